@@ -1,0 +1,96 @@
+"""The error tree. Every error a user can meet says what was wrong, what was given and what would work.
+
+RlctlError (1)
+├── UsageError (2)         the command line itself
+├── ConfigError (3)        a recipe, an override, a data file or a model folder: all problems at once
+├── NotFoundError (4)      a run, a file, a recipe
+├── ConflictError (5)      something is there already, or is running
+├── MissingExtraError (6)  an optional package
+├── ResourceError (7)      devices, memory, disk, Ray
+└── InternalError (70)     a defect of rlctl
+
+The number is the exit code. All of them pickle: they cross process borders.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing that is wrong: `message`, `where` it stands (file:line, a key, an override), and what would work (`hint`)."""
+
+    message: str
+    where: str | None = None
+    hint: str | None = None
+
+    def __str__(self) -> str:
+        lines = [self.message]
+        if self.where:
+            lines.append(f"  at: {self.where}")
+        if self.hint:
+            lines.append(f"  help: {self.hint}")
+        return "\n".join(lines)
+
+
+class RlctlError(Exception):
+    """A run or a command failed. Carries one problem or several, which are printed together."""
+
+    exit_code = 1
+
+    def __init__(self, *problems: Problem | str, where: str | None = None, hint: str | None = None) -> None:
+        self.problems: list[Problem] = [p if isinstance(p, Problem) else Problem(p, where, hint) for p in problems]
+        super().__init__("\n".join(str(p) for p in self.problems))
+
+    def __reduce__(self) -> tuple[type[RlctlError], tuple[Problem, ...]]:
+        return type(self), tuple(self.problems)
+
+
+class UsageError(RlctlError):
+    """The command line asks for something that does not exist or does not fit together."""
+
+    exit_code = 2
+
+
+class ConfigError(RlctlError):
+    """A recipe, an override, a data file, a reward file or a model folder is not what it must be."""
+
+    exit_code = 3
+
+
+class NotFoundError(RlctlError):
+    """A run, a recipe or a file that was named is not there."""
+
+    exit_code = 4
+
+
+class ConflictError(RlctlError):
+    """What should be made exists already, or is in use."""
+
+    exit_code = 5
+
+
+class MissingExtraError(RlctlError):
+    """An optional package is needed; the hint is the command that installs it."""
+
+    exit_code = 6
+
+
+class ResourceError(RlctlError):
+    """Not enough devices, memory or disk, or Ray does not start."""
+
+    exit_code = 7
+
+
+class InternalError(RlctlError):
+    """A defect of rlctl itself."""
+
+    exit_code = 70
+
+
+def raise_problems(problems: Sequence[Problem], kind: type[RlctlError] = ConfigError) -> None:
+    """Raise one error of `kind` that holds all problems, if there are any."""
+    if problems:
+        raise kind(*problems)

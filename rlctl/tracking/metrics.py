@@ -1,0 +1,82 @@
+"""Metrics as values that know how to be joined.
+
+A mean of means is wrong as soon as the parts differ in size, so nothing here ever averages averages: a `Mean` carries its total and its
+count until the very end. Parts come from micro-batches and ranks; `merge` joins them in any order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Protocol, Self
+
+
+class Metric(Protocol):
+    """A partial result. `join` is associative and commutative (up to rounding); `value` is what is reported."""
+
+    @property
+    def value(self) -> float: ...
+
+    def join(self, other: Self, /) -> Self: ...
+
+
+Metrics = dict[str, Metric]
+
+
+@dataclass(frozen=True, slots=True)
+class Mean:
+    """`total` over `count` items; NaN when there were none."""
+
+    total: float
+    count: float = 1.0
+
+    @property
+    def value(self) -> float:
+        return self.total / self.count if self.count else float("nan")
+
+    def join(self, other: Mean, /) -> Mean:
+        return Mean(self.total + other.total, self.count + other.count)
+
+
+@dataclass(frozen=True, slots=True)
+class Sum:
+    """A total."""
+
+    value: float
+
+    def join(self, other: Sum, /) -> Sum:
+        return Sum(self.value + other.value)
+
+
+@dataclass(frozen=True, slots=True)
+class Max:
+    """The largest value seen."""
+
+    value: float
+
+    def join(self, other: Max, /) -> Max:
+        return Max(max(self.value, other.value))
+
+
+@dataclass(frozen=True, slots=True)
+class Min:
+    """The smallest value seen."""
+
+    value: float
+
+    def join(self, other: Min, /) -> Min:
+        return Min(min(self.value, other.value))
+
+
+def merge(parts: Iterable[Mapping[str, Metric]]) -> Metrics:
+    """Join the metrics of several micro-batches, ranks or roles, name by name, in the order given."""
+    joined: Metrics = {}
+    for part in parts:
+        for name, metric in part.items():
+            joined[name] = joined[name].join(metric) if name in joined else metric
+    return joined
+
+
+def to_floats(metrics: Mapping[str, Metric]) -> dict[str, float]:
+    """What is reported: one float a name."""
+    return {name: metric.value for name, metric in metrics.items()}
