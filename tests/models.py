@@ -1,0 +1,92 @@
+"""Tiny random models for the tests: made from a seed, nothing is downloaded.
+
+`tiny_model` gives the model alone, `write_tiny_model` a folder with model, tokenizer and chat template as a user would have it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+Arch = Literal["llama", "qwen2", "qwen3"]
+
+ARCHS: tuple[Arch, ...] = ("llama", "qwen2", "qwen3")
+_CLASSES: dict[Arch, tuple[type, type]] = {
+    "llama": (LlamaConfig, LlamaForCausalLM),
+    "qwen2": (Qwen2Config, Qwen2ForCausalLM),
+    "qwen3": (Qwen3Config, Qwen3ForCausalLM),
+}
+
+SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")  # ids 0 (padding), 1, 2 (end); bytes follow
+CHAT_TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def tiny_model(arch: Arch = "qwen2", seed: int = 0, **overrides: Any) -> PreTrainedModel:
+    """A model of some 25 k parameters: 2 layers, 4 heads over 2 key-value heads, float32, in training mode.
+
+    Biases and norms are random too (a fresh model has zeros and ones, which hides mistakes), and the head is sharp enough that
+    greedy decoding is not a tie. `overrides` are fields of the config.
+    """
+    config_class, model_class = _CLASSES[arch]
+    settings: dict[str, Any] = {
+        "vocab_size": 64,
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 8,
+        "max_position_embeddings": 256,
+        "tie_word_embeddings": True,
+        "pad_token_id": 0,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+    }
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = model_class(config_class(**(settings | overrides)))
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.add_(torch.randn_like(parameter) * 0.2)
+    return model.train()
+
+
+def tiny_tokenizer() -> PreTrainedTokenizerFast:
+    """One token a byte, and three special ones; with a chat template of the ChatML kind."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {token: number for number, token in enumerate((*SPECIAL_TOKENS, *alphabet))}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        pad_token="<|endoftext|>",
+        eos_token="<|im_end|>",
+        additional_special_tokens=["<|im_start|>"],
+        chat_template=CHAT_TEMPLATE,
+        model_max_length=256,
+    )
+
+
+def write_tiny_model(folder: Path, arch: Arch = "qwen2", seed: int = 0, **overrides: Any) -> Path:
+    """Write model, tokenizer and chat template into `folder` as `from_pretrained` wants them; returns the folder."""
+    tokenizer = tiny_tokenizer()
+    tokenizer.save_pretrained(folder)
+    tiny_model(arch, seed, **({"vocab_size": len(tokenizer)} | overrides)).save_pretrained(folder)
+    return folder
