@@ -94,3 +94,10 @@ def raise_problems(problems: Sequence[Problem], kind: type[RlctlError] = ConfigE
     """Raise one error of `kind` that holds all problems, if there are any."""
     if problems:
         raise kind(*problems)
+
+
+class Terminated(SystemExit):
+    """A signal asked the process to end. Raised in the main thread, so that `finally` blocks run; the exit code is 128 + its number."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(128 + number)

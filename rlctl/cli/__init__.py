@@ -1,0 +1,87 @@
+"""The `rlctl` command: a frame that knows every command's name and one line of help, and imports a command's module only when it runs.
+
+So `rlctl --help`, completion and a mistyped command cost no more than Typer itself, however many families there are.
+"""
+
+from __future__ import annotations
+
+import os
+from importlib import import_module
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+from typer.main import get_group
+
+from rlctl import __version__
+
+
+class Command(TyperCommand):
+    """A line of the help that stands for a command of `module`, a module with a Typer `app`."""
+
+    def __init__(self, name: str, module: str, help: str, panel: str) -> None:
+        super().__init__(name, help=help, rich_help_panel=panel)
+        self.module = module
+
+    def load(self) -> Any:
+        """The real thing: the command of this name in the module's app, or else the app itself as a family."""
+        family = get_group(import_module(self.module).app)
+        found = family.commands.get(self.name or "", family)
+        if found is family:
+            family.name, family.no_args_is_help = self.name, True
+        return found
+
+
+COMMANDS = (
+    Command("prep", "rlctl.cli.prep", "Write the parquet files that training reads: GSM8K, arithmetic, your own.", "Data and rewards"),
+    Command("data", "rlctl.cli.data", "Look at the rows of a parquet file as the model will see them.", "Data and rewards"),
+    Command("reward", "rlctl.cli.reward", "Try a reward function on stored answers.", "Data and rewards"),
+    Command("recipes", "rlctl.cli.recipes", "List, show and copy the recipes.", "Recipes"),
+    Command("config", "rlctl.cli.config", "Show a composed configuration, and where each value comes from.", "Recipes"),
+    Command("train", "rlctl.cli.train", "Train a model: ppo, grpo or sft.", "Training"),
+    Command("eval", "rlctl.cli.evaluate", "Validate a run or a model folder, without training.", "Training"),
+    Command("generate", "rlctl.cli.evaluate", "Answer prompts with a run or a model folder.", "Training"),
+    Command("runs", "rlctl.cli.runs", "List the runs, running and newest first.", "Runs"),
+    Command("show", "rlctl.cli.runs", "Show one run: its curves, its settings, its validation samples.", "Runs"),
+    Command("version", "rlctl.cli.version", "Show the versions of rlctl and of what it stands on.", "Runs"),
+)
+
+
+class Frame(TyperGroup):
+    """The top level. Listing shows the stand-ins above; only resolving a command that was typed imports it."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        for command in COMMANDS:
+            self.add_command(command)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
+        name, command, rest = super().resolve_command(ctx, args)
+        return name, command.load() if isinstance(command, Command) else command, rest
+
+
+app = typer.Typer(
+    cls=Frame,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog="First steps: `rlctl train ppo` runs the embedded quickstart; `rlctl runs` shows what it left behind.",
+)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"rlctl {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def frame(
+    version: Annotated[  # noqa: ARG001
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version of rlctl and stop.")
+    ] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks of errors (also RLCTL_DEBUG=1).")] = False,
+) -> None:
+    """Reinforcement-tune a language model from a parquet file of prompts, and keep the record of every experiment."""
+    if debug:
+        os.environ["RLCTL_DEBUG"] = "1"

@@ -1,0 +1,63 @@
+"""How commands talk: data to stdout, talk to stderr, both through rich, which honours NO_COLOR, FORCE_COLOR and dumb terminals."""
+
+from __future__ import annotations
+
+import functools
+import json
+import sys
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from rlctl.errors import Problem
+
+
+@functools.cache
+def stdout() -> Console:
+    """Where data goes. Piped, a table is as wide as it needs to be: a pipe has no edge to wrap at."""
+    return Console(width=None if sys.stdout.isatty() else 10_000, highlight=False, soft_wrap=not sys.stdout.isatty())
+
+
+@functools.cache
+def stderr() -> Console:
+    """Where talk goes: progress, notices, errors."""
+    return Console(stderr=True, highlight=False, soft_wrap=True)
+
+
+def print_json(value: Any) -> None:
+    """One JSON document on stdout, indented; values that JSON has no word for (paths, dates) as text, NaN refused."""
+    sys.stdout.write(json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False, default=str) + "\n")
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[str | Text]], right: Iterable[str] = ()) -> Table:
+    """A listing without a frame, ready to print; the columns named in `right` are aligned to the right. Cells are text, never markup."""
+    numeric = set(right)
+    made = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    for column in columns:
+        made.add_column(column, justify="right" if column in numeric else "left", overflow="fold")
+    for row in rows:
+        made.add_row(*(cell if isinstance(cell, Text) else Text(cell) for cell in row))
+    return made
+
+
+def print_problems(problems: Iterable[Problem]) -> None:
+    """Each problem on stderr: what was wrong, where it stands, what would work."""
+    for problem in problems:
+        stderr().print(Text.assemble(("error", "bold red"), f": {problem.message}"))
+        if problem.where:
+            stderr().print(Text.assemble(("  at", "bold"), f": {problem.where}"))
+        if problem.hint:
+            stderr().print(Text.assemble(("  help", "bold cyan"), f": {problem.hint}"))
+
+
+def notice(message: str) -> None:
+    """One line on stderr that is not an error."""
+    stderr().print(Text.assemble(("note", "bold"), f": {message}"))
+
+
+def warn(message: str) -> None:
+    """One line on stderr about something that may not be what the user wants, but goes on."""
+    stderr().print(Text.assemble(("warning", "bold yellow"), f": {message}"))

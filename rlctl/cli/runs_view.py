@@ -1,0 +1,132 @@
+"""How runs look on a terminal."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+from rich.table import Table
+from rich.text import Text
+
+from rlctl.cli.console import notice, stdout, table, warn
+from rlctl.runs.details import curves, generation_steps
+from rlctl.runs.record import RunRecord
+from rlctl.runs.store import Run
+from rlctl.tracking.headline import Headline
+from rlctl.tracking.text import ago, count, duration, percent_or_number, sparkline
+from rlctl.tracking.tracker import Sample
+
+COLOURS = {"starting": "cyan", "running": "cyan", "finished": "green", "failed": "red", "lost": "red", "broken": "red", "stopped": "yellow"}
+SHOWN_METRICS = ("critic/score/mean", "critic/rewards/mean", "actor/ppo_kl", "actor/reward_kl_penalty", "actor/kl_loss", "actor/entropy",
+                 "actor/pg_clipfrac", "actor/grad_norm", "critic/vf_loss", "critic/vf_explained_var", "train/loss", "response_length/mean",
+                 "response_length/clip_ratio", "perf/throughput", "timing_s/step")  # fmt: skip
+
+
+def print_runs(runs: Sequence[Run], hidden: int, root: Path) -> None:
+    """The table of `rlctl runs`; what it leaves out is said on stderr."""
+    if not runs:
+        notice(f"no runs in {root.resolve()}; `rlctl train ppo` makes one")
+        return
+    stdout().print(
+        table(["run", "project", "state", "made", "took", "step", "validation"], [_row(run) for run in runs], right=["took", "step"])
+    )
+    if hidden:
+        notice(f"{hidden} more; --all shows them")
+    for run in runs:
+        if problem := run.problem or run.figures[1]:
+            warn(f"{run.project}/{run.name}: {problem}")
+
+
+def _row(run: Run) -> list[str | Text]:
+    headline = run.figures[0] or Headline.of([])
+    total = run.record.total_steps if run.record else None
+    steps = "-" if headline.step is None else str(headline.step)
+    return [
+        run.name,
+        run.project,
+        Text(run.state, style=COLOURS[run.state]),
+        ago((datetime.now(UTC) - run.created).total_seconds()),
+        duration(run.seconds) if run.seconds is not None else "-",
+        f"{steps}/{total}" if total else steps,
+        _validation(headline),
+    ]
+
+
+def _validation(headline: Headline) -> str:
+    first, last = (percent_or_number(headline.metric, value) for value in (headline.first, headline.last))
+    return f"{first} → {last}" if headline.metric else "-"
+
+
+def print_run(run: Run) -> None:
+    """The page of `rlctl show`."""
+    headline, problem = run.figures
+    stdout().print(Text.assemble((run.name, "bold"), "  ", (run.state, COLOURS[run.state])))
+    for trouble in filter(None, (run.problem, problem)):
+        warn(trouble)
+    facts = Table.grid(padding=(0, 2))
+    facts.add_column(style="dim")
+    facts.add_column(overflow="fold")
+    for name, value in [("project", run.project), *(_facts(run.record) if run.record else []), *_figures(run, headline), *_files(run)]:
+        facts.add_row(name, Text(value))
+    stdout().print(facts)
+    values = curves(run)
+    names = [name for name in values if name.startswith("val-core/")] + [name for name in SHOWN_METRICS if name in values]
+    if names:
+        stdout().print()
+        rows = [[name, f"{values[name][0]:.4g}", f"{values[name][-1]:.4g}", sparkline(values[name])] for name in names]
+        stdout().print(table(["metric", "first", "last", "course"], rows, right=["first", "last"]))
+
+
+def _facts(record: RunRecord) -> list[tuple[str, str]]:
+    facts = [
+        ("recipe", record.recipe),
+        ("command", shlex.join(record.command)),
+        ("made", f"{record.created} on {record.process.host}"),
+    ]
+    if record.exit_code is not None:
+        facts.append(("exit code", str(record.exit_code)))
+    if record.git and (commit := record.git["commit"]):
+        facts.append(("commit", f"{commit[:12]}{' with changes' if record.git['diff_sha256'] else ''}"))
+    versions = ", ".join(f"{name} {number}" for name, number in record.versions.items() if number and name in ("rlctl", "torch", "ray"))
+    return [*facts, ("versions", versions)]
+
+
+def _figures(run: Run, headline: Headline | None) -> list[tuple[str, str]]:
+    if headline is None or headline.step is None:
+        return []
+    total = f" of {run.record.total_steps}" if run.record and run.record.total_steps else ""
+    facts = [("step", f"{headline.step}{total}")]
+    if headline.metric:
+        best = percent_or_number(headline.metric, headline.best)
+        facts.append(("validation", f"{_validation(headline)}, best {best} at step {headline.best_step}  ({headline.metric})"))
+    if run.seconds is not None:
+        facts.append(("took", duration(run.seconds) + (f", {count(headline.tokens)} tokens" if headline.tokens else "")))
+    return facts
+
+
+def _files(run: Run) -> list[tuple[str, str]]:
+    steps = generation_steps(run.path)
+    checkpoints = sorted(folder.name for folder in run.path.glob("checkpoints/step_*"))
+    facts = [("folder", str(run.path))]
+    if steps:
+        facts.append(("samples", f"steps {', '.join(map(str, steps))}  (--samples)"))
+    if checkpoints:
+        facts.append(("checkpoints", ", ".join(checkpoints)))
+    if (run.path / "attempts" / "latest").exists():
+        facts.append(("logs", str(run.path / "attempts" / "latest")))
+    return facts
+
+
+def print_samples(step: int, samples: Sequence[Sample], number: int) -> None:
+    """Validation samples one below the other; how many there are on stderr."""
+    for sample in samples[:number]:
+        mark = ("right", "bold green") if sample.right else ("wrong", "bold red")
+        parts = "".join(f"  {name} {value:g}" for name, value in sample.components.items())
+        head = f"  score {sample.score:g}{parts}  {sample.length} tokens  {sample.finish}  {sample.data_source}"
+        stdout().print(Text.assemble(mark, (head, "dim")))
+        for name, text in (("prompt", sample.prompt), ("answer", sample.response), ("truth", str(sample.ground_truth))):
+            stdout().print(Text.assemble((f"{name}: ", "bold"), text.strip()))
+        stdout().print()
+    notice(f"{min(number, len(samples))} of {len(samples)} samples of step {step}" + ("; -n N shows more" if len(samples) > number else ""))

@@ -1,0 +1,81 @@
+"""`run.json`: what a run is and how it stands, in one small file that is always whole."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal
+
+from rlctl.errors import ConfigError
+from rlctl.runs.process import DriverProcess
+
+# `lost` (the process is gone without a word) and `broken` (no readable run.json) are never written: RunStore concludes them.
+State = Literal["starting", "running", "finished", "failed", "stopped"]
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """What is known of a run. Times are UTC in ISO 8601.
+
+    `id` names the run to trackers, which keep one history under it over all `attempts`; `data` maps each data file to its SHA-256;
+    `trackers` maps a logger to the id that it gave the run.
+    """
+
+    id: str
+    name: str
+    project: str
+    recipe: str
+    command: Sequence[str]
+    cwd: str
+    created: str
+    process: DriverProcess
+    git: Mapping[str, str | None] | None
+    versions: Mapping[str, str | None]
+    state: State = "starting"
+    exit_code: int | None = None
+    ended: str | None = None
+    attempts: int = 0
+    total_steps: int | None = None
+    seeds: Mapping[str, int] = field(default_factory=dict)
+    data: Mapping[str, str] = field(default_factory=dict)
+    trackers: Mapping[str, str] = field(default_factory=dict)
+
+    def write(self, path: Path) -> None:
+        write_whole(path, json.dumps(dataclasses.asdict(self), indent=2, ensure_ascii=False) + "\n")
+
+    @classmethod
+    def read(cls, path: Path) -> RunRecord:
+        """Errors: ConfigError when the file is absent or not a record. Fields of a later rlctl are passed over."""
+        try:
+            raw: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+            known = {each.name for each in dataclasses.fields(cls)}
+            fields = {name: value for name, value in raw.items() if name in known}
+            fields["process"] = DriverProcess(**raw["process"])
+            return cls(**fields)
+        except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+            raise ConfigError(f"not a run record: {type(error).__name__}: {error}", where=str(path)) from error
+
+
+def now() -> str:
+    """UTC to the millisecond, ISO 8601."""
+    return datetime.now(UTC).isoformat(timespec="milliseconds")
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file that is at every moment, also after a power cut, either the old one or the new one: aside, synced, renamed."""
+    aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    with aside.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    aside.replace(path)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)

@@ -1,0 +1,143 @@
+"""A run's folder: who writes what where. The folder is the run: copied elsewhere, it is complete."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import random
+import secrets
+import string
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rlctl.errors import ConflictError, ResourceError, UsageError
+from rlctl.runs.process import DriverProcess
+from rlctl.runs.provenance import git_state, installed_versions
+from rlctl.runs.record import RunRecord, State, now, write_whole
+from rlctl.tracking.jsonl import METRICS_FILE, generations_file
+
+RECORD_FILE = "run.json"
+
+
+class RunDir:
+    """The folder `runs/<project>/<run>/` of one run, open for writing by the process that drives it.
+
+    `RunDir(path)` opens one that is there (ConfigError when it holds no readable record), `RunDir.create` makes a new one.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.record = RunRecord.read(path / RECORD_FILE)
+
+    @classmethod
+    def create(cls, root: Path, project: str, name: str | None, recipe: str) -> RunDir:
+        """Make the folder of a new run, called `name` or `<recipe>-<yymmdd-hhmmss>-<3 letters>`. The first thing written: check all before.
+
+        Errors: ConflictError when the name is taken, UsageError when it is no file name, ResourceError when the disk refuses.
+        """
+        chosen = name or _fresh_name(recipe)
+        check_free(root, project, chosen)
+        path = root / project / chosen
+        record = RunRecord(
+            id=secrets.token_hex(4),
+            name=chosen,
+            project=project,
+            recipe=recipe,
+            command=["rlctl", *sys.argv[1:]],
+            cwd=str(Path.cwd()),
+            created=now(),
+            process=DriverProcess.current(),
+            git=git_state(Path.cwd()),
+            versions=installed_versions(),
+        )
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.mkdir()
+            record.write(path / RECORD_FILE)
+            for part in ("generations", "attempts", "checkpoints"):
+                (path / part).mkdir()
+        except FileExistsError as error:  # somebody else was faster
+            raise _taken(path) from error
+        except OSError as error:
+            raise ResourceError(
+                f"cannot make the run's folder: {error}", hint="trainer.default_local_dir=DIR chooses another place"
+            ) from error
+        run = cls(path)
+        run.new_attempt()
+        return run
+
+    def update(self, **changes: Any) -> None:
+        """Change fields of `run.json`, all at once or not at all."""
+        self.record = dataclasses.replace(self.record, **changes)
+        self.record.write(self.path / RECORD_FILE)
+
+    def finish(self, state: State, exit_code: int) -> None:
+        """The last word of a run: finished, failed or stopped."""
+        self.update(state=state, exit_code=exit_code, ended=now())
+        self.event(state, exit_code=exit_code)
+
+    def event(self, kind: str, /, **fields: Any) -> None:
+        """Append one line to `events.jsonl`: its time (UTC), its kind and what belongs to it."""
+        with (self.path / "events.jsonl").open("a", encoding="utf-8") as file:
+            file.write(json.dumps({"time": now(), "kind": kind, **fields}, ensure_ascii=False, default=str) + "\n")
+
+    def write_config(self, config: str, origins: Mapping[str, Any]) -> None:
+        """Write the composed configuration (YAML) and, key by key, where its values come from."""
+        write_whole(self.path / "config.yaml", config)
+        write_whole(self.path / "origins.json", json.dumps(origins, indent=1, ensure_ascii=False, default=str) + "\n")
+
+    def new_attempt(self) -> Path:
+        """The folder for the logs of the attempt that begins now; `attempts/latest` points to it, and this process is the run's driver."""
+        number = self.record.attempts + 1
+        folder = self.path / "attempts" / str(number)
+        folder.mkdir()
+        aside = folder.with_name(".latest")
+        aside.symlink_to(folder.name)
+        aside.replace(folder.with_name("latest"))
+        self.update(attempts=number, process=DriverProcess.current(), state="starting", exit_code=None, ended=None)
+        self.event("attempt", number=number, pid=self.record.process.pid, host=self.record.process.host)
+        return folder
+
+    @property
+    def attempt(self) -> Path:
+        """The folder of the current attempt's logs."""
+        return self.path / "attempts" / str(self.record.attempts)
+
+    @property
+    def metrics(self) -> Path:
+        return self.path / METRICS_FILE
+
+    def generations(self, step: int) -> Path:
+        """The file of the validation samples of a step."""
+        return generations_file(self.path, step)
+
+    def checkpoint(self, step: int) -> Path:
+        """The folder of the checkpoint of a step."""
+        return self.path / "checkpoints" / f"step_{step:06d}"
+
+
+def check_free(root: Path, project: str, name: str | None) -> None:
+    """Complain now about a project or run name that `create` would refuse, and write nothing; for the checks before a start."""
+    for what, given in (("project", project), ("run", name)):
+        if given is not None and (not given or given.startswith((".", "-", "@")) or "/" in given or not given.isprintable()):
+            raise UsageError(
+                f"{given!r} cannot name a {what}: it becomes a folder, so it must not be empty, hold a slash or begin with '.', '-' or '@'",
+                where="trainer.project_name" if what == "project" else "trainer.experiment_name",
+            )
+    if name is not None and (root / project / name).exists():
+        raise _taken(root / project / name)
+
+
+def _taken(path: Path) -> ConflictError:
+    free = next(name for number in range(2, sys.maxsize) if not (path.parent / (name := f"{path.name}-{number}")).exists())
+    hint = f"trainer.experiment_name={free} is free, and without a name each run gets a fresh one; `rlctl show {path.name}` shows that one"
+    return ConflictError(f"a run named {path.name!r} exists already", where=str(path), hint=hint)
+
+
+def _fresh_name(recipe: str) -> str:
+    """Letters that no seed touches: two runs of one second and one seed still differ."""
+    letters = "".join(random.SystemRandom().choices(string.ascii_lowercase, k=3))
+    return f"{Path(recipe).stem}-{time.strftime('%y%m%d-%H%M%S')}-{letters}"

@@ -1,0 +1,112 @@
+"""The record of a run as lines of JSON: `metrics.jsonl` is the truth that every other tracker mirrors, `generations/` holds the answers.
+
+A line is written and flushed a step, so that a killed process loses at most the line it was writing; readers skip such a torn tail.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TextIO
+
+from rlctl.errors import ConfigError
+from rlctl.tracking.tracker import RunInfo, Sample
+
+METRICS_FILE = "metrics.jsonl"
+
+
+def generations_file(folder: Path, step: int) -> Path:
+    """Where the validation answers of `step` lie in a run's folder."""
+    return folder / "generations" / f"step_{step:06d}.jsonl"
+
+
+class JsonlTracker:
+    """Writes `metrics.jsonl` and `generations/`. Floats read back as the same bits; NaN and infinities, unknown to JSON, are null."""
+
+    file: TextIO
+    folder: Path
+
+    def start(self, run: RunInfo) -> None:
+        self.folder = run.folder
+        path = run.folder / METRICS_FILE
+        drop_torn_tail(path)
+        self.file = path.open("a", encoding="utf-8")
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        row = {"step": step} | {name: _number(value) for name, value in metrics.items()}
+        self.file.write(json.dumps(row, allow_nan=False) + "\n")
+        self.file.flush()
+
+    def generations(self, step: int, samples: Sequence[Sample]) -> None:
+        path = generations_file(self.folder, step)
+        path.parent.mkdir(exist_ok=True)
+        whole = path.with_suffix(".tmp")
+        with whole.open("w", encoding="utf-8") as file:
+            for sample in samples:
+                file.write(json.dumps(_plain(dataclasses.asdict(sample)), ensure_ascii=False, allow_nan=False, default=str) + "\n")
+        whole.replace(path)
+
+    def finish(self, state: str) -> None:  # noqa: ARG002
+        self.file.close()
+
+
+def read_metrics(path: Path) -> list[dict[str, float]]:
+    """The rows of a `metrics.jsonl`, oldest first; null reads as NaN.
+
+    Errors: ConfigError for a line, other than a torn last one, that is no row: `step` and numbers.
+    """
+    rows = [{name: math.nan if value is None else value for name, value in row.items()} for row in read_lines(path)]
+    for number, row in enumerate(rows, start=1):
+        if "step" not in row or not all(isinstance(value, int | float) for value in row.values()):
+            raise ConfigError("a row of metrics holds `step` and numbers", where=f"{path}:{number}")
+    return rows
+
+
+def read_generations(path: Path) -> list[Sample]:
+    """The samples of one `generations/step_N.jsonl`. Errors: ConfigError as in `read_metrics`, also for a line that lacks a field."""
+    try:
+        return [Sample(**row) for row in read_lines(path)]
+    except TypeError as error:
+        raise ConfigError(f"a line is not a sample: {error}", where=str(path)) from error
+
+
+def read_lines(path: Path) -> Iterator[dict[str, Any]]:
+    """The objects of a file of JSON lines that may be being written to: a last line without its end does not count."""
+    with path.open(encoding="utf-8", errors="replace") as file:
+        for number, line in enumerate(file, start=1):
+            if not line.endswith("\n"):
+                return
+            try:
+                row = json.loads(line)
+            except ValueError as error:
+                raise ConfigError(f"not a line of JSON: {error}", where=f"{path}:{number}") from error
+            if not isinstance(row, dict):
+                raise ConfigError(f"a line must be an object, this is {type(row).__name__}", where=f"{path}:{number}")
+            yield row
+
+
+def drop_torn_tail(path: Path) -> None:
+    """Cut what a killed process left after the last whole line, so that the next line starts on its own."""
+    if not path.exists():
+        return
+    with path.open("rb+") as file:
+        data = file.read()
+        whole = data.rfind(b"\n") + 1
+        if whole < len(data):
+            file.truncate(whole)
+            os.fsync(file.fileno())
+
+
+def _number(value: float) -> float | int | None:
+    """As JSON writes it: ints stay ints, numpy's and torch's scalars become Python's."""
+    number = value if isinstance(value, int) else float(value)
+    return number if math.isfinite(number) else None
+
+
+def _plain(sample: dict[str, Any]) -> dict[str, Any]:
+    components = {name: _number(value) for name, value in sample["components"].items()}
+    return sample | {"score": _number(sample["score"]), "components": components}

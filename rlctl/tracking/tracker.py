@@ -1,0 +1,132 @@
+"""What a tracker is, and the fan-out that sends every step to all of them and lets none of them stop a run."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol, Self, runtime_checkable
+
+MAX_FAILURES = 3
+
+
+@dataclass(frozen=True)
+class RunInfo:
+    """What a tracker may know of its run. `total_steps` is the last training step; `config` is the composed configuration as plain data."""
+
+    id: str
+    project: str
+    name: str
+    folder: Path
+    total_steps: int
+    config: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One validation answer: `length` in response tokens, `finish` says why it ended, `components` are the parts of `score` by name."""
+
+    prompt: str
+    response: str
+    ground_truth: Any
+    score: float
+    components: Mapping[str, float]
+    length: int
+    finish: str
+    data_source: str
+
+    @property
+    def right(self) -> bool:
+        """Whether it counts as a correct answer: its accuracy (the component `acc`, or else the score) is at least a half."""
+        return self.components.get("acc", self.score) >= 0.5
+
+
+class Tracker(Protocol):
+    """Takes the record of a run, in this order: `start`, then `log` and `generations` with growing steps, then `finish`.
+
+    Made without arguments. `log` gets every metric of a step, NaN and infinities included, and must not hold up the step for longer than it
+    takes to write a line. `state` is the run's last: finished, failed or stopped.
+    """
+
+    def start(self, run: RunInfo) -> None: ...
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None: ...
+
+    def generations(self, step: int, samples: Sequence[Sample]) -> None: ...
+
+    def finish(self, state: str) -> None: ...
+
+
+@runtime_checkable
+class ShowsPhases(Protocol):
+    """A tracker that also shows what the run is doing now. Phases come before `start` too: Ray and the models take their time."""
+
+    def phase(self, name: str) -> None: ...
+
+
+class Event(Protocol):
+    """Where events go: `RunDir.event`."""
+
+    def __call__(self, kind: str, /, **fields: Any) -> None: ...
+
+
+@dataclass
+class Trackers:
+    """All trackers of a run as one.
+
+    An error in `start` passes, for it is met before training. Later errors never stop the run: after `MAX_FAILURES` a tracker is
+    switched off, with one warning.
+    """
+
+    trackers: dict[str, Tracker]
+    event: Event
+    failures: dict[str, int] = field(default_factory=dict)
+    non_finite: set[str] = field(default_factory=set)
+
+    @classmethod
+    def load(cls, names: Sequence[str], event: Event) -> Self:
+        """The trackers of these entry points (group `rlctl.loggers`), and `jsonl` first in any case.
+
+        Errors: NotFoundError for a name that no package offers, MissingExtraError when its package is not installed.
+        """
+        from rlctl.plugins import load
+
+        return cls({name: load("loggers", name)() for name in dict.fromkeys(["jsonl", *names])}, event)
+
+    def start(self, run: RunInfo) -> None:
+        for tracker in self.trackers.values():
+            tracker.start(run)
+
+    def phase(self, name: str) -> None:
+        self._send("phase", lambda tracker: tracker.phase(name) if isinstance(tracker, ShowsPhases) else None)
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Send the metrics of one step. The first time that a metric is NaN or infinite is an event of the run."""
+        strange = {name for name, value in metrics.items() if not math.isfinite(value)} - self.non_finite
+        if strange:
+            self.non_finite |= strange
+            self.event("non_finite", step=step, metrics=sorted(strange))
+        self._send("log", lambda tracker: tracker.log(step, metrics))
+
+    def generations(self, step: int, samples: Sequence[Sample]) -> None:
+        self._send("generations", lambda tracker: tracker.generations(step, samples))
+
+    def finish(self, state: str) -> None:
+        self._send("finish", lambda tracker: tracker.finish(state))
+
+    def _send(self, what: str, call: Callable[[Tracker], None]) -> None:
+        for name, tracker in list(self.trackers.items()):
+            try:
+                call(tracker)
+            except Exception as error:  # a mirror may break, the run goes on
+                self._failed(name, f"{what}: {type(error).__name__}: {error}")
+
+    def _failed(self, name: str, why: str) -> None:
+        self.failures[name] = self.failures.get(name, 0) + 1
+        if self.failures[name] < MAX_FAILURES:
+            return
+        del self.trackers[name]
+        print(f"warning: logger {name} is switched off after {MAX_FAILURES} failures, the last in {why}", file=sys.stderr)
+        self.event("tracker_off", tracker=name, failures=MAX_FAILURES, why=why)
