@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Flag, auto
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
 from rlctl.errors import InternalError
-from rlctl.recipes.schema import AlgorithmConfig
 from rlctl.runtime.algorithms.registry import Registry
+
+if TYPE_CHECKING:
+    from rlctl.recipes.schema import Algorithm
 
 
 class Need(Flag):
@@ -60,7 +63,7 @@ class AdvantageParams:
     weights: dict[str, float] = field(default_factory=dict)  # of reward components; empty: 1 each
 
     @classmethod
-    def of(cls, config: AlgorithmConfig) -> AdvantageParams:
+    def of(cls, config: Algorithm) -> AdvantageParams:
         """From the section `algorithm`."""
         return cls(gamma=config.gamma, lam=config.lam, norm_by_std=config.norm_adv_by_std_in_grpo)
 

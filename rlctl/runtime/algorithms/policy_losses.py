@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from rlctl.recipes.schema import ActorConfig
 from rlctl.runtime.algorithms.registry import Registry
 from rlctl.runtime.ops import row_mean
 from rlctl.tracking.metrics import Mean, Metrics
+
+if TYPE_CHECKING:
+    from rlctl.recipes.schema import Actor
 
 # |log-ratio| beyond which exp() is not worth computing: e^20 is 5e8.
 MAX_LOG_RATIO = 20.0
@@ -54,7 +57,7 @@ class ClipParams:
     beta: float = 0.05  # dro: weight of d²/2
 
     @classmethod
-    def of(cls, config: ActorConfig) -> ClipParams:
+    def of(cls, config: Actor) -> ClipParams:
         """From the section `actor_rollout_ref.actor`: `clip_ratio` where a side of its own is not set."""
         low, high = config.clip_ratio_low, config.clip_ratio_high
         return cls(low=config.clip_ratio if low is None else low, high=config.clip_ratio if high is None else high, c=config.clip_ratio_c)
