@@ -1,0 +1,55 @@
+"""`algorithm`: which algorithm, advantages, KL, filters."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from rlctl.recipes.schema.fields import Count, Fraction, KLKind, NonNegativeFloat, PositiveFloat, Section, Text
+
+
+class KLControl(Section):
+    type: Literal["fixed", "adaptive"] = Field(description="keep the coefficient, or steer the KL to target_kl")
+    kl_coef: NonNegativeFloat = Field(description="coefficient β of the KL in the reward (at first, when adaptive)")
+    horizon: Count = Field(description="rows over which the adaptive coefficient reacts")
+    target_kl: PositiveFloat = Field(description="KL that the adaptive coefficient aims at")
+
+
+class FilterGroups(Section):
+    enable: bool = Field(description="DAPO's dynamic sampling: resample prompts whose answers all score the same")
+    metric: Text = Field(description="what must differ within a group: score, acc or a reward component")
+    max_num_gen_batches: Count = Field(description="most batches generated for one step before the run stops")
+
+
+class OverlongBuffer(Section):
+    enable: bool = Field(description="DAPO's soft penalty for answers that near the limit")
+    len: Count = Field(description="tokens before max_response_length in which the penalty grows")
+    penalty_factor: NonNegativeFloat = Field(description="penalty at the limit")
+
+
+class RolloutCorrection(Section):
+    rollout_is: Literal["token", "sequence"] | None = Field(
+        description="weigh tokens by π_train/π_rollout, per token or per row; null = off"
+    )
+    rollout_is_threshold: PositiveFloat | Annotated[str, Field(pattern=r"^[\d.eE+-]+_[\d.eE+-]+$")] = Field(
+        description="weights are cut off here; `lo_hi` = zero outside"
+    )
+    rollout_rs: Literal["token_k1", "token_k2", "token_k3", "seq_mean_k1", "seq_mean_k2", "seq_mean_k3"] | None = Field(
+        description="leave out tokens or rows by this divergence of trainer and engine; null = off"
+    )
+    rollout_rs_threshold: PositiveFloat | None = Field(description="largest divergence that stays in")
+
+
+class Algorithm(Section):
+    name: Text = Field(description="algorithm: ppo (the whole family), sft or a plug-in `module:Name`")
+    adv_estimator: Text = Field(description="advantages by name: gae, grpo, rloo, … or a plug-in `module:name`")
+    gamma: Fraction = Field(description="discount γ of later rewards")
+    lam: Fraction = Field(description="GAE's λ")
+    norm_adv_by_std_in_grpo: bool = Field(description="divide by the group's standard deviation; false = Dr.GRPO")
+    use_kl_in_reward: bool = Field(description="subtract the KL to the reference from the token rewards")
+    kl_penalty: KLKind = Field(description="estimator of the KL in the reward")
+    kl_ctrl: KLControl
+    filter_groups: FilterGroups
+    overlong_buffer: OverlongBuffer
+    rollout_correction: RolloutCorrection

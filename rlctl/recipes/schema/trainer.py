@@ -1,0 +1,79 @@
+"""`trainer` and `ray_kwargs`: how long, how often, where, on what."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from rlctl.recipes.schema.fields import Count, CountOrAll, NonNegativeInt, PositiveFloat, Section, Text, Texts
+
+
+class KeepBest(Section):
+    metric: Text | None = Field(description="metric by which the best checkpoints are kept besides the newest; null = none")
+    mode: Literal["max", "min"] = Field(description="whether more or less of it is better")
+    k: Count = Field(description="how many of the best are kept")
+
+
+class Placement(Section):
+    actor: Text = Field(description="pool of the actor and its rollout engine")
+    reference: Text = Field(description="pool of the frozen reference")
+    critic: Text = Field(description="pool of the critic")
+    reward: Text = Field(description="pool of the reward model")
+    pools: dict[str, Count] = Field(description="devices a node of each pool, such as {main: 4, judge: 4}; a pool not named here has all")
+
+
+class Timeouts(Section):
+    ray_start_s: PositiveFloat = Field(description="seconds in which Ray must have started")
+    worker_start_s: PositiveFloat = Field(description="seconds in which the workers must be ready, models loaded")
+    call_s: PositiveFloat = Field(description="seconds that one call to the workers may take")
+
+
+class Trainer(Section):
+    total_epochs: Count = Field(description="passes over the training prompts")
+    total_training_steps: Count | None = Field(description="stop after so many steps; null = by total_epochs")
+    project_name: Text = Field(description="folder under run_dir, and the project in trackers")
+    experiment_name: Text | None = Field(description="name of the run; null = recipe, date and three letters")
+    logger: Texts = Field(description="trackers besides the run's own metrics.jsonl: console, swanlab, wandb, …")
+    nnodes: Count = Field(description="nodes")
+    n_gpus_per_node: NonNegativeInt = Field(
+        description="devices a node: GPUs, or processes on a CPU; 0 = all GPUs found, one process on a CPU"
+    )
+    device: Literal["auto", "cpu", "cuda"] = Field(description="auto = cuda where there is one")
+    seed: NonNegativeInt = Field(description="seed of everything that has none of its own")
+    deterministic: bool = Field(description="use deterministic kernels only: same bits each time, slower")
+    num_threads: Count | None = Field(description="CPU threads a process; null = cores divided by processes")
+    save_freq: CountOrAll = Field(description="steps between checkpoints; -1 = never")
+    test_freq: CountOrAll = Field(description="steps between validations; -1 = never")
+    val_before_train: bool = Field(description="validate before the first step")
+    val_only: bool = Field(description="validate and stop")
+    max_ckpt_to_keep: Count | None = Field(description="newest checkpoints that are kept; null = all")
+    keep_best: KeepBest
+    critic_warmup: NonNegativeInt = Field(description="steps in which only the critic learns")
+    balance_batch: bool = Field(description="give every rank rows of about equal cost")
+    max_skipped_updates: Count = Field(description="stop after so many updates in a row were skipped for a non-finite loss or gradient")
+    resume_mode: Literal["disable", "auto", "resume_path"] = Field(
+        description="disable = start anew; auto = go on from the newest checkpoint; resume_path = from resume_from_path"
+    )
+    resume_from_path: Text | None = Field(description="checkpoint folder to go on from")
+    run_dir: Text = Field(description="root of all run folders")
+    default_local_dir: Text | None = Field(description="folder of the checkpoints; null = inside the run's folder")
+    rollout_data_dir: Text | None = Field(description="folder for all training rollouts as JSONL; null = not written")
+    validation_data_dir: Text | None = Field(description="folder for validation samples; null = generations/ in the run's folder")
+    log_val_generations: Annotated[int, Field(ge=0)] = Field(description="validation samples sent to the trackers")
+    placement: Placement
+    timeouts: Timeouts
+
+
+class RayInit(Section):
+    address: Text | None = Field(description="address of a running cluster; null = start one here")
+    num_cpus: Count | None = Field(description="cores that Ray may use; null = what the container allows")
+    num_gpus: NonNegativeInt | None = Field(description="GPUs that Ray may use; null = all found")
+    object_store_memory: Count | None = Field(description="bytes of Ray's object store; null = Ray's choice")
+    include_dashboard: bool = Field(description="start Ray's dashboard")
+    runtime_env: dict[str, Any] = Field(description="Ray's runtime environment for the workers, such as {env_vars: {NCCL_DEBUG: INFO}}")
+
+
+class RayKwargs(Section):
+    ray_init: RayInit
+    timeline_json_file: Text | None = Field(description="write Ray's timeline here at the end; null = not written")
