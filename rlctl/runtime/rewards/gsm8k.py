@@ -1,0 +1,81 @@
+"""The GSM8K scorer: 1 for the right final number, 0 for anything else.
+
+Two methods compare numbers (`18` = `18.0` = `18.` = `$18` = `\\boxed{18}`, `1,000` = `1000`):
+    strict    the last `#### <number>` of the answer
+    flexible  the last number of the answer, wherever it stands
+and two reproduce verl's scorer, which compares strings in the last 300 characters (so that "#### 18." is wrong there):
+    verl_strict, verl_flexible
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from decimal import Decimal, InvalidOperation
+from typing import Any
+
+from rlctl.runtime.rewards.functions import in_process
+
+_NUMBER = r"(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|\.\d+"
+# A minus belongs to the number unless something stands before it that it is subtracted from.
+_SIGNED_NUMBER = re.compile(rf"(?:(?<![\w.)\]])-)?\$?(?:{_NUMBER})")
+_DIGITS = re.compile(r"\d[\d.,]*")  # starts with a plain class, so that the scan of a long answer is fast
+_BEFORE_DIGITS = 4  # what decides about a number's sign: one character, "-", "$", "."
+# What may stand between the mark and the number: spaces, emphasis, a currency, a LaTeX box or math delimiters.
+_MARKED_NUMBER = re.compile(rf"####(?:\s|\*|\$|\\\(|\\\$|\\boxed\{{)*(-?\$?(?:{_NUMBER}))")
+
+_VERL_WINDOW = 300  # characters
+_VERL_MARKED = re.compile(r"#### (\-?[0-9\.\,]+)")
+_VERL_ANY = re.compile(r"(\-?[0-9\.\,]+)")
+
+
+def _value(text: str) -> Decimal:
+    try:
+        return Decimal(re.sub(r"[\s,$]", "", text))
+    except InvalidOperation:
+        raise ValueError(f"{text!r} is not a number") from None
+
+
+def _strict(solution: str, truth: str) -> bool:
+    found = _MARKED_NUMBER.findall(solution)
+    return bool(found) and _value(found[-1]) == _value(truth)
+
+
+def _flexible(solution: str, truth: str) -> bool:
+    last = None
+    for last in _DIGITS.finditer(solution):
+        pass
+    if last is None:
+        return False
+    found = _SIGNED_NUMBER.findall(solution[max(0, last.start() - _BEFORE_DIGITS) : last.end()])
+    return _value(found[-1]) == _value(truth)
+
+
+def _verl_strict(solution: str, truth: str) -> bool:
+    found = _VERL_MARKED.findall(solution[-_VERL_WINDOW:])
+    return bool(found) and found[-1].replace(",", "").replace("$", "") == truth
+
+
+def _verl_flexible(solution: str, truth: str) -> bool:
+    found = [each for each in _VERL_ANY.findall(solution[-_VERL_WINDOW:]) if each not in ("", ".")]
+    return bool(found) and found[-1] == truth
+
+
+METHODS: dict[str, Callable[[str, str], bool]] = {
+    "strict": _strict,
+    "flexible": _flexible,
+    "verl_strict": _verl_strict,
+    "verl_flexible": _verl_flexible,
+}
+
+
+@in_process
+def score(data_source: str, solution_str: str, ground_truth: Any, extra_info: dict[str, Any] | None = None, *, method: str) -> float:
+    """1.0 when the answer's final number is `ground_truth`, else 0.0; `method` is a key of `METHODS`.
+
+    Raises ValueError for an unknown method or, where numbers are compared, for a ground truth that is none.
+    """
+    del data_source, extra_info
+    if method not in METHODS:
+        raise ValueError(f"unknown method {method!r}; known: {', '.join(METHODS)}")
+    return float(METHODS[method](solution_str, str(ground_truth)))

@@ -1,0 +1,89 @@
+"""The GSM8K scorer: ours compares numbers, verl's compares strings."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from rlctl.runtime.rewards.gsm8k import METHODS, score
+
+# text, truth, then what strict, flexible, verl_strict, verl_flexible say. The last two columns were read off verl 0.9.1's own scorer.
+CASES = [
+    ("#### 18", "18", 1, 1, 1, 1),
+    ("**#### 18**", "18", 1, 1, 1, 1),
+    ("#### 18 dollars", "18", 1, 1, 1, 1),
+    ("#### $18", "18", 1, 1, 0, 1),
+    ("#### 18.", "18", 1, 1, 0, 0),
+    ("#### 18.00", "18", 1, 1, 0, 0),
+    ("####18", "18", 1, 1, 0, 1),
+    ("#### 018", "18", 1, 1, 0, 0),
+    ("#### 1,000", "1000", 1, 1, 1, 0),
+    ("The answer is 18", "18", 0, 1, 0, 1),
+    ("#### 18\n#### 19", "18", 0, 0, 0, 0),
+    ("#### 18, good", "18", 1, 1, 1, 0),
+    ("#### 18 apples and 5 pears", "18", 1, 0, 1, 0),
+    (r"#### \boxed{18}", "18", 1, 1, 0, 1),
+    ("#### 18" + "x" * 400, "18", 1, 1, 0, 0),
+]
+# Ours alone.
+NUMBERS = [
+    ("#### 18.0", "18", 1, 1),
+    ("#### 18", "18.0", 1, 1),
+    ("#### 1000", "1,000", 1, 1),
+    ("#### $1,234.50", "1234.5", 1, 1),
+    (r"#### $\boxed{18}$", "18", 1, 1),
+    (r"#### \$18", "18", 1, 1),
+    (r"#### \(18\)", "18", 1, 1),
+    ("#### **18**", "18", 1, 1),
+    ("####\n18", "18", 1, 1),
+    ("#### -5", "-5", 1, 1),
+    ("#### 5", "-5", 0, 0),
+    ("#### -$5", "-5", 1, 1),
+    ("#### .5", "0.5", 1, 1),
+    ("#### 18%", "18", 1, 1),
+    ("so 23-5 = 18 and 20-18", "18", 0, 1),  # a difference is no negative number
+    ("it is (-18)", "-18", 0, 1),
+    ("1, 2, 3", "3", 0, 1),
+    ("1,2,3", "3", 0, 1),
+    ("1,0000", "0", 0, 1),  # not a group of three: 1, then 0000
+    ("18 #### none", "18", 0, 1),
+    ("#### eighteen", "18", 0, 0),
+    ("", "18", 0, 0),
+    ("####", "18", 0, 0),
+    ("...,,,$$$---", "18", 0, 0),
+    ("#### " + "9" * 400, "9" * 400, 1, 1),
+    ("#### " + "9" * 400, "9" * 399 + "8", 0, 0),  # as floats both are infinite
+]
+
+
+@pytest.mark.parametrize(("text", "truth", "strict", "flexible", "verl_strict", "verl_flexible"), CASES)
+def test_all_methods(text: str, truth: str, strict: int, flexible: int, verl_strict: int, verl_flexible: int) -> None:
+    wanted = {"strict": strict, "flexible": flexible, "verl_strict": verl_strict, "verl_flexible": verl_flexible}
+    assert {method: score("openai/gsm8k", text, truth, method=method) for method in METHODS} == wanted
+
+
+@pytest.mark.parametrize(("text", "truth", "strict", "flexible"), NUMBERS)
+def test_numbers_are_compared_as_numbers(text: str, truth: str, strict: int, flexible: int) -> None:
+    assert score("", text, truth, method="strict") == strict
+    assert score("", text, truth, method="flexible") == flexible
+
+
+def test_a_ground_truth_may_be_a_number() -> None:
+    assert score("", "#### 18", 18, method="strict") == 1.0
+    assert score("", "#### 18.5", 18.5, method="flexible") == 1.0
+
+
+def test_what_cannot_be_scored_raises() -> None:
+    with pytest.raises(ValueError, match="known: strict, flexible"):
+        score("", "#### 18", "18", method="loose")
+    with pytest.raises(ValueError, match="'eighteen' is not a number"):
+        score("", "#### 18", "eighteen", method="strict")
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("text", ["9" * 100_000, "1," * 50_000, "#### " * 20_000, "-$." * 30_000, "####" + " " * 100_000, "#" * 100_000])
+def test_long_rubbish_is_scored_in_linear_time(method: str, text: str) -> None:
+    started = time.perf_counter()
+    assert score("", text, "18", method=method) == 0.0
+    assert time.perf_counter() - started < 1.0
