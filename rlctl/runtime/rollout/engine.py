@@ -1,0 +1,90 @@
+"""What a rollout engine is: prompts in, sampled answers with their log-probs out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from rlctl.errors import ConfigError, Problem, raise_problems
+from rlctl.runtime.batch import Ragged
+
+
+@dataclass(frozen=True, eq=False)
+class SamplingParams:
+    """How answers are sampled.
+
+    `temperature` 0 is greedy decoding; `top_p` and `top_k` then have no effect. `top_k` ≤ 0 and `top_p` 1 restrict nothing; where both
+    do, `top_p` is a share of the `top_k` that are left.
+    """
+
+    temperature: float
+    top_p: float
+    top_k: int
+    max_tokens: int | Tensor  # of an answer, ≥ 1; a Tensor (B·n,) int64 has one number a row
+    stop_token_ids: tuple[int, ...]
+    seed: int
+    n: int  # answers a prompt
+
+    def __post_init__(self) -> None:
+        wrong = {
+            "temperature": self.temperature < 0,
+            "top_p": not 0 < self.top_p <= 1,
+            "n": self.n < 1,
+            "max_tokens": bool((torch.as_tensor(self.max_tokens) < 1).any()),
+        }
+        if any(wrong.values()):
+            raise ValueError(f"out of range: {', '.join(f'{name}={getattr(self, name)}' for name, bad in wrong.items() if bad)}")
+
+
+@dataclass(frozen=True, eq=False)
+class Responses:
+    """B·n answers on the CPU; the n answers of a prompt stand side by side."""
+
+    response_ids: Ragged  # (B·n rows) int64, with the stop token if there was one
+    log_probs: Ragged  # (B·n rows) float32
+    finish: list[str]  # B·n: "stop" = wrote a stop token, "length" = reached max_tokens or the end of the context
+
+
+class RolloutEngine(Protocol):
+    """Samples answers from the policy as it is at the time of the call."""
+
+    def generate(self, prompt_ids: Ragged, sampling: SamplingParams) -> Responses:
+        """`sampling.n` answers to each of the B prompts.
+
+        `log_probs` are those of the sampled tokens under `log_softmax(logits / temperature)` over the *whole* vocabulary (temperature 1
+        for greedy decoding), which is what the trainer computes: `top_k` and `top_p` restrict what is sampled, not what is reported.
+        The same `seed` gives the same tokens on the same kind of device.
+
+        Raises:
+            ConfigError: a prompt is empty or fills the model's context, so that there is no answer to it.
+        """
+        ...
+
+
+def answer_limits(prompt_lengths: Tensor, sampling: SamplingParams, context_length: int) -> Tensor:
+    """The most tokens that each of the B·n answers may have, so that prompt and answer fit into `context_length` tokens: (B·n,).
+
+    An answer is cut there (finish "length"). A prompt that leaves no room for an answer is an error and not an empty answer: data is
+    filtered by length before training starts, and an answer of no tokens would go through it unseen.
+    """
+    problems = [
+        Problem(
+            f"prompt {row} of the batch has {length} tokens; 1 to {context_length - 1} leave room for an answer in the model's context",
+            hint="filter the data by data.max_prompt_length" if length else None,
+        )
+        for row, length in enumerate(prompt_lengths.tolist())
+        if not 0 < length < context_length
+    ]
+    raise_problems(problems, ConfigError)
+    room = (context_length - prompt_lengths).repeat_interleave(sampling.n)
+    return torch.minimum(room, torch.as_tensor(sampling.max_tokens, dtype=torch.int64))
+
+
+def finish_reasons(response_ids: Ragged, stop_token_ids: tuple[int, ...]) -> list[str]:
+    """ "stop" where an answer ends with a stop token, otherwise "length"."""
+    last = response_ids.values[response_ids.offsets[1:] - 1]
+    stopped = torch.isin(last, torch.tensor(stop_token_ids, dtype=torch.int64))
+    return ["stop" if stop else "length" for stop in stopped.tolist()]

@@ -1,0 +1,144 @@
+"""The engine `hf`: answers sampled from the training model itself, by its own Hugging Face modules.
+
+No copy of the weights is made and nothing is held between calls, so an answer is always the current policy's. Prompts are prefilled once
+for their n answers, only answers that still grow are computed, and the head runs on last positions only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from rlctl.runtime.batch import Ragged
+from rlctl.runtime.model.attention import Packing, TokenAttention, use_rlctl_attention
+from rlctl.runtime.rollout.engine import Responses, SamplingParams, answer_limits, finish_reasons
+from rlctl.runtime.rollout.kv_cache import KVCache, Prefill
+from rlctl.runtime.rollout.sampling import sample
+
+_PREFILL_TOKENS = 8192  # a forward pass over prompts is at most about this long: more saves no time and costs memory
+
+
+@dataclass(eq=False)
+class _Written:
+    """What was sampled, step by step: memory follows the tokens there are."""
+
+    rows: list[Tensor] = field(default_factory=list)
+    tokens: list[Tensor] = field(default_factory=list)
+    log_probs: list[Tensor] = field(default_factory=list)
+
+    def by_row(self, num_rows: int) -> tuple[Ragged, Ragged]:
+        """Tokens and log-probs of rows 0 … num_rows - 1, on the CPU. Within a row the steps are in order already."""
+        rows = torch.cat(self.rows)
+        order, lengths = rows.argsort(stable=True), torch.bincount(rows, minlength=num_rows)
+        return (
+            Ragged(torch.cat(self.tokens).cpu()[order], lengths),
+            Ragged(torch.cat(self.log_probs).cpu()[order], lengths),
+        )
+
+
+class HFEngine:
+    """Batched sampling from `model`, whose parameters are looked up at each call and used in place.
+
+    The model is switched to rlctl's attention (`use_rlctl_attention`). Of a model under FSDP2 the parameters must be unsharded during
+    `generate`, and stay so between its forward passes.
+
+    Args:
+        model: any causal language model with transformers' attention interface and plain causal attention.
+        max_num_seqs: answers generated at a time; more come in waves of about equally long prompts. A prompt's n answers are not
+            split, so a wave has at least one prompt. None: all at once.
+    """
+
+    def __init__(self, model: PreTrainedModel, max_num_seqs: int | None) -> None:
+        use_rlctl_attention(model)
+        self.model = model
+        self.max_num_seqs = max_num_seqs
+
+    @torch.no_grad()  # not inference_mode: what a module keeps from a forward pass must stay usable in training
+    def generate(self, prompt_ids: Ragged, sampling: SamplingParams) -> Responses:
+        """See `RolloutEngine.generate`. Random numbers belong to a row and a position: the size of waves does not change them."""
+        prompt_ids = prompt_ids.to("cpu")
+        num_rows = len(prompt_ids) * sampling.n
+        context_length = self.model.config.get_text_config(decoder=True).max_position_embeddings
+        limits = answer_limits(prompt_ids.lengths, sampling, context_length)
+        if num_rows == 0:
+            empty = torch.empty(0, dtype=torch.int64)
+            return Responses(Ragged(empty, empty), Ragged(empty.float(), empty), [])
+        uniforms = None
+        if sampling.temperature > 0:
+            generator = torch.Generator().manual_seed(sampling.seed)
+            uniforms = torch.rand(int(limits.max()), num_rows, generator=generator)
+        written = _Written()
+        with _evaluating(self.model):
+            for prompts in self._waves(prompt_ids.lengths, sampling.n):
+                self._generate_wave(prompts, prompt_ids, limits, uniforms, sampling, written)
+        response_ids, log_probs = written.by_row(num_rows)
+        return Responses(response_ids, log_probs, finish_reasons(response_ids, sampling.stop_token_ids))
+
+    def _waves(self, prompt_lengths: Tensor, n: int) -> Iterator[Tensor]:
+        """The numbers of the prompts of each wave, long ones first, so that too little memory shows at once."""
+        if self.max_num_seqs is None:
+            yield torch.arange(len(prompt_lengths))
+        else:
+            yield from prompt_lengths.argsort(descending=True, stable=True).split(max(1, self.max_num_seqs // n))
+
+    def _generate_wave(
+        self, prompts: Tensor, prompt_ids: Ragged, limits: Tensor, uniforms: Tensor | None, sampling: SamplingParams, written: _Written
+    ) -> None:
+        """All answers to `prompts`. What decides who goes on is on the CPU; of a step, only who stopped is waited for."""
+        device = next(self.model.parameters()).device
+        stops = torch.tensor(sampling.stop_token_ids, dtype=torch.int64, device=device)
+        rows = (prompts[:, None] * sampling.n + torch.arange(sampling.n)).flatten()  # numbers of the living rows, among all rows
+        group_of_row = torch.arange(len(prompts)).repeat_interleave(sampling.n)
+        cache = KVCache(prompt_ids.lengths[prompts], group_of_row, int(limits[rows].max()))
+        logits = self._prefill(cache, prompt_ids.select(prompts))[group_of_row.to(device)]
+        positions = cache.prompt_lengths[group_of_row].to(device)
+        for step in range(cache.max_tokens):
+            draw = None if uniforms is None else uniforms[step, rows].to(device)
+            tokens, log_probs = sample(logits, draw, sampling)
+            written.rows.append(rows)
+            written.tokens.append(tokens)
+            written.log_probs.append(log_probs)
+            alive = (tokens[:, None] != stops).all(1).cpu() & (limits[rows] > step + 1)
+            if not alive.all():
+                kept = cache.keep(alive)
+                if len(kept) == 0:
+                    return
+                rows, tokens, positions = rows[kept], tokens[kept.to(device)], positions[kept.to(device)]
+            logits = self._forward(tokens, positions + step, cache)
+            cache.advance()
+
+    def _prefill(self, cache: KVCache, prompt_ids: Ragged) -> Tensor:
+        """Run the prompts through the model into `cache`; the logits behind their last tokens: (G, V)."""
+        device = next(self.model.parameters()).device
+        logits, first = [], 0
+        chunk_of_prompt = (prompt_ids.offsets[1:] - 1).div(_PREFILL_TOKENS, rounding_mode="floor")
+        sizes = torch.unique_consecutive(chunk_of_prompt, return_counts=True)[1]
+        for numbers in torch.arange(len(prompt_ids)).split(sizes.tolist()):
+            chunk = prompt_ids.select(numbers)
+            packing = Packing.of(chunk.lengths, device)
+            attention = Prefill(cache, packing, first)
+            logits.append(self._forward(chunk.values.to(device), packing.position_ids, attention, keep=(chunk.offsets[1:] - 1).to(device)))
+            first += len(chunk)
+        return torch.cat(logits)
+
+    def _forward(self, tokens: Tensor, positions: Tensor, attention: TokenAttention, keep: Tensor | int = 0) -> Tensor:
+        """Logits (·, V) of the tokens (T,) at `keep`; 0 is all of them."""
+        output = self.model(input_ids=tokens[None], position_ids=positions[None], packing=attention, use_cache=False, logits_to_keep=keep)
+        return output.logits[0]
+
+
+@contextmanager
+def _evaluating(model: nn.Module) -> Iterator[None]:
+    """Without dropout; afterwards every module is in the mode it was in."""
+    training = [module for module in model.modules() if module.training]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True
