@@ -33,11 +33,12 @@ def print_json(value: Any) -> None:
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[str | Text]], right: Iterable[str] = ()) -> Table:
-    """A listing without a frame, ready to print; the columns named in `right` are aligned to the right. Cells are text, never markup."""
+    """A listing without a frame, ready to print; the columns named in `right` are aligned to the right. The first
+    column, which names the row, is never broken. Cells are text, never markup."""
     numeric = set(right)
     made = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-    for column in columns:
-        made.add_column(column, justify="right" if column in numeric else "left", overflow="fold")
+    for index, column in enumerate(columns):
+        made.add_column(column, justify="right" if column in numeric else "left", overflow="fold", no_wrap=index == 0)
     for row in rows:
         made.add_row(*(cell if isinstance(cell, Text) else Text(cell) for cell in row))
     return made

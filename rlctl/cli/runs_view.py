@@ -29,9 +29,9 @@ def print_runs(runs: Sequence[Run], hidden: int, root: Path) -> None:
     if not runs:
         notice(f"no runs in {root.resolve()}; `rlctl train ppo` makes one")
         return
-    stdout().print(
-        table(["run", "project", "state", "made", "took", "step", "validation"], [_row(run) for run in runs], right=["took", "step"])
-    )
+    several = len({run.project for run in runs}) > 1
+    rows = [_row(run, f"{run.project}/{run.name}" if several else run.name) for run in runs]
+    stdout().print(table(["run", "state", "made", "took", "step", "validation"], rows, right=["took", "step"]))
     if hidden:
         notice(f"{hidden} more; --all shows them")
     for run in runs:
@@ -39,13 +39,12 @@ def print_runs(runs: Sequence[Run], hidden: int, root: Path) -> None:
             warn(f"{run.project}/{run.name}: {problem}")
 
 
-def _row(run: Run) -> list[str | Text]:
+def _row(run: Run, name: str) -> list[str | Text]:
     headline = run.figures[0] or Headline.of([])
     total = run.record.total_steps if run.record else None
     steps = "-" if headline.step is None else str(headline.step)
     return [
-        run.name,
-        run.project,
+        name,
         Text(run.state, style=COLOURS[run.state]),
         ago((datetime.now(UTC) - run.created).total_seconds()),
         duration(run.seconds) if run.seconds is not None else "-",

@@ -28,8 +28,6 @@ class ConsoleTracker:
 
     def __init__(self) -> None:
         self.console = Console(stderr=True, highlight=False)
-        # A pipe is no place to redraw, even where FORCE_COLOR makes rich take it for a terminal.
-        self.live = _live(self.console, self._render) if sys.stderr.isatty() and not self.console.is_dumb_terminal else None
         self.spinner = Spinner("dots")
         self.began = self.phase_began = time.monotonic()
         self.phase_name: str | None = None
@@ -38,6 +36,8 @@ class ConsoleTracker:
         self.latest: dict[str, float] = {}
         self.first_validation: tuple[str, float] | None = None
         self.stamps: deque[tuple[int, float]] = deque(maxlen=ETA_WINDOW + 1)
+        # A pipe is no place to redraw, even where FORCE_COLOR makes rich take it for a terminal.
+        self.live = _live(self.console, self._render) if sys.stderr.isatty() and not self.console.is_dumb_terminal else None
 
     def start(self, run: RunInfo) -> None:
         self.run = run
