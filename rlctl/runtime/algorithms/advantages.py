@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from rlctl import plugins
 from rlctl.runtime.algorithms import group_advantages  # noqa: F401  (its estimators register themselves)
 from rlctl.runtime.algorithms.estimators import ESTIMATORS, AdvantageInputs, AdvantageParams, Estimator, Need, estimator
 from rlctl.runtime.ops import EPS, dense_groups, group_sum, masked_whiten
@@ -17,8 +18,14 @@ __all__ = ["ESTIMATORS", "AdvantageInputs", "AdvantageParams", "Estimator", "Nee
 
 
 def get_estimator(name: str) -> Estimator:
-    """The estimator of that name; `ConfigError` with the nearest name and the list of all when there is none."""
-    return ESTIMATORS.look_up(name)
+    """The estimator of that name, or a user's function `module:name`; `ConfigError` with the nearest name and the list of all otherwise.
+
+    A user's function has no needs but those that `@estimator` declares on it.
+    """
+    if ":" not in name:
+        return ESTIMATORS.look_up(name)
+    function = plugins.load("advantage estimators", name)
+    return next((known for known in ESTIMATORS.values() if known.compute is function), Estimator(name, Need.NOTHING, function))
 
 
 def _reward_to_go(inputs: AdvantageInputs) -> Tensor:

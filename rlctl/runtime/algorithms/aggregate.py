@@ -22,7 +22,7 @@ def check_mode(mode: str) -> str:
     return mode
 
 
-def aggregate(token_losses: Tensor, mask: Tensor, row: Tensor, num_rows: int, mode: str, width: int | None = None) -> Tensor:  # noqa: ARG001
+def aggregate(token_losses: Tensor, mask: Tensor, row: Tensor, num_rows: int, mode: str, width: float | None = None) -> Tensor:  # noqa: ARG001
     """This part's share of the sum, a scalar with a graph. Losses, mask (1 where a token counts) and row (each token's row, int64): (T,).
 
     Σ_rows Σ_t L for all modes but seq-mean-token-mean, where a token weighs one over the number of unmasked tokens of its row.
@@ -33,7 +33,7 @@ def aggregate(token_losses: Tensor, mask: Tensor, row: Tensor, num_rows: int, mo
     return masked_sum(token_losses, mask)
 
 
-def count(mask: Tensor, row: Tensor, num_rows: int, mode: str, width: int | None = None) -> float | None:  # noqa: ARG001
+def count(mask: Tensor, row: Tensor, num_rows: int, mode: str, width: float | None = None) -> float | None:  # noqa: ARG001
     """This part's share of what the sum is divided by; None where it is not divided (token-sum).
 
     Unmasked tokens for token-mean, rows for the seq-mean modes (a row without unmasked tokens counts, with a loss of 0), rows × `width`

@@ -10,6 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from rlctl import plugins
 from rlctl.runtime.algorithms import covariance_losses, divergence_losses  # noqa: F401  (their losses register themselves)
 from rlctl.runtime.algorithms.policy_losses import POLICY_LOSSES, ClipParams, PolicyLoss, PolicyTokens, clipped, policy_loss, token_means
 from rlctl.tracking.metrics import Metrics
@@ -18,8 +19,11 @@ __all__ = ["POLICY_LOSSES", "ClipParams", "PolicyLoss", "PolicyTokens", "get_pol
 
 
 def get_policy_loss(name: str) -> PolicyLoss:
-    """The policy loss of that name; `ConfigError` with the nearest name and the list of all when there is none."""
-    return POLICY_LOSSES.look_up(name)
+    """The policy loss of that name, or a user's function `module:name`; `ConfigError` with the nearest name and the list otherwise."""
+    if ":" not in name:
+        return POLICY_LOSSES.look_up(name)
+    function = plugins.load("policy losses", name)
+    return next((known for known in POLICY_LOSSES.values() if known.compute is function), PolicyLoss(name, None, function))
 
 
 @policy_loss("vanilla")

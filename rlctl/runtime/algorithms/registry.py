@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable
 from typing import TypeVar
 
 from rlctl.errors import ConfigError, InternalError
+from rlctl.plugins import suggestion
 
 T = TypeVar("T")
 
@@ -31,9 +31,6 @@ class Registry(dict[str, T]):
         return self[name]
 
 
-def unknown_name(kind: str, name: str, choices: Iterable[str], key: str) -> ConfigError:
-    """The error for a `name` that is none of `choices`, with a did-you-mean where one is near."""
-    names = sorted(choices)
-    near = difflib.get_close_matches(name, names, n=1)
-    guess = f"did you mean {near[0]!r}? " if near else ""
-    return ConfigError(f"unknown {kind} {name!r}", where=key, hint=f"{guess}choose one of: {', '.join(names)}")
+def unknown_name(kind: str, name: str, known: Iterable[str], key: str) -> ConfigError:
+    """The error for a `name` that is none of the `known`."""
+    return ConfigError(f"unknown {kind} {name!r}", where=key, hint=suggestion(name, list(known)))

@@ -1,0 +1,195 @@
+"""Rollout correction: the engine that samples and the trainer that learns do not give a token quite the same probability.
+
+Importance weights π_train/π_rollout, truncated (TIS: Yao et al., "Your Efficient RL Framework Secretly Brings You Off-Policy RL Training",
+2025) or zeroed outside of bounds (IcePop: arXiv 2510.18855); rejection of tokens or rows by an estimate of the divergence; metrics of the
+mismatch. Names and definitions are verl's. All of it is for a whole global batch at once, on the controller.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from rlctl.errors import ConfigError
+from rlctl.runtime.algorithms.policy_losses import MAX_LOG_RATIO
+from rlctl.runtime.algorithms.registry import unknown_name
+from rlctl.runtime.ops import row_mean, row_sum
+from rlctl.tracking.metrics import Max, Mean, Metrics, Min, Std
+
+_KEY = "algorithm.rollout_correction"
+CRITERIA = tuple(
+    f"{scope}_k{k}" for scope in ("token", "seq_sum", "seq_mean", "seq_max") for k in (1, 2, 3) if (scope, k) != ("seq_max", 1)
+)
+
+
+@dataclass(frozen=True, eq=False)
+class SampledTokens:
+    """The response tokens of whole rows, end to end: (T,) each."""
+
+    old_log_probs: Tensor  # by the trainer
+    rollout_log_probs: Tensor  # by the engine that sampled them
+    mask: Tensor  # float, 1 where the policy wrote the token
+    row: Tensor  # int64, the row of each token
+    num_rows: int
+
+    @property
+    def log_ratio(self) -> Tensor:
+        """log π_train/π_rollout: (T,)."""
+        return self.old_log_probs - self.rollout_log_probs
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """0 < low < high; `low` is None where there is only an upper bound."""
+
+    low: float | None
+    high: float
+
+    @classmethod
+    def parse(cls, given: str | float, key: str) -> Bounds:
+        """From `2.0` or `"0.5_2.0"`; `ConfigError` for anything else."""
+        try:
+            *low, high = [float(part) for part in str(given).split("_")]
+        except ValueError:
+            low, high = [], 0.0
+        if len(low) > 1 or not 0 < (low[0] if low else high / 2) < high:
+            raise ConfigError(f"{key}={given!r} is no bound", where=_KEY, hint='give one positive number, or two as in "0.5_2.0"')
+        return cls(low[0] if low else None, high)
+
+
+@dataclass(frozen=True)
+class Criterion:
+    """What a token or a row must fulfil to be learned from: `kind` is one of CRITERIA."""
+
+    kind: str
+    bounds: Bounds
+
+
+def parse_criteria(kinds: str, thresholds: str | float) -> list[Criterion]:
+    """From `rollout_rs`, such as "token_k1,seq_mean_k3", and `rollout_rs_threshold`, one entry a criterion: "0.5_2,0.01".
+
+    For k1 an entry bounds the ratio π_rollout/π_train, one number x meaning [1/x, x]; for k2 and k3 it is the largest divergence.
+    `ConfigError` for an unknown kind, a number of entries that differs, or a lower bound where none is used.
+    """
+    names, entries = [name.strip() for name in kinds.split(",")], [entry.strip() for entry in str(thresholds).split(",")]
+    if len(names) != len(entries):
+        raise ConfigError(f"rollout_rs has {len(names)} criteria, rollout_rs_threshold has {len(entries)}", where=_KEY)
+    criteria: list[Criterion] = []
+    for name, entry in zip(names, entries, strict=True):
+        if name not in CRITERIA:
+            raise unknown_name("rejection criterion", name, CRITERIA, f"{_KEY}.rollout_rs")
+        bounds = Bounds.parse(entry, "rollout_rs_threshold")
+        if name.endswith("k1") and bounds.low is None:
+            bounds = Bounds(min(1 / bounds.high, bounds.high), max(1 / bounds.high, bounds.high))
+        elif not name.endswith("k1") and bounds.low is not None:
+            raise ConfigError(f"{name} takes one upper bound, given: {entry}", where=f"{_KEY}.rollout_rs_threshold")
+        criteria.append(Criterion(name, bounds))
+    return criteria
+
+
+@torch.no_grad()
+def importance_weights(tokens: SampledTokens, level: Literal["token", "sequence"], bounds: Bounds) -> tuple[Tensor, Metrics]:
+    """π_train/π_rollout of each token, or the product over its row, on unmasked tokens; 0 elsewhere: (T,), without a graph.
+
+    Only an upper bound: min(w, high), TIS. Two bounds: 0 where w is outside, IcePop. The log-ratio is clamped to ±20 first.
+    """
+    mask, log_ratio = tokens.mask, tokens.log_ratio
+    if level == "sequence":
+        log_ratio = row_sum(log_ratio * mask, tokens.row, tokens.num_rows)[tokens.row]
+    raw = log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
+    is_high, is_low = raw > bounds.high, raw < (1 / bounds.high if bounds.low is None else bounds.low)
+    weights = raw.clamp(max=bounds.high) if bounds.low is None else raw.masked_fill(is_high | is_low, 0.0)
+    return weights * mask, _weight_metrics(weights[mask > 0].double(), is_high[mask > 0], is_low[mask > 0])
+
+
+def _weight_metrics(weights: Tensor, high: Tensor, low: Tensor) -> Metrics:
+    """Of the unmasked tokens (N,): the weights as applied, and where they were beyond the bounds before. Nothing if N = 0."""
+    n = len(weights)
+    if not n:
+        return {}
+    mean, mean_square = float(weights.mean()), float(weights.square().mean())
+    return {
+        "rollout_corr/rollout_is_mean": Mean(mean * n, n),
+        "rollout_corr/rollout_is_max": Max(float(weights.max())),
+        "rollout_corr/rollout_is_min": Min(float(weights.min())),
+        "rollout_corr/rollout_is_std": Mean(max(mean_square - mean * mean, 0.0) ** 0.5),
+        "rollout_corr/rollout_is_eff_sample_size": Mean(mean * mean / mean_square if mean_square else 0.0),  # as a share of N
+        "rollout_corr/rollout_is_ratio_fraction_high": Mean(float(high.sum()), n),
+        "rollout_corr/rollout_is_ratio_fraction_low": Mean(float(low.sum()), n),
+    }
+
+
+def _divergence(kind: str, tokens: SampledTokens) -> Tensor:
+    """The statistic of a criterion, (T,): a row's on each of its tokens. k1 is the log of π_rollout/π_train."""
+    d = tokens.log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+    scope, _, k = kind.rpartition("_")
+    each = {"k1": -d, "k2": d.square() / 2, "k3": d.exp() - 1 - d}[k]
+    row, num_rows, mask = tokens.row, tokens.num_rows, tokens.mask
+    match scope:
+        case "token":
+            return each
+        case "seq_sum":
+            return row_sum(each * mask, row, num_rows)[row]
+        case "seq_mean":
+            return row_mean(each, mask, row, num_rows)[row]
+        case _:  # seq_max; k2 and k3 are never negative, so 0 is neutral
+            return each.new_zeros(num_rows).index_reduce(0, row, each * mask, "amax")[row]
+
+
+@torch.no_grad()
+def rejection_mask(tokens: SampledTokens, criteria: list[Criterion]) -> tuple[Tensor, Metrics]:
+    """The mask without the tokens, or the whole rows, that fail any of the criteria: (T,)."""
+    kept = torch.ones_like(tokens.mask)
+    num_tokens, metrics = float(tokens.mask.sum()), Metrics()
+    for criterion in criteria:
+        value, bounds = _divergence(criterion.kind, tokens), criterion.bounds
+        if bounds.low is None:
+            passed = (value <= bounds.high).to(kept)
+        else:
+            ratio = value.exp()
+            passed = ((ratio >= bounds.low) & (ratio <= bounds.high)).to(kept)
+        metrics[f"rollout_corr/rollout_rs_{criterion.kind}_masked_fraction"] = Mean(float(((1 - passed) * tokens.mask).sum()), num_tokens)
+        kept = kept * passed
+    rejected = (1 - kept) * tokens.mask
+    hit_rows = row_sum(rejected, tokens.row, tokens.num_rows) > 0
+    metrics["rollout_corr/rollout_rs_masked_fraction"] = Mean(float(rejected.sum()), num_tokens)
+    metrics["rollout_corr/rollout_rs_seq_masked_fraction"] = Mean(float(hit_rows.sum()), tokens.num_rows)
+    return tokens.mask * kept, metrics
+
+
+@torch.no_grad()
+def mismatch(tokens: SampledTokens) -> Metrics:
+    """How far engine and trainer are apart, before any correction. Rows without unmasked tokens do not count.
+
+    `training/rollout_probs_diff_*`: |π_train − π_rollout| of the sampled tokens. `rollout_corr/kl`, `k3_kl`: estimates of
+    KL(π_rollout ‖ π_train); `*_ppl`: perplexity of an answer, mean over rows; `chi2_*`: the mean of ρ² − 1, over tokens and over rows (there
+    ρ is the product over the row).
+    """
+    keep = tokens.mask > 0
+    ours, theirs = tokens.old_log_probs[keep].double(), tokens.rollout_log_probs[keep].double()
+    n = len(ours)
+    if not n:
+        return {}
+    d, diff = ours - theirs, (ours.exp() - theirs.exp()).abs()
+    _, row = tokens.row[keep].unique(return_inverse=True)
+    num_rows, ones = int(row.max()) + 1, torch.ones_like(d)
+    our_row, their_row = row_mean(ours, ones, row, num_rows), row_mean(theirs, ones, row, num_rows)
+    d_row = row_sum(d, row, num_rows).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+    rho = d.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
+    return {
+        "training/rollout_probs_diff_mean": Mean(float(diff.sum()), n),
+        "training/rollout_probs_diff_max": Max(float(diff.max())),
+        "training/rollout_probs_diff_std": Std(n, float(diff.sum()), float(diff.square().sum())),
+        "rollout_corr/kl": Mean(float(-d.sum()), n),
+        "rollout_corr/k3_kl": Mean(float((d.exp() - d - 1).sum()), n),
+        "rollout_corr/training_ppl": Mean(float((-our_row).exp().sum()), num_rows),
+        "rollout_corr/rollout_ppl": Mean(float((-their_row).exp().sum()), num_rows),
+        "rollout_corr/log_ppl_diff": Mean(float((their_row - our_row).sum()), num_rows),
+        "rollout_corr/log_ppl_abs_diff": Mean(float((their_row - our_row).abs().sum()), num_rows),
+        "rollout_corr/ppl_ratio": Mean(float((their_row - our_row).exp().sum()), num_rows),
+        "rollout_corr/chi2_token": Mean(float((rho.square() - 1).sum()), n),
+        "rollout_corr/chi2_seq": Mean(float(((2 * d_row).exp() - 1).sum()), num_rows),
+    }
