@@ -1,0 +1,128 @@
+"""Finding reward functions, and what their answers are worth."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rlctl.errors import ConfigError
+from rlctl.runtime.rewards import gsm8k
+from rlctl.runtime.rewards.functions import Call, RewardSpec, answer, load_reward, runs_in_process
+
+CALL = Call("source", "text", "truth", {"index": 3})
+
+
+def load(path: Path, source: str, name: str = "compute_score", **kwargs: object) -> object:
+    path.write_text(source)
+    return load_reward(RewardSpec(f"{path}:{name}", 1.0, kwargs))
+
+
+def test_by_name_and_by_module() -> None:
+    kwargs = {"method": "strict"}
+    assert load_reward(RewardSpec("gsm8k", 1.0, kwargs)) is gsm8k.score
+    assert load_reward(RewardSpec("rlctl.runtime.rewards.gsm8k:score", 1.0, kwargs)) is gsm8k.score
+    assert runs_in_process(gsm8k.score)
+    assert not runs_in_process(len)
+
+
+def test_a_file_is_called_the_way_verl_does(tmp_path: Path) -> None:
+    function = load(
+        tmp_path / "mine.py",
+        "def compute_score(data_source, solution_str, ground_truth, extra_info=None, bonus=0.0):\n"
+        "    assert (data_source, solution_str, ground_truth) == ('source', 'text', 'truth')\n"
+        "    return {'score': extra_info['index'] + bonus, 'acc': True, 'pred': 'words', 'ratio': 0.25, 'broken': float('nan')}\n",
+        bonus=0.5,
+    )
+    assert answer(function, CALL, {"bonus": 0.5}) == (3.5, {"acc": 1.0, "ratio": 0.25}, None, False)  # type: ignore[arg-type]
+
+
+def test_a_file_may_import_its_neighbour(tmp_path: Path) -> None:
+    (tmp_path / "reward_neighbour.py").write_text("WORTH = 0.75\n")
+    function = load(tmp_path / "mine.py", "from reward_neighbour import WORTH\ndef compute_score(**kwargs): return WORTH\n")
+    assert answer(function, CALL, {}).score == 0.75  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("source", "line", "says"),
+    [
+        ("x = 1\nimport no_such_package\n", 2, "ModuleNotFoundError: No module named 'no_such_package'"),
+        ("x = 1\n\ndef broken(:\n", 3, "SyntaxError"),
+        ("def f():\n    return 1 / 0\n\nf()\n", 2, "ZeroDivisionError"),
+        ("import sys\nsys.exit(1)\n", 2, "SystemExit"),
+    ],
+)
+def test_a_file_that_does_not_import_is_named_with_the_line(tmp_path: Path, source: str, line: int, says: str) -> None:
+    with pytest.raises(ConfigError, match=says) as caught:
+        load(tmp_path / "mine.py", source)
+    assert caught.value.problems[0].where == f"{tmp_path / 'mine.py'}:{line}"
+
+
+def test_a_missing_function_or_file(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"no function 'compute_scores'") as caught:
+        load(tmp_path / "mine.py", "from math import floor\ndef compute_score(**kwargs): return 1\n", "compute_scores")
+    assert caught.value.problems[0].hint == "did you mean 'compute_score'? known: compute_score"
+    with pytest.raises(ConfigError, match="does not exist"):
+        load_reward(RewardSpec(f"{tmp_path}/none.py:f", 1.0))
+    with pytest.raises(ConfigError, match="names a file and no function") as caught:
+        load_reward(RewardSpec("mine.py", 1.0))
+    assert caught.value.problems[0].hint == "mine.py:compute_score"
+
+
+@pytest.mark.parametrize(
+    ("source", "kwargs", "says"),
+    [
+        ("def compute_score(prompt, answer): return 1\n", {}, "missing a required argument: 'prompt'"),
+        (
+            "def compute_score(data_source, solution_str, ground_truth, extra_info=None): return 1\n",
+            {"bonus": 1},
+            "unexpected keyword argument 'bonus'",
+        ),
+        ("compute_score = 3\n", {}, "is int, wanted a function"),
+        ("async def compute_score(**kwargs): return 1\n", {}, "is async"),
+    ],
+)
+def test_a_function_that_cannot_be_called_is_found_before_training(
+    tmp_path: Path, source: str, kwargs: dict[str, object], says: str
+) -> None:
+    with pytest.raises(ConfigError, match=says):
+        load(tmp_path / "mine.py", source, **kwargs)
+
+
+def test_gsm8k_needs_its_method_from_the_recipe() -> None:
+    with pytest.raises(ConfigError, match="missing a required argument: 'method'"):
+        load_reward(RewardSpec("gsm8k", 1.0))
+
+
+@pytest.mark.parametrize(
+    ("result", "says"),
+    [
+        (None, "returned None"),
+        ("0.5", "returned '0.5'"),
+        ([1.0], "returned [1.0]"),
+        (float("nan"), "returned nan"),
+        (float("inf"), "returned inf"),
+        ({"acc": 1.0}, "a dict without 'score': ['acc']"),
+        ({"score": None}, "returned None"),
+        (1j, "TypeError"),
+    ],
+)
+def test_rubbish_is_worth_nothing_and_says_so(result: object, says: str) -> None:
+    judged = answer(lambda **_: result, CALL, {})
+    assert judged.score == 0.0
+    assert judged.error is not None
+    assert says in judged.error
+
+
+def test_numbers_of_other_libraries_are_numbers() -> None:
+    import numpy as np
+    import torch
+
+    for result in (np.float32(0.5), torch.tensor(0.5), 0.5):
+        assert answer(lambda value=result, **_: value, CALL, {}) == (0.5, {}, None, False)
+    assert answer(lambda **_: True, CALL, {}).score == 1.0
+
+
+def test_an_error_names_the_line_that_raised(tmp_path: Path) -> None:
+    function = load(tmp_path / "mine.py", "def inner():\n    raise KeyError('x')\ndef compute_score(**kwargs):\n    return inner()\n")
+    assert answer(function, CALL, {}).error == f"KeyError: 'x' ({tmp_path}/mine.py:2)"  # type: ignore[arg-type]
