@@ -1,0 +1,100 @@
+"""Prompts as the model sees them, and the folders that cannot give them."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+from rlctl.errors import ConfigError
+from rlctl.runtime.tokenizer import encode_prompt, load_tokenizer, render_prompt, stop_token_ids
+from tests.models import CHAT_TEMPLATE, tiny_tokenizer
+
+CHAT = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "2 + 2?"}]
+RENDERED = "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\n2 + 2?<|im_end|>\n<|im_start|>assistant\n"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    tiny_tokenizer().save_pretrained(tmp_path)
+    return tmp_path
+
+
+def test_a_prompt_ends_where_the_answer_begins(folder: Path) -> None:
+    tokenizer = load_tokenizer(str(folder))
+    assert render_prompt(tokenizer, CHAT) == RENDERED
+    ids = encode_prompt(tokenizer, CHAT)
+    num_specials = RENDERED.count("<|im_start|>") + RENDERED.count("<|im_end|>")
+    assert len(ids) == len(RENDERED) - num_specials * len("<|im_start|>") + 2 * (12 - 10) + num_specials  # a byte a token, else one
+    assert ids[0] == tokenizer.convert_tokens_to_ids("<|im_start|>")
+    assert tokenizer.decode(ids) == RENDERED
+
+
+def test_arguments_of_the_template_reach_it(folder: Path) -> None:
+    tokenizer = load_tokenizer(str(folder))
+    tokenizer.chat_template = CHAT_TEMPLATE + "{% if not enable_thinking %}<think></think>{% endif %}"
+    assert render_prompt(tokenizer, CHAT, enable_thinking=False) == RENDERED + "<think></think>"
+    assert render_prompt(tokenizer, CHAT, enable_thinking=True) == RENDERED
+
+
+def test_no_second_beginning_is_put_before_the_templates_own(folder: Path) -> None:
+    tokenizer = load_tokenizer(str(folder))
+    tokenizer.add_special_tokens({"bos_token": "<|im_start|>"})
+    assert encode_prompt(tokenizer, CHAT).count(tokenizer.bos_token_id) == 3
+
+
+def test_a_template_that_refuses_a_chat_says_why(folder: Path) -> None:
+    tokenizer = load_tokenizer(str(folder))
+    tokenizer.chat_template = "{{ raise_exception('no system role') }}"
+    with pytest.raises(ConfigError, match="refuses a prompt with the roles system, user: no system role"):
+        encode_prompt(tokenizer, CHAT)
+
+
+def test_folders_that_will_not_do(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="does not exist"):
+        load_tokenizer(str(tmp_path / "none"))
+    with pytest.raises(ConfigError, match="no tokenizer"):
+        load_tokenizer(str(tmp_path))
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(ConfigError, match="wanted a folder"):
+        load_tokenizer(str(tmp_path / "config.json"))
+    for broken in ("{ broken", '{"version": "1.0", "model": {"type": "none"}}'):
+        (tmp_path / "tokenizer.json").write_text(broken)
+        (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
+        with pytest.raises(ConfigError, match="cannot be loaded"):
+            load_tokenizer(str(tmp_path))
+
+
+def test_a_tokenizer_without_chat_template(tmp_path: Path) -> None:
+    tokenizer = tiny_tokenizer()
+    tokenizer.chat_template = None
+    tokenizer.save_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match="has no chat template") as caught:
+        load_tokenizer(str(tmp_path))
+    assert caught.value.problems[0].where == str(tmp_path)
+
+
+def test_what_ends_an_answer(folder: Path) -> None:
+    tokenizer = load_tokenizer(str(folder))
+    assert stop_token_ids(tokenizer, str(folder)) == (2,)
+    for ends, wanted in ((0, (0, 2)), ([2, 1], (1, 2))):
+        (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": ends}))
+        assert stop_token_ids(tokenizer, str(folder)) == wanted
+    (folder / "generation_config.json").write_text("{ broken")
+    with pytest.raises(ConfigError, match=r"generation_config\.json cannot be read"):
+        stop_token_ids(tokenizer, str(folder))
+    (folder / "generation_config.json").unlink()
+    tokenizer.eos_token = None
+    with pytest.raises(ConfigError, match="ends an answer"):
+        stop_token_ids(tokenizer, str(folder))
+
+
+def test_a_hub_name_without_a_hub_fails_soon_and_clearly(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    started = time.monotonic()
+    with pytest.raises(ConfigError, match="cannot be loaded") as caught:
+        load_tokenizer("nobody-at-all/no-such-model")
+    assert time.monotonic() - started < 10
+    assert "looked up on the hub" in str(caught.value.problems[0].hint)
