@@ -50,7 +50,9 @@ def measure(rounds: int) -> tuple[float, float]:
 def main() -> None:
     rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 10
     bare, rlctl = measure(rounds)
-    print(f"bare typer --help  {bare * 1e3:6.0f} ms\nrlctl --help       {rlctl * 1e3:6.0f} ms\nratio              {rlctl / bare:6.2f}  (aim: at most 1.5)")
+    print(f"bare typer --help  {bare * 1e3:6.0f} ms")
+    print(f"rlctl --help       {rlctl * 1e3:6.0f} ms")
+    print(f"ratio              {rlctl / bare:6.2f}  (aim: at most 1.5)")
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ def percent_or_number(metric: str | None, value: float | None) -> str:
 
 def duration(seconds: float) -> str:
     """Seconds as people say them: 4.1 s, 3m 20s, 2h 05m, 3d 4h."""
-    if seconds < 60:
+    if round(seconds, 1) < 60:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)
     if minutes < 60:
@@ -38,9 +38,9 @@ def ago(seconds: float) -> str:
 
 
 def count(number: float) -> str:
-    """A count in at most four characters and a unit: 950, 12.3k, 4.56M."""
+    """A count with three digits and a unit: 950, 12.3k, 4.56M."""
     for limit, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if abs(number) >= limit:
+        if abs(number) >= 0.9995 * limit:  # 999,500 is 1M, not 1e+03k
             return f"{number / limit:.3g}{unit}"
     return f"{number:.3g}"
 

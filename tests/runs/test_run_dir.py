@@ -1,0 +1,148 @@
+"""A run's folder: its layout, its record, and that nothing of it is ever half there."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rlctl.errors import ConfigError, ConflictError, ResourceError, UsageError
+from rlctl.runs import provenance
+from rlctl.runs.record import RunRecord, write_whole
+from rlctl.runs.run_dir import RunDir, check_free
+
+
+def lines(path: Path) -> list[dict]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_a_new_run_has_its_folders_its_record_and_its_first_attempt(tmp_path):
+    run = RunDir.create(tmp_path, "gsm8k", None, "recipes/my_ppo.yaml")
+    assert run.path.parent == tmp_path / "gsm8k"
+    assert re.fullmatch(r"my_ppo-\d{6}-\d{6}-[a-z]{3}", run.path.name)
+    assert sorted(each.name for each in run.path.iterdir()) == ["attempts", "checkpoints", "events.jsonl", "generations", "run.json"]
+    raw = json.loads((run.path / "run.json").read_text())
+    assert (raw["name"], raw["project"], raw["state"], raw["attempts"]) == (run.path.name, "gsm8k", "starting", 1)
+    assert raw["process"]["pid"] == os.getpid()
+    assert raw["versions"]["python"] == sys.version.split()[0]
+    assert raw["command"][0] == "rlctl"
+    assert run.attempt == run.path / "attempts" / "1"
+    assert (run.path / "attempts" / "latest").resolve() == run.attempt
+    assert run.checkpoint(20) == run.path / "checkpoints" / "step_000020"
+    assert run.generations(20) == run.path / "generations" / "step_000020.jsonl"
+    assert run.metrics == run.path / "metrics.jsonl"
+
+
+def test_the_life_of_a_run_is_in_its_record_and_its_events(tmp_path):
+    run = RunDir.create(tmp_path, "p", "first", "ppo")
+    run.update(state="running", total_steps=40, seeds={"trainer": 1})
+    run.event("checkpoint", step=20, path=run.checkpoint(20))
+    run.finish("failed", 7)
+    run.new_attempt()
+    reopened = RunDir(run.path).record
+    assert (reopened.state, reopened.attempts, reopened.exit_code, reopened.ended) == ("starting", 2, None, None)
+    assert (reopened.total_steps, reopened.seeds) == (40, {"trainer": 1})
+    assert (run.path / "attempts" / "latest").readlink() == Path("2")
+    events = lines(run.path / "events.jsonl")
+    assert [event["kind"] for event in events] == ["attempt", "checkpoint", "failed", "attempt"]
+    assert events[1]["step"] == 20
+    assert events[1]["path"] == str(run.checkpoint(20))
+    assert events[2]["exit_code"] == 7
+
+
+def test_config_and_origins_are_written_as_given(tmp_path):
+    run = RunDir.create(tmp_path, "p", "r", "ppo")
+    run.write_config("trainer:\n  seed: 1\n", {"trainer.seed": ["ppo.yaml:3"]})
+    assert (run.path / "config.yaml").read_text() == "trainer:\n  seed: 1\n"
+    assert json.loads((run.path / "origins.json").read_text()) == {"trainer.seed": ["ppo.yaml:3"]}
+
+
+def test_a_taken_name_is_a_conflict_that_names_a_free_one_and_touches_nothing(tmp_path):
+    RunDir.create(tmp_path, "p", "r", "ppo")
+    RunDir.create(tmp_path, "p", "r-2", "ppo")
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(ConflictError, match="'r' exists already") as caught:
+        RunDir.create(tmp_path, "p", "r", "ppo")
+    assert "trainer.experiment_name=r-3 is free" in (caught.value.problems[0].hint or "")
+    assert sorted(tmp_path.rglob("*")) == before
+    RunDir.create(tmp_path, "other", "r", "ppo")  # the same name in another project is another run
+
+
+@pytest.mark.parametrize("name", ["", "a/b", "..", ".hidden", "-n", "@last", "a\nb"])
+def test_names_that_are_no_folder_names_are_refused(tmp_path, name):
+    with pytest.raises(UsageError):
+        check_free(tmp_path, "p", name)
+    with pytest.raises(UsageError):
+        check_free(tmp_path, name, None)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_names_of_other_alphabets_are_fine(tmp_path):
+    assert RunDir.create(tmp_path, "проект", "qwen2.5_0.5b lr=1e-6 β", "ppo").record.name == "qwen2.5_0.5b lr=1e-6 β"
+
+
+def test_a_place_that_cannot_be_written_is_a_resource_error(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ResourceError, match="cannot make the run's folder"):
+        RunDir.create(tmp_path / "file", "p", "r", "ppo")
+
+
+def test_two_runs_of_the_same_second_get_two_names(tmp_path):
+    assert len({RunDir.create(tmp_path, "p", None, "ppo").path for _ in range(20)}) == 20
+
+
+def test_a_record_of_a_later_rlctl_is_read_and_one_that_is_damaged_is_an_error(tmp_path):
+    path = RunDir.create(tmp_path, "p", "r", "ppo").path / "run.json"
+    raw = json.loads(path.read_text())
+    path.write_text(json.dumps(raw | {"mood": "good"}))
+    assert RunRecord.read(path).name == "r"
+    for damaged in ("", "[]", "{}", json.dumps({name: value for name, value in raw.items() if name != "created"})):
+        path.write_text(damaged)
+        with pytest.raises(ConfigError, match="not a run record"):
+            RunRecord.read(path)
+
+
+def test_a_write_that_fails_leaves_the_old_file(tmp_path):
+    path = tmp_path / "run.json"
+    write_whole(path, "old")
+    with pytest.raises(UnicodeEncodeError):
+        write_whole(path, "new \ud800")
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def git(folder: Path, *arguments: str) -> str:
+    identity = ["-c", "user.name=a", "-c", "user.email=a@b.c"]
+    return subprocess.run(["git", "-C", str(folder), *identity, *arguments], check=True, capture_output=True, text=True).stdout.strip()
+
+
+def test_git_state(tmp_path):
+    assert provenance.git_state(tmp_path) is None
+    git(tmp_path, "init", "-q")
+    assert provenance.git_state(tmp_path) is None  # nothing committed yet
+    (tmp_path / "a.txt").write_text("one\n")
+    git(tmp_path, "add", "a.txt")
+    git(tmp_path, "commit", "-q", "-m", "one")
+    commit = git(tmp_path, "rev-parse", "HEAD")
+    assert provenance.git_state(tmp_path) == {"commit": commit, "diff_sha256": None}
+    (tmp_path / "a.txt").write_text("two\n")
+    changed = provenance.git_state(tmp_path)
+    assert changed is not None
+    assert changed["commit"] == commit
+    assert re.fullmatch(r"[0-9a-f]{64}", changed["diff_sha256"] or "")
+    (tmp_path / "a.txt").write_text("three\n")
+    assert provenance.git_state(tmp_path) != changed
+
+
+def test_without_git_there_is_no_state(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert provenance.git_state(Path.cwd()) is None
+
+
+def test_data_hashes(tmp_path):
+    (tmp_path / "a").write_bytes(b"abc")
+    expected = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"  # FIPS 180-2, appendix B.1
+    assert provenance.data_hashes([tmp_path / "a"]) == {str(tmp_path / "a"): expected}

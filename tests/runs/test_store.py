@@ -1,0 +1,193 @@
+"""The registry: order, selectors, runs that died without a word, and folders that are damaged."""
+
+import dataclasses
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rlctl.errors import NotFoundError, UsageError
+from rlctl.runs.details import details, overview, samples
+from rlctl.runs.process import DriverProcess
+from rlctl.runs.run_dir import RunDir
+from rlctl.runs.store import Run, RunStore
+from rlctl.tracking.jsonl import JsonlTracker
+from rlctl.tracking.tracker import RunInfo, Sample
+
+ACC = "val-core/x/acc/mean@1"
+
+
+def make(root: Path, name: str, state: str, minute: int, project: str = "p", run_id: str | None = None) -> RunDir:
+    run = RunDir.create(root, project, name, "ppo")
+    run.update(state=state, created=f"2026-01-01T10:{minute:02d}:00+00:00", id=run_id or f"id{minute}")
+    return run
+
+
+def names(runs: list[Run]) -> list[str]:
+    return [run.name for run in runs]
+
+
+def test_active_runs_come_first_then_the_newest(tmp_path):
+    make(tmp_path, "old", "finished", 1)
+    make(tmp_path, "mine", "running", 2)
+    make(tmp_path, "new", "failed", 4)
+    make(tmp_path, "other", "stopped", 3, project="q")
+    assert names(RunStore(tmp_path).runs()) == ["mine", "new", "other", "old"]
+
+
+def test_no_folder_no_runs(tmp_path):
+    assert RunStore(tmp_path / "none").runs() == []
+    with pytest.raises(NotFoundError, match="there are no runs"):
+        RunStore(tmp_path / "none").find("@last")
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> RunStore:
+    make(tmp_path, "ppo-a", "finished", 1, run_id="aaaa1111")
+    make(tmp_path, "ppo-ab", "failed", 2, run_id="bbbb2222")
+    make(tmp_path, "grpo", "finished", 3, run_id="cccc3333")
+    make(tmp_path, "grpo", "finished", 4, project="q", run_id="dddd4444")
+    make(tmp_path, "active", "running", 0, run_id="eeee5555")
+    return RunStore(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("selector", "found"),
+    [
+        ("@last", "q/grpo"),
+        ("@failed", "p/ppo-ab"),
+        ("ppo-a", "p/ppo-a"),  # a whole name is not ambiguous, though another begins with it
+        ("ppo-ab", "p/ppo-ab"),
+        ("act", "p/active"),
+        ("q/g", "q/grpo"),
+        ("p/grpo", "p/grpo"),
+        ("cccc", "p/grpo"),
+    ],
+)
+def test_selectors(store, selector, found):
+    run = store.find(selector)
+    assert f"{run.project}/{run.name}" == found
+
+
+def test_a_folder_is_a_selector(store):
+    assert store.find(str(store.root / "q" / "grpo")).record.id == "dddd4444"
+
+
+def test_several_matches_are_an_error_that_lists_them(store):
+    with pytest.raises(UsageError, match="'pp' names 2 runs") as caught:
+        store.find("pp")
+    assert caught.value.problems[0].hint == "one of: p/ppo-ab, p/ppo-a"
+    with pytest.raises(UsageError, match="'grpo' names 2 runs"):
+        store.find("grpo")
+
+
+def test_no_match_is_an_error_that_names_the_near(store):
+    with pytest.raises(NotFoundError, match="no run is named 'gprpo'") as caught:
+        store.find("gprpo")
+    assert "grpo" in (caught.value.problems[0].hint or "")
+    with pytest.raises(UsageError, match="unknown selector '@best'"):
+        store.find("@best")
+
+
+DRIVER = """
+import sys, time
+from pathlib import Path
+from rlctl.runs.run_dir import RunDir
+RunDir.create(Path(sys.argv[1]), "p", "r", "ppo").update(state="running")
+print("ready", flush=True)
+time.sleep(60)
+"""
+
+
+def test_a_run_whose_process_was_killed_is_lost(tmp_path):
+    driver = subprocess.Popen([sys.executable, "-c", DRIVER, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    assert driver.stdout is not None
+    driver.stdout.readline()
+    assert RunStore(tmp_path).find("r").state == "running"
+    os.kill(driver.pid, signal.SIGKILL)
+    os.waitid(os.P_PID, driver.pid, os.WEXITED | os.WNOWAIT)  # dead, but still a zombie
+    assert RunStore(tmp_path).find("r").state == "lost"
+    driver.wait()
+    assert RunStore(tmp_path).find("r").state == "lost"
+    assert RunStore(tmp_path).find("@failed").name == "r"
+
+
+def test_whether_a_process_lives():
+    me = DriverProcess.current()
+    assert me.alive() is True
+    assert dataclasses.replace(me, started=me.started + 1).alive() is False  # the number went to another process
+    assert dataclasses.replace(me, boot_id="before the reboot").alive() is False
+    assert dataclasses.replace(me, host="elsewhere").alive() is None
+
+
+def test_a_run_on_another_host_is_what_its_record_says(tmp_path):
+    run = make(tmp_path, "r", "running", 1)
+    run.update(process=dataclasses.replace(run.record.process, host="elsewhere"))
+    assert RunStore(tmp_path).find("r").state == "running"
+
+
+def test_damaged_folders_are_listed_as_such_and_hide_no_other(tmp_path):
+    make(tmp_path, "good", "finished", 1)
+    (make(tmp_path, "no-record", "finished", 2).path / "run.json").unlink()
+    (make(tmp_path, "bad-record", "finished", 3).path / "run.json").write_text("{")
+    (make(tmp_path, "bad-metrics", "finished", 4).path / "metrics.jsonl").write_text("{}\nnonsense\n{}\n")
+    (tmp_path / "p" / "unrelated").mkdir()
+    (tmp_path / "p" / "notes.txt").write_text("")
+    found = {run.name: overview(run) for run in RunStore(tmp_path).runs()}
+    assert {name: each["state"] for name, each in found.items()} == {
+        "good": "finished",
+        "no-record": "broken",
+        "bad-record": "broken",
+        "bad-metrics": "finished",
+    }
+    assert found["good"]["problem"] is None
+    assert "not a run record" in found["bad-record"]["problem"]
+    assert "metrics.jsonl:2" in found["bad-metrics"]["problem"]
+    for run in RunStore(tmp_path).runs():
+        details(run)
+
+
+def record(folder: Path) -> None:
+    tracker = JsonlTracker()
+    tracker.start(RunInfo("id", "p", "r", folder, 10, {}))
+    tracker.log(0, {ACC: 0.25})
+    for step in (1, 2, 3):
+        tracker.log(step, {"critic/score/mean": 0.25 * step, "timing_s/step": 2.0, "perf/total_num_tokens": 100})
+    tracker.log(4, {ACC: 0.5, "critic/score/mean": float("nan")})
+    for step in (0, 4):
+        tracker.generations(step, [Sample("q", "a", "t", float(score), {}, 1, "stop", "s") for score in (0, 1, 0)])
+    tracker.finish("finished")
+
+
+def test_overview_and_details(tmp_path):
+    run = make(tmp_path, "r", "finished", 1)
+    record(run.path)
+    run.checkpoint(4).mkdir()
+    run.update(total_steps=4, ended="2026-01-01T10:02:30+00:00")
+    found = RunStore(tmp_path).find("r")
+    brief = overview(found)
+    assert {name: brief[name] for name in ("metric", "first", "last", "best", "best_step", "step", "total_steps", "tokens")} == {
+        "metric": ACC, "first": 0.25, "last": 0.5, "best": 0.5, "best_step": 4, "step": 4, "total_steps": 4, "tokens": 300,
+    }  # fmt: skip
+    assert found.seconds == 90.0
+    full = details(found)
+    assert full["metrics"]["critic/score/mean"] == {"first": 0.25, "last": 0.75, "min": 0.25, "max": 0.75, "count": 3}
+    assert (full["generations"], full["checkpoints"]) == ([0, 4], ["step_000004"])
+
+
+def test_samples_of_a_step_right_or_wrong(tmp_path):
+    run = make(tmp_path, "r", "finished", 1)
+    with pytest.raises(NotFoundError, match="no validation samples"):
+        samples(RunStore(tmp_path).find("r"), None, None)
+    record(run.path)
+    found = RunStore(tmp_path).find("r")
+    step, all_of_them = samples(found, None, None)
+    assert (step, len(all_of_them)) == (4, 3)
+    assert [sample.score for sample in samples(found, 0, True)[1]] == [1.0]
+    assert [sample.score for sample in samples(found, 0, False)[1]] == [0.0, 0.0]
+    with pytest.raises(NotFoundError, match="of step 3") as caught:
+        samples(found, 3, None)
+    assert caught.value.problems[0].hint == "there are those of 0, 4"

@@ -1,0 +1,119 @@
+"""The run on the terminal: through a pipe, through a real pseudo-terminal, and the arithmetic of the ETA."""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pexpect
+import pytest
+
+from rlctl.tracking.console import ConsoleTracker
+from rlctl.tracking.summary import print_summary
+from rlctl.tracking.tracker import RunInfo
+
+ACC = "val-core/arithmetic/acc/mean@1"
+
+SCRIPT = """
+import sys, time
+from pathlib import Path
+from rlctl.tracking.console import ConsoleTracker
+from rlctl.tracking.tracker import RunInfo
+tracker = ConsoleTracker()
+tracker.phase("starting Ray")
+tracker.start(RunInfo("id", "project", "name", Path("."), 3, {}))
+tracker.phase("validation")
+tracker.log(0, {"ACC": 0.25})
+for step in (1, 2, 3):
+    tracker.phase("rollout")
+    time.sleep(0.3)
+    print("worker line", file=sys.stderr)
+    print("data")
+    tracker.log(step, {"critic/score/mean": 0.5, "actor/ppo_kl": 0.0021, "perf/throughput": 12345.6, "timing_s/step": 2.0} | ({"ACC": 0.75} if step == 3 else {}))
+tracker.finish("finished")
+""".replace("ACC", ACC)  # noqa: E501
+
+
+def environment(**changes: str) -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "FORCE_COLOR", "TERM")}
+    return kept | {"TERM": "xterm-256color"} | changes
+
+
+@pytest.mark.parametrize("extra", [{}, {"FORCE_COLOR": "1"}])
+def test_through_a_pipe_one_plain_line_a_step_on_stderr(extra):
+    done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=True, env=environment(**extra))
+    assert done.stdout == "data\n" * 3
+    lines = [line for line in done.stderr.splitlines() if line != "worker line"]
+    assert [line.partition(" s] ")[2] for line in lines[:2]] == ["starting Ray", "validation"]
+    figures = "reward 0.500  kl 0.0021  tok/s 12.3k  2.0 s/step"
+    assert lines[2] == "step 0/3  val acc 25.0 % (first 25.0 %)"
+    assert lines[3].startswith(f"step 1/3  {figures}  eta ")
+    assert lines[4].startswith(f"step 2/3  {figures}  eta ")
+    assert lines[5] == "step 3/3  reward 0.500  val acc 75.0 % (first 25.0 %)  kl 0.0021  tok/s 12.3k  2.0 s/step"
+    assert len(lines) == 6
+
+
+def on_a_terminal(**changes: str) -> str:
+    child = pexpect.spawn(sys.executable, ["-c", SCRIPT], env=environment(**changes), encoding="utf-8", dimensions=(30, 100), timeout=30)
+    child.expect(pexpect.EOF)
+    child.close()
+    assert child.exitstatus == 0
+    return child.before or ""
+
+
+def test_on_a_terminal_a_live_display_that_gives_the_cursor_back():
+    seen = on_a_terminal()
+    assert seen.count("\x1b[?25l") == 1  # the cursor is hidden once
+    assert seen.rindex("\x1b[?25h") > seen.rindex("step ")  # and shown again after the last drawing
+    for text in ("✓", "starting Ray", "step 2/3", "rollout", "12.3k", "(first 25.0 %)", "━"):
+        assert text in seen
+    assert seen.count("worker line\r\n") == 3
+    assert "\x1b[32m" in seen  # green
+
+
+def test_no_color_is_honoured():
+    seen = on_a_terminal(NO_COLOR="1")
+    assert "step 2/3" in seen
+    assert "\x1b[3" not in seen
+
+
+def test_a_dumb_terminal_gets_plain_lines():
+    seen = on_a_terminal(TERM="dumb")
+    assert "step 2/3  reward 0.500" in seen
+    assert "\x1b" not in seen
+
+
+def test_the_eta_is_the_pace_of_the_latest_steps_times_what_is_left(monkeypatch, capsys):
+    clock = iter([0.0, *[10.0 + 2.0 * step for step in range(30)]])
+    monkeypatch.setattr(time, "monotonic", lambda: next(clock))
+    tracker = ConsoleTracker()
+    tracker.start(RunInfo("id", "project", "name", Path(), 100, {}))
+    assert tracker.eta() is None
+    tracker.log(0, {})
+    assert tracker.eta() is None
+    for step in range(1, 30):
+        tracker.log(step, {})
+    assert tracker.eta() == pytest.approx(2.0 * 71)
+    assert capsys.readouterr().err.splitlines()[-1] == "step 29/100  eta 2m 22s"
+
+
+def test_the_summary(capsys):
+    rows = [{"step": 0, ACC: 0.25}, {"step": 1, "critic/score/mean": 0.25, "perf/total_num_tokens": 1500.0}]
+    rows += [{"step": 2, ACC: 0.75, "critic/score/mean": 0.75, "perf/total_num_tokens": 1500.0}]
+    print_summary("finished", Path("runs/p/r"), rows, 72.3, ["rlctl show r --samples", "rlctl runs"])
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert [line.rstrip() for line in err.splitlines()] == [
+        "finished: 2 steps in 1m 12s, 3k tokens",
+        "  accuracy  25.0 % → 75.0 %   best 75.0 % at step 2",
+        "  reward    0.25 → 0.75   ▁█",
+        "  run       runs/p/r",
+        "  next      rlctl show r --samples",
+        "            rlctl runs",
+    ]
+
+
+def test_the_summary_of_a_run_that_failed_at_once(capsys):
+    print_summary("failed", Path("runs/p/r"), [], 3.0, [])
+    assert [line.rstrip() for line in capsys.readouterr().err.splitlines()] == ["failed: 0 steps in 3.0 s", "  run  runs/p/r"]

@@ -1,0 +1,125 @@
+"""metrics.jsonl is the record of a run: what is written must be what is read, whatever happens to the process in between."""
+
+import json
+import math
+import os
+import signal
+import struct
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlctl.errors import ConfigError
+from rlctl.tracking.jsonl import JsonlTracker, generations_file, read_generations, read_metrics
+from rlctl.tracking.tracker import RunInfo, Sample
+
+
+def started(folder: Path) -> JsonlTracker:
+    tracker = JsonlTracker()
+    tracker.start(RunInfo("id", "project", "name", folder, 10, {}))
+    return tracker
+
+
+def bits(value: float) -> bytes:
+    return struct.pack("<d", value)
+
+
+@given(st.lists(st.floats(allow_nan=False, allow_infinity=False), min_size=1, max_size=5))
+def test_floats_read_back_as_the_same_bits(tmp_path_factory, values):
+    folder = tmp_path_factory.mktemp("run")
+    tracker = started(folder)
+    for step, value in enumerate(values):
+        tracker.log(step, {"x": value})
+    tracker.finish("finished")
+    assert [bits(row["x"]) for row in read_metrics(folder / "metrics.jsonl")] == [bits(value) for value in values]
+
+
+def test_a_line_holds_the_step_first_then_the_metrics_in_their_order(tmp_path):
+    started(tmp_path).log(3, {"b": 0.1, "a": 7, "timing_s/step": 1e-9})
+    assert (tmp_path / "metrics.jsonl").read_text() == '{"step": 3, "b": 0.1, "a": 7, "timing_s/step": 1e-09}\n'
+
+
+def test_numpy_scalars_become_numbers(tmp_path):
+    numpy = pytest.importorskip("numpy")
+    started(tmp_path).log(1, {"x": numpy.float32(0.1), "y": numpy.float64(0.1)})
+    row = json.loads((tmp_path / "metrics.jsonl").read_text())
+    assert row == {"step": 1, "x": 0.10000000149011612, "y": 0.1}
+
+
+def test_what_json_has_no_word_for_is_null_and_reads_as_nan(tmp_path):
+    started(tmp_path).log(1, {"nan": math.nan, "inf": -math.inf, "fine": 1.0})
+    assert (tmp_path / "metrics.jsonl").read_text() == '{"step": 1, "nan": null, "inf": null, "fine": 1.0}\n'
+    row = read_metrics(tmp_path / "metrics.jsonl")[0]
+    assert math.isnan(row["nan"])
+    assert math.isnan(row["inf"])
+    assert row["fine"] == 1.0
+
+
+def test_a_torn_last_line_is_not_read_and_is_cut_before_the_next(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 1, "x": 0.5}\n{"step": 2, "x": 0.')
+    assert read_metrics(path) == [{"step": 1, "x": 0.5}]
+    started(tmp_path).log(2, {"x": 0.25})
+    assert read_metrics(path) == [{"step": 1, "x": 0.5}, {"step": 2, "x": 0.25}]
+
+
+@pytest.mark.parametrize("line", ["not json", "[1, 2]", '{"x": 1.0}', '{"step": 1, "x": "text"}'])
+def test_any_other_damage_is_an_error_that_names_the_line(tmp_path, line):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text(f'{{"step": 0}}\n{line}\n{{"step": 2}}\n')
+    with pytest.raises(ConfigError) as caught:
+        read_metrics(path)
+    assert caught.value.problems[0].where == f"{path}:2"
+
+
+WRITER = """
+import sys
+from pathlib import Path
+from rlctl.tracking.jsonl import JsonlTracker
+from rlctl.tracking.tracker import RunInfo
+tracker = JsonlTracker()
+tracker.start(RunInfo("id", "project", "name", Path(sys.argv[1]), 10, {}))
+for step in range(1, 10**9):
+    tracker.log(step, {f"metric/{i}": step / 3 + i for i in range(60)})
+    print(step, flush=True)
+"""
+
+
+def test_kill_9_loses_at_most_the_line_that_was_being_written(tmp_path):
+    writer = subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    assert writer.stdout is not None
+    writer.stdout.readline()
+    time.sleep(0.3)
+    os.kill(writer.pid, signal.SIGKILL)
+    told = [1, *(int(line) for line in writer.stdout.read().split())]
+    writer.wait()
+    rows = read_metrics(tmp_path / "metrics.jsonl")
+    assert [row["step"] for row in rows[: len(told)]] == told  # every step that was reported is there
+    assert len(rows) <= len(told) + 1
+    assert rows[-1]["metric/59"] == rows[-1]["step"] / 3 + 59
+
+
+def test_samples_read_back_equal(tmp_path):
+    samples = [
+        Sample("1 + 1 = ?\n", "#### 2", "2", 1.0, {"acc": 1.0, "format": 0.5}, 4, "stop", "arithmetic"),
+        Sample("für €", "", ["2", "two"], 0.0, {}, 0, "length", "arithmetic"),
+    ]
+    tracker = started(tmp_path)
+    tracker.generations(20, samples)
+    path = generations_file(tmp_path, 20)
+    assert path == tmp_path / "generations" / "step_000020.jsonl"
+    assert read_generations(path) == samples
+    assert [file.name for file in path.parent.iterdir()] == [path.name]  # nothing half-written beside it
+
+
+VERDICTS = [({"acc": 1.0}, 0.0, True), ({"acc": 0.0}, 1.0, False), ({}, 1.0, True), ({}, 0.1, False)]
+
+
+@pytest.mark.parametrize(("components", "score", "right"), VERDICTS)
+def test_right_is_told_by_the_accuracy_and_else_by_the_score(components, score, right):
+    assert Sample("", "", "", score, components, 1, "stop", "").right is right
