@@ -1,0 +1,276 @@
+"""One recipe, its parts and the command line become one judged configuration. The only user of Hydra and OmegaConf.
+
+Hydra brings what its users know: defaults lists with groups and packages, the override grammar, interpolation. Files are read here
+(not by Hydra's config sources), so that each value keeps its line, search paths may stand in any recipe, and nothing global is set up.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hydra._internal.config_repository import ConfigRepository
+from hydra._internal.defaults_list import create_defaults_list
+from hydra.core.object_type import ObjectType
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override, QuotedString
+from hydra.errors import HydraException
+from hydra.plugins.config_source import ConfigResult, ConfigSource
+from omegaconf import OmegaConf
+from omegaconf.errors import InterpolationKeyError, InterpolationResolutionError, InterpolationToMissingValueError, OmegaConfBaseException
+
+from rlctl.errors import ConfigError, Problem, RlctlError
+from rlctl.recipes.judge import judge, load_config
+from rlctl.recipes.keys import schema_keys
+from rlctl.recipes.layers import MISSING, Layers, Level, Origin, Setting, leaves
+from rlctl.recipes.schema import Config
+from rlctl.recipes.sources import LIBRARY, Source, find_part, find_recipe, folder, read, search_folders, shown
+from rlctl.recipes.suggest import did_you_mean
+
+__all__ = ["Origin", "Recipe", "compose", "load_config"]
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A composed configuration.
+
+    `config` is judged; `container` is the same as plain data, interpolations resolved; `origins` has for every key the chain of its
+    settings, newest last; `notices` are one-line remarks for the user (old keys that were accepted); `layers` are the files that were
+    laid over each other, lowest first, with the package of each.
+    """
+
+    name: str
+    path: Path
+    config: Config
+    container: dict[str, Any]
+    origins: dict[str, list[Origin]]
+    notices: list[str]
+    layers: list[tuple[Path, str]]
+
+
+def compose(recipe: str | Path, overrides: Sequence[str] = ()) -> Recipe:
+    """Compose a shipped recipe (by name) or a file with overrides in Hydra's grammar.
+
+    Raises NotFoundError when there is no such recipe and ConfigError with every problem that was found: unknown keys, wrong types and
+    bounds, missing values, parts that do not exist, overrides that cannot be parsed.
+    """
+    path = find_recipe(recipe)
+    parsed, problems = _parse(overrides)
+    try:
+        primary = read(path)
+        shelf = _Shelf(primary, search_folders(primary, _search_override(parsed)))
+        settings, groups = _sort(parsed, shelf, problems)
+        files = _layer_files(shelf, groups)
+    except RlctlError as error:
+        raise type(error)(*problems, *error.problems) from error
+    layers = Layers(problems=problems)
+    for source, package in files:
+        layers.add_file(source, package, _level(source.path))
+    for setting in settings:
+        layers.add_setting(setting)
+    container = _resolve(layers)
+    config, verdict = judge(container, layers.origins)
+    spoken_for = {problem.where for problem in problems}
+    problems += [problem for problem in verdict if problem.where is None or problem.where not in spoken_for]
+    if problems or config is None:
+        raise ConfigError(*problems)
+    return Recipe(path.stem, path, config, container, layers.origins, layers.notices, [(source.path, package) for source, package in files])
+
+
+class _Shelf(ConfigRepository):
+    """Hydra's view of the YAML files: answers which parts exist and what their defaults lists say, from files that are read once."""
+
+    def __init__(self, primary: Source, folders: list[Path]) -> None:
+        self.primary = primary
+        self.name = primary.path.stem
+        self.folders = folders
+        self._sources: dict[str, Source | None] = {self.name: primary}
+
+    def source(self, config_path: str) -> Source | None:
+        """The file of a part by Hydra's name for it, or None."""
+        name = config_path.removesuffix(".yaml").lstrip("/")
+        if name not in self._sources:
+            path = find_part(name, self.folders)
+            self._sources[name] = None if path is None else read(path)
+        return self._sources[name]
+
+    def load_config(self, config_path: str) -> ConfigResult | None:
+        source = self.source(config_path)
+        if source is None:
+            return None
+        if source.data and source.defaults and "_self_" not in source.defaults:
+            raise ConfigError(
+                "the defaults list lacks _self_",
+                where=source.where("defaults"),
+                hint="end it with `- _self_`: this file's values come last",
+            )
+        config = OmegaConf.create({"defaults": source.defaults, "content": bool(source.data)})
+        defaults = self._extract_defaults_list(config_path, config)
+        header = ConfigSource._get_header_dict(source.text)
+        result = ConfigResult(provider="rlctl", path=str(source.path), config=config, header=header)
+        result.defaults_list = self._create_defaults_list(config_path, defaults)
+        return result
+
+    def config_exists(self, config_path: str) -> bool:
+        return self.source(config_path) is not None
+
+    def group_exists(self, config_path: str) -> bool:
+        return any((base / config_path).is_dir() for base in self.folders) if config_path else True
+
+    def get_group_options(self, group_name: str, results_filter: ObjectType | None = ObjectType.CONFIG) -> list[str]:
+        found = [entry for base in self.folders for entry in (base / group_name).glob("*")]
+        files = {entry.stem for entry in found if entry.suffix == ".yaml"} if results_filter != ObjectType.GROUP else set()
+        groups = {entry.name for entry in found if entry.is_dir()} if results_filter != ObjectType.CONFIG else set()
+        return sorted(files | groups)
+
+    def get_sources(self) -> list[ConfigSource]:
+        return []
+
+
+def _parse(overrides: Sequence[str]) -> tuple[list[Override], list[Problem]]:
+    """Parse each override alone, so that the one at fault is named."""
+    parser = OverridesParser.create()
+    parsed: list[Override] = []
+    problems: list[Problem] = []
+    for text in overrides:
+        key, equals, value = text.partition("=")
+        where = f"override {text}"
+        if not equals and not text.startswith("~"):
+            problems.append(Problem(f"{text!r} is not key=value", where, f"write {text}=VALUE"))
+            continue
+        if not key.strip("+~ "):
+            problems.append(Problem(f"{text!r} has no key", where, "write key=VALUE"))
+            continue
+        try:
+            override = parser.parse_overrides([text])[0]
+        except HydraException:
+            problems.append(Problem(f"the value of {key} cannot be parsed", where, f"quote it: {_quoted(key, value)}"))
+            continue
+        if override.is_sweep_override():
+            hint = f"a list is {key}=[{value}]; one value with a comma is {_quoted(key, value)}; `rlctl sweep` tries several values"
+            problems.append(Problem(f"{text} names several values", where, hint))
+            continue
+        parsed.append(override)
+    return parsed, problems
+
+
+def _quoted(key: str, value: str) -> str:
+    """The override quoted twice: the inner quotes are for Hydra, the outer ones for the shell."""
+    inner = value.replace("\\", "\\\\").replace('"', '\\"')
+    return shlex.quote(f'{key}="{inner}"')
+
+
+def _search_override(parsed: list[Override]) -> list[Path]:
+    """Folders of `hydra.searchpath=[…]` on the command line, relative ones below the current folder."""
+    for override in parsed:
+        if override.key_or_group == "hydra.searchpath":
+            entries = _plain(override.value())
+            if not isinstance(entries, list):
+                raise ConfigError("hydra.searchpath must be a list of folders", where=f"override {override.input_line}")
+            return [folder(str(entry), Path.cwd(), f"override {override.input_line}") for entry in entries]
+    return []
+
+
+def _sort(parsed: list[Override], shelf: _Shelf, problems: list[Problem]) -> tuple[list[Setting], list[Override]]:
+    """Part the overrides into settings of keys and choices of parts (`optim@critic.optim=adamw`), which go to Hydra."""
+    settings: list[Setting] = []
+    groups: list[Override] = []
+    for override in parsed:
+        name, text, value = override.key_or_group, override.input_line or "", override.value()
+        where = f"override {text}"
+        if name.split(".")[0] == "hydra":
+            if name != "hydra.searchpath":
+                problems.append(Problem(f"{name} has no meaning here", where, "only hydra.searchpath is read"))
+            continue
+        if isinstance(value, dict) or not shelf.group_exists(name) or (override.package is None and "." in name):
+            if override.package is not None:
+                problems.append(Problem(f"there is no group of parts named {name}", where, _groups_hint(shelf)))
+                continue
+            settings.append(Setting(name, _plain(value), text, override.is_delete()))
+        elif not override.is_delete() and str(value) not in shelf.get_group_options(name):
+            options = ", ".join(shelf.get_group_options(name))
+            section = next((key for key in schema_keys() if key.startswith(f"{name}.")), None)
+            hint = f"parts in {name}/: {options}" + (f"; to set a key of the section {name}: {section}=…" if section else "")
+            problems.append(Problem(f"there is no part {name}/{value}", where, hint))
+        else:
+            groups.append(override)
+    return settings, _known_groups(groups, shelf, problems)
+
+
+def _known_groups(groups: list[Override], shelf: _Shelf, problems: list[Problem]) -> list[Override]:
+    """Drop the choices of parts that the recipe does not have, with the names it has."""
+    if not groups:
+        return []
+    known = create_defaults_list(shelf, shelf.name, [], prepend_hydra=False, skip_missing=False).overrides.known_choices
+    kept: list[Override] = []
+    for override in groups:
+        name = override.get_key_element().lstrip("+~")
+        if override.is_add() or name in known:
+            kept.append(override)
+            continue
+        same = [choice for choice in known if choice.split("@")[0] == override.key_or_group]
+        hint = f"write {' or '.join(f'{choice}={override.value()}' for choice in same)}" if same else did_you_mean(name, known)
+        problems.append(Problem(f"the recipe has no part at {name}", f"override {override.input_line}", hint))
+    return kept
+
+
+def _groups_hint(shelf: _Shelf) -> str:
+    return f"groups: {', '.join(shelf.get_group_options('', ObjectType.GROUP))}"
+
+
+def _layer_files(shelf: _Shelf, groups: list[Override]) -> list[tuple[Source, str]]:
+    """The files in the order in which they are laid over each other, each with its package."""
+    try:
+        defaults = create_defaults_list(shelf, shelf.name, groups, prepend_hydra=False, skip_missing=False).defaults
+    except RecursionError:
+        raise ConfigError("the defaults lists include each other in a circle", where=shown(shelf.primary.path)) from None
+    except (HydraException, ValueError, AssertionError, OmegaConfBaseException) as error:
+        cause = error.__cause__ or error
+        first, *more = [line.strip() for line in str(cause).splitlines() if line.strip()] or [type(cause).__name__]
+        raise ConfigError(first, where=shelf.primary.where("defaults"), hint="; ".join(more) or None) from error
+    found = [(shelf.source(default.config_path), default.package or "") for default in defaults if default.config_path is not None]
+    return [(source, package) for source, package in found if source is not None]
+
+
+def _level(path: Path) -> Level:
+    """1 for the base and its parts, 2 for everything else on disk."""
+    return 1 if path.is_relative_to(LIBRARY) and (path.parent != LIBRARY or path.stem.endswith("_trainer")) else 2
+
+
+def _plain(value: Any) -> Any:
+    """Hydra's parsed value as plain data."""
+    if isinstance(value, QuotedString):
+        return value.text
+    if isinstance(value, list):
+        return [_plain(item) for item in value]
+    return {str(_plain(k)): _plain(v) for k, v in value.items()} if isinstance(value, dict) else value
+
+
+def _resolve(layers: Layers) -> dict[str, Any]:
+    """Resolve interpolations. What is missing or points nowhere becomes a problem and is left as written."""
+    config = OmegaConf.create(layers.tree)
+    for name, value in leaves(layers.tree).items():
+        if value == MISSING:
+            chain = layers.origins[name]
+            key = schema_keys().get(name)
+            layers.problems.append(Problem(f"{name} is not set", chain[-1].where, f"pass {name}=… ({key.help})" if key else None))
+    try:
+        return OmegaConf.to_container(config, resolve=True)  # type: ignore[return-value]
+    except OmegaConfBaseException:
+        pass
+    for name, chain in layers.origins.items():
+        try:
+            value = OmegaConf.select(config, name)
+        except InterpolationToMissingValueError:
+            continue
+        except (InterpolationKeyError, InterpolationResolutionError) as error:
+            reason = str(error).splitlines()[0]
+            layers.problems.append(Problem(f"the value of {name} cannot be found: {reason}", chain[-1].where))
+            continue
+        if OmegaConf.is_config(value):
+            continue
+        OmegaConf.update(config, name, value, merge=False)
+    return OmegaConf.to_container(config, resolve=False)  # type: ignore[return-value]

@@ -1,0 +1,103 @@
+"""The key table: every dotted key of the schema with its kind, its type in words and its help."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+from pydantic.fields import FieldInfo
+
+from rlctl.recipes.schema import Config, Section
+
+_PRIMITIVES = {int: "whole number", float: "number", bool: "true or false", str: "text", Any: "anything"}
+_SIGNS = (("ge", "≥"), ("gt", ">"), ("le", "≤"), ("lt", "<"))
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """One key of the configuration. `kind`: a section, a value, or open (a mapping whose keys the user chooses)."""
+
+    name: str
+    kind: Literal["section", "value", "open"]
+    type: str
+    help: str
+    choices: tuple[str, ...] = ()
+    nullable: bool = False
+
+
+@cache
+def schema_keys() -> dict[str, Key]:
+    """All keys, sections included, in the order of the schema."""
+    return {key.name: key for key in _walk(Config, "")}
+
+
+def known_key(name: str) -> Key | None:
+    """The key of that name, or the open mapping in which it stands; None where the schema knows neither."""
+    keys = schema_keys()
+    if name in keys:
+        return keys[name]
+    parent = name
+    while "." in parent:
+        parent = parent.rpartition(".")[0]
+        if parent in keys:
+            return keys[parent] if keys[parent].kind == "open" else None
+    return None
+
+
+def _walk(model: type[Section], prefix: str) -> Iterator[Key]:
+    for name, field in model.model_fields.items():
+        annotation: Any = field.annotation
+        dotted = f"{prefix}{name}"
+        if isinstance(annotation, type) and issubclass(annotation, Section):
+            yield Key(dotted, "section", "section", (annotation.__doc__ or "").partition("\n")[0] if "__doc__" in vars(annotation) else "")
+            yield from _walk(annotation, f"{dotted}.")
+            continue
+        parts = _members(annotation)
+        named = [_words(part, field.metadata) for part in parts if part is not type(None)]
+        choices = tuple(str(value) for part in parts if get_origin(part) is Literal for value in get_args(part))
+        if parts == [bool]:
+            choices = ("true", "false")
+        nullable = type(None) in parts
+        text = " or ".join([*named, "null"] if nullable else named)
+        open_mapping = any(get_origin(part) is dict for part in parts)
+        yield Key(dotted, "open" if open_mapping else "value", text, field.description or "", choices, nullable)
+
+
+def _members(annotation: Any) -> list[Any]:
+    """The alternatives of a union, or the one annotation."""
+    return list(get_args(annotation)) if get_origin(annotation) in (Union, types.UnionType) else [annotation]
+
+
+def _words(annotation: Any, metadata: list[Any]) -> str:
+    """A type in the words of an error message: `whole number ≥ 1`, `list of text`, `fixed | adaptive`."""
+    origin, args = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        return _words(args[0], [*metadata, *args[1:]])
+    if origin is Literal:
+        return " | ".join(str(value) for value in args)
+    if origin is tuple:
+        return f"list of {_words(args[0], [])}" if args[-1] is Ellipsis else f"list of {len(args)} {_words(args[0], [])}s"
+    if origin is dict:
+        return "mapping"
+    return " ".join([_PRIMITIVES[annotation], *_bounds(metadata)]).strip()
+
+
+def _bounds(metadata: list[Any]) -> Iterator[str]:
+    limits: list[str] = []
+    for item in metadata:
+        if isinstance(item, FieldInfo):
+            extra = item.json_schema_extra
+            if isinstance(extra, dict) and "bounds" in extra:
+                yield str(extra["bounds"])
+            limits += _limits(item.metadata)
+        else:
+            limits += _limits([item])
+    if limits:
+        yield " and ".join(limits)
+
+
+def _limits(metadata: list[Any]) -> list[str]:
+    return [f"{sign} {getattr(item, name)}" for item in metadata for name, sign in _SIGNS if getattr(item, name, None) is not None]

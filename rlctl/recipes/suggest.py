@@ -1,0 +1,46 @@
+"""The nearest known names to one that is not known."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+
+def nearest(name: str, known: Iterable[str], limit: int = 3) -> list[str]:
+    """Up to `limit` of the known names that `name` may have meant, the likeliest first.
+
+    Dotted keys go wrong in three ways: a slip of the keyboard (`trainer.total_epoch`), a path left out (`optim.lr`, `lr`), and a
+    right leaf in a wrong place (`actor.lr`). The cost of a candidate is its cheapest reading; what costs too much is not offered.
+    """
+    ranked = sorted((cost, candidate) for candidate in known if (cost := _cost(name, candidate)) <= max(1.5, len(name) / 4))
+    best = ranked[0][0] if ranked else 0.0
+    return [candidate for cost, candidate in ranked if cost <= best + 1][:limit]
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str | None:
+    """`did you mean A or B?`, or None where nothing is near."""
+    found = nearest(name, known)
+    return f"did you mean {' or '.join(found)}?" if found else None
+
+
+def _cost(name: str, candidate: str) -> float:
+    whole = distance(name, candidate)
+    depth = name.count(".") + 1
+    tail = ".".join(candidate.split(".")[-depth:])
+    as_tail = distance(name, tail) + 0.5 if tail != candidate else whole
+    same_leaf = "." in name and name.rpartition(".")[2] == candidate.rpartition(".")[2]
+    misplaced = 1.2 + 0.02 * whole if same_leaf else float("inf")
+    return min(whole, as_tail, misplaced)
+
+
+def distance(a: str, b: str) -> int:
+    """Edits (insert, delete, replace, swap of neighbours) that turn `a` into `b`: the optimal string alignment distance."""
+    before: list[int] = []
+    row = list(range(len(b) + 1))
+    for i, x in enumerate(a, 1):
+        before, last, row = row, before, [i]
+        for j, y in enumerate(b, 1):
+            cost = min(before[j] + 1, row[j - 1] + 1, before[j - 1] + (x != y))
+            if i > 1 and j > 1 and x == b[j - 2] and a[i - 2] == y:
+                cost = min(cost, last[j - 2] + 1)
+            row.append(cost)
+    return row[-1]
