@@ -88,6 +88,7 @@ class _Shelf(ConfigRepository):
         self.name = primary.path.stem
         self.folders = folders
         self._sources: dict[str, Source | None] = {self.name: primary}
+        self._results: dict[str, ConfigResult] = {}
 
     def source(self, config_path: str) -> Source | None:
         """The file of a part by Hydra's name for it, or None."""
@@ -98,6 +99,8 @@ class _Shelf(ConfigRepository):
         return self._sources[name]
 
     def load_config(self, config_path: str) -> ConfigResult | None:
+        if config_path in self._results:
+            return self._results[config_path]
         source = self.source(config_path)
         if source is None:
             return None
@@ -112,6 +115,7 @@ class _Shelf(ConfigRepository):
         header = ConfigSource._get_header_dict(source.text)
         result = ConfigResult(provider="rlctl", path=str(source.path), config=config, header=header)
         result.defaults_list = self._create_defaults_list(config_path, defaults)
+        self._results[config_path] = result
         return result
 
     def config_exists(self, config_path: str) -> bool:

@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -53,7 +53,12 @@ class Source:
         """`file:line` of a key of this file, or of the nearest section above it."""
         while key and key not in self.lines:
             key = key.rpartition(".")[0]
-        return f"{shown(self.path)}:{self.lines[key]}" if key else shown(self.path)
+        return f"{self.name}:{self.lines[key]}" if key else self.name
+
+    @cached_property
+    def name(self) -> str:
+        """The path as shown to the user."""
+        return shown(self.path)
 
 
 def shown(path: Path) -> str:
