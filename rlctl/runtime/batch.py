@@ -211,7 +211,8 @@ class Scored(Rollouts):
     """What it was worth: one score a row, and the components it was made of."""
 
     scores: Tensor  # (B,) float32
-    components: dict[str, Tensor]  # name -> (B,)
+    components: dict[str, Tensor]  # name -> (B,) float32
+    failed: Tensor  # (B,) bool: the reward function raised, hung or answered nonsense; the score is 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -225,3 +226,29 @@ class Experience(Scored):
     values: Ragged | None = None
     returns: Ragged | None = None
     is_weights: Ragged | None = None  # importance weights of rollout correction
+
+
+@dataclass(frozen=True, eq=False)
+class LogProbs(Batch):
+    """What a policy says of the response tokens."""
+
+    log_probs: Ragged  # (B rows) float32
+    entropy: Ragged | None  # (B rows) float32, nats
+
+    def __len__(self) -> int:
+        return len(self.log_probs)
+
+
+@dataclass(frozen=True, eq=False)
+class Scores(Batch):
+    """What the reward functions say of the answers: the fields that make `Rollouts` into `Scored`."""
+
+    scores: Tensor
+    components: dict[str, Tensor]
+    failed: Tensor
+
+    def __len__(self) -> int:
+        return len(self.scores)
+
+    def of(self, rollouts: Rollouts) -> Scored:
+        return rollouts.grow(Scored, scores=self.scores, components=self.components, failed=self.failed)

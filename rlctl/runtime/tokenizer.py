@@ -9,6 +9,7 @@ from typing import Any
 
 from transformers import AutoTokenizer, GenerationConfig, PreTrainedTokenizerBase
 
+from rlctl.data_prep.hub import hub_answers
 from rlctl.errors import ConfigError
 
 Chat = Sequence[dict[str, str]]
@@ -36,7 +37,8 @@ def load_tokenizer(path: str, trust_remote_code: bool = False) -> PreTrainedToke
             "the model folder does not exist", where=str(folder), hint="a folder in transformers' format, or owner/name on the hub"
         )
     try:
-        tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=trust_remote_code)
+        only_here = not folder.is_dir() and not hub_answers()
+        tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=trust_remote_code, local_files_only=only_here)
     except Exception as error:  # a broken tokenizer.json makes the tokenizers library raise this very class
         hint = None if folder.is_dir() else "a folder of that name does not exist here, so it was looked up on the hub"
         raise ConfigError(f"the tokenizer cannot be loaded: {str(error).splitlines()[0]}", where=source, hint=hint) from error

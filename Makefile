@@ -1,0 +1,45 @@
+# Two commands do everything: `make demo` and `make test`. Each sets up what it needs.
+PYTHON ?= python3
+EXTRAS ?=
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed-$(subst $(comma),-,$(or $(EXTRAS),base))
+comma := ,
+
+# Bytecode is cached at install and used by every worker: importing torch and transformers takes seconds without.
+export PYTHONDONTWRITEBYTECODE :=
+
+.PHONY: setup demo test check bench quickstart-model clean
+
+setup: $(STAMP)
+
+$(STAMP): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet uv
+	$(BIN)/python -m uv pip install --python $(BIN)/python $(if $(PIP_FIND_LINKS),--find-links "$(PIP_FIND_LINKS)") \
+		--override constraints.txt --compile-bytecode --editable '.[dev$(if $(EXTRAS),$(comma)$(EXTRAS))]'
+	touch $@
+
+demo: setup
+	$(BIN)/rlctl train ppo
+
+test: check
+	$(BIN)/python -m pytest -m "not gpu" -n 2 --dist loadfile
+
+check: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports
+	$(BIN)/pyright
+
+bench: setup
+	$(BIN)/python -m benchmarks.cli_help
+	$(BIN)/python -m benchmarks.rollout
+	$(BIN)/python -m benchmarks.step
+
+quickstart-model: setup
+	$(BIN)/python -m rlctl.quickstart.make_model
+
+clean:
+	rm -rf $(VENV) runs .pytest_cache .ruff_cache .import_linter_cache build dist
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,104 @@
+"""Makes the quickstart's model from a seed: a tokenizer trained on arithmetic problems, and a Llama of a million parameters.
+
+The base is taught by `rlctl train sft` from the worked solutions of a mostly careless annotator, who stops one equation early: it knows the
+steps and seldom takes all of them. That is what reinforcement learning mends in `make demo`.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+SEED = 0
+NUM_TRAIN, NUM_VAL, LEVEL, CARELESS = 60_000, 256, 2, 0.7
+VOCABULARY = 512
+SFT = {
+    "data.train_batch_size": 128,
+    "actor_rollout_ref.actor.ppo_mini_batch_size": 128,
+    "actor_rollout_ref.actor.optim.lr": 3e-3,
+    "actor_rollout_ref.actor.optim.betas": "[0.9,0.98]",
+    "actor_rollout_ref.actor.optim.lr_warmup_steps": 50,
+    "actor_rollout_ref.actor.optim.lr_scheduler_type": "cosine",
+    "actor_rollout_ref.actor.optim.min_lr_ratio": 0.05,
+    "trainer.total_training_steps": 1200,
+    "trainer.test_freq": 300,
+    "trainer.save_freq": 1200,
+    "trainer.seed": SEED,
+    "data.max_prompt_length": 96,
+    "data.max_response_length": 64,
+}
+
+CHAT_TEMPLATE = (
+    "{% for message in messages %}<|{{ message['role'] }}|>{{ message['content'] }}<|end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+
+
+def write_blank(folder: Path) -> None:
+    """A folder with tokenizer and config.json, and no weights: `actor_rollout_ref.model.init=random` makes them from the seed."""
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import LlamaConfig, PreTrainedTokenizerFast
+
+    from rlctl.data_prep.arithmetic import train_and_validation
+
+    rows, _ = train_and_validation(4000, 0, seed=SEED + 1, level=3, careless=0.0)
+    texts = [text for row in rows for text in (row.prompt[0]["content"], row.extra_info["answer"])]
+    tokenizer = Tokenizer(models.BPE())
+    words_and_digits = Regex(r" ?\d| ?\p{L}+| ?[^\s\p{L}\d]+|\s+")  # one token a digit: numbers of any length are spelt alike
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Split(words_and_digits, "isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    special = ["<|pad|>", "<|end|>", "<|user|>", "<|assistant|>", "<|system|>"]
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=VOCABULARY, special_tokens=special, initial_alphabet=alphabet, show_progress=False)
+    tokenizer.train_from_iterator(texts, trainer)
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|end|>", pad_token="<|pad|>", chat_template=CHAT_TEMPLATE)
+    fast.save_pretrained(folder)
+    LlamaConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=128,
+        intermediate_size=384,
+        num_hidden_layers=5,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=1024,
+        tie_word_embeddings=True,
+        initializer_range=0.05,
+        bos_token_id=None,
+        eos_token_id=fast.eos_token_id,
+        pad_token_id=fast.pad_token_id,
+        architectures=["LlamaForCausalLM"],
+    ).save_pretrained(folder)
+
+
+def main(target: Path) -> None:
+    """Write the model into `target`, replacing what is there."""
+    with tempfile.TemporaryDirectory() as work:
+        blank, data, runs = (Path(work) / name for name in ("blank", "data", "runs"))
+        write_blank(blank)
+        prep = ["prep", "arithmetic", "--out", data, "--train", NUM_TRAIN, "--val", NUM_VAL, "--level", LEVEL, "--seed", SEED + 2]
+        _rlctl(*prep, "--careless", CARELESS)
+        settings = SFT | {
+            "actor_rollout_ref.model.path": blank,
+            "actor_rollout_ref.model.init": "random",
+            "data.train_files": data / "train.parquet",
+            "data.val_files": data / "val.parquet",
+            "trainer.run_dir": runs,
+        }
+        _rlctl("train", "sft", "--name", "quickstart-model", *(f"{key}={value}" for key, value in settings.items()))
+        newest = max(runs.glob("*/quickstart-model/checkpoints/step_*/huggingface"))
+        shutil.rmtree(target, ignore_errors=True)
+        shutil.copytree(newest, target)
+    print(f"wrote {target}", file=sys.stderr)
+
+
+def _rlctl(*arguments: object) -> None:
+    subprocess.run([sys.executable, "-m", "rlctl", *map(str, arguments)], check=True)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parent / "model")

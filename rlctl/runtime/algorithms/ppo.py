@@ -1,0 +1,203 @@
+"""The PPO family: one step with a chosen advantage estimator and a chosen policy loss.
+
+PPO (arXiv 1707.06347), GRPO (2402.03300), RLOO (2402.14740), REINFORCE++ (2501.03262), Dr.GRPO, DAPO's loss, GSPO, CISPO and others are
+this step: `algorithm.adv_estimator` and `actor_rollout_ref.actor.policy_loss.loss_mode` name plain functions of tensors, and what those
+declare to need decides which roles are built.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Self
+
+from torch import Tensor
+
+from rlctl.errors import Problem, raise_problems
+from rlctl.recipes import schema
+from rlctl.runtime.algorithms.advantages import AdvantageInputs, AdvantageParams, Need, get_estimator
+from rlctl.runtime.algorithms.aggregate import aggregate, count
+from rlctl.runtime.algorithms.base import Loss, Needs, mini_batches
+from rlctl.runtime.algorithms.kl import KLController, kl_penalty, make_kl_controller
+from rlctl.runtime.algorithms.losses import get_policy_loss
+from rlctl.runtime.algorithms.policy_losses import ClipParams, PolicyTokens
+from rlctl.runtime.algorithms.rewards import overlong_penalty, penalise_kl, score_at_end
+from rlctl.runtime.algorithms.stats import experience_metrics, mismatch_metrics
+from rlctl.runtime.algorithms.values import value_loss
+from rlctl.runtime.batch import Experience, LogProbs, Prompts, Ragged, Rollouts, Scored
+from rlctl.runtime.model.causal_lm import PolicyOutputs
+from rlctl.runtime.roles import Roles
+from rlctl.runtime.schedule import Schedule
+from rlctl.tracking.metrics import Mean, Metrics, merge
+
+# What a run of this family cannot give an estimator yet.
+_NOT_OFFERED = Need.GREEDY_BASELINE | Need.SUM_PI_SQUARED
+
+
+@dataclass(frozen=True)
+class PPO:
+    """See the module. `kl` is the only thing in it that changes, and only on the controller."""
+
+    algorithm: schema.Algorithm
+    actor: schema.Actor
+    critic: schema.Critic
+    answers_per_prompt: int
+    max_response_length: int
+    seed: int
+    actor_lr: Schedule
+    critic_lr: Schedule
+    critic_warmup: int
+    kl: KLController
+
+    @classmethod
+    def from_config(cls, config: schema.Config, num_steps: int) -> Self:
+        """Judges everything that only this family can: names of functions, and what they need."""
+        algorithm, actor = config.algorithm, config.actor_rollout_ref.actor
+        problems: list[Problem] = []
+        missing = get_estimator(algorithm.adv_estimator).needs & _NOT_OFFERED
+        if missing:
+            what = " and ".join(need.name.lower().replace("_", " ") for need in missing if need.name)
+            problems.append(Problem(f"algorithm.adv_estimator={algorithm.adv_estimator} needs {what}, which rlctl does not compute yet"))
+        if algorithm.filter_groups.enable:
+            problems.append(Problem("algorithm.filter_groups.enable=true: resampling of groups is not there yet", hint="set it to false"))
+        n = config.actor_rollout_ref.rollout.n
+        if Need.GROUPS in get_estimator(algorithm.adv_estimator).needs and n < 2:
+            problems.append(
+                Problem(
+                    f"algorithm.adv_estimator={algorithm.adv_estimator} compares the answers to one prompt, but rollout.n is {n}",
+                    hint="actor_rollout_ref.rollout.n=8",
+                )
+            )
+        get_policy_loss(actor.policy_loss.loss_mode)
+        raise_problems(problems)
+        kl_ctrl = algorithm.kl_ctrl
+        return cls(
+            algorithm=algorithm,
+            actor=actor,
+            critic=config.critic,
+            answers_per_prompt=n,
+            max_response_length=config.data.max_response_length,
+            seed=config.trainer.seed,
+            actor_lr=Schedule.of(actor.optim, num_steps),
+            critic_lr=Schedule.of(config.critic.optim, num_steps),
+            critic_warmup=config.trainer.critic_warmup,
+            kl=make_kl_controller(kl_ctrl.type, kl_ctrl.kl_coef, kl_ctrl.target_kl, kl_ctrl.horizon),
+        )
+
+    @property
+    def needs(self) -> Needs:
+        needs, asked = Needs.ENGINE | Needs.EXPERIENCE, get_estimator(self.algorithm.adv_estimator).needs
+        if Need.VALUES in asked:
+            needs |= Needs.CRITIC
+        if self.algorithm.use_kl_in_reward or self.actor.use_kl_loss:
+            needs |= Needs.REFERENCE
+        return needs | Needs.ENTROPY if self.actor.entropy_coeff else needs
+
+    def collect(self, prompts: Prompts, roles: Roles, step: int) -> Scored:
+        rollouts = roles.actor.generate_sequences(prompts, seed=_seed(self.seed, step))
+        return roles.reward.compute_scores(rollouts).of(rollouts)
+
+    def learn(self, scored: Scored, roles: Roles, step: int) -> Metrics:
+        old = roles.actor.compute_log_probs(scored)
+        ref = roles.reference.compute_log_probs(scored) if Needs.REFERENCE in self.needs else None
+        values = roles.critic.compute_values(scored) if Needs.CRITIC in self.needs else None
+        experience, metrics = self._experience(scored, old, ref, values)
+        updates: list[Metrics] = []
+        if Needs.CRITIC in self.needs:
+            shuffle = _seed(self.critic.data_loader_seed, step) if self.critic.shuffle else None
+            rows = self.critic.ppo_mini_batch_size * self.answers_per_prompt
+            for batch in mini_batches(experience, rows, self.critic.ppo_epochs, shuffle):
+                updates.append(roles.critic.update(batch, self.critic_lr(step)))
+        if step > self.critic_warmup:
+            shuffle = _seed(self.actor.data_loader_seed, step) if self.actor.shuffle else None
+            rows = self.actor.ppo_mini_batch_size * self.answers_per_prompt
+            for batch in mini_batches(experience, rows, self.actor.ppo_epochs, shuffle):
+                updates.append(roles.actor.update(batch, self.actor_lr(step)))
+        return merge([metrics, *updates])
+
+    def loss(self, outputs: PolicyOutputs, batch: Rollouts) -> Loss:
+        """pg − entropy_coeff · entropy + kl_loss_coef · KL(policy, reference), all aggregated alike."""
+        assert isinstance(batch, Experience)
+        actor, mask, num_rows = self.actor, batch.response_mask.values, len(batch)
+        row = batch.response_ids.row_of_token
+        tokens = PolicyTokens(outputs.log_probs, batch.old_log_probs.values, batch.advantages.values, mask, row, num_rows)
+        function = get_policy_loss(actor.policy_loss.loss_mode)
+        losses, metrics = function(tokens, ClipParams.of(actor))
+        if batch.is_weights is not None:
+            losses = losses * batch.is_weights.values
+        mode = function.aggregation or actor.loss_agg_mode
+        width = actor.loss_scale_factor or self.max_response_length
+        divisor = count(mask, row, num_rows, mode, width)
+        extra = 0.0
+
+        def mean_of(x: Tensor) -> Mean:
+            return Mean(float(aggregate(x.detach(), mask, row, num_rows, mode)), divisor if divisor is not None else 1.0)
+
+        metrics["actor/pg_loss"] = mean_of(losses)
+        if outputs.entropy is not None:
+            extra = extra - actor.entropy_coeff * outputs.entropy
+        if actor.use_kl_loss:
+            assert batch.ref_log_probs is not None
+            kl = kl_penalty(outputs.log_probs, batch.ref_log_probs.values, actor.kl_loss_type)
+            extra = extra + actor.kl_loss_coef * kl
+            metrics["actor/kl_loss"] = mean_of(kl)
+            metrics["actor/kl_coef"] = Mean(actor.kl_loss_coef)
+        return Loss(aggregate(losses + extra, mask, row, num_rows, mode), divisor, metrics)
+
+    def value_loss(self, values: Tensor, batch: Rollouts) -> Loss:
+        """The clipped value loss, aggregated like the policy's."""
+        assert isinstance(batch, Experience)
+        assert batch.values is not None
+        assert batch.returns is not None
+        mask, row, num_rows = batch.response_mask.values, batch.response_ids.row_of_token, len(batch)
+        losses, metrics = value_loss(values, batch.values.values, batch.returns.values, mask, self.critic.cliprange_value)
+        mode, width = self.critic.loss_agg_mode, self.max_response_length
+        total, divisor = aggregate(losses, mask, row, num_rows, mode), count(mask, row, num_rows, mode, width)
+        metrics["critic/vf_loss"] = Mean(float(total.detach()), divisor if divisor is not None else 1.0)
+        return Loss(total, divisor, metrics)
+
+    def _experience(self, scored: Scored, old: LogProbs, ref: LogProbs | None, values: Ragged | None) -> tuple[Experience, Metrics]:
+        """Token rewards, advantages and returns; what `learn` reads between inference and the updates."""
+        mask = scored.response_mask
+        scores, metrics = scored.scores, mismatch_metrics(scored, old)
+        if self.algorithm.overlong_buffer.enable:
+            scores = scores + overlong_penalty(scored.response_ids.lengths, self.max_response_length, self.algorithm.overlong_buffer)
+        rewards = score_at_end(scores, scored.response_ids)
+        if self.algorithm.use_kl_in_reward:
+            assert ref is not None
+            rewards, kl_metrics = penalise_kl(rewards, old.log_probs, ref.log_probs, mask, self.algorithm.kl_penalty, self.kl)
+            metrics |= kl_metrics
+        inputs = AdvantageInputs(
+            rewards=rewards.padded(),
+            mask=mask.padded(),
+            group=scored.group,
+            values=values.padded() if values is not None else None,
+            greedy_scores=None,
+            components=scored.components,
+            log_probs=old.log_probs.padded(),
+            sum_pi_squared=None,
+        )
+        estimator = get_estimator(self.algorithm.adv_estimator)
+        params = AdvantageParams(self.algorithm.gamma, self.algorithm.lam, self.algorithm.norm_adv_by_std_in_grpo)
+        advantages, returns = estimator(inputs, params)
+        lengths = scored.response_ids.lengths
+        experience = scored.grow(
+            Experience,
+            rewards=rewards,
+            old_log_probs=old.log_probs,
+            advantages=Ragged.from_padded(advantages, lengths),
+            ref_log_probs=ref.log_probs if ref is not None else None,
+            values=values,
+            returns=Ragged.from_padded(returns, lengths),
+        )
+        return experience, metrics | experience_metrics(experience, old)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"kl": self.kl.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.kl.load_state_dict(state["kl"])
+
+
+def _seed(seed: int, step: int) -> int:
+    """A random stream for each step: nothing to save, and a resumed run draws what it would have drawn."""
+    return seed * 1_000_000_007 + step * 1_009

@@ -1,0 +1,63 @@
+"""What is reported of a batch before anything is learned from it."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from rlctl.runtime.batch import Experience, LogProbs, Ragged, Rollouts, Scored
+from rlctl.tracking.metrics import Max, Mean, Metrics, Min, Sum
+
+
+def spread(name: str, values: Tensor) -> Metrics:
+    """mean, max and min of `values` (N,); nothing if there are none."""
+    if not len(values):
+        return {}
+    values = values.float()
+    return {
+        f"{name}/mean": Mean(float(values.sum()), len(values)),
+        f"{name}/max": Max(float(values.max())),
+        f"{name}/min": Min(float(values.min())),
+    }
+
+
+def rollout_metrics(scored: Scored, max_response_length: int) -> Metrics:
+    """Lengths, scores and reward components. `clip_ratio` is the share of rows that reached `max_response_length`."""
+    responses, prompts = scored.response_ids.lengths, scored.prompt_ids.lengths
+    metrics = spread("response_length", responses) | spread("prompt_length", prompts) | spread("critic/score", scored.scores)
+    metrics["response_length/clip_ratio"] = Mean(float((responses >= max_response_length).sum()), len(scored))
+    metrics["reward/num_failed"] = Sum(float(scored.failed.sum()))
+    for name, values in scored.components.items():
+        metrics[f"reward/{name}/mean"] = Mean(float(values.sum()), len(values))
+    return metrics
+
+
+def experience_metrics(experience: Experience, old: LogProbs) -> Metrics:
+    """Rewards (a row), advantages, returns and values (a token), and the entropy of the policy that answered."""
+    keep = experience.response_mask.values.bool()
+    metrics = spread("critic/rewards", experience.rewards.sums())
+    per_token: dict[str, Ragged | None] = {
+        "critic/advantages": experience.advantages,
+        "critic/returns": experience.returns,
+        "critic/values": experience.values,
+    }
+    for name, field in per_token.items():
+        if field is not None:
+            metrics |= spread(name, field.values[keep])
+    if old.entropy is not None:
+        metrics["actor/entropy"] = Mean(float(old.entropy.values[keep].sum()), float(keep.sum()))
+    return metrics
+
+
+def mismatch_metrics(rollouts: Rollouts, old: LogProbs) -> Metrics:
+    """How far the engine's probabilities are from the trainer's, token by token: `rollout_probs_diff_*`, and the KL between them (k1)."""
+    keep = rollouts.response_mask.values.bool()
+    ours, theirs = old.log_probs.values[keep].double(), rollouts.rollout_log_probs.values[keep].double()
+    if len(ours) < 2:
+        return {}
+    diff = (ours.exp() - theirs.exp()).abs()
+    return {
+        "training/rollout_probs_diff_mean": Mean(float(diff.sum()), len(diff)),
+        "training/rollout_probs_diff_max": Max(float(diff.max())),
+        "training/rollout_probs_diff_std": Mean(float(diff.std())),
+        "rollout_corr/kl": Mean(float((theirs - ours).sum()), len(diff)),
+    }

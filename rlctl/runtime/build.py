@@ -1,0 +1,92 @@
+"""From a configuration to roles: which workers are built, of what, and in which pool."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import cast
+
+from transformers import PreTrainedTokenizerBase
+
+from rlctl.plugins import load
+from rlctl.recipes import schema
+from rlctl.runtime.algorithms.base import Algorithm, Needs, ValueLoss
+from rlctl.runtime.cluster.inline import Pool
+from rlctl.runtime.rewards.pool import RewardPool
+from rlctl.runtime.rewards.role import RuleReward, reward_specs
+from rlctl.runtime.roles import Actor, Critic, Reference, Reward, Roles
+from rlctl.runtime.tokenizer import stop_token_ids
+from rlctl.runtime.workers.actor import ActorSpec, ActorWorker
+from rlctl.runtime.workers.critic import CriticSpec, CriticWorker
+from rlctl.runtime.workers.reference import ReferenceSpec, ReferenceWorker
+
+
+def load_algorithm(config: schema.Config, num_steps: int) -> Algorithm:
+    """The algorithm `algorithm.name`, judged against the rest of the configuration."""
+    return load("algorithms", config.algorithm.name).from_config(config, num_steps)
+
+
+def build_reward(config: schema.Config, tokenizer: PreTrainedTokenizerBase, num_processes: int) -> tuple[RuleReward, Callable[[], None]]:
+    """The reward role on the controller, and what closes it. Raises `ConfigError` for a function that cannot be used."""
+    pool = RewardPool(
+        reward_specs(config.reward), timeout_s=config.reward.timeout_s, num_processes=config.reward.num_processes or num_processes
+    )
+    return RuleReward(tokenizer, pool), pool.close
+
+
+def pool_names(placement: schema.Placement, needs: Needs) -> list[str]:
+    """The pools that the roles of a run live in, the actor's first."""
+    names = [placement.actor]
+    names += [placement.reference] if Needs.REFERENCE in needs else []
+    names += [placement.critic] if Needs.CRITIC in needs else []
+    return list(dict.fromkeys(names))
+
+
+def build_roles(
+    config: schema.Config,
+    algorithm: Algorithm,
+    tokenizer: PreTrainedTokenizerBase,
+    pools: Mapping[str, Pool],
+    reward: Reward,
+    on_phase: Callable[[str], None],
+) -> Roles:
+    """Build the workers that `algorithm` needs, each in its pool. `on_phase` is told what is being built."""
+    placement, needs = config.trainer.placement, algorithm.needs
+    on_phase("building the actor")
+    actor: Actor = pools[placement.actor].spawn("actor", ActorWorker, _actor_spec(config, algorithm, tokenizer))
+    reference: Reference | None = None
+    if Needs.REFERENCE in needs:
+        on_phase("building the reference")
+        reference = pools[placement.reference].spawn("reference", ReferenceWorker, _reference_spec(config))
+    critic: Critic | None = None
+    if Needs.CRITIC in needs:
+        on_phase("building the critic")
+        critic = pools[placement.critic].spawn("critic", CriticWorker, _critic_spec(config, algorithm))
+    return Roles(actor=actor, reward=reward, critic_role=critic, reference_role=reference)
+
+
+def _actor_spec(config: schema.Config, algorithm: Algorithm, tokenizer: PreTrainedTokenizerBase) -> ActorSpec:
+    actor_rollout = config.actor_rollout_ref
+    return ActorSpec(
+        model=actor_rollout.model,
+        actor=actor_rollout.actor,
+        rollout=actor_rollout.rollout,
+        max_response_length=config.data.max_response_length,
+        stop_token_ids=stop_token_ids(tokenizer, actor_rollout.model.path),
+        algorithm=algorithm,
+        seed=config.trainer.seed,
+    )
+
+
+def _reference_spec(config: schema.Config) -> ReferenceSpec:
+    actor_rollout = config.actor_rollout_ref
+    return ReferenceSpec(
+        model=actor_rollout.model,
+        ref=actor_rollout.ref,
+        use_dynamic_bsz=actor_rollout.actor.use_dynamic_bsz,
+        temperature=actor_rollout.rollout.temperature,
+        seed=config.trainer.seed,
+    )
+
+
+def _critic_spec(config: schema.Config, algorithm: Algorithm) -> CriticSpec:
+    return CriticSpec(critic=config.critic, algorithm=cast(ValueLoss, algorithm), seed=config.trainer.seed)

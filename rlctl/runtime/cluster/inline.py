@@ -1,0 +1,36 @@
+"""What a pool is, and a pool of one: its workers live in this process, a call is a call. Breakpoints and profilers work."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol, TypeVar
+
+from rlctl.runtime.place import Place
+from rlctl.runtime.workers.process import Process
+
+W = TypeVar("W")
+
+
+class Pool(Protocol):
+    """Where workers live."""
+
+    def spawn(self, role: str, worker: type[W], *args: Any) -> W:
+        """Build `worker(place, *args)` in every process. What comes back answers like one worker of that type."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class InlinePool:
+    """Implements `Pool` without processes."""
+
+    def __init__(self, place: Place) -> None:
+        self.process = Process(place)
+        self.process.join(self.process.address())
+
+    def spawn(self, role: str, worker: type[W], *args: Any) -> W:
+        """The worker itself."""
+        self.process.build(role, worker, args)
+        return self.process.workers[role]
+
+    def close(self) -> None:
+        self.process.leave()

@@ -1,0 +1,113 @@
+"""A pool of processes on a Ray cluster: one placement group, one process a device, any number of roles in each process."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+import ray
+from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
+from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from rlctl.errors import ResourceError, RlctlError
+from rlctl.runtime.cluster.group import WorkerGroup
+from rlctl.runtime.place import Place
+from rlctl.runtime.workers.process import Process
+
+W = TypeVar("W")
+
+
+@dataclass(frozen=True)
+class PoolSpec:
+    """How large a pool is, and how long it may take to answer."""
+
+    name: str
+    num_processes: int
+    place: Place  # of rank 0; the others differ in rank and log file
+    start_timeout_s: float
+    call_timeout_s: float
+    balanced: bool  # rows are shared out by cost
+
+
+class ResourcePool:
+    """Implements `Pool` on Ray. Every wait has a deadline and names what it waits for."""
+
+    def __init__(self, spec: PoolSpec) -> None:
+        self.spec = spec
+        self.group = self._reserve()
+        self.processes = [self._start(rank) for rank in range(spec.num_processes)]
+        address = self._gather([self.processes[0].address.remote()], "the first process of the pool", spec.start_timeout_s)[0]
+        self._gather([p.join.remote(address) for p in self.processes], "the process group", spec.start_timeout_s)
+
+    def spawn(self, role: str, worker: type[W], *args: Any) -> W:
+        answers = [process.build.remote(role, worker, args) for process in self.processes]
+        self._gather(answers, f"building {role}", self.spec.start_timeout_s)
+        return cast(W, WorkerGroup(role, worker, self.processes, self.gather, self.spec.balanced))
+
+    def gather(self, answers: list[ray.ObjectRef], what: str) -> list[Any]:
+        """One answer a process, within `call_timeout_s`."""
+        return self._gather(answers, what, self.spec.call_timeout_s)
+
+    def close(self) -> None:
+        for process in self.processes:
+            ray.kill(process)
+        remove_placement_group(self.group)
+
+    def _reserve(self) -> PlacementGroup:
+        spec = self.spec
+        bundle = {"CPU": 1.0, "GPU": 1.0} if spec.place.device == "cuda" else {"CPU": 1.0}
+        group = placement_group([bundle] * spec.num_processes, strategy="PACK", name=f"rlctl-{spec.name}-{time.time_ns()}")
+        if not group.wait(timeout_seconds=spec.start_timeout_s):
+            free = {name: amount for name, amount in ray.available_resources().items() if name in bundle}
+            remove_placement_group(group)
+            raise ResourceError(
+                f"pool {spec.name!r} needs {spec.num_processes} × {bundle}; free after {spec.start_timeout_s:.0f} s: {free}",
+                hint="fewer trainer.n_gpus_per_node, or a larger cluster",
+            )
+        return group
+
+    def _start(self, rank: int) -> Any:
+        spec = self.spec
+        log = spec.place.log_path
+        place = replace(spec.place, rank=rank, log_path=log and log.with_name(f"{spec.name}-{rank}.log"))
+        return (
+            ray.remote(Process)
+            .options(
+                num_cpus=1,
+                num_gpus=1 if place.device == "cuda" else 0,
+                name=f"{spec.name}-{rank}-{time.time_ns()}",
+                scheduling_strategy=PlacementGroupSchedulingStrategy(self.group, placement_group_bundle_index=rank),
+            )
+            .remote(place)
+        )
+
+    def _gather(self, answers: list[ray.ObjectRef], what: str, timeout_s: float) -> list[Any]:
+        try:
+            return ray.get(answers, timeout=timeout_s)
+        except GetTimeoutError as error:
+            raise RlctlError(
+                f"{what} did not answer within {timeout_s:.0f} s", where=self._log_tail(), hint="trainer.timeouts sets the deadlines"
+            ) from error
+        except RayTaskError as error:
+            if isinstance(error.cause, RlctlError):
+                raise error.cause from error
+            raise RlctlError(f"{what} failed: {type(error.cause).__name__}: {error.cause}", where=self._log_tail()) from error
+        except RayActorError as error:
+            raise RlctlError(f"a worker process died during {what}: {error.error_msg}", where=self._log_tail()) from error
+
+    def _log_tail(self, num_lines: int = 15) -> str:
+        """The last lines that the processes of this pool printed, with the names of their logs."""
+        if self.spec.place.log_path is None:
+            return "the worker's output on this terminal"
+        parts: list[str] = []
+        for log in sorted(self.spec.place.log_path.parent.glob(f"{self.spec.name}-*.log")):
+            lines = _read(log)[-num_lines:]
+            parts.append(f"{log}" + "".join(f"\n    {line}" for line in lines))
+        return "\n".join(parts)
+
+
+def _read(path: Path) -> list[str]:
+    return path.read_text(errors="replace").splitlines()

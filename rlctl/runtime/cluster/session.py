@@ -1,0 +1,78 @@
+"""Ray from start to end: it starts within a deadline or says why not, and leaves no process and no folder behind."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from rlctl.errors import ResourceError
+from rlctl.recipes import schema
+
+# Workers are told their number of threads by torch.set_num_threads; this bounds what libraries grab at import. An empty
+# PYTHONDONTWRITEBYTECODE lets them cache what they import: torch and transformers take seconds without.
+_WORKER_ENV = {"PYTHONDONTWRITEBYTECODE": "", "TOKENIZERS_PARALLELISM": "false", "TORCHDYNAMO_DISABLE": "1", "GLOO_SOCKET_IFNAME": ""}
+
+
+@contextmanager
+def ray_session(init: schema.RayInit, num_cpus: int, num_threads: int, timeout_s: float, timeline: str | None) -> Iterator[None]:
+    """A cluster of this machine with `num_cpus` slots, or the one at `init.address`. Shut down at the end.
+
+    Raises `ResourceError` with the tail of Ray's own log if it does not start within `timeout_s` seconds.
+    """
+    import ray
+
+    env = {name: value for name, value in _WORKER_ENV.items() if value or name in os.environ} | {"OMP_NUM_THREADS": str(num_threads)}
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    options: dict[str, object] = {"runtime_env": {"env_vars": env}, "log_to_driver": False, "logging_level": "ERROR"}
+    folder: Path | None = None
+    if init.address is None:
+        folder = Path(tempfile.mkdtemp(prefix="rlctl-", dir="/tmp"))  # short: socket paths inside may have 107 characters
+        options |= {"num_cpus": num_cpus, "include_dashboard": False, "_temp_dir": str(folder)}
+    else:
+        options["address"] = init.address
+    try:
+        _start(options, folder, timeout_s)
+        yield
+        if timeline is not None:
+            ray.timeline(timeline)
+    finally:
+        ray.shutdown()
+        if folder is not None:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _start(options: dict[str, object], folder: Path | None, timeout_s: float) -> None:
+    """`ray.init` in a thread of its own, because it has no deadline and cannot be interrupted everywhere."""
+    import ray
+
+    failure: list[BaseException] = []
+
+    def start() -> None:
+        try:
+            ray.init(**options)  # pyright: ignore[reportArgumentType]
+        except BaseException as error:  # handed to the waiting thread, which raises it
+            failure.append(error)
+
+    thread = threading.Thread(target=start, name="ray-init", daemon=True)
+    thread.start()
+    thread.join(timeout_s)
+    if thread.is_alive():
+        raise ResourceError(f"Ray did not start within {timeout_s:.0f} s", where=_log_tail(folder), hint="trainer.timeouts.ray_start_s")
+    if failure:
+        hint = "`--inline` trains without Ray"
+        raise ResourceError(f"Ray did not start: {failure[0]}", where=_log_tail(folder), hint=hint) from failure[0]
+
+
+def _log_tail(folder: Path | None, num_lines: int = 10) -> str | None:
+    if folder is None:
+        return None
+    names = ("raylet.err", "raylet.out", "gcs_server.err", "gcs_server.out")
+    logs = [log for name in names for log in folder.glob(f"session_2*/logs/{name}")]
+    tails = [f"{log.name}: " + "\n    ".join(log.read_text(errors="replace").splitlines()[-num_lines:]) for log in logs]
+    return "\n".join(tails) or None

@@ -1,0 +1,198 @@
+"""Starts a run and sees to it that it ends: checks first, then the run's folder, then processes; whatever happens, they are closed."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import yaml
+from transformers import PreTrainedTokenizerBase
+
+from rlctl.errors import RlctlError, Terminated, UsageError
+from rlctl.recipes import schema
+from rlctl.recipes.compose import Recipe
+from rlctl.runs.run_dir import RunDir, check_free
+from rlctl.runtime import quickstart
+from rlctl.runtime.algorithms.base import Algorithm
+from rlctl.runtime.build import build_reward, build_roles, load_algorithm, pool_names
+from rlctl.runtime.cluster.inline import InlinePool, Pool
+from rlctl.runtime.loader import PromptLoader, PromptSet
+from rlctl.runtime.place import Place, available_cores
+from rlctl.runtime.preflight import Devices, check
+from rlctl.runtime.tokenizer import load_tokenizer
+from rlctl.runtime.trainer import Parts, Trainer
+from rlctl.runtime.validate import Validator
+from rlctl.tracking.jsonl import read_metrics
+from rlctl.tracking.summary import print_summary
+from rlctl.tracking.tracker import RunInfo, Trackers
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A run that has passed every check and has touched nothing yet."""
+
+    recipe: Recipe
+    config: schema.Config  # with `quickstart` resolved
+    devices: Devices
+    algorithm: Algorithm
+    tokenizer: PreTrainedTokenizerBase
+    loader: PromptLoader
+    validator: Validator | None
+    num_steps: int
+    inline: bool
+
+
+def make_plan(recipe: Recipe, inline: bool) -> Plan:
+    """Read the data and check everything that can be checked without starting a process. Raises what is wrong, all at once."""
+    trainer = recipe.config.trainer
+    root = Path(trainer.run_dir)
+    check_free(root, trainer.project_name, trainer.experiment_name)
+    config = quickstart.resolve(recipe.config, root)
+    devices = Devices.of(trainer)
+    if inline and devices.total > 1:
+        raise UsageError(f"--inline runs one process, but the configuration asks for {devices.total}", hint="trainer.n_gpus_per_node=1")
+    data, model = config.data, config.actor_rollout_ref.model
+    check(config, devices, load_algorithm(config, num_steps=1).needs, root)
+    tokenizer = load_tokenizer(model.tokenizer_path or model.path, model.trust_remote_code)
+    train = PromptSet.load(data.train_files, data, tokenizer, data.train_max_samples)
+    if len(train) < data.train_batch_size:
+        raise RlctlError(
+            f"{len(train)} training prompts do not fill one batch of data.train_batch_size={data.train_batch_size}",
+            hint=f"data.train_batch_size={len(train)} or less",
+        )
+    loader = PromptLoader(train, data.train_batch_size, data.shuffle, data.seed)
+    num_steps = trainer.total_training_steps or trainer.total_epochs * loader.steps_per_epoch
+    validator = None
+    if data.val_files is not None:
+        val = PromptSet.load(data.val_files, data, tokenizer, data.val_max_samples)
+        validator = Validator(val, data.val_batch_size, tokenizer, trainer.seed)
+    return Plan(recipe, config, devices, load_algorithm(config, num_steps), tokenizer, loader, validator, num_steps, inline)
+
+
+def train(plan: Plan) -> RunDir:
+    """Run the plan to its end. Raises what stops it; the run's record says how it ended in any case."""
+    config = plan.config
+    with ExitStack() as stack:
+        reward, close_reward = build_reward(config, plan.tokenizer, available_cores())
+        stack.callback(close_reward)
+        run = _open_run(plan)
+        trackers = Trackers.load(config.trainer.logger, run.event)
+        stack.enter_context(_recorded(run, trackers))
+        pools = stack.enter_context(_open_pools(plan, run.attempt, trackers.phase))
+        roles = build_roles(config, plan.algorithm, plan.tokenizer, pools, reward, trackers.phase)
+        trackers.start(_info(plan, run))
+        run.update(state="running", total_steps=plan.num_steps)
+        parts = Parts(
+            algorithm=plan.algorithm,
+            roles=roles,
+            loader=plan.loader,
+            validator=plan.validator,
+            tokenizer=plan.tokenizer,
+            trackers=trackers,
+            run=run,
+            num_steps=plan.num_steps,
+            num_devices=plan.devices.total,
+            max_response_length=config.data.max_response_length,
+        )
+        Trainer(parts, config.trainer).run()
+        if reward.first_error is not None:
+            run.event("reward_error", first=reward.first_error)
+    return run
+
+
+@contextmanager
+def _recorded(run: RunDir, trackers: Trackers) -> Iterator[None]:
+    """Whatever ends the run, its record and its trackers are told; a summary is printed unless it failed."""
+    began = time.monotonic()
+    state, code = "failed", 70
+    try:
+        yield
+        state, code = "finished", 0
+    except KeyboardInterrupt:
+        state, code = "stopped", 130
+        raise
+    except Terminated as signal:
+        state, code = "stopped", int(signal.code or 143)
+        raise
+    except RlctlError as error:
+        code = error.exit_code
+        raise
+    finally:
+        trackers.finish(state)
+        run.finish(state, code)
+        if state != "failed":
+            print_summary(state, run.path, read_metrics(run.metrics), time.monotonic() - began, _next_commands(run, state))
+
+
+def _open_run(plan: Plan) -> RunDir:
+    """Make the run's folder, with the configuration as composed and what it was run on."""
+    trainer = plan.config.trainer
+    root = Path(trainer.run_dir)
+    run = RunDir.create(root, trainer.project_name, trainer.experiment_name, plan.recipe.name)
+    origins = {key: [str(origin) for origin in chain] for key, chain in plan.recipe.origins.items()}
+    run.write_config(yaml.safe_dump(plan.recipe.container, sort_keys=False, allow_unicode=True), origins)
+    files = [*plan.config.data.train_files, *(plan.config.data.val_files or ())]
+    run.update(seeds={"trainer": trainer.seed, "data": plan.config.data.seed}, data={file: _digest(Path(file)) for file in files})
+    return run
+
+
+def _info(plan: Plan, run: RunDir) -> RunInfo:
+    record = run.record
+    return RunInfo(record.id, record.project, record.name, run.path, plan.num_steps, plan.recipe.container)
+
+
+@contextmanager
+def _open_pools(plan: Plan, logs: Path, on_phase: Callable[[str], None]) -> Iterator[Mapping[str, Pool]]:
+    """The processes of a run, or none with `--inline`; closed at the end, and Ray with them."""
+    trainer, devices = plan.config.trainer, plan.devices
+    names = pool_names(trainer.placement, plan.algorithm.needs)
+    per_pool = {name: trainer.placement.pools[name] if name in trainer.placement.pools else devices.per_node for name in names}
+    num_processes = sum(per_pool.values()) * devices.num_nodes
+    cores = available_cores()
+    num_threads = trainer.num_threads or max(1, cores // num_processes)
+    place = Place(0, 1, devices.kind, num_threads, trainer.timeouts.call_s, trainer.deterministic, None)
+    with ExitStack() as stack:
+        if plan.inline:
+            pool = InlinePool(place)
+            stack.callback(pool.close)
+            yield dict.fromkeys(names, pool)
+            return
+        from rlctl.runtime.cluster.pool import PoolSpec, ResourcePool
+        from rlctl.runtime.cluster.session import ray_session
+
+        on_phase("starting Ray")
+        ray_kwargs = plan.config.ray_kwargs
+        cpus = ray_kwargs.ray_init.num_cpus or max(cores, num_processes)
+        session = ray_session(ray_kwargs.ray_init, cpus, num_threads, trainer.timeouts.ray_start_s, ray_kwargs.timeline_json_file)
+        stack.enter_context(session)
+        on_phase(f"starting {num_processes} worker process{'es' if num_processes > 1 else ''}")
+        pools: dict[str, ResourcePool] = {}
+        for name in names:
+            size = per_pool[name] * devices.num_nodes
+            spec = PoolSpec(
+                name,
+                size,
+                replace(place, world_size=size, log_path=(logs / f"{name}.log").absolute()),
+                trainer.timeouts.worker_start_s,
+                trainer.timeouts.call_s,
+                trainer.balance_batch,
+            )
+            pools[name] = ResourcePool(spec)
+            stack.callback(pools[name].close)
+        yield pools
+
+
+def _digest(file: Path) -> str:
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def _next_commands(run: RunDir, state: str) -> list[str]:
+    commands = [f"rlctl show {run.record.name}", f"rlctl show {run.record.name} --samples"]
+    if state == "finished" and any(run.path.glob("checkpoints/step_*")):
+        commands.append(f"rlctl eval {run.record.name}")
+    return commands

@@ -1,0 +1,84 @@
+"""The two models that learn: a policy (log-probs of response tokens) and a value function, both on a transformers backbone.
+
+They take packed `Sequences` and give flat per-token results, so that neither linear layers nor the vocabulary projection ever see padding
+or a token whose output nobody asked for.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+from transformers import PreTrainedModel
+
+from rlctl.runtime.model.sequences import Sequences
+from rlctl.runtime.ops import log_probs_and_entropy
+
+# Logits of at most this many elements exist at a time (1 GiB in fp32); beyond it, chunks are recomputed in the backward pass.
+_MAX_LOGITS = 2**28
+
+
+@dataclass(frozen=True, eq=False)
+class PolicyOutputs:
+    """Of every response token: (T,) each; `entropy` in nats, None where it was not asked for."""
+
+    log_probs: Tensor
+    entropy: Tensor | None
+
+
+class Trainable(Protocol):
+    """A model around a transformers backbone."""
+
+    hf: PreTrainedModel
+
+
+def _hidden_states(backbone: nn.Module, sequences: Sequences) -> Tensor:
+    """The last hidden states at the predicting positions: (T_response, H)."""
+    packing = sequences.packing
+    out = backbone(input_ids=sequences.ids[None], position_ids=packing.position_ids[None], packing=packing, use_cache=False)
+    return out.last_hidden_state[0][sequences.predictors]
+
+
+class PolicyModel(nn.Module):
+    """log π(token | what stands before it) at `temperature`."""
+
+    def __init__(self, hf: PreTrainedModel, temperature: float) -> None:
+        super().__init__()
+        self.hf = hf
+        self.temperature = temperature
+
+    def forward(self, sequences: Sequences, with_entropy: bool) -> PolicyOutputs:
+        """Packed sequences in, one log-prob (and entropy) a response token out: (T_response,)."""
+        hidden = _hidden_states(self.hf.get_decoder(), sequences)  # (T, H)
+        head = self.hf.get_output_embeddings()
+        assert head is not None, "a causal language model has a vocabulary projection"
+        chunk = max(1, _MAX_LOGITS // self.hf.config.get_text_config().vocab_size)
+        if len(hidden) <= chunk:
+            return PolicyOutputs(*self._score(head, hidden, sequences.targets, with_entropy))
+        parts = [
+            checkpoint(self._score, head, part, targets, with_entropy, use_reentrant=False)
+            for part, targets in zip(hidden.split(chunk), sequences.targets.split(chunk), strict=True)
+        ]
+        log_probs, entropies = zip(*parts, strict=True)
+        return PolicyOutputs(torch.cat(log_probs), torch.cat(entropies) if with_entropy else None)
+
+    def _score(self, head: nn.Module, hidden: Tensor, targets: Tensor, with_entropy: bool) -> tuple[Tensor, Tensor | None]:
+        return log_probs_and_entropy(head(hidden), targets, self.temperature, with_entropy)
+
+
+class ValueModel(nn.Module):
+    """V(what stands before a token), one linear head on the backbone. The head starts at zero, so that learning starts from V = 0."""
+
+    def __init__(self, hf: PreTrainedModel) -> None:
+        super().__init__()
+        self.hf = hf
+        self.head = nn.Linear(hf.config.get_text_config().hidden_size, 1, dtype=hf.dtype)
+        nn.init.zeros_(self.head.weight)
+        nn.init.zeros_(self.head.bias)
+
+    def forward(self, sequences: Sequences) -> Tensor:
+        """Packed sequences in, one value a response token out: (T_response,) float32."""
+        return self.head(_hidden_states(self.hf, sequences))[:, 0].float()

@@ -1,0 +1,74 @@
+"""FSDP2 over the ranks of a pool.
+
+A model on one rank that computes in the precision it is stored in is left as it is: sharding over one rank would only copy every block
+before each use.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+from torch.distributed.tensor import DTensor
+from transformers import PreTrainedModel
+
+from rlctl.errors import ConfigError
+from rlctl.recipes import schema
+from rlctl.runtime.place import Place
+
+
+def shard(model: nn.Module, hf: PreTrainedModel, place: Place, fsdp: schema.FSDP | schema.FrozenFSDP, compute_dtype: torch.dtype) -> None:
+    """Move `model`, built around `hf`, to its device, and shard it block by block. In place.
+
+    Gradients are summed over ranks, not averaged: the loss is divided once, by the global count, by whoever steps the optimizer.
+    """
+    model.to(place.device)
+    if place.world_size == 1 and compute_dtype == next(model.parameters()).dtype:
+        return
+    options = {
+        "mesh": _mesh(place, fsdp.fsdp_size),
+        "mp_policy": MixedPrecisionPolicy(param_dtype=compute_dtype, reduce_dtype=torch.float32),
+        "reshard_after_forward": fsdp.reshard_after_forward,
+        "offload_policy": CPUOffloadPolicy() if fsdp.param_offload else OffloadPolicy(),
+    }
+    blocks = [module for module in hf.modules() if type(module).__name__ in set(hf._no_split_modules or ())]
+    for block in [*blocks, model]:
+        sharded = fully_shard(block, **options)
+        sharded.set_gradient_divide_factor(1.0)
+        sharded.set_force_sum_reduction_for_comms(True)
+
+
+def _mesh(place: Place, fsdp_size: int) -> DeviceMesh:
+    if fsdp_size in (-1, place.world_size):
+        return init_device_mesh(place.device, (place.world_size,), mesh_dim_names=("shard",))
+    if place.world_size % fsdp_size:
+        raise ConfigError(
+            f"fsdp_size {fsdp_size} does not divide the {place.world_size} ranks", hint="a divisor of the number of ranks, or -1 for all"
+        )
+    return init_device_mesh(place.device, (place.world_size // fsdp_size, fsdp_size), mesh_dim_names=("replicate", "shard"))
+
+
+def is_sharded(model: nn.Module) -> bool:
+    return isinstance(model, FSDPModule)
+
+
+def full_parameters(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Every parameter whole, one at a time: at no moment is there a second copy of the model. Collective: all ranks must go through it."""
+    for name, parameter in module.named_parameters():
+        value = parameter.detach()
+        yield name, value.full_tensor() if isinstance(value, DTensor) else value
+
+
+def local_gradients(model: nn.Module) -> list[Tensor]:
+    """This rank's part of every gradient there is."""
+    grads = [p.grad for p in model.parameters() if p.grad is not None]
+    return [g.to_local() if isinstance(g, DTensor) else g for g in grads]
+
+
+def total_norm(model: nn.Module) -> Tensor:
+    """The 2-norm of all gradients over all ranks, a scalar. Collective."""
+    norm = torch.nn.utils.get_total_norm([p.grad for p in model.parameters() if p.grad is not None])
+    return norm.full_tensor() if isinstance(norm, DTensor) else norm

@@ -1,0 +1,149 @@
+"""Everything that can be found wrong before a process is started or a file written, found at once."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from transformers import AutoConfig, PretrainedConfig
+
+from rlctl.errors import Problem, ResourceError, raise_problems
+from rlctl.recipes import schema
+from rlctl.runtime.algorithms.base import Needs
+
+
+@dataclass(frozen=True)
+class Devices:
+    """What a run computes on: `per_node` processes on each of `num_nodes` nodes, each with one device."""
+
+    kind: str  # "cpu" or "cuda"
+    num_nodes: int
+    per_node: int
+
+    @property
+    def total(self) -> int:
+        return self.num_nodes * self.per_node
+
+    @classmethod
+    def of(cls, trainer: schema.Trainer) -> Devices:
+        """`trainer.device: auto` is the GPU where there is one; `n_gpus_per_node: 0` is every GPU, or one process on a CPU."""
+        kind = trainer.device if trainer.device != "auto" else ("cuda" if torch.cuda.is_available() else "cpu")
+        found = torch.cuda.device_count() if kind == "cuda" else 1
+        per_node = trainer.n_gpus_per_node or found
+        if kind == "cuda" and trainer.nnodes == 1 and per_node > found:
+            raise ResourceError(
+                f"trainer.n_gpus_per_node={per_node}, but this machine has {found} GPUs",
+                hint=f"trainer.n_gpus_per_node={found}" if found else "trainer.device=cpu",
+            )
+        return cls(kind, trainer.nnodes, per_node)
+
+
+def check_batches(config: schema.Config, num_ranks: int, needs: Needs) -> list[Problem]:
+    """Batches, mini-batches and ranks must divide without a remainder; the nearest numbers that do are named."""
+    data, actor_rollout = config.data, config.actor_rollout_ref
+    n = actor_rollout.rollout.n if Needs.EXPERIENCE in needs else 1
+    sizes = {"actor_rollout_ref.actor.ppo_mini_batch_size": actor_rollout.actor.ppo_mini_batch_size}
+    if Needs.CRITIC in needs:
+        sizes["critic.ppo_mini_batch_size"] = config.critic.ppo_mini_batch_size
+    problems: list[Problem] = []
+    for key, size in sizes.items():
+        if size > data.train_batch_size or data.train_batch_size % size:
+            problems.append(
+                Problem(
+                    f"{key}={size} does not divide data.train_batch_size={data.train_batch_size}",
+                    hint=f"nearest that do: {key}={_near(size, _divisors(data.train_batch_size))}"
+                    f", or data.train_batch_size={_near_multiple(data.train_batch_size, size)}",
+                )
+            )
+        if size * n % num_ranks:
+            fitting = [k for k in range(1, size + num_ranks + 1) if k * n % num_ranks == 0]
+            problems.append(
+                Problem(
+                    f"{key}={size} × {n} answers = {size * n} rows cannot be shared out evenly to {num_ranks} ranks",
+                    hint=f"nearest that can: {key}={_near(size, fitting)}",
+                )
+            )
+    return problems
+
+
+def check_model(config: schema.Config) -> list[Problem]:
+    """The model's folder is readable and its context holds a prompt and an answer of the longest kind."""
+    model, data = config.actor_rollout_ref.model, config.data
+    try:
+        loaded: PretrainedConfig = AutoConfig.from_pretrained(model.path, trust_remote_code=model.trust_remote_code)
+    except (OSError, ValueError) as error:
+        reason = str(error).strip().splitlines()[0]
+        return [Problem(f"the model {model.path!r} has no readable config.json: {reason}", "actor_rollout_ref.model.path")]
+    context = getattr(loaded.get_text_config(), "max_position_embeddings", None)
+    longest = data.max_prompt_length + data.max_response_length
+    if context is not None and longest > context:
+        return [
+            Problem(
+                f"data.max_prompt_length + data.max_response_length = {longest} tokens, but the model's context is {context}",
+                hint=f"data.max_response_length={max(1, context - data.max_prompt_length)}, or shorter prompts",
+            )
+        ]
+    return []
+
+
+def check_built(config: schema.Config) -> list[Problem]:
+    """Keys that the schema knows and that nothing behind them does yet: said, not silently passed over."""
+    actor_rollout, critic, trainer = config.actor_rollout_ref, config.critic, config.trainer
+    wanted = {
+        "actor_rollout_ref.model.lora_rank": actor_rollout.model.lora_rank > 0,
+        "actor_rollout_ref.actor.tensor_parallel_size": actor_rollout.actor.tensor_parallel_size > 1,
+        "actor_rollout_ref.actor.context_parallel_size": actor_rollout.actor.context_parallel_size > 1,
+        "actor_rollout_ref.rollout.tensor_model_parallel_size": actor_rollout.rollout.tensor_model_parallel_size > 1,
+        "actor_rollout_ref.rollout.multi_turn.enable": actor_rollout.rollout.multi_turn.enable,
+        "actor_rollout_ref.actor.fsdp_config.optimizer_offload": actor_rollout.actor.fsdp_config.optimizer_offload,
+        "critic.model.lora_rank": critic.model.lora_rank > 0,
+        "critic.tensor_parallel_size": critic.tensor_parallel_size > 1,
+        "critic.context_parallel_size": critic.context_parallel_size > 1,
+        "critic.fsdp_config.optimizer_offload": critic.fsdp_config.optimizer_offload,
+        "reward.reward_model.enable": config.reward.reward_model.enable,
+        "algorithm.rollout_correction.rollout_is": config.algorithm.rollout_correction.rollout_is is not None,
+        "algorithm.rollout_correction.rollout_rs": config.algorithm.rollout_correction.rollout_rs is not None,
+        "trainer.resume_mode": trainer.resume_mode != "disable",
+        "trainer.keep_best.metric": trainer.keep_best.metric is not None,
+        "trainer.max_ckpt_to_keep": trainer.max_ckpt_to_keep is not None,
+        "trainer.default_local_dir": trainer.default_local_dir is not None,
+        "trainer.rollout_data_dir": trainer.rollout_data_dir is not None,
+        "trainer.validation_data_dir": trainer.validation_data_dir is not None,
+    }
+    set_keys = [key for key, is_set in wanted.items() if is_set]
+    return [Problem(f"{key} is set, but rlctl cannot do that yet", hint="leave it at its default") for key in set_keys]
+
+
+def check_disk(config: schema.Config, root: Path) -> None:
+    """A checkpoint of the model must fit: weights for export, and weights with two moments for actor and critic. `ResourceError`."""
+    weights = sum(file.stat().st_size for file in Path(config.actor_rollout_ref.model.path).glob("*.safetensors"))
+    need = 64 * 2**20 + (8 * weights if config.trainer.save_freq > 0 else 0)
+    existing = next(folder for folder in [root, *root.absolute().parents] if folder.exists())
+    free = shutil.disk_usage(existing).free
+    if free < need:
+        raise ResourceError(
+            f"{existing} has {free / 2**20:.0f} MiB free, and the run needs about {need / 2**20:.0f} MiB",
+            hint="trainer.run_dir=DIR on a larger disk, or trainer.save_freq=-1",
+        )
+
+
+def check(config: schema.Config, devices: Devices, needs: Needs, root: Path) -> None:
+    """All of the above; raises one error with all problems."""
+    raise_problems([*check_built(config), *check_batches(config, devices.total, needs), *check_model(config)])
+    check_disk(config, root)
+
+
+def _divisors(number: int) -> list[int]:
+    return [k for k in range(1, number + 1) if number % k == 0]
+
+
+def _near(size: int, choices: list[int]) -> str:
+    below, above = [k for k in choices if k < size], [k for k in choices if k > size]
+    return " or ".join(str(k) for k in (*below[-1:], *above[:1]))
+
+
+def _near_multiple(number: int, size: int) -> str:
+    below = number // size * size
+    return " or ".join(str(k) for k in (below, below + size) if k)

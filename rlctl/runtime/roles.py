@@ -1,0 +1,93 @@
+"""What an algorithm can ask for. A role is a protocol; a worker in this process or a group of workers on a cluster answers it alike."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from rlctl.errors import InternalError
+from rlctl.runtime.batch import LogProbs, Prompts, Ragged, Rollouts, Scores
+from rlctl.tracking.metrics import Metrics
+
+
+class Actor(Protocol):
+    """The policy: it answers prompts and learns."""
+
+    def generate_sequences(self, prompts: Prompts, seed: int, validate: bool = False) -> Rollouts:
+        """Answer B prompts, `rollout.n` times each (`rollout.val_kwargs.n` with `validate`): B·n rows, answers of a prompt side by side."""
+        ...
+
+    def compute_log_probs(self, batch: Rollouts) -> LogProbs:
+        """Log-probs and entropies of the response tokens under the present weights."""
+        ...
+
+    def update(self, batch: Rollouts, lr: float) -> Metrics:
+        """One optimizer step on one mini-batch."""
+        ...
+
+    def save(self, folder: Path) -> None:
+        """Write weights and optimizer state into `folder`."""
+        ...
+
+    def load(self, folder: Path) -> None:
+        """Take up what `save` wrote."""
+        ...
+
+    def export(self, folder: Path) -> None:
+        """Write a transformers folder (without tokenizer) into `folder`."""
+        ...
+
+
+class Reference(Protocol):
+    """The frozen policy that the KL penalty is measured against."""
+
+    def compute_log_probs(self, batch: Rollouts) -> LogProbs: ...
+
+
+class Critic(Protocol):
+    """The value function."""
+
+    def compute_values(self, batch: Rollouts) -> Ragged:
+        """The value before each response token is written."""
+        ...
+
+    def update(self, batch: Rollouts, lr: float) -> Metrics:
+        """One optimizer step on one mini-batch."""
+        ...
+
+    def save(self, folder: Path) -> None:
+        """Write weights and optimizer state into `folder`."""
+        ...
+
+    def load(self, folder: Path) -> None:
+        """Take up what `save` wrote."""
+        ...
+
+
+class Reward(Protocol):
+    """What an answer is worth."""
+
+    def compute_scores(self, rollouts: Rollouts) -> Scores: ...
+
+
+@dataclass(frozen=True)
+class Roles:
+    """The roles of one run. Only those that the algorithm and its config need are there; asking for another is a defect."""
+
+    actor: Actor
+    reward: Reward
+    critic_role: Critic | None = None
+    reference_role: Reference | None = None
+
+    @property
+    def critic(self) -> Critic:
+        if self.critic_role is None:
+            raise InternalError("the algorithm asks for a critic that it did not declare")
+        return self.critic_role
+
+    @property
+    def reference(self) -> Reference:
+        if self.reference_role is None:
+            raise InternalError("the algorithm asks for a reference that it did not declare")
+        return self.reference_role

@@ -1,0 +1,147 @@
+"""The outer loop: collect, learn, validate, save, report. What a step means is the algorithm's; everything around it lives here, once."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import psutil
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from rlctl.errors import RlctlError
+from rlctl.recipes import schema
+from rlctl.runs.run_dir import RunDir
+from rlctl.runtime.algorithms.base import Algorithm
+from rlctl.runtime.algorithms.stats import rollout_metrics
+from rlctl.runtime.batch import Scored
+from rlctl.runtime.checkpoint import CheckpointStore
+from rlctl.runtime.clock import Clock, timed_roles
+from rlctl.runtime.loader import PromptLoader
+from rlctl.runtime.roles import Roles
+from rlctl.runtime.validate import Validator
+from rlctl.runtime.workers.dispatch import split
+from rlctl.tracking.metrics import to_floats
+from rlctl.tracking.tracker import Trackers
+
+# Which phases are divided by response tokens and which by all tokens to give `timing_per_token_ms/*`.
+_PER_RESPONSE_TOKEN = ("gen",)
+_PER_TOKEN = ("ref", "values", "adv", "update_critic", "update_actor")
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What a run is made of."""
+
+    algorithm: Algorithm
+    roles: Roles
+    loader: PromptLoader
+    validator: Validator | None
+    tokenizer: PreTrainedTokenizerBase
+    trackers: Trackers
+    run: RunDir
+    num_steps: int
+    num_devices: int
+    max_response_length: int
+
+
+class Trainer:
+    """Runs the steps of one run. `run` returns when all are done, or raises."""
+
+    def __init__(self, parts: Parts, config: schema.Trainer) -> None:
+        self.parts = parts
+        self.config = config
+        self.clock = Clock(parts.trackers.phase)
+        self.roles = timed_roles(parts.roles, self.clock)
+        self.checkpoints = CheckpointStore(parts.run.path / "checkpoints")
+        self.skipped_in_a_row = 0
+
+    def run(self) -> None:
+        """Validation before training, then every step: learn, validate and save as often as the config says, report."""
+        if self.config.val_before_train or self.config.val_only:
+            self.parts.trackers.log(0, self._validate(0))
+        if self.config.val_only:
+            return
+        for step in range(1, self.parts.num_steps + 1):
+            metrics = self._train(step)
+            if self._due(self.config.test_freq, step):
+                metrics |= self._validate(step)
+            if self._due(self.config.save_freq, step):
+                metrics |= self._save(step)
+            self.parts.trackers.log(step, metrics)
+
+    def _due(self, every: int, step: int) -> bool:
+        """Every so many steps, and at the end; never for -1."""
+        return every > 0 and (step % every == 0 or step == self.parts.num_steps)
+
+    def _train(self, step: int) -> dict[str, float]:
+        begin = time.perf_counter()
+        self.clock.take()
+        with self.clock.phase("adv"):  # what the controller itself does between the calls of roles
+            scored = self.parts.algorithm.collect(self.parts.loader.batch_at(step), self.roles, step)
+            metrics = to_floats(self.parts.algorithm.learn(scored, self.roles, step))
+        seconds = time.perf_counter() - begin
+        self._stop_on_skipped_updates(step, metrics, scored)
+        metrics |= to_floats(rollout_metrics(scored, self.parts.max_response_length))
+        return metrics | self._speed(scored, seconds) | {"training/global_step": step, "training/epoch": self.parts.loader.epoch_of(step)}
+
+    def _validate(self, step: int) -> dict[str, float]:
+        if self.parts.validator is None:
+            return {}
+        begin = time.perf_counter()
+        validation = self.parts.validator.run(self.roles)
+        self.parts.trackers.generations(step, validation.samples)
+        return validation.metrics | {"timing_s/testing": time.perf_counter() - begin}
+
+    def _save(self, step: int) -> dict[str, float]:
+        begin = time.perf_counter()
+        self.parts.trackers.phase("save_checkpoint")
+        state = {"step": step, "algorithm": self.parts.algorithm.state_dict(), "skipped_in_a_row": self.skipped_in_a_row}
+        folder = self.checkpoints.save(step, self.parts.roles, self.parts.tokenizer, state)
+        self.parts.run.event("checkpoint", step=step, path=str(folder.relative_to(self.parts.run.path)))
+        return {"timing_s/save_checkpoint": time.perf_counter() - begin}
+
+    def _stop_on_skipped_updates(self, step: int, metrics: dict[str, float], scored: Scored) -> None:
+        """An update whose gradient was not finite has been skipped by the workers. Keep the batch; too many in a row end the run."""
+        skipped = sum(value for name, value in metrics.items() if name.endswith("/skipped_updates"))
+        self.skipped_in_a_row = self.skipped_in_a_row + 1 if skipped else 0
+        if not skipped:
+            return
+        dump = self.parts.run.attempt / f"non_finite_step_{step:06d}.pt"
+        torch.save(scored, dump)
+        self.parts.run.event("skipped_update", step=step, batch=str(dump))
+        if self.skipped_in_a_row >= self.config.max_skipped_updates:
+            raise RlctlError(
+                f"the gradient was not finite in {self.skipped_in_a_row} steps in a row, the last being step {step}",
+                where=str(dump),
+                hint="a lower learning rate, or look at the batch with torch.load; trainer.max_skipped_updates sets the limit",
+            )
+
+    def _speed(self, scored: Scored, seconds: float) -> dict[str, float]:
+        phases = self.clock.take()
+        num_response, num_tokens = int(scored.response_ids.lengths.sum()), int(scored.num_tokens.sum())
+        metrics = {f"timing_s/{name}": value for name, value in phases.items()} | {"timing_s/step": seconds}
+        per_token = dict.fromkeys(_PER_RESPONSE_TOKEN, num_response) | dict.fromkeys(_PER_TOKEN, num_tokens)
+        metrics |= {f"timing_per_token_ms/{name}": 1000 * phases[name] / n for name, n in per_token.items() if name in phases}
+        return metrics | {
+            "perf/total_num_tokens": num_tokens,
+            "perf/time_per_step": seconds,
+            "perf/throughput": num_tokens / seconds / self.parts.num_devices,
+            "perf/cpu_memory_used_gb": psutil.virtual_memory().used / 2**30,
+            **_global_lengths(scored, self.parts.num_devices),
+        }
+
+
+def _global_lengths(scored: Scored, num_ranks: int) -> dict[str, float]:
+    """Tokens of a rank if rows were dealt out in order, and their mean; `balanced_*` after sharing them out by cost."""
+    plain, balanced = (
+        [int(scored.num_tokens[part].sum()) for part in split(scored, num_ranks, balanced=by_cost)] for by_cost in (False, True)
+    )
+    return {
+        "global_seqlen/min": min(plain),
+        "global_seqlen/max": max(plain),
+        "global_seqlen/minmax_diff": max(plain) - min(plain),
+        "global_seqlen/balanced_min": min(balanced),
+        "global_seqlen/balanced_max": max(balanced),
+        "global_seqlen/mean": sum(plain) / num_ranks,
+    }

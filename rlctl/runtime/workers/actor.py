@@ -1,0 +1,144 @@
+"""The policy on one rank: it answers prompts with a rollout engine, and learns."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from rlctl.plugins import load
+from rlctl.recipes import schema
+from rlctl.runtime.algorithms.base import Loss, Needs, PolicyLoss
+from rlctl.runtime.batch import LogProbs, Prompts, Rollouts
+from rlctl.runtime.model.causal_lm import PolicyModel
+from rlctl.runtime.model.load import compute_dtype, load_model, master_dtype
+from rlctl.runtime.model.sequences import Sequences
+from rlctl.runtime.model.sharding import full_parameters, is_sharded, shard
+from rlctl.runtime.place import Place
+from rlctl.runtime.rollout.engine import RolloutEngine, SamplingParams
+from rlctl.runtime.workers.dispatch import Dispatch, dispatch
+from rlctl.runtime.workers.learner import Learner, MicroBatching
+from rlctl.tracking.metrics import Metrics
+
+
+@dataclass(frozen=True)
+class ActorSpec:
+    """What an actor is made of."""
+
+    model: schema.Model
+    actor: schema.Actor
+    rollout: schema.Rollout
+    max_response_length: int
+    stop_token_ids: tuple[int, ...]
+    algorithm: PolicyLoss
+    seed: int
+
+
+class ActorWorker:
+    """Implements `Actor`."""
+
+    def __init__(self, place: Place, spec: ActorSpec) -> None:
+        self.place = place
+        self.spec = spec
+        hf = load_model(spec.model, "policy", master_dtype(spec.actor.fsdp_config), spec.seed)
+        if spec.model.enable_gradient_checkpointing:
+            hf.gradient_checkpointing_enable({"use_reentrant": False})
+        self.policy = PolicyModel(hf, spec.rollout.temperature)
+        shard(self.policy, hf, place, spec.actor.fsdp_config, compute_dtype(spec.model, place.device))
+        self.learner = Learner(self.policy, place, spec.actor.optim)
+        self.engine = self._build_engine() if Needs.ENGINE in spec.algorithm.needs else None
+        self.cut_update = _cutting(
+            spec.actor.use_dynamic_bsz, spec.actor.ppo_max_token_len_per_gpu, spec.actor.ppo_micro_batch_size_per_gpu
+        )
+        self.cut_infer = _cutting(
+            spec.actor.use_dynamic_bsz, spec.rollout.log_prob_max_token_len_per_gpu, spec.rollout.log_prob_micro_batch_size_per_gpu
+        )
+
+    @dispatch(Dispatch.SPLIT)
+    def generate_sequences(self, prompts: Prompts, seed: int, validate: bool = False) -> Rollouts:
+        """See `Actor`. Each rank draws from a random stream of its own, made of `seed` and its rank."""
+        assert self.engine is not None, "this actor was built without a rollout engine"
+        sampling = self._sampling(seed + 1_000_003 * self.place.rank, validate)
+        self._hand_over_weights()
+        responses = self.engine.generate(prompts.prompt_ids.to(self.place.device), sampling)
+        ids = responses.response_ids.to("cpu")
+        return prompts.repeat(sampling.n).grow(
+            Rollouts,
+            response_ids=ids,
+            response_mask=ids.like(torch.ones(len(ids.values))),
+            rollout_log_probs=responses.log_probs.to("cpu"),
+            finish=responses.finish,
+        )
+
+    @dispatch(Dispatch.SPLIT)
+    def compute_log_probs(self, batch: Rollouts) -> LogProbs:
+        """See `Actor`."""
+
+        def forward(sequences: Sequences) -> tuple[Tensor, Tensor]:
+            outputs = self.policy(sequences, with_entropy=True)
+            return outputs.log_probs, outputs.entropy
+
+        log_probs, entropy = self.learner.infer(batch, self.cut_infer, forward)
+        return LogProbs(log_probs, entropy)
+
+    @dispatch(Dispatch.SPLIT)
+    def update(self, batch: Rollouts, lr: float) -> Metrics:
+        """See `Actor`."""
+        with_entropy = Needs.ENTROPY in self.spec.algorithm.needs
+
+        def loss(sequences: Sequences, part: Rollouts) -> Loss:
+            return self.spec.algorithm.loss(self.policy(sequences, with_entropy=with_entropy), part)
+
+        return self.learner.learn(batch, self.cut_update, loss, lr, self.spec.actor.grad_clip, "actor")
+
+    @dispatch(Dispatch.BROADCAST)
+    def save(self, folder: Path) -> None:
+        """Weights and optimizer, for `load`."""
+        self.learner.save(folder)
+
+    @dispatch(Dispatch.BROADCAST)
+    def load(self, folder: Path) -> None:
+        """What `save` wrote."""
+        self.learner.load(folder)
+
+    @dispatch(Dispatch.BROADCAST)
+    def export(self, folder: Path) -> None:
+        """A folder that `AutoModelForCausalLM.from_pretrained` loads; the controller adds the tokenizer. Collective; rank 0 writes."""
+        weights = {name: value.cpu() for name, value in full_parameters(self.policy.hf)}
+        if self.place.rank == 0:
+            self.policy.hf.save_pretrained(folder, state_dict=weights)
+
+    def _sampling(self, seed: int, validate: bool) -> SamplingParams:
+        rollout = self.spec.rollout
+        chosen = rollout.val_kwargs if validate else rollout
+        greedy = validate and not rollout.val_kwargs.do_sample
+        sampling = SamplingParams(
+            temperature=rollout.temperature if not validate else rollout.val_kwargs.temperature,
+            top_p=chosen.top_p,
+            top_k=chosen.top_k,
+            max_tokens=self.spec.max_response_length,
+            stop_token_ids=self.spec.stop_token_ids,
+            seed=seed,
+            n=chosen.n,
+        )
+        return replace(sampling, temperature=0.0) if greedy else sampling
+
+    def _build_engine(self) -> RolloutEngine:
+        hf = self.policy.hf
+        if is_sharded(self.policy):
+            hf = load_model(self.spec.model, "policy", compute_dtype(self.spec.model, self.place.device), self.spec.seed)
+            torch.nn.Module.to(hf, self.place.device).requires_grad_(False)
+        self.replica = hf if is_sharded(self.policy) else None
+        return load("engines", self.spec.rollout.name)(hf, max_num_seqs=self.spec.rollout.max_num_seqs)
+
+    def _hand_over_weights(self) -> None:
+        """An unsharded policy generates itself; a sharded one fills the engine's model, one parameter at a time."""
+        if self.replica is not None:
+            for (_, new), old in zip(full_parameters(self.policy.hf), self.replica.parameters(), strict=True):
+                old.data.copy_(new)
+
+
+def _cutting(dynamic: bool, max_tokens: int, max_rows: int | None) -> MicroBatching:
+    return MicroBatching(max_tokens, None if dynamic else max_rows)

@@ -1,0 +1,74 @@
+"""The value function on one rank."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import Tensor
+
+from rlctl.recipes import schema
+from rlctl.runtime.algorithms.base import Loss, ValueLoss
+from rlctl.runtime.batch import Ragged, Rollouts
+from rlctl.runtime.model.causal_lm import ValueModel
+from rlctl.runtime.model.load import compute_dtype, load_model, master_dtype
+from rlctl.runtime.model.sequences import Sequences
+from rlctl.runtime.model.sharding import shard
+from rlctl.runtime.place import Place
+from rlctl.runtime.workers.dispatch import Dispatch, dispatch
+from rlctl.runtime.workers.learner import Learner, MicroBatching
+from rlctl.tracking.metrics import Metrics
+
+
+@dataclass(frozen=True)
+class CriticSpec:
+    """What a critic is made of."""
+
+    critic: schema.Critic
+    algorithm: ValueLoss
+    seed: int
+
+
+class CriticWorker:
+    """Implements `Critic`."""
+
+    def __init__(self, place: Place, spec: CriticSpec) -> None:
+        critic = spec.critic
+        hf = load_model(critic.model, "backbone", master_dtype(critic.fsdp_config), spec.seed)
+        if critic.model.enable_gradient_checkpointing:
+            hf.gradient_checkpointing_enable({"use_reentrant": False})
+        self.spec = spec
+        self.model = ValueModel(hf)
+        shard(self.model, hf, place, critic.fsdp_config, compute_dtype(critic.model, place.device))
+        self.learner = Learner(self.model, place, critic.optim)
+        max_rows = None if critic.use_dynamic_bsz else critic.ppo_micro_batch_size_per_gpu
+        self.cut = MicroBatching(critic.ppo_max_token_len_per_gpu, max_rows)
+
+    @dispatch(Dispatch.SPLIT)
+    def compute_values(self, batch: Rollouts) -> Ragged:
+        """See `Critic`."""
+
+        def forward(sequences: Sequences) -> tuple[Tensor]:
+            return (self.model(sequences),)
+
+        (values,) = self.learner.infer(batch, self.cut, forward)
+        return values
+
+    @dispatch(Dispatch.SPLIT)
+    def update(self, batch: Rollouts, lr: float) -> Metrics:
+        """See `Critic`."""
+
+        def loss(sequences: Sequences, part: Rollouts) -> Loss:
+            return self.spec.algorithm.value_loss(self.model(sequences), part)
+
+        return self.learner.learn(batch, self.cut, loss, lr, self.spec.critic.grad_clip, "critic")
+
+    @dispatch(Dispatch.BROADCAST)
+    def save(self, folder: Path) -> None:
+        """Weights and optimizer, for `load`."""
+        self.learner.save(folder)
+
+    @dispatch(Dispatch.BROADCAST)
+    def load(self, folder: Path) -> None:
+        """What `save` wrote."""
+        self.learner.load(folder)

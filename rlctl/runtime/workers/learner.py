@@ -1,0 +1,140 @@
+"""A model that learns, and the only place where a loss is divided and an optimizer steps.
+
+The gradient of a mini-batch must not depend on how it is cut into ranks and micro-batches. So every micro-batch adds the gradient of its
+*sum*, the counts are added up over micro-batches and ranks, and the total is divided once, before the clip.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from rlctl.recipes import schema
+from rlctl.runtime.algorithms.base import Loss
+from rlctl.runtime.balance import micro_batches
+from rlctl.runtime.batch import Ragged, Rollouts
+from rlctl.runtime.model.sequences import Sequences
+from rlctl.runtime.model.sharding import local_gradients, total_norm
+from rlctl.runtime.place import Place
+from rlctl.tracking.metrics import Mean, Metrics, Sum, merge
+
+B = TypeVar("B", bound=Rollouts)
+
+
+@dataclass(frozen=True)
+class MicroBatching:
+    """How rows are cut to fit into memory: by tokens, or by a number of rows where one is given."""
+
+    max_tokens: int
+    max_rows: int | None
+
+    def cut(self, lengths: Tensor, at_least: int = 1) -> list[Tensor]:
+        """Index tensors of the rows of each micro-batch, for rows of `lengths` (B,) tokens."""
+        if self.max_rows is None:
+            return micro_batches(lengths, self.max_tokens, at_least)
+        parts = max(at_least, -(-len(lengths) // self.max_rows))
+        return list(lengths.argsort(stable=True).tensor_split(min(parts, len(lengths))))
+
+
+class Learner:
+    """A model on one rank, and its optimizer if it has one."""
+
+    def __init__(self, model: nn.Module, place: Place, optim: schema.Optim | None) -> None:
+        self.model = model
+        self.place = place
+        self.optimizer: torch.optim.Optimizer | None = None
+        if optim is not None:
+            betas = (optim.betas[0], optim.betas[1])
+            self.optimizer = torch.optim.AdamW(
+                [p for p in model.parameters() if p.requires_grad], lr=optim.lr, betas=betas, weight_decay=optim.weight_decay, fused=True
+            )
+
+    def infer(self, batch: Rollouts, cut: MicroBatching, forward: Callable[[Sequences], tuple[Tensor, ...]]) -> tuple[Ragged, ...]:
+        """Run `forward`, which gives (T,) tensors for the response tokens, without gradients; rows come back in the order of `batch`."""
+        self.model.eval()
+        outputs: list[tuple[Tensor, ...]] = []
+        order: list[Tensor] = []
+        with torch.no_grad():
+            for index, part in self._micro_batches(batch, cut):
+                outputs.append(tuple(x.cpu() for x in forward(Sequences.of(part.prompt_ids, part.response_ids))))
+                order.append(index)
+        back = torch.cat(order)
+        lengths = batch.response_ids.lengths[back]
+        return tuple(Ragged(torch.cat(parts), lengths).select(back.argsort()) for parts in zip(*outputs, strict=True))
+
+    def learn(self, batch: B, cut: MicroBatching, loss: Callable[[Sequences, B], Loss], lr: float, grad_clip: float, name: str) -> Metrics:
+        """One optimizer step. Metrics are of this rank's rows; the controller joins those of all ranks."""
+        self.model.train()
+        metrics: list[Metrics] = []
+        total, count = 0.0, 0.0
+        divided = True
+        for _, part in self._micro_batches(batch, cut):
+            result = loss(Sequences.of(part.prompt_ids, part.response_ids), part)
+            result.total.backward()
+            total += float(result.total.detach())
+            divided = result.count is not None
+            count += result.count if result.count is not None else 0.0
+            metrics.append(result.metrics)
+        total, count = self._sum_over_ranks(total, count)
+        divisor = count if divided else 1.0
+        metrics.append({f"{name}/loss": Mean(total / divisor)})
+        return merge([*metrics, self._step(divisor, lr, grad_clip, name)])
+
+    def _step(self, divisor: float, lr: float, grad_clip: float, name: str) -> Metrics:
+        """Divide, clip and step in one pass over the gradients. A gradient that is not finite is dropped and counted."""
+        assert self.optimizer is not None, "this model does not learn"
+        norm = float(total_norm(self.model)) / divisor
+        finite = norm == norm and norm != float("inf")
+        if finite:
+            scale = min(1.0, grad_clip / (norm + 1e-6)) / divisor
+            torch._foreach_mul_(local_gradients(self.model), scale)  # pyright: ignore[reportPrivateImportUsage]
+            for group in self.optimizer.param_groups:
+                group["lr"] = lr
+            self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        skipped = Sum(0.0 if finite or self.place.rank else 1.0)
+        return {f"{name}/grad_norm": Mean(norm), f"{name}/lr": Mean(lr), f"{name}/skipped_updates": skipped}
+
+    def _micro_batches(self, batch: B, cut: MicroBatching) -> Iterator[tuple[Tensor, B]]:
+        """Every rank must go through the same number of forward passes, or the collectives of FSDP would wait for ever."""
+        parts = cut.cut(batch.num_tokens)
+        if self.place.world_size > 1:
+            most = torch.tensor(len(parts))
+            dist.all_reduce(most, dist.ReduceOp.MAX)
+            if int(most) > len(parts):
+                parts = cut.cut(batch.num_tokens, at_least=int(most))
+        for index in parts:
+            yield index, (batch if len(parts) == 1 and len(batch) == 1 else batch.select(index)).to(self.place.device)
+
+    def _sum_over_ranks(self, *values: float) -> list[float]:
+        if self.place.world_size == 1:
+            return list(values)
+        packed = torch.tensor(values, dtype=torch.float64)
+        dist.all_reduce(packed)
+        return packed.tolist()
+
+    def save(self, folder: Path) -> None:
+        """Weights and optimizer state, independent of the number of ranks. Collective: all ranks write into `folder`."""
+        from torch.distributed.checkpoint.state_dict import get_state_dict
+        from torch.distributed.checkpoint.state_dict_saver import save
+
+        assert self.optimizer is not None, "this model does not learn"
+        model, optimizer = get_state_dict(self.model, self.optimizer)
+        save({"model": model, "optimizer": optimizer}, checkpoint_id=folder, no_dist=self.place.world_size == 1)
+
+    def load(self, folder: Path) -> None:
+        """What `save` wrote, on any number of ranks. Collective."""
+        from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+        from torch.distributed.checkpoint.state_dict_loader import load
+
+        assert self.optimizer is not None, "this model does not learn"
+        model, optimizer = get_state_dict(self.model, self.optimizer)
+        state = {"model": model, "optimizer": optimizer}
+        load(state, checkpoint_id=folder, no_dist=self.place.world_size == 1)
+        set_state_dict(self.model, self.optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])

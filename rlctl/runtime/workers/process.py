@@ -1,0 +1,73 @@
+"""One process of a pool: it owns one device and hosts the workers of one or several roles.
+
+All colocated, grouped or separate placement is only a question of which workers are built in which process. The class knows nothing of Ray:
+a cluster wraps it in an actor, `--inline` uses it as it is.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from rlctl.runtime.place import Place
+
+
+class Process:
+    """Hosts workers by role name. Calls come one at a time."""
+
+    def __init__(self, place: Place) -> None:
+        self.place = place
+        self.workers: dict[str, Any] = {}
+        if place.log_path is not None:
+            _redirect_output(place.log_path)
+        torch.set_num_threads(place.num_threads)
+        if place.deterministic:
+            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+            torch.use_deterministic_algorithms(True)
+
+    def address(self) -> str:
+        """Where the process group can meet: this host and a port the kernel says is free."""
+        host = "127.0.0.1" if self.place.world_size == 1 else socket.gethostbyname(socket.gethostname())
+        with socket.socket() as probe:
+            probe.bind(("", 0))
+            return f"tcp://{host}:{probe.getsockname()[1]}"
+
+    def join(self, address: str) -> None:
+        """Form the process group; every process of the pool calls this at the same time."""
+        place = self.place
+        if place.device == "cuda":
+            torch.cuda.set_device(0)  # Ray shows each process its own device only
+        if place.world_size > 1 or place.device == "cuda":
+            backend = "cuda:nccl,cpu:gloo" if place.device == "cuda" else "gloo"
+            timeout = timedelta(seconds=place.timeout_s)
+            dist.init_process_group(backend, init_method=address, rank=place.rank, world_size=place.world_size, timeout=timeout)
+
+    def build(self, role: str, worker: type, args: tuple[Any, ...]) -> None:
+        """Make the worker of `role`."""
+        self.workers[role] = worker(self.place, *args)
+
+    def call(self, role: str, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call a method of the worker of `role`."""
+        return getattr(self.workers[role], method)(*args, **kwargs)
+
+    def leave(self) -> None:
+        """Take the process group down."""
+        self.workers.clear()
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+
+def _redirect_output(path: Path) -> None:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.close(log)

@@ -1,0 +1,51 @@
+"""The frozen reference policy on one rank."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from rlctl.recipes import schema
+from rlctl.runtime.batch import LogProbs, Rollouts
+from rlctl.runtime.model.causal_lm import PolicyModel
+from rlctl.runtime.model.load import compute_dtype, load_model
+from rlctl.runtime.model.sequences import Sequences
+from rlctl.runtime.model.sharding import shard
+from rlctl.runtime.place import Place
+from rlctl.runtime.workers.dispatch import Dispatch, dispatch
+from rlctl.runtime.workers.learner import Learner, MicroBatching
+
+
+@dataclass(frozen=True)
+class ReferenceSpec:
+    """What a reference is made of: the actor's model as it was in the beginning."""
+
+    model: schema.Model
+    ref: schema.Ref
+    use_dynamic_bsz: bool
+    temperature: float
+    seed: int
+
+
+class ReferenceWorker:
+    """Implements `Reference`."""
+
+    def __init__(self, place: Place, spec: ReferenceSpec) -> None:
+        dtype = compute_dtype(spec.model, place.device)
+        hf = load_model(spec.model, "policy", dtype, spec.seed).requires_grad_(False)
+        self.policy = PolicyModel(hf, spec.temperature)
+        shard(self.policy, hf, place, spec.ref.fsdp_config, dtype)
+        self.learner = Learner(self.policy, place, optim=None)
+        max_rows = None if spec.use_dynamic_bsz else spec.ref.log_prob_micro_batch_size_per_gpu
+        self.cut = MicroBatching(spec.ref.log_prob_max_token_len_per_gpu, max_rows)
+
+    @dispatch(Dispatch.SPLIT)
+    def compute_log_probs(self, batch: Rollouts) -> LogProbs:
+        """See `Reference`."""
+
+        def forward(sequences: Sequences) -> tuple[Tensor]:
+            return (self.policy(sequences, with_entropy=False).log_probs,)
+
+        (log_probs,) = self.learner.infer(batch, self.cut, forward)
+        return LogProbs(log_probs, None)
