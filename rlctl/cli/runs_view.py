@@ -126,6 +126,11 @@ def print_samples(step: int, samples: Sequence[Sample], number: int) -> None:
         head = f"  score {sample.score:g}{parts}  {sample.length} tokens  {sample.finish}  {sample.data_source}"
         stdout().print(Text.assemble(mark, (head, "dim")))
         for name, text in (("prompt", sample.prompt), ("answer", sample.response), ("truth", str(sample.ground_truth))):
-            stdout().print(Text.assemble((f"{name}: ", "bold"), text.strip()))
+            stdout().print(Text.assemble((f"{name}: ", "bold"), _visible(text.strip())))
         stdout().print()
     notice(f"{min(number, len(samples))} of {len(samples)} samples of step {step}" + ("; -n N shows more" if len(samples) > number else ""))
+
+
+def _visible(text: str) -> str:
+    """A model may write anything: its control characters are shown, not obeyed by the terminal."""
+    return "".join(char if char.isprintable() or char in "\n\t" else ascii(char)[1:-1] for char in text)

@@ -1,0 +1,233 @@
+"""The frame of the command line, through real processes: exit codes, messages, streams, signals, laziness."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rlctl import __version__
+from rlctl.cli import COMMANDS
+
+HEAVY = ("torch", "ray", "vllm", "transformers", "pandas", "pyarrow", "wandb", "swanlab", "hydra", "omegaconf", "numpy", "pydantic")
+
+
+def environment(**changes: str) -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("RLCTL_", "NO_COLOR", "FORCE_COLOR"))}
+    return kept | {"COLUMNS": "100"} | changes
+
+
+def rlctl(*arguments: str, **changes: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "rlctl", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, env=environment(**changes), timeout=60, check=False)
+
+
+# A stand-in for the module of `rlctl data`: what the frame does with a command that ends badly is the frame's own.
+STAND_IN = """
+import sys, time, types
+import typer
+from rlctl import errors
+from rlctl.errors import Problem
+
+app = typer.Typer(add_completion=False)
+
+@app.command()
+def bad(kind: str):
+    raise getattr(errors, kind)(Problem("this is wrong", "file.yaml:3", "do that"), Problem("so is this"))
+
+@app.command()
+def defect():
+    raise ValueError("a secret bug")
+
+@app.command()
+def code(number: int):
+    raise typer.Exit(number)
+
+@app.command()
+def chatter():
+    for number in range(100_000):
+        print(number)
+
+@app.command()
+def wait():
+    try:
+        print("ready", flush=True)
+        time.sleep(60)
+    finally:
+        time.sleep(0.3)
+        print("cleaned up", flush=True)
+
+module = types.ModuleType("rlctl.cli.data")
+module.app = app
+sys.modules["rlctl.cli.data"] = module
+from rlctl.__main__ import main
+sys.exit(main())
+"""
+
+
+def stand_in(*arguments: str) -> list[str]:
+    return [sys.executable, "-c", STAND_IN, *arguments]
+
+
+def run(*arguments: str, **changes: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(stand_in(*arguments), capture_output=True, text=True, env=environment(**changes), timeout=60, check=False)
+
+
+def test_help_lists_every_command_on_stdout_and_loads_nothing_heavy():
+    probe = (
+        "import sys; from rlctl.__main__ import main; code = main(['--help']); "
+        "print(*sorted({name.partition('.')[0] for name in sys.modules}), file=sys.stderr); sys.exit(code)"
+    )
+    done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, env=environment(), check=True)
+    for command in COMMANDS:
+        assert re.search(rf"│ {command.name} +{re.escape((command.help or '')[:20])}", done.stdout)
+    assert "--install-completion" in done.stdout
+    loaded = set(done.stderr.split())
+    assert "typer" in loaded
+    assert not loaded & set(HEAVY)
+
+
+def test_every_command_is_there_and_has_the_line_of_help_that_the_list_shows():
+    for command in COMMANDS:
+        loaded = command.load()
+        assert loaded.name == command.name
+        first_line = (loaded.help or "").strip().split("\n\n")[0].replace("\n", " ")
+        assert first_line == command.help, f"rlctl {command.name}: the list in rlctl/cli/__init__.py and the command itself differ"
+        assert all(param.name != "install_completion" for param in loaded.params)
+
+
+def test_version():
+    assert rlctl("--version").stdout == f"rlctl {__version__}\n"
+    done = rlctl("version", "--json")
+    versions = json.loads(done.stdout)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert versions["rlctl"] == __version__
+    assert versions["python"] == sys.version.split()[0]
+    assert rlctl("version").stdout.splitlines()[1].split() == ["rlctl", __version__]
+
+
+def test_no_command_shows_the_help_and_is_a_usage_error():
+    done = rlctl()
+    assert done.returncode == 2
+    assert "Usage: rlctl" in done.stdout
+    assert done.stderr == ""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message", "helper"),
+    [
+        (["rusn"], "no such command 'rusn'. Did you mean 'runs'?", "rlctl --help"),
+        (["runs", "--jsn"], "no such option: --jsn (Possible options: --json)", "rlctl runs --help"),
+        (["runs", "-n", "many"], "invalid value for '-n' / '--number': ", "rlctl runs --help"),
+        (["show"], "missing argument 'run'", "rlctl show --help"),
+        (["runs", "--state", "sleeping"], "invalid value for '--state': ", "rlctl runs --help"),
+    ],
+)
+def test_usage_errors_look_like_all_others(arguments, message, helper):
+    done = rlctl(*arguments)
+    assert (done.returncode, done.stdout) == (2, "")
+    first, last = done.stderr.splitlines()[0], done.stderr.splitlines()[-1]
+    assert first.lower().startswith(f"error: {message}".lower())
+    assert last == f"  help: `{helper}` lists what it takes"
+
+
+CODES = {
+    "RlctlError": 1,
+    "UsageError": 2,
+    "ConfigError": 3,
+    "NotFoundError": 4,
+    "ConflictError": 5,
+    "MissingExtraError": 6,
+    "ResourceError": 7,
+    "InternalError": 70,
+}
+
+
+def test_errors_are_told_on_stderr_all_problems_at_once():
+    done = run("data", "bad", "ConfigError")
+    assert (done.returncode, done.stdout) == (3, "")
+    assert done.stderr == "error: this is wrong\n  at: file.yaml:3\n  help: do that\nerror: so is this\n"
+
+
+def test_every_kind_of_error_has_its_exit_code():
+    loop = f"print(*(main(['data', 'bad', kind]) for kind in {list(CODES)}))"
+    script = STAND_IN.replace("sys.exit(main())", loop)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment(), check=True)
+    assert [int(code) for code in done.stdout.split()] == list(CODES.values())
+
+
+def test_colour_only_where_it_is_wanted():
+    assert "\x1b[1;31merror" in run("data", "bad", "ConfigError", FORCE_COLOR="1").stderr
+    assert "\x1b[31m" not in run("data", "bad", "ConfigError", FORCE_COLOR="1", NO_COLOR="1").stderr
+
+
+def test_a_defect_is_one_line_and_its_traceback_is_in_a_file(tmp_path):
+    done = run("data", "defect", TMPDIR=str(tmp_path))
+    assert (done.returncode, done.stdout) == (70, "")
+    first, where, hint = done.stderr.splitlines()
+    assert first == "error: internal error: ValueError: a secret bug"
+    file = Path(where.removeprefix("  at: "))
+    assert file.parent == tmp_path
+    assert "in defect" in file.read_text()
+    assert hint.startswith("  help: ")
+
+
+@pytest.mark.parametrize(("arguments", "changes"), [(["--debug"], {}), ([], {"RLCTL_DEBUG": "1"})])
+def test_debug_shows_tracebacks(arguments, changes, tmp_path):
+    done = run(*arguments, "data", "defect", TMPDIR=str(tmp_path), **changes)
+    assert done.returncode == 70
+    assert "in defect" in done.stderr
+    assert done.stderr.endswith("error: internal error: ValueError: a secret bug\n")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_command_may_choose_its_exit_code():
+    assert run("data", "code", "7").returncode == 7
+    assert run("data", "code", "0").returncode == 0
+
+
+def test_a_reader_that_has_seen_enough_is_no_error():
+    done = subprocess.Popen(stand_in("data", "chatter"), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment())
+    assert done.stdout is not None
+    assert done.stderr is not None
+    assert done.stdout.readline() == "0\n"
+    done.stdout.close()
+    assert done.stderr.read() == ""
+    assert done.wait(30) == 1
+
+
+@pytest.mark.parametrize(
+    ("signals", "code"),
+    [([signal.SIGINT], 130), ([signal.SIGTERM], 143), ([signal.SIGTERM, signal.SIGTERM], 143), ([signal.SIGHUP], 129)],
+)
+def test_signals_unwind_the_command_and_have_their_code(signals, code):
+    child = subprocess.Popen(stand_in("data", "wait"), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment())
+    assert child.stdout is not None
+    assert child.stdout.readline() == "ready\n"
+    for number in signals:
+        child.send_signal(number)
+    out, err = child.communicate(timeout=30)
+    assert (child.returncode, out, err) == (code, "cleaned up\n", "")
+
+
+def test_nohup_stays_in_force():
+    command, quiet = ["nohup", *stand_in("data", "wait")], subprocess.DEVNULL
+    child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=quiet, stdin=quiet, text=True, env=environment())
+    assert child.stdout is not None
+    assert child.stdout.readline() == "ready\n"
+    child.send_signal(signal.SIGHUP)
+    with pytest.raises(subprocess.TimeoutExpired):
+        child.wait(0.7)
+    child.send_signal(signal.SIGTERM)
+    assert child.wait(30) == 143
+
+
+def test_completion_knows_the_commands_and_goes_into_families():
+    done = rlctl(_RLCTL_COMPLETE="complete_bash", COMP_WORDS="rlctl ru", COMP_CWORD="1")
+    assert done.stdout.split() == ["runs"]
+    done = rlctl(_RLCTL_COMPLETE="complete_bash", COMP_WORDS="rlctl runs --js", COMP_CWORD="2")
+    assert done.stdout.split() == ["--json"]

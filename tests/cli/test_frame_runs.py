@@ -1,0 +1,122 @@
+"""`rlctl runs` and `rlctl show` through real processes, on a folder of runs written by the real trackers."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rlctl.runs.run_dir import RunDir
+from rlctl.tracking.jsonl import JsonlTracker
+from rlctl.tracking.tracker import RunInfo, Sample
+
+ACC = "val-core/arithmetic/acc/mean@1"
+
+
+def answer(text: str, right: bool) -> Sample:
+    return Sample("What is 1 + 1?", text, "2", float(right), {"acc": float(right)}, 3, "stop", "arithmetic")
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("work") / "runs"
+    for minute, (name, state) in enumerate([("first", "finished"), ("second", "failed"), ("third", "finished")]):
+        run = RunDir.create(root, "demo", name, "ppo")
+        tracker = JsonlTracker()
+        tracker.start(RunInfo("id", "demo", name, run.path, 2, {}))
+        tracker.log(0, {ACC: 0.25})
+        tracker.log(1, {"critic/score/mean": 0.5, "actor/ppo_kl": float("nan")})
+        if state == "finished":
+            tracker.log(2, {"critic/score/mean": 1.0, ACC: 0.75, "perf/total_num_tokens": 1234})
+            tracker.generations(2, [answer("#### 2 [bold]", True), answer("#### 3", False), answer("\x1b[31m#### 4", False)])
+        tracker.finish(state)
+        created, ended = f"2026-01-01T10:0{minute}:00+00:00", f"2026-01-01T10:0{minute}:30+00:00"
+        run.update(state=state, exit_code=int(state == "failed"), created=created, ended=ended, total_steps=2)
+    (root / "demo" / "third" / "run.json").write_text("{")
+    return root
+
+
+def rlctl(root: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = {name: value for name, value in os.environ.items() if name not in ("FORCE_COLOR", "RLCTL_RUNS")}
+    command = [sys.executable, "-m", "rlctl", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, env=environment, cwd=root.parent, timeout=60, check=False)
+
+
+def test_runs_prints_one_line_a_run_and_says_what_is_damaged(root):
+    done = rlctl(root, "runs")
+    assert done.returncode == 0
+    lines = [line.split("  ") for line in done.stdout.splitlines()]
+    cells = [[cell.strip() for cell in line if cell.strip()] for line in lines]
+    assert cells[0] == ["run", "state", "made", "took", "step", "validation"]
+    assert cells[1][:2] == ["third", "broken"]
+    assert [cells[2][index] for index in (0, 1, 3, 4, 5)] == ["second", "failed", "30.0 s", "1/2", "25.0 % → 25.0 %"]
+    assert [cells[3][index] for index in (0, 1, 3, 4, 5)] == ["first", "finished", "30.0 s", "2/2", "25.0 % → 75.0 %"]
+    assert done.stderr.startswith("warning: demo/third: not a run record")
+
+
+def test_runs_json_limit_and_state(root):
+    everything = json.loads(rlctl(root, "runs", "--json").stdout)
+    assert [run["name"] for run in everything] == ["third", "second", "first"]
+    first = everything[2]
+    assert (first["state"], first["exit_code"], first["recipe"], first["problem"]) == ("finished", 0, "ppo", None)
+    assert (first["created"], first["ended"]) == ("2026-01-01T10:00:00+00:00", "2026-01-01T10:00:30+00:00")
+    assert (first["step"], first["total_steps"], first["tokens"]) == (2, 2, 1234)
+    assert [first[name] for name in ("metric", "first", "last", "best", "best_step")] == [ACC, 0.25, 0.75, 0.75, 2]
+    assert everything[0]["problem"].startswith("not a run record")
+    assert [run["name"] for run in json.loads(rlctl(root, "runs", "--json", "--state", "failed").stdout)] == ["second"]
+    limited = rlctl(root, "runs", "-n", "1")
+    assert len(limited.stdout.splitlines()) == 2
+    assert "2 more; --all shows them" in limited.stderr
+    assert len(rlctl(root, "runs", "-n", "1", "--all").stdout.splitlines()) == 4
+
+
+def test_runs_of_an_empty_place(tmp_path):
+    done = rlctl(tmp_path / "runs", "runs")
+    assert (done.returncode, done.stdout) == (0, "")
+    assert "no runs in" in done.stderr
+    assert rlctl(tmp_path / "runs", "runs", "--json").stdout == "[]\n"
+
+
+def test_show(root):
+    done = rlctl(root, "show", "fir")
+    assert (done.returncode, done.stderr) == (0, "")
+    text = done.stdout
+    assert text.splitlines()[0] == "first  finished"
+    assert f"25.0 % → 75.0 %, best 75.0 % at step 2  ({ACC})" in text
+    assert "30.0 s, 1.23k tokens" in text
+    assert "critic/score/mean" in text
+    assert "▁█" in text
+    full = json.loads(rlctl(root, "show", "first", "--json").stdout)
+    assert full["metrics"]["critic/score/mean"] == {"first": 0.5, "last": 1.0, "min": 0.5, "max": 1.0, "count": 2}
+    assert full["record"]["recipe"] == "ppo"
+
+
+def test_show_of_a_damaged_run_shows_what_there_is(root):
+    done = rlctl(root, "show", "third")
+    assert done.returncode == 0
+    assert "third  broken" in done.stdout
+    assert "75.0 %" in done.stdout
+    assert "not a run record" in done.stderr
+
+
+def test_show_what_is_not_there(root):
+    done = rlctl(root, "show", "frist")
+    assert (done.returncode, done.stdout) == (4, "")
+    assert done.stderr.splitlines()[0] == "error: no run is named 'frist'"
+    assert done.stderr.splitlines()[2] == "  help: did you mean first?"
+    assert rlctl(root, "show", "second", "--samples").returncode == 4
+
+
+def test_samples(root):
+    done = rlctl(root, "show", "first", "--samples")
+    assert done.returncode == 0
+    assert [line.split()[0] for line in done.stdout.splitlines() if " tokens " in line] == ["right", "wrong", "wrong"]
+    assert "answer: #### 2 [bold]" in done.stdout  # the text of a model is never markup
+    assert "answer: \\x1b[31m#### 4" in done.stdout  # nor a command to the terminal
+    assert done.stderr == "note: 3 of 3 samples of step 2\n"
+    wrong = json.loads(rlctl(root, "show", "first", "--wrong", "--step", "2", "--json").stdout)
+    assert [sample["score"] for sample in wrong["samples"]] == [0.0, 0.0]
+    assert rlctl(root, "show", "first", "--right", "-n", "1").stdout.count("prompt: ") == 1
+    assert rlctl(root, "show", "first", "--right", "--wrong").returncode == 2
