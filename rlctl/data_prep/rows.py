@@ -19,10 +19,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rlctl.errors import ConfigError, Problem, ResourceError, raise_problems
-
-# Of one file's problems, so many are listed; the rest is counted.
-MAX_PROBLEMS = 10
+from rlctl.data_prep.records import raise_capped, read_records
+from rlctl.errors import ConfigError, Problem, ResourceError
 
 _JSON_COLUMNS = b"rlctl.json_columns"
 _CONTRACT_HINT = "`rlctl prep jsonl` makes such a file from your own; `rlctl data show FILE` looks into one"
@@ -51,8 +49,7 @@ def read_rows(path: str | Path, *, prompt_key: str = "prompt", reward_fn_key: st
         near = sorted(each.name for each in path.parent.glob("*") if each.suffix in (".parquet", ".jsonl")) if path.parent.is_dir() else []
         hint = f"data files in {path.parent}: {', '.join(near)}" if near else "`rlctl prep gsm8k` or `rlctl prep arithmetic` makes one"
         raise ConfigError("the data file is a folder" if path.is_dir() else "the data file does not exist", where=str(path), hint=hint)
-    reader = _read_jsonl if path.suffix == ".jsonl" else _read_parquet
-    records = reader(path, prompt_key, reward_fn_key)
+    records = read_records(path) if path.suffix == ".jsonl" else _read_parquet(path, prompt_key, reward_fn_key)
     if not records:
         raise ConfigError("the data file has no rows", where=str(path))
     rows: list[PromptRow] = []
@@ -62,7 +59,7 @@ def read_rows(path: str | Path, *, prompt_key: str = "prompt", reward_fn_key: st
         problems += [Problem(fault, where) for fault in faults]
         if not faults:
             rows.append(_row(record, prompt_key, reward_fn_key))
-    _raise_capped(problems, path)
+    raise_capped(problems, path)
     return rows
 
 
@@ -132,7 +129,7 @@ def _read_parquet(path: Path, prompt_key: str, reward_fn_key: str) -> list[tuple
     try:
         file = pq.ParquetFile(path)
         columns = [name for name in (prompt_key, reward_fn_key, "reward_model", "ability", "extra_info") if name in file.schema_arrow.names]
-        _raise_capped(_schema_problems(file.schema_arrow, path, prompt_key, reward_fn_key), path)
+        raise_capped(_schema_problems(file.schema_arrow, path, prompt_key, reward_fn_key), path)
         table = file.read(columns=columns)
     except (pa.ArrowException, OSError) as error:
         raise ConfigError(f"not a readable parquet file: {str(error).splitlines()[0]}", where=str(path), hint=_CONTRACT_HINT) from error
@@ -177,25 +174,6 @@ def _schema_problems(schema: Any, path: Path, prompt_key: str, reward_fn_key: st
     return problems
 
 
-def _read_jsonl(path: Path, prompt_key: str, reward_fn_key: str) -> list[tuple[str, Any]]:
-    del prompt_key, reward_fn_key  # JSON has no schema to check before the rows
-    records = []
-    problems = []
-    try:
-        lines = path.read_text(encoding="utf-8").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"not a readable JSONL file: {error}", where=str(path)) from error
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        try:
-            records.append((f"{path}:{number}", json.loads(line)))
-        except json.JSONDecodeError as error:
-            problems.append(Problem(f"not JSON: {error.msg} (column {error.colno})", f"{path}:{number}"))
-    _raise_capped(problems, path)
-    return records
-
-
 def _faults(record: Any, prompt_key: str, reward_fn_key: str) -> list[str]:
     """What is wrong with one row, in words; empty when it is a good one."""
     if not isinstance(record, dict):
@@ -235,10 +213,3 @@ def _row(record: dict[str, Any], prompt_key: str, reward_fn_key: str) -> PromptR
 def _short(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= 60 else text[:57] + "..."
-
-
-def _raise_capped(problems: list[Problem], path: Path) -> None:
-    hidden = len(problems) - MAX_PROBLEMS
-    if hidden > 0:
-        problems = [*problems[:MAX_PROBLEMS], Problem(f"and {hidden} more problems of this file", str(path))]
-    raise_problems(problems)

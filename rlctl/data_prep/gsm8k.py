@@ -1,0 +1,76 @@
+"""GSM8K (arXiv 2110.14168) as rows: 7,473 training and 1,319 test problems, with the prompt that verl uses."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from rlctl.data_prep.hub import hub_answers
+from rlctl.data_prep.records import raise_capped, read_records
+from rlctl.data_prep.rows import PromptRow
+from rlctl.errors import ConfigError, NotFoundError, Problem, ResourceError
+
+DATA_SOURCE = "openai/gsm8k"
+INSTRUCTION = 'Let\'s think step by step and output the final answer after "####".'
+SPLITS = ("train", "test")
+
+_MARK = "#### "
+
+
+def load_gsm8k(source: Path | None) -> dict[str, list[PromptRow]]:
+    """The rows of both splits, from the folder `source` or else from the hub.
+
+    A folder holds `train.jsonl` and `test.jsonl` (the official files) or `train*.parquet` and `test*.parquet` (the hub's; also under
+    `main/`). Raises NotFoundError when it does not, ConfigError for malformed records, ResourceError when the hub cannot be reached.
+    """
+    return {split: _rows(_find(source, split) if source else _download(split), split) for split in SPLITS}
+
+
+def _rows(path: Path, split: str) -> list[PromptRow]:
+    rows, problems = [], []
+    for index, (where, record) in enumerate(read_records(path)):
+        question, answer = (record.get("question"), record.get("answer")) if isinstance(record, dict) else (None, None)
+        if isinstance(question, str) and isinstance(answer, str) and _MARK in answer:
+            rows.append(_row(question, answer, split, index))
+        else:
+            problems.append(Problem("not a GSM8K record: wanted {question, answer}, both text, the answer with `#### number`", where))
+    raise_capped(problems, path)
+    if not rows:
+        raise ConfigError("the file has no records", where=str(path))
+    return rows
+
+
+def _row(question: str, answer: str, split: str, index: int) -> PromptRow:
+    return PromptRow(
+        data_source=DATA_SOURCE,
+        prompt=[{"role": "user", "content": f"{question} {INSTRUCTION}"}],
+        ground_truth=answer.partition(_MARK)[2].strip().replace(",", ""),
+        ability="math",
+        style="rule",
+        extra_info={"split": split, "index": index, "question": question, "answer": answer},
+    )
+
+
+def _find(source: Path, split: str) -> Path:
+    source = source.expanduser()
+    if not source.is_dir():
+        raise NotFoundError("the source is not a folder", where=str(source), hint="a folder with train.jsonl and test.jsonl")
+    for pattern in (f"{split}.jsonl", f"{split}*.parquet", f"main/{split}*.parquet"):
+        if found := sorted(source.glob(pattern)):
+            return found[0]
+    raise NotFoundError(
+        f"the source has no {split} split", where=str(source), hint=f"{split}.jsonl, {split}*.parquet or main/{split}*.parquet"
+    )
+
+
+def _download(split: str) -> Path:
+    from huggingface_hub import hf_hub_download
+
+    where: dict[str, Any] = {"repo_id": DATA_SOURCE, "filename": f"main/{split}-00000-of-00001.parquet", "repo_type": "dataset"}
+    try:
+        return Path(hf_hub_download(**where, local_files_only=not hub_answers()))
+    except OSError as error:
+        raise ResourceError(
+            f"GSM8K's {split} split is neither on this machine nor to be had from the hub: {str(error).splitlines()[0]}",
+            hint="--source DIR with the official train.jsonl and test.jsonl (github.com/openai/grade-school-math)",
+        ) from error

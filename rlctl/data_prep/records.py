@@ -1,0 +1,77 @@
+"""Foreign data as they lie: JSONL, a JSON list, or parquet, each record with the place it stands at."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from rlctl.errors import ConfigError, Problem
+
+# Of one file's problems, so many are listed; the rest is counted.
+MAX_PROBLEMS = 10
+
+
+def read_records(path: Path) -> list[tuple[str, Any]]:
+    """(place, record) of every record: `file:line` in JSONL, `file, record N` in a JSON list, `file, row N` in parquet, both from 0.
+
+    Raises one ConfigError when the file cannot be read or a line of it is not JSON (the first ten in full).
+    """
+    match path.suffix:
+        case ".parquet":
+            return _parquet(path)
+        case ".json":
+            return _json(path)
+        case _:
+            return _jsonl(path)
+
+
+def raise_capped(problems: list[Problem], path: Path) -> None:
+    """Raise one ConfigError that holds the first problems of a file and the number of the others, if there are any."""
+    hidden = len(problems) - MAX_PROBLEMS
+    if hidden > 0:
+        problems = [*problems[:MAX_PROBLEMS], Problem(f"and {hidden} more problems of this file", str(path))]
+    if problems:
+        raise ConfigError(*problems)
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"not a readable text file: {error}", where=str(path)) from error
+
+
+def _jsonl(path: Path) -> list[tuple[str, Any]]:
+    records: list[tuple[str, Any]] = []
+    problems: list[Problem] = []
+    for number, line in enumerate(_text(path).split("\n"), start=1):  # not splitlines: JSON text may hold U+2028
+        if not line.strip():
+            continue
+        try:
+            records.append((f"{path}:{number}", json.loads(line)))
+        except json.JSONDecodeError as error:
+            problems.append(Problem(f"not JSON: {error.msg} (column {error.colno})", f"{path}:{number}"))
+    raise_capped(problems, path)
+    return records
+
+
+def _json(path: Path) -> list[tuple[str, Any]]:
+    try:
+        records = json.loads(_text(path))
+    except json.JSONDecodeError as error:
+        raise ConfigError(f"not JSON: {error.msg} (column {error.colno})", where=f"{path}:{error.lineno}") from error
+    if not isinstance(records, list):
+        raise ConfigError(f"the file holds {type(records).__name__}, wanted a list of records", where=str(path))
+    return [(f"{path}, record {index}", record) for index, record in enumerate(records)]
+
+
+def _parquet(path: Path) -> list[tuple[str, Any]]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        records = pq.ParquetFile(path).read().to_pylist()
+    except (pa.ArrowException, OSError) as error:
+        raise ConfigError(f"not a readable parquet file: {str(error).splitlines()[0]}", where=str(path)) from error
+    return [(f"{path}, row {index}", record) for index, record in enumerate(records)]
