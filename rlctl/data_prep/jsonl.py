@@ -1,0 +1,101 @@
+"""A user's own questions and answers as rows."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rlctl.data_prep.records import raise_capped, read_records
+from rlctl.data_prep.rows import PromptRow
+from rlctl.errors import ConfigError, NotFoundError, Problem, UsageError
+
+
+@dataclass(frozen=True)
+class Fields:
+    """Which key of a record is what; a dot goes deeper (`meta.answer`). `system` and `instruction` are put around every prompt."""
+
+    prompt_key: str
+    answer_key: str
+    data_source: str
+    system: str | None
+    instruction: str | None
+
+
+def rows_from_records(path: Path, fields: Fields) -> list[PromptRow]:
+    """One row for each record of a JSONL, JSON-list or parquet file.
+
+    The prompt is a text or already a chat (a list of {role, content}); the answer, which becomes the ground truth, is anything but null.
+    `extra_info` holds `index` and, for a text, the bare `question`. Raises NotFoundError for a missing file, and one ConfigError with
+    file:line of each bad record (the first ten in full).
+    """
+    path = path.expanduser()
+    if not path.is_file():
+        raise NotFoundError("the file does not exist", where=str(path))
+    rows, problems = [], []
+    for index, (where, record) in enumerate(read_records(path)):
+        try:
+            rows.append(_row(record, index, fields))
+        except ValueError as error:
+            problems.append(Problem(str(error), where))
+    raise_capped(problems, path)
+    if not rows:
+        raise ConfigError("the file has no records", where=str(path))
+    return rows
+
+
+def split_off(rows: list[PromptRow], fraction: float, seed: int) -> dict[str, list[PromptRow]]:
+    """`train` and `val`: `fraction` of the rows, chosen by `seed`, are for validation; 0 makes no `val`. Both keep the file's order.
+
+    `extra_info["split"]` names the split. Raises UsageError for a fraction that leaves either of the two empty.
+    """
+    if not 0 <= fraction < 1:
+        raise UsageError(f"the validation fraction is {fraction}", hint="a number from 0 to below 1")
+    num_val = round(len(rows) * fraction)
+    if fraction and not 0 < num_val < len(rows):
+        raise UsageError(f"{fraction} of {len(rows)} rows leaves {num_val} for validation and {len(rows) - num_val} for training")
+    chosen = set(random.Random(seed).sample(range(len(rows)), num_val))
+    splits: dict[str, list[PromptRow]] = {"train": []} | ({"val": []} if chosen else {})
+    for index, row in enumerate(rows):
+        name = "val" if index in chosen else "train"
+        row.extra_info["split"] = name
+        splits[name].append(row)
+    return splits
+
+
+def _row(record: Any, index: int, fields: Fields) -> PromptRow:
+    prompt, answer = _at(record, fields.prompt_key), _at(record, fields.answer_key)
+    if answer is None:
+        raise ValueError(f"{fields.answer_key!r} is null")
+    extra_info: dict[str, Any] = {"index": index}
+    if isinstance(prompt, str) and prompt.strip():
+        extra_info["question"] = prompt
+        chat = [{"role": "user", "content": prompt}]
+    elif isinstance(prompt, list) and prompt and all(_is_message(message) for message in prompt):
+        chat = [{"role": message["role"], "content": message["content"]} for message in prompt]
+    else:
+        raise ValueError(f"{fields.prompt_key!r} is {prompt!r:.60}, wanted a text or a list of {{role, content}} that is not empty")
+    if fields.instruction:
+        chat[-1]["content"] = f"{chat[-1]['content']} {fields.instruction}"
+    if fields.system:
+        chat.insert(0, {"role": "system", "content": fields.system})
+    truth = answer if isinstance(answer, str | list | dict) else str(answer)
+    return PromptRow(fields.data_source, chat, truth, extra_info=extra_info)
+
+
+def _is_message(message: Any) -> bool:
+    return isinstance(message, dict) and isinstance(message.get("role"), str) and isinstance(message.get("content"), str)
+
+
+def _at(record: Any, dotted: str) -> Any:
+    value = record
+    for part in [dotted] if isinstance(record, dict) and dotted in record else dotted.split("."):
+        if not isinstance(value, dict):
+            raise ValueError(
+                f"the record is {type(record).__name__}, wanted an object" if value is record else f"{dotted!r} leads into {value!r:.60}"
+            )
+        if part not in value:
+            raise ValueError(f"no key {dotted!r}; keys: {', '.join(map(str, value))}")
+        value = value[part]
+    return value

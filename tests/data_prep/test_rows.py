@@ -1,0 +1,173 @@
+"""The parquet contract: what is written is read back, and what is wrong is named."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from rlctl.data_prep.rows import PromptRow, read_rows, write_rows
+from rlctl.errors import ConfigError, ResourceError
+
+CHAT = [{"role": "system", "content": "Kurz."}, {"role": "user", "content": "2 + 2? \U0001f642\u2028 ok"}]
+GOOD = {"data_source": "s", "prompt": CHAT, "reward_model": {"style": "rule", "ground_truth": "4"}}
+
+
+def row(extra_info: dict[str, Any] | None = None, truth: Any = "4") -> PromptRow:
+    return PromptRow("s", CHAT, truth, "math", "rule", extra_info if extra_info is not None else {"index": 1})
+
+
+def problems(path: Path, **keys: str) -> list[tuple[str, str | None]]:
+    with pytest.raises(ConfigError) as caught:
+        read_rows(path, **keys)
+    return [(problem.message, problem.where) for problem in caught.value.problems]
+
+
+def write(path: Path, columns: dict[str, Any]) -> Path:
+    pq.write_table(pa.table(columns), path)
+    return path
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [row({"split": "train", "index": i, "answer": "4"}) for i in range(3)],
+        [row({"index": 1}), row({"index": "one"})],  # another type
+        [row({"a": 1}), row({"b": 2})],  # other keys: a struct would give both rows both
+        [row({"a": None}), row({"a": 2})],
+        [row({"deep": {"list": [1, 2], "empty": {}}}), row({"deep": {"list": []}})],
+        [row({}), row({})],
+        [row({}), row({"a": 1})],
+        [row({"mixed": [1, "a"]})],
+        [row(truth="4"), row(truth=["4", "four"])],
+        [row(truth={"input": "1 2", "output": "3"})],
+        [row(truth=4), row(truth=4.5)],
+    ],
+)
+def test_round_trip(tmp_path: Path, rows: list[PromptRow]) -> None:
+    write_rows(tmp_path / "new" / "x.parquet", rows)
+    assert read_rows(tmp_path / "new" / "x.parquet") == rows
+    assert [file.name for file in (tmp_path / "new").iterdir()] == ["x.parquet"]
+
+
+def test_the_columns_are_verls(tmp_path: Path) -> None:
+    write_rows(tmp_path / "x.parquet", [row({"split": "train", "index": 0})])
+    (record,) = pq.read_table(tmp_path / "x.parquet").to_pylist()
+    assert record == {
+        "data_source": "s",
+        "prompt": CHAT,
+        "ability": "math",
+        "reward_model": {"style": "rule", "ground_truth": "4"},
+        "extra_info": {"split": "train", "index": 0},
+    }
+
+
+def test_what_verl_and_others_write_is_read(tmp_path: Path) -> None:
+    columns = {
+        "data_source": pa.array(["s", "s"]).dictionary_encode(),
+        "prompt": pa.array([CHAT, CHAT], pa.large_list(pa.struct([("content", pa.large_string()), ("role", pa.string())]))),
+        "reward_model": [{"ground_truth": "4", "style": "model"}] * 2,
+        "agent_name": ["a", "b"],
+    }
+    assert read_rows(write(tmp_path / "x.parquet", columns)) == [PromptRow("s", CHAT, "4", style="model")] * 2
+    columns |= {"question": columns.pop("prompt"), "kind": columns.pop("data_source")}
+    assert len(read_rows(write(tmp_path / "y.parquet", columns), prompt_key="question", reward_fn_key="kind")) == 2
+
+
+def test_jsonl_of_the_same_shape(tmp_path: Path) -> None:
+    path = tmp_path / "x.jsonl"
+    path.write_text("\n".join(json.dumps({**GOOD, "extra_info": {"i": i}}, ensure_ascii=False) for i in range(2)) + "\n\n")
+    assert read_rows(path) == [PromptRow("s", CHAT, "4", extra_info={"i": i}) for i in range(2)]
+
+
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+    assert problems(tmp_path / "train.parquet") == [("the data file does not exist", str(tmp_path / "train.parquet"))]
+    assert problems(tmp_path) == [("the data file is a folder", str(tmp_path))]
+    write_rows(tmp_path / "training.parquet", [row()])
+    with pytest.raises(ConfigError, match=r"training\.parquet"):
+        read_rows(tmp_path / "train.parquet")
+
+
+def test_a_file_that_is_no_parquet(tmp_path: Path) -> None:
+    path = tmp_path / "x.parquet"
+    path.write_text("question,answer\n")
+    assert "not a readable parquet file" in problems(path)[0][0]
+    whole = tmp_path / "whole.parquet"
+    write_rows(whole, [row()] * 100)
+    path.write_bytes(whole.read_bytes()[:-20])
+    assert "not a readable parquet file" in problems(path)[0][0]
+    path.write_bytes(b"")
+    assert "not a readable parquet file" in problems(path)[0][0]
+
+
+def test_every_wrong_column_is_named_at_once(tmp_path: Path) -> None:
+    path = write(tmp_path / "x.parquet", {"prompt": ["2 + 2?"], "data_source": [3], "extra_info": [[1]]})
+    assert problems(path) == [
+        ("column 'prompt' is string, wanted list<struct<role: string, content: string>>", f"{path}, column prompt"),
+        ("column 'data_source' is int64, wanted string", f"{path}, column data_source"),
+        (
+            "there is no column 'reward_model' (struct<style: string, ground_truth: ...>); columns: prompt, data_source, extra_info",
+            f"{path}, column reward_model",
+        ),
+        ("column 'extra_info' is list<element: int64>, wanted struct<...>", f"{path}, column extra_info"),
+    ]
+
+
+def test_bad_rows_are_named_by_number(tmp_path: Path) -> None:
+    chat = pa.list_(pa.struct([("role", pa.string()), ("content", pa.string())]))
+    columns = {
+        "data_source": ["s", None, "s", "s"],
+        "prompt": pa.array([CHAT, CHAT, [], [{"role": "user", "content": None}]], chat),
+        "reward_model": [{"ground_truth": "4"}, {"ground_truth": "4"}, {"ground_truth": "4"}, {"ground_truth": None}],
+    }
+    path = write(tmp_path / "x.parquet", columns)
+    assert problems(path) == [
+        ("column 'data_source' is None, wanted a text that is not empty", f"{path}, row 1"),
+        ("column 'prompt' is [], wanted a list of {role, content} that is not empty", f"{path}, row 2"),
+        ("column 'prompt', message 0 is {'role': 'user', 'content': None}, wanted {role, content}, both text", f"{path}, row 3"),
+        (
+            "column 'reward_model' is {'ground_truth': None}, wanted {style, ground_truth} with a ground_truth that is not null",
+            f"{path}, row 3",
+        ),
+    ]
+
+
+def test_bad_lines_of_jsonl_and_the_cap(tmp_path: Path) -> None:
+    path = tmp_path / "x.jsonl"
+    path.write_text(json.dumps(GOOD) + '\n{"data_source": \n')
+    assert problems(path) == [("not JSON: Expecting value (column 17)", f"{path}:2")]
+    path.write_text(json.dumps(GOOD) + "\n3\n" + json.dumps({**GOOD, "extra_info": "x"}))
+    assert [where for _, where in problems(path)] == [f"{path}:2", f"{path}:3"]
+    path.write_text("{}\n" * 100)  # three faults each
+    found = problems(path)
+    assert len(found) == 11
+    assert found[-1] == ("and 290 more problems of this file", str(path))
+
+
+def test_a_file_without_rows(tmp_path: Path) -> None:
+    (tmp_path / "x.jsonl").write_text("\n")
+    assert problems(tmp_path / "x.jsonl")[0][0] == "the data file has no rows"
+
+
+def test_a_disk_that_is_full_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(table: pa.Table, where: Path) -> None:
+        where.write_bytes(b"half")
+        raise OSError(28, "No space left on device")
+
+    write_rows(tmp_path / "x.parquet", [row()])
+    monkeypatch.setattr(pq, "write_table", full)
+    with pytest.raises(ResourceError, match="No space left on device"):
+        write_rows(tmp_path / "x.parquet", [row(), row()])
+    monkeypatch.undo()
+    assert [file.name for file in tmp_path.iterdir()] == ["x.parquet"]
+    assert len(read_rows(tmp_path / "x.parquet")) == 1  # the old file is whole
+
+
+def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ResourceError, match="cannot write"):
+        write_rows(tmp_path / "file" / "x.parquet", [row()])
