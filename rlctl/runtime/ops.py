@@ -14,9 +14,12 @@ from torch.autograd.function import once_differentiable
 
 EPS = 1e-8
 
-# Elements of one chunk's fp32 working copy of the logits. A GPU wants large chunks (64 MiB), a CPU ones that stay in its cache (1 MiB).
+# Elements of one chunk's fp32 working copy of the logits. A GPU wants large chunks (64 MiB), a CPU ones that stay in its cache (4 MiB).
 _CHUNK_GPU = 2**24
-_CHUNK_CPU = 2**18
+_CHUNK_CPU = 2**20
+
+# The log-prob of a token that a logit of −inf forbids. Its p is 0 all the same, and p·log p is 0 and not NaN.
+_LOG_ZERO = -1e4
 
 
 def masked_sum(x: Tensor, mask: Tensor) -> Tensor:
@@ -113,8 +116,9 @@ class _Score(torch.autograd.Function):
             part = slice(start, start + rows)
             z = _scaled(logits[part], temperature)
             log_norm[part] = z.logsumexp(-1)
-            if with_entropy:  # entr(p) = −p·log p is 0 at p = 0, also where a token is forbidden by a logit of −inf
-                entropy[part] = torch.special.entr((z - log_norm[part, None]).exp_()).sum(-1)
+            if with_entropy:
+                log_p = (z - log_norm[part, None]).clamp_(min=_LOG_ZERO)
+                entropy[part] = -log_p.exp().mul_(log_p).sum(-1)
         picked = logits.gather(-1, targets[:, None]).squeeze(-1)
         ctx.save_for_backward(logits, targets, log_norm, entropy)
         ctx.temperature, ctx.with_entropy = temperature, with_entropy
@@ -125,18 +129,21 @@ class _Score(torch.autograd.Function):
     def backward(ctx: Any, grad_log_probs: Tensor, grad_entropy: Tensor) -> tuple[Tensor, None, None, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
         logits, targets, log_norm, entropy = ctx.saved_tensors
         grad = torch.empty_like(logits)
+        in_place = grad.dtype == log_norm.dtype
         rows = _chunk_rows(logits)
         for start in range(0, len(logits), rows):
             part = slice(start, start + rows)
-            p = (_scaled(logits[part], ctx.temperature) - log_norm[part, None]).exp_()
-            g = grad_log_probs[part, None]
+            z = _scaled(logits[part], ctx.temperature)
+            g = grad_log_probs[part, None] / ctx.temperature
+            dz = torch.sub(z, log_norm[part, None], out=grad[part] if in_place else torch.empty_like(z))  # log p
             if ctx.with_entropy:
-                h = grad_entropy[part, None]
-                dz = torch.xlogy(p, p).add_(p * entropy[part, None]).mul_(-h).sub_(p * g)
+                p = dz.clamp_(min=_LOG_ZERO).exp()
+                dz.add_(entropy[part, None]).mul_(grad_entropy[part, None] / ctx.temperature).add_(g).mul_(p).neg_()
             else:
-                dz = p.mul_(-g)
+                dz.exp_().mul_(-g)
             dz.scatter_add_(-1, targets[part, None], g)
-            grad[part] = dz if ctx.temperature == 1.0 else dz.div_(ctx.temperature)
+            if not in_place:
+                grad[part] = dz
         return grad, None, None, None
 
 

@@ -165,8 +165,8 @@ def mismatch(tokens: SampledTokens) -> Metrics:
     """How far engine and trainer are apart, before any correction. Rows without unmasked tokens do not count.
 
     `training/rollout_probs_diff_*`: |π_train − π_rollout| of the sampled tokens. `rollout_corr/kl`, `k3_kl`: estimates of
-    KL(π_rollout ‖ π_train); `*_ppl`: perplexity of an answer, mean over rows; `chi2_*`: the mean of ρ² − 1, over tokens and over rows (there
-    ρ is the product over the row).
+    KL(π_rollout ‖ π_train); `*_ppl`: perplexity of an answer, mean over rows; `chi2_*`: the mean of ρ² − 1, over tokens and over rows
+    (there ρ is the product over the row).
     """
     keep = tokens.mask > 0
     ours, theirs = tokens.old_log_probs[keep].double(), tokens.rollout_log_probs[keep].double()
