@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -11,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from rlctl.cli.console import notice, stdout, table, warn
-from rlctl.runs.details import curves, generation_steps
+from rlctl.runs.details import changed_settings, curves, generation_steps
 from rlctl.runs.record import RunRecord
 from rlctl.runs.store import Run
 from rlctl.tracking.headline import Headline
@@ -76,6 +77,10 @@ def print_run(run: Run) -> None:
         stdout().print()
         rows = [[name, f"{values[name][0]:.4g}", f"{values[name][-1]:.4g}", sparkline(values[name])] for name in names]
         stdout().print(table(["metric", "first", "last", "course"], rows, right=["first", "last"]))
+    if changed := changed_settings(run.path):
+        stdout().print()
+        rows = [[key, _short(each["value"]), _short(each["base"]), each["where"]] for key, each in changed.items()]
+        stdout().print(table(["setting", "value", "base", "from"], rows))
 
 
 def _facts(record: RunRecord) -> list[tuple[str, str]]:
@@ -129,6 +134,11 @@ def print_samples(step: int, samples: Sequence[Sample], number: int) -> None:
             stdout().print(Text.assemble((f"{name}: ", "bold"), _visible(text.strip())))
         stdout().print()
     notice(f"{min(number, len(samples))} of {len(samples)} samples of step {step}" + ("; -n N shows more" if len(samples) > number else ""))
+
+
+def _short(value: object) -> str:
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= 40 else text[:39] + "…"
 
 
 def _visible(text: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -35,9 +36,10 @@ def overview(run: Run) -> dict[str, Any]:
 
 
 def details(run: Run) -> dict[str, Any]:
-    """All of it: the overview, the record, and of every metric its first, last, least and greatest value and the steps that have it."""
+    """All of it: the overview, the record, what differs from the base, and of every metric first, last, least, greatest and how many."""
     return overview(run) | {
         "record": dataclasses.asdict(run.record) if run.record else None,
+        "changed": changed_settings(run.path),
         "metrics": {name: _course(values) for name, values in curves(run).items()},
         "generations": generation_steps(run.path),
         "checkpoints": sorted(folder.name for folder in run.path.glob("checkpoints/step_*")),
@@ -49,11 +51,24 @@ def curves(run: Run) -> dict[str, list[float]]:
     _, problem = run.figures
     path = run.path / METRICS_FILE
     columns: dict[str, list[float]] = {}
-    for row in read_metrics(path) if path.exists() and problem is None else []:
+    for row in read_metrics(path) if problem is None else []:
         for name, value in row.items():
             if name != "step" and math.isfinite(value):
                 columns.setdefault(name, []).append(value)
     return columns
+
+
+def changed_settings(folder: Path) -> dict[str, dict[str, Any]]:
+    """The settings that differ from the base: the value and the base's as written, and where it was set. Empty where this is not known."""
+    try:
+        origins: dict[str, list[dict[str, Any]]] = json.loads((folder / "origins.json").read_text(encoding="utf-8"))
+        return {
+            key: {"value": chain[-1]["value"], "base": chain[0]["value"] if chain[0]["level"] == 1 else None, "where": chain[-1]["where"]}
+            for key, chain in origins.items()
+            if chain[-1]["level"] > 1 and (chain[0]["level"] > 1 or chain[-1]["value"] != chain[0]["value"])
+        }
+    except (OSError, ValueError, TypeError, LookupError, AttributeError):
+        return {}
 
 
 def _course(values: list[float]) -> dict[str, float | int]:

@@ -9,9 +9,9 @@ import secrets
 import string
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from rlctl.errors import ConflictError, ResourceError, UsageError
 from rlctl.runs.process import DriverProcess
@@ -20,6 +20,19 @@ from rlctl.runs.record import RunRecord, State, now, write_whole
 from rlctl.tracking.jsonl import METRICS_FILE, generations_file
 
 RECORD_FILE = "run.json"
+
+
+class Origin(Protocol):
+    """One setting of a key: `rlctl.recipes.layers.Origin`, which knows the level (1 base, 2 recipe, 3 command line)."""
+
+    @property
+    def value(self) -> Any: ...
+
+    @property
+    def where(self) -> str: ...
+
+    @property
+    def level(self) -> int: ...
 
 
 class RunDir:
@@ -62,9 +75,7 @@ class RunDir:
         except FileExistsError as error:  # somebody else was faster
             raise _taken(path) from error
         except OSError as error:
-            raise ResourceError(
-                f"cannot make the run's folder: {error}", hint="trainer.default_local_dir=DIR chooses another place"
-            ) from error
+            raise ResourceError(f"cannot make the run's folder: {error}", hint="trainer.run_dir=DIR chooses another place") from error
         run = cls(path)
         run.new_attempt()
         return run
@@ -84,10 +95,13 @@ class RunDir:
         with (self.path / "events.jsonl").open("a", encoding="utf-8") as file:
             file.write(json.dumps({"time": now(), "kind": kind, **fields}, ensure_ascii=False, default=str) + "\n")
 
-    def write_config(self, config: str, origins: Mapping[str, Any]) -> None:
-        """Write the composed configuration (YAML) and, key by key, where its values come from."""
+    def write_config(self, config: str, origins: Mapping[str, Sequence[Origin]]) -> None:
+        """Write the composed configuration (YAML) and for every key the chain of its settings, newest last."""
+        chains = {
+            key: [{"value": each.value, "where": each.where, "level": each.level} for each in chain] for key, chain in origins.items()
+        }
         write_whole(self.path / "config.yaml", config)
-        write_whole(self.path / "origins.json", json.dumps(origins, indent=1, ensure_ascii=False, default=str) + "\n")
+        write_whole(self.path / "origins.json", json.dumps(chains, ensure_ascii=False, default=str) + "\n")
 
     def new_attempt(self) -> Path:
         """The folder for the logs of the attempt that begins now; `attempts/latest` points to it, and this process is the run's driver."""

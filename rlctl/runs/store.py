@@ -60,9 +60,8 @@ class Run:
     @cached_property
     def figures(self) -> tuple[Headline | None, str | None]:
         """The figures of its metrics, or why they cannot be read: a listing must go on to the next run."""
-        path = self.path / METRICS_FILE
         try:
-            return Headline.of(read_metrics(path) if path.exists() else []), None
+            return Headline.of(read_metrics(self.path / METRICS_FILE)), None
         except (RlctlError, OSError) as error:
             return None, str(error)
 

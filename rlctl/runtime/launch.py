@@ -133,8 +133,7 @@ def _open_run(plan: Plan) -> RunDir:
     trainer = plan.config.trainer
     root = Path(trainer.run_dir)
     run = RunDir.create(root, trainer.project_name, trainer.experiment_name, plan.recipe.name)
-    origins = {key: [str(origin) for origin in chain] for key, chain in plan.recipe.origins.items()}
-    run.write_config(yaml.safe_dump(plan.recipe.container, sort_keys=False, allow_unicode=True), origins)
+    run.write_config(yaml.safe_dump(plan.recipe.container, sort_keys=False, allow_unicode=True), plan.recipe.origins)
     files = [*plan.config.data.train_files, *(plan.config.data.val_files or ())]
     run.update(seeds={"trainer": trainer.seed, "data": plan.config.data.seed}, data={file: _digest(Path(file)) for file in files})
     return run

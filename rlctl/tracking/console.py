@@ -19,6 +19,18 @@ from rlctl.tracking.headline import figure
 from rlctl.tracking.text import count, duration, percent_or_number
 from rlctl.tracking.tracker import RunInfo, Sample
 
+# The phases of a step go by the names of their timings (`timing_s/gen`); here in words.
+PHASES = {
+    "gen": "rollout",
+    "old_log_prob": "log-probs",
+    "ref": "reference log-probs",
+    "adv": "advantages",
+    "update_critic": "critic update",
+    "update_actor": "actor update",
+    "update_weights": "weights to the engine",
+    "save_checkpoint": "saving a checkpoint",
+    "testing": "validation",
+}
 ETA_WINDOW = 20  # steps: long enough to smooth, short enough to follow answers that grow
 
 
@@ -40,19 +52,19 @@ class ConsoleTracker:
         self.live = _live(self.console, self._render) if sys.stderr.isatty() and not self.console.is_dumb_terminal else None
 
     def start(self, run: RunInfo) -> None:
+        self._end_startup_phase()
         self.run = run
 
     def phase(self, name: str) -> None:
-        """What the run does from now on. Until the first metrics each phase leaves a line with its time: that is what starting takes."""
+        """What the run does from now on. A phase before `start` leaves a line with its time: that is what starting up takes."""
         self._end_startup_phase()
-        self.phase_name, self.phase_began = name, time.monotonic()
+        self.phase_name, self.phase_began = PHASES.get(name, name), time.monotonic()
         if self.live:
             self.live.start()
-        elif self.step is None:
+        elif self.run is None:
             self.console.print(f"[{self.phase_began - self.began:6.1f} s] {name}", markup=False, soft_wrap=True)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        self._end_startup_phase()
         self.step = step
         self.latest |= metrics
         metric = figures.validation_metric(metrics)
@@ -109,7 +121,7 @@ class ConsoleTracker:
         return shown
 
     def _end_startup_phase(self) -> None:
-        if self.step is None and self.phase_name and self.live:
+        if self.run is None and self.phase_name and self.live:
             line = Text.assemble(("✓ ", "green"), f"{self.phase_name} ", (duration(time.monotonic() - self.phase_began), "dim"))
             self.console.print(line)
             self.phase_name = None

@@ -27,8 +27,9 @@ def generations_file(folder: Path, step: int) -> Path:
 class JsonlTracker:
     """Writes `metrics.jsonl` and `generations/`. Floats read back as the same bits; NaN and infinities, unknown to JSON, are null."""
 
-    file: TextIO
-    folder: Path
+    def __init__(self) -> None:
+        self.folder = Path()
+        self.file: TextIO | None = None
 
     def start(self, run: RunInfo) -> None:
         self.folder = run.folder
@@ -38,6 +39,7 @@ class JsonlTracker:
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         row = {"step": step} | {name: _number(value) for name, value in metrics.items()}
+        assert self.file is not None
         self.file.write(json.dumps(row, allow_nan=False) + "\n")
         self.file.flush()
 
@@ -51,11 +53,12 @@ class JsonlTracker:
         whole.replace(path)
 
     def finish(self, state: str) -> None:  # noqa: ARG002
-        self.file.close()
+        if self.file is not None:
+            self.file.close()
 
 
 def read_metrics(path: Path) -> list[dict[str, float]]:
-    """The rows of a `metrics.jsonl`, oldest first; null reads as NaN.
+    """The rows of a `metrics.jsonl`, oldest first; null reads as NaN. A run without metrics has no such file, and no rows.
 
     Errors: ConfigError for a line, other than a torn last one, that is no row: `step` and numbers.
     """
@@ -75,7 +78,9 @@ def read_generations(path: Path) -> list[Sample]:
 
 
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """The objects of a file of JSON lines that may be being written to: a last line without its end does not count."""
+    """The objects of a file of JSON lines that may be absent, or being written to: a last line without its end does not count."""
+    if not path.exists():
+        return
     with path.open(encoding="utf-8", errors="replace") as file:
         for number, line in enumerate(file, start=1):
             if not line.endswith("\n"):

@@ -47,7 +47,7 @@ class Tracker(Protocol):
     """Takes the record of a run, in this order: `start`, then `log` and `generations` with growing steps, then `finish`.
 
     Made without arguments. `log` gets every metric of a step, NaN and infinities included, and must not hold up the step for longer than it
-    takes to write a line. `state` is the run's last: finished, failed or stopped.
+    takes to write a line. `state` is the run's last: finished, failed or stopped; a run that fails early may `finish` before it starts.
     """
 
     def start(self, run: RunInfo) -> None: ...
@@ -61,7 +61,7 @@ class Tracker(Protocol):
 
 @runtime_checkable
 class ShowsPhases(Protocol):
-    """A tracker that also shows what the run is doing now. Phases come before `start` too: Ray and the models take their time."""
+    """A tracker that also shows what the run is doing now. Phases before `start` are those of starting up."""
 
     def phase(self, name: str) -> None: ...
 

@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 
 from rlctl.errors import ConfigError, ConflictError, ResourceError, UsageError
+from rlctl.recipes.layers import Origin
 from rlctl.runs import provenance
+from rlctl.runs.details import changed_settings
 from rlctl.runs.record import RunRecord, write_whole
 from rlctl.runs.run_dir import RunDir, check_free
 
@@ -55,9 +57,19 @@ def test_the_life_of_a_run_is_in_its_record_and_its_events(tmp_path):
 
 def test_config_and_origins_are_written_as_given(tmp_path):
     run = RunDir.create(tmp_path, "p", "r", "ppo")
-    run.write_config("trainer:\n  seed: 1\n", {"trainer.seed": ["ppo.yaml:3"]})
-    assert (run.path / "config.yaml").read_text() == "trainer:\n  seed: 1\n"
-    assert json.loads((run.path / "origins.json").read_text()) == {"trainer.seed": ["ppo.yaml:3"]}
+    base, recipe, typed = Origin(1, "base.yaml:3", 1), Origin(2, "ppo.yaml:5", 2), Origin(3, "override trainer.seed=3", 3)
+    origins = {"trainer.seed": [base, recipe, typed], "a": [base], "b": [recipe], "c": [base, Origin(1, "x", 3)]}
+    run.write_config("trainer:\n  seed: 3\n", origins)
+    assert (run.path / "config.yaml").read_text() == "trainer:\n  seed: 3\n"
+    chains = json.loads((run.path / "origins.json").read_text())
+    assert chains["trainer.seed"][1] == {"value": 2, "where": "ppo.yaml:5", "level": 2}
+    assert changed_settings(run.path) == {
+        "trainer.seed": {"value": 3, "base": 1, "where": "override trainer.seed=3"},
+        "b": {"value": 2, "base": None, "where": "ppo.yaml:5"},
+    }
+    for damaged in ("", "[]", '{"a": []}', '{"a": 1}', '{"a": ["x"]}'):
+        (run.path / "origins.json").write_text(damaged)
+        assert changed_settings(run.path) == {}
 
 
 def test_a_taken_name_is_a_conflict_that_names_a_free_one_and_touches_nothing(tmp_path):

@@ -22,11 +22,12 @@ from rlctl.tracking.console import ConsoleTracker
 from rlctl.tracking.tracker import RunInfo
 tracker = ConsoleTracker()
 tracker.phase("starting Ray")
+tracker.phase("building actor")
 tracker.start(RunInfo("id", "project", "name", Path("."), 3, {}))
-tracker.phase("validation")
+tracker.phase("testing")
 tracker.log(0, {"ACC": 0.25})
 for step in (1, 2, 3):
-    tracker.phase("rollout")
+    tracker.phase("gen")
     time.sleep(0.3)
     print("worker line", file=sys.stderr)
     print("data")
@@ -45,7 +46,7 @@ def test_through_a_pipe_one_plain_line_a_step_on_stderr(extra):
     done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=True, env=environment(**extra))
     assert done.stdout == "data\n" * 3
     lines = [line for line in done.stderr.splitlines() if line != "worker line"]
-    assert [line.partition(" s] ")[2] for line in lines[:2]] == ["starting Ray", "validation"]
+    assert [line.partition(" s] ")[2] for line in lines[:2]] == ["starting Ray", "building actor"]
     figures = "reward 0.500  kl 0.0021  tok/s 12.3k  2.0 s/step"
     assert lines[2] == "step 0/3  val acc 25.0 % (first 25.0 %)"
     assert lines[3].startswith(f"step 1/3  {figures}  eta ")
@@ -66,9 +67,10 @@ def test_on_a_terminal_a_live_display_that_gives_the_cursor_back():
     seen = on_a_terminal()
     assert seen.count("\x1b[?25l") == 1  # the cursor is hidden once
     assert seen.rindex("\x1b[?25h") > seen.rindex("step ")  # and shown again after the last drawing
-    for text in ("✓", "starting Ray", "step 2/3", "rollout", "12.3k", "(first 25.0 %)", "━"):
+    for text in ("✓", "building actor", "step 2/3", "rollout", "12.3k", "(first 25.0 %)", "━"):
         assert text in seen
     assert seen.count("worker line\r\n") == 3
+    assert seen.count("✓") == 2  # once each for what starting up took
     assert "\x1b[32m" in seen  # green
 
 
