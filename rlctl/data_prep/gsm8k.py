@@ -71,6 +71,7 @@ def _download(split: str) -> Path:
         return Path(hf_hub_download(**where, local_files_only=not hub_answers()))
     except OSError as error:
         raise ResourceError(
-            f"GSM8K's {split} split is neither on this machine nor to be had from the hub: {str(error).splitlines()[0]}",
+            f"GSM8K's {split} split is not in the hub's cache on this machine, and the hub did not give it",
+            where=f"{DATA_SOURCE}, {where['filename']}",
             hint="--source DIR with the official train.jsonl and test.jsonl (github.com/openai/grade-school-math)",
         ) from error

@@ -12,7 +12,8 @@ from rlctl.recipes import schema
 from rlctl.runtime.algorithms.base import Algorithm, Needs, ValueLoss
 from rlctl.runtime.cluster.inline import Pool
 from rlctl.runtime.rewards.pool import RewardPool
-from rlctl.runtime.rewards.role import RuleReward, reward_specs
+from rlctl.runtime.rewards.role import RuleReward
+from rlctl.runtime.rewards.specs import reward_specs
 from rlctl.runtime.roles import Actor, Critic, Reference, Reward, Roles
 from rlctl.runtime.tokenizer import stop_token_ids
 from rlctl.runtime.workers.actor import ActorSpec, ActorWorker

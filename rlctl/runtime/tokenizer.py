@@ -70,7 +70,7 @@ def render_prompt(tokenizer: PreTrainedTokenizerBase, chat: Chat, **apply_chat_t
 def encode_prompt(tokenizer: PreTrainedTokenizerBase, chat: Chat, **apply_chat_template_kwargs: Any) -> list[int]:
     """The token ids of `render_prompt`. Special tokens are the template's: none is added."""
     text = render_prompt(tokenizer, chat, **apply_chat_template_kwargs)
-    return tokenizer.encode(text, add_special_tokens=False)
+    return tokenizer.encode(text, add_special_tokens=False, verbose=False)  # how long is too long is the caller's affair
 
 
 def stop_token_ids(tokenizer: PreTrainedTokenizerBase, model_path: str) -> tuple[int, ...]:

@@ -42,12 +42,10 @@ def _strict(solution: str, truth: str) -> bool:
 
 
 def _flexible(solution: str, truth: str) -> bool:
-    last = None
-    for last in _DIGITS.finditer(solution):
-        pass
-    if last is None:
+    digits = list(_DIGITS.finditer(solution))
+    if not digits:
         return False
-    found = _SIGNED_NUMBER.findall(solution[max(0, last.start() - _BEFORE_DIGITS) : last.end()])
+    found = _SIGNED_NUMBER.findall(solution[max(0, digits[-1].start() - _BEFORE_DIGITS) : digits[-1].end()])
     return _value(found[-1]) == _value(truth)
 
 
