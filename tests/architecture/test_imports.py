@@ -1,0 +1,60 @@
+"""Imports go one way, and the command line stays light."""
+
+import ast
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+from importlinter.cli import lint_imports
+
+from rlctl.cli import COMMANDS
+
+ROOT = Path(__file__).parents[2]
+HEAVY = {"torch", "ray", "vllm", "transformers", "pandas", "pyarrow", "wandb", "swanlab", "hydra", "omegaconf", "numpy", "safetensors"}
+
+
+def test_imports_go_one_way(capsys):
+    code = lint_imports(config_filename=str(ROOT / "pyproject.toml"), no_cache=True, no_logo=True)
+    assert code == 0, capsys.readouterr().out
+
+
+def loaded_by(statements: str) -> set[str]:
+    """The top-level modules that a fresh interpreter has after `statements`."""
+    probe = f"import sys\n{statements}\nprint(*{{name.partition('.')[0] for name in sys.modules}}, file=sys.stderr)"
+    return set(subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True, cwd=ROOT).stderr.split())
+
+
+@pytest.mark.parametrize(
+    "statements",
+    [
+        "from rlctl.__main__ import main; main(['--help'])",
+        "import " + ", ".join(sorted({command.module for command in COMMANDS})),
+        "import rlctl.runs.details, rlctl.tracking.console, rlctl.tracking.jsonl, rlctl.tracking.summary",
+    ],
+    ids=["help", "command modules", "runs and trackers"],
+)
+def test_nothing_heavy_is_loaded(statements):
+    loaded = loaded_by(statements)
+    assert "rlctl" in loaded
+    assert not loaded & HEAVY
+
+
+def test_the_command_line_imports_the_runtime_only_inside_function_bodies():
+    found = [
+        f"{path.relative_to(ROOT)}:{node.lineno}"
+        for path in sorted((ROOT / "rlctl" / "cli").rglob("*.py"))
+        for node in ast.parse(path.read_text()).body
+        if isinstance(node, ast.Import | ast.ImportFrom) and "rlctl.runtime" in ast.unparse(node)
+    ]
+    assert not found
+
+
+def test_every_entry_point_names_something_that_is_there():
+    points = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]
+    for group in points.values():
+        for target in group.values():
+            module, _, name = target.partition(":")
+            tree = ast.parse((ROOT / (module.replace(".", "/") + ".py")).read_text())
+            assert name in {node.name for node in tree.body if isinstance(node, ast.ClassDef | ast.FunctionDef)}, target
