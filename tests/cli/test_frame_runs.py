@@ -4,11 +4,14 @@ import json
 import os
 import subprocess
 import sys
+from importlib.resources import files
 from pathlib import Path
 
 import pytest
+import yaml
 
 from rlctl.runs.run_dir import RunDir
+from rlctl.runs.store import DEFAULT_ROOT
 from rlctl.tracking.jsonl import JsonlTracker
 from rlctl.tracking.tracker import RunInfo, Sample
 
@@ -70,6 +73,11 @@ def test_runs_json_limit_and_state(root):
     assert len(limited.stdout.splitlines()) == 2
     assert "2 more; --all shows them" in limited.stderr
     assert len(rlctl(root, "runs", "-n", "1", "--all").stdout.splitlines()) == 4
+
+
+def test_runs_are_looked_for_where_the_base_recipe_puts_them():
+    base = files("rlctl") / "recipes" / "library" / "trainer" / "local.yaml"
+    assert yaml.safe_load(base.read_text())["run_dir"] == str(DEFAULT_ROOT)
 
 
 def test_runs_of_an_empty_place(tmp_path):
