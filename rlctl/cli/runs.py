@@ -50,7 +50,7 @@ def show(
     root: Root = None,
     as_json: Json = False,
 ) -> None:
-    """Show one run: its curves, its settings, where its files are, its validation samples."""
+    """Show one run: its curves, its settings, its validation samples."""
     import dataclasses
 
     from rlctl.cli.console import print_json
