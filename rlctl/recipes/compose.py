@@ -6,9 +6,9 @@ Hydra brings what its users know: defaults lists with groups and packages, the o
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,38 +17,27 @@ from hydra._internal.defaults_list import create_defaults_list
 from hydra.core.object_type import ObjectType
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, QuotedString
-from hydra.errors import HydraException
+from hydra.errors import HydraException, MissingConfigException
 from hydra.plugins.config_source import ConfigResult, ConfigSource
 from omegaconf import OmegaConf
-from omegaconf.errors import InterpolationKeyError, InterpolationResolutionError, InterpolationToMissingValueError, OmegaConfBaseException
+from omegaconf.errors import (
+    InterpolationKeyError,
+    InterpolationResolutionError,
+    InterpolationToMissingValueError,
+    MissingMandatoryValue,
+    OmegaConfBaseException,
+)
 
 from rlctl.errors import ConfigError, Problem, RlctlError
-from rlctl.recipes.judge import judge, load_config
-from rlctl.recipes.keys import schema_keys
-from rlctl.recipes.layers import MISSING, Layers, Level, Origin, Setting, leaves
-from rlctl.recipes.schema import Config
+from rlctl.recipes.judge import dangling, judge, load_config
+from rlctl.recipes.keys import known_key, schema_keys
+from rlctl.recipes.layers import MISSING, Layers, Level, Origin, Recipe, Setting, leaves
 from rlctl.recipes.sources import LIBRARY, Source, find_part, find_recipe, folder, read, search_folders, shown
 from rlctl.recipes.suggest import did_you_mean
 
 __all__ = ["Origin", "Recipe", "compose", "load_config"]
 
-
-@dataclass(frozen=True)
-class Recipe:
-    """A composed configuration.
-
-    `config` is judged; `container` is the same as plain data, interpolations resolved; `origins` has for every key the chain of its
-    settings, newest last; `notices` are one-line remarks for the user (old keys that were accepted); `layers` are the files that were
-    laid over each other, lowest first, with the package of each.
-    """
-
-    name: str
-    path: Path
-    config: Config
-    container: dict[str, Any]
-    origins: dict[str, list[Origin]]
-    notices: list[str]
-    layers: list[tuple[Path, str]]
+_KEY = re.compile(r"[~+]{0,2}[A-Za-z_$][\w/@.:$-]*")
 
 
 def compose(recipe: str | Path, overrides: Sequence[str] = ()) -> Recipe:
@@ -64,6 +53,9 @@ def compose(recipe: str | Path, overrides: Sequence[str] = ()) -> Recipe:
         shelf = _Shelf(primary, search_folders(primary, _search_override(parsed)))
         settings, groups = _sort(parsed, shelf, problems)
         files = _layer_files(shelf, groups)
+        if not any(_level(source.path) == 1 for source, _ in files):
+            hint = "begin it with `defaults: [ppo_trainer, _self_]`: the base holds the default of every key"
+            raise ConfigError("this recipe is not built on a base", where=f"{primary.name}:1", hint=hint)
     except RlctlError as error:
         raise type(error)(*problems, *error.problems) from error
     layers = Layers(problems=problems)
@@ -72,9 +64,8 @@ def compose(recipe: str | Path, overrides: Sequence[str] = ()) -> Recipe:
     for setting in settings:
         layers.add_setting(setting)
     container = _resolve(layers)
-    config, verdict = judge(container, layers.origins)
-    spoken_for = {problem.where for problem in problems}
-    problems += [problem for problem in verdict if problem.where is None or problem.where not in spoken_for]
+    config, verdict = judge(container, layers.origins, layers.faulty)
+    problems += verdict
     if problems or config is None:
         raise ConfigError(*problems)
     return Recipe(path.stem, path, config, container, layers.origins, layers.notices, [(source.path, package) for source, package in files])
@@ -98,9 +89,21 @@ class _Shelf(ConfigRepository):
             self._sources[name] = None if path is None else read(path)
         return self._sources[name]
 
+    def mention(self, name: str) -> str:
+        """`file:line` of the defaults list that names a part which does not exist."""
+        word = re.compile(rf"(?<![\w/]){re.escape(name.rpartition('/')[2])}(?!\w)")
+        for source in filter(None, self._sources.values()):
+            if any(word.search(str(entry)) for entry in source.defaults):
+                line = next(i for i, text in enumerate(source.text.splitlines(), 1) if word.search(text))
+                return f"{source.name}:{line}"
+        return self.primary.where("defaults")
+
     def load_config(self, config_path: str) -> ConfigResult | None:
         if config_path in self._results:
             return self._results[config_path]
+        if ".." in config_path.split("/"):
+            hint = "write /group/part, or name the folder in hydra.searchpath"
+            raise ConfigError(f"`..` has no meaning in a defaults list: {config_path}", where=self.mention(config_path), hint=hint)
         source = self.source(config_path)
         if source is None:
             return None
@@ -142,11 +145,11 @@ def _parse(overrides: Sequence[str]) -> tuple[list[Override], list[Problem]]:
     for text in overrides:
         key, equals, value = text.partition("=")
         where = f"override {text}"
+        if not _KEY.fullmatch(key):
+            problems.append(Problem(f"{key!r} is not a key", where, "write key=VALUE, such as trainer.seed=2"))
+            continue
         if not equals and not text.startswith("~"):
             problems.append(Problem(f"{text!r} is not key=value", where, f"write {text}=VALUE"))
-            continue
-        if not key.strip("+~ "):
-            problems.append(Problem(f"{text!r} has no key", where, "write key=VALUE"))
             continue
         try:
             override = parser.parse_overrides([text])[0]
@@ -154,7 +157,8 @@ def _parse(overrides: Sequence[str]) -> tuple[list[Override], list[Problem]]:
             problems.append(Problem(f"the value of {key} cannot be parsed", where, f"quote it: {_quoted(key, value)}"))
             continue
         if override.is_sweep_override():
-            hint = f"a list is {key}=[{value}]; one value with a comma is {_quoted(key, value)}; `rlctl sweep` tries several values"
+            one = f"a list is {key}=[{value}]; one value with a comma is {_quoted(key, value)}; " if "(" not in value else ""
+            hint = f"{one}`rlctl sweep` tries several values"
             problems.append(Problem(f"{text} names several values", where, hint))
             continue
         parsed.append(override)
@@ -163,7 +167,7 @@ def _parse(overrides: Sequence[str]) -> tuple[list[Override], list[Problem]]:
 
 def _quoted(key: str, value: str) -> str:
     """The override quoted twice: the inner quotes are for Hydra, the outer ones for the shell."""
-    inner = value.replace("\\", "\\\\").replace('"', '\\"')
+    inner = re.sub(r'(\\*)("|\Z)', lambda m: m[1] * 2 + ('\\"' if m[2] else ""), value)
     return shlex.quote(f'{key}="{inner}"')
 
 
@@ -194,7 +198,13 @@ def _sort(parsed: list[Override], shelf: _Shelf, problems: list[Problem]) -> tup
                 problems.append(Problem(f"there is no group of parts named {name}", where, _groups_hint(shelf)))
                 continue
             settings.append(Setting(name, _plain(value), text, override.is_delete()))
-        elif not override.is_delete() and str(value) not in shelf.get_group_options(name):
+        elif override.is_delete():
+            if known_key(override.package or name) is None:
+                groups.append(override)
+            else:
+                hint = f"choose another part: {override.get_key_element().lstrip('~')}={'|'.join(shelf.get_group_options(name))}"
+                problems.append(Problem(f"{override.package or name} cannot be taken out", where, hint))
+        elif str(value) not in shelf.get_group_options(name):
             options = ", ".join(shelf.get_group_options(name))
             section = next((key for key in schema_keys() if key.startswith(f"{name}.")), None)
             hint = f"parts in {name}/: {options}" + (f"; to set a key of the section {name}: {section}=…" if section else "")
@@ -231,10 +241,15 @@ def _layer_files(shelf: _Shelf, groups: list[Override]) -> list[tuple[Source, st
         defaults = create_defaults_list(shelf, shelf.name, groups, prepend_hydra=False, skip_missing=False).defaults
     except RecursionError:
         raise ConfigError("the defaults lists include each other in a circle", where=shown(shelf.primary.path)) from None
+    except MissingConfigException as error:
+        name = error.missing_cfg_file or ""
+        options = error.options if error.options is not None else shelf.get_group_options("")
+        hint = did_you_mean(name.rpartition("/")[2], options) or f"there are: {', '.join(options)}"
+        raise ConfigError(f"there is no part {name}", where=shelf.mention(name), hint=hint) from error
     except (HydraException, ValueError, AssertionError, OmegaConfBaseException) as error:
-        cause = error.__cause__ or error
-        first, *more = [line.strip() for line in str(cause).splitlines() if line.strip()] or [type(cause).__name__]
-        raise ConfigError(first, where=shelf.primary.where("defaults"), hint="; ".join(more) or None) from error
+        first, *more = [line.strip() for line in str(error.__cause__ or error).splitlines() if line.strip()] or [type(error).__name__]
+        hint = "a part of an included recipe is replaced with `override GROUP: PART`" if "more than once" in first else None
+        raise ConfigError(first, where=shelf.primary.where("defaults"), hint=hint or " ".join(more) or None) from error
     found = [(shelf.source(default.config_path), default.package or "") for default in defaults if default.config_path is not None]
     return [(source, package) for source, package in found if source is not None]
 
@@ -258,23 +273,20 @@ def _resolve(layers: Layers) -> dict[str, Any]:
     config = OmegaConf.create(layers.tree)
     for name, value in leaves(layers.tree).items():
         if value == MISSING:
-            chain = layers.origins[name]
-            key = schema_keys().get(name)
-            layers.problems.append(Problem(f"{name} is not set", chain[-1].where, f"pass {name}=… ({key.help})" if key else None))
+            help_text = schema_keys()[name].help if name in schema_keys() else ""
+            layers.blame(name, f"{name} is not set", layers.origins[name][-1].where, f"pass {name}=… ({help_text})")
     try:
         return OmegaConf.to_container(config, resolve=True)  # type: ignore[return-value]
     except OmegaConfBaseException:
         pass
-    for name, chain in layers.origins.items():
+    for name in leaves(layers.tree):
+        where = layers.origins[name][-1].where
         try:
-            value = OmegaConf.select(config, name)
-        except InterpolationToMissingValueError:
-            continue
+            value = OmegaConf.select(config, name, throw_on_missing=True)
+        except (InterpolationToMissingValueError, MissingMandatoryValue):
+            layers.faulty.add(name)
         except (InterpolationKeyError, InterpolationResolutionError) as error:
-            reason = str(error).splitlines()[0]
-            layers.problems.append(Problem(f"the value of {name} cannot be found: {reason}", chain[-1].where))
-            continue
-        if OmegaConf.is_config(value):
-            continue
-        OmegaConf.update(config, name, value, merge=False)
+            layers.blame(name, *dangling(name, str(error), where))
+        else:
+            OmegaConf.update(config, name, value, merge=False)
     return OmegaConf.to_container(config, resolve=False)  # type: ignore[return-value]

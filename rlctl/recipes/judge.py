@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from pydantic import ValidationError
@@ -11,21 +12,32 @@ from rlctl.errors import ConfigError, Problem
 from rlctl.recipes.keys import Key, known_key, schema_keys
 from rlctl.recipes.layers import Origin
 from rlctl.recipes.schema import Config
-from rlctl.recipes.suggest import did_you_mean, nearest
+from rlctl.recipes.suggest import did_you_mean
 
 
-def judge(container: dict[str, Any], origins: Mapping[str, list[Origin]]) -> tuple[Config | None, list[Problem]]:
-    """Validate a resolved container. Returns the config, or None and every problem, one a key."""
-    nulls = [problem for name, key in schema_keys().items() if (problem := _written_null(key, container, origins.get(name, [])))]
+def judge(
+    container: dict[str, Any], origins: Mapping[str, list[Origin]], faulty: Collection[str] = ()
+) -> tuple[Config | None, list[Problem]]:
+    """Validate a resolved container. Returns the config, or None and every problem, one a key; of `faulty` keys nothing more is said."""
+    problems = [problem for key in schema_keys().values() if (problem := _written_null(key, container, origins.get(key.name, [])))]
+    config: Config | None = None
+    missing: dict[str, list[str]] = {}
     try:
         config = Config.model_validate(container)
     except ValidationError as error:
         found: dict[str, Problem] = {}
         for item in error.errors(include_url=False, include_context=False):
             name = _key_of(item["loc"])
-            found.setdefault(name, _problem(name, item["type"], container, origins))
-        return None, [*nulls, *found.values()]
-    return (None, nulls) if nulls else (config, [])
+            if any(name == other or name.startswith(f"{other}.") or other.startswith(f"{name}.") for other in faulty):
+                continue
+            if item["type"] == "missing":
+                section, _, leaf = name.rpartition(".")
+                missing.setdefault(section, []).append(leaf)
+            else:
+                found.setdefault(name, _problem(name, container, origins))
+        problems += [_incomplete(section, names, origins) for section, names in missing.items()]
+        problems += found.values()
+    return (None if problems else config), problems
 
 
 def load_config(container: dict[str, Any]) -> Config:
@@ -48,23 +60,24 @@ def _key_of(loc: tuple[int | str, ...]) -> str:
     return name
 
 
-def _problem(name: str, kind: str, container: dict[str, Any], origins: Mapping[str, list[Origin]]) -> Problem:
+def _problem(name: str, container: dict[str, Any], origins: Mapping[str, list[Origin]]) -> Problem:
     chain = origins.get(name, [])
     where = chain[-1].where if chain else None
-    key = schema_keys().get(name)
+    key = known_key(name)
     if key is None:
         return Problem(f"unknown key {name}", where, did_you_mean(name, schema_keys()))
-    if kind == "missing":
-        begin = "begin the recipe with `defaults: [ppo_trainer, _self_]`; it holds every default"
-        return Problem(f"{name} is missing", where, begin)
     value = lookup(container, name)
-    hint = None
-    if key.choices and isinstance(value, str):
-        near = nearest(value, key.choices, limit=1)
-        hint = f"did you mean {near[0]}?" if near else None
-    if hint is None and len(chain) > 1:
-        hint = f"without this it is {chain[-2].value!r} ({chain[-2].where})"
-    return Problem(f"{name} should be {key.type}, not {value!r}", where, hint or key.help or None)
+    expected = key.type if key.name == name else key.type.removeprefix("mapping of ")
+    whole = isinstance(value, float) and value.is_integer() and "whole number" in key.type
+    return Problem(f"{name} should be {expected}, not {value!r}", where, f"write {int(value)}" if whole else key.help or None)
+
+
+def _incomplete(section: str, names: list[str], origins: Mapping[str, list[Origin]]) -> Problem:
+    """A part that took another's place sets only some of the section's keys, or a recipe is not built on the base."""
+    some = ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
+    beside = next((chain[0].where for key, chain in origins.items() if key.startswith(f"{section}.")), None)
+    hint = "a part sets every key of its section; let it begin with the shipped one: `defaults: [adamw, _self_]`, say"
+    return Problem(f"{section or 'the configuration'} lacks {some}", beside.rpartition(":")[0] if beside else None, hint)
 
 
 def _written_null(key: Key, container: dict[str, Any], chain: list[Origin]) -> Problem | None:
@@ -79,3 +92,12 @@ def lookup(container: Any, name: str) -> Any:
     for part in name.split("."):
         container = container.get(part) if isinstance(container, dict) else None
     return container
+
+
+def dangling(name: str, reason: str, where: str) -> tuple[str, str, str | None]:
+    """Message, place and help for an interpolation that points nowhere."""
+    if match := re.search(r"Environment variable '(\w+)' not found", reason):
+        return f"the environment variable {match[1]} is not set ({name} needs it)", where, f"export {match[1]}=…"
+    if match := re.search(r"Interpolation key '([\w.]+)' not found", reason):
+        return f"{name} refers to {match[1]}, which does not exist", where, did_you_mean(match[1], schema_keys())
+    return f"{name} cannot be resolved: {reason.splitlines()[0]}", where, None

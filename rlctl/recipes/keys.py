@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
+from pydantic import Field
 from pydantic.fields import FieldInfo
 
 from rlctl.recipes.schema import Config, Section
@@ -56,7 +57,8 @@ def _walk(model: type[Section], prefix: str) -> Iterator[Key]:
             yield from _walk(annotation, f"{dotted}.")
             continue
         parts = _members(annotation)
-        named = [_words(part, field.metadata) for part in parts if part is not type(None)]
+        limits = [*field.metadata, Field(json_schema_extra=field.json_schema_extra)]
+        named = [_words(part, limits) for part in parts if part is not type(None)]
         choices = tuple(str(value) for part in parts if get_origin(part) is Literal for value in get_args(part))
         if parts == [bool]:
             choices = ("true", "false")
@@ -81,23 +83,21 @@ def _words(annotation: Any, metadata: list[Any]) -> str:
     if origin is tuple:
         return f"list of {_words(args[0], [])}" if args[-1] is Ellipsis else f"list of {len(args)} {_words(args[0], [])}s"
     if origin is dict:
-        return "mapping"
+        return "mapping" if args[1] is Any else f"mapping of {_words(args[1], [])}"
     return " ".join([_PRIMITIVES[annotation], *_bounds(metadata)]).strip()
 
 
 def _bounds(metadata: list[Any]) -> Iterator[str]:
-    limits: list[str] = []
+    """Bounds in words, from the marks that pydantic keeps of `Field(ge=…)` and from a field's own `bounds` text."""
+    marks: list[Any] = []
     for item in metadata:
         if isinstance(item, FieldInfo):
             extra = item.json_schema_extra
             if isinstance(extra, dict) and "bounds" in extra:
                 yield str(extra["bounds"])
-            limits += _limits(item.metadata)
+            marks += item.metadata
         else:
-            limits += _limits([item])
+            marks.append(item)
+    limits = [f"{sign} {getattr(mark, name)}" for mark in marks for name, sign in _SIGNS if getattr(mark, name, None) is not None]
     if limits:
         yield " and ".join(limits)
-
-
-def _limits(metadata: list[Any]) -> list[str]:
-    return [f"{sign} {getattr(item, name)}" for item in metadata for name, sign in _SIGNS if getattr(item, name, None) is not None]

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 from rlctl.errors import Problem
 from rlctl.recipes.aliases import translate
 from rlctl.recipes.foreign import instead_of
 from rlctl.recipes.keys import known_key, schema_keys
+from rlctl.recipes.schema import Config
 from rlctl.recipes.sources import Source
 from rlctl.recipes.suggest import did_you_mean
 
@@ -24,6 +26,24 @@ class Origin:
     value: Any
     where: str
     level: Level
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A composed configuration.
+
+    `config` is judged; `container` is the same as plain data, interpolations resolved; `origins` has for every key the chain of its
+    settings, newest last; `notices` are one-line remarks for the user (old keys that were accepted); `layers` are the files that were
+    laid over each other, lowest first, with the package of each.
+    """
+
+    name: str
+    path: Path
+    config: Config
+    container: dict[str, Any]
+    origins: dict[str, list[Origin]]
+    notices: list[str]
+    layers: list[tuple[Path, str]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,87 +62,105 @@ class Setting:
 
 @dataclass
 class Layers:
-    """Merges layers, lowest first. Problems are collected, not raised, so that a user sees all of them at once."""
+    """Merges layers, lowest first. Problems are collected, not raised, so that a user sees all of them at once.
+
+    `faulty` names the keys of which a problem was noted already.
+    """
 
     tree: dict[str, Any] = field(default_factory=dict)
     origins: dict[str, list[Origin]] = field(default_factory=dict)
     notices: list[str] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
+    faulty: set[str] = field(default_factory=set)
     _refused: set[tuple[str, str]] = field(default_factory=set)
 
     def add_file(self, source: Source, package: str, level: Level) -> None:
         """Lay a file's values over what is there, below `package` (dotted; empty = the root)."""
-        if not source.data:
-            return
         prefix = tuple(package.split(".")) if package else ()
+        cut = len(package) + 1 if package else 0
         for path, value in _leaves(source.data, prefix):
-            local = ".".join(path[len(prefix) :])
-            self._set(path, value, source.where(local), level)
+            if path != prefix:
+                self._set(path, value, lambda name: source.where(name[cut:]), level)
 
     def add_setting(self, setting: Setting) -> None:
         """Lay one override of the command line over what is there."""
         path = tuple(setting.key.split("."))
         if setting.delete:
             self._delete(path, setting)
-        elif isinstance(setting.value, dict) and setting.value:
-            for inner, value in _leaves(setting.value, path):
-                self._set(inner, value, setting.where, 3)
         else:
-            self._set(path, setting.value, setting.where, 3)
+            for inner, value in _leaves(setting.value, path):
+                self._set(inner, value, lambda _: setting.where, 3)
 
-    def _set(self, path: tuple[str, ...], value: Any, where: str, level: Level) -> None:
-        translated = translate(".".join(path), value, where)
+    def blame(self, name: str, message: str, where: str | None, hint: str | None) -> None:
+        """Note a problem with a key; the judge says nothing more of it."""
+        self.faulty.add(name)
+        self.problems.append(Problem(message, where, hint))
+
+    def _set(self, path: tuple[str, ...], value: Any, place: Callable[[str], str], level: Level) -> None:
+        """Set one leaf, unless the schema refuses it. `place` gives where a key (or the section above it) stands."""
+        name = ".".join(path)
+        where = place(name)
+        translated = translate(name, value, where)
         if translated.problem is not None:
             self.problems.append(translated.problem)
         if translated.notice is not None and translated.notice not in self.notices:
             self.notices.append(translated.notice)
         if translated.key is None:
             return
-        if translated.key != ".".join(path):
-            path = tuple(translated.key.split("."))
-        if not self._accepts(path, value, where):
+        if translated.key != name:
+            name, path = translated.key, tuple(translated.key.split("."))
+        if not (self._is_known(path, place, level) and self._fits(name, value, where)):
             return
         node = self.tree
-        for name in path[:-1]:
-            if not isinstance(node.get(name), dict):
-                node[name] = {}
-            node = node[name]
+        for part in path[:-1]:
+            if not isinstance(node.get(part), dict):
+                node[part] = {}
+            node = node[part]
         if value == {} and node.get(path[-1]):
             return
         node[path[-1]] = value
-        self.origins.setdefault(".".join(path), []).append(Origin(value, where, level))
+        self.origins.setdefault(name, []).append(Origin(value, where, level))
 
-    def _accepts(self, path: tuple[str, ...], value: Any, where: str) -> bool:
-        """Whether the schema knows this key and the value has its shape. What it refuses becomes a problem, once a place."""
-        name = ".".join(path)
-        key = known_key(name)
-        if key is None:
-            unknown = next(".".join(path[: i + 1]) for i in range(len(path)) if known_key(".".join(path[: i + 1])) is None)
-            above = known_key(unknown.rpartition(".")[0])
-            if (unknown, where) in self._refused:
-                return False
-            self._refused.add((unknown, where))
-            if above is not None and above.kind == "value":
-                self.problems.append(Problem(f"{above.name} is {above.type}; it has no keys of its own", where, f"write {above.name}=…"))
-            else:
-                hint = instead_of(unknown) or did_you_mean(unknown, schema_keys())
-                self.problems.append(Problem(f"unknown key {unknown}", where, hint))
+    def _is_known(self, path: tuple[str, ...], place: Callable[[str], str], level: Level) -> bool:
+        """Whether the schema has this key. An unknown one becomes a problem, once for each section and place."""
+        prefixes = [".".join(path[: i + 1]) for i in range(len(path))]
+        unknown = next((prefix for prefix in prefixes if known_key(prefix) is None), None)
+        key = known_key(prefixes[-1])
+        if unknown is None and key is not None:
+            dotted = next((part for part, prefix in zip(path, prefixes, strict=True) if "." in part and prefix in schema_keys()), None)
+            if dotted is not None:
+                self.problems.append(Problem(f"{dotted} is written with dots", place(prefixes[-1]), "in YAML, sections are nested"))
+            return dotted is None
+        unknown = unknown or prefixes[-1]
+        where = place(unknown)
+        if (unknown, where) in self._refused:
             return False
-        if key.kind == "section" and value != {}:
+        self._refused.add((unknown, where))
+        above = known_key(unknown.rpartition(".")[0])
+        if above is not None and above.kind == "value":
+            self.problems.append(
+                Problem(f"{above.name} is a {above.type}: it has no keys of its own", where, f"set {above.name} as a whole")
+            )
+            return False
+        shown, other = (prefixes[-1], unknown) if level == 3 else (unknown, prefixes[-1])
+        hint = instead_of(shown) or did_you_mean(shown, schema_keys()) or did_you_mean(other, schema_keys())
+        self.problems.append(Problem(f"unknown key {shown}", where, hint))
+        return False
+
+    def _fits(self, name: str, value: Any, where: str) -> bool:
+        """Whether a section is not overwritten by a value, nor a mapping by something else."""
+        key = schema_keys().get(name)
+        if key is None or key.kind == "value":
+            return True
+        if key.kind == "open":
+            if isinstance(value, dict) or _reference(value):
+                return True
+            self.blame(name, f"{name} should be a mapping, not {value!r}", where, f"{name}={{name: value}}")
+        elif value != {}:
             first = next(other for other in schema_keys() if other.startswith(f"{name}."))
-            if value is None:
-                self.problems.append(
-                    Problem(f"{name} is an empty section", where, f"take the line out, or set a key below it, such as {first}")
-                )
-            else:
-                self.problems.append(
-                    Problem(f"{name} is a section, not a value (given: {value!r})", where, f"set one of its keys, such as {first}")
-                )
-            return False
-        if key.kind == "open" and key.name == name and not isinstance(value, dict) and not _reference(value):
-            self.problems.append(Problem(f"{name} should be a mapping, not {value!r}", where, f"{name}={{name: value}}"))
-            return False
-        return key.kind != "section"
+            given = "is an empty section" if value is None else f"is a section, not a value (given: {value!r})"
+            self.blame(name, f"{name} {given}", where, f"leave it out, or set a key of it, such as {first}")
+        return False
 
     def _delete(self, path: tuple[str, ...], setting: Setting) -> None:
         name = ".".join(path)

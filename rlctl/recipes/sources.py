@@ -199,6 +199,9 @@ def search_folders(primary: Source, extra: list[Path]) -> list[Path]:
         add(source.searchpath)
         for entry in source.defaults:
             if isinstance(entry, str) and entry != "_self_":
+                if ".." in entry.split("/"):
+                    hint = "write /group/part, or name the folder in hydra.searchpath"
+                    raise ConfigError(f"`..` has no meaning in a defaults list: {entry}", where=source.where("defaults"), hint=hint)
                 found = find_part(entry.partition("@")[0].lstrip("/"), [*folders, LIBRARY])
                 if found is not None:
                     visit(read(found), [*trail, source.path])

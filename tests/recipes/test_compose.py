@@ -6,6 +6,7 @@ import shlex
 from pathlib import Path
 
 import pytest
+
 from rlctl.recipes.compose import Recipe, compose, load_config
 from rlctl.recipes.keys import schema_keys
 from rlctl.recipes.layers import leaves
