@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+import re
 import time
 
 import pytest
@@ -67,6 +69,18 @@ def test_all_methods(text: str, truth: str, strict: int, flexible: int, verl_str
 def test_numbers_are_compared_as_numbers(text: str, truth: str, strict: int, flexible: int) -> None:
     assert score("", text, truth, method="strict") == strict
     assert score("", text, truth, method="flexible") == flexible
+
+
+def test_the_last_number_is_found_from_the_back_as_from_the_front() -> None:
+    number = re.compile(
+        r"((?<![A-Za-z0-9_.)\]])-)?\$?([0-9]{1,3}(,[0-9]{3})+(?![0-9])|[0-9]+)(\.[0-9]+)?|((?<![A-Za-z0-9_.)\]])-)?\$?\.[0-9]+"
+    )
+    rng = random.Random(0)
+    for _ in range(20_000):
+        text = "".join(rng.choices("01,.-$ )x", k=rng.randint(1, 14)))
+        found = [match.group() for match in number.finditer(text)]
+        truth = found[-1].replace(",", "").replace("$", "") if found else "1"
+        assert score("", text, truth, method="flexible") == float(bool(found)), text
 
 
 def test_a_ground_truth_may_be_a_number() -> None:

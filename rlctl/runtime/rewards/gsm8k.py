@@ -18,11 +18,11 @@ from rlctl.runtime.rewards.functions import in_process
 
 _NUMBER = r"(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|\.\d+"
 # A minus belongs to the number unless something stands before it that it is subtracted from.
-_SIGNED_NUMBER = re.compile(rf"(?:(?<![\w.)\]])-)?\$?(?:{_NUMBER})")
-_DIGITS = re.compile(r"\d[\d.,]*")  # starts with a plain class, so that the scan of a long answer is fast
-_BEFORE_DIGITS = 4  # what decides about a number's sign: one character, "-", "$", "."
+_SIGNED_NUMBER = re.compile(rf"(?:(?<![\w.)\]])-)?\$?(?:{_NUMBER})", re.ASCII)
+_DIGITS = "0123456789"
+_BEFORE_DIGITS = 4  # characters that decide about a number's sign: one before it, "-", "$", "."
 # What may stand between the mark and the number: spaces, emphasis, a currency, a LaTeX box or math delimiters.
-_MARKED_NUMBER = re.compile(rf"####(?:\s|\*|\$|\\\(|\\\$|\\boxed\{{)*(-?\$?(?:{_NUMBER}))")
+_MARKED_NUMBER = re.compile(rf"####(?:\s|\*|\$|\\\(|\\\$|\\boxed\{{)*(-?\$?(?:{_NUMBER}))", re.ASCII)
 
 _VERL_WINDOW = 300  # characters
 _VERL_MARKED = re.compile(r"#### (\-?[0-9\.\,]+)")
@@ -42,10 +42,11 @@ def _strict(solution: str, truth: str) -> bool:
 
 
 def _flexible(solution: str, truth: str) -> bool:
-    digits = list(_DIGITS.finditer(solution))
-    if not digits:
+    end = max(map(solution.rfind, _DIGITS)) + 1  # from the back: an answer is long, and only its last number counts
+    if not end:
         return False
-    found = _SIGNED_NUMBER.findall(solution[max(0, digits[-1].start() - _BEFORE_DIGITS) : digits[-1].end()])
+    start = len(solution[:end].rstrip(_DIGITS + ".,"))
+    found = _SIGNED_NUMBER.findall(solution[max(0, start - _BEFORE_DIGITS) : end])
     return _value(found[-1]) == _value(truth)
 
 

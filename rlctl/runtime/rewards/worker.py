@@ -70,7 +70,10 @@ def _timed(function: RewardFunction, kwargs: Mapping[str, Any], call: Call, time
 
 
 def _die_with(parent: int) -> None:
-    """On Linux the kernel ends this process with its parent, however that ends. Elsewhere the closed connection does, after the call."""
+    """On Linux the kernel ends this process with the thread that started it, however that ends: build the pool in a thread that stays.
+
+    Elsewhere the closed connection does it, once the call at hand is over.
+    """
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
