@@ -136,7 +136,7 @@ def _divergence(kind: str, tokens: SampledTokens) -> Tensor:
         case "seq_mean":
             return row_mean(each, mask, row, num_rows)[row]
         case _:  # seq_max; k2 and k3 are never negative, so 0 is neutral
-            return each.new_zeros(num_rows).index_reduce(0, row, each * mask, "amax")[row]
+            return each.new_zeros(num_rows).scatter_reduce(0, row, each * mask, "amax")[row]
 
 
 @torch.no_grad()

@@ -1,0 +1,73 @@
+"""Batches for the tests of the mathematics: verl's golden one and random ragged ones."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from rlctl.runtime.algorithms.advantages import AdvantageInputs
+from rlctl.runtime.algorithms.losses import PolicyTokens
+
+
+def golden_rows() -> AdvantageInputs:
+    """Three rows in groups of two and one; the last has a masked token inside."""
+    return AdvantageInputs(
+        rewards=torch.tensor([[0, 0, 1, 0], [0, 0.5, 0, 0], [0, 0, 0, 2]]),
+        mask=torch.tensor([[1.0, 1, 1, 0], [1, 1, 0, 0], [1, 0, 1, 1]]),
+        group=torch.tensor([0, 0, 1]),
+        values=torch.tensor([[0.1, 0.2, 0.3, 0.4], [0.5, 0.4, 0.3, 0.2], [0, 0.1, 0.2, 0.3]]),
+        greedy_scores=torch.tensor([0.5, 0, 1]),
+    )
+
+
+def golden_tokens(log_probs: Tensor | None = None) -> PolicyTokens:
+    """Two rows of four tokens, two and three of them masked out at the end."""
+    given = torch.tensor([-1, -2, -0.5, -3, -0.2, -1.5, -9, -9]) if log_probs is None else log_probs
+    return PolicyTokens(
+        log_probs=given,
+        old_log_probs=torch.tensor([-1.2, -1.5, -0.6, -3, -1.5, -1.4, -9, -9]),
+        advantages=torch.tensor([1, -1, 2, 0, -1, 0.5, 3, 3]),
+        mask=torch.tensor([1.0, 1, 1, 0, 1, 1, 0, 0]),
+        row=torch.tensor([0, 0, 0, 0, 1, 1, 1, 1]),
+        num_rows=2,
+    )
+
+
+def random_rows(seed: int, rows: int = 9, width: int = 7) -> AdvantageInputs:
+    """Ragged rows with gaps of tool output, in groups of one to four whose members are not neighbours; half of the scores are equal."""
+    rng = torch.Generator().manual_seed(seed)
+    lengths = torch.randint(1, width + 1, (rows,), generator=rng)
+    lengths[0] = width
+    inside = torch.arange(width) < lengths[:, None]
+    mask = (inside & (torch.rand(rows, width, generator=rng) < 0.8)).float()
+    mask[torch.arange(rows), lengths - 1] = 1.0  # the last token is the policy's
+    rewards = torch.randn(rows, width, generator=rng) * mask * (torch.rand(rows, 1, generator=rng) < 0.5)
+    group = torch.tensor([5, 7, 5, 7, 5, 7, 9, 5, 11])[:rows]
+    return AdvantageInputs(
+        rewards=rewards,
+        mask=mask,
+        group=group,
+        values=torch.randn(rows, width, generator=rng),
+        greedy_scores=torch.randn(rows, generator=rng),
+        components={"correct": torch.randn(rows, generator=rng), "format": 100 * torch.rand(rows, generator=rng)},
+        log_probs=-torch.rand(rows, width, generator=rng),
+        sum_pi_squared=torch.rand(rows, width, generator=rng),
+    )
+
+
+def random_tokens(seed: int, lengths: tuple[int, ...] = (5, 1, 8, 3, 6)) -> PolicyTokens:
+    """Ratios from 1/20 to 20, both signs of advantage and exact zeros, masked tokens, a row without any unmasked one."""
+    rng = torch.Generator().manual_seed(seed)
+    row = torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths))
+    total = len(row)
+    mask = (torch.rand(total, generator=rng) < 0.8).float()
+    mask[row == 1] = 0.0
+    old = -3 * torch.rand(total, generator=rng)
+    return PolicyTokens(
+        log_probs=old + torch.randn(total, generator=rng),
+        old_log_probs=old,
+        advantages=torch.randn(total, generator=rng) * (torch.rand(total, generator=rng) < 0.9),
+        mask=mask,
+        row=row,
+        num_rows=len(lengths),
+    )

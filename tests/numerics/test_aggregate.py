@@ -1,0 +1,104 @@
+"""The exactness that all training rests on: however a mini-batch is cut into ranks and micro-batches, one loss and one gradient."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rlctl.errors import ConfigError
+from rlctl.runtime.algorithms.aggregate import MODES, aggregate, count
+from rlctl.runtime.algorithms.losses import POLICY_LOSSES, ClipParams, PolicyTokens, get_policy_loss
+from tests.numerics.batches import golden_tokens, random_tokens
+
+GOLDEN = {  # of the advantages of `golden_tokens`, by verl 0.9.1
+    "token-mean": 0.3,
+    "token-sum": 1.5,
+    "seq-mean-token-sum": 0.75,
+    "seq-mean-token-mean": 0.208333,
+    "seq-mean-token-sum-norm": 0.1875,
+}
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_golden(mode: str) -> None:
+    tokens = golden_tokens()
+    total = aggregate(tokens.advantages, tokens.mask, tokens.row, 2, mode, width=4)
+    divisor = count(tokens.mask, tokens.row, 2, mode, width=4)
+    assert float(total) / (1.0 if divisor is None else divisor) == pytest.approx(GOLDEN[mode], abs=1e-6)
+    assert (divisor is None) == (mode == "token-sum")
+
+
+def cut(tokens: PolicyTokens, rows: list[int]) -> PolicyTokens:
+    """Those rows, renumbered as a micro-batch would."""
+    keep = torch.cat([(tokens.row == row).nonzero().squeeze(-1) for row in rows])
+    number = {row: i for i, row in enumerate(rows)}
+    return PolicyTokens(
+        tokens.log_probs[keep],
+        tokens.old_log_probs[keep],
+        tokens.advantages[keep],
+        tokens.mask[keep],
+        torch.tensor([number[row] for row in tokens.row[keep].tolist()]),
+        len(rows),
+    )
+
+
+def loss_and_gradient(tokens: PolicyTokens, parts: list[list[int]], name: str, mode: str) -> tuple[float, torch.Tensor]:
+    leaf = tokens.log_probs.clone().requires_grad_()
+    total, divisor = torch.zeros(()), 0.0
+    for rows in parts:
+        part = cut(replace(tokens, log_probs=leaf), rows)
+        losses, _ = get_policy_loss(name)(part, ClipParams(low=0.2, high=0.3, c=3.0))
+        total = total + aggregate(losses, part.mask, part.row, part.num_rows, mode, width=16)
+        divisor += count(part.mask, part.row, part.num_rows, mode, width=16) or 0.0
+    loss = total if mode == "token-sum" else total / divisor
+    (gradient,) = torch.autograd.grad(loss, leaf)
+    return float(loss.detach()), gradient
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    lengths=st.lists(st.integers(1, 9), min_size=1, max_size=8),
+    parts=st.integers(1, 5),
+    mode=st.sampled_from(MODES),
+    name=st.sampled_from(["vanilla", "gspo", "sapo", "geo_mean", "cispo"]),
+    seed=st.integers(0, 2**16),
+)
+def test_the_cut_does_not_matter(lengths: list[int], parts: int, mode: str, name: str, seed: int) -> None:
+    tokens = random_tokens(seed, tuple(lengths))
+    tokens.mask[0] = 1.0  # at least one token is learned from
+    owner = torch.randint(parts, (len(lengths),), generator=torch.Generator().manual_seed(seed)).tolist()
+    pieces = [[row for row, part in enumerate(owner) if part == i] for i in range(parts)]
+    whole_loss, whole = loss_and_gradient(tokens, [list(range(len(lengths)))], name, mode)
+    loss, gradient = loss_and_gradient(tokens, [rows for rows in pieces if rows], name, mode)
+    assert loss == pytest.approx(whole_loss, rel=1e-5, abs=1e-6)
+    torch.testing.assert_close(gradient, whole, rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", sorted(set(POLICY_LOSSES) - {"clip_cov", "kl_cov"}))
+@pytest.mark.parametrize("mode", MODES)
+def test_every_loss_in_every_mode(name: str, mode: str) -> None:
+    """The two that depend on the cut say so in their docstrings."""
+    tokens = random_tokens(11)
+    _, whole = loss_and_gradient(tokens, [[0, 1, 2, 3, 4]], name, mode)
+    _, halves = loss_and_gradient(tokens, [[4, 1], [0], [2, 3]], name, mode)
+    torch.testing.assert_close(halves, whole, rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_batch_without_learnable_tokens_has_no_gradient(mode: str) -> None:
+    leaf = torch.tensor([1.0, float("inf")], requires_grad=True)
+    total = aggregate(leaf, torch.zeros(2), torch.tensor([0, 1]), 2, mode, width=4)
+    (gradient,) = torch.autograd.grad(total, leaf)
+    assert float(total.detach()) == 0.0
+    assert gradient.tolist() == [0.0, 0.0]
+
+
+def test_bad_arguments() -> None:
+    with pytest.raises(ConfigError, match="did you mean 'token-mean'"):
+        count(torch.ones(1), torch.zeros(1, dtype=torch.int64), 1, "token_mean")
+    with pytest.raises(ValueError, match="width"):
+        count(torch.ones(1), torch.zeros(1, dtype=torch.int64), 1, "seq-mean-token-sum-norm")

@@ -1,0 +1,80 @@
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rlctl.runtime.balance import balance, micro_batches, row_cost
+
+
+def test_row_cost_is_verls_for_a_hidden_size_of_4096() -> None:
+    assert row_cost(torch.tensor([1, 1000]), 4096).tolist() == [24577, 24576 * 1000 + 1000**2]
+
+
+@settings(max_examples=80, deadline=None)
+@given(costs=st.lists(st.integers(0, 10_000), max_size=40), parts=st.integers(1, 9), equal_size=st.booleans())
+def test_every_row_goes_to_one_part(costs: list[int], parts: int, equal_size: bool) -> None:
+    shares = balance(torch.tensor(costs, dtype=torch.float64), parts, equal_size)
+    assert len(shares) == parts
+    assert sorted(itertools.chain(*(share.tolist() for share in shares))) == list(range(len(costs)))
+    assert all(share.tolist() == sorted(share.tolist()) for share in shares)
+    if equal_size:
+        sizes = [len(share) for share in shares]
+        assert max(sizes) - min(sizes) <= (len(costs) % parts > 0)
+
+
+@pytest.mark.parametrize("equal_size", [True, False])
+@pytest.mark.parametrize("parts", [2, 8])
+def test_totals_are_within_one_percent(parts: int, equal_size: bool) -> None:
+    """On lengths as in practice: log-normal, 512 rows."""
+    lengths = torch.randn(512, generator=torch.Generator().manual_seed(0)).mul(0.7).add(5.5).exp().long().clamp(1, 2048)
+    costs = row_cost(lengths, 896)
+    totals = torch.stack([costs[share].sum() for share in balance(costs, parts, equal_size)])
+    assert float(totals.max() / totals.mean()) < 1.001
+
+
+def test_balance_by_hand() -> None:
+    def shares(costs: list[float], parts: int, equal_size: bool) -> list[list[int]]:
+        return [share.tolist() for share in balance(torch.tensor(costs), parts, equal_size)]
+
+    assert shares([3, 9, 5, 4, 1], 2, equal_size=False) == [[0, 1], [2, 3, 4]]
+    assert shares([10, 1, 1, 1], 2, equal_size=False) == [[0], [1, 2, 3]]
+    assert shares([10, 1, 1, 1], 2, equal_size=True) == [[0, 3], [1, 2]]
+    assert shares([10, 1, 1, 1, 1], 3, equal_size=True) == [[0], [1, 3], [2, 4]]
+
+
+def test_the_same_rows_give_the_same_parts() -> None:
+    costs = torch.ones(10)
+    first, second = (balance(costs, 3, equal_size=False) for _ in range(2))
+    assert [a.tolist() for a in first] == [b.tolist() for b in second]
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    lengths=st.lists(st.integers(1, 50), max_size=30),
+    budget=st.integers(1, 120),
+    at_least=st.integers(1, 12),
+)
+def test_micro_batches_keep_the_budget(lengths: list[int], budget: int, at_least: int) -> None:
+    cuts = [cut.tolist() for cut in micro_batches(torch.tensor(lengths, dtype=torch.int64), budget, at_least)]
+    assert sorted(itertools.chain(*cuts)) == list(range(len(lengths)))
+    assert all(cut and (len(cut) == 1 or sum(lengths[i] for i in cut) <= budget) for cut in cuts)
+    assert len(cuts) >= min(at_least, len(lengths))
+    flat = [lengths[i] for cut in cuts for i in cut]
+    assert flat == sorted(flat, reverse=True)
+
+
+def test_micro_batches_by_hand() -> None:
+    lengths = torch.tensor([3, 9, 4, 4, 30])
+    assert [cut.tolist() for cut in micro_batches(lengths, 12)] == [[4], [1], [2, 3, 0]]
+    assert [cut.tolist() for cut in micro_batches(lengths, 1000, at_least=3)] == [[4, 1], [2], [3, 0]]
+
+
+def test_few_micro_batches_are_wasted() -> None:
+    """At most twice what the tokens need; on lengths far below the budget, one more."""
+    lengths = torch.randint(1, 100, (400,), generator=torch.Generator().manual_seed(0))
+    needed = -(-int(lengths.sum()) // 1000)
+    assert len(micro_batches(lengths, 1000)) <= needed + 2

@@ -1,0 +1,150 @@
+from __future__ import annotations
+
+import math
+import statistics
+
+import pytest
+import torch
+
+from rlctl.errors import ConfigError
+from rlctl.runtime.algorithms.correction import (
+    CRITERIA,
+    Bounds,
+    Criterion,
+    SampledTokens,
+    importance_weights,
+    mismatch,
+    parse_criteria,
+    rejection_mask,
+)
+
+
+def sampled(log_ratio: list[list[float]], mask: list[list[float]] | None = None) -> SampledTokens:
+    row = torch.tensor([i for i, each in enumerate(log_ratio) for _ in each])
+    flat = torch.tensor([x for each in log_ratio for x in each])
+    kept = torch.ones_like(flat) if mask is None else torch.tensor([x for each in mask for x in each])
+    rollout = -1.0 - torch.arange(len(flat)) / 10
+    return SampledTokens(rollout + flat, rollout, kept, row, len(log_ratio))
+
+
+TOKENS = sampled([[0.1, -0.5, 1.2], [0.0, 2.0], [-3.0]], [[1, 1, 1], [1, 0], [1]])
+
+
+def test_truncated_token_weights() -> None:
+    weights, metrics = importance_weights(TOKENS, "token", Bounds(None, 2.0))
+    expected = [math.exp(0.1), math.exp(-0.5), 2.0, 1.0, 0.0, math.exp(-3)]
+    assert weights.tolist() == pytest.approx(expected, rel=1e-5)
+    kept = [*expected[:4], expected[5]]
+    assert metrics["rollout_corr/rollout_is_mean"].value == pytest.approx(statistics.mean(kept), rel=1e-5)
+    assert metrics["rollout_corr/rollout_is_std"].value == pytest.approx(statistics.pstdev(kept), rel=1e-5)
+    assert metrics["rollout_corr/rollout_is_ratio_fraction_high"].value == pytest.approx(1 / 5)
+    assert metrics["rollout_corr/rollout_is_ratio_fraction_low"].value == pytest.approx(1 / 5)
+
+
+def test_sequence_weights_are_products_over_the_unmasked_tokens() -> None:
+    weights, _ = importance_weights(TOKENS, "sequence", Bounds(None, 5.0))
+    assert weights.tolist() == pytest.approx([math.exp(0.8)] * 3 + [1.0, 0.0, math.exp(-3)], rel=1e-5)
+
+
+def test_icepop_zeroes_what_is_outside() -> None:
+    """Of three tokens one stays: verl's own tests have std 0.3771236 and an effective sample size of a third for this."""
+    weights, metrics = importance_weights(sampled([[math.log(0.8), math.log(0.1), math.log(9)]]), "token", Bounds(0.5, 2.0))
+    assert weights.tolist() == pytest.approx([0.8, 0.0, 0.0])
+    assert metrics["rollout_corr/rollout_is_std"].value == pytest.approx(0.3771236, abs=1e-6)
+    assert metrics["rollout_corr/rollout_is_eff_sample_size"].value == pytest.approx(1 / 3)
+    outside = metrics["rollout_corr/rollout_is_ratio_fraction_high"].value + metrics["rollout_corr/rollout_is_ratio_fraction_low"].value
+    assert outside == pytest.approx(2 / 3)
+
+
+def test_weights_carry_no_gradient_and_do_not_overflow() -> None:
+    tokens = sampled([[900.0, -900.0]])
+    tokens.old_log_probs.requires_grad_()
+    weights, _ = importance_weights(tokens, "token", Bounds(None, 1e30))
+    assert not weights.requires_grad
+    assert weights.tolist() == pytest.approx([math.exp(20), math.exp(-20)])
+
+
+@pytest.mark.parametrize("kind", CRITERIA)
+def test_each_criterion_against_a_loop(kind: str) -> None:
+    rows = [[0.1, -0.5, 1.2], [0.05, 2.0], [-3.0], [0.2, 0.2]]
+    mask = [[1.0, 1, 1], [1, 0], [1], [1, 1]]
+    bounds = Bounds(0.6, 1.5) if kind.endswith("k1") else Bounds(None, 0.15)
+    scope, _, k = kind.rpartition("_")
+    expected: list[float] = []
+    for d_row, m_row in zip(rows, mask, strict=True):
+        stats = {"k1": [-d for d in d_row], "k2": [d * d / 2 for d in d_row], "k3": [math.exp(d) - 1 - d for d in d_row]}[k]
+        kept = [s for s, m in zip(stats, m_row, strict=True) if m]
+        row_stat = {"token": None, "seq_sum": sum(kept), "seq_mean": statistics.mean(kept), "seq_max": max(kept)}[scope]
+        for s, m in zip(stats, m_row, strict=True):
+            value = s if row_stat is None else row_stat
+            passed = bounds.low <= math.exp(value) <= bounds.high if bounds.low is not None else value <= bounds.high
+            expected.append(m * passed)
+    got, metrics = rejection_mask(sampled(rows, mask), [Criterion(kind, bounds)])
+    assert got.tolist() == expected
+    assert metrics["rollout_corr/rollout_rs_masked_fraction"].value == pytest.approx(1 - sum(expected) / 7)
+
+
+def test_all_criteria_must_be_met() -> None:
+    tokens = sampled([[0.0, 0.6], [0.3, 0.3]])
+    both, metrics = rejection_mask(tokens, parse_criteria("token_k1, seq_sum_k2", "0.6_2,0.1"))
+    assert both.tolist() == [0.0, 0.0, 1.0, 1.0]
+    assert metrics["rollout_corr/rollout_rs_token_k1_masked_fraction"].value == 0.25
+    assert metrics["rollout_corr/rollout_rs_seq_sum_k2_masked_fraction"].value == 0.5
+    assert metrics["rollout_corr/rollout_rs_seq_masked_fraction"].value == 0.5
+
+
+def test_parsing_of_thresholds() -> None:
+    assert Bounds.parse(2, "t") == Bounds(None, 2.0)
+    assert Bounds.parse("0.5_5", "t") == Bounds(0.5, 5.0)
+    assert parse_criteria("token_k1", 2.0) == [Criterion("token_k1", Bounds(0.5, 2.0))]
+
+
+@pytest.mark.parametrize("given", ["", "a", "2_1", "-1", "0", "1_2_3", "0_2", "nan"])
+def test_bad_thresholds(given: str) -> None:
+    with pytest.raises(ConfigError, match="is no bound"):
+        Bounds.parse(given, "rollout_is_threshold")
+
+
+@pytest.mark.parametrize(
+    ("kinds", "thresholds", "message"),
+    [
+        ("token_k4", "1", "unknown rejection criterion"),
+        ("seq_max_k1", "1", "unknown rejection criterion"),
+        ("token_k1,token_k2", "2", "2 criteria, rollout_rs_threshold has 1"),
+        ("token_k3", "0.5_2", "takes one upper bound"),
+    ],
+)
+def test_bad_criteria(kinds: str, thresholds: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        parse_criteria(kinds, thresholds)
+
+
+def test_mismatch_by_hand() -> None:
+    """Two rows, and one without unmasked tokens that must not count."""
+    ours = torch.tensor([-1.0, -2.0, -0.5, -7.0])
+    theirs = torch.tensor([-1.1, -1.8, -0.5, -1.0])
+    tokens = SampledTokens(ours, theirs, torch.tensor([1.0, 1, 1, 0]), torch.tensor([0, 0, 2, 1]), 3)
+    got = {name: metric.value for name, metric in mismatch(tokens).items()}
+    d = [0.1, -0.2, 0.0]
+    diffs = [abs(math.exp(a) - math.exp(b)) for a, b in zip([-1, -2, -0.5], [-1.1, -1.8, -0.5], strict=True)]
+    expected = {
+        "training/rollout_probs_diff_mean": statistics.mean(diffs),
+        "training/rollout_probs_diff_max": max(diffs),
+        "training/rollout_probs_diff_std": statistics.stdev(diffs),
+        "rollout_corr/kl": statistics.mean([-x for x in d]),
+        "rollout_corr/k3_kl": statistics.mean([math.exp(x) - x - 1 for x in d]),
+        "rollout_corr/training_ppl": (math.exp(1.5) + math.exp(0.5)) / 2,
+        "rollout_corr/rollout_ppl": (math.exp(1.45) + math.exp(0.5)) / 2,
+        "rollout_corr/log_ppl_diff": 0.05 / 2,
+        "rollout_corr/log_ppl_abs_diff": 0.05 / 2,
+        "rollout_corr/ppl_ratio": (math.exp(0.05) + 1) / 2,
+        "rollout_corr/chi2_token": statistics.mean([math.exp(2 * x) - 1 for x in d]),
+        "rollout_corr/chi2_seq": (math.exp(-0.2) - 1) / 2,
+    }
+    assert got == pytest.approx(expected, rel=1e-5)
+
+
+def test_nothing_unmasked_gives_no_metrics() -> None:
+    tokens = sampled([[0.1], [0.2]], [[0], [0]])
+    assert mismatch(tokens) == {}
+    assert importance_weights(tokens, "token", Bounds(None, 2.0))[0].tolist() == [0.0, 0.0]

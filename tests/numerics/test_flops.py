@@ -1,0 +1,40 @@
+from __future__ import annotations
+
+import pytest
+from transformers import AutoConfig, Qwen2Config
+
+from rlctl.runtime.flops import DecoderShape
+
+LLAMA_2_7B = AutoConfig.for_model(
+    "llama", vocab_size=32000, hidden_size=4096, intermediate_size=11008, num_hidden_layers=32, num_attention_heads=32
+)
+QWEN_2_5_7B = Qwen2Config(
+    vocab_size=152064, hidden_size=3584, intermediate_size=18944, num_hidden_layers=28, num_attention_heads=28, num_key_value_heads=4
+)
+
+
+@pytest.mark.parametrize(
+    ("config", "lengths", "tera"),
+    [
+        (LLAMA_2_7B, [512, 1024, 2048], 149.226491215872),
+        (LLAMA_2_7B, [4096] * 3, 536.372695793664),
+        (QWEN_2_5_7B, [512, 1024, 2048], 167.073690943488),
+        (QWEN_2_5_7B, [4096] * 3, 591.764889010176),
+    ],
+)
+def test_golden(config: object, lengths: list[int], tera: float) -> None:
+    shape = DecoderShape.of(config)
+    assert shape is not None
+    assert shape.training_flops(lengths) / 1e12 == pytest.approx(tera, rel=1e-14)
+
+
+def test_a_head_size_of_its_own() -> None:
+    config = AutoConfig.for_model("qwen3", hidden_size=64, num_attention_heads=4, num_key_value_heads=2, head_dim=32)
+    shape = DecoderShape.of(config)
+    assert shape is not None
+    assert shape.head_dim == 32
+
+
+@pytest.mark.parametrize("model_type", ["mixtral", "qwen3_moe", "deepseek_v3", "gpt2"])
+def test_no_number_where_the_formula_does_not_fit(model_type: str) -> None:
+    assert DecoderShape.of(AutoConfig.for_model(model_type)) is None

@@ -1,0 +1,84 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from rlctl.errors import ConfigError
+from rlctl.runtime.algorithms.kl import KL_KINDS, AdaptiveKL, FixedKL, kl_penalty, make_kl_controller
+
+LOG_PROBS = [-1, -2, -0.5, -3, -0.2, -1.5, -9, -9]
+REF = [-1.1, -1, -0.5, -3, -4.2, -1.5, -9, -9]
+
+
+def test_golden_k3() -> None:
+    kl = kl_penalty(torch.tensor(LOG_PROBS), torch.tensor(REF), "low_var_kl")
+    assert kl.tolist() == pytest.approx([0.004837, 0.718282, 0, 0, 3.018315, 0, 0, 0], abs=1e-6)
+
+
+def expected(kind: str, d: float) -> tuple[float, float]:
+    """Value and slope by log π of an estimate at d = log π − log π_ref."""
+    match kind.removesuffix("+"):
+        case "k1" | "kl":
+            value, slope = d, 1.0
+        case "abs":
+            value, slope = abs(d), math.copysign(1.0, d)
+        case "k2" | "mse":
+            value, slope = d * d / 2, d
+        case "k3" | "low_var_kl":
+            value, slope = math.exp(-d) + d - 1, 1 - math.exp(-d)
+        case _:
+            raise AssertionError(kind)
+    return value, d if kind.endswith("+") else slope
+
+
+@pytest.mark.parametrize("kind", [*KL_KINDS, *(f"{kind}+" for kind in KL_KINDS)])
+def test_value_and_gradient(kind: str) -> None:
+    ref = torch.tensor([-1.0, -2.0, -0.3])
+    d = [0.4, -1.2, -0.05]
+    leaf = (ref + torch.tensor(d)).requires_grad_()
+    kl = kl_penalty(leaf, ref, kind)
+    kl.sum().backward()
+    assert leaf.grad is not None
+    assert kl.tolist() == pytest.approx([expected(kind, x)[0] for x in d], abs=1e-6)
+    assert leaf.grad.tolist() == pytest.approx([expected(kind, x)[1] for x in d], abs=1e-6)
+
+
+def test_k3_is_bounded() -> None:
+    kl = kl_penalty(torch.tensor([-1000.0, 0.0, 0.0]), torch.tensor([0.0, -1000.0, -5.0]), "k3")
+    assert kl.tolist() == pytest.approx([10.0, 10.0, math.exp(-5) + 4])
+
+
+@pytest.mark.parametrize("kind", ["k4", "k3++", "full", ""])
+def test_unknown_kind(kind: str) -> None:
+    with pytest.raises(ConfigError, match="unknown KL estimate"):
+        kl_penalty(torch.zeros(1), torch.zeros(1), kind)
+
+
+def test_golden_adaptive_controller() -> None:
+    controller = make_kl_controller("adaptive", kl_coef=0.001, target_kl=0.1, horizon=10000)
+    controller.update(0.5, 256)
+    assert controller.coef == pytest.approx(0.00100512, rel=1e-12)
+    controller.update(0.05, 256)
+    assert controller.coef == pytest.approx(0.0009999737856, rel=1e-12)
+    controller.update(0.1, 256)
+    assert controller.coef == pytest.approx(0.0009999737856, rel=1e-12)
+
+
+def test_a_controller_is_resumed_exactly() -> None:
+    controller = AdaptiveKL(0.001, target=0.1, horizon=100)
+    controller.update(0.11, 10)
+    other = AdaptiveKL(0.001, target=0.1, horizon=100)
+    other.load_state_dict(controller.state_dict())
+    controller.update(0.3, 10)
+    other.update(0.3, 10)
+    assert other.coef == controller.coef
+
+
+def test_fixed_stays_and_others_are_unknown() -> None:
+    controller = make_kl_controller("fixed", 0.02, 0.1, 100)
+    controller.update(5.0, 1000)
+    assert controller == FixedKL(0.02)
+    with pytest.raises(ConfigError, match="did you mean 'adaptive'"):
+        make_kl_controller("adaptve", 0.02, 0.1, 100)

@@ -1,0 +1,307 @@
+"""Every policy loss against verl's golden numbers, and, value and gradient, against formulas in plain Python numbers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from rlctl.errors import ConfigError
+from rlctl.runtime.algorithms.aggregate import aggregate, count
+from rlctl.runtime.algorithms.losses import POLICY_LOSSES, ClipParams, PolicyTokens, get_policy_loss
+from tests.numerics.batches import golden_tokens, random_tokens
+
+CLIP = ClipParams(low=0.2, high=0.2, c=3.0)
+
+
+def loss_of(name: str, tokens: PolicyTokens, params: ClipParams = CLIP, mode: str = "token-mean") -> tuple[Tensor, dict[str, float]]:
+    function = get_policy_loss(name)
+    losses, metrics = function(tokens, params)
+    mode = function.aggregation or mode
+    part = (tokens.mask, tokens.row, tokens.num_rows, mode)
+    return aggregate(losses, *part) / (count(*part) or 1.0), {key: metric.value for key, metric in metrics.items()}
+
+
+# Computed with verl 0.9.1 on `golden_tokens`, token-mean where the loss does not prescribe its own aggregation.
+GOLDEN = {
+    "vanilla": -0.012552,
+    "gspo": -0.129779,
+    "sapo": -0.159161,
+    "gpg": 0.11,
+    "cispo": 0.228760,
+    "geo_mean": -0.116867,
+    "dppo_tv": 0.238428,
+    "dppo_kl": 0.238428,
+}
+
+
+@pytest.mark.parametrize("name", GOLDEN)
+def test_golden(name: str) -> None:
+    loss, metrics = loss_of(name, golden_tokens())
+    assert float(loss) == pytest.approx(GOLDEN[name], abs=1e-6)
+    assert metrics["actor/ppo_kl"] == pytest.approx(-0.2)
+
+
+def test_golden_vanilla_metrics_and_gradient() -> None:
+    log_probs = golden_tokens().log_probs.clone().requires_grad_()
+    loss, metrics = loss_of("vanilla", golden_tokens(log_probs))
+    loss.backward()
+    assert log_probs.grad is not None
+    assert log_probs.grad.tolist() == pytest.approx([0, 0, -0.44207, 0, 0, -0.09048, 0, 0], abs=1e-5)
+    assert metrics["actor/pg_clipfrac"] == pytest.approx(0.4)
+    assert metrics["actor/pg_clipfrac_lower"] == pytest.approx(0.2)
+
+
+def test_golden_cispo_clipfrac() -> None:
+    assert loss_of("cispo", golden_tokens())[1]["actor/pg_clipfrac"] == pytest.approx(0.6)
+
+
+# --- formulas: (value, gradient by the token's log-prob) of one unmasked token ------------------------------------------------------------
+
+PARAMS = ClipParams(low=0.2, high=0.3, c=2.0, cov_ratio=1.0, cov_low=0.1, cov_high=2.0, kl_coef=0.3, beta=0.4)
+Pairs = dict[int, tuple[float, float]]
+
+
+class Plain:
+    """The unmasked tokens of a batch as Python numbers."""
+
+    def __init__(self, tokens: PolicyTokens) -> None:
+        self.kept = [t for t, m in enumerate(tokens.mask.tolist()) if m]
+        self.lp, self.old, self.adv = tokens.log_probs.tolist(), tokens.old_log_probs.tolist(), tokens.advantages.tolist()
+        self.row = tokens.row.tolist()
+        self.d = {t: min(max(self.lp[t] - self.old[t], -20.0), 20.0) for t in self.kept}
+
+    def row_mean(self, values: dict[int, float], t: int) -> float:
+        mates = [values[u] for u in self.kept if self.row[u] == self.row[t]]
+        return sum(mates) / len(mates)
+
+    def covariance(self) -> dict[int, float]:
+        mean_a, mean_l = (sum(x[t] for t in self.kept) / len(self.kept) for x in (self.adv, self.lp))
+        return {t: (self.adv[t] - mean_a) * (self.lp[t] - mean_l) for t in self.kept}
+
+
+def _ppo(adv: float, ratio: float) -> tuple[float, float]:
+    free, held = -adv * ratio, -adv * min(max(ratio, 1 - PARAMS.low), 1 + PARAMS.high)
+    return (held, 0.0) if held > free else (free, free)  # d ratio / d lp = ratio
+
+
+def _vanilla(x: Plain) -> Pairs:
+    out = {}
+    for t in x.kept:
+        value, slope = _ppo(x.adv[t], math.exp(x.d[t]))
+        ceiling = -x.adv[t] * PARAMS.c
+        out[t] = (ceiling, 0.0) if x.adv[t] < 0 and value > ceiling else (value, slope)
+    return out
+
+
+def _gspo(x: Plain) -> Pairs:
+    return {t: _ppo(x.adv[t], math.exp(min(x.row_mean(x.d, t), 10.0))) for t in x.kept}
+
+
+def _cispo(x: Plain) -> Pairs:
+    weight = {t: min(max(math.exp(x.d[t]), 1 - PARAMS.low), 1 + PARAMS.high) for t in x.kept}
+    return {t: (-weight[t] * x.adv[t] * x.lp[t], -weight[t] * x.adv[t]) for t in x.kept}
+
+
+def _sapo(x: Plain) -> Pairs:
+    out = {}
+    for t in x.kept:
+        tau, ratio = (1.0 if x.adv[t] > 0 else 1.05), math.exp(x.d[t])
+        gate = 1 / (1 + math.exp(-tau * (ratio - 1)))
+        out[t] = (-x.adv[t] * 4 / tau * gate, -x.adv[t] * 4 * gate * (1 - gate) * ratio)
+    return out
+
+
+def _gpg(x: Plain) -> Pairs:
+    return {t: (-x.adv[t] * x.lp[t], -x.adv[t]) for t in x.kept}
+
+
+def _geo_mean(x: Plain) -> Pairs:
+    """The row's loss on each token. Its gradient by one log-prob, times the row's length, is that of the sum over the tokens."""
+    pessimistic, slope = {}, {}
+    for t in x.kept:
+        held = min(max(x.d[t], -PARAMS.low), PARAMS.high)
+        value = min(x.d[t], held) if x.adv[t] > 0 else max(x.d[t], held) if x.adv[t] < 0 else 0.0
+        pessimistic[t], slope[t] = value, float(value == x.d[t])
+    out = {}
+    for t in x.kept:
+        loss = -x.row_mean({u: x.adv[u] for u in x.kept}, t) * math.exp(x.row_mean(pessimistic, t))
+        out[t] = (loss, loss * slope[t])
+    return out
+
+
+def _dro(x: Plain) -> Pairs:
+    return {t: (-(x.adv[t] * x.lp[t] - PARAMS.beta / 2 * x.d[t] ** 2), -(x.adv[t] - PARAMS.beta * x.d[t])) for t in x.kept}
+
+
+def _clip_cov(x: Plain) -> Pairs:
+    """With a share of 1, every eligible token is drawn."""
+    covariance, out = x.covariance(), {}
+    for t in x.kept:
+        value, slope = _ppo(x.adv[t], math.exp(x.d[t]))
+        is_clipped = slope == 0.0 and x.adv[t] != 0
+        drawn = not is_clipped and PARAMS.cov_low < covariance[t] < PARAMS.cov_high
+        out[t] = (0.0, 0.0) if drawn else (value, slope)
+    return out
+
+
+def _kl_cov(x: Plain) -> Pairs:
+    """With a share of 1, every token pays."""
+    return {
+        t: (
+            -x.adv[t] * math.exp(x.d[t]) + PARAMS.kl_coef * abs(x.d[t]),
+            -x.adv[t] * math.exp(x.d[t]) + PARAMS.kl_coef * math.copysign(1, x.d[t]),
+        )
+        for t in x.kept
+    }
+
+
+def _dppo(x: Plain, keeps: Callable[[float, float, float], bool]) -> Pairs:
+    out = {}
+    for t in x.kept:
+        slope = -x.adv[t] * min(math.exp(x.d[t]), PARAMS.c) * keeps(x.adv[t], math.exp(x.lp[t]), math.exp(x.old[t]))
+        out[t] = (slope * x.lp[t], slope)
+    return out
+
+
+def _dppo_tv(x: Plain) -> Pairs:
+    return _dppo(x, lambda adv, p, q: p - q <= PARAMS.high if adv > 0 else q - p <= PARAMS.low)
+
+
+def _dppo_kl(x: Plain) -> Pairs:
+    def keeps(adv: float, p: float, q: float) -> bool:
+        if (adv > 0 and p <= q) or (adv <= 0 and p >= q):
+            return True
+        kl = q * math.log(q / p) + (1 - q) * math.log((1 - q + 1e-8) / (1 - p + 1e-8))
+        return kl <= (PARAMS.high if adv > 0 else PARAMS.low)
+
+    return _dppo(x, keeps)
+
+
+FORMULAS: dict[str, Callable[[Plain], Pairs]] = {
+    "vanilla": _vanilla,
+    "gspo": _gspo,
+    "cispo": _cispo,
+    "sapo": _sapo,
+    "gpg": _gpg,
+    "geo_mean": _geo_mean,
+    "dro": _dro,
+    "clip_cov": _clip_cov,
+    "kl_cov": _kl_cov,
+    "dppo_tv": _dppo_tv,
+    "dppo_kl": _dppo_kl,
+}
+
+
+def tempered(seed: int) -> PolicyTokens:
+    """Log-probs that are ≤ 0, as real ones; DPPO looks at probabilities."""
+    tokens = random_tokens(seed)
+    return replace(tokens, log_probs=tokens.log_probs.clamp(max=-0.01), old_log_probs=tokens.old_log_probs.clamp(max=-0.01))
+
+
+@pytest.mark.parametrize("name", sorted(POLICY_LOSSES))
+@pytest.mark.parametrize("seed", range(4))
+def test_value_and_gradient_of_each_token(name: str, seed: int) -> None:
+    """A new loss without a formula of its own fails here."""
+    tokens = tempered(seed)
+    leaf = tokens.log_probs.clone().requires_grad_()
+    losses, _ = get_policy_loss(name)(replace(tokens, log_probs=leaf), PARAMS)
+    (losses * tokens.mask).sum().backward()
+    assert leaf.grad is not None
+    expected = FORMULAS[name](Plain(tokens))
+    for t in range(len(leaf)):
+        value, slope = expected.get(t, (0.0, 0.0))
+        if tokens.mask[t]:
+            assert float(losses[t].detach()) == pytest.approx(value, rel=2e-5, abs=1e-6), t
+        assert float(leaf.grad[t]) == pytest.approx(slope, rel=2e-5, abs=1e-6), t
+
+
+@pytest.mark.parametrize("name", sorted(POLICY_LOSSES))
+def test_on_policy_all_losses_follow_the_policy_gradient(name: str) -> None:
+    """At π = π_old, with one advantage a row, every loss of a mean has the gradient −A/count (DPPO, CISPO and GPG too)."""
+    tokens = tempered(0)
+    advantages = torch.randn(tokens.num_rows)[tokens.row]
+    leaf = tokens.old_log_probs.clone().requires_grad_()
+    on_policy = replace(tokens, log_probs=leaf, advantages=advantages)
+    params = replace(PARAMS, cov_low=1e9, cov_high=2e9, kl_coef=0.0)  # no token is treated
+    losses, metrics = get_policy_loss(name)(on_policy, params)
+    (losses * tokens.mask).sum().backward()
+    assert leaf.grad is not None
+    torch.testing.assert_close(leaf.grad, -advantages * tokens.mask, rtol=1e-5, atol=1e-6)
+    assert metrics["actor/ppo_kl"].value == 0.0
+
+
+@pytest.mark.parametrize("name", sorted(POLICY_LOSSES))
+def test_far_off_policy_nothing_overflows(name: str) -> None:
+    tokens = tempered(1)
+    far = replace(tokens, log_probs=tokens.old_log_probs + 100 * (tokens.old_log_probs - tokens.old_log_probs.mean()).sign())
+    leaf = far.log_probs.requires_grad_()
+    losses, _ = get_policy_loss(name)(far, PARAMS)
+    losses.sum().backward()
+    assert leaf.grad is not None
+    assert bool(torch.isfinite(losses).all())
+    assert bool(torch.isfinite(leaf.grad).all())
+
+
+def test_dual_clip_stops_a_negative_advantage_at_c() -> None:
+    leaf = torch.tensor([0.0, 0.0], requires_grad=True)
+    one = torch.ones(2)
+    tokens = PolicyTokens(leaf, torch.tensor([-0.5, -3.0]), -one, one, torch.tensor([0, 0]), 1)
+    losses, metrics = get_policy_loss("vanilla")(tokens, CLIP)
+    losses.sum().backward()
+    assert leaf.grad is not None
+    assert losses.tolist() == pytest.approx([math.exp(0.5), 3.0])
+    assert leaf.grad.tolist() == pytest.approx([math.exp(0.5), 0.0])
+    assert metrics["actor/pg_clipfrac_lower"].value == 0.5
+
+
+def test_clip_cov_draws_no_more_than_its_share() -> None:
+    torch.manual_seed(0)
+    tokens = random_tokens(2, lengths=(50, 50))
+    params = ClipParams(low=10.0, high=10.0, c=3.0, cov_ratio=0.1, cov_low=0.0, cov_high=1e9)
+    losses, metrics = get_policy_loss("clip_cov")(tokens, params)
+    num_tokens = int(tokens.mask.sum())
+    assert metrics["actor/pg_clipfrac"].value == pytest.approx(int(0.1 * num_tokens) / num_tokens)
+    assert int(((losses == 0) & (tokens.advantages != 0)).sum()) == int(0.1 * num_tokens)
+
+
+def test_kl_cov_treats_the_largest_covariances() -> None:
+    tokens = random_tokens(2, lengths=(50, 50))
+    few, none = (get_policy_loss("kl_cov")(tokens, replace(PARAMS, cov_ratio=0.1, kl_coef=k))[0] for k in (0.3, 0.0))
+    covariance = Plain(tokens).covariance()
+    expected = sorted(covariance, key=lambda t: -covariance[t])[: int(0.1 * len(covariance))]
+    assert sorted((few != none).nonzero().squeeze(-1).tolist()) == sorted(expected)
+
+
+def test_metrics_of_parts_join_to_those_of_the_whole() -> None:
+    tokens = random_tokens(3)
+    _, whole = get_policy_loss("vanilla")(tokens, PARAMS)
+    first, second = tokens.row < 2, tokens.row >= 2
+    parts = [
+        get_policy_loss("vanilla")(
+            PolicyTokens(tokens.log_probs[k], tokens.old_log_probs[k], tokens.advantages[k], tokens.mask[k], tokens.row[k], 5), PARAMS
+        )[1]
+        for k in (first, second)
+    ]
+    for name, metric in whole.items():
+        assert parts[0][name].join(parts[1][name]).value == pytest.approx(metric.value, rel=1e-6)
+
+
+def test_unknown_names_get_a_suggestion() -> None:
+    with pytest.raises(ConfigError, match="did you mean 'vanilla'"):
+        get_policy_loss("vanila")
+
+
+def my_loss(tokens: PolicyTokens, params: ClipParams) -> tuple[Tensor, dict[str, object]]:
+    """A user's own."""
+    return -tokens.log_probs, {}
+
+
+def test_a_users_function_by_module_and_name() -> None:
+    found = get_policy_loss("tests.numerics.test_losses:my_loss")
+    assert found.aggregation is None
+    assert torch.equal(found(golden_tokens(), CLIP)[0], -golden_tokens().log_probs)
