@@ -128,6 +128,8 @@ def test_scoring_needs_no_second_vocabulary_matrix() -> None:
         assert entropy is not None
         (log_probs.sum() + entropy.sum()).backward()
     peak = live = 0
+    assert profile.profiler is not None
+    assert profile.profiler.kineto_results is not None
     for event in profile.profiler.kineto_results.events():
         if event.name() == "[memory]":
             live += event.nbytes()  # pyright: ignore[reportAttributeAccessIssue]

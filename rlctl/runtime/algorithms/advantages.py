@@ -43,13 +43,14 @@ def gae(inputs: AdvantageInputs, params: AdvantageParams) -> tuple[Tensor, Tenso
     rewards, values = inputs.rewards.T.contiguous(), inputs.given("values").T.contiguous()  # (R, B): a step of the loop reads one line
     written = inputs.mask.T.contiguous() > 0
     raw = torch.empty_like(rewards)
-    next_value = last = torch.zeros_like(rewards[0]) if len(rewards) else rewards.new_zeros(rewards.shape[1])
+    next_value = last = rewards.new_zeros(rewards.shape[1])
     for t in reversed(range(len(rewards))):
         delta = rewards[t] + params.gamma * next_value - values[t]
         last = torch.where(written[t], delta + params.gamma * params.lam * last, last)
         next_value = torch.where(written[t], values[t], next_value)
         raw[t] = last
-    return masked_whiten(raw.T, inputs.mask), raw.T + values.T
+    returns, raw = (raw + values).T.contiguous(), raw.T.contiguous()
+    return masked_whiten(raw, inputs.mask), returns
 
 
 @estimator("reinforce_plus_plus")
@@ -64,7 +65,8 @@ def reinforce_plus_plus(inputs: AdvantageInputs, params: AdvantageParams) -> tup
     for t in reversed(range(len(rewards))):
         running = torch.where(mask[t] > 0, rewards[t] + params.gamma * running, running)
         returns[t] = running * mask[t]
-    return masked_whiten(returns.T, inputs.mask) * inputs.mask, returns.T
+    returns = returns.T.contiguous()
+    return masked_whiten(returns, inputs.mask) * inputs.mask, returns
 
 
 @estimator("remax", needs=Need.GREEDY_BASELINE)
