@@ -60,9 +60,9 @@ def write_blank(folder: Path) -> None:
     fast.save_pretrained(folder)
     LlamaConfig(
         vocab_size=VOCABULARY,
-        hidden_size=128,
-        intermediate_size=384,
-        num_hidden_layers=5,
+        hidden_size=160,
+        intermediate_size=480,
+        num_hidden_layers=3,
         num_attention_heads=4,
         num_key_value_heads=2,
         max_position_embeddings=1024,

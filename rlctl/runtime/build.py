@@ -53,7 +53,7 @@ def build_roles(
     """Build the workers that `algorithm` needs, each in its pool. `on_phase` is told what is being built."""
     placement, needs = config.trainer.placement, algorithm.needs
     on_phase("building the actor")
-    actor: Actor = pools[placement.actor].spawn("actor", ActorWorker, _actor_spec(config, algorithm, tokenizer))
+    actor = build_actor(config, algorithm, tokenizer, pools[placement.actor])
     reference: Reference | None = None
     if Needs.REFERENCE in needs:
         on_phase("building the reference")
@@ -65,9 +65,10 @@ def build_roles(
     return Roles(actor=actor, reward=reward, critic_role=critic, reference_role=reference)
 
 
-def _actor_spec(config: schema.Config, algorithm: Algorithm, tokenizer: PreTrainedTokenizerBase) -> ActorSpec:
+def build_actor(config: schema.Config, algorithm: Algorithm, tokenizer: PreTrainedTokenizerBase, pool: Pool) -> Actor:
+    """The actor alone."""
     actor_rollout = config.actor_rollout_ref
-    return ActorSpec(
+    spec = ActorSpec(
         model=actor_rollout.model,
         actor=actor_rollout.actor,
         rollout=actor_rollout.rollout,
@@ -76,6 +77,7 @@ def _actor_spec(config: schema.Config, algorithm: Algorithm, tokenizer: PreTrain
         algorithm=algorithm,
         seed=config.trainer.seed,
     )
+    return pool.spawn("actor", ActorWorker, spec)
 
 
 def _reference_spec(config: schema.Config) -> ReferenceSpec:

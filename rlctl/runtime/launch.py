@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -13,8 +12,10 @@ import yaml
 from transformers import PreTrainedTokenizerBase
 
 from rlctl.errors import RlctlError, Terminated, UsageError
+from rlctl.plugins import load
 from rlctl.recipes import schema
 from rlctl.recipes.compose import Recipe
+from rlctl.runs.provenance import data_hashes
 from rlctl.runs.run_dir import RunDir, check_free
 from rlctl.runtime import quickstart
 from rlctl.runtime.algorithms.base import Algorithm
@@ -51,6 +52,8 @@ def make_plan(recipe: Recipe, inline: bool) -> Plan:
     trainer = recipe.config.trainer
     root = Path(trainer.run_dir)
     check_free(root, trainer.project_name, trainer.experiment_name)
+    for name in trainer.logger:
+        load("loggers", name)
     config = quickstart.resolve(recipe.config, root)
     devices = Devices.of(trainer)
     if inline and devices.total > 1:
@@ -135,7 +138,7 @@ def _open_run(plan: Plan) -> RunDir:
     run = RunDir.create(root, trainer.project_name, trainer.experiment_name, plan.recipe.name)
     run.write_config(yaml.safe_dump(plan.recipe.container, sort_keys=False, allow_unicode=True), plan.recipe.origins)
     files = [*plan.config.data.train_files, *(plan.config.data.val_files or ())]
-    run.update(seeds={"trainer": trainer.seed, "data": plan.config.data.seed}, data={file: _digest(Path(file)) for file in files})
+    run.update(seeds={"trainer": trainer.seed, "data": plan.config.data.seed}, data=data_hashes(map(Path, files)))
     return run
 
 
@@ -149,7 +152,7 @@ def _open_pools(plan: Plan, logs: Path, on_phase: Callable[[str], None]) -> Iter
     """The processes of a run, or none with `--inline`; closed at the end, and Ray with them."""
     trainer, devices = plan.config.trainer, plan.devices
     names = pool_names(trainer.placement, plan.algorithm.needs)
-    per_pool = {name: trainer.placement.pools[name] if name in trainer.placement.pools else devices.per_node for name in names}
+    per_pool = {name: trainer.placement.pools.get(name, devices.per_node) for name in names}
     num_processes = sum(per_pool.values()) * devices.num_nodes
     cores = available_cores()
     num_threads = trainer.num_threads or max(1, cores // num_processes)
@@ -183,11 +186,6 @@ def _open_pools(plan: Plan, logs: Path, on_phase: Callable[[str], None]) -> Iter
             pools[name] = ResourcePool(spec)
             stack.callback(pools[name].close)
         yield pools
-
-
-def _digest(file: Path) -> str:
-    with file.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def _next_commands(run: RunDir, state: str) -> list[str]:

@@ -27,7 +27,7 @@ from rlctl.runtime.batch import Experience, LogProbs, Prompts, Ragged, Rollouts,
 from rlctl.runtime.model.causal_lm import PolicyOutputs
 from rlctl.runtime.roles import Roles
 from rlctl.runtime.schedule import Schedule
-from rlctl.tracking.metrics import Mean, Metrics, merge
+from rlctl.tracking.metrics import Mean, Metrics, Sum, merge
 
 # What a run of this family cannot give an estimator yet.
 _NOT_OFFERED = Need.GREEDY_BASELINE | Need.SUM_PI_SQUARED
@@ -129,8 +129,9 @@ class PPO:
         divisor = count(mask, row, num_rows, mode, width)
         extra = 0.0
 
-        def mean_of(x: Tensor) -> Mean:
-            return Mean(float(aggregate(x.detach(), mask, row, num_rows, mode)), divisor if divisor is not None else 1.0)
+        def mean_of(x: Tensor) -> Mean | Sum:
+            total = float(aggregate(x.detach(), mask, row, num_rows, mode))
+            return Sum(total) if divisor is None else Mean(total, divisor)
 
         metrics["actor/pg_loss"] = mean_of(losses)
         if outputs.entropy is not None:
@@ -152,7 +153,7 @@ class PPO:
         losses, metrics = value_loss(values, batch.values.values, batch.returns.values, mask, self.critic.cliprange_value)
         mode, width = self.critic.loss_agg_mode, self.max_response_length
         total, divisor = aggregate(losses, mask, row, num_rows, mode), count(mask, row, num_rows, mode, width)
-        metrics["critic/vf_loss"] = Mean(float(total.detach()), divisor if divisor is not None else 1.0)
+        metrics["critic/vf_loss"] = Sum(float(total.detach())) if divisor is None else Mean(float(total.detach()), divisor)
         return Loss(total, divisor, metrics)
 
     def _experience(self, scored: Scored, old: LogProbs, ref: LogProbs | None, values: Ragged | None) -> tuple[Experience, Metrics]:

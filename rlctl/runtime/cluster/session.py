@@ -36,33 +36,39 @@ def ray_session(init: schema.RayInit, num_cpus: int, num_threads: int, timeout_s
         options |= {"num_cpus": num_cpus, "include_dashboard": False, "_temp_dir": str(folder)}
     else:
         options["address"] = init.address
+    over = threading.Event()
     try:
-        _start(options, folder, timeout_s)
+        _start(options, folder, timeout_s, over)
         yield
         if timeline is not None:
             ray.timeline(timeline)
     finally:
         ray.shutdown()
+        over.set()
         if folder is not None:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def _start(options: dict[str, object], folder: Path | None, timeout_s: float) -> None:
-    """`ray.init` in a thread of its own, because it has no deadline and cannot be interrupted everywhere."""
+def _start(options: dict[str, object], folder: Path | None, timeout_s: float, over: threading.Event) -> None:
+    """`ray.init` in a thread of its own, because it has no deadline and cannot be interrupted everywhere.
+
+    The thread stays until `over`: Ray's processes ask the kernel to be killed when the thread that started them ends.
+    """
     import ray
 
     failure: list[BaseException] = []
+    started = threading.Event()
 
     def start() -> None:
         try:
             ray.init(**options)  # pyright: ignore[reportArgumentType]
         except BaseException as error:  # handed to the waiting thread, which raises it
             failure.append(error)
+        started.set()
+        over.wait()
 
-    thread = threading.Thread(target=start, name="ray-init", daemon=True)
-    thread.start()
-    thread.join(timeout_s)
-    if thread.is_alive():
+    threading.Thread(target=start, name="ray-init", daemon=True).start()
+    if not started.wait(timeout_s):
         raise ResourceError(f"Ray did not start within {timeout_s:.0f} s", where=_log_tail(folder), hint="trainer.timeouts.ray_start_s")
     if failure:
         hint = "`--inline` trains without Ray"

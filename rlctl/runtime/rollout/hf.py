@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -23,22 +23,12 @@ from rlctl.runtime.rollout.sampling import sample
 _PREFILL_TOKENS = 8192  # a forward pass over prompts is at most about this long: more saves no time and costs memory
 
 
-@dataclass(eq=False)
-class _Written:
-    """What was sampled, step by step: memory follows the tokens there are."""
+class _Step(NamedTuple):
+    """One token of some of the answers."""
 
-    rows: list[Tensor] = field(default_factory=list)
-    tokens: list[Tensor] = field(default_factory=list)
-    log_probs: list[Tensor] = field(default_factory=list)
-
-    def by_row(self, num_rows: int) -> tuple[Ragged, Ragged]:
-        """Tokens and log-probs of rows 0 … num_rows - 1, on the CPU. Within a row the steps are in order already."""
-        rows = torch.cat(self.rows)
-        order, lengths = rows.argsort(stable=True), torch.bincount(rows, minlength=num_rows)
-        return (
-            Ragged(torch.cat(self.tokens).cpu()[order], lengths),
-            Ragged(torch.cat(self.log_probs).cpu()[order], lengths),
-        )
+    rows: Tensor  # numbers among all B·n answers, on the CPU
+    tokens: Tensor
+    log_probs: Tensor
 
 
 class HFEngine:
@@ -72,11 +62,10 @@ class HFEngine:
         if sampling.temperature > 0:
             generator = torch.Generator().manual_seed(sampling.seed)
             uniforms = torch.rand(int(limits.max()), num_rows, generator=generator)
-        written = _Written()
         with _evaluating(self.model):
-            for prompts in self._waves(prompt_ids.lengths, sampling.n):
-                self._generate_wave(prompts, prompt_ids, limits, uniforms, sampling, written)
-        response_ids, log_probs = written.by_row(num_rows)
+            waves = self._waves(prompt_ids.lengths, sampling.n)
+            steps = [step for wave in waves for step in self._generate(wave, prompt_ids, limits, uniforms, sampling)]
+        response_ids, log_probs = _by_row(steps, num_rows)
         return Responses(response_ids, log_probs, finish_reasons(response_ids, sampling.stop_token_ids))
 
     def _waves(self, prompt_lengths: Tensor, n: int) -> Iterator[Tensor]:
@@ -86,10 +75,12 @@ class HFEngine:
         else:
             yield from prompt_lengths.argsort(descending=True, stable=True).split(max(1, self.max_num_seqs // n))
 
-    def _generate_wave(
-        self, prompts: Tensor, prompt_ids: Ragged, limits: Tensor, uniforms: Tensor | None, sampling: SamplingParams, written: _Written
-    ) -> None:
-        """All answers to `prompts`. What decides who goes on is on the CPU; of a step, only who stopped is waited for."""
+    def _generate(
+        self, prompts: Tensor, prompt_ids: Ragged, limits: Tensor, uniforms: Tensor | None, sampling: SamplingParams
+    ) -> Iterator[_Step]:
+        """All answers to `prompts` (numbers), token by token. What decides who goes on is on the CPU; of a step's work on the device, only
+        who stopped is waited for.
+        """
         device = next(self.model.parameters()).device
         stops = torch.tensor(sampling.stop_token_ids, dtype=torch.int64, device=device)
         rows = (prompts[:, None] * sampling.n + torch.arange(sampling.n)).flatten()  # numbers of the living rows, among all rows
@@ -100,9 +91,7 @@ class HFEngine:
         for step in range(cache.max_tokens):
             draw = None if uniforms is None else uniforms[step, rows].to(device)
             tokens, log_probs = sample(logits, draw, sampling)
-            written.rows.append(rows)
-            written.tokens.append(tokens)
-            written.log_probs.append(log_probs)
+            yield _Step(rows, tokens, log_probs)
             alive = (tokens[:, None] != stops).all(1).cpu() & (limits[rows] > step + 1)
             if not alive.all():
                 kept = cache.keep(alive)
@@ -130,6 +119,15 @@ class HFEngine:
         """Logits (·, V) of the tokens (T,) at `keep`; 0 is all of them."""
         output = self.model(input_ids=tokens[None], position_ids=positions[None], packing=attention, use_cache=False, logits_to_keep=keep)
         return output.logits[0]
+
+
+def _by_row(steps: list[_Step], num_rows: int) -> tuple[Ragged, Ragged]:
+    """Tokens and log-probs of each row, on the CPU. The steps of a row are in order already."""
+    rows = torch.cat([step.rows for step in steps])
+    order, lengths = rows.argsort(stable=True), torch.bincount(rows, minlength=num_rows)
+    tokens = torch.cat([step.tokens for step in steps]).cpu()
+    log_probs = torch.cat([step.log_probs for step in steps]).cpu()
+    return Ragged(tokens[order], lengths), Ragged(log_probs[order], lengths)
 
 
 @contextmanager

@@ -1,0 +1,73 @@
+"""Validation and answers of a model without a run: in this process, writing nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from transformers import PreTrainedTokenizerBase
+
+from rlctl.data_prep.rows import PromptRow
+from rlctl.errors import UsageError, raise_problems
+from rlctl.recipes import schema
+from rlctl.runtime.build import build_actor, build_reward, load_algorithm
+from rlctl.runtime.cluster.inline import InlinePool
+from rlctl.runtime.loader import PromptSet
+from rlctl.runtime.place import Place, available_cores
+from rlctl.runtime.preflight import Devices, check_model
+from rlctl.runtime.roles import Roles
+from rlctl.runtime.tokenizer import encode_prompt, load_tokenizer
+from rlctl.runtime.validate import Validation, Validator
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One answer to a prompt. `length` is in tokens, `log_prob` the sum over them."""
+
+    prompt: str
+    text: str
+    length: int
+    finish: str
+    log_prob: float
+
+
+def evaluate(config: schema.Config) -> Validation:
+    """Answer and score `data.val_files` with `rollout.val_kwargs`."""
+    if config.data.val_files is None:
+        raise UsageError("there is nothing to evaluate on: data.val_files is null", hint="data.val_files=FILE.parquet")
+    with _roles(config) as (roles, tokenizer):
+        prompts = PromptSet.load(config.data.val_files, config.data, tokenizer, config.data.val_max_samples)
+        return Validator(prompts, config.data.val_batch_size, tokenizer, config.trainer.seed).run(roles)
+
+
+def answer(config: schema.Config, chats: Sequence[list[dict[str, str]]], seed: int) -> list[Answer]:
+    """Answer each of `chats` with `rollout.val_kwargs`: n answers side by side."""
+    with _roles(config) as (roles, tokenizer):
+        rows = [PromptRow("chat", chat, None) for chat in chats]
+        ids = [encode_prompt(tokenizer, chat, **config.data.apply_chat_template_kwargs) for chat in chats]
+        rollouts = roles.actor.generate_sequences(PromptSet(rows, ids, 0).batch(range(len(rows))), seed=seed, validate=True)
+        texts = tokenizer.batch_decode([response.tolist() for response in rollouts.response_ids.rows()], skip_special_tokens=True)
+        log_probs = rollouts.rollout_log_probs.sums().tolist()
+        lengths = rollouts.response_ids.lengths.tolist()
+        return [
+            Answer(row.prompt[-1]["content"], text, length, finish, log_prob)
+            for row, text, length, finish, log_prob in zip(rollouts.rows, texts, lengths, rollouts.finish, log_probs, strict=True)
+        ]
+
+
+@contextmanager
+def _roles(config: schema.Config) -> Iterator[tuple[Roles, PreTrainedTokenizerBase]]:
+    """An actor with its engine and the reward functions; no critic, no reference, whatever the configuration says of training."""
+    raise_problems(check_model(config))
+    model, devices = config.actor_rollout_ref.model, Devices.of(config.trainer)
+    tokenizer = load_tokenizer(model.tokenizer_path or model.path, model.trust_remote_code)
+    reward, close = build_reward(config, tokenizer, available_cores())
+    place = Place(0, 1, devices.kind, config.trainer.num_threads or available_cores(), config.trainer.timeouts.call_s, False, None)
+    pool = InlinePool(place)
+    try:
+        actor = build_actor(config, load_algorithm(config, num_steps=1), tokenizer, pool)
+        yield Roles(actor=actor, reward=reward), tokenizer
+    finally:
+        pool.close()
+        close()

@@ -1,0 +1,35 @@
+"""Real gloo processes for tests: `on_ranks(2, function, *args)` runs a module-level function on every rank and gives back what each returned."""
+
+from __future__ import annotations
+
+import pickle
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch.multiprocessing as mp
+
+from rlctl.runtime.place import Place
+from rlctl.runtime.workers.process import Process
+
+
+def place(rank: int = 0, world_size: int = 1) -> Place:
+    return Place(rank, world_size, "cpu", 1, 60.0, False, None)
+
+
+def on_ranks(world_size: int, function: Callable[..., Any], *args: Any) -> list[Any]:
+    """`function(place, *args)` on each rank of a process group; in this process when there is one rank."""
+    if world_size == 1:
+        return [function(place(), *args)]
+    address = Process(place()).address().replace("127.0.0.1", "localhost")
+    with tempfile.TemporaryDirectory() as folder:
+        mp.spawn(_run, (world_size, address, Path(folder), function, args), nprocs=world_size)
+        return [pickle.loads((Path(folder) / str(rank)).read_bytes()) for rank in range(world_size)]
+
+
+def _run(rank: int, world_size: int, address: str, folder: Path, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
+    process = Process(place(rank, world_size))
+    process.join(address)
+    (folder / str(rank)).write_bytes(pickle.dumps(function(process.place, *args)))
+    process.leave()

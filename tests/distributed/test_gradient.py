@@ -1,0 +1,137 @@
+"""The gradient of a mini-batch is one and the same, however it is cut into ranks and micro-batches."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from rlctl.recipes.compose import compose
+from rlctl.runtime.algorithms.ppo import PPO
+from rlctl.runtime.batch import Experience, Ragged
+from rlctl.runtime.place import Place
+from rlctl.runtime.workers.actor import ActorSpec, ActorWorker
+from rlctl.runtime.workers.critic import CriticSpec, CriticWorker
+from rlctl.runtime.workers.dispatch import join, split
+from tests.distributed.ranks import on_ranks
+from tests.models import write_tiny_model
+
+ROWS = 8
+LOSS = (
+    "actor_rollout_ref.actor.use_kl_loss=true",
+    "actor_rollout_ref.actor.kl_loss_coef=0.1",
+    "actor_rollout_ref.actor.entropy_coeff=0.01",
+    "actor_rollout_ref.rollout.name=hf",
+    "actor_rollout_ref.actor.grad_clip=1000",
+    "critic.grad_clip=1000",
+)
+Cut = tuple[int, int]  # ranks, micro-batches
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("model")
+    write_tiny_model(folder)
+    return folder
+
+
+def experience() -> Experience:
+    """Rows of very different lengths, with tokens that a tool wrote, off the policy by a little."""
+    draw = torch.Generator().manual_seed(3)
+
+    def ragged(lengths: list[int], scale: float = 0.3, shift: float = 0.0) -> Ragged:
+        return Ragged.of([torch.randn(n, generator=draw) * scale + shift for n in lengths])
+
+    def ids(lengths: list[int]) -> Ragged:
+        return Ragged.of([torch.randint(3, 60, (n,), generator=draw) for n in lengths], dtype=torch.int64)
+
+    prompts, responses = [3, 7, 5, 4, 9, 3, 6, 8], [1, 12, 5, 20, 3, 8, 2, 15]
+    response_ids = ids(responses)
+    mask = torch.ones(len(response_ids.values))
+    mask[[3, 4, 20, 41]] = 0
+    return Experience(
+        prompt_ids=ids(prompts),
+        group=torch.arange(ROWS) // 2,
+        rows=[],
+        response_ids=response_ids,
+        response_mask=response_ids.like(mask),
+        rollout_log_probs=ragged(responses),
+        finish=["stop"] * ROWS,
+        scores=torch.zeros(ROWS),
+        components={},
+        failed=torch.zeros(ROWS, dtype=torch.bool),
+        rewards=ragged(responses),
+        old_log_probs=ragged(responses, shift=-5.0),
+        advantages=ragged(responses, scale=1.0),
+        ref_log_probs=ragged(responses, shift=-5.0),
+        values=ragged(responses),
+        returns=ragged(responses),
+    )
+
+
+def gradient(place: Place, model: str, role: str, mode: str, num_micro_batches: int) -> tuple[torch.Tensor, dict[str, float]]:
+    """One update by plain gradient descent with step size 1: what the weights lost is the gradient."""
+    sizes = [f"actor_rollout_ref.model.path={model}", f"actor_rollout_ref.actor.loss_agg_mode={mode}", *LOSS]
+    if num_micro_batches > 1:
+        rows = ROWS // place.world_size // num_micro_batches
+        sizes += ["actor_rollout_ref.actor.use_dynamic_bsz=false", f"actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu={max(1, rows)}"]
+        sizes += ["critic.use_dynamic_bsz=false", f"critic.ppo_micro_batch_size_per_gpu={max(1, rows)}"]
+    config = compose("ppo", sizes).config
+    algorithm = PPO.from_config(config, num_steps=1)
+    if role == "actor":
+        spec = ActorSpec(config.actor_rollout_ref.model, config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout, 8, (2,), algorithm, 0)
+        worker = ActorWorker(place, spec)
+    else:
+        worker = CriticWorker(place, CriticSpec(config.critic, algorithm, 0))
+    learner = worker.learner
+    learner.optimizer = torch.optim.SGD(learner.model.parameters(), lr=1.0)
+
+    def weights() -> torch.Tensor:
+        from rlctl.runtime.model.sharding import full_parameters
+
+        return torch.cat([value.flatten().clone() for _, value in full_parameters(learner.model)])
+
+    before = weights()
+    batch = experience()
+    mine = batch.chunk(split(batch, place.world_size, balanced=True))[place.rank]
+    metrics = worker.update(mine, lr=1.0)
+    return before - weights(), {name: metric.value for name, metric in metrics.items()}
+
+
+@pytest.mark.parametrize("mode", ["token-mean", "seq-mean-token-mean", "seq-mean-token-sum-norm", "token-sum"])
+@pytest.mark.parametrize("num_micro_batches", [2, 4])
+def test_micro_batches_do_not_change_the_actors_gradient(model: Path, mode: str, num_micro_batches: int) -> None:
+    whole, metrics = gradient(*on_one(), str(model), "actor", mode, 1)
+    cut, cut_metrics = gradient(*on_one(), str(model), "actor", mode, num_micro_batches)
+    assert whole.norm() > 1e-3
+    assert (whole - cut).norm() <= 1e-6 * whole.norm()
+    assert cut_metrics == pytest.approx(metrics, rel=1e-5, abs=1e-7)
+
+
+def on_one() -> tuple[Place]:
+    from tests.distributed.ranks import place
+
+    return (place(),)
+
+
+@pytest.mark.parametrize("role", ["actor", "critic"])
+def test_two_ranks_do_not_change_the_gradient(model: Path, role: str) -> None:
+    """FSDP2 on two gloo ranks against one process, with one and with several micro-batches."""
+    whole, _ = gradient(*on_one(), str(model), role, "token-mean", 1)
+    for num_micro_batches in (1, 2, 4):
+        for cut, _ in on_ranks(2, gradient, str(model), role, "token-mean", num_micro_batches):
+            assert whole.norm() > 1e-3
+            assert (whole - cut).norm() <= 1e-6 * whole.norm()
+
+
+def test_what_was_split_comes_back_in_order() -> None:
+    batch = experience()
+    parts = split(batch, 2, balanced=True)
+    assert sorted(torch.cat(parts).tolist()) == list(range(ROWS))
+    shards = batch.chunk(parts)
+    values = join([shard.old_log_probs for shard in shards], parts, batch)
+    assert torch.equal(values.values, batch.old_log_probs.values)
+    again = join([shard.repeat(3) for shard in shards], parts, batch)
+    assert again.group.tolist() == batch.repeat(3).group.tolist()
+    assert torch.equal(again.response_ids.values, batch.repeat(3).response_ids.values)
