@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import math
-import statistics
-from collections.abc import Callable
-
 import pytest
 import torch
 
 from rlctl.errors import ConfigError, InternalError
 from rlctl.runtime.algorithms.advantages import ESTIMATORS, AdvantageInputs, AdvantageParams, Need, estimator, get_estimator
+from tests.numerics.advantage_loops import LOOPS, Table
 from tests.numerics.batches import golden_rows, random_rows
 
 PLAIN = AdvantageParams(gamma=1.0, lam=1.0, norm_by_std=True)
-Table = list[list[float]]
 
 # Computed with verl 0.9.1 on `golden_rows`: advantages (and returns) at all positions.
 GOLDEN: dict[str, tuple[AdvantageParams, Table]] = {
@@ -73,141 +69,6 @@ def test_gae_ignores_what_stands_on_masked_tokens() -> None:
     keep = rows.mask > 0
     for a, b in zip(expected, got, strict=True):
         torch.testing.assert_close(a[keep], b[keep])
-
-
-# --- independent loops -----------------------------------------------------------------------------------------------------------------
-
-
-def _groups(rows: AdvantageInputs) -> list[list[int]]:
-    ids = rows.group.tolist()
-    return [[i for i, g in enumerate(ids) if g == group] for group in sorted(set(ids))]
-
-
-def _spread(rows: AdvantageInputs, by_row: dict[int, float]) -> Table:
-    return [[by_row[i] * m for m in mask] for i, mask in enumerate(rows.mask.tolist())]
-
-
-def _whiten(rows: AdvantageInputs, table: Table, remask: bool) -> Table:
-    mask = rows.mask.tolist()
-    kept = [x for line, m in zip(table, mask, strict=True) for x, keep in zip(line, m, strict=True) if keep]
-    mean, scale = statistics.mean(kept), math.sqrt(statistics.variance(kept) + 1e-8)
-    return [
-        [(x - mean) / scale * (keep if remask else 1) for x, keep in zip(line, m, strict=True)] for line, m in zip(table, mask, strict=True)
-    ]
-
-
-def _grpo_rows(rows: AdvantageInputs, scores: list[float], by_std: bool) -> dict[int, float]:
-    out = {}
-    for members in _groups(rows):
-        values = [scores[i] for i in members]
-        mean, std = (statistics.mean(values), statistics.stdev(values)) if len(values) > 1 else (0.0, 1.0)
-        out |= {i: (scores[i] - mean) / (std + 1e-6 if by_std else 1.0) for i in members}
-    return out
-
-
-def _loop_gae(rows: AdvantageInputs, params: AdvantageParams) -> Table:
-    """By the definition: Σ_l (γλ)^l δ_{t+l} over the tokens that the policy wrote."""
-    table = [[0.0] * rows.mask.shape[1] for _ in range(len(rows.mask))]
-    for i, (r, v, m) in enumerate(zip(rows.rewards.tolist(), rows.given("values").tolist(), rows.mask.tolist(), strict=True)):
-        steps = [t for t, keep in enumerate(m) if keep]
-        deltas = [r[t] + (params.gamma * v[steps[k + 1]] if k + 1 < len(steps) else 0.0) - v[t] for k, t in enumerate(steps)]
-        for k, t in enumerate(steps):
-            table[i][t] = sum((params.gamma * params.lam) ** (j - k) * deltas[j] for j in range(k, len(steps)))
-    return _whiten(rows, table, remask=True)
-
-
-def _loop_grpo(rows: AdvantageInputs, params: AdvantageParams) -> Table:
-    return _spread(rows, _grpo_rows(rows, rows.scores.tolist(), params.norm_by_std))
-
-
-def _loop_rloo(rows: AdvantageInputs, params: AdvantageParams) -> Table:
-    s, out = rows.scores.tolist(), {}
-    for members in _groups(rows):
-        for i in members:
-            others = [s[j] for j in members if j != i]
-            out[i] = s[i] - (statistics.mean(others) if others else 0.0)
-    return _spread(rows, out)
-
-
-def _loop_rf_baseline(rows: AdvantageInputs, params: AdvantageParams) -> Table:
-    return _whiten(rows, _spread(rows, _grpo_rows(rows, rows.scores.tolist(), by_std=False)), remask=True)
-
-
-def _loop_rf(rows: AdvantageInputs, params: AdvantageParams) -> Table:
-    table = [[0.0] * rows.mask.shape[1] for _ in range(len(rows.mask))]
-    for i, (r, m) in enumerate(zip(rows.rewards.tolist(), rows.mask.tolist(), strict=True)):
-        steps = [t for t, keep in enumerate(m) if keep]
-        for k, t in enumerate(steps):
-            table[i][t] = sum(params.gamma ** (j - k) * r[steps[j]] for j in range(k, len(steps)))
-    return _whiten(rows, table, remask=True)
-
-
-def _loop_remax(rows: AdvantageInputs, params: AdvantageParams) -> Table:
-    greedy = rows.given("greedy_scores").tolist()
-    tables = zip(rows.rewards.tolist(), rows.mask.tolist(), greedy, strict=True)
-    return [[sum(x * k for x, k in zip(r[t:], m[t:], strict=True)) - g * m[t] for t in range(len(r))] for r, m, g in tables]
-
-
-def _loop_opo(rows: AdvantageInputs, params: AdvantageParams) -> Table:
-    s, n, out = rows.scores.tolist(), rows.mask.sum(-1).tolist(), {}
-    for members in _groups(rows):
-        baseline = sum(n[i] * s[i] for i in members) / sum(n[i] for i in members) if len(members) > 1 else 0.0
-        out |= {i: s[i] - baseline for i in members}
-    return _spread(rows, out)
-
-
-def _loop_gpg(rows: AdvantageInputs, params: AdvantageParams) -> Table:
-    s = rows.scores.tolist()
-    alpha = len(s) / max(1, sum(x != 0 for x in s))
-    return _spread(rows, {i: alpha * a for i, a in _grpo_rows(rows, s, by_std=False).items()})
-
-
-def _loop_passk(rows: AdvantageInputs, params: AdvantageParams) -> Table:
-    s, out = rows.scores.tolist(), {}
-    for members in _groups(rows):
-        best, second = sorted(members, key=lambda i: -s[i])[:2]
-        std = statistics.stdev([s[i] for i in members]) + 1e-6 if params.norm_by_std else 1.0
-        out |= dict.fromkeys(members, 0.0) | {best: (s[best] - s[second]) / std}
-    return _spread(rows, out)
-
-
-def _loop_gdpo(rows: AdvantageInputs, params: AdvantageParams) -> Table:
-    parts = {name: _grpo_rows(rows, scores.tolist(), params.norm_by_std) for name, scores in rows.components.items()}
-    total = {i: sum(params.weights[name] * part[i] for name, part in parts.items()) for i in range(len(rows.mask))}
-    return _whiten(rows, _spread(rows, total), remask=True)
-
-
-def _loop_otb(rows: AdvantageInputs, params: AdvantageParams) -> Table:
-    r, m = rows.rewards.tolist(), rows.mask.tolist()
-    lp, sq = rows.given("log_probs").tolist(), rows.given("sum_pi_squared").tolist()
-    width = len(r[0])
-    to_go = [[sum(x * k for x, k in zip(r[i][t:], m[i][t:], strict=True)) for t in range(width)] for i in range(len(r))]
-    energy = [[sum((1 - 2 * math.exp(lp[i][j]) + sq[i][j]) * m[i][j] for j in range(t + 1)) for t in range(width)] for i in range(len(r))]
-    table = [[0.0] * width for _ in r]
-    for members in _groups(rows):
-        for t in range(width):
-            there = [i for i in members if m[i][t]]
-            baseline = 0.0
-            if len(there) > 1:
-                baseline = sum(to_go[i][t] * energy[i][t] for i in there) / (sum(energy[i][t] for i in there) + 1e-8)
-            for i in there:
-                table[i][t] = to_go[i][t] - baseline
-    return table
-
-
-LOOPS: dict[str, Callable[[AdvantageInputs, AdvantageParams], Table]] = {
-    "gae": _loop_gae,
-    "grpo": _loop_grpo,
-    "rloo": _loop_rloo,
-    "reinforce_plus_plus": _loop_rf,
-    "reinforce_plus_plus_baseline": _loop_rf_baseline,
-    "remax": _loop_remax,
-    "opo": _loop_opo,
-    "gpg": _loop_gpg,
-    "grpo_passk": _loop_passk,
-    "gdpo": _loop_gdpo,
-    "optimal_token_baseline": _loop_otb,
-}
 
 
 @pytest.mark.parametrize("name", sorted(ESTIMATORS))
