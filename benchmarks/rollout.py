@@ -34,7 +34,7 @@ class RowLimits(StoppingCriteria):
     def __init__(self, prompt_length: int, limits: Tensor) -> None:
         self.ends = prompt_length + limits
 
-    def __call__(self, input_ids: Tensor, scores: Tensor, **kwargs: object) -> Tensor:  # type: ignore[override]
+    def __call__(self, input_ids: Tensor, *_: object, **__: object) -> Tensor:  # type: ignore[override]
         return input_ids.shape[1] >= self.ends
 
 
@@ -62,7 +62,7 @@ def generate(model: Qwen2ForCausalLM, prompts: Ragged, limits: Tensor) -> int:
     ids[mask] = prompts.values
     model.set_attn_implementation("sdpa")
     with torch.inference_mode():
-        out = model.generate(
+        out = model.generate(  # type: ignore[attr-defined]
             input_ids=ids,
             attention_mask=mask.long(),
             do_sample=True,

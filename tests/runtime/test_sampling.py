@@ -1,0 +1,54 @@
+"""The corners of drawing one token: mass that is rounded, tokens without probability, more asked for than there is."""
+
+from __future__ import annotations
+
+import torch
+
+from rlctl.runtime.rollout.engine import SamplingParams
+from rlctl.runtime.rollout.sampling import sample
+
+LARGEST = 1 - 2**-24  # of the numbers that torch.rand gives
+
+
+def params(top_k: int = 0, top_p: float = 1.0, temperature: float = 1.0) -> SamplingParams:
+    return SamplingParams(temperature, top_p, top_k, max_tokens=1, stop_token_ids=(), seed=0, n=1)
+
+
+def test_a_token_without_probability_is_never_drawn() -> None:
+    for size in (5, 1000, 50_000):
+        logits = torch.randn(1, size, generator=torch.Generator().manual_seed(0))
+        logits[:, 0] = logits[:, size // 2 :] = -torch.inf
+        for uniform in (0.0, 0.5, LARGEST, 1.0):
+            for top in (params(), params(top_k=size - 1), params(top_p=0.999)):
+                token, log_prob = sample(logits, torch.tensor([uniform]), top)
+                assert 0 < int(token) < size // 2
+                assert log_prob.isfinite().all()
+
+
+def test_worked_draws() -> None:
+    logits = torch.tensor([[0.1, 0.2, 0.3, 0.4]]).log().repeat(6, 1)
+    uniforms = torch.tensor([0.0, 0.09, 0.11, 0.29, 0.59, 0.61])
+    assert sample(logits, uniforms, params())[0].tolist() == [0, 0, 1, 1, 2, 3]
+    # likeliest first: 0.4, 0.3 are left of 1, so token 3 is drawn below 4 / 7
+    assert sample(logits, uniforms, params(top_k=2))[0].tolist() == [3, 3, 3, 3, 2, 2]
+    assert sample(logits, uniforms, params(top_p=0.69))[0].tolist() == [3, 3, 3, 3, 2, 2]
+    # 0.3 of the two that are left is within the first
+    assert sample(logits, uniforms, params(top_k=2, top_p=0.3))[0].tolist() == [3] * 6
+    torch.testing.assert_close(sample(logits, uniforms, params(top_k=2))[1], torch.tensor([0.4, 0.4, 0.4, 0.4, 0.3, 0.3]).log())
+
+
+def test_temperature_is_part_of_the_log_probs_and_greedy_is_at_one() -> None:
+    logits = torch.tensor([[0.0, 1.0, 3.0]])
+    token, log_prob = sample(logits, torch.tensor([LARGEST]), params(temperature=2.0))
+    assert int(token) == 2
+    torch.testing.assert_close(log_prob, (logits / 2).log_softmax(-1)[:, 2])
+    token, log_prob = sample(logits, None, params(temperature=0.0, top_k=1))
+    assert int(token) == 2
+    torch.testing.assert_close(log_prob, logits.log_softmax(-1)[:, 2])
+
+
+def test_half_precision_is_drawn_in_float32() -> None:
+    logits = torch.randn(4, 1000, generator=torch.Generator().manual_seed(0)).bfloat16()
+    token, log_prob = sample(logits, torch.tensor([0.1, 0.4, 0.7, 0.999]), params())
+    assert log_prob.dtype == torch.float32
+    torch.testing.assert_close(log_prob, logits.float().log_softmax(-1).gather(1, token[:, None])[:, 0])
