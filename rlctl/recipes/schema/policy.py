@@ -72,7 +72,9 @@ class PolicyLoss(Section):
 class Actor(Section):
     strategy: Literal["fsdp2"] = Field(description="how the trained model is spread over ranks")
     ppo_mini_batch_size: Count = Field(description="prompts an update; divides data.train_batch_size")
-    ppo_micro_batch_size_per_gpu: Count | None = Field(description="rows in one forward pass of a rank; null = by token budget")
+    ppo_micro_batch_size_per_gpu: Count | None = Field(
+        description="rows in one forward pass of a rank, where use_dynamic_bsz is false; null = by token budget"
+    )
     use_dynamic_bsz: bool = Field(description="fill micro-batches by the token budget, sorted by length")
     ppo_max_token_len_per_gpu: Count = Field(description="token budget of a micro-batch, prompt and answer")
     ppo_epochs: Count = Field(description="passes over the rollouts of a step")

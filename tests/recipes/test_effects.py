@@ -1,0 +1,103 @@
+"""A key that was set and does nothing is named with the reason."""
+
+from __future__ import annotations
+
+from fnmatch import fnmatchcase
+
+import pytest
+
+from rlctl.errors import ConfigError
+from rlctl.recipes.compose import compose
+from rlctl.recipes.effects import ROLE_RULES, RULES, idle_keys, report_idle
+from rlctl.recipes.keys import schema_keys
+from rlctl.recipes.sources import library_recipes
+
+FILES = ("data.train_files=[t.parquet]", "actor_rollout_ref.model.path=m")
+
+
+def idle(*overrides: str, recipe: str = "ppo_trainer", roles: set[str] | None = None) -> list[str]:
+    composed = compose(recipe, [*FILES, *overrides])
+    return [str(each) for each in idle_keys(composed.container, composed.origins, roles)]
+
+
+def test_every_rule_speaks_of_keys_that_exist() -> None:
+    keys = [key.name for key in schema_keys().values() if key.kind != "section"]
+    for rule in (*RULES, *ROLE_RULES):
+        for pattern in rule.keys:
+            assert any(fnmatchcase(key, pattern) for key in keys), pattern
+    for rule in RULES:
+        assert all(cause in keys for cause, _ in rule.causes), rule
+    assert all(cause in keys for rule in ROLE_RULES for cause in rule.causes)
+
+
+@pytest.mark.parametrize("name", [name for name in library_recipes() if not name.endswith("_trainer")])
+def test_no_shipped_recipe_sets_a_key_that_does_nothing(name: str) -> None:
+    composed = compose(name)
+    assert idle_keys(composed.container, composed.origins) == []
+
+
+@pytest.mark.parametrize(
+    ("overrides", "reason"),
+    [
+        (["algorithm.kl_ctrl.kl_coef=0.001"], "algorithm.kl_ctrl.kl_coef has no effect: algorithm.use_kl_in_reward is false"),
+        (
+            ["algorithm.use_kl_in_reward=true", "algorithm.kl_ctrl.horizon=5"],
+            "algorithm.kl_ctrl.horizon has no effect: algorithm.kl_ctrl.type is fixed",
+        ),
+        (
+            ["trainer.total_epochs=3", "trainer.total_training_steps=7"],
+            "trainer.total_epochs has no effect: trainer.total_training_steps is 7 (override trainer.total_training_steps=7)",
+        ),
+        (["critic.data_loader_seed=3"], "critic.data_loader_seed has no effect: critic.shuffle is false"),
+        (["trainer.test_freq=5"], "trainer.test_freq has no effect: data.val_files is null"),
+        (["actor_rollout_ref.rollout.multi_turn.format=x"], "format has no effect: actor_rollout_ref.rollout.multi_turn.enable is false"),
+        (
+            ["+reward.custom_reward_function.reward_kwargs.a=1"],
+            "reward.custom_reward_function.reward_kwargs.a has no effect: reward.custom_reward_function.path is null",
+        ),
+        (
+            ["actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=4"],
+            "ppo_micro_batch_size_per_gpu has no effect: actor_rollout_ref.actor.use_dynamic_bsz is true",
+        ),
+    ],
+)
+def test_the_reason_is_given(overrides: list[str], reason: str) -> None:
+    [said] = idle(*overrides)
+    assert said.endswith(reason)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["algorithm.use_kl_in_reward=true", "algorithm.kl_ctrl.kl_coef=0.1", "algorithm.kl_penalty=k3"],
+        ["actor_rollout_ref.actor.use_dynamic_bsz=false", "critic.ppo_micro_batch_size_per_gpu=4"],
+        ["actor_rollout_ref.actor.clip_ratio=.1", "actor_rollout_ref.actor.clip_ratio_high=.3"],
+        ["data.val_files=[v.parquet]", "trainer.test_freq=5"],
+        ["actor_rollout_ref.rollout.multi_turn.enable=false"],
+    ],
+)
+def test_a_key_that_has_an_effect_is_left_alone(overrides: list[str]) -> None:
+    assert idle(*overrides) == []
+
+
+def test_a_later_switch_may_idle_what_a_recipe_set() -> None:
+    assert idle("trainer.total_training_steps=5", recipe="gsm8k_ppo") == []
+    [said] = idle("trainer.total_epochs=5", "trainer.total_training_steps=5", recipe="gsm8k_ppo")
+    assert said.startswith("trainer.total_epochs has no effect")
+
+
+def test_sections_of_roles_that_are_not_built() -> None:
+    overrides = ("algorithm.adv_estimator=grpo", "critic.optim.lr=1e-5", "actor_rollout_ref.ref.log_prob_max_token_len_per_gpu=9")
+    critic, reference = idle(*overrides, roles=set())
+    grpo = "algorithm.adv_estimator is grpo (override algorithm.adv_estimator=grpo)"
+    assert critic == f"critic.optim.lr has no effect: no critic is built (algorithm.name is ppo, {grpo})"
+    assert "no reference is built" in reference
+    assert "algorithm.use_kl_in_reward is false" in reference
+    assert idle(*overrides, roles={"critic", "reference"}) == []
+
+
+def test_strict_makes_it_an_error() -> None:
+    composed = compose("ppo_trainer", [*FILES, "algorithm.kl_ctrl.kl_coef=0.001"])
+    assert len(report_idle(composed, None, strict=False)) == 1
+    with pytest.raises(ConfigError, match="use_kl_in_reward is false"):
+        report_idle(composed, None, strict=True)
