@@ -31,11 +31,11 @@ from omegaconf.errors import (
 from rlctl.errors import ConfigError, Problem, RlctlError
 from rlctl.recipes.judge import dangling, judge, load_config
 from rlctl.recipes.keys import known_key, schema_keys
-from rlctl.recipes.layers import MISSING, Layers, Level, Origin, Recipe, Setting, leaves
-from rlctl.recipes.sources import LIBRARY, Source, find_part, find_recipe, folder, read, search_folders, shown
+from rlctl.recipes.layers import MISSING, Layers, Origin, Recipe, Setting, leaves
+from rlctl.recipes.sources import Source, find_part, find_recipe, folder, level_of, read, search_folders, shown
 from rlctl.recipes.suggest import did_you_mean
 
-__all__ = ["Origin", "Recipe", "compose", "load_config"]
+__all__ = ["Origin", "Recipe", "base_settings", "compose", "load_config"]
 
 _KEY = re.compile(r"[~+]{0,2}[A-Za-z_$][\w/@.:$-]*")
 
@@ -47,28 +47,40 @@ def compose(recipe: str | Path, overrides: Sequence[str] = ()) -> Recipe:
     bounds, missing values, parts that do not exist, overrides that cannot be parsed.
     """
     path = find_recipe(recipe)
+    layers, files = _lay(path, overrides)
+    container = _resolve(layers)
+    config, verdict = judge(container, layers.origins, layers.faulty)
+    problems = layers.problems + verdict
+    if problems or config is None:
+        raise ConfigError(*problems)
+    return Recipe(path.stem, path, config, container, layers.origins, layers.notices, [(source.path, package) for source, package in files])
+
+
+def base_settings(base: str = "ppo_trainer") -> dict[str, Origin]:
+    """Every key of a base with its default as written (`???` where a recipe must set it, an interpolation as one) and its place."""
+    layers, _ = _lay(find_recipe(base), ())
+    return {key: chain[-1] for key, chain in layers.origins.items()}
+
+
+def _lay(path: Path, overrides: Sequence[str]) -> tuple[Layers, list[tuple[Source, str]]]:
+    """All files and settings laid over each other, and the files in that order. Raises what leaves nothing to compose."""
     parsed, problems = _parse(overrides)
     try:
         primary = read(path)
         shelf = _Shelf(primary, search_folders(primary, _search_override(parsed)))
         settings, groups = _sort(parsed, shelf, problems)
         files = _layer_files(shelf, groups)
-        if not any(_level(source.path) == 1 for source, _ in files):
+        if not any(level_of(source.path) == 1 for source, _ in files):
             hint = "begin it with `defaults: [ppo_trainer, _self_]`: the base holds the default of every key"
             raise ConfigError("this recipe is not built on a base", where=f"{primary.name}:1", hint=hint)
     except RlctlError as error:
         raise type(error)(*problems, *error.problems) from error
     layers = Layers(problems=problems)
     for source, package in files:
-        layers.add_file(source, package, _level(source.path))
+        layers.add_file(source, package, level_of(source.path))
     for setting in settings:
         layers.add_setting(setting)
-    container = _resolve(layers)
-    config, verdict = judge(container, layers.origins, layers.faulty)
-    problems += verdict
-    if problems or config is None:
-        raise ConfigError(*problems)
-    return Recipe(path.stem, path, config, container, layers.origins, layers.notices, [(source.path, package) for source, package in files])
+    return layers, files
 
 
 class _Shelf(ConfigRepository):
@@ -252,11 +264,6 @@ def _layer_files(shelf: _Shelf, groups: list[Override]) -> list[tuple[Source, st
         raise ConfigError(first, where=shelf.primary.where("defaults"), hint=hint or " ".join(more) or None) from error
     found = [(shelf.source(default.config_path), default.package or "") for default in defaults if default.config_path is not None]
     return [(source, package) for source, package in found if source is not None]
-
-
-def _level(path: Path) -> Level:
-    """1 for the base and its parts, 2 for everything else on disk."""
-    return 1 if path.is_relative_to(LIBRARY) and (path.parent != LIBRARY or path.stem.endswith("_trainer")) else 2
 
 
 def _plain(value: Any) -> Any:

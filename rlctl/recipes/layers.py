@@ -200,3 +200,15 @@ def _leaves(value: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...]
 def leaves(container: dict[str, Any]) -> dict[str, Any]:
     """Dotted key -> value of a nested container; lists and empty mappings are values."""
     return {".".join(path): value for path, value in _leaves(container, ()) if path}
+
+
+def nested(values: dict[str, Any]) -> dict[str, Any]:
+    """The other way round: dotted keys as sections in sections."""
+    tree: dict[str, Any] = {}
+    for name, value in values.items():
+        *sections, leaf = name.split(".")
+        node = tree
+        for section in sections:
+            node = node.setdefault(section, {})
+        node[leaf] = value
+    return tree

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import yaml
 
@@ -59,6 +59,17 @@ class Source:
     def name(self) -> str:
         """The path as shown to the user."""
         return shown(self.path)
+
+    @property
+    def about(self) -> str:
+        """The comment at the top of the file, up to its first full stop."""
+        comment = " ".join(line.lstrip("# ") for line in self.text.partition("defaults:")[0].splitlines() if line.startswith("#"))
+        return comment.partition(". ")[0].rstrip(".")
+
+    @property
+    def included(self) -> list[str]:
+        """The recipes that this one is built on."""
+        return [entry.partition("@")[0] for entry in self.defaults if isinstance(entry, str) and entry != "_self_"]
 
 
 def shown(path: Path) -> str:
@@ -209,6 +220,11 @@ def search_folders(primary: Source, extra: list[Path]) -> list[Path]:
     add([primary.path.parent, *extra])
     visit(primary, [])
     return [*folders, LIBRARY] if LIBRARY not in folders else folders
+
+
+def level_of(path: Path) -> Literal[1, 2]:
+    """1 for the base and its parts, 2 for everything else on disk."""
+    return 1 if path.is_relative_to(LIBRARY) and (path.parent != LIBRARY or path.stem.endswith("_trainer")) else 2
 
 
 def find_part(name: str, folders: list[Path]) -> Path | None:

@@ -88,7 +88,7 @@ def test_a_later_switch_may_idle_what_a_recipe_set() -> None:
 
 def test_sections_of_roles_that_are_not_built() -> None:
     overrides = ("algorithm.adv_estimator=grpo", "critic.optim.lr=1e-5", "actor_rollout_ref.ref.log_prob_max_token_len_per_gpu=9")
-    critic, reference = idle(*overrides, roles=set())
+    reference, critic = idle(*overrides, roles=set())
     grpo = "algorithm.adv_estimator is grpo (override algorithm.adv_estimator=grpo)"
     assert critic == f"critic.optim.lr has no effect: no critic is built (algorithm.name is ppo, {grpo})"
     assert "no reference is built" in reference

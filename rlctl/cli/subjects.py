@@ -1,0 +1,66 @@
+"""What `rlctl config` speaks of: a recipe, a stored configuration file, or a run, under one roof."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rlctl.errors import ConfigError, NotFoundError, Problem, UsageError
+from rlctl.recipes.layers import Origin
+from rlctl.recipes.sources import find_recipe, read
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A configuration to be shown: its values and, where they are known, the origins of each key."""
+
+    name: str
+    container: dict[str, Any]
+    origins: dict[str, list[Origin]]
+
+
+def subject(name: str, overrides: Sequence[str] = ()) -> Subject:
+    """The recipe (by name or file), the stored `config.yaml` or the run that `name` means. Raises NotFoundError when there is none."""
+    stored = _stored(name)
+    if stored is None:
+        from rlctl.cli.console import notice
+        from rlctl.recipes.compose import compose
+
+        recipe = compose(name, overrides)
+        for line in recipe.notices:
+            notice(line)
+        return Subject(recipe.name, recipe.container, recipe.origins)
+    if overrides:
+        raise UsageError(f"{name} is composed already and takes no overrides", hint="name a recipe, or leave the overrides out")
+    return _read_stored(name, stored)
+
+
+def _stored(name: str) -> Path | None:
+    """The `config.yaml` behind a run or a path, or None when `name` is a recipe to be composed."""
+    try:
+        path = find_recipe(name)
+    except NotFoundError as no_recipe:
+        from rlctl.runs.store import RunStore
+
+        try:
+            return RunStore.at(None).find(name).path / "config.yaml"
+        except NotFoundError:
+            raise NotFoundError(Problem(f"no recipe, file or run is named {name!r}", hint=no_recipe.problems[0].hint)) from None
+    return path if not (source := read(path)).defaults and {"data", "trainer"} <= source.data.keys() else None
+
+
+def _read_stored(name: str, config: Path) -> Subject:
+    if not config.is_file():
+        raise NotFoundError(f"{name} has no configuration", where=str(config))
+    origins: dict[str, list[Origin]] = {}
+    beside = config.with_name("origins.json")
+    if beside.is_file():
+        try:
+            chains = json.loads(beside.read_text(encoding="utf-8"))
+            origins = {key: [Origin(**origin) for origin in chain] for key, chain in chains.items()}
+        except (ValueError, TypeError, AttributeError) as error:
+            raise ConfigError(f"cannot read where the values came from: {error}", where=str(beside)) from error
+    return Subject(name, read(config).data, origins)

@@ -1,0 +1,139 @@
+"""`rlctl config` and `rlctl recipes`, through the command line's own entry."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from rlctl.__main__ import main
+from rlctl.recipes.compose import compose
+from rlctl.recipes.keys import schema_keys
+from rlctl.recipes.layers import Origin, leaves
+from rlctl.recipes.sources import library_recipes
+from rlctl.runs.run_dir import RunDir
+
+Captured = pytest.CaptureFixture[str]
+
+
+def run(capsys: Captured, *arguments: str, code: int = 0) -> str:
+    """Standard output of a command that ends with `code`."""
+    assert main(arguments) == code
+    return capsys.readouterr().out
+
+
+def test_why_prints_the_chain_newest_first(capsys: Captured) -> None:
+    lines = run(
+        capsys, "config", "why", "actor_rollout_ref.actor.optim.lr", "-r", "gsm8k_grpo_lora", "+actor_rollout_ref.actor.optim.lr=1"
+    ).splitlines()
+    assert lines[0] == "actor_rollout_ref.actor.optim.lr = 1"
+    assert [line.split()[0] for line in lines[3:]] == ["1", "3e-05", "1e-06", "required"]
+    assert "override +actor_rollout_ref.actor.optim.lr=1" in lines[3]
+    assert "gsm8k_grpo_lora.yaml:12" in lines[4]
+
+
+def test_why_says_when_a_value_follows_another_or_does_nothing(capsys: Captured) -> None:
+    assert "rlctl config why actor_rollout_ref.actor.ppo_epochs" in run(capsys, "config", "why", "critic.ppo_epochs")
+    told = json.loads(run(capsys, "config", "why", "kl_coef", "-r", "gsm8k_ppo", "algorithm.kl_ctrl.kl_coef=0.1", "--json"))
+    assert told["key"] == "algorithm.kl_ctrl.kl_coef"
+    assert told["origins"][0] == {"value": 0.1, "where": "override algorithm.kl_ctrl.kl_coef=0.1", "level": 3}
+    assert told["no_effect"] == "algorithm.use_kl_in_reward is false"
+
+
+def test_why_of_what_is_no_single_key(capsys: Captured) -> None:
+    assert main(["config", "why", "optim.lr"]) == 4
+    assert "actor_rollout_ref.actor.optim.lr or critic.optim.lr" in capsys.readouterr().err
+    assert main(["config", "why", "critic.optim"]) == 2
+    assert main(["config", "why", "trainer.sed"]) == 4
+    assert "did you mean trainer.seed" in capsys.readouterr().err
+
+
+def test_show_as_yaml_can_be_read_back(capsys: Captured) -> None:
+    assert yaml.safe_load(run(capsys, "config", "show", "-r", "grpo", "--yaml")) == compose("grpo").container
+
+
+def test_show_only_what_changed_with_its_origin(capsys: Captured) -> None:
+    shown = json.loads(
+        run(capsys, "config", "show", "-r", "gsm8k_grpo_lora", "--changed", "--origin", "--json", "trainer.seed=1", "data.seed=2")
+    )
+    changed = {key for key, chain in compose("gsm8k_grpo_lora").origins.items() if chain[-1].level == 2}
+    assert set(shown) == changed | {"data.seed"}
+    assert shown["data.seed"] == {"value": 2, "where": "override data.seed=2"}
+    assert list(json.loads(run(capsys, "config", "show", "--json", "*.optim.lr"))) == ["actor_rollout_ref", "critic"]
+    assert main(["config", "show", "qqqqqqqq"]) == 4
+
+
+def test_keys_are_found_by_words_and_by_near_misses(capsys: Captured) -> None:
+    everything = json.loads(run(capsys, "config", "keys", "--json"))
+    assert [row["key"] for row in everything] == [key.name for key in schema_keys().values() if key.kind != "section"]
+    [row] = json.loads(run(capsys, "config", "keys", "--json", "trainer", "max_skip"))
+    assert row == {
+        "key": "trainer.max_skipped_updates",
+        "type": "whole number ≥ 1",
+        "default": "5",
+        "help": schema_keys()["trainer.max_skipped_updates"].help,
+    }
+    assert "trainer.total_epochs" in run(capsys, "config", "keys", "trainer.totalepoch")
+
+
+def test_diff_of_two_recipes(capsys: Captured) -> None:
+    rows = json.loads(run(capsys, "config", "diff", "gsm8k_grpo", "gsm8k_grpo_lora", "--json"))
+    assert {row["key"]: (row["a"], row["b"]) for row in rows} == {
+        "actor_rollout_ref.model.lora_rank": (0, 32),
+        "actor_rollout_ref.model.lora_alpha": (16, 32),
+        "actor_rollout_ref.actor.optim.lr": (1e-6, 3e-5),
+    }
+    assert run(capsys, "config", "diff", "ppo", "ppo") == ""
+
+
+def test_a_stored_run_is_shown_explained_and_compared(capsys: Captured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = compose("ppo", ["trainer.seed=9"])
+    folder = RunDir.create(tmp_path / "runs", "project", "stored", "ppo")
+    folder.write_config(yaml.safe_dump(recipe.container), recipe.origins)
+    monkeypatch.chdir(tmp_path)
+    [row] = json.loads(run(capsys, "config", "diff", "ppo", "stored", "--json"))
+    assert row == {"key": "trainer.seed", "a": 1, "b": 9}
+    told = json.loads(run(capsys, "config", "why", "trainer.seed", "-r", "@last", "--json"))
+    assert [origin["value"] for origin in told["origins"]] == [9, 1]
+    assert json.loads(run(capsys, "config", "show", "-r", str(folder.path / "config.yaml"), "--json")) == recipe.container
+    assert main(["config", "show", "-r", "stored", "trainer.seed=1"]) == 2
+    assert main(["config", "show", "-r", "nobody"]) == 4
+
+
+def test_recipes_are_listed_shown_and_copied(capsys: Captured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    listed = json.loads(run(capsys, "recipes", "ls", "--json"))
+    assert [row["name"] for row in listed] == list(library_recipes())
+    assert all(row["about"] for row in listed)
+    text = library_recipes()["gsm8k_ppo"].read_text()
+    assert run(capsys, "recipes", "show", "gsm8k_ppo") == text
+    monkeypatch.chdir(tmp_path)
+    assert run(capsys, "recipes", "cp", "gsm8k_ppo").strip() == "gsm8k_ppo.yaml"
+    assert Path("gsm8k_ppo.yaml").read_text() == text
+    assert main(["recipes", "cp", "gsm8k_ppo"]) == 5
+    assert main(["recipes", "cp", "grpo", "gsm8k_ppo.yaml", "--force"]) == 0
+    assert compose("gsm8k_ppo.yaml").container == compose("grpo").container
+    assert main(["recipes", "cp", "grpo", "no/such/folder.yaml"]) == 7
+
+
+def test_shipped_recipes_pass_the_check_and_wrong_ones_do_not(capsys: Captured, tmp_path: Path) -> None:
+    names = [name for name in library_recipes() if not name.endswith("_trainer")]
+    assert run(capsys, "recipes", "check").split() == [word for name in names for word in ("ok", name)]
+    idle = tmp_path / "idle.yaml"
+    idle.write_text("defaults: [gsm8k_grpo, _self_]\ncritic: {optim: {lr: 1.0}}\n")
+    [verdict] = json.loads(run(capsys, "recipes", "check", str(idle), "--json"))
+    assert verdict["ok"]
+    assert verdict["no_effect"][0].startswith("critic.optim.lr has no effect: no critic is built")
+    assert main(["recipes", "check", "--strict", str(idle)]) == 3
+    wrong = tmp_path / "wrong.yaml"
+    wrong.write_text("defaults: [ppo, _self_]\nalgorithm: {adv_estimator: gea}\n")
+    assert main(["recipes", "check", "grpo", str(wrong)]) == 3
+    assert "gea" in capsys.readouterr().err
+
+
+def test_origins_survive_being_stored() -> None:
+    chain = compose("ppo", ["trainer.logger=[console]"]).origins["trainer.logger"]
+    stored = json.loads(json.dumps([{"value": each.value, "where": each.where, "level": each.level} for each in chain]))
+    assert [Origin(**each) for each in stored] == chain
+    assert set(leaves(compose("ppo").container)) <= set(compose("ppo").origins)

@@ -1,0 +1,152 @@
+"""Recipes anywhere on disk: own search paths, parts of one's own, recipes that include recipes, Hydra's override grammar."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rlctl.recipes.compose import compose
+
+
+def write(path: Path, text: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return path
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """team/ has a recipe with a search path of its own; mine/ has one that includes it, from another folder."""
+    write(tmp_path / "shared" / "optim" / "gentle.yaml", "defaults: [adamw, _self_]\nweight_decay: 0.2\n")
+    write(
+        tmp_path / "team" / "team_grpo.yaml",
+        "hydra: {searchpath: [file://../shared]}\n"
+        "defaults: [gsm8k_grpo, override optim@actor_rollout_ref.actor.optim: gentle, _self_]\n"
+        "trainer: {project_name: team}\n",
+    )
+    write(
+        tmp_path / "mine" / "my.yaml",
+        "hydra: {searchpath: [file://../team]}\ndefaults: [team_grpo, _self_]\ndata: {max_prompt_length: 1024}\n",
+    )
+    return tmp_path
+
+
+def test_every_recipe_brings_its_own_search_path_relative_to_its_folder(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(project / "shared")
+    recipe = compose(project / "mine" / "my.yaml")
+    config = recipe.config
+    assert config.data.max_prompt_length == 1024
+    assert config.trainer.project_name == "team"
+    assert config.actor_rollout_ref.rollout.n == 5
+    assert config.actor_rollout_ref.actor.optim.weight_decay == 0.2
+    assert config.actor_rollout_ref.actor.optim.lr == 1e-6
+    decay = recipe.origins["actor_rollout_ref.actor.optim.weight_decay"]
+    assert [(origin.value, origin.level) for origin in decay] == [(0.01, 1), (0.2, 2)]
+    assert decay[-1].where == "optim/gentle.yaml:2"
+
+
+def test_places_are_relative_to_the_current_folder(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(project)
+    origins = compose("mine/my.yaml").origins
+    assert origins["data.max_prompt_length"][-1].where == "mine/my.yaml:3"
+    assert compose("mine/my").name == "my"
+
+
+def test_a_recipe_of_the_documented_shape(tmp_path: Path) -> None:
+    (tmp_path / "some" / "dir").mkdir(parents=True)
+    text = "hydra: {searchpath: [file://some/dir]}\ndefaults: [ppo_trainer, _self_]\ndata: {max_prompt_length: 1024}\n"
+    recipe = compose(write(tmp_path / "x.yaml", text), ["data.train_files=t.parquet", "actor_rollout_ref.model.path=m"])
+    assert recipe.config.data.max_prompt_length == 1024
+    assert recipe.config.data.train_files == ("t.parquet",)
+
+
+def test_search_paths_by_environment_and_by_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path / "parts" / "optim" / "mine.yaml", "defaults: [adamw, _self_]\nlr_warmup_steps: 7\n")
+    monkeypatch.setenv("RLCTL_TEST_PARTS", str(tmp_path / "parts"))
+    text = (
+        "hydra: {searchpath: ['file://${oc.env:RLCTL_TEST_PARTS}', '${oc.env:RLCTL_NONE,parts}', pkg://rlctl.recipes.library]}\n"
+        "defaults: [ppo, override optim@critic.optim: mine, _self_]\n"
+    )
+    assert compose(write(tmp_path / "x.yaml", text)).config.critic.optim.lr_warmup_steps == 7
+
+
+def test_a_search_path_and_a_part_on_the_command_line(project: Path) -> None:
+    recipe = compose("ppo", [f"hydra.searchpath=[{project / 'shared'}]", "optim@critic.optim=gentle", "critic.optim.lr=0.5"])
+    assert (recipe.config.critic.optim.weight_decay, recipe.config.critic.optim.lr) == (0.2, 0.5)
+    assert recipe.config.actor_rollout_ref.actor.optim.weight_decay == 0.01
+
+
+def test_a_part_beside_the_recipe_stands_before_the_shipped_one(tmp_path: Path) -> None:
+    write(tmp_path / "trainer" / "cluster.yaml", "defaults: [local, _self_]\nnnodes: 4\n")
+    recipe = write(tmp_path / "x.yaml", "defaults: [ppo, override trainer: cluster, _self_]\n")
+    assert compose(recipe).config.trainer.nnodes == 4
+    assert compose(recipe, ["trainer=local"]).config.trainer.nnodes == 1
+
+
+@pytest.mark.parametrize(
+    ("override", "key", "value"),
+    [
+        ("trainer.logger=[console,'a b']", "logger", ("console", "a b")),
+        ('trainer.project_name="x,y"', "project_name", "x,y"),
+        ("trainer.project_name='a=b'", "project_name", "a=b"),
+        ("trainer.experiment_name=7", "experiment_name", "7"),
+        ("trainer.experiment_name=null", "experiment_name", None),
+        ("trainer.project_name=hello world", "project_name", "hello world"),
+        ("trainer.run_dir=/a/b:c", "run_dir", "/a/b:c"),
+        ("trainer.seed=${data.seed}", "seed", 1),
+        ("++trainer.seed=5", "seed", 5),
+        ("trainer={seed: 6}", "seed", 6),
+        ("trainer.val_only=TRUE", "val_only", True),
+    ],
+)
+def test_the_override_grammar(override: str, key: str, value: object) -> None:
+    assert getattr(compose("ppo", [override]).config.trainer, key) == value
+
+
+def test_mappings_that_are_the_users_own() -> None:
+    kwargs = "reward.custom_reward_function.reward_kwargs"
+    overrides = [f"+{kwargs}.a.b=1", f"{kwargs}.c=[2,3]", f"{kwargs}={{d: {{e: 4}}}}", f"{kwargs}.x=1", f"~{kwargs}.x"]
+    recipe = compose("ppo", overrides)
+    assert recipe.config.reward.custom_reward_function.reward_kwargs == {"a": {"b": 1}, "c": [2, 3], "d": {"e": 4}}
+    assert f"{kwargs}.x" not in recipe.origins
+    emptied = compose("ppo", [f"{kwargs}.x=1", f"~{kwargs}.x"])
+    assert emptied.container["reward"]["custom_reward_function"]["reward_kwargs"] == {}
+    assert emptied.origins[kwargs][-1].value == {}
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "value"),
+    [
+        ("trainer.val_generations_to_log_to_wandb=3", "trainer.log_val_generations", 3),
+        ("custom_reward_function.path=f.py", "reward.custom_reward_function.path", "f.py"),
+        ("reward_model.enable=true", "reward.reward_model.enable", True),
+        ("reward_model.overlong_buffer.len=8", "algorithm.overlong_buffer.len", 8),
+        ("ray_init.num_cpus=3", "ray_kwargs.ray_init.num_cpus", 3),
+        ("ray_init.timeline_json_file=t.json", "ray_kwargs.timeline_json_file", "t.json"),
+        ("actor_rollout_ref.actor.ppo_micro_batch_size=3", "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu", 3),
+        ("critic.ppo_micro_batch_size=3", "critic.ppo_micro_batch_size_per_gpu", 3),
+        ("actor_rollout_ref.ref.log_prob_micro_batch_size=3", "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu", 3),
+        ("actor_rollout_ref.actor.optim.clip_grad=0.5", "actor_rollout_ref.actor.grad_clip", 0.5),
+        ("actor_rollout_ref.actor.optim.warmup_style=cosine", "actor_rollout_ref.actor.optim.lr_scheduler_type", "cosine"),
+        ("actor_rollout_ref.actor.ulysses_sequence_parallel_size=2", "actor_rollout_ref.actor.context_parallel_size", 2),
+        ("trainer.max_actor_ckpt_to_keep=2", "trainer.max_ckpt_to_keep", 2),
+        ("+trainer.max_critic_ckpt_to_keep=2", "trainer.max_ckpt_to_keep", 2),
+    ],
+)
+def test_an_old_key_is_taken_with_a_notice_on_the_command_line_and_in_yaml(tmp_path: Path, old: str, new: str, value: object) -> None:
+    key, _, text = old.lstrip("+").partition("=")
+    recipe = compose("ppo", [old])
+    assert recipe.origins[new][-1].value == value
+    assert recipe.notices == [f"{key} is now {new}"]
+    lines = [f"{'  ' * depth}{part}:" for depth, part in enumerate(key.split("."))]
+    path = write(tmp_path / "old.yaml", "defaults: [ppo, _self_]\n" + "\n".join(lines) + f" {text}\n")
+    recipe = compose(path)
+    assert (recipe.origins[new][-1].value, recipe.origins[new][-1].where) == (value, f"{path}:{1 + len(lines)}")
+    assert recipe.notices == [f"{key} is now {new}"]
+
+
+def test_keys_that_say_nothing_are_dropped_with_a_notice() -> None:
+    recipe = compose("ppo", ["actor_rollout_ref.actor.fsdp_config.grad_offload=true", "trainer.default_hdfs_dir=null"])
+    assert len(recipe.notices) == 2
+    assert all(notice.split()[0].rpartition(".")[2] in ("grad_offload", "default_hdfs_dir") for notice in recipe.notices)
