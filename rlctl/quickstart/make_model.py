@@ -16,19 +16,23 @@ SEED = 0
 NUM_TRAIN, NUM_VAL, LEVEL, CARELESS = 60_000, 256, 2, 0.7
 VOCABULARY = 512
 SFT = {
-    "data.train_batch_size": 128,
-    "actor_rollout_ref.actor.ppo_mini_batch_size": 128,
+    "data.train_batch_size": 64,
+    "actor_rollout_ref.actor.ppo_mini_batch_size": 64,
+    "actor_rollout_ref.model.enable_gradient_checkpointing": "false",
     "actor_rollout_ref.actor.optim.lr": 3e-3,
     "actor_rollout_ref.actor.optim.betas": "[0.9,0.98]",
     "actor_rollout_ref.actor.optim.lr_warmup_steps": 50,
     "actor_rollout_ref.actor.optim.lr_scheduler_type": "cosine",
     "actor_rollout_ref.actor.optim.min_lr_ratio": 0.05,
-    "trainer.total_training_steps": 1200,
-    "trainer.test_freq": 300,
-    "trainer.save_freq": 1200,
+    "trainer.total_training_steps": 1800,
+    "trainer.total_epochs": 2,
+    "trainer.val_before_train": "false",
+    "trainer.test_freq": 600,
+    "trainer.save_freq": 1800,
+    "trainer.num_threads": 1,
     "trainer.seed": SEED,
     "data.max_prompt_length": 96,
-    "data.max_response_length": 64,
+    "data.max_response_length": 48,
 }
 
 CHAT_TEMPLATE = (
@@ -89,7 +93,7 @@ def main(target: Path) -> None:
             "data.val_files": data / "val.parquet",
             "trainer.run_dir": runs,
         }
-        _rlctl("train", "sft", "--name", "quickstart-model", *(f"{key}={value}" for key, value in settings.items()))
+        _rlctl("train", "sft", "--inline", "--name", "quickstart-model", *(f"{key}={value}" for key, value in settings.items()))
         newest = max(runs.glob("*/quickstart-model/checkpoints/step_*/huggingface"))
         shutil.rmtree(target, ignore_errors=True)
         shutil.copytree(newest, target)

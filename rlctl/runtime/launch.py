@@ -52,8 +52,8 @@ def make_plan(recipe: Recipe, inline: bool) -> Plan:
     trainer = recipe.config.trainer
     root = Path(trainer.run_dir)
     check_free(root, trainer.project_name, trainer.experiment_name)
-    for name in trainer.logger:
-        load("loggers", name)
+    for kind, name in [("engines", recipe.config.actor_rollout_ref.rollout.name), *(("loggers", name) for name in trainer.logger)]:
+        load(kind, name)
     config = quickstart.resolve(recipe.config, root)
     devices = Devices.of(trainer)
     if inline and devices.total > 1:

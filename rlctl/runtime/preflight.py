@@ -32,9 +32,9 @@ class Devices:
         kind = trainer.device if trainer.device != "auto" else ("cuda" if torch.cuda.is_available() else "cpu")
         found = torch.cuda.device_count() if kind == "cuda" else 1
         per_node = trainer.n_gpus_per_node or found
-        if kind == "cuda" and trainer.nnodes == 1 and per_node > found:
+        if kind == "cuda" and (per_node == 0 or (trainer.nnodes == 1 and per_node > found)):
             raise ResourceError(
-                f"trainer.n_gpus_per_node={per_node}, but this machine has {found} GPUs",
+                f"trainer.device={trainer.device} and trainer.n_gpus_per_node={trainer.n_gpus_per_node}, but this machine has {found} GPUs",
                 hint=f"trainer.n_gpus_per_node={found}" if found else "trainer.device=cpu",
             )
         return cls(kind, trainer.nnodes, per_node)

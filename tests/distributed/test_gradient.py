@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.distributed.tensor import DTensor
 
 from rlctl.recipes.compose import compose
 from rlctl.runtime.algorithms.ppo import PPO
@@ -14,7 +15,7 @@ from rlctl.runtime.place import Place
 from rlctl.runtime.workers.actor import ActorSpec, ActorWorker
 from rlctl.runtime.workers.critic import CriticSpec, CriticWorker
 from rlctl.runtime.workers.dispatch import join, split
-from tests.distributed.ranks import on_ranks
+from tests.distributed.ranks import on_ranks, place
 from tests.models import write_tiny_model
 
 ROWS = 8
@@ -70,58 +71,59 @@ def experience() -> Experience:
     )
 
 
-def gradient(place: Place, model: str, role: str, mode: str, num_micro_batches: int) -> tuple[torch.Tensor, dict[str, float]]:
-    """One update by plain gradient descent with step size 1: what the weights lost is the gradient."""
+def gradient(where: Place, model: str, role: str, mode: str, num_micro_batches: int) -> tuple[torch.Tensor, dict[str, float]]:
+    """What an update hands to the optimizer, all parameters in one vector, and its metrics."""
     sizes = [f"actor_rollout_ref.model.path={model}", f"actor_rollout_ref.actor.loss_agg_mode={mode}", *LOSS]
     if num_micro_batches > 1:
-        rows = ROWS // place.world_size // num_micro_batches
+        rows = ROWS // where.world_size // num_micro_batches
         sizes += ["actor_rollout_ref.actor.use_dynamic_bsz=false", f"actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu={max(1, rows)}"]
         sizes += ["critic.use_dynamic_bsz=false", f"critic.ppo_micro_batch_size_per_gpu={max(1, rows)}"]
     config = compose("ppo", sizes).config
     algorithm = PPO.from_config(config, num_steps=1)
     if role == "actor":
-        spec = ActorSpec(config.actor_rollout_ref.model, config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout, 8, (2,), algorithm, 0)
-        worker = ActorWorker(place, spec)
+        spec = ActorSpec(
+            config.actor_rollout_ref.model, config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout, 8, (2,), algorithm, 0
+        )
+        worker = ActorWorker(where, spec)
     else:
-        worker = CriticWorker(place, CriticSpec(config.critic, algorithm, 0))
-    learner = worker.learner
-    learner.optimizer = torch.optim.SGD(learner.model.parameters(), lr=1.0)
+        worker = CriticWorker(where, CriticSpec(config.critic, algorithm, 0))
+    gradients: list[torch.Tensor] = []
 
-    def weights() -> torch.Tensor:
-        from rlctl.runtime.model.sharding import full_parameters
+    def keep(*_: object) -> None:
+        for parameter in worker.learner.model.parameters():
+            grad = parameter.grad
+            assert grad is not None
+            gradients.append((grad.full_tensor() if isinstance(grad, DTensor) else grad).flatten().clone())
 
-        return torch.cat([value.flatten().clone() for _, value in full_parameters(learner.model)])
-
-    before = weights()
+    assert worker.learner.optimizer is not None
+    worker.learner.optimizer.register_step_pre_hook(keep)
     batch = experience()
-    mine = batch.chunk(split(batch, place.world_size, balanced=True))[place.rank]
-    metrics = worker.update(mine, lr=1.0)
-    return before - weights(), {name: metric.value for name, metric in metrics.items()}
+    mine = batch.chunk(split(batch, where.world_size, balanced=True))[where.rank]
+    metrics = worker.update(mine, lr=1e-3)
+    return torch.cat(gradients), {name: metric.value for name, metric in metrics.items()}
 
 
 @pytest.mark.parametrize("mode", ["token-mean", "seq-mean-token-mean", "seq-mean-token-sum-norm", "token-sum"])
 @pytest.mark.parametrize("num_micro_batches", [2, 4])
 def test_micro_batches_do_not_change_the_actors_gradient(model: Path, mode: str, num_micro_batches: int) -> None:
-    whole, metrics = gradient(*on_one(), str(model), "actor", mode, 1)
-    cut, cut_metrics = gradient(*on_one(), str(model), "actor", mode, num_micro_batches)
+    whole, metrics = gradient(place(), str(model), "actor", mode, 1)
+    cut, cut_metrics = gradient(place(), str(model), "actor", mode, num_micro_batches)
     assert whole.norm() > 1e-3
     assert (whole - cut).norm() <= 1e-6 * whole.norm()
     assert cut_metrics == pytest.approx(metrics, rel=1e-5, abs=1e-7)
 
 
-def on_one() -> tuple[Place]:
-    from tests.distributed.ranks import place
-
-    return (place(),)
+def gradients_of_cuts(where: Place, model: str, role: str) -> list[torch.Tensor]:
+    return [gradient(where, model, role, "token-mean", num_micro_batches)[0] for num_micro_batches in (1, 2, 4)]
 
 
 @pytest.mark.parametrize("role", ["actor", "critic"])
 def test_two_ranks_do_not_change_the_gradient(model: Path, role: str) -> None:
     """FSDP2 on two gloo ranks against one process, with one and with several micro-batches."""
-    whole, _ = gradient(*on_one(), str(model), role, "token-mean", 1)
-    for num_micro_batches in (1, 2, 4):
-        for cut, _ in on_ranks(2, gradient, str(model), role, "token-mean", num_micro_batches):
-            assert whole.norm() > 1e-3
+    whole, _ = gradient(place(), str(model), role, "token-mean", 1)
+    assert whole.norm() > 1e-3
+    for of_rank in on_ranks(2, gradients_of_cuts, str(model), role):
+        for cut in of_rank:
             assert (whole - cut).norm() <= 1e-6 * whole.norm()
 
 

@@ -1,0 +1,83 @@
+"""What is wrong is said before anything starts: one clear error, its exit code, and nothing left behind."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from rlctl.__main__ import main
+
+Capsys = pytest.CaptureFixture[str]
+
+
+def spoilt_parquet(folder: Path) -> str:
+    pq.write_table(pa.table({"data_source": ["a"], "question": ["b"]}), folder / "spoilt.parquet")
+    return f"data.train_files={folder}/spoilt.parquet"
+
+
+def no_template(folder: Path) -> str:
+    from transformers import LlamaConfig
+
+    LlamaConfig(vocab_size=64).save_pretrained(folder / "bare")
+    return f"actor_rollout_ref.model.path={folder}/bare"
+
+
+def broken_reward(folder: Path) -> str:
+    (folder / "broken.py").write_text("import nothing_of_that_name\n")
+    return f"reward.custom_reward_function.path={folder}/broken.py"
+
+
+def not_parquet(folder: Path) -> str:
+    (folder / "text.parquet").write_text("not parquet at all")
+    return f"data.train_files={folder}/text.parquet"
+
+
+CASES = {
+    "missing file": ("data.train_files=/nowhere/train.parquet", 3, "/nowhere/train.parquet"),
+    "not parquet": (not_parquet, 3, "text.parquet"),
+    "missing column": (spoilt_parquet, 3, "prompt"),
+    "long prompts": (["data.max_prompt_length=8", "data.filter_overlong_prompts=false"], 3, "data.max_prompt_length=8"),
+    "all too long": ("data.max_prompt_length=8", 3, "no prompt is left"),
+    "no tokenizer": (no_template, 3, "no tokenizer"),
+    "no model": ("actor_rollout_ref.model.path=/nowhere", 3, "/nowhere"),
+    "mini-batch": ("actor_rollout_ref.actor.ppo_mini_batch_size=3", 3, "ppo_mini_batch_size=2 or 4"),
+    "ranks": ("trainer.n_gpus_per_node=3", 3, "3 ranks"),
+    "context": ("data.max_response_length=100000", 3, "context"),
+    "reward file": (broken_reward, 3, "broken.py"),
+    "unknown key": ("trainer.total_epoch=1", 3, "total_epochs"),
+    "unknown estimator": ("algorithm.adv_estimator=grppo", 3, "grpo"),
+    "unknown loss": ("actor_rollout_ref.actor.policy_loss.loss_mode=vanila", 3, "vanilla"),
+    "unknown logger": ("trainer.logger=[consle]", 3, "console"),
+    "unknown engine": ("actor_rollout_ref.rollout.name=hff", 3, "hf"),
+    "groups of one": ("algorithm.adv_estimator=grpo", 3, "rollout.n"),
+    "no GPU": ("trainer.device=cuda", 7, "GPU"),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_one_clear_error(case: str, settings: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capsys) -> None:
+    make, code, wanted = CASES[case]
+    spoilt = make(tmp_path) if callable(make) else make
+    overrides = spoilt if isinstance(spoilt, list) else [spoilt]
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", "ppo", *settings, *overrides]) == code
+    talk = capsys.readouterr().err
+    assert talk.lstrip().startswith("error: "), talk
+    assert wanted in talk
+    assert "Traceback" not in talk
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_name_that_is_taken(settings: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capsys) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs" / "quickstart" / "mine").mkdir(parents=True)
+    assert main(["train", "ppo", "--name", "mine", *settings]) == 5
+    assert "mine-2" in capsys.readouterr().err
+
+
+def test_inline_is_one_process(settings: list[str], capsys: Capsys) -> None:
+    assert main(["train", "ppo", "--inline", *settings, "trainer.n_gpus_per_node=2"]) == 2
+    assert "--inline" in capsys.readouterr().err

@@ -1,0 +1,132 @@
+"""Whole runs through the command line: real Ray, real FSDP2 over gloo, real files."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.e2e.command import metrics, reproducible, rlctl
+
+GSM8K = Path(__file__).parents[3] / "shared" / "data" / "gsm8k"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("runs")
+
+
+@pytest.mark.slow
+def test_ppo_inline_on_ray_and_on_two_ranks(folder: Path, settings: list[str]) -> None:
+    """One seed, three ways to run: the same metrics bit for bit in this process and on Ray, and nearly so on two ranks."""
+    settings = [
+        *settings,
+        "algorithm.use_kl_in_reward=true",
+        "algorithm.kl_ctrl.type=adaptive",
+        "actor_rollout_ref.actor.entropy_coeff=0.01",
+    ]
+    rlctl("train", "ppo", "--inline", "--name", "inline", *settings, cwd=folder)
+    rlctl("train", "ppo", "--name", "ray", *settings, cwd=folder)
+    rlctl("train", "ppo", "--name", "two", *settings, "trainer.n_gpus_per_node=2", "actor_rollout_ref.rollout.temperature=0.01", cwd=folder)
+    rlctl("train", "ppo", "--inline", "--name", "one", *settings, "actor_rollout_ref.rollout.temperature=0.01", cwd=folder)
+    runs = folder / "runs" / "quickstart"
+    assert reproducible(runs / "inline") == reproducible(runs / "ray")
+    assert len(metrics(runs / "ray")) == 3
+    one, two = metrics(runs / "one"), metrics(runs / "two")
+    for name in ("critic/score/mean", "response_length/mean", "actor/pg_loss", "actor/grad_norm", "critic/grad_norm", "critic/vf_loss"):
+        assert two[1][name] == pytest.approx(one[1][name], rel=1e-3, abs=1e-6), name
+    record = json.loads((runs / "ray" / "run.json").read_text())
+    assert (record["state"], record["exit_code"], record["total_steps"]) == ("finished", 0, 2)
+    assert {"config.yaml", "origins.json", "metrics.jsonl", "events.jsonl", "generations", "attempts"} <= {
+        p.name for p in (runs / "ray").iterdir()
+    }
+
+
+def test_a_step_reports_what_it_should(folder: Path, settings: list[str]) -> None:
+    rlctl("train", "ppo", "--inline", "--name", "names", *settings, "actor_rollout_ref.actor.use_kl_loss=true", cwd=folder)
+    step = metrics(folder / "runs" / "quickstart" / "names")[2]
+    wanted = """actor/entropy actor/pg_loss actor/pg_clipfrac actor/pg_clipfrac_lower actor/ppo_kl actor/kl_loss actor/kl_coef actor/loss
+        actor/grad_norm actor/lr actor/skipped_updates critic/vf_loss critic/vf_clipfrac critic/vpred_mean critic/grad_norm critic/lr
+        critic/vf_explained_var critic/score/mean critic/rewards/max critic/advantages/min critic/returns/mean critic/values/mean
+        response_length/mean response_length/clip_ratio prompt_length/mean timing_s/step timing_s/gen timing_s/reward timing_s/old_log_prob
+        timing_s/ref timing_s/values timing_s/adv timing_s/update_critic timing_s/update_actor timing_s/testing timing_per_token_ms/gen
+        perf/throughput perf/time_per_step perf/total_num_tokens global_seqlen/mean training/global_step training/epoch
+        training/rollout_probs_diff_mean training/rollout_probs_diff_max rollout_corr/kl""".split()
+    assert [name for name in wanted if name not in step] == []
+    assert any(name.startswith("val-core/rlctl/arithmetic/") for name in step)
+    phases = sum(
+        value for name, value in step.items() if name.startswith("timing_s/") and name not in ("timing_s/step", "timing_s/testing")
+    )
+    assert phases == pytest.approx(step["timing_s/step"], rel=0.03)
+    assert step["training/rollout_probs_diff_max"] < 1e-4
+
+
+def test_grpo_then_eval_then_generate(folder: Path, settings: list[str], shelf: Path) -> None:
+    """A checkpoint holds what its manifest says, loads in transformers, and can be evaluated and asked."""
+    settings = [*settings, "actor_rollout_ref.rollout.n=4", "trainer.save_freq=2"]
+    rlctl("train", "grpo", "--inline", "--name", "group", *settings, cwd=folder)
+    checkpoint = folder / "runs" / "quickstart" / "group" / "checkpoints" / "step_000002"
+    manifest = json.loads((checkpoint / "manifest.json").read_text())
+    on_disk = {str(path.relative_to(checkpoint)) for path in checkpoint.rglob("*") if path.is_file()} - {"manifest.json"}
+    assert set(manifest["files"]) == on_disk
+    assert json.loads((checkpoint / "state.json").read_text())["step"] == 2
+    from transformers import AutoModelForCausalLM
+
+    trained = AutoModelForCausalLM.from_pretrained(checkpoint / "huggingface").state_dict()
+    before = AutoModelForCausalLM.from_pretrained(shelf / "model").state_dict()
+    assert all(trained[name].shape == value.shape for name, value in before.items())
+    assert any(not torch.equal(trained[name], value) for name, value in before.items())
+    last = metrics(folder / "runs" / "quickstart" / "group")[-1]
+    accuracy = "val-core/rlctl/arithmetic/acc/mean@1"
+    evaluated = json.loads(rlctl("eval", "group", "--json", cwd=folder).stdout)
+    assert evaluated[accuracy] == last[accuracy]
+    answers = json.loads(rlctl("generate", shelf / "model", "1 + 1?", "-n", 2, "--temperature", 1, "--json", cwd=folder).stdout)
+    assert [answer["prompt"] for answer in answers] == ["1 + 1?"] * 2
+
+
+def test_sft_learns_the_solutions(folder: Path, settings: list[str]) -> None:
+    settings = [*settings, "trainer.total_training_steps=8", "trainer.test_freq=-1", "actor_rollout_ref.actor.optim.lr=1e-2"]
+    rlctl("train", "sft", "--inline", "--name", "taught", *settings, "actor_rollout_ref.actor.ppo_mini_batch_size=8", cwd=folder)
+    losses = [row["train/loss"] for row in metrics(folder / "runs" / "quickstart" / "taught") if "train/loss" in row]
+    assert losses[-1] < 0.7 * losses[0]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not GSM8K.is_dir(), reason="GSM8K's files are not here")
+def test_real_gsm8k_with_a_local_model(folder: Path, shelf: Path) -> None:
+    """Prepare the real data, look at it, and train a step on a subset of its prompts."""
+    rlctl("prep", "gsm8k", "--source", GSM8K, "--out", folder / "gsm8k", cwd=folder)
+    shown = rlctl("data", "show", folder / "gsm8k" / "train.parquet", "--model", shelf / "model", "-n", 1, cwd=folder)
+    assert "Natalia" in shown.stdout
+    settings = [
+        f"data.train_files={folder}/gsm8k/train.parquet",
+        f"data.val_files={folder}/gsm8k/test.parquet",
+        f"actor_rollout_ref.model.path={shelf}/model",
+        "data.train_max_samples=64",
+        "data.val_max_samples=8",
+        "data.max_prompt_length=240",
+        "data.max_response_length=16",
+        "data.train_batch_size=4",
+        "actor_rollout_ref.actor.ppo_mini_batch_size=4",
+        "trainer.total_training_steps=1",
+    ]
+    rlctl("train", "ppo", "--inline", "--name", "gsm8k", *settings, cwd=folder)
+    assert any(name.startswith("val-core/openai/gsm8k/") for name in metrics(folder / "runs" / "quickstart" / "gsm8k")[-1])
+
+
+def test_a_users_reward_function_that_fails_never_stops_a_run(folder: Path, settings: list[str], tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "def compute_score(data_source, solution_str, ground_truth, extra_info=None, bonus=0):\n"
+        "    if extra_info['index'] % 2:\n"
+        "        raise ValueError('odd')\n"
+        "    return {'score': 1 + bonus, 'length': len(solution_str)}\n"
+    )
+    settings = [*settings, f"reward.custom_reward_function.path={tmp_path}/mine.py", "+reward.custom_reward_function.reward_kwargs.bonus=2"]
+    rlctl("train", "ppo", "--inline", "--name", "mine", *settings, cwd=folder)
+    step = metrics(folder / "runs" / "quickstart" / "mine")[1]
+    assert step["critic/score/max"] == 3.0
+    assert 0 < step["reward/num_failed"] < 8
+    assert step["critic/score/mean"] == pytest.approx(3 * (8 - step["reward/num_failed"]) / 8)
+    assert "reward/length/mean" in step
