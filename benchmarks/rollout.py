@@ -24,7 +24,7 @@ from rlctl.runtime.rollout.hf import HFEngine
 NUM_PROMPTS, N = 32, 8
 SHAPES = {  # layers, hidden, intermediate, heads, key-value heads, vocabulary
     "1m": (4, 128, 384, 4, 2, 2048),
-    "20m": (8, 384, 1152, 6, 2, 8192),
+    "20m": (10, 384, 1152, 6, 2, 8192),
 }
 
 
