@@ -22,13 +22,14 @@ _MOVED: tuple[tuple[str, str], ...] = (
     (r"(actor_rollout_ref\.actor|critic)\.optim\.clip_grad", r"\1.grad_clip"),
     (r"(actor_rollout_ref\.actor|critic)\.optim\.warmup_style", r"\1.optim.lr_scheduler_type"),
     (r"(actor_rollout_ref\.actor|critic)\.ulysses_sequence_parallel_size", r"\1.context_parallel_size"),
+    (r"critic\.model\.fsdp_config(\..*)?", r"critic.fsdp_config\1"),
     (r"trainer\.max_(?:actor|critic)_ckpt_to_keep", "trainer.max_ckpt_to_keep"),
 )
 _MOVED_COMPILED = tuple((re.compile(old + r"\Z"), new) for old, new in _MOVED)
 
 # Keys that say nothing here: accepted and dropped, with the reason.
 _DROPPED: tuple[tuple[str, str], ...] = (
-    (r"(?:actor_rollout_ref\.(?:actor|ref)|critic)\.fsdp_config\.grad_offload", "gradients are freed after each update"),
+    (r"(?:actor_rollout_ref\.(?:actor|ref)|critic|critic\.model)\.fsdp_config\.grad_offload", "gradients are freed after each update"),
 )
 _DROPPED_COMPILED = tuple((re.compile(old + r"\Z"), reason) for old, reason in _DROPPED)
 
@@ -49,11 +50,11 @@ def translate(key: str, value: Any, where: str) -> Translation:
             return Translation(None, "trainer.default_hdfs_dir is not needed: dropped")
         hint = f"write trainer.default_local_dir={value}: any fsspec path is taken there"
         return Translation(None, problem=Problem("trainer.default_hdfs_dir does not exist here", where, hint))
+    for pattern, reason in _DROPPED_COMPILED:
+        if pattern.match(key):
+            return Translation(None, f"{key} is dropped: {reason}")
     for pattern, new in _MOVED_COMPILED:
         if match := pattern.match(key):
             moved = match.expand(new)
             return Translation(moved, f"{key} is now {moved}")
-    for pattern, reason in _DROPPED_COMPILED:
-        if pattern.match(key):
-            return Translation(None, f"{key} is dropped: {reason}")
     return Translation(key)

@@ -14,7 +14,7 @@ _INSTEAD: tuple[tuple[str, str], ...] = (
     (r"data\.custom_cls(\..*)?", "data.sampler takes a plug-in; prepare other formats with `rlctl prep`"),
     (r"actor_rollout_ref\.(hybrid_engine|nccl_timeout)", "the engine is always hybrid; deadlines are trainer.timeouts"),
     (
-        r"actor_rollout_ref\.rollout\.(dtype|load_format|skip_tokenizer_init|disable_log_stats|calculate_log_probs)",
+        r"actor_rollout_ref\.rollout\.(dtype|load_format|layered_summon|swap_space|skip_tokenizer_init|disable_log_stats|calculate_log_probs)",
         "not needed; leave this out",
     ),
     (
@@ -24,8 +24,13 @@ _INSTEAD: tuple[tuple[str, str], ...] = (
     (r"actor_rollout_ref\.rollout\.(log_prob_use_dynamic_bsz)", "actor_rollout_ref.actor.use_dynamic_bsz decides for all passes"),
     (r"actor_rollout_ref\.ref\.(log_prob_use_dynamic_bsz)", "actor_rollout_ref.actor.use_dynamic_bsz decides for all passes"),
     (r"actor_rollout_ref\.rollout\.ignore_eos", "actor_rollout_ref.rollout.engine_kwargs passes it to the engine"),
+    (r"actor_rollout_ref\.rollout\.(prompt|response)_length", "data.max_prompt_length and data.max_response_length"),
+    (r"actor_rollout_ref\.rollout\.agent(\..*)?", "actor_rollout_ref.rollout.multi_turn"),
     (r"actor_rollout_ref\.rollout\.max_model_len", "data.max_prompt_length + data.max_response_length is the engine's context"),
-    (r"actor_rollout_ref\.model\.(override_config|external_lib|use_fused_kernels|use_liger)(\..*)?", "not supported; leave this out"),
+    (
+        r"actor_rollout_ref\.model\.(override_config|external_lib|use_shm|use_fused_kernels|use_liger)(\..*)?",
+        "not supported; leave this out",
+    ),
     (r"actor_rollout_ref\.actor\.(megatron|checkpoint|profiler|use_torch_compile|entropy_.*)(\..*)?", "not supported; leave this out"),
     (
         r"critic\.(forward_micro_batch_size.*|forward_max_token_len_per_gpu)",

@@ -130,6 +130,7 @@ def test_mappings_that_are_the_users_own() -> None:
         ("actor_rollout_ref.actor.optim.clip_grad=0.5", "actor_rollout_ref.actor.grad_clip", 0.5),
         ("actor_rollout_ref.actor.optim.warmup_style=cosine", "actor_rollout_ref.actor.optim.lr_scheduler_type", "cosine"),
         ("actor_rollout_ref.actor.ulysses_sequence_parallel_size=2", "actor_rollout_ref.actor.context_parallel_size", 2),
+        ("critic.model.fsdp_config.param_offload=true", "critic.fsdp_config.param_offload", True),
         ("trainer.max_actor_ckpt_to_keep=2", "trainer.max_ckpt_to_keep", 2),
         ("+trainer.max_critic_ckpt_to_keep=2", "trainer.max_ckpt_to_keep", 2),
     ],
