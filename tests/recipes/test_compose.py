@@ -96,8 +96,8 @@ def test_verls_quickstart_composes_word_for_word() -> None:
 # What verl's GSM8K example commands of three estimators set, beyond what they share.
 ESTIMATORS = {
     "grpo": "actor_rollout_ref.actor.use_kl_loss=True actor_rollout_ref.actor.kl_loss_type=low_var_kl algorithm.use_kl_in_reward=False",
-    "rloo": "actor_rollout_ref.actor.use_kl_loss=False algorithm.use_kl_in_reward=True algorithm.kl_penalty=kl algorithm.kl_ctrl.kl_coef=1e-3",
-    "reinforce_plus_plus": "actor_rollout_ref.actor.use_kl_loss=True actor_rollout_ref.actor.kl_loss_type=mse algorithm.use_kl_in_reward=False",
+    "rloo": "actor_rollout_ref.actor.use_kl_loss=False algorithm.use_kl_in_reward=True algorithm.kl_penalty=kl",
+    "reinforce_plus_plus": "actor_rollout_ref.actor.use_kl_loss=True actor_rollout_ref.actor.kl_loss_type=mse",
 }
 SHARED = """
 data.train_files="['a/train.parquet', 'b/train.parquet']" data.val_files="['a/test.parquet', 'b/test.parquet']" data.truncation='error'
