@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -99,16 +100,18 @@ def _config(target: str, overrides: list[str], recipe: str, step: int | None, ro
     """The configuration of a run with its checkpoint as the model, or `recipe` with the model folder; `overrides` on top."""
     from rlctl.recipes.compose import compose
     from rlctl.runs.store import RunStore
+    from rlctl.runtime import quickstart
+    from rlctl.runtime.checkpoint import CheckpointStore
 
-    if Path(target).expanduser().is_dir() or target == "quickstart":
-        path, base = target, recipe
+    changes = ["actor_rollout_ref.model.tokenizer_path=null", "actor_rollout_ref.model.init=auto", "trainer.n_gpus_per_node=1", *overrides]
+    if (Path(target).expanduser() / "config.json").is_file() or target == quickstart.NAME:
+        composed = compose(recipe, [f"actor_rollout_ref.model.path={target}", *changes])
     else:
         run = RunStore.at(root).find(target)
-        from rlctl.runtime.checkpoint import CheckpointStore
-
-        path, base = str(CheckpointStore(run.path / "checkpoints").policy(step)), str(run.path / "config.yaml")
-    model = [f"actor_rollout_ref.model.path={path}", "actor_rollout_ref.model.tokenizer_path=null", "actor_rollout_ref.model.init=auto"]
-    composed = compose(base, [*model, "trainer.n_gpus_per_node=1", *overrides])
-    from rlctl.runtime import quickstart
+        model = CheckpointStore(run.path / "checkpoints").policy(step)
+        with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:  # a run's config names every key; as a recipe it takes overrides
+            file.write("defaults: [ppo_trainer, _self_]\n" + (run.path / "config.yaml").read_text())
+            file.flush()
+            composed = compose(file.name, [f"actor_rollout_ref.model.path={model}", *changes])
 
     return quickstart.resolve(composed.config, Path(composed.config.trainer.run_dir))

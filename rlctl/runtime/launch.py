@@ -85,7 +85,7 @@ def train(plan: Plan) -> RunDir:
         run = _open_run(plan)
         trackers = Trackers.load(config.trainer.logger, run.event)
         stack.enter_context(_recorded(run, trackers))
-        pools = stack.enter_context(_open_pools(plan, run.attempt, trackers.phase))
+        pools = stack.enter_context(open_pools(plan, run.attempt, trackers.phase))
         roles = build_roles(config, plan.algorithm, plan.tokenizer, pools, reward, trackers.phase)
         trackers.start(_info(plan, run))
         run.update(state="running", total_steps=plan.num_steps)
@@ -148,7 +148,7 @@ def _info(plan: Plan, run: RunDir) -> RunInfo:
 
 
 @contextmanager
-def _open_pools(plan: Plan, logs: Path, on_phase: Callable[[str], None]) -> Iterator[Mapping[str, Pool]]:
+def open_pools(plan: Plan, logs: Path, on_phase: Callable[[str], None]) -> Iterator[Mapping[str, Pool]]:
     """The processes of a run, or none with `--inline`; closed at the end, and Ray with them."""
     trainer, devices = plan.config.trainer, plan.devices
     names = pool_names(trainer.placement, plan.algorithm.needs)

@@ -1,4 +1,4 @@
-"""Real gloo processes for tests: `on_ranks(2, function, *args)` runs a module-level function on every rank and gives back what each returned."""
+"""Real gloo processes for tests: `on_ranks(2, function, *args)` runs a module-level function on every rank; what each returned comes back."""
 
 from __future__ import annotations
 
