@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import tempfile
 import threading
 from collections.abc import Iterator
@@ -39,6 +40,7 @@ def ray_session(init: schema.RayInit, num_cpus: int, num_threads: int, timeout_s
     over = threading.Event()
     try:
         _start(options, folder, timeout_s, over)
+        _take_back_signals()
         yield
         if timeline is not None:
             ray.timeline(timeline)
@@ -73,6 +75,12 @@ def _start(options: dict[str, object], folder: Path | None, timeout_s: float, ov
     if failure:
         hint = "`--inline` trains without Ray"
         raise ResourceError(f"Ray did not start: {failure[0]}", where=_log_tail(folder), hint=hint) from failure[0]
+
+
+def _take_back_signals() -> None:
+    """Ray's core takes SIGTERM for a crash and aborts the process. Setting Python's own handler again puts it back in force."""
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM))
 
 
 def _log_tail(folder: Path | None, num_lines: int = 10) -> str | None:
