@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from functools import cache
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -24,6 +26,22 @@ def test_the_written_reference_is_not_stale() -> None:
 )
 def test_edit_distance(a: str, b: str, edits: int) -> None:
     assert distance(a, b) == distance(b, a) == edits
+
+
+def test_edit_distance_against_the_recurrence_itself() -> None:
+    @cache
+    def plain(a: str, b: str) -> int:
+        if not a or not b:
+            return len(a) + len(b)
+        cost = min(plain(a[:-1], b) + 1, plain(a, b[:-1]) + 1, plain(a[:-1], b[:-1]) + (a[-1] != b[-1]))
+        swapped = len(a) > 1 and len(b) > 1 and a[-1] == b[-2] and a[-2] == b[-1]
+        return min(cost, plain(a[:-2], b[:-2]) + 1) if swapped else cost
+
+    words = ["".join(letters) for size in range(5) for letters in product("abc", repeat=size)]
+    for a, b in product(words, words[::3]):
+        exact = plain(a, b)
+        assert distance(a, b) == exact
+        assert distance(a, b, 2) in ((exact,) if exact <= 2 else (exact, float("inf")))
 
 
 def test_the_nearest_names_come_in_order() -> None:
