@@ -36,7 +36,7 @@ COMMANDS = (
     Command("prep", "rlctl.cli.prep", "Write the parquet files that training reads: GSM8K, arithmetic, your own.", "Data and rewards"),
     Command("data", "rlctl.cli.data", "Look at the rows of a parquet file as the model will see them.", "Data and rewards"),
     Command("reward", "rlctl.cli.reward", "Try a reward function on stored answers.", "Data and rewards"),
-    Command("recipes", "rlctl.cli.recipes", "List, show and copy the recipes.", "Recipes"),
+    Command("recipes", "rlctl.cli.recipes", "List, show, copy and check the recipes.", "Recipes"),
     Command("config", "rlctl.cli.config", "Show a composed configuration, and where each value comes from.", "Recipes"),
     Command("train", "rlctl.cli.train", "Train a model: ppo, grpo or sft.", "Training"),
     Command(

@@ -6,20 +6,35 @@ from typing import Annotated
 
 import typer
 
+from rlctl.cli import complete
+
 app = typer.Typer(no_args_is_help=True, help="Train a model: ppo, grpo or sft.")
 
 Overrides = Annotated[
     list[str] | None,
-    typer.Argument(metavar="[KEY=VALUE]...", help="Overrides in Hydra's grammar, such as actor_rollout_ref.actor.optim.lr=1e-6."),
+    typer.Argument(
+        metavar="[KEY=VALUE]...",
+        help="Overrides in Hydra's grammar, such as actor_rollout_ref.actor.optim.lr=1e-6.",
+        autocompletion=complete.override,
+    ),
 ]
 RecipeOption = Annotated[
-    str | None, typer.Option("--recipe", "-r", metavar="NAME|PATH", help="A recipe by name or file, in place of the embedded quickstart.")
+    str | None,
+    typer.Option(
+        "--recipe",
+        "-r",
+        metavar="NAME|PATH",
+        help="A recipe by name or file. Without one: the embedded quickstart, or the plain defaults for your own data or model.",
+        autocompletion=complete.recipe,
+    ),
 ]
+Strict = Annotated[bool, typer.Option("--strict", help="A key that was set and has no effect is an error, not a warning.")]
 Name = Annotated[str | None, typer.Option("--name", help="Name of the run; by default recipe, date and three letters.")]
 Logger = Annotated[list[str] | None, typer.Option("--logger", "-l", help="A tracker beside the console; repeat for several.")]
-Inline = Annotated[
-    bool, typer.Option("--inline", help="Run in this one process, without Ray: for breakpoints and profilers.")
-]
+Inline = Annotated[bool, typer.Option("--inline", help="Run in this one process, without Ray: for breakpoints and profilers.")]
+
+# Settings of the quickstart's tiny model would ruin a real one: whoever brings data or a model starts from the defaults.
+_OWN = ("data.train_files=", "actor_rollout_ref.model.path=")
 
 _EXAMPLES = """
 Examples:
@@ -33,36 +48,68 @@ Examples:
 
 
 @app.command(epilog=_EXAMPLES.format(verb="ppo"))
-def ppo(overrides: Overrides = None, recipe: RecipeOption = None, name: Name = None, logger: Logger = None, inline: Inline = False) -> None:
+def ppo(
+    overrides: Overrides = None,
+    recipe: RecipeOption = None,
+    name: Name = None,
+    logger: Logger = None,
+    inline: Inline = False,
+    strict: Strict = False,
+) -> None:
     """PPO: actor, critic and reference, generalised advantage estimation."""
-    _train(recipe or "ppo", overrides, name, logger, inline)
+    _train("ppo", overrides or [], recipe, _own_settings(name, logger), inline, strict)
 
 
 @app.command(epilog=_EXAMPLES.format(verb="grpo"))
 def grpo(
-    overrides: Overrides = None, recipe: RecipeOption = None, name: Name = None, logger: Logger = None, inline: Inline = False
+    overrides: Overrides = None,
+    recipe: RecipeOption = None,
+    name: Name = None,
+    logger: Logger = None,
+    inline: Inline = False,
+    strict: Strict = False,
 ) -> None:
     """GRPO: no critic; several answers a prompt are compared with each other."""
-    _train(recipe or "grpo", overrides, name, logger, inline)
+    _train("grpo", overrides or [], recipe, _own_settings(name, logger), inline, strict)
 
 
 @app.command(epilog=_EXAMPLES.format(verb="sft"))
-def sft(overrides: Overrides = None, recipe: RecipeOption = None, name: Name = None, logger: Logger = None, inline: Inline = False) -> None:
+def sft(
+    overrides: Overrides = None,
+    recipe: RecipeOption = None,
+    name: Name = None,
+    logger: Logger = None,
+    inline: Inline = False,
+    strict: Strict = False,
+) -> None:
     """Supervised fine-tuning on the worked solutions of the data."""
-    _train(recipe or "sft", overrides, name, logger, inline)
+    _train("sft", overrides or [], recipe, _own_settings(name, logger), inline, strict)
 
 
-def _train(recipe: str, overrides: list[str] | None, name: str | None, logger: list[str] | None, inline: bool) -> None:
-    from rlctl.cli.console import notice
-    from rlctl.recipes.compose import compose
-
-    extra = [f"trainer.experiment_name={name}"] if name else []
+def _own_settings(name: str | None, logger: list[str] | None) -> list[str]:
+    """What the options say, as overrides."""
+    settings = [f"trainer.experiment_name={name}"] if name else []
     if logger:
         names = dict.fromkeys(["console", *(part for each in logger for part in each.split(","))])
-        extra.append(f"trainer.logger=[{','.join(names)}]")
-    composed = compose(recipe, [*(overrides or []), *extra])
+        settings.append(f"trainer.logger=[{','.join(names)}]")
+    return settings
+
+
+def _train(verb: str, overrides: list[str], recipe: str | None, settings: list[str], inline: bool, strict: bool) -> None:
+    from rlctl.cli.console import notice, warn
+    from rlctl.recipes.compose import compose
+    from rlctl.recipes.effects import report_idle
+
+    chosen = recipe or verb
+    if recipe is None and any(text.lstrip("+").startswith(_OWN) for text in overrides):
+        chosen = f"{verb}_trainer"
+        notice(f"your own data or model: starting from {chosen}; `--recipe {verb}` has the quickstart's settings")
+    composed = compose(chosen, [*overrides, *settings])
     for line in composed.notices:
         notice(line)
     from rlctl.runtime.launch import make_plan, train
 
-    train(make_plan(composed, inline))
+    plan = make_plan(composed, inline)
+    for line in report_idle(composed, plan.roles, strict=strict):
+        warn(line)
+    train(plan)

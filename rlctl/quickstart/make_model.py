@@ -73,8 +73,8 @@ def write_blank(folder: Path) -> None:
         tie_word_embeddings=True,
         initializer_range=0.05,
         bos_token_id=None,
-        eos_token_id=fast.eos_token_id,
-        pad_token_id=fast.pad_token_id,
+        eos_token_id=tokenizer.token_to_id("<|end|>"),
+        pad_token_id=tokenizer.token_to_id("<|pad|>"),
         architectures=["LlamaForCausalLM"],
     ).save_pretrained(folder)
 

@@ -18,12 +18,13 @@ from rlctl.recipes.compose import Recipe
 from rlctl.runs.provenance import data_hashes
 from rlctl.runs.run_dir import RunDir, check_free
 from rlctl.runtime import quickstart
-from rlctl.runtime.algorithms.base import Algorithm
+from rlctl.runtime.algorithms.base import Algorithm, Needs
 from rlctl.runtime.build import build_reward, build_roles, load_algorithm, pool_names
 from rlctl.runtime.cluster.inline import InlinePool, Pool
 from rlctl.runtime.loader import PromptLoader, PromptSet
 from rlctl.runtime.place import Place, available_cores
 from rlctl.runtime.preflight import Devices, check
+from rlctl.runtime.samplers import in_order
 from rlctl.runtime.tokenizer import load_tokenizer
 from rlctl.runtime.trainer import Parts, Trainer
 from rlctl.runtime.validate import Validator
@@ -46,6 +47,12 @@ class Plan:
     num_steps: int
     inline: bool
 
+    @property
+    def roles(self) -> set[str]:
+        """The roles beside actor and reward that are built."""
+        needs = self.algorithm.needs
+        return {role for role, need in (("critic", Needs.CRITIC), ("reference", Needs.REFERENCE)) if need in needs}
+
 
 def make_plan(recipe: Recipe, inline: bool) -> Plan:
     """Read the data and check everything that can be checked without starting a process. Raises what is wrong, all at once."""
@@ -67,7 +74,8 @@ def make_plan(recipe: Recipe, inline: bool) -> Plan:
             f"{len(train)} training prompts do not fill one batch of data.train_batch_size={data.train_batch_size}",
             hint=f"data.train_batch_size={len(train)} or less",
         )
-    loader = PromptLoader(train, data.train_batch_size, data.shuffle, data.seed)
+    sampler = load("samplers", data.sampler) if data.shuffle else in_order
+    loader = PromptLoader(train, data.train_batch_size, sampler, data.seed)
     num_steps = trainer.total_training_steps or trainer.total_epochs * loader.steps_per_epoch
     validator = None
     if data.val_files is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -66,7 +66,7 @@ class PromptLoader:
 
     prompts: PromptSet
     batch_size: int
-    shuffle: bool
+    sampler: Callable[[int, int, int], Tensor]  # see `samplers`
     seed: int
 
     @property
@@ -79,13 +79,8 @@ class PromptLoader:
     def batch_at(self, step: int) -> Prompts:
         """The prompts of one step, the same ones whenever it is asked for."""
         epoch, place = divmod(step - 1, self.steps_per_epoch)
-        order = self._order(epoch)[place * self.batch_size : (place + 1) * self.batch_size]
-        return self.prompts.batch(order.tolist())
-
-    def _order(self, epoch: int) -> Tensor:
-        if not self.shuffle:
-            return torch.arange(len(self.prompts))
-        return torch.randperm(len(self.prompts), generator=torch.Generator().manual_seed(self.seed * 1_000_003 + epoch))
+        order = self.sampler(len(self.prompts), epoch, self.seed)
+        return self.prompts.batch(order[place * self.batch_size : (place + 1) * self.batch_size].tolist())
 
 
 def _truncate(ids: list[int], data: schema.Data, where: str) -> list[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import time
 from dataclasses import dataclass
 
@@ -90,7 +91,9 @@ class Trainer:
             return {}
         begin = time.perf_counter()
         validation = self.parts.validator.run(self.roles)
-        self.parts.trackers.generations(step, validation.samples)
+        samples = validation.samples
+        order = random.Random(self.config.seed).sample(range(len(samples)), min(self.config.log_val_generations, len(samples)))
+        self.parts.trackers.generations(step, samples, shown=[samples[i] for i in sorted(order)])  # the same prompts each time
         return validation.metrics | {"timing_s/testing": time.perf_counter() - begin}
 
     def _save(self, step: int) -> dict[str, float]:

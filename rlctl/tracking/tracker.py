@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol, Self, runtime_checkable
 
 MAX_FAILURES = 3
+RECORD = "jsonl"  # the tracker that every run has: what it writes is the truth
 
 
 @dataclass(frozen=True)
@@ -93,7 +94,7 @@ class Trackers:
         """
         from rlctl.plugins import load
 
-        return cls({name: load("loggers", name)() for name in dict.fromkeys(["jsonl", *names])}, event)
+        return cls({name: load("loggers", name)() for name in dict.fromkeys([RECORD, *names])}, event)
 
     def start(self, run: RunInfo) -> None:
         for tracker in self.trackers.values():
@@ -110,8 +111,10 @@ class Trackers:
             self.event("non_finite", step=step, metrics=sorted(strange))
         self._send("log", lambda tracker: tracker.log(step, metrics))
 
-    def generations(self, step: int, samples: Sequence[Sample]) -> None:
-        self._send("generations", lambda tracker: tracker.generations(step, samples))
+    def generations(self, step: int, samples: Sequence[Sample], shown: Sequence[Sample]) -> None:
+        """Validation answers: all of them into the run's own record, the few that are `shown` to every other tracker."""
+        record = self.trackers.get(RECORD)
+        self._send("generations", lambda tracker: tracker.generations(step, samples if tracker is record else shown))
 
     def finish(self, state: str) -> None:
         self._send("finish", lambda tracker: tracker.finish(state))

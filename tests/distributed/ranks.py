@@ -1,4 +1,4 @@
-"""Real gloo processes for tests: `on_ranks(2, function, *args)` runs a module-level function on every rank; what each returned comes back."""
+"""Real gloo processes for tests: `on_ranks(2, function, *args)` runs a module-level function on every rank and gives its answers."""
 
 from __future__ import annotations
 

@@ -34,6 +34,8 @@ def settings(shelf: Path) -> list[str]:
         "trainer.total_training_steps=2",
         "trainer.test_freq=2",
         "trainer.save_freq=-1",
+        "trainer.project_name=quickstart",
+        "actor_rollout_ref.model.enable_gradient_checkpointing=false",
         "trainer.num_threads=1",
         "trainer.critic_warmup=0",
         "trainer.timeouts.ray_start_s=120",

@@ -87,7 +87,7 @@ def test_grpo_then_eval_then_generate(folder: Path, settings: list[str], shelf: 
 
 
 def test_sft_learns_the_solutions(folder: Path, settings: list[str]) -> None:
-    settings = [*settings, "trainer.total_training_steps=8", "trainer.test_freq=-1", "actor_rollout_ref.actor.optim.lr=1e-2"]
+    settings = [*settings, "trainer.total_training_steps=24", "trainer.test_freq=-1", "actor_rollout_ref.actor.optim.lr=2e-2"]
     rlctl("train", "sft", "--inline", "--name", "taught", *settings, "actor_rollout_ref.actor.ppo_mini_batch_size=8", cwd=folder)
     losses = [row["train/loss"] for row in metrics(folder / "runs" / "quickstart" / "taught") if "train/loss" in row]
     assert losses[-1] < 0.7 * losses[0]
@@ -111,6 +111,8 @@ def test_real_gsm8k_with_a_local_model(folder: Path, shelf: Path) -> None:
         "data.train_batch_size=4",
         "actor_rollout_ref.actor.ppo_mini_batch_size=4",
         "trainer.total_training_steps=1",
+        "trainer.test_freq=1",
+        "trainer.project_name=quickstart",
     ]
     rlctl("train", "ppo", "--inline", "--name", "gsm8k", *settings, cwd=folder)
     assert any(name.startswith("val-core/openai/gsm8k/") for name in metrics(folder / "runs" / "quickstart" / "gsm8k")[-1])

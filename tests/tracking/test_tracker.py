@@ -61,7 +61,7 @@ def test_every_tracker_gets_everything_in_order_and_phases_only_if_it_shows_them
     trackers.phase("starting Ray")
     trackers.start(info(tmp_path))
     trackers.log(1, {"x": 0.5})
-    trackers.generations(1, [SAMPLE])
+    trackers.generations(1, [SAMPLE], shown=[SAMPLE])
     trackers.finish("finished")
     record = [("start", "name"), ("log", 1, {"x": 0.5}), ("generations", 1, [SAMPLE]), ("finish", "finished")]
     assert plain.calls == record
@@ -136,3 +136,12 @@ def test_a_tracker_of_the_users_own_file_can_be_named_by_module(tmp_path, monkey
     trackers.finish("finished")
     assert (tmp_path / "mine.txt").read_text() == "4 {'x': 0.5}"
     assert read_metrics(tmp_path / "metrics.jsonl") == [{"step": 4, "x": 0.5}]
+
+
+def test_the_record_gets_all_answers_and_mirrors_the_few_that_are_shown(tmp_path: Path) -> None:
+    record, mirror = Notebook(), Notebook()
+    trackers = Trackers({"jsonl": record, "plain": mirror}, Events())
+    trackers.start(info(tmp_path))
+    trackers.generations(1, [SAMPLE, SAMPLE, SAMPLE], shown=[SAMPLE])
+    assert record.calls[-1] == ("generations", 1, [SAMPLE, SAMPLE, SAMPLE])
+    assert mirror.calls[-1] == ("generations", 1, [SAMPLE])

@@ -59,7 +59,8 @@ class PPO:
             problems.append(Problem(f"algorithm.adv_estimator={algorithm.adv_estimator} needs {what}, which rlctl does not compute yet"))
         if algorithm.filter_groups.enable:
             problems.append(Problem("algorithm.filter_groups.enable=true: resampling of groups is not there yet", hint="set it to false"))
-        n = config.actor_rollout_ref.rollout.n
+        rollout = config.actor_rollout_ref.rollout
+        n = rollout.n
         if Need.GROUPS in get_estimator(algorithm.adv_estimator).needs and n < 2:
             problems.append(
                 Problem(
@@ -76,7 +77,7 @@ class PPO:
             critic=config.critic,
             answers_per_prompt=n,
             max_response_length=config.data.max_response_length,
-            seed=config.trainer.seed,
+            seed=config.trainer.seed if rollout.seed is None else rollout.seed,
             actor_lr=Schedule.of(actor.optim, num_steps),
             critic_lr=Schedule.of(config.critic.optim, num_steps),
             critic_warmup=config.trainer.critic_warmup,

@@ -31,12 +31,12 @@ def load_model(model: schema.Model, kind: Kind, dtype: torch.dtype, seed: int) -
     auto = AutoModelForCausalLM if kind == "policy" else AutoModel
     options = {"trust_remote_code": model.trust_remote_code, "dtype": dtype}
     try:
-        if model.init == "random":
+        if model.init == "auto":
+            loaded = auto.from_pretrained(model.path, **options)
+        else:
             torch.manual_seed(seed)
             config = AutoConfig.from_pretrained(model.path, trust_remote_code=model.trust_remote_code)
             loaded = auto.from_config(config, **options)
-        else:
-            loaded = auto.from_pretrained(model.path, **options)
     except (OSError, ValueError, KeyError) as error:
         reason = str(error).strip().splitlines()[0]
         raise ConfigError(

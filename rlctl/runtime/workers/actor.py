@@ -131,7 +131,7 @@ class ActorWorker:
             hf = load_model(self.spec.model, "policy", compute_dtype(self.spec.model, self.place.device), self.spec.seed)
             torch.nn.Module.to(hf, self.place.device).requires_grad_(False)
         self.replica = hf if is_sharded(self.policy) else None
-        return load("engines", self.spec.rollout.name)(hf, max_num_seqs=self.spec.rollout.max_num_seqs)
+        return load("engines", self.spec.rollout.name)(hf, max_num_seqs=self.spec.rollout.max_num_seqs, **self.spec.rollout.engine_kwargs)
 
     def _hand_over_weights(self) -> None:
         """An unsharded policy generates itself; a sharded one fills the engine's model, one parameter at a time."""

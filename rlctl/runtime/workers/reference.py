@@ -9,7 +9,7 @@ from torch import Tensor
 from rlctl.recipes import schema
 from rlctl.runtime.batch import LogProbs, Rollouts
 from rlctl.runtime.model.causal_lm import PolicyModel
-from rlctl.runtime.model.load import compute_dtype, load_model
+from rlctl.runtime.model.load import compute_dtype, load_model, master_dtype
 from rlctl.runtime.model.sequences import Sequences
 from rlctl.runtime.model.sharding import shard
 from rlctl.runtime.place import Place
@@ -33,7 +33,7 @@ class ReferenceWorker:
 
     def __init__(self, place: Place, spec: ReferenceSpec) -> None:
         dtype = compute_dtype(spec.model, place.device)
-        hf = load_model(spec.model, "policy", dtype, spec.seed).requires_grad_(False)
+        hf = load_model(spec.model, "policy", master_dtype(spec.ref.fsdp_config), spec.seed).requires_grad_(False)
         self.policy = PolicyModel(hf, spec.temperature)
         shard(self.policy, hf, place, spec.ref.fsdp_config, dtype)
         self.learner = Learner(self.policy, place, optim=None)
