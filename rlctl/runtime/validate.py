@@ -79,7 +79,7 @@ def validation_metrics(samples: list[Sample], num_answers: int) -> dict[str, flo
     metrics: dict[str, float] = {}
     for source, groups in by_source.items():
         name, value = _measure(groups)
-        values = torch.tensor([[value(sample) for sample in group] for group in groups])  # (prompts, N)
+        values = torch.tensor([[value(sample) for sample in group] for group in groups], dtype=torch.float64)  # (prompts, N)
         core = f"val-core/{source}/{name}"
         metrics[f"{core}/mean@{num_answers}"] = float(values.mean())
         if num_answers > 1:

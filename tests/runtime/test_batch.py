@@ -1,0 +1,48 @@
+from __future__ import annotations
+
+import pickle
+
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlctl.runtime.batch import Ragged, concat_ragged
+from tests.distributed.test_gradient import experience
+
+rows_of_ints = st.lists(st.lists(st.integers(0, 99), max_size=5), min_size=1, max_size=6)
+
+
+@given(rows_of_ints)
+def test_ragged_is_what_a_list_of_lists_is(rows: list[list[int]]) -> None:
+    ragged = Ragged.of(rows, dtype=torch.int64)
+    assert [row.tolist() for row in ragged.rows()] == rows
+    assert ragged.sums().tolist() == [sum(row) for row in rows]
+    width = max(map(len, rows))
+    assert ragged.padded(fill=-1).tolist() == [row + [-1] * (width - len(row)) for row in rows]
+    back = Ragged.from_padded(ragged.padded(fill=-1), ragged.lengths)
+    assert torch.equal(back.values, ragged.values)
+    assert [row.tolist() for row in concat_ragged(ragged, ragged).rows()] == [row + row for row in rows]
+
+
+@given(rows_of_ints, st.randoms())
+def test_rows_can_be_taken_in_any_order(rows: list[list[int]], random: st.DrawFn) -> None:
+    index = [random.randrange(len(rows)) for _ in range(4)]
+    taken = Ragged.of(rows, dtype=torch.int64).select(torch.tensor(index))
+    assert [row.tolist() for row in taken.rows()] == [rows[i] for i in index]
+
+
+def test_a_chunk_carries_its_own_rows_only() -> None:
+    """A pickled view would carry the storage of the whole batch."""
+    batch = experience()
+    one = batch.chunk([torch.tensor([0])])[0]
+    assert len(pickle.dumps(one)) < len(pickle.dumps(batch)) * 0.8
+    assert one.response_ids.values.untyped_storage().nbytes() == 8 * int(one.response_ids.lengths.sum())
+
+
+def test_growing_keeps_the_fields_there_are() -> None:
+    batch = experience()
+    assert [len(part) for part in batch.chunk([torch.arange(3), torch.arange(3, 8)])] == [3, 5]
+    parts = batch.chunk([torch.arange(3), torch.arange(3, 8)])
+    whole = type(batch).concat(parts)
+    assert torch.equal(whole.advantages.values, batch.advantages.values)
+    assert whole.finish == batch.finish
