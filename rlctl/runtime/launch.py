@@ -192,7 +192,8 @@ def open_pools(plan: Plan, logs: Path, on_phase: Callable[[str], None]) -> Itera
                 trainer.balance_batch,
             )
             pools[name] = ResourcePool(spec)
-            stack.callback(pools[name].close)
+            if ray_kwargs.ray_init.address is not None:
+                stack.callback(pools[name].close)  # a cluster of our own ends with its session
         yield pools
 
 

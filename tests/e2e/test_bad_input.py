@@ -65,7 +65,8 @@ def test_one_clear_error(case: str, settings: list[str], tmp_path: Path, monkeyp
     monkeypatch.chdir(tmp_path)
     assert main(["train", "ppo", *settings, *overrides]) == code
     talk = capsys.readouterr().err
-    assert talk.lstrip().startswith("error: "), talk
+    first = next(line for line in talk.splitlines() if not line.startswith(("note: ", "warning: ")))
+    assert first.startswith("error: "), talk
     assert wanted in talk
     assert "Traceback" not in talk
     assert not (tmp_path / "runs").exists()

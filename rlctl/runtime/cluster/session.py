@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import shutil
 import signal
 import tempfile
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+
+import psutil
 
 from rlctl.errors import ResourceError
 from rlctl.recipes import schema
@@ -17,6 +20,8 @@ from rlctl.recipes import schema
 # Workers are told their number of threads by torch.set_num_threads; this bounds what libraries grab at import. An empty
 # PYTHONDONTWRITEBYTECODE lets them cache what they import: torch and transformers take seconds without.
 _WORKER_ENV = {"PYTHONDONTWRITEBYTECODE": "", "TOKENIZERS_PARALLELISM": "false", "TORCHDYNAMO_DISABLE": "1", "GLOO_SOCKET_IFNAME": ""}
+
+_SHUTDOWN_S = 10.0  # a healthy Ray needs one or two
 
 
 @contextmanager
@@ -45,7 +50,7 @@ def ray_session(init: schema.RayInit, num_cpus: int, num_threads: int, timeout_s
         if timeline is not None:
             ray.timeline(timeline)
     finally:
-        ray.shutdown()
+        _shut_down()
         over.set()
         if folder is not None:
             shutil.rmtree(folder, ignore_errors=True)
@@ -75,6 +80,23 @@ def _start(options: dict[str, object], folder: Path | None, timeout_s: float, ov
     if failure:
         hint = "`--inline` trains without Ray"
         raise ResourceError(f"Ray did not start: {failure[0]}", where=_log_tail(folder), hint=hint) from failure[0]
+
+
+def _shut_down() -> None:
+    """End Ray and every process it started here. A scheduler may have killed its daemons already, and then `ray.shutdown` waits for them
+    for minutes: it gets a deadline, and what is left is killed."""
+    import ray
+
+    started = psutil.Process().children(recursive=True)
+    thread = threading.Thread(target=ray.shutdown, name="ray-shutdown", daemon=True)
+    thread.start()
+    thread.join(_SHUTDOWN_S)
+    if thread.is_alive():
+        atexit.unregister(ray.shutdown)  # it would wait once more
+    _, left = psutil.wait_procs(started, timeout=_SHUTDOWN_S / 5)
+    for process in left:
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
 
 
 def _take_back_signals() -> None:
