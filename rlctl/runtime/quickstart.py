@@ -6,10 +6,8 @@ from pathlib import Path
 
 from rlctl.data_prep.arithmetic import train_and_validation
 from rlctl.data_prep.rows import write_rows
+from rlctl.quickstart import NAME, real_path
 from rlctl.recipes import schema
-
-NAME = "quickstart"
-MODEL = Path(__file__).parent.parent / "quickstart" / "model"
 
 NUM_TRAIN, NUM_VAL, SEED, LEVEL = 4096, 256, 0, 2
 
@@ -32,8 +30,8 @@ def resolve(config: schema.Config, root: Path) -> schema.Config:
 
 
 def _model(model: schema.Model) -> schema.Model:
-    changes = {key: str(MODEL) for key, value in (("path", model.path), ("tokenizer_path", model.tokenizer_path)) if value == NAME}
-    return model.model_copy(update=changes)
+    tokenizer_path = model.tokenizer_path and real_path(model.tokenizer_path)
+    return model.model_copy(update={"path": real_path(model.path), "tokenizer_path": tokenizer_path})
 
 
 def _data(file: str, split: str, root: Path) -> str:

@@ -11,6 +11,7 @@ from transformers import AutoTokenizer, GenerationConfig, PreTrainedTokenizerBas
 
 from rlctl.data_prep.hub import hub_answers
 from rlctl.errors import ConfigError
+from rlctl.quickstart import real_path
 
 Chat = Sequence[dict[str, str]]
 
@@ -23,7 +24,7 @@ def load_tokenizer(path: str, trust_remote_code: bool = False) -> PreTrainedToke
 
     Raises ConfigError when the folder is missing, holds no tokenizer, or its tokenizer has no chat template.
     """
-    folder = Path(path).expanduser()
+    folder = Path(real_path(path)).expanduser()
     if folder.is_dir():
         if not any((folder / name).exists() for name in _FILES):
             raise ConfigError("the model folder has no tokenizer", where=str(folder), hint=f"one of {', '.join(_FILES)} must be in it")

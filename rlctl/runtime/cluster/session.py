@@ -76,7 +76,7 @@ def _start(options: dict[str, object], folder: Path | None, timeout_s: float, ov
 
     threading.Thread(target=start, name="ray-init", daemon=True).start()
     if not started.wait(timeout_s):
-        raise ResourceError(f"Ray did not start within {timeout_s:.0f} s", where=_log_tail(folder), hint="trainer.timeouts.ray_start_s")
+        raise ResourceError(f"Ray did not start within {timeout_s:g} s", where=_log_tail(folder), hint="trainer.timeouts.ray_start_s")
     if failure:
         hint = "`--inline` trains without Ray"
         raise ResourceError(f"Ray did not start: {failure[0]}", where=_log_tail(folder), hint=hint) from failure[0]
