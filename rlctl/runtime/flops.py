@@ -10,6 +10,15 @@ from typing import Any
 _MIXTURE_OF_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 
 
+# Dense bfloat16 FLOP/s by the vendor's data sheets; the device's name holds the key.
+_PEAKS = {"H200": 989.4e12, "H100": 989.4e12, "H800": 989.4e12, "A100": 312e12, "A800": 312e12, "L40S": 362e12, "B200": 2250e12}
+
+
+def peak_flops(device_name: str) -> float | None:
+    """What the device could do in a second, in dense bfloat16; None where no data sheet says: then there is no utilisation to report."""
+    return next((peak for name, peak in _PEAKS.items() if name in device_name), None)
+
+
 @dataclass(frozen=True)
 class DecoderShape:
     """The sizes of a dense Llama-like decoder: grouped-query attention and a gated feed-forward of three matrices."""

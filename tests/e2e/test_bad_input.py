@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from pathlib import Path
 
 import pyarrow as pa
@@ -9,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from rlctl.__main__ import main
+from tests.e2e.command import rlctl
 
 Capsys = pytest.CaptureFixture[str]
 
@@ -82,3 +85,23 @@ def test_a_name_that_is_taken(settings: list[str], tmp_path: Path, monkeypatch: 
 def test_inline_is_one_process(settings: list[str], capsys: Capsys) -> None:
     assert main(["train", "ppo", "--inline", *settings, "trainer.n_gpus_per_node=2"]) == 2
     assert "--inline" in capsys.readouterr().err
+
+
+def test_a_disk_that_is_too_small(shelf: Path, settings: list[str], tmp_path: Path, capsys: Capsys) -> None:
+    """The model's weights seem to be eight terabytes: a sparse file takes no room."""
+    model = tmp_path / "model"
+    shutil.copytree(shelf / "model", model)
+    with (model / "more.safetensors").open("wb") as file:
+        file.truncate(1 << 43)
+    overrides = [f"actor_rollout_ref.model.path={model}", "trainer.save_freq=1", f"trainer.run_dir={tmp_path}/runs"]
+    assert main(["train", "ppo", *settings, *overrides]) == 7
+    assert "MiB free" in capsys.readouterr().err
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.slow
+def test_ray_that_does_not_start_in_time(settings: list[str], tmp_path: Path) -> None:
+    done = rlctl("train", "ppo", *settings, "trainer.timeouts.ray_start_s=0.05", cwd=tmp_path, code=7)
+    assert "Ray did not start within 0.05 s" in done.stderr
+    record = json.loads(next((tmp_path / "runs").glob("quickstart/*/run.json")).read_text())
+    assert (record["state"], record["exit_code"]) == ("failed", 7)

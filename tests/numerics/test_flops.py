@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 from transformers import AutoConfig, Qwen2Config
 
-from rlctl.runtime.flops import DecoderShape
+from rlctl.runtime.flops import DecoderShape, peak_flops
 
 LLAMA_2_7B = AutoConfig.for_model(
     "llama", vocab_size=32000, hidden_size=4096, intermediate_size=11008, num_hidden_layers=32, num_attention_heads=32
@@ -38,3 +38,8 @@ def test_a_head_size_of_its_own() -> None:
 @pytest.mark.parametrize("model_type", ["mixtral", "qwen3_moe", "deepseek_v3", "gpt2"])
 def test_no_number_where_the_formula_does_not_fit(model_type: str) -> None:
     assert DecoderShape.of(AutoConfig.for_model(model_type)) is None
+
+
+def test_peak_of_a_device_by_its_name() -> None:
+    assert peak_flops("NVIDIA H200") == peak_flops("NVIDIA H100 80GB HBM3") == 989.4e12
+    assert peak_flops("some accelerator") is None

@@ -7,7 +7,6 @@ or a token whose output nobody asked for.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -27,12 +26,6 @@ class PolicyOutputs:
 
     log_probs: Tensor
     entropy: Tensor | None
-
-
-class Trainable(Protocol):
-    """A model around a transformers backbone."""
-
-    hf: PreTrainedModel
 
 
 def _hidden_states(backbone: nn.Module, sequences: Sequences) -> Tensor:

@@ -6,6 +6,7 @@ The gradient of a mini-batch must not depend on how it is cut into ranks and mic
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,16 +14,18 @@ from typing import TypeVar
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 
 from rlctl.recipes import schema
 from rlctl.runtime.algorithms.base import Loss
 from rlctl.runtime.balance import micro_batches
 from rlctl.runtime.batch import Ragged, Rollouts
+from rlctl.runtime.flops import DecoderShape, peak_flops
+from rlctl.runtime.model.causal_lm import PolicyModel, ValueModel
 from rlctl.runtime.model.sequences import Sequences
 from rlctl.runtime.model.sharding import local_gradients, total_norm
 from rlctl.runtime.place import Place
-from rlctl.tracking.metrics import Mean, Metrics, Sum, merge
+from rlctl.tracking.metrics import Max, Mean, Metrics, Sum, merge
 
 B = TypeVar("B", bound=Rollouts)
 
@@ -45,7 +48,7 @@ class MicroBatching:
 class Learner:
     """A model on one rank, and its optimizer if it has one."""
 
-    def __init__(self, model: nn.Module, place: Place, optim: schema.Optim | None) -> None:
+    def __init__(self, model: PolicyModel | ValueModel, place: Place, optim: schema.Optim | None) -> None:
         self.model = model
         self.place = place
         self.optimizer: torch.optim.Optimizer | None = None
@@ -70,6 +73,7 @@ class Learner:
 
     def learn(self, batch: B, cut: MicroBatching, loss: Callable[[Sequences, B], Loss], lr: float, grad_clip: float, name: str) -> Metrics:
         """One optimizer step. Metrics are of this rank's rows; the controller joins those of all ranks."""
+        begin = time.perf_counter()
         self.model.train()
         metrics: list[Metrics] = []
         total, count = 0.0, 0.0
@@ -84,7 +88,8 @@ class Learner:
         total, count = self._sum_over_ranks(total, count)
         divisor = count if divided else 1.0
         metrics.append({f"{name}/loss": Mean(total / divisor)})
-        return merge([*metrics, self._step(divisor, lr, grad_clip, name)])
+        metrics.append(self._step(divisor, lr, grad_clip, name))
+        return merge([*metrics, self._use_of_device(batch.num_tokens.tolist(), time.perf_counter() - begin, name)])
 
     def _step(self, divisor: float, lr: float, grad_clip: float, name: str) -> Metrics:
         """Divide, clip and step in one pass over the gradients. A gradient that is not finite is dropped and counted."""
@@ -100,6 +105,16 @@ class Learner:
         self.optimizer.zero_grad(set_to_none=True)
         skipped = Sum(0.0 if finite or self.place.rank else 1.0)
         return {f"{name}/grad_norm": Mean(norm), f"{name}/lr": Mean(lr), f"{name}/skipped_updates": skipped}
+
+    def _use_of_device(self, lengths: list[int], seconds: float, name: str) -> Metrics:
+        """Model FLOPs utilisation and memory of a GPU. Joined over ranks and updates, it is all useful work over all device time."""
+        if self.place.device != "cuda":
+            return {}
+        metrics: Metrics = {"perf/max_memory_allocated_gb": Max(torch.cuda.max_memory_allocated() / 2**30)}
+        shape, peak = DecoderShape.of(self.model.hf.config), peak_flops(torch.cuda.get_device_name())
+        if shape is not None and peak is not None:
+            metrics[f"perf/mfu/{name}"] = Mean(shape.training_flops(lengths) / peak, seconds)
+        return metrics
 
     def _micro_batches(self, batch: B, cut: MicroBatching) -> Iterator[tuple[Tensor, B]]:
         """Every rank must go through the same number of forward passes, or the collectives of FSDP would wait for ever."""
