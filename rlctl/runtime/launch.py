@@ -143,7 +143,7 @@ def _open_run(plan: Plan) -> RunDir:
     """Make the run's folder, with the configuration as composed and what it was run on."""
     trainer = plan.config.trainer
     root = Path(trainer.run_dir)
-    run = RunDir.create(root, trainer.project_name, trainer.experiment_name, plan.recipe.name)
+    run = RunDir.create(root, trainer.project_name, trainer.experiment_name, plan.recipe.name.removesuffix("_trainer"))
     run.write_config(yaml.safe_dump(plan.recipe.container, sort_keys=False, allow_unicode=True), plan.recipe.origins)
     files = [*plan.config.data.train_files, *(plan.config.data.val_files or ())]
     run.update(seeds={"trainer": trainer.seed, "data": plan.config.data.seed}, data=data_hashes(map(Path, files)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from rlctl.runtime.algorithms.correction import SampledTokens, mismatch
 from rlctl.runtime.batch import Experience, LogProbs, Ragged, Rollouts, Scored
 from rlctl.tracking.metrics import Max, Mean, Metrics, Min, Sum
 
@@ -49,15 +50,7 @@ def experience_metrics(experience: Experience, old: LogProbs) -> Metrics:
 
 
 def mismatch_metrics(rollouts: Rollouts, old: LogProbs) -> Metrics:
-    """How far the engine's probabilities are from the trainer's, token by token: `rollout_probs_diff_*`, and the KL between them (k1)."""
-    keep = rollouts.response_mask.values.bool()
-    ours, theirs = old.log_probs.values[keep].double(), rollouts.rollout_log_probs.values[keep].double()
-    if len(ours) < 2:
-        return {}
-    diff = (ours.exp() - theirs.exp()).abs()
-    return {
-        "training/rollout_probs_diff_mean": Mean(float(diff.sum()), len(diff)),
-        "training/rollout_probs_diff_max": Max(float(diff.max())),
-        "training/rollout_probs_diff_std": Mean(float(diff.std())),
-        "rollout_corr/kl": Mean(float((theirs - ours).sum()), len(diff)),
-    }
+    """How far the engine's probabilities are from the trainer's; see `correction.mismatch`."""
+    row = rollouts.response_ids.row_of_token
+    ours, theirs, mask = old.log_probs.values, rollouts.rollout_log_probs.values, rollouts.response_mask.values
+    return mismatch(SampledTokens(ours, theirs, mask, row, len(rollouts)))

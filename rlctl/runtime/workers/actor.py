@@ -19,7 +19,7 @@ from rlctl.runtime.model.sharding import full_parameters, is_sharded, shard
 from rlctl.runtime.place import Place
 from rlctl.runtime.rollout.engine import RolloutEngine, SamplingParams
 from rlctl.runtime.workers.dispatch import Dispatch, dispatch
-from rlctl.runtime.workers.learner import Learner, MicroBatching
+from rlctl.runtime.workers.learner import Learner, LearningWorker, MicroBatching
 from rlctl.tracking.metrics import Metrics
 
 
@@ -36,7 +36,7 @@ class ActorSpec:
     seed: int
 
 
-class ActorWorker:
+class ActorWorker(LearningWorker):
     """Implements `Actor`."""
 
     def __init__(self, place: Place, spec: ActorSpec) -> None:
@@ -92,16 +92,6 @@ class ActorWorker:
             return self.spec.algorithm.loss(self.policy(sequences, with_entropy=with_entropy), part)
 
         return self.learner.learn(batch, self.cut_update, loss, lr, self.spec.actor.grad_clip, "actor")
-
-    @dispatch(Dispatch.BROADCAST)
-    def save(self, folder: Path) -> None:
-        """Weights and optimizer, for `load`."""
-        self.learner.save(folder)
-
-    @dispatch(Dispatch.BROADCAST)
-    def load(self, folder: Path) -> None:
-        """What `save` wrote."""
-        self.learner.load(folder)
 
     @dispatch(Dispatch.BROADCAST)
     def export(self, folder: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
 from torch import Tensor
 
@@ -16,7 +15,7 @@ from rlctl.runtime.model.sequences import Sequences
 from rlctl.runtime.model.sharding import shard
 from rlctl.runtime.place import Place
 from rlctl.runtime.workers.dispatch import Dispatch, dispatch
-from rlctl.runtime.workers.learner import Learner, MicroBatching
+from rlctl.runtime.workers.learner import Learner, LearningWorker, MicroBatching
 from rlctl.tracking.metrics import Metrics
 
 
@@ -29,7 +28,7 @@ class CriticSpec:
     seed: int
 
 
-class CriticWorker:
+class CriticWorker(LearningWorker):
     """Implements `Critic`."""
 
     def __init__(self, place: Place, spec: CriticSpec) -> None:
@@ -62,13 +61,3 @@ class CriticWorker:
             return self.spec.algorithm.value_loss(self.model(sequences), part)
 
         return self.learner.learn(batch, self.cut, loss, lr, self.spec.critic.grad_clip, "critic")
-
-    @dispatch(Dispatch.BROADCAST)
-    def save(self, folder: Path) -> None:
-        """Weights and optimizer, for `load`."""
-        self.learner.save(folder)
-
-    @dispatch(Dispatch.BROADCAST)
-    def load(self, folder: Path) -> None:
-        """What `save` wrote."""
-        self.learner.load(folder)

@@ -25,6 +25,7 @@ from rlctl.runtime.model.causal_lm import PolicyModel, ValueModel
 from rlctl.runtime.model.sequences import Sequences
 from rlctl.runtime.model.sharding import local_gradients, total_norm
 from rlctl.runtime.place import Place
+from rlctl.runtime.workers.dispatch import Dispatch, dispatch
 from rlctl.tracking.metrics import Max, Mean, Metrics, Sum, merge
 
 B = TypeVar("B", bound=Rollouts)
@@ -43,6 +44,22 @@ class MicroBatching:
             return micro_batches(lengths, self.max_tokens, at_least)
         parts = max(at_least, -(-len(lengths) // self.max_rows))
         return list(lengths.argsort(stable=True).tensor_split(min(parts, len(lengths))))
+
+
+class LearningWorker:
+    """A worker whose model learns: what it must be able to save and load."""
+
+    learner: Learner
+
+    @dispatch(Dispatch.BROADCAST)
+    def save(self, folder: Path) -> None:
+        """Write weights and optimizer state into `folder`. Collective."""
+        self.learner.save(folder)
+
+    @dispatch(Dispatch.BROADCAST)
+    def load(self, folder: Path) -> None:
+        """Take up what `save` wrote. Collective."""
+        self.learner.load(folder)
 
 
 class Learner:
