@@ -6,6 +6,7 @@ from typing import Literal
 
 import torch
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, PreTrainedModel
+from transformers.utils import logging
 
 from rlctl.errors import ConfigError
 from rlctl.recipes import schema
@@ -28,6 +29,7 @@ def load_model(model: schema.Model, kind: Kind, dtype: torch.dtype, seed: int) -
 
     A model without weights, or of an architecture that transformers does not know, is a `ConfigError`.
     """
+    logging.disable_progress_bar()  # the run has its own
     auto = AutoModelForCausalLM if kind == "policy" else AutoModel
     options = {"trust_remote_code": model.trust_remote_code, "dtype": dtype}
     try:

@@ -7,6 +7,7 @@ The gradient of a mini-batch must not depend on how it is cut into ranks and mic
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -158,6 +159,7 @@ class Learner:
 
         assert self.optimizer is not None, "this model does not learn"
         model, optimizer = get_state_dict(self.model, self.optimizer)
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # one process needs none
         save({"model": model, "optimizer": optimizer}, checkpoint_id=folder, no_dist=self.place.world_size == 1)
 
     def load(self, folder: Path) -> None:
@@ -168,5 +170,6 @@ class Learner:
         assert self.optimizer is not None, "this model does not learn"
         model, optimizer = get_state_dict(self.model, self.optimizer)
         state = {"model": model, "optimizer": optimizer}
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
         load(state, checkpoint_id=folder, no_dist=self.place.world_size == 1)
         set_state_dict(self.model, self.optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
