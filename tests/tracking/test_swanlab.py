@@ -1,0 +1,53 @@
+"""The real SwanLab, offline."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+SCRIPT = """
+import json, sys
+from pathlib import Path
+from rlctl.tracking.swanlab import SwanLabTracker
+from rlctl.tracking.tracker import RunInfo, Sample
+tracker = SwanLabTracker()
+tracker.start(RunInfo("abc123", "house", "first", Path(sys.argv[1]), 3, {"trainer": {"seed": 1}}))
+for step in (1, 2, 3):
+    tracker.log(step, {"critic/score/mean": step / 4, "bad": float("nan")})
+tracker.generations(3, [Sample("1+1?", "two #### 2", "2", 1.0, {}, 4, "stop", "x")])
+tracker.finish("finished")
+"""
+
+
+def run(folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("SWANLAB_")}
+    command = [sys.executable, "-c", SCRIPT, str(folder)]
+    return subprocess.run(
+        command, env=kept | {"HOME": str(folder)} | environment, cwd=folder, capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+def records(folder: Path) -> bytes:
+    (file,) = folder.glob("swanlog/run-*/*.swanlab")
+    return file.read_bytes()
+
+
+def test_without_a_key_it_is_offline_and_asks_nothing(tmp_path: Path) -> None:
+    done = run(tmp_path)
+    assert done.returncode == 0, done.stderr
+    written = records(tmp_path)
+    assert b"critic/score/mean" in written
+    assert b"val/generations" in written
+    assert b"bad" not in written
+    texts = [path.read_text() for path in tmp_path.glob("swanlog/run-*/**/*") if path.suffix in (".txt", ".md", ".json")]
+    assert any("two #### 2" in text for text in texts) or b"two #### 2" in written
+
+
+def test_disabled_writes_nothing_and_an_unknown_mode_is_named(tmp_path: Path) -> None:
+    assert run(tmp_path, SWANLAB_MODE="disabled").returncode == 0
+    assert not list(tmp_path.glob("swanlog/run-*/*.swanlab"))
+    done = run(tmp_path, SWANLAB_MODE="clowd")
+    assert done.returncode != 0
+    assert "SWANLAB_MODE=clowd is no mode" in done.stderr
