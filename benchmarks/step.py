@@ -23,11 +23,12 @@ from rlctl.runtime.balance import micro_batches
 from rlctl.runtime.batch import Prompts, Ragged
 from rlctl.runtime.build import build_reward, build_roles
 from rlctl.runtime.clock import Clock, timed_roles
-from rlctl.runtime.launch import Plan, make_plan, open_pools
+from rlctl.runtime.launch import open_pools
 from rlctl.runtime.model.causal_lm import PolicyModel
 from rlctl.runtime.model.load import load_model
 from rlctl.runtime.model.sequences import Sequences
 from rlctl.runtime.place import available_cores
+from rlctl.runtime.plan import Plan, make_plan
 from rlctl.runtime.rewards.gsm8k import score
 from rlctl.runtime.rollout.engine import SamplingParams
 from rlctl.runtime.rollout.hf import HFEngine

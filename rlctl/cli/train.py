@@ -107,7 +107,8 @@ def _train(verb: str, overrides: list[str], recipe: str | None, settings: list[s
     composed = compose(chosen, [*overrides, *settings])
     for line in composed.notices:
         notice(line)
-    from rlctl.runtime.launch import make_plan, train
+    from rlctl.runtime.launch import train
+    from rlctl.runtime.plan import make_plan
 
     plan = make_plan(composed, inline)
     for line in report_idle(composed, plan.roles, strict=strict):

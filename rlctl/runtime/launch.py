@@ -5,83 +5,22 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import yaml
-from transformers import PreTrainedTokenizerBase
 
-from rlctl.errors import RlctlError, Terminated, UsageError
-from rlctl.plugins import load
-from rlctl.recipes import schema
-from rlctl.recipes.compose import Recipe
+from rlctl.errors import RlctlError, Terminated
 from rlctl.runs.provenance import data_hashes
-from rlctl.runs.run_dir import RunDir, check_free
-from rlctl.runtime import quickstart
-from rlctl.runtime.algorithms.base import Algorithm, Needs
-from rlctl.runtime.build import build_reward, build_roles, load_algorithm, pool_names
+from rlctl.runs.run_dir import RunDir
+from rlctl.runtime.build import build_reward, build_roles
 from rlctl.runtime.cluster.inline import InlinePool, Pool
-from rlctl.runtime.loader import PromptLoader, PromptSet
 from rlctl.runtime.place import Place, available_cores
-from rlctl.runtime.preflight import Devices, check
-from rlctl.runtime.samplers import in_order
-from rlctl.runtime.tokenizer import load_tokenizer
+from rlctl.runtime.plan import Plan
 from rlctl.runtime.trainer import Parts, Trainer
-from rlctl.runtime.validate import Validator
 from rlctl.tracking.jsonl import read_metrics
 from rlctl.tracking.summary import print_summary
 from rlctl.tracking.tracker import RunInfo, Trackers
-
-
-@dataclass(frozen=True)
-class Plan:
-    """A run that has passed every check and has touched nothing yet."""
-
-    recipe: Recipe
-    config: schema.Config  # with `quickstart` resolved
-    devices: Devices
-    algorithm: Algorithm
-    tokenizer: PreTrainedTokenizerBase
-    loader: PromptLoader
-    validator: Validator | None
-    num_steps: int
-    inline: bool
-
-    @property
-    def roles(self) -> set[str]:
-        """The roles beside actor and reward that are built."""
-        needs = self.algorithm.needs
-        return {role for role, need in (("critic", Needs.CRITIC), ("reference", Needs.REFERENCE)) if need in needs}
-
-
-def make_plan(recipe: Recipe, inline: bool) -> Plan:
-    """Read the data and check everything that can be checked without starting a process. Raises what is wrong, all at once."""
-    trainer = recipe.config.trainer
-    root = Path(trainer.run_dir)
-    check_free(root, trainer.project_name, trainer.experiment_name)
-    for kind, name in [("engines", recipe.config.actor_rollout_ref.rollout.name), *(("loggers", name) for name in trainer.logger)]:
-        load(kind, name)
-    config = quickstart.resolve(recipe.config, root)
-    devices = Devices.of(trainer)
-    if inline and devices.total > 1:
-        raise UsageError(f"--inline runs one process, but the configuration asks for {devices.total}", hint="trainer.n_gpus_per_node=1")
-    data, model = config.data, config.actor_rollout_ref.model
-    check(config, devices, load_algorithm(config, num_steps=1).needs, root)
-    tokenizer = load_tokenizer(model.tokenizer_path or model.path, model.trust_remote_code)
-    train = PromptSet.load(data.train_files, data, tokenizer, data.train_max_samples)
-    if len(train) < data.train_batch_size:
-        raise RlctlError(
-            f"{len(train)} training prompts do not fill one batch of data.train_batch_size={data.train_batch_size}",
-            hint=f"data.train_batch_size={len(train)} or less",
-        )
-    sampler = load("samplers", data.sampler) if data.shuffle else in_order
-    loader = PromptLoader(train, data.train_batch_size, sampler, data.seed)
-    num_steps = trainer.total_training_steps or trainer.total_epochs * loader.steps_per_epoch
-    validator = None
-    if data.val_files is not None:
-        val = PromptSet.load(data.val_files, data, tokenizer, data.val_max_samples)
-        validator = Validator(val, data.val_batch_size, tokenizer, trainer.seed)
-    return Plan(recipe, config, devices, load_algorithm(config, num_steps), tokenizer, loader, validator, num_steps, inline)
 
 
 def train(plan: Plan) -> RunDir:
@@ -158,31 +97,26 @@ def _info(plan: Plan, run: RunDir) -> RunInfo:
 @contextmanager
 def open_pools(plan: Plan, logs: Path, on_phase: Callable[[str], None]) -> Iterator[Mapping[str, Pool]]:
     """The processes of a run, or none with `--inline`; closed at the end, and Ray with them."""
-    trainer, devices = plan.config.trainer, plan.devices
-    names = pool_names(trainer.placement, plan.algorithm.needs)
-    per_pool = {name: trainer.placement.pools.get(name, devices.per_node) for name in names}
-    num_processes = sum(per_pool.values()) * devices.num_nodes
-    cores = available_cores()
-    num_threads = trainer.num_threads or max(1, cores // num_processes)
-    place = Place(0, 1, devices.kind, num_threads, trainer.timeouts.call_s, trainer.deterministic, None)
+    trainer, sizes, num_threads = plan.config.trainer, plan.pool_sizes, plan.num_threads
+    num_processes = sum(sizes.values())
+    place = Place(0, 1, plan.devices.kind, num_threads, trainer.timeouts.call_s, trainer.deterministic, None)
     with ExitStack() as stack:
         if plan.inline:
             pool = InlinePool(place)
             stack.callback(pool.close)
-            yield dict.fromkeys(names, pool)
+            yield dict.fromkeys(sizes, pool)
             return
         from rlctl.runtime.cluster.pool import PoolSpec, ResourcePool
         from rlctl.runtime.cluster.session import ray_session
 
         on_phase("starting Ray")
         ray_kwargs = plan.config.ray_kwargs
-        cpus = ray_kwargs.ray_init.num_cpus or max(cores, num_processes)
+        cpus = ray_kwargs.ray_init.num_cpus or max(available_cores(), num_processes)
         session = ray_session(ray_kwargs.ray_init, cpus, num_threads, trainer.timeouts.ray_start_s, ray_kwargs.timeline_json_file)
         stack.enter_context(session)
         on_phase(f"starting {num_processes} worker process{'es' if num_processes > 1 else ''}")
         pools: dict[str, ResourcePool] = {}
-        for name in names:
-            size = per_pool[name] * devices.num_nodes
+        for name, size in sizes.items():
             spec = PoolSpec(
                 name,
                 size,

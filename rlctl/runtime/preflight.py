@@ -3,15 +3,51 @@
 from __future__ import annotations
 
 import shutil
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import ParamSpec, TypeVar
 
 import torch
 from transformers import AutoConfig, PretrainedConfig
 
-from rlctl.errors import Problem, ResourceError, raise_problems
+from rlctl.data_prep.rows import PromptRow
+from rlctl.errors import ConfigError, Problem, ResourceError, RlctlError
 from rlctl.recipes import schema
 from rlctl.runtime.algorithms.base import Needs
+from rlctl.runtime.rewards.pool import RewardPool
+from rlctl.runtime.rewards.specs import reward_specs
+
+NUM_REWARD_ROWS = 10
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+@dataclass
+class Findings:
+    """What the separate checks have found wrong, so that all of it is said at once."""
+
+    errors: list[RlctlError] = field(default_factory=list)
+
+    def run(self, check: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | None:
+        """What `check` returns, or None when it raises an error of ours, which is kept."""
+        try:
+            return check(*args, **kwargs)
+        except RlctlError as error:
+            self.add(error)
+            return None
+
+    def add(self, error: RlctlError) -> None:
+        self.errors.append(error)
+
+    def raise_all(self) -> None:
+        """One error with every problem, once each: of the kind that all of them share, or a `ConfigError` for a mixture."""
+        if not self.errors:
+            return
+        kinds = {type(error) for error in self.errors}
+        problems = dict.fromkeys(problem for error in self.errors for problem in error.problems)
+        raise (kinds.pop() if len(kinds) == 1 else ConfigError)(*problems)
 
 
 @dataclass(frozen=True)
@@ -68,14 +104,28 @@ def check_batches(config: schema.Config, num_ranks: int, needs: Needs) -> list[P
     return problems
 
 
-def check_model(config: schema.Config) -> list[Problem]:
-    """The model's folder is readable and its context holds a prompt and an answer of the longest kind."""
-    model, data = config.actor_rollout_ref.model, config.data
+def is_missing(model_path: str) -> bool:
+    """Whether this can only be a folder, and there is none."""
+    path = Path(model_path).expanduser()
+    return not path.exists() and (path.is_absolute() or len(path.parts) != 2)
+
+
+def read_model_config(model: schema.Model, key: str) -> PretrainedConfig:
+    """The model's config.json; `key` is the one that named it. `ConfigError`."""
     try:
-        loaded: PretrainedConfig = AutoConfig.from_pretrained(model.path, trust_remote_code=model.trust_remote_code)
+        return AutoConfig.from_pretrained(model.path, trust_remote_code=model.trust_remote_code)
     except (OSError, ValueError) as error:
         reason = str(error).strip().splitlines()[0]
-        return [Problem(f"the model {model.path!r} has no readable config.json: {reason}", "actor_rollout_ref.model.path")]
+        raise ConfigError(f"the model {model.path!r} has no readable config.json: {reason}", where=key) from error
+
+
+def check_model(config: schema.Config) -> list[Problem]:
+    """The model's folder is readable and its context holds a prompt and an answer of the longest kind."""
+    data = config.data
+    try:
+        loaded = read_model_config(config.actor_rollout_ref.model, "actor_rollout_ref.model.path")
+    except ConfigError as error:
+        return error.problems
     context = getattr(loaded.get_text_config(), "max_position_embeddings", None)
     longest = data.max_prompt_length + data.max_response_length
     if context is not None and longest > context:
@@ -86,6 +136,44 @@ def check_model(config: schema.Config) -> list[Problem]:
             )
         ]
     return []
+
+
+def check_placement(config: schema.Config, devices: Devices, pools: Sequence[str]) -> list[Problem]:
+    """The pools share the GPUs of a node out among them: together they cannot have more than there are. Of a CPU all have a part."""
+    sizes = {name: config.trainer.placement.pools.get(name, devices.per_node) for name in pools}
+    if devices.kind != "cuda" or sum(sizes.values()) <= devices.per_node:
+        return []
+    listing = ", ".join(f"{name}: {size}" for name, size in sizes.items())
+    return [
+        Problem(
+            f"the pools want {sum(sizes.values())} GPUs a node ({listing}), but each node has {devices.per_node}",
+            where="trainer.placement",
+            hint="say in trainer.placement.pools how many each pool has, or put the roles into one pool",
+        )
+    ]
+
+
+def check_reward(reward: schema.Reward, rows: Sequence[PromptRow]) -> None:
+    """Call the reward functions on ten real rows, each answered with its own ground truth. `ConfigError` when not one call succeeds.
+
+    A single failure is no mistake of the configuration: an answer that cannot be scored scores 0. The first row goes alone, so that a
+    function that always hangs takes one timeout and not ten.
+    """
+    with RewardPool(reward_specs(reward), timeout_s=reward.timeout_s, num_processes=1) as pool:
+        some = rows[:NUM_REWARD_ROWS]
+        first_error: str | None = None
+        for part in (some[:1], some[1:]):
+            report = pool.score(part, [str(row.ground_truth) for row in part])
+            first_error = first_error or report.first_error
+            if report.num_timeouts == len(part) > 0:
+                break
+            if any(result.error is None for result in report.results):
+                return
+        if first_error is not None:
+            raise ConfigError(
+                f"the reward function fails on every one of the first {len(some)} training rows: {first_error}",
+                hint="`rlctl reward` tries it on one answer",
+            )
 
 
 def check_built(config: schema.Config) -> list[Problem]:
@@ -130,12 +218,6 @@ def check_disk(config: schema.Config, root: Path) -> None:
             f"{existing} has {free / 2**20:.0f} MiB free, and the run needs about {need / 2**20:.0f} MiB",
             hint="trainer.run_dir=DIR on a larger disk, or trainer.save_freq=-1",
         )
-
-
-def check(config: schema.Config, devices: Devices, needs: Needs, root: Path) -> None:
-    """All of the above; raises one error with all problems."""
-    raise_problems([*check_built(config), *check_batches(config, devices.total, needs), *check_model(config)])
-    check_disk(config, root)
 
 
 def _divisors(number: int) -> list[int]:

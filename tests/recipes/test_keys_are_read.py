@@ -77,7 +77,8 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> Iterator[set[str]]:
 
 
 def test_a_run_reads_every_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from rlctl.runtime.launch import make_plan, train
+    from rlctl.runtime.launch import train
+    from rlctl.runtime.plan import make_plan
 
     write_tiny_model(tmp_path / "model")
     training, validation = train_and_validation(16, 4, seed=1, level=1, careless=0.0)

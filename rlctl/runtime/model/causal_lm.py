@@ -17,7 +17,7 @@ from rlctl.runtime.model.sequences import Sequences
 from rlctl.runtime.ops import log_probs_and_entropy
 
 # Logits of at most this many elements exist at a time (1 GiB in fp32); beyond it, chunks are recomputed in the backward pass.
-_MAX_LOGITS = 2**28
+MAX_LOGITS = 2**28
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,7 +48,7 @@ class PolicyModel(nn.Module):
         hidden = _hidden_states(self.hf.get_decoder(), sequences)  # (T, H)
         head = self.hf.get_output_embeddings()
         assert head is not None, "a causal language model has a vocabulary projection"
-        chunk = max(1, _MAX_LOGITS // self.hf.config.get_text_config().vocab_size)
+        chunk = max(1, MAX_LOGITS // self.hf.config.get_text_config().vocab_size)
         if len(hidden) <= chunk:
             return PolicyOutputs(*self._score(head, hidden, sequences.targets, with_entropy))
         parts = [
