@@ -3,8 +3,8 @@ PYTHON ?= python3
 EXTRAS ?=
 VENV := .venv
 BIN := $(VENV)/bin
-STAMP := $(VENV)/.installed-$(subst $(comma),-,$(or $(EXTRAS),base))
 comma := ,
+STAMP := $(VENV)/.installed-$(subst $(comma),-,$(or $(EXTRAS),base))
 
 # Bytecode is cached at install and used by every worker: importing torch and transformers takes seconds without.
 export PYTHONDONTWRITEBYTECODE :=

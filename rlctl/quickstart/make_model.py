@@ -93,7 +93,8 @@ def main(target: Path) -> None:
             "data.val_files": data / "val.parquet",
             "trainer.run_dir": runs,
         }
-        _rlctl("train", "sft", "--recipe", "sft", "--inline", "--name", "quickstart-model", *(f"{key}={value}" for key, value in settings.items()))
+        overrides = [f"{key}={value}" for key, value in settings.items()]
+        _rlctl("train", "sft", "--recipe", "sft", "--inline", "--name", "quickstart-model", *overrides)
         newest = max(runs.glob("*/quickstart-model/checkpoints/step_*/huggingface"))
         shutil.rmtree(target, ignore_errors=True)
         shutil.copytree(newest, target)
