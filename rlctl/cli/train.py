@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from rlctl.cli import complete
+
+if TYPE_CHECKING:
+    from rlctl.recipes.layers import Recipe
 
 app = typer.Typer(no_args_is_help=True, help="Train a model: ppo, grpo or sft.")
 
@@ -32,6 +35,8 @@ Strict = Annotated[bool, typer.Option("--strict", help="A key that was set and h
 Name = Annotated[str | None, typer.Option("--name", help="Name of the run; by default recipe, date and three letters.")]
 Logger = Annotated[list[str] | None, typer.Option("--logger", "-l", help="A tracker beside the console; repeat for several.")]
 Inline = Annotated[bool, typer.Option("--inline", help="Run in this one process, without Ray: for breakpoints and profilers.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Check everything and say what a start would do: no process, no file.")]
+Json = Annotated[bool, typer.Option("--json", help="With --dry-run: as JSON on stdout.")]
 
 # Settings of the quickstart's tiny model would ruin a real one: whoever brings data or a model starts from the defaults.
 _OWN = ("data.train_files=", "actor_rollout_ref.model.path=")
@@ -55,9 +60,12 @@ def ppo(
     logger: Logger = None,
     inline: Inline = False,
     strict: Strict = False,
+    dry_run: DryRun = False,
+    as_json: Json = False,
 ) -> None:
     """PPO: actor, critic and reference, generalised advantage estimation."""
-    _train("ppo", overrides or [], recipe, _own_settings(name, logger), inline, strict)
+    composed = _compose("ppo", overrides or [], recipe, _own_settings(name, logger))
+    _train(composed, inline, strict, dry_run, as_json)
 
 
 @app.command(epilog=_EXAMPLES.format(verb="grpo"))
@@ -68,9 +76,12 @@ def grpo(
     logger: Logger = None,
     inline: Inline = False,
     strict: Strict = False,
+    dry_run: DryRun = False,
+    as_json: Json = False,
 ) -> None:
     """GRPO: no critic; several answers a prompt are compared with each other."""
-    _train("grpo", overrides or [], recipe, _own_settings(name, logger), inline, strict)
+    composed = _compose("grpo", overrides or [], recipe, _own_settings(name, logger))
+    _train(composed, inline, strict, dry_run, as_json)
 
 
 @app.command(epilog=_EXAMPLES.format(verb="sft"))
@@ -81,9 +92,12 @@ def sft(
     logger: Logger = None,
     inline: Inline = False,
     strict: Strict = False,
+    dry_run: DryRun = False,
+    as_json: Json = False,
 ) -> None:
     """Supervised fine-tuning on the worked solutions of the data."""
-    _train("sft", overrides or [], recipe, _own_settings(name, logger), inline, strict)
+    composed = _compose("sft", overrides or [], recipe, _own_settings(name, logger))
+    _train(composed, inline, strict, dry_run, as_json)
 
 
 def _own_settings(name: str | None, logger: list[str] | None) -> list[str]:
@@ -95,10 +109,9 @@ def _own_settings(name: str | None, logger: list[str] | None) -> list[str]:
     return settings
 
 
-def _train(verb: str, overrides: list[str], recipe: str | None, settings: list[str], inline: bool, strict: bool) -> None:
-    from rlctl.cli.console import notice, warn
+def _compose(verb: str, overrides: list[str], recipe: str | None, settings: list[str]) -> Recipe:
+    from rlctl.cli.console import notice
     from rlctl.recipes.compose import compose
-    from rlctl.recipes.effects import report_idle
 
     chosen = recipe or verb
     if recipe is None and any(text.lstrip("+").startswith(_OWN) for text in overrides):
@@ -107,10 +120,24 @@ def _train(verb: str, overrides: list[str], recipe: str | None, settings: list[s
     composed = compose(chosen, [*overrides, *settings])
     for line in composed.notices:
         notice(line)
+    return composed
+
+
+def _train(recipe: Recipe, inline: bool, strict: bool, dry_run: bool, as_json: bool) -> None:
+    from rlctl.cli import dry_run as report
+    from rlctl.cli.console import warn
+    from rlctl.errors import UsageError
+    from rlctl.recipes.effects import report_idle
+
+    if as_json and not dry_run:
+        raise UsageError("--json goes with --dry-run: a run's own record is metrics.jsonl in its folder")
+    if dry_run:
+        report.show(recipe, inline=inline, strict=strict, as_json=as_json)
+        return
     from rlctl.runtime.launch import train
     from rlctl.runtime.plan import make_plan
 
-    plan = make_plan(composed, inline)
-    for line in report_idle(composed, plan.roles, strict=strict):
+    plan = make_plan(recipe, inline)
+    for line in report_idle(recipe, plan.roles, strict=strict):
         warn(line)
     train(plan)

@@ -1,0 +1,248 @@
+"""What a start would do, as data: the same checks, the arithmetic of a step, where everything goes and what it takes. Writes nothing."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from rlctl.recipes import schema
+from rlctl.recipes.compose import Recipe
+from rlctl.recipes.effects import report_idle
+from rlctl.runtime.algorithms.base import Needs
+from rlctl.runtime.memory import ModelSize, RoleMemory, Storage, Work, device_memory, role_memory
+from rlctl.runtime.model.load import compute_dtype, master_dtype
+from rlctl.runtime.plan import Plan, make_plan
+from rlctl.runtime.preflight import NUM_REWARD_ROWS
+from rlctl.runtime.tokenizer import render_prompt
+
+
+@dataclass(frozen=True)
+class Changed:
+    """A value that a recipe or the command line set."""
+
+    key: str
+    value: Any
+    where: str
+
+
+@dataclass(frozen=True)
+class Placed:
+    """A role and the processes it lives in."""
+
+    role: str
+    pool: str
+    processes: int
+    device: str
+    threads: int
+    strategy: str
+
+
+@dataclass(frozen=True)
+class Updates:
+    """One learning role's part of a step. The two numbers of micro-batches are of one update on one rank: for answers half as long as
+    `data.max_response_length`, and as long; prompts are of the data's mean length.
+    """
+
+    role: str
+    mini_batches: int
+    prompts: int
+    rows: int
+    rows_a_rank: int
+    micro_batches_half: int
+    micro_batches_full: int
+    epochs: int
+    updates: int
+
+
+@dataclass(frozen=True)
+class Batches:
+    """From prompts to updates, and how many steps there are."""
+
+    train_prompts: int
+    dropped_prompts: int
+    val_prompts: int
+    mean_prompt_length: float
+    prompts: int
+    answers_a_prompt: int
+    rows: int
+    updates: list[Updates]
+    steps_per_epoch: int
+    total_steps: int
+
+
+@dataclass(frozen=True)
+class Disk:
+    """Bytes of one checkpoint (the policy for export; weights and two moments of each learning role), and how many a run writes."""
+
+    checkpoint: int
+    num_checkpoints: int
+    free: int
+
+
+@dataclass(frozen=True)
+class DryRun:
+    """Everything that `--dry-run` says."""
+
+    recipe: str
+    changed: list[Changed]
+    placement: list[Placed]
+    batches: Batches
+    memory: list[RoleMemory]
+    pool_peaks: dict[str, int]  # bytes on one device: what the roles of a pool hold together, and the largest passing need of one
+    device_memory: int
+    disk: Disk
+    trackers: list[str]
+    reward_functions: list[str]
+    reward_rows: int
+    prompt: str
+    idle: list[str]
+
+
+def dry_run(recipe: Recipe, *, inline: bool, strict: bool) -> DryRun:
+    """Check everything that a start checks and report. Raises the same errors."""
+    with tempfile.TemporaryDirectory(prefix="rlctl-") as scratch:
+        plan = make_plan(recipe, inline, data_root=Path(scratch))
+        idle = report_idle(recipe, plan.roles, strict=strict)
+        memory, peaks = _memory(plan)
+    config, rows = plan.config, plan.loader.prompts.rows
+    custom = config.reward.custom_reward_function
+    last = {key: chain[-1] for key, chain in recipe.origins.items()}
+    return DryRun(
+        recipe=recipe.name,
+        changed=[Changed(key, each.value, each.where) for key, each in last.items() if each.level > 1],
+        placement=_placement(plan),
+        batches=_batches(plan),
+        memory=memory,
+        pool_peaks=peaks,
+        device_memory=device_memory(plan.devices.kind, max(1, _processes(plan) // plan.devices.num_nodes)),
+        disk=_disk(plan, memory),
+        trackers=list(config.trainer.logger),
+        reward_functions=[f"{custom.path}:{custom.name}"] if custom.path else list(config.reward.functions),
+        reward_rows=min(NUM_REWARD_ROWS, len(rows)),
+        prompt=render_prompt(plan.tokenizer, rows[0].prompt, **config.data.apply_chat_template_kwargs),
+        idle=idle,
+    )
+
+
+def _processes(plan: Plan) -> int:
+    return 1 if plan.inline else sum(plan.pool_sizes.values())
+
+
+def _pools(plan: Plan) -> dict[str, str]:
+    """role -> pool, of the roles that live in pools."""
+    placement = plan.config.trainer.placement
+    pools = {"actor": placement.actor, "reference": placement.reference, "critic": placement.critic}
+    return {role: pool for role, pool in pools.items() if role == "actor" or role in plan.roles}
+
+
+def _placement(plan: Plan) -> list[Placed]:
+    config, kind = plan.config, plan.devices.kind
+    placed: list[Placed] = []
+    for role, pool in _pools(plan).items():
+        ranks = plan.pool_sizes[pool]
+        strategy = config.critic.strategy if role == "critic" else config.actor_rollout_ref.actor.strategy
+        wrapped = _storage(plan, role).wrapped
+        placed.append(Placed(role, pool, ranks, kind, plan.num_threads, strategy if wrapped else "unsharded: one rank, one precision"))
+    return placed
+
+
+def _batches(plan: Plan) -> Batches:
+    data, loader = plan.config.data, plan.loader
+    grouped = Needs.EXPERIENCE in plan.algorithm.needs
+    n = plan.config.actor_rollout_ref.rollout.n if grouped else 1
+    mean = fmean(map(len, loader.prompts.prompt_ids))
+    learners = {"actor": plan.config.actor_rollout_ref.actor, "critic": plan.config.critic}
+    return Batches(
+        train_prompts=len(loader.prompts),
+        dropped_prompts=loader.prompts.num_dropped,
+        val_prompts=len(plan.validator.prompts) if plan.validator else 0,
+        mean_prompt_length=mean,
+        prompts=data.train_batch_size,
+        answers_a_prompt=n,
+        rows=data.train_batch_size * n,
+        updates=[_updates(plan, role, learner, n, mean) for role, learner in learners.items() if role in _pools(plan)],
+        steps_per_epoch=loader.steps_per_epoch,
+        total_steps=plan.num_steps,
+    )
+
+
+def _updates(plan: Plan, role: str, learner: schema.Actor | schema.Critic, n: int, mean_prompt: float) -> Updates:
+    data, size = plan.config.data, learner.ppo_mini_batch_size
+    rows = size * n
+    a_rank = rows // plan.pool_sizes[_pools(plan)[role]]
+    max_rows = None if learner.use_dynamic_bsz else learner.ppo_micro_batch_size_per_gpu
+
+    def micro(answer: float) -> int:
+        fitting = max_rows or max(1, int(learner.ppo_max_token_len_per_gpu // (mean_prompt + answer)))
+        return -(-a_rank // fitting)
+
+    epochs = learner.ppo_epochs if Needs.EXPERIENCE in plan.algorithm.needs else 1  # others go through their rows once
+    count = data.train_batch_size // size
+    half, full = micro(data.max_response_length / 2), micro(data.max_response_length)
+    return Updates(role, count, size, rows, a_rank, half, full, epochs, count * epochs)
+
+
+def _model_of(plan: Plan, role: str) -> schema.Model:
+    return plan.config.critic.model if role == "critic" else plan.config.actor_rollout_ref.model
+
+
+def _storage(plan: Plan, role: str) -> Storage:
+    actor_rollout = plan.config.actor_rollout_ref
+    sections = {
+        "actor": actor_rollout.actor.fsdp_config,
+        "reference": actor_rollout.ref.fsdp_config,
+        "critic": plan.config.critic.fsdp_config,
+    }
+    fsdp, ranks = sections[role], plan.pool_sizes[_pools(plan)[role]]
+    return Storage.of(master_dtype(fsdp), compute_dtype(_model_of(plan, role), plan.devices.kind), ranks, fsdp)
+
+
+def _work(plan: Plan, role: str) -> Work:
+    """The fullest micro-batch: the token budget, or fewer tokens where a rank does not have so many; never less than one longest row."""
+    config = plan.config
+    data, actor_rollout = config.data, config.actor_rollout_ref
+    n = actor_rollout.rollout.n if Needs.EXPERIENCE in plan.algorithm.needs else 1
+    ranks, longest = plan.pool_sizes[_pools(plan)[role]], data.max_prompt_length + data.max_response_length
+    learner = {"actor": actor_rollout.actor, "critic": config.critic, "reference": None}[role]
+    if learner is not None:
+        rows, budget, max_rows = learner.ppo_mini_batch_size * n, learner.ppo_max_token_len_per_gpu, learner.ppo_micro_batch_size_per_gpu
+    else:
+        rows, budget, max_rows = data.train_batch_size * n, actor_rollout.ref.log_prob_max_token_len_per_gpu, None
+        max_rows = actor_rollout.ref.log_prob_micro_batch_size_per_gpu
+    dynamic = config.critic.use_dynamic_bsz if role == "critic" else actor_rollout.actor.use_dynamic_bsz
+    if max_rows is not None and not dynamic:
+        budget = max_rows * longest
+    tokens = max(longest, min(budget, -(-rows // ranks) * longest))
+    kv_tokens = 0
+    if role == "actor" and Needs.ENGINE in plan.algorithm.needs:
+        prompts = min(-(-data.train_batch_size // ranks), max(1, actor_rollout.rollout.max_num_seqs // n))
+        kv_tokens = prompts * (data.max_prompt_length + n * data.max_response_length)
+    checkpointing = _model_of(plan, role).enable_gradient_checkpointing
+    return Work(tokens, learner is not None, checkpointing, role != "critic", kv_tokens)
+
+
+def _memory(plan: Plan) -> tuple[list[RoleMemory], dict[str, int]]:
+    memory: dict[str, RoleMemory] = {}
+    for role in _pools(plan):
+        size = ModelSize.of(_model_of(plan, role), "backbone" if role == "critic" else "policy")
+        memory[role] = role_memory(role, size, _storage(plan, role), _work(plan, role))
+    by_pool: dict[str, list[RoleMemory]] = {}
+    for role, pool in _pools(plan).items():
+        by_pool.setdefault("this process" if plan.inline else pool, []).append(memory[role])
+    peaks = {pool: sum(each.held for each in roles) + max(each.passing for each in roles) for pool, roles in by_pool.items()}
+    return list(memory.values()), peaks
+
+
+def _disk(plan: Plan, memory: list[RoleMemory]) -> Disk:
+    trainer, root = plan.config.trainer, Path(plan.config.trainer.run_dir).absolute()
+    existing = next(folder for folder in [root, *root.parents] if folder.exists())
+    learning = {each.role: 3 * each.num_parameters * _storage(plan, each.role).master for each in memory if each.role != "reference"}
+    export = learning["actor"] // 3
+    count = 0
+    if trainer.save_freq > 0:
+        count = -(-plan.num_steps // trainer.save_freq)  # the last step is saved too
+    return Disk(sum(learning.values()) + export, count, shutil.disk_usage(existing).free)
