@@ -211,7 +211,7 @@ def _work(plan: Plan, role: str) -> Work:
     if learner is not None:
         rows, budget, max_rows = learner.ppo_mini_batch_size * n, learner.ppo_max_token_len_per_gpu, learner.ppo_micro_batch_size_per_gpu
     else:
-        rows, budget, max_rows = data.train_batch_size * n, actor_rollout.ref.log_prob_max_token_len_per_gpu, None
+        rows, budget = data.train_batch_size * n, actor_rollout.ref.log_prob_max_token_len_per_gpu
         max_rows = actor_rollout.ref.log_prob_micro_batch_size_per_gpu
     dynamic = config.critic.use_dynamic_bsz if role == "critic" else actor_rollout.actor.use_dynamic_bsz
     if max_rows is not None and not dynamic:
