@@ -14,6 +14,7 @@ from typer.core import TyperCommand, TyperGroup
 from typer.main import get_group
 
 from rlctl import __version__
+from rlctl.cli.shells import use_our_scripts
 
 
 class Command(TyperCommand):
@@ -65,6 +66,7 @@ class Frame(TyperGroup):
         return name, command.load() if isinstance(command, Command) else command, rest
 
 
+use_our_scripts()
 app = typer.Typer(
     cls=Frame,
     no_args_is_help=True,

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import typer
+
 
 def recipe(incomplete: str) -> list[str]:
     """Names of recipes, and YAML files."""
@@ -22,3 +26,30 @@ def override(incomplete: str) -> list[str]:
     from rlctl.recipes.completion import complete_override
 
     return complete_override(incomplete)
+
+
+def run(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Names of runs under the command's `--root`, newest first, and what stands for one of them."""
+    from rlctl.runs.store import RunStore
+
+    root = ctx.params.get("root")
+    found = sorted(RunStore.at(Path(root) if root else None).runs(), key=lambda each: each.created, reverse=True)
+    special = [name for name in ("@last", "@failed") if found]
+    return [name for name in dict.fromkeys([*special, *(each.name for each in found)]) if name.startswith(incomplete)]
+
+
+def run_or_quickstart(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Names of runs, and the embedded model's. Where none fits, the shell offers files: a model's folder."""
+    return [*run(ctx, incomplete), *(name for name in ("quickstart",) if name.startswith(incomplete))]
+
+
+def subject(ctx: typer.Context, incomplete: str) -> list[str]:
+    """What `rlctl config` can speak of: recipes, YAML files, runs."""
+    return [*recipe(incomplete), *run(ctx, incomplete)]
+
+
+def logger(incomplete: str) -> list[str]:
+    """Names of trackers."""
+    from rlctl.plugins import names
+
+    return [name for name in names("loggers") if name.startswith(incomplete)]

@@ -18,7 +18,7 @@ app = typer.Typer(no_args_is_help=True, help="Show a composed configuration, and
 
 RecipeOption = Annotated[
     str,
-    typer.Option("--recipe", "-r", metavar="NAME|PATH|RUN", help="A recipe, a config.yaml or a run.", autocompletion=complete.recipe),
+    typer.Option("--recipe", "-r", metavar="NAME|PATH|RUN", help="A recipe, a config.yaml or a run.", autocompletion=complete.subject),
 ]
 Overrides = Annotated[
     list[str] | None,
@@ -127,8 +127,8 @@ def keys(
 
 @app.command()
 def diff(
-    a: Annotated[str, typer.Argument(metavar="A", help="A recipe, a config.yaml or a run.", autocompletion=complete.recipe)],
-    b: Annotated[str, typer.Argument(metavar="B", help="Another one.", autocompletion=complete.recipe)],
+    a: Annotated[str, typer.Argument(metavar="A", help="A recipe, a config.yaml or a run.", autocompletion=complete.subject)],
+    b: Annotated[str, typer.Argument(metavar="B", help="Another one.", autocompletion=complete.subject)],
     as_json: Json = False,
 ) -> None:
     """Compare two configurations: recipes, stored files or runs."""

@@ -8,13 +8,23 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from rlctl.cli import complete
+
 if TYPE_CHECKING:
     from rlctl.recipes.schema import Config
 
 app = typer.Typer(no_args_is_help=True, help="Try a run or a model folder, without training.")
 
-Target = Annotated[str, typer.Argument(metavar="RUN|DIR", help="A run (name, prefix, @last), a model folder, or `quickstart`.")]
-Overrides = Annotated[list[str] | None, typer.Option("--set", "-s", metavar="KEY=VALUE", help="An override; repeat for several.")]
+Target = Annotated[
+    str,
+    typer.Argument(
+        metavar="RUN|DIR", help="A run (name, prefix, @last), a model folder, or `quickstart`.", autocompletion=complete.run_or_quickstart
+    ),
+]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option("--set", "-s", metavar="KEY=VALUE", help="An override; repeat for several.", autocompletion=complete.override),
+]
 Step = Annotated[int | None, typer.Option("--step", help="The run's checkpoint of this step; by default the newest.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Root = Annotated[Path | None, typer.Option("--root", help="The folder of all runs.", envvar="RLCTL_RUNS", show_default="runs")]
@@ -41,7 +51,10 @@ Examples:
 def evaluate(
     target: Target,
     overrides: Overrides = None,
-    recipe: Annotated[str, typer.Option("--recipe", "-r", help="For a model folder: the recipe that says how to validate.")] = "ppo",
+    recipe: Annotated[
+        str,
+        typer.Option("--recipe", "-r", help="For a model folder: the recipe that says how to validate.", autocompletion=complete.recipe),
+    ] = "ppo",
     step: Step = None,
     samples: Annotated[int, typer.Option("--samples", help="Print so many answers, wrong ones first.")] = 0,
     as_json: Json = False,
@@ -72,7 +85,9 @@ def generate(
     max_tokens: Annotated[int | None, typer.Option(min=1, help="Longest answer; by default the recipe's.")] = None,
     seed: Annotated[int, typer.Option(help="Of the sampling.")] = 0,
     overrides: Overrides = None,
-    recipe: Annotated[str, typer.Option("--recipe", "-r", help="For a model folder: the recipe to take settings from.")] = "ppo",
+    recipe: Annotated[
+        str, typer.Option("--recipe", "-r", help="For a model folder: the recipe to take settings from.", autocompletion=complete.recipe)
+    ] = "ppo",
     step: Step = None,
     as_json: Json = False,
     root: Root = None,

@@ -7,6 +7,8 @@ from typing import Annotated, Literal
 
 import typer
 
+from rlctl.cli import complete
+
 app = typer.Typer(add_completion=False)
 
 Root = Annotated[
@@ -41,7 +43,9 @@ def runs(
 
 @app.command()
 def show(
-    run: Annotated[str, typer.Argument(help="A run's name or the beginning of it, its folder, @last or @failed.")],
+    run: Annotated[
+        str, typer.Argument(help="A run's name or the beginning of it, its folder, @last or @failed.", autocompletion=complete.run)
+    ],
     samples: Annotated[bool, typer.Option("--samples", help="Print validation samples instead.")] = False,
     step: Annotated[int | None, typer.Option("--step", min=0, help="The samples of this step instead of the last.")] = None,
     wrong: Annotated[bool, typer.Option("--wrong", help="Only wrong answers.")] = False,

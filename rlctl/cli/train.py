@@ -33,7 +33,10 @@ RecipeOption = Annotated[
 ]
 Strict = Annotated[bool, typer.Option("--strict", help="A key that was set and has no effect is an error, not a warning.")]
 Name = Annotated[str | None, typer.Option("--name", help="Name of the run; by default recipe, date and three letters.")]
-Logger = Annotated[list[str] | None, typer.Option("--logger", "-l", help="A tracker beside the console; repeat for several.")]
+Logger = Annotated[
+    list[str] | None,
+    typer.Option("--logger", "-l", help="A tracker beside the console; repeat for several.", autocompletion=complete.logger),
+]
 Inline = Annotated[bool, typer.Option("--inline", help="Run in this one process, without Ray: for breakpoints and profilers.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Check everything and say what a start would do: no process, no file.")]
 Json = Annotated[bool, typer.Option("--json", help="With --dry-run: as JSON on stdout.")]

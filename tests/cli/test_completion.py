@@ -1,0 +1,172 @@
+"""The TAB key, in real shells on a pseudo-terminal, and through the protocol that their scripts speak."""
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pexpect
+import pytest
+
+PROMPT = "READY> "
+
+
+def environment(home: Path, shell: str) -> dict[str, str]:
+    """The environment of a user who has nothing but this `rlctl`, and whose HOME the shell's files come from."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("RLCTL_", "_TYPER", "_RLCTL"))}
+    path = os.pathsep.join([str(Path(sys.executable).parent), kept["PATH"]])
+    return kept | {"HOME": str(home), "ZDOTDIR": str(home), "PATH": path, "TERM": "dumb", "SHELL": shell, "RLCTL_RUNS": str(home / "runs")}
+
+
+def make_run(home: Path, name: str, created: str) -> None:
+    folder = home / "runs" / "project" / name
+    folder.mkdir(parents=True)
+    (folder / "metrics.jsonl").touch()
+    stamp = float(created)
+    os.utime(folder, (stamp, stamp))
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("home")
+    make_run(made, "kind-otter", "1000")
+    make_run(made, "kind-heron", "2000")
+    (made / "answers.parquet").touch()
+    return made
+
+
+def start(shell: str, home: Path) -> Iterator[pexpect.spawn]:
+    """The shell after `rlctl --install-completion`, as a user finds it."""
+    if shutil.which(shell) is None:
+        pytest.skip(f"{shell} is not installed")
+    settings = environment(home, shell)
+    probe = {**settings, "_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"}
+    subprocess.run(["rlctl", "--install-completion", shell], env=probe, cwd=home, check=True, capture_output=True, timeout=60)
+    arguments = {"bash": ["--noprofile", "-i"], "zsh": ["-d", "-i"]}[shell]
+    child = pexpect.spawn(shell, arguments, env=settings, cwd=str(home), encoding="utf-8", timeout=20, dimensions=(50, 400))
+    child.sendline(
+        {"bash": "PS1='READ''Y> '; bind 'set enable-bracketed-paste off'", "zsh": "PS1='READ''Y> '; unset zle_bracketed_paste"}[shell]
+    )
+    child.expect_exact(PROMPT)
+    yield child
+    child.close(force=True)
+
+
+@pytest.fixture(scope="module")
+def bash(home: Path) -> Iterator[pexpect.spawn]:
+    yield from start("bash", home)
+
+
+@pytest.fixture(scope="module")
+def zsh(home: Path) -> Iterator[pexpect.spawn]:
+    yield from start("zsh", home)
+
+
+def completed(shell: pexpect.spawn, line: str) -> str:
+    """The line after the TAB key. A `%` is typed behind it, so that its end and a space in front of it are seen."""
+    shell.sendline("")
+    shell.expect_exact(PROMPT)
+    shell.send(line + "\t")
+    shell.send("%")
+    shell.expect(r"rlctl [^\r\n]*?%")
+    found = shell.after
+    assert isinstance(found, str)
+    shell.sendcontrol("c")
+    shell.expect_exact(PROMPT)
+    return on_screen(found).removesuffix("%")
+
+
+def on_screen(sent: str) -> str:
+    """What stands on the line after the shell has drawn it: bells are silent, and what is written after a backspace replaces."""
+    line, cursor = "", 0
+    for character in sent.replace("\a", ""):
+        if character == "\b":
+            cursor -= 1
+        else:
+            line, cursor = line[:cursor] + character + line[cursor + 1 :], cursor + 1
+    return line
+
+
+LINES = [
+    ("rlctl tra", "rlctl train "),
+    ("rlctl train ppo actor_rollout_ref.actor.opt", "rlctl train ppo actor_rollout_ref.actor.optim."),
+    ("rlctl train ppo data.shuf", "rlctl train ppo data.shuffle="),
+    ("rlctl train ppo data.shuffle=t", "rlctl train ppo data.shuffle=true "),
+    ("rlctl train ppo +data.shuffle=f", "rlctl train ppo +data.shuffle=false "),
+    ("rlctl train ppo trainer.total_epochs=3 algori", "rlctl train ppo trainer.total_epochs=3 algorithm."),
+    ("rlctl train ppo trainer.logger=[cons", "rlctl train ppo trainer.logger=[console"),
+    ("rlctl train ppo --recipe gsm8k_p", "rlctl train ppo --recipe gsm8k_ppo "),
+    ("rlctl show kind-o", "rlctl show kind-otter "),
+    ("rlctl eval @l", "rlctl eval @last "),
+    ("rlctl generate quick", "rlctl generate quickstart "),
+    ("rlctl config show -r kind-h", "rlctl config show -r kind-heron "),
+    ("rlctl train ppo data.train_files=answ", "rlctl train ppo data.train_files=answers.parquet "),
+    ("rlctl train ppo reward.functions=mine.py:sc", "rlctl train ppo reward.functions=mine.py:sc"),
+]
+
+
+@pytest.mark.parametrize(("typed", "expected"), LINES)
+def test_bash(bash: pexpect.spawn, typed: str, expected: str) -> None:
+    assert completed(bash, typed) == expected
+
+
+@pytest.mark.parametrize(("typed", "expected"), [line for line in LINES if "answ" not in line[0]])
+def test_zsh(zsh: pexpect.spawn, typed: str, expected: str) -> None:
+    assert completed(zsh, typed) == expected
+
+
+def test_bash_lists_the_values_of_a_key(bash: pexpect.spawn) -> None:
+    bash.send("rlctl train ppo data.shuffle=\t\t\t")
+    bash.expect(r"false +true")
+    bash.sendcontrol("c")
+    bash.expect_exact(PROMPT)
+
+
+@pytest.mark.parametrize(
+    ("line", "offers"),
+    [
+        ("rlctl train ppo data.shuffle=", ["data.shuffle=true", "data.shuffle=false"]),
+        ("rlctl train ppo actor_rollout_ref.actor.opt", ["actor_rollout_ref.actor.optim."]),
+        ("rlctl show ", ["@last", "@failed", "kind-heron", "kind-otter"]),
+        ("rlctl show kind-", ["kind-heron", "kind-otter"]),
+        ("rlctl eval quick", ["quickstart"]),
+        ("rlctl train grpo --logger js", ["jsonl"]),
+    ],
+)
+def test_the_protocol_that_all_scripts_speak(home: Path, line: str, offers: list[str]) -> None:
+    asked = {"_RLCTL_COMPLETE": "complete_fish", "_TYPER_COMPLETE_FISH_ACTION": "get-args", "_TYPER_COMPLETE_ARGS": line}
+    done = subprocess.run(
+        [sys.executable, "-m", "rlctl"], env=environment(home, "fish") | asked, capture_output=True, text=True, timeout=60
+    )
+    assert sorted(done.stdout.split()) == sorted(offers)
+    assert done.stderr == ""
+
+
+@pytest.mark.parametrize(
+    ("line", "offers"),
+    [
+        ("rlctl train ppo data.shuffle=", ["data.shuffle=false", "data.shuffle=true"]),
+        ("rlctl train ppo trainer.dev", ["trainer.device="]),
+        ("rlctl generate kind-o", ["kind-otter"]),
+    ],
+)
+def test_fish(home: Path, line: str, offers: list[str]) -> None:
+    if shutil.which("fish") is None:
+        pytest.skip("fish is not installed")
+    command = f"rlctl --show-completion fish | source; complete -C '{line}'"
+    settings = environment(home, "fish") | {"_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"}
+    done = subprocess.run(["fish", "-c", command], env=settings, capture_output=True, text=True, timeout=60)
+    assert sorted(done.stdout.split()) == offers
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh"])
+def test_the_scripts_parse(shell: str, home: Path) -> None:
+    """Also where the shell itself is only good for a check of syntax."""
+    if shutil.which(shell) is None:
+        pytest.skip(f"{shell} is not installed")
+    settings = environment(home, shell) | {"_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"}
+    script = subprocess.run(["rlctl", "--show-completion", shell], env=settings, capture_output=True, text=True, check=True).stdout
+    assert "complete_fish" in script
+    assert subprocess.run([shell, "-n"], input=script, capture_output=True, text=True).stderr == ""
