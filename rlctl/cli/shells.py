@@ -49,8 +49,8 @@ ZSH = r"""
         esac
     done
     (( $#open + $#whole )) || { _files; return }
-    (( $#open )) && compadd -Q -S '' -l -d open_shown -a open
-    (( $#whole )) && compadd -Q -l -d whole_shown -a whole
+    (( $#open )) && compadd -S '' -l -d open_shown -a open
+    (( $#whole )) && compadd -l -d whole_shown -a whole
     return 0
 }
 

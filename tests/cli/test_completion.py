@@ -66,16 +66,20 @@ def zsh(home: Path) -> Iterator[pexpect.spawn]:
 
 def completed(shell: pexpect.spawn, line: str) -> str:
     """The line after the TAB key. A `%` is typed behind it, so that its end and a space in front of it are seen."""
-    shell.sendline("")
-    shell.expect_exact(PROMPT)
     shell.send(line + "\t")
     shell.send("%")
     shell.expect(r"rlctl [^\r\n]*?%")
     found = shell.after
     assert isinstance(found, str)
-    shell.sendcontrol("c")
-    shell.expect_exact(PROMPT)
+    empty(shell)
     return on_screen(found).removesuffix("%")
+
+
+def empty(shell: pexpect.spawn) -> None:
+    """Take the line back and wait for the next prompt."""
+    shell.sendcontrol("u")
+    shell.sendline("")
+    shell.expect_exact(PROMPT)
 
 
 def on_screen(sent: str) -> str:
@@ -112,7 +116,13 @@ def test_bash(bash: pexpect.spawn, typed: str, expected: str) -> None:
     assert completed(bash, typed) == expected
 
 
-@pytest.mark.parametrize(("typed", "expected"), [line for line in LINES if "answ" not in line[0]])
+# zsh takes a bare `[` for a pattern, and completes it quoted.
+ZSH_LINES = [line for line in LINES if "[" not in line[0] and "answ" not in line[0]]
+
+
+@pytest.mark.parametrize(
+    ("typed", "expected"), [*ZSH_LINES, (r"rlctl train ppo trainer.logger=\[cons", r"rlctl train ppo trainer.logger=\[console")]
+)
 def test_zsh(zsh: pexpect.spawn, typed: str, expected: str) -> None:
     assert completed(zsh, typed) == expected
 
@@ -120,8 +130,7 @@ def test_zsh(zsh: pexpect.spawn, typed: str, expected: str) -> None:
 def test_bash_lists_the_values_of_a_key(bash: pexpect.spawn) -> None:
     bash.send("rlctl train ppo data.shuffle=\t\t\t")
     bash.expect(r"false +true")
-    bash.sendcontrol("c")
-    bash.expect_exact(PROMPT)
+    empty(bash)
 
 
 @pytest.mark.parametrize(
