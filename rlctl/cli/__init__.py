@@ -49,6 +49,7 @@ COMMANDS = (
     Command("generate", "rlctl.cli.evaluate", "Answer prompts, through the model's chat template.", "Training"),
     Command("runs", "rlctl.cli.runs", "List the runs, running and newest first.", "Runs"),
     Command("show", "rlctl.cli.runs", "Show one run: its curves, its settings, its validation samples.", "Runs"),
+    Command("doctor", "rlctl.cli.doctor", "Examine the installation and the machine, with the command that mends each fault.", "Runs"),
     Command("version", "rlctl.cli.version", "Show the versions of rlctl and of what it stands on.", "Runs"),
 )
 

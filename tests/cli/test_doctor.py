@@ -1,0 +1,91 @@
+"""`rlctl doctor`: what it says of this machine, of settings that are wrong, and of packages and disks that are."""
+
+import json
+import os
+import subprocess
+import sys
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+from rlctl.runtime.doctor import GIB, Finding, judge_package, judge_space, judge_torch
+
+
+def doctor(runs: Path, *arguments: str, **changes: str) -> subprocess.CompletedProcess[str]:
+    dropped = ("PYTHONDONTWRITEBYTECODE", "OMP_NUM_THREADS")
+    kept = {name: value for name, value in os.environ.items() if name not in dropped and not name.startswith("RLCTL_")}
+    command = [sys.executable, "-m", "rlctl", "doctor", *arguments]
+    return subprocess.run(command, env=kept | {"RLCTL_RUNS": str(runs)} | changes, capture_output=True, text=True, timeout=60)
+
+
+def findings(done: subprocess.CompletedProcess[str]) -> dict[str, dict[str, str | None]]:
+    return {each["check"]: each for each in json.loads(done.stdout)}
+
+
+def test_a_sound_installation_has_no_fault_and_exit_code_0(tmp_path: Path) -> None:
+    done = doctor(tmp_path / "not" / "there" / "yet", "--json")
+    found = findings(done)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert {each["state"] for each in found.values()} <= {"ok", "warning"}
+    assert [found[name]["state"] for name in ("python", "torch", "transformers", "ray", "numpy", "bytecode", "cores")] == ["ok"] * 7
+    assert str(found["torch"]["message"]).startswith(version("torch"))
+    assert str(found["disk of runs"]["message"]).endswith(f"free at {tmp_path}")
+    assert "jsonl" in str(found["trackers"]["message"])
+    assert not (tmp_path / "not").exists()
+
+
+def test_the_table_shows_each_state_and_remedy(tmp_path: Path) -> None:
+    done = doctor(tmp_path, PYTHONDONTWRITEBYTECODE="1", OMP_NUM_THREADS="4096")
+    lines = [" ".join(line.split()) for line in done.stdout.splitlines()]
+    assert done.returncode == 0
+    at = next(number for number, line in enumerate(lines) if line.startswith("bytecode warning"))
+    assert lines[at + 1] == "→ unset PYTHONDONTWRITEBYTECODE"
+    at = next(number for number, line in enumerate(lines) if line.startswith("cores warning"))
+    assert lines[at + 1] == "→ unset OMP_NUM_THREADS"
+
+
+def test_a_fault_is_exit_code_7_and_names_its_remedy(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    done = doctor(tmp_path / "file" / "runs", "--json")
+    assert done.returncode == 7
+    assert findings(done)["disk of runs"] == {
+        "check": "disk of runs",
+        "state": "fault",
+        "message": f"{tmp_path / 'file'} is not a folder",
+        "remedy": "export RLCTL_RUNS=$HOME/runs",
+    }
+
+
+@pytest.mark.parametrize(
+    ("requirement", "installed", "state", "remedy"),
+    [
+        ("torch==2.13.0", "2.13.0+cpu", "ok", None),
+        ("torch==2.13.0", "2.12.1", "fault", "pip install 'torch==2.13.0'"),
+        ("ray[default]>=2.50", None, "fault", "pip install 'ray[default]>=2.50'"),
+        ("numpy<2.4", "2.4.0", "fault", "pip install 'numpy<2.4'"),
+        ("hydra-core>=1.3.8,<1.5", "1.4.0rc3", "ok", None),
+    ],
+)
+def test_packages(requirement: str, installed: str | None, state: str, remedy: str | None) -> None:
+    found = judge_package(Requirement(requirement), installed)
+    assert (found.state, found.remedy) == (state, remedy)
+
+
+@pytest.mark.parametrize(("free", "total", "state"), [(0.5, 10, "fault"), (4, 10, "warning"), (40, 1000, "warning"), (60, 1000, "ok")])
+def test_disks(free: float, total: float, state: str) -> None:
+    assert judge_space("disk", Path("/d"), int(free * GIB), int(total * GIB)).state == state
+
+
+def test_a_cpu_build_beside_gpus_is_a_warning() -> None:
+    found = judge_torch("2.13.0+cpu", None, ["H200, 143771 MiB, 570.1"])
+    assert (found.state, found.remedy) == ("warning", "pip install --force-reinstall torch==2.13.0")
+    assert judge_torch("2.13.0", "13.0", ["H200"]) == Finding("gpus", "ok", "torch for CUDA 13.0; H200")
+    assert judge_torch("2.13.0+cpu", None, []).state == "ok"
+
+
+def test_torch_is_not_imported() -> None:
+    code = "import sys; from pathlib import Path; from rlctl.runtime.doctor import examine; examine(Path('runs')); print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert not {"torch", "ray", "transformers", "vllm", "numpy", "swanlab"} & set(loaded)
