@@ -72,6 +72,7 @@ def build_actor(config: schema.Config, algorithm: Algorithm, tokenizer: PreTrain
         model=actor_rollout.model,
         actor=actor_rollout.actor,
         rollout=actor_rollout.rollout,
+        max_prompt_length=config.data.max_prompt_length,
         max_response_length=config.data.max_response_length,
         stop_token_ids=stop_token_ids(tokenizer, actor_rollout.model.path),
         algorithm=algorithm,

@@ -36,16 +36,19 @@ def evaluate(config: schema.Config) -> Validation:
     """Answer and score `data.val_files` with `rollout.val_kwargs`."""
     if config.data.val_files is None:
         raise UsageError("there is nothing to evaluate on: data.val_files is null", hint="data.val_files=FILE.parquet")
-    with _roles(config) as (roles, tokenizer):
+    tokenizer = _tokenizer(config)
+    with _roles(config, tokenizer) as roles:
         prompts = PromptSet.load(config.data.val_files, config.data, tokenizer, config.data.val_max_samples)
         return Validator(prompts, config.data.val_batch_size, tokenizer, config.trainer.seed).run(roles)
 
 
 def answer(config: schema.Config, chats: Sequence[list[dict[str, str]]], seed: int) -> list[Answer]:
     """Answer each of `chats` with `rollout.val_kwargs`: n answers side by side."""
-    with _roles(config) as (roles, tokenizer):
-        rows = [PromptRow("chat", chat, None) for chat in chats]
-        ids = [encode_prompt(tokenizer, chat, **config.data.apply_chat_template_kwargs) for chat in chats]
+    tokenizer = _tokenizer(config)
+    rows = [PromptRow("chat", chat, None) for chat in chats]
+    ids = [encode_prompt(tokenizer, chat, **config.data.apply_chat_template_kwargs) for chat in chats]
+    data = config.data.model_copy(update={"max_prompt_length": max(map(len, ids))})
+    with _roles(config.model_copy(update={"data": data}), tokenizer) as roles:
         rollouts = roles.actor.generate_sequences(PromptSet(rows, ids, 0).batch(range(len(rows))), seed=seed, validate=True)
         texts = tokenizer.batch_decode([response.tolist() for response in rollouts.response_ids.rows()], skip_special_tokens=True)
         log_probs = rollouts.rollout_log_probs.sums().tolist()
@@ -56,18 +59,22 @@ def answer(config: schema.Config, chats: Sequence[list[dict[str, str]]], seed: i
         ]
 
 
+def _tokenizer(config: schema.Config) -> PreTrainedTokenizerBase:
+    model = config.actor_rollout_ref.model
+    return load_tokenizer(model.tokenizer_path or model.path, model.trust_remote_code)
+
+
 @contextmanager
-def _roles(config: schema.Config) -> Iterator[tuple[Roles, PreTrainedTokenizerBase]]:
+def _roles(config: schema.Config, tokenizer: PreTrainedTokenizerBase) -> Iterator[Roles]:
     """An actor with its engine and the reward functions; no critic, no reference, whatever the configuration says of training."""
     raise_problems(check_model(config))
-    model, devices = config.actor_rollout_ref.model, Devices.of(config.trainer)
-    tokenizer = load_tokenizer(model.tokenizer_path or model.path, model.trust_remote_code)
+    devices = Devices.of(config.trainer)
     reward, close = build_reward(config, tokenizer, available_cores())
     place = Place(0, 1, devices.kind, config.trainer.num_threads or available_cores(), config.trainer.timeouts.call_s, False, None)
     pool = InlinePool(place)
     try:
         actor = build_actor(config, load_algorithm(config, num_steps=1), tokenizer, pool)
-        yield Roles(actor=actor, reward=reward), tokenizer
+        yield Roles(actor=actor, reward=reward)
     finally:
         pool.close()
         close()

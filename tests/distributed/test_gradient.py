@@ -82,7 +82,7 @@ def gradient(where: Place, model: str, role: str, mode: str, num_micro_batches: 
     algorithm = PPO.from_config(config, num_steps=1)
     if role == "actor":
         spec = ActorSpec(
-            config.actor_rollout_ref.model, config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout, 8, (2,), algorithm, 0
+            config.actor_rollout_ref.model, config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout, 8, 8, (2,), algorithm, 0
         )
         worker = ActorWorker(where, spec)
     else:

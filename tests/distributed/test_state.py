@@ -28,7 +28,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def actor(where: Place, model: str) -> ActorWorker:
     config = compose("ppo", [f"actor_rollout_ref.model.path={model}", *LOSS]).config
     rollout = config.actor_rollout_ref
-    return ActorWorker(where, ActorSpec(rollout.model, rollout.actor, rollout.rollout, 8, (2,), PPO.from_config(config, num_steps=1), 0))
+    return ActorWorker(where, ActorSpec(rollout.model, rollout.actor, rollout.rollout, 8, 8, (2,), PPO.from_config(config, num_steps=1), 0))
 
 
 def update(worker: ActorWorker) -> None:

@@ -16,10 +16,12 @@ from torch.distributed.fsdp import fully_shard
 from transformers import PreTrainedModel
 
 from rlctl.errors import ConfigError
+from rlctl.recipes.compose import compose
 from rlctl.runtime.batch import Ragged
 from rlctl.runtime.model.attention import Packing
+from rlctl.runtime.place import Place
 from rlctl.runtime.rollout import hf
-from rlctl.runtime.rollout.engine import RolloutEngine, SamplingParams
+from rlctl.runtime.rollout.engine import EngineSpec, RolloutEngine, SamplingParams
 from rlctl.runtime.rollout.hf import HFEngine
 from tests.models import ARCHS, Arch, tiny_model
 
@@ -260,3 +262,16 @@ def test_under_fsdp2_with_parameters_unsharded(tmp_path: Path) -> None:
         dist.destroy_process_group()
     assert torch.equal(answers.response_ids.values, expected.response_ids.values)
     assert torch.equal(answers.log_probs.values, expected.log_probs.values)
+
+
+def test_an_engine_without_the_policy_takes_its_weights_by_name(tmp_path: Path) -> None:
+    tiny_model(seed=1).save_pretrained(tmp_path)
+    config = compose("ppo_trainer", [f"actor_rollout_ref.model.path={tmp_path}", "data.train_files=a.parquet"]).config.actor_rollout_ref
+    spec = EngineSpec(config.model, config.rollout, torch.float32, Place(0, 1, "cpu", 1, 60.0, False, None), max_length=64, seed=0)
+    engine = HFEngine.from_spec(spec, None)
+    policy = tiny_model(seed=2)
+    engine.load_weights((name, value.detach()) for name, value in policy.named_parameters())
+    expected = HFEngine(policy, None).generate(prompts(4, 7), sampling())
+    assert torch.equal(engine.generate(prompts(4, 7), sampling()).log_probs.values, expected.log_probs.values)
+    with pytest.raises(ConfigError, match="1 to 63 leave room"):
+        engine.generate(prompts(64), sampling())

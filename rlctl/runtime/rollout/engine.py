@@ -1,15 +1,31 @@
-"""What a rollout engine is: prompts in, sampled answers with their log-probs out."""
+"""What a rollout engine is: prompts in, sampled answers with their log-probs out, under weights that the trainer hands over."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, Self
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from rlctl.errors import ConfigError, Problem, raise_problems
+from rlctl.recipes import schema
 from rlctl.runtime.batch import Ragged
+from rlctl.runtime.place import Place
+
+
+@dataclass(frozen=True)
+class EngineSpec:
+    """What an engine is made of."""
+
+    model: schema.Model
+    rollout: schema.Rollout
+    dtype: torch.dtype  # of computation
+    place: Place
+    max_length: int  # the most tokens of a prompt and its answer together
+    seed: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,7 +65,22 @@ class Responses:
 
 
 class RolloutEngine(Protocol):
-    """Samples answers from the policy as it is at the time of the call."""
+    """Samples answers from the policy whose weights it was handed last.
+
+    An engine is made awake. Whoever owns it calls `load_weights` before the first `generate` and whenever the policy has changed.
+    """
+
+    @classmethod
+    def from_spec(cls, spec: EngineSpec, policy: PreTrainedModel | None) -> Self:
+        """Build the engine on `spec.place`, without reading weights from disk where it can be avoided.
+
+        `policy` is the training model, if it lies whole in this process and in `spec.dtype`: the engine may use it as it is, or let its own
+        parameters be the policy's. None: there is no such model here, and all weights come by `load_weights`.
+
+        Raises:
+            ConfigError: the engine cannot do what `spec` asks for. MissingExtraError, ResourceError: it is not there, or does not fit.
+        """
+        ...
 
     def generate(self, prompt_ids: Ragged, sampling: SamplingParams) -> Responses:
         """`sampling.n` answers to each of the B prompts.
@@ -61,6 +92,27 @@ class RolloutEngine(Protocol):
         Raises:
             ConfigError: a prompt is empty or fills the model's context, so that there is no answer to it.
         """
+        ...
+
+    def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
+        """Take up the policy's present weights: each parameter whole, under its name in the transformers model; tied ones come once.
+
+        `weights` makes them one at a time, so that there never is a second copy of the model on the device; a tensor is only valid until
+        the next one is asked for. Unless the engine was given a `policy`, it goes through all of them, because making one may be a
+        collective call; an engine that shares the policy's tensors may leave them. What was cached under the old weights is dropped.
+        """
+        ...
+
+    def sleep(self) -> bool:
+        """Give memory back while training runs. True if the weights went too, so that they must be loaded again after `wake`."""
+        ...
+
+    def wake(self) -> None:
+        """Take back what `sleep` gave away. Nothing to do for an engine that is awake."""
+        ...
+
+    def close(self) -> None:
+        """End the engine: memory, threads and processes of its own are gone."""
         ...
 
 

@@ -1,22 +1,25 @@
 """The engine `hf`: answers sampled from the training model itself, by its own Hugging Face modules.
 
-No copy of the weights is made and nothing is held between calls, so an answer is always the current policy's. Prompts are prefilled once
-for their n answers, only answers that still grow are computed, and the head runs on last positions only.
+Where the policy lies whole in this process no copy of it is made, so an answer is always the current policy's; nothing else is held
+between calls. Prompts are prefilled once for their n answers, only answers that still grow are computed, and the head runs on last
+positions only.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from rlctl.errors import ConfigError
 from rlctl.runtime.batch import Ragged
 from rlctl.runtime.model.attention import Packing, TokenAttention, use_rlctl_attention
-from rlctl.runtime.rollout.engine import Responses, SamplingParams, answer_limits, finish_reasons
+from rlctl.runtime.model.load import load_model
+from rlctl.runtime.rollout.engine import EngineSpec, Responses, SamplingParams, answer_limits, finish_reasons
 from rlctl.runtime.rollout.kv_cache import KVCache, Prefill
 from rlctl.runtime.rollout.sampling import sample
 
@@ -41,20 +44,54 @@ class HFEngine:
         model: any causal language model with transformers' attention interface and plain causal attention.
         max_num_seqs: answers generated at a time; more come in waves of about equally long prompts. A prompt's n answers are not
             split, so a wave has at least one prompt. None: all at once.
+        max_length: a bound of prompt and answer together, besides the model's context. None: the context alone.
+        owned: the model is the engine's own copy, which `load_weights` fills.
     """
 
-    def __init__(self, model: PreTrainedModel, max_num_seqs: int | None) -> None:
+    def __init__(self, model: PreTrainedModel, max_num_seqs: int | None, max_length: int | None = None, *, owned: bool = False) -> None:
         use_rlctl_attention(model)
         self.model = model
         self.max_num_seqs = max_num_seqs
+        context_length = model.config.get_text_config(decoder=True).max_position_embeddings
+        self.max_length = context_length if max_length is None else min(max_length, context_length)
+        self.owned = owned
+
+    @classmethod
+    def from_spec(cls, spec: EngineSpec, policy: PreTrainedModel | None) -> Self:
+        """See `RolloutEngine.from_spec`. Without a policy the engine keeps a model of its own."""
+        if spec.rollout.engine_kwargs:
+            raise ConfigError(
+                "the engine hf takes no further arguments", where="actor_rollout_ref.rollout.engine_kwargs", hint="leave it {}"
+            )
+        model = policy
+        if model is None:
+            model = load_model(spec.model, "policy", spec.dtype, spec.seed)
+            nn.Module.to(model, spec.place.device).requires_grad_(False)
+        return cls(model, spec.rollout.max_num_seqs, spec.max_length, owned=policy is None)
+
+    def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
+        """See `RolloutEngine.load_weights`. A model that the engine shares has them already."""
+        if self.owned:
+            own = dict(self.model.named_parameters())
+            for name, value in weights:
+                own[name].data.copy_(value)
+
+    def sleep(self) -> bool:
+        """Between calls nothing is held but the model."""
+        return False
+
+    def wake(self) -> None:
+        """Nothing was given away."""
+
+    def close(self) -> None:
+        """There is nothing to end."""
 
     @torch.no_grad()  # not inference_mode: what a module keeps from a forward pass must stay usable in training
     def generate(self, prompt_ids: Ragged, sampling: SamplingParams) -> Responses:
         """See `RolloutEngine.generate`. Random numbers belong to a row and a position: the size of waves does not change them."""
         prompt_ids = prompt_ids.to("cpu")
         num_rows = len(prompt_ids) * sampling.n
-        context_length = self.model.config.get_text_config(decoder=True).max_position_embeddings
-        limits = answer_limits(prompt_ids.lengths, sampling, context_length)
+        limits = answer_limits(prompt_ids.lengths, sampling, self.max_length)
         if num_rows == 0:
             empty = torch.empty(0, dtype=torch.int64)
             return Responses(Ragged(empty, empty), Ragged(empty.float(), empty), [])

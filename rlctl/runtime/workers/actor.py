@@ -17,7 +17,7 @@ from rlctl.runtime.model.load import compute_dtype, load_model, master_dtype
 from rlctl.runtime.model.sequences import Sequences
 from rlctl.runtime.model.sharding import full_parameters, is_sharded, shard
 from rlctl.runtime.place import Place
-from rlctl.runtime.rollout.engine import RolloutEngine, SamplingParams
+from rlctl.runtime.rollout.engine import EngineSpec, RolloutEngine, SamplingParams
 from rlctl.runtime.workers.dispatch import Dispatch, dispatch
 from rlctl.runtime.workers.learner import Learner, LearningWorker, MicroBatching
 from rlctl.tracking.metrics import Metrics
@@ -30,6 +30,7 @@ class ActorSpec:
     model: schema.Model
     actor: schema.Actor
     rollout: schema.Rollout
+    max_prompt_length: int
     max_response_length: int
     stop_token_ids: tuple[int, ...]
     algorithm: PolicyLoss
@@ -49,6 +50,7 @@ class ActorWorker(LearningWorker):
         shard(self.policy, hf, place, spec.actor.fsdp_config, compute_dtype(spec.model, place.device))
         self.learner = Learner(self.policy, place, spec.actor.optim)
         self.engine = self._build_engine() if Needs.ENGINE in spec.algorithm.needs else None
+        self.engine_is_stale = True
         self.cut_update = _cutting(
             spec.actor.use_dynamic_bsz, spec.actor.ppo_max_token_len_per_gpu, spec.actor.ppo_micro_batch_size_per_gpu
         )
@@ -61,8 +63,11 @@ class ActorWorker(LearningWorker):
         """See `Actor`. Each rank draws from a random stream of its own, made of `seed` and its rank."""
         assert self.engine is not None, "this actor was built without a rollout engine"
         sampling = self._sampling(seed + 1_000_003 * self.place.rank, validate)
-        self._hand_over_weights()
+        self.engine.wake()
+        if self.engine_is_stale:
+            self.engine.load_weights(full_parameters(self.policy.hf))
         responses = self.engine.generate(prompts.prompt_ids.to(self.place.device), sampling)
+        self.engine_is_stale = self.engine.sleep()
         ids = responses.response_ids.to("cpu")
         return prompts.repeat(sampling.n).grow(
             Rollouts,
@@ -87,11 +92,18 @@ class ActorWorker(LearningWorker):
     def update(self, batch: Rollouts, lr: float) -> Metrics:
         """See `Actor`."""
         with_entropy = Needs.ENTROPY in self.spec.algorithm.needs
+        self.engine_is_stale = True
 
         def loss(sequences: Sequences, part: Rollouts) -> Loss:
             return self.spec.algorithm.loss(self.policy(sequences, with_entropy=with_entropy), part)
 
         return self.learner.learn(batch, self.cut_update, loss, lr, self.spec.actor.grad_clip, "actor")
+
+    @dispatch(Dispatch.BROADCAST)
+    def load(self, folder: Path) -> None:
+        """See `Actor`."""
+        self.engine_is_stale = True
+        super().load(folder)
 
     @dispatch(Dispatch.BROADCAST)
     def export(self, folder: Path) -> None:
@@ -116,18 +128,15 @@ class ActorWorker(LearningWorker):
         return replace(sampling, temperature=0.0) if greedy else sampling
 
     def _build_engine(self) -> RolloutEngine:
-        hf = self.policy.hf
-        if is_sharded(self.policy):
-            hf = load_model(self.spec.model, "policy", compute_dtype(self.spec.model, self.place.device), self.spec.seed)
-            torch.nn.Module.to(hf, self.place.device).requires_grad_(False)
-        self.replica = hf if is_sharded(self.policy) else None
-        return load("engines", self.spec.rollout.name)(hf, max_num_seqs=self.spec.rollout.max_num_seqs, **self.spec.rollout.engine_kwargs)
-
-    def _hand_over_weights(self) -> None:
-        """An unsharded policy generates itself; a sharded one fills the engine's model, one parameter at a time."""
-        if self.replica is not None:
-            for (_, new), old in zip(full_parameters(self.policy.hf), self.replica.parameters(), strict=True):
-                old.data.copy_(new)
+        spec = EngineSpec(
+            model=self.spec.model,
+            rollout=self.spec.rollout,
+            dtype=compute_dtype(self.spec.model, self.place.device),
+            place=self.place,
+            max_length=self.spec.max_prompt_length + self.spec.max_response_length,
+            seed=self.spec.seed,
+        )
+        return load("engines", self.spec.rollout.name).from_spec(spec, None if is_sharded(self.policy) else self.policy.hf)
 
 
 def _cutting(dynamic: bool, max_tokens: int, max_rows: int | None) -> MicroBatching:
