@@ -34,8 +34,8 @@ def train(plan: Plan) -> RunDir:
         stack.enter_context(_recorded(run, trackers))
         pools = stack.enter_context(open_pools(plan, run.attempt, trackers.phase))
         roles = build_roles(config, plan.algorithm, plan.tokenizer, pools, reward, trackers.phase)
-        trackers.start(_info(plan, run))
-        run.update(state="running", total_steps=plan.num_steps)
+        ids = trackers.start(_info(plan, run))
+        run.update(state="running", total_steps=plan.num_steps, trackers={**run.record.trackers, **ids})
         parts = Parts(
             algorithm=plan.algorithm,
             roles=roles,
@@ -91,7 +91,7 @@ def _open_run(plan: Plan) -> RunDir:
 
 def _info(plan: Plan, run: RunDir) -> RunInfo:
     record = run.record
-    return RunInfo(record.id, record.project, record.name, run.path, plan.num_steps, plan.recipe.container)
+    return RunInfo(record.id, record.project, record.name, run.path, plan.num_steps, plan.recipe.container, record.trackers)
 
 
 @contextmanager

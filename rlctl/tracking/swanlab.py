@@ -26,8 +26,8 @@ class SwanLabTracker:
 
     run: swanlab.Run | None = None
 
-    def start(self, run: RunInfo) -> None:
-        """Open the experiment. Errors: ConfigError for a mode that does not exist, RlctlError when SwanLab refuses."""
+    def start(self, run: RunInfo) -> str | None:
+        """Open the experiment; returns its id. Errors: ConfigError for a mode that does not exist, RlctlError when SwanLab refuses."""
         mode = _mode()
         settings = swanlab.Settings(
             interactive=False,
@@ -49,6 +49,7 @@ class SwanLabTracker:
             )
         except RuntimeError as error:
             raise RlctlError(f"SwanLab does not start: {error}", hint="SWANLAB_MODE=offline needs no account and no network") from error
+        return self.run.id
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         if self.run is not None:

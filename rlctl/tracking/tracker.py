@@ -15,7 +15,11 @@ RECORD = "jsonl"  # the tracker that every run has: what it writes is the truth
 
 @dataclass(frozen=True)
 class RunInfo:
-    """What a tracker may know of its run. `total_steps` is the last training step; `config` is the composed configuration as plain data."""
+    """What a tracker may know of its run. `total_steps` is the last training step; `config` is the composed configuration as plain data.
+
+    `trackers` maps a logger to the id that it gave the run in an earlier attempt; `resume_step` is the last step of the history that this
+    attempt goes on from, 0 in a new run.
+    """
 
     id: str
     project: str
@@ -23,6 +27,8 @@ class RunInfo:
     folder: Path
     total_steps: int
     config: Mapping[str, Any]
+    trackers: Mapping[str, str] = field(default_factory=dict)
+    resume_step: int = 0
 
 
 @dataclass(frozen=True)
@@ -49,9 +55,10 @@ class Tracker(Protocol):
 
     Made without arguments. `log` gets every metric of a step, NaN and infinities included, and must not hold up the step for longer than it
     takes to write a line. `state` is the run's last: finished, failed or stopped; a run that fails early may `finish` before it starts.
+    `start` returns the id under which a later attempt finds the same history (`RunInfo.trackers`), or None where there is no such thing.
     """
 
-    def start(self, run: RunInfo) -> None: ...
+    def start(self, run: RunInfo) -> str | None: ...
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None: ...
 
@@ -96,9 +103,10 @@ class Trackers:
 
         return cls({name: load("loggers", name)() for name in dict.fromkeys([RECORD, *names])}, event)
 
-    def start(self, run: RunInfo) -> None:
-        for tracker in self.trackers.values():
-            tracker.start(run)
+    def start(self, run: RunInfo) -> dict[str, str]:
+        """Start all of them. Returns the ids that they gave the run, by logger, for its record."""
+        ids = {name: tracker.start(run) for name, tracker in self.trackers.items()}
+        return {name: given for name, given in ids.items() if given is not None}
 
     def phase(self, name: str) -> None:
         self._send("phase", lambda tracker: tracker.phase(name) if isinstance(tracker, ShowsPhases) else None)

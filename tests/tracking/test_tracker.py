@@ -81,6 +81,15 @@ def test_a_tracker_is_switched_off_after_three_failures_with_one_warning(tmp_pat
     assert capsys.readouterr().err == f"warning: logger weak is switched off after 3 failures, the last in {why}\n"
 
 
+def test_the_ids_that_trackers_give_the_run_are_returned(tmp_path):
+    class Numbered(Notebook):
+        def start(self, run: RunInfo) -> str:
+            return f"{run.id}-{run.trackers.get('numbered')}-{run.resume_step}"
+
+    resumed = RunInfo("id", "project", "name", tmp_path, 10, {}, trackers={"numbered": "old"}, resume_step=3)
+    assert Trackers({"plain": Notebook(), "numbered": Numbered()}, Events()).start(resumed) == {"numbered": "id-old-3"}
+
+
 def test_two_failures_are_forgiven(tmp_path, capsys):
     weak = Notebook(fails_at=(1, 3))
     trackers = Trackers({"weak": weak}, Events())
