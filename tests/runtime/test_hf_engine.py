@@ -21,7 +21,7 @@ from rlctl.runtime.batch import Ragged
 from rlctl.runtime.model.attention import Packing
 from rlctl.runtime.place import Place
 from rlctl.runtime.rollout import hf
-from rlctl.runtime.rollout.engine import EngineSpec, RolloutEngine, SamplingParams
+from rlctl.runtime.rollout.engine import EngineSpec, RolloutEngine, SamplingParams, random_streams
 from rlctl.runtime.rollout.hf import HFEngine
 from tests.models import ARCHS, Arch, tiny_model
 
@@ -104,6 +104,17 @@ def test_the_seed_decides(engine: MakeEngine) -> None:
     assert first.response_ids.values.tolist() != other.response_ids.values.tolist()
     one, two, three = (row.tolist() for row in first.response_ids.rows()[:3])
     assert one != two != three
+
+
+def test_a_rows_answer_does_not_hang_on_its_batch(engine: MakeEngine) -> None:
+    """Rows asked in two parts, with the streams they have in the whole batch, answer as in the whole batch."""
+    asked, seeds = prompts(4, 7, 5), random_streams(7, torch.arange(9))
+    generate = engine(tiny_model(), None).generate
+    whole = generate(asked, sampling(seed=seeds))
+    assert torch.equal(whole.response_ids.values, generate(asked, sampling(seed=7)).response_ids.values)
+    parts = [generate(asked.select(torch.tensor(rows)), sampling(seed=part)) for rows, part in (([0], seeds[:3]), ([1, 2], seeds[3:]))]
+    assert torch.equal(whole.response_ids.values, torch.cat([part.response_ids.values for part in parts]))
+    assert len(set(random_streams(0, torch.arange(10_000)).tolist()) | set(random_streams(1, torch.arange(10_000)).tolist())) == 20_000
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

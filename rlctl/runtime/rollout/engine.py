@@ -41,7 +41,7 @@ class SamplingParams:
     top_k: int
     max_tokens: int | Tensor  # of an answer, ≥ 1; a Tensor (B·n,) int64 has one number a row
     stop_token_ids: tuple[int, ...]
-    seed: int
+    seed: int | Tensor  # a Tensor (B·n,) int64 has one random stream a row
     n: int  # answers a prompt
 
     def __post_init__(self) -> None:
@@ -53,6 +53,22 @@ class SamplingParams:
         }
         if any(wrong.values()):
             raise ValueError(f"out of range: {', '.join(f'{name}={getattr(self, name)}' for name, bad in wrong.items() if bad)}")
+
+    def row_seeds(self, num_rows: int) -> Tensor:
+        """The random stream of each of the B·n rows, (B·n,) int64, none negative."""
+        return self.seed if isinstance(self.seed, Tensor) else random_streams(self.seed, torch.arange(num_rows))
+
+
+def random_streams(seed: int, rows: Tensor) -> Tensor:
+    """A seed for each of `rows` (B,), which are row numbers of a whole batch: (B,) int64, none negative.
+
+    It hangs on `seed` and the row's number alone, so an answer is the same whichever engine of how many gives it. The bits are mixed as by
+    SplitMix64 (Steele, Lea & Flood 2014), because generators take neighbouring seeds for neighbouring streams.
+    """
+    x = rows.to(torch.int64) * -7046029254386353131 + (seed & (2**63 - 1))  # 0x9E3779B97F4A7C15; products wrap around
+    for shift, factor in ((30, -4658895280553007687), (27, -7723592293110705685)):  # 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+        x = (x ^ ((x >> shift) & (2 ** (64 - shift) - 1))) * factor
+    return (x ^ ((x >> 31) & (2**33 - 1))) & (2**63 - 1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,7 +103,8 @@ class RolloutEngine(Protocol):
 
         `log_probs` are those of the sampled tokens under `log_softmax(logits / temperature)` over the *whole* vocabulary (temperature 1
         for greedy decoding), which is what the trainer computes: `top_k` and `top_p` restrict what is sampled, not what is reported.
-        The same `seed` gives the same tokens on the same kind of device.
+        A row's random numbers are those of its stream (`sampling.row_seeds`), whatever else is in the batch: the same seed gives the same
+        tokens on the same kind of device, but for rounding where other rows are computed beside it.
 
         Raises:
             ConfigError: a prompt is empty or fills the model's context, so that there is no answer to it.

@@ -97,8 +97,7 @@ class HFEngine:
             return Responses(Ragged(empty, empty), Ragged(empty.float(), empty), [])
         uniforms = None
         if sampling.temperature > 0:
-            generator = torch.Generator().manual_seed(sampling.seed)
-            uniforms = torch.rand(int(limits.max()), num_rows, generator=generator)
+            uniforms = _uniforms(sampling.row_seeds(num_rows), int(limits.max()))
         with _evaluating(self.model):
             waves = self._waves(prompt_ids.lengths, sampling.n)
             steps = [step for wave in waves for step in self._generate(wave, prompt_ids, limits, uniforms, sampling)]
@@ -156,6 +155,14 @@ class HFEngine:
         """Logits (·, V) of the tokens (T,) at `keep`; 0 is all of them."""
         output = self.model(input_ids=tokens[None], position_ids=positions[None], packing=attention, use_cache=False, logits_to_keep=keep)
         return output.logits[0]
+
+
+def _uniforms(seeds: Tensor, max_tokens: int) -> Tensor:
+    """A number in [0, 1) for each position and row, from the row's own stream: (max_tokens, R). A longer row begins as a shorter one."""
+    uniforms, generator = torch.empty(len(seeds), max_tokens), torch.Generator()
+    for row, seed in zip(uniforms, seeds.tolist(), strict=True):
+        row.uniform_(generator=generator.manual_seed(seed))
+    return uniforms.T.contiguous()
 
 
 def _by_row(steps: list[_Step], num_rows: int) -> tuple[Ragged, Ragged]:

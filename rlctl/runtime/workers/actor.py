@@ -17,7 +17,7 @@ from rlctl.runtime.model.load import compute_dtype, load_model, master_dtype
 from rlctl.runtime.model.sequences import Sequences
 from rlctl.runtime.model.sharding import full_parameters, is_sharded, shard
 from rlctl.runtime.place import Place
-from rlctl.runtime.rollout.engine import EngineSpec, RolloutEngine, SamplingParams
+from rlctl.runtime.rollout.engine import EngineSpec, RolloutEngine, SamplingParams, random_streams
 from rlctl.runtime.workers.dispatch import Dispatch, dispatch
 from rlctl.runtime.workers.learner import Learner, LearningWorker, MicroBatching
 from rlctl.tracking.metrics import Metrics
@@ -60,9 +60,9 @@ class ActorWorker(LearningWorker):
 
     @dispatch(Dispatch.SPLIT)
     def generate_sequences(self, prompts: Prompts, seed: int, validate: bool = False) -> Rollouts:
-        """See `Actor`. Each rank draws from a random stream of its own, made of `seed` and its rank."""
+        """See `Actor`."""
         assert self.engine is not None, "this actor was built without a rollout engine"
-        sampling = self._sampling(seed + 1_000_003 * self.place.rank, validate)
+        sampling = self._sampling(prompts.group, seed, validate)
         self.engine.wake()
         if self.engine_is_stale:
             self.engine.load_weights(full_parameters(self.policy.hf))
@@ -112,7 +112,8 @@ class ActorWorker(LearningWorker):
         if self.place.rank == 0:
             self.policy.hf.save_pretrained(folder, state_dict=weights)
 
-    def _sampling(self, seed: int, validate: bool) -> SamplingParams:
+    def _sampling(self, prompts: Tensor, seed: int, validate: bool) -> SamplingParams:
+        """For `prompts` (B,), numbers in the whole batch: a row's random stream does not hang on the rank that answers it."""
         rollout = self.spec.rollout
         chosen = rollout.val_kwargs if validate else rollout
         greedy = validate and not rollout.val_kwargs.do_sample
@@ -122,7 +123,7 @@ class ActorWorker(LearningWorker):
             top_k=chosen.top_k,
             max_tokens=self.spec.max_response_length,
             stop_token_ids=self.spec.stop_token_ids,
-            seed=seed,
+            seed=random_streams(seed, (prompts[:, None] * chosen.n + torch.arange(chosen.n)).flatten()),
             n=chosen.n,
         )
         return replace(sampling, temperature=0.0) if greedy else sampling
