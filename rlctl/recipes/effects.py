@@ -108,6 +108,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(("reward.reward_model.path",), (("reward.reward_model.enable", _is(False)),)),
     # trainer and Ray
+    Rule(("trainer.alarms.validation_falls",), (("data.val_files", _is(None)),)),
     Rule(("trainer.total_epochs",), (("trainer.total_training_steps", _is_not(None)),)),
     Rule(("trainer.keep_best.mode", "trainer.keep_best.k"), (("trainer.keep_best.metric", _is(None)),)),
     Rule(("trainer.max_ckpt_to_keep", "trainer.keep_best.metric"), (("trainer.save_freq", _is(-1)),)),

@@ -18,6 +18,7 @@ from rlctl.runtime.cluster.inline import InlinePool, Pool
 from rlctl.runtime.place import Place, available_cores
 from rlctl.runtime.plan import Plan
 from rlctl.runtime.trainer import Parts, Trainer
+from rlctl.tracking.alarms import Alarms, Limits
 from rlctl.tracking.jsonl import read_metrics
 from rlctl.tracking.summary import print_summary
 from rlctl.tracking.tracker import RunInfo, Trackers
@@ -31,6 +32,7 @@ def train(plan: Plan) -> RunDir:
         stack.callback(close_reward)
         run = _open_run(plan)
         trackers = Trackers.load(config.trainer.logger, run.event)
+        trackers.alarms = Alarms(Limits(**config.trainer.alarms.model_dump()), read_metrics(run.metrics))
         stack.enter_context(_recorded(run, trackers))
         pools = stack.enter_context(open_pools(plan, run.attempt, trackers.phase))
         roles = build_roles(config, plan.algorithm, plan.tokenizer, pools, reward, trackers.phase)

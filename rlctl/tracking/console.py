@@ -15,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from rlctl.tracking import headline as figures
+from rlctl.tracking.alarms import Alarm
 from rlctl.tracking.headline import figure
 from rlctl.tracking.text import count, duration, percent_or_number
 from rlctl.tracking.tracker import RunInfo, Sample
@@ -75,6 +76,10 @@ class ConsoleTracker:
             self.live.start()
         else:
             self.console.print(self.line(metrics), markup=False, soft_wrap=True)
+
+    def alarm(self, alarm: Alarm) -> None:
+        mark = ("alarm over", "bold green") if alarm.over else ("alarm", "bold red")
+        self.console.print(Text.assemble(mark, f": {alarm}"), soft_wrap=True)
 
     def generations(self, step: int, samples: Sequence[Sample]) -> None:
         """Samples are for files and dashboards."""

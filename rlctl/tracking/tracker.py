@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, Self, runtime_checkable
 
+from rlctl.tracking.alarms import EVENT, OVER, Alarms, ShowsAlarms
+
 MAX_FAILURES = 3
 RECORD = "jsonl"  # the tracker that every run has: what it writes is the truth
 
@@ -90,6 +92,7 @@ class Trackers:
 
     trackers: dict[str, Tracker]
     event: Event
+    alarms: Alarms | None = None
     failures: dict[str, int] = field(default_factory=dict)
     non_finite: set[str] = field(default_factory=set)
 
@@ -118,6 +121,15 @@ class Trackers:
             self.non_finite |= strange
             self.event("non_finite", step=step, metrics=sorted(strange))
         self._send("log", lambda tracker: tracker.log(step, metrics))
+        self._ring(step, metrics)
+
+    def _ring(self, step: int, metrics: Mapping[str, float]) -> None:
+        for alarm in self.alarms.see({**metrics, "step": step}) if self.alarms else ():
+            self.event(
+                OVER if alarm.over else EVENT,
+                step=step, name=alarm.name, value=alarm.value, limit=alarm.limit, message=alarm.message, hint=alarm.hint,
+            )  # fmt: skip
+            self._send("alarm", lambda tracker, alarm=alarm: tracker.alarm(alarm) if isinstance(tracker, ShowsAlarms) else None)
 
     def generations(self, step: int, samples: Sequence[Sample], shown: Sequence[Sample]) -> None:
         """Validation answers: all of them into the run's own record, the few that are `shown` to every other tracker."""

@@ -20,10 +20,11 @@ from rlctl.recipes.schema.policy import (
     ValKwargs,
 )
 from rlctl.recipes.schema.reward import CustomRewardFunction, Reward, RewardModel
-from rlctl.recipes.schema.trainer import KeepBest, Placement, RayInit, RayKwargs, Timeouts, Trainer
+from rlctl.recipes.schema.trainer import Alarms, KeepBest, Placement, RayInit, RayKwargs, Timeouts, Trainer
 
 __all__ = [
-    "FSDP", "Actor", "ActorRolloutRef", "Algorithm", "Config", "Critic", "CustomRewardFunction", "Data", "FilterGroups", "FrozenFSDP",
+    "FSDP", "Actor", "ActorRolloutRef", "Alarms", "Algorithm", "Config", "Critic", "CustomRewardFunction", "Data", "FilterGroups",
+    "FrozenFSDP",
     "KLControl", "KeepBest", "Model", "MultiTurn", "Optim", "OverlongBuffer", "Placement", "PolicyLoss", "RayInit", "RayKwargs", "Ref",
     "Reward", "RewardModel", "Rollout", "RolloutCorrection", "Section", "Timeouts", "Trainer", "ValKwargs",
 ]  # fmt: skip

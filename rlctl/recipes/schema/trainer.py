@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from rlctl.recipes.schema.fields import Count, CountOrAll, NonNegativeInt, PositiveFloat, Section, Text, Texts
+from rlctl.recipes.schema.fields import Count, CountOrAll, NonNegativeInt, PositiveFloat, Section, Share, Text, Texts
 
 
 class KeepBest(Section):
@@ -27,6 +27,26 @@ class Timeouts(Section):
     ray_start_s: PositiveFloat = Field(description="seconds in which Ray must have started")
     worker_start_s: PositiveFloat = Field(description="seconds in which the workers must be ready, models loaded")
     call_s: PositiveFloat = Field(description="seconds that one call to the workers may take")
+
+
+class Alarms(Section):
+    """Where warnings about the course of training begin, each null = off."""
+
+    entropy_collapse: Share | None = Field(description="alarm where the entropy falls to this share of its start; null = off")
+    kl: PositiveFloat | None = Field(description="alarm where the KL to the reference, a token, reaches this; null = off")
+    update_kl: PositiveFloat | None = Field(description="alarm where one step moves the policy by this KL, a token; null = off")
+    length_drift: Annotated[float, Field(gt=1, allow_inf_nan=False)] | None = Field(
+        description="alarm where answers are so many times longer or shorter than at the start; null = off"
+    )
+    truncation: Share | None = Field(description="alarm where this share of answers reaches the longest length; null = off")
+    uniform_groups: Share | None = Field(description="alarm where this share of groups has equal scores throughout; null = off")
+    validation_falls: PositiveFloat | None = Field(
+        description="alarm where validation is by this share below its best and the reward above what it was then; null = off"
+    )
+    rollout_mismatch: PositiveFloat | None = Field(
+        description="alarm where engine and trainer differ so much in the probability of a token, on average; null = off"
+    )
+    skipped_updates: Count | None = Field(description="alarm where so many updates of one step are skipped; null = off")
 
 
 class Trainer(Section):
@@ -52,6 +72,7 @@ class Trainer(Section):
     critic_warmup: NonNegativeInt = Field(description="steps in which only the critic learns")
     balance_batch: bool = Field(description="give every rank rows of about equal cost")
     max_skipped_updates: Count = Field(description="stop after so many updates in a row were skipped for a non-finite loss or gradient")
+    alarms: Alarms
     resume_mode: Literal["disable", "auto", "resume_path"] = Field(
         description="disable = start anew; auto = go on from the newest checkpoint; resume_path = from resume_from_path"
     )

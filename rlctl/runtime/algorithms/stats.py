@@ -6,6 +6,7 @@ from torch import Tensor
 
 from rlctl.runtime.algorithms.correction import SampledTokens, mismatch
 from rlctl.runtime.batch import Experience, LogProbs, Ragged, Rollouts, Scored
+from rlctl.runtime.ops import group_stats
 from rlctl.tracking.metrics import Max, Mean, Metrics, Min, Sum
 
 
@@ -26,10 +27,18 @@ def rollout_metrics(scored: Scored, max_response_length: int) -> Metrics:
     responses, prompts = scored.response_ids.lengths, scored.prompt_ids.lengths
     metrics = spread("response_length", responses) | spread("prompt_length", prompts) | spread("critic/score", scored.scores)
     metrics["response_length/clip_ratio"] = Mean(float((responses >= max_response_length).sum()), len(scored))
+    metrics |= uniform_groups(scored.scores, scored.group)
     metrics["reward/num_failed"] = Sum(float(scored.failed.sum()))
     for name, values in scored.components.items():
         metrics[f"reward/{name}/mean"] = Mean(float(values.sum()), len(values))
     return metrics
+
+
+def uniform_groups(scores: Tensor, group: Tensor) -> Metrics:
+    """The share of rows (B,) whose whole group has one score, among those in groups of two or more: a group's advantages are then all 0."""
+    stats = group_stats(scores, group)
+    compared = stats.std[stats.size > 1]
+    return {"critic/score/uniform_groups": Mean(float((compared == 0).sum()), len(compared))} if len(compared) else {}
 
 
 def experience_metrics(experience: Experience, old: LogProbs) -> Metrics:
