@@ -40,6 +40,7 @@ COMMANDS = (
     Command("recipes", "rlctl.cli.recipes", "List, show, copy and check the recipes.", "Recipes"),
     Command("config", "rlctl.cli.config", "Show a composed configuration, and where each value comes from.", "Recipes"),
     Command("train", "rlctl.cli.train", "Train a model: ppo, grpo or sft.", "Training"),
+    Command("resume", "rlctl.cli.resume", "Go on from the newest whole checkpoint, as if the run had never stopped.", "Training"),
     Command(
         "eval",
         "rlctl.cli.evaluate",

@@ -128,7 +128,7 @@ def _compose(verb: str, overrides: list[str], recipe: str | None, settings: list
 
 def _train(recipe: Recipe, inline: bool, strict: bool, dry_run: bool, as_json: bool) -> None:
     from rlctl.cli import dry_run as report
-    from rlctl.cli.console import warn
+    from rlctl.cli.console import notice, warn
     from rlctl.errors import UsageError
     from rlctl.recipes.effects import report_idle
 
@@ -137,10 +137,15 @@ def _train(recipe: Recipe, inline: bool, strict: bool, dry_run: bool, as_json: b
     if dry_run:
         report.show(recipe, inline=inline, strict=strict, as_json=as_json)
         return
+    from rlctl.cli.resume import announce
     from rlctl.runtime.launch import train
-    from rlctl.runtime.plan import make_plan
+    from rlctl.runtime.resume import plan_train
 
-    plan = make_plan(recipe, inline)
-    for line in report_idle(recipe, plan.roles, strict=strict):
+    begun = plan_train(recipe, inline)
+    for line in report_idle(recipe, begun.plan.roles, strict=strict):
         warn(line)
-    train(plan)
+    if begun.finished:
+        notice(f"{recipe.config.trainer.experiment_name} has finished its {begun.plan.num_steps} steps")
+        return
+    announce(recipe.config.trainer.experiment_name or "the new run", begun)
+    train(begun.plan, begun.start)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import fcntl
 import json
 import random
 import secrets
@@ -11,7 +12,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 from rlctl.errors import ConflictError, ResourceError, UsageError
 from rlctl.runs.process import DriverProcess
@@ -80,6 +81,38 @@ class RunDir:
         run.new_attempt()
         return run
 
+    @classmethod
+    def reopen(cls, path: Path, force: bool = False) -> Self:
+        """A run that is there, for its next attempt: this process becomes its driver.
+
+        Errors: ConflictError while another process drives it; also while it is recorded as running on another host, unless `force`.
+        """
+        with (path / ".lock").open("w") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # until the record names this process
+            except BlockingIOError as error:
+                raise ConflictError(f"another process is just taking up {path.name!r}", where=str(path)) from error
+            run = cls(path)
+            check_idle(run.path, run.record, force)
+            run.new_attempt()
+        return run
+
+    def place(self, part: str, outside: str | None) -> None:
+        """Keep the folder `part` of the run in `outside/<project>/<run>` instead, with a link in its place. None: leave it as it is.
+
+        Errors: ConflictError when another run's files lie there.
+        """
+        if outside is None:
+            return
+        folder = Path(outside).expanduser().absolute() / self.record.project / self.record.name
+        if folder.exists() and any(folder.iterdir()):
+            raise ConflictError(f"there are files of another run named {self.record.name!r}", where=str(folder), hint="another --name")
+        folder.mkdir(parents=True, exist_ok=True)
+        link = self.path / part
+        if link.is_dir():
+            link.rmdir()
+        link.symlink_to(folder)
+
     def update(self, **changes: Any) -> None:
         """Change fields of `run.json`, all at once or not at all."""
         self.record = dataclasses.replace(self.record, **changes)
@@ -131,6 +164,16 @@ class RunDir:
     def checkpoint(self, step: int) -> Path:
         """The folder of the checkpoint of a step."""
         return self.path / "checkpoints" / f"step_{step:06d}"
+
+
+def check_idle(path: Path, record: RunRecord, force: bool = False) -> None:
+    """ConflictError when the run's driver lives, or might live: on another host nobody can tell, and `force` says that it does not."""
+    process = record.process
+    alive = process.alive() if record.state in ("starting", "running") else False
+    if alive or (alive is None and not force):
+        told = "is running" if alive else "is recorded as running"
+        hint = "`rlctl show` shows it" if alive else "make sure that it is gone, then --force"
+        raise ConflictError(f"{record.name!r} {told}: process {process.pid} on {process.host}", where=str(path), hint=hint)
 
 
 def check_free(root: Path, project: str, name: str | None) -> None:

@@ -3,40 +3,63 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import yaml
 
 from rlctl.errors import RlctlError, Terminated
-from rlctl.runs.provenance import data_hashes
+from rlctl.runs.provenance import data_hashes, installed_versions
+from rlctl.runs.rewind import rewind
 from rlctl.runs.run_dir import RunDir
 from rlctl.runtime.build import build_reward, build_roles
+from rlctl.runtime.checkpoint import CheckpointStore, ControllerState
 from rlctl.runtime.cluster.inline import InlinePool, Pool
 from rlctl.runtime.place import Place, available_cores
 from rlctl.runtime.plan import Plan
-from rlctl.runtime.trainer import Parts, Trainer
+from rlctl.runtime.rng import seed_all, set_rng_state
+from rlctl.runtime.roles import Roles
+from rlctl.runtime.trainer import Parts, Progress, Trainer
 from rlctl.tracking.alarms import Alarms, Limits
 from rlctl.tracking.jsonl import read_metrics
 from rlctl.tracking.summary import print_summary
 from rlctl.tracking.tracker import RunInfo, Trackers
 
 
-def train(plan: Plan) -> RunDir:
+@dataclass(frozen=True)
+class Start:
+    """Where a run begins that does not begin anew: it goes on in `run`, or is a new one (None) that takes up another's state.
+
+    `checkpoint` is None for a run that had none and starts over. `parent` says of a new run whose state it took; `force` that the driver
+    of `run`, which cannot be seen from here, is gone.
+    """
+
+    run: Path | None
+    checkpoint: Path | None
+    step: int
+    changes: Sequence[str] = ()
+    parent: Mapping[str, Any] | None = None
+    force: bool = False
+
+
+def train(plan: Plan, start: Start | None = None) -> RunDir:
     """Run the plan to its end. Raises what stops it; the run's record says how it ended in any case."""
     config = plan.config
+    seed_all(config.trainer.seed)
     with ExitStack() as stack:
         reward, close_reward = build_reward(config, plan.tokenizer, available_cores())
         stack.callback(close_reward)
-        run = _open_run(plan)
+        run = _open_run(plan, start)
         trackers = Trackers.load(config.trainer.logger, run.event)
         trackers.alarms = Alarms(Limits(**config.trainer.alarms.model_dump()), read_metrics(run.metrics))
         stack.enter_context(_recorded(run, trackers))
         pools = stack.enter_context(open_pools(plan, run.attempt, trackers.phase))
         roles = build_roles(config, plan.algorithm, plan.tokenizer, pools, reward, trackers.phase)
-        ids = trackers.start(_info(plan, run))
+        progress = _take_up(start, plan, roles, trackers) if start is not None else Progress()
+        ids = trackers.start(_info(plan, run, 0 if progress.new_run else progress.step))
         run.update(state="running", total_steps=plan.num_steps, trackers={**run.record.trackers, **ids})
         parts = Parts(
             algorithm=plan.algorithm,
@@ -50,7 +73,7 @@ def train(plan: Plan) -> RunDir:
             num_devices=plan.devices.total,
             max_response_length=config.data.max_response_length,
         )
-        Trainer(parts, config.trainer).run()
+        Trainer(parts, config.trainer, progress).run()
         if reward.first_error is not None:
             run.event("reward_error", first=reward.first_error)
     return run
@@ -80,20 +103,54 @@ def _recorded(run: RunDir, trackers: Trackers) -> Iterator[None]:
             print_summary(state, run.path, read_metrics(run.metrics), time.monotonic() - began, _next_commands(run, state))
 
 
-def _open_run(plan: Plan) -> RunDir:
-    """Make the run's folder, with the configuration as composed and what it was run on."""
-    trainer = plan.config.trainer
-    root = Path(trainer.run_dir)
-    run = RunDir.create(root, trainer.project_name, trainer.experiment_name, plan.recipe.name.removesuffix("_trainer"))
+def _open_run(plan: Plan, start: Start | None) -> RunDir:
+    """Make the run's folder, with the configuration as composed and what it was run on; or open the one that goes on."""
+    trainer, data = plan.config.trainer, plan.config.data
+    if start is not None and start.run is not None:
+        run = RunDir.reopen(start.run, start.force)
+        _go_back(run, start)
+    else:
+        root = Path(trainer.run_dir)
+        run = RunDir.create(root, trainer.project_name, trainer.experiment_name, plan.recipe.name.removesuffix("_trainer"))
+        for part, outside in (
+            ("checkpoints", trainer.default_local_dir),
+            ("rollouts", trainer.rollout_data_dir),
+            ("generations", trainer.validation_data_dir),
+        ):
+            run.place(part, outside)
     run.write_config(yaml.safe_dump(plan.recipe.container, sort_keys=False, allow_unicode=True), plan.recipe.origins)
-    files = [*plan.config.data.train_files, *(plan.config.data.val_files or ())]
-    run.update(seeds={"trainer": trainer.seed, "data": plan.config.data.seed}, data=data_hashes(map(Path, files)))
+    files = map(Path, [*data.train_files, *(data.val_files or ())])
+    parent = start.parent if start is not None else None
+    run.update(seeds={"trainer": trainer.seed, "data": data.seed}, data=data_hashes(files), parent=parent or run.record.parent)
     return run
 
 
-def _info(plan: Plan, run: RunDir) -> RunInfo:
+def _go_back(run: RunDir, start: Start) -> None:
+    """Nothing that the run recorded after the step it goes on from may stay in its place."""
+    step = start.step if start.checkpoint is not None else None
+    lines = rewind(run, step)
+    later = CheckpointStore(run.path / "checkpoints").set_aside_after(start.step, f"before_attempt_{run.record.attempts}")
+    run.update(versions=installed_versions())
+    run.event("resume", step=start.step, changes=list(start.changes), taken_back=lines, checkpoints_set_aside=later)
+
+
+def _take_up(start: Start, plan: Plan, roles: Roles, trackers: Trackers) -> Progress:
+    """Give the workers and the algorithm the state of the checkpoint. A role that the checkpoint knows nothing of begins anew."""
+    if start.checkpoint is None:
+        return Progress()
+    trackers.phase(f"loading the checkpoint of step {start.step}")
+    state = ControllerState.read(start.checkpoint)
+    roles.actor.load((start.checkpoint / "actor").absolute())
+    if roles.critic_role is not None and (start.checkpoint / "critic").is_dir():
+        roles.critic.load((start.checkpoint / "critic").absolute())
+    plan.algorithm.load_state_dict(state.algorithm)
+    set_rng_state(state.rng)
+    return Progress(state.step, state.skipped_in_a_row, new_run=start.run is None)
+
+
+def _info(plan: Plan, run: RunDir, resume_step: int) -> RunInfo:
     record = run.record
-    return RunInfo(record.id, record.project, record.name, run.path, plan.num_steps, plan.recipe.container, record.trackers)
+    return RunInfo(record.id, record.project, record.name, run.path, plan.num_steps, plan.recipe.container, record.trackers, resume_step)
 
 
 @contextmanager
@@ -101,7 +158,7 @@ def open_pools(plan: Plan, logs: Path, on_phase: Callable[[str], None]) -> Itera
     """The processes of a run, or none with `--inline`; closed at the end, and Ray with them."""
     trainer, sizes, num_threads = plan.config.trainer, plan.pool_sizes, plan.num_threads
     num_processes = sum(sizes.values())
-    place = Place(0, 1, plan.devices.kind, num_threads, trainer.timeouts.call_s, trainer.deterministic, None)
+    place = Place(0, 1, plan.devices.kind, num_threads, trainer.timeouts.call_s, trainer.deterministic, None, trainer.seed)
     with ExitStack() as stack:
         if plan.inline:
             pool = InlinePool(place)

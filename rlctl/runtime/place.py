@@ -18,6 +18,7 @@ class Place:
     timeout_s: float  # deadline of a collective
     deterministic: bool
     log_path: Path | None  # what the process prints goes there; None: where it went before
+    seed: int = 0  # of what has no random stream of its own, with the rank added
 
 
 def available_cores() -> int:

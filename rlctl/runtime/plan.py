@@ -57,14 +57,16 @@ class Plan:
         return self.config.trainer.num_threads or max(1, available_cores() // sum(self.pool_sizes.values()))
 
 
-def make_plan(recipe: Recipe, inline: bool, data_root: Path | None = None) -> Plan:
+def make_plan(recipe: Recipe, inline: bool, data_root: Path | None = None, run: Path | None = None) -> Plan:
     """Read the data and check everything that can be checked without starting a process that stays. Raises what is wrong, all at once.
 
-    `data_root` is the folder in which the quickstart's data are made, where they are asked for; None: that of the runs.
+    `data_root` is the folder in which the quickstart's data are made, where they are asked for; None: that of the runs. `run` is the run
+    that goes on with this plan; None: a new one, whose name must be free.
     """
     trainer, found = recipe.config.trainer, Findings()
     root = Path(trainer.run_dir)
-    found.run(check_free, root, trainer.project_name, trainer.experiment_name)
+    if run is None:
+        found.run(check_free, root, trainer.project_name, trainer.experiment_name)
     for kind, name in [("engines", recipe.config.actor_rollout_ref.rollout.name), *(("loggers", name) for name in trainer.logger)]:
         found.run(load, kind, name)
     config = quickstart.resolve(recipe.config, data_root or root)

@@ -196,10 +196,6 @@ def check_built(config: schema.Config) -> list[Problem]:
         "reward.reward_model.enable": config.reward.reward_model.enable,
         "algorithm.rollout_correction.rollout_is": config.algorithm.rollout_correction.rollout_is is not None,
         "algorithm.rollout_correction.rollout_rs": config.algorithm.rollout_correction.rollout_rs is not None,
-        "trainer.resume_mode": trainer.resume_mode != "disable",
-        "trainer.keep_best.metric": trainer.keep_best.metric is not None,
-        "trainer.max_ckpt_to_keep": trainer.max_ckpt_to_keep is not None,
-        "trainer.default_local_dir": trainer.default_local_dir is not None,
         "trainer.rollout_data_dir": trainer.rollout_data_dir is not None,
         "trainer.validation_data_dir": trainer.validation_data_dir is not None,
     }

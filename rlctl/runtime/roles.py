@@ -27,7 +27,11 @@ class Actor(Protocol):
         ...
 
     def save(self, folder: Path) -> None:
-        """Write weights and optimizer state into `folder`."""
+        """Copy weights, optimizer and random state, and write them into `folder` in the background."""
+        ...
+
+    def state_bytes(self) -> int:
+        """Bytes of what `save` writes."""
         ...
 
     def load(self, folder: Path) -> None:
@@ -35,7 +39,7 @@ class Actor(Protocol):
         ...
 
     def export(self, folder: Path) -> None:
-        """Write a transformers folder (without tokenizer) into `folder`."""
+        """Copy the weights, and write a transformers folder (without tokenizer) in the background, before what is saved later."""
         ...
 
 
@@ -57,7 +61,11 @@ class Critic(Protocol):
         ...
 
     def save(self, folder: Path) -> None:
-        """Write weights and optimizer state into `folder`."""
+        """Copy weights, optimizer and random state, and write them into `folder` in the background."""
+        ...
+
+    def state_bytes(self) -> int:
+        """Bytes of what `save` writes."""
         ...
 
     def load(self, folder: Path) -> None:

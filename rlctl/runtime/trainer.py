@@ -16,10 +16,12 @@ from rlctl.runs.run_dir import RunDir
 from rlctl.runtime.algorithms.base import Algorithm
 from rlctl.runtime.algorithms.stats import rollout_metrics
 from rlctl.runtime.batch import Scored
-from rlctl.runtime.checkpoint import CheckpointStore
+from rlctl.runtime.checkpoint import ControllerState
 from rlctl.runtime.clock import Clock, timed_roles
 from rlctl.runtime.loader import PromptLoader
+from rlctl.runtime.rng import rng_state
 from rlctl.runtime.roles import Roles
+from rlctl.runtime.saver import Saver
 from rlctl.runtime.validate import Validator
 from rlctl.runtime.workers.dispatch import split
 from rlctl.tracking.metrics import to_floats
@@ -46,30 +48,42 @@ class Parts:
     max_response_length: int
 
 
+@dataclass(frozen=True)
+class Progress:
+    """Where training stands: the last step that is done, and how many in a row until then had skipped updates. A run that goes on has
+    validated what it starts from; a `new_run` has not."""
+
+    step: int = 0
+    skipped_in_a_row: int = 0
+    new_run: bool = True
+
+
 class Trainer:
     """Runs the steps of one run. `run` returns when all are done, or raises."""
 
-    def __init__(self, parts: Parts, config: schema.Trainer) -> None:
+    def __init__(self, parts: Parts, config: schema.Trainer, progress: Progress) -> None:
         self.parts = parts
         self.config = config
+        self.progress = progress
         self.clock = Clock(parts.trackers.phase)
         self.roles = timed_roles(parts.roles, self.clock)
-        self.checkpoints = CheckpointStore(parts.run.path / "checkpoints")
-        self.skipped_in_a_row = 0
+        self.saver = Saver(parts.run, parts.roles, parts.tokenizer, config)
+        self.skipped_in_a_row = progress.skipped_in_a_row
 
     def run(self) -> None:
         """Validation before training, then every step: learn, validate and save as often as the config says, report."""
-        if self.config.val_before_train or self.config.val_only:
-            self.parts.trackers.log(0, self._validate(0))
-        if self.config.val_only:
-            return
-        for step in range(1, self.parts.num_steps + 1):
-            metrics = self._train(step)
-            if self._due(self.config.test_freq, step):
-                metrics |= self._validate(step)
-            if self._due(self.config.save_freq, step):
-                metrics |= self._save(step)
-            self.parts.trackers.log(step, metrics)
+        done = self.progress.step
+        with self.saver:
+            if self.progress.new_run and (self.config.val_before_train or self.config.val_only):
+                self.parts.trackers.log(done, self._validate(done))
+            for step in range(done + 1, 0 if self.config.val_only else self.parts.num_steps + 1):
+                metrics = self._train(step)
+                if self._due(self.config.test_freq, step):
+                    metrics |= self._validate(step)
+                if self._due(self.config.save_freq, step):
+                    metrics |= self._save(step, metrics)
+                self.parts.trackers.log(step, metrics)
+                self.saver.commit()
 
     def _due(self, every: int, step: int) -> bool:
         """Every so many steps, and at the end; never for -1."""
@@ -96,12 +110,24 @@ class Trainer:
         self.parts.trackers.generations(step, samples, shown=[samples[i] for i in sorted(order)])  # the same prompts each time
         return validation.metrics | {"timing_s/testing": time.perf_counter() - begin}
 
-    def _save(self, step: int) -> dict[str, float]:
+    def _save(self, step: int, metrics: dict[str, float]) -> dict[str, float]:
+        """Only the copy is made here; `Saver` writes it while the next step runs."""
         begin = time.perf_counter()
         self.parts.trackers.phase("save_checkpoint")
-        state = {"step": step, "algorithm": self.parts.algorithm.state_dict(), "skipped_in_a_row": self.skipped_in_a_row}
-        folder = self.checkpoints.save(step, self.parts.roles, self.parts.tokenizer, state)
-        self.parts.run.event("checkpoint", step=step, path=str(folder.relative_to(self.parts.run.path)))
+        loader, record = self.parts.loader, self.parts.run.record
+        state = ControllerState(
+            step=step,
+            run=record.id,
+            algorithm=self.parts.algorithm.state_dict(),
+            skipped_in_a_row=self.skipped_in_a_row,
+            rng=rng_state(),
+            metrics=dict(metrics),
+            loader={"epoch": loader.epoch_of(step), "batch": (step - 1) % loader.steps_per_epoch},
+            trackers=dict(record.trackers),
+            num_ranks=self.parts.num_devices,
+            seeds=dict(record.seeds),
+        )
+        self.saver.begin(state)
         return {"timing_s/save_checkpoint": time.perf_counter() - begin}
 
     def _stop_on_skipped_updates(self, step: int, metrics: dict[str, float], scored: Scored) -> None:

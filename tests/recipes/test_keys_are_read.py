@@ -28,6 +28,8 @@ ELSEWHERE = {
     "*.fsdp_config.reshard_after_forward": "read where a model is sharded over ranks",
     "*.fsdp_config.fsdp_size": "read where a model is sharded over ranks",
     "trainer.max_skipped_updates": "read when an update was skipped",
+    "trainer.resume_from_path": "read where a run takes up another's state",
+    "trainer.resume_mode": "read by the command `train`",
     "data.response_key": "read by supervised fine-tuning",
     "*.strategy": "has one legal value",
     "actor_rollout_ref.rollout.gpu_memory_utilization": "for engines with memory of their own; named as idle with others",
@@ -44,8 +46,6 @@ REFUSED = {
     "reward.reward_model.path": "reward_model.enable",
     "algorithm.filter_groups.m*": "filter_groups.enable",
     "algorithm.rollout_correction.*_threshold": "rollout_is, rollout_rs",
-    "trainer.keep_best.*": "keep_best.metric",
-    "trainer.resume_from_path": "resume_mode",
     "trainer.placement.reward": "reward_model.enable",
 }
 

@@ -73,10 +73,11 @@ class FixedKL:
         """Nothing to do."""
 
     def state_dict(self) -> dict[str, Any]:
-        return {"coef": self.coef}
+        """None: β is the configuration's, also of a run that goes on with another one."""
+        return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.coef = state["coef"]
+        """Nothing to take up."""
 
 
 @dataclass
@@ -89,6 +90,12 @@ class AdaptiveKL(FixedKL):
     def update(self, kl: float, num_rows: int) -> None:
         error = min(max(kl / self.target - 1, -0.2), 0.2)
         self.coef *= 1 + error * num_rows / self.horizon
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"coef": self.coef}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.coef = state.get("coef", self.coef)  # none when β was fixed before
 
 
 def make_kl_controller(type: str, kl_coef: float, target_kl: float, horizon: float) -> KLController:

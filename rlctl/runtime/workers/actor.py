@@ -107,10 +107,14 @@ class ActorWorker(LearningWorker):
 
     @dispatch(Dispatch.BROADCAST)
     def export(self, folder: Path) -> None:
-        """A folder that `AutoModelForCausalLM.from_pretrained` loads; the controller adds the tokenizer. Collective; rank 0 writes."""
-        weights = {name: value.cpu() for name, value in full_parameters(self.policy.hf)}
-        if self.place.rank == 0:
-            self.policy.hf.save_pretrained(folder, state_dict=weights)
+        """Copy the weights; rank 0 writes a folder that `AutoModelForCausalLM.from_pretrained` loads, in the background and before what is
+        saved after it. The controller adds the tokenizer. Collective."""
+        weights: dict[str, Tensor] = {}
+        for name, value in full_parameters(self.policy.hf):
+            if self.place.rank == 0:
+                weights[name] = value.to("cpu", copy=True)
+        if weights:
+            self.learner.writer.submit(folder, lambda: self.policy.hf.save_pretrained(folder, state_dict=weights))
 
     def _sampling(self, prompts: Tensor, seed: int, validate: bool) -> SamplingParams:
         """For `prompts` (B,), numbers in the whole batch: a row's random stream does not hang on the rank that answers it."""

@@ -6,12 +6,13 @@ The gradient of a mini-batch must not depend on how it is cut into ranks and mic
 
 from __future__ import annotations
 
+import json
 import time
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -26,6 +27,8 @@ from rlctl.runtime.model.causal_lm import PolicyModel, ValueModel
 from rlctl.runtime.model.sequences import Sequences
 from rlctl.runtime.model.sharding import local_gradients, total_norm
 from rlctl.runtime.place import Place
+from rlctl.runtime.rng import rng_state, set_rng_state
+from rlctl.runtime.workers.background import BackgroundWriter
 from rlctl.runtime.workers.dispatch import Dispatch, dispatch
 from rlctl.tracking.metrics import Max, Mean, Metrics, Sum, merge
 
@@ -54,13 +57,18 @@ class LearningWorker:
 
     @dispatch(Dispatch.BROADCAST)
     def save(self, folder: Path) -> None:
-        """Write weights and optimizer state into `folder`. Collective."""
+        """Copy weights, optimizer and random state to memory; a thread writes them into `folder` (see `await_written`). Collective."""
         self.learner.save(folder)
 
     @dispatch(Dispatch.BROADCAST)
     def load(self, folder: Path) -> None:
         """Take up what `save` wrote. Collective."""
         self.learner.load(folder)
+
+    @dispatch(Dispatch.RANK_ZERO)
+    def state_bytes(self) -> int:
+        """Bytes of what `save` writes, over all ranks: weights and the optimizer's two moments."""
+        return 3 * sum(parameter.numel() * parameter.element_size() for parameter in self.learner.model.parameters())
 
 
 class Learner:
@@ -75,6 +83,7 @@ class Learner:
             self.optimizer = torch.optim.AdamW(
                 [p for p in model.parameters() if p.requires_grad], lr=optim.lr, betas=betas, weight_decay=optim.weight_decay, fused=True
             )
+            self.writer = BackgroundWriter(place)
 
     def infer(self, batch: Rollouts, cut: MicroBatching, forward: Callable[[Sequences], tuple[Tensor, ...]]) -> tuple[Ragged, ...]:
         """Run `forward`, which gives (T,) tensors for the response tokens, without gradients; rows come back in the order of `batch`."""
@@ -153,23 +162,53 @@ class Learner:
         return packed.tolist()
 
     def save(self, folder: Path) -> None:
-        """Weights and optimizer state, independent of the number of ranks. Collective: all ranks write into `folder`."""
-        from torch.distributed.checkpoint.state_dict import get_state_dict
+        """Copy weights, optimizer and random state to memory, and write them into `folder` in the background, independent of the number
+        of ranks. Collective: all ranks write into `folder`."""
+        from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
         from torch.distributed.checkpoint.state_dict_saver import save
 
-        assert self.optimizer is not None, "this model does not learn"
-        model, optimizer = get_state_dict(self.model, self.optimizer)
-        warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # one process needs none
-        save({"model": model, "optimizer": optimizer}, checkpoint_id=folder, no_dist=self.place.world_size == 1)
+        stager = DefaultStager(StagingOptions(False, False, False, False))
+        state = cast(dict[str, Any], stager.stage(self._state(with_optimizer=self._has_stepped())))  # at once: no option is on
+        random_state = json.dumps(rng_state())
+        writer = self.writer
+
+        def write() -> None:
+            warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # one process needs none
+            folder.mkdir(parents=True, exist_ok=True)
+            self._rng_file(folder).write_text(random_state)
+            save(state, checkpoint_id=folder, process_group=writer.group, no_dist=self.place.world_size == 1)
+            stager.close()
+
+        writer.submit(folder, write)
 
     def load(self, folder: Path) -> None:
-        """What `save` wrote, on any number of ranks. Collective."""
-        from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+        """What `save` wrote, on any number of ranks. Collective. Random state is taken up by the ranks that there were."""
+        from torch.distributed.checkpoint.filesystem import FileSystemReader
+        from torch.distributed.checkpoint.state_dict import set_model_state_dict, set_optimizer_state_dict
         from torch.distributed.checkpoint.state_dict_loader import load
 
         assert self.optimizer is not None, "this model does not learn"
-        model, optimizer = get_state_dict(self.model, self.optimizer)
-        state = {"model": model, "optimizer": optimizer}
+        saved = FileSystemReader(folder).read_metadata().state_dict_metadata
+        with_optimizer = any(name.startswith("optimizer.") for name in saved)
+        state = self._state(with_optimizer)
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
         load(state, checkpoint_id=folder, no_dist=self.place.world_size == 1)
-        set_state_dict(self.model, self.optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
+        set_model_state_dict(self.model, state["model"])
+        if with_optimizer:
+            set_optimizer_state_dict(self.model, self.optimizer, state["optimizer"])
+        if self._rng_file(folder).exists():
+            set_rng_state(json.loads(self._rng_file(folder).read_text()))
+
+    def _state(self, with_optimizer: bool) -> dict[str, Any]:
+        """Of a fresh optimizer torch would make state by stepping once, which is not what it had: it is left out until it has stepped."""
+        from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_optimizer_state_dict
+
+        assert self.optimizer is not None, "this model does not learn"
+        state: dict[str, Any] = {"model": get_model_state_dict(self.model)}
+        return state | ({"optimizer": get_optimizer_state_dict(self.model, self.optimizer)} if with_optimizer else {})
+
+    def _has_stepped(self) -> bool:
+        return self.optimizer is not None and bool(self.optimizer.state)
+
+    def _rng_file(self, folder: Path) -> Path:
+        return folder / f"rng_{self.place.rank}.json"

@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 
 from rlctl.runtime.place import Place
+from rlctl.runtime.rng import seed_all
 
 
 class Process:
@@ -28,6 +29,7 @@ class Process:
         if place.log_path is not None:
             _redirect_output(place.log_path)
         torch.set_num_threads(place.num_threads)
+        seed_all(place.seed + place.rank)
         if place.deterministic:
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
             torch.use_deterministic_algorithms(True)

@@ -1,0 +1,76 @@
+"""`rlctl resume`: go on with a run that was stopped, killed or made longer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from rlctl.cli import complete
+
+if TYPE_CHECKING:
+    from rlctl.runtime.resume import Resumption
+
+app = typer.Typer(add_completion=False)
+
+_EXAMPLES = """
+Examples:
+
+  rlctl resume @failed
+
+  rlctl resume ppo-261121 trainer.total_epochs=3               a finished run goes on
+
+  rlctl resume @last --from-step 40 --fork colder actor_rollout_ref.rollout.temperature=0.8
+"""
+
+
+@app.command(epilog=_EXAMPLES)
+def resume(
+    run: Annotated[
+        str, typer.Argument(help="A run's name or the beginning of it, its folder, @last or @failed.", autocompletion=complete.run)
+    ],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[KEY=VALUE]...", help="Overrides on top of the run's own configuration.", autocompletion=complete.override),
+    ] = None,
+    from_step: Annotated[int | None, typer.Option("--from-step", min=1, help="The checkpoint of this step instead of the newest.")] = None,
+    fork: Annotated[str | None, typer.Option("--fork", metavar="NAME", help="A new run of this name that begins with the state.")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Go on although the configuration or the data make another run of it.")] = False,
+    inline: Annotated[bool, typer.Option("--inline", help="Run in this one process, without Ray.")] = False,
+    root: Annotated[
+        Path | None, typer.Option("--root", envvar="RLCTL_RUNS", help="The folder of all runs.  [default: runs]", show_default=False)
+    ] = None,
+) -> None:
+    """Go on from the newest whole checkpoint, as if the run had never stopped."""
+    from rlctl.cli.console import notice
+    from rlctl.runs.store import RunStore
+
+    found = RunStore.at(root).find(run)
+    from rlctl.runtime.launch import train
+    from rlctl.runtime.resume import Wish, plan_resume
+
+    resumption = plan_resume(found.path, overrides or [], Wish(from_step, fork, force, inline))
+    if resumption.finished:
+        steps = resumption.plan.num_steps
+        notice(f"{found.name} has finished its {steps} steps; a larger trainer.total_epochs or trainer.total_training_steps makes it go on")
+        return
+    announce(found.name, resumption)
+    train(resumption.plan, resumption.start)
+
+
+def announce(name: str, resumption: Resumption) -> None:
+    """On stderr: where it goes on, what is different from before."""
+    from rlctl.cli.console import notice, warn
+
+    start = resumption.start
+    for line in resumption.warnings:
+        warn(line)
+    for change in resumption.changes:
+        notice(f"changed: {change}")
+    for line in resumption.notes:
+        notice(line)
+    if start is not None:
+        where = f"step {start.step}" if start.checkpoint is not None else "the beginning: it has no checkpoint"
+        verb = "goes on from" if start.run is not None and start.checkpoint is not None else "starts from"
+        notice(f"{name} {verb} {where}, of {resumption.plan.num_steps} steps")

@@ -1,0 +1,48 @@
+"""A run that goes on from an earlier step: what was recorded after that step is taken back, so that nothing is there twice."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+from rlctl.runs.record import write_whole
+from rlctl.runs.run_dir import RunDir
+
+TAKEN_BACK = "taken_back"
+_BY_STEP = ("generations", "rollouts")  # folders with one `step_<number>.jsonl` a step
+
+
+def rewind(run: RunDir, step: int | None) -> int:
+    """Take back the metrics and answers of all steps after `step` (None: of all steps); how many lines of metrics that were.
+
+    They are kept in the folder of the current attempt, under `taken_back/`. A last line that a killed process left half-written is dropped.
+    """
+    last = -1 if step is None else step
+    folder = run.attempt / TAKEN_BACK
+    kept, taken = _split(run.metrics, last)
+    for part in _BY_STEP:
+        for file in sorted((run.path / part).glob("step_*")):
+            if file.suffix != ".jsonl":
+                file.unlink()  # half-written
+            elif int(file.stem.removeprefix("step_")) > last:
+                (folder / part).mkdir(parents=True, exist_ok=True)
+                shutil.move(file, folder / part / file.name)
+    if taken:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_whole(folder / run.metrics.name, "".join(taken))
+    if run.metrics.exists():
+        write_whole(run.metrics, "".join(kept))
+    return len(taken)
+
+
+def _split(metrics: Path, last: int) -> tuple[Sequence[str], Sequence[str]]:
+    """The whole lines up to step `last`, and those after it."""
+    lines = metrics.read_text(encoding="utf-8").splitlines(keepends=True) if metrics.exists() else []
+    kept: list[str] = []
+    taken: list[str] = []
+    for line in lines:
+        if line.endswith("\n"):
+            (kept if json.loads(line)["step"] <= last else taken).append(line)
+    return kept, taken

@@ -1,0 +1,46 @@
+"""The state of every random generator of a process, as plain data.
+
+Almost everything random here is a function of seed and step. What is not (dropout, a user's own function) draws from these.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import torch
+
+
+def seed_all(seed: int) -> None:
+    """Start every generator of this process from `seed`."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)  # noqa: NPY002
+    torch.manual_seed(seed)
+
+
+def rng_state() -> dict[str, Any]:
+    """Of Python, numpy and torch, and of this process's GPU if it has one: JSON can hold it."""
+    name, keys, position, has_gauss, gauss = np.random.get_state()
+    cuda = torch.cuda.is_available() and torch.cuda.is_initialized()
+    return {
+        "python": random.getstate(),
+        "numpy": [name, np.asarray(keys).tolist(), position, has_gauss, gauss],
+        "torch": bytes(torch.get_rng_state().tolist()).hex(),
+        "cuda": bytes(torch.cuda.get_rng_state().tolist()).hex() if cuda else None,
+    }
+
+
+def set_rng_state(state: dict[str, Any]) -> None:
+    """Take up what `rng_state` gave."""
+    version, keys, gauss = state["python"]
+    random.setstate((version, tuple(keys), gauss))
+    name, numbers, *rest = state["numpy"]
+    np.random.set_state((name, np.array(numbers, dtype=np.uint32), *rest))
+    torch.set_rng_state(_bytes(state["torch"]))
+    if state["cuda"] is not None and torch.cuda.is_available():
+        torch.cuda.set_rng_state(_bytes(state["cuda"]))
+
+
+def _bytes(text: str) -> torch.Tensor:
+    return torch.frombuffer(bytearray.fromhex(text), dtype=torch.uint8)
