@@ -15,7 +15,7 @@ import torch
 def seed_all(seed: int) -> None:
     """Start every generator of this process from `seed`."""
     random.seed(seed)
-    np.random.seed(seed % 2**32)  # noqa: NPY002
+    np.random.seed(seed % 2**32)
     torch.manual_seed(seed)
 
 

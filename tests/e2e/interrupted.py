@@ -1,0 +1,130 @@
+"""Runs that are killed on purpose, at a chosen moment, and what they leave behind.
+
+A run is a process of its own that ends by `kill -9`, sent by the run itself through a tracker, which is told of every phase: so each
+moment of a step can be hit. The processes are forked from one that has imported everything, because importing takes longer than a run.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import multiprocessing
+import os
+import random
+import signal
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rlctl.tracking.tracker import RunInfo, Sample
+
+KILL_AT = "RLCTL_TEST_KILL_AT"
+TIMEOUT_S = 120.0
+LOGGER = "trainer.logger=['tests.e2e.interrupted:Killer']"
+SCORE = """
+def compute_score(data_source, solution_str, ground_truth, extra_info=None):
+    return (sum(map(ord, solution_str)) % 7) / 6
+"""
+
+_FORKS = multiprocessing.get_context("forkserver")
+_FORKS.set_forkserver_preload(["rlctl.runtime.resume", "rlctl.recipes.compose", "transformers.models.qwen2.modeling_qwen2", __name__])
+
+
+class Killer:
+    """A tracker that ends its run at the phase and after the delay that the environment names, and notes in a file what it was doing."""
+
+    def __init__(self) -> None:
+        at, _, delay = os.environ.get(KILL_AT, "").partition(":")
+        self.left, self.delay = int(at or 0), float(delay or 0)
+        self.doing = "starting"
+        self.folder: Path | None = None
+
+    def start(self, run: RunInfo) -> None:
+        self.folder = run.folder
+
+    def phase(self, name: str) -> None:
+        self.doing = name
+        self.left -= 1
+        if self.left == 0:
+            threading.Timer(self.delay, self._kill).start()
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None: ...
+
+    def generations(self, step: int, samples: Sequence[Sample]) -> None: ...
+
+    def finish(self, state: str) -> None: ...
+
+    def _kill(self) -> None:
+        if self.folder is not None:
+            writing = any(self.folder.glob("checkpoints/.*.partial"))
+            (self.folder / "killed.txt").write_text(self.doing + (" while a checkpoint is written" if writing else ""))
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+@dataclass(frozen=True)
+class Ended:
+    code: int  # negative: the signal
+    talk: str
+
+
+def run(*arguments: object, cwd: Path, kill_at: str = "") -> Ended:
+    """`rlctl` with these arguments, to its end; `kill_at` is `<n>:<seconds>`: so long after the n-th phase begins."""
+    log = cwd / "talk.txt"
+    process = _FORKS.Process(target=_child, args=([str(each) for each in arguments], cwd, log, kill_at))
+    process.start()
+    process.join(TIMEOUT_S)
+    assert process.exitcode is not None, f"{arguments} did not end within {TIMEOUT_S:.0f} s\n{log.read_text()}"
+    return Ended(process.exitcode, log.read_text())
+
+
+def _child(arguments: list[str], cwd: Path, log: Path, kill_at: str) -> None:
+    os.setsid()
+    os.chdir(cwd)
+    os.environ.update({KILL_AT: kill_at, "NO_COLOR": "1", "TOKENIZERS_PARALLELISM": "false"})
+    file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    os.dup2(file, 1)
+    os.dup2(file, 2)
+    from rlctl.__main__ import main
+
+    raise SystemExit(main(arguments))
+
+
+def finish_in_spite_of(kills: Sequence[str], name: str, command: Sequence[str], cwd: Path, *inline: str) -> list[str]:
+    """Start a run, kill it, resume it, kill it…, and let it end. What it was doing at each kill."""
+    doing: list[str] = []
+    folder = cwd / "runs" / "quickstart" / name
+    arguments = command
+    for kill_at in [*kills, ""]:
+        ended = run(*arguments, cwd=cwd, kill_at=kill_at)
+        if ended.code == 0:
+            return doing
+        assert ended.code == -signal.SIGKILL, ended.talk
+        doing.append((folder / "killed.txt").read_text())
+        arguments = ["resume", name, *inline]
+    raise AssertionError(f"{name} did not finish: {ended.talk}")
+
+
+def random_kills(number: int, phases: int, generator: random.Random) -> list[str]:
+    """So many moments in an attempt of about so many phases."""
+    return [f"{generator.randint(4, phases)}:{generator.uniform(0, 0.06):.3f}" for _ in range(number)]
+
+
+def learnt(run: Path) -> dict[str, str]:
+    """SHA-256 of every file of the last checkpoint that holds weights, moments or random state; what a step measured is not among them."""
+    newest = sorted((run / "checkpoints").glob("step_*"))[-1]
+    files = [*newest.glob("*/*.distcp"), *newest.glob("*/rng_*.json"), *newest.glob("huggingface/*.safetensors")]
+    return {str(file.relative_to(run)): hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
+
+
+def state(run: Path) -> dict[str, Any]:
+    """The controller's part of the last checkpoint, without what the clock decides."""
+    newest = sorted((run / "checkpoints").glob("step_*"))[-1]
+    whole: dict[str, Any] = json.loads((newest / "state.json").read_text())
+    return {name: value for name, value in whole.items() if name not in ("run", "metrics")}
+
+
+def events(run: Path, kind: str) -> list[dict[str, Any]]:
+    rows = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
+    return [row for row in rows if row["kind"] == kind]
