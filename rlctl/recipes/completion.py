@@ -14,7 +14,18 @@ _PLUGINS = {
     "actor_rollout_ref.rollout.name": "engines",
     "reward.functions": "rewards",
     "trainer.logger": "loggers",
+    "data.sampler": "samplers",
 }
+# Keys whose values register themselves in modules that import torch, which would take seconds: a test compares these lists with those.
+REGISTERED = {
+    "algorithm.adv_estimator": (
+        "gae", "grpo", "rloo", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "remax", "opo", "gpg", "grpo_passk", "gdpo",
+        "optimal_token_baseline",
+    ),
+    "actor_rollout_ref.actor.policy_loss.loss_mode": (
+        "vanilla", "gspo", "cispo", "sapo", "gpg", "geo_mean", "dro", "clip_cov", "kl_cov", "dppo_tv", "dppo_kl",
+    ),
+}  # fmt: skip
 
 
 def complete_override(incomplete: str) -> list[str]:
@@ -54,7 +65,7 @@ def _values(key: str, begun: str) -> list[str]:
     entry = schema_keys().get(key)
     if entry is None:
         return []
-    choices = list(entry.choices) or (names(_PLUGINS[key]) if key in _PLUGINS else [])
+    choices = list(entry.choices or REGISTERED.get(key, ())) or (names(_PLUGINS[key]) if key in _PLUGINS else [])
     if begun.startswith("["):
         head = begun[: max(begun.rfind(","), 0) + 1]
         taken = begun[1:].split(",")[:-1]

@@ -53,6 +53,11 @@ def _positive(given: Any) -> bool:
     return given > 0
 
 
+def _other_than(name: str) -> Callable[[Any], bool]:
+    """Whether a part of ours with another name was chosen: a plug-in, `module:name`, may read whatever it likes."""
+    return lambda given: given != name and ":" not in given
+
+
 _ACTOR, _ROLLOUT, _REF = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "actor_rollout_ref.ref"
 
 
@@ -85,6 +90,16 @@ RULES: tuple[Rule, ...] = (
     Rule((f"{_ACTOR}.clip_ratio",), ((f"{_ACTOR}.clip_ratio_low", _is_not(None)), (f"{_ACTOR}.clip_ratio_high", _is_not(None)))),
     Rule((f"{_ACTOR}.kl_loss_coef", f"{_ACTOR}.kl_loss_type"), ((f"{_ACTOR}.use_kl_loss", _is(False)),)),
     Rule((f"{_ACTOR}.loss_scale_factor",), ((f"{_ACTOR}.loss_agg_mode", _is_not("seq-mean-token-sum-norm")),)),
+    *(
+        Rule(keys, ((f"{_ACTOR}.policy_loss.loss_mode", _other_than(loss)),))
+        for loss, keys in {
+            "sapo": (f"{_ACTOR}.tau_pos", f"{_ACTOR}.tau_neg"),
+            "clip_cov": (f"{_ACTOR}.policy_loss.clip_cov_*",),
+            "kl_cov": (f"{_ACTOR}.policy_loss.kl_cov_ratio", f"{_ACTOR}.policy_loss.ppo_kl_coef"),
+            "dro": (f"{_ACTOR}.policy_loss.dro_beta",),
+        }.items()
+    ),
+    Rule(("algorithm.gdpo_*",), (("algorithm.adv_estimator", _other_than("gdpo")),)),
     # rollout and log-probs
     Rule(
         (f"{_ROLLOUT}.log_prob_micro_batch_size_per_gpu", f"{_REF}.log_prob_micro_batch_size_per_gpu"),

@@ -142,6 +142,14 @@ def test_bash_lists_the_values_of_a_key(bash: pexpect.spawn) -> None:
         ("rlctl show kind-", ["kind-heron", "kind-otter"]),
         ("rlctl eval quick", ["quickstart"]),
         ("rlctl train grpo --logger js", ["jsonl"]),
+        ("rlctl train ppo algorithm.adv_estimator=rl", ["algorithm.adv_estimator=rloo"]),
+        ("rlctl train ppo actor_rollout_ref.actor.policy_loss.loss_mode=gs", ["actor_rollout_ref.actor.policy_loss.loss_mode=gspo"]),
+        (
+            "rlctl train ppo actor_rollout_ref.actor.loss_agg_mode=tok",
+            ["actor_rollout_ref.actor.loss_agg_mode=token-mean", "actor_rollout_ref.actor.loss_agg_mode=token-sum"],
+        ),
+        ("rlctl train ppo algorithm.kl_penalty=low", ["algorithm.kl_penalty=low_var_kl", "algorithm.kl_penalty=low_var_kl+"]),
+        ("rlctl train ppo actor_rollout_ref.rollout.name=h", ["actor_rollout_ref.rollout.name=hf"]),
     ],
 )
 def test_the_protocol_that_all_scripts_speak(home: Path, line: str, offers: list[str]) -> None:
@@ -179,3 +187,23 @@ def test_the_scripts_parse(shell: str, home: Path) -> None:
     script = subprocess.run(["rlctl", "--show-completion", shell], env=settings, capture_output=True, text=True, check=True).stdout
     assert "complete_fish" in script
     assert subprocess.run([shell, "-n"], input=script, capture_output=True, text=True).stderr == ""
+
+
+def test_the_names_offered_are_those_that_the_code_registers() -> None:
+    from rlctl.recipes.completion import REGISTERED
+    from rlctl.runtime.algorithms.advantages import ESTIMATORS
+    from rlctl.runtime.algorithms.losses import POLICY_LOSSES
+
+    for registry in (ESTIMATORS, POLICY_LOSSES):
+        assert set(REGISTERED[registry.key]) == set(registry)
+
+
+def test_no_completion_of_values_waits_for_torch() -> None:
+    code = """
+import sys
+from rlctl.recipes.completion import complete_override
+assert complete_override("algorithm.adv_estimator=")
+assert complete_override("actor_rollout_ref.rollout.name=")
+assert not {"torch", "hydra", "transformers", "ray"} & set(sys.modules)
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

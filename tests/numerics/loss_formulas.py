@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from rlctl.runtime.algorithms.losses import ClipParams, PolicyTokens
 
-PARAMS = ClipParams(low=0.2, high=0.3, c=2.0, cov_ratio=1.0, cov_low=0.1, cov_high=2.0, kl_coef=0.3, beta=0.4)
+PARAMS = ClipParams(low=0.2, high=0.3, c=2.0, clip_cov_ratio=1.0, kl_cov_ratio=1.0, cov_low=0.1, cov_high=2.0, kl_coef=0.3, beta=0.4)
 Pairs = dict[int, tuple[float, float]]
 
 

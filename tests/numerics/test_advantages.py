@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from rlctl.errors import ConfigError, InternalError
+from rlctl.recipes.compose import compose
 from rlctl.runtime.algorithms.advantages import ESTIMATORS, AdvantageInputs, AdvantageParams, Need, estimator, get_estimator
 from tests.numerics.advantage_loops import LOOPS, Table
 from tests.numerics.batches import golden_rows, random_rows
 
+FILES = ["data.train_files=[t.parquet]", "actor_rollout_ref.model.path=m"]
 PLAIN = AdvantageParams(gamma=1.0, lam=1.0, norm_by_std=True)
 
 # Computed with verl 0.9.1 on `golden_rows`: advantages (and returns) at all positions.
@@ -143,6 +147,20 @@ def test_pass_at_k_refuses_a_group_of_one() -> None:
 def test_gdpo_refuses_weights_of_other_components() -> None:
     with pytest.raises(ConfigError, match=r"helpful.*correct, format"):
         get_estimator("gdpo")(random_rows(0), AdvantageParams(1.0, 1.0, True, weights={"helpful": 1.0}))
+
+
+def test_gdpo_leaves_out_components_without_a_weight() -> None:
+    rows, config = random_rows(0), compose("ppo_trainer", [*FILES, "algorithm.gdpo_reward_keys=[correct]"]).config.algorithm
+    alone = replace(rows, components={"correct": rows.components["correct"]})
+    chosen, plain = get_estimator("gdpo")(rows, AdvantageParams.of(config)), get_estimator("gdpo")(alone, PLAIN)
+    assert torch.equal(chosen[0], plain[0])
+    assert not torch.equal(chosen[0], get_estimator("gdpo")(rows, PLAIN)[0])
+
+
+def test_gdpo_takes_one_weight_for_each_component() -> None:
+    config = compose("ppo_trainer", [*FILES, "algorithm.gdpo_reward_keys=[a]", "algorithm.gdpo_reward_weights=[1, 2]"]).config
+    with pytest.raises(ConfigError, match="2 weights for 1 components"):
+        AdvantageParams.of(config.algorithm)
 
 
 def test_unknown_names_get_a_suggestion() -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import astuple, replace
 
 import pytest
 import torch
 from torch import Tensor
 
 from rlctl.errors import ConfigError
+from rlctl.recipes.compose import compose
 from rlctl.runtime.algorithms.aggregate import aggregate, count
 from rlctl.runtime.algorithms.losses import POLICY_LOSSES, ClipParams, PolicyTokens, get_policy_loss
 from tests.numerics.batches import golden_tokens, random_tokens
@@ -125,7 +126,7 @@ def test_dual_clip_stops_a_negative_advantage_at_c() -> None:
 def test_clip_cov_draws_no_more_than_its_share() -> None:
     torch.manual_seed(0)
     tokens = random_tokens(2, lengths=(50, 50))
-    params = ClipParams(low=10.0, high=10.0, c=3.0, cov_ratio=0.1, cov_low=0.0, cov_high=1e9)
+    params = ClipParams(low=10.0, high=10.0, c=3.0, clip_cov_ratio=0.1, cov_low=0.0, cov_high=1e9)
     losses, metrics = get_policy_loss("clip_cov")(tokens, params)
     num_tokens = int(tokens.mask.sum())
     assert metrics["actor/pg_clipfrac"].value == pytest.approx(int(0.1 * num_tokens) / num_tokens)
@@ -134,7 +135,7 @@ def test_clip_cov_draws_no_more_than_its_share() -> None:
 
 def test_kl_cov_treats_the_largest_covariances() -> None:
     tokens = random_tokens(2, lengths=(50, 50))
-    few, none = (get_policy_loss("kl_cov")(tokens, replace(PARAMS, cov_ratio=0.1, kl_coef=k))[0] for k in (0.3, 0.0))
+    few, none = (get_policy_loss("kl_cov")(tokens, replace(PARAMS, kl_cov_ratio=0.1, kl_coef=k))[0] for k in (0.3, 0.0))
     covariance = Plain(tokens).covariance()
     expected = sorted(covariance, key=lambda t: -covariance[t])[: int(0.1 * len(covariance))]
     assert sorted((few != none).nonzero().squeeze(-1).tolist()) == sorted(expected)
@@ -168,3 +169,14 @@ def test_a_users_function_by_module_and_name() -> None:
     found = get_policy_loss("tests.numerics.test_losses:my_loss")
     assert found.aggregation is None
     assert torch.equal(found(golden_tokens(), CLIP)[0], -golden_tokens().log_probs)
+
+
+def test_a_recipe_sets_every_constant_of_the_losses() -> None:
+    files = ["data.train_files=[t.parquet]", "actor_rollout_ref.model.path=m"]
+    assert ClipParams.of(compose("ppo_trainer", files).config.actor_rollout_ref.actor) == CLIP
+    actor = "actor_rollout_ref.actor"
+    keys = ("tau_pos", "tau_neg", *(f"policy_loss.{key}" for key in ("clip_cov_ratio", "kl_cov_ratio", "clip_cov_lb", "clip_cov_ub")))
+    keys = (*keys, "policy_loss.ppo_kl_coef", "policy_loss.dro_beta")
+    config = compose("ppo_trainer", [*files, *(f"{actor}.{key}={(i + 1) / 16}" for i, key in enumerate(keys))]).config
+    numbers = astuple(ClipParams.of(config.actor_rollout_ref.actor))[3:]
+    assert numbers == tuple((i + 1) / 16 for i in range(8))

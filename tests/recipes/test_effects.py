@@ -48,6 +48,8 @@ def test_no_shipped_recipe_sets_a_key_that_does_nothing(name: str) -> None:
             ["trainer.total_epochs=3", "trainer.total_training_steps=7"],
             "trainer.total_epochs has no effect: trainer.total_training_steps is 7 (override trainer.total_training_steps=7)",
         ),
+        (["actor_rollout_ref.actor.tau_pos=2"], "tau_pos has no effect: actor_rollout_ref.actor.policy_loss.loss_mode is vanilla"),
+        (["algorithm.gdpo_reward_keys=[a]"], "algorithm.gdpo_reward_keys has no effect: algorithm.adv_estimator is gae"),
         (["critic.data_loader_seed=3"], "critic.data_loader_seed has no effect: critic.shuffle is false"),
         (["trainer.test_freq=5"], "trainer.test_freq has no effect: data.val_files is null"),
         (["actor_rollout_ref.rollout.multi_turn.format=x"], "format has no effect: actor_rollout_ref.rollout.multi_turn.enable is false"),

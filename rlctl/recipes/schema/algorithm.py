@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from rlctl.recipes.schema.fields import Count, Fraction, KLKind, NonNegativeFloat, PositiveFloat, Section, Text
+from rlctl.recipes.schema.fields import Count, Floats, Fraction, KLKind, NonNegativeFloat, PositiveFloat, Section, Text, Texts
 
 
 class KLControl(Section):
@@ -47,6 +47,8 @@ class Algorithm(Section):
     gamma: Fraction = Field(description="discount γ of later rewards")
     lam: Fraction = Field(description="GAE's λ")
     norm_adv_by_std_in_grpo: bool = Field(description="divide by the group's standard deviation; false = Dr.GRPO")
+    gdpo_reward_keys: Texts | None = Field(description="gdpo: components of the reward that count; null = all")
+    gdpo_reward_weights: Floats | None = Field(description="gdpo: one weight for each of gdpo_reward_keys; null = 1 each")
     use_kl_in_reward: bool = Field(description="subtract the KL to the reference from the token rewards")
     kl_penalty: KLKind = Field(description="estimator of the KL in the reward")
     kl_ctrl: KLControl

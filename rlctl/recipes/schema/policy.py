@@ -67,6 +67,12 @@ class FrozenFSDP(Section):
 
 class PolicyLoss(Section):
     loss_mode: Text = Field(description="policy loss by name: vanilla, gspo, cispo, … or a plug-in `module:name`")
+    clip_cov_ratio: Share = Field(description="clip_cov: share of tokens that get no gradient")
+    clip_cov_lb: float = Field(description="clip_cov: only tokens with a larger covariance are drawn", allow_inf_nan=False)
+    clip_cov_ub: float = Field(description="clip_cov: only tokens with a smaller covariance are drawn", allow_inf_nan=False)
+    kl_cov_ratio: Share = Field(description="kl_cov: share of tokens, those of the largest covariance, that pay a KL penalty")
+    ppo_kl_coef: NonNegativeFloat = Field(description="kl_cov: weight of that penalty")
+    dro_beta: NonNegativeFloat = Field(description="dro: weight β of the quadratic penalty on the log-ratio")
 
 
 class Actor(Section):
@@ -84,6 +90,8 @@ class Actor(Section):
     clip_ratio_low: Fraction | None = Field(description="lower clip range; null = clip_ratio")
     clip_ratio_high: NonNegativeFloat | None = Field(description="upper clip range (DAPO's clip-higher); null = clip_ratio")
     clip_ratio_c: Annotated[float, Field(gt=1)] = Field(description="bound of the dual clip for negative advantages")
+    tau_pos: PositiveFloat = Field(description="sapo: temperature of the soft gate for positive advantages")
+    tau_neg: PositiveFloat = Field(description="sapo: temperature of the soft gate for the others")
     loss_agg_mode: LossAggregation = Field(description="how token losses become one number")
     loss_scale_factor: PositiveFloat | None = Field(description="divisor of seq-mean-token-sum-norm; null = data.max_response_length")
     policy_loss: PolicyLoss

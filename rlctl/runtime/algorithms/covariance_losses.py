@@ -20,13 +20,13 @@ def _covariance(tokens: PolicyTokens) -> Tensor:
     return (tokens.advantages - masked_mean(tokens.advantages, tokens.mask)) * (log_probs - masked_mean(log_probs, tokens.mask))
 
 
-def _num_treated(tokens: PolicyTokens, params: ClipParams) -> int:
-    return max(1, int(params.cov_ratio * float(tokens.mask.sum())))
+def _num_treated(tokens: PolicyTokens, ratio: float) -> int:
+    return max(1, int(ratio * float(tokens.mask.sum())))
 
 
 @policy_loss("clip_cov")
 def clip_cov(tokens: PolicyTokens, params: ClipParams) -> tuple[Tensor, Metrics]:
-    """PPO's clip without dual clip; besides, `cov_ratio` of the tokens (at least one) get no gradient. arXiv 2505.22617.
+    """PPO's clip without dual clip; besides, `clip_cov_ratio` of the tokens (at least one) get no gradient. arXiv 2505.22617.
 
     They are drawn, by torch's global generator, from the unclipped ones with a covariance strictly between `cov_low` and `cov_high`.
     `actor/pg_clipfrac` is the share of drawn tokens.
@@ -36,16 +36,19 @@ def clip_cov(tokens: PolicyTokens, params: ClipParams) -> tuple[Tensor, Metrics]
     covariance = _covariance(tokens)
     eligible = (covariance > params.cov_low) & (covariance < params.cov_high) & ~is_clipped & (tokens.mask > 0)
     candidates = eligible.nonzero().squeeze(-1)
-    drawn = candidates[torch.randperm(len(candidates), device=candidates.device)[: _num_treated(tokens, params)]]
+    drawn = candidates[torch.randperm(len(candidates), device=candidates.device)[: _num_treated(tokens, params.clip_cov_ratio)]]
     kept = torch.ones_like(bound).index_fill(0, drawn, 0.0)
     return bound * kept, token_means(tokens.mask, {"actor/pg_clipfrac": kept == 0, "actor/ppo_kl": -d})
 
 
 @policy_loss("kl_cov")
 def kl_cov(tokens: PolicyTokens, params: ClipParams) -> tuple[Tensor, Metrics]:
-    """−Aρ without a clip; the `cov_ratio` of the tokens (at least one) with the largest covariance pay `kl_coef`·|d|. arXiv 2505.22617."""
+    """−Aρ without a clip; the `kl_cov_ratio` of the tokens (at least one) with the largest covariance pay `kl_coef`·|d|.
+
+    arXiv 2505.22617.
+    """
     d = tokens.log_ratio
     covariance = _covariance(tokens).masked_fill(tokens.mask == 0, -torch.inf)
-    top = covariance.topk(min(_num_treated(tokens, params), len(covariance))).indices
+    top = covariance.topk(min(_num_treated(tokens, params.kl_cov_ratio), len(covariance))).indices
     penalty = torch.zeros_like(d).index_fill(0, top, params.kl_coef) * d.abs()
     return -tokens.advantages * d.exp() + penalty, token_means(tokens.mask, {"actor/ppo_kl": -d})

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from rlctl.errors import InternalError
+from rlctl.errors import ConfigError, InternalError
 from rlctl.runtime.algorithms.registry import Registry
 
 if TYPE_CHECKING:
@@ -60,12 +60,20 @@ class AdvantageParams:
     gamma: float  # discount a token
     lam: float  # λ of GAE
     norm_by_std: bool  # divide by the group's std (GRPO) or not (Dr.GRPO)
-    weights: dict[str, float] = field(default_factory=dict)  # of reward components; empty: 1 each
+    weights: dict[str, float] = field(default_factory=dict)  # of the reward's components that count; empty: all, 1 each
 
     @classmethod
     def of(cls, config: Algorithm) -> AdvantageParams:
-        """From the section `algorithm`."""
-        return cls(gamma=config.gamma, lam=config.lam, norm_by_std=config.norm_adv_by_std_in_grpo)
+        """From the section `algorithm`. `ConfigError` for weights without a component each."""
+        keys, weights = config.gdpo_reward_keys or (), config.gdpo_reward_weights
+        if weights is not None and len(weights) != len(keys):
+            raise ConfigError(
+                f"{len(weights)} weights for {len(keys)} components of the reward",
+                where="algorithm.gdpo_reward_weights",
+                hint="name the components in algorithm.gdpo_reward_keys, one for each weight",
+            )
+        named = dict(zip(keys, weights or (1.0,) * len(keys), strict=True))
+        return cls(gamma=config.gamma, lam=config.lam, norm_by_std=config.norm_adv_by_std_in_grpo, weights=named)
 
 
 Compute = Callable[[AdvantageInputs, AdvantageParams], tuple[Tensor, Tensor]]

@@ -110,14 +110,15 @@ def grpo_passk(inputs: AdvantageInputs, params: AdvantageParams) -> tuple[Tensor
 def gdpo(inputs: AdvantageInputs, params: AdvantageParams) -> tuple[Tensor, Tensor]:
     """GRPO for each component of the reward apart, their weighted sum, whitened over the batch. GDPO, arXiv 2601.05242.
 
-    So a component with small numbers is not drowned by one with large ones. `ConfigError` when the weights name other components.
+    So a component with small numbers is not drowned by one with large ones. Where there are weights, components without
+    one do not count. `ConfigError` for a weight whose component is not there.
     """
-    if params.weights and set(params.weights) != set(inputs.components):
-        given, there = ", ".join(sorted(params.weights)), ", ".join(sorted(inputs.components))
-        raise ConfigError(f"weights for the components {given}, but the reward has {there}", where="reward.weights")
+    if missing := sorted(set(params.weights) - set(inputs.components)):
+        there = ", ".join(sorted(inputs.components)) or "none"
+        raise ConfigError(f"the reward has no component {', '.join(missing)}: it has {there}", where="algorithm.gdpo_reward_keys")
     weights = params.weights or dict.fromkeys(inputs.components, 1.0)
     total = torch.zeros_like(inputs.scores)
-    for name, scores in inputs.components.items():
-        total = total + weights[name] * _normalised(scores.to(total), inputs.group, params.norm_by_std)
+    for name, weight in weights.items():
+        total = total + weight * _normalised(inputs.components[name].to(total), inputs.group, params.norm_by_std)
     advantages = masked_whiten(total[:, None] * inputs.mask, inputs.mask) * inputs.mask
     return advantages, advantages

@@ -43,14 +43,17 @@ class PolicyTokens:
 
 @dataclass(frozen=True)
 class ClipParams:
-    """The numbers of policy losses. The first three are set in every recipe; the others are the constants of single losses' papers."""
+    """The numbers of policy losses. A run sets them all from its recipe (`of`); the values here are those of single losses' papers, for
+    callers that have no recipe.
+    """
 
     low: float  # the ratio is clipped to [1 − low, 1 + high]; a divergence for dppo_*
     high: float
     c: float  # dual clip: the ratio above which a negative advantage stops counting, > 1
     tau_positive: float = 1.0  # sapo: temperature of the gate for A > 0
     tau_negative: float = 1.05  # sapo: for A ≤ 0
-    cov_ratio: float = 2e-4  # clip_cov, kl_cov: share of tokens that is treated
+    clip_cov_ratio: float = 2e-4  # clip_cov: share of tokens that is treated
+    kl_cov_ratio: float = 2e-4  # kl_cov: likewise
     cov_low: float = 1.0  # clip_cov: bounds of the covariance of a token that may be treated
     cov_high: float = 5.0
     kl_coef: float = 0.1  # kl_cov: weight of |d| on the treated tokens
@@ -59,8 +62,20 @@ class ClipParams:
     @classmethod
     def of(cls, config: Actor) -> ClipParams:
         """From the section `actor_rollout_ref.actor`: `clip_ratio` where a side of its own is not set."""
-        low, high = config.clip_ratio_low, config.clip_ratio_high
-        return cls(low=config.clip_ratio if low is None else low, high=config.clip_ratio if high is None else high, c=config.clip_ratio_c)
+        low, high, loss = config.clip_ratio_low, config.clip_ratio_high, config.policy_loss
+        return cls(
+            low=config.clip_ratio if low is None else low,
+            high=config.clip_ratio if high is None else high,
+            c=config.clip_ratio_c,
+            tau_positive=config.tau_pos,
+            tau_negative=config.tau_neg,
+            clip_cov_ratio=loss.clip_cov_ratio,
+            kl_cov_ratio=loss.kl_cov_ratio,
+            cov_low=loss.clip_cov_lb,
+            cov_high=loss.clip_cov_ub,
+            kl_coef=loss.ppo_kl_coef,
+            beta=loss.dro_beta,
+        )
 
 
 Compute = Callable[[PolicyTokens, ClipParams], tuple[Tensor, Metrics]]

@@ -52,6 +52,7 @@ class PPO:
     def from_config(cls, config: schema.Config, num_steps: int) -> Self:
         """Judges everything that only this family can: names of functions, and what they need."""
         algorithm, actor = config.algorithm, config.actor_rollout_ref.actor
+        AdvantageParams.of(algorithm)
         problems: list[Problem] = []
         missing = get_estimator(algorithm.adv_estimator).needs & _NOT_OFFERED
         if missing:
@@ -179,7 +180,7 @@ class PPO:
             sum_pi_squared=None,
         )
         estimator = get_estimator(self.algorithm.adv_estimator)
-        params = AdvantageParams(self.algorithm.gamma, self.algorithm.lam, self.algorithm.norm_adv_by_std_in_grpo)
+        params = AdvantageParams.of(self.algorithm)
         advantages, returns = estimator(inputs, params)
         lengths = scored.response_ids.lengths
         experience = scored.grow(
