@@ -48,6 +48,8 @@ COMMANDS = (
         "Training",
     ),
     Command("generate", "rlctl.cli.evaluate", "Answer prompts, through the model's chat template.", "Training"),
+    Command("sweep", "rlctl.cli.sweep", "Search settings with many runs on one cluster.", "Training"),
+    Command("sweeps", "rlctl.cli.sweeps", "List the sweeps, newest first.", "Runs"),
     Command("runs", "rlctl.cli.runs", "List the runs, running and newest first.", "Runs"),
     Command("show", "rlctl.cli.runs", "Show one run: its curves, its settings, its validation samples.", "Runs"),
     Command("doctor", "rlctl.cli.doctor", "Examine the installation and the machine, with the command that mends each fault.", "Runs"),

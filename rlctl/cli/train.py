@@ -112,15 +112,21 @@ def _own_settings(name: str | None, logger: list[str] | None) -> list[str]:
     return settings
 
 
+def starting_recipe(verb: str, overrides: list[str], recipe: str | None) -> str:
+    """The recipe that was named, or the verb's quickstart, or its plain defaults for whoever brings data or a model."""
+    from rlctl.cli.console import notice
+
+    if recipe is not None or not any(text.lstrip("+").startswith(_OWN) for text in overrides):
+        return recipe or verb
+    notice(f"your own data or model: starting from {verb}_trainer; `--recipe {verb}` has the quickstart's settings")
+    return f"{verb}_trainer"
+
+
 def _compose(verb: str, overrides: list[str], recipe: str | None, settings: list[str]) -> Recipe:
     from rlctl.cli.console import notice
     from rlctl.recipes.compose import compose
 
-    chosen = recipe or verb
-    if recipe is None and any(text.lstrip("+").startswith(_OWN) for text in overrides):
-        chosen = f"{verb}_trainer"
-        notice(f"your own data or model: starting from {chosen}; `--recipe {verb}` has the quickstart's settings")
-    composed = compose(chosen, [*overrides, *settings])
+    composed = compose(starting_recipe(verb, overrides, recipe), [*overrides, *settings])
     for line in composed.notices:
         notice(line)
     return composed

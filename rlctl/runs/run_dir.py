@@ -52,7 +52,7 @@ class RunDir:
 
         Errors: ConflictError when the name is taken, UsageError when it is no file name, ResourceError when the disk refuses.
         """
-        chosen = name or _fresh_name(recipe)
+        chosen = name or fresh_name(recipe)
         check_free(root, project, chosen)
         path = root / project / chosen
         record = RunRecord(
@@ -194,7 +194,7 @@ def _taken(path: Path) -> ConflictError:
     return ConflictError(f"a run named {path.name!r} exists already", where=str(path), hint=hint)
 
 
-def _fresh_name(recipe: str) -> str:
-    """Letters that no seed touches: two runs of one second and one seed still differ."""
+def fresh_name(recipe: str) -> str:
+    """`<recipe>-<yymmdd-hhmmss>-<3 letters>`. Letters that no seed touches: two runs of one second and one seed still differ."""
     letters = "".join(random.SystemRandom().choices(string.ascii_lowercase, k=3))
     return f"{Path(recipe).stem}-{time.strftime('%y%m%d-%H%M%S')}-{letters}"

@@ -183,6 +183,7 @@ def open_pools(plan: Plan, logs: Path, on_phase: Callable[[str], None]) -> Itera
                 trainer.timeouts.worker_start_s,
                 trainer.timeouts.call_s,
                 trainer.balance_batch,
+                trainer.placement.device_fraction,
             )
             pools[name] = ResourcePool(spec)
             if ray_kwargs.ray_init.address is not None:

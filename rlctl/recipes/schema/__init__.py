@@ -20,13 +20,14 @@ from rlctl.recipes.schema.policy import (
     ValKwargs,
 )
 from rlctl.recipes.schema.reward import CustomRewardFunction, Reward, RewardModel
+from rlctl.recipes.schema.sweep import Sweep
 from rlctl.recipes.schema.trainer import Alarms, KeepBest, Placement, RayInit, RayKwargs, Timeouts, Trainer
 
 __all__ = [
     "FSDP", "Actor", "ActorRolloutRef", "Alarms", "Algorithm", "Config", "Critic", "CustomRewardFunction", "Data", "FilterGroups",
     "FrozenFSDP",
     "KLControl", "KeepBest", "Model", "MultiTurn", "Optim", "OverlongBuffer", "Placement", "PolicyLoss", "RayInit", "RayKwargs", "Ref",
-    "Reward", "RewardModel", "Rollout", "RolloutCorrection", "Section", "Timeouts", "Trainer", "ValKwargs",
+    "Reward", "RewardModel", "Rollout", "RolloutCorrection", "Section", "Sweep", "Timeouts", "Trainer", "ValKwargs",
 ]  # fmt: skip
 
 
@@ -40,3 +41,4 @@ class Config(Section):
     algorithm: Algorithm
     trainer: Trainer
     ray_kwargs: RayKwargs
+    sweep: Sweep

@@ -20,6 +20,9 @@ class Placement(Section):
     reference: Text = Field(description="pool of the frozen reference")
     critic: Text = Field(description="pool of the critic")
     reward: Text = Field(description="pool of the reward model")
+    device_fraction: Share = Field(
+        description="share of a GPU, or of a CPU slot where there is none, that each process takes of a Ray cluster"
+    )
     pools: dict[str, Count] = Field(description="devices a node of each pool, such as {main: 4, judge: 4}; a pool not named here has all")
 
 

@@ -30,6 +30,7 @@ class PoolSpec:
     start_timeout_s: float
     call_timeout_s: float
     balanced: bool  # rows are shared out by cost
+    device_fraction: float  # of a GPU, or of a CPU slot where there is none, that each process takes
 
 
 class ResourcePool:
@@ -58,7 +59,7 @@ class ResourcePool:
 
     def _reserve(self) -> PlacementGroup:
         spec = self.spec
-        bundle = {"CPU": 1.0, "GPU": 1.0} if spec.place.device == "cuda" else {"CPU": 1.0}
+        bundle = self._share()
         group = placement_group([bundle] * spec.num_processes, strategy="PACK", name=f"rlctl-{spec.name}-{time.time_ns()}")
         if not group.wait(timeout_seconds=spec.start_timeout_s):
             free = {name: amount for name, amount in ray.available_resources().items() if name in bundle}
@@ -69,6 +70,11 @@ class ResourcePool:
             )
         return group
 
+    def _share(self) -> dict[str, float]:
+        """What one process takes of the cluster."""
+        fraction = self.spec.device_fraction
+        return {"CPU": 1.0, "GPU": fraction} if self.spec.place.device == "cuda" else {"CPU": fraction}
+
     def _start(self, rank: int) -> Any:
         spec = self.spec
         log = spec.place.log_path
@@ -76,8 +82,8 @@ class ResourcePool:
         return (
             ray.remote(Process)
             .options(
-                num_cpus=1,
-                num_gpus=1 if place.device == "cuda" else 0,
+                num_cpus=self._share()["CPU"],
+                num_gpus=self._share().get("GPU", 0),
                 name=f"{spec.name}-{rank}-{time.time_ns()}",
                 scheduling_strategy=PlacementGroupSchedulingStrategy(self.group, placement_group_bundle_index=rank),
             )

@@ -1,0 +1,133 @@
+"""The axes of a sweep: overrides that name several values, in Hydra's own sweep grammar (`a=1,2`, `choice`, `range`, `interval`, `glob`).
+
+The second and last user of Hydra beside `compose.py`: its parser alone says which overrides are sweeps and what they range over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Glob, IntervalSweep, Override, RangeSweep, Sweep
+from hydra.errors import HydraException
+
+from rlctl.errors import ConfigError, Problem, raise_problems
+from rlctl.recipes.sources import find_recipe, read, search_folders
+
+
+@dataclass(frozen=True)
+class Interval:
+    """Every number from `low` to `high`, both included; with `log` drawn evenly in the logarithm; with `step` in steps."""
+
+    low: float
+    high: float
+    log: bool
+    step: float | None = None
+
+    @property
+    def whole(self) -> bool:
+        """Whether only whole numbers are meant."""
+        return all(isinstance(number, int) for number in (self.low, self.high, self.step or 1))
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One key and what is tried for it: `values` as overrides write them, or, where there is no end of them, an `interval`.
+
+    An evenly spaced `range` has both: a grid takes the values, a sampler that knows of order takes the interval.
+    """
+
+    key: str
+    text: str  # as it was given
+    values: tuple[str, ...] = ()
+    interval: Interval | None = None
+
+
+def split_axes(overrides: Sequence[str], recipe: str | Path) -> tuple[list[str], list[Axis]]:
+    """Overrides with one value, as they are, and the axes among them. What cannot be parsed stays in the first: `compose` says why.
+
+    Raises ConfigError with every axis that has no values or too odd ones.
+    """
+    fixed: list[str] = []
+    axes: list[Axis] = []
+    problems: list[Problem] = []
+    parser = OverridesParser.create()
+    for text in overrides:
+        try:
+            override = parser.parse_overrides([text])[0]
+        except HydraException:
+            fixed.append(text)
+            continue
+        if not override.is_sweep_override():
+            fixed.append(text)
+            continue
+        try:
+            axes.append(_axis(override, text, recipe))
+        except ConfigError as error:
+            problems += error.problems
+    raise_problems(problems)
+    return fixed, axes
+
+
+def axes_of(params: Mapping[str, Any], recipe: str | Path) -> list[Axis]:
+    """The axes of a recipe's section `sweep.params`: key -> what an override has after its `=`, or a list of values.
+
+    Raises ConfigError where a key has only one value or cannot be parsed.
+    """
+    texts = [f"{key}={','.join(map(_written, value)) if isinstance(value, list) else value}" for key, value in params.items()]
+    fixed, axes = split_axes(texts, recipe)
+    hint = "two or more values: [1e-6, 1e-5], 'choice(a,b)', 'range(1,4)', 'interval(0,1)', 'tag(log,interval(1e-7,1e-5))', 'glob(*)'"
+    raise_problems([Problem(f"{text} is not an axis", "sweep.params", hint) for text in fixed])
+    return axes
+
+
+def _axis(override: Override, text: str, recipe: str | Path) -> Axis:
+    key = override.get_key_element()
+    value = override.value()
+    where = f"override {text}"
+    if isinstance(value, IntervalSweep):
+        low, high = value.start, value.end
+        if low is None or high is None or not low < high:
+            raise ConfigError("an interval goes from a smaller to a larger number", where=where, hint=f"{key}='interval(0,1)'")
+        log = "log" in value.tags
+        if log and low <= 0:
+            raise ConfigError(f"a logarithmic interval cannot begin at {low}", where=where, hint=f"{key}='tag(log,interval(1e-7,1e-5))'")
+        return Axis(key, text, interval=Interval(low, high, log))
+    if isinstance(value, Sweep) and getattr(value, "shuffle", False):
+        raise ConfigError("shuffle has no seed", where=where, hint="leave it out; --sampler random draws in a random order that has one")
+    if isinstance(value, Glob):
+        values = tuple(value.filter(_parts(override.key_or_group, recipe)))
+    else:
+        values = tuple(dict.fromkeys(override.sweep_string_iterator()))
+    if len(values) == 0:
+        raise ConfigError("this axis has no values", where=where, hint=f"the parts of {override.key_or_group}/: `rlctl recipes ls`")
+    return Axis(key, text, values, _interval(value) if isinstance(value, RangeSweep) else None)
+
+
+def _interval(value: RangeSweep) -> Interval | None:
+    """An ascending range as numbers with their step; its end is not included, so the last number is found by counting."""
+    start, stop, step = value.start, value.stop, value.step
+    if start is None or stop is None or step <= 0 or stop <= start:
+        return None
+    last = start
+    while last + step < stop:
+        last += step
+    return Interval(start, last, False, step) if last > start else None
+
+
+def _parts(group: str, recipe: str | Path) -> list[str]:
+    folders = search_folders(read(find_recipe(recipe)), [])
+    return sorted({entry.stem for folder in folders for entry in (folder / group).glob("*.yaml")})
+
+
+def _written(value: Any) -> str:
+    """A value of a YAML list as an override writes it."""
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    if isinstance(value, (list, dict)):
+        inner = [f"{k}:{_written(v)}" for k, v in value.items()] if isinstance(value, dict) else [_written(each) for each in value]
+        return ("{%s}" if isinstance(value, dict) else "[%s]") % ",".join(inner)
+    return str(value)
