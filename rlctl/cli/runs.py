@@ -59,13 +59,19 @@ def show(
 
     from rlctl.cli.console import print_json
     from rlctl.cli.runs_view import print_run, print_samples
+    from rlctl.cli.sweep_view import show_sweep
     from rlctl.errors import UsageError
     from rlctl.runs import details
     from rlctl.runs.store import RunStore
+    from rlctl.sweeps.record import names_sweep
 
+    store = RunStore.at(root)
+    if names_sweep(store.root, run):
+        show_sweep(store.root, run, as_json)
+        return
     if wrong and right:
         raise UsageError("--wrong and --right exclude each other", hint="leave out both to see all")
-    found = RunStore.at(root).find(run)
+    found = store.find(run)
     if not (samples or wrong or right or step is not None):
         print_json(details.details(found)) if as_json else print_run(found)
         return

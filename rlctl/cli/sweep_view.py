@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.live import Live
@@ -94,6 +95,15 @@ def print_sweep(sweep: SweepDir) -> None:
         )
     if any(trial.state == "finished" for trial in found.trials):
         stdout().print(Text(f"next  rlctl sweep best {record.name} --export best.yaml", style="dim"))
+
+
+def show_sweep(root: Path, selector: str, as_json: bool) -> None:
+    """What `rlctl show` says of a sweep."""
+    from rlctl.sweeps.record import find_sweep
+    from rlctl.sweeps.results import plain, results
+
+    found = find_sweep(root, selector)
+    print_json(plain(results(found))) if as_json else print_sweep(found)
 
 
 def print_best(sweep: SweepDir, trial: TrialResult) -> None:

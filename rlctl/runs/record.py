@@ -23,7 +23,8 @@ class RunRecord:
     """What is known of a run. Times are UTC in ISO 8601.
 
     `id` names the run to trackers, which keep one history under it over all `attempts`; `data` maps each data file to its SHA-256;
-    `trackers` maps a logger to the id that it gave the run; `parent` is the checkpoint whose state the run began with, if it had one.
+    `trackers` maps a logger to the id that it gave the run; `parent` is the checkpoint whose state the run began with, if it had one;
+    `sweep` names the sweep that it belongs to.
     """
 
     id: str
@@ -45,6 +46,7 @@ class RunRecord:
     data: Mapping[str, str] = field(default_factory=dict)
     trackers: Mapping[str, str] = field(default_factory=dict)
     parent: Mapping[str, Any] | None = None
+    sweep: str | None = None
 
     def write(self, path: Path) -> None:
         write_whole(path, json.dumps(dataclasses.asdict(self), indent=2, ensure_ascii=False) + "\n")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import fcntl
 import json
+import os
 import random
 import secrets
 import string
@@ -21,6 +22,7 @@ from rlctl.runs.record import RunRecord, State, now, write_whole
 from rlctl.tracking.jsonl import METRICS_FILE, generations_file
 
 RECORD_FILE = "run.json"
+SWEEP_VARIABLE = "RLCTL_SWEEP"  # a sweep tells its runs so to which it they belong
 
 
 class Origin(Protocol):
@@ -66,6 +68,7 @@ class RunDir:
             process=DriverProcess.current(),
             git=git_state(Path.cwd()),
             versions=installed_versions(),
+            sweep=os.environ.get(SWEEP_VARIABLE),
         )
         try:
             path.parent.mkdir(parents=True, exist_ok=True)

@@ -15,12 +15,11 @@ from typing import Literal
 
 from rlctl.errors import ConfigError
 from rlctl.runs.record import RunRecord
-from rlctl.runs.run_dir import RECORD_FILE
+from rlctl.runs.run_dir import RECORD_FILE, SWEEP_VARIABLE
 from rlctl.sweeps.record import SweepDir
 from rlctl.sweeps.study import Trial
 from rlctl.tracking.jsonl import METRICS_FILE, read_metrics
 
-SWEEP_VARIABLE = "RLCTL_SWEEP"  # tells a run to which sweep it belongs
 State = Literal["waiting", "running", "finished", "failed", "stopped"]
 
 # What no second attempt would mend: a usage or configuration error, something not found or taken, a package that is missing.

@@ -89,16 +89,22 @@ class Study:
             return None
         # A sampler of its own for every draw: what is drawn depends on the number of the trial, not on what this process drew before.
         self._study.sampler = _SAMPLERS[self.settings.sampler](self.settings.seed + len(trials))
-        return self._trial(self._study.ask(self._space))
+        return self._trial(self._frozen(self._study.ask(self._space).number))
 
     def running(self) -> list[Trial]:
         """Trials that were given out and never judged, by this process or by one that died."""
-        return [self._trial(each) for each in self._study.get_trials(deepcopy=False, states=[TrialState.RUNNING])]
+        found: list[Trial] = []
+        for each in self._study.get_trials(deepcopy=False, states=[TrialState.RUNNING]):
+            if set(_params(each)) >= set(self._space):
+                found.append(self._trial(each))
+            else:  # the process died while its values were drawn
+                self._study.tell(each.number, state=TrialState.FAIL)
+        return found
 
     def report(self, trial: Trial, step: int, value: float) -> None:
         """The value of a trial after the validation of a step. A step is told once."""
         open_trial = self._open(trial)
-        if math.isfinite(value) and step not in self._frozen(trial).intermediate_values:
+        if math.isfinite(value) and step not in self._frozen(trial.number).intermediate_values:
             open_trial.report(value, step)
 
     def should_prune(self, trial: Trial) -> bool:
@@ -114,7 +120,6 @@ class Study:
         return [
             Outcome(self._trial(each), _STATES[each.state], each.value, each.intermediate_values)
             for each in self._study.get_trials(deepcopy=False)
-            if each.params
         ]
 
     def importances(self) -> dict[str, float]:
@@ -126,13 +131,19 @@ class Study:
         return optuna.importance.get_param_importances(self._study, evaluator=evaluator)
 
     def _open(self, trial: Trial) -> optuna.Trial:
-        return optuna.Trial(self._study, self._frozen(trial)._trial_id)
+        return optuna.Trial(self._study, self._frozen(trial.number)._trial_id)
 
-    def _frozen(self, trial: Trial) -> FrozenTrial:
-        return self._study.get_trials(deepcopy=False)[trial.number]
+    def _frozen(self, number: int) -> FrozenTrial:
+        return self._study.get_trials(deepcopy=False)[number]
 
-    def _trial(self, trial: optuna.Trial | FrozenTrial) -> Trial:
-        return Trial(trial.number, [f"{axis.key}={trial.params[axis.key]}" for axis in self.axes if axis.key in trial.params])
+    def _trial(self, trial: FrozenTrial) -> Trial:
+        params = _params(trial)
+        return Trial(trial.number, [f"{axis.key}={params[axis.key]}" for axis in self.axes if axis.key in params])
+
+
+def _params(trial: FrozenTrial) -> dict[str, Any]:
+    """The values of a trial; a point of a grid has them before it is given out."""
+    return trial.system_attrs.get("fixed_params", {}) | trial.params
 
 
 def points(axes: Sequence[Axis], settings: Sweep) -> list[dict[str, Any]] | None:

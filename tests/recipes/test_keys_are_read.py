@@ -20,6 +20,8 @@ from tests.models import write_tiny_model
 # Keys that a run of PPO in one process has no use for, with the reason; patterns of key names.
 ELSEWHERE = {
     "ray_kwargs.*": "read where Ray is started",
+    "sweep.*": "read by rlctl sweep",
+    "trainer.placement.device_fraction": "read where worker processes are placed",
     "trainer.timeouts.ray_start_s": "read where Ray is started",
     "trainer.timeouts.worker_start_s": "read where worker processes are started",
     "trainer.placement.pools": "read where worker processes are placed",

@@ -1,0 +1,82 @@
+"""Sweeps through the command line: real Ray, real Optuna, real runs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from rlctl.recipes.compose import compose
+from tests.e2e.command import metrics, rlctl
+
+LR = "actor_rollout_ref.actor.optim.lr"
+# A metric that is known beforehand, so that which trial is the best, and which is stopped, is no matter of luck.
+JUDGED_BY_LR = ("--metric", "actor/lr", "ray_kwargs.ray_init.num_cpus=2")
+
+
+def trials(folder: Path, name: str) -> list[dict[str, object]]:
+    """As `rlctl show NAME --json` gives them, in order of their numbers."""
+    found = json.loads(rlctl("show", name, "--json", cwd=folder).stdout)["trials"]
+    return sorted(found, key=lambda trial: trial["number"])
+
+
+@pytest.mark.slow
+def test_a_grid_of_four_two_at_once_then_the_winner_as_a_recipe(settings: list[str], tmp_path: Path) -> None:
+    grid = (f"{LR}=1e-4,1e-3", "algorithm.gamma=0.9,1.0")
+    done = rlctl("sweep", "ppo", *settings, *grid, *JUDGED_BY_LR, "--parallel", "2", "--name", "grid", cwd=tmp_path)
+    found = trials(tmp_path, "grid")
+    assert [trial["state"] for trial in found] == ["finished"] * 4
+    assert [trial["value"] for trial in found] == [1e-4, 1e-4, 1e-3, 1e-3]
+    runs = [tmp_path / "runs" / "quickstart" / f"grid-{number:03d}" for number in range(4)]
+    records = [json.loads((run / "run.json").read_text()) for run in runs]
+    assert {record["sweep"] for record in records} == {"grid"}
+    assert records[1]["created"] < records[0]["ended"], "two at once"
+    assert records[2]["created"] > min(records[0]["ended"], records[1]["ended"]), "and no more than two"
+    assert "2 at once" in done.stderr
+    rlctl("sweep", "best", "grid", "--export", "best.yaml", cwd=tmp_path)
+    winner, exported = compose(tmp_path / "best.yaml").config, tmp_path / "best.yaml"
+    assert (winner.actor_rollout_ref.actor.optim.lr, winner.algorithm.gamma) == (1e-3, 0.9)
+    assert winner.data.train_batch_size == 8
+    rlctl("sweep", "best", "grid", "--export", exported, cwd=tmp_path, code=5)
+    assert "grid" in rlctl("sweeps", cwd=tmp_path).stdout
+
+
+@pytest.mark.slow
+def test_hyperband_stops_runs(settings: list[str], tmp_path: Path) -> None:
+    own = ["trainer.total_training_steps=9", "trainer.val_before_train=false", "trainer.test_freq=9", f"{LR}=5e-3,4e-3,3e-3,2e-3"]
+    rlctl("sweep", "grpo", *settings, *own, *JUDGED_BY_LR, "--pruner", "hyperband", "--parallel", "1", "--name", "bands", cwd=tmp_path)
+    found = trials(tmp_path, "bands")
+    assert found[0]["state"] == "finished"
+    pruned = [trial for trial in found if trial["state"] == "pruned"]
+    assert pruned
+    for trial in pruned:
+        run = tmp_path / "runs" / "quickstart" / f"bands-{trial['number']:03d}"
+        assert json.loads((run / "run.json").read_text())["state"] == "stopped"
+        assert '"kind": "pruned"' in (run / "events.jsonl").read_text()
+        assert metrics(run)[-1]["step"] < 9
+
+
+@pytest.mark.slow
+def test_a_failing_trial_is_tried_again_and_the_sweep_goes_on(settings: list[str], tmp_path: Path) -> None:
+    (tmp_path / "reward.py").write_text(
+        "import os\n\ndef score(data_source, solution_str, ground_truth, extra_info=None, crash=False):\n"
+        "    if crash and os.environ.get('RLCTL_SWEEP'):\n        os.kill(os.getppid(), 9)\n    return 1.0\n"
+    )
+    reward = "reward.custom_reward_function"
+    crash = (f"{reward}.path=reward.py", f"{reward}.name=score", f"{reward}.reward_kwargs.crash=true,false")
+    rlctl("sweep", "grpo", *settings, *crash, *JUDGED_BY_LR, "--name", "crash", cwd=tmp_path)
+    found = trials(tmp_path, "crash")
+    assert [trial["state"] for trial in found] == ["failed", "finished"]
+    record = json.loads((tmp_path / "runs" / "quickstart" / "crash" / "sweep.json").read_text())
+    assert record["retried"] == {"crash-000": 1}
+    assert record["exit_code"] == 0
+
+
+def test_more_than_there_is_and_what_cannot_be_composed_is_refused(settings: list[str], tmp_path: Path) -> None:
+    too_many = ("trainer.n_gpus_per_node=1,4", "ray_kwargs.ray_init.num_cpus=2")
+    done = rlctl("sweep", "ppo", *settings, *too_many, "--name", "large", cwd=tmp_path, code=7)
+    assert "needs 4 CPU; the whole cluster has 2 CPU" in done.stderr
+    assert json.loads((tmp_path / "runs" / "quickstart" / "large" / "sweep.json").read_text())["state"] == "failed"
+    done = rlctl("sweep", "ppo", *settings, f"{LR}=1e-4,fast", "--dry-run", cwd=tmp_path, code=3)
+    assert f"trial {LR}=fast" in done.stderr

@@ -1,0 +1,107 @@
+"""The study with the real Optuna: what is tried, what is stopped, and that a study read from the disk goes on as if never closed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rlctl.errors import ConfigError
+from rlctl.recipes.axes import split_axes
+from rlctl.recipes.compose import compose
+from rlctl.recipes.schema import Sweep
+from rlctl.sweeps.study import Study, check_axes
+
+
+def settings(**changes: object) -> Sweep:
+    return compose("ppo").config.sweep.model_copy(update=changes)
+
+
+def study(folder: Path, overrides: list[str], steps: int = 9, **changes: object) -> Study:
+    _, axes = split_axes(overrides, "ppo")
+    return Study(folder / "study.db", axes, settings(**changes), steps)
+
+
+def test_a_grid_is_tried_in_order_and_ends(tmp_path: Path) -> None:
+    made = study(tmp_path, ["a=1,2", "b=range(0,2)"])
+    asked = [trial.overrides for trial in iter(made.ask, None)]
+    assert asked == [["a=1", "b=0"], ["a=1", "b=1"], ["a=2", "b=0"], ["a=2", "b=1"]]
+    assert made.num_trials == 4
+    assert study(tmp_path / "", ["a=1,2", "b=range(0,2)"]).ask() is None, "the points of a grid are enqueued once"
+
+
+@pytest.mark.parametrize("sampler", ["random", "tpe", "cmaes"])
+def test_an_interrupted_study_draws_what_an_uninterrupted_one_draws(sampler: str, tmp_path: Path) -> None:
+    axes = ["lr=tag(log,interval(1e-6,1e-3))", "n=range(2,9,2)"]
+
+    def draw(folder: Path, reopen: bool) -> list[object]:
+        folder.mkdir()
+        made, drawn = study(folder, axes, sampler=sampler, trials=12), []
+        for _ in range(12):
+            if reopen:
+                made = study(folder, axes, sampler=sampler, trials=12)
+            trial = made.ask()
+            assert trial is not None
+            lr = float(trial.overrides[0].partition("=")[2])
+            assert 1e-6 <= lr <= 1e-3
+            assert trial.overrides[1] in ("n=2", "n=4", "n=6", "n=8")
+            made.tell(trial, "finished", -abs(lr - 1e-4))
+            drawn.append(trial.overrides)
+        assert made.ask() is None
+        return drawn
+
+    assert draw(tmp_path / "once", reopen=False) == draw(tmp_path / "again", reopen=True)
+
+
+def test_hyperband_stops_the_worse_ones(tmp_path: Path) -> None:
+    made = study(tmp_path, ["a=range(0,9)"], pruner="hyperband")
+    states = {}
+    for trial in iter(made.ask, None):
+        quality = -float(trial.overrides[0].partition("=")[2])  # each is worse than the one before
+        for step in range(1, 10):
+            made.report(trial, step, quality * step)
+            if made.should_prune(trial):
+                made.tell(trial, "pruned")
+                break
+        else:
+            made.tell(trial, "finished", quality)
+        states[trial.number] = made.outcomes()[trial.number].state
+    assert states[0] == "finished"
+    assert list(states.values()).count("pruned") >= 4
+
+
+def test_trials_of_a_process_that_died_are_found(tmp_path: Path) -> None:
+    first = study(tmp_path, ["a=1,2,3"])
+    done, lost = first.ask(), first.ask()
+    assert done is not None
+    assert lost is not None
+    first.tell(done, "finished", 0.5)
+    first.report(lost, 3, 0.25)
+    again = study(tmp_path, ["a=1,2,3"])
+    assert again.running() == [lost]
+    again.report(lost, 3, 0.25)  # told twice, kept once
+    again.report(lost, 6, 0.75)
+    again.tell(lost, "finished", 0.75)
+    assert [outcome.state for outcome in again.outcomes()] == ["finished", "finished", "waiting"]
+    assert dict(again.outcomes()[1].values) == {3: 0.25, 6: 0.75}
+
+
+def test_importance_finds_the_axis_that_matters(tmp_path: Path) -> None:
+    made = study(tmp_path, ["a=range(0,6)", "b=range(0,6)"])
+    for trial in iter(made.ask, None):
+        made.tell(trial, "finished", float(trial.overrides[0].partition("=")[2]))
+    found = made.importances()
+    assert found["a"] > 0.9 > 0.1 > found["b"]
+
+
+def test_what_cannot_be_searched_is_refused() -> None:
+    _, numbers = split_axes(["a=interval(0,1)"], "ppo")
+    _, choices = split_axes(["a=x,y"], "ppo")
+    for axes, changes, message in (
+        ([], {}, "nothing to search"),
+        (numbers, {}, "no end of values"),
+        (numbers, {"sampler": "tpe"}, "as long as it is asked"),
+        (choices, {"sampler": "cmaes", "trials": 3}, "searches numbers"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            check_axes(axes, settings(**changes))
