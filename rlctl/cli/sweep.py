@@ -25,7 +25,7 @@ class _Group(TyperGroup):
         return super().parse_args(ctx, args)
 
 
-app = typer.Typer(add_completion=False, cls=_Group)
+app = typer.Typer(add_completion=False, cls=_Group, help="Search settings with many runs on one cluster.")
 
 Overrides = Annotated[
     list[str] | None,
