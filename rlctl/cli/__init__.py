@@ -52,6 +52,7 @@ COMMANDS = (
     Command("sweeps", "rlctl.cli.sweeps", "List the sweeps, newest first.", "Runs"),
     Command("runs", "rlctl.cli.runs", "List the runs, running and newest first.", "Runs"),
     Command("show", "rlctl.cli.runs", "Show one run: its curves, its settings, its validation samples.", "Runs"),
+    Command("report", "rlctl.cli.report", "Make one self-contained HTML file of runs: curves, alarms, answers, settings.", "Runs"),
     Command("doctor", "rlctl.cli.doctor", "Examine the installation and the machine, with the command that mends each fault.", "Runs"),
     Command("version", "rlctl.cli.version", "Show the versions of rlctl and of what it stands on.", "Runs"),
 )

@@ -12,7 +12,21 @@ from importlinter.cli import lint_imports
 from rlctl.cli import COMMANDS
 
 ROOT = Path(__file__).parents[2]
-HEAVY = {"torch", "ray", "vllm", "transformers", "pandas", "pyarrow", "wandb", "swanlab", "hydra", "omegaconf", "numpy", "safetensors"}
+HEAVY = {
+    "torch",
+    "ray",
+    "vllm",
+    "transformers",
+    "pandas",
+    "pyarrow",
+    "wandb",
+    "swanlab",
+    "hydra",
+    "omegaconf",
+    "numpy",
+    "safetensors",
+    "plotly",
+}
 
 
 def test_imports_go_one_way(capsys):

@@ -1,0 +1,35 @@
+"""What happened in a run, from its `events.jsonl`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from rlctl.tracking.alarms import EVENT, OVER
+from rlctl.tracking.jsonl import read_lines
+
+EVENTS_FILE = "events.jsonl"
+
+
+def read_events(folder: Path) -> list[dict[str, Any]]:
+    """The events of the run in `folder`, oldest first: `time`, `kind` and what belongs to it. Errors: ConfigError for a damaged file."""
+    return list(read_lines(folder / EVENTS_FILE))
+
+
+def alarms_of(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The alarms, oldest first: `name`, `step`, `message`, `hint`, and `over`, the step at which it ended, None while it rings.
+
+    What an attempt saw after the step that the next one went on from has not happened.
+    """
+    found: list[dict[str, Any]] = []
+    for event in events:
+        kind, step = event.get("kind"), event.get("step")
+        if kind == EVENT:
+            found.append({name: event.get(name) for name in ("name", "step", "message", "hint")} | {"over": None})
+        elif kind == OVER:
+            for alarm in found:
+                if alarm["name"] == event.get("name") and alarm["over"] is None:
+                    alarm["over"] = step
+        elif kind == "resume" and step is not None:
+            found = [alarm | {"over": alarm["over"] if (alarm["over"] or 0) <= step else None} for alarm in found if alarm["step"] <= step]
+    return found

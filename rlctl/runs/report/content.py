@@ -1,0 +1,166 @@
+"""What a report shows, as plain data: curves, alarms, samples, settings and origins of one or several runs."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from itertools import accumulate
+from typing import Any
+
+from rlctl import __version__
+from rlctl.runs.details import changed_settings, generation_steps, overview
+from rlctl.runs.events import alarms_of, read_events
+from rlctl.runs.store import Run
+from rlctl.tracking.headline import SECONDS, TOKENS, Row, figure, is_accuracy
+from rlctl.tracking.jsonl import METRICS_FILE, generations_file, read_generations, read_metrics
+from rlctl.tracking.text import count, duration, percent_or_number
+from rlctl.tracking.tracker import Sample
+
+MAX_ROWS = 2000  # a screen has no more pixels across
+MAX_VALIDATIONS = 12
+ELSEWHERE_IN_A_STEP = (("timing_s/testing",), ("timing_s/save_checkpoint",))  # what timing_s/step leaves out
+
+
+def content(runs: Sequence[Run], samples_per_step: int) -> dict[str, Any]:
+    """The whole report. Of each of at most `MAX_VALIDATIONS` validations `samples_per_step` answers, of the same prompts each time.
+
+    Errors: ConfigError when the files of a run are damaged.
+    """
+    projects = {run.project for run in runs}
+    labels = [run.name if len(projects) == 1 else f"{run.project}/{run.name}" for run in runs]
+    return {
+        "title": " · ".join(labels),
+        "project": ", ".join(sorted(projects)),
+        "made": datetime.now(UTC).isoformat(timespec="minutes"),
+        "version": __version__,
+        "runs": [_run(run, label, samples_per_step) for run, label in zip(runs, labels, strict=True)],
+        "settings": settings(runs),
+    }
+
+
+def _run(run: Run, label: str, samples_per_step: int) -> dict[str, Any]:
+    rows = read_metrics(run.path / METRICS_FILE)
+    return {
+        "label": label,
+        "state": run.state,
+        "summary": _summary(run),
+        "facts": _facts(run),
+        "alarms": alarms_of(read_events(run.path)),
+        "samples": _samples(run, samples_per_step),
+        **curves(rows),
+    }
+
+
+def _summary(run: Run) -> dict[str, str]:
+    """The figures of the card of a run, in words."""
+    head = overview(run)
+    metric = head["metric"]
+    first, last, best = (percent_or_number(metric, head[name]) for name in ("first", "last", "best"))
+    steps = f"{head['step'] or 0:,}" + (f" of {head['total_steps']:,}" if head["total_steps"] else "")
+    summary = {"steps": steps, "time": duration(run.seconds) if run.seconds is not None else "-", "tokens": count(head["tokens"])}
+    if metric:
+        summary |= {
+            "kind": "validation accuracy" if is_accuracy(metric) else metric,
+            "first": first,
+            "last": last,
+            "best": f"best {best} at step {head['best_step']}",
+        }
+    return summary
+
+
+def curves(rows: Sequence[Row]) -> dict[str, Any]:
+    """Columns of about `MAX_ROWS` rows at most: `step`, `hours` and `tokens` (both since the start), and every metric, null where a row
+    has none."""
+    seconds = accumulate(sum(figure(row, names) or 0.0 for names in (SECONDS, *ELSEWHERE_IN_A_STEP)) for row in rows)
+    tokens = accumulate(figure(row, TOKENS) or 0.0 for row in rows)
+    stride = math.ceil(len(rows) / MAX_ROWS)
+    kept = [
+        (row, at / 3600, so_far)
+        for index, (row, at, so_far) in enumerate(zip(rows, seconds, tokens, strict=True))
+        if index % max(stride, 1) == 0 or index == len(rows) - 1 or any(name.startswith("val") for name in row)
+    ]
+    names = sorted({name for row, _, _ in kept for name in row} - {"step"})
+    return {
+        "stride": stride,
+        "x": {
+            "step": [int(row["step"]) for row, _, _ in kept],
+            "hours": [_short(hours) for _, hours, _ in kept],
+            "tokens": [int(so_far) for _, _, so_far in kept],
+        },
+        "metrics": {name: [_short(row.get(name)) for row, _, _ in kept] for name in names},
+    }
+
+
+def _short(value: float | None) -> float | None:
+    """Six digits are more than a chart can show."""
+    return None if value is None or not math.isfinite(value) else float(f"{value:.6g}")
+
+
+def _facts(run: Run) -> dict[str, str]:
+    record = run.record
+    if record is None:
+        return {"folder": str(run.path), "problem": run.problem or ""}
+    commit = (record.git or {}).get("commit")
+    changed = " with changes" if record.git and record.git.get("diff_sha256") else ""
+    facts = {
+        "command": " ".join(record.command),
+        "recipe": record.recipe,
+        "made": f"{record.created} on {record.process.host}",
+        "attempts": str(record.attempts),
+        "exit code": "-" if record.exit_code is None else str(record.exit_code),
+        "commit": f"{commit[:12]}{changed}" if commit else "no git repository",
+        "seeds": ", ".join(f"{name} {seed}" for name, seed in record.seeds.items()),
+        "data": ", ".join(f"{name} (SHA-256 {digest[:12]})" for name, digest in record.data.items()),
+        "versions": ", ".join(f"{name} {number}" for name, number in record.versions.items() if number),
+        "folder": str(run.path),
+    }
+    return {name: value for name, value in facts.items() if value}
+
+
+def _samples(run: Run, samples_per_step: int) -> list[dict[str, Any]]:
+    """For each validation that is shown: its step, how many answers it had, and those that are shown."""
+    steps = generation_steps(run.path)
+    if len(steps) > MAX_VALIDATIONS:
+        steps = [steps[round(index * (len(steps) - 1) / (MAX_VALIDATIONS - 1))] for index in range(MAX_VALIDATIONS)]
+    found: list[dict[str, Any]] = []
+    for step in steps:
+        samples = read_generations(generations_file(run.path, step))
+        chosen = sorted(random.Random(0).sample(range(len(samples)), min(samples_per_step, len(samples))))
+        found.append({"step": step, "total": len(samples), "shown": [_sample(index, samples[index]) for index in chosen]})
+    return found
+
+
+def _sample(index: int, sample: Sample) -> dict[str, Any]:
+    return {
+        "index": index,
+        "prompt": sample.prompt.strip(),
+        "response": sample.response.strip(),
+        "truth": str(sample.ground_truth),
+        "score": _short(sample.score),
+        "right": sample.right,
+        "components": {name: _short(value) for name, value in sample.components.items()},
+        "length": sample.length,
+        "finish": sample.finish,
+        "source": sample.data_source,
+    }
+
+
+def settings(runs: Sequence[Run]) -> list[dict[str, Any]]:
+    """What any of the runs sets otherwise than the base: `key`, `base`, and for each run `value` and `where`, in the order of the keys."""
+    changed = [changed_settings(run.path) for run in runs]
+    bases: dict[str, Any] = {key: each["base"] for run in changed for key, each in run.items()}
+    return [
+        {"key": key, "base": _text(base), "values": [_setting(run.get(key), base) for run in changed]}
+        for key, base in sorted(bases.items())
+    ]
+
+
+def _setting(given: Mapping[str, Any] | None, base: Any) -> dict[str, str]:
+    return {"value": _text(base), "where": ""} if given is None else {"value": _text(given["value"]), "where": str(given["where"])}
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
