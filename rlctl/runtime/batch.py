@@ -217,7 +217,9 @@ class Scored(Rollouts):
 
 @dataclass(frozen=True, eq=False)
 class Experience(Scored):
-    """What a worker learns from. The last four are None where the algorithm has no use for them."""
+    """What a worker learns from. `response_mask` is 0 also where rollout correction leaves a token out. The last four are None where the
+    algorithm has no use for them.
+    """
 
     rewards: Ragged  # (B rows) float32, per token
     old_log_probs: Ragged  # (B rows) float32

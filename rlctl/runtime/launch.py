@@ -54,7 +54,9 @@ def train(plan: Plan, start: Start | None = None) -> RunDir:
         stack.callback(close_reward)
         run = _open_run(plan, start)
         trackers = Trackers.load(config.trainer.logger, run.event)
-        trackers.alarms = Alarms(Limits(**config.trainer.alarms.model_dump()), read_metrics(run.metrics))
+        trackers.alarms = Alarms(
+            Limits(**config.trainer.alarms.model_dump(), rollout_mismatch=config.trainer.mismatch.warn), read_metrics(run.metrics)
+        )
         stack.enter_context(_recorded(run, trackers))
         pools = stack.enter_context(open_pools(plan, run.attempt, trackers.phase))
         roles = build_roles(config, plan.algorithm, plan.tokenizer, pools, reward, trackers.phase)

@@ -194,8 +194,6 @@ def check_built(config: schema.Config) -> list[Problem]:
         "critic.context_parallel_size": critic.context_parallel_size > 1,
         "critic.fsdp_config.optimizer_offload": critic.fsdp_config.optimizer_offload,
         "reward.reward_model.enable": config.reward.reward_model.enable,
-        "algorithm.rollout_correction.rollout_is": config.algorithm.rollout_correction.rollout_is is not None,
-        "algorithm.rollout_correction.rollout_rs": config.algorithm.rollout_correction.rollout_rs is not None,
         "trainer.rollout_data_dir": trainer.rollout_data_dir is not None,
         "trainer.validation_data_dir": trainer.validation_data_dir is not None,
     }

@@ -19,6 +19,7 @@ from rlctl.runtime.batch import Scored
 from rlctl.runtime.checkpoint import ControllerState
 from rlctl.runtime.clock import Clock, timed_roles
 from rlctl.runtime.loader import PromptLoader
+from rlctl.runtime.mismatch import MismatchGuard
 from rlctl.runtime.rng import rng_state
 from rlctl.runtime.roles import Roles
 from rlctl.runtime.saver import Saver
@@ -66,7 +67,8 @@ class Trainer:
         self.config = config
         self.progress = progress
         self.clock = Clock(parts.trackers.phase)
-        self.roles = timed_roles(parts.roles, self.clock)
+        self.mismatch = MismatchGuard(config.mismatch.halt, parts.run)
+        self.roles = self.mismatch.watch(timed_roles(parts.roles, self.clock))
         self.saver = Saver(parts.run, parts.roles, parts.tokenizer, config)
         self.skipped_in_a_row = progress.skipped_in_a_row
 
@@ -92,6 +94,7 @@ class Trainer:
     def _train(self, step: int) -> dict[str, float]:
         begin = time.perf_counter()
         self.clock.take()
+        self.mismatch.step = step
         with self.clock.phase("adv"):  # what the controller itself does between the calls of roles
             scored = self.parts.algorithm.collect(self.parts.loader.batch_at(step), self.roles, step)
             metrics = to_floats(self.parts.algorithm.learn(scored, self.roles, step))

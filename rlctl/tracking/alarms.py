@@ -25,7 +25,9 @@ Series = Sequence[tuple[int, float]]  # (step, finite value), oldest first
 
 @dataclass(frozen=True)
 class Limits:
-    """Where alarms begin, by the name of the alarm; None switches one off. `trainer.alarms` says what each number means."""
+    """Where alarms begin, by the name of the alarm; None switches one off. `trainer.alarms` says what each number means;
+    `rollout_mismatch` is `trainer.mismatch.warn`.
+    """
 
     entropy_collapse: float | None = None
     kl: float | None = None

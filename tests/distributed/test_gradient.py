@@ -38,7 +38,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def experience() -> Experience:
-    """Rows of very different lengths, with tokens that a tool wrote, off the policy by a little."""
+    """Rows of very different lengths, with tokens that a tool wrote, a row that was rejected, and weights; off the policy by a little."""
     draw = torch.Generator().manual_seed(3)
 
     def ragged(lengths: list[int], scale: float = 0.3, shift: float = 0.0) -> Ragged:
@@ -50,7 +50,7 @@ def experience() -> Experience:
     prompts, responses = [3, 7, 5, 4, 9, 3, 6, 8], [1, 12, 5, 20, 3, 8, 2, 15]
     response_ids = ids(responses)
     mask = torch.ones(len(response_ids.values))
-    mask[[3, 4, 20, 41]] = 0
+    mask[[0, 3, 4, 20, 41]] = 0
     return Experience(
         prompt_ids=ids(prompts),
         group=torch.arange(ROWS) // 2,
@@ -68,6 +68,7 @@ def experience() -> Experience:
         ref_log_probs=ragged(responses, shift=-5.0),
         values=ragged(responses),
         returns=ragged(responses),
+        is_weights=ragged(responses, scale=0.1, shift=0.9),
     )
 
 

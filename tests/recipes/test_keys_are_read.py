@@ -47,7 +47,6 @@ REFUSED = {
     "*.rollout.multi_turn.*": "multi_turn.enable",
     "reward.reward_model.path": "reward_model.enable",
     "algorithm.filter_groups.m*": "filter_groups.enable",
-    "algorithm.rollout_correction.*_threshold": "rollout_is, rollout_rs",
     "trainer.placement.reward": "reward_model.enable",
 }
 
@@ -115,6 +114,9 @@ def test_a_run_reads_every_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         "trainer.total_training_steps=null",
         "trainer.total_epochs=1",
         "reward.custom_reward_function.path=score.py",
+        "algorithm.rollout_correction.rollout_is=token",
+        "algorithm.rollout_correction.rollout_rs=token_k1",
+        "algorithm.rollout_correction.rollout_rs_threshold=2",
     ]
     (tmp_path / "score.py").write_text("def compute_score(data_source, solution_str, ground_truth, extra_info=None):\n    return 1.0\n")
     with recorded(monkeypatch) as read:

@@ -114,4 +114,5 @@ def test_an_alarm_is_an_event_and_a_line_on_the_console(capsys) -> None:
 
 def test_every_alarm_has_a_key_and_a_default() -> None:
     names = {key.removeprefix("trainer.alarms.") for key in base_settings() if key.startswith("trainer.alarms.")}
+    names.add("rollout_mismatch")  # trainer.mismatch.warn
     assert names == {rule.name for rule in RULES} == set(Limits.__dataclass_fields__)

@@ -35,10 +35,13 @@ class RolloutCorrection(Section):
     rollout_is_threshold: PositiveFloat | Annotated[str, Field(pattern=r"^[\d.eE+-]+_[\d.eE+-]+$")] = Field(
         description="weights are cut off here; `lo_hi` = zero outside"
     )
-    rollout_rs: Literal["token_k1", "token_k2", "token_k3", "seq_mean_k1", "seq_mean_k2", "seq_mean_k3"] | None = Field(
-        description="leave out tokens or rows by this divergence of trainer and engine; null = off"
+    rollout_rs: Text | None = Field(
+        description="leave out tokens or rows by a divergence of trainer and engine: token, seq_sum, seq_mean or seq_max, each with "
+        "_k1, _k2 or _k3, or several with commas; null = off"
     )
-    rollout_rs_threshold: PositiveFloat | None = Field(description="largest divergence that stays in")
+    rollout_rs_threshold: PositiveFloat | Text | None = Field(
+        description="one entry a criterion: the ratio that stays in (k1; x means 1/x to x, or `lo_hi`), the largest divergence (k2, k3)"
+    )
 
 
 class Algorithm(Section):

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from rlctl.recipes.schema.fields import Count, CountOrAll, NonNegativeInt, PositiveFloat, Section, Share, Text, Texts
+from rlctl.recipes.schema.fields import Count, CountOrAll, NonNegativeFloat, NonNegativeInt, PositiveFloat, Section, Share, Text, Texts
 
 
 class KeepBest(Section):
@@ -46,10 +46,14 @@ class Alarms(Section):
     validation_falls: PositiveFloat | None = Field(
         description="alarm where validation is by this share below its best and the reward above what it was then; null = off"
     )
-    rollout_mismatch: PositiveFloat | None = Field(
-        description="alarm where engine and trainer differ so much in the probability of a token, on average; null = off"
-    )
     skipped_updates: Count | None = Field(description="alarm where so many updates of one step are skipped; null = off")
+
+
+class Mismatch(Section):
+    warn: PositiveFloat | None = Field(description="alarm where training/rollout_probs_diff_mean reaches this; null = off")
+    halt: NonNegativeFloat | None = Field(
+        description="stop above this, before anything is learned from the batch, and keep it in the attempt's folder; null = never"
+    )
 
 
 class Trainer(Section):
@@ -76,6 +80,7 @@ class Trainer(Section):
     balance_batch: bool = Field(description="give every rank rows of about equal cost")
     max_skipped_updates: Count = Field(description="stop after so many updates in a row were skipped for a non-finite loss or gradient")
     alarms: Alarms
+    mismatch: Mismatch
     resume_mode: Literal["disable", "auto", "resume_path"] = Field(
         description="disable = start anew; auto = go on from the newest checkpoint; resume_path = from resume_from_path"
     )

@@ -7,8 +7,9 @@ mismatch. Names and definitions are verl's. All of it is for a whole global batc
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal, Self
 
 import torch
 from torch import Tensor
@@ -16,8 +17,12 @@ from torch import Tensor
 from rlctl.errors import ConfigError
 from rlctl.runtime.algorithms.policy_losses import MAX_LOG_RATIO
 from rlctl.runtime.algorithms.registry import unknown_name
+from rlctl.runtime.batch import LogProbs, Rollouts
 from rlctl.runtime.ops import row_mean, row_sum
 from rlctl.tracking.metrics import Max, Mean, Metrics, Min, Std
+
+if TYPE_CHECKING:
+    from rlctl.recipes.schema import RolloutCorrection
 
 _KEY = "algorithm.rollout_correction"
 CRITERIA = tuple(
@@ -34,6 +39,12 @@ class SampledTokens:
     mask: Tensor  # float, 1 where the policy wrote the token
     row: Tensor  # int64, the row of each token
     num_rows: int
+
+    @classmethod
+    def of(cls, rollouts: Rollouts, old: LogProbs) -> Self:
+        """`old` are the trainer's log-probs under the weights that answered."""
+        mask, row = rollouts.response_mask.values, rollouts.response_ids.row_of_token
+        return cls(old.log_probs.values, rollouts.rollout_log_probs.values, mask, row, len(rollouts))
 
     @property
     def log_ratio(self) -> Tensor:
@@ -59,6 +70,14 @@ class Bounds:
             raise ConfigError(f"{key}={given!r} is no bound", where=_KEY, hint='give one positive number, or two as in "0.5_2.0"')
         return cls(low[0] if low else None, high)
 
+    def around_one(self, key: str) -> Bounds:
+        """Itself; `ConfigError` where 1 is outside. Both ratios are 1 where nothing differs, and YAML reads 0.5_2 as the number 0.52."""
+        if not (self.low or 0.0) <= 1 <= self.high:
+            low = "" if self.low is None else f"{self.low:g}_"
+            hint = 'two bounds are written with a point in each, as in "0.5_2.0": YAML reads 0.5_2 as one number'
+            raise ConfigError(f"{key}={low}{self.high:g} leaves out a ratio of 1", where=_KEY, hint=hint)
+        return self
+
 
 @dataclass(frozen=True)
 class Criterion:
@@ -82,9 +101,10 @@ def parse_criteria(kinds: str, thresholds: str | float) -> list[Criterion]:
         if name not in CRITERIA:
             raise unknown_name("rejection criterion", name, CRITERIA, f"{_KEY}.rollout_rs")
         bounds = Bounds.parse(entry, "rollout_rs_threshold")
-        if name.endswith("k1") and bounds.low is None:
-            bounds = Bounds(min(1 / bounds.high, bounds.high), max(1 / bounds.high, bounds.high))
-        elif not name.endswith("k1") and bounds.low is not None:
+        if name.endswith("k1"):
+            bounds = bounds.around_one("rollout_rs_threshold")
+            bounds = Bounds(1 / bounds.high, bounds.high) if bounds.low is None else bounds
+        elif bounds.low is not None:
             raise ConfigError(f"{name} takes one upper bound, given: {entry}", where=f"{_KEY}.rollout_rs_threshold")
         criteria.append(Criterion(name, bounds))
     return criteria
@@ -140,7 +160,7 @@ def _divergence(kind: str, tokens: SampledTokens) -> Tensor:
 
 
 @torch.no_grad()
-def rejection_mask(tokens: SampledTokens, criteria: list[Criterion]) -> tuple[Tensor, Metrics]:
+def rejection_mask(tokens: SampledTokens, criteria: Sequence[Criterion]) -> tuple[Tensor, Metrics]:
     """The mask without the tokens, or the whole rows, that fail any of the criteria: (T,)."""
     kept = torch.ones_like(tokens.mask)
     num_tokens, metrics = float(tokens.mask.sum()), Metrics()
@@ -160,6 +180,43 @@ def rejection_mask(tokens: SampledTokens, criteria: list[Criterion]) -> tuple[Te
     return tokens.mask * kept, metrics
 
 
+@dataclass(frozen=True)
+class Correction:
+    """What `algorithm.rollout_correction` asks for: weights of each `level`, None for no weights, and `criteria` of rejection."""
+
+    level: Literal["token", "sequence"] | None
+    bounds: Bounds
+    criteria: tuple[Criterion, ...]
+
+    @classmethod
+    def from_config(cls, config: RolloutCorrection) -> Self:
+        """`ConfigError` for bounds and criteria that are none, and for criteria without a threshold."""
+        criteria: list[Criterion] = []
+        if config.rollout_rs is not None:
+            if config.rollout_rs_threshold is None:
+                hint = f"{_KEY}.rollout_rs_threshold=2.0 bounds a ratio (k1), 0.01 a divergence (k2, k3); one entry a criterion"
+                raise ConfigError(f"rollout_rs={config.rollout_rs} has no threshold", where=_KEY, hint=hint)
+            criteria = parse_criteria(config.rollout_rs, config.rollout_rs_threshold)
+        bounds = Bounds.parse(config.rollout_is_threshold, "rollout_is_threshold").around_one("rollout_is_threshold")
+        return cls(config.rollout_is, bounds, tuple(criteria))
+
+    def __call__(self, tokens: SampledTokens) -> tuple[Tensor, Tensor | None, Metrics]:
+        """The mask of the tokens that are learned from (T,), the weights of their losses (T,) if any, and metrics of both."""
+        mask, weights, metrics = tokens.mask, None, Metrics()
+        if self.level is not None:
+            weights, metrics = importance_weights(tokens, self.level, self.bounds)
+        if self.criteria:
+            mask, rejected = rejection_mask(tokens, self.criteria)
+            metrics |= rejected
+        return mask, weights, metrics
+
+
+def probs_diff(tokens: SampledTokens) -> Tensor:
+    """|π_train − π_rollout| of the N unmasked tokens, in float64: (N,)."""
+    keep = tokens.mask > 0
+    return (tokens.old_log_probs[keep].double().exp() - tokens.rollout_log_probs[keep].double().exp()).abs()
+
+
 @torch.no_grad()
 def mismatch(tokens: SampledTokens) -> Metrics:
     """How far engine and trainer are apart, before any correction. Rows without unmasked tokens do not count.
@@ -173,7 +230,7 @@ def mismatch(tokens: SampledTokens) -> Metrics:
     n = len(ours)
     if not n:
         return {}
-    d, diff = ours - theirs, (ours.exp() - theirs.exp()).abs()
+    d, diff = ours - theirs, probs_diff(tokens)
     _, row = tokens.row[keep].unique(return_inverse=True)
     num_rows, ones = int(row.max()) + 1, torch.ones_like(d)
     our_row, their_row = row_mean(ours, ones, row, num_rows), row_mean(theirs, ones, row, num_rows)

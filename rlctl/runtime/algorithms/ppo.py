@@ -7,7 +7,7 @@ declare to need decides which roles are built.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
 from torch import Tensor
@@ -17,11 +17,12 @@ from rlctl.recipes import schema
 from rlctl.runtime.algorithms.advantages import AdvantageInputs, AdvantageParams, Need, get_estimator
 from rlctl.runtime.algorithms.aggregate import aggregate, count
 from rlctl.runtime.algorithms.base import Loss, Needs, mini_batches
+from rlctl.runtime.algorithms.correction import Correction, SampledTokens, mismatch
 from rlctl.runtime.algorithms.kl import KLController, kl_penalty, make_kl_controller
 from rlctl.runtime.algorithms.losses import get_policy_loss
 from rlctl.runtime.algorithms.policy_losses import ClipParams, PolicyTokens
 from rlctl.runtime.algorithms.rewards import overlong_penalty, penalise_kl, score_at_end
-from rlctl.runtime.algorithms.stats import experience_metrics, mismatch_metrics
+from rlctl.runtime.algorithms.stats import experience_metrics
 from rlctl.runtime.algorithms.values import value_loss
 from rlctl.runtime.batch import Experience, LogProbs, Prompts, Ragged, Rollouts, Scored
 from rlctl.runtime.model.causal_lm import PolicyOutputs
@@ -47,6 +48,7 @@ class PPO:
     critic_lr: Schedule
     critic_warmup: int
     kl: KLController
+    correction: Correction
 
     @classmethod
     def from_config(cls, config: schema.Config, num_steps: int) -> Self:
@@ -83,6 +85,7 @@ class PPO:
             critic_lr=Schedule.of(config.critic.optim, num_steps),
             critic_warmup=config.trainer.critic_warmup,
             kl=make_kl_controller(kl_ctrl.type, kl_ctrl.kl_coef, kl_ctrl.target_kl, kl_ctrl.horizon),
+            correction=Correction.from_config(algorithm.rollout_correction),
         )
 
     @property
@@ -160,8 +163,8 @@ class PPO:
 
     def _experience(self, scored: Scored, old: LogProbs, ref: LogProbs | None, values: Ragged | None) -> tuple[Experience, Metrics]:
         """Token rewards, advantages and returns; what `learn` reads between inference and the updates."""
-        mask = scored.response_mask
-        scores, metrics = scored.scores, mismatch_metrics(scored, old)
+        mask, tokens = scored.response_mask, SampledTokens.of(scored, old)
+        scores, metrics = scored.scores, mismatch(tokens)
         if self.algorithm.overlong_buffer.enable:
             scores = scores + overlong_penalty(scored.response_ids.lengths, self.max_response_length, self.algorithm.overlong_buffer)
         rewards = score_at_end(scores, scored.response_ids)
@@ -192,7 +195,11 @@ class PPO:
             values=values,
             returns=Ragged.from_padded(returns, lengths),
         )
-        return experience, metrics | experience_metrics(experience, old)
+        metrics |= experience_metrics(experience, old)
+        kept, weights, corrections = self.correction(tokens)
+        is_weights = mask.like(weights) if weights is not None else None
+        # after the advantages: the reward of an answer is not lost with a token that is left out of the loss
+        return replace(experience, response_mask=mask.like(kept), is_weights=is_weights), metrics | corrections
 
     def state_dict(self) -> dict[str, Any]:
         return {"kl": self.kl.state_dict()}

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from rlctl.runtime.algorithms.correction import SampledTokens, mismatch
-from rlctl.runtime.batch import Experience, LogProbs, Ragged, Rollouts, Scored
+from rlctl.runtime.batch import Experience, LogProbs, Ragged, Scored
 from rlctl.runtime.ops import group_stats
 from rlctl.tracking.metrics import Max, Mean, Metrics, Min, Sum
 
@@ -56,10 +55,3 @@ def experience_metrics(experience: Experience, old: LogProbs) -> Metrics:
     if old.entropy is not None:
         metrics["actor/entropy"] = Mean(float(old.entropy.values[keep].sum()), float(keep.sum()))
     return metrics
-
-
-def mismatch_metrics(rollouts: Rollouts, old: LogProbs) -> Metrics:
-    """How far the engine's probabilities are from the trainer's; see `correction.mismatch`."""
-    row = rollouts.response_ids.row_of_token
-    ours, theirs, mask = old.log_probs.values, rollouts.rollout_log_probs.values, rollouts.response_mask.values
-    return mismatch(SampledTokens(ours, theirs, mask, row, len(rollouts)))

@@ -113,7 +113,7 @@ class Learner:
             count += result.count if result.count is not None else 0.0
             metrics.append(result.metrics)
         total, count = self._sum_over_ranks(total, count)
-        divisor = count if divided else 1.0
+        divisor = (count or 1.0) if divided else 1.0  # 0 where rollout correction left nothing: the gradient is 0 as well
         metrics.append({f"{name}/loss": Mean(total / divisor)})
         metrics.append(self._step(divisor, lr, grad_clip, name))
         return merge([*metrics, self._use_of_device(batch.num_tokens.tolist(), time.perf_counter() - begin, name)])

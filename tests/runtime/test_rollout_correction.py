@@ -1,0 +1,138 @@
+"""What rollout correction does to a step: the weights and the mask that reach the update, and the loss that is made of them."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, cast
+
+import pytest
+import torch
+
+from rlctl.errors import ConfigError
+from rlctl.recipes.compose import compose
+from rlctl.runtime.algorithms.ppo import PPO
+from rlctl.runtime.batch import Experience, LogProbs, Ragged, Scored
+from rlctl.runtime.model.causal_lm import PolicyOutputs
+from rlctl.runtime.roles import Roles
+
+OLD = [[-1.0, -0.5, -2.0], [-0.1, -3.0], [-1.2], [-0.7, -0.2, -0.9, -1.1]]
+ENGINE = [[-1.1, -0.2, -3.5], [-0.1, -2.9], [-0.4], [-0.8, -0.9, -0.7, -1.1]]
+SCORES = [1.0, 0.0, 0.5, 1.0]
+CORRECTION = "algorithm.rollout_correction"
+
+
+class Recorder:
+    """An actor that knows its log-probs and keeps what it is to learn from."""
+
+    def __init__(self) -> None:
+        self.learned: list[Experience] = []
+
+    def compute_log_probs(self, batch: Scored) -> LogProbs:
+        return LogProbs(Ragged.of(OLD), None)
+
+    def update(self, batch: Experience, lr: float) -> dict[str, Any]:
+        self.learned.append(batch)
+        return {}
+
+
+def ppo(*overrides: str) -> PPO:
+    grpo = ["algorithm.adv_estimator=grpo", "actor_rollout_ref.rollout.n=2", "data.max_response_length=4"]
+    sizes = ["data.train_files=[t]", "actor_rollout_ref.model.path=m", "data.train_batch_size=2"]
+    sizes.append("actor_rollout_ref.actor.ppo_mini_batch_size=2")
+    return PPO.from_config(compose("ppo_trainer", [*grpo, *sizes, *overrides]).config, num_steps=1)
+
+
+def learned(*overrides: str) -> tuple[PPO, Experience, dict[str, float]]:
+    """One step over two groups of two answers: what reached the update, and the metrics."""
+    algorithm, actor, ids = ppo(*overrides), Recorder(), Ragged.of([[5] * len(row) for row in OLD], dtype=torch.int64)
+    scored = Scored(
+        prompt_ids=Ragged.of([[1, 2]] * 4, dtype=torch.int64),
+        group=torch.tensor([0, 0, 1, 1]),
+        rows=[],
+        response_ids=ids,
+        response_mask=ids.like(torch.ones(len(ids.values))),
+        rollout_log_probs=Ragged.of(ENGINE),
+        finish=["stop"] * 4,
+        scores=torch.tensor(SCORES),
+        components={},
+        failed=torch.zeros(4, dtype=torch.bool),
+    )
+    metrics = algorithm.learn(scored, Roles(actor=cast(Any, actor), reward=cast(Any, None)), 1)
+    [batch] = actor.learned
+    return algorithm, batch, {name: metric.value for name, metric in metrics.items()}
+
+
+def ratios() -> list[list[float]]:
+    return [[math.exp(a - b) for a, b in zip(ours, theirs, strict=True)] for ours, theirs in zip(OLD, ENGINE, strict=True)]
+
+
+def rows_of(field: Ragged | None) -> list[list[float]]:
+    assert field is not None
+    return [row.tolist() for row in field.rows()]
+
+
+def test_without_it_nothing_is_weighed_or_left_out() -> None:
+    _, batch, metrics = learned()
+    assert batch.is_weights is None
+    assert rows_of(batch.response_mask) == [[1.0] * len(row) for row in OLD]
+    assert "rollout_corr/rollout_is_mean" not in metrics
+    flat = [(a, b) for ours, theirs in zip(OLD, ENGINE, strict=True) for a, b in zip(ours, theirs, strict=True)]
+    assert metrics["training/rollout_probs_diff_max"] == pytest.approx(max(abs(math.exp(a) - math.exp(b)) for a, b in flat), rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("level", "threshold", "expected"),
+    [
+        ("token", "1.3", [[min(x, 1.3) for x in row] for row in ratios()]),
+        ("token", "0.6_1.5", [[x if 0.6 <= x <= 1.5 else 0.0 for x in row] for row in ratios()]),
+        ("sequence", "1.2", [[min(math.prod(row), 1.2)] * len(row) for row in ratios()]),
+    ],
+)
+def test_the_weights_reach_the_loss(level: str, threshold: str, expected: list[list[float]]) -> None:
+    algorithm, batch, metrics = learned(f"{CORRECTION}.rollout_is={level}", f"{CORRECTION}.rollout_is_threshold={threshold}")
+    assert [x for row in rows_of(batch.is_weights) for x in row] == pytest.approx([x for row in expected for x in row], rel=1e-5)
+    num_tokens = sum(map(len, expected))
+    assert metrics["rollout_corr/rollout_is_mean"] == pytest.approx(sum(map(sum, expected)) / num_tokens, rel=1e-5)
+
+    now = [[-0.9 - 0.1 * t for t in range(len(row))] for row in OLD]
+    loss = algorithm.loss(PolicyOutputs(Ragged.of(now).values, None), batch)
+    by_hand = 0.0
+    for row, advantages in enumerate(rows_of(batch.advantages)):
+        for new, old, advantage, weight in zip(now[row], OLD[row], advantages, expected[row], strict=True):
+            ratio = math.exp(new - old)
+            held = min(max(ratio, 0.8), 1.2)
+            pessimistic = max(-advantage * ratio, -advantage * held)
+            by_hand += weight * (min(pessimistic, -advantage * 3.0) if advantage < 0 else pessimistic)
+    assert float(loss.total) == pytest.approx(by_hand, rel=1e-4)
+    assert loss.count == num_tokens
+
+
+def test_what_is_rejected_is_in_no_loss_but_its_reward_counts() -> None:
+    """Two criteria at once; the answer whose last token goes still has its score in the advantages of its group."""
+    chain = [f'{CORRECTION}.rollout_rs="token_k1,seq_mean_k2"', f'{CORRECTION}.rollout_rs_threshold="0.5_2,0.2"']
+    algorithm, batch, metrics = learned(*chain)
+    expected = []
+    for row in ratios():
+        mean_k2 = sum(math.log(x) ** 2 / 2 for x in row) / len(row)
+        expected.append([float(0.5 <= 1 / x <= 2 and mean_k2 <= 0.2) for x in row])
+    assert rows_of(batch.response_mask) == expected
+    assert 0 < sum(map(sum, expected)) < sum(map(len, expected))
+    assert metrics["rollout_corr/rollout_rs_masked_fraction"] == pytest.approx(1 - sum(map(sum, expected)) / sum(map(len, expected)))
+    _, plain, _ = learned()
+    assert torch.equal(batch.advantages.values, plain.advantages.values)
+    assert algorithm.loss(PolicyOutputs(batch.old_log_probs.values, None), batch).count == sum(map(sum, expected))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["rollout_rs=token_k1"], "has no threshold"),
+        (["rollout_rs=token_k9", "rollout_rs_threshold=2"], "token_k9"),
+        (["rollout_is=token", "rollout_is_threshold=3.0_1.0"], "is no bound"),
+        (["rollout_is=token", "rollout_is_threshold=0.5_2"], r"0\.52 leaves out a ratio of 1"),
+        (["rollout_rs=token_k1", "rollout_rs_threshold=1.5_2.0"], r"1\.5_2 leaves out a ratio of 1"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(overrides: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        ppo(*[f"{CORRECTION}.{each}" for each in overrides])
