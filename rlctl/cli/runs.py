@@ -10,16 +10,23 @@ import typer
 from rlctl.cli import complete
 
 app = typer.Typer(add_completion=False)
+registry = typer.Typer(add_completion=False, invoke_without_command=True)
+app.add_typer(registry, name="runs")
 
 Root = Annotated[
     Path | None, typer.Option("--root", envvar="RLCTL_RUNS", help="The folder of all runs.  [default: runs]", show_default=False)
 ]
 Json = Annotated[bool, typer.Option("--json", help="As JSON on stdout.")]
+RunName = Annotated[
+    str,
+    typer.Argument(metavar="RUN", help="A run's name or the beginning of it, its folder, @last or @failed.", autocompletion=complete.run),
+]
 State = Literal["starting", "running", "finished", "failed", "stopped", "lost", "broken"]
 
 
-@app.command()
+@registry.callback()
 def runs(
+    ctx: typer.Context,
     number: Annotated[int, typer.Option("-n", "--number", min=1, help="How many at most.")] = 20,
     every: Annotated[bool, typer.Option("--all", "-a", help="All of them, whatever --number says.")] = False,
     state: Annotated[State | None, typer.Option("--state", help="Only runs in this state.")] = None,
@@ -27,6 +34,8 @@ def runs(
     as_json: Json = False,
 ) -> None:
     """List the runs, running and newest first."""
+    if ctx.invoked_subcommand is not None:
+        return
     from rlctl.cli.console import print_json
     from rlctl.cli.runs_view import print_runs
     from rlctl.runs.details import overview
@@ -41,11 +50,43 @@ def runs(
         print_runs(shown, hidden=len(found) - len(shown), root=store.root)
 
 
+_SYNC_EXAMPLES = """
+Examples:
+
+  rlctl runs sync @last --logger wandb              what a logger missed while it was switched off
+
+  rlctl runs sync ppo-261121 -l tensorboard         a logger that the run did not have gets the whole run
+"""
+
+
+@registry.command(epilog=_SYNC_EXAMPLES)
+def sync(
+    run: RunName,
+    logger: Annotated[list[str], typer.Option("--logger", "-l", help="The tracker; repeat for several.", autocompletion=complete.logger)],
+    first: Annotated[int | None, typer.Option("--from", min=0, help="Send every step from this one on, missed or not.")] = None,
+    root: Root = None,
+    as_json: Json = False,
+) -> None:
+    """Send trackers what they missed of a run that has ended, from its own record."""
+    import dataclasses
+
+    from rlctl.cli.console import notice, print_json
+    from rlctl.runs import sync as syncing
+    from rlctl.runs.store import RunStore
+
+    found = RunStore.at(root).find(run)
+    sent = [syncing.sync(found, name, first) for name in dict.fromkeys(logger)]
+    if as_json:
+        print_json([dataclasses.asdict(each) for each in sent])
+        return
+    for each in sent:
+        known = f" (as {each.id})" if each.id else ""
+        notice(f"{each.logger}{known}: {f'{each.num_steps} steps sent' if each.num_steps else 'nothing is missing'}")
+
+
 @app.command()
 def show(
-    run: Annotated[
-        str, typer.Argument(help="A run's name or the beginning of it, its folder, @last or @failed.", autocompletion=complete.run)
-    ],
+    run: RunName,
     samples: Annotated[bool, typer.Option("--samples", help="Print validation samples instead.")] = False,
     step: Annotated[int | None, typer.Option("--step", min=0, help="The samples of this step instead of the last.")] = None,
     wrong: Annotated[bool, typer.Option("--wrong", help="Only wrong answers.")] = False,

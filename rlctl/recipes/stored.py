@@ -34,6 +34,7 @@ FREE = (
     "trainer.placement.*",
     "trainer.balance_batch",
     "trainer.timeouts.*",
+    "trainer.tracking.*",
     "trainer.resume_mode",
     "trainer.resume_from_path",
     "ray_kwargs.*",

@@ -18,6 +18,7 @@ from rlctl.runtime.model.load import compute_dtype, master_dtype
 from rlctl.runtime.plan import Plan, make_plan
 from rlctl.runtime.preflight import NUM_REWARD_ROWS
 from rlctl.runtime.tokenizer import render_prompt
+from rlctl.tracking.fanout import preflight
 
 
 @dataclass(frozen=True)
@@ -120,12 +121,17 @@ def dry_run(recipe: Recipe, *, inline: bool, strict: bool) -> DryRun:
         pool_peaks=peaks,
         device_memory=device_memory(plan.devices.kind, max(1, _processes(plan) // plan.devices.num_nodes)),
         disk=_disk(plan, memory),
-        trackers=list(config.trainer.logger),
+        trackers=[_tracker(name, config.trainer.tracking) for name in config.trainer.logger],
         reward_functions=[f"{custom.path}:{custom.name}"] if custom.path else list(config.reward.functions),
         reward_rows=min(NUM_REWARD_ROWS, len(rows)),
         prompt=render_prompt(plan.tokenizer, rows[0].prompt, **config.data.apply_chat_template_kwargs),
         idle=idle,
     )
+
+
+def _tracker(name: str, tracking: schema.Tracking) -> str:
+    mode = preflight(name, tracking.modes.get(name))
+    return f"{name} ({mode})" if mode else name
 
 
 def _processes(plan: Plan) -> int:

@@ -15,6 +15,7 @@ from rlctl.errors import RlctlError, Terminated
 from rlctl.runs.provenance import data_hashes, installed_versions
 from rlctl.runs.rewind import rewind
 from rlctl.runs.run_dir import RunDir
+from rlctl.runs.sync import run_info
 from rlctl.runtime.build import build_reward, build_roles
 from rlctl.runtime.checkpoint import CheckpointStore, ControllerState
 from rlctl.runtime.cluster.inline import InlinePool, Pool
@@ -24,9 +25,10 @@ from rlctl.runtime.rng import seed_all, set_rng_state
 from rlctl.runtime.roles import Roles
 from rlctl.runtime.trainer import Parts, Progress, Trainer
 from rlctl.tracking.alarms import Alarms, Limits
+from rlctl.tracking.fanout import Trackers
 from rlctl.tracking.jsonl import read_metrics
+from rlctl.tracking.mirror import Patience
 from rlctl.tracking.summary import print_summary
-from rlctl.tracking.tracker import RunInfo, Trackers
 
 
 @dataclass(frozen=True)
@@ -53,16 +55,21 @@ def train(plan: Plan, start: Start | None = None) -> RunDir:
         reward, close_reward = build_reward(config, plan.tokenizer, available_cores())
         stack.callback(close_reward)
         run = _open_run(plan, start)
-        trackers = Trackers.load(config.trainer.logger, run.event)
+        tracking = config.trainer.tracking
+        patience = Patience(tracking.queue_size, tracking.start_s, tracking.call_s, tracking.finish_s)
+        trackers = Trackers.load(config.trainer.logger, run.event, patience)
         trackers.alarms = Alarms(
             Limits(**config.trainer.alarms.model_dump(), rollout_mismatch=config.trainer.mismatch.warn), read_metrics(run.metrics)
         )
         stack.enter_context(_recorded(run, trackers))
+        resume_step = start.step if start is not None and start.run is not None and start.checkpoint is not None else 0
+        ids = trackers.start(run_info(run.record, run.path, plan.recipe.container, plan.num_steps, resume_step))
+        run.update(trackers={**run.record.trackers, **ids})
         pools = stack.enter_context(open_pools(plan, run.attempt, trackers.phase))
         roles = build_roles(config, plan.algorithm, plan.tokenizer, pools, reward, trackers.phase)
         progress = _take_up(start, plan, roles, trackers) if start is not None else Progress()
-        ids = trackers.start(_info(plan, run, 0 if progress.new_run else progress.step))
-        run.update(state="running", total_steps=plan.num_steps, trackers={**run.record.trackers, **ids})
+        trackers.begin()
+        run.update(state="running", total_steps=plan.num_steps)
         parts = Parts(
             algorithm=plan.algorithm,
             roles=roles,
@@ -148,11 +155,6 @@ def _take_up(start: Start, plan: Plan, roles: Roles, trackers: Trackers) -> Prog
     plan.algorithm.load_state_dict(state.algorithm)
     set_rng_state(state.rng)
     return Progress(state.step, state.skipped_in_a_row, new_run=start.run is None)
-
-
-def _info(plan: Plan, run: RunDir, resume_step: int) -> RunInfo:
-    record = run.record
-    return RunInfo(record.id, record.project, record.name, run.path, plan.num_steps, plan.recipe.container, record.trackers, resume_step)
 
 
 @contextmanager

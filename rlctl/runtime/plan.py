@@ -22,6 +22,7 @@ from rlctl.runtime.preflight import Devices, Findings
 from rlctl.runtime.samplers import in_order
 from rlctl.runtime.tokenizer import load_tokenizer
 from rlctl.runtime.validate import Validator
+from rlctl.tracking.fanout import preflight as check_logger
 
 
 @dataclass(frozen=True)
@@ -67,8 +68,9 @@ def make_plan(recipe: Recipe, inline: bool, data_root: Path | None = None, run: 
     root = Path(trainer.run_dir)
     if run is None:
         found.run(check_free, root, trainer.project_name, trainer.experiment_name)
-    for kind, name in [("engines", recipe.config.actor_rollout_ref.rollout.name), *(("loggers", name) for name in trainer.logger)]:
-        found.run(load, kind, name)
+    found.run(load, "engines", recipe.config.actor_rollout_ref.rollout.name)
+    for name in trainer.logger:
+        found.run(check_logger, name, trainer.tracking.modes.get(name))
     config = quickstart.resolve(recipe.config, data_root or root)
     devices = found.run(Devices.of, trainer)
     if inline and devices is not None and devices.total > 1:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import time
 from dataclasses import dataclass
 
@@ -25,8 +24,8 @@ from rlctl.runtime.roles import Roles
 from rlctl.runtime.saver import Saver
 from rlctl.runtime.validate import Validator
 from rlctl.runtime.workers.dispatch import split
+from rlctl.tracking.fanout import Trackers
 from rlctl.tracking.metrics import to_floats
-from rlctl.tracking.tracker import Trackers
 
 # Which phases are divided by response tokens and which by all tokens to give `timing_per_token_ms/*`.
 _PER_RESPONSE_TOKEN = ("gen",)
@@ -108,9 +107,7 @@ class Trainer:
             return {}
         begin = time.perf_counter()
         validation = self.parts.validator.run(self.roles)
-        samples = validation.samples
-        order = random.Random(self.config.seed).sample(range(len(samples)), min(self.config.log_val_generations, len(samples)))
-        self.parts.trackers.generations(step, samples, shown=[samples[i] for i in sorted(order)])  # the same prompts each time
+        self.parts.trackers.generations(step, validation.samples)
         return validation.metrics | {"timing_s/testing": time.perf_counter() - begin}
 
     def _save(self, step: int, metrics: dict[str, float]) -> dict[str, float]:

@@ -6,12 +6,14 @@ A line is written and flushed a step, so that a killed process loses at most the
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
 import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from io import FileIO
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from rlctl.errors import ConfigError
 from rlctl.tracking.tracker import RunInfo, Sample
@@ -25,23 +27,28 @@ def generations_file(folder: Path, step: int) -> Path:
 
 
 class JsonlTracker:
-    """Writes `metrics.jsonl` and `generations/`. Floats read back as the same bits; NaN and infinities, unknown to JSON, are null."""
+    """Writes `metrics.jsonl` and `generations/`. Floats read back as the same bits; NaN and infinities, unknown to JSON, are null.
+
+    A row that the disk refuses is kept, and written before the next one: no part of it stays in the file, and no row is left out.
+    """
 
     def __init__(self) -> None:
         self.folder = Path()
-        self.file: TextIO | None = None
+        self.file: FileIO | None = None
+        self.end = 0  # of the last whole row in the file, in bytes
+        self.waiting = b""
 
     def start(self, run: RunInfo) -> None:
         self.folder = run.folder
         path = run.folder / METRICS_FILE
         drop_torn_tail(path)
-        self.file = path.open("a", encoding="utf-8")
+        self.file = path.open("ab", buffering=0)
+        self.end = self.file.tell()
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         row = {"step": step} | {name: _number(value) for name, value in metrics.items()}
-        assert self.file is not None
-        self.file.write(json.dumps(row, allow_nan=False) + "\n")
-        self.file.flush()
+        self.waiting += json.dumps(row, allow_nan=False).encode() + b"\n"
+        self._write()
 
     def generations(self, step: int, samples: Sequence[Sample]) -> None:
         path = generations_file(self.folder, step)
@@ -54,7 +61,21 @@ class JsonlTracker:
 
     def finish(self, state: str) -> None:  # noqa: ARG002
         if self.file is not None:
-            self.file.close()
+            try:
+                self._write()
+            finally:
+                self.file.close()
+
+    def _write(self) -> None:
+        """Write what waits after the last whole row, in place of what a signal or a full disk left there half done. `OSError`."""
+        assert self.file is not None
+        self.file.truncate(self.end)
+        written = self.file.write(self.waiting)
+        if written < len(self.waiting):
+            self.file.truncate(self.end)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), METRICS_FILE)
+        self.end += written
+        self.waiting = b""
 
 
 def read_metrics(path: Path) -> list[dict[str, float]]:

@@ -18,7 +18,9 @@ NAMES_THAT_SAY_NOTHING = {"utils", "util", "common", "helpers", "helper", "misc"
 # A handler of Exception that does not raise must be able to do something else (house rule 6): where, and what.
 MAY_CATCH_EVERYTHING = {
     "rlctl/__main__.py::main": "the outermost frame: turns a defect into one line, a file and exit code 70",
-    "rlctl/tracking/tracker.py::Trackers._send": "a mirror may break, the run goes on, and says so once",
+    "rlctl/tracking/fanout.py::Trackers._tell": "the run goes on without a line on the terminal, and its record catches up",
+    "rlctl/tracking/mirror.py::Mirror._say_all": "a mirror may break, the run goes on, and says so once",
+    "rlctl/tracking/mirror.py::Mirror._work": "hands the error of the start to the thread that waits, which raises it",
     "rlctl/runtime/cluster/session.py::_start.start": "hands the error to the thread that waits, which raises it",
     "rlctl/runtime/rewards/functions.py::answer": "a user's function may do anything wrong: the answer scores 0 and says why",
     "rlctl/runtime/workers/background.py::_guarded": "leaves the reason in a file for the controller, which waits for that or for the end",

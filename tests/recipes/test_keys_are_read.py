@@ -29,6 +29,8 @@ ELSEWHERE = {
     "*.fsdp_config.param_offload": "read where a model is sharded over ranks",
     "*.fsdp_config.reshard_after_forward": "read where a model is sharded over ranks",
     "*.fsdp_config.fsdp_size": "read where a model is sharded over ranks",
+    "trainer.tracking.*": "read from the plain configuration that a run's folder keeps, for a later `runs sync` reads it there",
+    "trainer.log_val_generations": "likewise",
     "trainer.max_skipped_updates": "read when an update was skipped",
     "trainer.resume_from_path": "read where a run takes up another's state",
     "trainer.resume_mode": "read by the command `train`",

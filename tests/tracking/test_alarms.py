@@ -10,9 +10,11 @@ import pytest
 from rlctl.recipes.compose import base_settings
 from rlctl.tracking.alarms import RULES, Alarms, Limits, drift, fall_under_rising_reward, share_of_start
 from rlctl.tracking.console import ConsoleTracker
+from rlctl.tracking.fanout import Trackers
 from rlctl.tracking.headline import Row
 from rlctl.tracking.jsonl import JsonlTracker, read_metrics
-from rlctl.tracking.tracker import RunInfo, Trackers
+from rlctl.tracking.mirror import Patience
+from rlctl.tracking.tracker import RunInfo
 
 ACC = "val-core/x/acc/mean@1"
 
@@ -101,8 +103,9 @@ def test_a_resumed_run_rings_like_one_that_was_not_interrupted(tmp_path: Path) -
 def test_an_alarm_is_an_event_and_a_line_on_the_console(capsys) -> None:
     events: list[str] = []
     trackers = Trackers(
-        {"console": ConsoleTracker()}, lambda kind, **fields: events.append(json.dumps([kind, fields])), Alarms(Limits(truncation=0.3))
+        {"console": ConsoleTracker()}, lambda kind, **fields: events.append(json.dumps([kind, fields])), Patience(10, 1, 1, 1)
     )
+    trackers.alarms = Alarms(Limits(truncation=0.3))
     for step in range(1, 8):
         trackers.log(step, {"response_length/clip_ratio": 0.5 if step < 5 else 0.0})
     kinds = [(kind, fields["step"], fields["name"], fields["value"]) for kind, fields in map(json.loads, events)]

@@ -21,13 +21,13 @@ from rlctl.recipes.schema.policy import (
 )
 from rlctl.recipes.schema.reward import CustomRewardFunction, Reward, RewardModel
 from rlctl.recipes.schema.sweep import Sweep
-from rlctl.recipes.schema.trainer import Alarms, KeepBest, Mismatch, Placement, RayInit, RayKwargs, Timeouts, Trainer
+from rlctl.recipes.schema.trainer import Alarms, KeepBest, Mismatch, Placement, RayInit, RayKwargs, Timeouts, Tracking, Trainer
 
 __all__ = [
     "FSDP", "Actor", "ActorRolloutRef", "Alarms", "Algorithm", "Config", "Critic", "CustomRewardFunction", "Data", "FilterGroups",
     "FrozenFSDP", "KLControl", "KeepBest", "Mismatch", "Model", "MultiTurn", "Optim", "OverlongBuffer", "Placement", "PolicyLoss",
     "RayInit", "RayKwargs", "Ref", "Reward", "RewardModel", "Rollout", "RolloutCorrection", "Section", "Sweep", "Timeouts",
-    "Trainer", "ValKwargs",
+    "Tracking", "Trainer", "ValKwargs",
 ]  # fmt: skip
 
 

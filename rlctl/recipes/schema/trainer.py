@@ -56,6 +56,18 @@ class Mismatch(Section):
     )
 
 
+class Tracking(Section):
+    modes: dict[str, Text] = Field(
+        description="mode of a logger by its name, such as {swanlab: local, wandb: offline}; one not named here goes by its own environment"
+    )
+    tags: Texts = Field(description="tags of the run in trackers")
+    description: Text | None = Field(description="description of the run in trackers; null = none")
+    queue_size: Count = Field(description="calls that a slow tracker may lag behind before it is switched off")
+    start_s: PositiveFloat = Field(description="seconds in which a tracker must have started")
+    call_s: PositiveFloat = Field(description="seconds that a tracker may take for one step before it is switched off")
+    finish_s: PositiveFloat = Field(description="seconds that all trackers together get after the last step")
+
+
 class Trainer(Section):
     total_epochs: Count = Field(description="passes over the training prompts")
     total_training_steps: Count | None = Field(description="stop after so many steps; null = by total_epochs")
@@ -90,6 +102,7 @@ class Trainer(Section):
     rollout_data_dir: Text | None = Field(description="folder for all training rollouts as JSONL; null = not written")
     validation_data_dir: Text | None = Field(description="folder for validation samples; null = generations/ in the run's folder")
     log_val_generations: Annotated[int, Field(ge=0)] = Field(description="validation samples sent to the trackers")
+    tracking: Tracking
     placement: Placement
     timeouts: Timeouts
 

@@ -1,0 +1,117 @@
+"""A run as trackers know it, and the sending of what one of them does not have yet."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from rlctl.errors import ConflictError, NotFoundError, RlctlError
+from rlctl.plugins import load
+from rlctl.runs.record import RunRecord
+from rlctl.runs.run_dir import RunDir
+from rlctl.runs.store import ACTIVE, Run
+from rlctl.tracking.fanout import preflight
+from rlctl.tracking.history import history
+from rlctl.tracking.jsonl import METRICS_FILE, read_lines, read_metrics
+from rlctl.tracking.mirror import Call, Mirror, Patience
+from rlctl.tracking.tracker import RunInfo
+
+_END_OF_RUN = {"finished": "finished", "failed": "failed", "lost": "failed", "stopped": "stopped"}
+
+
+def run_info(record: RunRecord, folder: Path, config: Mapping[str, Any], total_steps: int, resume_step: int = 0) -> RunInfo:
+    """What trackers may know of a run; `config` its composed configuration, `resume_step` where it goes on from."""
+    trainer = config["trainer"]
+    tracking = trainer["tracking"]
+    return RunInfo(
+        id=record.id,
+        project=record.project,
+        name=record.name,
+        folder=folder,
+        total_steps=total_steps,
+        config=config,
+        trackers=record.trackers,
+        resume_step=resume_step,
+        modes=tracking["modes"],
+        tags=tracking["tags"],
+        description=tracking["description"],
+        num_samples=trainer["log_val_generations"],
+        sample_seed=trainer["seed"],
+    )
+
+
+@dataclass(frozen=True)
+class Sent:
+    """What became of it: the logger's `id` of the run, how many steps were sent, and whether it began a new history with all of them."""
+
+    logger: str
+    id: str | None
+    num_steps: int
+    anew: bool
+
+
+def sync(run: Run, logger: str, first: int | None = None) -> Sent:
+    """Send a logger what it missed of a run that has ended; with `first`, every step from that one on.
+
+    A logger that cannot go on with the history it has (one that was never told, a local mode) gets the whole run anew.
+    Errors: ConflictError for a run that goes on, MissingExtraError, what the logger's start raises, RlctlError when it does not take all.
+    """
+    if run.record is None:
+        raise NotFoundError(f"the run {run.name} has no readable record", where=str(run.path))
+    if run.state in ACTIVE:
+        raise ConflictError(f"the run {run.name} is {run.state}", hint="its trackers are told what they miss when it has ended")
+    config = yaml.safe_load((run.path / "config.yaml").read_text(encoding="utf-8"))
+    steps = [int(row["step"]) for row in read_metrics(run.path / METRICS_FILE)]
+    if not steps:
+        raise NotFoundError(f"the run {run.name} has no metrics", where=str(run.path / METRICS_FILE))
+    info = run_info(run.record, run.path, config, run.record.total_steps or max(steps), resume_step=max(steps))
+    preflight(logger, info.modes.get(logger))
+    known = run.record.trackers.get(logger)
+    wanted = _missed(run, logger, steps) if first is None else {step for step in steps if step >= first}
+    if first is None and known is None and logger not in config["trainer"]["logger"]:
+        wanted = set(steps)
+    if not wanted:
+        return Sent(logger, known, 0, anew=False)
+    return _send(RunDir(run.path), info, logger, wanted, _END_OF_RUN[run.state])
+
+
+def _missed(run: Run, logger: str, steps: Sequence[int]) -> set[int]:
+    """What the run's events say that a logger missed. One that was switched off, without a later word, missed all from there on."""
+    missed, since = set[int](), None
+    for event in read_lines(run.path / "events.jsonl"):
+        if event.get("tracker") != logger:
+            continue
+        if event["kind"] == "tracker_synced":
+            missed, since = set[int](), None
+            continue
+        told = {step for first, last in event["steps"] for step in range(first, last + 1)}
+        missed |= told
+        since = max(told, default=None) if event["kind"] == "tracker_off" else None
+    return {step for step in steps if step in missed or (since is not None and step > since)}
+
+
+def _send(run: RunDir, info: RunInfo, logger: str, wanted: set[int], state: str) -> Sent:
+    tracking, known = info.config["trainer"]["tracking"], info.trackers.get(logger)
+    patience = Patience(2 * len(wanted) + 2, tracking["start_s"], tracking["call_s"], tracking["finish_s"])
+    mirror = Mirror(logger, load("loggers", logger)(), patience)
+    mirror.start(info, lambda: history(info, range(info.resume_step + 1)))
+    given = mirror.wait_for_start()
+    anew = given is not None and given != known
+    for call in () if anew else history(info, wanted):
+        mirror.send(call)
+    mirror.end(Call("finish", None, lambda tracker: tracker.finish(state)))
+    mirror.wait_for_end(math.inf)
+    if given is not None:
+        run.update(trackers={**run.record.trackers, logger: given})
+    if mirror.off or mirror.failures:
+        why = mirror.off or mirror.last_error
+        run.event("tracker_missed", tracker=logger, why=why, steps=mirror.missed_steps())
+        raise RlctlError(f"logger {logger} has not taken everything: {why}", hint="the same command tries again")
+    num_steps = len(read_metrics(run.metrics)) if anew else len(wanted)
+    run.event("tracker_synced", tracker=logger, num_steps=num_steps)
+    return Sent(logger, given, num_steps, anew)

@@ -1,0 +1,283 @@
+"""The fan-out: every tracker gets everything, and none of them can stop a run or hold it up."""
+
+import json
+import math
+import resource
+import signal
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlctl.errors import ConfigError, ResourceError, RlctlError
+from rlctl.tracking.fanout import Trackers, preflight
+from rlctl.tracking.jsonl import METRICS_FILE, JsonlTracker, read_metrics
+from rlctl.tracking.mirror import Patience
+from rlctl.tracking.tracker import RunInfo, Sample, Tracker
+
+SAMPLE = Sample("q", "a", "t", 1.0, {}, 1, "stop", "s")
+
+
+@dataclass
+class Notebook:
+    """A tracker that writes down its calls, and fails in `log` at some steps."""
+
+    fails_at: Sequence[int] = ()
+    calls: list[Any] = field(default_factory=list)
+
+    def start(self, run: RunInfo) -> None:
+        self.calls.append(("start", run.name))
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        if step in self.fails_at:
+            raise ConnectionError(f"no route at {step}")
+        self.calls.append(("log", step, dict(metrics)))
+
+    def generations(self, step: int, samples: Sequence[Sample]) -> None:
+        self.calls.append(("generations", step, list(samples)))
+
+    def finish(self, state: str) -> None:
+        self.calls.append(("finish", state))
+
+
+@dataclass
+class PhaseNotebook(Notebook):
+    def phase(self, name: str) -> None:
+        self.calls.append(("phase", name))
+
+
+@dataclass
+class Events:
+    seen: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
+
+    def __call__(self, kind: str, /, **fields: Any) -> None:
+        self.seen.append((kind, fields))
+
+
+def info(folder: Path) -> RunInfo:
+    return RunInfo("id", "project", "name", folder, 10, {})
+
+
+PATIENT = Patience(queue_size=100, start_s=10, call_s=10, finish_s=10)
+
+
+def trackers_of(trackers: Mapping[str, Tracker], events: Events | None = None, patience: Patience = PATIENT) -> Trackers:
+    return Trackers(trackers, events or Events(), patience)
+
+
+def logged(notebook: Notebook) -> list[int]:
+    return [call[1] for call in notebook.calls if call[0] == "log"]
+
+
+def test_every_tracker_gets_everything_in_order_and_phases_only_if_it_shows_them(tmp_path):
+    plain, phased = Notebook(), PhaseNotebook()
+    trackers = trackers_of({"plain": plain, "phased": phased})
+    trackers.phase("starting Ray")
+    trackers.start(replace(info(tmp_path), num_samples=5))
+    trackers.phase("building the actor")
+    trackers.begin()
+    trackers.log(1, {"x": 0.5})
+    trackers.generations(1, [SAMPLE])
+    trackers.finish("finished")
+    record = [("start", "name"), ("log", 1, {"x": 0.5}), ("generations", 1, [SAMPLE]), ("finish", "finished")]
+    assert plain.calls == record
+    assert phased.calls == [("phase", "starting Ray"), ("phase", "building the actor"), *record]
+
+
+def test_a_tracker_is_switched_off_after_three_failures_with_one_warning(tmp_path, capsys):
+    events, weak, healthy = Events(), Notebook(fails_at=(2, 4, 5, 6)), Notebook()
+    trackers = trackers_of({"weak": weak, "healthy": healthy}, events)
+    trackers.start(info(tmp_path))
+    for step in range(1, 9):
+        trackers.log(step, {"x": step})
+    trackers.finish("finished")
+    assert logged(weak) == [1, 3]
+    assert logged(healthy) == list(range(1, 9))
+    (off, off_fields), (missed, missed_fields) = events.seen
+    why = "3 failures, the last in log: ConnectionError: no route at 5"
+    assert (off, off_fields["tracker"], off_fields["why"]) == ("tracker_off", "weak", why)
+    assert (missed, missed_fields["steps"]) == ("tracker_missed", [(2, 2), (4, 8)])
+    later = "`rlctl runs sync name --logger weak` sends later what it misses"
+    assert capsys.readouterr().err == f"warning: logger weak is switched off: {why}; {later}\n"
+
+
+def test_two_failures_are_forgiven_and_known(tmp_path, capsys):
+    events, weak = Events(), Notebook(fails_at=(1, 3))
+    trackers = trackers_of({"weak": weak}, events)
+    trackers.start(info(tmp_path))
+    for step in range(1, 6):
+        trackers.log(step, {})
+    trackers.finish("finished")
+    assert weak.calls[1:] == [("log", 2, {}), ("log", 4, {}), ("log", 5, {}), ("finish", "finished")]
+    assert capsys.readouterr().err == ""
+    ((kind, fields),) = events.seen
+    assert (kind, fields["steps"], fields["why"]) == ("tracker_missed", [(1, 1), (3, 3)], "log: ConnectionError: no route at 3")
+
+
+@pytest.mark.parametrize("hangs_in", ["log", "finish"])
+def test_a_tracker_that_hangs_for_ever_neither_stops_nor_holds_up_the_run(tmp_path, capsys, hangs_in):
+    class Hangs(Notebook):
+        def log(self, step: int, metrics: Mapping[str, float]) -> None:
+            threading.Event().wait(None if hangs_in == "log" and step == 2 else 0)
+
+        def finish(self, state: str) -> None:
+            threading.Event().wait(None if hangs_in == "finish" else 0)
+
+    events, healthy = Events(), Notebook()
+    trackers = trackers_of({"hangs": Hangs(), "healthy": healthy}, events, Patience(100, start_s=10, call_s=0.3, finish_s=0.6))
+    trackers.start(info(tmp_path))
+    began = time.monotonic()
+    for step in (1, 2, 3):
+        trackers.log(step, {"x": 1.0})
+    assert time.monotonic() - began < 0.2
+    trackers.finish("finished")
+    assert time.monotonic() - began < 2
+    assert healthy.calls[-1] == ("finish", "finished")
+    assert f"logger hangs is switched off: {hangs_in} hangs for more than 0.3 s" in capsys.readouterr().err
+    assert [fields["steps"] for kind, fields in events.seen if kind == "tracker_missed"] == [[(2, 3)] if hangs_in == "log" else []]
+
+
+def test_a_tracker_that_lags_too_far_behind_is_switched_off(tmp_path, capsys):
+    go_on = threading.Event()
+
+    class Slow(Notebook):
+        def log(self, step: int, metrics: Mapping[str, float]) -> None:
+            go_on.wait()
+            super().log(step, metrics)
+
+    slow = Slow()
+    trackers = trackers_of({"slow": slow}, patience=Patience(3, 10, 10, 10))
+    trackers.start(info(tmp_path))
+    for step in range(1, 10):
+        trackers.log(step, {})
+    go_on.set()
+    trackers.finish("finished")
+    assert len(logged(slow)) <= 1
+    assert capsys.readouterr().err.count("it lags 3 calls behind") == 1
+
+
+def test_an_error_at_the_start_passes_and_a_start_that_hangs_is_one(tmp_path):
+    class Refuses(Notebook):
+        def start(self, run: RunInfo) -> None:
+            raise RlctlError("no key")
+
+    class Breaks(Notebook):
+        def start(self, run: RunInfo) -> None:
+            raise OSError("no route")
+
+    class Hangs(Notebook):
+        def start(self, run: RunInfo) -> None:
+            threading.Event().wait()
+
+    for name, tracker, kind, message in [
+        ("refuses", Refuses(), RlctlError, "no key"),
+        ("breaks", Breaks(), RlctlError, "logger breaks does not start: OSError: no route"),
+        ("hangs", Hangs(), ResourceError, "logger hangs has not started after 0.2 s"),
+    ]:
+        trackers = trackers_of({name: tracker}, patience=Patience(10, 0.2, 10, 10))
+        with pytest.raises(kind, match=message):
+            trackers.start(info(tmp_path))
+        trackers.finish("failed")
+
+
+class Numbered(Notebook):
+    """Gives the run the id `number`, whatever it had."""
+
+    number = "new"
+
+    def start(self, run: RunInfo) -> str:
+        super().start(run)
+        return self.number
+
+
+def test_a_tracker_that_begins_a_new_history_is_told_the_old_one_first(tmp_path):
+    first = trackers_of({"jsonl": JsonlTracker()})
+    run = replace(info(tmp_path), num_samples=1)
+    first.start(run)
+    for step in (0, 1, 2, 3):
+        if step == 2:
+            first.generations(step, [SAMPLE])
+        first.log(step, {"x": step / 3, "bad": math.nan})
+    first.finish("failed")
+    fresh, known, unnamed = Numbered(), Numbered(), Notebook()
+    again = trackers_of({"fresh": fresh, "known": known, "unnamed": unnamed})
+    ids = again.start(replace(run, trackers={"known": "new", "fresh": "old"}, resume_step=2))
+    again.log(3, {"x": 1.0})
+    again.finish("finished")
+    assert ids == {"fresh": "new", "known": "new"}
+    assert fresh.calls[1:-1] == [
+        ("log", 0, {"x": 0.0}),
+        ("log", 1, {"x": 1 / 3}),
+        ("generations", 2, [SAMPLE]),
+        ("log", 2, {"x": 2 / 3}),
+        ("log", 3, {"x": 1.0}),
+    ]
+    assert logged(known) == logged(unnamed) == [3]
+
+
+def test_non_finite_values_are_counted_and_mirrors_do_not_see_them(tmp_path):
+    events, plain = Events(), Notebook()
+    trackers = trackers_of({"plain": plain}, events)
+    trackers.start(info(tmp_path))
+    trackers.log(1, {"a": 1.0, "b": math.nan, "c": math.inf})
+    trackers.log(2, {"a": math.nan, "b": math.nan, "c": 1.0})
+    trackers.finish("finished")
+    assert plain.calls[1:3] == [("log", 1, {"a": 1.0}), ("log", 2, {"c": 1.0})]
+    assert events.seen == [
+        ("non_finite", {"step": 1, "metrics": ["b", "c"]}),
+        ("non_finite", {"step": 2, "metrics": ["a"]}),
+        ("non_finite_total", {"metrics": {"b": 2, "c": 1, "a": 1}}),
+    ]
+
+
+def test_jsonl_is_always_there_once_and_first():
+    trackers = Trackers.load(["console", "jsonl", "console"], Events(), PATIENT)
+    assert list(trackers.direct) == ["jsonl", "console"]
+    assert isinstance(trackers.direct["jsonl"], JsonlTracker)
+
+
+def test_an_unknown_logger_and_a_mode_where_there_is_none_are_errors():
+    with pytest.raises(RlctlError, match="consol") as caught:
+        preflight("consol", None)
+    assert "console" in (caught.value.problems[0].hint or "")
+    assert preflight("console", None) == ""
+    with pytest.raises(ConfigError, match="logger console has no modes"):
+        preflight("console", "offline")
+
+
+def test_the_record_gets_all_answers_and_mirrors_the_few_that_are_shown(tmp_path):
+    samples = [replace(SAMPLE, prompt=str(i)) for i in range(20)]
+    mirror = Notebook()
+    trackers = trackers_of({"jsonl": JsonlTracker(), "plain": mirror})
+    trackers.start(replace(info(tmp_path), num_samples=3, sample_seed=7))
+    trackers.generations(1, samples)
+    trackers.generations(2, samples)
+    trackers.finish("finished")
+    assert len((tmp_path / "generations" / "step_000001.jsonl").read_text().splitlines()) == 20
+    (_, one, first), (_, two, second) = mirror.calls[1:3]
+    assert (one, two) == (1, 2)
+    assert len(first) == 3
+    assert first == second
+
+
+def test_a_full_disk_under_the_record_stops_nothing_and_loses_nothing(tmp_path, capsys):
+    trackers = trackers_of({"jsonl": JsonlTracker()})
+    trackers.start(info(tmp_path))
+    trackers.log(1, {"x": 1.0})
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    old = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, ((tmp_path / METRICS_FILE).stat().st_size + 7, hard))  # room for a part of a row
+        trackers.log(2, {"x": 2.0})
+        trackers.log(3, {"x": 3.0})
+        assert [json.loads(line)["step"] for line in (tmp_path / METRICS_FILE).read_text().splitlines()] == [1]
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        signal.signal(signal.SIGXFSZ, old)
+    trackers.finish("finished")
+    assert read_metrics(tmp_path / METRICS_FILE) == [{"step": step, "x": float(step)} for step in (1, 2, 3)]
+    assert capsys.readouterr().err.count("the run's record cannot be written") == 1
