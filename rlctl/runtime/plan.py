@@ -16,7 +16,9 @@ from rlctl.runs.run_dir import check_free
 from rlctl.runtime import preflight, quickstart
 from rlctl.runtime.algorithms.base import Algorithm, Needs
 from rlctl.runtime.build import load_algorithm, pool_names
+from rlctl.runtime.capacity import check_capacity
 from rlctl.runtime.loader import PromptLoader, PromptSet
+from rlctl.runtime.model_files import check_weights
 from rlctl.runtime.place import available_cores
 from rlctl.runtime.preflight import Devices, Findings
 from rlctl.runtime.samplers import in_order
@@ -48,14 +50,17 @@ class Plan:
     @property
     def pool_sizes(self) -> dict[str, int]:
         """The processes of each pool on all nodes, the actor's first. With `inline` it is one process for all of them."""
-        placement, devices = self.config.trainer.placement, self.devices
-        names = pool_names(placement, self.algorithm.needs)
-        return {name: placement.pools.get(name, devices.per_node) * devices.num_nodes for name in names}
+        return _pool_sizes(self.config.trainer.placement, self.devices, self.algorithm.needs)
 
     @property
     def num_threads(self) -> int:
         """CPU threads of each process."""
         return self.config.trainer.num_threads or max(1, available_cores() // sum(self.pool_sizes.values()))
+
+
+def _pool_sizes(placement: schema.Placement, devices: Devices, needs: Needs) -> dict[str, int]:
+    names = pool_names(placement, needs)
+    return {name: placement.pools.get(name, devices.per_node) * devices.num_nodes for name in names}
 
 
 def make_plan(recipe: Recipe, inline: bool, data_root: Path | None = None, run: Path | None = None) -> Plan:
@@ -80,11 +85,14 @@ def make_plan(recipe: Recipe, inline: bool, data_root: Path | None = None, run: 
     found.run(raise_problems, preflight.check_built(config))
     algorithm = found.run(load_algorithm, config, 1)
     if algorithm is not None and devices is not None:
+        ranks = _pool_sizes(trainer.placement, devices, algorithm.needs)
         placed = preflight.check_placement(config, devices, pool_names(trainer.placement, algorithm.needs))
-        found.run(raise_problems, [*placed, *preflight.check_batches(config, devices.total, algorithm.needs)])
+        found.run(raise_problems, [*placed, *preflight.check_batches(config, ranks, algorithm.needs)])
+        found.run(raise_problems, found.run(check_capacity, config, devices, ranks, algorithm.needs) or [])
     found.run(raise_problems, preflight.check_model(config))
     if algorithm is not None and Needs.CRITIC in algorithm.needs and config.critic.model != config.actor_rollout_ref.model:
         found.run(preflight.read_model_config, config.critic.model, "critic.model.path")
+        found.run(raise_problems, check_weights(config.critic.model, "critic.model.path"))
     found.run(preflight.check_disk, config, root)
     tokenizer, loader, validator = _read_data(config, found)
     found.raise_all()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ParamSpec, TypeVar
@@ -15,6 +15,7 @@ from rlctl.data_prep.rows import PromptRow
 from rlctl.errors import ConfigError, Problem, ResourceError, RlctlError
 from rlctl.recipes import schema
 from rlctl.runtime.algorithms.base import Needs
+from rlctl.runtime.model_files import check_weights
 from rlctl.runtime.rewards.pool import RewardPool
 from rlctl.runtime.rewards.specs import reward_specs
 
@@ -76,15 +77,20 @@ class Devices:
         return cls(kind, trainer.nnodes, per_node)
 
 
-def check_batches(config: schema.Config, num_ranks: int, needs: Needs) -> list[Problem]:
-    """Batches, mini-batches and ranks must divide without a remainder; the nearest numbers that do are named."""
+def check_batches(config: schema.Config, ranks: Mapping[str, int], needs: Needs) -> list[Problem]:
+    """Batches, mini-batches and ranks must divide without a remainder; the nearest numbers that do are named.
+
+    `ranks` are pool -> processes: a role is judged by its own pool.
+    """
     data, actor_rollout = config.data, config.actor_rollout_ref
     n = actor_rollout.rollout.n if Needs.EXPERIENCE in needs else 1
-    sizes = {"actor_rollout_ref.actor.ppo_mini_batch_size": actor_rollout.actor.ppo_mini_batch_size}
+    placement = config.trainer.placement
+    sizes = {"actor_rollout_ref.actor.ppo_mini_batch_size": (actor_rollout.actor.ppo_mini_batch_size, placement.actor)}
     if Needs.CRITIC in needs:
-        sizes["critic.ppo_mini_batch_size"] = config.critic.ppo_mini_batch_size
+        sizes["critic.ppo_mini_batch_size"] = (config.critic.ppo_mini_batch_size, placement.critic)
     problems: list[Problem] = []
-    for key, size in sizes.items():
+    for key, (size, pool) in sizes.items():
+        num_ranks = ranks[pool]
         if size > data.train_batch_size or data.train_batch_size % size:
             problems.append(
                 Problem(
@@ -97,11 +103,27 @@ def check_batches(config: schema.Config, num_ranks: int, needs: Needs) -> list[P
             fitting = [k for k in range(1, size + num_ranks + 1) if k * n % num_ranks == 0]
             problems.append(
                 Problem(
-                    f"{key}={size} × {n} answers = {size * n} rows cannot be shared out evenly to {num_ranks} ranks",
+                    f"{key}={size} × {n} answers = {size * n} rows cannot be shared out evenly to the {num_ranks} ranks of the pool {pool}",
                     hint=f"nearest that can: {key}={_near(size, fitting)}",
                 )
             )
+    for key, size in _tensor_parallel(config).items():
+        if ranks[placement.actor] % size:
+            problems.append(
+                Problem(
+                    f"{key}={size} does not divide the {ranks[placement.actor]} ranks of the pool {placement.actor}",
+                    hint=f"nearest that do: {key}={_near(size, _divisors(ranks[placement.actor]))}",
+                )
+            )
     return problems
+
+
+def _tensor_parallel(config: schema.Config) -> dict[str, int]:
+    actor_rollout = config.actor_rollout_ref
+    return {
+        "actor_rollout_ref.actor.tensor_parallel_size": actor_rollout.actor.tensor_parallel_size,
+        "actor_rollout_ref.rollout.tensor_model_parallel_size": actor_rollout.rollout.tensor_model_parallel_size,
+    }
 
 
 def is_missing(model_path: str) -> bool:
@@ -120,22 +142,29 @@ def read_model_config(model: schema.Model, key: str) -> PretrainedConfig:
 
 
 def check_model(config: schema.Config) -> list[Problem]:
-    """The model's folder is readable and its context holds a prompt and an answer of the longest kind."""
+    """The model's folder is complete, its heads can be shared out, and its context holds a prompt and an answer of the longest kind."""
     data = config.data
     try:
         loaded = read_model_config(config.actor_rollout_ref.model, "actor_rollout_ref.model.path")
     except ConfigError as error:
         return error.problems
-    context = getattr(loaded.get_text_config(), "max_position_embeddings", None)
+    text = loaded.get_text_config()
+    problems = check_weights(config.actor_rollout_ref.model, "actor_rollout_ref.model.path")
+    heads = getattr(text, "num_attention_heads", None)
+    for key, size in _tensor_parallel(config).items():
+        if heads and heads % size:
+            hint = f"nearest that do: {key}={_near(size, _divisors(heads))}"
+            problems.append(Problem(f"{key}={size} does not divide the model's {heads} attention heads", hint=hint))
+    context = getattr(text, "max_position_embeddings", None)
     longest = data.max_prompt_length + data.max_response_length
     if context is not None and longest > context:
-        return [
+        problems.append(
             Problem(
                 f"data.max_prompt_length + data.max_response_length = {longest} tokens, but the model's context is {context}",
                 hint=f"data.max_response_length={max(1, context - data.max_prompt_length)}, or shorter prompts",
             )
-        ]
-    return []
+        )
+    return problems
 
 
 def check_placement(config: schema.Config, devices: Devices, pools: Sequence[str]) -> list[Problem]:

@@ -93,35 +93,6 @@ def test_verls_quickstart_composes_word_for_word() -> None:
     assert config.actor_rollout_ref.rollout.name == "vllm"
 
 
-# What verl's GSM8K example commands of three estimators set, beyond what they share.
-ESTIMATORS = {
-    "grpo": "actor_rollout_ref.actor.use_kl_loss=True actor_rollout_ref.actor.kl_loss_type=low_var_kl algorithm.use_kl_in_reward=False",
-    "rloo": "actor_rollout_ref.actor.use_kl_loss=False algorithm.use_kl_in_reward=True algorithm.kl_penalty=kl",
-    "reinforce_plus_plus": "actor_rollout_ref.actor.use_kl_loss=True actor_rollout_ref.actor.kl_loss_type=mse",
-}
-SHARED = """
-data.train_files="['a/train.parquet', 'b/train.parquet']" data.val_files="['a/test.parquet', 'b/test.parquet']" data.truncation='error'
-data.filter_overlong_prompts=True data.shuffle=False data.prompt_key=messages actor_rollout_ref.model.path=Qwen/Qwen2-7B-Instruct
-actor_rollout_ref.model.use_remove_padding=True actor_rollout_ref.model.enable_gradient_checkpointing=True
-actor_rollout_ref.actor.optim.lr=1e-6 actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=16 actor_rollout_ref.actor.entropy_coeff=0
-actor_rollout_ref.actor.kl_loss_coef=0.001 actor_rollout_ref.actor.fsdp_config.param_offload=False
-actor_rollout_ref.actor.fsdp_config.optimizer_offload=False actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=16
-actor_rollout_ref.rollout.tensor_model_parallel_size=2 actor_rollout_ref.rollout.name=vllm actor_rollout_ref.rollout.n=5
-actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu=16 actor_rollout_ref.ref.fsdp_config.param_offload=True trainer.critic_warmup=0
-trainer.logger=['console','wandb'] trainer.n_gpus_per_node=8 trainer.save_freq=-1 trainer.test_freq=5 trainer.total_epochs=15
-"""
-
-
-@pytest.mark.parametrize("estimator", ESTIMATORS)
-def test_verls_gsm8k_commands_of_other_estimators_compose(estimator: str) -> None:
-    own = [f"algorithm.adv_estimator={estimator}", *shlex.split(ESTIMATORS[estimator])]
-    recipe = compose("ppo_trainer", [*shlex.split(SHARED), *own])
-    assert recipe.notices == []
-    assert recipe.config.data.train_files == ("a/train.parquet", "b/train.parquet")
-    assert recipe.config.algorithm.adv_estimator == estimator
-    assert recipe.config.actor_rollout_ref.ref.fsdp_config.param_offload is True
-
-
 def test_a_value_knows_its_whole_past() -> None:
     chain = compose("gsm8k_grpo_lora", ["+actor_rollout_ref.actor.optim.lr=5e-5"]).origins["actor_rollout_ref.actor.optim.lr"]
     assert [origin.value for origin in chain] == ["???", 1e-6, 3e-5, 5e-5]

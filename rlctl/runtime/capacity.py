@@ -1,0 +1,50 @@
+"""Whether what a run holds throughout fits its devices at all."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from rlctl.errors import Problem
+from rlctl.recipes import schema
+from rlctl.runtime.algorithms.base import Needs
+from rlctl.runtime.memory import ModelSize, RoleMemory, Storage, Work, device_memory, role_memory
+from rlctl.runtime.model.load import Kind, compute_dtype, master_dtype
+from rlctl.runtime.preflight import Devices, read_model_config
+
+GIB = 2**30
+
+
+def check_capacity(config: schema.Config, devices: Devices, ranks: Mapping[str, int], needs: Needs) -> list[Problem]:
+    """Weights and moments of every role of a pool, and the gradients of one, against the memory of a device. `ranks` are pool -> processes.
+
+    These are exact, so what does not fit is a problem; activations and caches are estimates, of which a dry run warns.
+    """
+    actor_rollout, critic, placement = config.actor_rollout_ref, config.critic, config.trainer.placement
+    pools: dict[str, list[RoleMemory]] = {}
+
+    def add(role: str, pool: str, model: schema.Model, fsdp: schema.FSDP | schema.FrozenFSDP, kind: Kind) -> None:
+        read_model_config(model, f"{'critic' if role == 'critic' else 'actor_rollout_ref'}.model.path")
+        storage = Storage.of(master_dtype(fsdp), compute_dtype(model, devices.kind), ranks[pool], fsdp)
+        work = Work(tokens=0, learns=role != "reference", checkpointing=True, has_logits=False, kv_tokens=0)
+        pools.setdefault(pool, []).append(role_memory(role, ModelSize.of(model, kind), storage, work))
+
+    add("actor", placement.actor, actor_rollout.model, actor_rollout.actor.fsdp_config, "policy")
+    if Needs.REFERENCE in needs:
+        add("reference", placement.reference, actor_rollout.model, actor_rollout.ref.fsdp_config, "policy")
+    if Needs.CRITIC in needs:
+        add("critic", placement.critic, critic.model, critic.fsdp_config, "backbone")
+    there = device_memory(devices.kind, max(1, sum(ranks.values()) // devices.num_nodes))
+    problems: list[Problem] = []
+    for pool, roles in pools.items():
+        need = sum(each.parameters + each.moments for each in roles) + max(each.gradients for each in roles)
+        if need > there:
+            names = ", ".join(each.role for each in roles)
+            problems.append(
+                Problem(
+                    f"the pool {pool} ({names}) needs {need / GIB:.1f} GiB on each device for weights, moments and gradients alone, "
+                    f"and there are {there / GIB:.1f} GiB",
+                    "trainer.placement",
+                    "more devices, a smaller model, or actor_rollout_ref.actor.fsdp_config.model_dtype=bf16",
+                )
+            )
+    return problems

@@ -1,0 +1,104 @@
+"""What is found wrong before a start: weights, heads, pools, memory."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from rlctl.recipes.compose import compose
+from rlctl.recipes.schema import Config
+from rlctl.runtime.algorithms.base import Needs
+from rlctl.runtime.capacity import check_capacity
+from rlctl.runtime.model_files import check_weights
+from rlctl.runtime.preflight import Devices, check_batches, check_model
+from tests.models import write_tiny_model
+
+NEEDS = Needs.EXPERIENCE | Needs.CRITIC
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    write_tiny_model(tmp_path / "model")
+    return tmp_path / "model"
+
+
+def config(model: Path, *overrides: str) -> Config:
+    small = [
+        "data.train_files=[t.parquet]",
+        f"actor_rollout_ref.model.path={model}",
+        "data.max_prompt_length=8",
+        "data.max_response_length=8",
+    ]
+    return compose("ppo_trainer", [*small, *overrides]).config
+
+
+def faults(model: Path) -> list[str]:
+    return [each.message for each in check_weights(config(model).actor_rollout_ref.model, "actor_rollout_ref.model.path")]
+
+
+def test_a_complete_folder_passes(model: Path) -> None:
+    assert faults(model) == []
+
+
+def test_a_file_cut_off(model: Path) -> None:
+    weights = model / "model.safetensors"
+    whole = weights.read_bytes()
+    weights.write_bytes(whole[:-10])
+    assert faults(model) == [f"{weights} is damaged: {len(whole) - 10} bytes long instead of {len(whole)}"]
+    weights.write_bytes(whole[:100])
+    assert "header should take" in faults(model)[0]
+    weights.write_bytes(b"\x04" + bytes(7) + b"none")
+    assert "not that of a safetensors file" in faults(model)[0]
+
+
+def test_no_weights_at_all_unless_they_are_to_be_random(model: Path) -> None:
+    (model / "model.safetensors").unlink()
+    assert "holds no weights" in faults(model)[0]
+    random = config(model, "actor_rollout_ref.model.init=random").actor_rollout_ref.model
+    assert check_weights(random, "actor_rollout_ref.model.path") == []
+
+
+def test_a_shard_that_the_index_names_and_nobody_has(model: Path) -> None:
+    first, second = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
+    shutil.move(model / "model.safetensors", model / first)
+    index = model / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {"a": first, "b": second}}))
+    [said] = check_model(config(model))
+    assert said.message == f"1 of 2 weight files are missing in {model}: {second}"
+    index.write_text("{")
+    assert "cannot be read as an index" in faults(model)[0]
+
+
+def test_heads_are_shared_out_evenly(model: Path) -> None:
+    [said] = check_model(config(model, "actor_rollout_ref.rollout.tensor_model_parallel_size=3"))
+    assert said.message.endswith("tensor_model_parallel_size=3 does not divide the model's 4 attention heads")
+    assert said.hint is not None
+    assert said.hint.endswith("=2 or 4")
+
+
+def test_each_role_is_judged_by_its_own_pool(model: Path) -> None:
+    own = ["trainer.placement.critic=judge", "critic.ppo_mini_batch_size=6", "actor_rollout_ref.actor.ppo_mini_batch_size=4"]
+    chosen = config(model, *own, "data.train_batch_size=12")
+    assert check_batches(chosen, {"main": 4, "judge": 3}, NEEDS) == []
+    [said] = check_batches(chosen, {"main": 3, "judge": 3}, NEEDS)
+    assert "cannot be shared out evenly to the 3 ranks of the pool main" in said.message
+
+
+def test_tensor_parallel_ranks_come_from_the_pool(model: Path) -> None:
+    chosen = config(model, "actor_rollout_ref.rollout.tensor_model_parallel_size=2", "data.train_batch_size=768")
+    assert check_batches(chosen, {"main": 4}, Needs.EXPERIENCE) == []
+    said = check_batches(chosen, {"main": 1}, Needs.EXPERIENCE)
+    assert "tensor_model_parallel_size=2 does not divide the 1 ranks of the pool main" in said[-1].message
+
+
+def test_a_model_that_cannot_fit_is_a_problem(model: Path) -> None:
+    devices = Devices("cpu", 1, 1)
+    assert check_capacity(config(model), devices, {"main": 1}, NEEDS) == []
+    settings = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps(settings | {"vocab_size": 10**12}))  # 4 numbers of 4 bytes each × 32 × 10¹²: 466 TiB
+    [said] = check_capacity(config(model), devices, {"main": 1}, Needs.EXPERIENCE)
+    assert "(actor) needs 476837" in said.message
+    assert said.where == "trainer.placement"
