@@ -34,6 +34,7 @@ check: setup
 
 bench: setup
 	$(BIN)/python -m benchmarks.cli_help
+	$(BIN)/python -m benchmarks.compose
 	$(BIN)/python -m benchmarks.rollout
 	$(BIN)/python -m benchmarks.step
 

@@ -18,7 +18,7 @@ def check_weights(model: schema.Model, key: str) -> list[Problem]:
     A name on the hub is not looked into, nor a model that starts with random weights.
     """
     folder = Path(model.path).expanduser()
-    if model.init == "random" or not folder.is_dir():
+    if model.init != "auto" or not folder.is_dir():
         return []
     again = "copy or download the model again"
     files = [folder / name for name in _WHOLE if (folder / name).is_file()][:1]

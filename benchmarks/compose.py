@@ -1,0 +1,48 @@
+"""How long composing a shipped recipe takes, as a ratio to Hydra's own composing of the same files without checks and origins.
+
+    python benchmarks/compose.py [ROUNDS]
+
+The two run in turn, in one process with everything imported; the ratio is that of the medians.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from hydra import compose as hydra_compose
+from hydra import initialize_config_dir
+
+import rlctl.recipes
+from rlctl.recipes.compose import compose
+from rlctl.recipes.sources import library_recipes
+
+LIBRARY = Path(rlctl.recipes.__file__).parent / "library"
+
+
+def seconds(call: Callable[[str], object], name: str) -> float:
+    began = time.perf_counter()
+    call(name)
+    return time.perf_counter() - began
+
+
+def measure(name: str, rounds: int) -> tuple[float, float]:
+    """The median seconds of (Hydra, rlctl) over `rounds` alternations, after one of each."""
+    with initialize_config_dir(str(LIBRARY), version_base="1.3"):
+        times = [(seconds(hydra_compose, name), seconds(compose, name)) for _ in range(rounds + 1)][1:]
+    return statistics.median(pair[0] for pair in times), statistics.median(pair[1] for pair in times)
+
+
+def main() -> None:
+    rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 10
+    for name in library_recipes():
+        if not name.endswith("_trainer"):
+            hydra, rlctl = measure(name, rounds)
+            print(f"{name:18} hydra {hydra * 1e3:5.0f} ms   rlctl {rlctl * 1e3:5.0f} ms (aim: at most 600)   ratio {rlctl / hydra:5.2f}")
+
+
+if __name__ == "__main__":
+    main()
