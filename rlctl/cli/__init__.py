@@ -52,6 +52,8 @@ COMMANDS = (
     Command("sweeps", "rlctl.cli.sweeps", "List the sweeps, newest first.", "Runs"),
     Command("runs", "rlctl.cli.runs", "List the runs, running and newest first.", "Runs"),
     Command("show", "rlctl.cli.runs", "Show one run: its curves, its settings, its validation samples.", "Runs"),
+    Command("watch", "rlctl.cli.watch", "Watch a run until it ends, also one that was started elsewhere on this disk.", "Runs"),
+    Command("logs", "rlctl.cli.watch", "Print what the worker processes of a run printed.", "Runs"),
     Command("report", "rlctl.cli.report", "Make one self-contained HTML file of runs: curves, alarms, answers, settings.", "Runs"),
     Command("doctor", "rlctl.cli.doctor", "Examine the installation and the machine, with the command that mends each fault.", "Runs"),
     Command("version", "rlctl.cli.version", "Show the versions of rlctl and of what it stands on.", "Runs"),

@@ -1,0 +1,199 @@
+"""`rlctl watch` and `rlctl logs` beside a run that another process drives."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pexpect
+import pytest
+
+from rlctl.runs.run_dir import RunDir
+from rlctl.tracking.jsonl import JsonlTracker
+from rlctl.tracking.tracker import RunInfo
+
+ACC = "val-core/x/acc/mean@1"
+
+# Three steps; the next begins when a line comes on stdin. It logs as a run does, and ends as it is told: finished, or gone without a word.
+DRIVER = """
+import sys
+from pathlib import Path
+from rlctl.runs.run_dir import RunDir
+from rlctl.tracking.alarms import Alarms, Limits
+from rlctl.tracking.jsonl import JsonlTracker
+from rlctl.tracking.tracker import RunInfo, Trackers
+run = RunDir.create(Path(sys.argv[1]), "p", "r", "ppo")
+trackers = Trackers({"jsonl": JsonlTracker()}, run.event, Alarms(Limits(skipped_updates=1)))
+trackers.start(RunInfo("id", "p", "r", run.path, 3, {}))
+run.update(state="running", total_steps=3)
+log = (run.attempt / "main-0.log").open("a", buffering=1)
+for step in (1, 2, 3):
+    log.write(f"worker at {step}\\n")
+    trackers.log(step, {"critic/score/mean": step / 4, "timing_s/step": 2.0, "actor/skipped_updates": float(step == 2)})
+    print("logged", flush=True)
+    sys.stdin.readline()
+log.write("the last word")
+run.finish("finished", 0)
+"""
+
+
+class Driver:
+    def __init__(self, root: Path) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", DRIVER, str(root)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
+        )
+        self.wait()
+
+    def wait(self) -> None:
+        assert self.process.stdout is not None
+        assert self.process.stdout.readline() == "logged\n"
+
+    def go_on(self) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write("\n")
+
+
+@pytest.fixture
+def driver(tmp_path: Path) -> Iterator[Driver]:
+    driver = Driver(tmp_path / "runs")
+    yield driver
+    driver.process.kill()
+    driver.process.wait()
+
+
+def environment() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "FORCE_COLOR", "RLCTL_RUNS")} | {
+        "TERM": "xterm-256color"
+    }
+
+
+def beside(folder: Path, *arguments: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "rlctl", *arguments]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=folder, env=environment())
+
+
+def rlctl(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "rlctl", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, cwd=folder, env=environment(), timeout=60, check=False)
+
+
+def test_watch_and_logs_follow_a_run_to_its_end(driver: Driver, tmp_path: Path) -> None:
+    watching, reading = beside(tmp_path, "watch", "r"), beside(tmp_path, "logs", "r", "--role", "main", "-f")
+    assert watching.stdout is not None
+    assert reading.stdout is not None
+    assert watching.stdout.readline() == "step 1/3  reward 0.250  2.0 s/step\n"
+    assert reading.stdout.readline() == "worker at 1\n"
+    driver.go_on()
+    driver.wait()
+    assert watching.stdout.readline() == "step 2/3  reward 0.500  2.0 s/step  eta 2.0 s\n"
+    assert watching.stdout.readline().startswith("alarm: step 2: 1 updates skipped")
+    assert reading.stdout.readline() == "worker at 2\n"
+    assert watching.poll() is None
+    driver.go_on()
+    driver.wait()
+    driver.go_on()
+    out, err = watching.communicate(timeout=30)
+    assert out == "step 3/3  reward 0.750  2.0 s/step\nalarm over: step 3: no more updates are skipped\n"
+    assert watching.returncode == 0
+    assert err.startswith("note: r is finished")
+    assert reading.communicate(timeout=30)[0] == "worker at 3\nthe last word\n"
+    assert reading.returncode == 0
+
+
+def test_both_end_when_the_driver_is_killed(driver: Driver, tmp_path: Path) -> None:
+    watching, reading = beside(tmp_path, "watch", "r"), beside(tmp_path, "logs", "r", "-f")
+    for each in (watching, reading):
+        assert each.stdout is not None
+        each.stdout.readline()
+    driver.process.send_signal(signal.SIGKILL)
+    driver.process.wait()
+    assert "note: r is lost" in watching.communicate(timeout=30)[1]
+    reading.communicate(timeout=30)
+    assert (watching.returncode, reading.returncode) == (0, 0)
+
+
+def test_a_live_panel_on_a_terminal(driver: Driver, tmp_path: Path) -> None:
+    child = pexpect.spawn(
+        sys.executable,
+        ["-m", "rlctl", "watch", "r"],
+        cwd=str(tmp_path),
+        env=environment(),
+        encoding="utf-8",
+        dimensions=(24, 110),
+        timeout=30,
+    )
+    child.expect("step 1/3")
+    child.expect(r"last step [\d.]+ s ago")
+    driver.go_on()
+    driver.wait()
+    child.expect("alarm")
+    child.sendintr()
+    child.expect(pexpect.EOF)
+    child.close()
+    assert child.exitstatus == 130
+    assert driver.process.poll() is None  # the run goes on
+    assert (child.before or "").rindex("\x1b[?25h") > 0  # the cursor is back
+
+
+def stored(root: Path) -> RunDir:
+    """A finished run of two attempts: roles on two pools, two ranks on one of them."""
+    run = RunDir.create(root, "p", "r", "ppo")
+    (run.path / "config.yaml").write_text("trainer: {placement: {actor: main, critic: value, reward: main, pools: {}}}")
+    (run.attempt / "main-0.log").write_text("first attempt\n")
+    run.new_attempt()
+    for name, text in (("main-0", "a\nb\n"), ("main-10", "ten\n"), ("main-1", "c\r\n\n"), ("value-0", "v1\nv2\nv3")):
+        (run.attempt / f"{name}.log").write_text(text)
+    run.finish("finished", 0)
+    return run
+
+
+def test_logs_by_role_rank_and_attempt(tmp_path: Path) -> None:
+    stored(tmp_path / "runs")
+    whole = rlctl(tmp_path, "logs", "r").stdout.splitlines()
+    assert [line.split(" | ")[0].strip() for line in whole] == ["main-0"] * 2 + ["main-1"] * 2 + ["main-10"] + ["value-0"] * 3
+    assert rlctl(tmp_path, "logs", "r", "--role", "critic").stdout == "v1\nv2\nv3\n"
+    assert rlctl(tmp_path, "logs", "r", "--role", "value", "-n", "1").stdout == "v3\n"
+    assert rlctl(tmp_path, "logs", "r", "--role", "actor", "--rank", "10").stdout == "ten\n"
+    assert rlctl(tmp_path, "logs", "r", "--attempt", "1").stdout == "first attempt\n"
+    assert rlctl(tmp_path, "logs", "r", "--rank", "0", "-f").returncode == 0  # a run that has ended is not waited for
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message", "hint"),
+    [
+        (["--attempt", "9"], "no attempt 9", "there are: 1, 2"),
+        (["--role", "reference"], "no process of role 'reference'", "there are: actor, critic, reward, main, value"),
+        (["--rank", "7"], "no process of rank 7", "there are: 0, 1, 10, 0"),
+    ],
+)
+def test_logs_that_are_not_there(tmp_path: Path, arguments: list[str], message: str, hint: str) -> None:
+    stored(tmp_path / "runs")
+    done = rlctl(tmp_path, "logs", "r", *arguments)
+    assert (done.returncode, done.stdout) == (4, "")
+    assert message in done.stderr
+    assert hint in done.stderr
+
+
+def test_a_run_that_goes_back_is_shown_anew(tmp_path: Path) -> None:
+    from rlctl.runs.store import RunStore
+    from rlctl.runs.watch import Watched
+
+    run = RunDir.create(tmp_path, "p", "r", "ppo")
+    tracker = JsonlTracker()
+    tracker.start(RunInfo("id", "p", "r", run.path, 9, {}))
+    for step in (1, 2, 3):
+        tracker.log(step, {"critic/score/mean": float(step)})
+    watched = Watched(RunStore(tmp_path).find("r"))
+    assert len(list(watched.read())) == 3
+    kept = run.metrics.read_text().splitlines(keepends=True)[:1]
+    (run.path / "aside").write_text("".join(kept) + '{"step": 2, "critic/score/mean": 7.0}\n{"step": 3, "critic')
+    (run.path / "aside").replace(run.metrics)
+    assert len(list(watched.read())) == 2
+    assert watched.panel.step == 2
+    assert next(course for course in watched.panel.courses if course.name == "reward").values == [1.0, 7.0]
+    assert time.monotonic() - watched.panel.began < 60
