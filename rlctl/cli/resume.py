@@ -21,6 +21,8 @@ Examples:
 
   rlctl resume ppo-261121 trainer.total_epochs=3               a finished run goes on
 
+  rlctl resume my-sweep                                        its unfinished trials
+
   rlctl resume @last --from-step 40 --fork colder actor_rollout_ref.rollout.temperature=0.8
 """
 
@@ -28,7 +30,8 @@ Examples:
 @app.command(epilog=_EXAMPLES)
 def resume(
     run: Annotated[
-        str, typer.Argument(help="A run's name or the beginning of it, its folder, @last or @failed.", autocompletion=complete.run)
+        str,
+        typer.Argument(help="A run's or a sweep's name or the beginning of it, its folder, @last or @failed.", autocompletion=complete.run),
     ],
     overrides: Annotated[
         list[str] | None,
@@ -44,9 +47,18 @@ def resume(
 ) -> None:
     """Go on from the newest whole checkpoint, as if the run had never stopped."""
     from rlctl.cli.console import notice
+    from rlctl.cli.sweep import resume_sweep
+    from rlctl.errors import UsageError
     from rlctl.runs.store import RunStore
+    from rlctl.sweeps.record import names_sweep
 
-    found = RunStore.at(root).find(run)
+    store = RunStore.at(root)
+    if names_sweep(store.root, run):
+        if overrides or from_step or fork or force or inline:
+            raise UsageError(f"{run!r} is a sweep, which goes on as it is", hint="its runs, named SWEEP-NNN, take overrides and options")
+        resume_sweep(store.root, run)
+        return
+    found = store.find(run)
     from rlctl.runtime.launch import train
     from rlctl.runtime.resume import Wish, plan_resume
 

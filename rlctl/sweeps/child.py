@@ -16,6 +16,7 @@ from typing import Literal
 from rlctl.errors import ConfigError
 from rlctl.runs.record import RunRecord
 from rlctl.runs.run_dir import RECORD_FILE, SWEEP_VARIABLE
+from rlctl.runs.store import ACTIVE
 from rlctl.sweeps.record import SweepDir
 from rlctl.sweeps.study import Trial
 from rlctl.tracking.jsonl import METRICS_FILE, read_metrics
@@ -48,6 +49,12 @@ class Child:
             return RunRecord.read(self.folder / RECORD_FILE)
         except ConfigError:
             return None
+
+    def still_runs(self) -> str | None:
+        """A line that says so while a process of an earlier, killed sweep has not ended yet."""
+        record = self.record
+        alive = record is not None and record.state in ACTIVE and record.process.alive()
+        return f"still runs as process {record.process.pid}" if record is not None and alive else None
 
     def start(self, sweep: SweepDir, cluster: Sequence[str]) -> None:
         """Start the process; `cluster` are the overrides that place it. It is told to end when this process dies, however that happens."""

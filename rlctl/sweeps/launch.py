@@ -80,16 +80,17 @@ def make_sweep_plan(verb: str, source: str, overrides: Sequence[str]) -> SweepPl
 def start(plan: SweepPlan, view: View, say: Callable[[str], None]) -> SweepDir:
     """Run a sweep to its end. Raises what stops it; its record says how it ended in any case."""
     trainer = plan.recipe.config.trainer
+    fixed = [text for text in plan.fixed if not text.lstrip("+").startswith("trainer.experiment_name=")]
     record = SweepRecord(
         name=trainer.experiment_name or fresh_name(f"{plan.recipe.name.removesuffix('_trainer')}-sweep"),
         project=trainer.project_name,
         verb=plan.verb,
         recipe=plan.source,
         base=next(path.stem for path, package in reversed(plan.recipe.layers) if not package and level_of(path) == 1),
-        fixed=[text for text in plan.fixed if not text.lstrip("+").startswith("trainer.experiment_name=")],
+        fixed=fixed,
         axes=[axis.text for axis in plan.axes],
         settings=plan.settings.model_dump(),
-        config_sha256=_digest(compose(plan.source, plan.fixed)),
+        config_sha256=_digest(compose(plan.source, fixed)),
         total_steps=plan.total_steps,
         first_seed=trainer.seed,
         command=["rlctl", *sys.argv[1:]],

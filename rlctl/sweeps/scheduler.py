@@ -120,7 +120,7 @@ class Scheduler:
     def _room(self, child: Child) -> bool:
         running = [each for each in self.children if each.state == "running"]
         pending = [each.need for each in running if (record := each.record) is None or record.state == "starting"]
-        lack = self.cluster.lacks(child.need, pending)
+        lack = child.still_runs() or self.cluster.lacks(child.need, pending)
         if lack is None:
             self._short_since = None
             return True

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from rlctl.recipes.compose import compose
-from tests.e2e.command import metrics, rlctl
+from tests.e2e.command import environment, metrics, rlctl
 
 LR = "actor_rollout_ref.actor.optim.lr"
 # A metric that is known beforehand, so that which trial is the best, and which is stopped, is no matter of luck.
@@ -80,3 +85,28 @@ def test_more_than_there_is_and_what_cannot_be_composed_is_refused(settings: lis
     assert json.loads((tmp_path / "runs" / "quickstart" / "large" / "sweep.json").read_text())["state"] == "failed"
     done = rlctl("sweep", "ppo", *settings, f"{LR}=1e-4,fast", "--dry-run", cwd=tmp_path, code=3)
     assert f"trial {LR}=fast" in done.stderr
+
+
+@pytest.mark.slow
+def test_killed_and_resumed(settings: list[str], tmp_path: Path) -> None:
+    """kill -9 with one trial finished and one on its way: the first stays, the second goes on from its checkpoint, none runs twice."""
+    own = ["trainer.total_training_steps=4", "trainer.test_freq=2", "trainer.save_freq=1", f"{LR}=1e-4,2e-4,3e-4"]
+    words = ["sweep", "grpo", *settings, *own, *JUDGED_BY_LR, "--parallel", "1", "--name", "killed"]
+    process = subprocess.Popen([sys.executable, "-m", "rlctl", *words], cwd=tmp_path, env=environment(), start_new_session=True)
+    runs = tmp_path / "runs" / "quickstart"
+    deadline = time.monotonic() + 200
+    while not any((runs / "killed-001" / "checkpoints").glob("step_00000[2-3]/manifest.json")):
+        assert process.poll() is None
+        assert time.monotonic() < deadline, "no second trial in time"
+        time.sleep(0.1)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    first = (runs / "killed-000" / "run.json").read_text()
+    assert "lost" in rlctl("sweeps", cwd=tmp_path).stdout
+    rlctl("resume", "killed", cwd=tmp_path)
+    found = trials(tmp_path, "killed")
+    assert [(trial["state"], trial["value"]) for trial in found] == [("finished", 1e-4), ("finished", 2e-4), ("finished", 3e-4)]
+    assert (runs / "killed-000" / "run.json").read_text() == first
+    assert json.loads((runs / "killed-001" / "run.json").read_text())["attempts"] == 2
+    for number in range(3):
+        assert [row["step"] for row in metrics(runs / f"killed-{number:03d}")] == list(range(5))
