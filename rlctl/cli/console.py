@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from rich.console import Console
@@ -25,6 +27,17 @@ def stdout() -> Console:
 def stderr() -> Console:
     """Where talk goes: progress, notices, errors."""
     return Console(stderr=True, highlight=False, soft_wrap=True)
+
+
+@contextmanager
+def paged() -> Iterator[None]:
+    """What is printed to `stdout()` meanwhile appears page by page where there is a terminal, through PAGER or less; else straight on."""
+    if not sys.stdout.isatty() or stdout().is_dumb_terminal:
+        yield
+        return
+    os.environ.setdefault("LESS", "-FRX")  # as git has it: no paging of one page, colours, and the text stays
+    with stdout().pager(styles=True):
+        yield
 
 
 def print_json(value: Any) -> None:

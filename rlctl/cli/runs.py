@@ -91,7 +91,8 @@ def show(
     step: Annotated[int | None, typer.Option("--step", min=0, help="The samples of this step instead of the last.")] = None,
     wrong: Annotated[bool, typer.Option("--wrong", help="Only wrong answers.")] = False,
     right: Annotated[bool, typer.Option("--right", help="Only right answers.")] = False,
-    number: Annotated[int, typer.Option("-n", "--number", min=1, help="How many samples at most.")] = 5,
+    grep: Annotated[str | None, typer.Option("--grep", metavar="TEXT", help="Only samples that hold this text.")] = None,
+    number: Annotated[int | None, typer.Option("-n", "--number", min=1, help="How many samples at most.  [default: all]")] = None,
     root: Root = None,
     as_json: Json = False,
 ) -> None:
@@ -113,11 +114,11 @@ def show(
     if wrong and right:
         raise UsageError("--wrong and --right exclude each other", hint="leave out both to see all")
     found = store.find(run)
-    if not (samples or wrong or right or step is not None):
+    if not (samples or wrong or right or grep or step is not None):
         print_json(details.details(found)) if as_json else print_run(found)
         return
-    at, chosen = details.samples(found, step, right if wrong or right else None)
+    at, chosen = details.samples(found, step, right if wrong or right else None, grep)
     if as_json:
-        print_json({"step": at, "samples": [dataclasses.asdict(sample) for sample in chosen]})
+        print_json({"step": at, "samples": [dataclasses.asdict(sample) for sample in chosen[:number]]})
     else:
-        print_samples(at, chosen, number)
+        print_samples(at, chosen, number, grep)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -11,8 +12,8 @@ from pathlib import Path
 from rich.table import Table
 from rich.text import Text
 
-from rlctl.cli.console import notice, stdout, table, warn
-from rlctl.runs.details import changed_settings, curves, generation_steps
+from rlctl.cli.console import notice, paged, stdout, table, warn
+from rlctl.runs.details import alarms, changed_settings, curves, generation_steps
 from rlctl.runs.record import RunRecord
 from rlctl.runs.store import Run
 from rlctl.tracking.headline import Headline
@@ -70,6 +71,11 @@ def print_run(run: Run) -> None:
     facts.add_column(overflow="fold")
     for name, value in [("project", run.project), *(_facts(run.record) if run.record else []), *_figures(run, headline), *_files(run)]:
         facts.add_row(name, Text(value))
+    for alarm in alarms(run):
+        until = "on" if alarm["over"] is None else f"to {alarm['over']}"
+        facts.add_row(
+            "alarm", Text(f"step {alarm['step']} {until}: {alarm['message']}", style="red" if alarm["over"] is None else "yellow")
+        )
     stdout().print(facts)
     values = curves(run)
     names = [name for name in values if name.startswith("val-core/")] + [name for name in SHOWN_METRICS if name in values]
@@ -123,17 +129,26 @@ def _files(run: Run) -> list[tuple[str, str]]:
     return facts
 
 
-def print_samples(step: int, samples: Sequence[Sample], number: int) -> None:
-    """Validation samples one below the other; how many there are on stderr."""
-    for sample in samples[:number]:
+def print_samples(step: int, samples: Sequence[Sample], number: int | None, sought: str | None) -> None:
+    """Validation samples one below the other, page by page on a terminal, with the text that was `sought` marked; how many on stderr."""
+    with paged():
+        _print_samples(samples[:number], sought)
+    shown = len(samples[:number])
+    notice(f"{shown} of {len(samples)} samples of step {step}" + ("; -n N shows more" if len(samples) > shown else ""))
+
+
+def _print_samples(samples: Sequence[Sample], sought: str | None) -> None:
+    for sample in samples:
         mark = ("right", "bold green") if sample.right else ("wrong", "bold red")
         parts = "".join(f"  {name} {value:g}" for name, value in sample.components.items())
         head = f"  score {sample.score:g}{parts}  {sample.length} tokens  {sample.finish}  {sample.data_source}"
         stdout().print(Text.assemble(mark, (head, "dim")))
         for name, text in (("prompt", sample.prompt), ("answer", sample.response), ("truth", str(sample.ground_truth))):
-            stdout().print(Text.assemble((f"{name}: ", "bold"), _visible(text.strip())))
+            shown = Text(_visible(text.strip()))
+            if sought:
+                shown.highlight_regex(re.compile(re.escape(sought), re.IGNORECASE), "black on yellow")
+            stdout().print(Text.assemble((f"{name}: ", "bold"), shown))
         stdout().print()
-    notice(f"{min(number, len(samples))} of {len(samples)} samples of step {step}" + ("; -n N shows more" if len(samples) > number else ""))
 
 
 def _short(value: object) -> str:

@@ -8,7 +8,8 @@ import math
 from pathlib import Path
 from typing import Any
 
-from rlctl.errors import NotFoundError
+from rlctl.errors import NotFoundError, RlctlError
+from rlctl.runs.events import alarms_of, read_events
 from rlctl.runs.store import Run
 from rlctl.tracking.headline import Headline
 from rlctl.tracking.jsonl import METRICS_FILE, generations_file, read_generations, read_metrics
@@ -41,6 +42,7 @@ def details(run: Run) -> dict[str, Any]:
         "record": dataclasses.asdict(run.record) if run.record else None,
         "changed": changed_settings(run.path),
         "metrics": {name: _course(values) for name, values in curves(run).items()},
+        "alarms": alarms(run),
         "generations": generation_steps(run.path),
         "checkpoints": sorted(folder.name for folder in run.path.glob("checkpoints/step_*")),
     }
@@ -80,8 +82,17 @@ def generation_steps(folder: Path) -> list[int]:
     return sorted(int(path.stem.removeprefix("step_")) for path in folder.glob("generations/step_*.jsonl"))
 
 
-def samples(run: Run, step: int | None, right: bool | None) -> tuple[int, list[Sample]]:
-    """The validation samples of `step` (the last that has any where None), all, or only the right or the wrong ones.
+def alarms(run: Run) -> list[dict[str, Any]]:
+    """The alarms of the run, as `alarms_of` gives them; none where its events cannot be read."""
+    try:
+        return alarms_of(read_events(run.path))
+    except (RlctlError, OSError):
+        return []
+
+
+def samples(run: Run, step: int | None, right: bool | None, text: str | None = None) -> tuple[int, list[Sample]]:
+    """The validation samples of `step` (the last that has any where None): all, or only the right or the wrong ones, or only those that
+    hold `text` in the prompt, the answer or the truth, whatever the case.
 
     Errors: NotFoundError when there are none of that step, ConfigError when the file is damaged.
     """
@@ -94,4 +105,8 @@ def samples(run: Run, step: int | None, right: bool | None) -> tuple[int, list[S
             f"no validation samples of step {chosen}", where=str(run.path), hint=f"there are those of {', '.join(map(str, steps))}"
         )
     found = read_generations(generations_file(run.path, chosen))
-    return chosen, [sample for sample in found if right is None or sample.right == right]
+    return chosen, [sample for sample in found if right in (None, sample.right) and (text is None or _holds(sample, text))]
+
+
+def _holds(sample: Sample, text: str) -> bool:
+    return any(text.casefold() in part.casefold() for part in (sample.prompt, sample.response, str(sample.ground_truth)))

@@ -196,7 +196,7 @@ def open_pools(plan: Plan, logs: Path, on_phase: Callable[[str], None]) -> Itera
 
 
 def _next_commands(run: RunDir, state: str) -> list[str]:
-    commands = [f"rlctl show {run.record.name}", f"rlctl show {run.record.name} --samples"]
+    commands = [f"rlctl show {run.record.name}", f"rlctl show {run.record.name} --samples", f"rlctl report {run.record.name}"]
     if state == "finished" and any(run.path.glob("checkpoints/step_*")):
         commands.append(f"rlctl eval {run.record.name}")
     return commands

@@ -2,11 +2,13 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from importlib.resources import files
 from pathlib import Path
 
+import pexpect
 import pytest
 import yaml
 
@@ -101,6 +103,29 @@ def test_show(root):
     assert full["record"]["recipe"] == "ppo"
 
 
+@pytest.mark.parametrize(("changes", "colours"), [({}, True), ({"NO_COLOR": "1"}, False)])
+def test_samples_go_through_a_pager_on_a_terminal(root, changes, colours):
+    environment = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "FORCE_COLOR", "RLCTL_RUNS", "LESS")}
+    environment |= {"PAGER": "sed s/^/paged:/", "TERM": "xterm-256color"} | changes
+    arguments = ["-m", "rlctl", "show", "first", "--grep", "bold"]
+    child = pexpect.spawn(
+        sys.executable, arguments, cwd=str(root.parent), env=environment, encoding="utf-8", dimensions=(9, 80), timeout=60
+    )
+    child.expect(pexpect.EOF)
+    seen = child.before or ""
+    assert "paged:" in seen
+    assert "#### 2" in seen
+    assert ("\x1b[30;43mbold" in seen) == colours  # what was sought is marked
+    assert ("\x1b[1;32mright" in seen) == colours
+
+
+def test_show_tells_of_alarms(root):
+    RunDir(root / "demo" / "second").event("alarm", step=7, name="kl", message="KL runaway: 3 a token", hint="less", value=3.0, limit=0.5)
+    assert "alarm    step 7 on: KL runaway: 3 a token" in re.sub(r" {2,}", "    ", rlctl(root, "show", "second").stdout)
+    shown = json.loads(rlctl(root, "show", "second", "--json").stdout)["alarms"]
+    assert [(alarm["name"], alarm["step"], alarm["over"]) for alarm in shown] == [("kl", 7, None)]
+
+
 def test_show_of_a_damaged_run_shows_what_there_is(root):
     done = rlctl(root, "show", "third")
     assert done.returncode == 0
@@ -127,4 +152,7 @@ def test_samples(root):
     wrong = json.loads(rlctl(root, "show", "first", "--wrong", "--step", "2", "--json").stdout)
     assert [sample["score"] for sample in wrong["samples"]] == [0.0, 0.0]
     assert rlctl(root, "show", "first", "--right", "-n", "1").stdout.count("prompt: ") == 1
+    found = rlctl(root, "show", "first", "--grep", "[BOLD]")
+    assert (found.stdout.count("prompt: "), found.stderr) == (1, "note: 1 of 1 samples of step 2\n")
+    assert len(json.loads(rlctl(root, "show", "first", "--grep", "####", "-n", "2", "--json").stdout)["samples"]) == 2
     assert rlctl(root, "show", "first", "--right", "--wrong").returncode == 2
