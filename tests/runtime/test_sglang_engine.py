@@ -1,0 +1,233 @@
+"""The engine `sglang` over real HTTP, against a small server of our own that speaks SGLang's endpoints: not against SGLang itself."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from rlctl.__main__ import main
+from rlctl.errors import ConfigError, MissingExtraError, ResourceError, RlctlError
+from rlctl.recipes.compose import compose
+from rlctl.runtime.batch import Ragged
+from rlctl.runtime.place import Place
+from rlctl.runtime.rollout.engine import EngineSpec, SamplingParams
+from rlctl.runtime.rollout.sglang import SGLangEngine
+from tests.models import tiny_model, write_tiny_model
+from tests.sglang_server import Server
+
+STOP = 2
+KWARGS = "actor_rollout_ref.rollout.engine_kwargs"
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("sglang")
+    tiny_model().save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def server(folder: Path) -> Iterator[Server]:
+    server = Server(AutoModelForCausalLM.from_pretrained(folder)).start()
+    yield server
+    server.shutdown()
+
+
+def spec(folder: Path, *overrides: str, timeout_s: float = 60.0, max_length: int = 64) -> EngineSpec:
+    sizes = [f"actor_rollout_ref.model.path={folder}", "data.train_files=a.parquet"]
+    config = compose("ppo_trainer", [*sizes, *overrides]).config.actor_rollout_ref
+    return EngineSpec(config.model, config.rollout, torch.float32, Place(0, 1, "cpu", 1, timeout_s, False, None), max_length, seed=0)
+
+
+def attach(server: Server, folder: Path, *overrides: str, **changes: Any) -> SGLangEngine:
+    return SGLangEngine.from_spec(spec(folder, f"+{KWARGS}.url={server.url}", *overrides, **changes), None)
+
+
+def prompts(*lengths: int) -> Ragged:
+    return Ragged(torch.randint(3, 64, (sum(lengths),), generator=torch.Generator().manual_seed(1)), torch.tensor(lengths))
+
+
+def sampling(**changes: Any) -> SamplingParams:
+    settings = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "max_tokens": 12, "stop_token_ids": (STOP,), "seed": 3, "n": 3}
+    return SamplingParams(**(settings | changes))
+
+
+def assert_log_probs_of(model: PreTrainedModel, engine: SGLangEngine, temperature: float = 1.0) -> None:
+    """The engine's answers carry the log-probs that `model` gives them."""
+    asked = prompts(9, 1, 40)
+    answers = engine.generate(asked, sampling(temperature=temperature, top_k=40, top_p=0.95))
+    assert len(answers.finish) == 9
+    for row, (response, log_probs) in enumerate(zip(answers.response_ids.rows(), answers.log_probs.rows(), strict=True)):
+        prompt = asked.rows()[row // 3]
+        with torch.no_grad():
+            logits = model(torch.cat([prompt, response])[None]).logits[0, len(prompt) - 1 : -1]
+        expected = (logits / (temperature or 1.0)).log_softmax(-1).gather(1, response[:, None]).squeeze(1)
+        torch.testing.assert_close(log_probs, expected, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.6, 0.0])
+def test_log_probs_are_the_policys(server: Server, folder: Path, temperature: float) -> None:
+    assert_log_probs_of(tiny_model(), attach(server, folder), temperature)
+
+
+def test_weights_are_replaced_and_nothing_of_the_old_ones_is_cached(server: Server, folder: Path, tmp_path: Path) -> None:
+    engine = attach(server, folder, f"+{KWARGS}.weights_dir={tmp_path}")
+    assert_log_probs_of(tiny_model(), engine)
+    policy = tiny_model(seed=2)
+    engine.load_weights(policy.named_parameters())
+    assert server.calls[-2:] == ["/update_weights_from_disk", "/flush_cache"]
+    assert list(tmp_path.iterdir()) == []
+    assert_log_probs_of(policy, engine)
+
+
+def test_weights_go_with_the_memory_and_come_back_by_name(server: Server, folder: Path) -> None:
+    engine = attach(server, folder)
+    assert engine.sleep()
+    with pytest.raises(RlctlError, match="answered 500 to /generate"):
+        engine.generate(prompts(4), sampling())
+    engine.wake()
+    engine.load_weights(tiny_model(seed=3).named_parameters())
+    assert_log_probs_of(tiny_model(seed=3), engine)
+    kept = attach(server, folder, "actor_rollout_ref.rollout.free_cache_engine=false")
+    assert not kept.sleep()
+    assert not server.released
+
+
+def test_the_seed_decides_row_by_row(server: Server, folder: Path) -> None:
+    engine = attach(server, folder, "actor_rollout_ref.rollout.max_num_seqs=40")
+    first, again, other = (engine.generate(prompts(4, 7), sampling(seed=seed, n=20)) for seed in (1, 1, 2))
+    assert torch.equal(first.response_ids.values, again.response_ids.values)
+    assert first.response_ids.values.tolist() != other.response_ids.values.tolist()
+    assert len({tuple(row.tolist()) for row in first.response_ids.rows()[:20]}) > 10
+    assert all(0 <= params["sampling_seed"] < 2**31 for params in server.params)
+
+
+def test_greedy_stops_limits_and_the_end_of_the_context(server: Server, folder: Path) -> None:
+    engine = attach(server, folder, max_length=20)
+    once, twice = (engine.generate(prompts(4, 7), sampling(temperature=0.0, seed=seed, n=1)) for seed in (1, 2))
+    assert torch.equal(once.response_ids.values, twice.response_ids.values)
+    stops = (STOP, 5, 6, 7, 8)
+    stopped = engine.generate(prompts(4, 7, 2), sampling(stop_token_ids=stops, n=8))
+    assert set(stopped.finish) == {"stop", "length"}
+    for response, finish in zip(stopped.response_ids.rows(), stopped.finish, strict=True):
+        assert finish == ("stop" if int(response[-1]) in stops else "length")
+    cut = engine.generate(prompts(15, 19), sampling(n=2, max_tokens=torch.tensor([3, 9, 4, 4]), stop_token_ids=()))
+    assert cut.response_ids.lengths.tolist() == [3, 5, 1, 1]
+    with pytest.raises(ConfigError, match="1 to 19 leave room"):
+        engine.generate(prompts(20), sampling())
+    assert engine.generate(prompts(), sampling()).finish == []
+
+
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        ("error", "answered 500 to /generate: .*illegal memory access"),
+        ("abort", "broke an answer off"),
+        ("hang", "did not answer /generate within 0.5 s"),
+    ],
+)
+def test_what_goes_wrong_is_named(server: Server, folder: Path, how: str, message: str) -> None:
+    engine = attach(server, folder, timeout_s=0.5 if how == "hang" else 60.0)
+    server.broken = how
+    with pytest.raises(RlctlError, match=message) as caught:
+        engine.generate(prompts(4, 7), sampling(n=1))
+    assert caught.value.problems[0].where == server.url
+
+
+def test_weights_of_another_model_are_refused(server: Server, folder: Path) -> None:
+    with pytest.raises(RlctlError, match=r"answered 400 to /update_weights_from_disk: .*does not fit"):
+        attach(server, folder).load_weights(tiny_model(hidden_size=16).named_parameters())
+
+
+def test_nobody_at_the_address(folder: Path) -> None:
+    server = Server(AutoModelForCausalLM.from_pretrained(folder))
+    server.server_close()
+    with pytest.raises(ResourceError, match=r"not ready after 0.3 s: .*health_generate"):
+        attach(server, folder, f"+{KWARGS}.start_timeout_s=0.3")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "ranks", "kind", "message"),
+    [
+        ([], 1, MissingExtraError, "needs the package sglang"),
+        ([f"+{KWARGS}.ulr=http://a:1"], 1, ConfigError, "no argument 'ulr'"),
+        ([f"+{KWARGS}.url=localhost"], 1, ConfigError, "no address of a server"),
+        ([f"+{KWARGS}.url=http://a:1"], 2, ConfigError, "1 servers for 2 ranks"),
+        ([f"+{KWARGS}.url=http://a:1", "actor_rollout_ref.rollout.tensor_model_parallel_size=2"], 2, ConfigError, "the server's"),
+    ],
+)
+def test_what_it_cannot_do_is_said_before(folder: Path, overrides: list[str], ranks: int, kind: type[RlctlError], message: str) -> None:
+    with pytest.raises(kind, match=message):
+        SGLangEngine.check(spec(folder, *overrides).rollout, "cpu", ranks)
+
+
+@pytest.fixture
+def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A package `sglang` whose `launch_server` is our server."""
+    (tmp_path / "sglang").mkdir()
+    (tmp_path / "sglang" / "__init__.py").touch()
+    (tmp_path / "sglang" / "launch_server.py").write_text("from tests.sglang_server import main\n\nmain()\n")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), str(ROOT)]))
+    monkeypatch.syspath_prepend(tmp_path)
+
+
+@pytest.mark.usefixtures("installed")
+def test_a_server_that_is_started_here_ends_here(folder: Path) -> None:
+    engine = SGLangEngine.from_spec(spec(folder), None)
+    process, log = engine.server.process, engine.server.log
+    assert process is not None
+    assert log is not None
+    policy = tiny_model(seed=4)
+    engine.load_weights(policy.named_parameters())  # it began with dummy weights
+    assert_log_probs_of(policy, engine)
+    engine.server.call("POST", "/break", {"how": "die"}, 10)
+    with pytest.raises(RlctlError, match="went away during /generate") as caught:
+        engine.generate(prompts(4), sampling(n=1))
+    assert "the device is gone" in str(caught.value)
+    engine.close()
+    assert process.poll() == 3
+    assert not log.exists()
+
+
+@pytest.mark.usefixtures("installed")
+def test_a_server_that_does_not_start_says_why(folder: Path) -> None:
+    with pytest.raises(ResourceError, match="ended at its start, with code 1") as caught:
+        SGLangEngine.from_spec(spec(folder, f"+{KWARGS}.server_args=[--refuse]"), None)
+    assert "no such model" in str(caught.value)
+
+
+def test_a_run_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two steps of PPO: after the first update the server has the new weights, and engine and trainer agree."""
+    from rlctl.data_prep.arithmetic import train_and_validation
+    from rlctl.data_prep.rows import write_rows
+    from tests.e2e.command import metrics
+
+    model = write_tiny_model(tmp_path / "model")
+    write_rows(tmp_path / "train.parquet", train_and_validation(16, 4, seed=1, level=1, careless=0.0)[0])
+    monkeypatch.chdir(tmp_path)
+    settings = [
+        "data.train_files=train.parquet",
+        f"actor_rollout_ref.model.path={model}",
+        "actor_rollout_ref.rollout.name=sglang",
+        "data.max_prompt_length=160",
+        "data.max_response_length=8",
+        "data.train_batch_size=4",
+        "actor_rollout_ref.actor.ppo_mini_batch_size=4",
+        "actor_rollout_ref.actor.optim.lr=0.01",
+        "trainer.total_training_steps=2",
+    ]
+    assert main(["train", "ppo", "--inline", *settings]) == 6
+    server = Server(AutoModelForCausalLM.from_pretrained(model)).start()
+    assert main(["train", "ppo", "--inline", "--name", "x", *settings, f"+{KWARGS}.url={server.url}"]) == 0
+    server.shutdown()
+    second = metrics(next(tmp_path.glob("runs/*/x")))[-1]
+    assert second["training/global_step"] == 2
+    assert second["training/rollout_probs_diff_max"] < 1e-4
+    assert server.calls.count("/update_weights_from_disk") == 2
