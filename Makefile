@@ -9,7 +9,7 @@ STAMP := $(VENV)/.installed-$(subst $(comma),-,$(or $(EXTRAS),base))
 # Bytecode is cached at install and used by every worker: importing torch and transformers takes seconds without.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: setup demo test check bench quickstart-model clean
+.PHONY: setup demo test check bench soak quickstart-model clean
 
 setup: $(STAMP)
 
@@ -37,6 +37,9 @@ bench: setup
 	$(BIN)/python -m benchmarks.compose
 	$(BIN)/python -m benchmarks.rollout
 	$(BIN)/python -m benchmarks.step
+
+soak: setup
+	$(BIN)/python -m tests.e2e.soak
 
 quickstart-model: setup
 	$(BIN)/python -m rlctl.quickstart.make_model

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -114,6 +113,7 @@ def generate(
 def _config(target: str, overrides: list[str], recipe: str, step: int | None, root: Path | None) -> Config:
     """The configuration of a run with its checkpoint as the model, or `recipe` with the model folder; `overrides` on top."""
     from rlctl.recipes.compose import compose
+    from rlctl.recipes.stored import recompose
     from rlctl.runs.store import RunStore
     from rlctl.runtime import quickstart
     from rlctl.runtime.checkpoint import CheckpointStore
@@ -124,9 +124,5 @@ def _config(target: str, overrides: list[str], recipe: str, step: int | None, ro
     else:
         run = RunStore.at(root).find(target)
         model = CheckpointStore(run.path / "checkpoints").policy(step)
-        with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:  # a run's config names every key; as a recipe it takes overrides
-            file.write("defaults: [ppo_trainer, _self_]\n" + (run.path / "config.yaml").read_text())
-            file.flush()
-            composed = compose(file.name, [f"actor_rollout_ref.model.path={model}", *changes])
-
+        composed = recompose(run.path, [f"actor_rollout_ref.model.path={model}", *changes])
     return quickstart.resolve(composed.config, Path(composed.config.trainer.run_dir))

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rlctl.errors import ConfigError, NotFoundError, Problem, UsageError
+from rlctl.errors import NotFoundError, Problem, UsageError
 from rlctl.recipes.layers import Origin
 from rlctl.recipes.sources import find_recipe, read
+from rlctl.recipes.stored import stored_origins
 
 
 @dataclass(frozen=True)
@@ -55,12 +55,4 @@ def _stored(name: str) -> Path | None:
 def _read_stored(name: str, config: Path) -> Subject:
     if not config.is_file():
         raise NotFoundError(f"{name} has no configuration", where=str(config))
-    origins: dict[str, list[Origin]] = {}
-    beside = config.with_name("origins.json")
-    if beside.is_file():
-        try:
-            chains = json.loads(beside.read_text(encoding="utf-8"))
-            origins = {key: [Origin(**origin) for origin in chain] for key, chain in chains.items()}
-        except (ValueError, TypeError, AttributeError) as error:
-            raise ConfigError(f"cannot read where the values came from: {error}", where=str(beside)) from error
-    return Subject(name, read(config).data, origins)
+    return Subject(name, read(config).data, stored_origins(config.parent))

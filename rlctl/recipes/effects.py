@@ -127,6 +127,8 @@ RULES: tuple[Rule, ...] = (
     Rule(("trainer.total_epochs",), (("trainer.total_training_steps", _is_not(None)),)),
     Rule(("trainer.keep_best.mode", "trainer.keep_best.k"), (("trainer.keep_best.metric", _is(None)),)),
     Rule(("trainer.max_ckpt_to_keep", "trainer.keep_best.metric"), (("trainer.save_freq", _is(-1)),)),
+    Rule(("trainer.keep_best.*",), (("trainer.max_ckpt_to_keep", _is(None)),)),
+    Rule(("trainer.resume_mode",), (("trainer.resume_mode", _is("auto")), ("trainer.experiment_name", _is(None)))),
     Rule(("trainer.resume_from_path",), (("trainer.resume_mode", _is_not("resume_path")),)),
     Rule(
         tuple(f"ray_kwargs.ray_init.{key}" for key in ("num_cpus", "num_gpus", "object_store_memory", "include_dashboard")),

@@ -27,6 +27,8 @@ FREE = (
     "trainer.keep_best.*",
     "trainer.max_skipped_updates",
     "trainer.alarms.*",
+    "trainer.mismatch.*",
+    "trainer.tracking.*",
     "trainer.nnodes",
     "trainer.n_gpus_per_node",
     "trainer.device",

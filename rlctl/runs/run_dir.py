@@ -8,6 +8,7 @@ import json
 import os
 import random
 import secrets
+import shutil
 import string
 import sys
 import time
@@ -146,7 +147,10 @@ class RunDir:
         folder.mkdir()
         aside = folder.with_name(".latest")
         aside.symlink_to(folder.name)
-        aside.replace(folder.with_name("latest"))
+        latest = folder.with_name("latest")
+        if latest.is_dir() and not latest.is_symlink():
+            shutil.rmtree(latest)  # a copy that was made without links
+        aside.replace(latest)
         self.update(attempts=number, process=DriverProcess.current(), state="starting", exit_code=None, ended=None)
         self.event("attempt", number=number, pid=self.record.process.pid, host=self.record.process.host)
         return folder
@@ -163,6 +167,10 @@ class RunDir:
     def generations(self, step: int) -> Path:
         """The file of the validation samples of a step."""
         return generations_file(self.path, step)
+
+    def rollouts(self, step: int) -> Path:
+        """The file of the training answers of a step."""
+        return self.path / "rollouts" / self.generations(step).name
 
     def checkpoint(self, step: int) -> Path:
         """The folder of the checkpoint of a step."""

@@ -77,7 +77,7 @@ class Batches:
 
 @dataclass(frozen=True)
 class Disk:
-    """Bytes of one checkpoint (the policy for export; weights and two moments of each learning role), and how many a run writes."""
+    """Bytes of one checkpoint (the policy for export; weights and two moments of each learning role), and how many lie there at most."""
 
     checkpoint: int
     num_checkpoints: int
@@ -244,11 +244,15 @@ def _memory(plan: Plan) -> tuple[list[RoleMemory], dict[str, int]]:
 
 
 def _disk(plan: Plan, memory: list[RoleMemory]) -> Disk:
-    trainer, root = plan.config.trainer, Path(plan.config.trainer.run_dir).absolute()
+    trainer = plan.config.trainer
+    root = Path(trainer.default_local_dir or trainer.run_dir).expanduser().absolute()
     existing = next(folder for folder in [root, *root.parents] if folder.exists())
     learning = {each.role: 3 * each.num_parameters * _storage(plan, each.role).master for each in memory if each.role != "reference"}
     export = learning["actor"] // 3
     count = 0
     if trainer.save_freq > 0:
         count = -(-plan.num_steps // trainer.save_freq)  # the last step is saved too
+    if trainer.max_ckpt_to_keep is not None:  # and one more while it is written
+        best = trainer.keep_best.k if trainer.keep_best.metric is not None else 0
+        count = min(count, trainer.max_ckpt_to_keep + best + 1)
     return Disk(sum(learning.values()) + export, count, shutil.disk_usage(existing).free)

@@ -207,7 +207,7 @@ def check_reward(reward: schema.Reward, rows: Sequence[PromptRow]) -> None:
 
 def check_built(config: schema.Config) -> list[Problem]:
     """Keys that the schema knows and that nothing behind them does yet: said, not silently passed over."""
-    actor_rollout, critic, trainer = config.actor_rollout_ref, config.critic, config.trainer
+    actor_rollout, critic = config.actor_rollout_ref, config.critic
     wanted = {
         "actor_rollout_ref.model.lora_rank": actor_rollout.model.lora_rank > 0,
         "actor_rollout_ref.actor.tensor_parallel_size": actor_rollout.actor.tensor_parallel_size > 1,
@@ -223,8 +223,6 @@ def check_built(config: schema.Config) -> list[Problem]:
         "critic.context_parallel_size": critic.context_parallel_size > 1,
         "critic.fsdp_config.optimizer_offload": critic.fsdp_config.optimizer_offload,
         "reward.reward_model.enable": config.reward.reward_model.enable,
-        "trainer.rollout_data_dir": trainer.rollout_data_dir is not None,
-        "trainer.validation_data_dir": trainer.validation_data_dir is not None,
     }
     set_keys = [key for key, is_set in wanted.items() if is_set]
     return [Problem(f"{key} is set, but rlctl cannot do that yet", hint="leave it at its default") for key in set_keys]
@@ -234,12 +232,13 @@ def check_disk(config: schema.Config, root: Path) -> None:
     """A checkpoint of the model must fit: weights for export, and weights with two moments for actor and critic. `ResourceError`."""
     weights = sum(file.stat().st_size for file in Path(config.actor_rollout_ref.model.path).glob("*.safetensors"))
     need = 64 * 2**20 + (8 * weights if config.trainer.save_freq > 0 else 0)
-    existing = next(folder for folder in [root, *root.absolute().parents] if folder.exists())
+    root = Path(config.trainer.default_local_dir or root).expanduser().absolute()
+    existing = next(folder for folder in [root, *root.parents] if folder.exists())
     free = shutil.disk_usage(existing).free
     if free < need:
         raise ResourceError(
             f"{existing} has {free / 2**20:.0f} MiB free, and the run needs about {need / 2**20:.0f} MiB",
-            hint="trainer.run_dir=DIR on a larger disk, or trainer.save_freq=-1",
+            hint="trainer.default_local_dir=DIR on a larger disk, or trainer.save_freq=-1",
         )
 
 

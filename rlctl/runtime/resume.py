@@ -147,11 +147,12 @@ def _refuse_drift(run: Path, differing: Sequence[Change], data: Sequence[str]) -
 
 
 def _changed_data(record: RunRecord, plan: Plan) -> list[str]:
-    """The data files that are not what they were when the run began."""
+    """The data files that are not what they were when the run began; under another path, any of its files counts as the same."""
     data = plan.config.data
     now = data_hashes(map(Path, [*data.train_files, *(data.val_files or ())]))
-    before = set(record.data.values())
-    return [f"{path} has changed since the run began" for path, digest in now.items() if before and digest not in before]
+    before = record.data
+    changed = [path for path, digest in now.items() if before and digest not in ([before[path]] if path in before else before.values())]
+    return [f"{path} has changed since the run began" for path in changed]
 
 
 def _remarks(plan: Plan, state: ControllerState | None, record: RunRecord | None) -> list[str]:

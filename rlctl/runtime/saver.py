@@ -87,7 +87,7 @@ class Saver:
         if self.roles.critic_role is not None:
             self.roles.critic.save(aside / "critic")
         best = self.retention.metric
-        if best is not None and best not in state.metrics and not self._warned:
+        if self.retention.newest is not None and best is not None and best not in state.metrics and not self._warned:
             self._warned = True
             self._warn(f"trainer.keep_best.metric={best} is not among the metrics of step {step}, so this checkpoint cannot be a best one")
 

@@ -22,9 +22,10 @@ from rlctl.runtime.mismatch import MismatchGuard
 from rlctl.runtime.rng import rng_state
 from rlctl.runtime.roles import Roles
 from rlctl.runtime.saver import Saver
-from rlctl.runtime.validate import Validator
+from rlctl.runtime.validate import Validator, samples_of
 from rlctl.runtime.workers.dispatch import split
 from rlctl.tracking.fanout import Trackers
+from rlctl.tracking.jsonl import write_samples
 from rlctl.tracking.metrics import to_floats
 
 # Which phases are divided by response tokens and which by all tokens to give `timing_per_token_ms/*`.
@@ -99,8 +100,16 @@ class Trainer:
             metrics = to_floats(self.parts.algorithm.learn(scored, self.roles, step))
         seconds = time.perf_counter() - begin
         self._stop_on_skipped_updates(step, metrics, scored)
-        metrics |= to_floats(rollout_metrics(scored, self.parts.max_response_length))
+        metrics |= to_floats(rollout_metrics(scored, self.parts.max_response_length)) | self._dump(step, scored)
         return metrics | self._speed(scored, seconds) | {"training/global_step": step, "training/epoch": self.parts.loader.epoch_of(step)}
+
+    def _dump(self, step: int, scored: Scored) -> dict[str, float]:
+        """Write the step's answers down, where that is asked for."""
+        if self.config.rollout_data_dir is None:
+            return {}
+        begin = time.perf_counter()
+        write_samples(self.parts.run.rollouts(step), samples_of(scored, self.parts.tokenizer))
+        return {"timing_s/dump_rollout_generations": time.perf_counter() - begin}
 
     def _validate(self, step: int) -> dict[str, float]:
         if self.parts.validator is None:

@@ -42,29 +42,31 @@ class Validator:
             batch = self.prompts.batch(range(start, min(start + size, len(self.prompts))))
             rollouts = roles.actor.generate_sequences(batch, seed=self.seed + start, validate=True)
             scored.append(roles.reward.compute_scores(rollouts).of(rollouts))
-        samples = [sample for part in scored for sample in self._samples(part)]
+        samples = [sample for part in scored for sample in samples_of(part, self.tokenizer)]
         num_answers = len(samples) // len(self.prompts)
         return Validation(validation_metrics(samples, num_answers), samples)
 
-    def _samples(self, scored: Scored) -> list[Sample]:
-        prompts = self.tokenizer.batch_decode([ids.tolist() for ids in scored.prompt_ids.rows()])
-        responses = self.tokenizer.batch_decode([ids.tolist() for ids in scored.response_ids.rows()], skip_special_tokens=True)
-        components = {name: values.tolist() for name, values in scored.components.items()}
-        return [
-            Sample(
-                prompt=prompts[i],
-                response=responses[i],
-                ground_truth=row.ground_truth,
-                score=score,
-                components={name: values[i] for name, values in components.items()},
-                length=length,
-                finish=scored.finish[i],
-                data_source=row.data_source,
-            )
-            for i, (row, score, length) in enumerate(
-                zip(scored.rows, scored.scores.tolist(), scored.response_ids.lengths.tolist(), strict=True)
-            )
-        ]
+
+def samples_of(scored: Scored, tokenizer: PreTrainedTokenizerBase) -> list[Sample]:
+    """The answers of a batch as text, in its order."""
+    prompts = tokenizer.batch_decode([ids.tolist() for ids in scored.prompt_ids.rows()])
+    responses = tokenizer.batch_decode([ids.tolist() for ids in scored.response_ids.rows()], skip_special_tokens=True)
+    components = {name: values.tolist() for name, values in scored.components.items()}
+    return [
+        Sample(
+            prompt=prompts[i],
+            response=responses[i],
+            ground_truth=row.ground_truth,
+            score=score,
+            components={name: values[i] for name, values in components.items()},
+            length=length,
+            finish=scored.finish[i],
+            data_source=row.data_source,
+        )
+        for i, (row, score, length) in enumerate(
+            zip(scored.rows, scored.scores.tolist(), scored.response_ids.lengths.tolist(), strict=True)
+        )
+    ]
 
 
 def validation_metrics(samples: list[Sample], num_answers: int) -> dict[str, float]:

@@ -51,13 +51,7 @@ class JsonlTracker:
         self._write()
 
     def generations(self, step: int, samples: Sequence[Sample]) -> None:
-        path = generations_file(self.folder, step)
-        path.parent.mkdir(exist_ok=True)
-        whole = path.with_suffix(".tmp")
-        with whole.open("w", encoding="utf-8") as file:
-            for sample in samples:
-                file.write(json.dumps(_plain(dataclasses.asdict(sample)), ensure_ascii=False, allow_nan=False, default=str) + "\n")
-        whole.replace(path)
+        write_samples(generations_file(self.folder, step), samples)
 
     def finish(self, state: str) -> None:  # noqa: ARG002
         if self.file is not None:
@@ -76,6 +70,16 @@ class JsonlTracker:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), METRICS_FILE)
         self.end += written
         self.waiting = b""
+
+
+def write_samples(path: Path, samples: Sequence[Sample]) -> None:
+    """One line of JSON a sample, into a file that is whole or not there."""
+    path.parent.mkdir(exist_ok=True)
+    whole = path.with_suffix(".tmp")
+    with whole.open("w", encoding="utf-8") as file:
+        for sample in samples:
+            file.write(json.dumps(_plain(dataclasses.asdict(sample)), ensure_ascii=False, allow_nan=False, default=str) + "\n")
+    whole.replace(path)
 
 
 def read_metrics(path: Path) -> list[dict[str, float]]:

@@ -11,6 +11,7 @@ import json
 import multiprocessing
 import os
 import random
+import resource
 import signal
 import threading
 from collections.abc import Mapping, Sequence
@@ -69,18 +70,21 @@ class Ended:
     talk: str
 
 
-def run(*arguments: object, cwd: Path, kill_at: str = "") -> Ended:
-    """`rlctl` with these arguments, to its end; `kill_at` is `<n>:<seconds>`: so long after the n-th phase begins."""
+def run(*arguments: object, cwd: Path, kill_at: str = "", largest_file: int | None = None) -> Ended:
+    """`rlctl` with these arguments, to its end; `kill_at` is `<n>:<seconds>`: so long after the n-th phase begins. A write beyond
+    `largest_file` bytes fails, as on a full disk."""
     log = cwd / "talk.txt"
-    process = _FORKS.Process(target=_child, args=([str(each) for each in arguments], cwd, log, kill_at))
+    process = _FORKS.Process(target=_child, args=([str(each) for each in arguments], cwd, log, kill_at, largest_file))
     process.start()
     process.join(TIMEOUT_S)
     assert process.exitcode is not None, f"{arguments} did not end within {TIMEOUT_S:.0f} s\n{log.read_text()}"
     return Ended(process.exitcode, log.read_text())
 
 
-def _child(arguments: list[str], cwd: Path, log: Path, kill_at: str) -> None:
+def _child(arguments: list[str], cwd: Path, log: Path, kill_at: str, largest_file: int | None) -> None:
     os.setsid()
+    if largest_file is not None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (largest_file, largest_file))
     os.chdir(cwd)
     os.environ.update({KILL_AT: kill_at, "NO_COLOR": "1", "TOKENIZERS_PARALLELISM": "false"})
     file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
@@ -116,6 +120,12 @@ def learnt(run: Path) -> dict[str, str]:
     newest = sorted((run / "checkpoints").glob("step_*"))[-1]
     files = [*newest.glob("*/*.distcp"), *newest.glob("*/rng_*.json"), *newest.glob("huggingface/*.safetensors")]
     return {str(file.relative_to(run)): hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
+
+
+def answers(run: Path) -> dict[str, str]:
+    """What was answered in training and validation: file by file, as bytes."""
+    files = [*(run / "generations").glob("*"), *(run / "rollouts").glob("*")]
+    return {f"{file.parent.name}/{file.name}": hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
 
 
 def state(run: Path) -> dict[str, Any]:

@@ -2,31 +2,50 @@
 
 from __future__ import annotations
 
+import json
 import random
 import shutil
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from rlctl.data_prep.arithmetic import train_and_validation
+from rlctl.data_prep.rows import write_rows
+from rlctl.runs.process import DriverProcess
+from rlctl.runtime.checkpoint import damage
 from tests.e2e.command import metrics, reproducible
-from tests.e2e.interrupted import LOGGER, SCORE, events, finish_in_spite_of, learnt, random_kills, run, state
+from tests.e2e.interrupted import LOGGER, SCORE, Ended, answers, events, finish_in_spite_of, learnt, random_kills, run, state
 
-STEPS = 6
+PPO = ["algorithm.use_kl_in_reward=true", "algorithm.kl_ctrl.type=adaptive", "trainer.critic_warmup=2"]
+GRPO = [
+    "actor_rollout_ref.rollout.n=4",
+    "actor_rollout_ref.actor.use_kl_loss=true",
+    "actor_rollout_ref.actor.shuffle=true",
+    "trainer.rollout_data_dir=elsewhere/rollouts",
+    "trainer.validation_data_dir=elsewhere/validation",
+    "trainer.default_local_dir=elsewhere/checkpoints",
+]
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory: pytest.TempPathFactory, shelf: Path) -> Path:
     folder = tmp_path_factory.mktemp("runs")
     (folder / "score.py").write_text(SCORE)
+    shutil.copy(shelf / "train.parquet", folder)
     return folder
 
 
 @pytest.fixture
 def small(settings: list[str]) -> list[str]:
-    """Six steps of eight prompts, answers scored 0 to 1; validated and saved every second step."""
+    """Two epochs of three steps of eight prompts, answers scored 0 to 1; validated and saved every second step."""
     return [
         *settings,
-        f"trainer.total_training_steps={STEPS}",
+        "data.train_files=train.parquet",
+        "data.train_max_samples=24",
+        "trainer.total_training_steps=null",
+        "trainer.total_epochs=2",
         "trainer.save_freq=2",
         "trainer.test_freq=2",
         "data.max_response_length=8",
@@ -35,40 +54,193 @@ def small(settings: list[str]) -> list[str]:
     ]
 
 
-def train(verb: str, name: str, settings: list[str], folder: Path) -> Path:
+def train(verb: str, name: str, settings: list[str], folder: Path, *options: str) -> Path:
     """A run that nothing disturbs; made once a module."""
     path = folder / "runs" / "quickstart" / name
     if not path.exists():
-        ended = run("train", verb, "--inline", "--name", name, *settings, cwd=folder)
+        ended = run("train", verb, *options, "--name", name, *settings, cwd=folder)
         assert ended.code == 0, ended.talk
     return path
 
 
-def copy_of(path: Path, name: str) -> Path:
-    """The same run under another name: a run is its folder."""
+def copy_of(path: Path, name: str, **record: Any) -> Path:
+    """The same run under another name, with changes to its record: a run is its folder."""
     shutil.copytree(path, path.with_name(name), symlinks=True)
-    record = path.with_name(name) / "run.json"
-    record.write_text(record.read_text().replace(f'"name": "{path.name}"', f'"name": "{name}"'))
+    file = path.with_name(name) / "run.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"name": name} | record))
     return path.with_name(name)
 
 
-PPO = ["algorithm.use_kl_in_reward=true", "algorithm.kl_ctrl.type=adaptive", "trainer.critic_warmup=2"]
-GRPO = ["actor_rollout_ref.rollout.n=4", "actor_rollout_ref.actor.use_kl_loss=true", "actor_rollout_ref.actor.shuffle=true"]
+def resume(path: Path, folder: Path, *arguments: str, code: int = 0, **limits: int) -> Ended:
+    ended = run("resume", path.name, "--inline", *arguments, cwd=folder, **limits)
+    assert ended.code == code, ended.talk
+    return ended
+
+
+def assert_same(resumed: Path, straight: Path, why: str = "") -> None:
+    assert reproducible(resumed) == reproducible(straight), why
+    assert learnt(resumed) == learnt(straight), why
+    assert state(resumed) == state(straight), why
+    assert answers(resumed) == answers(straight), why
 
 
 @pytest.mark.parametrize(("verb", "more"), [("ppo", PPO), ("grpo", GRPO)])
 def test_killed_at_any_moment(verb: str, more: list[str], small: list[str], folder: Path) -> None:
     """Three random moments each, one after the other in the same run."""
-    straight = train(verb, verb, [*small, *more], folder)
+    straight = train(verb, verb, [*small, *more], folder, "--inline")
     assert len({row["critic/score/mean"] for row in metrics(straight)[1:]}) > 1  # there is something to learn from
     seed = random.SystemRandom().randrange(10**6)
     kills = random_kills(3, 24, random.Random(seed))
     name = f"{verb}-killed"
     doing = finish_in_spite_of(kills, name, ["train", verb, "--inline", "--name", name, *small, *more], folder, "--inline")
     killed = straight.with_name(name)
-    assert doing, f"seed {seed}"
-    assert reproducible(killed) == reproducible(straight), f"seed {seed}: {kills}, {doing}"
-    assert learnt(killed) == learnt(straight), f"seed {seed}: {kills}, {doing}"
-    assert state(killed) == state(straight), f"seed {seed}: {kills}, {doing}"
-    assert len(events(killed, "attempt")) == len(doing) + 1
+    assert_same(killed, straight, f"seed {seed}: {kills}, {doing}")
+    assert len(events(killed, "attempt")) == len(doing) + 1 > 1
     assert not list(killed.glob("checkpoints/.*"))
+
+
+@pytest.mark.slow
+def test_killed_on_two_ranks(small: list[str], folder: Path) -> None:
+    """Real Ray, real FSDP2 over gloo; killed in the step after the first checkpoint."""
+    settings = [*small, *PPO, "trainer.total_epochs=1", "trainer.n_gpus_per_node=2"]
+    straight = train("ppo", "two", settings, folder)
+    doing = finish_in_spite_of(["34:0.1"], "two-killed", ["train", "ppo", "--name", "two-killed", *settings], folder)
+    killed = straight.with_name("two-killed")
+    assert doing
+    assert_same(killed, straight)
+
+
+@pytest.fixture
+def finished(small: list[str], folder: Path) -> Path:
+    return train("ppo", "ppo", [*small, *PPO], folder, "--inline")
+
+
+@pytest.fixture
+def longer(small: list[str], folder: Path) -> Path:
+    return train("ppo", "longer", [*small, *PPO, "trainer.total_epochs=3"], folder, "--inline")
+
+
+def test_a_finished_run_says_so_and_goes_on_with_more_epochs(finished: Path, longer: Path, folder: Path) -> None:
+    """At the boundary of an epoch no prompt is left out or met twice; the checkpoints that need not be kept go."""
+    copied = copy_of(finished, "boundary")
+    assert "has finished its 6 steps" in resume(copied, folder).talk
+    assert len(events(copied, "attempt")) == 1
+    keep = ["trainer.max_ckpt_to_keep=1", "trainer.keep_best.metric=critic/score/mean", "trainer.keep_best.k=2"]
+    talk = resume(copied, folder, "trainer.total_epochs=3", *keep).talk
+    assert "trainer.total_epochs: 2 → 3" in talk
+    assert_same(copied, longer)
+    scores = {row["step"]: row["critic/score/mean"] for row in metrics(longer) if row["step"] in (2, 4, 6, 8, 9)}
+    best = sorted(scores, key=lambda step: (-scores[step], step))[:2]
+    left = {int(each.name.removeprefix("step_")) for each in copied.glob("checkpoints/step_*")}
+    assert left == {9, *best}
+
+
+def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(finished: Path, longer: Path, folder: Path) -> None:
+    copied = copy_of(finished, "damaged")
+    with next(copied.glob("checkpoints/step_000006/actor/*.distcp")).open("r+b") as file:
+        file.seek(1000)
+        file.write(b"\xff\xff\xff\xff")
+    talk = resume(copied, folder, "trainer.total_epochs=3").talk
+    assert "step_000006 is damaged: actor/__0_0.distcp is not what was written" in talk
+    assert "goes on from step 4" in talk
+    assert_same(copied, longer)
+    taken_back = copied / "attempts" / "2" / "taken_back"
+    assert [row["step"] for row in map(json.loads, (taken_back / "metrics.jsonl").read_text().splitlines())] == [5, 6]
+    assert [each.name for each in (taken_back / "generations").iterdir()] == ["step_000006.jsonl"]
+    assert (copied / "checkpoints" / "before_attempt_2" / "step_000006").is_dir()
+
+
+def test_every_kind_of_damage_is_seen(finished: Path, tmp_path: Path) -> None:
+    whole = finished / "checkpoints" / "step_000006"
+    assert damage(whole) is None
+    for number, (spoil, words) in enumerate(
+        {
+            lambda folder: (folder / "critic" / ".metadata").unlink(): "critic/.metadata is missing",
+            lambda folder: (folder / "state.json").write_text("{}"): "state.json has 2 bytes and should have",
+            lambda folder: (folder / "manifest.json").write_text("{"): "manifest.json cannot be read",
+        }.items()
+    ):
+        spoilt = tmp_path / str(number)
+        shutil.copytree(whole, spoilt)
+        spoil(spoilt)
+        assert words in (damage(spoilt) or "")
+
+
+def test_another_configuration_is_another_run(finished: Path, folder: Path) -> None:
+    """Refused; or a fork. A fork that changes nothing of weight does what the original did."""
+    drift = "actor_rollout_ref.actor.optim.lr=1e-3"
+    refused = resume(finished, folder, drift, "trainer.total_epochs=3", code=3).talk
+    assert "actor_rollout_ref.actor.optim.lr" in refused
+    assert "--fork NAME" in refused
+    assert "trainer.total_epochs" not in refused
+    resume(finished, folder, "--from-step", "4", "--fork", "fork")
+    fork = finished.with_name("fork")
+    rows = {row["step"]: row for row in reproducible(finished)}
+    assert [row["step"] for row in metrics(fork)] == [4, 5, 6]
+    assert reproducible(fork)[1:] == [rows[5], rows[6]]
+    record = json.loads((fork / "run.json").read_text())
+    original = json.loads((finished / "run.json").read_text())
+    assert record["id"] != original["id"]
+    assert (record["parent"]["run"], record["parent"]["step"]) == (original["id"], 4)
+    copied = copy_of(finished, "forced")
+    resume(copied, folder, "--from-step", "4", "--force", drift)
+    assert metrics(copied)[-1]["actor/lr"] == 1e-3
+    assert [row["step"] for row in metrics(copied)] == list(range(7))
+
+
+def test_data_that_has_changed_is_named(finished: Path, shelf: Path, folder: Path) -> None:
+    write_rows(folder / "train.parquet", train_and_validation(32, 0, seed=9, level=1, careless=0.0)[0])
+    try:
+        talk = resume(finished, folder, "trainer.total_epochs=3", code=3).talk
+    finally:
+        shutil.copy(shelf / "train.parquet", folder)
+    assert "train.parquet has changed since the run began" in talk
+
+
+def test_a_run_that_lives_is_left_alone(finished: Path, folder: Path) -> None:
+    here = asdict(DriverProcess.current())
+    living = copy_of(finished, "living", state="running", process=here)
+    assert f"process {here['pid']} on {here['host']}" in resume(living, folder, "--force", code=5).talk
+    far = copy_of(finished, "far", state="running", process=here | {"host": "elsewhere"})
+    assert "--force" in resume(far, folder, code=5).talk
+    resume(far, folder, "--force")
+
+
+def test_without_a_checkpoint_it_begins_again(finished: Path, folder: Path) -> None:
+    copied = copy_of(finished, "none", state="failed")
+    shutil.rmtree(copied / "checkpoints")
+    (copied / "checkpoints").mkdir()
+    assert "from the beginning: it has no checkpoint" in resume(copied, folder).talk
+    assert_same(copied, finished)
+    assert resume(copied, folder, "--from-step", "3", code=4).talk.count("steps there: 2, 4, 6") == 1
+
+
+def test_resume_mode(finished: Path, longer: Path, small: list[str], folder: Path) -> None:
+    """As verl's users know it, through `rlctl train`."""
+    auto = ["train", "ppo", "--inline", *small, *PPO, "--name", "named", "trainer.resume_mode=auto"]
+    named = finished.with_name("named")
+    for more, words in (
+        (["trainer.total_epochs=1"], "finished: 3 steps"),
+        (["trainer.total_epochs=1"], "named has finished its 3 steps"),
+        (["trainer.total_epochs=3"], "named goes on from step 3, of 9 steps"),
+    ):
+        assert words in run(*auto, *more, cwd=folder).talk
+    assert [row["step"] for row in metrics(named)] == list(range(10))
+    assert learnt(named) == learnt(longer)
+    assert run(*auto, "data.seed=7", cwd=folder).code == 3
+    path = ["trainer.resume_mode=resume_path", f"trainer.resume_from_path={finished}/checkpoints/step_000004"]
+    assert run("train", "ppo", "--inline", *small, *PPO, "--name", "from-path", *path, cwd=folder).code == 0
+    assert reproducible(named.with_name("from-path"))[1:] == [row for row in reproducible(finished) if row["step"] > 4]
+
+
+def test_a_full_disk_harms_no_checkpoint(finished: Path, folder: Path) -> None:
+    """The write fails, the run goes on; as the last checkpoint fails too, it ends with exit code 7."""
+    copied = copy_of(finished, "full")
+    limit = next(copied.glob("checkpoints/*/huggingface/*.safetensors")).stat().st_size - 1
+    talk = resume(copied, folder, "trainer.total_epochs=3", code=7, largest_file=limit).talk
+    assert "the checkpoint of step 8 was not written: " in talk
+    assert "the newest that is there: step 6" in talk
+    assert [row["step"] for row in metrics(copied)] == list(range(10))
+    assert [each["step"] for each in events(copied, "checkpoint_failed")] == [8, 9]
+    assert [damage(each) for each in sorted(copied.glob("checkpoints/*"))] == [None] * 3
+    assert not list(copied.glob("checkpoints/.*"))

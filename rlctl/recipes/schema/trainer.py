@@ -94,13 +94,14 @@ class Trainer(Section):
     alarms: Alarms
     mismatch: Mismatch
     resume_mode: Literal["disable", "auto", "resume_path"] = Field(
-        description="disable = start anew; auto = go on from the newest checkpoint; resume_path = from resume_from_path"
+        description="disable = start anew; auto = go on with the run of this project and name if there is one; "
+        "resume_path = a new run with the state in resume_from_path"
     )
-    resume_from_path: Text | None = Field(description="checkpoint folder to go on from")
+    resume_from_path: Text | None = Field(description="checkpoint folder whose state a new run begins with")
     run_dir: Text = Field(description="root of all run folders")
-    default_local_dir: Text | None = Field(description="folder of the checkpoints; null = inside the run's folder")
-    rollout_data_dir: Text | None = Field(description="folder for all training rollouts as JSONL; null = not written")
-    validation_data_dir: Text | None = Field(description="folder for validation samples; null = generations/ in the run's folder")
+    default_local_dir: Text | None = Field(description="checkpoints go to <this>/<project>/<run>; null = inside the run's folder")
+    rollout_data_dir: Text | None = Field(description="all training answers as JSONL go to <this>/<project>/<run>; null = not written")
+    validation_data_dir: Text | None = Field(description="validation answers likewise; null = generations/ in the run's folder")
     log_val_generations: Annotated[int, Field(ge=0)] = Field(description="validation samples sent to the trackers")
     tracking: Tracking
     placement: Placement
