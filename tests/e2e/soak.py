@@ -63,7 +63,8 @@ def main() -> int:
         train, val = train_and_validation(64, 8, seed=1, level=1, careless=0.0)
         write_rows(folder / "train.parquet", train)
         write_rows(folder / "val.parquet", val)
-        return int(not all([_survives(case, wanted.kills, generator, folder) for case in CASES]))
+        verdicts = [_survives(case, wanted.kills, generator, folder) for case in CASES]
+        return 0 if all(verdicts) else 1
 
 
 def _survives(case: str, num_kills: int, generator: random.Random, folder: Path) -> bool:
