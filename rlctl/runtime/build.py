@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import cast
 
 from transformers import PreTrainedTokenizerBase
@@ -26,11 +27,15 @@ def load_algorithm(config: schema.Config, num_steps: int) -> Algorithm:
     return load("algorithms", config.algorithm.name).from_config(config, num_steps)
 
 
-def build_reward(config: schema.Config, tokenizer: PreTrainedTokenizerBase, num_processes: int) -> tuple[RuleReward, Callable[[], None]]:
-    """The reward role on the controller, and what closes it. Raises `ConfigError` for a function that cannot be used."""
-    pool = RewardPool(
-        reward_specs(config.reward), timeout_s=config.reward.timeout_s, num_processes=config.reward.num_processes or num_processes
-    )
+def build_reward(
+    config: schema.Config, tokenizer: PreTrainedTokenizerBase, num_processes: int, logs: Path | None = None
+) -> tuple[RuleReward, Callable[[], None]]:
+    """The reward role on the controller, and what closes it; what its functions print goes to files in `logs`, or to stderr.
+
+    Raises `ConfigError` for a function that cannot be used.
+    """
+    number = config.reward.num_processes or num_processes
+    pool = RewardPool(reward_specs(config.reward), timeout_s=config.reward.timeout_s, num_processes=number, logs=logs)
     return RuleReward(tokenizer, pool), pool.close
 
 

@@ -52,8 +52,6 @@ def train(plan: Plan, start: Start | None = None) -> RunDir:
     config = plan.config
     seed_all(config.trainer.seed)
     with ExitStack() as stack:
-        reward, close_reward = build_reward(config, plan.tokenizer, available_cores())
-        stack.callback(close_reward)
         run = _open_run(plan, start)
         tracking = config.trainer.tracking
         patience = Patience(tracking.queue_size, tracking.start_s, tracking.call_s, tracking.finish_s)
@@ -65,6 +63,8 @@ def train(plan: Plan, start: Start | None = None) -> RunDir:
         resume_step = start.step if start is not None and start.run is not None and start.checkpoint is not None else 0
         ids = trackers.start(run_info(run.record, run.path, plan.recipe.container, plan.num_steps, resume_step))
         run.update(trackers={**run.record.trackers, **ids})
+        reward, close_reward = build_reward(config, plan.tokenizer, available_cores(), run.attempt)
+        stack.callback(close_reward)
         pools = stack.enter_context(open_pools(plan, run.attempt, trackers.phase))
         roles = build_roles(config, plan.algorithm, plan.tokenizer, pools, reward, trackers.phase)
         progress = _take_up(start, plan, roles, trackers) if start is not None else Progress()

@@ -120,12 +120,15 @@ def test_real_gsm8k_with_a_local_model(folder: Path, shelf: Path) -> None:
 def test_a_users_reward_function_that_fails_never_stops_a_run(folder: Path, settings: list[str], tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(
         "def compute_score(data_source, solution_str, ground_truth, extra_info=None, bonus=0):\n"
+        "    print('looking at', data_source)\n"
         "    if extra_info['index'] % 2:\n"
         "        raise ValueError('odd')\n"
         "    return {'score': 1 + bonus, 'length': len(solution_str)}\n"
     )
     settings = [*settings, f"reward.custom_reward_function.path={tmp_path}/mine.py", "+reward.custom_reward_function.reward_kwargs.bonus=2"]
-    rlctl("train", "ppo", "--inline", "--name", "mine", *settings, cwd=folder)
+    trained = rlctl("train", "ppo", "--inline", "--name", "mine", *settings, cwd=folder)
+    assert "looking at" not in trained.stderr.partition("building the actor")[2]  # after the checks, it would break into the live panel
+    assert "looking at rlctl/arithmetic\n" in rlctl("logs", "mine", "--role", "reward", "--rank", "0", cwd=folder).stdout
     step = metrics(folder / "runs" / "quickstart" / "mine")[1]
     assert step["critic/score/max"] == 3.0
     assert 0 < step["reward/num_failed"] < 8

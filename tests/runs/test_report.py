@@ -47,7 +47,7 @@ def write_run(root: Path, name: str, lr: float) -> None:
     base = Origin(1e-6, "optim.yaml:2", 1)
     settings = {
         "actor_rollout_ref.actor.optim.lr": [base, Origin(lr, f"override …lr={lr}", 3)],
-        "trainer.seed": [base, Origin(7, "ppo.yaml:9", 2)],
+        "trainer.seed": [base, Origin(7, "/home/me/secret/recipes/ppo.yaml:9", 2)],
     }
     run.write_config("{}", settings)
     tracker = JsonlTracker()
@@ -161,6 +161,8 @@ def test_the_sample_browser_filters(browser: Browser) -> None:
     choose(browser, "sample-verdict", "")
     choose(browser, "sample-step", "all")
     assert browser.ask("$('sample-count').textContent") == "3 of 90 answers"  # one prompt, over time
+    texts = browser.ask("[...document.querySelectorAll('.sample')].map(each => each.querySelectorAll('pre').length)")
+    assert texts == [3, 1, 1]  # the prompt once
     choose(browser, "sample-text", "", "input")
     assert browser.ask("document.title") == "first · second"
     assert browser.errors == []
@@ -169,9 +171,9 @@ def test_the_sample_browser_filters(browser: Browser) -> None:
 def test_settings_with_their_origins(browser: Browser) -> None:
     rows = "[...document.querySelectorAll('#settings tbody tr')].map(row => [...row.cells].map(cell => cell.innerText))"
     lr = ["actor_rollout_ref.actor.optim.lr", "1e-05\noverride …lr=1e-05", "2e-05\noverride …lr=2e-05", "1e-06"]
-    assert browser.ask(rows) == [lr, ["trainer.seed", "7\nppo.yaml:9", "7\nppo.yaml:9", "1e-06"]]
-    browser.ask("document.querySelector('#differing input').click()")
     assert browser.ask(rows) == [lr]
+    browser.ask("document.querySelector('#differing input').click()")
+    assert browser.ask(rows) == [lr, ["trainer.seed", "7\nrecipes/ppo.yaml:9", "7\nrecipes/ppo.yaml:9", "1e-06"]]
 
 
 def test_one_run_on_a_phone(root: Path, tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from itertools import accumulate
 from typing import Any
 
 from rlctl import __version__
+from rlctl.recipes.layers import MISSING
 from rlctl.runs.details import changed_settings, generation_steps, overview
 from rlctl.runs.events import alarms_of, read_events
 from rlctl.runs.store import Run
@@ -159,8 +160,15 @@ def settings(runs: Sequence[Run]) -> list[dict[str, Any]]:
 
 
 def _setting(given: Mapping[str, Any] | None, base: Any) -> dict[str, str]:
-    return {"value": _text(base), "where": ""} if given is None else {"value": _text(given["value"]), "where": str(given["where"])}
+    return {"value": _text(base), "where": ""} if given is None else {"value": _text(given["value"]), "where": _place(str(given["where"]))}
+
+
+def _place(where: str) -> str:
+    """A report travels: of the place of a file only its folder's name and its own."""
+    return "/".join(where.rsplit("/", 2)[-2:]) if where.startswith(("/", "~")) else where
 
 
 def _text(value: Any) -> str:
+    if value == MISSING:
+        return "required"
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

@@ -222,14 +222,16 @@ function marked(text, sought) {
   return [...parts, text.slice(at)];
 }
 
-function sampleNode(sample, step, sought) {
+function sampleNode(sample, step, sought, asked) {
+  // Below another answer to the same prompt (`asked`) only the answer is news.
   const parts = Object.entries(sample.components).map(([name, value]) => `${name} ${value}`).join("  ");
   const said = [`score ${sample.score}`, parts, `${sample.length} tokens`, `ended by ${sample.finish}`, sample.source, `step ${step}`,
                 `prompt ${sample.index + 1}`];
   const head = el("div", { class: "head" }, el("b", {}, sample.right ? "right" : "wrong"),
                   ...said.filter(text => text).map(text => el("span", {}, text)));
   const node = el("article", { class: `sample ${sample.right ? "right" : "wrong"}` }, head);
-  for (const [name, text] of [["prompt", sample.prompt], ["answer", sample.response], ["truth", sample.truth]]) {
+  const texts = [["prompt", sample.prompt], ["truth", sample.truth], ["answer", sample.response]];
+  for (const [name, text] of asked ? texts.slice(2) : texts) {
     node.append(el("h4", {}, name), el("pre", {}, ...marked(text, sought)));
   }
   return node;
@@ -259,7 +261,8 @@ function buildSamples() {
     const total = validations.reduce((sum, each) => sum + each.total, 0);
     $("sample-count").textContent = `${found.length} of ${every.length} answers` +
       (total > every.length ? `; the run has ${total.toLocaleString("en")}: rlctl show ${DATA.runs[$("sample-run").value].label} --samples` : "");
-    $("sample-list").replaceChildren(...found.slice(0, limit).map(([sample, step]) => sampleNode(sample, step, sought)));
+    $("sample-list").replaceChildren(...found.slice(0, limit).map(([sample, step], at) =>
+      sampleNode(sample, step, sought, at > 0 && found[at - 1][0].index === sample.index)));
     $("sample-more").hidden = found.length <= limit;
   };
   const anew = () => { limit = PAGE; list(); };
@@ -279,7 +282,7 @@ function buildSettings() {
   $("differing").hidden = !several;
   head.append(el("tr", {}, el("th", {}, "key"), ...DATA.runs.map((_, index) => el("th", {}, who(index))), el("th", {}, "base")));
   const list = () => body.replaceChildren(...DATA.settings
-    .filter(row => !box.checked || new Set(row.values.map(each => each.value)).size > 1)
+    .filter(row => !several || !box.checked || new Set(row.values.map(each => each.value)).size > 1)
     .map(row => el("tr", {}, el("td", { class: "key-name" }, row.key),
       ...row.values.map(each => el("td", each.where ? {} : { class: "same" }, each.value, el("small", {}, each.where))),
       el("td", { class: "same" }, row.base))));

@@ -17,9 +17,10 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, Pipe, wait
+from pathlib import Path
 from typing import Self
 
 from rlctl.data_prep.rows import PromptRow
@@ -75,16 +76,20 @@ class RewardReport:
 class _Worker:
     """One process and the connection to it."""
 
-    def __init__(self) -> None:
+    def __init__(self, log: Path | None) -> None:
+        self.log = log
         self.connection, theirs = Pipe()
         arguments = [json.dumps(sys.path), str(theirs.fileno()), str(os.getpid())]
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", _BOOT, *arguments],
-            pass_fds=[theirs.fileno()],
-            stdin=subprocess.DEVNULL,
-            stdout=2,  # what a reward function prints is talk: to stderr
-            start_new_session=True,  # Ctrl-C does not reach it, and what it starts can be ended with it
-        )
+        with ExitStack() as stack:
+            file = None if log is None else stack.enter_context(log.open("ab"))
+            self.process = subprocess.Popen(
+                [sys.executable, "-u", "-c", _BOOT, *arguments],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=2 if file is None else file,  # what a reward function prints is talk: to stderr
+                stderr=file,
+                start_new_session=True,  # Ctrl-C does not reach it, and what it starts can be ended with it
+            )
         theirs.close()
 
     def ready(self, setup: Setup) -> None:
@@ -117,10 +122,11 @@ def _kill_all(workers: list[_Worker]) -> None:
 class RewardPool:
     """Built once a run; `close()` it, or use it as a context manager. No process survives the program, whatever ends it."""
 
-    def __init__(self, functions: Sequence[RewardSpec], *, timeout_s: float, num_processes: int) -> None:
+    def __init__(self, functions: Sequence[RewardSpec], *, timeout_s: float, num_processes: int, logs: Path | None = None) -> None:
         """Load `functions` and start the workers, if any function needs them.
 
-        `timeout_s` seconds are given to each call. Raises ConfigError when a function cannot be used (see `load_reward`),
+        `timeout_s` seconds are given to each call. What functions print goes to `reward-<number>.log` in the folder `logs`, or to stderr.
+        Raises ConfigError when a function cannot be used (see `load_reward`),
         ResourceError when a worker does not start.
         """
         self._timeout_s = timeout_s
@@ -131,7 +137,7 @@ class RewardPool:
         self._workers: list[_Worker] = []
         self._finalizer = weakref.finalize(self, _kill_all, self._workers)
         if len(self._direct) < len(self._specs):
-            self._start(num_processes)
+            self._start([logs and logs / f"reward-{number}.log" for number in range(num_processes)])
 
     def score(self, rows: Sequence[PromptRow], responses: Sequence[str]) -> RewardReport:
         """The scores of `responses`, one for each of `rows`."""
@@ -157,8 +163,8 @@ class RewardPool:
     def __exit__(self, *exc_info: object) -> None:
         self.close()
 
-    def _start(self, count: int) -> None:
-        started = [_Worker() for _ in range(count)]
+    def _start(self, logs: Sequence[Path | None]) -> None:
+        started = [_Worker(log) for log in logs]
         self._workers += started
         try:
             for worker in started:
@@ -170,7 +176,7 @@ class RewardPool:
     def _replace(self, worker: _Worker) -> int:
         self._workers.remove(worker)
         status = worker.kill()
-        self._start(1)
+        self._start([worker.log])
         return status
 
     def _run(self, tasks: list[tuple[int, Call]]) -> list[Answer]:
