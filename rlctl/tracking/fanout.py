@@ -67,9 +67,10 @@ class Trackers:
         for tracker in self.direct.values():
             if not isinstance(tracker, ShowsPhases):
                 tracker.start(run)
-        for mirror in self.mirrors.values():
-            mirror.start(run, lambda: history(run, range(run.resume_step + 1)))
-        ids = {name: mirror.wait_for_start() for name, mirror in self.mirrors.items()}
+        with contextlib.redirect_stdout(sys.stderr):  # SDKs greet on stdout, which belongs to data
+            for mirror in self.mirrors.values():
+                mirror.start(run, lambda: history(run, range(run.resume_step + 1)))
+            ids = {name: mirror.wait_for_start() for name, mirror in self.mirrors.items()}
         return {name: given for name, given in ids.items() if given is not None}
 
     def begin(self) -> None:
@@ -110,12 +111,13 @@ class Trackers:
         """Tell all that the run is over, and wait for them no longer than the limit says."""
         if self.non_finite:
             self._record_event("non_finite_total", metrics=dict(self.non_finite))
-        for mirror in self.mirrors.values():
-            mirror.end(Call("finish", None, lambda tracker: tracker.finish(state)))
-        deadline = time.monotonic() + self.patience.finish_s
         self._tell("finish", lambda tracker: tracker.finish(state))
-        for mirror in self.mirrors.values():
-            mirror.wait_for_end(deadline)
+        deadline = time.monotonic() + self.patience.finish_s
+        with contextlib.redirect_stdout(sys.stderr):
+            for mirror in self.mirrors.values():
+                mirror.end(Call("finish", None, lambda tracker: tracker.finish(state)))
+            for mirror in self.mirrors.values():
+                mirror.wait_for_end(deadline)
         self._report()
         for name, mirror in self.mirrors.items():
             if mirror.missed:

@@ -15,7 +15,7 @@ from rlctl.tracking.tracker import RunInfo, Sample
 tracker = SwanLabTracker()
 tracker.start(RunInfo("abc123", "house", "first", Path(sys.argv[1]), 3, {"trainer": {"seed": 1}}))
 for step in (1, 2, 3):
-    tracker.log(step, {"critic/score/mean": step / 4, "bad": float("nan")})
+    tracker.log(step, {"critic/score/mean": step / 4})
 tracker.generations(3, [Sample("1+1?", "two #### 2", "2", 1.0, {}, 4, "stop", "x")])
 tracker.finish("finished")
 """
@@ -40,7 +40,6 @@ def test_without_a_key_it_is_offline_and_asks_nothing(tmp_path: Path) -> None:
     written = records(tmp_path)
     assert b"critic/score/mean" in written
     assert b"val/generations" in written
-    assert b"bad" not in written
     texts = [path.read_text() for path in tmp_path.glob("swanlog/run-*/**/*") if path.suffix in (".txt", ".md", ".json")]
     assert any("two #### 2" in text for text in texts) or b"two #### 2" in written
 

@@ -1,0 +1,123 @@
+"""The run in MLflow: on the server or in the database that `MLFLOW_TRACKING_URI` names, else in `mlflow.db` beside all runs.
+
+`mlflow ui --backend-store-uri sqlite:///runs/mlflow.db` shows the latter (it needs the whole of `mlflow`; writing does not).
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from importlib.util import find_spec
+from typing import Any
+from urllib.parse import urlsplit
+
+# Read when mlflow is imported: its own patience with a server that is gone is several minutes a call.
+os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
+os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
+
+from mlflow.entities import Metric, Param
+from mlflow.exceptions import MlflowException
+from mlflow.tracking import MlflowClient
+
+from rlctl.errors import ConfigError, MissingExtraError, ResourceError
+from rlctl.tracking.reach import reachable
+from rlctl.tracking.tracker import RunInfo, Sample
+
+_STATES = {"finished": "FINISHED", "failed": "FAILED", "stopped": "KILLED"}
+_MAX_METRICS, _MAX_PARAMS, _MAX_PARAM = 1000, 100, 6000  # of one request, and the length of a parameter's value
+
+
+class MlflowTracker:
+    """Implements `Tracker` and `Preflight`. A later attempt goes on with the same run. MLflow knows no `@`: `mean@1` is `mean_at_1`."""
+
+    def __init__(self) -> None:
+        self.client: MlflowClient | None = None
+        self.id = ""
+
+    @classmethod
+    def preflight(cls, mode: str | None) -> str:
+        """Errors: ConfigError for a mode, MissingExtraError where a local database needs a package, ResourceError where nobody answers."""
+        if mode is not None:
+            raise ConfigError(
+                "logger mlflow has no modes", where=f"trainer.tracking.modes.mlflow={mode}", hint="MLFLOW_TRACKING_URI decides"
+            )
+        uri = os.environ.get("MLFLOW_TRACKING_URI")
+        server = urlsplit(uri or "sqlite:")
+        if server.scheme in ("http", "https") and not reachable(uri or ""):
+            hint = "start it, or unset MLFLOW_TRACKING_URI for a local database"
+            raise ResourceError(f"MLflow's server {server.scheme}://{server.hostname} does not answer", hint=hint)
+        if server.scheme.startswith("sqlite") and not (find_spec("sqlalchemy") and find_spec("alembic")):
+            raise MissingExtraError("MLflow's local database needs sqlalchemy and alembic", hint="pip install 'rlctl[mlflow]'")
+        return f"server {server.hostname}" if server.scheme in ("http", "https") else "local"
+
+    def start(self, run: RunInfo) -> str:
+        """Open the run, or go on with the one that is known. Errors: MlflowException."""
+        logging.getLogger("mlflow").setLevel(logging.WARNING)
+        root = run.folder.absolute().parent.parent
+        self.client = MlflowClient(os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{root / 'mlflow.db'}")
+        known = run.trackers.get("mlflow")
+        if known is not None and _exists(self.client, known):
+            self.client.update_run(known, status="RUNNING")
+            self.id = known
+            return known
+        local = None if os.environ.get("MLFLOW_TRACKING_URI") else (root / "mlflow" / run.project).as_uri()
+        tags = {"rlctl.id": run.id, **({"mlflow.note.content": run.description} if run.description else {}), **dict.fromkeys(run.tags, "")}
+        self.id = self.client.create_run(_experiment(self.client, run.project, local), run_name=run.name, tags=tags).info.run_id
+        params = [Param(_legal(key), str(value)[:_MAX_PARAM]) for key, value in _leaves(run.config)]
+        for first in range(0, len(params), _MAX_PARAMS):
+            self.client.log_batch(self.id, params=params[first : first + _MAX_PARAMS])
+        self.client.log_dict(self.id, dict(run.config), "config.yaml")
+        return self.id
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        assert self.client is not None
+        now = int(time.time() * 1000)
+        row = [Metric(_legal(name), float(value), now, step) for name, value in metrics.items()]
+        for first in range(0, len(row), _MAX_METRICS):
+            self.client.log_batch(self.id, metrics=row[first : first + _MAX_METRICS])
+
+    def generations(self, step: int, samples: Sequence[Sample]) -> None:
+        assert self.client is not None
+        self.client.log_dict(self.id, {"samples": [asdict(each) for each in samples]}, f"generations/step_{step:06d}.json")
+
+    def finish(self, state: str) -> None:
+        assert self.client is not None
+        self.client.set_terminated(self.id, _STATES[state])
+
+
+def _exists(client: MlflowClient, run: str) -> bool:
+    try:
+        client.get_run(run)
+    except MlflowException as error:
+        if error.error_code == "RESOURCE_DOES_NOT_EXIST":
+            return False
+        raise
+    return True
+
+
+def _experiment(client: MlflowClient, name: str, folder: str | None) -> str:
+    found = client.get_experiment_by_name(name)
+    if found is None:
+        try:
+            return client.create_experiment(name, artifact_location=folder)
+        except MlflowException:  # another run may have been faster
+            found = client.get_experiment_by_name(name)
+            if found is None:
+                raise
+    return found.experiment_id
+
+
+def _legal(name: str) -> str:
+    return re.sub(r"[^\w\-./ ]", "_", name.replace("@", "_at_"))
+
+
+def _leaves(section: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in section.items():
+        if isinstance(value, Mapping) and value:
+            yield from _leaves(value, f"{path}{key}.")
+        else:
+            yield f"{path}{key}", value

@@ -1,0 +1,150 @@
+"""A run and its resumption with the real SwanLab, W&B, TensorBoard, MLflow and Trackio, offline: what each of them has of it."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import struct
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlctl.tracking.jsonl import METRICS_FILE, read_metrics
+from tests.tracking.real import LOGGERS, row, samples
+
+LAST, CHECKPOINT = 7, 3
+STEP = "training/global_step"
+
+
+def attempt(folder: Path, *arguments: object, ids: dict[str, str] | None = None) -> Any:
+    """What `tests.tracking.real` prints; in a home of its own, without keys, and with nothing on stdout but that."""
+    environment = {"PATH": os.environ["PATH"], "HOME": str(folder), "TRACKIO_DIR": str(folder / "trackio"), "IDS": json.dumps(ids or {})}
+    command = [sys.executable, "-m", "tests.tracking.real", *map(str, arguments)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, cwd=Path(__file__).parents[2], check=False)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """An attempt until step 5 with a checkpoint at step 3, and one that goes on from there to step 7."""
+    folder = tmp_path_factory.mktemp("house")
+    first = attempt(folder, "write", folder, 0, 5, 0)
+    metrics = folder / "runs" / "house" / "first" / METRICS_FILE
+    metrics.write_text("".join(metrics.read_text().splitlines(keepends=True)[: CHECKPOINT + 1]))
+    second = attempt(folder, "write", folder, CHECKPOINT + 1, LAST, CHECKPOINT, ids=first)
+    rows = {int(each["step"]): each for each in read_metrics(metrics)}
+    return {"ids": (first, second), "rows": rows, **attempt(folder, "read", folder)}
+
+
+def expected(rename: tuple[str, str] = ("", ""), single: bool = False) -> dict[str, dict[str, float]]:
+    """Every finite metric of the whole run; with `single` as 32-bit floats. Steps are text, as JSON has them."""
+    curves: dict[str, dict[str, float]] = {}
+    for step in range(LAST + 1):
+        for name, value in row(step).items():
+            if math.isfinite(value):
+                number = struct.unpack("f", struct.pack("f", value))[0] if single else value
+                curves.setdefault(name.replace(*rename) if rename[0] else name, {})[str(step)] = number
+    return curves
+
+
+def test_the_record_has_everything(kept):
+    assert list(kept["rows"]) == list(range(LAST + 1))
+    for step, given in kept["rows"].items():
+        assert given.pop("step") == step
+        assert math.isnan(given.pop("odd"))
+        assert given == {name: value for name, value in row(step).items() if name != "odd"}
+
+
+def test_ids_stay_where_a_run_can_be_continued(kept):
+    first, second = kept["ids"]
+    assert set(first) == set(second) == set(LOGGERS)
+    assert {name for name in LOGGERS if first[name] != second[name]} == {"swanlab"}
+
+
+def test_swanlab_offline_begins_anew_with_the_whole_history(kept):
+    before, after = kept["swanlab"]
+    shown = after.pop("val/generations")
+    assert after == expected()
+    assert shown == {"0": 2, "2": 2, "4": 2, "6": 2}
+    assert list(before["critic/score/mean"]) == ["0", "1", "2", "3", "4", "5"]
+
+
+def test_wandb_has_one_run_of_two_parts_over_the_training_step(kept):
+    curves: dict[str, dict[str, float]] = {}
+    for part in kept["wandb"]:
+        (opened,) = [each["run"] for each in part if each["type"] == "run" and "display_name" in each["run"]]
+        assert (opened["run_id"], opened["project"], opened["display_name"], opened["notes"]) == ("abc123", "house", "first", "a house")
+        axes = [each["metric"] for each in part if each["type"] == "metric"]
+        assert any(axis.get("glob_name") == "*" and axis["step_metric"] == STEP for axis in axes)
+        for each in part:
+            if each["type"] == "history":
+                item = each["history"]["item"]
+                for name, value in item.items():
+                    if not name.startswith(("_", "val/generations", STEP)):
+                        curves.setdefault(name, {})[str(item[STEP])] = value
+    assert curves == expected()
+    assert any(each["type"] == "artifact" and each["artifact"]["type"] == "config" for each in kept["wandb"][0])
+    tables = [path for part in kept["wandb"] for each in part if each["type"] == "files" for path in each["files"]["files"]]
+    assert sum("val/generations" in json.dumps(table) for table in tables) == 5  # steps 0, 2, 4 and again 4, 6, each with its rows only
+
+
+def test_tensorboard_shows_one_curve_and_the_answers(kept):
+    assert kept["tensorboard"]["scalars"] == expected(("@", "_"), single=True)
+    texts = kept["tensorboard"]["texts"]
+    assert "# answer 1 of step 6" in texts["val/generations/0/text_summary"]["6"]
+    assert list(texts["val/generations/1/text_summary"]) == ["0", "2", "4", "6"]
+
+
+def test_mlflow_has_one_run(kept):
+    mlflow = kept["mlflow"]
+    assert mlflow["scalars"] == expected(("@", "_at_"))
+    assert mlflow["artifacts"] == [f"generations/step_{step:06d}.json" for step in (0, 2, 4, 6)]
+    assert (mlflow["status"], mlflow["params"]["trainer.seed"]) == ("FINISHED", "1")
+    assert "blue" in mlflow["tags"]
+
+
+def test_trackio_has_one_run(kept):
+    assert kept["trackio"]["runs"] == 1
+    assert kept["trackio"]["scalars"] == expected()
+    last = kept["trackio"]["tables"][-1]["_value"]
+    assert [answer["response"] for answer in last] == [samples(6)[i].response for i in (1, 2)]
+
+
+MODES = """
+import sys
+from rlctl.errors import RlctlError
+from rlctl.tracking.fanout import preflight
+try:
+    print(preflight(*sys.argv[1:], *[None][len(sys.argv) - 2:]))
+except RlctlError as error:
+    print(type(error).__name__, error)
+"""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environment", "said"),
+    [
+        (["wandb"], {}, "offline: no key"),
+        (["wandb", "online"], {}, "ConfigError W&B's online mode needs a key"),
+        (["wandb"], {"WANDB_API_KEY": "k" * 40, "WANDB_BASE_URL": "http://127.0.0.1:9"}, "offline: http://127.0.0.1:9 does not answer"),
+        (["wandb", "online"], {"WANDB_API_KEY": "k" * 40, "WANDB_BASE_URL": "http://127.0.0.1:9"}, "ResourceError W&B's server"),
+        (["wandb"], {"WANDB_MODE": "dryrun"}, "ConfigError WANDB_MODE=dryrun is no mode"),
+        (["swanlab"], {"SWANLAB_API_KEY": "k" * 21, "SWANLAB_API_HOST": "http://127.0.0.1:9"}, "offline: http://127.0.0.1:9"),
+        (["swanlab"], {"SWANLAB_MODE": "cloud"}, "ConfigError SwanLab's online mode needs a key"),
+        (["swanlab", "local"], {}, "MissingExtraError SwanLab's local mode needs its dashboard"),
+        (["swanlab"], {"SWANLAB_PROJECT": "house"}, "ConfigError SwanLab cannot read its settings"),
+        (["mlflow"], {"MLFLOW_TRACKING_URI": "http://127.0.0.1:9"}, "ResourceError MLflow's server http://127.0.0.1 does not answer"),
+        (["mlflow"], {}, "local"),
+    ],
+)
+def test_what_cannot_start_is_known_before_and_nothing_asks(tmp_path, arguments, environment, said):
+    command = [sys.executable, "-c", MODES, *arguments]
+    environment = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), **environment}
+    done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout.startswith(said), done.stdout + done.stderr
+    assert not [path for path in tmp_path.iterdir() if not path.name.startswith(".")]
