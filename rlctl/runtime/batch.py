@@ -213,6 +213,7 @@ class Scored(Rollouts):
     scores: Tensor  # (B,) float32
     components: dict[str, Tensor]  # name -> (B,) float32
     failed: Tensor  # (B,) bool: the reward function raised, hung or answered nonsense; the score is 0
+    greedy_scores: Tensor | None = dataclasses.field(default=None, kw_only=True)  # (B,) of a greedy answer to the row's prompt
 
 
 @dataclass(frozen=True, eq=False)

@@ -14,8 +14,11 @@ from rlctl.tracking.metrics import Metrics
 class Actor(Protocol):
     """The policy: it answers prompts and learns."""
 
-    def generate_sequences(self, prompts: Prompts, seed: int, validate: bool = False) -> Rollouts:
-        """Answer B prompts, `rollout.n` times each (`rollout.val_kwargs.n` with `validate`): B·n rows, answers of a prompt side by side."""
+    def generate_sequences(self, prompts: Prompts, seed: int, validate: bool = False, greedy: bool = False) -> Rollouts:
+        """Answer B prompts, `rollout.n` times each (`rollout.val_kwargs.n` with `validate`): B·n rows, answers of a prompt side by side.
+
+        `greedy`: one greedy answer each, whatever the configuration says.
+        """
         ...
 
     def compute_log_probs(self, batch: Rollouts) -> LogProbs:

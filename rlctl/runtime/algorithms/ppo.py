@@ -22,7 +22,7 @@ from rlctl.runtime.algorithms.kl import KLController, kl_penalty, make_kl_contro
 from rlctl.runtime.algorithms.losses import get_policy_loss
 from rlctl.runtime.algorithms.policy_losses import ClipParams, PolicyTokens
 from rlctl.runtime.algorithms.rewards import overlong_penalty, penalise_kl, score_at_end
-from rlctl.runtime.algorithms.stats import experience_metrics
+from rlctl.runtime.algorithms.stats import experience_metrics, spread
 from rlctl.runtime.algorithms.values import value_loss
 from rlctl.runtime.batch import Experience, LogProbs, Prompts, Ragged, Rollouts, Scored
 from rlctl.runtime.model.causal_lm import PolicyOutputs
@@ -31,7 +31,7 @@ from rlctl.runtime.schedule import Schedule
 from rlctl.tracking.metrics import Mean, Metrics, Sum, merge
 
 # What a run of this family cannot give an estimator yet.
-_NOT_OFFERED = Need.GREEDY_BASELINE | Need.SUM_PI_SQUARED
+_NOT_OFFERED = Need.SUM_PI_SQUARED
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,12 @@ class PPO:
 
     def collect(self, prompts: Prompts, roles: Roles, step: int) -> Scored:
         rollouts = roles.actor.generate_sequences(prompts, seed=_seed(self.seed, step))
-        return roles.reward.compute_scores(rollouts).of(rollouts)
+        scored = roles.reward.compute_scores(rollouts).of(rollouts)
+        if Need.GREEDY_BASELINE not in get_estimator(self.algorithm.adv_estimator).needs:
+            return scored
+        greedy = roles.actor.generate_sequences(prompts, seed=0, greedy=True)
+        baseline = self._with_penalty(roles.reward.compute_scores(greedy).scores, greedy.response_ids.lengths)
+        return replace(scored, greedy_scores=baseline.repeat_interleave(self.answers_per_prompt))
 
     def learn(self, scored: Scored, roles: Roles, step: int) -> Metrics:
         old = roles.actor.compute_log_probs(scored)
@@ -164,10 +169,10 @@ class PPO:
     def _experience(self, scored: Scored, old: LogProbs, ref: LogProbs | None, values: Ragged | None) -> tuple[Experience, Metrics]:
         """Token rewards, advantages and returns; what `learn` reads between inference and the updates."""
         mask, tokens = scored.response_mask, SampledTokens.of(scored, old)
-        scores, metrics = scored.scores, mismatch(tokens)
-        if self.algorithm.overlong_buffer.enable:
-            scores = scores + overlong_penalty(scored.response_ids.lengths, self.max_response_length, self.algorithm.overlong_buffer)
-        rewards = score_at_end(scores, scored.response_ids)
+        metrics = mismatch(tokens)
+        if scored.greedy_scores is not None:
+            metrics |= spread("critic/greedy_score", scored.greedy_scores)
+        rewards = score_at_end(self._with_penalty(scored.scores, scored.response_ids.lengths), scored.response_ids)
         if self.algorithm.use_kl_in_reward:
             assert ref is not None
             rewards, kl_metrics = penalise_kl(rewards, old.log_probs, ref.log_probs, mask, self.algorithm.kl_penalty, self.kl)
@@ -177,7 +182,7 @@ class PPO:
             mask=mask.padded(),
             group=scored.group,
             values=values.padded() if values is not None else None,
-            greedy_scores=None,
+            greedy_scores=scored.greedy_scores,
             components=scored.components,
             log_probs=old.log_probs.padded(),
             sum_pi_squared=None,
@@ -200,6 +205,11 @@ class PPO:
         is_weights = mask.like(weights) if weights is not None else None
         # after the advantages: the reward of an answer is not lost with a token that is left out of the loss
         return replace(experience, response_mask=mask.like(kept), is_weights=is_weights), metrics | corrections
+
+    def _with_penalty(self, scores: Tensor, lengths: Tensor) -> Tensor:
+        """Scores (B,) of answers of `lengths` (B,), less what is taken off for those that near the limit."""
+        buffer = self.algorithm.overlong_buffer
+        return scores + overlong_penalty(lengths, self.max_response_length, buffer) if buffer.enable else scores
 
     def state_dict(self) -> dict[str, Any]:
         return {"kl": self.kl.state_dict()}

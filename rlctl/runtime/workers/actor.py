@@ -59,10 +59,10 @@ class ActorWorker(LearningWorker):
         )
 
     @dispatch(Dispatch.SPLIT)
-    def generate_sequences(self, prompts: Prompts, seed: int, validate: bool = False) -> Rollouts:
+    def generate_sequences(self, prompts: Prompts, seed: int, validate: bool = False, greedy: bool = False) -> Rollouts:
         """See `Actor`."""
         assert self.engine is not None, "this actor was built without a rollout engine"
-        sampling = self._sampling(prompts.group, seed, validate)
+        sampling = self._greedy() if greedy else self._sampling(prompts.group, seed, validate)
         self.engine.wake()
         if self.engine_is_stale:
             self.engine.load_weights(full_parameters(self.policy.hf))
@@ -131,6 +131,9 @@ class ActorWorker(LearningWorker):
             n=chosen.n,
         )
         return replace(sampling, temperature=0.0) if greedy else sampling
+
+    def _greedy(self) -> SamplingParams:
+        return SamplingParams(0.0, 1.0, -1, self.spec.max_response_length, self.spec.stop_token_ids, seed=0, n=1)
 
     def _build_engine(self) -> RolloutEngine:
         spec = EngineSpec(

@@ -1,0 +1,74 @@
+"""ReMax in a run: the baseline of each prompt is the score of its greedy answer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from rlctl.__main__ import main
+from rlctl.runtime.algorithms.ppo import PPO
+from rlctl.runtime.batch import Experience, Prompts, Rollouts, Scored
+from rlctl.runtime.roles import Roles
+from rlctl.runtime.workers.actor import ActorWorker
+
+
+@pytest.mark.parametrize("buffer", [False, True])
+def test_the_greedy_answers_score_is_taken_off(buffer: bool, settings: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "letters.py").write_text(
+        "def compute_score(data_source, solution_str, ground_truth, extra_info=None):\n    return float(len(set(solution_str)))\n"
+    )
+    greedy: list[Rollouts] = []
+    sampled: list[Scored] = []
+    learned: list[Experience] = []
+    generate, collect, update = ActorWorker.generate_sequences, PPO.collect, ActorWorker.update
+
+    def watch_generate(self: ActorWorker, prompts: Prompts, **how: bool | int) -> Rollouts:
+        rollouts = generate(self, prompts, **how)
+        greedy.extend([rollouts] if how.get("greedy") else [])
+        return rollouts
+
+    def watch_collect(self: PPO, prompts: Prompts, roles: Roles, step: int) -> Scored:
+        sampled.append(collect(self, prompts, roles, step))
+        return sampled[-1]
+
+    def watch_update(self: ActorWorker, batch: Experience, lr: float) -> object:
+        learned.append(batch)
+        return update(self, batch, lr)
+
+    monkeypatch.setattr(ActorWorker, "generate_sequences", watch_generate)
+    monkeypatch.setattr(PPO, "collect", watch_collect)
+    monkeypatch.setattr(ActorWorker, "update", watch_update)
+    overrides = [
+        "algorithm.adv_estimator=remax",
+        "actor_rollout_ref.rollout.n=2",
+        f"reward.custom_reward_function.path={tmp_path}/letters.py",
+        f"algorithm.overlong_buffer.enable={buffer}",
+        "algorithm.overlong_buffer.len=4",
+        "data.val_files=null",
+        "trainer.total_training_steps=1",
+        "actor_rollout_ref.actor.ppo_mini_batch_size=8",
+        f"trainer.run_dir={tmp_path}/runs",
+    ]
+    assert main(["train", "ppo", "--inline", *settings, *overrides]) == 0
+    [answers], [batch], [experience] = greedy, sampled, learned
+    assert len(answers) == 8
+    assert len(batch) == len(experience) == 16
+    assert batch.greedy_scores is not None
+
+    def penalty(length: int) -> float:
+        return -max(length - 8, 0) / 4 if buffer else 0.0
+
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(next(s.partition("=")[2] for s in settings if "model.path" in s))
+    for row in range(16):
+        ids = answers.response_ids.rows()[row // 2]
+        text = tokenizer.decode(ids.tolist(), skip_special_tokens=True)
+        baseline = len(set(text)) + penalty(len(ids))
+        assert float(batch.greedy_scores[row]) == pytest.approx(baseline)
+        score = float(batch.scores[row]) + penalty(len(batch.response_ids.rows()[row]))
+        advantages = experience.advantages.rows()[row]
+        assert advantages.tolist() == pytest.approx([score - baseline] * len(advantages), abs=1e-5)
+    assert torch.equal(batch.prompt_ids.values, answers.repeat(2).prompt_ids.values)
