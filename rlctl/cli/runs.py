@@ -84,7 +84,18 @@ def sync(
         notice(f"{each.logger}{known}: {f'{each.num_steps} steps sent' if each.num_steps else 'nothing is missing'}")
 
 
-@app.command()
+_SHOW_EXAMPLES = """
+Examples:
+
+  rlctl show @last
+
+  rlctl show @last --samples --wrong --grep apples
+
+  rlctl show ppo-a --step 20 --json
+"""
+
+
+@app.command(epilog=_SHOW_EXAMPLES)
 def show(
     run: RunName,
     samples: Annotated[bool, typer.Option("--samples", help="Print validation samples instead.")] = False,

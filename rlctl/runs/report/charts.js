@@ -1,9 +1,9 @@
 // What is drawn, in the order of the page. A line is [names of its metric, the first that a run has; its word; its dash].
-const PERCENT = ".2~p";
+const PERCENT = ".3~p";
 const SECTIONS = [
   ["Learning", [
     { title: "Reward", unit: "score of a training answer, mean of the step", lines: [[["critic/score/mean"]]] },
-    { title: "Validation", unit: "per data set", pattern: /^val-core\/.+\/mean@\d+$|^val\/loss$/, points: true, alarms: ["validation_falls"] },
+    { title: "Validation", unit: "mean of a data set", pattern: /^val-core\/.+\/mean@\d+$|^val\/loss$/, points: true, alarms: ["validation_falls"] },
     { title: "Training loss", unit: "nats a token", lines: [[["train/loss"]]] },
     { title: "KL to the reference", unit: "nats a token", lines: [[["actor/reward_kl_penalty", "actor/kl_loss"]]], alarms: ["kl"] },
     { title: "Entropy", unit: "nats a token", lines: [[["actor/entropy"]]], zero: true, alarms: ["entropy_collapse"] },

@@ -22,6 +22,7 @@ from rlctl.tracking.tracker import Sample
 
 MAX_ROWS = 2000  # a screen has no more pixels across
 MAX_VALIDATIONS = 12
+MAX_NAMES = 4  # in a title
 ELSEWHERE_IN_A_STEP = (("timing_s/testing",), ("timing_s/save_checkpoint",))  # what timing_s/step leaves out
 
 
@@ -33,7 +34,7 @@ def content(runs: Sequence[Run], samples_per_step: int) -> dict[str, Any]:
     projects = {run.project for run in runs}
     labels = [run.name if len(projects) == 1 else f"{run.project}/{run.name}" for run in runs]
     return {
-        "title": " · ".join(labels),
+        "title": " · ".join(labels) if len(labels) <= MAX_NAMES else f"{len(labels)} runs",
         "project": ", ".join(sorted(projects)),
         "made": datetime.now(UTC).isoformat(timespec="minutes"),
         "version": __version__,

@@ -13,7 +13,8 @@ function el(tag, attributes = {}, ...children) {
   made.append(...children.filter(child => child !== null));
   return made;
 }
-const colour = run => RUN_COLOURS[run % RUN_COLOURS.length];
+// Beyond the chosen colours, hues a golden angle apart.
+const colour = run => RUN_COLOURS[run] || `hsl(${Math.round(run * 137.5) % 360} 55% 50%)`;
 const ink = name => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 const shown = () => DATA.runs.map((run, index) => [run, index]).filter(([, index]) => !view.hidden.has(index));
 
@@ -87,7 +88,10 @@ function fitted(chart, drawn, made) {
   // Unusable spikes are cut off (`floor`), and a curve that never leaves one value gets some room.
   const values = drawn.flatMap(trace => trace.y);
   if (chart.floor !== undefined && values.some(value => value < chart.floor)) made.yaxis.range = [chart.floor, 1.05];
-  if (chart.zero && values.every(value => value === 0)) made.yaxis.range = [0, chart.format ? 0.1 : 1];
+  if (values.length && values.every(value => value === values[0])) {
+    const room = Math.abs(values[0]) * 0.1 || (made.yaxis.tickformat ? 0.1 : 1);
+    made.yaxis.range = [chart.zero ? 0 : values[0] - room, values[0] + room];
+  }
   if (chart.log && (values.some(value => value <= 0) || Math.max(...values) < 30 * Math.min(...values))) made.yaxis.type = "linear";
   if (made.yaxis.type === "log") made.yaxis.dtick = 1;
   return made;
@@ -114,6 +118,9 @@ function buildCharts() {
     const grid = el("div", { class: "grid" });
     for (const chart of charts) {
       if (!DATA.runs.some(run => linesOf(chart, run).length)) continue;
+      if (chart.pattern && DATA.runs.every(run => linesOf(chart, run).every(([name]) => /\/acc\//.test(name)))) {
+        Object.assign(chart, { unit: "share of right answers", format: PERCENT });
+      }
       addPlot(grid, chart.title, subtitleOf(chart), () => {
         const drawn = traces(chart);
         return [drawn, fitted(chart, drawn, layout(chart, AXES[view.axis]))];
