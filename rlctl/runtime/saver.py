@@ -100,14 +100,19 @@ class Saver:
         self._thread.start()
 
     def __enter__(self) -> Self:
+        self.store.clear()
         self.retain()  # what to keep may have changed since the run began
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        if kind is None:
-            self.close()
-        else:
+        if kind is not None:
             self.abandon()
+            return
+        try:
+            self.close()
+        except BaseException:  # a signal while it waits
+            self.abandon()
+            raise
 
     def close(self) -> None:
         """Wait for the last write. Raises if it failed: a run without its last checkpoint has not given what it was asked for."""
