@@ -25,10 +25,13 @@ import sys
 from pathlib import Path
 from rlctl.runs.run_dir import RunDir
 from rlctl.tracking.alarms import Alarms, Limits
+from rlctl.tracking.fanout import Trackers
 from rlctl.tracking.jsonl import JsonlTracker
-from rlctl.tracking.tracker import RunInfo, Trackers
+from rlctl.tracking.mirror import Patience
+from rlctl.tracking.tracker import RunInfo
 run = RunDir.create(Path(sys.argv[1]), "p", "r", "ppo")
-trackers = Trackers({"jsonl": JsonlTracker()}, run.event, Alarms(Limits(skipped_updates=1)))
+trackers = Trackers({"jsonl": JsonlTracker()}, run.event, Patience(10, 1.0, 1.0, 1.0))
+trackers.alarms = Alarms(Limits(skipped_updates=1))
 trackers.start(RunInfo("id", "p", "r", run.path, 3, {}))
 run.update(state="running", total_steps=3)
 log = (run.attempt / "main-0.log").open("a", buffering=1)
