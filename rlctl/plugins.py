@@ -18,6 +18,12 @@ def names(kind: str) -> list[str]:
     return sorted({point.name for point in entry_points(group=f"rlctl.{kind}")})
 
 
+def packages(kind: str) -> dict[str, str]:
+    """The entry points of `kind`, sorted, and the package that offers each. Imports none of them."""
+    points = {point.name: point.dist.name if point.dist else "" for point in entry_points(group=f"rlctl.{kind}")}
+    return dict(sorted(points.items()))
+
+
 def load(kind: str, name: str, *, unknown: type[RlctlError] = ConfigError) -> Any:
     """The object behind an entry point's name, or behind `module:Name`.
 

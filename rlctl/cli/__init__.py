@@ -55,6 +55,12 @@ COMMANDS = (
     Command("watch", "rlctl.cli.watch", "Watch a run until it ends, also one that was started elsewhere on this disk.", "Runs"),
     Command("logs", "rlctl.cli.watch", "Print what the worker processes of a run printed.", "Runs"),
     Command("report", "rlctl.cli.report", "Make one self-contained HTML file of runs: curves, alarms, answers, settings.", "Runs"),
+    Command(
+        "loggers",
+        "rlctl.cli.loggers",
+        "List the trackers of runs: installed or not, the mode each would choose, and what is wrong with its settings.",
+        "Runs",
+    ),
     Command("doctor", "rlctl.cli.doctor", "Examine the installation and the machine, with the command that mends each fault.", "Runs"),
     Command("version", "rlctl.cli.version", "Show the versions of rlctl and of what it stands on.", "Runs"),
 )

@@ -106,7 +106,7 @@ def _recorded(run: RunDir, trackers: Trackers) -> Iterator[None]:
         code = error.exit_code
         raise
     finally:
-        trackers.finish(state)
+        trackers.finish(state, code)
         run.finish(state, code)
         if state != "failed":
             print_summary(state, run.path, read_metrics(run.metrics), time.monotonic() - began, _next_commands(run, state))

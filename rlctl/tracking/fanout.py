@@ -9,14 +9,15 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, Self
+from typing import Any, Literal, Self
 
-from rlctl.errors import ConfigError
-from rlctl.plugins import load
+from rlctl.errors import ConfigError, MissingExtraError, RlctlError
+from rlctl.plugins import load, packages
 from rlctl.tracking.alarms import EVENT, OVER, Alarm, Alarms, ShowsAlarms
 from rlctl.tracking.history import history, log_call, sample_call
-from rlctl.tracking.mirror import MAX_FAILURES, Call, Mirror, Patience
+from rlctl.tracking.mirror import MAX_FAILURES, Call, Mirror, Patience, leave_in_any_case
 from rlctl.tracking.tracker import Event, Preflight, RunInfo, Sample, ShowsPhases, Tracker
 
 RECORD = "jsonl"  # the tracker that every run has: what it writes is the truth, and no other is waited for
@@ -33,6 +34,31 @@ def preflight(name: str, mode: str | None) -> str:
     if mode is not None:
         raise ConfigError(f"logger {name} has no modes", where=f"trainer.tracking.modes.{name}={mode}", hint="leave that out")
     return ""
+
+
+@dataclass(frozen=True)
+class LoggerState:
+    """A logger and the package that offers it: what it would do here and now (`message`), or what would make it work (`remedy`)."""
+
+    name: str
+    package: str
+    state: Literal["ready", "not installed", "would not start"]
+    message: str
+    remedy: str | None = None
+
+
+def examine() -> list[LoggerState]:
+    """Every logger that an installed package offers, by name."""
+    return [_examined(name, package) for name, package in packages("loggers").items()]
+
+
+def _examined(name: str, package: str) -> LoggerState:
+    try:
+        return LoggerState(name, package, "ready", preflight(name, None))
+    except RlctlError as error:
+        problem = error.problems[0]
+        state = "not installed" if isinstance(error, MissingExtraError) else "would not start"
+        return LoggerState(name, package, state, problem.message, problem.hint)
 
 
 class Trackers:
@@ -107,8 +133,11 @@ class Trackers:
         if shown:
             self._send(sample_call(step, shown))
 
-    def finish(self, state: str) -> None:
-        """Tell all that the run is over, and wait for them no longer than the limit says."""
+    def finish(self, state: str, exit_code: int | None = None) -> None:
+        """Tell all that the run is over, and wait for them no longer than `finish_s`.
+
+        With an `exit_code` the process leaves with it also where a tracker that hangs would keep it from ending.
+        """
         if self.non_finite:
             self._record_event("non_finite_total", metrics=dict(self.non_finite))
         self._tell("finish", lambda tracker: tracker.finish(state))
@@ -119,6 +148,8 @@ class Trackers:
             for mirror in self.mirrors.values():
                 mirror.wait_for_end(deadline)
         self._report()
+        if exit_code is not None and any(mirror.hangs for mirror in self.mirrors.values()):
+            leave_in_any_case(exit_code)
         for name, mirror in self.mirrors.items():
             if mirror.missed:
                 self._record_event("tracker_missed", tracker=name, why=mirror.off or mirror.last_error, steps=mirror.missed_steps())

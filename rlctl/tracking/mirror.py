@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -14,6 +15,7 @@ from rlctl.errors import ResourceError, RlctlError
 from rlctl.tracking.tracker import RunInfo, Tracker
 
 MAX_FAILURES = 3
+_LAST_WORDS_S = 5.0  # for what others have to do when the process ends
 _A_MOMENT = 0.05  # seconds between two looks at a tracker that is waited for
 
 
@@ -102,6 +104,11 @@ class Mirror:
             elif time.monotonic() > deadline and self._thread.is_alive():
                 self._switch_off(f"it was not done {self.patience.finish_s:g} s after the run's end (trainer.tracking.finish_s)")
 
+    @property
+    def hangs(self) -> bool:
+        """Whether it was given up in the middle of a call."""
+        return self.off is not None and self._current is not None and self._thread is not None and self._thread.is_alive()
+
     def missed_steps(self) -> list[tuple[int, int]]:
         """The steps that did not reach it, as ranges: first and last, both included."""
         ranges: list[tuple[int, int]] = []
@@ -160,3 +167,14 @@ class Mirror:
         if self.failures >= MAX_FAILURES:
             self._current = None
             self._switch_off(f"{MAX_FAILURES} failures, the last in {self.last_error}")
+
+
+def leave_in_any_case(exit_code: int) -> None:
+    """End the process soon after its main thread has ended. SDKs wait at exit, without a limit, for the very thing that hangs."""
+
+    def leave() -> None:
+        threading.main_thread().join()
+        time.sleep(_LAST_WORDS_S)
+        os._exit(exit_code)
+
+    threading.Thread(target=leave, name="leave in any case", daemon=True).start()

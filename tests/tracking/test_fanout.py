@@ -4,9 +4,12 @@ import json
 import math
 import resource
 import signal
+import subprocess
+import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -184,6 +187,56 @@ def test_an_error_at_the_start_passes_and_a_start_that_hangs_is_one(tmp_path):
         trackers.finish("failed")
 
 
+HANGS = """
+import atexit, sys, threading
+from rlctl.tracking.fanout import Trackers
+from rlctl.tracking.mirror import Patience
+from rlctl.tracking.tracker import RunInfo
+class Hangs:
+    def start(self, run): atexit.register(threading.Event().wait)
+    def log(self, step, metrics): threading.Event().wait()
+    def finish(self, state): pass
+trackers = Trackers({"hangs": Hangs()}, lambda *_, **__: None, Patience(10, 5, 0.2, 0.2))
+trackers.start(RunInfo("id", "project", "name", None, 1, {}))
+trackers.log(1, {"x": 1.0})
+trackers.finish("finished", 3)
+sys.exit(3)
+"""
+
+
+def test_a_tracker_that_hangs_does_not_keep_the_process_from_ending():
+    done = subprocess.run([sys.executable, "-c", HANGS], capture_output=True, text=True, timeout=40, check=False)
+    assert done.returncode == 3
+    assert "logger hangs is switched off" in done.stderr
+
+
+STEPS = """
+import sys
+from pathlib import Path
+from rlctl.tracking.fanout import Trackers
+from rlctl.tracking.mirror import Patience
+from rlctl.tracking.tracker import RunInfo
+trackers = Trackers.load(["tensorboard"], lambda *_, **__: None, Patience(10000, 30, 30, 30))
+trackers.start(RunInfo("id", "project", "name", Path(sys.argv[1]), 10**6, {}))
+for step in range(10**6):
+    trackers.log(step, {f"metric/{i}": step / (i + 1) for i in range(50)})
+    print(step, flush=True)
+"""
+
+
+def test_kill_9_loses_no_step_of_the_record(tmp_path):
+    process = subprocess.Popen([sys.executable, "-c", STEPS, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    said = [int(process.stdout.readline()) for _ in range(300)]
+    process.kill()
+    said += [int(line) for line in process.stdout.read().splitlines(keepends=True) if line.endswith("\n")]
+    process.wait()
+    rows = read_metrics(tmp_path / METRICS_FILE)
+    assert [row["step"] for row in rows] == list(range(len(rows)))
+    assert len(rows) > max(said) >= 299
+    assert rows[299] == {"step": 299} | {f"metric/{i}": 299 / (i + 1) for i in range(50)}
+
+
 class Numbered(Notebook):
     """Gives the run the id `number`, whatever it had."""
 
@@ -264,20 +317,41 @@ def test_the_record_gets_all_answers_and_mirrors_the_few_that_are_shown(tmp_path
     assert first == second
 
 
+@contextmanager
+def files_of_at_most(size: int) -> Iterator[None]:
+    """The kernel refuses every file of this process more than `size` bytes, as a full disk would."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    old = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        signal.signal(signal.SIGXFSZ, old)
+
+
+def test_a_full_disk_under_a_real_logger_stops_only_that(tmp_path, capsys):
+    events = Events()
+    trackers = Trackers.load(["tensorboard"], events, PATIENT)
+    trackers.start(info(tmp_path))
+    with files_of_at_most(4000):
+        for step in range(40):
+            trackers.log(step, {f"metric/{'x' * 100}": 1.0})
+            time.sleep(0.01)
+        trackers.finish("finished")
+    assert "logger tensorboard is switched off: 3 failures, the last in log: OSError: [Errno 27]" in capsys.readouterr().err
+    (ranges,) = [fields["steps"] for kind, fields in events.seen if kind == "tracker_missed"]
+    assert 0 < ranges[0][0] < ranges[-1][1] == 39
+
+
 def test_a_full_disk_under_the_record_stops_nothing_and_loses_nothing(tmp_path, capsys):
     trackers = trackers_of({"jsonl": JsonlTracker()})
     trackers.start(info(tmp_path))
     trackers.log(1, {"x": 1.0})
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    old = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    try:
-        resource.setrlimit(resource.RLIMIT_FSIZE, ((tmp_path / METRICS_FILE).stat().st_size + 7, hard))  # room for a part of a row
+    with files_of_at_most((tmp_path / METRICS_FILE).stat().st_size + 7):  # room for a part of a row
         trackers.log(2, {"x": 2.0})
         trackers.log(3, {"x": 3.0})
         assert [json.loads(line)["step"] for line in (tmp_path / METRICS_FILE).read_text().splitlines()] == [1]
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-        signal.signal(signal.SIGXFSZ, old)
     trackers.finish("finished")
     assert read_metrics(tmp_path / METRICS_FILE) == [{"step": step, "x": float(step)} for step in (1, 2, 3)]
     assert capsys.readouterr().err.count("the run's record cannot be written") == 1
