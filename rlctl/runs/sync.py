@@ -108,10 +108,10 @@ def _send(run: RunDir, info: RunInfo, logger: str, wanted: set[int], state: str)
     mirror.wait_for_end(math.inf)
     if given is not None:
         run.update(trackers={**run.record.trackers, logger: given})
+    num_steps = len(read_metrics(run.metrics)) if anew else len(wanted)
+    run.event("tracker_synced", tracker=logger, num_steps=num_steps)
     if mirror.off or mirror.failures:
         why = mirror.off or mirror.last_error
         run.event("tracker_missed", tracker=logger, why=why, steps=mirror.missed_steps())
         raise RlctlError(f"logger {logger} has not taken everything: {why}", hint="the same command tries again")
-    num_steps = len(read_metrics(run.metrics)) if anew else len(wanted)
-    run.event("tracker_synced", tracker=logger, num_steps=num_steps)
     return Sent(logger, given, num_steps, anew)

@@ -1,0 +1,94 @@
+"""`rlctl runs sync`: a logger gets what it missed, once, and the whole run where it has nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from rlctl.errors import ConflictError, RlctlError
+from rlctl.runs.run_dir import RunDir
+from rlctl.runs.store import RunStore
+from rlctl.runs.sync import run_info, sync
+from rlctl.tracking.jsonl import JsonlTracker
+
+NAME = "noted_down:Notes"
+# Keeps what it is told in a file, as `step` or `=step` for answers; raises at the steps in `refused`.
+NOTES = """
+from pathlib import Path
+class Notes:
+    def start(self, run):
+        self.folder = run.folder
+        self.say("start")
+        return (run.folder / "id").read_text()
+    def say(self, what):
+        with (self.folder / "notes").open("a") as file:
+            print(what, file=file)
+    def log(self, step, metrics):
+        if (self.folder / "refused").exists() and str(step) in (self.folder / "refused").read_text().split():
+            raise ConnectionError("no route")
+        self.say(step)
+    def generations(self, step, samples): self.say(f"={step}")
+    def finish(self, state): self.say(state)
+"""
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDir:
+    """A finished run of steps 0 to 9 whose logger was switched off after step 3, and had missed step 1 before."""
+    (tmp_path / "noted_down.py").write_text(NOTES)
+    monkeypatch.syspath_prepend(tmp_path)
+    made = RunDir.create(tmp_path / "runs", "house", "first", "ppo")
+    tracking = {"modes": {}, "tags": [], "description": None, "queue_size": 1, "start_s": 10.0, "call_s": 10.0, "finish_s": 10.0}
+    trainer = {"seed": 1, "log_val_generations": 0, "logger": ["console", NAME], "tracking": tracking}
+    made.write_config(yaml.safe_dump({"trainer": trainer}), {})
+    record = JsonlTracker()
+    record.start(run_info(made.record, made.path, {"trainer": trainer}, 9))
+    for step in range(10):
+        record.log(step, {"x": float(step)})
+    record.finish("finished")
+    (made.path / "id").write_text("known")
+    made.update(total_steps=9, trackers={NAME: "known"})
+    made.event("tracker_off", tracker=NAME, why="a test", steps=[[1, 1], [4, 5]])
+    return made
+
+
+def sent_by(run: RunDir, **choices: int) -> list[str]:
+    """What the logger is told by one sync."""
+    notes = run.path / "notes"
+    notes.unlink(missing_ok=True)
+    sync(RunStore(run.path.parent.parent).find("first"), NAME, **choices)
+    return notes.read_text().split() if notes.exists() else []
+
+
+def test_a_logger_gets_what_it_missed_once(run):
+    with pytest.raises(ConflictError, match="first is starting"):
+        sent_by(run)
+    run.finish("finished", 0)
+    assert sent_by(run) == ["start", "1", "4", "5", "6", "7", "8", "9", "finished"]
+    assert sent_by(run) == []
+    assert sent_by(run, first=8) == ["start", "8", "9", "finished"]
+
+
+def test_the_last_word_of_a_run_says_exactly_what_was_missed(run):
+    run.event("tracker_missed", tracker=NAME, why="a test", steps=[[7, 8]])
+    run.finish("stopped", 130)
+    assert sent_by(run) == ["start", "1", "4", "5", "7", "8", "stopped"]
+
+
+def test_a_logger_that_begins_anew_gets_everything_and_its_id_is_kept(run):
+    run.finish("finished", 0)
+    (run.path / "id").write_text("other")
+    assert sent_by(run) == ["start", *map(str, range(10)), "finished"]
+    assert RunDir(run.path).record.trackers == {NAME: "other"}
+
+
+def test_what_a_logger_refuses_is_sent_by_the_next_sync(run):
+    run.finish("failed", 1)
+    (run.path / "refused").write_text("5 7")
+    with pytest.raises(RlctlError, match="has not taken everything: log: ConnectionError: no route"):
+        sent_by(run)
+    (run.path / "refused").unlink()
+    assert sent_by(run) == ["start", "5", "7", "failed"]
+    assert sent_by(run) == []
