@@ -83,6 +83,8 @@ def make_plan(recipe: Recipe, inline: bool, data_root: Path | None = None, run: 
             UsageError(f"--inline runs one process, but the configuration asks for {devices.total}", hint="trainer.n_gpus_per_node=1")
         )
     found.run(raise_problems, preflight.check_built(config))
+    if devices is not None:
+        found.run(preflight.check_engine, config, devices)
     algorithm = found.run(load_algorithm, config, 1)
     if algorithm is not None and devices is not None:
         ranks = _pool_sizes(trainer.placement, devices, algorithm.needs)

@@ -13,6 +13,7 @@ from transformers import AutoConfig, PretrainedConfig
 
 from rlctl.data_prep.rows import PromptRow
 from rlctl.errors import ConfigError, Problem, ResourceError, RlctlError
+from rlctl.plugins import load
 from rlctl.recipes import schema
 from rlctl.runtime.algorithms.base import Needs
 from rlctl.runtime.model_files import check_weights
@@ -167,6 +168,13 @@ def check_model(config: schema.Config) -> list[Problem]:
     return problems
 
 
+def check_engine(config: schema.Config, devices: Devices) -> None:
+    """The rollout engine is there and can do what is asked of it. `ConfigError`, `MissingExtraError`."""
+    rollout, placement = config.actor_rollout_ref.rollout, config.trainer.placement
+    num_ranks = placement.pools.get(placement.actor, devices.per_node) * devices.num_nodes
+    load("engines", rollout.name).check(rollout, devices.kind, num_ranks)
+
+
 def check_placement(config: schema.Config, devices: Devices, pools: Sequence[str]) -> list[Problem]:
     """The pools share the GPUs of a node out among them: together they cannot have more than there are. Of a CPU all have a part."""
     sizes = {name: config.trainer.placement.pools.get(name, devices.per_node) for name in pools}
@@ -212,7 +220,6 @@ def check_built(config: schema.Config) -> list[Problem]:
         "actor_rollout_ref.model.lora_rank": actor_rollout.model.lora_rank > 0,
         "actor_rollout_ref.actor.tensor_parallel_size": actor_rollout.actor.tensor_parallel_size > 1,
         "actor_rollout_ref.actor.context_parallel_size": actor_rollout.actor.context_parallel_size > 1,
-        "actor_rollout_ref.rollout.tensor_model_parallel_size": actor_rollout.rollout.tensor_model_parallel_size > 1,
         "actor_rollout_ref.rollout.multi_turn.enable": actor_rollout.rollout.multi_turn.enable,
         "actor_rollout_ref.rollout.mode": actor_rollout.rollout.mode != "sync",
         "actor_rollout_ref.model.use_remove_padding": not actor_rollout.model.use_remove_padding,

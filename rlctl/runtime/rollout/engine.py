@@ -87,6 +87,16 @@ class RolloutEngine(Protocol):
     """
 
     @classmethod
+    def check(cls, rollout: schema.Rollout, device: str, num_ranks: int) -> None:
+        """What can be said before anything starts: that the engine is installed and can do what `rollout` asks for on `num_ranks` processes
+        with a `device` ("cpu" or "cuda") each. Light: imports no engine.
+
+        Raises:
+            ConfigError: it cannot. MissingExtraError: it is not installed; the hint says how to.
+        """
+        ...
+
+    @classmethod
     def from_spec(cls, spec: EngineSpec, policy: PreTrainedModel | None) -> Self:
         """Build the engine on `spec.place`, without reading weights from disk where it can be avoided.
 

