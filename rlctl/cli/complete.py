@@ -34,7 +34,7 @@ def run(ctx: typer.Context, incomplete: str) -> list[str]:
 
     root = ctx.params.get("root")
     found = sorted(RunStore.at(Path(root) if root else None).runs(), key=lambda each: each.created, reverse=True)
-    special = [name for name in ("@last", "@failed") if found]
+    special = [name for name in ("@last", "@failed") if found] + [f"@tag:{tag}" for each in found for tag in each.labels.tags]
     return [name for name in dict.fromkeys([*special, *(each.name for each in found)]) if name.startswith(incomplete)]
 
 

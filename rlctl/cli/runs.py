@@ -2,52 +2,75 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
-from rlctl.cli import complete
+from rlctl.cli import complete, runs_manage
+from rlctl.cli.options import Json, Root, RunName
 
 app = typer.Typer(add_completion=False)
 registry = typer.Typer(add_completion=False, invoke_without_command=True)
 app.add_typer(registry, name="runs")
+registry.add_typer(runs_manage.app)
 
-Root = Annotated[
-    Path | None, typer.Option("--root", envvar="RLCTL_RUNS", help="The folder of all runs.  [default: runs]", show_default=False)
-]
-Json = Annotated[bool, typer.Option("--json", help="As JSON on stdout.")]
-RunName = Annotated[
-    str,
-    typer.Argument(metavar="RUN", help="A run's name or the beginning of it, its folder, @last or @failed.", autocompletion=complete.run),
-]
 State = Literal["starting", "running", "finished", "failed", "stopped", "lost", "broken"]
 
+_EXAMPLES = """
+Examples:
 
-@registry.callback()
+  rlctl runs --where 'state == "finished" and best(val-core/gsm8k/acc/mean@1) > 0.5'
+
+  rlctl runs --sort -best --cols +actor_rollout_ref.actor.optim.lr,trainer.seed
+
+  rlctl runs --where '"baseline" in tags and like(recipe, "gsm8k*") and not created < "2026-11-01"'
+
+A name is a field (name, project, state, created, took, recipe, tags, note, exit_code, step, total_steps, first, last, best, tokens, …),
+a metric or a key of the configuration. Of a metric it is the last value; best(…), first(…), min(…) and max(…) are others. What a run
+lacks is null.
+"""
+
+
+@registry.callback(epilog=_EXAMPLES)
 def runs(
     ctx: typer.Context,
     number: Annotated[int, typer.Option("-n", "--number", min=1, help="How many at most.")] = 20,
     every: Annotated[bool, typer.Option("--all", "-a", help="All of them, whatever --number says.")] = False,
     state: Annotated[State | None, typer.Option("--state", help="Only runs in this state.")] = None,
+    where: Annotated[str | None, typer.Option("--where", metavar="EXPR", help="Only runs that this is true of; see below.")] = None,
+    sort: Annotated[str | None, typer.Option("--sort", metavar="KEY", help="Order by this value; `-KEY`: greatest first.")] = None,
+    cols: Annotated[str | None, typer.Option("--cols", metavar="KEY,…", help="Show these values; `+KEY,…`: beside the usual.")] = None,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Draw the list anew every two seconds, until Ctrl-C.")] = False,
     root: Root = None,
     as_json: Json = False,
 ) -> None:
-    """List the runs, running and newest first."""
+    """List the runs, running and newest first; remove, restore, tag them."""
     if ctx.invoked_subcommand is not None:
+        _refuse_options(ctx)
         return
+    from rlctl.cli import runs_view
     from rlctl.cli.console import print_json
-    from rlctl.cli.runs_view import print_runs
-    from rlctl.runs.details import overview
+    from rlctl.runs.listing import Listing
     from rlctl.runs.store import RunStore
 
     store = RunStore.at(root)
-    found = [run for run in store.runs() if state in (None, run.state)]
-    shown = found if every else found[:number]
-    if as_json:
-        print_json([overview(run) for run in shown])
+    listing = Listing(state, where, sort, cols, None if every else number)
+    if watch:
+        runs_view.watch_runs(listing, store, as_json)
+    elif as_json:
+        print_json(listing.page(store).as_json())
     else:
-        print_runs(shown, hidden=len(found) - len(shown), root=store.root)
+        runs_view.print_runs(listing.page(store), store.root)
+
+
+def _refuse_options(ctx: typer.Context) -> None:
+    """`rlctl runs --root DIR rm …` would look elsewhere than it says: options of the list stand behind no command of the family."""
+    given = [name for name in ctx.params if (source := ctx.get_parameter_source(name)) is not None and source.name == "COMMANDLINE"]
+    if given:
+        from rlctl.errors import UsageError
+
+        command = ctx.invoked_subcommand
+        raise UsageError(f"--{given[0]} stands before {command!r}, but belongs to the list", hint=f"rlctl runs {command} … --{given[0]} …")
 
 
 _SYNC_EXAMPLES = """

@@ -5,48 +5,81 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
+from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
 from rlctl.cli.console import notice, paged, stdout, table, warn
+from rlctl.errors import UsageError
 from rlctl.runs.details import alarms, changed_settings, curves, generation_steps
+from rlctl.runs.listing import Listing, Page
 from rlctl.runs.record import RunRecord
-from rlctl.runs.store import Run
+from rlctl.runs.store import Run, RunStore
 from rlctl.tracking.headline import Headline
 from rlctl.tracking.text import ago, count, duration, percent_or_number, sparkline
 from rlctl.tracking.tracker import Sample
 
 COLOURS = {"starting": "cyan", "running": "cyan", "finished": "green", "failed": "red", "lost": "red", "broken": "red", "stopped": "yellow"}
+WATCH_S = 2.0
 SHOWN_METRICS = ("critic/score/mean", "critic/rewards/mean", "actor/ppo_kl", "actor/reward_kl_penalty", "actor/kl_loss", "actor/entropy",
                  "actor/pg_clipfrac", "actor/grad_norm", "critic/vf_loss", "critic/vf_explained_var", "train/loss", "response_length/mean",
                  "response_length/clip_ratio", "perf/throughput", "timing_s/step")  # fmt: skip
 
 
-def print_runs(runs: Sequence[Run], hidden: int, root: Path) -> None:
+def print_runs(page: Page, root: Path) -> None:
     """The table of `rlctl runs`; what it leaves out is said on stderr."""
-    if not runs:
-        notice(f"no runs in {root.resolve()}; `rlctl train ppo` makes one")
+    if not page.runs:
+        notice("no run is like that" if page.of_how_many else f"no runs in {root.resolve()}; `rlctl train ppo` makes one")
         return
-    several = len({run.project for run in runs}) > 1
-    rows = [_row(run, f"{run.project}/{run.name}" if several else run.name) for run in runs]
-    stdout().print(table(["run", "state", "made", "took", "step", "validation"], rows, right=["took", "step"]))
-    if hidden:
-        notice(f"{hidden} more; --all shows them")
-    for run in runs:
+    stdout().print(_runs_table(page))
+    if page.hidden:
+        notice(f"{page.hidden} more; --all shows them")
+    for run in page.runs:
         if problem := run.problem or run.figures[1]:
-            warn(f"{run.project}/{run.name}: {problem}")
+            warn(f"{run.key}: {problem}")
 
 
-def _row(run: Run, name: str) -> list[str | Text]:
+def watch_runs(listing: Listing, store: RunStore, as_json: bool) -> None:
+    """The table, drawn anew until Ctrl-C. Errors: UsageError where there is no terminal to draw on."""
+    if as_json or not stdout().is_terminal:
+        raise UsageError("--watch draws on a terminal", hint="leave it out to list the runs once")
+    with Live(console=stdout(), auto_refresh=False, transient=True) as live:
+        while True:
+            page = listing.page(store)
+            live.update(_runs_table(page) if page.runs else Text("no runs yet"), refresh=True)
+            time.sleep(WATCH_S)
+
+
+def _runs_table(page: Page) -> Table:
+    several = len({run.project for run in page.runs}) > 1
+    usual = ["state", "made", "took", "step", "validation"] if page.with_usual_columns else []
+    rows = [
+        [run.key if several else run.name, *(_usual(run) if usual else []), *(_cell(key, value) for key, value in cells.items())]
+        for run, cells in zip(page.runs, page.columns, strict=True)
+    ]
+    extra = list(page.columns[0])
+    numeric = [key for key in extra if all(isinstance(cells[key], int | float | None) for cells in page.columns)]
+    return table(["run", *usual, *extra], rows, right=["took", "step", *numeric])
+
+
+def _cell(key: str, value: object) -> str | Text:
+    if key == "state":
+        return Text(str(value), style=COLOURS[str(value)])
+    if value is None:
+        return "-"
+    return percent_or_number(key, value) if "/" in key and isinstance(value, float) else short(value)
+
+
+def _usual(run: Run) -> list[str | Text]:
     headline = run.figures[0] or Headline.of([])
     total = run.record.total_steps if run.record else None
     steps = "-" if headline.step is None else str(headline.step)
     return [
-        name,
         Text(run.state, style=COLOURS[run.state]),
         ago((datetime.now(UTC) - run.created).total_seconds()),
         duration(run.seconds) if run.seconds is not None else "-",
@@ -76,6 +109,10 @@ def print_run(run: Run) -> None:
         facts.add_row(
             "alarm", Text(f"step {alarm['step']} {until}: {alarm['message']}", style="red" if alarm["over"] is None else "yellow")
         )
+    if run.labels.tags:
+        facts.add_row("tags", Text(", ".join(run.labels.tags)))
+    if run.labels.note:
+        facts.add_row("note", Text(run.labels.note))
     stdout().print(facts)
     values = curves(run)
     names = [name for name in values if name.startswith("val-core/")] + [name for name in SHOWN_METRICS if name in values]
@@ -85,7 +122,7 @@ def print_run(run: Run) -> None:
         stdout().print(table(["metric", "first", "last", "course"], rows, right=["first", "last"]))
     if changed := changed_settings(run.path):
         stdout().print()
-        rows = [[key, _short(each["value"]), _short(each["base"]), each["where"]] for key, each in changed.items()]
+        rows = [[key, short(each["value"]), short(each["base"]), each["where"]] for key, each in changed.items()]
         stdout().print(table(["setting", "value", "base", "from"], rows))
 
 
@@ -151,7 +188,8 @@ def _print_samples(samples: Sequence[Sample], sought: str | None) -> None:
         stdout().print()
 
 
-def _short(value: object) -> str:
+def short(value: object) -> str:
+    """A setting's value in at most forty characters."""
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     return text if len(text) <= 40 else text[:39] + "…"
 

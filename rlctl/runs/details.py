@@ -31,6 +31,8 @@ def overview(run: Run) -> dict[str, Any]:
         "ended": record.ended if record else None,
         "exit_code": record.exit_code if record else None,
         "total_steps": record.total_steps if record else None,
+        "tags": list(run.labels.tags),
+        "note": run.labels.note,
         **dataclasses.asdict(headline or Headline.of([])),
         "problem": run.problem or problem,
     }

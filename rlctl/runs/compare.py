@@ -1,0 +1,91 @@
+"""Several runs side by side: the settings they differ in, and their metrics at the same step."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rlctl.runs.details import changed_settings
+from rlctl.runs.digests import config_digest
+from rlctl.runs.store import Run
+from rlctl.tracking.headline import lower_is_better
+from rlctl.tracking.jsonl import METRICS_FILE, read_metrics
+
+Curve = Mapping[int, float]  # a value by its step
+
+
+@dataclass(frozen=True)
+class MetricRow:
+    """One metric of every run, None where it has none: `at` the last step that all who have it share, the last value, the best."""
+
+    step: int | None
+    at: Sequence[float | None]
+    last: Sequence[float | None]
+    best: Sequence[float | None]
+    best_step: Sequence[int | None]
+
+    @classmethod
+    def of(cls, name: str, curves: Sequence[Curve]) -> MetricRow:
+        """Of the runs' curves; a run without the metric has an empty one. Best is the smallest value of a loss, the greatest of others."""
+        shared = set.intersection(*(set(curve) for curve in curves if curve))
+        step = max(shared, default=None)
+        sign = 1 if lower_is_better(name) else -1
+        best = [min(curve, key=lambda at, curve=curve: (sign * curve[at], at)) if curve else None for curve in curves]
+        return cls(
+            step=step,
+            at=[curve.get(step) if step is not None else None for curve in curves],
+            last=[curve[max(curve)] if curve else None for curve in curves],
+            best=[curve[at] if at is not None else None for curve, at in zip(curves, best, strict=True)],
+            best_step=best,
+        )
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """`settings`: by key the value of each run. `metrics`: by name. `curves`: by name, then by step, the value of each run."""
+
+    runs: Sequence[str]
+    settings: Mapping[str, Sequence[Any]]
+    metrics: Mapping[str, MetricRow]
+    curves: Mapping[str, Mapping[int, Sequence[float | None]]]
+
+
+def compare(runs: Sequence[Run], changed: bool = False) -> Comparison:
+    """Compare runs: settings in which one of them differs from the base, and all metrics; with `changed`, what differs between them.
+
+    Errors: ConfigError for a run whose metrics are damaged.
+    """
+    configs = [config_digest(run.path / "config.yaml") for run in runs]
+    touched = set() if changed else {key for run in runs for key in changed_settings(run.path)}
+    keys = dict.fromkeys(key for config in configs for key in config)
+    settings = {key: row for key in keys if _differ(row := [config.get(key) for config in configs]) or key in touched}
+    columns = [_curves(run) for run in runs]
+    curves = {name: [column.get(name, {}) for column in columns] for name in dict.fromkeys(name for column in columns for name in column)}
+    if changed:
+        curves = {name: each for name, each in curves.items() if _differ(each)}
+    return Comparison(
+        runs=[run.key for run in runs],
+        settings=settings,
+        metrics={name: MetricRow.of(name, each) for name, each in curves.items()},
+        curves={name: _by_step(each) for name, each in curves.items()},
+    )
+
+
+def _differ(row: Sequence[Any]) -> bool:
+    return any(value != row[0] for value in row)
+
+
+def _curves(run: Run) -> dict[str, dict[int, float]]:
+    found: dict[str, dict[int, float]] = {}
+    for row in read_metrics(run.path / METRICS_FILE):
+        for name, value in row.items():
+            if name != "step" and math.isfinite(value):
+                found.setdefault(name, {})[int(row["step"])] = value
+    return found
+
+
+def _by_step(curves: Sequence[Curve]) -> dict[int, list[float | None]]:
+    steps = sorted({step for curve in curves for step in curve})
+    return {step: [curve.get(step) for curve in curves] for step in steps}

@@ -1,0 +1,49 @@
+"""What a listing of runs is asked for, and the page that answers it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rlctl.runs.details import overview
+from rlctl.runs.store import Run, RunStore
+from rlctl.runs.values import columns, ordered, where
+
+
+@dataclass(frozen=True)
+class Page:
+    """The runs to show, the values of the extra columns of each, and how many runs there are in all and beyond the page."""
+
+    runs: Sequence[Run]
+    columns: Sequence[Mapping[str, Any]]
+    with_usual_columns: bool
+    hidden: int
+    of_how_many: int
+
+    def as_json(self) -> list[dict[str, Any]]:
+        """Each run's overview, with the extra columns under their own names."""
+        return [{**overview(run), **cells} for run, cells in zip(self.runs, self.columns, strict=True)]
+
+
+@dataclass(frozen=True)
+class Listing:
+    """The runs in `state` that `where` is true of, in the order of `sort`, the first `number` of them, with the columns `cols`."""
+
+    state: str | None
+    where: str | None
+    sort: str | None
+    cols: str | None
+    number: int | None
+
+    def page(self, store: RunStore) -> Page:
+        """Read it. Errors: UsageError for an expression or a name that means nothing."""
+        every = store.runs()
+        found = where(store, every, self.where) if self.where is not None else every
+        found = [run for run in found if self.state in (None, run.state)]
+        found = ordered(store, found, self.sort) if self.sort is not None else found
+        shown = found[: self.number]
+        store.preload(shown)
+        keys = [key.strip() for key in (self.cols or "").removeprefix("+").split(",") if key.strip()]
+        usual = self.cols is None or self.cols.startswith("+")
+        return Page(shown, columns(store, shown, keys), usual, len(found) - len(shown), len(every))

@@ -1,0 +1,85 @@
+"""The language of `--where`: what it means, and what is said of what it does not have."""
+
+import pytest
+
+from rlctl.errors import UsageError
+from rlctl.runs.query import Query, Term
+
+VALUES = {
+    Term("state"): "finished",
+    Term("val-core/gsm8k/acc/mean@1"): 0.9,
+    Term("val-core/gsm8k/acc/mean@1", "best"): 0.95,
+    Term("data.train_batch_size"): 128,
+    Term("actor.optim.lr"): 1e-6,
+    Term("tags"): ["baseline", "b"],
+    Term("note"): None,
+    Term("odd/name with=signs"): 3,
+    Term("name"): "ppo-проба",
+}
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ('state == "finished" and val-core/gsm8k/acc/mean@1 > 0.8', True),
+        ("val-core/gsm8k/acc/mean@1<0.9 or best(val-core/gsm8k/acc/mean@1)>0.9", True),
+        ("data.train_batch_size in [64, 128]", True),
+        ("not data.train_batch_size in (64, 128)", False),
+        ("1e-7 < actor.optim.lr <= 1e-6", True),
+        ("actor.optim.lr > -1", True),
+        ('"baseline" in tags and "c" not in tags', True),
+        ("note == null", True),
+        ("note > 3 or note <= 3", False),  # what a run lacks is neither great nor small
+        ('"x" in note', False),
+        ("`odd/name with=signs` == 3", True),
+        ('like(name, "ppo-*")', True),
+        ("name == 'ppo-проба' and state != 'проба'", True),
+        ("true and not false", True),
+        ("(state == 'failed' or state == 'finished') and not note", True),
+    ],
+)
+def test_what_an_expression_says(text, expected):
+    assert bool(Query.parse(text).value(VALUES)) is expected
+
+
+@pytest.mark.parametrize(
+    ("text", "column", "message"),
+    [
+        ('state = "x"', 6, "compares"),
+        ('состояние == "я" and (x', 21, "never closed"),
+        ("a b", 2, "invalid syntax"),
+        ("", 0, "an expression is wanted"),
+        ("step >", 6, "invalid syntax"),
+        ("__import__('os').system('true')", 0, "not part of the language"),
+        ("step + 1 > 2", 0, "not part of the language"),
+        ("{state} == 1", 0, "not part of the language"),
+        ("state == 'a' and name.upper() == 'B'", 17, "not part of the language"),
+        ("best(state) > 1", 5, "wants a metric"),
+        ("x == 1 and lambda: state", 11, "invalid syntax"),
+        ("(" * 500 + "step" + ")" * 500, 0, "too"),
+    ],
+)
+def test_a_bad_expression_is_one_error_that_points_at_the_place(text, column, message):
+    with pytest.raises(UsageError, match=message) as caught:
+        Query.parse(text)
+    (problem,) = caught.value.problems
+    shown, caret = (problem.where or "").split("\n")
+    assert shown == text
+    if len(text) < 100:
+        assert caret == " " * (6 + column) + "^"
+
+
+def test_what_cannot_be_compared_is_said():
+    with pytest.raises(UsageError, match="'finished' > 3 cannot be compared"):
+        Query.parse("state > 3").value(VALUES)
+
+
+def test_a_column_is_one_value():
+    assert Query.parse("best(train/loss)").term() == Term("train/loss", "best")
+    course = {"first": 3.0, "last": 2.0, "min": 1.0, "min_step": 4, "max": 5.0, "max_step": 2, "count": 4}
+    assert Term("train/loss", "best").of_course(course) == 1.0  # of a loss the best is the smallest
+    assert Term("critic/score/mean", "best").of_course(course) == 5.0
+    assert Term("critic/score/mean").of_course(course) == 2.0
+    for text in ("a and b", "3", "a < b"):
+        with pytest.raises(UsageError, match="one name is wanted"):
+            Query.parse(text).term()

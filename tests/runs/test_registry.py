@@ -1,0 +1,224 @@
+"""The registry's index, selections, comparison, labels and trash, on folders as runs leave them."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rlctl.errors import ConflictError, NotFoundError, UsageError
+from rlctl.runs import digests, trash
+from rlctl.runs.compare import compare
+from rlctl.runs.index import INDEX_FILE
+from rlctl.runs.labels import Labels, change_tags, set_note
+from rlctl.runs.listing import Listing
+from rlctl.runs.run_dir import RunDir
+from rlctl.runs.store import RunStore
+from rlctl.runs.values import where
+
+ACC = "val-core/x/acc/mean@1"
+
+
+def make(root: Path, name: str, minute: int, lr: float, accuracies: list[float]) -> RunDir:
+    run = RunDir.create(root, "p", name, "ppo")
+    rows = [{"step": step, ACC: value, "critic/score/mean": value / 2} for step, value in enumerate(accuracies)]
+    run.metrics.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (run.path / "config.yaml").write_text(f"actor:\n  lr: {lr}\ntrainer:\n  seed: 1\n  note: null\n")
+    run.update(created=f"2026-01-01T10:{minute:02d}:00+00:00", state="finished")
+    return run
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    make(tmp_path, "a", 1, 1e-3, [0.1, 0.9, 0.5])
+    make(tmp_path, "b", 2, 1e-4, [0.1, 0.2, 0.6, 0.7])
+    make(tmp_path, "c", 3, 1e-4, [])
+    return tmp_path
+
+
+def names(store: RunStore, expression: str) -> list[str]:
+    return [run.name for run in where(store, store.runs(), expression)]
+
+
+def test_where_over_fields_metrics_and_settings(root):
+    store = RunStore(root)
+    assert names(store, f"{ACC} > 0.4") == ["b", "a"]
+    assert names(store, f"best({ACC}) >= 0.9 and first({ACC}) == 0.1") == ["a"]
+    assert names(store, "actor.lr < 1e-3") == ["c", "b"]
+    assert names(store, "step == null") == ["c"]
+    assert names(store, "trainer.note == null and best_step == 1") == ["a"]
+    with pytest.raises(UsageError, match="no run has a metric 'val-core/x/acc/mean@2'") as caught:
+        names(store, "state == 'finished' and val-core/x/acc/mean@2 > 1")
+    assert "val-core/x/acc/mean@1" in (caught.value.problems[0].hint or "")
+    with pytest.raises(UsageError, match="no run has a field or key 'seed'") as caught:
+        names(store, "seed == 1")
+    assert caught.value.problems[0].hint == "did you mean trainer.seed?"
+
+
+def test_order_columns_and_the_best(root):
+    page = Listing(None, None, f"-best({ACC})", f"+actor.lr,{ACC}", 2).page(RunStore(root))
+    assert [run.name for run in page.runs] == ["a", "b"]
+    assert page.columns == [{"actor.lr": 1e-3, ACC: 0.5}, {"actor.lr": 1e-4, ACC: 0.7}]
+    assert (page.hidden, page.of_how_many, page.with_usual_columns) == (1, 3, True)
+    assert [run.name for run in Listing(None, None, ACC, None, None).page(RunStore(root)).runs] == ["a", "b", "c"]
+    assert RunStore(root).find(f"@best:{ACC}").name == "a"
+    assert RunStore(root).find(f"@best:last({ACC})").name == "b"
+    with pytest.raises(NotFoundError, match="no run has a metric"):
+        RunStore(root).find("@best:x/y")
+
+
+def test_only_what_has_changed_is_read_again(root, monkeypatch):
+    read: list[str] = []
+
+    def spy(part):
+        def digest(path: Path):
+            read.append(str(path.relative_to(root)))
+            return digests_of[part.file](path)
+
+        return digest
+
+    digests_of = {part.file: part.digest for part in digests.PARTS}
+    for part in digests.PARTS:
+        monkeypatch.setitem(part.__dict__, "digest", spy(part))
+    assert len(RunStore(root).runs()) == 3
+    assert sorted(read) == ["p/a/run.json", "p/b/run.json", "p/c/run.json"]  # a listing wants no metrics and no settings
+    read.clear()
+    RunDir(root / "p" / "b").update(state="failed")
+    with (root / "p" / "a" / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps({"step": 3, ACC: 0.99}) + "\n")
+    assert RunStore(root).find("@failed").name == "b"
+    assert read == ["p/b/run.json"]
+    assert names(RunStore(root), f"{ACC} > 0.98") == ["a"]
+    read.clear()
+    assert names(RunStore(root), f"{ACC} > 0.98") == ["a"]
+    assert read == []
+
+
+@pytest.mark.parametrize("damage", ["missing", "garbage", "locked"])
+def test_the_index_is_only_an_index(root, damage):
+    before = [run.key for run in RunStore(root).runs()]
+    index = root / INDEX_FILE
+    assert index.exists()
+    if damage == "missing":
+        index.unlink()
+    elif damage == "garbage":
+        index.write_bytes(b"not a database at all" * 1000)
+    else:
+        index.unlink()
+        index.mkdir()  # nothing can be written there
+    assert [run.key for run in RunStore(root).runs()] == before
+    assert names(RunStore(root), f"{ACC} == 0.5") == ["a"]
+    assert RunStore(root).reindex() == 3
+
+
+READER = """
+import sys
+from pathlib import Path
+from rlctl.runs.store import RunStore
+from rlctl.runs.values import where
+for _ in range(15):
+    store = RunStore(Path(sys.argv[1]))
+    found = where(store, store.runs(), "val-core/x/acc/mean@1 >= 0")
+    assert len(found) == 2, found
+    if sys.argv[2] == "reindex":
+        store.reindex()
+"""
+
+
+def test_processes_that_list_and_reindex_at_once_do_no_harm(root):
+    readers = [
+        subprocess.Popen([sys.executable, "-c", READER, str(root), kind], stderr=subprocess.PIPE, text=True)
+        for kind in ("reindex", "list", "reindex")
+    ]
+    run = RunDir(root / "p" / "c")
+    for number in range(100):
+        run.update(total_steps=number)
+    for reader in readers:
+        _, error = reader.communicate(timeout=60)
+        assert reader.returncode == 0, error
+    assert RunStore(root).find("c").record.total_steps == 99  # type: ignore[union-attr]
+
+
+def test_comparison_at_the_step_that_all_share(root):
+    runs = [RunStore(root).find(name) for name in ("a", "b")]
+    both = compare(runs)
+    assert both.settings == {"actor.lr": [1e-3, 1e-4]}
+    row = both.metrics[ACC]
+    assert (row.step, row.at, row.last) == (2, [0.5, 0.6], [0.5, 0.7])
+    assert (row.best, row.best_step) == ([0.9, 0.7], [1, 3])
+    assert both.curves[ACC] == {0: [0.1, 0.1], 1: [0.9, 0.2], 2: [0.5, 0.6], 3: [None, 0.7]}
+    same = compare([runs[0], runs[0]], changed=True)
+    assert (same.settings, same.metrics) == ({}, {})
+    with_empty = compare([runs[0], RunStore(root).find("c")])
+    assert with_empty.metrics[ACC].at == [0.5, None]
+
+
+def test_tags_and_notes_are_kept_beside_the_record(root):
+    folder = root / "p" / "a"
+    before = (folder / "run.json").read_bytes()
+    assert change_tags(folder, ["good", "+old", "draft"]).tags == ("good", "old", "draft")
+    assert change_tags(folder, ["^old"]) == Labels(("good", "draft"))
+    set_note(folder, "warm-up was too short")
+    assert (folder / "run.json").read_bytes() == before
+    assert RunStore(root).find("@tag:draft").labels == Labels(("good", "draft"), "warm-up was too short")
+    assert names(RunStore(root), '"good" in tags') == ["a"]
+    for bad in ("two words", "a,b", "^", "@x"):
+        with pytest.raises(UsageError):
+            change_tags(folder, [bad])
+
+
+def test_what_is_removed_can_be_brought_back(root):
+    store = RunStore(root)
+    content = {path.name: path.read_bytes() for path in (root / "p" / "a").iterdir() if path.is_file()}
+    trash.remove(root, store.find("a"))
+    assert [run.name for run in store.runs()] == ["c", "b"]
+    make(root, "a", 4, 1.0, [0.3])
+    with pytest.raises(ConflictError, match="there is a run p/a again"):
+        trash.restore(root, "a")
+    trash.remove(root, store.find("a"))
+    assert [each.key for each in trash.removed_runs(root)] == ["p/a", "p/a"]
+    assert trash.restore(root, "a") == root / "p" / "a"  # what was removed last
+    trash.remove(root, store.find("a"))
+    newest, oldest = trash.removed_runs(root)
+    assert newest.removed > oldest.removed
+    assert {path.name: path.read_bytes() for path in oldest.path.iterdir() if path.is_file()} == content
+    assert len(trash.empty(root)) == 2
+    assert not (root / trash.TRASH).exists()
+    with pytest.raises(NotFoundError):
+        trash.restore(root, "a")
+
+
+def test_a_run_that_goes_on_is_not_removed(root):
+    RunDir(root / "p" / "a").update(state="running")
+    with pytest.raises(ConflictError, match="a is running"):
+        trash.check_removable(RunStore(root).find("a"))
+    RunDir(root / "p" / "b").update(state="failed")
+    trash.check_removable(RunStore(root).find("b"))
+
+
+def rlctl(root: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = {name: value for name, value in os.environ.items() if name != "FORCE_COLOR"} | {"RLCTL_RUNS": str(root)}
+    command = [sys.executable, "-m", "rlctl", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60, check=False)
+
+
+def test_the_commands(root):
+    listed = rlctl(root, "runs", "--where", f"{ACC} > 0.4", "--sort", f"-{ACC}", "--cols", f"state,{ACC},actor.lr")
+    rows = [line.split() for line in listed.stdout.splitlines()]
+    assert rows == [["run", "state", ACC, "actor.lr"], ["b", "finished", "70.0", "%", "0.0001"], ["a", "finished", "50.0", "%", "0.001"]]
+    bad = rlctl(root, "runs", "--where", "state = 1")
+    assert (bad.returncode, bad.stderr.splitlines()[1:3]) == (2, ["  at: state = 1", "            ^"])
+    assert rlctl(root, "runs", "--root", str(root), "rm", "a").returncode == 2
+    assert rlctl(root, "runs", "-w").returncode == 2
+    compared = rlctl(root, "compare", "a", "b", "--json")
+    assert json.loads(compared.stdout)["metrics"][ACC]["at"] == [0.5, 0.6]
+    steps = [line.split() for line in rlctl(root, "compare", "a", "b", "-m", ACC).stdout.splitlines()]
+    assert steps[-2:] == [["2", "0.5", "0.6"], ["3", "-", "0.7"]]
+    assert rlctl(root, "compare", "a", "a").returncode == 2
+    assert rlctl(root, "runs", "rm", "a", "b").returncode == 0
+    assert rlctl(root, "show", "a").returncode == 4
+    assert [each["name"] for each in json.loads(rlctl(root, "runs", "trash", "--json").stdout)] == ["p/b", "p/a"]
+    assert rlctl(root, "runs", "restore", "a").returncode == 0
+    assert rlctl(root, "show", "a").returncode == 0
