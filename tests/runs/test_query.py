@@ -55,7 +55,7 @@ def test_what_an_expression_says(text, expected):
         ("{state} == 1", 0, "not part of the language"),
         ("state == 'a' and name.upper() == 'B'", 17, "not part of the language"),
         ("best(state) > 1", 5, "wants a metric"),
-        ("x == 1 and lambda: state", 11, "invalid syntax"),
+        ("x == 1 and lambda: state", 17, "invalid syntax"),
         ("(" * 500 + "step" + ")" * 500, 0, "too"),
     ],
 )
