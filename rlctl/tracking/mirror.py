@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
@@ -103,6 +104,8 @@ class Mirror:
                 self._switch_off(stuck)
             elif time.monotonic() > deadline and self._thread.is_alive():
                 self._switch_off(f"it was not done {self.patience.finish_s:g} s after the run's end (trainer.tracking.finish_s)")
+        if not self.hangs:
+            self._thread.join(_LAST_WORDS_S)  # it still counts what it has missed
 
     @property
     def hangs(self) -> bool:
@@ -129,13 +132,12 @@ class Mirror:
         current = self._current
         if current is not None:
             self.missed.add(current[0].step)
-        while True:
-            try:
+        with contextlib.suppress(Empty):
+            while True:
                 call = self._queue.get_nowait()
-            except Empty:
-                return
-            if call is not None:
-                self.missed.add(call.step)
+                if call is not None:
+                    self.missed.add(call.step)
+        self._queue.put(None)  # wakes a thread that waits for a call, so that it ends
 
     def _work(self, run: RunInfo, history: Callable[[], Iterable[Call]]) -> None:
         try:
@@ -152,7 +154,8 @@ class Mirror:
     def _say_all(self, calls: Iterable[Call]) -> None:
         for call in calls:
             if self.off is not None:
-                return
+                self.missed.add(call.step)
+                continue
             self._current = (call, time.monotonic())
             try:
                 call.say(self.tracker)

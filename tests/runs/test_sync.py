@@ -84,6 +84,16 @@ def test_a_logger_that_begins_anew_gets_everything_and_its_id_is_kept(run):
     assert RunDir(run.path).record.trackers == {NAME: "other"}
 
 
+def test_a_new_history_that_breaks_off_is_completed_by_the_next_sync(run):
+    run.finish("finished", 0)
+    (run.path / "id").write_text("other")
+    (run.path / "refused").write_text("2 3 4")
+    with pytest.raises(RlctlError, match="3 failures"):
+        sent_by(run)
+    (run.path / "refused").unlink()
+    assert sent_by(run) == ["start", *map(str, range(2, 10)), "finished"]
+
+
 def test_what_a_logger_refuses_is_sent_by_the_next_sync(run):
     run.finish("failed", 1)
     (run.path / "refused").write_text("5 7")
