@@ -116,6 +116,11 @@ class ActorWorker(LearningWorker):
         if weights:
             self.learner.writer.submit(folder, lambda: self.policy.hf.save_pretrained(folder, state_dict=weights))
 
+    def close(self) -> None:
+        """End the engine."""
+        if self.engine is not None:
+            self.engine.close()
+
     def _sampling(self, prompts: Tensor, seed: int, validate: bool) -> SamplingParams:
         """For `prompts` (B,), numbers in the whole batch: a row's random stream does not hang on the rank that answers it."""
         rollout = self.spec.rollout

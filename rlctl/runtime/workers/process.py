@@ -60,7 +60,10 @@ class Process:
         return getattr(self.workers[role], method)(*args, **kwargs)
 
     def leave(self) -> None:
-        """Take the process group down."""
+        """End what workers have started, and take the process group down."""
+        for worker in self.workers.values():
+            if hasattr(worker, "close"):
+                worker.close()
         self.workers.clear()
         if dist.is_initialized():
             dist.destroy_process_group()

