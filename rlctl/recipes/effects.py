@@ -105,6 +105,8 @@ RULES: tuple[Rule, ...] = (
         (f"{_ROLLOUT}.log_prob_micro_batch_size_per_gpu", f"{_REF}.log_prob_micro_batch_size_per_gpu"),
         ((f"{_ACTOR}.use_dynamic_bsz", _is(True)),),
     ),
+    Rule((f"{_ROLLOUT}.free_cache_engine",), (("trainer.placement.rollout", _is_not(None)),)),
+    Rule(("trainer.timeouts.rollout_restart_s",), (("trainer.placement.rollout", _is(None)),)),
     Rule((f"{_ROLLOUT}.multi_turn.[!e]*",), ((f"{_ROLLOUT}.multi_turn.enable", _is(False)),)),
     # algorithm
     Rule(("algorithm.kl_ctrl.*", "algorithm.kl_penalty"), (("algorithm.use_kl_in_reward", _is(False)),)),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 from transformers import PreTrainedTokenizerBase
 
@@ -12,14 +12,20 @@ from rlctl.plugins import load
 from rlctl.recipes import schema
 from rlctl.runtime.algorithms.base import Algorithm, Needs, ValueLoss
 from rlctl.runtime.cluster.inline import Pool
+from rlctl.runtime.cluster.separate import SeparateActor
 from rlctl.runtime.rewards.pool import RewardPool
 from rlctl.runtime.rewards.role import RuleReward
 from rlctl.runtime.rewards.specs import reward_specs
 from rlctl.runtime.roles import Actor, Critic, Reference, Reward, Roles
+from rlctl.runtime.rollout.request import Sampling
 from rlctl.runtime.tokenizer import stop_token_ids
 from rlctl.runtime.workers.actor import ActorSpec, ActorWorker
 from rlctl.runtime.workers.critic import CriticSpec, CriticWorker
 from rlctl.runtime.workers.reference import ReferenceSpec, ReferenceWorker
+from rlctl.runtime.workers.rollout import RolloutSpec, RolloutWorker
+
+if TYPE_CHECKING:
+    from rlctl.runtime.cluster.engine_group import EngineGroup
 
 
 def load_algorithm(config: schema.Config, num_steps: int) -> Algorithm:
@@ -39,9 +45,15 @@ def build_reward(
     return RuleReward(tokenizer, pool), pool.close
 
 
+def rollout_pool(placement: schema.Placement, needs: Needs) -> str | None:
+    """The pool that holds nothing but rollout engines; None where they live in the actor's processes, or none is needed."""
+    return placement.rollout if Needs.ENGINE in needs and placement.rollout != placement.actor else None
+
+
 def pool_names(placement: schema.Placement, needs: Needs) -> list[str]:
     """The pools that the roles of a run live in, the actor's first."""
     names = [placement.actor]
+    names += [pool] if (pool := rollout_pool(placement, needs)) else []
     names += [placement.reference] if Needs.REFERENCE in needs else []
     names += [placement.critic] if Needs.CRITIC in needs else []
     return list(dict.fromkeys(names))
@@ -57,8 +69,12 @@ def build_roles(
 ) -> Roles:
     """Build the workers that `algorithm` needs, each in its pool. `on_phase` is told what is being built."""
     placement, needs = config.trainer.placement, algorithm.needs
+    separate = rollout_pool(placement, needs)
+    engines: EngineGroup | None = None
+    if separate is not None:  # they start while everything else is built
+        engines = cast("EngineGroup", pools[separate].spawn("rollout", RolloutWorker, _rollout_spec(config, tokenizer)))
     on_phase("building the actor")
-    actor = build_actor(config, algorithm, tokenizer, pools[placement.actor])
+    actor = build_actor(config, algorithm, tokenizer, pools[placement.actor], has_engine=Needs.ENGINE in needs and engines is None)
     reference: Reference | None = None
     if Needs.REFERENCE in needs:
         on_phase("building the reference")
@@ -67,23 +83,39 @@ def build_roles(
     if Needs.CRITIC in needs:
         on_phase("building the critic")
         critic = pools[placement.critic].spawn("critic", CriticWorker, _critic_spec(config, algorithm))
+    if engines is not None:
+        on_phase("building the rollout engines")
+        engines.wait()
+        engines.send_weights = cast("ActorWorker", actor).send_weights
+        actor = SeparateActor(actor, engines)
     return Roles(actor=actor, reward=reward, critic_role=critic, reference_role=reference)
 
 
-def build_actor(config: schema.Config, algorithm: Algorithm, tokenizer: PreTrainedTokenizerBase, pool: Pool) -> Actor:
-    """The actor alone."""
+def build_actor(
+    config: schema.Config, algorithm: Algorithm, tokenizer: PreTrainedTokenizerBase, pool: Pool, *, has_engine: bool = True
+) -> Actor:
+    """The actor alone, with a rollout engine in its processes unless another pool has them."""
     actor_rollout = config.actor_rollout_ref
     spec = ActorSpec(
         model=actor_rollout.model,
         actor=actor_rollout.actor,
-        rollout=actor_rollout.rollout,
+        sampling=_sampling(config, tokenizer),
         max_prompt_length=config.data.max_prompt_length,
-        max_response_length=config.data.max_response_length,
-        stop_token_ids=stop_token_ids(tokenizer, actor_rollout.model.path),
         algorithm=algorithm,
         seed=config.trainer.seed,
+        has_engine=has_engine,
     )
     return pool.spawn("actor", ActorWorker, spec)
+
+
+def _sampling(config: schema.Config, tokenizer: PreTrainedTokenizerBase) -> Sampling:
+    actor_rollout = config.actor_rollout_ref
+    return Sampling(actor_rollout.rollout, config.data.max_response_length, stop_token_ids(tokenizer, actor_rollout.model.path))
+
+
+def _rollout_spec(config: schema.Config, tokenizer: PreTrainedTokenizerBase) -> RolloutSpec:
+    model = config.actor_rollout_ref.model
+    return RolloutSpec(model, _sampling(config, tokenizer), config.data.max_prompt_length, config.trainer.seed)
 
 
 def _reference_spec(config: schema.Config) -> ReferenceSpec:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from rlctl.errors import Problem
 from rlctl.recipes import schema
 from rlctl.runtime.algorithms.base import Needs
+from rlctl.runtime.build import rollout_pool
 from rlctl.runtime.memory import ModelSize, RoleMemory, Storage, Work, device_memory, role_memory
 from rlctl.runtime.model.load import Kind, compute_dtype, master_dtype
 from rlctl.runtime.preflight import Devices, read_model_config
@@ -25,10 +26,14 @@ def check_capacity(config: schema.Config, devices: Devices, ranks: Mapping[str, 
     def add(role: str, pool: str, model: schema.Model, fsdp: schema.FSDP | schema.FrozenFSDP, kind: Kind) -> None:
         read_model_config(model, f"{'critic' if role == 'critic' else 'actor_rollout_ref'}.model.path")
         storage = Storage.of(master_dtype(fsdp), compute_dtype(model, devices.kind), ranks[pool], fsdp)
-        work = Work(tokens=0, learns=role != "reference", checkpointing=True, has_logits=False, kv_tokens=0)
+        if role == "rollout":  # engines compute with a copy of their own, whole on every device
+            storage = Storage.of(compute_dtype(model, devices.kind), compute_dtype(model, devices.kind), 1, fsdp)
+        work = Work(tokens=0, learns=role in ("actor", "critic"), checkpointing=True, has_logits=False, kv_tokens=0)
         pools.setdefault(pool, []).append(role_memory(role, ModelSize.of(model, kind), storage, work))
 
     add("actor", placement.actor, actor_rollout.model, actor_rollout.actor.fsdp_config, "policy")
+    if (pool := rollout_pool(placement, needs)) is not None:
+        add("rollout", pool, actor_rollout.model, actor_rollout.actor.fsdp_config, "policy")
     if Needs.REFERENCE in needs:
         add("reference", placement.reference, actor_rollout.model, actor_rollout.ref.fsdp_config, "policy")
     if Needs.CRITIC in needs:

@@ -17,6 +17,7 @@ from rlctl.runtime.memory import ModelSize, RoleMemory, Storage, Work, device_me
 from rlctl.runtime.model.load import compute_dtype, master_dtype
 from rlctl.runtime.plan import Plan, make_plan
 from rlctl.runtime.preflight import NUM_REWARD_ROWS
+from rlctl.runtime.rollout.request import num_requests
 from rlctl.runtime.tokenizer import render_prompt
 from rlctl.tracking.fanout import preflight
 
@@ -141,7 +142,7 @@ def _processes(plan: Plan) -> int:
 def _pools(plan: Plan) -> dict[str, str]:
     """role -> pool, of the roles that live in pools."""
     placement = plan.config.trainer.placement
-    pools = {"actor": placement.actor, "reference": placement.reference, "critic": placement.critic}
+    pools = {"actor": placement.actor, "rollout": placement.rollout or "", "reference": placement.reference, "critic": placement.critic}
     return {role: pool for role, pool in pools.items() if role == "actor" or role in plan.roles}
 
 
@@ -151,8 +152,11 @@ def _placement(plan: Plan) -> list[Placed]:
     for role, pool in _pools(plan).items():
         ranks = plan.pool_sizes[pool]
         strategy = config.critic.strategy if role == "critic" else config.actor_rollout_ref.actor.strategy
-        wrapped = _storage(plan, role).wrapped
-        placed.append(Placed(role, pool, ranks, kind, plan.num_threads, strategy if wrapped else "unsharded: one rank, one precision"))
+        if role == "rollout":
+            how = "an engine in each process"
+        else:
+            how = strategy if _storage(plan, role).wrapped else "unsharded: one rank, one precision"
+        placed.append(Placed(role, pool, ranks, kind, plan.num_threads, how))
     return placed
 
 
@@ -198,6 +202,9 @@ def _model_of(plan: Plan, role: str) -> schema.Model:
 
 def _storage(plan: Plan, role: str) -> Storage:
     actor_rollout = plan.config.actor_rollout_ref
+    if role == "rollout":
+        dtype = compute_dtype(actor_rollout.model, plan.devices.kind)
+        return Storage(dtype.itemsize, dtype.itemsize, shards=1, wrapped=False, reshard=False, offload=False)
     sections = {
         "actor": actor_rollout.actor.fsdp_config,
         "reference": actor_rollout.ref.fsdp_config,
@@ -213,6 +220,14 @@ def _work(plan: Plan, role: str) -> Work:
     data, actor_rollout = config.data, config.actor_rollout_ref
     n = actor_rollout.rollout.n if Needs.EXPERIENCE in plan.algorithm.needs else 1
     ranks, longest = plan.pool_sizes[_pools(plan)[role]], data.max_prompt_length + data.max_response_length
+    answers = role == ("rollout" if plan.rollout_pool else "actor") and Needs.ENGINE in plan.algorithm.needs
+    kv_tokens = 0
+    if answers:
+        at_a_time = num_requests(data.train_batch_size, ranks) if plan.rollout_pool else ranks
+        prompts = min(-(-data.train_batch_size // at_a_time), max(1, actor_rollout.rollout.max_num_seqs // n))
+        kv_tokens = prompts * (data.max_prompt_length + n * data.max_response_length)
+    if role == "rollout":
+        return Work(tokens=0, learns=False, checkpointing=False, has_logits=False, kv_tokens=kv_tokens)
     learner = {"actor": actor_rollout.actor, "critic": config.critic, "reference": None}[role]
     if learner is not None:
         rows, budget, max_rows = learner.ppo_mini_batch_size * n, learner.ppo_max_token_len_per_gpu, learner.ppo_micro_batch_size_per_gpu
@@ -223,10 +238,6 @@ def _work(plan: Plan, role: str) -> Work:
     if max_rows is not None and not dynamic:
         budget = max_rows * longest
     tokens = max(longest, min(budget, -(-rows // ranks) * longest))
-    kv_tokens = 0
-    if role == "actor" and Needs.ENGINE in plan.algorithm.needs:
-        prompts = min(-(-data.train_batch_size // ranks), max(1, actor_rollout.rollout.max_num_seqs // n))
-        kv_tokens = prompts * (data.max_prompt_length + n * data.max_response_length)
     checkpointing = _model_of(plan, role).enable_gradient_checkpointing
     return Work(tokens, learner is not None, checkpointing, role != "critic", kv_tokens)
 
@@ -247,7 +258,9 @@ def _disk(plan: Plan, memory: list[RoleMemory]) -> Disk:
     trainer = plan.config.trainer
     root = Path(trainer.default_local_dir or trainer.run_dir).expanduser().absolute()
     existing = next(folder for folder in [root, *root.parents] if folder.exists())
-    learning = {each.role: 3 * each.num_parameters * _storage(plan, each.role).master for each in memory if each.role != "reference"}
+    learning = {
+        each.role: 3 * each.num_parameters * _storage(plan, each.role).master for each in memory if each.role in ("actor", "critic")
+    }
     export = learning["actor"] // 3
     count = 0
     if trainer.save_freq > 0:

@@ -29,6 +29,7 @@ from rlctl.tracking.fanout import Trackers
 from rlctl.tracking.jsonl import read_metrics
 from rlctl.tracking.mirror import Patience
 from rlctl.tracking.summary import print_summary
+from rlctl.tracking.tracker import Event
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,7 @@ def train(plan: Plan, start: Start | None = None) -> RunDir:
         run.update(trackers={**run.record.trackers, **ids})
         reward, close_reward = build_reward(config, plan.tokenizer, available_cores(), run.attempt)
         stack.callback(close_reward)
-        pools = stack.enter_context(open_pools(plan, run.attempt, trackers.phase))
+        pools = stack.enter_context(open_pools(plan, run.attempt, trackers.phase, run.event))
         roles = build_roles(config, plan.algorithm, plan.tokenizer, pools, reward, trackers.phase)
         progress = _take_up(start, plan, roles, trackers) if start is not None else Progress()
         trackers.begin()
@@ -79,7 +80,8 @@ def train(plan: Plan, start: Start | None = None) -> RunDir:
             trackers=trackers,
             run=run,
             num_steps=plan.num_steps,
-            num_devices=plan.devices.total,
+            num_devices=sum(plan.pool_sizes.values()),
+            num_ranks=plan.pool_sizes[config.trainer.placement.actor],
             max_response_length=config.data.max_response_length,
         )
         Trainer(parts, config.trainer, progress).run()
@@ -158,7 +160,7 @@ def _take_up(start: Start, plan: Plan, roles: Roles, trackers: Trackers) -> Prog
 
 
 @contextmanager
-def open_pools(plan: Plan, logs: Path, on_phase: Callable[[str], None]) -> Iterator[Mapping[str, Pool]]:
+def open_pools(plan: Plan, logs: Path, on_phase: Callable[[str], None], event: Event) -> Iterator[Mapping[str, Pool]]:
     """The processes of a run, or none with `--inline`; closed at the end, and Ray with them."""
     trainer, sizes, num_threads = plan.config.trainer, plan.pool_sizes, plan.num_threads
     num_processes = sum(sizes.values())
@@ -169,6 +171,7 @@ def open_pools(plan: Plan, logs: Path, on_phase: Callable[[str], None]) -> Itera
             stack.callback(pool.close)
             yield dict.fromkeys(sizes, pool)
             return
+        from rlctl.runtime.cluster.engine_group import EnginePool
         from rlctl.runtime.cluster.pool import PoolSpec, ResourcePool
         from rlctl.runtime.cluster.session import ray_session
 
@@ -178,7 +181,7 @@ def open_pools(plan: Plan, logs: Path, on_phase: Callable[[str], None]) -> Itera
         session = ray_session(ray_kwargs.ray_init, cpus, num_threads, trainer.timeouts.ray_start_s, ray_kwargs.timeline_json_file)
         stack.enter_context(session)
         on_phase(f"starting {num_processes} worker process{'es' if num_processes > 1 else ''}")
-        pools: dict[str, ResourcePool] = {}
+        pools: dict[str, ResourcePool | EnginePool] = {}
         for name, size in sizes.items():
             spec = PoolSpec(
                 name,
@@ -189,7 +192,7 @@ def open_pools(plan: Plan, logs: Path, on_phase: Callable[[str], None]) -> Itera
                 trainer.balance_batch,
                 trainer.placement.device_fraction,
             )
-            pools[name] = ResourcePool(spec)
+            pools[name] = EnginePool(spec, trainer.timeouts.rollout_restart_s, event) if name == plan.rollout_pool else ResourcePool(spec)
             if ray_kwargs.ray_init.address is not None:
                 stack.callback(pools[name].close)  # a cluster of our own ends with its session
         yield pools

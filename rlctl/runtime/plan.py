@@ -15,7 +15,7 @@ from rlctl.recipes.compose import Recipe
 from rlctl.runs.run_dir import check_free
 from rlctl.runtime import preflight, quickstart
 from rlctl.runtime.algorithms.base import Algorithm, Needs
-from rlctl.runtime.build import load_algorithm, pool_names
+from rlctl.runtime.build import load_algorithm, pool_names, rollout_pool
 from rlctl.runtime.capacity import check_capacity
 from rlctl.runtime.loader import PromptLoader, PromptSet
 from rlctl.runtime.model_files import check_weights
@@ -45,7 +45,13 @@ class Plan:
     def roles(self) -> set[str]:
         """The roles beside actor and reward that are built."""
         needs = self.algorithm.needs
-        return {role for role, need in (("critic", Needs.CRITIC), ("reference", Needs.REFERENCE)) if need in needs}
+        built = {role for role, need in (("critic", Needs.CRITIC), ("reference", Needs.REFERENCE)) if need in needs}
+        return built | ({"rollout"} if self.rollout_pool else set())
+
+    @property
+    def rollout_pool(self) -> str | None:
+        """The pool of the rollout engines; None where they live in the actor's processes."""
+        return rollout_pool(self.config.trainer.placement, self.algorithm.needs)
 
     @property
     def pool_sizes(self) -> dict[str, int]:
@@ -84,11 +90,14 @@ def make_plan(recipe: Recipe, inline: bool, data_root: Path | None = None, run: 
         )
     found.run(raise_problems, preflight.check_built(config))
     if devices is not None:
-        found.run(preflight.check_engine, config, devices)
+        found.run(preflight.check_engine, config, devices, trainer.placement.rollout not in (None, trainer.placement.actor))
     algorithm = found.run(load_algorithm, config, 1)
     if algorithm is not None and devices is not None:
         ranks = _pool_sizes(trainer.placement, devices, algorithm.needs)
-        placed = preflight.check_placement(config, devices, pool_names(trainer.placement, algorithm.needs))
+        separate = rollout_pool(trainer.placement, algorithm.needs)
+        if inline and separate is not None:
+            found.add(UsageError("--inline runs one process, but trainer.placement.rollout puts engines into others", hint="leave one out"))
+        placed = preflight.check_placement(config, devices, pool_names(trainer.placement, algorithm.needs), separate)
         found.run(raise_problems, [*placed, *preflight.check_batches(config, ranks, algorithm.needs)])
         found.run(raise_problems, found.run(check_capacity, config, devices, ranks, algorithm.needs) or [])
     found.run(raise_problems, preflight.check_model(config))

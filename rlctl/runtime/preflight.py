@@ -168,26 +168,55 @@ def check_model(config: schema.Config) -> list[Problem]:
     return problems
 
 
-def check_engine(config: schema.Config, devices: Devices) -> None:
-    """The rollout engine is there and can do what is asked of it. `ConfigError`, `MissingExtraError`."""
+def check_engine(config: schema.Config, devices: Devices, separate: bool) -> None:
+    """The rollout engine is there and can do what is asked of it; a `separate` one has one device. `ConfigError`, `MissingExtraError`."""
     rollout, placement = config.actor_rollout_ref.rollout, config.trainer.placement
-    num_ranks = placement.pools.get(placement.actor, devices.per_node) * devices.num_nodes
+    num_ranks = 1 if separate else placement.pools.get(placement.actor, devices.per_node) * devices.num_nodes
     load("engines", rollout.name).check(rollout, devices.kind, num_ranks)
 
 
-def check_placement(config: schema.Config, devices: Devices, pools: Sequence[str]) -> list[Problem]:
-    """The pools share the GPUs of a node out among them: together they cannot have more than there are. Of a CPU all have a part."""
+def check_placement(config: schema.Config, devices: Devices, pools: Sequence[str], rollout_pool: str | None) -> list[Problem]:
+    """The pools share the GPUs of a node out among them: together they cannot have more than there are. Of a CPU all have a part.
+
+    A pool of rollout engines has no other role: an engine may die, and is started again.
+    """
     sizes = {name: config.trainer.placement.pools.get(name, devices.per_node) for name in pools}
+    problems = [] if rollout_pool is None else _check_rollout_pool(config, rollout_pool)
     if devices.kind != "cuda" or sum(sizes.values()) <= devices.per_node:
-        return []
+        return problems
     listing = ", ".join(f"{name}: {size}" for name, size in sizes.items())
     return [
+        *problems,
         Problem(
             f"the pools want {sum(sizes.values())} GPUs a node ({listing}), but each node has {devices.per_node}",
             where="trainer.placement",
             hint="say in trainer.placement.pools how many each pool has, or put the roles into one pool",
-        )
+        ),
     ]
+
+
+def _check_rollout_pool(config: schema.Config, pool: str) -> list[Problem]:
+    placement, rollout = config.trainer.placement, config.actor_rollout_ref.rollout
+    problems: list[Problem] = []
+    if pool in (placement.reference, placement.critic):
+        others = [role for role in ("reference", "critic") if getattr(placement, role) == pool]
+        problems.append(
+            Problem(
+                f"pool {pool!r} holds the rollout engines and {' and '.join(others)}",
+                "trainer.placement",
+                "a pool of its own: an engine that dies is started again, and would take other roles with it",
+            )
+        )
+    if rollout.tensor_model_parallel_size > 1:
+        problems.append(
+            Problem(
+                f"actor_rollout_ref.rollout.tensor_model_parallel_size={rollout.tensor_model_parallel_size}: an engine of a pool of its own"
+                " has one device",
+                "trainer.placement.rollout",
+                "1, or the engines in the actor's processes (trainer.placement.rollout=null)",
+            )
+        )
+    return problems
 
 
 def check_reward(reward: schema.Reward, rows: Sequence[PromptRow]) -> None:

@@ -45,7 +45,8 @@ class Parts:
     trackers: Trackers
     run: RunDir
     num_steps: int
-    num_devices: int
+    num_devices: int  # of all pools
+    num_ranks: int  # of the actor
     max_response_length: int
 
 
@@ -166,7 +167,7 @@ class Trainer:
             "perf/time_per_step": seconds,
             "perf/throughput": num_tokens / seconds / self.parts.num_devices,
             "perf/cpu_memory_used_gb": psutil.virtual_memory().used / 2**30,
-            **_global_lengths(scored, self.parts.num_devices),
+            **_global_lengths(scored, self.parts.num_ranks),
         }
 
 

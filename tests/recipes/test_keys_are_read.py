@@ -24,6 +24,7 @@ ELSEWHERE = {
     "trainer.placement.device_fraction": "read where worker processes are placed",
     "trainer.timeouts.ray_start_s": "read where Ray is started",
     "trainer.timeouts.worker_start_s": "read where worker processes are started",
+    "trainer.timeouts.rollout_restart_s": "read where worker processes are started",
     "trainer.placement.pools": "read where worker processes are placed",
     "trainer.balance_batch": "read where rows are shared out to ranks",
     "*.fsdp_config.param_offload": "read where a model is sharded over ranks",

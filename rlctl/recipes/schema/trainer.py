@@ -16,7 +16,10 @@ class KeepBest(Section):
 
 
 class Placement(Section):
-    actor: Text = Field(description="pool of the actor and its rollout engine")
+    actor: Text = Field(description="pool of the actor")
+    rollout: Text | None = Field(
+        description="pool of the rollout engines, of which each of its devices is one; null = in the actor's processes"
+    )
     reference: Text = Field(description="pool of the frozen reference")
     critic: Text = Field(description="pool of the critic")
     reward: Text = Field(description="pool of the reward model")
@@ -29,6 +32,9 @@ class Placement(Section):
 class Timeouts(Section):
     ray_start_s: PositiveFloat = Field(description="seconds in which Ray must have started")
     worker_start_s: PositiveFloat = Field(description="seconds in which the workers must be ready, models loaded")
+    rollout_restart_s: PositiveFloat = Field(
+        description="seconds in which a rollout engine of a pool of its own must be there again when none is left"
+    )
     call_s: PositiveFloat = Field(description="seconds that one call to the workers may take")
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -32,13 +34,18 @@ class PoolSpec:
     balanced: bool  # rows are shared out by cost
     device_fraction: float  # of a GPU, or of a CPU slot where there is none, that each process takes
 
+    @property
+    def share(self) -> dict[str, float]:
+        """What one process takes of the cluster."""
+        return {"CPU": 1.0, "GPU": self.device_fraction} if self.place.device == "cuda" else {"CPU": self.device_fraction}
+
 
 class ResourcePool:
     """Implements `Pool` on Ray. Every wait has a deadline and names what it waits for."""
 
     def __init__(self, spec: PoolSpec) -> None:
         self.spec = spec
-        self.group = self._reserve()
+        self.group = reserve(spec)
         self.processes = [self._start(rank) for rank in range(spec.num_processes)]
         address = self._gather([self.processes[0].address.remote()], "the first process of the pool", spec.start_timeout_s)[0]
         self._gather([p.join.remote(address) for p in self.processes], "the process group", spec.start_timeout_s)
@@ -57,63 +64,69 @@ class ResourcePool:
             ray.kill(process)
         remove_placement_group(self.group)
 
-    def _reserve(self) -> PlacementGroup:
-        spec = self.spec
-        bundle = self._share()
-        group = placement_group([bundle] * spec.num_processes, strategy="PACK", name=f"rlctl-{spec.name}-{time.time_ns()}")
-        if not group.wait(timeout_seconds=spec.start_timeout_s):
-            free = {name: amount for name, amount in ray.available_resources().items() if name in bundle}
-            remove_placement_group(group)
-            raise ResourceError(
-                f"pool {spec.name!r} needs {spec.num_processes} × {bundle}; free after {spec.start_timeout_s:.0f} s: {free}",
-                hint="fewer trainer.n_gpus_per_node, or a larger cluster",
-            )
-        return group
-
-    def _share(self) -> dict[str, float]:
-        """What one process takes of the cluster."""
-        fraction = self.spec.device_fraction
-        return {"CPU": 1.0, "GPU": fraction} if self.spec.place.device == "cuda" else {"CPU": fraction}
-
     def _start(self, rank: int) -> Any:
-        spec = self.spec
-        log = spec.place.log_path
-        place = replace(spec.place, rank=rank, log_path=log and log.with_name(f"{spec.name}-{rank}.log"))
-        return (
-            ray.remote(Process)
-            .options(
-                num_cpus=self._share()["CPU"],
-                num_gpus=self._share().get("GPU", 0),
-                name=f"{spec.name}-{rank}-{time.time_ns()}",
-                scheduling_strategy=PlacementGroupSchedulingStrategy(self.group, placement_group_bundle_index=rank),
-            )
-            .remote(place)
-        )
+        log = self.spec.place.log_path
+        place = replace(self.spec.place, rank=rank, log_path=log and log.with_name(f"{self.spec.name}-{rank}.log"))
+        return ray.remote(Process).options(**process_options(self.spec, self.group, rank)).remote(place)
 
     def _gather(self, answers: list[ray.ObjectRef], what: str, timeout_s: float) -> list[Any]:
-        try:
-            return ray.get(answers, timeout=timeout_s)
-        except GetTimeoutError as error:
-            raise RlctlError(
-                f"{what} did not answer within {timeout_s:.0f} s", where=self._log_tail(), hint="trainer.timeouts sets the deadlines"
-            ) from error
-        except RayTaskError as error:
-            if isinstance(error.cause, RlctlError):
-                raise error.cause from error
-            raise RlctlError(f"{what} failed: {type(error.cause).__name__}: {error.cause}", where=self._log_tail()) from error
-        except RayActorError as error:
-            raise RlctlError(f"a worker process died during {what}: {error.error_msg}", where=self._log_tail()) from error
-
-    def _log_tail(self, num_lines: int = 15) -> str:
-        """The last lines that the processes of this pool printed, with the names of their logs."""
-        if self.spec.place.log_path is None:
-            return "the worker's output on this terminal"
-        parts: list[str] = []
-        for log in sorted(self.spec.place.log_path.parent.glob(f"{self.spec.name}-*.log")):
-            lines = _read(log)[-num_lines:]
-            parts.append(f"{log}" + "".join(f"\n    {line}" for line in lines))
-        return "\n".join(parts)
+        return gather(answers, what, timeout_s, partial(log_tail, self.spec))
 
 
-def _read(path: Path) -> list[str]:
-    return path.read_text(errors="replace").splitlines()
+def reserve(spec: PoolSpec) -> PlacementGroup:
+    """The devices of a pool, one bundle a process. Raises `ResourceError` if they are not free within the start's deadline."""
+    bundle = spec.share
+    group = placement_group([bundle] * spec.num_processes, strategy="PACK", name=f"rlctl-{spec.name}-{time.time_ns()}")
+    if not group.wait(timeout_seconds=spec.start_timeout_s):
+        free = {name: amount for name, amount in ray.available_resources().items() if name in bundle}
+        remove_placement_group(group)
+        raise ResourceError(
+            f"pool {spec.name!r} needs {spec.num_processes} × {bundle}; free after {spec.start_timeout_s:.0f} s: {free}",
+            hint="fewer trainer.n_gpus_per_node, or a larger cluster",
+        )
+    return group
+
+
+def process_options(spec: PoolSpec, group: PlacementGroup, rank: int) -> dict[str, Any]:
+    """What Ray must know of process `rank` of a pool."""
+    return {
+        "num_cpus": spec.share["CPU"],
+        "num_gpus": spec.share.get("GPU", 0),
+        "name": f"{spec.name}-{rank}-{time.time_ns()}",
+        "scheduling_strategy": PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=rank),
+    }
+
+
+def gather(answers: list[ray.ObjectRef], what: str, timeout_s: float, tail: Callable[[], str]) -> list[Any]:
+    """All answers within a deadline; `what` names the call in an error, `tail` gives what the processes said last.
+
+    An error of ours that was raised in a process is raised here as it is; everything else is an `RlctlError`.
+    """
+    try:
+        return ray.get(answers, timeout=timeout_s)
+    except GetTimeoutError as error:
+        raise RlctlError(
+            f"{what} did not answer within {timeout_s:.0f} s", where=tail(), hint="trainer.timeouts sets the deadlines"
+        ) from error
+    except RayTaskError as error:
+        if isinstance(error.cause, RlctlError):
+            raise error.cause from error
+        raise RlctlError(f"{what} failed: {type(error.cause).__name__}: {error.cause}", where=tail()) from error
+    except RayActorError as error:
+        raise RlctlError(f"a worker process died during {what}: {error.error_msg}", where=tail()) from error
+
+
+def log_tail(spec: PoolSpec) -> str:
+    """The last lines that the processes of a pool printed, with the names of their logs."""
+    if spec.place.log_path is None:
+        return "the worker's output on this terminal"
+    return tail_of(sorted(spec.place.log_path.parent.glob(f"{spec.name}-*.log")))
+
+
+def tail_of(logs: Sequence[Path], num_lines: int = 15) -> str:
+    """The last lines of each log, behind its name."""
+    parts: list[str] = []
+    for log in logs:
+        lines = log.read_text(errors="replace").splitlines()[-num_lines:] if log.is_file() else []
+        parts.append(f"{log}" + "".join(f"\n    {line}" for line in lines))
+    return "\n".join(parts)

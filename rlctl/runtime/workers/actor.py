@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections import deque
+from dataclasses import dataclass
 from pathlib import Path
 
-import torch
 from torch import Tensor
 
 from rlctl.plugins import load
@@ -17,7 +17,9 @@ from rlctl.runtime.model.load import compute_dtype, load_model, master_dtype
 from rlctl.runtime.model.sequences import Sequences
 from rlctl.runtime.model.sharding import full_parameters, is_sharded, shard
 from rlctl.runtime.place import Place
-from rlctl.runtime.rollout.engine import EngineSpec, RolloutEngine, SamplingParams, random_streams
+from rlctl.runtime.rollout.engine import EngineSpec, RolloutEngine
+from rlctl.runtime.rollout.request import Sampling, to_rollouts
+from rlctl.runtime.rollout.weights import WeightChannel, to_blocks
 from rlctl.runtime.workers.dispatch import Dispatch, dispatch
 from rlctl.runtime.workers.learner import Learner, LearningWorker, MicroBatching
 from rlctl.tracking.metrics import Metrics
@@ -29,12 +31,11 @@ class ActorSpec:
 
     model: schema.Model
     actor: schema.Actor
-    rollout: schema.Rollout
+    sampling: Sampling
     max_prompt_length: int
-    max_response_length: int
-    stop_token_ids: tuple[int, ...]
     algorithm: PolicyLoss
     seed: int
+    has_engine: bool  # False where others answer
 
 
 class ActorWorker(LearningWorker):
@@ -46,36 +47,45 @@ class ActorWorker(LearningWorker):
         hf = load_model(spec.model, "policy", master_dtype(spec.actor.fsdp_config), spec.seed)
         if spec.model.enable_gradient_checkpointing:
             hf.gradient_checkpointing_enable({"use_reentrant": False})
-        self.policy = PolicyModel(hf, spec.rollout.temperature)
+        self.policy = PolicyModel(hf, spec.sampling.rollout.temperature)
         shard(self.policy, hf, place, spec.actor.fsdp_config, compute_dtype(spec.model, place.device))
         self.learner = Learner(self.policy, place, spec.actor.optim)
-        self.engine = self._build_engine() if Needs.ENGINE in spec.algorithm.needs else None
+        self.engine = self._build_engine() if spec.has_engine else None
         self.engine_is_stale = True
         self.cut_update = _cutting(
             spec.actor.use_dynamic_bsz, spec.actor.ppo_max_token_len_per_gpu, spec.actor.ppo_micro_batch_size_per_gpu
         )
         self.cut_infer = _cutting(
-            spec.actor.use_dynamic_bsz, spec.rollout.log_prob_max_token_len_per_gpu, spec.rollout.log_prob_micro_batch_size_per_gpu
+            spec.actor.use_dynamic_bsz,
+            spec.sampling.rollout.log_prob_max_token_len_per_gpu,
+            spec.sampling.rollout.log_prob_micro_batch_size_per_gpu,
         )
 
     @dispatch(Dispatch.SPLIT)
     def generate_sequences(self, prompts: Prompts, seed: int, validate: bool = False, greedy: bool = False) -> Rollouts:
         """See `Actor`."""
         assert self.engine is not None, "this actor was built without a rollout engine"
-        sampling = self._greedy() if greedy else self._sampling(prompts.group, seed, validate)
+        sampling = self.spec.sampling.params(prompts.group, seed, validate, greedy)
         self.engine.wake()
         if self.engine_is_stale:
             self.engine.load_weights(full_parameters(self.policy.hf))
         responses = self.engine.generate(prompts.prompt_ids.to(self.place.device), sampling)
         self.engine_is_stale = self.engine.sleep()
-        ids = responses.response_ids.to("cpu")
-        return prompts.repeat(sampling.n).grow(
-            Rollouts,
-            response_ids=ids,
-            response_mask=ids.like(torch.ones(len(ids.values))),
-            rollout_log_probs=responses.log_probs.to("cpu"),
-            finish=responses.finish,
-        )
+        return to_rollouts(prompts, sampling.n, responses)
+
+    @dispatch(Dispatch.BROADCAST)
+    def send_weights(self, channel: WeightChannel) -> dict[int, str]:
+        """Send the present weights to engines in other processes, in the type that they compute in. Collective; rank 0 sends.
+
+        Returns the engines that were lost on the way, by number, with the reason.
+        """
+        parameters = full_parameters(self.policy.hf)
+        if self.place.rank > 0:
+            deque(parameters, maxlen=0)
+            return {}
+        for block in to_blocks(parameters, compute_dtype(self.spec.model, self.place.device)):
+            channel.send(block)
+        return channel.close()
 
     @dispatch(Dispatch.SPLIT)
     def compute_log_probs(self, batch: Rollouts) -> LogProbs:
@@ -121,35 +131,16 @@ class ActorWorker(LearningWorker):
         if self.engine is not None:
             self.engine.close()
 
-    def _sampling(self, prompts: Tensor, seed: int, validate: bool) -> SamplingParams:
-        """For `prompts` (B,), numbers in the whole batch: a row's random stream does not hang on the rank that answers it."""
-        rollout = self.spec.rollout
-        chosen = rollout.val_kwargs if validate else rollout
-        greedy = validate and not rollout.val_kwargs.do_sample
-        sampling = SamplingParams(
-            temperature=rollout.temperature if not validate else rollout.val_kwargs.temperature,
-            top_p=chosen.top_p,
-            top_k=chosen.top_k,
-            max_tokens=self.spec.max_response_length,
-            stop_token_ids=self.spec.stop_token_ids,
-            seed=random_streams(seed, (prompts[:, None] * chosen.n + torch.arange(chosen.n)).flatten()),
-            n=chosen.n,
-        )
-        return replace(sampling, temperature=0.0) if greedy else sampling
-
-    def _greedy(self) -> SamplingParams:
-        return SamplingParams(0.0, 1.0, -1, self.spec.max_response_length, self.spec.stop_token_ids, seed=0, n=1)
-
     def _build_engine(self) -> RolloutEngine:
         spec = EngineSpec(
             model=self.spec.model,
-            rollout=self.spec.rollout,
+            rollout=self.spec.sampling.rollout,
             dtype=compute_dtype(self.spec.model, self.place.device),
             place=self.place,
-            max_length=self.spec.max_prompt_length + self.spec.max_response_length,
+            max_length=self.spec.max_prompt_length + self.spec.sampling.max_response_length,
             seed=self.spec.seed,
         )
-        return load("engines", self.spec.rollout.name).from_spec(spec, None if is_sharded(self.policy) else self.policy.hf)
+        return load("engines", self.spec.sampling.rollout.name).from_spec(spec, None if is_sharded(self.policy) else self.policy.hf)
 
 
 def _cutting(dynamic: bool, max_tokens: int, max_rows: int | None) -> MicroBatching:

@@ -1,0 +1,207 @@
+"""What all engines of a pool do together: answer a batch, whoever of them lives, and take the trainer's weights."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar, cast
+
+import ray
+from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
+
+from rlctl.errors import RlctlError
+from rlctl.runtime.batch import Prompts, Rollouts
+from rlctl.runtime.cluster.engines import ROLE, Engine, EngineProcesses, RayChannel, Request
+from rlctl.runtime.cluster.pool import PoolSpec, gather, tail_of
+from rlctl.runtime.rollout.request import num_requests
+from rlctl.runtime.workers.dispatch import join, split
+from rlctl.tracking.tracker import Event
+
+W = TypeVar("W")
+SendWeights = Callable[[RayChannel], dict[int, str]]
+
+_AT_A_TIME = 2  # requests that an engine has been given, so that it never waits for the next
+_MOST_LOSSES = 3  # engines that may die of one request before it is held to be its fault
+_LOOK_S = 1.0  # how often deadlines are looked at while nothing happens
+
+
+class EngineGroup:
+    """Answers like one engine, and hides that single ones die: their requests go to the others, and they are started again.
+
+    Which engine answers a request does not change the answer: a row's random stream hangs on the seed and the row's number, and how a
+    batch is cut hangs on the number of engines that there should be.
+    """
+
+    def __init__(self, pool: EngineProcesses, worker: type, args: tuple[Any, ...], event: Event) -> None:
+        self.pool = pool
+        self.worker = worker
+        self.args = args
+        self.event = event
+        self.send_weights: SendWeights | None = None
+        self.version = 0  # of the trainer's weights
+        self.num_hand_overs = 0
+        self.alone_since: float | None = None  # since when no engine can answer
+        for engine in pool.engines:
+            pool.start(engine, worker, args)
+
+    def wait(self) -> None:
+        """Until all engines are built; at the start of a run, one that cannot be is the run's end."""
+        engines = self.pool.engines
+        starting = [engine.built for engine in engines if engine.built is not None]
+        gather(starting, "building the rollout engines", self.pool.spec.start_timeout_s, self._tail)
+        for engine in engines:
+            engine.built = None
+
+    def outdate(self) -> None:
+        """The trainer's weights have changed: no engine answers before it has the new ones."""
+        self.version += 1
+
+    def generate_sequences(self, prompts: Prompts, seed: int, validate: bool = False, greedy: bool = False) -> Rollouts:
+        """See `Actor`. Raises `RlctlError` when no engine can answer for `restart_timeout_s`."""
+        self.alone_since = None
+        parts = split(prompts, num_requests(len(prompts), len(self.pool.engines)), balanced=False)
+        waiting = deque(Request(number, part) for number, part in enumerate(prompts.detached().chunk(parts)))
+        answers: dict[int, Rollouts] = {}
+        try:
+            while len(answers) < len(parts):
+                self._revive(waiting)
+                self._refresh(waiting)
+                for engine, request in self._hand_out(waiting):
+                    request.begun = time.monotonic()
+                    engine.flying[engine.call("generate_sequences", request.prompts, seed, validate, greedy)] = request
+                self._collect(waiting, answers)
+        finally:  # after an error nobody wants what is still on its way
+            for engine in self.pool.engines:
+                engine.flying.clear()
+        return join([answers[number] for number in range(len(parts))], parts, prompts)
+
+    def _revive(self, waiting: deque[Request]) -> None:
+        """Start lost engines again, and take in those that have started."""
+        now, limit = time.monotonic(), self.pool.spec.start_timeout_s
+        for engine in self.pool.engines:
+            if engine.handle is None and now >= engine.retry_at:
+                self.pool.start(engine, self.worker, self.args)
+            elif engine.built is not None and ray.wait([engine.built], timeout=0)[0]:
+                reason = _failure(engine.built, ours_ends_the_run=False)
+                if reason is None:
+                    engine.built = None
+                    self.event("engine_restarted", engine=engine.number, seconds=round(now - engine.begun, 1))
+                else:
+                    self._lose(engine, reason, waiting)
+            elif engine.built is not None and now - engine.begun > limit:
+                self._lose(engine, f"it did not start within {limit:g} s", waiting)
+
+    def _refresh(self, waiting: deque[Request]) -> None:
+        """Send the trainer's weights to every living engine that does not have them."""
+        engines, limit = self.pool.engines, self.pool.restart_timeout_s
+        self._send_to([engine for engine in engines if engine.living and engine.version != self.version], waiting)
+        if any(engine.version == self.version for engine in engines):
+            self.alone_since = None
+        else:
+            self.alone_since = self.alone_since or time.monotonic()
+            if time.monotonic() - self.alone_since > limit:
+                raise RlctlError(
+                    f"no rollout engine is left, and none could be started again within {limit:g} s",
+                    where=self._tail(),
+                    hint="trainer.timeouts.rollout_restart_s sets the deadline",
+                )
+
+    def _send_to(self, stale: list[Engine], waiting: deque[Request]) -> None:
+        if not stale:
+            return
+        assert self.send_weights is not None, "nobody sends these engines weights"
+        self.num_hand_overs += 1
+        number, timeout_s = self.num_hand_overs, self.pool.spec.call_timeout_s
+        loading = {engine: engine.call("load_weights", number, timeout_s) for engine in stale}
+        lost = self.send_weights(RayChannel({engine.number: engine.handle for engine in stale}, number, timeout_s))
+        for engine, answer in loading.items():
+            reason = lost.get(engine.number) or _failure(answer, timeout_s)
+            if reason is None:
+                engine.version = self.version
+            else:
+                self._lose(engine, reason, waiting)
+
+    def _hand_out(self, waiting: deque[Request]) -> Iterator[tuple[Engine, Request]]:
+        """The next requests, each for the engine with the least to do."""
+        while waiting:
+            free = [engine for engine in self.pool.engines if engine.version == self.version and len(engine.flying) < _AT_A_TIME]
+            if not free:
+                return
+            yield min(free, key=lambda engine: engine.load), waiting.popleft()
+
+    def _collect(self, waiting: deque[Request], answers: dict[int, Rollouts]) -> None:
+        """Wait until something happens, and take what has been answered."""
+        engines = self.pool.engines
+        starting = [engine.built for engine in engines if engine.built is not None]
+        flying = [answer for engine in engines for answer in engine.flying]
+        if not starting and not flying:
+            time.sleep(_LOOK_S / 10)
+            return
+        ray.wait([*flying, *starting], timeout=_LOOK_S)
+        now, limit = time.monotonic(), self.pool.spec.call_timeout_s
+        for engine in engines:
+            for answer, request in list(engine.flying.items()):
+                if answer not in engine.flying:  # it was lost with another request
+                    continue
+                if ray.wait([answer], timeout=0)[0]:
+                    reason = _failure(answer)
+                    if reason is None:
+                        answers[engine.flying.pop(answer).number] = ray.get(answer)
+                        engine.failures = 0
+                    else:
+                        self._lose(engine, reason, waiting)
+                elif now - request.begun > limit:
+                    self._lose(engine, f"it did not answer within {limit:g} s", waiting)
+
+    def _lose(self, engine: Engine, reason: str, waiting: deque[Request]) -> None:
+        """What it was asked goes to the others, first of all; it is ended for certain and will be started again."""
+        requests, tail = list(engine.flying.values()), engine.tail()
+        self.pool.stop(engine)
+        engine.version = -1
+        for request in requests:
+            request.losses += 1
+        waiting.extendleft(reversed(requests))
+        first_line = reason.strip().splitlines()[0] if reason.strip() else "no reason was given"
+        self.event("engine_lost", engine=engine.number, reason=reason, requests=len(requests))
+        print(f"warning: rollout engine {engine.number} is lost ({first_line}); it is started again", file=sys.stderr)
+        if any(request.losses >= _MOST_LOSSES for request in requests):
+            raise RlctlError(f"{_MOST_LOSSES} rollout engines were lost with the same prompts: {reason}", where=tail)
+
+    def _tail(self) -> str:
+        return tail_of([engine.log for engine in self.pool.engines if engine.log])
+
+
+class EnginePool:
+    """Implements `Pool` for rollout engines, one a device. It holds one role."""
+
+    def __init__(self, spec: PoolSpec, restart_timeout_s: float, event: Event) -> None:
+        self.engines = EngineProcesses(spec, restart_timeout_s)
+        self.event = event
+
+    def spawn(self, role: str, worker: type[W], *args: Any) -> W:
+        """Begin to build `worker(place, *args)` in every process; `EngineGroup.wait` waits for them."""
+        assert role == ROLE, f"{role} does not go into a pool of rollout engines"
+        return cast(W, EngineGroup(self.engines, worker, args, self.event))
+
+    def close(self) -> None:
+        self.engines.close()
+
+
+def _failure(answer: ray.ObjectRef, timeout_s: float | None = None, ours_ends_the_run: bool = True) -> str | None:
+    """Why an engine is lost, or None if it has answered.
+
+    An error of ours that it raised is raised here, because another engine would raise it too; not so when it only could not start.
+    """
+    try:
+        ray.get(answer, timeout=timeout_s)
+    except RayTaskError as error:
+        if ours_ends_the_run and isinstance(error.cause, RlctlError):
+            raise error.cause from error
+        return f"{type(error.cause).__name__}: {error.cause}"
+    except RayActorError as error:
+        return str(error.error_msg)
+    except GetTimeoutError:
+        return f"it did not take up its weights within {timeout_s:g} s"
+    return None

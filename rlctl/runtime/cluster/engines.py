@@ -1,0 +1,160 @@
+"""Rollout engines as processes of their own: each stands alone, takes weights in, may die, and is started again in its place."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.exceptions import RayActorError
+from ray.util.placement_group import remove_placement_group
+
+from rlctl.runtime.batch import Prompts
+from rlctl.runtime.cluster.pool import PoolSpec, process_options, reserve, tail_of
+from rlctl.runtime.place import Place
+from rlctl.runtime.rollout.weights import Block
+from rlctl.runtime.workers.process import Process
+
+ROLE = "rollout"
+_MOST_WAIT_S = 30.0  # between two starts of an engine that answers nothing
+
+
+class EngineProcess(Process):
+    """A process with one rollout worker. Weights come in beside whatever call is running."""
+
+    @ray.method(concurrency_group="weights")
+    def receive(self, hand_over: int, block: Block) -> None:
+        """See `RolloutWorker.receive`. `block` is read where it lies in Ray's shared memory."""
+        self.workers[ROLE].receive(hand_over, block)
+
+    @ray.method(concurrency_group="weights")
+    def end(self, hand_over: int, num_blocks: int) -> None:
+        """See `RolloutWorker.end`."""
+        self.workers[ROLE].end(hand_over, num_blocks)
+
+
+@dataclass(eq=False)
+class Request:
+    """Some of a batch's prompts on their way through an engine."""
+
+    number: int
+    prompts: Prompts
+    begun: float = 0.0
+    losses: int = 0  # engines that were lost with it
+
+
+@dataclass(eq=False)
+class Engine:
+    """One place of the pool: a process that is lost (no handle), starting (not built yet) or living."""
+
+    number: int
+    log: Path | None
+    handle: Any = None
+    built: ray.ObjectRef | None = None
+    begun: float = 0.0  # when it was started
+    version: int = -1  # of the weights that it has
+    failures: int = 0  # how often it was lost since it answered last
+    retry_at: float = 0.0
+    flying: dict[ray.ObjectRef, Request] = field(default_factory=dict)
+
+    @property
+    def living(self) -> bool:
+        return self.handle is not None and self.built is None
+
+    @property
+    def load(self) -> int:
+        """Prompts that it has been given and not answered."""
+        return sum(len(request.prompts) for request in self.flying.values())
+
+    def call(self, method: str, *args: Any) -> ray.ObjectRef:
+        return self.handle.call.remote(ROLE, method, args, {})
+
+    def tail(self) -> str:
+        """What it printed last."""
+        return tail_of([self.log]) if self.log else "the worker's output on this terminal"
+
+
+class EngineProcesses:
+    """The processes of a pool of engines, by number. Starts them and ends them; what they are asked is `EngineGroup`'s."""
+
+    def __init__(self, spec: PoolSpec, restart_timeout_s: float) -> None:
+        self.spec = spec
+        self.restart_timeout_s = restart_timeout_s  # in which one must be there again when none is left
+        self.group = reserve(spec)
+        self.engines = [Engine(number, self._log(number)) for number in range(spec.num_processes)]
+
+    def start(self, engine: Engine, worker: type, args: tuple[Any, ...]) -> None:
+        """Begin to start `engine`: a process, and `worker(place, *args)` in it. Waits for nothing."""
+        place: Place = replace(self.spec.place, rank=0, world_size=1, log_path=engine.log)
+        remote: Any = ray.remote  # its stubs do not know concurrency groups
+        process = remote(concurrency_groups={"weights": 1})(EngineProcess)
+        engine.handle = process.options(**process_options(self.spec, self.group, engine.number)).remote(place)
+        engine.built = engine.handle.build.remote(ROLE, worker, args)
+        engine.begun, engine.version = time.monotonic(), -1
+
+    def stop(self, engine: Engine) -> None:
+        """End its process, if there is one. It may be started again at once, or after a while where it has answered nothing since."""
+        if engine.handle is None:
+            return
+        engine.failures += 1
+        engine.retry_at = time.monotonic() + (min(_MOST_WAIT_S, 2.0 ** (engine.failures - 2)) if engine.failures > 1 else 0.0)
+        ray.kill(engine.handle)
+        engine.handle = engine.built = None
+        engine.flying.clear()
+
+    def close(self) -> None:
+        for engine in self.engines:
+            self.stop(engine)
+        remove_placement_group(self.group)
+
+    def _log(self, number: int) -> Path | None:
+        log = self.spec.place.log_path
+        return log and log.with_name(f"{self.spec.name}-{number}.log")
+
+
+class RayChannel:
+    """Implements `WeightChannel`: each block is put into Ray's object store once, and all engines read it there.
+
+    One block is on its way at a time: an engine takes one up, has another at hand and checks a third, and no more are in the store.
+    """
+
+    def __init__(self, engines: dict[int, Any], hand_over: int, timeout_s: float) -> None:
+        self.engines = engines  # handles, by number
+        self.hand_over = hand_over  # its number
+        self.timeout_s = timeout_s
+        self.lost: dict[int, str] = {}
+        self.num_blocks = 0
+        self.on_the_way: dict[ray.ObjectRef, int] = {}
+
+    def send(self, block: Block) -> None:
+        """See `WeightChannel`."""
+        stored = ray.put(block)
+        self.num_blocks += 1
+        self._wait()
+        self.on_the_way = {engine.receive.remote(self.hand_over, stored): number for number, engine in self._living().items()}
+
+    def close(self) -> dict[int, str]:
+        """See `WeightChannel`."""
+        self._wait()
+        self.on_the_way = {engine.end.remote(self.hand_over, self.num_blocks): number for number, engine in self._living().items()}
+        self._wait()
+        return self.lost
+
+    def _living(self) -> dict[int, Any]:
+        return {number: engine for number, engine in self.engines.items() if number not in self.lost}
+
+    def _wait(self) -> None:
+        """Until every engine has taken the block before, or is lost."""
+        if not self.on_the_way:
+            return
+        taken, late = ray.wait(list(self.on_the_way), num_returns=len(self.on_the_way), timeout=self.timeout_s)
+        for answer in taken:
+            try:
+                ray.get(answer)
+            except RayActorError as error:
+                self.lost[self.on_the_way[answer]] = str(error.error_msg)
+        for answer in late:
+            self.lost[self.on_the_way[answer]] = f"it did not take a block of weights within {self.timeout_s:g} s"
+        self.on_the_way = {}

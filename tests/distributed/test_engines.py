@@ -1,0 +1,255 @@
+"""Rollout engines in real Ray processes beside a trainer in this one: weights that arrive, and engines that die."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from rlctl.errors import RlctlError
+from rlctl.recipes import schema
+from rlctl.recipes.compose import compose
+from rlctl.runtime.algorithms.correction import SampledTokens, mismatch
+from rlctl.runtime.batch import Experience, LogProbs, Prompts, Ragged, Rollouts
+from rlctl.runtime.build import load_algorithm
+from rlctl.runtime.cluster.pool import PoolSpec
+from rlctl.runtime.cluster.separate import SeparateActor
+from rlctl.runtime.cluster.session import ray_session
+from rlctl.runtime.rollout.request import Sampling
+from rlctl.runtime.workers.actor import ActorSpec, ActorWorker
+from rlctl.runtime.workers.rollout import RolloutSpec, RolloutWorker
+from rlctl.tracking.metrics import to_floats
+from tests.distributed.ranks import place
+from tests.models import write_tiny_model
+
+# An engine that does what a file in its folder tells it: die or hang in the middle of an answer, spoil what it receives, not start.
+ENGINE = '''
+import os, pathlib, signal, time
+from rlctl.runtime.rollout.hf import HFEngine
+from rlctl.runtime.workers.rollout import RolloutWorker
+
+FOLDER = pathlib.Path(__file__).parent
+
+def told(what):
+    """Once for each file of that name and a number."""
+    for path in sorted(FOLDER.glob(what + "-*")):
+        try:
+            path.unlink()
+            return True
+        except FileNotFoundError:
+            pass
+    return False
+
+class Engine(HFEngine):
+    @classmethod
+    def from_spec(cls, spec, policy):
+        if (FOLDER / "full").exists():
+            print("there is no room for the engine", flush=True)
+            os._exit(9)
+        print("the engine is there", flush=True)
+        return super().from_spec(spec, policy)
+
+    def _forward(self, *args, **kwargs):
+        (FOLDER / f"pid-{os.getpid()}").touch()
+        self.passes = getattr(self, "passes", 0) + 1
+        if self.passes % 4 == 0 and told("die"):
+            os.kill(os.getpid(), signal.SIGKILL)
+        if self.passes % 4 == 0 and told("hang"):
+            os.kill(os.getpid(), signal.SIGSTOP)
+        return super()._forward(*args, **kwargs)
+
+receive = RolloutWorker.receive
+
+def receive_spoilt(self, version, block):
+    if told("spoil"):
+        parameter = block.parameters[0]
+        data = parameter.data.copy()
+        data[7] ^= 4
+        object.__setattr__(parameter, "data", data)
+    receive(self, version, block)
+
+RolloutWorker.receive = receive_spoilt
+'''
+
+
+MODEL = "actor_rollout_ref.model.path="
+OVERRIDES = ["actor_rollout_ref.rollout.n=3", "actor_rollout_ref.actor.use_kl_loss=false"]
+
+
+class Stage:
+    """A trainer in this process, and two engines on Ray that a test can spoil."""
+
+    def __init__(self, folder: Path, config: schema.Config) -> None:
+        from rlctl.runtime.cluster.engine_group import EnginePool
+
+        self.folder, self.config = folder, config
+        self.events: list[tuple[str, dict[str, Any]]] = []
+        log = replace(place(), log_path=folder / "engines.log")
+        spec = PoolSpec("engines", 2, log, start_timeout_s=90.0, call_timeout_s=60.0, balanced=False, device_fraction=1.0)
+        self.pool = EnginePool(spec, 4.0, lambda kind, **fields: self.events.append((kind, fields)))
+        sampling = Sampling(config.actor_rollout_ref.rollout, 12, (2,))
+        model = config.actor_rollout_ref.model
+        self.engines: Any = self.pool.spawn("rollout", RolloutWorker, RolloutSpec(model, sampling, 40, seed=1))
+        self.trainer = ActorWorker(
+            place(), ActorSpec(model, config.actor_rollout_ref.actor, sampling, 40, load_algorithm(config, 20), 1, has_engine=False)
+        )
+        self.engines.wait()
+        self.engines.send_weights = self.trainer.send_weights
+        self.actor = SeparateActor(self.trainer, self.engines)
+
+    def tell(self, what: str, times: int = 1) -> None:
+        for number in range(times):
+            (self.folder / f"{what}-{number}").touch()
+
+    def kinds(self) -> list[str]:
+        return [kind for kind, _ in self.events]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("engines")
+    write_tiny_model(folder / "model")
+    (folder / "engine_that_obeys.py").write_text(ENGINE)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def config(folder: Path) -> schema.Config:
+    named = [f"{MODEL}{folder}/model", "actor_rollout_ref.rollout.name=engine_that_obeys:Engine"]
+    return compose("grpo", [*OVERRIDES, *named]).config
+
+
+@pytest.fixture(scope="module")
+def ray(folder: Path, config: schema.Config) -> Iterator[None]:
+    config.ray_kwargs.ray_init.runtime_env["env_vars"] = {"PYTHONPATH": str(folder)}
+    os.environ["PYTHONPATH"] = f"{folder}:{os.environ.get('PYTHONPATH', '')}"
+    with ray_session(config.ray_kwargs.ray_init, 4, 1, 120.0, None):
+        yield
+
+
+@pytest.fixture(scope="module")
+def whole_stage(ray: None, folder: Path, config: schema.Config) -> Iterator[Stage]:
+    stage = Stage(folder, config)
+    yield stage
+    stage.pool.close()
+
+
+@pytest.fixture
+def stage(whole_stage: Stage) -> Stage:
+    whole_stage.events.clear()
+    return whole_stage
+
+
+def prompts(num: int = 18) -> Prompts:
+    generator = torch.Generator().manual_seed(1)
+    lengths = torch.randint(2, 30, (num,), generator=generator)
+    ids = torch.randint(3, 259, (int(lengths.sum()),), generator=generator)
+    return Prompts(Ragged(ids, lengths), torch.arange(num), [])
+
+
+def experience(rollouts: Rollouts, old: Ragged) -> Experience:
+    """Rewarded at random: what counts is that the weights change."""
+    num = len(rollouts)
+    scores = torch.randn(num, generator=torch.Generator().manual_seed(2))
+    advantages = rollouts.response_ids.like(scores.repeat_interleave(rollouts.response_ids.lengths))
+    fields = {f: getattr(rollouts, f) for f in rollouts.__dataclass_fields__}
+    zeros = torch.zeros(num, dtype=torch.bool)
+    return Experience(**fields, scores=scores, components={}, failed=zeros, rewards=advantages, old_log_probs=old, advantages=advantages)
+
+
+def same(first: Rollouts, second: Rollouts) -> bool:
+    return all(torch.equal(getattr(first, f).values, getattr(second, f).values) for f in ("response_ids", "rollout_log_probs"))
+
+
+def largest_difference(rollouts: Rollouts, old: LogProbs) -> float:
+    """Of the probabilities of the sampled tokens, between engines and trainer."""
+    return to_floats(mismatch(SampledTokens.of(rollouts, old)))["training/rollout_probs_diff_max"]
+
+
+def test_engines_answer_as_one_would_under_the_weights_of_the_moment(stage: Stage) -> None:
+    """After every one of ten updates the engines' log-probs are the trainer's; their tokens are those of an engine beside the trainer."""
+    for step in range(11):
+        rollouts = stage.actor.generate_sequences(prompts(), seed=step)
+        old = stage.actor.compute_log_probs(rollouts)
+        assert largest_difference(rollouts, old) < 1e-4
+        if step < 10:
+            stage.actor.update(experience(rollouts, old.log_probs), lr=1e-2)
+    sampling = replace(
+        stage.trainer.spec.sampling,
+        rollout=compose("grpo", [*OVERRIDES, MODEL + str(stage.folder / "model")]).config.actor_rollout_ref.rollout,
+    )
+    whole = ActorWorker(place(), replace(stage.trainer.spec, sampling=sampling, has_engine=True))
+    before = whole.generate_sequences(prompts(), seed=10)
+    whole.policy.load_state_dict(stage.trainer.policy.state_dict())
+    whole.engine_is_stale = True
+    after = whole.generate_sequences(prompts(), seed=10)
+    assert torch.equal(rollouts.response_ids.values, after.response_ids.values)
+    assert not torch.equal(after.response_ids.values[:100], before.response_ids.values[:100])
+    assert rollouts.group.tolist() == [number for number in range(18) for _ in range(3)]
+    validation = stage.actor.generate_sequences(prompts(5), seed=1, validate=True)  # greedy, one answer each
+    assert torch.equal(validation.response_ids.values, whole.generate_sequences(prompts(5), seed=7, validate=True).response_ids.values)
+    assert stage.events == []
+
+
+def test_an_error_of_the_configuration_is_said_as_it_is(stage: Stage) -> None:
+    """An engine is not started again because a prompt is too long for the model."""
+    long = Prompts(Ragged(torch.full((300,), 5), torch.tensor([300])), torch.arange(1), [])
+    with pytest.raises(RlctlError, match="prompt 0 of the batch has 300 tokens"):
+        stage.actor.generate_sequences(long, seed=1)
+    assert stage.events == []
+
+
+@pytest.mark.parametrize("what", ["die", "hang"])
+def test_an_engine_that_is_lost_in_the_middle_of_an_answer_changes_nothing(
+    stage: Stage, what: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    undisturbed = stage.actor.generate_sequences(prompts(), seed=3)
+    if what == "hang":
+        monkeypatch.setattr(stage.pool.engines, "spec", replace(stage.pool.engines.spec, call_timeout_s=10.0))
+    stage.tell(what)
+    assert same(stage.actor.generate_sequences(prompts(), seed=3), undisturbed)
+    assert stage.kinds()[0] == "engine_lost"
+    assert stage.events[0][1]["requests"] >= 1
+    assert "is lost" in capsys.readouterr().err
+    deadline = time.monotonic() + 60
+    while "engine_restarted" not in stage.kinds():
+        assert same(stage.actor.generate_sequences(prompts(), seed=3), undisturbed)
+        assert time.monotonic() < deadline
+    stage.actor.update(experience(undisturbed, undisturbed.rollout_log_probs), lr=1e-2)
+    rollouts = stage.actor.generate_sequences(prompts(), seed=4)
+    assert {engine.version for engine in stage.pool.engines.engines} == {stage.engines.version}
+    assert largest_difference(rollouts, stage.actor.compute_log_probs(rollouts)) < 1e-4
+    assert stage.kinds() == ["engine_lost", "engine_restarted"]
+
+
+def test_weights_that_arrive_damaged_stop_the_run(stage: Stage) -> None:
+    stage.actor.generate_sequences(prompts(), seed=1)
+    stage.engines.outdate()
+    stage.tell("spoil")
+    with pytest.raises(RlctlError, match=r"weights arrived damaged: block 0 was sent with checksum [0-9a-f]{8} and has [0-9a-f]{8}"):
+        stage.actor.generate_sequences(prompts(), seed=1)
+
+
+def test_when_no_engine_is_left_the_run_ends_and_says_why(stage: Stage) -> None:
+    stage.actor.generate_sequences(prompts(), seed=1)
+    (stage.folder / "full").touch()
+    for pid in engine_pids(stage.folder):
+        os.kill(pid, signal.SIGKILL)
+    begin = time.monotonic()
+    with pytest.raises(RlctlError, match="no rollout engine is left, and none could be started again within 4 s") as caught:
+        stage.actor.generate_sequences(prompts(), seed=1)
+    assert 4 <= time.monotonic() - begin < 30
+    assert str(caught.value).count("the engine is there") >= 2  # the last lines of both logs
+
+
+def engine_pids(folder: Path) -> list[int]:
+    import psutil
+
+    return [pid for path in folder.glob("pid-*") if psutil.pid_exists(pid := int(path.name.removeprefix("pid-")))]

@@ -1,0 +1,113 @@
+"""Rollout engines in a pool of their own, through the command line: the run is the same as without, and outlives its engines."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from rlctl.__main__ import main
+from tests.e2e.command import environment, metrics, rlctl
+from tests.e2e.test_stopping import with_marker
+
+SEPARATE = ["trainer.placement.rollout=engines", "trainer.placement.pools={engines: 2}"]
+
+# An engine that is killed in the middle of an answer as often as there are files `die-*` beside it, and does not start if there is `full`.
+ENGINE = """
+import os, pathlib, signal
+from rlctl.runtime.rollout.hf import HFEngine
+
+FOLDER = pathlib.Path(__file__).parent
+
+class Engine(HFEngine):
+    @classmethod
+    def from_spec(cls, spec, policy):
+        if (FOLDER / "full").exists():
+            print("there is no room for the engine", flush=True)
+            os._exit(9)
+        print("the engine is there", flush=True)
+        return super().from_spec(spec, policy)
+
+    def _forward(self, *args, **kwargs):
+        self.passes = getattr(self, "passes", 0) + 1
+        if self.passes == 40 and list(FOLDER.glob("die-*")):
+            sorted(FOLDER.glob("die-*"))[0].unlink()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super()._forward(*args, **kwargs)
+"""
+
+
+@pytest.mark.slow
+def test_a_run_whose_engine_is_killed_is_the_run_without_engines_of_its_own(settings: list[str], tmp_path: Path) -> None:
+    settings = [*settings, "actor_rollout_ref.rollout.n=2", "trainer.total_training_steps=3", "trainer.test_freq=3"]
+    (tmp_path / "mortal.py").write_text(ENGINE)
+    (tmp_path / "die-1").touch()
+    rlctl("train", "ppo", "--inline", "--name", "together", *settings, cwd=tmp_path)
+    done = rlctl("train", "ppo", "--name", "apart", *settings, *SEPARATE, "actor_rollout_ref.rollout.name=mortal:Engine", cwd=tmp_path)
+    assert "is lost" in done.stderr
+    runs = tmp_path / "runs" / "quickstart"
+    together, apart = metrics(runs / "together"), metrics(runs / "apart")
+    assert [row.keys() for row in together] == [row.keys() for row in apart]
+    for one, other in zip(together, apart, strict=True):
+        for name in (name for name in one if not name.startswith(("timing", "perf/", "rollout_corr/", "training/rollout_probs"))):
+            assert other[name] == pytest.approx(one[name], rel=1e-3, abs=1e-5), name
+    assert all(row["training/rollout_probs_diff_max"] < 1e-4 for row in apart[1:])
+    kinds = [json.loads(line)["kind"] for line in (runs / "apart" / "events.jsonl").read_text().splitlines()]
+    assert kinds.count("engine_lost") == 1
+    assert json.loads((runs / "apart" / "run.json").read_text())["exit_code"] == 0
+
+
+@pytest.mark.slow
+def test_a_run_without_engines_fails_in_time_and_leaves_nothing(settings: list[str], tmp_path: Path) -> None:
+    (tmp_path / "mortal.py").write_text(ENGINE)
+    marker = f"{os.getpid()}-engines"
+    overrides = [*settings, *SEPARATE, "actor_rollout_ref.rollout.name=mortal:Engine", "trainer.timeouts.rollout_restart_s=4"]
+    command = [sys.executable, "-m", "rlctl", "train", "grpo", "--name", "alone", *overrides, "actor_rollout_ref.rollout.n=2"]
+    command += ["trainer.total_training_steps=1000", "trainer.total_epochs=1000"]
+    env = environment() | {"RLCTL_TEST_MARKER": marker}
+    process = subprocess.Popen(command, cwd=tmp_path, env=env, stderr=subprocess.PIPE, text=True)
+    lines = tmp_path / "runs" / "quickstart" / "alone" / "metrics.jsonl"
+    deadline = time.monotonic() + 180
+    while not (lines.exists() and lines.read_text().count("\n") >= 2):
+        assert process.poll() is None, process.stderr and process.stderr.read()
+        assert time.monotonic() < deadline, "no step in time"
+        time.sleep(0.1)
+    (tmp_path / "full").touch()
+    for log in (tmp_path / "runs" / "quickstart" / "alone" / "attempts" / "1").glob("engines-*.log"):
+        for each in with_marker(marker):
+            if any(Path(file.path) == log for file in each.open_files()):
+                each.kill()
+    _, talk = process.communicate(timeout=120)
+    assert process.returncode == 1, talk
+    assert "no rollout engine is left, and none could be started again within 4 s" in talk
+    assert talk.count("the engine is there") >= 2  # the last lines of both logs
+    record = json.loads((tmp_path / "runs" / "quickstart" / "alone" / "run.json").read_text())
+    assert (record["state"], record["exit_code"]) == ("failed", 1)
+    deadline = time.monotonic() + 20
+    while with_marker(marker) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert with_marker(marker) == []
+
+
+def test_what_a_pool_of_engines_cannot_be_is_said(settings: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "ppo", *settings, "trainer.placement.rollout=x", "trainer.placement.critic=x"]) == 3
+    assert "pool 'x' holds the rollout engines and critic" in capsys.readouterr().err
+    assert main(["train", "ppo", "--inline", *settings, *SEPARATE]) == 2
+    assert "--inline runs one process" in capsys.readouterr().err
+
+
+def test_a_dry_run_shows_the_engines(settings: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "grpo", "--dry-run", "--json", *settings, *SEPARATE, "actor_rollout_ref.rollout.n=2"]) == 0
+    planned = json.loads(capsys.readouterr().out)
+    rollout = next(each for each in planned["placement"] if each["role"] == "rollout")
+    assert (rollout["pool"], rollout["processes"]) == ("engines", 2)
+    memory = {each["role"]: each for each in planned["memory"]}
+    assert memory["actor"]["kv_cache"] == 0
+    # a request holds one of eight prompts and its two answers: keys and values, layers, sizes
+    assert memory["rollout"]["kv_cache"] == 2 * 2 * 16 * (160 + 2 * 12) * 4
+    assert memory["rollout"]["parameters"] == 4 * memory["rollout"]["num_parameters"]

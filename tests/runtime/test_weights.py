@@ -1,0 +1,137 @@
+"""Weights on their way: nothing is lost, and nothing that changed on the way is taken for what was sent."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from rlctl.errors import RlctlError
+from rlctl.runtime.rollout.weights import Block, to_blocks
+
+SHAPES = {"embedding": (300, 64), "norm": (64,), "scale": (), "none": (0, 4), "wide": (3, 2, 1100), "odd": (7,)}
+
+
+def parameters(seed: int = 0) -> Iterator[tuple[str, Tensor]]:
+    generator = torch.Generator().manual_seed(seed)
+    for name, shape in SHAPES.items():
+        yield name, torch.randn(shape, generator=generator)
+    yield "transposed", torch.randn(8, 5, generator=generator).T
+    yield "steps", torch.arange(5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_every_parameter_arrives_in_the_engines_type(dtype: torch.dtype) -> None:
+    sent, small = dict(parameters()), 30_000
+    blocks = list(to_blocks(parameters(), dtype, max_bytes=small))
+    assert [block.number for block in blocks] == list(range(len(blocks)))
+    assert len(blocks) > 1
+    assert all(len(block.parameters) == 1 or sum(each.data.nbytes for each in block.parameters) <= small for block in blocks)
+    arrived = {each.name: each.tensor() for block in blocks for each in block.parameters}
+    assert list(arrived) == list(sent)
+    for name, value in sent.items():
+        assert torch.equal(arrived[name], value if name == "steps" else value.to(dtype)), name
+
+
+def test_blocks_are_made_one_at_a_time() -> None:
+    made: list[str] = []
+
+    def watched() -> Iterator[tuple[str, Tensor]]:
+        for name, value in parameters():
+            made.append(name)
+            yield name, value
+
+    next(iter(to_blocks(watched(), torch.float32, max_bytes=1)))
+    assert len(made) == 2  # the one that is sent, and the one that did not fit beside it
+
+
+def damaged(block: Block, how: str) -> Block:
+    first, *rest = block.parameters
+    data = first.data.copy()
+    words = data.view(np.uint64)
+    if how == "one bit":
+        data[12_345] ^= 1
+    elif how == "two words change places":
+        words[3], words[7000] = words[7000], words[3]
+    elif how == "two words of a row change places":
+        words[3], words[4] = words[4], words[3]
+    elif how == "two words of a column change places":
+        words[3], words[3 + 1024] = words[3 + 1024], words[3]
+    elif how == "the last byte":
+        data[-1] ^= 128
+    elif how == "old weights":
+        data = next(iter(to_blocks(parameters(1), torch.float32))).parameters[0].data
+    elif how == "another name":
+        return dataclasses.replace(block, parameters=(dataclasses.replace(first, name="other"), *rest))
+    elif how == "another order":
+        return dataclasses.replace(block, parameters=tuple(reversed(block.parameters)))
+    return dataclasses.replace(block, parameters=(dataclasses.replace(first, data=data), *rest))
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        "one bit",
+        "two words change places",
+        "two words of a row change places",
+        "two words of a column change places",
+        "the last byte",
+        "old weights",
+        "another name",
+        "another order",
+    ],
+)
+def test_damage_is_seen(how: str) -> None:
+    (block,) = to_blocks(parameters(), torch.float32)
+    block.verify()
+    with pytest.raises(RlctlError, match="weights arrived damaged: block 0"):
+        damaged(block, how).verify()
+
+
+def test_a_block_that_is_missing_and_a_hand_over_that_was_given_up(tiny_worker) -> None:
+    """The engine takes up whole hand-overs only, and blocks of one that was given up disturb no later one."""
+    worker, model = tiny_worker
+    blocks = list(to_blocks(model.named_parameters(), torch.float32, max_bytes=10_000))
+
+    def hand_over(version: int, sent: list[Block], num_blocks: int) -> None:
+        def send() -> None:
+            for block in sent:
+                worker.receive(version, block)
+            worker.end(version, num_blocks)
+
+        sender = threading.Thread(target=send)
+        sender.start()
+        try:
+            worker.load_weights(version, timeout_s=5.0)
+        finally:
+            sender.join(timeout=5.0)
+            assert not sender.is_alive()
+
+    with pytest.raises(RlctlError, match=f"{len(blocks) - 1} blocks of weights arrived, and {len(blocks)} were sent"):
+        hand_over(1, blocks[1:], len(blocks))
+    with pytest.raises(RlctlError, match="no block of weights came from the trainer within"):
+        worker.load_weights(2, timeout_s=0.05)
+    with pytest.raises(RlctlError, match="damaged"):
+        hand_over(3, [damaged(blocks[0], "one bit"), *blocks[1:]], len(blocks))
+    hand_over(4, blocks, len(blocks))
+    engine = dict(worker.engine.model.named_parameters())
+    assert all(torch.equal(engine[name], value) for name, value in model.named_parameters())
+
+
+@pytest.fixture
+def tiny_worker(tmp_path):
+    from rlctl.recipes.compose import compose
+    from rlctl.runtime.rollout.request import Sampling
+    from rlctl.runtime.workers.rollout import RolloutSpec, RolloutWorker
+    from tests.distributed.ranks import place
+    from tests.models import tiny_model, write_tiny_model
+
+    write_tiny_model(tmp_path / "model")
+    recipe = compose("ppo", [f"actor_rollout_ref.model.path={tmp_path}/model"]).config.actor_rollout_ref
+    spec = RolloutSpec(recipe.model, Sampling(recipe.rollout, 8, (2,)), 16, seed=1)
+    return RolloutWorker(place(), spec), tiny_model(seed=5, vocab_size=259)
