@@ -212,7 +212,7 @@ def test_an_engine_that_is_lost_in_the_middle_of_an_answer_changes_nothing(
 ) -> None:
     undisturbed = stage.actor.generate_sequences(prompts(), seed=3)
     if what == "hang":
-        monkeypatch.setattr(stage.pool.engines, "spec", replace(stage.pool.engines.spec, call_timeout_s=10.0))
+        monkeypatch.setattr(stage.pool.engines, "spec", replace(stage.pool.engines.spec, call_timeout_s=6.0))
     stage.tell(what)
     assert same(stage.actor.generate_sequences(prompts(), seed=3), undisturbed)
     assert stage.kinds()[0] == "engine_lost"
