@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -17,10 +18,25 @@ from rich.text import Text
 from rlctl.errors import Problem
 
 
+class _Pipe(Console):
+    """A pipe has no edge to wrap at: a table is as wide as it needs to be, and its lines end where their text does."""
+
+    def __init__(self) -> None:
+        super().__init__(width=10_000, highlight=False, soft_wrap=True)
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        if not any(isinstance(each, Table) for each in objects):
+            super().print(*objects, **options)
+            return
+        with self.capture() as captured:
+            super().print(*objects, **options)
+        self.file.write(re.sub(" +$", "", captured.get(), flags=re.MULTILINE))
+
+
 @functools.cache
 def stdout() -> Console:
-    """Where data goes. Piped, a table is as wide as it needs to be: a pipe has no edge to wrap at."""
-    return Console(width=None if sys.stdout.isatty() else 10_000, highlight=False, soft_wrap=not sys.stdout.isatty())
+    """Where data goes."""
+    return Console(highlight=False) if sys.stdout.isatty() else _Pipe()
 
 
 @functools.cache

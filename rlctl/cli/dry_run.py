@@ -32,7 +32,7 @@ def show(recipe: Recipe, *, inline: bool, strict: bool, as_json: bool) -> None:
     for pool, peak in report.pool_peaks.items():
         if peak > report.device_memory:
             warn(f"the pool {pool} needs about {_size(peak)} on each device, which has {_size(report.device_memory)}")
-    if report.disk.checkpoint * report.disk.num_checkpoints > report.disk.free:
+    if (report.disk.checkpoint or 0) * report.disk.num_checkpoints > report.disk.free:
         warn(f"all {report.disk.num_checkpoints} checkpoints take more than the {_size(report.disk.free)} that are free")
 
 
@@ -68,8 +68,12 @@ def _print(report: DryRun) -> None:
     out.print("micro-batches: for answers half as long as allowed, and as long", style="dim")
     _print_memory(report)
     _heading("Also")
+    checkpoint = "size unknown" if disk.checkpoint is None else _size(disk.checkpoint)
     also = [
-        ("checkpoint", f"{_size(disk.checkpoint)} × {disk.num_checkpoints}; {_size(disk.free)} free"),
+        (
+            "checkpoint",
+            f"{checkpoint} × {disk.num_checkpoints}; {_size(disk.free)} free",
+        ),
         ("trackers", ", ".join(report.trackers) or "none"),
         ("reward", f"{', '.join(report.reward_functions)}: called on {report.reward_rows} training rows"),
         ("prompt", repr(report.prompt)),

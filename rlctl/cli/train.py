@@ -41,6 +41,12 @@ Inline = Annotated[bool, typer.Option("--inline", help="Run in this one process,
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Check everything and say what a start would do: no process, no file.")]
 Json = Annotated[bool, typer.Option("--json", help="With --dry-run: as JSON on stdout.")]
 
+_VERBS = {
+    "ppo": "PPO: actor, critic and reference, generalised advantage estimation.",
+    "grpo": "GRPO: no critic; several answers a prompt are compared with each other.",
+    "sft": "Supervised fine-tuning on the worked solutions of the data.",
+}
+
 # Settings of the quickstart's tiny model would ruin a real one: whoever brings data or a model starts from the defaults.
 _OWN = ("data.train_files=", "actor_rollout_ref.model.path=")
 
@@ -55,52 +61,24 @@ Examples:
 """
 
 
-@app.command(epilog=_EXAMPLES.format(verb="ppo"))
-def ppo(
-    overrides: Overrides = None,
-    recipe: RecipeOption = None,
-    name: Name = None,
-    logger: Logger = None,
-    inline: Inline = False,
-    strict: Strict = False,
-    dry_run: DryRun = False,
-    as_json: Json = False,
-) -> None:
-    """PPO: actor, critic and reference, generalised advantage estimation."""
-    composed = _compose("ppo", overrides or [], recipe, _own_settings(name, logger))
-    _train(composed, inline, strict, dry_run, as_json)
+def _add(verb: str, help: str) -> None:
+    @app.command(verb, help=help, epilog=_EXAMPLES.format(verb=verb))
+    def command(
+        overrides: Overrides = None,
+        recipe: RecipeOption = None,
+        name: Name = None,
+        logger: Logger = None,
+        inline: Inline = False,
+        strict: Strict = False,
+        dry_run: DryRun = False,
+        as_json: Json = False,
+    ) -> None:
+        composed = _compose(verb, overrides or [], recipe, _own_settings(name, logger))
+        _train(composed, inline, strict, dry_run, as_json)
 
 
-@app.command(epilog=_EXAMPLES.format(verb="grpo"))
-def grpo(
-    overrides: Overrides = None,
-    recipe: RecipeOption = None,
-    name: Name = None,
-    logger: Logger = None,
-    inline: Inline = False,
-    strict: Strict = False,
-    dry_run: DryRun = False,
-    as_json: Json = False,
-) -> None:
-    """GRPO: no critic; several answers a prompt are compared with each other."""
-    composed = _compose("grpo", overrides or [], recipe, _own_settings(name, logger))
-    _train(composed, inline, strict, dry_run, as_json)
-
-
-@app.command(epilog=_EXAMPLES.format(verb="sft"))
-def sft(
-    overrides: Overrides = None,
-    recipe: RecipeOption = None,
-    name: Name = None,
-    logger: Logger = None,
-    inline: Inline = False,
-    strict: Strict = False,
-    dry_run: DryRun = False,
-    as_json: Json = False,
-) -> None:
-    """Supervised fine-tuning on the worked solutions of the data."""
-    composed = _compose("sft", overrides or [], recipe, _own_settings(name, logger))
-    _train(composed, inline, strict, dry_run, as_json)
+for each, algorithm in _VERBS.items():
+    _add(each, algorithm)
 
 
 def _own_settings(name: str | None, logger: list[str] | None) -> list[str]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 
 from rlctl.errors import Problem
 from rlctl.recipes import schema
 from rlctl.runtime.algorithms.base import Needs
 from rlctl.runtime.build import rollout_pool
-from rlctl.runtime.memory import ModelSize, RoleMemory, Storage, Work, device_memory, role_memory
+from rlctl.runtime.memory import ModelSize, RoleMemory, Storage, UnknownSizeError, Work, device_memory, role_memory
 from rlctl.runtime.model.load import Kind, compute_dtype, master_dtype
 from rlctl.runtime.preflight import Devices, read_model_config
 
@@ -18,10 +19,12 @@ GIB = 2**30
 def check_capacity(config: schema.Config, devices: Devices, ranks: Mapping[str, int], needs: Needs) -> list[Problem]:
     """Weights and moments of every role of a pool, and the gradients of one, against the memory of a device. `ranks` are pool -> processes.
 
-    These are exact, so what does not fit is a problem; activations and caches are estimates, of which a dry run warns.
+    These are exact, so what does not fit is a problem; activations and caches are estimates, of which a dry run warns. A role whose size
+    cannot be told beforehand is left out with a warning.
     """
     actor_rollout, critic, placement = config.actor_rollout_ref, config.critic, config.trainer.placement
     pools: dict[str, list[RoleMemory]] = {}
+    unknown: list[str] = []
 
     def add(role: str, pool: str, model: schema.Model, fsdp: schema.FSDP | schema.FrozenFSDP, kind: Kind) -> None:
         read_model_config(model, f"{'critic' if role == 'critic' else 'actor_rollout_ref'}.model.path")
@@ -29,7 +32,10 @@ def check_capacity(config: schema.Config, devices: Devices, ranks: Mapping[str, 
         if role == "rollout":  # engines compute with a copy of their own, whole on every device
             storage = Storage.of(compute_dtype(model, devices.kind), compute_dtype(model, devices.kind), 1, fsdp)
         work = Work(tokens=0, learns=role in ("actor", "critic"), checkpointing=True, has_logits=False, kv_tokens=0)
-        pools.setdefault(pool, []).append(role_memory(role, ModelSize.of(model, kind), storage, work))
+        try:
+            pools.setdefault(pool, []).append(role_memory(role, ModelSize.of(model, kind), storage, work))
+        except UnknownSizeError as error:
+            unknown.append(error.problems[0].message)
 
     add("actor", placement.actor, actor_rollout.model, actor_rollout.actor.fsdp_config, "policy")
     if (pool := rollout_pool(placement, needs)) is not None:
@@ -38,6 +44,8 @@ def check_capacity(config: schema.Config, devices: Devices, ranks: Mapping[str, 
         add("reference", placement.reference, actor_rollout.model, actor_rollout.ref.fsdp_config, "policy")
     if Needs.CRITIC in needs:
         add("critic", placement.critic, critic.model, critic.fsdp_config, "backbone")
+    for message in dict.fromkeys(unknown):
+        print(f"warning: {message}", file=sys.stderr)
     there = device_memory(devices.kind, max(1, sum(ranks.values()) // devices.num_nodes))
     problems: list[Problem] = []
     for pool, roles in pools.items():

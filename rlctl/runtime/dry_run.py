@@ -13,7 +13,7 @@ from rlctl.recipes import schema
 from rlctl.recipes.compose import Recipe
 from rlctl.recipes.effects import report_idle
 from rlctl.runtime.algorithms.base import Needs
-from rlctl.runtime.memory import ModelSize, RoleMemory, Storage, Work, device_memory, role_memory
+from rlctl.runtime.memory import ModelSize, RoleMemory, Storage, UnknownSizeError, Work, device_memory, role_memory
 from rlctl.runtime.model.load import compute_dtype, master_dtype
 from rlctl.runtime.plan import Plan, make_plan
 from rlctl.runtime.preflight import NUM_REWARD_ROWS
@@ -80,7 +80,7 @@ class Batches:
 class Disk:
     """Bytes of one checkpoint (the policy for export; weights and two moments of each learning role), and how many lie there at most."""
 
-    checkpoint: int
+    checkpoint: int | None  # None: a model's size is not known beforehand
     num_checkpoints: int
     free: int
 
@@ -245,11 +245,15 @@ def _work(plan: Plan, role: str) -> Work:
 def _memory(plan: Plan) -> tuple[list[RoleMemory], dict[str, int]]:
     memory: dict[str, RoleMemory] = {}
     for role in _pools(plan):
-        size = ModelSize.of(_model_of(plan, role), "backbone" if role == "critic" else "policy")
+        try:
+            size = ModelSize.of(_model_of(plan, role), "backbone" if role == "critic" else "policy")
+        except UnknownSizeError:  # the plan has warned of it
+            continue
         memory[role] = role_memory(role, size, _storage(plan, role), _work(plan, role))
     by_pool: dict[str, list[RoleMemory]] = {}
     for role, pool in _pools(plan).items():
-        by_pool.setdefault("this process" if plan.inline else pool, []).append(memory[role])
+        if role in memory:
+            by_pool.setdefault("this process" if plan.inline else pool, []).append(memory[role])
     peaks = {pool: sum(each.held for each in roles) + max(each.passing for each in roles) for pool, roles in by_pool.items()}
     return list(memory.values()), peaks
 
@@ -261,11 +265,11 @@ def _disk(plan: Plan, memory: list[RoleMemory]) -> Disk:
     learning = {
         each.role: 3 * each.num_parameters * _storage(plan, each.role).master for each in memory if each.role in ("actor", "critic")
     }
-    export = learning["actor"] // 3
+    known = all(role in learning for role in _pools(plan) if role in ("actor", "critic"))
     count = 0
     if trainer.save_freq > 0:
         count = -(-plan.num_steps // trainer.save_freq)  # the last step is saved too
     if trainer.max_ckpt_to_keep is not None:  # and one more while it is written
         best = trainer.keep_best.k if trainer.keep_best.metric is not None else 0
         count = min(count, trainer.max_ckpt_to_keep + best + 1)
-    return Disk(sum(learning.values()) + export, count, shutil.disk_usage(existing).free)
+    return Disk(sum(learning.values()) + learning["actor"] // 3 if known else None, count, shutil.disk_usage(existing).free)

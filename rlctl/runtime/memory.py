@@ -11,11 +11,18 @@ from pathlib import Path
 
 import torch
 from torch import nn
-from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
+from rlctl.errors import ConfigError, RlctlError
 from rlctl.recipes import schema
 from rlctl.runtime.model.causal_lm import MAX_LOGITS
 from rlctl.runtime.model.load import Kind
+
+_INTERMEDIATE = ("intermediate_size", "ffn_dim", "n_inner", "d_ff")  # what architectures call the width of their feed-forward layer
+
+
+class UnknownSizeError(RlctlError):
+    """How large a model is cannot be told beforehand."""
 
 
 @dataclass(frozen=True)
@@ -34,24 +41,25 @@ class ModelSize:
 
     @classmethod
     def of(cls, model: schema.Model, kind: Kind) -> ModelSize:
-        """Built on torch's meta device, where parameters have shapes and no storage; a value function's head is counted."""
+        """Built on torch's meta device, where parameters have shapes and no storage; a value function's head is counted.
+
+        Raises:
+            ConfigError: transformers cannot build such a model. UnknownSizeError: the model's code does not run without storage.
+        """
         config = AutoConfig.from_pretrained(model.path, trust_remote_code=model.trust_remote_code)
-        auto = AutoModelForCausalLM if kind == "policy" else AutoModel
-        with torch.device("meta"):
-            built = auto.from_config(config, trust_remote_code=model.trust_remote_code)
-        text = config.get_text_config()
+        built, text = _build(config, model, kind), config.get_text_config()
         names = set(built._no_split_modules or ())
         blocks = [_count(module) for module in built.modules() if type(module).__name__ in names]
         total = _count(built) + (text.hidden_size + 1 if kind == "backbone" else 0)
-        heads = text.num_attention_heads
+        heads = getattr(text, "num_attention_heads", None) or 1
         head_dim = getattr(text, "head_dim", None) or text.hidden_size // heads
         return cls(
             num_parameters=total,
             largest_block=max(blocks, default=total),
-            outside_blocks=total - sum(blocks),
+            outside_blocks=max(0, total - sum(blocks)),  # some name a block and parts of it
             num_layers=text.num_hidden_layers,
             hidden=text.hidden_size,
-            intermediate=text.intermediate_size,
+            intermediate=next((size for name in _INTERMEDIATE if (size := getattr(text, name, None))), 4 * text.hidden_size),
             query=heads * head_dim,
             key_value=(getattr(text, "num_key_value_heads", None) or heads) * head_dim,
             vocab=text.vocab_size,
@@ -159,6 +167,21 @@ def device_memory(kind: str, processes_a_node: int) -> int:
     if limit.is_file() and (text := limit.read_text().strip()) != "max":
         total = min(total, int(text))
     return total // processes_a_node
+
+
+def _build(config: PretrainedConfig, model: schema.Model, kind: Kind) -> PreTrainedModel:
+    auto = AutoModelForCausalLM if kind == "policy" else AutoModel
+    try:
+        with torch.device("meta"):
+            return auto.from_config(config, trust_remote_code=model.trust_remote_code)
+    except (ValueError, ImportError) as error:  # no such class, or a package that it needs
+        raise ConfigError(f"the model {model.path!r} cannot be built: {_first_line(error)}") from error
+    except (RuntimeError, TypeError, AttributeError) as error:  # the model's own code computes with numbers that are not there
+        raise UnknownSizeError(f"the memory that {model.path!r} takes is not known beforehand: {_first_line(error)}") from error
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 def _count(module: nn.Module) -> int:

@@ -103,6 +103,13 @@ def test_show(root):
     assert full["record"]["recipe"] == "ppo"
 
 
+def test_piped_tables_end_where_their_text_does(root):
+    RunDir(root / "demo" / "first").update(command=["rlctl", "train", "ppo", "x" * 500])
+    lines = rlctl(root, "show", "first").stdout.splitlines()
+    assert max(map(len, lines)) > 500
+    assert [line for line in lines if line != line.rstrip()] == []
+
+
 @pytest.mark.parametrize(("changes", "colours"), [({}, True), ({"NO_COLOR": "1"}, False)])
 def test_samples_go_through_a_pager_on_a_terminal(root, changes, colours):
     environment = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "FORCE_COLOR", "RLCTL_RUNS", "LESS")}

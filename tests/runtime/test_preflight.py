@@ -7,11 +7,14 @@ import shutil
 from pathlib import Path
 
 import pytest
+from transformers import AutoModelForCausalLM, GPT2Config, OPTConfig, PretrainedConfig, T5Config
 
+from rlctl.errors import ConfigError
 from rlctl.recipes.compose import compose
 from rlctl.recipes.schema import Config
 from rlctl.runtime.algorithms.base import Needs
 from rlctl.runtime.capacity import check_capacity
+from rlctl.runtime.memory import ModelSize
 from rlctl.runtime.model_files import check_weights
 from rlctl.runtime.preflight import Devices, check_batches, check_model
 from tests.models import write_tiny_model
@@ -102,3 +105,37 @@ def test_a_model_that_cannot_fit_is_a_problem(model: Path) -> None:
     [said] = check_capacity(config(model), devices, {"main": 1}, Needs.EXPERIENCE)
     assert "(actor) needs 476837" in said.message
     assert said.where == "trainer.placement"
+
+
+@pytest.mark.parametrize(
+    "other", [GPT2Config(n_layer=2, n_embd=32, n_head=4), OPTConfig(num_hidden_layers=2, hidden_size=32, ffn_dim=64, num_attention_heads=4)]
+)
+def test_architectures_with_other_words_for_their_sizes(other: PretrainedConfig, model: Path) -> None:
+    other.save_pretrained(model)
+    settings = config(model).actor_rollout_ref.model
+    size = ModelSize.of(settings, "policy")
+    built = AutoModelForCausalLM.from_config(other)
+    assert size.num_parameters == sum(each.numel() for each in built.parameters())
+    assert size.intermediate == (128 if isinstance(other, GPT2Config) else 64)
+
+
+def test_a_model_of_a_kind_that_writes_no_text_is_a_problem(model: Path) -> None:
+    T5Config(num_layers=1, num_decoder_layers=1).save_pretrained(model)
+    with pytest.raises(ConfigError, match="cannot be built: Unrecognized configuration class"):
+        check_capacity(config(model), Devices("cpu", 1, 1), {"main": 1}, Needs.EXPERIENCE)
+
+
+def test_a_model_whose_code_needs_numbers_is_left_out_with_a_warning(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As code from the hub may do: it looks at a value while it is built."""
+    (model / "modeling_nosy.py").write_text(
+        "import torch\nfrom transformers import Qwen2ForCausalLM\n"
+        "class Nosy(Qwen2ForCausalLM):\n"
+        "    def __init__(self, config):\n        super().__init__(config)\n        self.first = torch.ones(1).item()\n"
+    )
+    settings = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps(settings | {"auto_map": {"AutoModelForCausalLM": "modeling_nosy.Nosy"}}))
+    chosen = config(model, "actor_rollout_ref.model.trust_remote_code=true", "critic.model.trust_remote_code=false")
+    assert check_capacity(chosen, Devices("cpu", 1, 1), {"main": 1}, NEEDS) == []
+    said = capsys.readouterr().err.splitlines()
+    assert [line for line in said if line.startswith("warning: ")] == [said[-1]]
+    assert "is not known beforehand" in said[-1]

@@ -1,0 +1,42 @@
+"""The command of SwanLab's documentation trains word for word, where a small model lies at the name that it asks for."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from pathlib import Path
+
+import pytest
+
+from rlctl.data_prep.arithmetic import train_and_validation
+from rlctl.data_prep.rows import write_rows
+from tests.documented import SWANLAB
+from tests.e2e.command import metrics, rlctl
+from tests.models import write_tiny_model
+
+GSM8K = Path(__file__).parents[3] / "shared" / "data" / "gsm8k"
+
+
+@pytest.mark.slow
+def test_the_documented_command_trains_and_reports_to_swanlab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("swanlab")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("SWANLAB_MODE", "offline")
+    data = tmp_path / "data" / "gsm8k"
+    if GSM8K.is_dir():
+        rlctl("prep", "gsm8k", "--source", GSM8K, "--out", data, cwd=tmp_path)
+    else:
+        data.mkdir(parents=True)
+        for name, rows in zip(("train", "test"), train_and_validation(256, 8, seed=1, level=1, careless=0.0), strict=True):
+            write_rows(data / f"{name}.parquet", rows)
+    write_tiny_model(tmp_path / "Qwen" / "Qwen2.5-0.5B-Instruct", max_position_embeddings=1024)
+    words = [os.path.expandvars(word) for word in shlex.split(SWANLAB)]
+    short = ["data.max_response_length=8", "data.val_max_samples=8", "trainer.total_training_steps=1", "trainer.experiment_name=swan"]
+    rlctl("train", "ppo", *words, *short, "trainer.device=cpu", cwd=tmp_path)
+    (run,) = tmp_path.glob("runs/*/swan")
+    step = metrics(run)[-1]
+    assert step["training/global_step"] == 1
+    assert step["actor/grad_norm"] > 0
+    assert step["critic/grad_norm"] > 0
+    (written,) = run.glob("swanlog/run-*/*.swanlab")
+    assert b"critic/score/mean" in written.read_bytes()
