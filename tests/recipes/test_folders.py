@@ -77,6 +77,13 @@ def test_a_search_path_and_a_part_on_the_command_line(project: Path) -> None:
     assert recipe.config.actor_rollout_ref.actor.optim.weight_decay == 0.01
 
 
+def test_an_optimizer_of_ones_own_may_bring_its_learning_rate(project: Path) -> None:
+    write(project / "shared" / "optim" / "bold.yaml", "defaults: [adamw, _self_]\nlr: 3e-4\n")
+    chosen = [f"hydra.searchpath=[{project / 'shared'}]", "optim@actor_rollout_ref.actor.optim=bold", "optim@critic.optim=gentle"]
+    config = compose("ppo_trainer", ["data.train_files=t.parquet", "actor_rollout_ref.model.path=m", *chosen]).config
+    assert (config.actor_rollout_ref.actor.optim.lr, config.critic.optim.lr) == (3e-4, 1e-5)
+
+
 def test_a_part_beside_the_recipe_stands_before_the_shipped_one(tmp_path: Path) -> None:
     write(tmp_path / "trainer" / "cluster.yaml", "defaults: [local, _self_]\nnnodes: 4\n")
     recipe = write(tmp_path / "x.yaml", "defaults: [ppo, override trainer: cluster, _self_]\n")

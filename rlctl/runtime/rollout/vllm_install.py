@@ -18,8 +18,17 @@ def check_installed(device: str) -> None:
     Raises:
         MissingExtraError: there is no vLLM. ConfigError: another version or build than rlctl takes.
     """
-    found = {name: _version(name) for name in (*_BUILDS, "torch")}
-    judge(found, {name: _pin(name) for name in found}, device)
+    judge(installed(), pins(), device)
+
+
+def installed() -> dict[str, str | None]:
+    """The versions of vLLM's builds and of torch; None: not installed."""
+    return {name: _version(name) for name in (*_BUILDS, "torch")}
+
+
+def pins() -> dict[str, Requirement]:
+    """What rlctl's own metadata ask for of the same packages."""
+    return {name: _pin(name) for name in (*_BUILDS, "torch")}
 
 
 def judge(found: Mapping[str, str | None], pins: Mapping[str, Requirement], device: str) -> None:
@@ -58,5 +67,4 @@ def _version(package: str) -> str | None:
 
 
 def _pin(package: str) -> Requirement:
-    """What rlctl's own metadata ask for."""
     return next(each for each in map(Requirement, requires("rlctl") or ()) if each.name == package)
