@@ -69,11 +69,7 @@ def _problem(name: str, container: dict[str, Any], origins: Mapping[str, list[Or
     value = lookup(container, name)
     expected = key.type if key.name == name else key.type.removeprefix("mapping of ")
     whole = isinstance(value, float) and value.is_integer() and "whole number" in key.type
-    return Problem(
-        f"{name} should be {expected}, not {'null' if value is None else repr(value)}",
-        where,
-        f"write {int(value)}" if whole else key.help or None,
-    )
+    return Problem(f"{name} should be {expected}, not {_written(value)}", where, f"write {int(value)}" if whole else key.help or None)
 
 
 def _written(value: object) -> str:

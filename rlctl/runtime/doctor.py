@@ -1,4 +1,6 @@
-"""What `rlctl doctor` looks at. Versions and builds come from the packages' metadata and files: importing torch alone takes seconds."""
+"""What `rlctl doctor` looks at. Versions and builds come from the packages' metadata and files: importing them takes seconds. Only
+trackers are loaded, for they alone know what mode they would choose.
+"""
 
 from __future__ import annotations
 
