@@ -130,7 +130,6 @@ def with_vllm(size: str, model: Qwen2ForCausalLM, engines: dict[str, Answer]) ->
         seconds = time.perf_counter() - start
         streaming = vllm_engine(model, folder, shared=False)
     shared_ms, streamed_ms = hand_over_ms(engine, model), hand_over_ms(streaming, model)
-    streaming.close()
     engines["vllm"] = lambda prompts, limits: answer(engine, prompts, limits)
     print(f"{size}: vllm starts in {seconds:.1f} s; hand-over shared {shared_ms:.2f} ms, streamed {streamed_ms:.1f} ms", flush=True)
 
