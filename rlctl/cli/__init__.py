@@ -51,6 +51,7 @@ COMMANDS = (
     Command("sweep", "rlctl.cli.sweep", "Search settings with many runs on one cluster.", "Training"),
     Command("sweeps", "rlctl.cli.sweeps", "List the sweeps, newest first.", "Runs"),
     Command("runs", "rlctl.cli.runs", "List the runs, running and newest first; remove, restore, tag them.", "Runs"),
+    Command("export", "rlctl.cli.export", "Write a run's policy as a folder that transformers and vLLM load.", "Runs"),
     Command("compare", "rlctl.cli.compare", "Compare runs: their settings, and their metrics at the same step.", "Runs"),
     Command("show", "rlctl.cli.runs", "Show one run: its curves, its settings, its validation samples.", "Runs"),
     Command("watch", "rlctl.cli.watch", "Watch a run until it ends, also one that was started elsewhere on this disk.", "Runs"),

@@ -118,7 +118,13 @@ def _config(target: str, overrides: list[str], recipe: str, step: int | None, ro
     from rlctl.runtime import quickstart
     from rlctl.runtime.checkpoint import CheckpointStore
 
-    changes = ["actor_rollout_ref.model.tokenizer_path=null", "actor_rollout_ref.model.init=auto", "trainer.n_gpus_per_node=1", *overrides]
+    changes = [
+        "actor_rollout_ref.model.tokenizer_path=null",
+        "actor_rollout_ref.model.init=auto",
+        "trainer.n_gpus_per_node=1",
+        "actor_rollout_ref.model.lora_rank=0",  # a checkpoint has its adapters merged
+        *overrides,
+    ]
     if (Path(target).expanduser() / "config.json").is_file() or target == quickstart.NAME:
         composed = compose(recipe, [f"actor_rollout_ref.model.path={target}", *changes])
     else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -11,6 +12,7 @@ from transformers import PreTrainedTokenizerBase
 from rlctl.plugins import load
 from rlctl.recipes import schema
 from rlctl.runtime.algorithms.base import Algorithm, Needs, ValueLoss
+from rlctl.runtime.batch import LogProbs, Rollouts
 from rlctl.runtime.cluster.inline import Pool
 from rlctl.runtime.cluster.separate import SeparateActor
 from rlctl.runtime.rewards.pool import RewardPool
@@ -77,8 +79,11 @@ def build_roles(
     actor = build_actor(config, algorithm, tokenizer, pools[placement.actor], has_engine=Needs.ENGINE in needs and engines is None)
     reference: Reference | None = None
     if Needs.REFERENCE in needs:
-        on_phase("building the reference")
-        reference = pools[placement.reference].spawn("reference", ReferenceWorker, _reference_spec(config))
+        if reference_is_base(config):
+            reference = BaseOfActor(actor)
+        else:
+            on_phase("building the reference")
+            reference = pools[placement.reference].spawn("reference", ReferenceWorker, _reference_spec(config))
     critic: Critic | None = None
     if Needs.CRITIC in needs:
         on_phase("building the critic")
@@ -89,6 +94,22 @@ def build_roles(
         engines.send_weights = cast("ActorWorker", actor).send_weights
         actor = SeparateActor(actor, engines)
     return Roles(actor=actor, reward=reward, critic_role=critic, reference_role=reference)
+
+
+def reference_is_base(config: schema.Config) -> bool:
+    """Whether the actor's own model without its adapters serves as the reference: so no second model is held."""
+    placement = config.trainer.placement
+    return config.actor_rollout_ref.model.lora_rank > 0 and placement.reference == placement.actor
+
+
+@dataclass(frozen=True)
+class BaseOfActor:
+    """Implements `Reference` by the actor's frozen base."""
+
+    actor: Actor
+
+    def compute_log_probs(self, batch: Rollouts) -> LogProbs:
+        return self.actor.compute_base_log_probs(batch)
 
 
 def build_actor(

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from rlctl.errors import Problem
 from rlctl.recipes import schema
 from rlctl.runtime.algorithms.base import Needs
-from rlctl.runtime.build import rollout_pool
+from rlctl.runtime.build import reference_is_base, rollout_pool
 from rlctl.runtime.memory import ModelSize, RoleMemory, Storage, UnknownSizeError, Work, device_memory, role_memory
 from rlctl.runtime.model.load import Kind, compute_dtype, master_dtype
 from rlctl.runtime.preflight import Devices, read_model_config
@@ -40,7 +40,7 @@ def check_capacity(config: schema.Config, devices: Devices, ranks: Mapping[str, 
     add("actor", placement.actor, actor_rollout.model, actor_rollout.actor.fsdp_config, "policy")
     if (pool := rollout_pool(placement, needs)) is not None:
         add("rollout", pool, actor_rollout.model, actor_rollout.actor.fsdp_config, "policy")
-    if Needs.REFERENCE in needs:
+    if Needs.REFERENCE in needs and not reference_is_base(config):
         add("reference", placement.reference, actor_rollout.model, actor_rollout.ref.fsdp_config, "policy")
     if Needs.CRITIC in needs:
         add("critic", placement.critic, critic.model, critic.fsdp_config, "backbone")

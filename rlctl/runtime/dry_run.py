@@ -13,6 +13,7 @@ from rlctl.recipes import schema
 from rlctl.recipes.compose import Recipe
 from rlctl.recipes.effects import report_idle
 from rlctl.runtime.algorithms.base import Needs
+from rlctl.runtime.build import reference_is_base
 from rlctl.runtime.memory import ModelSize, RoleMemory, Storage, UnknownSizeError, Work, device_memory, role_memory
 from rlctl.runtime.model.load import compute_dtype, master_dtype
 from rlctl.runtime.plan import Plan, make_plan
@@ -143,6 +144,8 @@ def _pools(plan: Plan) -> dict[str, str]:
     """role -> pool, of the roles that live in pools."""
     placement = plan.config.trainer.placement
     pools = {"actor": placement.actor, "rollout": placement.rollout or "", "reference": placement.reference, "critic": placement.critic}
+    if reference_is_base(plan.config):
+        del pools["reference"]
     return {role: pool for role, pool in pools.items() if role == "actor" or role in plan.roles}
 
 
@@ -262,9 +265,8 @@ def _disk(plan: Plan, memory: list[RoleMemory]) -> Disk:
     trainer = plan.config.trainer
     root = Path(trainer.default_local_dir or trainer.run_dir).expanduser().absolute()
     existing = next(folder for folder in [root, *root.parents] if folder.exists())
-    learning = {
-        each.role: 3 * each.num_parameters * _storage(plan, each.role).master for each in memory if each.role in ("actor", "critic")
-    }
+    learning = {each.role: 3 * each.num_trained * _storage(plan, each.role).master for each in memory if each.role in ("actor", "critic")}
+    export = sum(each.num_parameters * _storage(plan, each.role).master for each in memory if each.role == "actor")
     known = all(role in learning for role in _pools(plan) if role in ("actor", "critic"))
     count = 0
     if trainer.save_freq > 0:
@@ -272,4 +274,4 @@ def _disk(plan: Plan, memory: list[RoleMemory]) -> Disk:
     if trainer.max_ckpt_to_keep is not None:  # and one more while it is written
         best = trainer.keep_best.k if trainer.keep_best.metric is not None else 0
         count = min(count, trainer.max_ckpt_to_keep + best + 1)
-    return Disk(sum(learning.values()) + learning["actor"] // 3 if known else None, count, shutil.disk_usage(existing).free)
+    return Disk(sum(learning.values()) + export if known else None, count, shutil.disk_usage(existing).free)

@@ -17,6 +17,7 @@ from rlctl.errors import ConfigError, RlctlError
 from rlctl.recipes import schema
 from rlctl.runtime.model.causal_lm import MAX_LOGITS
 from rlctl.runtime.model.load import Kind
+from rlctl.runtime.model.lora import add_adapters
 
 _INTERMEDIATE = ("intermediate_size", "ffn_dim", "n_inner", "d_ff")  # what architectures call the width of their feed-forward layer
 
@@ -30,6 +31,7 @@ class ModelSize:
     """Of a decoder: sizes of its layers, and how many numbers its parameters are."""
 
     num_parameters: int
+    num_trained: int  # fewer than all with LoRA
     largest_block: int  # parameters of the largest block that FSDP gathers at a time
     outside_blocks: int  # parameters that belong to no block: embeddings, the last norm, the head
     num_layers: int
@@ -48,13 +50,16 @@ class ModelSize:
         """
         config = AutoConfig.from_pretrained(model.path, trust_remote_code=model.trust_remote_code)
         built, text = _build(config, model, kind), config.get_text_config()
+        add_adapters(built, model, 0)
         names = set(built._no_split_modules or ())
         blocks = [_count(module) for module in built.modules() if type(module).__name__ in names]
-        total = _count(built) + (text.hidden_size + 1 if kind == "backbone" else 0)
+        head = text.hidden_size + 1 if kind == "backbone" else 0
+        total = _count(built) + head
         heads = getattr(text, "num_attention_heads", None) or 1
         head_dim = getattr(text, "head_dim", None) or text.hidden_size // heads
         return cls(
             num_parameters=total,
+            num_trained=sum(parameter.numel() for parameter in built.parameters() if parameter.requires_grad) + head,
             largest_block=max(blocks, default=total),
             outside_blocks=max(0, total - sum(blocks)),  # some name a block and parts of it
             num_layers=text.num_hidden_layers,
@@ -107,6 +112,7 @@ class RoleMemory:
 
     role: str
     num_parameters: int
+    num_trained: int
     parameters: int
     moments: int
     gathered: int
@@ -132,7 +138,10 @@ class RoleMemory:
 
 def role_memory(role: str, size: ModelSize, storage: Storage, work: Work) -> RoleMemory:
     """The plan of one role. With checkpointing each layer keeps its input and one layer at a time keeps all."""
-    own = 0 if storage.offload else -(-size.num_parameters // storage.shards) * storage.master
+    own, trained = (
+        0 if storage.offload else -(-number // storage.shards) * storage.master for number in (size.num_parameters, size.num_trained)
+    )
+    has_own_engine = storage.wrapped or size.num_trained < size.num_parameters
     in_use = 2 * size.largest_block + size.outside_blocks if storage.reshard else size.num_parameters
     layer = work.tokens * size.activations_of_a_token * storage.compute
     if not work.learns:
@@ -145,11 +154,12 @@ def role_memory(role: str, size: ModelSize, storage: Storage, work: Work) -> Rol
     return RoleMemory(
         role=role,
         num_parameters=size.num_parameters,
+        num_trained=size.num_trained,
         parameters=own,
-        moments=2 * own if work.learns else 0,
+        moments=2 * trained if work.learns else 0,
         gathered=min(in_use, size.num_parameters) * storage.compute if storage.wrapped else 0,
-        engine_copy=size.num_parameters * storage.compute if storage.wrapped and work.kv_tokens else 0,
-        gradients=own if work.learns else 0,
+        engine_copy=size.num_parameters * storage.compute if has_own_engine and work.kv_tokens else 0,
+        gradients=trained if work.learns else 0,
         activations=activations,
         logits=rows * size.vocab * storage.compute * (2 if work.learns else 1),
         kv_cache=2 * size.num_layers * size.key_value * work.kv_tokens * storage.compute,

@@ -92,6 +92,8 @@ def make_plan(recipe: Recipe, inline: bool, data_root: Path | None = None, run: 
     if devices is not None:
         found.run(preflight.check_engine, config, devices, trainer.placement.rollout not in (None, trainer.placement.actor))
     algorithm = found.run(load_algorithm, config, 1)
+    if algorithm is not None:
+        found.run(preflight.check_adapters, config, algorithm.needs)
     if algorithm is not None and devices is not None:
         ranks = _pool_sizes(trainer.placement, devices, algorithm.needs)
         separate = rollout_pool(trainer.placement, algorithm.needs)

@@ -16,6 +16,7 @@ from rlctl.errors import ConfigError, Problem, ResourceError, RlctlError
 from rlctl.plugins import load
 from rlctl.recipes import schema
 from rlctl.runtime.algorithms.base import Needs
+from rlctl.runtime.model.lora import check_peft
 from rlctl.runtime.model_files import check_weights
 from rlctl.runtime.rewards.pool import RewardPool
 from rlctl.runtime.rewards.specs import reward_specs
@@ -246,7 +247,6 @@ def check_built(config: schema.Config) -> list[Problem]:
     """Keys that the schema knows and that nothing behind them does yet: said, not silently passed over."""
     actor_rollout, critic = config.actor_rollout_ref, config.critic
     wanted = {
-        "actor_rollout_ref.model.lora_rank": actor_rollout.model.lora_rank > 0,
         "actor_rollout_ref.actor.tensor_parallel_size": actor_rollout.actor.tensor_parallel_size > 1,
         "actor_rollout_ref.actor.context_parallel_size": actor_rollout.actor.context_parallel_size > 1,
         "actor_rollout_ref.rollout.multi_turn.enable": actor_rollout.rollout.multi_turn.enable,
@@ -254,7 +254,6 @@ def check_built(config: schema.Config) -> list[Problem]:
         "actor_rollout_ref.model.use_remove_padding": not actor_rollout.model.use_remove_padding,
         "critic.model.use_remove_padding": not critic.model.use_remove_padding,
         "actor_rollout_ref.actor.fsdp_config.optimizer_offload": actor_rollout.actor.fsdp_config.optimizer_offload,
-        "critic.model.lora_rank": critic.model.lora_rank > 0,
         "critic.tensor_parallel_size": critic.tensor_parallel_size > 1,
         "critic.context_parallel_size": critic.context_parallel_size > 1,
         "critic.fsdp_config.optimizer_offload": critic.fsdp_config.optimizer_offload,
@@ -262,6 +261,12 @@ def check_built(config: schema.Config) -> list[Problem]:
     }
     set_keys = [key for key, is_set in wanted.items() if is_set]
     return [Problem(f"{key} is set, but rlctl cannot do that yet", hint="leave it at its default") for key in set_keys]
+
+
+def check_adapters(config: schema.Config, needs: Needs) -> None:
+    """What trains adapters must be there. `MissingExtraError`."""
+    if config.actor_rollout_ref.model.lora_rank > 0 or (Needs.CRITIC in needs and config.critic.model.lora_rank > 0):
+        check_peft()
 
 
 def check_disk(config: schema.Config, root: Path) -> None:

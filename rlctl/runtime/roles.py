@@ -25,6 +25,10 @@ class Actor(Protocol):
         """Log-probs and entropies of the response tokens under the present weights."""
         ...
 
+    def compute_base_log_probs(self, batch: Rollouts) -> LogProbs:
+        """Log-probs under the model that the adapters are trained beside, without entropies. Without adapters it is the policy itself."""
+        ...
+
     def update(self, batch: Rollouts, lr: float) -> Metrics:
         """One optimizer step on one mini-batch."""
         ...

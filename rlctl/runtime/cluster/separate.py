@@ -25,6 +25,7 @@ class SeparateActor:
         self.trainer = trainer
         self.engines = engines
         self.compute_log_probs = trainer.compute_log_probs
+        self.compute_base_log_probs = trainer.compute_base_log_probs
         self.save = trainer.save
         self.state_bytes = trainer.state_bytes
         self.export = trainer.export

@@ -7,6 +7,7 @@ before each use.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -58,8 +59,24 @@ def is_sharded(model: nn.Module) -> bool:
 def full_parameters(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Every parameter whole, one at a time: at no moment is there a second copy of the model. Collective: all ranks must go through it."""
     for name, parameter in module.named_parameters():
-        value = parameter.detach()
-        yield name, value.full_tensor() if isinstance(value, DTensor) else value
+        yield name, whole(parameter)
+
+
+def whole(parameter: Tensor) -> Tensor:
+    """A parameter with all ranks' parts, without its gradient. Collective."""
+    value = parameter.detach()
+    return value.full_tensor() if isinstance(value, DTensor) else value
+
+
+def trained_state(model: nn.Module) -> dict[str, Any]:
+    """The parameters that learn, as torch's distributed checkpoints take them. Collective.
+
+    Frozen ones are where they came from. torch's own option for this keeps a frozen tensor that is tied, under its second name.
+    """
+    from torch.distributed.checkpoint.state_dict import get_model_state_dict
+
+    frozen = {name for name, parameter in model.named_parameters(remove_duplicate=False) if not parameter.requires_grad}
+    return {name: value for name, value in get_model_state_dict(model).items() if name not in frozen}
 
 
 def local_gradients(model: nn.Module) -> list[Tensor]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,8 +15,16 @@ from rlctl.runtime.algorithms.base import Loss, Needs, PolicyLoss
 from rlctl.runtime.batch import LogProbs, Prompts, Rollouts
 from rlctl.runtime.model.causal_lm import PolicyModel
 from rlctl.runtime.model.load import compute_dtype, load_model, master_dtype
+from rlctl.runtime.model.lora import (
+    adapter_parameters,
+    add_adapters,
+    has_adapters,
+    merged_parameters,
+    without_adapters,
+    write_adapter,
+)
 from rlctl.runtime.model.sequences import Sequences
-from rlctl.runtime.model.sharding import full_parameters, is_sharded, shard
+from rlctl.runtime.model.sharding import is_sharded, shard
 from rlctl.runtime.place import Place
 from rlctl.runtime.rollout.engine import EngineSpec, RolloutEngine
 from rlctl.runtime.rollout.request import Sampling, to_rollouts
@@ -45,6 +54,7 @@ class ActorWorker(LearningWorker):
         self.place = place
         self.spec = spec
         hf = load_model(spec.model, "policy", master_dtype(spec.actor.fsdp_config), spec.seed)
+        add_adapters(hf, spec.model, spec.seed)
         if spec.model.enable_gradient_checkpointing:
             hf.gradient_checkpointing_enable({"use_reentrant": False})
         self.policy = PolicyModel(hf, spec.sampling.rollout.temperature)
@@ -68,7 +78,7 @@ class ActorWorker(LearningWorker):
         sampling = self.spec.sampling.params(prompts.group, seed, validate, greedy)
         self.engine.wake()
         if self.engine_is_stale:
-            self.engine.load_weights(full_parameters(self.policy.hf))
+            self.engine.load_weights(merged_parameters(self.policy.hf))
         responses = self.engine.generate(prompts.prompt_ids.to(self.place.device), sampling)
         self.engine_is_stale = self.engine.sleep()
         return to_rollouts(prompts, sampling.n, responses)
@@ -79,7 +89,7 @@ class ActorWorker(LearningWorker):
 
         Returns the engines that were lost on the way, by number, with the reason.
         """
-        parameters = full_parameters(self.policy.hf)
+        parameters = merged_parameters(self.policy.hf)
         if self.place.rank > 0:
             deque(parameters, maxlen=0)
             return {}
@@ -97,6 +107,17 @@ class ActorWorker(LearningWorker):
 
         log_probs, entropy = self.learner.infer(batch, self.cut_infer, forward)
         return LogProbs(log_probs, entropy)
+
+    @dispatch(Dispatch.SPLIT)
+    def compute_base_log_probs(self, batch: Rollouts) -> LogProbs:
+        """See `Actor`."""
+
+        def forward(sequences: Sequences) -> tuple[Tensor]:
+            return (self.policy(sequences, with_entropy=False).log_probs,)
+
+        with without_adapters(self.policy):
+            (log_probs,) = self.learner.infer(batch, self.cut_infer, forward)
+        return LogProbs(log_probs, None)
 
     @dispatch(Dispatch.SPLIT)
     def update(self, batch: Rollouts, lr: float) -> Metrics:
@@ -118,13 +139,22 @@ class ActorWorker(LearningWorker):
     @dispatch(Dispatch.BROADCAST)
     def export(self, folder: Path) -> None:
         """Copy the weights; rank 0 writes a folder that `AutoModelForCausalLM.from_pretrained` loads, in the background and before what is
-        saved after it. The controller adds the tokenizer. Collective."""
-        weights: dict[str, Tensor] = {}
-        for name, value in full_parameters(self.policy.hf):
-            if self.place.rank == 0:
-                weights[name] = value.to("cpu", copy=True)
+        saved after it, and beside it `adapter/` where adapters are trained. The controller adds the tokenizer. Collective."""
+        weights = self._copied(merged_parameters(self.policy.hf))
+        adapter = self._copied(adapter_parameters(self.policy.hf))
+
+        def write() -> None:
+            self.policy.hf.save_pretrained(folder, state_dict=weights)
+            if adapter:
+                write_adapter(folder.with_name("adapter"), self.policy.hf, adapter)
+
         if weights:
-            self.learner.writer.submit(folder, lambda: self.policy.hf.save_pretrained(folder, state_dict=weights))
+            self.learner.writer.submit(folder, write)
+
+    def _copied(self, parameters: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
+        """On the CPU of rank 0; the other ranks only take part."""
+        pairs = ((name, value.to("cpu", copy=True) if self.place.rank == 0 else None) for name, value in parameters)
+        return {name: value for name, value in pairs if value is not None}
 
     def close(self) -> None:
         """End the engine."""
@@ -140,7 +170,9 @@ class ActorWorker(LearningWorker):
             max_length=self.spec.max_prompt_length + self.spec.sampling.max_response_length,
             seed=self.spec.seed,
         )
-        return load("engines", self.spec.sampling.rollout.name).from_spec(spec, None if is_sharded(self.policy) else self.policy.hf)
+        # With adapters the engine has a model of its own, into which base and adapter are merged: its names and layers are plain ones.
+        own = is_sharded(self.policy) or has_adapters(self.policy)
+        return load("engines", self.spec.sampling.rollout.name).from_spec(spec, None if own else self.policy.hf)
 
 
 def _cutting(dynamic: bool, max_tokens: int, max_rows: int | None) -> MicroBatching:

@@ -11,6 +11,7 @@ from rlctl.runtime.algorithms.base import Loss, ValueLoss
 from rlctl.runtime.batch import Ragged, Rollouts
 from rlctl.runtime.model.causal_lm import ValueModel
 from rlctl.runtime.model.load import compute_dtype, load_model, master_dtype
+from rlctl.runtime.model.lora import add_adapters
 from rlctl.runtime.model.sequences import Sequences
 from rlctl.runtime.model.sharding import shard
 from rlctl.runtime.place import Place
@@ -34,6 +35,7 @@ class CriticWorker(LearningWorker):
     def __init__(self, place: Place, spec: CriticSpec) -> None:
         critic = spec.critic
         hf = load_model(critic.model, "backbone", master_dtype(critic.fsdp_config), spec.seed)
+        add_adapters(hf, critic.model, spec.seed)
         if critic.model.enable_gradient_checkpointing:
             hf.gradient_checkpointing_enable({"use_reentrant": False})
         self.spec = spec

@@ -25,7 +25,7 @@ from rlctl.runtime.batch import Ragged, Rollouts
 from rlctl.runtime.flops import DecoderShape, peak_flops
 from rlctl.runtime.model.causal_lm import PolicyModel, ValueModel
 from rlctl.runtime.model.sequences import Sequences
-from rlctl.runtime.model.sharding import local_gradients, total_norm
+from rlctl.runtime.model.sharding import local_gradients, total_norm, trained_state
 from rlctl.runtime.place import Place
 from rlctl.runtime.rng import rng_state, set_rng_state
 from rlctl.runtime.workers.background import BackgroundWriter
@@ -68,7 +68,8 @@ class LearningWorker:
     @dispatch(Dispatch.RANK_ZERO)
     def state_bytes(self) -> int:
         """Bytes of what `save` writes, over all ranks: weights and the optimizer's two moments."""
-        return 3 * sum(parameter.numel() * parameter.element_size() for parameter in self.learner.model.parameters())
+        trained = (parameter for parameter in self.learner.model.parameters() if parameter.requires_grad)
+        return 3 * sum(parameter.numel() * parameter.element_size() for parameter in trained)
 
 
 class Learner:
@@ -184,7 +185,7 @@ class Learner:
     def load(self, folder: Path) -> None:
         """What `save` wrote, on any number of ranks. Collective. Random state is taken up by the ranks that there were."""
         from torch.distributed.checkpoint.filesystem import FileSystemReader
-        from torch.distributed.checkpoint.state_dict import set_model_state_dict, set_optimizer_state_dict
+        from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict, set_optimizer_state_dict
         from torch.distributed.checkpoint.state_dict_loader import load
 
         assert self.optimizer is not None, "this model does not learn"
@@ -193,7 +194,7 @@ class Learner:
         state = self._state(with_optimizer)
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
         load(state, checkpoint_id=folder, no_dist=self.place.world_size == 1)
-        set_model_state_dict(self.model, state["model"])
+        set_model_state_dict(self.model, state["model"], options=StateDictOptions(strict=False))  # what is frozen is not in it
         if with_optimizer:
             set_optimizer_state_dict(self.model, self.optimizer, state["optimizer"])
         if self._rng_file(folder).exists():
@@ -201,10 +202,10 @@ class Learner:
 
     def _state(self, with_optimizer: bool) -> dict[str, Any]:
         """Of a fresh optimizer torch would make state by stepping once, which is not what it had: it is left out until it has stepped."""
-        from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_optimizer_state_dict
+        from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 
         assert self.optimizer is not None, "this model does not learn"
-        state: dict[str, Any] = {"model": get_model_state_dict(self.model)}
+        state: dict[str, Any] = {"model": trained_state(self.model)}
         return state | ({"optimizer": get_optimizer_state_dict(self.model, self.optimizer)} if with_optimizer else {})
 
     def _has_stepped(self) -> bool:

@@ -1,0 +1,123 @@
+"""LoRA: small trained matrices beside linear layers of a frozen model, W + lora_alpha / lora_rank · B A (Hu et al. 2021, arXiv 2106.09685).
+
+`peft` puts them into the model's own layers, so training needs no other code. Who stands outside of training, a rollout engine or a folder
+on the disk, gets ordinary weights, base and adapter added up, under the names that they have without adapters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from rlctl.errors import ConfigError, MissingExtraError
+from rlctl.recipes import schema
+from rlctl.runtime.model.sharding import whole
+
+_NAME = "default"  # what peft calls the only adapter
+_BASE, _A, _B = ".base_layer.", f".lora_A.{_NAME}.", f".lora_B.{_NAME}."
+
+
+def check_peft() -> None:
+    """Errors: MissingExtraError where `peft` is not installed."""
+    if find_spec("peft") is None:
+        raise MissingExtraError("LoRA needs peft, which is not installed", where="lora_rank", hint="pip install 'rlctl[peft]'")
+
+
+def add_adapters(hf: PreTrainedModel, model: schema.Model, seed: int) -> None:
+    """Freeze `hf` and give it adapters, if `model.lora_rank` says so. In place. They add nothing yet: B is zero; A is drawn from `seed`.
+
+    Errors: MissingExtraError, ConfigError for target modules that the model has not, or that are no linear layers.
+    """
+    if model.lora_rank == 0:
+        return
+    check_peft()
+    from peft import LoraConfig, inject_adapter_in_model
+    from peft.tuners.lora import Linear
+
+    names = list(model.target_modules)
+    config = LoraConfig(
+        r=model.lora_rank,
+        lora_alpha=model.lora_alpha,
+        target_modules=names[0] if names == ["all-linear"] else names,
+        task_type="CAUSAL_LM",
+        base_model_name_or_path=model.path,
+    )
+    try:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            inject_adapter_in_model(config, hf, adapter_name=_NAME)
+    except ValueError as error:
+        hint = "all-linear, or names such as [q_proj, v_proj]"
+        raise ConfigError(str(error).splitlines()[0], where="target_modules", hint=hint) from error
+    others = {name for name, layer in _adapted(hf).items() if not isinstance(layer, Linear)}
+    if others:
+        raise ConfigError(f"adapters are for linear layers; {sorted(others)[0]} is none", where="target_modules", hint="all-linear")
+    for name, parameter in hf.named_parameters():
+        parameter.requires_grad_(_A in name or _B in name)
+        if parameter.requires_grad:
+            parameter.data = parameter.data.to(hf.dtype)
+
+
+def has_adapters(module: nn.Module) -> bool:
+    return bool(_adapted(module))
+
+
+@contextmanager
+def without_adapters(module: nn.Module) -> Iterator[None]:
+    """Inside, the model is the frozen base. peft's own switch would also touch `requires_grad`, which the optimizer relies on."""
+    layers: list[Any] = list(_adapted(module).values())
+    try:
+        for layer in layers:
+            layer._disable_adapters = True
+        yield
+    finally:
+        for layer in layers:
+            layer._disable_adapters = False
+
+
+def merged_parameters(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Every parameter whole, with its adapter added, one at a time, under its name in the model without adapters. Collective."""
+    layers = _adapted(module)
+    for name, parameter in module.named_parameters():
+        if _A in name or _B in name:
+            continue
+        prefix, base, leaf = name.partition(_BASE)
+        value = whole(parameter)
+        if base and leaf == "weight":
+            value = value + _delta(layers[prefix]).to(value.dtype)
+        yield (f"{prefix}.{leaf}" if base else name), value
+
+
+def _delta(layer: Any) -> Tensor:
+    """What the adapter adds to the weight, in float32, as the layer stores it."""
+    b, a = whole(layer.lora_B[_NAME].weight).float(), whole(layer.lora_A[_NAME].weight).float()
+    delta = layer.scaling[_NAME] * (b @ a)
+    return delta.T if layer.fan_in_fan_out else delta
+
+
+def adapter_parameters(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """The adapters' matrices whole, under the names of peft's files. Collective."""
+    for name, parameter in module.named_parameters():
+        if _A in name or _B in name:
+            yield f"base_model.model.{name.replace(f'.{_NAME}.', '.')}", whole(parameter)
+
+
+def write_adapter(folder: Path, hf: PreTrainedModel, weights: Mapping[str, Tensor]) -> None:
+    """A folder that `PeftModel.from_pretrained(base, folder)` loads."""
+    from safetensors.torch import save_file
+
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file({name: value.contiguous() for name, value in weights.items()}, folder / "adapter_model.safetensors", {"format": "pt"})
+    config: Any = hf.peft_config  # where peft keeps what it did to the model
+    config[_NAME].save_pretrained(str(folder))
+
+
+def _adapted(module: nn.Module) -> dict[str, nn.Module]:
+    return {name: layer for name, layer in module.named_modules() if hasattr(layer, "lora_A") and hasattr(layer, "base_layer")}

@@ -1,0 +1,159 @@
+"""From a run to a model folder and back: what is exported answers exactly as the run's last validation did, in transformers and vLLM."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+
+from rlctl.errors import ConfigError, NotFoundError
+from rlctl.runs.store import Run, RunStore
+from rlctl.runtime.export import export
+from tests.e2e.command import environment, metrics, rlctl
+from tests.models import write_tiny_model
+
+RUNS = Path("runs") / "quickstart"
+LORA = [
+    "actor_rollout_ref.model.lora_rank=8",
+    "actor_rollout_ref.model.lora_alpha=16",
+    "actor_rollout_ref.actor.use_kl_loss=true",
+    "actor_rollout_ref.actor.optim.lr=1e-2",
+]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("runs")
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model with heads of a size that vLLM has kernels for."""
+    return write_tiny_model(tmp_path_factory.mktemp("base"), hidden_size=64, head_dim=32)
+
+
+@pytest.fixture(scope="module")
+def trained(folder: Path, shelf: Path, base: Path) -> Path:
+    """A run of GRPO with LoRA, the KL against the base as a loss."""
+    settings = [
+        f"data.train_files={shelf}/train.parquet",
+        f"data.val_files={shelf}/val.parquet",
+        f"actor_rollout_ref.model.path={base}",
+        *("data.max_prompt_length=160", "data.max_response_length=12", "data.train_batch_size=8"),
+        *("actor_rollout_ref.actor.ppo_mini_batch_size=4", "actor_rollout_ref.rollout.n=2", "trainer.total_training_steps=3"),
+        *("trainer.test_freq=1", "trainer.save_freq=1", "trainer.max_ckpt_to_keep=5", "trainer.project_name=quickstart"),
+        "trainer.num_threads=1",
+    ]
+    rlctl("train", "grpo", "--inline", "--name", "lora", *settings, *LORA, cwd=folder)
+    return folder / RUNS / "lora"
+
+
+def found(path: Path) -> Run:
+    return RunStore(path.parent.parent).find(path.name)
+
+
+def weights(path: Path) -> dict[str, torch.Tensor]:
+    return dict(AutoModelForCausalLM.from_pretrained(path).named_parameters())
+
+
+def test_a_lora_run_learns_agrees_with_its_engine_and_has_the_base_as_reference(trained: Path) -> None:
+    rows = metrics(trained)
+    assert rows[1]["actor/kl_loss"] == pytest.approx(0, abs=1e-6)  # before the first update policy and base are the same
+    assert rows[3]["actor/kl_loss"] > 1e-4
+    for row in rows[1:]:
+        assert row["training/rollout_probs_diff_max"] < 1e-4
+        assert row["actor/grad_norm"] > 0
+
+
+def test_what_is_exported_scores_as_the_run_did(trained: Path, folder: Path, shelf: Path) -> None:
+    rlctl("export", "lora", "model", cwd=folder)
+    files = {path.name for path in (folder / "model").iterdir()}
+    assert {"config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "README.md"} <= files
+    last = {name: value for name, value in metrics(trained)[3].items() if name.startswith("val-")}
+    for target in ("model", "lora"):
+        settings = [f"-sdata.val_files={shelf}/val.parquet", "-sdata.max_prompt_length=160", "-sdata.max_response_length=12"]
+        scores = json.loads(rlctl("eval", target, *settings, "--json", cwd=folder).stdout)
+        core = [name for name in last if name.startswith("val-core/")]
+        assert core
+        for name in core:
+            assert scores[name] == pytest.approx(last[name]), (target, name)
+    card = (folder / "model" / "README.md").read_text()
+    assert card.startswith("---\nlibrary_name: transformers\n")
+    assert "lora, step 3" in card
+    assert "actor_rollout_ref.model.lora_rank | 8" in card
+    GenerationConfig.from_pretrained(folder / "model")
+    assert AutoTokenizer.from_pretrained(folder / "model").chat_template
+
+
+def test_an_adapter_alone_and_a_checkpoint_without_its_model_folder(trained: Path, folder: Path, base: Path) -> None:
+    import peft
+
+    export(found(trained), 2, folder / "merged")
+    export(found(trained), 2, folder / "adapter", "adapter")
+    merged = weights(folder / "merged")
+    loaded = peft.PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), str(folder / "adapter"))
+    for name, value in loaded.merge_and_unload().named_parameters():
+        torch.testing.assert_close(value, merged[name], rtol=1e-5, atol=1e-6)
+    checkpoint = trained / "checkpoints" / "step_000002"
+    copy = folder / RUNS / "bare"
+    shutil.copytree(trained, copy)
+    shutil.rmtree(copy / "checkpoints" / checkpoint.name / "huggingface")
+    manifest = copy / "checkpoints" / checkpoint.name / "manifest.json"
+    listing = json.loads(manifest.read_text())
+    listing["files"] = {name: each for name, each in listing["files"].items() if not name.startswith("huggingface/")}
+    manifest.write_text(json.dumps(listing))
+    export(found(copy), 2, folder / "rebuilt")
+    for name, value in weights(folder / "rebuilt").items():
+        torch.testing.assert_close(value, merged[name], rtol=1e-6, atol=1e-7)
+    assert AutoTokenizer.from_pretrained(folder / "rebuilt").chat_template
+
+
+def test_nothing_is_overwritten_or_half_written(trained: Path, folder: Path) -> None:
+    taken = folder / "taken"
+    taken.mkdir()
+    export(found(trained), None, taken)  # an empty folder will do
+    (taken / "mine.txt").write_text("mine")
+    assert "--force" in rlctl("export", "lora", "taken", cwd=folder, code=5).stderr
+    assert (taken / "mine.txt").exists()
+    export(found(trained), None, taken, force=True)
+    assert not (taken / "mine.txt").exists()
+    with pytest.raises(NotFoundError, match="of step 99"):
+        export(found(trained), 99, folder / "never")
+    damaged = folder / RUNS / "damaged"
+    shutil.copytree(trained, damaged)
+    weights_file = damaged / "checkpoints" / "step_000003" / "huggingface" / "model.safetensors"
+    weights_file.write_bytes(weights_file.read_bytes()[:-1])
+    with pytest.raises(ConfigError, match="safetensors has"):
+        export(found(damaged), None, folder / "never")
+    assert [path.name for path in folder.iterdir() if path.name.startswith((".", "never"))] == []
+
+
+VLLM = """
+import json, sys
+from vllm import LLM, SamplingParams
+engine = LLM(sys.argv[1], dtype="float32", max_model_len=128, enforce_eager=True, kv_cache_memory_bytes=2**26, max_num_seqs=1)
+(answer,) = engine.generate([{"prompt_token_ids": json.loads(sys.argv[2])}], SamplingParams(temperature=0, max_tokens=8, ignore_eos=True))
+print("answer", list(answer.outputs[0].token_ids))
+"""
+
+
+@pytest.mark.vllm
+def test_vllm_loads_what_is_exported(trained: Path, folder: Path) -> None:
+    pytest.importorskip("vllm")
+    export(found(trained), None, folder / "for-vllm")
+    prompt = [5, 9, 20, 33, 7, 12]
+    variables = environment() | {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_NO_USAGE_STATS": "1", "TORCHDYNAMO_DISABLE": "1"}
+    command = [sys.executable, "-c", VLLM, str(folder / "for-vllm"), json.dumps(prompt)]
+    done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    (line,) = [line for line in done.stdout.splitlines() if line.startswith("answer ")]
+    tokens = json.loads(line.removeprefix("answer "))
+    with torch.no_grad():
+        logits = AutoModelForCausalLM.from_pretrained(folder / "for-vllm")(torch.tensor([prompt + tokens])).logits[0]
+    assert logits[len(prompt) - 1 : -1].argmax(-1).tolist() == tokens
