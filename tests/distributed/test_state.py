@@ -13,6 +13,7 @@ from rlctl.recipes.compose import compose
 from rlctl.runtime.algorithms.ppo import PPO
 from rlctl.runtime.model.sharding import full_parameters
 from rlctl.runtime.place import Place
+from rlctl.runtime.rollout.request import Sampling
 from rlctl.runtime.workers.actor import ActorSpec, ActorWorker
 from rlctl.runtime.workers.background import await_written
 from rlctl.runtime.workers.dispatch import split
@@ -31,7 +32,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def actor(where: Place, model: str) -> ActorWorker:
     config = compose("ppo", [f"actor_rollout_ref.model.path={model}", *LOSS]).config
     rollout = config.actor_rollout_ref
-    return ActorWorker(where, ActorSpec(rollout.model, rollout.actor, rollout.rollout, 8, 8, (2,), PPO.from_config(config, num_steps=1), 0))
+    algorithm = PPO.from_config(config, num_steps=1)
+    return ActorWorker(where, ActorSpec(rollout.model, rollout.actor, Sampling(rollout.rollout, 8, (2,)), 8, algorithm, 0, has_engine=True))
 
 
 def update(worker: ActorWorker) -> None:
