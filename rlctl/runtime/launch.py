@@ -67,6 +67,7 @@ def train(plan: Plan, start: Start | None = None) -> RunDir:
         reward, close_reward = build_reward(config, plan.tokenizer, available_cores(), run.attempt)
         stack.callback(close_reward)
         pools = stack.enter_context(open_pools(plan, run.attempt, trackers.phase, run.event))
+        run.event("placed", **{name: pool.nodes for name, pool in pools.items()})
         roles = build_roles(config, plan.algorithm, plan.tokenizer, pools, reward, trackers.phase)
         progress = _take_up(start, plan, roles, trackers) if start is not None else Progress()
         trackers.begin()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from typing import Any, Protocol, TypeVar
 
 from rlctl.runtime.place import Place
@@ -15,6 +16,11 @@ class Pool(Protocol):
 
     def spawn(self, role: str, worker: type[W], *args: Any) -> W:
         """Build `worker(place, *args)` in every process. What comes back answers like one worker of that type."""
+        ...
+
+    @property
+    def nodes(self) -> list[str]:
+        """The machine of each process, in the order of ranks."""
         ...
 
     def close(self) -> None: ...
@@ -31,6 +37,10 @@ class InlinePool:
         """The worker itself."""
         self.process.build(role, worker, args)
         return self.process.workers[role]
+
+    @property
+    def nodes(self) -> list[str]:
+        return [socket.gethostname()]
 
     def close(self) -> None:
         self.process.leave()

@@ -11,7 +11,7 @@ from typing import Any, TypeVar, cast
 
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
-from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from rlctl.errors import ResourceError, RlctlError
@@ -49,6 +49,13 @@ class ResourcePool:
         self.processes = [self._start(rank) for rank in range(spec.num_processes)]
         address = self._gather([self.processes[0].address.remote()], "the first process of the pool", spec.start_timeout_s)[0]
         self._gather([p.join.remote(address) for p in self.processes], "the process group", spec.start_timeout_s)
+
+    @property
+    def nodes(self) -> list[str]:
+        """Where each rank stands: address and the beginning of Ray's id of the node."""
+        ids = placement_group_table(self.group)["bundles_to_node_id"]
+        addresses = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes()}
+        return [f"{addresses[ids[rank]]} {ids[rank][:8]}" for rank in range(self.spec.num_processes)]
 
     def spawn(self, role: str, worker: type[W], *args: Any) -> W:
         answers = [process.build.remote(role, worker, args) for process in self.processes]

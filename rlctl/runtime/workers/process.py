@@ -72,6 +72,7 @@ class Process:
 def _redirect_output(path: Path) -> None:
     sys.stdout.flush()
     sys.stderr.flush()
+    path.parent.mkdir(parents=True, exist_ok=True)  # on another node, where no folder of the run is mounted
     log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     os.dup2(log, 1)
     os.dup2(log, 2)
