@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rlctl.cli import complete
+from rlctl.cli import complete, remote
+from rlctl.cli.remote import Address, Detach
 
 if TYPE_CHECKING:
     from rlctl.runtime.resume import Resumption
@@ -41,6 +43,8 @@ def resume(
     fork: Annotated[str | None, typer.Option("--fork", metavar="NAME", help="A new run of this name that begins with the state.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Go on although the configuration or the data make another run of it.")] = False,
     inline: Annotated[bool, typer.Option("--inline", help="Run in this one process, without Ray.")] = False,
+    address: Address = None,
+    detach: Detach = False,
     root: Annotated[
         Path | None, typer.Option("--root", envvar="RLCTL_RUNS", help="The folder of all runs.  [default: runs]", show_default=False)
     ] = None,
@@ -53,6 +57,12 @@ def resume(
     from rlctl.sweeps.record import names_sweep
 
     store = RunStore.at(root)
+    if address is not None:
+        given = {"--from-step": from_step, "--fork": fork}
+        options = [*(["--force"] if force else []), *(str(word) for option, value in given.items() if value for word in (option, value))]
+        words = ["resume", run, *(overrides or []), *options, "--root", str(store.root.absolute())]
+        remote.run(address, detach, f"{Path(run).name.lstrip('@')}-{time.strftime('%y%m%d-%H%M%S')}", words)
+        return
     if names_sweep(store.root, run):
         if overrides or from_step or fork or force or inline:
             raise UsageError(f"{run!r} is a sweep, which goes on as it is", hint="its runs, named SWEEP-NNN, take overrides and options")

@@ -8,9 +8,10 @@ from typing import Annotated, Any, Literal
 import typer
 from typer.core import TyperGroup
 
-from rlctl.cli import complete
+from rlctl.cli import complete, remote
+from rlctl.cli.remote import Address, Detach
 from rlctl.cli.runs import Json, Root
-from rlctl.cli.train import RecipeOption
+from rlctl.cli.train import RecipeOption, starting_recipe
 
 _VERBS = {"ppo": "PPO", "grpo": "GRPO", "sft": "supervised fine-tuning"}
 
@@ -84,9 +85,16 @@ def _add(verb: str, help: str) -> None:
         name: Name = None,
         dry_run: DryRun = False,
         as_json: Json = False,
+        address: Address = None,
+        detach: Detach = False,
     ) -> None:
         options = _options(sampler=sampler, trials=trials, metric=metric, mode=mode, pruner=pruner, parallel=parallel, seeds=seeds)
-        _sweep(verb, overrides or [], recipe, options, name, dry_run, as_json)
+        source = starting_recipe(verb, overrides or [], recipe)
+        settings = [*(overrides or []), *options, *([f"trainer.experiment_name={name}"] if name else [])]
+        if address is None:
+            _sweep(verb, source, settings, dry_run, as_json)
+        else:
+            _submit(verb, source, settings, address, detach)
 
 
 for each, algorithm in _VERBS.items():
@@ -134,19 +142,26 @@ def _options(**given: Any) -> list[str]:
     return [f"sweep.{name}={value}" for name, value in given.items() if value is not None]
 
 
-def _sweep(verb: str, overrides: list[str], recipe: str | None, options: list[str], name: str | None, dry_run: bool, as_json: bool) -> None:
+def _sweep(verb: str, source: str, settings: list[str], dry_run: bool, as_json: bool) -> None:
     from rlctl.cli import sweep_view
-    from rlctl.cli.train import starting_recipe
     from rlctl.errors import UsageError
     from rlctl.sweeps import launch
 
     if as_json and not dry_run:
         raise UsageError("--json goes with --dry-run", hint="`rlctl show SWEEP --json` shows what came of a sweep")
-    named = [f"trainer.experiment_name={name}"] if name else []
-    plan = launch.make_sweep_plan(verb, starting_recipe(verb, overrides, recipe), [*overrides, *options, *named])
+    plan = launch.make_sweep_plan(verb, source, settings)
     if dry_run:
         sweep_view.print_plan(plan, as_json)
         return
     with sweep_view.live() as (view, say):
         done = launch.start(plan, view, say)
     sweep_view.print_sweep(done)
+
+
+def _submit(verb: str, source: str, settings: list[str], address: str, detach: bool) -> None:
+    """As a job: what can be judged here is the grammar and the shared part of the configuration; the rest is judged on the cluster."""
+    from rlctl.recipes.axes import split_axes
+    from rlctl.recipes.compose import compose
+
+    fixed, _ = split_axes(settings, source)
+    remote.submit(address, detach, ["sweep", verb, "--recipe", source, *settings], compose(source, fixed))

@@ -6,7 +6,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rlctl.cli import complete
+from rlctl.cli import complete, remote
+from rlctl.cli.remote import Address, Detach
+from rlctl.errors import UsageError
 
 if TYPE_CHECKING:
     from rlctl.recipes.layers import Recipe
@@ -72,9 +74,19 @@ def _add(verb: str, help: str) -> None:
         strict: Strict = False,
         dry_run: DryRun = False,
         as_json: Json = False,
+        address: Address = None,
+        detach: Detach = False,
     ) -> None:
-        composed = _compose(verb, overrides or [], recipe, _own_settings(name, logger))
-        _train(composed, inline, strict, dry_run, as_json)
+        source = starting_recipe(verb, overrides or [], recipe)
+        settings = [*(overrides or []), *_own_settings(name, logger)]
+        composed = _compose(source, settings)
+        if address is None:
+            _train(composed, inline, strict, dry_run, as_json)
+            return
+        if inline or dry_run or as_json:
+            raise UsageError("--address runs on a cluster: --inline, --dry-run and --json have no meaning there", hint="leave out --address")
+        words = ["train", verb, "--recipe", source, *(["--strict"] if strict else []), *settings]
+        remote.submit(address, detach, words, composed)
 
 
 for each, algorithm in _VERBS.items():
@@ -100,11 +112,11 @@ def starting_recipe(verb: str, overrides: list[str], recipe: str | None) -> str:
     return f"{verb}_trainer"
 
 
-def _compose(verb: str, overrides: list[str], recipe: str | None, settings: list[str]) -> Recipe:
+def _compose(source: str, settings: list[str]) -> Recipe:
     from rlctl.cli.console import notice
     from rlctl.recipes.compose import compose
 
-    composed = compose(starting_recipe(verb, overrides, recipe), [*overrides, *settings])
+    composed = compose(source, settings)
     for line in composed.notices:
         notice(line)
     return composed
@@ -113,7 +125,6 @@ def _compose(verb: str, overrides: list[str], recipe: str | None, settings: list
 def _train(recipe: Recipe, inline: bool, strict: bool, dry_run: bool, as_json: bool) -> None:
     from rlctl.cli import dry_run as report
     from rlctl.cli.console import notice, warn
-    from rlctl.errors import UsageError
     from rlctl.recipes.effects import report_idle
 
     if as_json and not dry_run:

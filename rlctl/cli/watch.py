@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from rlctl.cli import complete
+from rlctl.cli import complete, remote
 
 app = typer.Typer(add_completion=False)
 
@@ -53,6 +53,9 @@ def logs(
     rank: Annotated[int | None, typer.Option("--rank", min=0, help="Only the process of this rank.")] = None,
     attempt: Annotated[int | None, typer.Option("--attempt", min=1, help="An earlier attempt instead of the newest.")] = None,
     last: Annotated[int | None, typer.Option("-n", "--lines", min=0, help="Only the last lines of each process.")] = None,
+    address: Annotated[
+        str | None, typer.Option("--address", metavar="ADDRESS", help="Follow the job of this name on a Ray cluster instead.")
+    ] = None,
     root: Root = None,
 ) -> None:
     """Print what the worker processes of a run printed.
@@ -63,6 +66,9 @@ def logs(
     from rlctl.runs import logs as stored
     from rlctl.runs.store import RunStore
 
+    if address is not None:
+        remote.follow(address, run)
+        return
     found = RunStore.at(root).find(run)
     files = stored.log_files(found, attempt, role, rank)
     width = max(len(path.stem) for path in files)

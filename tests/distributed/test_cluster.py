@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 import ray
 from ray.cluster_utils import Cluster
 
 from rlctl.data_prep.arithmetic import train_and_validation
 from rlctl.data_prep.rows import write_rows
-from tests.e2e.command import metrics, rlctl
+from tests.e2e.command import environment, metrics, rlctl
 from tests.models import write_tiny_model
 
 
@@ -74,3 +82,61 @@ def test_trials_land_on_both_nodes(settings: list[str], tmp_path: Path) -> None:
     assert "2 at once" in done.stderr
     first, second = (nodes(tmp_path / "runs" / "two" / f"spread-00{number}") for number in range(2))
     assert len(first | second) == 2
+
+
+@pytest.fixture(scope="module")
+def dashboard(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Of a cluster of one node that takes jobs, started as an administrator would, by `ray start`."""
+    binaries = Path(sys.executable).parent
+    environ = environment() | {"PATH": f"{binaries}:{os.environ['PATH']}", "RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "disabled"}
+    ports = [_free_port() for _ in range(3)]
+    options = [f"--port={ports[0]}", f"--dashboard-port={ports[1]}", f"--ray-client-server-port={ports[2]}", "--include-dashboard=true"]
+    folder = Path("/tmp") / f"rlctl-test-{os.getpid()}"  # short: socket paths inside may have 107 characters
+    command = [binaries / "ray", "start", "--head", "--block", "--num-cpus=2", f"--temp-dir={folder}", "--disable-usage-stats", *options]
+    process = subprocess.Popen(command, env=environ, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
+    url = f"http://127.0.0.1:{ports[1]}"
+    deadline = time.monotonic() + 120
+    while True:
+        try:
+            urllib.request.urlopen(f"{url}/api/version", timeout=5).read()
+            break
+        except OSError:
+            assert time.monotonic() < deadline, "no dashboard in time"
+            time.sleep(0.5)
+    yield url
+    for started in [*psutil.Process(process.pid).children(recursive=True), process]:
+        started.kill()
+    process.wait(timeout=30)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        return probe.getsockname()[1]
+
+
+@pytest.mark.slow
+def test_a_run_as_a_job(dashboard: str, settings: list[str], tmp_path: Path) -> None:
+    """The project's recipe and reward function travel with the job, its log and its exit code come back."""
+    (tmp_path / "mine.yaml").write_text(
+        "defaults: [grpo_trainer, _self_]\nreward: {custom_reward_function: {path: reward.py, name: score}}\n"
+    )
+    (tmp_path / "reward.py").write_text(
+        "def score(data_source, solution_str, ground_truth, extra_info=None):\n    return len(solution_str) / 8\n"
+    )
+    own = [text for text in settings if "address" not in text]
+    done = rlctl("train", "grpo", "--recipe", "mine.yaml", *own, "--name", "job", "--address", dashboard, cwd=tmp_path)
+    assert "step 1/1" in done.stderr
+    run = tmp_path / "runs" / "two" / "job"
+    assert json.loads((run / "run.json").read_text())["state"] == "finished"
+    assert metrics(run)[-1]["critic/score/max"] > 0
+    assert "step 1/1" in rlctl("logs", "job", "-f", "--address", dashboard, cwd=tmp_path).stderr
+    rlctl("train", "grpo", "--recipe", "mine.yaml", *own, "--name", "job", "--address", dashboard, cwd=tmp_path, code=5)
+    bad = ("data.train_files=/nowhere/train.parquet", "--name", "bad", "--address", dashboard)
+    assert "/nowhere/train.parquet" in rlctl("train", "grpo", *own, *bad, cwd=tmp_path, code=3).stderr
+
+
+def test_nobody_there(settings: list[str], tmp_path: Path) -> None:
+    done = rlctl("train", "grpo", *settings, "--address", f"http://127.0.0.1:{_free_port()}", cwd=tmp_path, code=7)
+    assert "no Ray cluster answers" in done.stderr

@@ -26,7 +26,8 @@ _SHUTDOWN_S = 10.0  # a healthy Ray needs one or two
 
 @contextmanager
 def ray_session(init: schema.RayInit, num_cpus: int, num_threads: int, timeout_s: float, timeline: str | None) -> Iterator[None]:
-    """A cluster of this machine with `num_cpus` slots, or the one at `init.address`. Shut down at the end.
+    """A cluster of this machine with `num_cpus` slots, or the one at `init.address`, or at RAY_ADDRESS, which Ray sets for its jobs.
+    Left at the end; one of our own is shut down.
 
     Raises `ResourceError` with the tail of Ray's own log if it does not start within `timeout_s` seconds.
     """
@@ -37,11 +38,12 @@ def ray_session(init: schema.RayInit, num_cpus: int, num_threads: int, timeout_s
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     options: dict[str, object] = {"runtime_env": {"env_vars": env}, "log_to_driver": False, "logging_level": "ERROR"}
     folder: Path | None = None
-    if init.address is None:
+    address = init.address or os.environ.get("RAY_ADDRESS")
+    if address is None:
         folder = Path(tempfile.mkdtemp(prefix="rlctl-", dir="/tmp"))  # short: socket paths inside may have 107 characters
         options |= {"num_cpus": num_cpus, "include_dashboard": False, "_temp_dir": str(folder)}
     else:
-        options["address"] = init.address
+        options["address"] = address
     over = threading.Event()
     try:
         _start(options, folder, timeout_s, over)
