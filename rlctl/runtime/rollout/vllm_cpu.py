@@ -1,5 +1,7 @@
 """What rlctl changes in vLLM 0.32.0 on CPUs: weights stay where they are, and attention takes heads of any size."""
 
+# pyright: reportMissingImports=false, reportMissingModuleSource=false
+# (an extra: types are checked where it is installed)
 from __future__ import annotations
 
 import torch

@@ -1,5 +1,7 @@
 """Inside a vLLM engine of this process: where each of the policy's parameters lies, and which log-probs are reported."""
 
+# pyright: reportMissingImports=false, reportMissingModuleSource=false
+# (an extra: types are checked where it is installed)
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any

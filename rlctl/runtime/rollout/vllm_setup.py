@@ -4,6 +4,8 @@ Written for vLLM 0.32.0. Started so, it takes 2 to 4 s on a CPU, where the defau
 take half a minute.
 """
 
+# pyright: reportMissingImports=false, reportMissingModuleSource=false
+# (an extra: types are checked where it is installed)
 from __future__ import annotations
 
 import os

@@ -7,6 +7,8 @@ prompts, they answer the prompts of all t together, and each keeps the answers t
 Source of the hybrid engine: HybridFlow, arXiv 2409.19256, section 5. The branches for CUDA follow vLLM's interface and have not been run.
 """
 
+# pyright: reportMissingImports=false, reportMissingModuleSource=false
+# (an extra: types are checked where it is installed)
 from __future__ import annotations
 
 import sys
