@@ -185,6 +185,10 @@ class EnginePool:
         assert role == ROLE, f"{role} does not go into a pool of rollout engines"
         return cast(W, EngineGroup(self.engines, worker, args, self.event))
 
+    @property
+    def nodes(self) -> list[str]:
+        return nodes_of(self.engines.group)
+
     def close(self) -> None:
         self.engines.close()
 

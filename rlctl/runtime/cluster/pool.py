@@ -52,10 +52,7 @@ class ResourcePool:
 
     @property
     def nodes(self) -> list[str]:
-        """Where each rank stands: address and the beginning of Ray's id of the node."""
-        ids = placement_group_table(self.group)["bundles_to_node_id"]
-        addresses = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes()}
-        return [f"{addresses[ids[rank]]} {ids[rank][:8]}" for rank in range(self.spec.num_processes)]
+        return nodes_of(self.group)
 
     def spawn(self, role: str, worker: type[W], *args: Any) -> W:
         answers = [process.build.remote(role, worker, args) for process in self.processes]
@@ -78,6 +75,13 @@ class ResourcePool:
 
     def _gather(self, answers: list[ray.ObjectRef], what: str, timeout_s: float) -> list[Any]:
         return gather(answers, what, timeout_s, partial(log_tail, self.spec))
+
+
+def nodes_of(group: PlacementGroup) -> list[str]:
+    """Where each bundle of a reserved group stands: address and the beginning of Ray's id of the node."""
+    ids = placement_group_table(group)["bundles_to_node_id"]
+    addresses = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes()}
+    return [f"{addresses[ids[bundle]]} {ids[bundle][:8]}" for bundle in sorted(ids)]
 
 
 def reserve(spec: PoolSpec) -> PlacementGroup:
