@@ -84,7 +84,9 @@ def _add(verb: str, help: str) -> None:
             _train(composed, inline, strict, dry_run, as_json)
             return
         if inline or dry_run or as_json:
-            raise UsageError("--address runs on a cluster: --inline, --dry-run and --json have no meaning there", hint="leave out --address")
+            raise UsageError(
+                "--address runs on a cluster: --inline, --dry-run and --json have no meaning there", hint="leave out --address"
+            )
         words = ["train", verb, "--recipe", source, *(["--strict"] if strict else []), *settings]
         remote.submit(address, detach, words, composed)
 
