@@ -21,6 +21,7 @@ from typing import Any
 
 from rlctl.data_prep.records import raise_capped, read_records
 from rlctl.errors import ConfigError, Problem, ResourceError
+from rlctl.storage import local
 
 _JSON_COLUMNS = b"rlctl.json_columns"
 _CONTRACT_HINT = "`rlctl prep jsonl` makes such a file from your own; `rlctl data show FILE` looks into one"
@@ -39,12 +40,12 @@ class PromptRow:
 
 
 def read_rows(path: str | Path, *, prompt_key: str = "prompt", reward_fn_key: str = "data_source") -> list[PromptRow]:
-    """All rows of a parquet file, or of a `.jsonl` file of the same shape; `prompt_key` and `reward_fn_key` name the columns to use.
+    """All rows of a parquet file, or of a `.jsonl` file of the same shape, here or at an address; `prompt_key` and `reward_fn_key` name the columns to use.
 
     Raises one ConfigError with every problem of the file (the first ten in full): it is missing or unreadable, a column is missing or
     of another type, a row is malformed. Parquet rows count from 0, JSONL lines from 1.
     """
-    path = Path(path).expanduser()
+    path = Path(local(str(path))).expanduser()
     if not path.is_file():
         near = sorted(each.name for each in path.parent.glob("*") if each.suffix in (".parquet", ".jsonl")) if path.parent.is_dir() else []
         hint = f"data files in {path.parent}: {', '.join(near)}" if near else "`rlctl prep gsm8k` or `rlctl prep arithmetic` makes one"

@@ -130,6 +130,7 @@ RULES: tuple[Rule, ...] = (
     Rule(("trainer.keep_best.mode", "trainer.keep_best.k"), (("trainer.keep_best.metric", _is(None)),)),
     Rule(("trainer.max_ckpt_to_keep", "trainer.keep_best.metric"), (("trainer.save_freq", _is(-1)),)),
     Rule(("trainer.keep_best.*",), (("trainer.max_ckpt_to_keep", _is(None)),)),
+    Rule(("trainer.timeouts.mirror_s",), (("trainer.mirror", _is(None)),)),
     Rule(("trainer.resume_mode",), (("trainer.resume_mode", _is("auto")), ("trainer.experiment_name", _is(None)))),
     Rule(("trainer.resume_from_path",), (("trainer.resume_mode", _is_not("resume_path")),)),
     Rule(

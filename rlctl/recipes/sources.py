@@ -15,6 +15,7 @@ import yaml
 
 from rlctl.errors import ConfigError, NotFoundError, Problem
 from rlctl.recipes.suggest import did_you_mean
+from rlctl.storage import local
 
 LIBRARY = Path(__file__).parent / "library"
 _ENV = re.compile(r"\$\{oc\.env:\s*(\w+)\s*(?:,\s*([^}]*))?\}")
@@ -175,11 +176,11 @@ def library_recipes() -> dict[str, Path]:
 
 
 def find_recipe(recipe: str | Path) -> Path:
-    """The file of a recipe: a shipped name, or a path. Raises NotFoundError, which lists what there is."""
+    """The file of a recipe: a shipped name, a path or an address. Raises NotFoundError, which lists what there is."""
     text = os.fspath(recipe)
     if isinstance(recipe, str) and text in library_recipes():
         return library_recipes()[text]
-    path = Path(text).expanduser()
+    path = Path(local(text)).expanduser()
     if path.is_file():
         return path.resolve()
     beside = next((p for p in (path.with_name(path.name + end) for end in (".yaml", ".yml")) if p.is_file()), None)

@@ -22,6 +22,7 @@ FREE = (
     "trainer.logger",
     "trainer.log_val_generations",
     "trainer.save_freq",
+    "trainer.mirror",
     "trainer.test_freq",
     "trainer.max_ckpt_to_keep",
     "trainer.keep_best.*",

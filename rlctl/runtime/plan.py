@@ -21,6 +21,7 @@ from rlctl.runtime.loader import PromptLoader, PromptSet
 from rlctl.runtime.model_files import check_weights
 from rlctl.runtime.place import available_cores
 from rlctl.runtime.preflight import Devices, Findings
+from rlctl.runtime.remote_copy import check_mirror
 from rlctl.runtime.samplers import in_order
 from rlctl.runtime.tokenizer import load_tokenizer
 from rlctl.runtime.validate import Validator
@@ -79,6 +80,8 @@ def make_plan(recipe: Recipe, inline: bool, data_root: Path | None = None, run: 
     root = Path(trainer.run_dir)
     if run is None:
         found.run(check_free, root, trainer.project_name, trainer.experiment_name)
+    if trainer.mirror is not None:
+        found.run(check_mirror, trainer.mirror, trainer.project_name, trainer.experiment_name, run)
     found.run(load, "engines", recipe.config.actor_rollout_ref.rollout.name)
     for name in trainer.logger:
         found.run(check_logger, name, trainer.tracking.modes.get(name))

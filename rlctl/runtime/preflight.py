@@ -20,6 +20,7 @@ from rlctl.runtime.model.lora import check_peft
 from rlctl.runtime.model_files import check_weights
 from rlctl.runtime.rewards.pool import RewardPool
 from rlctl.runtime.rewards.specs import reward_specs
+from rlctl.storage import local
 
 NUM_REWARD_ROWS = 10
 
@@ -130,14 +131,14 @@ def _tensor_parallel(config: schema.Config) -> dict[str, int]:
 
 def is_missing(model_path: str) -> bool:
     """Whether this can only be a folder, and there is none."""
-    path = Path(model_path).expanduser()
+    path = Path(local(model_path)).expanduser()
     return not path.exists() and (path.is_absolute() or len(path.parts) != 2)
 
 
 def read_model_config(model: schema.Model, key: str) -> PretrainedConfig:
     """The model's config.json; `key` is the one that named it. `ConfigError`."""
     try:
-        return AutoConfig.from_pretrained(model.path, trust_remote_code=model.trust_remote_code)
+        return AutoConfig.from_pretrained(local(model.path), trust_remote_code=model.trust_remote_code)
     except (OSError, ValueError) as error:
         reason = str(error).strip().splitlines()[0]
         raise ConfigError(f"the model {model.path!r} has no readable config.json: {reason}", where=key) from error
@@ -271,7 +272,7 @@ def check_adapters(config: schema.Config, needs: Needs) -> None:
 
 def check_disk(config: schema.Config, root: Path) -> None:
     """A checkpoint of the model must fit: weights for export, and weights with two moments for actor and critic. `ResourceError`."""
-    weights = sum(file.stat().st_size for file in Path(config.actor_rollout_ref.model.path).glob("*.safetensors"))
+    weights = sum(file.stat().st_size for file in Path(local(config.actor_rollout_ref.model.path)).glob("*.safetensors"))
     need = 64 * 2**20 + (8 * weights if config.trainer.save_freq > 0 else 0)
     root = Path(config.trainer.default_local_dir or root).expanduser().absolute()
     existing = next(folder for folder in [root, *root.parents] if folder.exists())

@@ -149,7 +149,7 @@ def _refuse_drift(run: Path, differing: Sequence[Change], data: Sequence[str]) -
 def _changed_data(record: RunRecord, plan: Plan) -> list[str]:
     """The data files that are not what they were when the run began; under another path, any of its files counts as the same."""
     data = plan.config.data
-    now = data_hashes(map(Path, [*data.train_files, *(data.val_files or ())]))
+    now = data_hashes([*data.train_files, *(data.val_files or ())])
     before = record.data
     changed = [path for path, digest in now.items() if before and digest not in ([before[path]] if path in before else before.values())]
     return [f"{path} has changed since the run began" for path in changed]

@@ -10,7 +10,7 @@ import os
 import shutil
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -55,10 +55,13 @@ class Retention:
 class Saver:
     """Saves one run. In this order: `begin` (the copy), the step's line into the metrics, `commit`; at the end `close`."""
 
-    def __init__(self, run: RunDir, roles: Roles, tokenizer: PreTrainedTokenizerBase, config: schema.Trainer) -> None:
+    def __init__(
+        self, run: RunDir, roles: Roles, tokenizer: PreTrainedTokenizerBase, config: schema.Trainer, on_whole: Callable[[], None]
+    ) -> None:
         self.run = run
         self.roles = roles
         self.tokenizer = tokenizer
+        self.on_whole = on_whole  # called when a checkpoint is there and superfluous ones are gone
         self.retention = Retention.of(config)
         self.timeout_s = config.timeouts.call_s
         self.store = CheckpointStore(run.path / "checkpoints")
@@ -147,6 +150,7 @@ class Saver:
             folder = self.store.finish(step)
             self.run.event("checkpoint", step=step, path=str(folder.relative_to(self.run.path)))
             self.retain()
+            self.on_whole()
         except (OSError, RlctlError) as error:
             self._failed(step, error)
 

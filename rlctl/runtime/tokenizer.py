@@ -12,6 +12,7 @@ from transformers import AutoTokenizer, GenerationConfig, PreTrainedTokenizerBas
 from rlctl.data_prep.hub import hub_answers
 from rlctl.errors import ConfigError
 from rlctl.quickstart import real_path
+from rlctl.storage import local
 
 Chat = Sequence[dict[str, str]]
 
@@ -20,11 +21,11 @@ _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 
 
 def load_tokenizer(path: str, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:
-    """The tokenizer of a model folder, or of a model on the hub (`owner/name`), with a chat template.
+    """The tokenizer of a model folder (or its address), or of a model on the hub (`owner/name`), with a chat template.
 
     Raises ConfigError when the folder is missing, holds no tokenizer, or its tokenizer has no chat template.
     """
-    folder = Path(real_path(path)).expanduser()
+    folder = Path(local(real_path(path))).expanduser()
     if folder.is_dir():
         if not any((folder / name).exists() for name in _FILES):
             raise ConfigError("the model folder has no tokenizer", where=str(folder), hint=f"one of {', '.join(_FILES)} must be in it")
@@ -81,7 +82,7 @@ def stop_token_ids(tokenizer: PreTrainedTokenizerBase, model_path: str) -> tuple
     """
     own = tokenizer.eos_token_id
     found = {own} if isinstance(own, int) else set[int]()
-    folder = Path(model_path).expanduser()
+    folder = Path(local(model_path)).expanduser()
     if (folder / "generation_config.json").is_file() or not folder.is_dir():
         try:
             ends = GenerationConfig.from_pretrained(str(folder) if folder.is_dir() else model_path).eos_token_id

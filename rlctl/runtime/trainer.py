@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import psutil
@@ -48,6 +49,7 @@ class Parts:
     num_devices: int  # of all pools
     num_ranks: int  # of the actor
     max_response_length: int
+    on_checkpoint: Callable[[], None]  # there is a new whole one
 
 
 @dataclass(frozen=True)
@@ -70,7 +72,7 @@ class Trainer:
         self.clock = Clock(parts.trackers.phase)
         self.mismatch = MismatchGuard(config.mismatch.halt, parts.run)
         self.roles = self.mismatch.watch(timed_roles(parts.roles, self.clock))
-        self.saver = Saver(parts.run, parts.roles, parts.tokenizer, config)
+        self.saver = Saver(parts.run, parts.roles, parts.tokenizer, config, parts.on_checkpoint)
         self.skipped_in_a_row = progress.skipped_in_a_row
 
     def run(self) -> None:

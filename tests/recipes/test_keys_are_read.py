@@ -22,6 +22,7 @@ ELSEWHERE = {
     "ray_kwargs.*": "read where Ray is started",
     "sweep.*": "read by rlctl sweep",
     "trainer.placement.device_fraction": "read where worker processes are placed",
+    "trainer.timeouts.mirror_s": "read where a run is copied to shared storage",
     "trainer.timeouts.ray_start_s": "read where Ray is started",
     "trainer.timeouts.worker_start_s": "read where worker processes are started",
     "trainer.timeouts.rollout_restart_s": "read where worker processes are started",

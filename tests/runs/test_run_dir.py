@@ -157,4 +157,4 @@ def test_without_git_there_is_no_state(tmp_path, monkeypatch):
 def test_data_hashes(tmp_path):
     (tmp_path / "a").write_bytes(b"abc")
     expected = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"  # FIPS 180-2, appendix B.1
-    assert provenance.data_hashes([tmp_path / "a"]) == {str(tmp_path / "a"): expected}
+    assert provenance.data_hashes([str(tmp_path / "a")]) == {str(tmp_path / "a"): expected}

@@ -10,7 +10,7 @@ from rlctl.recipes.schema.fields import Count, CountOrAll, NonNegativeInt, Secti
 
 
 class Data(Section):
-    train_files: Texts = Field(description="parquet, json or jsonl files of training prompts, or `quickstart`")
+    train_files: Texts = Field(description="parquet, json or jsonl files of training prompts (paths or addresses: s3://…), or `quickstart`")
     val_files: Texts | None = Field(description="files of validation prompts, or `quickstart`; null = no validation")
     train_batch_size: Count = Field(description="prompts a step; each gets rollout.n answers")
     val_batch_size: Count | None = Field(description="prompts validated at a time; null = all")

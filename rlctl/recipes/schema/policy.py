@@ -24,8 +24,8 @@ from rlctl.recipes.schema.fields import (
 
 
 class Model(Section):
-    path: Text = Field(description="folder or hub name of the model, or `quickstart`")
-    tokenizer_path: Text | None = Field(description="folder or hub name of the tokenizer; null = the model's")
+    path: Text = Field(description="folder, address (s3://…) or hub name of the model, or `quickstart`")
+    tokenizer_path: Text | None = Field(description="folder, address or hub name of the tokenizer; null = the model's")
     init: Literal["auto", "random"] = Field(
         description="auto = load the weights; random = build from config.json with seeded random weights"
     )

@@ -36,6 +36,7 @@ class Timeouts(Section):
         description="seconds in which a rollout engine of a pool of its own must be there again when none is left"
     )
     call_s: PositiveFloat = Field(description="seconds that one call to the workers may take")
+    mirror_s: PositiveFloat = Field(description="seconds in which the last copy to trainer.mirror must be done")
 
 
 class Alarms(Section):
@@ -108,6 +109,9 @@ class Trainer(Section):
     default_local_dir: Text | None = Field(description="checkpoints go to <this>/<project>/<run>; null = inside the run's folder")
     rollout_data_dir: Text | None = Field(description="all training answers as JSONL go to <this>/<project>/<run>; null = not written")
     validation_data_dir: Text | None = Field(description="validation answers likewise; null = generations/ in the run's folder")
+    mirror: Text | None = Field(
+        description="folder on shared storage, such as s3://bucket/runs, that gets a copy of the run as <this>/<project>/<run>; null = none"
+    )
     log_val_generations: Annotated[int, Field(ge=0)] = Field(description="validation samples sent to the trackers")
     tracking: Tracking
     placement: Placement

@@ -11,6 +11,7 @@ from transformers.utils import logging
 from rlctl.errors import ConfigError
 from rlctl.recipes import schema
 from rlctl.runtime.model.attention import use_rlctl_attention
+from rlctl.storage import local
 
 Kind = Literal["policy", "backbone"]
 
@@ -27,17 +28,17 @@ _DTYPES = {
 def load_model(model: schema.Model, kind: Kind, dtype: torch.dtype, seed: int) -> PreTrainedModel:
     """Load the weights (`init: auto`) or make new ones of the folder's config.json from `seed` (`init: random`), on the CPU.
 
-    A model without weights, or of an architecture that transformers does not know, is a `ConfigError`.
+    An address is fetched by each machine that needs it. A model without weights, or of an architecture that transformers does not know, is a `ConfigError`.
     """
     logging.disable_progress_bar()  # the run has its own
     auto = AutoModelForCausalLM if kind == "policy" else AutoModel
     options = {"trust_remote_code": model.trust_remote_code, "dtype": dtype}
     try:
         if model.init == "auto":
-            loaded = auto.from_pretrained(model.path, **options)
+            loaded = auto.from_pretrained(local(model.path), **options)
         else:
             torch.manual_seed(seed)
-            config = AutoConfig.from_pretrained(model.path, trust_remote_code=model.trust_remote_code)
+            config = AutoConfig.from_pretrained(local(model.path), trust_remote_code=model.trust_remote_code)
             loaded = auto.from_config(config, **options)
     except (OSError, ValueError, KeyError) as error:
         reason = str(error).strip().splitlines()[0]

@@ -31,6 +31,7 @@ from rlctl.runtime.rollout.request import Sampling, to_rollouts
 from rlctl.runtime.rollout.weights import WeightChannel, to_blocks
 from rlctl.runtime.workers.dispatch import Dispatch, dispatch
 from rlctl.runtime.workers.learner import Learner, LearningWorker, MicroBatching
+from rlctl.storage import local
 from rlctl.tracking.metrics import Metrics
 
 
@@ -52,6 +53,7 @@ class ActorWorker(LearningWorker):
 
     def __init__(self, place: Place, spec: ActorSpec) -> None:
         self.place = place
+        spec = replace(spec, model=spec.model.model_copy(update={"path": local(spec.model.path)}))  # for the engine too
         self.spec = spec
         hf = load_model(spec.model, "policy", master_dtype(spec.actor.fsdp_config), spec.seed)
         add_adapters(hf, spec.model, spec.seed)
