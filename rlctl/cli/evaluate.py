@@ -117,6 +117,7 @@ def _config(target: str, overrides: list[str], recipe: str, step: int | None, ro
     from rlctl.runs.store import RunStore
     from rlctl.runtime import quickstart
     from rlctl.runtime.checkpoint import CheckpointStore
+    from rlctl.storage import is_url
 
     changes = [
         "actor_rollout_ref.model.tokenizer_path=null",
@@ -125,7 +126,7 @@ def _config(target: str, overrides: list[str], recipe: str, step: int | None, ro
         "actor_rollout_ref.model.lora_rank=0",  # a checkpoint has its adapters merged
         *overrides,
     ]
-    if (Path(target).expanduser() / "config.json").is_file() or target == quickstart.NAME:
+    if is_url(target) or (Path(target).expanduser() / "config.json").is_file() or target == quickstart.NAME:
         composed = compose(recipe, [f"actor_rollout_ref.model.path={target}", *changes])
     else:
         run = RunStore.at(root).find(target)

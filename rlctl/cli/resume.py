@@ -23,6 +23,8 @@ Examples:
 
   rlctl resume ppo-261121 trainer.total_epochs=3               a finished run goes on
 
+  rlctl resume s3://bucket/runs/quickstart/ppo-261121          from its copy on shared storage (trainer.mirror)
+
   rlctl resume my-sweep                                        its unfinished trials
 
   rlctl resume @last --from-step 40 --fork colder actor_rollout_ref.rollout.temperature=0.8
@@ -33,7 +35,10 @@ Examples:
 def resume(
     run: Annotated[
         str,
-        typer.Argument(help="A run's or a sweep's name or the beginning of it, its folder, @last or @failed.", autocompletion=complete.run),
+        typer.Argument(
+            help="A run's or a sweep's name or the beginning of it, its folder, @last or @failed; or the address of its copy (s3://…).",
+            autocompletion=complete.run,
+        ),
     ],
     overrides: Annotated[
         list[str] | None,
@@ -54,6 +59,7 @@ def resume(
     from rlctl.cli.sweep import resume_sweep
     from rlctl.errors import UsageError
     from rlctl.runs.store import RunStore
+    from rlctl.storage import is_url
     from rlctl.sweeps.record import names_sweep
 
     store = RunStore.at(root)
@@ -68,6 +74,11 @@ def resume(
             raise UsageError(f"{run!r} is a sweep, which goes on as it is", hint="its runs, named SWEEP-NNN, take overrides and options")
         resume_sweep(store.root, run)
         return
+    if is_url(run):
+        from rlctl.runtime.remote_copy import pull
+
+        run = str(pull(run, store.root))
+        notice(f"the copy is in {run}")
     found = store.find(run)
     from rlctl.runtime.launch import train
     from rlctl.runtime.resume import Wish, plan_resume

@@ -1,4 +1,4 @@
-"""`rlctl runs rm | restore | trash | tag | note | reindex`: what is done with runs that are there."""
+"""`rlctl runs rm | restore | pull | trash | tag | note | reindex`: what is done with runs that are there."""
 
 from __future__ import annotations
 
@@ -44,6 +44,20 @@ def restore(
 
     for name in names:
         notice(f"restored {trash.restore(RunStore.at(root).root, name)}")
+
+
+@app.command(epilog="Example: rlctl runs pull s3://bucket/runs/quickstart/ppo-261121")
+def pull(
+    url: Annotated[str, typer.Argument(metavar="URL", help="The copy of a run on shared storage: trainer.mirror/<project>/<run>.")],
+    root: Root = None,
+) -> None:
+    """Fetch a run that `trainer.mirror` has copied to shared storage, with its newest whole checkpoint."""
+    from rlctl.cli.console import notice
+    from rlctl.runs.store import RunStore
+    from rlctl.runtime import remote_copy
+
+    folder = remote_copy.pull(url, RunStore.at(root).root)
+    notice(f"{folder.name} is in {folder}; `rlctl resume {folder.name}` goes on with it")
 
 
 @app.command("trash", epilog="Example: rlctl runs trash --empty")

@@ -40,7 +40,8 @@ class PromptRow:
 
 
 def read_rows(path: str | Path, *, prompt_key: str = "prompt", reward_fn_key: str = "data_source") -> list[PromptRow]:
-    """All rows of a parquet file, or of a `.jsonl` file of the same shape, here or at an address; `prompt_key` and `reward_fn_key` name the columns to use.
+    """All rows of a parquet file, or of a `.jsonl` file of the same shape, here or at an address;
+    `prompt_key` and `reward_fn_key` name the columns to use.
 
     Raises one ConfigError with every problem of the file (the first ten in full): it is missing or unreadable, a column is missing or
     of another type, a row is malformed. Parquet rows count from 0, JSONL lines from 1.

@@ -193,7 +193,7 @@ def _get_newest(fs: Any, found: storage.Listing, steps: list[str], target: Path)
 def _check_not_behind(run: Path, steps: list[str], url: str) -> None:
     here = CheckpointStore(run / _CHECKPOINTS)
     if steps and steps[0] > max((here.path(step).name for step in here.steps()), default=""):
-        hint = "move or remove that folder, and the copy is fetched anew"
+        hint = f"`rlctl runs rm {run.name}` puts that one into the trash, and the copy can be fetched"
         raise ConflictError(f"{run.name!r} is here already, and behind its copy at {url}, which has {steps[0]}", where=str(run), hint=hint)
 
 

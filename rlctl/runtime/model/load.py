@@ -28,7 +28,8 @@ _DTYPES = {
 def load_model(model: schema.Model, kind: Kind, dtype: torch.dtype, seed: int) -> PreTrainedModel:
     """Load the weights (`init: auto`) or make new ones of the folder's config.json from `seed` (`init: random`), on the CPU.
 
-    An address is fetched by each machine that needs it. A model without weights, or of an architecture that transformers does not know, is a `ConfigError`.
+    An address is fetched by each machine that needs it.
+    A model without weights, or of an architecture that transformers does not know, is a `ConfigError`.
     """
     logging.disable_progress_bar()  # the run has its own
     auto = AutoModelForCausalLM if kind == "policy" else AutoModel

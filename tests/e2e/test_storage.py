@@ -1,0 +1,178 @@
+"""Data, model, recipe and the run itself on shared storage: a folder, and S3 as moto's server speaks it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from moto.server import ThreadedMotoServer
+
+from rlctl import storage
+from rlctl.__main__ import main
+from rlctl.errors import ConfigError, ConflictError, MissingExtraError, NotFoundError, ResourceError
+from rlctl.runs.provenance import data_hashes
+from rlctl.runtime.checkpoint import damage
+from tests.e2e.command import metrics, reproducible
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[str]:
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    yield f"http://{host}:{port}"
+    server.stop()
+
+
+@pytest.fixture(autouse=True)
+def surroundings(server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A cache of this test's own, and credentials that moto takes; nothing of the machine's."""
+    for name in ("AWS_PROFILE", "AWS_SESSION_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", server)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "none"))
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
+    monkeypatch.setenv(storage.CACHE_VARIABLE, str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    forget()
+    yield
+    forget()
+
+
+def forget() -> None:
+    """As in a new process."""
+    storage._fetched.cache_clear()
+    import s3fs
+
+    s3fs.S3FileSystem.clear_instance_cache()
+
+
+@pytest.fixture
+def bucket() -> str:
+    fs, path = storage.open_url("s3://shelf")
+    if not fs.exists(path):
+        fs.mkdir(path)
+    return "s3://shelf"
+
+
+@pytest.fixture(params=["s3", "file"])
+def shared(request: pytest.FixtureRequest, bucket: str, shelf: Path, tmp_path: Path) -> str:
+    """An address that holds what `shelf` holds, and a recipe."""
+    url = bucket if request.param == "s3" else f"file://{tmp_path}/shared"
+    fs, path = storage.open_url(url)
+    files = {file: f"{path}/{file.relative_to(shelf)}" for file in shelf.rglob("*") if file.is_file()}
+    recipe = tmp_path / "tiny.yaml"
+    recipe.write_text("defaults: [ppo_trainer, _self_]\ntrainer: {save_freq: 1, max_ckpt_to_keep: 1, test_freq: 2}\n")
+    storage.put(fs, files | {recipe: f"{path}/tiny.yaml"})
+    recipe.unlink()
+    return url
+
+
+def test_a_run_moves_to_another_machine(shared: str, settings: list[str], tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Everything is read from there and the run goes there; its folder is lost, and its copy goes on as if nothing had happened."""
+    own = [
+        each
+        for each in settings
+        if not each.startswith(
+            ("data.train_files", "data.val_files", "actor_rollout_ref.model.path", "trainer.save_freq", "trainer.test_freq")
+        )
+    ]
+    own += [
+        f"data.train_files={shared}/train.parquet",
+        f"data.val_files=[{shared}/val.parquet]",
+        f"actor_rollout_ref.model.path={shared}/model",
+    ]
+    train = ["train", "ppo", "--inline", "--recipe", f"{shared}/tiny.yaml", *own, f"trainer.mirror={shared}/runs"]
+    assert main([*train, "--name", "straight", "trainer.total_training_steps=4"]) == 0
+    assert main([*train, "--name", "moved"]) == 0
+    runs, copy = Path("runs/quickstart"), f"{shared}/runs/quickstart/moved"
+    record = json.loads((runs / "moved" / "run.json").read_text())
+    assert record["data"] == data_hashes([f"{shared}/train.parquet", f"{shared}/val.parquet"])
+    assert steps(copy) == ["step_000002"]  # what is no longer kept here is not kept there
+    shutil.rmtree(runs / "moved")
+    forget()
+    assert main(["resume", copy, "--inline", "trainer.total_training_steps=4"]) == 0
+    assert "moved goes on from step 2, of 4 steps" in capfd.readouterr().err
+    assert len(metrics(runs / "moved")) == 5
+    assert reproducible(runs / "moved") == reproducible(runs / "straight")
+    assert steps(copy) == ["step_000004"]
+    assert main(["runs", "pull", copy, "--root", str(tmp_path / "elsewhere")]) == 0
+    pulled = tmp_path / "elsewhere" / "quickstart" / "moved"
+    assert damage(pulled / "checkpoints" / "step_000004") is None
+    assert json.loads((pulled / "run.json").read_text())["state"] == "finished"
+    assert reproducible(pulled) == reproducible(runs / "straight")
+    shutil.rmtree(runs / "moved")
+    assert main([*train, "--name", "moved"]) == ConflictError.exit_code  # its copy would be written over
+
+
+def steps(copy: str) -> list[str]:
+    fs, path = storage.open_url(copy)
+    return sorted({name.split("/")[1] for name in storage.listing(fs, path).files if name.startswith("checkpoints/")})
+
+
+def test_fetched_once_and_again_when_it_has_changed(bucket: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    fs, path = storage.open_url(f"{bucket}/folder")
+    for text in ("old", "new"):
+        fs.pipe({f"{path}/a.txt": text.encode(), f"{path}/deep/b.txt": b"same"})
+        for _ in range(2):
+            forget()
+            folder = Path(storage.local(f"{bucket}/folder"))
+            assert folder.name == "folder"
+            assert (folder / "a.txt").read_text() == text
+            assert (folder / "deep" / "b.txt").read_text() == "same"
+        assert capfd.readouterr().err.count("fetching s3://shelf/folder (2 files") == 1
+    assert storage.local("models/mine") == "models/mine"
+    assert storage.local(f"file://{tmp_path}") == str(tmp_path)
+
+
+def test_what_cannot_be_fetched_is_named(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(NotFoundError, match=f"{bucket}/nothing"):
+        storage.local(f"{bucket}/nothing")
+    with pytest.raises(MissingExtraError, match="pip install gcsfs") as error:
+        storage.local("gs://bucket/model")
+    assert error.value.exit_code == 6
+    with pytest.raises(ConfigError, match="nothing is known of s4://"):
+        storage.local("s4://bucket/model")
+    forget()
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    with pytest.raises(ConfigError, match="credentials"):
+        storage.local(f"{bucket}/nothing")
+
+
+def test_a_copy_that_fails_does_not_stop_the_run(settings: list[str], tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """A file stands in the way."""
+    (tmp_path / "full").touch()
+    mirror = f"trainer.mirror=file://{tmp_path}/full"
+    assert main(["train", "ppo", "--inline", "--recipe", "ppo_trainer", *settings, "trainer.save_freq=1", "--name", "mine", mirror]) == 0
+    talk = capfd.readouterr().err
+    assert talk.count("lags behind") == 1
+    assert talk.count("is not complete") == 1
+    assert len(metrics(tmp_path / "runs" / "quickstart" / "mine")) == 3
+    events: list[dict[str, Any]] = [json.loads(line) for line in (tmp_path / "runs/quickstart/mine/events.jsonl").read_text().splitlines()]
+    assert [event["kind"] for event in events if event["kind"].startswith("mirror")].count("mirror_failed") >= 2
+
+
+def test_a_damaged_checkpoint_of_a_copy_is_not_taken(
+    bucket: str, settings: list[str], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    saved = [*settings, "trainer.save_freq=1", f"trainer.mirror={bucket}/runs"]
+    assert main(["train", "ppo", "--inline", "--recipe", "ppo_trainer", *saved, "--name", "hurt"]) == 0
+    copy = f"{bucket}/runs/quickstart/hurt"
+    assert steps(copy) == ["step_000001", "step_000002"]
+    fs, path = storage.open_url(copy)
+    name = f"{path}/checkpoints/step_000002/state.json"
+    fs.pipe_file(name, fs.cat_file(name).replace(b"2", b"3"))
+    assert main(["runs", "pull", copy, "--root", str(tmp_path / "elsewhere")]) == 0
+    assert "step_000002 is damaged: state.json is not what was written" in capfd.readouterr().err
+    assert [each.name for each in (tmp_path / "elsewhere/quickstart/hurt/checkpoints").iterdir()] == ["step_000001"]
+    with pytest.raises(ResourceError), storage.explained(copy):
+        raise OSError("no route to host")
