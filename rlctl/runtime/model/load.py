@@ -51,6 +51,11 @@ def load_model(model: schema.Model, kind: Kind, dtype: torch.dtype, seed: int) -
     return loaded
 
 
+def fetched(model: schema.Model) -> schema.Model:
+    """The same with a path of this machine, for engines that load it themselves."""
+    return model.model_copy(update={"path": local(model.path)})
+
+
 def compute_dtype(model: schema.Model, device: str) -> torch.dtype:
     """What forward and backward passes run in: `model.dtype`, or bfloat16 on a GPU and float32 on a CPU."""
     return (torch.bfloat16 if device == "cuda" else torch.float32) if model.dtype == "auto" else _DTYPES[model.dtype]

@@ -14,7 +14,7 @@ from rlctl.recipes import schema
 from rlctl.runtime.algorithms.base import Loss, Needs, PolicyLoss
 from rlctl.runtime.batch import LogProbs, Prompts, Rollouts
 from rlctl.runtime.model.causal_lm import PolicyModel
-from rlctl.runtime.model.load import compute_dtype, load_model, master_dtype
+from rlctl.runtime.model.load import compute_dtype, fetched, load_model, master_dtype
 from rlctl.runtime.model.lora import (
     adapter_parameters,
     add_adapters,
@@ -31,7 +31,6 @@ from rlctl.runtime.rollout.request import Sampling, to_rollouts
 from rlctl.runtime.rollout.weights import WeightChannel, to_blocks
 from rlctl.runtime.workers.dispatch import Dispatch, dispatch
 from rlctl.runtime.workers.learner import Learner, LearningWorker, MicroBatching
-from rlctl.storage import local
 from rlctl.tracking.metrics import Metrics
 
 
@@ -53,7 +52,6 @@ class ActorWorker(LearningWorker):
 
     def __init__(self, place: Place, spec: ActorSpec) -> None:
         self.place = place
-        spec = replace(spec, model=spec.model.model_copy(update={"path": local(spec.model.path)}))  # for the engine too
         self.spec = spec
         hf = load_model(spec.model, "policy", master_dtype(spec.actor.fsdp_config), spec.seed)
         add_adapters(hf, spec.model, spec.seed)
@@ -165,7 +163,7 @@ class ActorWorker(LearningWorker):
 
     def _build_engine(self) -> RolloutEngine:
         spec = EngineSpec(
-            model=self.spec.model,
+            model=fetched(self.spec.model),
             rollout=self.spec.sampling.rollout,
             dtype=compute_dtype(self.spec.model, self.place.device),
             place=self.place,

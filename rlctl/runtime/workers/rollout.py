@@ -14,7 +14,7 @@ from rlctl.errors import RlctlError
 from rlctl.plugins import load
 from rlctl.recipes import schema
 from rlctl.runtime.batch import Prompts, Rollouts
-from rlctl.runtime.model.load import compute_dtype
+from rlctl.runtime.model.load import compute_dtype, fetched
 from rlctl.runtime.place import Place
 from rlctl.runtime.rollout.engine import EngineSpec, RolloutEngine
 from rlctl.runtime.rollout.request import Sampling, to_rollouts
@@ -46,7 +46,7 @@ class RolloutWorker:
         self.spec = spec
         rollout = spec.sampling.rollout
         engine_spec = EngineSpec(
-            model=spec.model,
+            model=fetched(spec.model),
             rollout=rollout,
             dtype=compute_dtype(spec.model, place.device),
             place=place,
