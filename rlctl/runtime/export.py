@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -88,6 +89,7 @@ def rebuild(run: Path, checkpoint: Path, folder: Path) -> None:
     add_adapters(hf, model, config.trainer.seed)
     policy = PolicyModel(hf, 1.0)
     state = {"model": trained_state(policy)}
+    warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # one process needs none
     load(state, checkpoint_id=checkpoint / "actor", no_dist=True)
     set_model_state_dict(policy, state["model"], options=StateDictOptions(strict=False))
     hf.save_pretrained(folder, state_dict=dict(merged_parameters(hf)))

@@ -35,7 +35,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model with heads of a size that vLLM has kernels for."""
-    return write_tiny_model(tmp_path_factory.mktemp("base"), hidden_size=64, head_dim=32)
+    return write_tiny_model(tmp_path_factory.mktemp("base"), hidden_size=128, head_dim=32)
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +46,7 @@ def trained(folder: Path, shelf: Path, base: Path) -> Path:
         f"data.val_files={shelf}/val.parquet",
         f"actor_rollout_ref.model.path={base}",
         *("data.max_prompt_length=160", "data.max_response_length=12", "data.train_batch_size=8"),
-        *("actor_rollout_ref.actor.ppo_mini_batch_size=4", "actor_rollout_ref.rollout.n=2", "trainer.total_training_steps=3"),
+        *("actor_rollout_ref.actor.ppo_mini_batch_size=8", "actor_rollout_ref.rollout.n=2", "trainer.total_training_steps=3"),
         *("trainer.test_freq=1", "trainer.save_freq=1", "trainer.max_ckpt_to_keep=5", "trainer.project_name=quickstart"),
         "trainer.num_threads=1",
     ]
