@@ -26,6 +26,11 @@ LORA = [
     "actor_rollout_ref.actor.optim.lr=1e-2",
 ]
 
+REWARD = """
+def compute_score(data_source, solution_str, ground_truth, extra_info=None):
+    return sum(char.islower() for char in solution_str) / 12
+"""
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -40,7 +45,8 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def trained(folder: Path, shelf: Path, base: Path) -> Path:
-    """A run of GRPO with LoRA, the KL against the base as a loss."""
+    """A run of GRPO with LoRA, the KL against the base as a loss, for a reward that also an untrained model gets parts of."""
+    (folder / "reward.py").write_text(REWARD)
     settings = [
         f"data.train_files={shelf}/train.parquet",
         f"data.val_files={shelf}/val.parquet",
@@ -48,7 +54,7 @@ def trained(folder: Path, shelf: Path, base: Path) -> Path:
         *("data.max_prompt_length=160", "data.max_response_length=12", "data.train_batch_size=8"),
         *("actor_rollout_ref.actor.ppo_mini_batch_size=8", "actor_rollout_ref.rollout.n=2", "trainer.total_training_steps=3"),
         *("trainer.test_freq=1", "trainer.save_freq=1", "trainer.max_ckpt_to_keep=5", "trainer.project_name=quickstart"),
-        "trainer.num_threads=1",
+        *("trainer.num_threads=1", f"reward.custom_reward_function.path={folder}/reward.py"),
     ]
     rlctl("train", "grpo", "--inline", "--name", "lora", *settings, *LORA, cwd=folder)
     return folder / RUNS / "lora"
@@ -77,7 +83,8 @@ def test_what_is_exported_scores_as_the_run_did(trained: Path, folder: Path, she
     assert {"config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "README.md"} <= files
     last = {name: value for name, value in metrics(trained)[3].items() if name.startswith("val-")}
     for target in ("model", "lora"):
-        settings = [f"-sdata.val_files={shelf}/val.parquet", "-sdata.max_prompt_length=160", "-sdata.max_response_length=12"]
+        reward = f"-sreward.custom_reward_function.path={folder}/reward.py"
+        settings = [f"-sdata.val_files={shelf}/val.parquet", reward, "-sdata.max_prompt_length=160", "-sdata.max_response_length=12"]
         scores = json.loads(rlctl("eval", target, *settings, "--json", cwd=folder).stdout)
         core = [name for name in last if name.startswith("val-core/")]
         assert core
