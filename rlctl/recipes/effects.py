@@ -58,7 +58,13 @@ def _other_than(name: str) -> Callable[[Any], bool]:
     return lambda given: given != name and ":" not in given
 
 
+def _names_a_server(engine_kwargs: Mapping[str, Any]) -> bool:
+    """Whether the engine is a server that somebody else has started, with settings of its own."""
+    return engine_kwargs.get("url") is not None
+
+
 _ACTOR, _ROLLOUT, _REF = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "actor_rollout_ref.ref"
+_ENGINE_DEVICE = tuple(f"{_ROLLOUT}.{key}" for key in ("gpu_memory_utilization", "max_num_batched_tokens", "enforce_eager"))
 
 
 def _trained(model: str, section: str) -> Iterator[Rule]:
@@ -106,6 +112,12 @@ RULES: tuple[Rule, ...] = (
         ((f"{_ACTOR}.use_dynamic_bsz", _is(True)),),
     ),
     Rule((f"{_ROLLOUT}.free_cache_engine",), (("trainer.placement.rollout", _is_not(None)),)),
+    Rule((*_ENGINE_DEVICE, f"{_ROLLOUT}.free_cache_engine"), ((f"{_ROLLOUT}.name", _is("hf")),)),
+    Rule(_ENGINE_DEVICE, ((f"{_ROLLOUT}.name", _is("sglang")), (f"{_ROLLOUT}.engine_kwargs", _names_a_server))),
+    Rule(
+        (f"{_ROLLOUT}.enforce_eager", f"{_ROLLOUT}.free_cache_engine"),
+        ((f"{_ROLLOUT}.name", _is("vllm")), ("trainer.device", _is("cpu"))),
+    ),
     Rule(("trainer.timeouts.rollout_restart_s",), (("trainer.placement.rollout", _is(None)),)),
     Rule((f"{_ROLLOUT}.multi_turn.[!e]*",), ((f"{_ROLLOUT}.multi_turn.enable", _is(False)),)),
     # algorithm
@@ -117,6 +129,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(("algorithm.rollout_correction.rollout_is_threshold",), (("algorithm.rollout_correction.rollout_is", _is(None)),)),
     Rule(("algorithm.rollout_correction.rollout_rs_threshold",), (("algorithm.rollout_correction.rollout_rs", _is(None)),)),
+    Rule(("algorithm.rollout_correction.*", "trainer.mismatch.*"), (("algorithm.name", _is("sft")),)),
     # reward
     Rule(("reward.functions", "reward.weights", "reward.gsm8k.*"), (("reward.custom_reward_function.path", _is_not(None)),)),
     Rule(

@@ -33,3 +33,13 @@ def test_inline_on_ray_and_one_engine_for_two_ranks(tmp_path: Path, settings: li
     one, two = metrics(runs / "inline")[1], metrics(runs / "two")[1]
     for name in ("critic/score/mean", "response_length/mean"):  # the same answers
         assert two[name] == pytest.approx(one[name])
+
+
+def test_an_engine_in_a_process_of_its_own_has_the_trainers_weights(tmp_path: Path, settings: list[str]) -> None:
+    apart = ["trainer.placement.rollout=engines", "trainer.placement.pools={engines: 1}", "actor_rollout_ref.rollout.name=vllm"]
+    steep = ["actor_rollout_ref.actor.optim.lr=0.01", "actor_rollout_ref.rollout.n=2"]  # old weights would be seen
+    rlctl("train", "ppo", "--name", "apart", *settings, *apart, *steep, cwd=tmp_path)
+    steps = metrics(tmp_path / "runs" / "quickstart" / "apart")[1:]
+    assert [step["training/global_step"] for step in steps] == [1, 2]
+    for step in steps:
+        assert 0 < step["training/rollout_probs_diff_max"] < 1e-3

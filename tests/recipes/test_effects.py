@@ -13,6 +13,7 @@ from rlctl.recipes.keys import schema_keys
 from rlctl.recipes.sources import library_recipes
 
 FILES = ("data.train_files=[t.parquet]", "actor_rollout_ref.model.path=m")
+ROLLOUT = "actor_rollout_ref.rollout"
 
 
 def idle(*overrides: str, recipe: str = "ppo_trainer", roles: set[str] | None = None) -> list[str]:
@@ -61,6 +62,26 @@ def test_no_shipped_recipe_sets_a_key_that_does_nothing(name: str) -> None:
             ["actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=4"],
             "ppo_micro_batch_size_per_gpu has no effect: actor_rollout_ref.actor.use_dynamic_bsz is true",
         ),
+        (
+            [f"{ROLLOUT}.name=hf", f"{ROLLOUT}.enforce_eager=true"],
+            f"enforce_eager has no effect: {ROLLOUT}.name is hf (override {ROLLOUT}.name=hf)",
+        ),
+        (
+            [f"{ROLLOUT}.name=sglang", f"+{ROLLOUT}.engine_kwargs.url=http://a:1", f"{ROLLOUT}.gpu_memory_utilization=0.4"],
+            f"{ROLLOUT}.engine_kwargs is {{'url': 'http://a:1'}}",
+        ),
+        (
+            [f"{ROLLOUT}.name=vllm", "trainer.device=cpu", f"{ROLLOUT}.free_cache_engine=true"],
+            "trainer.device is cpu (override trainer.device=cpu)",
+        ),
+        (
+            ["algorithm.name=sft", "algorithm.rollout_correction.rollout_is=token"],
+            "rollout_correction.rollout_is has no effect: algorithm.name is sft (override algorithm.name=sft)",
+        ),
+        (
+            ["algorithm.name=sft", "trainer.mismatch.halt=0.1"],
+            "trainer.mismatch.halt has no effect: algorithm.name is sft (override algorithm.name=sft)",
+        ),
     ],
 )
 def test_the_reason_is_given(overrides: list[str], reason: str) -> None:
@@ -76,6 +97,8 @@ def test_the_reason_is_given(overrides: list[str], reason: str) -> None:
         ["actor_rollout_ref.actor.clip_ratio=.1", "actor_rollout_ref.actor.clip_ratio_high=.3"],
         ["data.val_files=[v.parquet]", "trainer.test_freq=5"],
         ["actor_rollout_ref.rollout.multi_turn.enable=false"],
+        [f"{ROLLOUT}.name=vllm", f"{ROLLOUT}.gpu_memory_utilization=0.4", f"{ROLLOUT}.max_num_batched_tokens=512"],
+        [f"{ROLLOUT}.name=sglang", f"{ROLLOUT}.enforce_eager=true"],
     ],
 )
 def test_a_key_that_has_an_effect_is_left_alone(overrides: list[str]) -> None:

@@ -224,6 +224,7 @@ def test_a_run_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         "trainer.total_training_steps=2",
     ]
     assert main(["train", "ppo", "--inline", *settings]) == 6
+    assert not (tmp_path / "runs").exists()
     server = Server(AutoModelForCausalLM.from_pretrained(model)).start()
     assert main(["train", "ppo", "--inline", "--name", "x", *settings, f"+{KWARGS}.url={server.url}"]) == 0
     server.shutdown()
