@@ -32,15 +32,23 @@ def compare(
     root: Root = None,
     as_json: Json = False,
 ) -> None:
-    """Compare runs: their settings, and their metrics at the same step."""
+    """Compare runs: their settings, and their metrics at the same step.
+
+    Of one sweep: its trials, best first, and what explains their values.
+    """
     import dataclasses
 
     from rlctl.cli.console import print_json
+    from rlctl.cli.sweep_view import show_sweep
     from rlctl.errors import NotFoundError, UsageError
     from rlctl.runs.compare import compare as compare_runs
     from rlctl.runs.store import RunStore
+    from rlctl.sweeps.record import names_sweep
 
     store = RunStore.at(root)
+    if len(runs) == 1 and names_sweep(store.root, runs[0]):
+        show_sweep(store.root, runs[0], as_json)
+        return
     found = list({run.path.resolve(): run for run in map(store.find, runs)}.values())
     if len(found) < 2:
         raise UsageError("compare takes two different runs or more", hint="`rlctl runs` lists them")

@@ -17,6 +17,8 @@ Examples:
   rlctl report @last                        runs/…/report.html
 
   rlctl report ppo-a ppo-b grpo -o compare.html
+
+  rlctl report my-sweep                     its trials side by side, and what was tried
 """
 
 
@@ -25,7 +27,9 @@ def report(
     runs: Annotated[
         list[str],
         typer.Argument(
-            metavar="RUN...", help="Runs by name or the beginning of it, folder, @last or @failed.", autocompletion=complete.run
+            metavar="RUN...",
+            help="Runs by name or the beginning of it, folder, @last or @failed; or one sweep.",
+            autocompletion=complete.run,
         ),
     ],
     output: Annotated[
@@ -53,11 +57,15 @@ def report(
     from rlctl.runs.report.content import content
     from rlctl.runs.report.page import page
     from rlctl.runs.store import RunStore
+    from rlctl.sweeps.record import find_sweep, names_sweep
+    from rlctl.sweeps.results import runs_of, search
 
     store = RunStore.at(root)
-    found = list({run.path.resolve(): run for run in map(store.find, runs)}.values())
-    target = output or (found[0].path if len(found) == 1 else Path()) / "report.html"
-    text = page(content(found, samples))
+    sweep = find_sweep(store.root, runs[0]) if len(runs) == 1 and names_sweep(store.root, runs[0]) else None
+    found = runs_of(sweep) if sweep else list({run.path.resolve(): run for run in map(store.find, runs)}.values())
+    folder = sweep.path if sweep else found[0].path if len(found) == 1 else Path()
+    target = output or folder / "report.html"
+    text = page(content(found, samples, search(sweep) if sweep else None))
     try:
         write_whole(target, text)
     except OSError as error:

@@ -125,6 +125,27 @@ def plain(value: Any) -> Any:
     return dataclasses.asdict(value)
 
 
+def search(sweep: SweepDir) -> dict[str, Any]:
+    """A sweep as its report draws it: the keys searched, and of every trial its number, values by key (as text), state and value."""
+    found = results(sweep)
+    settings = sweep.record.settings
+    shared = {
+        "metric": settings["metric"] or "the runs' first validation metric",
+        "mode": settings["mode"],
+        "importances": dict(found.importances),
+    }
+    trials = [
+        {
+            "number": trial.number,
+            "params": {key: value for key, _, value in (text.partition("=") for text in trial.overrides)},
+            "state": trial.state,
+            "value": trial.value,
+        }
+        for trial in sorted(found.trials, key=lambda trial: trial.number)
+    ]
+    return shared | {"axes": [text.partition("=")[0] for text in sweep.record.axes], "trials": trials}
+
+
 def runs_of(sweep: SweepDir) -> list[Run]:
     """The runs of all trials, by name."""
     store = RunStore(sweep.path.parent.parent)

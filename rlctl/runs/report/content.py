@@ -26,8 +26,10 @@ MAX_NAMES = 4  # in a title
 ELSEWHERE_IN_A_STEP = (("timing_s/testing",), ("timing_s/save_checkpoint",))  # what timing_s/step leaves out
 
 
-def content(runs: Sequence[Run], samples_per_step: int) -> dict[str, Any]:
-    """The whole report. Of each of at most `MAX_VALIDATIONS` validations `samples_per_step` answers, of the same prompts each time.
+def content(runs: Sequence[Run], samples_per_step: int, search: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """The whole report; `search` says what a sweep tried and what came of it (`rlctl.sweeps.results.search`).
+
+    Of each of at most `MAX_VALIDATIONS` validations `samples_per_step` answers, of the same prompts each time.
 
     Errors: ConfigError when the files of a run are damaged.
     """
@@ -40,6 +42,7 @@ def content(runs: Sequence[Run], samples_per_step: int) -> dict[str, Any]:
         "version": __version__,
         "runs": [_run(run, label, samples_per_step) for run, label in zip(runs, labels, strict=True)],
         "settings": settings(runs),
+        "search": search,
     }
 
 

@@ -97,10 +97,10 @@ function fitted(chart, drawn, made) {
   return made;
 }
 
-function addPlot(grid, title, subtitle, draw) {
+function addPlot(grid, title, subtitle, draw, alone = false) {
   const plot = el("div", { class: "plot" });
   grid.append(el("div", { class: "chart" }, el("h3", {}, title), subtitle, plot));
-  plots.push({ element: plot, draw: () => {
+  plots.push({ element: plot, alone, draw: () => {
     const [drawn, made] = draw();
     return Plotly.react(plot, drawn, made, { displayModeBar: false, responsive: true, doubleClick: "reset" });
   } });
@@ -165,13 +165,14 @@ function redraw() {
 }
 
 function link() {
-  // Zooming in one chart zooms all.
-  for (const { element } of plots) element.on("plotly_relayout", change => {
+  // Zooming in one chart over time zooms all of them.
+  const linked = plots.filter(plot => !plot.alone);
+  for (const { element } of linked) element.on("plotly_relayout", change => {
     if (linking) return;
     const range = [change["xaxis.range[0]"], change["xaxis.range[1]"]], whole = change["xaxis.autorange"];
     if (range[0] === undefined && !whole) return;
     linking = true;
-    const others = plots.filter(plot => plot.element !== element);
+    const others = linked.filter(plot => plot.element !== element);
     Promise.all(others.map(plot => Plotly.relayout(plot.element, { "xaxis.range": whole ? extent() : range })))
       .finally(() => { linking = false; });
   });
@@ -316,6 +317,7 @@ function setTheme(theme) {
 
 buildHead();
 buildAlarms();
+buildSearch();
 buildCharts();
 buildSamples();
 buildSettings();
