@@ -130,6 +130,7 @@ def search(sweep: SweepDir) -> dict[str, Any]:
     found = results(sweep)
     settings = sweep.record.settings
     shared = {
+        "name": sweep.record.name,
         "metric": settings["metric"] or "the runs' first validation metric",
         "mode": settings["mode"],
         "importances": dict(found.importances),

@@ -123,11 +123,14 @@ class Study:
         ]
 
     def importances(self) -> dict[str, float]:
-        """How much of the variance of the values each axis explains (fANOVA needs ≥ 2 finished trials that differ); empty when unknown."""
+        """How much each axis tells the best quarter of the trials from the rest (PED-ANOVA, arXiv:2304.10255), as shares of 1.
+
+        Empty for a single axis, and until two finished trials differ. A tenth, Optuna's default, is two trials of a sweep of twenty.
+        """
         finished = self._study.get_trials(deepcopy=False, states=[TrialState.COMPLETE])
         if len({trial.value for trial in finished}) < 2 or len(self.axes) < 2:
             return {}
-        evaluator = optuna.importance.PedAnovaImportanceEvaluator(evaluate_on_local=True)
+        evaluator = optuna.importance.PedAnovaImportanceEvaluator(target_quantile=0.25, evaluate_on_local=True)
         return optuna.importance.get_param_importances(self._study, evaluator=evaluator)
 
     def _open(self, trial: Trial) -> optuna.Trial:

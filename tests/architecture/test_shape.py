@@ -22,6 +22,7 @@ MAY_CATCH_EVERYTHING = {
     "rlctl/tracking/mirror.py::Mirror._say_all": "a mirror may break, the run goes on, and says so once",
     "rlctl/tracking/mirror.py::Mirror._work": "hands the error of the start to the thread that waits, which raises it",
     "rlctl/runtime/cluster/session.py::_start.start": "hands the error to the thread that waits, which raises it",
+    "rlctl/runtime/cluster/jobs.py::_within.ask": "hands the error to the thread that waits, which raises it",
     "rlctl/runtime/rewards/functions.py::answer": "a user's function may do anything wrong: the answer scores 0 and says why",
     "rlctl/runtime/workers/background.py::_guarded": "leaves the reason in a file for the controller, which waits for that or for the end",
     "rlctl/data_prep/hub.py::hub_answers": "asks only whether there is a network; the errors of HTTP libraries share no other class",

@@ -36,7 +36,7 @@ def content(runs: Sequence[Run], samples_per_step: int, search: Mapping[str, Any
     projects = {run.project for run in runs}
     labels = [run.name if len(projects) == 1 else f"{run.project}/{run.name}" for run in runs]
     return {
-        "title": " · ".join(labels) if len(labels) <= MAX_NAMES else f"{len(labels)} runs",
+        "title": search["name"] if search else " · ".join(labels) if len(labels) <= MAX_NAMES else f"{len(labels)} runs",
         "project": ", ".join(sorted(projects)),
         "made": datetime.now(UTC).isoformat(timespec="minutes"),
         "version": __version__,
