@@ -14,11 +14,18 @@ from rlctl.runtime.roles import Roles
 R = TypeVar("R")
 
 _PHASES = {
-    "actor": {"generate_sequences": "gen", "compute_log_probs": "old_log_prob", "update": "update_actor"},
+    "actor": {
+        "update_weights": "update_weights",
+        "generate_sequences": "gen",
+        "compute_log_probs": "old_log_prob",
+        "update": "update_actor",
+    },
     "reward": {"compute_scores": "reward"},
     "critic": {"compute_values": "values", "update": "update_critic"},
     "reference": {"compute_log_probs": "ref"},
 }
+# What a call would do by itself is asked for before it, so that its time is told apart.
+_BEFORE = {"generate_sequences": "update_weights"}
 
 
 @dataclass
@@ -60,6 +67,8 @@ class _Timed:
             return call
 
         def timed(*args: Any, **kwargs: Any) -> Any:
+            if method in _BEFORE:
+                getattr(self, _BEFORE[method])()
             with self._clock.phase(self._phases[method]):
                 return call(*args, **kwargs)
 

@@ -14,6 +14,10 @@ from rlctl.tracking.metrics import Metrics
 class Actor(Protocol):
     """The policy: it answers prompts and learns."""
 
+    def update_weights(self) -> None:
+        """Hand the present weights to the rollout engine, if it does not have them. `generate_sequences` does so where nobody has asked."""
+        ...
+
     def generate_sequences(self, prompts: Prompts, seed: int, validate: bool = False, greedy: bool = False) -> Rollouts:
         """Answer B prompts, `rollout.n` times each (`rollout.val_kwargs.n` with `validate`): B·n rows, answers of a prompt side by side.
 

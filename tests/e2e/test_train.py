@@ -50,7 +50,8 @@ def test_a_step_reports_what_it_should(folder: Path, settings: list[str]) -> Non
         actor/grad_norm actor/lr actor/skipped_updates critic/vf_loss critic/vf_clipfrac critic/vpred_mean critic/grad_norm critic/lr
         critic/vf_explained_var critic/score/mean critic/rewards/max critic/advantages/min critic/returns/mean critic/values/mean
         response_length/mean response_length/clip_ratio prompt_length/mean timing_s/step timing_s/gen timing_s/reward timing_s/old_log_prob
-        timing_s/ref timing_s/values timing_s/adv timing_s/update_critic timing_s/update_actor timing_s/testing timing_per_token_ms/gen
+        timing_s/update_weights timing_s/ref timing_s/values timing_s/adv timing_s/update_critic timing_s/update_actor
+        timing_s/testing timing_per_token_ms/gen
         perf/throughput perf/time_per_step perf/total_num_tokens global_seqlen/mean training/global_step training/epoch
         training/rollout_probs_diff_mean training/rollout_probs_diff_max rollout_corr/kl""".split()
     assert [name for name in wanted if name not in step] == []

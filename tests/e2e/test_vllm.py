@@ -43,3 +43,4 @@ def test_an_engine_in_a_process_of_its_own_has_the_trainers_weights(tmp_path: Pa
     assert [step["training/global_step"] for step in steps] == [1, 2]
     for step in steps:
         assert 0 < step["training/rollout_probs_diff_max"] < 1e-3
+        assert 0 < step["timing_s/update_weights"] < step["timing_s/step"]

@@ -58,6 +58,11 @@ class EngineGroup:
         """The trainer's weights have changed: no engine answers before it has the new ones."""
         self.version += 1
 
+    def update_weights(self) -> None:
+        """See `Actor`; to the engines that live. One that is lost meanwhile gets them when it is there again."""
+        self.alone_since = None
+        self._refresh(deque())
+
     def generate_sequences(self, prompts: Prompts, seed: int, validate: bool = False, greedy: bool = False) -> Rollouts:
         """See `Actor`. Raises `RlctlError` when no engine can answer for `restart_timeout_s`."""
         self.alone_since = None

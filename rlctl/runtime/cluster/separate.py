@@ -15,6 +15,8 @@ class Engines(Protocol):
 
     def generate_sequences(self, prompts: Prompts, seed: int, validate: bool = False, greedy: bool = False) -> Rollouts: ...
 
+    def update_weights(self) -> None: ...
+
     def outdate(self) -> None: ...
 
 
@@ -30,6 +32,7 @@ class SeparateActor:
         self.state_bytes = trainer.state_bytes
         self.export = trainer.export
         self.generate_sequences = engines.generate_sequences
+        self.update_weights = engines.update_weights
 
     def update(self, batch: Rollouts, lr: float) -> Metrics:
         """See `Actor`."""

@@ -71,14 +71,21 @@ class ActorWorker(LearningWorker):
             spec.sampling.rollout.log_prob_micro_batch_size_per_gpu,
         )
 
+    @dispatch(Dispatch.BROADCAST)
+    def update_weights(self) -> None:
+        """See `Actor`. Wakes the engine, which sleeps again after its next answers."""
+        assert self.engine is not None, "this actor was built without a rollout engine"
+        self.engine.wake()
+        if self.engine_is_stale:
+            self.engine.load_weights(merged_parameters(self.policy.hf))
+            self.engine_is_stale = False
+
     @dispatch(Dispatch.SPLIT)
     def generate_sequences(self, prompts: Prompts, seed: int, validate: bool = False, greedy: bool = False) -> Rollouts:
         """See `Actor`."""
         assert self.engine is not None, "this actor was built without a rollout engine"
         sampling = self.spec.sampling.params(prompts.group, seed, validate, greedy)
-        self.engine.wake()
-        if self.engine_is_stale:
-            self.engine.load_weights(merged_parameters(self.policy.hf))
+        self.update_weights()
         responses = self.engine.generate(prompts.prompt_ids.to(self.place.device), sampling)
         self.engine_is_stale = self.engine.sleep()
         return to_rollouts(prompts, sampling.n, responses)
