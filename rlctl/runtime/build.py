@@ -75,8 +75,9 @@ def build_roles(
     engines: EngineGroup | None = None
     if separate is not None:  # they start while everything else is built
         engines = cast("EngineGroup", pools[separate].spawn("rollout", RolloutWorker, _rollout_spec(config, tokenizer)))
-    on_phase("building the actor")
-    actor = build_actor(config, algorithm, tokenizer, pools[placement.actor], has_engine=Needs.ENGINE in needs and engines is None)
+    has_engine = Needs.ENGINE in needs and engines is None
+    on_phase("building the actor and starting its rollout engine" if has_engine else "building the actor")
+    actor = build_actor(config, algorithm, tokenizer, pools[placement.actor], has_engine=has_engine)
     reference: Reference | None = None
     if Needs.REFERENCE in needs:
         if reference_is_base(config):

@@ -23,6 +23,7 @@ from rlctl.runtime.rewards.specs import reward_specs
 from rlctl.storage import local
 
 NUM_REWARD_ROWS = 10
+_INSTEAD = {"actor_rollout_ref.rollout.mode": "leave it sync; under trainer.placement.rollout several engines answer requests side by side"}
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -261,7 +262,7 @@ def check_built(config: schema.Config) -> list[Problem]:
         "reward.reward_model.enable": config.reward.reward_model.enable,
     }
     set_keys = [key for key, is_set in wanted.items() if is_set]
-    return [Problem(f"{key} is set, but rlctl cannot do that yet", hint="leave it at its default") for key in set_keys]
+    return [Problem(f"{key} is set, but rlctl cannot do that yet", hint=_INSTEAD.get(key, "leave it at its default")) for key in set_keys]
 
 
 def check_adapters(config: schema.Config, needs: Needs) -> None:

@@ -127,7 +127,7 @@ class MultiTurn(Section):
 
 class Rollout(Section):
     name: Text = Field(description="engine: auto, hf, vllm, sglang or a plug-in")
-    mode: Literal["sync", "async"] = Field(description="answer prompts in one batch, or each row on its own (multi-turn)")
+    mode: Literal["sync", "async"] = Field(description="sync = in batches; async (each row on its own) is not built and refused")
     seed: NonNegativeInt | None = Field(description="seed of the sampling; null = trainer.seed")
     temperature: PositiveFloat = Field(description="sampling temperature")
     top_p: Share = Field(description="sample from the likeliest tokens that hold this share; 1 = off")
