@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from rlctl.runtime.mismatch import MismatchGuard
 from rlctl.runtime.rng import rng_state
 from rlctl.runtime.roles import Roles
 from rlctl.runtime.saver import Saver
+from rlctl.runtime.stopping import Stopping
 from rlctl.runtime.validate import Validator, samples_of
 from rlctl.runtime.workers.dispatch import split
 from rlctl.tracking.fanout import Trackers
@@ -73,22 +75,29 @@ class Trainer:
         self.mismatch = MismatchGuard(config.mismatch.halt, parts.run)
         self.roles = self.mismatch.watch(timed_roles(parts.roles, self.clock))
         self.saver = Saver(parts.run, parts.roles, parts.tokenizer, config, parts.on_checkpoint)
+        self.stopping = Stopping(config.timeouts.stop_s, lambda line: print(line, file=sys.stderr, flush=True))
         self.skipped_in_a_row = progress.skipped_in_a_row
 
     def run(self) -> None:
         """Validation before training, then every step: learn, validate and save as often as the config says, report."""
         done = self.progress.step
-        with self.saver:
+        with self.stopping, self.saver:
             if self.progress.new_run and (self.config.val_before_train or self.config.val_only):
                 self.parts.trackers.log(done, self._validate(done))
             for step in range(done + 1, 0 if self.config.val_only else self.parts.num_steps + 1):
+                if self.stopping.asked:
+                    raise self.stopping.error()
                 metrics = self._train(step)
                 if self._due(self.config.test_freq, step):
                     metrics |= self._validate(step)
-                if self._due(self.config.save_freq, step):
+                saved = self._due(self.config.save_freq, step) or self.stopping.asked
+                if saved:
                     metrics |= self._save(step, metrics)
                 self.parts.trackers.log(step, metrics)
                 self.saver.commit()
+                if self.stopping.asked and saved:
+                    self.saver.close()
+                    raise self.stopping.error()
 
     def _due(self, every: int, step: int) -> bool:
         """Every so many steps, and at the end; never for -1."""

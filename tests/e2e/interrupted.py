@@ -37,8 +37,9 @@ class Killer:
     """A tracker that ends its run at the phase and after the delay that the environment names, and notes in a file what it was doing."""
 
     def __init__(self) -> None:
-        at, _, delay = os.environ.get(KILL_AT, "").partition(":")
+        at, delay, name = ([*os.environ.get(KILL_AT, "").split(":"), "", ""])[:3]
         self.left, self.delay = int(at or 0), float(delay or 0)
+        self.signal = signal.Signals[name or "SIGKILL"]
         self.doing = "starting"
         self.folder: Path | None = None
 
@@ -61,7 +62,7 @@ class Killer:
         if self.folder is not None:
             writing = any(self.folder.glob("checkpoints/.*.partial"))
             (self.folder / "killed.txt").write_text(self.doing + (" while a checkpoint is written" if writing else ""))
-        os.kill(os.getpid(), signal.SIGKILL)
+        os.kill(os.getpid(), self.signal)
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,8 @@ class Ended:
 
 
 def run(*arguments: object, cwd: Path, kill_at: str = "", largest_file: int | None = None) -> Ended:
-    """`rlctl` with these arguments, to its end; `kill_at` is `<n>:<seconds>`: so long after the n-th phase begins. A write beyond
+    """`rlctl` with these arguments, to its end; `kill_at` is `<n>:<seconds>`, with `:SIGTERM` another signal: so
+    long after the n-th phase begins. A write beyond
     `largest_file` bytes fails, as on a full disk."""
     log = cwd / "talk.txt"
     process = _FORKS.Process(target=_child, args=([str(each) for each in arguments], cwd, log, kill_at, largest_file))

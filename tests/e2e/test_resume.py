@@ -244,3 +244,20 @@ def test_a_full_disk_harms_no_checkpoint(finished: Path, folder: Path) -> None:
     assert [each["step"] for each in events(copied, "checkpoint_failed")] == [8, 9]
     assert [damage(each) for each in sorted(copied.glob("checkpoints/*"))] == [None] * 3
     assert not list(copied.glob("checkpoints/.*"))
+
+
+@pytest.mark.parametrize(("name", "code"), [("SIGTERM", 143), ("SIGUSR1", 143), ("SIGINT", 130)])
+def test_a_signal_finishes_the_step_and_saves(name: str, code: int, small: list[str], folder: Path) -> None:
+    """Also where checkpoints are not asked for; what is resumed from it is the run that was never stopped."""
+    settings = [*small, *PPO, "trainer.save_freq=-1"]
+    whole = train("ppo", "never-stopped", settings, folder, "--inline")
+    ended = run("train", "ppo", "--inline", "--name", name, *settings, cwd=folder, kill_at=f"{random.randint(12, 30)}:0.02:{name}")
+    assert ended.code == code, ended.talk
+    assert f"{name}: finishing the step" in ended.talk
+    stopped = whole.with_name(name)
+    assert json.loads((stopped / "run.json").read_text())["state"] == "stopped"
+    last = metrics(stopped)[-1]["step"]
+    assert [path.name for path in (stopped / "checkpoints").glob("step_*")] == [f"step_{last:06d}"]
+    resume(stopped, folder)
+    assert reproducible(stopped) == reproducible(whole)
+    assert answers(stopped) == answers(whole)

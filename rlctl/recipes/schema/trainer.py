@@ -36,6 +36,7 @@ class Timeouts(Section):
         description="seconds in which a rollout engine of a pool of its own must be there again when none is left"
     )
     call_s: PositiveFloat = Field(description="seconds that one call to the workers may take")
+    stop_s: PositiveFloat = Field(description="seconds in which a run that is told to stop finishes its step and saves")
     mirror_s: PositiveFloat = Field(description="seconds in which the last copy to trainer.mirror must be done")
 
 
