@@ -37,10 +37,11 @@ def test_inline_on_ray_and_one_engine_for_two_ranks(tmp_path: Path, settings: li
 
 def test_an_engine_in_a_process_of_its_own_has_the_trainers_weights(tmp_path: Path, settings: list[str]) -> None:
     apart = ["trainer.placement.rollout=engines", "trainer.placement.pools={engines: 1}", "actor_rollout_ref.rollout.name=vllm"]
-    steep = ["actor_rollout_ref.actor.optim.lr=0.01", "actor_rollout_ref.rollout.n=2"]  # old weights would be seen
+    steep = ["actor_rollout_ref.actor.optim.lr=0.01", "actor_rollout_ref.actor.entropy_coeff=-1"]  # old weights would be seen
     rlctl("train", "ppo", "--name", "apart", *settings, *apart, *steep, cwd=tmp_path)
     steps = metrics(tmp_path / "runs" / "quickstart" / "apart")[1:]
     assert [step["training/global_step"] for step in steps] == [1, 2]
     for step in steps:
-        assert 0 < step["training/rollout_probs_diff_max"] < 1e-3
+        assert step["actor/grad_norm"] > 0
+        assert 0 < step["training/rollout_probs_diff_max"] < 1e-4
         assert 0 < step["timing_s/update_weights"] < step["timing_s/step"]
