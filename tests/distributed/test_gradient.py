@@ -12,6 +12,7 @@ from rlctl.recipes.compose import compose
 from rlctl.runtime.algorithms.ppo import PPO
 from rlctl.runtime.batch import Experience, Ragged
 from rlctl.runtime.place import Place
+from rlctl.runtime.rollout.request import Sampling
 from rlctl.runtime.workers.actor import ActorSpec, ActorWorker
 from rlctl.runtime.workers.critic import CriticSpec, CriticWorker
 from rlctl.runtime.workers.dispatch import join, split
@@ -82,9 +83,8 @@ def gradient(where: Place, model: str, role: str, mode: str, num_micro_batches: 
     config = compose("ppo", sizes).config
     algorithm = PPO.from_config(config, num_steps=1)
     if role == "actor":
-        spec = ActorSpec(
-            config.actor_rollout_ref.model, config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout, 8, 8, (2,), algorithm, 0
-        )
+        part = config.actor_rollout_ref
+        spec = ActorSpec(part.model, part.actor, Sampling(part.rollout, 8, (2,)), 8, algorithm, 0, has_engine=True)
         worker = ActorWorker(where, spec)
     else:
         worker = CriticWorker(where, CriticSpec(config.critic, algorithm, 0))

@@ -13,6 +13,7 @@ from rlctl.recipes.compose import compose
 from rlctl.runtime.algorithms.ppo import PPO
 from rlctl.runtime.batch import Experience, Prompts, Ragged, Rollouts
 from rlctl.runtime.place import Place
+from rlctl.runtime.rollout.request import Sampling
 from rlctl.runtime.workers.actor import ActorSpec, ActorWorker
 from tests.distributed.ranks import on_ranks, place
 from tests.distributed.test_gradient import LOSS
@@ -44,7 +45,10 @@ def actor(where: Place, model: Path, ranks_per_engine: int) -> ActorWorker:
     ]
     config = compose("ppo", [f"actor_rollout_ref.model.path={model}", *LOSS, *rollout]).config
     part = config.actor_rollout_ref
-    return ActorWorker(where, ActorSpec(part.model, part.actor, part.rollout, 24, 24, (2,), PPO.from_config(config, num_steps=1), 0))
+    return ActorWorker(
+        where,
+        ActorSpec(part.model, part.actor, Sampling(part.rollout, 24, (2,)), 24, PPO.from_config(config, num_steps=1), 0, has_engine=True),
+    )
 
 
 def questions(where: Place) -> Prompts:

@@ -26,6 +26,7 @@ T = TypeVar("T")
 MAX_PACKED = 100 * 2**20  # bytes: Ray keeps packages in the memory of its head node
 _NOT_PACKED = {"runs", "__pycache__", "node_modules", "build", "dist"}
 _ANSWER_S = 60.0
+_AGENT_S = 180.0  # the agent that takes jobs comes up some time after the dashboard
 _ENDED = {JobStatus.SUCCEEDED, JobStatus.FAILED, JobStatus.STOPPED}
 
 
@@ -39,7 +40,7 @@ def submit(address: str, name: str, words: Sequence[str], project: Path) -> None
     with _packed(project) as folder:
         entrypoint = shlex.join(["python", "-m", "rlctl", *words])
         job = {"entrypoint": entrypoint, "submission_id": name, "runtime_env": {"working_dir": str(folder)}}
-        deadline = time.monotonic() + _ANSWER_S
+        deadline = time.monotonic() + _AGENT_S
         while True:
             try:
                 _within(lambda: client.submit_job(**job), address)
@@ -47,7 +48,6 @@ def submit(address: str, name: str, words: Sequence[str], project: Path) -> None
             except (ValueError, RuntimeError) as error:
                 if "already" in str(error):
                     raise ConflictError(f"the cluster has a job named {name!r}", where=address, hint="--name gives it another") from error
-                # The agent that takes jobs comes up some seconds after the dashboard.
                 if "No available agent" not in str(error) or time.monotonic() > deadline:
                     raise ResourceError(f"the job was refused: {error}", where=address) from error
             time.sleep(1.0)
