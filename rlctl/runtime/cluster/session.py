@@ -36,12 +36,18 @@ def ray_session(init: schema.RayInit, num_cpus: int, num_threads: int, timeout_s
     env = {name: value for name, value in _WORKER_ENV.items() if value or name in os.environ} | {"OMP_NUM_THREADS": str(num_threads)}
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    options: dict[str, object] = {"runtime_env": {"env_vars": env}, "log_to_driver": False, "logging_level": "ERROR"}
+    variables = env | {name: str(value) for name, value in init.runtime_env.get("env_vars", {}).items()}
+    options: dict[str, object] = {
+        "runtime_env": init.runtime_env | {"env_vars": variables},
+        "log_to_driver": False,
+        "logging_level": "ERROR",
+    }
     folder: Path | None = None
     address = init.address or os.environ.get("RAY_ADDRESS")
     if address is None:
         folder = Path(tempfile.mkdtemp(prefix="rlctl-", dir="/tmp"))  # short: socket paths inside may have 107 characters
-        options |= {"num_cpus": num_cpus, "include_dashboard": False, "_temp_dir": str(folder)}
+        options |= {"num_cpus": num_cpus, "include_dashboard": init.include_dashboard, "_temp_dir": str(folder)}
+        options |= {"num_gpus": init.num_gpus, "object_store_memory": init.object_store_memory}
     else:
         options["address"] = address
     over = threading.Event()

@@ -1,0 +1,20 @@
+"""A Ray cluster of our own is what `ray_kwargs.ray_init` asks for."""
+
+from __future__ import annotations
+
+import os
+
+import ray
+
+from rlctl.recipes.compose import compose
+from rlctl.runtime.cluster.session import ray_session
+
+
+def test_every_setting_reaches_ray() -> None:
+    given = ["num_gpus=3", "object_store_memory=90000000", "runtime_env={env_vars:{RLCTL_TEST_COLOUR:teal,OMP_NUM_THREADS:2}}"]
+    init = compose("ppo", [f"ray_kwargs.ray_init.{text}" for text in given]).config.ray_kwargs.ray_init
+    with ray_session(init, 2, 1, 120.0, None):
+        there = ray.cluster_resources()
+        assert (there["CPU"], there["GPU"], there["object_store_memory"]) == (2, 3, 90_000_000)
+        seen = ray.get(ray.remote(lambda: (os.environ.get("RLCTL_TEST_COLOUR"), os.environ.get("OMP_NUM_THREADS"))).remote(), timeout=60)
+        assert seen == ("teal", "2")
