@@ -65,8 +65,8 @@ def make_sweep_plan(verb: str, source: str, overrides: Sequence[str]) -> SweepPl
     axes = [axis for axis in axes_of(base.config.sweep.params, source) if axis.key not in named] + axes
     settings = base.config.sweep
     check_axes(axes, settings)
-    first = [f"{axis.key}={_first(axis)}" for axis in axes]
-    recipe = compose(source, [*fixed, *first])
+    first = {axis.key: _first(axis) for axis in axes}
+    recipe = compose(source, [*fixed, *_overrides(first)])
     plan = make_plan(recipe, inline=False)
     trainer = recipe.config.trainer
     check_free(Path(trainer.run_dir), trainer.project_name, trainer.experiment_name)
@@ -218,14 +218,13 @@ def _processes(config: schema.Config) -> int:
 
 
 def _needs(
-    source: str, fixed: Sequence[str], axes: Sequence[Axis], settings: schema.Sweep, first: Sequence[str]
+    source: str, fixed: Sequence[str], axes: Sequence[Axis], settings: schema.Sweep, first: Mapping[str, str]
 ) -> list[tuple[Sequence[str], Mapping[str, float]]]:
     """What runs take, by composing each point of a small grid, or else each value of each axis with the first of the others."""
     grid = points(axes, settings)
-    if grid is not None and len(grid) <= 32:
-        tried = [[f"{key}={value}" for key, value in point.items()] for point in grid]
-    else:
-        tried = [[*first, f"{axis.key}={value}"] for axis in axes for value in (axis.values or _ends(axis))]
+    if grid is None or len(grid) > 32:
+        grid = [{**first, axis.key: value} for axis in axes for value in (axis.values or _ends(axis))]
+    tried = [list(each) for each in dict.fromkeys(tuple(_overrides(point)) for point in grid)]
     found: list[tuple[Sequence[str], Mapping[str, float]]] = []
     problems: list[Problem] = []
     for overrides in tried:
@@ -238,6 +237,10 @@ def _needs(
             ]
     raise_problems(problems)
     return found
+
+
+def _overrides(point: Mapping[str, str]) -> list[str]:
+    return [f"{key}={value}" for key, value in point.items()]
 
 
 def _first(axis: Axis) -> str:
