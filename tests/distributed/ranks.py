@@ -28,6 +28,13 @@ def on_ranks(world_size: int, function: Callable[..., Any], *args: Any) -> list[
         return [pickle.loads((Path(folder) / str(rank)).read_bytes()) for rank in range(world_size)]
 
 
+def in_a_process(function: Callable[..., Any], *args: Any) -> Any:
+    """`function(place, *args)` on one rank in a process of its own: a vLLM engine that is closed leaves its process unfit for another."""
+    with tempfile.TemporaryDirectory() as folder:
+        mp.spawn(_run, (1, "", Path(folder), function, args), nprocs=1)
+        return pickle.loads((Path(folder) / "0").read_bytes())
+
+
 def _run(rank: int, world_size: int, address: str, folder: Path, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
     process = Process(place(rank, world_size))
     process.join(address)

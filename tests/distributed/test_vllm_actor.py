@@ -15,7 +15,7 @@ from rlctl.runtime.batch import Experience, Prompts, Ragged, Rollouts
 from rlctl.runtime.place import Place
 from rlctl.runtime.rollout.request import Sampling
 from rlctl.runtime.workers.actor import ActorSpec, ActorWorker
-from tests.distributed.ranks import on_ranks, place
+from tests.distributed.ranks import in_a_process, on_ranks, place
 from tests.distributed.test_gradient import LOSS
 from tests.models import write_tiny_model
 
@@ -116,20 +116,24 @@ def assert_agree(of_ranks: list[Course]) -> None:
 @pytest.mark.parametrize("name", ["tied", "untied"])
 def test_engine_and_trainer_agree_after_ten_updates(name: str, request: pytest.FixtureRequest) -> None:
     """On one rank, where vLLM shares the policy's weights."""
-    assert_agree(courses(place(), request.getfixturevalue(name), 10, 1))
+    assert_agree(in_a_process(courses, request.getfixturevalue(name), 10, 1))
 
 
 @pytest.mark.slow
 def test_two_ranks_answer_like_one_with_an_engine_each_and_with_one_for_both(tied: Path) -> None:
-    alone = courses(place(), tied, 0, 1)[0]
-    of_ranks = on_ranks(2, courses, tied, 3, 1, 2)
-    for kind in range(2):
-        assert_agree([of_rank[kind] for of_rank in of_ranks])
-        assert [answer for of_rank in of_ranks for answer in of_rank[kind].answers] == alone.answers
+    alone = in_a_process(courses, tied, 0, 1)[0]
+    for ranks_per_engine in (1, 2):
+        of_ranks = [found[0] for found in on_ranks(2, courses, tied, 3, ranks_per_engine)]
+        assert_agree(of_ranks)
+        assert [answer for of_rank in of_ranks for answer in of_rank.answers] == alone.answers
 
 
 def test_an_actor_goes_on_from_a_checkpoint_that_its_engine_sees(tied: Path, tmp_path: Path) -> None:
     """What `load` puts into the policy is what vLLM answers with, and what is written out holds each tensor once and whole."""
+    in_a_process(goes_on, tied, tmp_path)
+
+
+def goes_on(_where: Place, tied: Path, tmp_path: Path) -> None:
     worker = actor(place(), tied, 1)
     worker.save(tmp_path / "state")
     asked = questions(place())
