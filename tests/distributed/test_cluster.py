@@ -89,8 +89,9 @@ def dashboard(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Of a cluster of one node that takes jobs, started as an administrator would, by `ray start`."""
     binaries = Path(sys.executable).parent
     environ = environment() | {"PATH": f"{binaries}:{os.environ['PATH']}", "RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "disabled"}
-    ports = [_free_port() for _ in range(3)]
+    ports = [_free_port() for _ in range(4)]
     options = [f"--port={ports[0]}", f"--dashboard-port={ports[1]}", f"--ray-client-server-port={ports[2]}", "--include-dashboard=true"]
+    options.append(f"--dashboard-agent-listen-port={ports[3]}")  # another cluster of this machine has the usual one
     folder = Path("/tmp") / f"rlctl-test-{os.getpid()}"  # short: socket paths inside may have 107 characters
     command = [binaries / "ray", "start", "--head", "--block", "--num-cpus=2", f"--temp-dir={folder}", "--disable-usage-stats", *options]
     process = subprocess.Popen(command, env=environ, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)

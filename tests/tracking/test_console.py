@@ -44,7 +44,7 @@ tracker.finish("finished")
 
 
 def environment(**changes: str) -> dict[str, str]:
-    kept = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "FORCE_COLOR", "TERM")}
+    kept = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "FORCE_COLOR", "TERM", "COLUMNS", "LINES")}
     return kept | {"TERM": "xterm-256color"} | changes
 
 
