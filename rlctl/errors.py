@@ -17,6 +17,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+# Exit codes of what no second attempt would mend: usage, configuration, something not found or taken, a package that is missing.
+HOPELESS = (2, 3, 4, 5, 6)
+
 
 @dataclass(frozen=True)
 class Problem:
@@ -101,3 +104,10 @@ class Terminated(SystemExit):
 
     def __init__(self, number: int) -> None:
         super().__init__(128 + number)
+
+
+class TimeUp(SystemExit):
+    """The time that a run was given is over: it was asked to end now, has been saved, and ends with exit code 0."""
+
+    def __init__(self) -> None:
+        super().__init__(0)

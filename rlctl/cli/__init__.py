@@ -41,6 +41,7 @@ COMMANDS = (
     Command("config", "rlctl.cli.config", "Show a composed configuration, and where each value comes from.", "Recipes"),
     Command("train", "rlctl.cli.train", "Train a model: ppo, grpo or sft.", "Training"),
     Command("resume", "rlctl.cli.resume", "Go on from the newest whole checkpoint, as if the run had never stopped.", "Training"),
+    Command("stop", "rlctl.cli.stop", "Let runs or sweeps finish their step, save and end, and wait until they have.", "Training"),
     Command(
         "eval",
         "rlctl.cli.evaluate",

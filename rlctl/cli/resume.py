@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rlctl.cli import complete, remote
+from rlctl.cli.limits import Limits, MaxTime, Retries, SaveBy
 from rlctl.cli.remote import Address, Detach
 
 if TYPE_CHECKING:
@@ -48,6 +49,9 @@ def resume(
     fork: Annotated[str | None, typer.Option("--fork", metavar="NAME", help="A new run of this name that begins with the state.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Go on although the configuration or the data make another run of it.")] = False,
     inline: Annotated[bool, typer.Option("--inline", help="Run in this one process, without Ray.")] = False,
+    max_time: MaxTime = None,
+    save_by: SaveBy = None,
+    retries: Retries = 0,
     address: Address = None,
     detach: Detach = False,
     root: Annotated[
@@ -62,15 +66,15 @@ def resume(
     from rlctl.storage import is_url
     from rlctl.sweeps.record import names_sweep
 
-    store = RunStore.at(root)
+    store, limits = RunStore.at(root), Limits(max_time, save_by, retries)
+    given = {"--from-step": from_step, "--fork": fork}
+    options = [*(["--force"] if force else []), *(str(word) for option, value in given.items() if value for word in (option, value))]
     if address is not None:
-        given = {"--from-step": from_step, "--fork": fork}
-        options = [*(["--force"] if force else []), *(str(word) for option, value in given.items() if value for word in (option, value))]
-        words = ["resume", run, *(overrides or []), *options, "--root", str(store.root.absolute())]
+        words = ["resume", run, *(overrides or []), *options, *limits.words, "--root", str(store.root.absolute())]
         remote.run(address, detach, f"{Path(run).name.lstrip('@')}-{time.strftime('%y%m%d-%H%M%S')}", words)
         return
     if names_sweep(store.root, run):
-        if overrides or from_step or fork or force or inline:
+        if overrides or options or inline or limits.words:
             raise UsageError(f"{run!r} is a sweep, which goes on as it is", hint="its runs, named SWEEP-NNN, take overrides and options")
         resume_sweep(store.root, run)
         return
@@ -80,6 +84,9 @@ def resume(
         run = str(pull(run, store.root))
         notice(f"the copy is in {run}")
     found = store.find(run)
+    if retries:
+        folder = found.path.with_name(fork) if fork else found.path
+        limits.supervise(["resume", str(found.path), *(overrides or []), *options], folder, inline)
     from rlctl.runtime.launch import train
     from rlctl.runtime.resume import Wish, plan_resume
 
@@ -89,7 +96,7 @@ def resume(
         notice(f"{found.name} has finished its {steps} steps; a larger trainer.total_epochs or trainer.total_training_steps makes it go on")
         return
     announce(found.name, resumption)
-    train(resumption.plan, resumption.start)
+    train(resumption.plan, resumption.start, limits.end_by())
 
 
 def announce(name: str, resumption: Resumption) -> None:

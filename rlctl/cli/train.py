@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from rlctl.cli import complete, remote
+from rlctl.cli.limits import Limits, MaxTime, Retries, SaveBy
 from rlctl.cli.remote import Address, Detach
 from rlctl.errors import UsageError
 
@@ -74,21 +76,27 @@ def _add(verb: str, help: str) -> None:
         strict: Strict = False,
         dry_run: DryRun = False,
         as_json: Json = False,
+        max_time: MaxTime = None,
+        save_by: SaveBy = None,
+        retries: Retries = 0,
         address: Address = None,
         detach: Detach = False,
     ) -> None:
         source = starting_recipe(verb, overrides or [], recipe)
         settings = [*(overrides or []), *_own_settings(name, logger)]
+        limits = Limits(max_time, save_by, retries)
         composed = _compose(source, settings)
-        if address is None:
-            _train(composed, inline, strict, dry_run, as_json)
-            return
-        if inline or dry_run or as_json:
-            raise UsageError(
-                "--address runs on a cluster: --inline, --dry-run and --json have no meaning there", hint="leave out --address"
-            )
         words = ["train", verb, "--recipe", source, *(["--strict"] if strict else []), *settings]
-        remote.submit(address, detach, words, composed)
+        if address is not None:
+            if inline or dry_run or as_json:
+                raise UsageError(
+                    "--address runs on a cluster: --inline, --dry-run and --json have no meaning there", hint="leave out --address"
+                )
+            remote.submit(address, detach, [*words, *limits.words], composed)
+        elif retries and not dry_run:
+            _train_again_and_again(words, composed, inline, limits)
+        else:
+            _train(composed, inline, strict, dry_run, as_json, limits.end_by())
 
 
 for each, algorithm in _VERBS.items():
@@ -124,7 +132,16 @@ def _compose(source: str, settings: list[str]) -> Recipe:
     return composed
 
 
-def _train(recipe: Recipe, inline: bool, strict: bool, dry_run: bool, as_json: bool) -> None:
+def _train_again_and_again(words: list[str], recipe: Recipe, inline: bool, limits: Limits) -> None:
+    from rlctl.runs.run_dir import fresh_name
+
+    trainer = recipe.config.trainer
+    name = trainer.experiment_name or fresh_name(recipe.name.removesuffix("_trainer"))
+    folder = Path(trainer.run_dir) / trainer.project_name / name
+    limits.supervise([*words, f"trainer.experiment_name={name}"], folder, inline)
+
+
+def _train(recipe: Recipe, inline: bool, strict: bool, dry_run: bool, as_json: bool, end_by: float | None) -> None:
     from rlctl.cli import dry_run as report
     from rlctl.cli.console import notice, warn
     from rlctl.recipes.effects import report_idle
@@ -145,4 +162,4 @@ def _train(recipe: Recipe, inline: bool, strict: bool, dry_run: bool, as_json: b
         notice(f"{recipe.config.trainer.experiment_name} has finished its {begun.plan.num_steps} steps")
         return
     announce(recipe.config.trainer.experiment_name or "the new run", begun)
-    train(begun.plan, begun.start)
+    train(begun.plan, begun.start, end_by)

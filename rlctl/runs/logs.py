@@ -65,6 +65,15 @@ def lines_of(files: Sequence[Path], last: int | None) -> Iterator[tuple[str, str
         yield from ((path.stem, line) for line in (lines if last is None else deque(lines, maxlen=last)))
 
 
+def tail_of(logs: Sequence[Path], num_lines: int = 15) -> str:
+    """The last lines of each log, behind its name."""
+    parts: list[str] = []
+    for log in logs:
+        lines = log.read_text(errors="replace").splitlines()[-num_lines:] if log.is_file() else []
+        parts.append(f"{log}" + "".join(f"\n    {line}" for line in lines))
+    return "\n".join(parts)
+
+
 def follow(run: Run, files: Sequence[Path], last: int | None) -> Iterator[tuple[str, str]]:
     """As `lines_of`, and then what is added, until the run ends or goes on in another attempt."""
     tails = [Tail(path) for path in files]

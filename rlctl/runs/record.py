@@ -5,17 +5,19 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
-from rlctl.errors import ConfigError
+from rlctl.errors import ConfigError, RlctlError
 from rlctl.runs.process import DriverProcess
 
 # `lost` (the process is gone without a word) and `broken` (no readable run.json) are never written: RunStore concludes them.
 State = Literal["starting", "running", "finished", "failed", "stopped"]
+Last = Literal["finished", "failed", "stopped"]
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,26 @@ class RunRecord:
             return cls(**fields)
         except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
             raise ConfigError(f"not a run record: {type(error).__name__}: {error}", where=str(path)) from error
+
+
+@contextmanager
+def ending(tell: Callable[[Last, int], object]) -> Iterator[None]:
+    """Whatever ends the block, `tell` hears how: the last state, and the exit code of the process."""
+    state, code = "failed", 70
+    try:
+        yield
+        state, code = "finished", 0
+    except KeyboardInterrupt:
+        state, code = "stopped", 130
+        raise
+    except SystemExit as asked:  # `Terminated`, `TimeUp`
+        state, code = "stopped", int(asked.code or 0)
+        raise
+    except RlctlError as error:
+        code = error.exit_code
+        raise
+    finally:
+        tell(state, code)
 
 
 def now() -> str:

@@ -23,6 +23,7 @@ from rlctl.runs.record import RunRecord, State, now, write_whole
 from rlctl.tracking.jsonl import METRICS_FILE, generations_file
 
 RECORD_FILE = "run.json"
+STOP_FILE = "stop"
 SWEEP_VARIABLE = "RLCTL_SWEEP"  # a sweep tells its runs so to which it they belong
 
 
@@ -125,6 +126,7 @@ class RunDir:
     def finish(self, state: State, exit_code: int) -> None:
         """The last word of a run: finished, failed or stopped."""
         self.update(state=state, exit_code=exit_code, ended=now())
+        self.stop_request.unlink(missing_ok=True)
         self.event(state, exit_code=exit_code)
 
     def event(self, kind: str, /, **fields: Any) -> None:
@@ -151,6 +153,7 @@ class RunDir:
         if latest.is_dir() and not latest.is_symlink():
             shutil.rmtree(latest)  # a copy that was made without links
         aside.replace(latest)
+        self.stop_request.unlink(missing_ok=True)
         self.update(attempts=number, process=DriverProcess.current(), state="starting", exit_code=None, ended=None)
         self.event("attempt", number=number, pid=self.record.process.pid, host=self.record.process.host)
         return folder
@@ -159,6 +162,11 @@ class RunDir:
     def attempt(self) -> Path:
         """The folder of the current attempt's logs."""
         return self.path / "attempts" / str(self.record.attempts)
+
+    @property
+    def stop_request(self) -> Path:
+        """A file that asks the driver, wherever it runs, to save and end after its step."""
+        return self.path / STOP_FILE
 
     @property
     def metrics(self) -> Path:

@@ -6,13 +6,14 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from rlctl.errors import RlctlError, Terminated
 from rlctl.runs.provenance import data_hashes, installed_versions
+from rlctl.runs.record import Last, ending
 from rlctl.runs.rewind import rewind
 from rlctl.runs.run_dir import RunDir
 from rlctl.runs.sync import run_info
@@ -25,12 +26,15 @@ from rlctl.runtime.remote_copy import mirrored
 from rlctl.runtime.rng import seed_all, set_rng_state
 from rlctl.runtime.roles import Roles
 from rlctl.runtime.trainer import Parts, Progress, Trainer
+from rlctl.runtime.watchdog import Watchdog
 from rlctl.tracking.alarms import Alarms, Limits
 from rlctl.tracking.fanout import Trackers
 from rlctl.tracking.jsonl import read_metrics
 from rlctl.tracking.mirror import Patience
 from rlctl.tracking.summary import print_summary
 from rlctl.tracking.tracker import Event
+
+_BEYOND = 1.1  # of what a call to the workers may take, so that a call's own deadline comes first
 
 
 @dataclass(frozen=True)
@@ -49,8 +53,11 @@ class Start:
     force: bool = False
 
 
-def train(plan: Plan, start: Start | None = None) -> RunDir:
-    """Run the plan to its end. Raises what stops it; the run's record says how it ended in any case."""
+def train(plan: Plan, start: Start | None = None, end_by: float | None = None) -> RunDir:
+    """Run the plan to its end, or until another step might not be over and saved at `end_by` (seconds since the epoch): TimeUp.
+
+    Raises what stops it; the run's record says how it ended in any case.
+    """
     config = plan.config
     seed_all(config.trainer.seed)
     with ExitStack() as stack:
@@ -62,16 +69,23 @@ def train(plan: Plan, start: Start | None = None) -> RunDir:
         trackers.alarms = Alarms(
             Limits(**config.trainer.alarms.model_dump(), rollout_mismatch=config.trainer.mismatch.warn), read_metrics(run.metrics)
         )
-        stack.enter_context(_recorded(run, trackers))
+        stack.enter_context(ending(partial(_close, run, trackers, time.monotonic())))
         resume_step = start.step if start is not None and start.run is not None and start.checkpoint is not None else 0
         ids = trackers.start(run_info(run.record, run.path, plan.recipe.container, plan.num_steps, resume_step))
         run.update(trackers={**run.record.trackers, **ids})
+        watchdog = Watchdog(_BEYOND * config.trainer.timeouts.call_s, run.attempt / "stacks.txt", partial(run.finish, "failed", 1))
+
+        def on_phase(name: str) -> None:
+            watchdog.begin(name)
+            trackers.phase(name)
+
+        stack.enter_context(watchdog)
         reward, close_reward = build_reward(config, plan.tokenizer, available_cores(), run.attempt)
         stack.callback(close_reward)
-        pools = stack.enter_context(open_pools(plan, run.attempt, trackers.phase, run.event))
+        pools = stack.enter_context(open_pools(plan, run.attempt, on_phase, run.event))
         run.event("placed", **{name: pool.nodes for name, pool in pools.items()})
-        roles = build_roles(config, plan.algorithm, plan.tokenizer, pools, reward, trackers.phase)
-        progress = _take_up(start, plan, roles, trackers) if start is not None else Progress()
+        roles = build_roles(config, plan.algorithm, plan.tokenizer, pools, reward, on_phase)
+        progress = _take_up(start, plan, roles, on_phase) if start is not None else Progress()
         trackers.begin()
         run.update(state="running", total_steps=plan.num_steps)
         parts = Parts(
@@ -86,7 +100,9 @@ def train(plan: Plan, start: Start | None = None) -> RunDir:
             num_devices=sum(plan.pool_sizes.values()),
             num_ranks=plan.pool_sizes[config.trainer.placement.actor],
             max_response_length=config.data.max_response_length,
+            on_phase=on_phase,
             on_checkpoint=on_checkpoint,
+            end_by=end_by,
         )
         Trainer(parts, config.trainer, progress).run()
         if reward.first_error is not None:
@@ -94,28 +110,12 @@ def train(plan: Plan, start: Start | None = None) -> RunDir:
     return run
 
 
-@contextmanager
-def _recorded(run: RunDir, trackers: Trackers) -> Iterator[None]:
-    """Whatever ends the run, its record and its trackers are told; a summary is printed unless it failed."""
-    began = time.monotonic()
-    state, code = "failed", 70
-    try:
-        yield
-        state, code = "finished", 0
-    except KeyboardInterrupt:
-        state, code = "stopped", 130
-        raise
-    except Terminated as signal:
-        state, code = "stopped", int(signal.code or 143)
-        raise
-    except RlctlError as error:
-        code = error.exit_code
-        raise
-    finally:
-        trackers.finish(state, code)
-        run.finish(state, code)
-        if state != "failed":
-            print_summary(state, run.path, read_metrics(run.metrics), time.monotonic() - began, _next_commands(run, state))
+def _close(run: RunDir, trackers: Trackers, began: float, state: Last, code: int) -> None:
+    """The record and the trackers of a run are told how it ended; a summary is printed unless it failed."""
+    trackers.finish(state, code)
+    run.finish(state, code)
+    if state != "failed":
+        print_summary(state, run.path, read_metrics(run.metrics), time.monotonic() - began, _next_commands(run, state))
 
 
 def _open_run(plan: Plan, start: Start | None) -> RunDir:
@@ -149,11 +149,11 @@ def _go_back(run: RunDir, start: Start) -> None:
     run.event("resume", step=start.step, changes=list(start.changes), taken_back=lines, checkpoints_set_aside=later)
 
 
-def _take_up(start: Start, plan: Plan, roles: Roles, trackers: Trackers) -> Progress:
+def _take_up(start: Start, plan: Plan, roles: Roles, on_phase: Callable[[str], None]) -> Progress:
     """Give the workers and the algorithm the state of the checkpoint. A role that the checkpoint knows nothing of begins anew."""
     if start.checkpoint is None:
         return Progress()
-    trackers.phase(f"loading the checkpoint of step {start.step}")
+    on_phase(f"loading the checkpoint of step {start.step}")
     state = ControllerState.read(start.checkpoint)
     roles.actor.load((start.checkpoint / "actor").absolute())
     if roles.critic_role is not None and (start.checkpoint / "critic").is_dir():

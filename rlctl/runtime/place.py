@@ -21,6 +21,11 @@ class Place:
     seed: int = 0  # of what has no random stream of its own, with the rank added
 
 
+def share_of(device: str, fraction: float) -> dict[str, float]:
+    """What one process takes of a cluster: `fraction` of a GPU and a CPU slot, or of a CPU slot where there is no GPU."""
+    return {"CPU": 1.0, "GPU": fraction} if device == "cuda" else {"CPU": fraction}
+
+
 def available_cores() -> int:
     """The cores this process may use: its CPU affinity, or less where the container's quota (cgroup v2) allows less."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

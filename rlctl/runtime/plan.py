@@ -57,7 +57,7 @@ class Plan:
     @property
     def pool_sizes(self) -> dict[str, int]:
         """The processes of each pool on all nodes, the actor's first. With `inline` it is one process for all of them."""
-        return _pool_sizes(self.config.trainer.placement, self.devices, self.algorithm.needs)
+        return pool_sizes(self.config.trainer.placement, self.devices, self.algorithm.needs)
 
     @property
     def num_threads(self) -> int:
@@ -65,7 +65,8 @@ class Plan:
         return self.config.trainer.num_threads or max(1, available_cores() // sum(self.pool_sizes.values()))
 
 
-def _pool_sizes(placement: schema.Placement, devices: Devices, needs: Needs) -> dict[str, int]:
+def pool_sizes(placement: schema.Placement, devices: Devices, needs: Needs) -> dict[str, int]:
+    """The processes of each pool on all nodes, the actor's first."""
     names = pool_names(placement, needs)
     return {name: placement.pools.get(name, devices.per_node) * devices.num_nodes for name in names}
 
@@ -98,7 +99,7 @@ def make_plan(recipe: Recipe, inline: bool, data_root: Path | None = None, run: 
     if algorithm is not None:
         found.run(preflight.check_adapters, config, algorithm.needs)
     if algorithm is not None and devices is not None:
-        ranks = _pool_sizes(trainer.placement, devices, algorithm.needs)
+        ranks = pool_sizes(trainer.placement, devices, algorithm.needs)
         separate = rollout_pool(trainer.placement, algorithm.needs)
         if inline and separate is not None:
             found.add(UsageError("--inline runs one process, but trainer.placement.rollout puts engines into others", hint="leave one out"))

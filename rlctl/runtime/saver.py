@@ -10,6 +10,7 @@ import os
 import shutil
 import sys
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -66,6 +67,8 @@ class Saver:
         self.timeout_s = config.timeouts.call_s
         self.store = CheckpointStore(run.path / "checkpoints")
         self.failure: RlctlError | None = None  # of the latest save
+        self.longest_s = 0.0  # from the copy until it was whole
+        self._began = 0.0
         self._pending: int | None = None
         self._thread: threading.Thread | None = None
         self._warned = False
@@ -73,6 +76,7 @@ class Saver:
     def begin(self, state: ControllerState) -> None:
         """Copy everything that belongs to the checkpoint, once the one before is written."""
         self._wait()
+        self._began = time.monotonic()
         step = state.step
         self.failure = None
         try:
@@ -151,6 +155,7 @@ class Saver:
             self.run.event("checkpoint", step=step, path=str(folder.relative_to(self.run.path)))
             self.retain()
             self.on_whole()
+            self.longest_s = max(self.longest_s, time.monotonic() - self._began)
         except (OSError, RlctlError) as error:
             self._failed(step, error)
 

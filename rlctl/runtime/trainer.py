@@ -51,7 +51,9 @@ class Parts:
     num_devices: int  # of all pools
     num_ranks: int  # of the actor
     max_response_length: int
+    on_phase: Callable[[str], None]  # something else begins
     on_checkpoint: Callable[[], None]  # there is a new whole one
+    end_by: float | None  # seconds since the epoch: when it should be saved and over
 
 
 @dataclass(frozen=True)
@@ -71,11 +73,13 @@ class Trainer:
         self.parts = parts
         self.config = config
         self.progress = progress
-        self.clock = Clock(parts.trackers.phase)
+        self.clock = Clock(parts.on_phase)
         self.mismatch = MismatchGuard(config.mismatch.halt, parts.run)
         self.roles = self.mismatch.watch(timed_roles(parts.roles, self.clock))
         self.saver = Saver(parts.run, parts.roles, parts.tokenizer, config, parts.on_checkpoint)
-        self.stopping = Stopping(config.timeouts.stop_s, lambda line: print(line, file=sys.stderr, flush=True))
+        self.stopping = Stopping(
+            config.timeouts.stop_s, lambda line: print(line, file=sys.stderr, flush=True), parts.run.stop_request, parts.end_by
+        )
         self.skipped_in_a_row = progress.skipped_in_a_row
 
     def run(self) -> None:
@@ -90,6 +94,7 @@ class Trainer:
                 metrics = self._train(step)
                 if self._due(self.config.test_freq, step):
                     metrics |= self._validate(step)
+                self.stopping.look(self.saver.longest_s)
                 saved = self._due(self.config.save_freq, step) or self.stopping.asked
                 if saved:
                     metrics |= self._save(step, metrics)
@@ -134,7 +139,7 @@ class Trainer:
     def _save(self, step: int, metrics: dict[str, float]) -> dict[str, float]:
         """Only the copy is made here; `Saver` writes it while the next step runs."""
         begin = time.perf_counter()
-        self.parts.trackers.phase("save_checkpoint")
+        self.parts.on_phase("save_checkpoint")
         loader, record = self.parts.loader, self.parts.run.record
         state = ControllerState(
             step=step,

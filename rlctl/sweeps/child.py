@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 import subprocess
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Literal
 
 from rlctl.errors import ConfigError
+from rlctl.runs.process import die_with_parent
 from rlctl.runs.record import RunRecord
 from rlctl.runs.run_dir import RECORD_FILE, SWEEP_VARIABLE
 from rlctl.runs.store import ACTIVE
@@ -22,9 +22,6 @@ from rlctl.sweeps.study import Trial
 from rlctl.tracking.jsonl import METRICS_FILE, read_metrics
 
 State = Literal["waiting", "running", "finished", "failed", "stopped"]
-
-# What no second attempt would mend: a usage or configuration error, something not found or taken, a package that is missing.
-HOPELESS = (2, 3, 4, 5, 6)
 
 
 @dataclass
@@ -73,7 +70,7 @@ class Child:
                 cwd=sweep.record.cwd,
                 env=os.environ | {SWEEP_VARIABLE: sweep.record.name, "PYTHONDONTWRITEBYTECODE": ""},
                 start_new_session=True,  # Ctrl-C reaches the sweep alone, which then stops its runs in order
-                preexec_fn=_die_with_parent,
+                preexec_fn=die_with_parent,
             )
         self.state, self.told_to_stop = "running", None
 
@@ -109,15 +106,3 @@ class Child:
     def values(self, metric: str) -> dict[int, float]:
         """The metric after each validation, by step."""
         return {int(row["step"]): row[metric] for row in self.rows if metric in row}
-
-    def log_tail(self, sweep: SweepDir, num_lines: int = 5) -> str:
-        """The last lines that the process printed."""
-        log = sweep.log(self.name)
-        lines = log.read_text(errors="replace").splitlines() if log.exists() else []
-        return "\n".join([str(log), *(f"    {line}" for line in lines[-num_lines:])])
-
-
-def _die_with_parent() -> None:
-    """Linux: SIGTERM when the parent ends (prctl, PR_SET_PDEATHSIG = 1). Elsewhere a killed sweep leaves its runs to finish."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(1, signal.SIGTERM)

@@ -6,22 +6,21 @@ import hashlib
 import json
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from rlctl.errors import ConflictError, Problem, ResourceError, RlctlError, Terminated, raise_problems
+from rlctl.errors import ConflictError, Problem, ResourceError, RlctlError, raise_problems
 from rlctl.recipes import schema
 from rlctl.recipes.axes import Axis, axes_of, split_axes
 from rlctl.recipes.compose import Recipe, compose
 from rlctl.recipes.sources import level_of
 from rlctl.runs.process import DriverProcess
-from rlctl.runs.record import now
+from rlctl.runs.record import ending, now
 from rlctl.runs.run_dir import check_free, fresh_name
-from rlctl.runtime.build import load_algorithm, pool_names
-from rlctl.runtime.place import available_cores
-from rlctl.runtime.plan import make_plan
+from rlctl.runtime.build import load_algorithm
+from rlctl.runtime.place import available_cores, share_of
+from rlctl.runtime.plan import make_plan, pool_sizes
 from rlctl.runtime.preflight import Devices
 from rlctl.sweeps.child import Child
 from rlctl.sweeps.record import SweepDir, SweepRecord
@@ -126,7 +125,7 @@ def _run(sweep: SweepDir, config: schema.Config, axes: Sequence[Axis], view: Vie
     study = Study(sweep.storage, axes, settings, sweep.record.total_steps)
     processes = _processes(config)
     cpus = config.ray_kwargs.ray_init.num_cpus or max(available_cores(), processes)
-    with _recorded(sweep), ray_session(config.ray_kwargs.ray_init, cpus, 1, config.trainer.timeouts.ray_start_s, None):
+    with ending(sweep.finish), ray_session(config.ray_kwargs.ray_init, cpus, 1, config.trainer.timeouts.ray_start_s, None):
         cluster = RayCluster(sweep.record, config)
         say(cluster.split(settings))
         scheduler = Scheduler(sweep, settings, study, cluster, lambda children: view(study, children), say)
@@ -184,37 +183,14 @@ class RayCluster:
         return [f"ray_kwargs.ray_init.address={self.resources.address()}", f"trainer.num_threads={self.threads}"]
 
 
-@contextmanager
-def _recorded(sweep: SweepDir) -> Iterator[None]:
-    """Whatever ends a sweep, its record says so."""
-    state, code = "failed", 70
-    try:
-        yield
-        state, code = "finished", 0
-    except KeyboardInterrupt:
-        state, code = "stopped", 130
-        raise
-    except Terminated as signal:
-        state, code = "stopped", int(signal.code or 143)
-        raise
-    except RlctlError as error:
-        code = error.exit_code
-        raise
-    finally:
-        sweep.update(state=state, exit_code=code, ended=now())
-
-
 def need_of(config: schema.Config) -> dict[str, float]:
     """What one run takes of a cluster: a share of a device for each process, in CPUs or in GPUs with a CPU each."""
-    devices, fraction = Devices.of(config.trainer), config.trainer.placement.device_fraction
-    processes = _processes(config)
-    return {"CPU": float(processes), "GPU": processes * fraction} if devices.kind == "cuda" else {"CPU": processes * fraction}
+    share = share_of(Devices.of(config.trainer).kind, config.trainer.placement.device_fraction)
+    return {name: _processes(config) * amount for name, amount in share.items()}
 
 
 def _processes(config: schema.Config) -> int:
-    placement, devices = config.trainer.placement, Devices.of(config.trainer)
-    names = pool_names(placement, load_algorithm(config, 1).needs)
-    return sum(placement.pools.get(name, devices.per_node) for name in names) * devices.num_nodes
+    return sum(pool_sizes(config.trainer.placement, Devices.of(config.trainer), load_algorithm(config, 1).needs).values())
 
 
 def _needs(

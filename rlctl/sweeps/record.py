@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from rlctl.errors import ConfigError, NotFoundError, UsageError
 from rlctl.runs.process import DriverProcess
-from rlctl.runs.record import write_whole
+from rlctl.runs.record import now, write_whole
 
 RECORD_FILE = "sweep.json"
 State = Literal["running", "finished", "failed", "stopped"]
@@ -78,6 +78,10 @@ class SweepDir:
         """Change fields of `sweep.json`, all at once or not at all."""
         self.record = dataclasses.replace(self.record, **changes)
         _write(self.path, self.record)
+
+    def finish(self, state: State, exit_code: int) -> None:
+        """The last word of a sweep, until it is resumed."""
+        self.update(state=state, exit_code=exit_code, ended=now())
 
     @property
     def storage(self) -> Path:

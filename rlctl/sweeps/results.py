@@ -16,10 +16,13 @@ from rlctl.errors import ConflictError, NotFoundError
 from rlctl.recipes import schema
 from rlctl.recipes.axes import split_axes
 from rlctl.recipes.compose import compose
+from rlctl.recipes.judge import lookup
 from rlctl.recipes.layers import nested
 from rlctl.runs.store import Run, RunStore
 from rlctl.sweeps.record import SweepDir
 from rlctl.sweeps.study import Outcome, Study
+from rlctl.tracking.headline import figure, judged_by
+from rlctl.tracking.jsonl import METRICS_FILE, read_metrics
 
 # What belongs to a run's place and name and not to the experiment.
 _NOT_EXPORTED = ("sweep", "ray_kwargs", "trainer.experiment_name", "trainer.num_threads", "trainer.logger", "trainer.run_dir")
@@ -87,7 +90,7 @@ def export(sweep: SweepDir, trial: TrialResult, path: Path) -> None:
         raise ConflictError(f"{path} exists already", hint="another name, or remove it first")
     composed = compose(sweep.record.recipe, [*sweep.record.fixed, *trial.overrides])
     values = {
-        key: _lookup(composed.container, key)
+        key: lookup(composed.container, key)
         for key, chain in composed.origins.items()
         if chain[-1].level > 1 and not any(key == each or key.startswith(f"{each}.") for each in _NOT_EXPORTED)
     }
@@ -175,17 +178,7 @@ def _result(sweep: SweepDir, outcome: Outcome) -> TrialResult:
 
 def _last(sweep: SweepDir, name: str) -> float | None:
     """The last value of one run by which its trial is judged."""
-    from rlctl.tracking.headline import figure, validation_metric
-    from rlctl.tracking.jsonl import METRICS_FILE, read_metrics
-
     rows = read_metrics(sweep.run_folder(name) / METRICS_FILE)
-    metric = sweep.record.settings["metric"] or next((found for row in rows if (found := validation_metric(row))), None)
+    metric = judged_by(rows, sweep.record.settings["metric"])
     values = [value for row in rows if metric and (value := figure(row, (metric,))) is not None]
     return values[-1] if values else None
-
-
-def _lookup(container: Mapping[str, Any], key: str) -> Any:
-    value: Any = container
-    for part in key.split("."):
-        value = value[part]
-    return value

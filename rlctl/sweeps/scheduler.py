@@ -7,13 +7,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from rlctl.errors import ConfigError, ResourceError, RlctlError
+from rlctl.errors import HOPELESS, ConfigError, ResourceError, RlctlError
 from rlctl.recipes.schema import Sweep
+from rlctl.runs.logs import tail_of
 from rlctl.runs.run_dir import RunDir
-from rlctl.sweeps.child import HOPELESS, Child
+from rlctl.sweeps.child import Child
 from rlctl.sweeps.record import SweepDir
 from rlctl.sweeps.study import Study, Trial
-from rlctl.tracking.headline import validation_metric
+from rlctl.tracking.headline import judged_by
 
 POLL_S = 0.5
 
@@ -185,7 +186,7 @@ class Scheduler:
         failed = next((child for child in mine if child.state == "failed"), None)
         values = self.values(trial)
         if failed is not None:
-            self._judge(trial, "failed", because=failed.log_tail(self.sweep))
+            self._judge(trial, "failed", because=tail_of([self.sweep.log(failed.name)], 5))
         elif not values:
             names = sorted({name for child in mine for row in child.rows for name in row if name.startswith("val")})
             self._judge(
@@ -206,12 +207,9 @@ class Scheduler:
 
     def values(self, trial: Trial) -> dict[int, float]:
         """The mean over its seeds of a trial's metric, at the steps that every seed has validated."""
-        courses = [child.values(metric) if (metric := self._metric(child)) else {} for child in self._of(trial)]
+        courses = [child.values(metric) if (metric := judged_by(child.rows, self.settings.metric)) else {} for child in self._of(trial)]
         shared = set.intersection(*(set(course) for course in courses)) if courses else set()
         return {step: sum(course[step] for course in courses) / len(courses) for step in shared}
-
-    def _metric(self, child: Child) -> str | None:
-        return self.settings.metric or next((name for row in child.rows if (name := validation_metric(row))), None)
 
 
 def raise_if_none_finished(study: Study) -> None:

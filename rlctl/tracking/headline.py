@@ -34,6 +34,11 @@ def validation_metric(row: Row) -> str | None:
     return next((name for name in names if _ACCURACY.fullmatch(name)), names[0] if names else None)
 
 
+def judged_by(rows: Iterable[Row], chosen: str | None = None) -> str | None:
+    """The name of what a run is judged by: the one `chosen`, or what its first validation is judged by. None while there is neither."""
+    return chosen or next((name for row in rows if (name := validation_metric(row))), None)
+
+
 def is_accuracy(metric: str | None) -> bool:
     """Whether the metric is a share of right answers."""
     return metric is not None and _ACCURACY.fullmatch(metric) is not None
@@ -61,7 +66,7 @@ class Headline:
     def of(cls, rows: Iterable[Row]) -> Headline:
         """Of rows as `read_metrics` gives them, oldest first."""
         rows = list(rows)
-        metric = next((name for row in rows if (name := validation_metric(row))), None)
+        metric = judged_by(rows)
         points = [(value, int(row["step"])) for row in rows if metric and (value := figure(row, (metric,))) is not None]
         best = _best(points, lower_is_better(metric)) if metric and points else (None, None)
         return cls(

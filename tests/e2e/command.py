@@ -6,8 +6,12 @@ import json
 import os
 import subprocess
 import sys
+import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 TIMEOUT_S = 240
 
@@ -19,12 +23,43 @@ def environment() -> dict[str, str]:
     return os.environ | {"OMP_NUM_THREADS": "1", "NO_COLOR": "1", "PYTHONDONTWRITEBYTECODE": ""}
 
 
-def rlctl(*arguments: object, cwd: Path, code: int = 0) -> subprocess.CompletedProcess[str]:
-    """Run it to its end and check the exit code."""
+def rlctl(*arguments: object, cwd: Path, code: int = 0, more: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    """Run it to its end, with `more` in its environment, and check the exit code."""
     command = [sys.executable, "-m", "rlctl", *map(str, arguments)]
-    done = subprocess.run(command, cwd=cwd, env=environment(), capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+    done = subprocess.run(
+        command, cwd=cwd, env=environment() | (more or {}), capture_output=True, text=True, timeout=TIMEOUT_S, check=False
+    )
     assert done.returncode == code, f"exit {done.returncode}, wanted {code}\n{done.stdout}\n{done.stderr}"
     return done
+
+
+def begun(*arguments: object, cwd: Path, marker: str = "") -> subprocess.Popen[str]:
+    """Started, in a process group of its own, with `marker` in the environment of whatever it starts."""
+    command = [sys.executable, "-m", "rlctl", *map(str, arguments)]
+    env = environment() | {"RLCTL_TEST_MARKER": marker}
+    return subprocess.Popen(command, cwd=cwd, env=env, stderr=subprocess.PIPE, text=True, start_new_session=True)
+
+
+def wait_for_steps(process: subprocess.Popen[str], run: Path, steps: int) -> None:
+    """Until the process has written so many lines of metrics."""
+    lines = run / "metrics.jsonl"
+    deadline = time.monotonic() + 180
+    while not (lines.exists() and lines.read_text().count("\n") >= steps):
+        assert process.poll() is None, process.stderr and process.stderr.read()
+        assert time.monotonic() < deadline, "no step in time"
+        time.sleep(0.1)
+
+
+def with_marker(marker: str) -> list[psutil.Process]:
+    """Every process whose environment carries the marker: Ray's daemons leave the process tree, not their environment."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.status() != psutil.STATUS_ZOMBIE and process.environ().get("RLCTL_TEST_MARKER") == marker:
+                found.append(process)
+        except (psutil.NoSuchProcess, psutil.AccessDenied):
+            continue
+    return found
 
 
 def metrics(run: Path) -> list[dict[str, Any]]:

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 
 from rlctl.__main__ import main
-from tests.e2e.command import environment, metrics, rlctl
-from tests.e2e.test_stopping import with_marker
+from tests.e2e.command import begun, metrics, rlctl, wait_for_steps, with_marker
 
 SEPARATE = ["trainer.placement.rollout=engines", "trainer.placement.pools={engines: 2}"]
 
@@ -67,18 +64,13 @@ def test_a_run_without_engines_fails_in_time_leaves_nothing_and_can_be_resumed(s
     (tmp_path / "mortal.py").write_text(ENGINE)
     marker = f"{os.getpid()}-engines"
     overrides = [*settings, *SEPARATE, "actor_rollout_ref.rollout.name=mortal:Engine", "trainer.timeouts.rollout_restart_s=4"]
-    command = [sys.executable, "-m", "rlctl", "train", "grpo", "--name", "alone", *overrides, "actor_rollout_ref.rollout.n=2"]
-    command += ["trainer.total_training_steps=1000", "trainer.total_epochs=1000", "trainer.save_freq=1", "trainer.max_ckpt_to_keep=1"]
-    env = environment() | {"RLCTL_TEST_MARKER": marker}
-    process = subprocess.Popen(command, cwd=tmp_path, env=env, stderr=subprocess.PIPE, text=True)
-    lines = tmp_path / "runs" / "quickstart" / "alone" / "metrics.jsonl"
-    deadline = time.monotonic() + 180
-    while not (lines.exists() and lines.read_text().count("\n") >= 4):
-        assert process.poll() is None, process.stderr and process.stderr.read()
-        assert time.monotonic() < deadline, "no step in time"
-        time.sleep(0.1)
+    overrides += ["actor_rollout_ref.rollout.n=2", "trainer.total_training_steps=1000", "trainer.total_epochs=1000"]
+    overrides += ["trainer.save_freq=1", "trainer.max_ckpt_to_keep=1"]
+    run = tmp_path / "runs" / "quickstart" / "alone"
+    process = begun("train", "grpo", "--name", "alone", *overrides, cwd=tmp_path, marker=marker)
+    wait_for_steps(process, run, 4)
     (tmp_path / "full").touch()
-    for log in (lines.parent / "attempts" / "1").glob("engines-*.log"):
+    for log in (run / "attempts" / "1").glob("engines-*.log"):
         for each in with_marker(marker):
             if any(Path(file.path) == log for file in each.open_files()):
                 each.kill()
@@ -86,18 +78,18 @@ def test_a_run_without_engines_fails_in_time_leaves_nothing_and_can_be_resumed(s
     assert process.returncode == 1, talk
     assert "no rollout engine is left, and none could be started again within 4 s" in talk
     assert talk.count("the engine is there") >= 2  # the last lines of both logs
-    record = json.loads((lines.parent / "run.json").read_text())
+    record = json.loads((run / "run.json").read_text())
     assert (record["state"], record["exit_code"]) == ("failed", 1)
     deadline = time.monotonic() + 20
     while with_marker(marker) and time.monotonic() < deadline:
         time.sleep(0.2)
     assert with_marker(marker) == []
     (tmp_path / "full").unlink()
-    saved = max(int(each.name.removeprefix("step_")) for each in (lines.parent / "checkpoints").glob("step_*"))
+    saved = max(int(each.name.removeprefix("step_")) for each in (run / "checkpoints").glob("step_*"))
     assert saved >= 2
     rlctl("resume", "alone", f"trainer.total_training_steps={saved + 1}", cwd=tmp_path)
-    assert [row["step"] for row in metrics(lines.parent)] == list(range(saved + 2))
-    assert json.loads((lines.parent / "run.json").read_text())["exit_code"] == 0
+    assert [row["step"] for row in metrics(run)] == list(range(saved + 2))
+    assert json.loads((run / "run.json").read_text())["exit_code"] == 0
 
 
 def test_what_a_pool_of_engines_cannot_be_is_said(settings: list[str], capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,52 +5,114 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
-import psutil
 import pytest
 
-from tests.e2e.command import environment
+from tests.e2e.command import begun, metrics, reproducible, rlctl, wait_for_steps, with_marker
+from tests.e2e.interrupted import KILL_AT, LOGGER, SCORE, events, learnt
+
+ENDLESS = ["trainer.total_training_steps=100000", "trainer.total_epochs=100000", "trainer.test_freq=-1"]
+
+# An engine that never answers.
+ENGINE = """
+import time
+from rlctl.runtime.rollout.hf import HFEngine
+
+class Engine(HFEngine):
+    def generate(self, prompts, params):
+        time.sleep(1000)
+"""
 
 
-def with_marker(marker: str) -> list[psutil.Process]:
-    """Every process whose environment carries the marker: Ray's daemons leave the process tree, not their environment."""
-    found = []
-    for process in psutil.process_iter():
-        try:
-            if process.status() != psutil.STATUS_ZOMBIE and process.environ().get("RLCTL_TEST_MARKER") == marker:
-                found.append(process)
-        except (psutil.NoSuchProcess, psutil.AccessDenied):
-            continue
-    return found
+def record(run: Path) -> tuple[str, int]:
+    told = json.loads((run / "run.json").read_text())
+    return told["state"], told["exit_code"]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_ends_everything(number: int, code: int, settings: list[str], tmp_path: Path) -> None:
-    marker = f"{os.getpid()}-{number}"
-    settings = [*settings, "trainer.total_training_steps=100000", "trainer.total_epochs=100000", "trainer.test_freq=-1"]
-    command = [sys.executable, "-m", "rlctl", "train", "ppo", "--name", "long", *settings]
-    process = subprocess.Popen(
-        command, cwd=tmp_path, env=environment() | {"RLCTL_TEST_MARKER": marker}, stderr=subprocess.PIPE, text=True, start_new_session=True
-    )
-    metrics = tmp_path / "runs" / "quickstart" / "long" / "metrics.jsonl"
-    deadline = time.monotonic() + 180
-    while not (metrics.exists() and metrics.read_text().count("\n") >= 2):
-        assert process.poll() is None, process.stderr and process.stderr.read()
-        assert time.monotonic() < deadline, "no step in time"
-        time.sleep(0.2)
+    marker, run = f"{os.getpid()}-{number}", tmp_path / "runs" / "quickstart" / "long"
+    process = begun("train", "ppo", "--name", "long", *settings, *ENDLESS, cwd=tmp_path, marker=marker)
+    wait_for_steps(process, run, 2)
     assert len(with_marker(marker)) > 2
     os.killpg(process.pid, number)
     _, talk = process.communicate(timeout=60)
     assert process.returncode == code, talk
     assert "Traceback" not in talk
-    record = json.loads((tmp_path / "runs" / "quickstart" / "long" / "run.json").read_text())
-    assert (record["state"], record["exit_code"]) == ("stopped", code)
+    assert record(run) == ("stopped", code)
     deadline = time.monotonic() + 20
     while with_marker(marker) and time.monotonic() < deadline:
         time.sleep(0.2)
+    assert with_marker(marker) == []
+
+
+@pytest.mark.slow
+def test_stopped_from_another_shell_then_from_another_host(settings: list[str], tmp_path: Path) -> None:
+    run = tmp_path / "runs" / "quickstart" / "long"
+    process = begun("train", "grpo", "--inline", "--name", "long", *settings, *ENDLESS, cwd=tmp_path)
+    wait_for_steps(process, run, 2)
+    assert rlctl("stop", "lo", cwd=tmp_path).stderr == "note: long: stopped\n"
+    assert process.wait(1) == 143
+    assert record(run) == ("stopped", 143)
+    step = metrics(run)[-1]["step"]
+    assert (run / "checkpoints" / f"step_{step:06d}").is_dir()
+    assert rlctl("stop", "long", cwd=tmp_path).stderr == "note: long: stopped\n"  # there is nothing to do
+    process = begun("resume", "long", "--inline", cwd=tmp_path)
+    wait_for_steps(process, run, step + 2)
+    assert not (run / "stop").exists()
+    (run / "stop").touch()  # what `rlctl stop` does where it can send no signal
+    assert process.wait(60) == 143
+    assert record(run) == ("stopped", 143)
+    assert not (run / "stop").exists()
+
+
+@pytest.mark.slow
+def test_a_run_ends_in_time_and_goes_on(settings: list[str], tmp_path: Path) -> None:
+    run = tmp_path / "runs" / "quickstart" / "long"
+    done = rlctl("train", "grpo", "--inline", "--name", "long", "--max-time", "12s", *settings, *ENDLESS, cwd=tmp_path)
+    assert "finishing the step and saving" in done.stderr
+    assert record(run) == ("stopped", 0)
+    step = metrics(run)[-1]["step"]
+    assert (run / "checkpoints" / f"step_{step:06d}").is_dir()
+    rlctl("resume", "long", "--inline", f"trainer.total_training_steps={step + 1}", cwd=tmp_path)
+    assert [row["step"] for row in metrics(run)] == list(range(1, step + 2))
+
+
+@pytest.mark.slow
+def test_a_run_that_crashes_is_started_again(settings: list[str], tmp_path: Path) -> None:
+    """Killed in each attempt after about a step: with enough retries it becomes the run that nothing disturbed, with too few it fails."""
+    (tmp_path / "score.py").write_text(SCORE)
+    settings = [*settings, "reward.custom_reward_function.path=score.py", LOGGER, "trainer.save_freq=1", "trainer.total_training_steps=3"]
+    folder = tmp_path / "runs" / "quickstart"
+    rlctl("train", "grpo", "--inline", "--name", "calm", *settings, cwd=tmp_path)
+    killed = {KILL_AT: "14:0"}
+    done = rlctl("train", "grpo", "--inline", "--name", "harried", "--retries", "9", *settings, cwd=tmp_path, more=killed)
+    retries = events(folder / "harried", "retry")
+    assert [event["exit_code"] for event in retries] == [137] * len(retries)
+    assert retries
+    assert f"harried ended with exit code 137; it is started again ({len(retries)} of 9)" in done.stderr
+    assert reproducible(folder / "harried") == reproducible(folder / "calm")
+    assert learnt(folder / "harried") == learnt(folder / "calm")
+    rlctl("train", "grpo", "--inline", "--name", "doomed", "--retries", "1", *settings, cwd=tmp_path, more={KILL_AT: "6:0"}, code=137)
+    assert len(events(folder / "doomed", "retry")) == 1
+    assert "started again" not in rlctl("train", "grpo", "--inline", "--retries", "3", "trainer.nodes=2", cwd=tmp_path, code=3).stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("inline", [True, False])
+def test_what_hangs_is_told_with_its_stacks(inline: bool, settings: list[str], tmp_path: Path) -> None:
+    (tmp_path / "hanging.py").write_text(ENGINE)
+    marker, run = f"{os.getpid()}-hangs-{inline}", tmp_path / "runs" / "quickstart" / "hangs"
+    settings = [*settings, "actor_rollout_ref.rollout.name=hanging:Engine", "trainer.timeouts.call_s=5", "trainer.val_before_train=false"]
+    process = begun("train", "grpo", "--name", "hangs", *settings, *(["--inline"] if inline else []), cwd=tmp_path, marker=marker)
+    _, talk = process.communicate(timeout=120)
+    assert process.returncode == 1, talk
+    assert record(run) == ("failed", 1)
+    log = run / "attempts" / "1" / ("stacks.txt" if inline else "pool-0.log")
+    assert ("gen was not over within 5.5 s" if inline else "actor.generate_sequences did not answer within 5 s") in talk
+    assert str(log) in talk
+    assert f'File "{tmp_path}/hanging.py", line 7 in generate' in log.read_text()
     assert with_marker(marker) == []

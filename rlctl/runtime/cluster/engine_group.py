@@ -12,9 +12,10 @@ import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 
 from rlctl.errors import RlctlError
+from rlctl.runs.logs import tail_of
 from rlctl.runtime.batch import Prompts, Rollouts
 from rlctl.runtime.cluster.engines import ROLE, Engine, EngineProcesses, RayChannel, Request
-from rlctl.runtime.cluster.pool import PoolSpec, gather, nodes_of, tail_of
+from rlctl.runtime.cluster.pool import PoolSpec, gather, nodes_of
 from rlctl.runtime.rollout.request import num_requests
 from rlctl.runtime.workers.dispatch import join, split
 from rlctl.tracking.tracker import Event

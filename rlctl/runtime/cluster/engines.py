@@ -11,8 +11,9 @@ import ray
 from ray.exceptions import RayActorError
 from ray.util.placement_group import remove_placement_group
 
+from rlctl.runs.logs import tail_of
 from rlctl.runtime.batch import Prompts
-from rlctl.runtime.cluster.pool import PoolSpec, process_options, reserve, tail_of
+from rlctl.runtime.cluster.pool import PoolSpec, process_options, reserve
 from rlctl.runtime.place import Place
 from rlctl.runtime.rollout.weights import Block
 from rlctl.runtime.workers.process import Process

@@ -10,6 +10,8 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as NotInTime
 from contextlib import contextmanager
 from importlib.metadata import distribution
 from pathlib import Path
@@ -117,25 +119,21 @@ def _client(address: str) -> JobSubmissionClient:
 
 def _within(call: Callable[[], T], address: str) -> T:
     """The answer of `call` in time. What it raises passes, but for a cluster that cannot be reached."""
-    answers: list[T] = []
-    errors: list[BaseException] = []
+    answer: Future[T] = Future()
 
     def ask() -> None:
         try:
-            answers.append(call())
+            answer.set_result(call())
         except BaseException as error:  # handed to the waiting thread, which raises it
-            errors.append(error)
+            answer.set_exception(error)
 
-    thread = threading.Thread(target=ask, name="ray-jobs", daemon=True)
-    thread.start()
-    thread.join(_ANSWER_S)
-    if errors and isinstance(errors[0], AuthenticationError):
+    threading.Thread(target=ask, name="ray-jobs", daemon=True).start()
+    try:
+        return answer.result(_ANSWER_S)
+    except AuthenticationError as error:
         hint = "RAY_AUTH_MODE=token, with the token in ~/.ray/auth_token or RAY_AUTH_TOKEN"
-        raise ResourceError("the cluster wants Ray's token", where=address, hint=hint) from errors[0]
-    if errors and not isinstance(errors[0], ConnectionError):
-        raise errors[0]
-    if not answers:
-        reason = str(errors[0]).strip().splitlines()[0] if errors else f"no answer within {_ANSWER_S:.0f} s"
+        raise ResourceError("the cluster wants Ray's token", where=address, hint=hint) from error
+    except (ConnectionError, NotInTime) as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else f"no answer within {_ANSWER_S:.0f} s"
         hint = "the address of the cluster's dashboard, http://HEAD:8265; `ray start --head --include-dashboard=true` starts one"
-        raise ResourceError(f"no Ray cluster answers: {reason}", where=address, hint=hint)
-    return answers[0]
+        raise ResourceError(f"no Ray cluster answers: {reason}", where=address, hint=hint) from error

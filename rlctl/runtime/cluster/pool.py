@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import ray
@@ -15,8 +14,9 @@ from ray.util.placement_group import PlacementGroup, placement_group, placement_
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from rlctl.errors import ResourceError, RlctlError
+from rlctl.runs.logs import tail_of
 from rlctl.runtime.cluster.group import WorkerGroup
-from rlctl.runtime.place import Place
+from rlctl.runtime.place import Place, share_of
 from rlctl.runtime.workers.process import Process
 
 W = TypeVar("W")
@@ -37,7 +37,7 @@ class PoolSpec:
     @property
     def share(self) -> dict[str, float]:
         """What one process takes of the cluster."""
-        return {"CPU": 1.0, "GPU": self.device_fraction} if self.place.device == "cuda" else {"CPU": self.device_fraction}
+        return share_of(self.place.device, self.device_fraction)
 
 
 class ResourcePool:
@@ -117,7 +117,9 @@ def gather(answers: list[ray.ObjectRef], what: str, timeout_s: float, tail: Call
         return ray.get(answers, timeout=timeout_s)
     except GetTimeoutError as error:
         raise RlctlError(
-            f"{what} did not answer within {timeout_s:.0f} s", where=tail(), hint="trainer.timeouts sets the deadlines"
+            f"{what} did not answer within {timeout_s:g} s",
+            where=tail(),
+            hint="the logs hold the stacks of all threads of the workers; trainer.timeouts sets the deadlines",
         ) from error
     except RayTaskError as error:
         if isinstance(error.cause, RlctlError):
@@ -132,12 +134,3 @@ def log_tail(spec: PoolSpec) -> str:
     if spec.place.log_path is None:
         return "the worker's output on this terminal"
     return tail_of(sorted(spec.place.log_path.parent.glob(f"{spec.name}-*.log")))
-
-
-def tail_of(logs: Sequence[Path], num_lines: int = 15) -> str:
-    """The last lines of each log, behind its name."""
-    parts: list[str] = []
-    for log in logs:
-        lines = log.read_text(errors="replace").splitlines()[-num_lines:] if log.is_file() else []
-        parts.append(f"{log}" + "".join(f"\n    {line}" for line in lines))
-    return "\n".join(parts)

@@ -6,6 +6,7 @@ a cluster wraps it in an actor, `--inline` uses it as it is.
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import socket
 import sys
@@ -18,6 +19,8 @@ import torch.distributed as dist
 
 from rlctl.runtime.place import Place
 from rlctl.runtime.rng import seed_all
+
+_DUMP_AFTER = 0.9  # of what a call may take
 
 
 class Process:
@@ -56,8 +59,12 @@ class Process:
         self.workers[role] = worker(self.place, *args)
 
     def call(self, role: str, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Call a method of the worker of `role`."""
-        return getattr(self.workers[role], method)(*args, **kwargs)
+        """Call a method of the worker of `role`. One that hangs leaves the stacks of all threads in the log."""
+        faulthandler.dump_traceback_later(_DUMP_AFTER * self.place.timeout_s, file=2)
+        try:
+            return getattr(self.workers[role], method)(*args, **kwargs)
+        finally:
+            faulthandler.cancel_dump_traceback_later()
 
     def leave(self) -> None:
         """End what workers have started, and take the process group down."""

@@ -1,0 +1,66 @@
+"""A run that is started again when it crashes, from its last checkpoint."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import FrameType
+
+from rlctl.errors import HOPELESS
+from rlctl.runs.process import die_with_parent
+from rlctl.runs.run_dir import RECORD_FILE, RunDir
+
+_FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
+_SIGNAL = 128  # and above: the exit code of a process that a signal ended
+
+
+def supervise(words: Sequence[str], again: Sequence[str], folder: Path, retries: int, say: Callable[[str], object]) -> int:
+    """Run `rlctl WORDS`, whose run is in `folder`; as often as it crashes, and `retries` times at most, `rlctl AGAIN`. The last exit code.
+
+    A crash is what neither was asked for nor would happen again for sure: not Ctrl-C or SIGTERM, not a wrong configuration. After running
+    out of memory the run goes on with the smaller token budget that it proposed.
+    """
+    code = _run(words)
+    for number in range(1, retries + 1):
+        if code in (0, _SIGNAL + signal.SIGHUP, _SIGNAL + signal.SIGINT, _SIGNAL + signal.SIGTERM, *HOPELESS):
+            break
+        if not (folder / RECORD_FILE).exists():
+            break
+        RunDir(folder).event("retry", number=number, exit_code=code)
+        smaller = _proposed(folder)
+        told = f", with {' '.join(smaller)}" if smaller else ""
+        say(f"{folder.name} ended with exit code {code}; it is started again ({number} of {retries}){told}")
+        code = _run([*again, *smaller])
+    return code
+
+
+def _run(words: Sequence[str]) -> int:
+    """`rlctl WORDS` to its end; signals to this process are passed on. The exit code, 128 + N for signal N."""
+    process = subprocess.Popen([sys.executable, "-m", "rlctl", *words], preexec_fn=die_with_parent)
+
+    def forward(number: int, _frame: FrameType | None) -> None:
+        process.send_signal(number)
+
+    before = {number: signal.signal(number, forward) for number in _FORWARDED if signal.getsignal(number) is not signal.SIG_IGN}
+    try:
+        code = process.wait()
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    return code if code >= 0 else _SIGNAL - code
+
+
+def _proposed(folder: Path) -> list[str]:
+    """What the last attempt said it would need, as overrides."""
+    found: list[str] = []
+    for line in (folder / "events.jsonl").read_text(encoding="utf-8").splitlines():
+        event = json.loads(line)
+        if event["kind"] == "attempt":
+            found = []
+        elif event["kind"] == "out_of_memory":
+            found = [f"{event['key']}={event['proposed']}"]
+    return found
