@@ -34,7 +34,7 @@ from rlctl.tracking.mirror import Patience
 from rlctl.tracking.summary import print_summary
 from rlctl.tracking.tracker import Event
 
-_BEYOND = 1.1  # of what a call to the workers may take, so that a call's own deadline comes first
+_BEYOND_S = 10.0  # what the watchdog waits longer than a call to workers, which has a deadline of its own and ends the run in order
 
 
 @dataclass(frozen=True)
@@ -73,16 +73,16 @@ def train(plan: Plan, start: Start | None = None, end_by: float | None = None) -
         resume_step = start.step if start is not None and start.run is not None and start.checkpoint is not None else 0
         ids = trackers.start(run_info(run.record, run.path, plan.recipe.container, plan.num_steps, resume_step))
         run.update(trackers={**run.record.trackers, **ids})
-        watchdog = Watchdog(_BEYOND * config.trainer.timeouts.call_s, run.attempt / "stacks.txt", partial(run.finish, "failed", 1))
+        watchdog = Watchdog(config.trainer.timeouts.call_s + _BEYOND_S, run.attempt / "stacks.txt", partial(run.finish, "failed", 1))
 
         def on_phase(name: str) -> None:
             watchdog.begin(name)
             trackers.phase(name)
 
-        stack.enter_context(watchdog)
         reward, close_reward = build_reward(config, plan.tokenizer, available_cores(), run.attempt)
         stack.callback(close_reward)
         pools = stack.enter_context(open_pools(plan, run.attempt, on_phase, run.event))
+        stack.enter_context(watchdog)  # what comes before and after has deadlines of its own
         run.event("placed", **{name: pool.nodes for name, pool in pools.items()})
         roles = build_roles(config, plan.algorithm, plan.tokenizer, pools, reward, on_phase)
         progress = _take_up(start, plan, roles, on_phase) if start is not None else Progress()

@@ -72,32 +72,28 @@ def test_stopped_from_another_shell_then_from_another_host(settings: list[str], 
 @pytest.mark.slow
 def test_a_run_ends_in_time_and_goes_on(settings: list[str], tmp_path: Path) -> None:
     run = tmp_path / "runs" / "quickstart" / "long"
-    done = rlctl("train", "grpo", "--inline", "--name", "long", "--max-time", "12s", *settings, *ENDLESS, cwd=tmp_path)
+    done = rlctl("train", "grpo", "--inline", "--name", "long", "--max-time", "14s", *settings, *ENDLESS, cwd=tmp_path)
     assert "finishing the step and saving" in done.stderr
     assert record(run) == ("stopped", 0)
     step = metrics(run)[-1]["step"]
     assert (run / "checkpoints" / f"step_{step:06d}").is_dir()
     rlctl("resume", "long", "--inline", f"trainer.total_training_steps={step + 1}", cwd=tmp_path)
-    assert [row["step"] for row in metrics(run)] == list(range(1, step + 2))
+    assert [row["step"] for row in metrics(run)] == list(range(step + 2))
 
 
 @pytest.mark.slow
 def test_a_run_that_crashes_is_started_again(settings: list[str], tmp_path: Path) -> None:
-    """Killed in each attempt after about a step: with enough retries it becomes the run that nothing disturbed, with too few it fails."""
+    """Killed in its third step it becomes the run that nothing disturbed; a mistake in the configuration is not tried again."""
     (tmp_path / "score.py").write_text(SCORE)
     settings = [*settings, "reward.custom_reward_function.path=score.py", LOGGER, "trainer.save_freq=1", "trainer.total_training_steps=3"]
     folder = tmp_path / "runs" / "quickstart"
     rlctl("train", "grpo", "--inline", "--name", "calm", *settings, cwd=tmp_path)
-    killed = {KILL_AT: "14:0"}
-    done = rlctl("train", "grpo", "--inline", "--name", "harried", "--retries", "9", *settings, cwd=tmp_path, more=killed)
-    retries = events(folder / "harried", "retry")
-    assert [event["exit_code"] for event in retries] == [137] * len(retries)
-    assert retries
-    assert f"harried ended with exit code 137; it is started again ({len(retries)} of 9)" in done.stderr
+    killed = {KILL_AT: "29:0"}
+    done = rlctl("train", "grpo", "--inline", "--name", "harried", "--retries", "1", *settings, cwd=tmp_path, more=killed)
+    assert "harried ended with exit code 137; it is started again (1 of 1)" in done.stderr
+    assert [event["exit_code"] for event in events(folder / "harried", "retry")] == [137]
     assert reproducible(folder / "harried") == reproducible(folder / "calm")
     assert learnt(folder / "harried") == learnt(folder / "calm")
-    rlctl("train", "grpo", "--inline", "--name", "doomed", "--retries", "1", *settings, cwd=tmp_path, more={KILL_AT: "6:0"}, code=137)
-    assert len(events(folder / "doomed", "retry")) == 1
     assert "started again" not in rlctl("train", "grpo", "--inline", "--retries", "3", "trainer.nodes=2", cwd=tmp_path, code=3).stderr
 
 
@@ -106,13 +102,13 @@ def test_a_run_that_crashes_is_started_again(settings: list[str], tmp_path: Path
 def test_what_hangs_is_told_with_its_stacks(inline: bool, settings: list[str], tmp_path: Path) -> None:
     (tmp_path / "hanging.py").write_text(ENGINE)
     marker, run = f"{os.getpid()}-hangs-{inline}", tmp_path / "runs" / "quickstart" / "hangs"
-    settings = [*settings, "actor_rollout_ref.rollout.name=hanging:Engine", "trainer.timeouts.call_s=5", "trainer.val_before_train=false"]
+    settings = [*settings, "actor_rollout_ref.rollout.name=hanging:Engine", "trainer.timeouts.call_s=4"]
     process = begun("train", "grpo", "--name", "hangs", *settings, *(["--inline"] if inline else []), cwd=tmp_path, marker=marker)
     _, talk = process.communicate(timeout=120)
     assert process.returncode == 1, talk
     assert record(run) == ("failed", 1)
-    log = run / "attempts" / "1" / ("stacks.txt" if inline else "pool-0.log")
-    assert ("gen was not over within 5.5 s" if inline else "actor.generate_sequences did not answer within 5 s") in talk
-    assert str(log) in talk
+    log = run / "attempts" / "1" / ("stacks.txt" if inline else "main-0.log")
+    assert ("gen was not over within 14 s" if inline else "actor.generate_sequences did not answer within 4 s") in talk
+    assert str(log.relative_to(tmp_path)) in talk
     assert f'File "{tmp_path}/hanging.py", line 7 in generate' in log.read_text()
     assert with_marker(marker) == []
