@@ -10,10 +10,11 @@ import typer
 
 from rlctl.cli import complete, remote
 from rlctl.cli.limits import Limits, MaxTime, Retries, SaveBy
+from rlctl.cli.options import Root
 from rlctl.cli.remote import Address, Detach
 
 if TYPE_CHECKING:
-    from rlctl.runtime.resume import Resumption
+    from rlctl.runtime.resume import Resumption, Wish
 
 app = typer.Typer(add_completion=False)
 
@@ -54,9 +55,7 @@ def resume(
     retries: Retries = 0,
     address: Address = None,
     detach: Detach = False,
-    root: Annotated[
-        Path | None, typer.Option("--root", envvar="RLCTL_RUNS", help="The folder of all runs.  [default: runs]", show_default=False)
-    ] = None,
+    root: Root = None,
 ) -> None:
     """Go on from the newest whole checkpoint, as if the run had never stopped."""
     from rlctl.cli.console import notice
@@ -87,16 +86,23 @@ def resume(
     if retries:
         folder = found.path.with_name(fork) if fork else found.path
         limits.supervise(["resume", str(found.path), *(overrides or []), *options], folder, inline)
-    from rlctl.runtime.launch import train
-    from rlctl.runtime.resume import Wish, plan_resume
+    from rlctl.runtime.resume import Wish
 
-    resumption = plan_resume(found.path, overrides or [], Wish(from_step, fork, force, inline))
+    _go_on(found.path, overrides or [], Wish(from_step, fork, force, inline), limits.end_by())
+
+
+def _go_on(run: Path, overrides: list[str], wish: Wish, end_by: float | None) -> None:
+    from rlctl.cli.console import notice
+    from rlctl.runtime.launch import train
+    from rlctl.runtime.resume import plan_resume
+
+    resumption = plan_resume(run, overrides, wish)
     if resumption.finished:
         steps = resumption.plan.num_steps
-        notice(f"{found.name} has finished its {steps} steps; a larger trainer.total_epochs or trainer.total_training_steps makes it go on")
+        notice(f"{run.name} has finished its {steps} steps; a larger trainer.total_epochs or trainer.total_training_steps makes it go on")
         return
-    announce(found.name, resumption)
-    train(resumption.plan, resumption.start, limits.end_by())
+    announce(run.name, resumption)
+    train(resumption.plan, resumption.start, end_by)
 
 
 def announce(name: str, resumption: Resumption) -> None:
