@@ -7,7 +7,6 @@ Hydra brings what its users know: defaults lists with groups and packages, the o
 from __future__ import annotations
 
 import re
-import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -33,7 +32,7 @@ from rlctl.recipes.judge import dangling, judge, load_config
 from rlctl.recipes.keys import known_key, schema_keys
 from rlctl.recipes.layers import MISSING, Layers, Origin, Recipe, Setting, leaves
 from rlctl.recipes.sources import Source, find_part, find_recipe, folder, level_of, read, search_folders, shown
-from rlctl.recipes.suggest import did_you_mean
+from rlctl.recipes.suggest import did_you_mean, mended, quoted
 
 __all__ = ["Origin", "Recipe", "base_settings", "compose", "load_config"]
 
@@ -166,21 +165,15 @@ def _parse(overrides: Sequence[str]) -> tuple[list[Override], list[Problem]]:
         try:
             override = parser.parse_overrides([text])[0]
         except HydraException:
-            problems.append(Problem(f"the value of {key} cannot be parsed", where, f"quote it: {_quoted(key, value)}"))
+            problems.append(Problem(f"the value of {key} cannot be parsed", where, mended(key, value)))
             continue
         if override.is_sweep_override():
-            one = f"a list is {key}=[{value}]; one value with a comma is {_quoted(key, value)}; " if "(" not in value else ""
+            one = f"a list is {key}=[{value}]; one value with a comma is {quoted(key, value)}; " if "(" not in value else ""
             hint = f"{one}`rlctl sweep` tries several values"
             problems.append(Problem(f"{text} names several values", where, hint))
             continue
         parsed.append(override)
     return parsed, problems
-
-
-def _quoted(key: str, value: str) -> str:
-    """The override quoted twice: the inner quotes are for Hydra, the outer ones for the shell."""
-    inner = re.sub(r'(\\*)("|\Z)', lambda m: m[1] * 2 + ('\\"' if m[2] else ""), value)
-    return shlex.quote(f'{key}="{inner}"')
 
 
 def _search_override(parsed: list[Override]) -> list[Path]:
@@ -286,7 +279,10 @@ def _resolve(layers: Layers) -> dict[str, Any]:
         return OmegaConf.to_container(config, resolve=True)  # type: ignore[return-value]
     except OmegaConfBaseException:
         pass
-    for name in leaves(layers.tree):
+    for name, written in leaves(layers.tree).items():
+        if any(f"${{{other}}}" in str(written) for other in layers.faulty):
+            layers.faulty.add(name)  # what is wrong has been said of the key that it takes its value from
+            continue
         where = layers.origins[name][-1].where
         try:
             value = OmegaConf.select(config, name, throw_on_missing=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 from collections.abc import Collection
 
 
@@ -63,3 +65,18 @@ def distance(a: str, b: str, ceiling: float = float("inf")) -> float:
 def _shared(a: str, b: str) -> int:
     """How many letters two texts have in common from the start."""
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+
+
+def mended(key: str, value: str) -> str:
+    """What would work in place of an override whose value Hydra cannot parse."""
+    for opening, closing in ("[]", "{}"):
+        missing = value.count(opening) - value.count(closing)
+        if value.startswith(opening) and missing > 0:
+            return f"close it: {shlex.quote(f'{key}={value}{closing * missing}')}"
+    return f"quote it: {quoted(key, value)}"
+
+
+def quoted(key: str, value: str) -> str:
+    """The override quoted twice: the inner quotes are for Hydra, the outer ones for the shell."""
+    inner = re.sub(r'(\\*)("|\Z)', lambda m: m[1] * 2 + ('\\"' if m[2] else ""), value)
+    return shlex.quote(f'{key}="{inner}"')

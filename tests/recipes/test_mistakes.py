@@ -93,6 +93,15 @@ def test_an_override_that_cannot_be_parsed_is_shown_as_the_shell_needs_it(value:
     assert compose("ppo", shlex.split(quoted)).config.data.train_files == (value,)
 
 
+def test_a_list_that_was_not_closed_is_shown_closed() -> None:
+    hint = only("ppo", "data.train_files=[a,b").hint or ""
+    assert compose("ppo", shlex.split(hint.removeprefix("close it: "))).config.data.train_files == ("a", "b")
+
+
+def test_a_reference_to_a_key_that_is_wrong_is_not_told_again() -> None:
+    only("ppo", "actor_rollout_ref.model.path=${oc.env:RLCTL_NOPE}")  # the critic takes it from there
+
+
 @pytest.mark.parametrize(
     ("text", "line", "message", "hint"),
     [
