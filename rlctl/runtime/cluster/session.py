@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import fcntl
 import os
 import shutil
 import signal
@@ -22,6 +23,8 @@ from rlctl.runs.logs import tail_of
 # PYTHONDONTWRITEBYTECODE lets them cache what they import: torch and transformers take seconds without.
 _WORKER_ENV = {"PYTHONDONTWRITEBYTECODE": "", "TOKENIZERS_PARALLELISM": "false", "TORCHDYNAMO_DISABLE": "1", "GLOO_SOCKET_IFNAME": ""}
 
+_PREFIX, _LOCK = "rlctl-ray-", "lock"
+_PARENT = Path("/tmp")  # short: socket paths in a session's folder may have 107 characters
 _SHUTDOWN_S = 10.0  # a healthy Ray needs one or two
 
 
@@ -46,7 +49,10 @@ def ray_session(init: schema.RayInit, num_cpus: int, num_threads: int, timeout_s
     folder: Path | None = None
     address = init.address or os.environ.get("RAY_ADDRESS")
     if address is None:
-        folder = Path(tempfile.mkdtemp(prefix="rlctl-", dir="/tmp"))  # short: socket paths inside may have 107 characters
+        _remove_stale()
+        folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=_PARENT))
+        lock = (folder / _LOCK).open("w")
+        fcntl.flock(lock, fcntl.LOCK_EX)  # until this process ends, however it does
         options |= {"num_cpus": num_cpus, "include_dashboard": init.include_dashboard, "_temp_dir": str(folder)}
         options |= {"num_gpus": init.num_gpus, "object_store_memory": init.object_store_memory}
     else:
@@ -89,6 +95,14 @@ def _start(options: dict[str, object], folder: Path | None, timeout_s: float, ov
     if failure:
         hint = "`--inline` trains without Ray"
         raise ResourceError(f"Ray did not start: {failure[0]}", where=_log_tail(folder), hint=hint) from failure[0]
+
+
+def _remove_stale() -> None:
+    """Folders of sessions whose process was killed: nobody else would ever remove Ray's logs and sockets in them."""
+    for path in _PARENT.glob(f"{_PREFIX}*/{_LOCK}"):
+        with suppress(OSError), path.open("w") as lock:  # somebody else's, or just removed
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(path.parent, ignore_errors=True)
 
 
 def _shut_down() -> None:
