@@ -19,6 +19,8 @@ from dataclasses import dataclass
 
 # Exit codes of what no second attempt would mend: usage, configuration, something not found or taken, a package that is missing.
 HOPELESS = (2, 3, 4, 5, 6)
+# Of what somebody asked to end: a lost terminal, Ctrl-C, SIGTERM.
+ASKED = (129, 130, 143)
 
 
 @dataclass(frozen=True)

@@ -10,12 +10,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FrameType
 
-from rlctl.errors import HOPELESS
+from rlctl.errors import ASKED, HOPELESS
 from rlctl.runs.process import die_with_parent
 from rlctl.runs.run_dir import RECORD_FILE, RunDir
 
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
-_SIGNAL = 128  # and above: the exit code of a process that a signal ended
 
 
 def supervise(words: Sequence[str], again: Sequence[str], folder: Path, retries: int, say: Callable[[str], object]) -> int:
@@ -26,9 +25,7 @@ def supervise(words: Sequence[str], again: Sequence[str], folder: Path, retries:
     """
     code = _run(words)
     for number in range(1, retries + 1):
-        if code in (0, _SIGNAL + signal.SIGHUP, _SIGNAL + signal.SIGINT, _SIGNAL + signal.SIGTERM, *HOPELESS):
-            break
-        if not (folder / RECORD_FILE).exists():
+        if code in (0, *ASKED, *HOPELESS) or not (folder / RECORD_FILE).exists():
             break
         RunDir(folder).event("retry", number=number, exit_code=code)
         smaller = _proposed(folder)
@@ -40,7 +37,8 @@ def supervise(words: Sequence[str], again: Sequence[str], folder: Path, retries:
 
 def _run(words: Sequence[str]) -> int:
     """`rlctl WORDS` to its end; signals to this process are passed on. The exit code, 128 + N for signal N."""
-    process = subprocess.Popen([sys.executable, "-m", "rlctl", *words], preexec_fn=die_with_parent)
+    command = [sys.executable, "-m", "rlctl", *words]
+    process = subprocess.Popen(command, preexec_fn=die_with_parent, process_group=0)  # Ctrl-C comes from here alone, once
 
     def forward(number: int, _frame: FrameType | None) -> None:
         process.send_signal(number)
@@ -51,7 +49,7 @@ def _run(words: Sequence[str]) -> int:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-    return code if code >= 0 else _SIGNAL - code
+    return code if code >= 0 else 128 - code
 
 
 def _proposed(folder: Path) -> list[str]:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from rlctl.errors import HOPELESS, ConfigError, ResourceError, RlctlError
+from rlctl.errors import ASKED, HOPELESS, ConfigError, ResourceError, RlctlError
 from rlctl.recipes.schema import Sweep
 from rlctl.runs.logs import tail_of
 from rlctl.runs.run_dir import RunDir
@@ -171,7 +171,7 @@ class Scheduler:
         else:
             retried = dict(self.sweep.record.retried)
             child.state = "failed"
-            if code not in HOPELESS and retried.get(child.name, 0) < self.settings.retries:
+            if code not in (*HOPELESS, *ASKED) and retried.get(child.name, 0) < self.settings.retries:
                 retried[child.name] = retried.get(child.name, 0) + 1
                 self.sweep.update(retried=retried)
                 child.state = "waiting"
