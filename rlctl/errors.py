@@ -7,6 +7,7 @@ RlctlError (1)
 ├── ConflictError (5)      something is there already, or is running
 ├── MissingExtraError (6)  an optional package
 ├── ResourceError (7)      devices, memory, disk, Ray
+│   └── DeviceMemoryError  a micro-batch that does not fit
 └── InternalError (70)     a defect of rlctl
 
 The number is the exit code. All of them pickle: they cross process borders.
@@ -49,8 +50,8 @@ class RlctlError(Exception):
         self.problems: list[Problem] = [p if isinstance(p, Problem) else Problem(p, where, hint) for p in problems]
         super().__init__("\n".join(str(p) for p in self.problems))
 
-    def __reduce__(self) -> tuple[type[RlctlError], tuple[Problem, ...]]:
-        return type(self), tuple(self.problems)
+    def __reduce__(self) -> tuple[type[RlctlError], tuple[Problem, ...], dict[str, object]]:
+        return type(self), tuple(self.problems), self.__dict__
 
 
 class UsageError(RlctlError):
@@ -87,6 +88,23 @@ class ResourceError(RlctlError):
     """Not enough devices, memory or disk, or Ray does not start."""
 
     exit_code = 7
+
+
+class DeviceMemoryError(ResourceError):
+    """A device's memory does not suffice for a micro-batch of the size that `key` allows: its `value` in the configuration, and what is
+    `proposed` instead, None where no value of it would do."""
+
+    def __init__(
+        self,
+        *problems: Problem | str,
+        key: str = "",
+        value: int = 0,
+        proposed: int | None = None,
+        where: str | None = None,
+        hint: str | None = None,
+    ) -> None:
+        super().__init__(*problems, where=where, hint=hint)
+        self.key, self.value, self.proposed = key, value, proposed
 
 
 class InternalError(RlctlError):

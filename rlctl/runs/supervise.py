@@ -21,14 +21,15 @@ def supervise(words: Sequence[str], again: Sequence[str], folder: Path, retries:
     """Run `rlctl WORDS`, whose run is in `folder`; as often as it crashes, and `retries` times at most, `rlctl AGAIN`. The last exit code.
 
     A crash is what neither was asked for nor would happen again for sure: not Ctrl-C or SIGTERM, not a wrong configuration. After running
-    out of memory the run goes on with the smaller token budget that it proposed.
+    out of memory the run goes on with the smaller token budget that it proposed, and ends where none would do.
     """
     code = _run(words)
     for number in range(1, retries + 1):
         if code in (0, *ASKED, *HOPELESS) or not (folder / RECORD_FILE).exists():
             break
+        if (smaller := _proposed(folder)) is None:
+            break
         RunDir(folder).event("retry", number=number, exit_code=code)
-        smaller = _proposed(folder)
         told = f", with {' '.join(smaller)}" if smaller else ""
         say(f"{folder.name} ended with exit code {code}; it is started again ({number} of {retries}){told}")
         code = _run([*again, *smaller])
@@ -52,13 +53,13 @@ def _run(words: Sequence[str]) -> int:
     return code if code >= 0 else 128 - code
 
 
-def _proposed(folder: Path) -> list[str]:
-    """What the last attempt said it would need, as overrides."""
-    found: list[str] = []
+def _proposed(folder: Path) -> list[str] | None:
+    """What the last attempt said it would need, as overrides; None where it said that nothing would do."""
+    found: list[str] | None = []
     for line in (folder / "events.jsonl").read_text(encoding="utf-8").splitlines():
         event = json.loads(line)
         if event["kind"] == "attempt":
             found = []
         elif event["kind"] == "out_of_memory":
-            found = [f"{event['key']}={event['proposed']}"]
+            found = [f"{event['key']}={event['proposed']}"] if event["proposed"] is not None else None
     return found

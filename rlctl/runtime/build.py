@@ -13,6 +13,7 @@ from rlctl.plugins import load
 from rlctl.recipes import schema
 from rlctl.runtime.algorithms.base import Algorithm, Needs, ValueLoss
 from rlctl.runtime.batch import LogProbs, Rollouts
+from rlctl.runtime.budget import Halving
 from rlctl.runtime.cluster.inline import Pool
 from rlctl.runtime.cluster.separate import SeparateActor
 from rlctl.runtime.rewards.pool import RewardPool
@@ -111,6 +112,10 @@ class BaseOfActor:
 
     def compute_log_probs(self, batch: Rollouts) -> LogProbs:
         return self.actor.compute_base_log_probs(batch)
+
+    def take_halvings(self) -> list[Halving]:
+        """None: the actor tells of its own."""
+        return []
 
 
 def build_actor(

@@ -12,6 +12,7 @@ from typing import Any
 
 import yaml
 
+from rlctl.errors import DeviceMemoryError
 from rlctl.runs.provenance import data_hashes, installed_versions
 from rlctl.runs.record import Last, ending
 from rlctl.runs.rewind import rewind
@@ -70,6 +71,7 @@ def train(plan: Plan, start: Start | None = None, end_by: float | None = None) -
             Limits(**config.trainer.alarms.model_dump(), rollout_mismatch=config.trainer.mismatch.warn), read_metrics(run.metrics)
         )
         stack.enter_context(ending(partial(_close, run, trackers, time.monotonic())))
+        stack.enter_context(_memory_noted(run))
         resume_step = start.step if start is not None and start.run is not None and start.checkpoint is not None else 0
         ids = trackers.start(run_info(run.record, run.path, plan.recipe.container, plan.num_steps, resume_step))
         run.update(trackers={**run.record.trackers, **ids})
@@ -116,6 +118,16 @@ def _close(run: RunDir, trackers: Trackers, began: float, state: Last, code: int
     run.finish(state, code)
     if state != "failed":
         print_summary(state, run.path, read_metrics(run.metrics), time.monotonic() - began, _next_commands(run, state))
+
+
+@contextmanager
+def _memory_noted(run: RunDir) -> Iterator[None]:
+    """Of a run that runs out of memory, the events say what may fit: `--retries` goes on with that."""
+    try:
+        yield
+    except DeviceMemoryError as error:
+        run.event("out_of_memory", key=error.key, value=error.value, proposed=error.proposed)
+        raise
 
 
 def _open_run(plan: Plan, start: Start | None) -> RunDir:

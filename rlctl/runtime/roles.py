@@ -8,6 +8,7 @@ from typing import Protocol
 
 from rlctl.errors import InternalError
 from rlctl.runtime.batch import LogProbs, Prompts, Ragged, Rollouts, Scores
+from rlctl.runtime.budget import Halving
 from rlctl.tracking.metrics import Metrics
 
 
@@ -53,11 +54,19 @@ class Actor(Protocol):
         """Copy the weights, and write a transformers folder (without tokenizer) in the background, before what is saved later."""
         ...
 
+    def take_halvings(self) -> list[Halving]:
+        """How budgets of micro-batches have shrunk for lack of memory since this was asked last."""
+        ...
+
 
 class Reference(Protocol):
     """The frozen policy that the KL penalty is measured against."""
 
     def compute_log_probs(self, batch: Rollouts) -> LogProbs: ...
+
+    def take_halvings(self) -> list[Halving]:
+        """How budgets of micro-batches have shrunk for lack of memory since this was asked last."""
+        ...
 
 
 class Critic(Protocol):
@@ -81,6 +90,10 @@ class Critic(Protocol):
 
     def load(self, folder: Path) -> None:
         """Take up what `save` wrote."""
+        ...
+
+    def take_halvings(self) -> list[Halving]:
+        """How budgets of micro-batches have shrunk for lack of memory since this was asked last."""
         ...
 
 

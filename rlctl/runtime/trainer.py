@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import psutil
 import torch
@@ -117,6 +117,7 @@ class Trainer:
             metrics = to_floats(self.parts.algorithm.learn(scored, self.roles, step))
         seconds = time.perf_counter() - begin
         self._stop_on_skipped_updates(step, metrics, scored)
+        metrics |= self._note_halvings(step)
         metrics |= to_floats(rollout_metrics(scored, self.parts.max_response_length)) | self._dump(step, scored)
         return metrics | self._speed(scored, seconds) | {"training/global_step": step, "training/epoch": self.parts.loader.epoch_of(step)}
 
@@ -171,6 +172,16 @@ class Trainer:
                 where=str(dump),
                 hint="a lower learning rate, or look at the batch with torch.load; trainer.max_skipped_updates sets the limit",
             )
+
+    def _note_halvings(self, step: int) -> dict[str, float]:
+        """Passes that lacked memory were done again in smaller micro-batches: if there were any, an event, a line and a metric say so."""
+        roles = {"actor": self.roles.actor, "critic": self.roles.critic_role, "reference": self.roles.reference_role}
+        taken = {name: role.take_halvings() for name, role in roles.items() if role is not None}
+        for name, halvings in taken.items():
+            for halving in halvings:
+                self.parts.run.event("oom_retry", step=step, role=name, **asdict(halving))
+                print(f"warning: step {step}, {name}: {halving}", file=sys.stderr, flush=True)
+        return {f"{name}/oom_retries": float(len(halvings)) for name, halvings in taken.items() if halvings}
 
     def _speed(self, scored: Scored, seconds: float) -> dict[str, float]:
         phases = self.clock.take()

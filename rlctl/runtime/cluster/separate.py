@@ -31,6 +31,7 @@ class SeparateActor:
         self.save = trainer.save
         self.state_bytes = trainer.state_bytes
         self.export = trainer.export
+        self.take_halvings = trainer.take_halvings
         self.generate_sequences = engines.generate_sequences
         self.update_weights = engines.update_weights
 

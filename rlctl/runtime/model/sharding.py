@@ -56,6 +56,14 @@ def is_sharded(model: nn.Module) -> bool:
     return isinstance(model, FSDPModule)
 
 
+def forget_gradients(model: nn.Module) -> None:
+    """Drop every gradient, also what a pass left behind that an error broke off, and make a sharded model ready for the next pass."""
+    model.zero_grad()  # of whole parameters, where blocks are not sharded at the moment: FSDP's own reset keeps them for the next pass
+    if isinstance(model, FSDPModule):
+        model.reset_iter_state()
+        model.zero_grad()
+
+
 def full_parameters(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Every parameter whole, one at a time: at no moment is there a second copy of the model. Collective: all ranks must go through it."""
     for name, parameter in module.named_parameters():

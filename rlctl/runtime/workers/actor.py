@@ -13,6 +13,7 @@ from rlctl.plugins import load
 from rlctl.recipes import schema
 from rlctl.runtime.algorithms.base import Loss, Needs, PolicyLoss
 from rlctl.runtime.batch import LogProbs, Prompts, Rollouts
+from rlctl.runtime.budget import Budget
 from rlctl.runtime.model.causal_lm import PolicyModel
 from rlctl.runtime.model.load import compute_dtype, fetched, load_model, master_dtype
 from rlctl.runtime.model.lora import (
@@ -30,7 +31,7 @@ from rlctl.runtime.rollout.engine import EngineSpec, RolloutEngine
 from rlctl.runtime.rollout.request import Sampling, to_rollouts
 from rlctl.runtime.rollout.weights import WeightChannel, to_blocks
 from rlctl.runtime.workers.dispatch import Dispatch, dispatch
-from rlctl.runtime.workers.learner import Learner, LearningWorker, MicroBatching
+from rlctl.runtime.workers.learner import Learner, LearningWorker
 from rlctl.tracking.metrics import Metrics
 
 
@@ -62,13 +63,11 @@ class ActorWorker(LearningWorker):
         self.learner = Learner(self.policy, place, spec.actor.optim)
         self.engine = self._build_engine() if spec.has_engine else None
         self.engine_is_stale = True
-        self.cut_update = _cutting(
-            spec.actor.use_dynamic_bsz, spec.actor.ppo_max_token_len_per_gpu, spec.actor.ppo_micro_batch_size_per_gpu
-        )
-        self.cut_infer = _cutting(
-            spec.actor.use_dynamic_bsz,
-            spec.sampling.rollout.log_prob_max_token_len_per_gpu,
-            spec.sampling.rollout.log_prob_micro_batch_size_per_gpu,
+        by_rows, actor, rollout = not spec.actor.use_dynamic_bsz, spec.actor, spec.sampling.rollout
+        update_rows, infer_rows = actor.ppo_micro_batch_size_per_gpu, rollout.log_prob_micro_batch_size_per_gpu
+        self.budget = Budget("actor_rollout_ref.actor", "ppo", actor.ppo_max_token_len_per_gpu, update_rows if by_rows else None)
+        self.infer_budget = Budget(
+            "actor_rollout_ref.rollout", "log_prob", rollout.log_prob_max_token_len_per_gpu, infer_rows if by_rows else None
         )
 
     @dispatch(Dispatch.BROADCAST)
@@ -112,7 +111,7 @@ class ActorWorker(LearningWorker):
             outputs = self.policy(sequences, with_entropy=True)
             return outputs.log_probs, outputs.entropy
 
-        log_probs, entropy = self.learner.infer(batch, self.cut_infer, forward)
+        log_probs, entropy = self.learner.infer(batch, self.infer_budget, forward)
         return LogProbs(log_probs, entropy)
 
     @dispatch(Dispatch.SPLIT)
@@ -123,7 +122,7 @@ class ActorWorker(LearningWorker):
             return (self.policy(sequences, with_entropy=False).log_probs,)
 
         with without_adapters(self.policy):
-            (log_probs,) = self.learner.infer(batch, self.cut_infer, forward)
+            (log_probs,) = self.learner.infer(batch, self.infer_budget, forward)
         return LogProbs(log_probs, None)
 
     @dispatch(Dispatch.SPLIT)
@@ -135,7 +134,7 @@ class ActorWorker(LearningWorker):
         def loss(sequences: Sequences, part: Rollouts) -> Loss:
             return self.spec.algorithm.loss(self.policy(sequences, with_entropy=with_entropy), part)
 
-        return self.learner.learn(batch, self.cut_update, loss, lr, self.spec.actor.grad_clip, "actor")
+        return self.learner.learn(batch, self.budget, loss, lr, self.spec.actor.grad_clip, "actor")
 
     @dispatch(Dispatch.BROADCAST)
     def load(self, folder: Path) -> None:
@@ -180,7 +179,3 @@ class ActorWorker(LearningWorker):
         # With adapters the engine has a model of its own, into which base and adapter are merged: its names and layers are plain ones.
         own = is_sharded(self.policy) or has_adapters(self.policy)
         return load("engines", self.spec.sampling.rollout.name).from_spec(spec, None if own else self.policy.hf)
-
-
-def _cutting(dynamic: bool, max_tokens: int, max_rows: int | None) -> MicroBatching:
-    return MicroBatching(max_tokens, None if dynamic else max_rows)

@@ -9,6 +9,7 @@ from torch import Tensor
 from rlctl.recipes import schema
 from rlctl.runtime.algorithms.base import Loss, ValueLoss
 from rlctl.runtime.batch import Ragged, Rollouts
+from rlctl.runtime.budget import Budget
 from rlctl.runtime.model.causal_lm import ValueModel
 from rlctl.runtime.model.load import compute_dtype, load_model, master_dtype
 from rlctl.runtime.model.lora import add_adapters
@@ -16,7 +17,7 @@ from rlctl.runtime.model.sequences import Sequences
 from rlctl.runtime.model.sharding import shard
 from rlctl.runtime.place import Place
 from rlctl.runtime.workers.dispatch import Dispatch, dispatch
-from rlctl.runtime.workers.learner import Learner, LearningWorker, MicroBatching
+from rlctl.runtime.workers.learner import Learner, LearningWorker
 from rlctl.tracking.metrics import Metrics
 
 
@@ -43,7 +44,7 @@ class CriticWorker(LearningWorker):
         shard(self.model, hf, place, critic.fsdp_config, compute_dtype(critic.model, place.device))
         self.learner = Learner(self.model, place, critic.optim)
         max_rows = None if critic.use_dynamic_bsz else critic.ppo_micro_batch_size_per_gpu
-        self.cut = MicroBatching(critic.ppo_max_token_len_per_gpu, max_rows)
+        self.budget = Budget("critic", "ppo", critic.ppo_max_token_len_per_gpu, max_rows)
 
     @dispatch(Dispatch.SPLIT)
     def compute_values(self, batch: Rollouts) -> Ragged:
@@ -52,7 +53,7 @@ class CriticWorker(LearningWorker):
         def forward(sequences: Sequences) -> tuple[Tensor]:
             return (self.model(sequences),)
 
-        (values,) = self.learner.infer(batch, self.cut, forward)
+        (values,) = self.learner.infer(batch, self.budget, forward)
         return values
 
     @dispatch(Dispatch.SPLIT)
@@ -62,4 +63,4 @@ class CriticWorker(LearningWorker):
         def loss(sequences: Sequences, part: Rollouts) -> Loss:
             return self.spec.algorithm.value_loss(self.model(sequences), part)
 
-        return self.learner.learn(batch, self.cut, loss, lr, self.spec.critic.grad_clip, "critic")
+        return self.learner.learn(batch, self.budget, loss, lr, self.spec.critic.grad_clip, "critic")

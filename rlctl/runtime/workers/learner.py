@@ -6,11 +6,12 @@ The gradient of a mini-batch must not depend on how it is cut into ranks and mic
 
 from __future__ import annotations
 
+import gc
 import json
 import time
 import warnings
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -20,12 +21,12 @@ from torch import Tensor
 
 from rlctl.recipes import schema
 from rlctl.runtime.algorithms.base import Loss
-from rlctl.runtime.balance import micro_batches
 from rlctl.runtime.batch import Ragged, Rollouts
+from rlctl.runtime.budget import Budget, Halving, lacks_memory
 from rlctl.runtime.flops import DecoderShape, peak_flops
 from rlctl.runtime.model.causal_lm import PolicyModel, ValueModel
 from rlctl.runtime.model.sequences import Sequences
-from rlctl.runtime.model.sharding import local_gradients, total_norm, trained_state
+from rlctl.runtime.model.sharding import forget_gradients, local_gradients, total_norm, trained_state
 from rlctl.runtime.place import Place
 from rlctl.runtime.rng import rng_state, set_rng_state
 from rlctl.runtime.workers.background import BackgroundWriter
@@ -33,27 +34,23 @@ from rlctl.runtime.workers.dispatch import Dispatch, dispatch
 from rlctl.tracking.metrics import Max, Mean, Metrics, Sum, merge
 
 B = TypeVar("B", bound=Rollouts)
+R = TypeVar("R")
 
 
-@dataclass(frozen=True)
-class MicroBatching:
-    """How rows are cut to fit into memory: by tokens, or by a number of rows where one is given."""
-
-    max_tokens: int
-    max_rows: int | None
-
-    def cut(self, lengths: Tensor, at_least: int = 1) -> list[Tensor]:
-        """Index tensors of the rows of each micro-batch, for rows of `lengths` (B,) tokens."""
-        if self.max_rows is None:
-            return micro_batches(lengths, self.max_tokens, at_least)
-        parts = max(at_least, -(-len(lengths) // self.max_rows))
-        return list(lengths.argsort(stable=True).tensor_split(min(parts, len(lengths))))
-
-
-class LearningWorker:
-    """A worker whose model learns: what it must be able to save and load."""
+class ModelWorker:
+    """A worker with a model, whose passes may lack memory."""
 
     learner: Learner
+
+    @dispatch(Dispatch.RANK_ZERO)
+    def take_halvings(self) -> list[Halving]:
+        """The budgets that were halved since this was asked last. Only one rank that is alone halves them."""
+        halvings, self.learner.halvings = self.learner.halvings, []
+        return halvings
+
+
+class LearningWorker(ModelWorker):
+    """A worker whose model learns: what it must be able to save and load."""
 
     @dispatch(Dispatch.BROADCAST)
     def save(self, folder: Path) -> None:
@@ -78,6 +75,7 @@ class Learner:
     def __init__(self, model: PolicyModel | ValueModel, place: Place, optim: schema.Optim | None) -> None:
         self.model = model
         self.place = place
+        self.halvings: list[Halving] = []
         self.optimizer: torch.optim.Optimizer | None = None
         if optim is not None:
             betas = (optim.betas[0], optim.betas[1])
@@ -86,33 +84,33 @@ class Learner:
             )
             self.writer = BackgroundWriter(place)
 
-    def infer(self, batch: Rollouts, cut: MicroBatching, forward: Callable[[Sequences], tuple[Tensor, ...]]) -> tuple[Ragged, ...]:
+    def infer(self, batch: Rollouts, budget: Budget, forward: Callable[[Sequences], tuple[Tensor, ...]]) -> tuple[Ragged, ...]:
         """Run `forward`, which gives (T,) tensors for the response tokens, without gradients; rows come back in the order of `batch`."""
+
+        def outputs(part: Rollouts) -> tuple[Tensor, ...]:
+            return tuple(x.cpu() for x in forward(Sequences.of(part.prompt_ids, part.response_ids)))
+
         self.model.eval()
-        outputs: list[tuple[Tensor, ...]] = []
-        order: list[Tensor] = []
         with torch.no_grad():
-            for index, part in self._micro_batches(batch, cut):
-                outputs.append(tuple(x.cpu() for x in forward(Sequences.of(part.prompt_ids, part.response_ids))))
-                order.append(index)
+            results, order = self._in_micro_batches(batch, budget, outputs)
         back = torch.cat(order)
         lengths = batch.response_ids.lengths[back]
-        return tuple(Ragged(torch.cat(parts), lengths).select(back.argsort()) for parts in zip(*outputs, strict=True))
+        return tuple(Ragged(torch.cat(parts), lengths).select(back.argsort()) for parts in zip(*results, strict=True))
 
-    def learn(self, batch: B, cut: MicroBatching, loss: Callable[[Sequences, B], Loss], lr: float, grad_clip: float, name: str) -> Metrics:
+    def learn(self, batch: B, budget: Budget, loss: Callable[[Sequences, B], Loss], lr: float, grad_clip: float, name: str) -> Metrics:
         """One optimizer step. Metrics are of this rank's rows; the controller joins those of all ranks."""
-        begin = time.perf_counter()
-        self.model.train()
-        metrics: list[Metrics] = []
-        total, count = 0.0, 0.0
-        divided = True
-        for _, part in self._micro_batches(batch, cut):
+
+        def add_gradient(part: B) -> Loss:
             result = loss(Sequences.of(part.prompt_ids, part.response_ids), part)
             result.total.backward()
-            total += float(result.total.detach())
-            divided = result.count is not None
-            count += result.count if result.count is not None else 0.0
-            metrics.append(result.metrics)
+            return replace(result, total=result.total.detach())
+
+        begin = time.perf_counter()
+        self.model.train()
+        losses, _ = self._in_micro_batches(batch, budget, add_gradient)
+        total, count = sum(float(each.total) for each in losses), sum(each.count or 0.0 for each in losses)
+        divided = losses[-1].count is not None
+        metrics = [each.metrics for each in losses]
         total, count = self._sum_over_ranks(total, count)
         divisor = (count or 1.0) if divided else 1.0  # 0 where rollout correction left nothing: the gradient is 0 as well
         metrics.append({f"{name}/loss": Mean(total / divisor)})
@@ -144,16 +142,41 @@ class Learner:
             metrics[f"perf/mfu/{name}"] = Mean(shape.training_flops(lengths) / peak, seconds)
         return metrics
 
-    def _micro_batches(self, batch: B, cut: MicroBatching) -> Iterator[tuple[Tensor, B]]:
+    def _in_micro_batches(self, batch: B, budget: Budget, compute: Callable[[B], R]) -> tuple[list[R], list[Tensor]]:
+        """What `compute` gives for each micro-batch, and the rows of each.
+
+        Where memory does not suffice, everything begins anew with half the budget: a backward pass that broke off has already added some of
+        its gradient.
+        """
+        while True:
+            cut = self._cut(batch, budget)
+            results: list[R] = []
+            try:
+                for rows in cut:
+                    part = batch if len(batch) == 1 else batch.select(rows)
+                    results.append(compute(part.to(self.place.device)))
+                return results, cut
+            except RuntimeError as error:
+                if not lacks_memory(error):
+                    raise
+                reason = str(error).splitlines()[0]
+            # Not in the handler: the error holds every frame it came through, and these hold the memory.
+            lengths = [batch.num_tokens[rows] for rows in cut]
+            self.halvings.append(budget.halve(lengths, len(results), self.place.world_size == 1, reason))
+            forget_gradients(self.model)
+            gc.collect()
+            if self.place.device == "cuda":
+                torch.cuda.empty_cache()
+
+    def _cut(self, batch: Rollouts, budget: Budget) -> list[Tensor]:
         """Every rank must go through the same number of forward passes, or the collectives of FSDP would wait for ever."""
-        parts = cut.cut(batch.num_tokens)
+        parts = budget.cut(batch.num_tokens)
         if self.place.world_size > 1:
             most = torch.tensor(len(parts))
             dist.all_reduce(most, dist.ReduceOp.MAX)
             if int(most) > len(parts):
-                parts = cut.cut(batch.num_tokens, at_least=int(most))
-        for index in parts:
-            yield index, (batch if len(parts) == 1 and len(batch) == 1 else batch.select(index)).to(self.place.device)
+                parts = budget.cut(batch.num_tokens, at_least=int(most))
+        return parts
 
     def _sum_over_ranks(self, *values: float) -> list[float]:
         if self.place.world_size == 1:

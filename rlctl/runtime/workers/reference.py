@@ -8,13 +8,14 @@ from torch import Tensor
 
 from rlctl.recipes import schema
 from rlctl.runtime.batch import LogProbs, Rollouts
+from rlctl.runtime.budget import Budget
 from rlctl.runtime.model.causal_lm import PolicyModel
 from rlctl.runtime.model.load import compute_dtype, load_model, master_dtype
 from rlctl.runtime.model.sequences import Sequences
 from rlctl.runtime.model.sharding import shard
 from rlctl.runtime.place import Place
 from rlctl.runtime.workers.dispatch import Dispatch, dispatch
-from rlctl.runtime.workers.learner import Learner, MicroBatching
+from rlctl.runtime.workers.learner import Learner, ModelWorker
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,7 @@ class ReferenceSpec:
     seed: int
 
 
-class ReferenceWorker:
+class ReferenceWorker(ModelWorker):
     """Implements `Reference`."""
 
     def __init__(self, place: Place, spec: ReferenceSpec) -> None:
@@ -38,7 +39,7 @@ class ReferenceWorker:
         shard(self.policy, hf, place, spec.ref.fsdp_config, dtype)
         self.learner = Learner(self.policy, place, optim=None)
         max_rows = None if spec.use_dynamic_bsz else spec.ref.log_prob_micro_batch_size_per_gpu
-        self.cut = MicroBatching(spec.ref.log_prob_max_token_len_per_gpu, max_rows)
+        self.budget = Budget("actor_rollout_ref.ref", "log_prob", spec.ref.log_prob_max_token_len_per_gpu, max_rows)
 
     @dispatch(Dispatch.SPLIT)
     def compute_log_probs(self, batch: Rollouts) -> LogProbs:
@@ -47,5 +48,5 @@ class ReferenceWorker:
         def forward(sequences: Sequences) -> tuple[Tensor]:
             return (self.policy(sequences, with_entropy=False).log_probs,)
 
-        (log_probs,) = self.learner.infer(batch, self.cut, forward)
+        (log_probs,) = self.learner.infer(batch, self.budget, forward)
         return LogProbs(log_probs, None)

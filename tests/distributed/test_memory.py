@@ -1,0 +1,183 @@
+"""Passes that lack memory are done again in smaller micro-batches, and give what they would have given. The kernel sets the limit."""
+
+from __future__ import annotations
+
+import pickle
+import resource
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from rlctl.errors import DeviceMemoryError
+from rlctl.recipes.compose import compose
+from rlctl.runtime.algorithms.ppo import PPO
+from rlctl.runtime.batch import Experience, Ragged
+from rlctl.runtime.budget import Budget, Halving
+from rlctl.runtime.model.sharding import whole
+from rlctl.runtime.place import Place
+from rlctl.runtime.rollout.request import Sampling
+from rlctl.runtime.workers.actor import ActorSpec, ActorWorker
+from tests.distributed.ranks import in_a_process
+from tests.distributed.test_gradient import LOSS
+from tests.models import write_tiny_model
+
+ROWS, PROMPT, ANSWER, VOCABULARY = 4, 16, 112, 98304
+TOKENS = ROWS * (PROMPT + ANSWER)
+KEY = "actor_rollout_ref.actor.ppo_max_token_len_per_gpu"
+INFER_KEY = "actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu"
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Its logits take up nearly all of the memory of a pass: 42 MiB a row, twice and more; too large for the heap to keep."""
+    return str(write_tiny_model(tmp_path_factory.mktemp("model"), vocab_size=VOCABULARY))
+
+
+def experience() -> Experience:
+    draw = torch.Generator().manual_seed(3)
+
+    def ragged(shift: float = 0.0) -> Ragged:
+        return Ragged.of([torch.randn(ANSWER, generator=draw) * 0.3 + shift for _ in range(ROWS)])
+
+    def ids(length: int) -> Ragged:
+        return Ragged.of([torch.randint(3, 60, (length,), generator=draw) for _ in range(ROWS)], dtype=torch.int64)
+
+    response_ids = ids(ANSWER)
+    return Experience(
+        prompt_ids=ids(PROMPT),
+        group=torch.arange(ROWS),
+        rows=[],
+        response_ids=response_ids,
+        response_mask=response_ids.like(torch.ones(ROWS * ANSWER)),
+        rollout_log_probs=ragged(),
+        finish=["stop"] * ROWS,
+        scores=torch.zeros(ROWS),
+        components={},
+        failed=torch.zeros(ROWS, dtype=torch.bool),
+        rewards=ragged(),
+        old_log_probs=ragged(-10.0),
+        advantages=ragged(),
+        ref_log_probs=ragged(-10.0),
+    )
+
+
+def actor(where: Place, model: str, *overrides: str) -> ActorWorker:
+    config = compose("ppo", [f"actor_rollout_ref.model.path={model}", *LOSS, *overrides]).config
+    part = config.actor_rollout_ref
+    algorithm = PPO.from_config(config, num_steps=1)
+    return ActorWorker(
+        where, ActorSpec(part.model, part.actor, Sampling(part.rollout, ANSWER, (2,)), PROMPT, algorithm, 0, has_engine=False)
+    )
+
+
+def leave(mebibytes: int | None) -> None:
+    """Let this process have so much more memory than it has now, or as much as there is."""
+    there = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (hard if mebibytes is None else there + mebibytes * 2**20, hard))
+
+
+def update(worker: ActorWorker) -> tuple[torch.Tensor, list[Halving]]:
+    """The gradient that reaches the optimizer, and which budgets shrank on the way."""
+    gradients: list[torch.Tensor] = []
+
+    def keep(*_: object) -> None:
+        grads = [p.grad for p in worker.learner.model.parameters() if p.grad is not None]
+        gradients.append(torch.cat([whole(grad).flatten() for grad in grads]))
+
+    assert worker.learner.optimizer is not None
+    worker.learner.optimizer.register_step_pre_hook(keep)
+    worker.update(experience(), lr=1e-3)
+    return gradients[0], worker.take_halvings()
+
+
+def with_and_without(where: Place, model: str) -> dict[str, Any]:
+    """An update and log-probs where everything fits, where half of it does, and where nothing does."""
+    plenty = actor(where, model)
+    enough = {"log_probs": plenty.compute_log_probs(experience()), "update": update(plenty)}
+    worker = actor(where, model)
+    leave(150)
+    log_probs, halvings = worker.compute_log_probs(experience()), worker.take_halvings()
+    leave(300)
+    little = {"log_probs": log_probs, "halvings": halvings, "update": update(worker), "again": update(worker)}
+    worker = actor(where, model)
+    leave(10)
+    with pytest.raises(DeviceMemoryError) as error:
+        worker.update(experience(), lr=1e-3)
+    leave(None)
+    return {"enough": enough, "little": little, "nothing": pickle.dumps(error.value)}
+
+
+@pytest.fixture(scope="module")
+def seen(model: str) -> dict[str, Any]:
+    return in_a_process(with_and_without, model)
+
+
+def test_the_gradient_is_what_it_would_have_been(seen: dict[str, Any]) -> None:
+    """Half a batch fits, and from then on it is not tried otherwise."""
+    wanted, none = seen["enough"]["update"]
+    gradient, halvings = seen["little"]["update"]
+    assert halvings == [Halving(KEY, TOKENS, TOKENS // 2, "tokens")]
+    assert none == seen["little"]["again"][1] == []
+    assert wanted.norm() > 1e-3
+    assert (gradient - wanted).norm() <= 1e-6 * wanted.norm()
+
+
+def test_log_probs_are_what_they_would_have_been(seen: dict[str, Any]) -> None:
+    wanted, found = seen["enough"]["log_probs"], seen["little"]["log_probs"]
+    assert [each.key for each in seen["little"]["halvings"]] == [INFER_KEY]
+    torch.testing.assert_close(found.log_probs.values, wanted.log_probs.values, rtol=1e-6, atol=1e-6)
+
+
+def test_a_single_row_that_does_not_fit_is_an_error(seen: dict[str, Any]) -> None:
+    """No value of the budget would help. It has crossed a border between processes."""
+    error = pickle.loads(seen["nothing"])
+    assert (error.key, error.value, error.proposed, error.exit_code) == (KEY, 16384, None, 7)
+    assert f"a single row of {PROMPT + ANSWER} tokens" in str(error)
+
+
+def test_a_budget_is_halved_three_times() -> None:
+    """Half of what was in the largest micro-batch, not half of a budget that nobody filled."""
+    budget, lengths = Budget("actor_rollout_ref.actor", "ppo", 10**6, None), torch.full((16,), 3)
+    for _ in range(3):
+        budget.halve([lengths[part] for part in budget.cut(lengths)], 0, alone=True, reason="")
+    assert budget.size == 16 * 3 // 8
+    with pytest.raises(DeviceMemoryError, match="halved 3 times") as error:
+        budget.halve([lengths[part] for part in budget.cut(lengths)], 0, alone=True, reason="")
+    assert (error.value.key, error.value.value, error.value.proposed) == (KEY, 10**6, 3)
+    by_rows = Budget("actor_rollout_ref.actor", "ppo", 10**6, 4)
+    assert by_rows.halve([lengths[part] for part in by_rows.cut(lengths)], 3, alone=True, reason="").after == 2
+
+
+def break_off_sharded(where: Place, model: str, folder: str) -> dict[str, Any]:
+    """FSDP2 on one rank, as on a GPU where the computation has another type than the weights. Memory ends in a backward pass."""
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=0, world_size=1)
+    half = "actor_rollout_ref.model.dtype=bfloat16"
+    undisturbed, _ = update(actor(where, model, half, f"{KEY}={TOKENS // 2}"))
+    worker = actor(where, model, half)
+    tried = 0
+
+    def lack_memory(grad: torch.Tensor) -> torch.Tensor:
+        nonlocal tried
+        tried += 1
+        return grad if tried > 1 else torch.empty(2**60, dtype=torch.uint8)
+
+    def hook(module: torch.nn.Module, args: Any, output: torch.Tensor) -> None:
+        if output.requires_grad:
+            output.register_hook(lack_memory)
+
+    worker.policy.hf.get_submodule("model.layers.0.mlp.gate_proj").register_forward_hook(hook)
+    found = update(worker)
+    dist.destroy_process_group()
+    return {"undisturbed": undisturbed, "found": found, "tried": tried}
+
+
+def test_a_sharded_model_goes_on_after_a_pass_that_broke_off(model: str, tmp_path: Path) -> None:
+    seen = in_a_process(break_off_sharded, model, str(tmp_path))
+    gradient, halvings = seen["found"]
+    assert seen["tried"] == 3
+    assert len(halvings) == 1
+    assert torch.equal(gradient, seen["undisturbed"])
