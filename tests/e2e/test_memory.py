@@ -1,0 +1,53 @@
+"""Runs whose device lacks memory: alone a rank helps itself; of several, one ends the run with what would do instead."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rlctl.runs.events import read_events
+from tests.e2e.command import metrics, rlctl
+
+KEY = "actor_rollout_ref.actor.ppo_max_token_len_per_gpu"
+LOSS = '''
+import torch
+from rlctl.runtime.algorithms.losses import get_policy_loss
+
+def hungry(tokens, params):
+    """The last rank has no memory for more than half of the rows."""
+    ranks = torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
+    last = ranks == 1 or torch.distributed.get_rank() == ranks - 1
+    torch.empty(2**60 if last and tokens.num_rows > 2 // ranks else 1)
+    return get_policy_loss("vanilla")(tokens, params)
+'''
+
+
+@pytest.fixture
+def hungry(tmp_path: Path, settings: list[str], monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    (tmp_path / "hungry.py").write_text(LOSS)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    return [*settings, "actor_rollout_ref.actor.policy_loss.loss_mode=hungry:hungry"]
+
+
+def test_alone_it_goes_on_with_less(tmp_path: Path, hungry: list[str]) -> None:
+    done = rlctl("train", "ppo", "--inline", "--name", "alone", *hungry, cwd=tmp_path)
+    run = tmp_path / "runs" / "quickstart" / "alone"
+    (event,) = [each for each in read_events(run) if each["kind"] == "oom_retry"]
+    assert (event["step"], event["role"], event["key"], event["unit"]) == (1, "actor", KEY, "tokens")
+    assert event["after"] == event["before"] // 2
+    assert f"{KEY} is {event['after']} from now on" in done.stderr
+    assert [row.get("actor/oom_retries") for row in metrics(run)] == [None, 1.0, None]
+
+
+@pytest.mark.slow
+def test_of_several_ranks_one_ends_the_run_and_says_what_would_do(tmp_path: Path, hungry: list[str]) -> None:
+    """At once, although the other rank waits for it in a collective, for as long as `trainer.timeouts.call_s` allows."""
+    two = ["trainer.n_gpus_per_node=2", "trainer.save_freq=1"]
+    failed = rlctl("train", "ppo", "--name", "several", *hungry, *two, cwd=tmp_path, code=7)
+    run = tmp_path / "runs" / "quickstart" / "several"
+    (event,) = [each for each in read_events(run) if each["kind"] == "out_of_memory"]
+    assert (event["key"], event["value"]) == (KEY, 16384)
+    assert f"rlctl resume @failed {KEY}={event['proposed']}" in failed.stderr
+    rlctl("resume", "@failed", f"{KEY}={event['proposed']}", cwd=tmp_path)
+    assert [row["step"] for row in metrics(run)] == [0, 1, 2]
