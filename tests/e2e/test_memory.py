@@ -10,6 +10,7 @@ from rlctl.runs.events import read_events
 from tests.e2e.command import metrics, rlctl
 
 KEY = "actor_rollout_ref.actor.ppo_max_token_len_per_gpu"
+LOSS_MODE = "actor_rollout_ref.actor.policy_loss.loss_mode"
 LOSS = '''
 import torch
 from rlctl.runtime.algorithms.losses import get_policy_loss
@@ -20,6 +21,9 @@ def hungry(tokens, params):
     last = ranks == 1 or torch.distributed.get_rank() == ranks - 1
     torch.empty(2**60 if last and tokens.num_rows > 2 // ranks else 1)
     return get_policy_loss("vanilla")(tokens, params)
+
+def starving(tokens, params):
+    torch.empty(2**60)
 '''
 
 
@@ -27,7 +31,7 @@ def hungry(tokens, params):
 def hungry(tmp_path: Path, settings: list[str], monkeypatch: pytest.MonkeyPatch) -> list[str]:
     (tmp_path / "hungry.py").write_text(LOSS)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    return [*settings, "actor_rollout_ref.actor.policy_loss.loss_mode=hungry:hungry"]
+    return [*settings, f"{LOSS_MODE}=hungry:hungry"]
 
 
 def test_alone_it_goes_on_with_less(tmp_path: Path, hungry: list[str]) -> None:
@@ -40,14 +44,24 @@ def test_alone_it_goes_on_with_less(tmp_path: Path, hungry: list[str]) -> None:
     assert [row.get("actor/oom_retries") for row in metrics(run)] == [None, 1.0, None]
 
 
+def test_where_no_budget_would_do_it_is_not_tried_again(tmp_path: Path, hungry: list[str]) -> None:
+    options = ["--inline", "--name", "starved", "--retries", "3"]
+    failed = rlctl("train", "ppo", *options, *hungry, f"{LOSS_MODE}=hungry:starving", cwd=tmp_path, code=7)
+    assert "does not suffice for a single row of" in failed.stderr
+    events = read_events(tmp_path / "runs" / "quickstart" / "starved")
+    assert [each["proposed"] for each in events if each["kind"] == "out_of_memory"] == [None]
+    assert len([each for each in events if each["kind"] == "attempt"]) == 1
+
+
 @pytest.mark.slow
 def test_of_several_ranks_one_ends_the_run_and_says_what_would_do(tmp_path: Path, hungry: list[str]) -> None:
     """At once, although the other rank waits for it in a collective, for as long as `trainer.timeouts.call_s` allows."""
     two = ["trainer.n_gpus_per_node=2", "trainer.save_freq=1"]
-    failed = rlctl("train", "ppo", "--name", "several", *hungry, *two, cwd=tmp_path, code=7)
+    done = rlctl("train", "ppo", "--name", "several", "--retries", "1", *hungry, *two, cwd=tmp_path)
     run = tmp_path / "runs" / "quickstart" / "several"
-    (event,) = [each for each in read_events(run) if each["kind"] == "out_of_memory"]
-    assert (event["key"], event["value"]) == (KEY, 16384)
-    assert f"rlctl resume @failed {KEY}={event['proposed']}" in failed.stderr
-    rlctl("resume", "@failed", f"{KEY}={event['proposed']}", cwd=tmp_path)
+    events = {each["kind"]: each for each in read_events(run)}
+    lack = events["out_of_memory"]
+    assert (lack["key"], lack["value"]) == (KEY, 16384)
+    assert f"rlctl resume @failed {KEY}={lack['proposed']}" in done.stderr
+    assert events["retry"]["exit_code"] == 7
     assert [row["step"] for row in metrics(run)] == [0, 1, 2]
