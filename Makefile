@@ -36,6 +36,7 @@ bench: setup
 	$(BIN)/python -m benchmarks.cli_help
 	$(BIN)/python -m benchmarks.compose
 	$(BIN)/python -m benchmarks.rollout
+	$(BIN)/python -m benchmarks.runs 10000
 	$(BIN)/python -m benchmarks.step
 
 soak: setup

@@ -1,6 +1,6 @@
 """How long `rlctl runs` takes among 10,000 runs, in seconds and relative to a bare start of the command (`rlctl --version`). Aim: 1 s.
 
-    python benchmarks/runs.py [RUNS [ROUNDS]]
+    python -m benchmarks.runs [RUNS [ROUNDS]]
 
 `first` is the first listing, without an index; the others find one. The commands run in turn, so that a busy machine slows all.
 """

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import termios
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,6 +23,7 @@ ACC = "val-core/x/acc/mean@1"
 # Three steps; the next begins when a line comes on stdin. It logs as a run does, and ends as it is told: finished, or gone without a word.
 DRIVER = """
 import sys
+import termios
 from pathlib import Path
 from rlctl.runs.run_dir import RunDir
 from rlctl.tracking.alarms import Alarms, Limits
@@ -200,3 +202,30 @@ def test_a_run_that_goes_back_is_shown_anew(tmp_path: Path) -> None:
     assert watched.panel.step == 2
     assert next(course for course in watched.panel.courses if course.name == "reward").values == [1.0, 7.0]
     assert time.monotonic() - watched.panel.began < 60
+
+
+def test_the_list_of_runs_is_drawn_anew_until_ctrl_c(driver: Driver, tmp_path: Path) -> None:
+    """A step and a run that are there since are shown; then the terminal is as it was."""
+    child = pexpect.spawn(
+        sys.executable,
+        ["-m", "rlctl", "runs", "-w"],
+        cwd=str(tmp_path),
+        env=environment(),
+        encoding="utf-8",
+        dimensions=(24, 110),
+        timeout=30,
+    )
+    before = termios.tcgetattr(child.child_fd)
+    child.expect(r"running.*1/3")
+    driver.go_on()
+    driver.wait()
+    child.expect(r"running.*2/3")
+    RunDir.create(tmp_path / "runs", "p", "another", "grpo").finish("finished", 0)
+    child.expect(r"another.*finished")
+    child.sendintr()
+    child.expect(pexpect.EOF)
+    assert termios.tcgetattr(child.child_fd) == before
+    child.close()
+    assert child.exitstatus == 130
+    assert (child.before or "").rindex("\x1b[?25h") > 0  # the cursor is back
+    assert driver.process.poll() is None
