@@ -26,10 +26,11 @@ class Idle:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """`keys` (patterns) do nothing where every one of `causes` holds for the value of its key."""
+    """`keys` (patterns) do nothing where every one of `causes` holds for the value of its key, and the keys of `alike` have the same."""
 
     keys: tuple[str, ...]
     causes: tuple[tuple[str, Callable[[Any], bool]], ...]
+    alike: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +112,8 @@ RULES: tuple[Rule, ...] = (
         (f"{_ROLLOUT}.log_prob_micro_batch_size_per_gpu", f"{_REF}.log_prob_micro_batch_size_per_gpu"),
         ((f"{_ACTOR}.use_dynamic_bsz", _is(True)),),
     ),
+    # with adapters the actor's base is the reference, and its log-probs are computed as the actor's are
+    Rule((f"{_REF}.*",), (("actor_rollout_ref.model.lora_rank", _positive),), ("trainer.placement.actor", "trainer.placement.reference")),
     Rule((f"{_ROLLOUT}.free_cache_engine",), (("trainer.placement.rollout", _is_not(None)),)),
     Rule((*_ENGINE_DEVICE, f"{_ROLLOUT}.free_cache_engine"), ((f"{_ROLLOUT}.name", _is("hf")),)),
     Rule(_ENGINE_DEVICE, ((f"{_ROLLOUT}.name", _is("sglang")), (f"{_ROLLOUT}.engine_kwargs", _names_a_server))),
@@ -201,8 +204,10 @@ def _verdicts(
             named = [_says(cause, container, origins) for cause in rule.causes if lookup(container, cause) is not True]
             yield rule.causes, f"no {rule.role} is built ({', '.join(named)})"
     for rule in RULES:
-        if _matches(key, rule.keys) and all(holds(lookup(container, cause)) for cause, holds in rule.causes):
-            yield [cause for cause, _ in rule.causes], " and ".join(_says(cause, container, origins) for cause, _ in rule.causes)
+        holding = all(holds(lookup(container, cause)) for cause, holds in rule.causes)
+        if _matches(key, rule.keys) and holding and len({lookup(container, other) for other in rule.alike}) < 2:
+            causes = [*(cause for cause, _ in rule.causes), *rule.alike]
+            yield causes, " and ".join(_says(cause, container, origins) for cause in causes)
 
 
 def _says(cause: str, container: Mapping[str, Any], origins: Mapping[str, Sequence[Origin]]) -> str:

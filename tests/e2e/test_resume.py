@@ -28,6 +28,8 @@ GRPO = [
     "trainer.default_local_dir=elsewhere/checkpoints",
 ]
 
+LORA = [f"{model}.{setting}" for model in ("actor_rollout_ref.model", "critic.model") for setting in ("lora_rank=4", "lora_alpha=8")]
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory, shelf: Path) -> Path:
@@ -97,6 +99,20 @@ def test_killed_at_any_moment(verb: str, more: list[str], small: list[str], fold
     assert_same(killed, straight, f"seed {seed}: {kills}, {doing}")
     assert len(events(killed, "attempt")) == len(doing) + 1 > 1
     assert not list(killed.glob("checkpoints/.*"))
+
+
+def test_adapters_go_on_as_well(small: list[str], folder: Path) -> None:
+    """LoRA of actor and critic, with the actor's base as the reference; killed after the first checkpoint."""
+    more = ["trainer.total_epochs=1", "trainer.save_freq=1", "trainer.critic_warmup=0", "actor_rollout_ref.actor.optim.lr=1e-2"]
+    settings = [*small, *PPO, *LORA, *more]
+    straight = train("ppo", "lora", settings, folder, "--inline")
+    assert metrics(straight)[-1]["actor/reward_kl_penalty"] > 0
+    command = ["train", "ppo", "--inline", "--name", "lora-killed", *settings]
+    doing = finish_in_spite_of(["38:0"], "lora-killed", command, folder, "--inline")
+    killed = straight.with_name("lora-killed")
+    assert doing
+    assert [event["step"] for event in events(killed, "resume")] in ([1], [2])
+    assert_same(killed, straight)
 
 
 @pytest.mark.slow

@@ -45,3 +45,16 @@ def test_an_engine_in_a_process_of_its_own_has_the_trainers_weights(tmp_path: Pa
         assert step["actor/grad_norm"] > 0
         assert 0 < step["training/rollout_probs_diff_max"] < 1e-4
         assert 0 < step["timing_s/update_weights"] < step["timing_s/step"]
+
+
+def test_adapters_reach_the_engine(tmp_path: Path, settings: list[str]) -> None:
+    lora = [f"actor_rollout_ref.model.{setting}" for setting in ("lora_rank=8", "lora_alpha=16")]
+    steep = ["actor_rollout_ref.actor.optim.lr=0.05", "actor_rollout_ref.actor.entropy_coeff=-1", "trainer.total_training_steps=3"]
+    settings = [*settings, *lora, *steep, "actor_rollout_ref.rollout.name=vllm", "actor_rollout_ref.rollout.n=4"]
+    rlctl("train", "grpo", "--inline", "--name", "lora", *settings, cwd=tmp_path)
+    steps = metrics(tmp_path / "runs" / "quickstart" / "lora")[1:]
+    assert len(steps) == 3
+    for step in steps:
+        assert step["actor/grad_norm"] > 0
+        assert 0 < step["training/rollout_probs_diff_max"] < 1e-4
+    assert abs(steps[-1]["actor/entropy"] - steps[0]["actor/entropy"]) > 0.01  # it has learnt: old weights would be seen

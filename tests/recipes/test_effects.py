@@ -27,7 +27,7 @@ def test_every_rule_speaks_of_keys_that_exist() -> None:
         for pattern in rule.keys:
             assert any(fnmatchcase(key, pattern) for key in keys), pattern
     for rule in RULES:
-        assert all(cause in keys for cause, _ in rule.causes), rule
+        assert all(cause in keys for cause in (*(cause for cause, _ in rule.causes), *rule.alike)), rule
     assert all(cause in keys for rule in ROLE_RULES for cause in rule.causes)
 
 
@@ -51,6 +51,11 @@ def test_no_shipped_recipe_sets_a_key_that_does_nothing(name: str) -> None:
         ),
         (["actor_rollout_ref.actor.tau_pos=2"], "tau_pos has no effect: actor_rollout_ref.actor.policy_loss.loss_mode is vanilla"),
         (["algorithm.gdpo_reward_keys=[a]"], "algorithm.gdpo_reward_keys has no effect: algorithm.adv_estimator is gae"),
+        (
+            ["actor_rollout_ref.model.lora_rank=8", "actor_rollout_ref.ref.fsdp_config.param_offload=true"],
+            "actor_rollout_ref.ref.fsdp_config.param_offload has no effect: actor_rollout_ref.model.lora_rank is 8 (override "
+            "actor_rollout_ref.model.lora_rank=8) and trainer.placement.actor is main and trainer.placement.reference is main",
+        ),
         (["critic.data_loader_seed=3"], "critic.data_loader_seed has no effect: critic.shuffle is false"),
         (["trainer.test_freq=5"], "trainer.test_freq has no effect: data.val_files is null"),
         (["actor_rollout_ref.rollout.multi_turn.format=x"], "format has no effect: actor_rollout_ref.rollout.multi_turn.enable is false"),
@@ -99,6 +104,7 @@ def test_the_reason_is_given(overrides: list[str], reason: str) -> None:
         ["actor_rollout_ref.rollout.multi_turn.enable=false"],
         [f"{ROLLOUT}.name=vllm", f"{ROLLOUT}.gpu_memory_utilization=0.4", f"{ROLLOUT}.max_num_batched_tokens=512"],
         [f"{ROLLOUT}.name=sglang", f"{ROLLOUT}.enforce_eager=true"],
+        ["actor_rollout_ref.model.lora_rank=8", "trainer.placement.reference=far", "actor_rollout_ref.ref.fsdp_config.param_offload=true"],
     ],
 )
 def test_a_key_that_has_an_effect_is_left_alone(overrides: list[str]) -> None:
