@@ -122,6 +122,7 @@ RULES: tuple[Rule, ...] = (
         ((f"{_ROLLOUT}.name", _is("vllm")), ("trainer.device", _is("cpu"))),
     ),
     Rule(("trainer.timeouts.rollout_restart_s",), (("trainer.placement.rollout", _is(None)),)),
+    Rule((f"{_ROLLOUT}.mode",), ((f"{_ROLLOUT}.mode", _is("async")), ("trainer.placement.rollout", _is(None)))),
     Rule((f"{_ROLLOUT}.multi_turn.[!e]*",), ((f"{_ROLLOUT}.multi_turn.enable", _is(False)),)),
     # algorithm
     Rule(("algorithm.kl_ctrl.*", "algorithm.kl_penalty"), (("algorithm.use_kl_in_reward", _is(False)),)),

@@ -226,8 +226,10 @@ def _work(plan: Plan, role: str) -> Work:
     answers = role == ("rollout" if plan.rollout_pool else "actor") and Needs.ENGINE in plan.algorithm.needs
     kv_tokens = 0
     if answers:
-        at_a_time = num_requests(data.train_batch_size, ranks) if plan.rollout_pool else ranks
-        prompts = min(-(-data.train_batch_size // at_a_time), max(1, actor_rollout.rollout.max_num_seqs // n))
+        parts = ranks
+        if plan.rollout_pool and actor_rollout.rollout.mode == "sync":  # one request at a time
+            parts = num_requests(actor_rollout.rollout, data.train_batch_size, ranks)
+        prompts = min(-(-data.train_batch_size // parts), max(1, actor_rollout.rollout.max_num_seqs // n))
         kv_tokens = prompts * (data.max_prompt_length + n * data.max_response_length)
     if role == "rollout":
         return Work(tokens=0, learns=False, checkpointing=False, has_logits=False, kv_tokens=kv_tokens)

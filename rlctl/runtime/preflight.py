@@ -23,7 +23,6 @@ from rlctl.runtime.rewards.specs import reward_specs
 from rlctl.storage import local
 
 NUM_REWARD_ROWS = 10
-_INSTEAD = {"actor_rollout_ref.rollout.mode": "leave it sync; under trainer.placement.rollout several engines answer requests side by side"}
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -252,7 +251,6 @@ def check_built(config: schema.Config) -> list[Problem]:
         "actor_rollout_ref.actor.tensor_parallel_size": actor_rollout.actor.tensor_parallel_size > 1,
         "actor_rollout_ref.actor.context_parallel_size": actor_rollout.actor.context_parallel_size > 1,
         "actor_rollout_ref.rollout.multi_turn.enable": actor_rollout.rollout.multi_turn.enable,
-        "actor_rollout_ref.rollout.mode": actor_rollout.rollout.mode != "sync",
         "actor_rollout_ref.model.use_remove_padding": not actor_rollout.model.use_remove_padding,
         "critic.model.use_remove_padding": not critic.model.use_remove_padding,
         "actor_rollout_ref.actor.fsdp_config.optimizer_offload": actor_rollout.actor.fsdp_config.optimizer_offload,
@@ -262,7 +260,7 @@ def check_built(config: schema.Config) -> list[Problem]:
         "reward.reward_model.enable": config.reward.reward_model.enable,
     }
     set_keys = [key for key, is_set in wanted.items() if is_set]
-    return [Problem(f"{key} is set, but rlctl cannot do that yet", hint=_INSTEAD.get(key, "leave it at its default")) for key in set_keys]
+    return [Problem(f"{key} is set, but rlctl cannot do that yet", hint="leave it at its default") for key in set_keys]
 
 
 def check_adapters(config: schema.Config, needs: Needs) -> None:

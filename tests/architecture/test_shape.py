@@ -25,6 +25,7 @@ MAY_CATCH_EVERYTHING = {
     "rlctl/runtime/cluster/jobs.py::_within.ask": "hands the error to the thread that waits, which raises it",
     "rlctl/runtime/rewards/functions.py::answer": "a user's function may do anything wrong: the answer scores 0 and says why",
     "rlctl/runtime/workers/background.py::_guarded": "leaves the reason in a file for the controller, which waits for that or for the end",
+    "rlctl/runtime/rollout/vllm_loop.py::VLLMLoop._run": "hands vLLM's error to the threads that wait, which raise it",
     "rlctl/data_prep/hub.py::hub_answers": "asks only whether there is a network; the errors of HTTP libraries share no other class",
 }
 # Names of plug-ins that are also words of the configuration with another meaning.

@@ -86,13 +86,13 @@ OVERRIDES = ["actor_rollout_ref.rollout.n=3", "actor_rollout_ref.actor.use_kl_lo
 class Stage:
     """A trainer in this process, and two engines on Ray that a test can spoil."""
 
-    def __init__(self, folder: Path, config: schema.Config) -> None:
+    def __init__(self, folder: Path, config: schema.Config, num_engines: int = 2) -> None:
         from rlctl.runtime.cluster.engine_group import EnginePool
 
         self.folder, self.config = folder, config
         self.events: list[tuple[str, dict[str, Any]]] = []
         log = replace(place(), log_path=folder / "engines.log")
-        spec = PoolSpec("engines", 2, log, start_timeout_s=90.0, call_timeout_s=60.0, balanced=False, device_fraction=1.0)
+        spec = PoolSpec("engines", num_engines, log, start_timeout_s=90.0, call_timeout_s=60.0, balanced=False, device_fraction=1.0)
         self.pool = EnginePool(spec, 4.0, lambda kind, **fields: self.events.append((kind, fields)))
         sampling = Sampling(config.actor_rollout_ref.rollout, 12, (2,))
         model = config.actor_rollout_ref.model

@@ -99,8 +99,7 @@ def test_what_a_pool_of_engines_cannot_be_is_said(settings: list[str], capsys: p
     assert "--inline runs one process" in capsys.readouterr().err
     assert main(["train", "ppo", *settings, *SEPARATE, "actor_rollout_ref.rollout.mode=async"]) == 3
     said = capsys.readouterr().err
-    assert "actor_rollout_ref.rollout.mode is set, but rlctl cannot do that yet" in said
-    assert "several engines answer requests side by side" in said
+    assert "actor_rollout_ref.rollout.mode=async is set, but the engine hf answers one batch after the other" in said
 
 
 def test_a_dry_run_shows_the_engines(settings: list[str], capsys: pytest.CaptureFixture[str]) -> None:

@@ -80,6 +80,10 @@ def test_no_shipped_recipe_sets_a_key_that_does_nothing(name: str) -> None:
             "trainer.device is cpu (override trainer.device=cpu)",
         ),
         (
+            [f"{ROLLOUT}.mode=async"],
+            f"mode has no effect: {ROLLOUT}.mode is async (override {ROLLOUT}.mode=async) and trainer.placement.rollout is null",
+        ),
+        (
             ["algorithm.name=sft", "algorithm.rollout_correction.rollout_is=token"],
             "rollout_correction.rollout_is has no effect: algorithm.name is sft (override algorithm.name=sft)",
         ),

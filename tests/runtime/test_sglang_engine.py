@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from rlctl.errors import ConfigError, MissingExtraError, ResourceError, RlctlErr
 from rlctl.recipes.compose import compose
 from rlctl.runtime.batch import Ragged
 from rlctl.runtime.place import Place
-from rlctl.runtime.rollout.engine import EngineSpec, SamplingParams
+from rlctl.runtime.rollout.engine import EngineSpec, SamplingParams, random_streams
 from rlctl.runtime.rollout.sglang import SGLangEngine
 from tests.models import tiny_model, write_tiny_model
 from tests.sglang_server import Server
@@ -107,6 +108,17 @@ def test_the_seed_decides_row_by_row(server: Server, folder: Path) -> None:
     assert first.response_ids.values.tolist() != other.response_ids.values.tolist()
     assert len({tuple(row.tolist()) for row in first.response_ids.rows()[:20]}) > 10
     assert all(0 <= params["sampling_seed"] < 2**31 for params in server.params)
+
+
+def test_threads_that_ask_prompt_by_prompt_get_the_answers_of_the_batch(server: Server, folder: Path) -> None:
+    engine, asked, streams = attach(server, folder), prompts(9, 1, 40, 17), random_streams(5, torch.arange(8))
+    whole = engine.generate(asked, sampling(n=2, seed=streams)).response_ids.rows()
+    with ThreadPoolExecutor(4) as threads:
+        parts = threads.map(
+            lambda i: engine.generate(asked.select(torch.tensor([i])), sampling(n=2, seed=streams[2 * i : 2 * i + 2])), range(4)
+        )
+        rows = [row for part in parts for row in part.response_ids.rows()]
+    assert [row.tolist() for row in rows] == [row.tolist() for row in whole]
 
 
 def test_greedy_stops_limits_and_the_end_of_the_context(server: Server, folder: Path) -> None:

@@ -127,7 +127,9 @@ class MultiTurn(Section):
 
 class Rollout(Section):
     name: Text = Field(description="engine: auto, hf, vllm, sglang or a plug-in")
-    mode: Literal["sync", "async"] = Field(description="sync = in batches; async (each row on its own) is not built and refused")
+    mode: Literal["sync", "async"] = Field(
+        description="engines of a pool of their own answer sync = parts of a batch, async = prompt by prompt"
+    )
     seed: NonNegativeInt | None = Field(description="seed of the sampling; null = trainer.seed")
     temperature: PositiveFloat = Field(description="sampling temperature")
     top_p: Share = Field(description="sample from the likeliest tokens that hold this share; 1 = off")

@@ -16,14 +16,14 @@ from rlctl.runs.logs import tail_of
 from rlctl.runtime.batch import Prompts, Rollouts
 from rlctl.runtime.cluster.engines import ROLE, Engine, EngineProcesses, RayChannel, Request
 from rlctl.runtime.cluster.pool import PoolSpec, gather, nodes_of
-from rlctl.runtime.rollout.request import num_requests
+from rlctl.runtime.rollout.request import at_a_time, num_requests
 from rlctl.runtime.workers.dispatch import join, split
+from rlctl.runtime.workers.rollout import RolloutSpec
 from rlctl.tracking.tracker import Event
 
 W = TypeVar("W")
 SendWeights = Callable[[RayChannel], dict[int, str]]
 
-_AT_A_TIME = 2  # requests that an engine has been given, so that it never waits for the next
 _MOST_LOSSES = 3  # engines that may die of one request before it is held to be its fault
 _LOOK_S = 1.0  # how often deadlines are looked at while nothing happens
 
@@ -35,17 +35,18 @@ class EngineGroup:
     batch is cut hangs on the number of engines that there should be.
     """
 
-    def __init__(self, pool: EngineProcesses, worker: type, args: tuple[Any, ...], event: Event) -> None:
+    def __init__(self, pool: EngineProcesses, worker: type, spec: RolloutSpec, event: Event) -> None:
         self.pool = pool
         self.worker = worker
-        self.args = args
+        self.spec = spec
+        self.rollout = spec.sampling.rollout
         self.event = event
         self.send_weights: SendWeights | None = None
         self.version = 0  # of the trainer's weights
         self.num_hand_overs = 0
         self.alone_since: float | None = None  # since when no engine can answer
         for engine in pool.engines:
-            pool.start(engine, worker, args)
+            pool.start(engine, worker, spec)
 
     def wait(self) -> None:
         """Until all engines are built; at the start of a run, one that cannot be is the run's end."""
@@ -67,7 +68,7 @@ class EngineGroup:
     def generate_sequences(self, prompts: Prompts, seed: int, validate: bool = False, greedy: bool = False) -> Rollouts:
         """See `Actor`. Raises `RlctlError` when no engine can answer for `restart_timeout_s`."""
         self.alone_since = None
-        parts = split(prompts, num_requests(len(prompts), len(self.pool.engines)), balanced=False)
+        parts = split(prompts, num_requests(self.rollout, len(prompts), len(self.pool.engines)), balanced=False)
         waiting = deque(Request(number, part) for number, part in enumerate(prompts.detached().chunk(parts)))
         answers: dict[int, Rollouts] = {}
         try:
@@ -76,7 +77,8 @@ class EngineGroup:
                 self._refresh(waiting)
                 for engine, request in self._hand_out(waiting):
                     request.begun = time.monotonic()
-                    engine.flying[engine.call("generate_sequences", request.prompts, seed, validate, greedy)] = request
+                    ask = engine.call_beside if self.rollout.mode == "async" else engine.call
+                    engine.flying[ask("generate_sequences", request.prompts, seed, validate, greedy)] = request
                 self._collect(waiting, answers)
         finally:  # after an error nobody wants what is still on its way
             for engine in self.pool.engines:
@@ -88,7 +90,7 @@ class EngineGroup:
         now, limit = time.monotonic(), self.pool.spec.start_timeout_s
         for engine in self.pool.engines:
             if engine.handle is None and now >= engine.retry_at:
-                self.pool.start(engine, self.worker, self.args)
+                self.pool.start(engine, self.worker, self.spec)
             elif engine.built is not None and ray.wait([engine.built], timeout=0)[0]:
                 reason = _failure(engine.built, ours_ends_the_run=False)
                 if reason is None:
@@ -131,8 +133,9 @@ class EngineGroup:
 
     def _hand_out(self, waiting: deque[Request]) -> Iterator[tuple[Engine, Request]]:
         """The next requests, each for the engine with the least to do."""
+        most = at_a_time(self.rollout)
         while waiting:
-            free = [engine for engine in self.pool.engines if engine.version == self.version and len(engine.flying) < _AT_A_TIME]
+            free = [engine for engine in self.pool.engines if engine.version == self.version and len(engine.flying) < most]
             if not free:
                 return
             yield min(free, key=lambda engine: engine.load), waiting.popleft()
@@ -146,12 +149,13 @@ class EngineGroup:
             time.sleep(_LOOK_S / 10)
             return
         ray.wait([*flying, *starting], timeout=_LOOK_S)
+        answered = set(ray.wait(flying, num_returns=len(flying), timeout=0)[0]) if flying else set()
         now, limit = time.monotonic(), self.pool.spec.call_timeout_s
         for engine in engines:
             for answer, request in list(engine.flying.items()):
                 if answer not in engine.flying:  # it was lost with another request
                     continue
-                if ray.wait([answer], timeout=0)[0]:
+                if answer in answered:
                     reason = _failure(answer)
                     if reason is None:
                         answers[engine.flying.pop(answer).number] = ray.get(answer)
@@ -187,9 +191,10 @@ class EnginePool:
         self.event = event
 
     def spawn(self, role: str, worker: type[W], *args: Any) -> W:
-        """Begin to build `worker(place, *args)` in every process; `EngineGroup.wait` waits for them."""
+        """Begin to build `worker(place, spec)` in every process; `EngineGroup.wait` waits for them."""
         assert role == ROLE, f"{role} does not go into a pool of rollout engines"
-        return cast(W, EngineGroup(self.engines, worker, args, self.event))
+        (spec,) = args
+        return cast(W, EngineGroup(self.engines, worker, spec, self.event))
 
     @property
     def nodes(self) -> list[str]:

@@ -15,15 +15,18 @@ from rlctl.runs.logs import tail_of
 from rlctl.runtime.batch import Prompts
 from rlctl.runtime.cluster.pool import PoolSpec, process_options, reserve
 from rlctl.runtime.place import Place
+from rlctl.runtime.rollout.request import at_a_time
 from rlctl.runtime.rollout.weights import Block
 from rlctl.runtime.workers.process import Process
+from rlctl.runtime.workers.rollout import RolloutSpec
 
 ROLE = "rollout"
 _MOST_WAIT_S = 30.0  # between two starts of an engine that answers nothing
 
 
 class EngineProcess(Process):
-    """A process with one rollout worker. Weights come in beside whatever call is running."""
+    """A process with one rollout worker. Weights come in beside whatever call is running, and where its engine answers requests one by
+    one (`rollout.mode=async`) so do they, by `call` in the concurrency group `answers`."""
 
     @ray.method(concurrency_group="weights")
     def receive(self, hand_over: int, block: Block) -> None:
@@ -70,7 +73,12 @@ class Engine:
         return sum(len(request.prompts) for request in self.flying.values())
 
     def call(self, method: str, *args: Any) -> ray.ObjectRef:
+        """After what it was asked before."""
         return self.handle.call.remote(ROLE, method, args, {})
+
+    def call_beside(self, method: str, *args: Any) -> ray.ObjectRef:
+        """At once."""
+        return self.handle.call.options(concurrency_group="answers").remote(ROLE, method, args, {})
 
     def tail(self) -> str:
         """What it printed last."""
@@ -86,13 +94,14 @@ class EngineProcesses:
         self.group = reserve(spec)
         self.engines = [Engine(number, self._log(number)) for number in range(spec.num_processes)]
 
-    def start(self, engine: Engine, worker: type, args: tuple[Any, ...]) -> None:
-        """Begin to start `engine`: a process, and `worker(place, *args)` in it. Waits for nothing."""
+    def start(self, engine: Engine, worker: type, spec: RolloutSpec) -> None:
+        """Begin to start `engine`: a process, and `worker(place, spec)` in it. Waits for nothing."""
         place: Place = replace(self.spec.place, rank=0, world_size=1, log_path=engine.log)
         remote: Any = ray.remote  # its stubs do not know concurrency groups
-        process = remote(concurrency_groups={"weights": 1})(EngineProcess)
+        threads = {"weights": 1, "answers": at_a_time(spec.sampling.rollout)}
+        process = remote(concurrency_groups=threads)(EngineProcess)
         engine.handle = process.options(**process_options(self.spec, self.group, engine.number)).remote(place)
-        engine.built = engine.handle.build.remote(ROLE, worker, args)
+        engine.built = engine.handle.build.remote(ROLE, worker, (spec,))
         engine.begun, engine.version = time.monotonic(), -1
 
     def stop(self, engine: Engine) -> None:

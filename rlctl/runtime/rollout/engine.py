@@ -26,6 +26,7 @@ class EngineSpec:
     place: Place
     max_length: int  # the most tokens of a prompt and its answer together
     seed: int
+    concurrent: bool = False  # `generate` is called from several threads
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,6 +116,9 @@ class RolloutEngine(Protocol):
         for greedy decoding), which is what the trainer computes: `top_k` and `top_p` restrict what is sampled, not what is reported.
         A row's random numbers are those of its stream (`sampling.row_seeds`), whatever else is in the batch: the same seed gives the same
         tokens on the same kind of device, but for rounding where other rows are computed beside it.
+
+        With `spec.concurrent` it is called from several threads, whose prompts are best answered together, and nothing else meanwhile. An
+        engine that cannot do that refuses `rollout.mode=async` in `check`.
 
         Raises:
             ConfigError: a prompt is empty or fills the model's context, so that there is no answer to it.

@@ -67,6 +67,9 @@ class HFEngine:
             problems.append(Problem(what, hint="set it to 1, or actor_rollout_ref.rollout.name=vllm"))
         if rollout.engine_kwargs:
             problems.append(Problem("actor_rollout_ref.rollout.engine_kwargs is set, but the engine hf takes none", hint="leave it {}"))
+        if rollout.mode == "async":
+            what = "actor_rollout_ref.rollout.mode=async is set, but the engine hf answers one batch after the other"
+            problems.append(Problem(what, hint="leave it sync, or actor_rollout_ref.rollout.name=vllm"))
         raise_problems(problems)
 
     @classmethod

@@ -14,9 +14,19 @@ from rlctl.runtime.rollout.engine import Responses, SamplingParams, random_strea
 _REQUESTS = 4  # for each engine: what a slow or dead one holds up is little, and a request is still a batch
 
 
-def num_requests(num_prompts: int, num_engines: int) -> int:
-    """Into how many requests a batch is cut, for engines of a pool of their own. It hangs on their number, not on how many live."""
-    return min(num_prompts, _REQUESTS * num_engines)
+def num_requests(rollout: schema.Rollout, num_prompts: int, num_engines: int) -> int:
+    """Into how many requests a batch is cut, for engines of a pool of their own. It hangs on their number, not on how many live.
+
+    In mode `async` each prompt is a request, because it joins those that are being answered.
+    """
+    return num_prompts if rollout.mode == "async" else min(num_prompts, _REQUESTS * num_engines)
+
+
+def at_a_time(rollout: schema.Rollout) -> int:
+    """How many requests an engine of a pool of its own is given before the first is answered: so many that it never waits for the next."""
+    if rollout.mode == "sync":
+        return 2
+    return -(-rollout.max_num_seqs // min(rollout.n, rollout.val_kwargs.n)) + 1
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,8 @@ On a CPU, where the policy lies whole in the process, vLLM's parameters are the 
 weights are streamed into it one at a time. With `tensor_model_parallel_size` t, t consecutive ranks share an engine: each is given its own
 prompts, they answer the prompts of all t together, and each keeps the answers to its own.
 
+In a pool of its own with `rollout.mode=async`, calls of `generate` from several threads are answered together.
+
 Source of the hybrid engine: HybridFlow, arXiv 2409.19256, section 5. The branches for CUDA follow vLLM's interface and have not been run.
 """
 
@@ -14,7 +16,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Self, cast
+from typing import TYPE_CHECKING, Any, Self, cast
 
 import torch
 import torch.distributed as dist
@@ -26,6 +28,7 @@ from rlctl.recipes import schema
 from rlctl.runtime.batch import Ragged
 from rlctl.runtime.rollout.engine import EngineSpec, Responses, SamplingParams, answer_limits, finish_reasons
 from rlctl.runtime.rollout.vllm_install import check_installed
+from rlctl.runtime.rollout.vllm_loop import VLLMLoop
 from rlctl.runtime.rollout.vllm_model import model_runner, report_whole_distribution, share
 from rlctl.runtime.rollout.vllm_setup import start
 
@@ -57,6 +60,7 @@ class VLLMEngine:
         self.owns_group = owns_group
         runner = model_runner(llm)
         report_whole_distribution(runner)
+        self.loop = VLLMLoop(llm, spec.place.num_threads) if spec.concurrent else None
         shares = policy is not None and spec.place.device == "cpu" and self.ranks_per_engine == 1
         self.shared = share(runner.get_model(), policy) if shares and policy is not None else None
 
@@ -102,11 +106,14 @@ class VLLMEngine:
         limits = answer_limits(together.prompt_ids.lengths, replace(sampling, max_tokens=together.max_tokens), self.max_length)
         prompts = [{"prompt_token_ids": ids.tolist()} for ids in together.prompt_ids.rows() for _ in range(sampling.n)]
         params = _vllm_params(sampling, limits.tolist(), together.seeds.tolist())
-        outputs: list[RequestOutput] = self.llm.generate(prompts, params, use_tqdm=False) if prompts else []  # pyright: ignore[reportArgumentType]
+        outputs = self._answers(prompts, params) if prompts else []
         answers = [output.outputs[0] for output in outputs[first : first + num_rows]]
         response_ids = Ragged.of([answer.token_ids for answer in answers], torch.int64)
         log_probs = Ragged.of([cast("FlatLogprobs", answer.logprobs).logprobs for answer in answers], torch.float32)
         return Responses(response_ids, log_probs, finish_reasons(response_ids, sampling.stop_token_ids))
+
+    def _answers(self, prompts: list[Any], params: list[VLLMSamplingParams]) -> list[RequestOutput]:
+        return self.loop.generate(prompts, params) if self.loop else self.llm.generate(prompts, params, use_tqdm=False)
 
     def _join_ranks(self, asked: _Asked) -> tuple[_Asked, int]:
         """What all ranks of this engine are asked, in the order of ranks, and the number of this rank's first row."""
@@ -124,6 +131,7 @@ class VLLMEngine:
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         """See `RolloutEngine.load_weights`."""
+        assert self.loop is None or self.loop.idle, "new weights came while vLLM was answering under the old ones"
         if self.shared is None:
             self.llm.collective_rpc("reload_weights", kwargs={"weights_iterator": weights})
         else:
@@ -155,6 +163,8 @@ class VLLMEngine:
         """See `RolloutEngine.close`."""
         from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
 
+        if self.loop:
+            self.loop.close()
         self.llm.llm_engine.engine_core.shutdown()
         if self.owns_group:
             cleanup_dist_env_and_memory()

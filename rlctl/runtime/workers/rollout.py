@@ -52,6 +52,7 @@ class RolloutWorker:
             place=place,
             max_length=spec.max_prompt_length + spec.sampling.max_response_length,
             seed=spec.seed,
+            concurrent=rollout.mode == "async",
         )
         self.engine: RolloutEngine = load("engines", rollout.name).from_spec(engine_spec, None)
         self._arrived: queue.Queue[tuple[int, Block | _End | RlctlError]] = queue.Queue(maxsize=1)
