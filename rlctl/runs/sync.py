@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,8 +16,8 @@ from rlctl.runs.record import RunRecord
 from rlctl.runs.run_dir import RunDir
 from rlctl.runs.store import ACTIVE, Run
 from rlctl.tracking.fanout import preflight
-from rlctl.tracking.history import history
-from rlctl.tracking.jsonl import METRICS_FILE, read_lines, read_metrics
+from rlctl.tracking.history import MISSED, SYNCED, history, lacking
+from rlctl.tracking.jsonl import METRICS_FILE, read_metrics
 from rlctl.tracking.mirror import Call, Mirror, Patience
 from rlctl.tracking.tracker import RunInfo
 
@@ -72,46 +72,28 @@ def sync(run: Run, logger: str, first: int | None = None) -> Sent:
     info = run_info(run.record, run.path, config, run.record.total_steps or max(steps), resume_step=max(steps))
     preflight(logger, info.modes.get(logger))
     known = run.record.trackers.get(logger)
-    wanted = _missed(run, logger, steps) if first is None else {step for step in steps if step >= first}
-    if first is None and known is None and logger not in config["trainer"]["logger"]:
-        wanted = set(steps)
+    wanted = lacking(run.path, logger, steps) if first is None else {step for step in steps if step >= first}
     if not wanted:
         return Sent(logger, known, 0, anew=False)
     return _send(RunDir(run.path), info, logger, wanted, _END_OF_RUN[run.state])
 
 
-def _missed(run: Run, logger: str, steps: Sequence[int]) -> set[int]:
-    """What the run's events say that a logger missed. One that was switched off, without a later word, missed all from there on."""
-    missed, since = set[int](), None
-    for event in read_lines(run.path / "events.jsonl"):
-        if event.get("tracker") != logger:
-            continue
-        if event["kind"] == "tracker_synced":
-            missed, since = set[int](), None
-            continue
-        told = {step for first, last in event["steps"] for step in range(first, last + 1)}
-        missed |= told
-        since = max(told, default=None) if event["kind"] == "tracker_off" else None
-    return {step for step in steps if step in missed or (since is not None and step > since)}
-
-
 def _send(run: RunDir, info: RunInfo, logger: str, wanted: set[int], state: str) -> Sent:
+    steps = [int(row["step"]) for row in read_metrics(run.metrics)]
     tracking, known = info.config["trainer"]["tracking"], info.trackers.get(logger)
-    patience = Patience(2 * len(wanted) + 2, tracking["start_s"], tracking["call_s"], tracking["finish_s"])
+    patience = Patience(1, tracking["start_s"], tracking["call_s"], tracking["finish_s"])
     mirror = Mirror(logger, load("loggers", logger)(), patience)
-    mirror.start(info, lambda: history(info, range(info.resume_step + 1)))
+    mirror.start(info, lambda anew: history(info, steps if anew else wanted))
     given = mirror.wait_for_start()
     anew = given is not None and given != known
-    for call in () if anew else history(info, wanted):
-        mirror.send(call)
     mirror.end(Call("finish", None, lambda tracker: tracker.finish(state)))
     mirror.wait_for_end(math.inf)
     if given is not None:
         run.update(trackers={**run.record.trackers, logger: given})
-    num_steps = len(read_metrics(run.metrics)) if anew else len(wanted)
-    run.event("tracker_synced", tracker=logger, num_steps=num_steps)
+    num_steps = len(steps) if anew else len(wanted)
+    run.event(SYNCED, tracker=logger, num_steps=num_steps)
     if mirror.off or mirror.failures:
         why = mirror.off or mirror.last_error
-        run.event("tracker_missed", tracker=logger, why=why, steps=mirror.missed_steps())
+        run.event(MISSED, tracker=logger, why=why, steps=mirror.missed_steps())
         raise RlctlError(f"logger {logger} has not taken everything: {why}", hint="the same command tries again")
     return Sent(logger, given, num_steps, anew)

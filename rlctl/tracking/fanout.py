@@ -9,14 +9,14 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal, Self
 
 from rlctl.errors import ConfigError, MissingExtraError, RlctlError
 from rlctl.plugins import load, packages
 from rlctl.tracking.alarms import EVENT, OVER, Alarm, Alarms, ShowsAlarms
-from rlctl.tracking.history import history, log_call, sample_call
+from rlctl.tracking.history import MISSED, TOLD, history, lacking, log_call, sample_call
 from rlctl.tracking.mirror import MAX_FAILURES, Call, Mirror, Patience, leave_in_any_case
 from rlctl.tracking.tracker import Event, Preflight, RunInfo, Sample, ShowsPhases, Tracker
 
@@ -95,7 +95,7 @@ class Trackers:
                 tracker.start(run)
         with contextlib.redirect_stdout(sys.stderr):  # SDKs greet on stdout, which belongs to data
             for mirror in self.mirrors.values():
-                mirror.start(run, lambda: history(run, range(run.resume_step + 1)))
+                _start(mirror, run)
             ids = {name: mirror.wait_for_start() for name, mirror in self.mirrors.items()}
         return {name: given for name, given in ids.items() if given is not None}
 
@@ -150,9 +150,11 @@ class Trackers:
         self._report()
         if exit_code is not None and any(mirror.hangs for mirror in self.mirrors.values()):
             leave_in_any_case(exit_code)
+        if told := [name for name, mirror in self.mirrors.items() if mirror.took_everything]:
+            self._record_event(TOLD, trackers=told)
         for name, mirror in self.mirrors.items():
             if mirror.missed:
-                self._record_event("tracker_missed", tracker=name, why=mirror.off or mirror.last_error, steps=mirror.missed_steps())
+                self._record_event(MISSED, tracker=name, why=mirror.off or mirror.last_error, steps=mirror.missed_steps())
 
     def _send(self, call: Call) -> None:
         for mirror in self.mirrors.values():
@@ -194,6 +196,14 @@ class Trackers:
     def _record_event(self, kind: str, **fields: Any) -> None:
         with contextlib.suppress(OSError):  # the disk that the record is on may be the one that is full
             self._event(kind, **fields)
+
+
+def _start(mirror: Mirror, run: RunInfo) -> None:
+    """A tracker goes on from the last step that it is known to have, and is told first what follows until `run.resume_step`."""
+    past = range(run.resume_step + 1) if run.resume_step else range(0)
+    first = min(lacking(run.folder, mirror.name, past), default=len(past)) if past else 0
+    known = replace(run, resume_step=max(0, first - 1))
+    mirror.start(known, lambda anew: history(run, past if anew else past[first:]))
 
 
 def _show_alarm(tracker: Tracker, alarm: Alarm) -> None:

@@ -6,7 +6,7 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as NotInTime
 from dataclasses import dataclass
@@ -36,7 +36,11 @@ class Call:
 
     what: str
     step: int | None
-    say: Callable[[Tracker], None]
+    say: Callable[[Tracker], object]
+
+
+# Steps that a tracker lacks, and a call for each of them.
+History = tuple[Collection[int], Iterable[Call]]
 
 
 class Mirror:
@@ -58,8 +62,8 @@ class Mirror:
         self._current: tuple[Call, float] | None = None  # what it is at, and since when
         self._thread: threading.Thread | None = None
 
-    def start(self, run: RunInfo, history: Callable[[], Iterable[Call]]) -> None:
-        """Begin to start it. A tracker that gives the run an id other than the one it had is told the `history` first."""
+    def start(self, run: RunInfo, history: Callable[[bool], History]) -> None:
+        """Begin to start it. What it is told first is `history(anew)`: anew if it gives the run an id other than the one it had."""
         self._thread = threading.Thread(target=self._work, args=(run, history), name=f"tracker {self.name}", daemon=True)
         self._thread.start()
 
@@ -112,10 +116,16 @@ class Mirror:
         """Whether it was given up in the middle of a call."""
         return self.off is not None and self._current is not None and self._thread is not None and self._thread.is_alive()
 
+    @property
+    def took_everything(self) -> bool:
+        """Whether it took all that it was told until the end."""
+        started = self._started.done() and self._started.exception() is None
+        return started and self.off is None and not self.missed and self._thread is not None and not self._thread.is_alive()
+
     def missed_steps(self) -> list[tuple[int, int]]:
         """The steps that did not reach it, as ranges: first and last, both included."""
         ranges: list[tuple[int, int]] = []
-        for step in sorted(step for step in self.missed if step is not None):
+        for step in sorted(step for step in self.missed.copy() if step is not None):
             first = ranges.pop()[0] if ranges and ranges[-1][1] == step - 1 else step
             ranges.append((first, step))
         return ranges
@@ -139,29 +149,30 @@ class Mirror:
                     self.missed.add(call.step)
         self._queue.put(None)  # wakes a thread that waits for a call, so that it ends
 
-    def _work(self, run: RunInfo, history: Callable[[], Iterable[Call]]) -> None:
+    def _work(self, run: RunInfo, history: Callable[[bool], History]) -> None:
         try:
             given = self.tracker.start(run)
         except BaseException as error:  # handed to the thread that waits, which raises it
             self._started.set_exception(error)
             return
         self._started.set_result(given)
-        if given is not None and given != run.trackers.get(self.name) and run.resume_step > 0:
-            self._say_all(history())
-        while self.off is None and (call := self._queue.get()) is not None:
-            self._say_all([call])
-
-    def _say_all(self, calls: Iterable[Call]) -> None:
+        steps, calls = history(given is not None and given != run.trackers.get(self.name))
+        self.missed.update(steps)  # until they are told
         for call in calls:
             if self.off is not None:
-                self.missed.add(call.step)
-                continue
-            self._current = (call, time.monotonic())
-            try:
-                call.say(self.tracker)
-            except Exception as error:  # a mirror may break, the run goes on
-                self._failed(call, error)
-            self._current = None
+                return
+            self.missed.discard(call.step)
+            self._say(call)
+        while self.off is None and (call := self._queue.get()) is not None:
+            self._say(call)
+
+    def _say(self, call: Call) -> None:
+        self._current = (call, time.monotonic())
+        try:
+            call.say(self.tracker)
+        except Exception as error:  # a mirror may break, the run goes on
+            self._failed(call, error)
+        self._current = None
 
     def _failed(self, call: Call, error: Exception) -> None:
         self.failures += 1

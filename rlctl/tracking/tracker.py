@@ -13,9 +13,9 @@ from typing import Any, Protocol, runtime_checkable
 class RunInfo:
     """What a tracker may know of its run. `total_steps` is the last training step; `config` is the composed configuration as plain data.
 
-    `trackers` maps a logger to the id that it gave the run in an earlier attempt; `resume_step` is the last step of the history that this
-    attempt goes on from, 0 in a new run. `modes` has what the recipe says of a logger (online, offline, …); a logger that is not in it
-    decides by its own environment variables.
+    `trackers` maps a logger to the id that it gave the run in an earlier attempt; `resume_step` is the last step of the history that the
+    tracker is known to have, 0 in a new run; the steps after it are told, or told again. `modes` has what the recipe says of a logger
+    (online, offline, …); a logger that is not in it decides by its own environment variables.
     """
 
     id: str

@@ -8,8 +8,10 @@ several attempts, become one run there.
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Literal
 
 import wandb
@@ -26,6 +28,7 @@ _MODES: dict[str, _Mode] = {"online": "online", "offline": "offline", "disabled"
 # W&B wants its own steps to grow. A resumed run steps back, so the training step is a metric, and the axis of all others.
 STEP = "training/global_step"
 INIT_TIMEOUT_S = 20
+_HEADER_BYTES = 7
 _COLUMNS = ("step", "prompt", "response", "ground_truth", "score", "right", "length", "finish", "data_source")
 _NO_NETWORK = "WANDB_MODE=offline (or trainer.tracking.modes.wandb=offline) needs no account and no network"
 
@@ -49,6 +52,7 @@ class WandbTracker:
         """
         asked = run.modes.get("wandb") or os.environ.get("WANDB_MODE")
         mode, _ = _decide(run.modes.get("wandb"))
+        _remove_empty_files(run)
         try:
             self.run = _init(run, mode)
         except (AuthenticationError, CommError, UsageError) as error:
@@ -91,6 +95,13 @@ class WandbTracker:
             if (run.folder / name).exists():
                 artifact.add_file(str(run.folder / name))
         opened.log_artifact(artifact)
+
+
+def _remove_empty_files(run: RunInfo) -> None:
+    """An attempt that was killed leaves offline files with W&B's header and nothing else, for which `wandb sync` refuses all of a run."""
+    for file in Path(os.environ.get("WANDB_DIR") or run.folder).glob(f"wandb/offline-run-*-{run.id}/run-{run.id}.wandb"):
+        if file.stat().st_size <= _HEADER_BYTES:
+            shutil.rmtree(file.parent)
 
 
 def _init(run: RunInfo, mode: _Mode) -> wandb.Run:

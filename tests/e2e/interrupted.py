@@ -71,24 +71,27 @@ class Ended:
     talk: str
 
 
-def run(*arguments: object, cwd: Path, kill_at: str = "", largest_file: int | None = None) -> Ended:
+def run(
+    *arguments: object, cwd: Path, kill_at: str = "", largest_file: int | None = None, environment: Mapping[str, str] | None = None
+) -> Ended:
     """`rlctl` with these arguments, to its end; `kill_at` is `<n>:<seconds>`, with `:SIGTERM` another signal: so
     long after the n-th phase begins. A write beyond
     `largest_file` bytes fails, as on a full disk."""
     log = cwd / "talk.txt"
-    process = _FORKS.Process(target=_child, args=([str(each) for each in arguments], cwd, log, kill_at, largest_file))
+    variables = {KILL_AT: kill_at, **(environment or {})}
+    process = _FORKS.Process(target=_child, args=([str(each) for each in arguments], cwd, log, largest_file, variables))
     process.start()
     process.join(TIMEOUT_S)
     assert process.exitcode is not None, f"{arguments} did not end within {TIMEOUT_S:.0f} s\n{log.read_text()}"
     return Ended(process.exitcode, log.read_text())
 
 
-def _child(arguments: list[str], cwd: Path, log: Path, kill_at: str, largest_file: int | None) -> None:
+def _child(arguments: list[str], cwd: Path, log: Path, largest_file: int | None, environment: Mapping[str, str]) -> None:
     os.setsid()
     if largest_file is not None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (largest_file, largest_file))
     os.chdir(cwd)
-    os.environ.update({KILL_AT: kill_at, "NO_COLOR": "1", "TOKENIZERS_PARALLELISM": "false"})
+    os.environ.update({"NO_COLOR": "1", "TOKENIZERS_PARALLELISM": "false", **environment})
     file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(file, 1)
     os.dup2(file, 2)

@@ -36,7 +36,7 @@ class Notes:
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDir:
-    """A finished run of steps 0 to 9 whose logger was switched off after step 3, and had missed step 1 before."""
+    """A run of steps 0 to 9 whose logger missed step 1, and was switched off after step 3."""
     (tmp_path / "noted_down.py").write_text(NOTES)
     monkeypatch.syspath_prepend(tmp_path)
     made = RunDir.create(tmp_path / "runs", "house", "first", "ppo")
@@ -51,6 +51,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDir:
     (made.path / "id").write_text("known")
     made.update(total_steps=9, trackers={NAME: "known"})
     made.event("tracker_off", tracker=NAME, why="a test", steps=[[1, 1], [4, 5]])
+    made.event("tracker_missed", tracker=NAME, why="a test", steps=[[1, 1], [4, 9]])
     return made
 
 
@@ -71,10 +72,16 @@ def test_a_logger_gets_what_it_missed_once(run):
     assert sent_by(run, first=8) == ["start", "8", "9", "finished"]
 
 
-def test_the_last_word_of_a_run_says_exactly_what_was_missed(run):
-    run.event("tracker_missed", tracker=NAME, why="a test", steps=[[7, 8]])
+def test_what_a_killed_attempt_told_a_logger_is_told_again(run):
+    run.event("resume", step=7)
     run.finish("stopped", 130)
-    assert sent_by(run) == ["start", "1", "4", "5", "7", "8", "stopped"]
+    assert sent_by(run) == ["start", "1", "4", "5", "6", "7", "8", "9", "stopped"]
+    run.event("resume", step=7)
+    run.event("trackers_told", trackers=["other"])
+    assert sent_by(run) == ["start", "8", "9", "stopped"]
+    run.event("resume", step=7)
+    run.event("trackers_told", trackers=["other", NAME])
+    assert sent_by(run) == []
 
 
 def test_a_logger_that_begins_anew_gets_everything_and_its_id_is_kept(run):

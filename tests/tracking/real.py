@@ -1,6 +1,6 @@
 """One attempt of a run with every real tracker, offline, in a process of its own; and what each of them has kept.
 
-`python -m tests.tracking.real write FOLDER FIRST LAST RESUME_STEP` prints the ids as JSON, `… read FOLDER` what was read back.
+`python -m tests.tracking.real write FOLDER FIRST LAST RESUME_STEP` prints the ids as JSON, `… read RUN` what was read back.
 """
 
 from __future__ import annotations
@@ -40,7 +40,12 @@ def write(folder: Path, first: int, last: int, resume_step: int, ids: dict[str, 
     (run / "config.yaml").write_text("trainer:\n  seed: 1\n")
     config = {"trainer": {"seed": 1, "note": "x" * 7000}}
     info = RunInfo("abc123", "house", "first", run, 9, config, ids, resume_step, {}, ("blue",), "a house", num_samples=2, sample_seed=3)
-    trackers = Trackers.load(LOGGERS, lambda kind, **fields: print(kind, fields, file=sys.stderr), Patience(1000, 60, 60, 60))
+
+    def event(kind: str, /, **fields: Any) -> None:
+        with (run / "events.jsonl").open("a") as file:
+            file.write(json.dumps({"kind": kind, **fields}) + "\n")
+
+    trackers = Trackers.load(LOGGERS, event, Patience(1000, 60, 60, 60))
     given = trackers.start(info)
     trackers.begin()
     for step in range(first, last + 1):
@@ -51,31 +56,38 @@ def write(folder: Path, first: int, last: int, resume_step: int, ids: dict[str, 
     return given
 
 
-def read(folder: Path) -> dict[str, Any]:
-    run = folder / "runs" / "house" / "first"
+def read(run: Path) -> dict[str, Any]:
+    project = run.parent.name
     return {
         "swanlab": [swanlab_curves(file) for file in sorted(run.glob("swanlog/run-*/*.swanlab"), key=os.path.getmtime)],
         "wandb": [wandb_records(path) for path in sorted(run.glob("wandb/offline-run-*"), key=os.path.getmtime)],
         "tensorboard": tensorboard_curves(run / "tensorboard"),
-        "mlflow": mlflow_curves(folder / "runs" / "mlflow.db"),
-        "trackio": trackio_curves(),
+        "mlflow": mlflow_curves(run.parent.parent / "mlflow.db", project),
+        "trackio": trackio_curves(project, run.name),
     }
 
 
 def swanlab_curves(file: Path) -> Curves:
+    """What is whole in the file: that of a killed run ends within a record."""
+    from swanlab.exceptions import DataStoreError
     from swanlab.proto.swanlab.record.v1.record_pb2 import Record
     from swanlab.sdk.internal.core_python.store import DataStoreReader
 
     reader = DataStoreReader()
     reader.open(str(file))
     found: Curves = {}
-    while (data := reader.scan()) is not None:
+    while True:
+        try:
+            data = reader.scan()
+        except DataStoreError:
+            return found
+        if data is None:
+            return found
         record = Record.FromString(data)
         if record.WhichOneof("record_type") == "scalar":
             found.setdefault(record.scalar.key, {})[record.scalar.step] = record.scalar.value.number
         elif record.WhichOneof("record_type") == "media":
             found.setdefault(record.media.key, {})[record.media.step] = len(record.media.value.items)
-    return found
 
 
 def wandb_records(folder: Path) -> list[dict[str, Any]]:
@@ -112,24 +124,24 @@ def tensorboard_curves(folder: Path) -> dict[str, Any]:
     return {"scalars": scalars, "texts": texts}
 
 
-def mlflow_curves(database: Path) -> dict[str, Any]:
+def mlflow_curves(database: Path, project: str) -> dict[str, Any]:
     from mlflow.tracking import MlflowClient
 
     client = MlflowClient(f"sqlite:///{database}")
-    (run,) = client.search_runs([client.get_experiment_by_name("house").experiment_id])
+    (run,) = client.search_runs([client.get_experiment_by_name(project).experiment_id])
     names = client.get_run(run.info.run_id).data.metrics
     curves = {name: {each.step: each.value for each in client.get_metric_history(run.info.run_id, name)} for name in names}
     artifacts = [each.path for each in client.list_artifacts(run.info.run_id, "generations")]
     return {"scalars": curves, "artifacts": artifacts, "status": run.info.status, "params": run.data.params, "tags": run.data.tags}
 
 
-def trackio_curves() -> dict[str, Any]:
+def trackio_curves(project: str, run: str) -> dict[str, Any]:
     from trackio.sqlite_storage import SQLiteStorage
 
     curves: Curves = {}
     tables: list[Any] = []
-    runs = SQLiteStorage.get_runs("house")
-    for entry in SQLiteStorage.get_logs("house", "first"):
+    runs = SQLiteStorage.get_runs(project)
+    for entry in SQLiteStorage.get_logs(project, run):
         for name, value in entry.items():
             if name == "val/generations":
                 tables.append(value)

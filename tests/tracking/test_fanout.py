@@ -100,7 +100,8 @@ def test_a_tracker_is_switched_off_after_three_failures_with_one_warning(tmp_pat
     trackers.finish("finished")
     assert logged(weak) == [1, 3]
     assert logged(healthy) == list(range(1, 9))
-    (off, off_fields), (missed, missed_fields) = events.seen
+    (off, off_fields), told, (missed, missed_fields) = events.seen
+    assert told == ("trackers_told", {"trackers": ["healthy"]})
     why = "3 failures, the last in log: ConnectionError: no route at 5"
     assert (off, off_fields["tracker"], off_fields["why"]) == ("tracker_off", "weak", why)
     assert (missed, missed_fields["steps"]) == ("tracker_missed", [(2, 2), (4, 8)])
@@ -247,7 +248,8 @@ class Numbered(Notebook):
         return self.number
 
 
-def test_a_tracker_that_begins_a_new_history_is_told_the_old_one_first(tmp_path):
+def test_a_tracker_is_told_first_what_it_lacks_and_all_of_it_in_a_new_history(tmp_path):
+    """Of an attempt that was killed before it could say who has what, a tracker may lack anything."""
     first = trackers_of({"jsonl": JsonlTracker()})
     run = replace(info(tmp_path), num_samples=1)
     first.start(run)
@@ -256,8 +258,11 @@ def test_a_tracker_that_begins_a_new_history_is_told_the_old_one_first(tmp_path)
             first.generations(step, [SAMPLE])
         first.log(step, {"x": step / 3, "bad": math.nan})
     first.finish("failed")
-    fresh, known, unnamed = Numbered(), Numbered(), Notebook()
-    again = trackers_of({"fresh": fresh, "known": known, "unnamed": unnamed})
+    told = {"kind": "trackers_told", "trackers": ["fresh", "known", "unnamed"]}
+    missed = {"kind": "tracker_missed", "tracker": "weak", "steps": [[2, 2]]}
+    (tmp_path / "events.jsonl").write_text(json.dumps(told) + "\n" + json.dumps(missed) + "\n")
+    fresh, known, unnamed, weak, killed = Numbered(), Numbered(), Notebook(), Notebook(), Notebook()
+    again = trackers_of({"fresh": fresh, "known": known, "unnamed": unnamed, "weak": weak, "killed": killed})
     ids = again.start(replace(run, trackers={"known": "new", "fresh": "old"}, resume_step=2))
     again.log(3, {"x": 1.0})
     again.finish("finished")
@@ -270,6 +275,8 @@ def test_a_tracker_that_begins_a_new_history_is_told_the_old_one_first(tmp_path)
         ("log", 3, {"x": 1.0}),
     ]
     assert logged(known) == logged(unnamed) == [3]
+    assert logged(weak) == [2, 3]
+    assert logged(killed) == [0, 1, 2, 3]
 
 
 def test_non_finite_values_are_counted_and_mirrors_do_not_see_them(tmp_path):
@@ -284,6 +291,7 @@ def test_non_finite_values_are_counted_and_mirrors_do_not_see_them(tmp_path):
         ("non_finite", {"step": 1, "metrics": ["b", "c"]}),
         ("non_finite", {"step": 2, "metrics": ["a"]}),
         ("non_finite_total", {"metrics": {"b": 2, "c": 1, "a": 1}}),
+        ("trackers_told", {"trackers": ["plain"]}),
     ]
 
 

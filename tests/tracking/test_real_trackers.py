@@ -15,6 +15,7 @@ import pytest
 
 from rlctl.tracking.jsonl import METRICS_FILE, read_metrics
 from tests.tracking.real import LOGGERS, row, samples
+from tests.tracking.wandb_server import wandb_server
 
 LAST, CHECKPOINT = 7, 3
 STEP = "training/global_step"
@@ -38,7 +39,7 @@ def kept(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     metrics.write_text("".join(metrics.read_text().splitlines(keepends=True)[: CHECKPOINT + 1]))
     second = attempt(folder, "write", folder, CHECKPOINT + 1, LAST, CHECKPOINT, ids=first)
     rows = {int(each["step"]): each for each in read_metrics(metrics)}
-    return {"ids": (first, second), "rows": rows, **attempt(folder, "read", folder)}
+    return {"ids": (first, second), "rows": rows, "run": metrics.parent, **attempt(folder, "read", metrics.parent)}
 
 
 def expected(rename: tuple[str, str] = ("", ""), single: bool = False) -> dict[str, dict[str, float]]:
@@ -91,6 +92,18 @@ def test_wandb_has_one_run_of_two_parts_over_the_training_step(kept):
     assert any(each["type"] == "artifact" and each["artifact"]["type"] == "config" for each in kept["wandb"][0])
     tables = [path for part in kept["wandb"] for each in part if each["type"] == "files" for path in each["files"]["files"]]
     assert sum("val/generations" in json.dumps(table) for table in tables) == 5  # steps 0, 2, 4 and again 4, 6, each with its rows only
+
+
+def test_wandb_sync_joins_the_parts_under_one_id(kept):
+    """`wandb sync` in earnest, with a stand-in for the server: the second part goes on behind the first one."""
+    with wandb_server() as (address, runs):
+        command = [str(Path(sys.executable).parent / "wandb"), "sync", *map(str, kept["run"].glob("wandb/offline-run-*"))]
+        environment = {"PATH": os.environ["PATH"], "HOME": str(kept["run"]), "WANDB_API_KEY": "k" * 40, "WANDB_BASE_URL": address}
+        done = subprocess.run(command, cwd=kept["run"], env=environment, capture_output=True, text=True, timeout=60, check=False)
+    assert list(runs) == ["abc123"], done.stderr
+    lines = [line for _, line in sorted(runs["abc123"].items())]
+    assert [line["_step"] for line in lines] == list(range(len(lines)))
+    assert [line[STEP] for line in lines if "lr" in line] == [0, 1, 2, 3, 4, 5, 4, 5, 6, 7]
 
 
 def test_tensorboard_shows_one_curve_and_the_answers(kept):
