@@ -10,6 +10,7 @@ import faulthandler
 import os
 import socket
 import sys
+import threading
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ class Process:
     def __init__(self, place: Place) -> None:
         self.place = place
         self.workers: dict[str, Any] = {}
+        self._calling: set[int] = set()  # threads
         if place.log_path is not None:
             _redirect_output(place.log_path)
         torch.set_num_threads(place.num_threads)
@@ -60,11 +62,15 @@ class Process:
 
     def call(self, role: str, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call a method of the worker of `role`. One that hangs leaves the stacks of all threads in the log."""
+        thread = threading.get_ident()
+        self._calling.add(thread)
         faulthandler.dump_traceback_later(_DUMP_AFTER * self.place.timeout_s, file=2)
         try:
             return getattr(self.workers[role], method)(*args, **kwargs)
         finally:
-            faulthandler.cancel_dump_traceback_later()
+            self._calling.discard(thread)
+            if not self._calling:  # an engine may answer several calls at once, and there is one timer
+                faulthandler.cancel_dump_traceback_later()
 
     def leave(self) -> None:
         """End what workers have started, and take the process group down."""
