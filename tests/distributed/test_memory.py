@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import pickle
 import resource
 from pathlib import Path
@@ -75,6 +76,7 @@ def actor(where: Place, model: str, *overrides: str) -> ActorWorker:
 
 def leave(mebibytes: int | None) -> None:
     """Let this process have so much more memory than it has now, or as much as there is."""
+    gc.collect()  # or what is garbage now would be more room later
     there = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (hard if mebibytes is None else there + mebibytes * 2**20, hard))
@@ -99,15 +101,17 @@ def with_and_without(where: Place, model: str) -> dict[str, Any]:
     plenty = actor(where, model)
     enough = {"log_probs": plenty.compute_log_probs(experience()), "update": update(plenty)}
     worker = actor(where, model)
-    leave(150)
-    log_probs, halvings = worker.compute_log_probs(experience()), worker.take_halvings()
-    leave(300)
-    little = {"log_probs": log_probs, "halvings": halvings, "update": update(worker), "again": update(worker)}
-    worker = actor(where, model)
-    leave(10)
-    with pytest.raises(DeviceMemoryError) as error:
-        worker.update(experience(), lr=1e-3)
-    leave(None)
+    try:
+        leave(130)  # of 190 for everything and 90 for half
+        log_probs, halvings = worker.compute_log_probs(experience()), worker.take_halvings()
+        leave(275)  # of 340 and 205
+        little = {"log_probs": log_probs, "halvings": halvings, "update": update(worker), "again": update(worker)}
+        worker = actor(where, model)
+        leave(30)
+        with pytest.raises(DeviceMemoryError) as error:
+            worker.update(experience(), lr=1e-3)
+    finally:
+        leave(None)  # also for whoever tells of an error
     return {"enough": enough, "little": little, "nothing": pickle.dumps(error.value)}
 
 
