@@ -37,7 +37,11 @@ def test_a_signal_ends_everything(number: int, code: int, settings: list[str], t
     marker, run = f"{os.getpid()}-{number}", tmp_path / "runs" / "quickstart" / "long"
     process = begun("train", "ppo", "--name", "long", *settings, *ENDLESS, cwd=tmp_path, marker=marker)
     wait_for_steps(process, run, 2)
-    assert len(with_marker(marker)) > 2
+    processes = with_marker(marker)
+    assert len(processes) > 2
+    opened = [Path(file.path) for each in processes if each.pid == process.pid for file in each.open_files()]
+    (session,) = [path.parent for path in opened if path.name == "lock" and path.parent.name.startswith("rlctl-ray-")]
+    shared = {Path(each.path) for process in processes for each in process.memory_maps() if each.path.startswith("/dev/shm/")}
     os.killpg(process.pid, number)
     _, talk = process.communicate(timeout=60)
     assert process.returncode == code, talk
@@ -47,6 +51,8 @@ def test_a_signal_ends_everything(number: int, code: int, settings: list[str], t
     while with_marker(marker) and time.monotonic() < deadline:
         time.sleep(0.2)
     assert with_marker(marker) == []
+    assert not session.exists()
+    assert [path for path in shared if path.exists()] == []
 
 
 @pytest.mark.slow
