@@ -47,7 +47,7 @@ def _run(argv: Sequence[str] | None) -> int:
     except typer.Abort:
         return 128 + signal.SIGINT
     except typer.TyperException as error:
-        message = error.format_message().rstrip(".")
+        message = error.format_message().rstrip(".").replace("Value error, ", "")
         if not message:  # a family without a command: its help has been printed already
             return error.exit_code
         context = getattr(error, "ctx", None)

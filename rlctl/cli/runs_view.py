@@ -168,6 +168,9 @@ def _files(run: Run) -> list[tuple[str, str]]:
 
 def print_samples(step: int, samples: Sequence[Sample], number: int | None, sought: str | None) -> None:
     """Validation samples one below the other, page by page on a terminal, with the text that was `sought` marked; how many on stderr."""
+    if not samples:
+        notice(f"no sample of step {step} is of that kind")
+        return
     with paged():
         _print_samples(samples[:number], sought)
     shown = len(samples[:number])

@@ -129,11 +129,16 @@ def best(
 def resume_sweep(root: Path, selector: str) -> None:
     """Go on with the sweep that `selector` names."""
     from rlctl.cli import sweep_view
+    from rlctl.cli.console import notice
     from rlctl.sweeps import launch
     from rlctl.sweeps.record import find_sweep
 
+    found = find_sweep(root, selector)
+    if found.state == "finished":
+        notice(f"{found.record.name} has finished: every trial has ended")
+        return
     with sweep_view.live() as (view, say):
-        done = launch.resume(find_sweep(root, selector), view, say)
+        done = launch.resume(found, view, say)
     sweep_view.print_sweep(done)
 
 

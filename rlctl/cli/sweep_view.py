@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from rlctl.sweeps.results import TrialResult
     from rlctl.sweeps.study import Outcome, Study
 
+_DRAWN = re.compile(r"^-?\d+\.\d{5,}(e[+-]?\d+)?$")
 _COLOURS = {"finished": "green", "running": "cyan", "pruned": "yellow", "failed": "red", "lost": "red", "stopped": "yellow"}
 
 
@@ -67,8 +69,8 @@ def print_plan(plan: SweepPlan, as_json: bool) -> None:
     settings = plan.settings
     if as_json:
         trials = [{"overrides": list(overrides), "needs": dict(need)} for overrides, need in plan.needs]
-        shown = settings.model_dump() | {"recipe": plan.source, "fixed": list(plan.fixed), "axes": [axis.text for axis in plan.axes]}
-        print_json(shown | {"runs": plan.num_runs, "steps": plan.total_steps, "trials": trials})
+        shown = {"recipe": plan.source, "fixed": list(plan.fixed), "axes": [axis.text for axis in plan.axes], "runs": plan.num_runs}
+        print_json(shown | {"steps": plan.total_steps, "settings": settings.model_dump(), "trials": trials})
         return
     head = f"{plan.num_runs} runs of {plan.total_steps} steps: {plan.source}, sampler {settings.sampler}, pruner {settings.pruner}"
     stdout().print(Text(f"{head}, {settings.seeds} seed{'s' if settings.seeds > 1 else ''} a trial"))
@@ -113,6 +115,9 @@ def print_best(sweep: SweepDir, trial: TrialResult) -> None:
 
 def print_sweeps(found: Sequence[dict[str, Any]]) -> None:
     """One line a sweep."""
+    if not found:
+        notice("there are no sweeps; `rlctl sweep --help` tells how to begin one")
+        return
     rows = [
         [
             each["name"],
@@ -128,8 +133,9 @@ def print_sweeps(found: Sequence[dict[str, Any]]) -> None:
 
 
 def short(overrides: Sequence[str]) -> str:
-    """Overrides with the last part of each key: what a table has room for."""
-    return "  ".join(f"{text.partition('=')[0].rpartition('.')[2]}={text.partition('=')[2]}" for text in overrides)
+    """Overrides with the last part of each key and four digits of a drawn number: what a table has room for."""
+    pairs = [text.partition("=") for text in overrides]
+    return "  ".join(f"{key.rpartition('.')[2]}={_DRAWN.sub(lambda found: f'{float(found[0]):.4g}', value)}" for key, _, value in pairs)
 
 
 def _result_row(trial: TrialResult) -> list[str | Text]:

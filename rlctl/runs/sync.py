@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,16 +12,16 @@ from typing import Any
 
 import yaml
 
-from rlctl.errors import ConflictError, NotFoundError, RlctlError
+from rlctl.errors import ConflictError, NotFoundError, RlctlError, UsageError
 from rlctl.plugins import load
 from rlctl.runs.record import RunRecord
 from rlctl.runs.run_dir import RunDir
 from rlctl.runs.store import ACTIVE, Run
-from rlctl.tracking.fanout import preflight
+from rlctl.tracking.fanout import RECORD, preflight
 from rlctl.tracking.history import MISSED, SYNCED, history, lacking
 from rlctl.tracking.jsonl import METRICS_FILE, read_metrics
 from rlctl.tracking.mirror import Call, Mirror, Patience
-from rlctl.tracking.tracker import RunInfo
+from rlctl.tracking.tracker import RunInfo, ShowsPhases
 
 _END_OF_RUN = {"finished": "finished", "failed": "failed", "lost": "failed", "stopped": "stopped"}
 
@@ -70,6 +72,8 @@ def sync(run: Run, logger: str, first: int | None = None) -> Sent:
     if not steps:
         raise NotFoundError(f"the run {run.name} has no metrics", where=str(run.path / METRICS_FILE))
     info = run_info(run.record, run.path, config, run.record.total_steps or max(steps), resume_step=max(steps))
+    if logger == RECORD or issubclass(load("loggers", logger), ShowsPhases):
+        raise UsageError(f"{logger} shows the run's own record, which lacks nothing", hint="`rlctl watch` and `rlctl show` show it again")
     preflight(logger, info.modes.get(logger))
     known = run.record.trackers.get(logger)
     wanted = lacking(run.path, logger, steps) if first is None else {step for step in steps if step >= first}
@@ -83,11 +87,12 @@ def _send(run: RunDir, info: RunInfo, logger: str, wanted: set[int], state: str)
     tracking, known = info.config["trainer"]["tracking"], info.trackers.get(logger)
     patience = Patience(1, tracking["start_s"], tracking["call_s"], tracking["finish_s"])
     mirror = Mirror(logger, load("loggers", logger)(), patience)
-    mirror.start(info, lambda anew: history(info, steps if anew else wanted))
-    given = mirror.wait_for_start()
-    anew = given is not None and given != known
-    mirror.end(Call("finish", None, lambda tracker: tracker.finish(state)))
-    mirror.wait_for_end(math.inf)
+    with contextlib.redirect_stdout(sys.stderr):  # SDKs greet on stdout, which belongs to data
+        mirror.start(info, lambda anew: history(info, steps if anew else wanted))
+        given = mirror.wait_for_start()
+        anew = given is not None and given != known
+        mirror.end(Call("finish", None, lambda tracker: tracker.finish(state)))
+        mirror.wait_for_end(math.inf)
     if given is not None:
         run.update(trackers={**run.record.trackers, logger: given})
     num_steps = len(steps) if anew else len(wanted)

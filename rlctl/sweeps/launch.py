@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -26,6 +27,9 @@ from rlctl.sweeps.child import Child
 from rlctl.sweeps.record import SweepDir, SweepRecord
 from rlctl.sweeps.scheduler import Scheduler, raise_if_none_finished
 from rlctl.sweeps.study import Study, Trial, check_axes, num_trials, points
+
+# How long a run looks for a cluster that is gone. One that this process started does not come back, and Ray would look for a minute.
+_RECONNECT_S = "RAY_gcs_rpc_server_reconnect_timeout_s"
 
 View = Callable[[Study, list[Child]], None]
 
@@ -125,6 +129,8 @@ def _run(sweep: SweepDir, config: schema.Config, axes: Sequence[Axis], view: Vie
     study = Study(sweep.storage, axes, settings, sweep.record.total_steps)
     processes = _processes(config)
     cpus = config.ray_kwargs.ray_init.num_cpus or max(available_cores(), processes)
+    if config.ray_kwargs.ray_init.address is None and "RAY_ADDRESS" not in os.environ:
+        os.environ.setdefault(_RECONNECT_S, "10")
     with ending(sweep.finish), ray_session(config.ray_kwargs.ray_init, cpus, 1, config.trainer.timeouts.ray_start_s, None):
         cluster = RayCluster(sweep.record, config)
         say(cluster.split(settings))

@@ -124,7 +124,7 @@ def test_no_command_shows_the_help_and_is_a_usage_error():
         (["runs", "--jsn"], "no such option: --jsn (Possible options: --json)", "rlctl runs --help"),
         (["runs", "-n", "many"], "invalid value for '-n' / '--number': ", "rlctl runs --help"),
         (["show"], "missing argument 'run'", "rlctl show --help"),
-        (["runs", "--state", "sleeping"], "invalid value for '--state': ", "rlctl runs --help"),
+        (["runs", "--state", "sleeping"], "invalid value for '--state': 'sleeping' is not one of ", "rlctl runs --help"),
     ],
 )
 def test_usage_errors_look_like_all_others(arguments, message, helper):

@@ -162,4 +162,5 @@ def test_samples(root):
     found = rlctl(root, "show", "first", "--grep", "[BOLD]")
     assert (found.stdout.count("prompt: "), found.stderr) == (1, "note: 1 of 1 samples of step 2\n")
     assert len(json.loads(rlctl(root, "show", "first", "--grep", "####", "-n", "2", "--json").stdout)["samples"]) == 2
+    assert rlctl(root, "show", "first", "--grep", "zzz").stderr == "note: no sample of step 2 is of that kind\n"
     assert rlctl(root, "show", "first", "--right", "--wrong").returncode == 2

@@ -62,6 +62,14 @@ def with_marker(marker: str) -> list[psutil.Process]:
     return found
 
 
+def wait_until_gone(marker: str) -> None:
+    """None of them lives on, after a moment for those that are just ending."""
+    deadline = time.monotonic() + 20
+    while with_marker(marker) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert with_marker(marker) == []
+
+
 def metrics(run: Path) -> list[dict[str, Any]]:
     """The lines of metrics.jsonl."""
     return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]

@@ -5,19 +5,17 @@ from __future__ import annotations
 import json
 import os
 import signal
-import time
 from pathlib import Path
 
 import pytest
 
-from tests.e2e.command import begun, metrics, reproducible, rlctl, wait_for_steps, with_marker
+from tests.e2e.command import begun, metrics, reproducible, rlctl, wait_for_steps, wait_until_gone, with_marker
 from tests.e2e.interrupted import KILL_AT, LOGGER, SCORE, events, learnt
 
 ENDLESS = ["trainer.total_training_steps=100000", "trainer.total_epochs=100000", "trainer.test_freq=-1"]
 
 # An engine that never answers.
 ENGINE = """
-import time
 from rlctl.runtime.rollout.hf import HFEngine
 
 class Engine(HFEngine):
@@ -47,10 +45,7 @@ def test_a_signal_ends_everything(number: int, code: int, settings: list[str], t
     assert process.returncode == code, talk
     assert "Traceback" not in talk
     assert record(run) == ("stopped", code)
-    deadline = time.monotonic() + 20
-    while with_marker(marker) and time.monotonic() < deadline:
-        time.sleep(0.2)
-    assert with_marker(marker) == []
+    wait_until_gone(marker)
     assert not session.exists()
     assert [path for path in shared if path.exists()] == []
 

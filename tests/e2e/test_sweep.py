@@ -5,19 +5,30 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from rlctl.recipes.compose import compose
-from tests.e2e.command import environment, metrics, rlctl
+from tests.e2e.command import begun, metrics, rlctl, wait_for_steps, wait_until_gone
+from tests.e2e.interrupted import events
 
 LR = "actor_rollout_ref.actor.optim.lr"
 # A metric that is known beforehand, so that which trial is the best, and which is stopped, is no matter of luck.
 JUDGED_BY_LR = ("--metric", "actor/lr", "ray_kwargs.ray_init.num_cpus=2")
+
+
+# A reward that gives a step time to be killed in, until the file is there.
+SLOW_UNTIL = """
+import os, time
+def compute_score(data_source, solution_str, ground_truth, extra_info=None):
+    time.sleep(0 if os.path.exists({file!r}) else 0.02)
+    return 1.0
+"""
+
+
+def record(run: Path) -> dict[str, object]:
+    return json.loads((run / "run.json").read_text())
 
 
 def trials(folder: Path, name: str) -> list[dict[str, object]]:
@@ -28,8 +39,9 @@ def trials(folder: Path, name: str) -> list[dict[str, object]]:
 
 @pytest.mark.slow
 def test_a_grid_of_four_two_at_once_then_the_winner_as_a_recipe(settings: list[str], tmp_path: Path) -> None:
-    grid = (f"{LR}=1e-4,1e-3", "algorithm.gamma=0.9,1.0")
-    done = rlctl("sweep", "ppo", *settings, *grid, *JUDGED_BY_LR, "--parallel", "2", "--name", "grid", cwd=tmp_path)
+    """Two at once because each takes half of the only slot that there is."""
+    grid = (f"{LR}=1e-4,1e-3", "algorithm.gamma=0.9,1.0", "trainer.placement.device_fraction=0.5", "ray_kwargs.ray_init.num_cpus=1")
+    done = rlctl("sweep", "ppo", *settings, *grid, "--metric", "actor/lr", "--name", "grid", cwd=tmp_path)
     found = trials(tmp_path, "grid")
     assert [trial["state"] for trial in found] == ["finished"] * 4
     assert [trial["value"] for trial in found] == [1e-4, 1e-4, 1e-3, 1e-3]
@@ -38,7 +50,7 @@ def test_a_grid_of_four_two_at_once_then_the_winner_as_a_recipe(settings: list[s
     assert {record["sweep"] for record in records} == {"grid"}
     assert records[1]["created"] < records[0]["ended"], "two at once"
     assert records[2]["created"] > min(records[0]["ended"], records[1]["ended"]), "and no more than two"
-    assert "2 at once" in done.stderr
+    assert "cluster: 1 CPU; a run takes 0.5 CPU: 2 at once" in done.stderr
     rlctl("sweep", "best", "grid", "--export", "best.yaml", cwd=tmp_path)
     winner, exported = compose(tmp_path / "best.yaml").config, tmp_path / "best.yaml"
     assert (winner.actor_rollout_ref.actor.optim.lr, winner.algorithm.gamma) == (1e-3, 0.9)
@@ -83,30 +95,44 @@ def test_more_than_there_is_and_what_cannot_be_composed_is_refused(settings: lis
     done = rlctl("sweep", "ppo", *settings, *too_many, "--name", "large", cwd=tmp_path, code=7)
     assert "needs 4 CPU; the whole cluster has 2 CPU" in done.stderr
     assert json.loads((tmp_path / "runs" / "quickstart" / "large" / "sweep.json").read_text())["state"] == "failed"
+    plan = json.loads(rlctl("sweep", "ppo", *settings, f"{LR}=1e-4,1e-3", "--dry-run", "--json", cwd=tmp_path).stdout)
+    assert (plan["runs"], plan["settings"]["sampler"]) == (2, "grid")
+    assert [trial["overrides"] for trial in plan["trials"]] == [[f"{LR}=0.0001"], [f"{LR}=0.001"]]
     done = rlctl("sweep", "ppo", *settings, f"{LR}=1e-4,fast", "--dry-run", cwd=tmp_path, code=3)
     assert f"trial {LR}=fast" in done.stderr
 
 
 @pytest.mark.slow
-def test_killed_and_resumed(settings: list[str], tmp_path: Path) -> None:
-    """kill -9 with one trial finished and one on its way: the first stays, the second goes on from its checkpoint, none runs twice."""
-    own = ["trainer.total_training_steps=4", "trainer.test_freq=2", "trainer.save_freq=1", f"{LR}=1e-4,2e-4,3e-4"]
-    words = ["sweep", "grpo", *settings, *own, *JUDGED_BY_LR, "--parallel", "1", "--name", "killed"]
-    process = subprocess.Popen([sys.executable, "-m", "rlctl", *words], cwd=tmp_path, env=environment(), start_new_session=True)
-    runs = tmp_path / "runs" / "quickstart"
-    deadline = time.monotonic() + 200
-    while not any((runs / "killed-001" / "checkpoints").glob("step_00000[2-3]/manifest.json")):
-        assert process.poll() is None
-        assert time.monotonic() < deadline, "no second trial in time"
-        time.sleep(0.1)
-    os.kill(process.pid, signal.SIGKILL)
-    process.wait()
-    first = (runs / "killed-000" / "run.json").read_text()
-    assert "lost" in rlctl("sweeps", cwd=tmp_path).stdout
-    rlctl("resume", "killed", cwd=tmp_path)
-    found = trials(tmp_path, "killed")
-    assert [(trial["state"], trial["value"]) for trial in found] == [("finished", 1e-4), ("finished", 2e-4), ("finished", 3e-4)]
-    assert (runs / "killed-000" / "run.json").read_text() == first
-    assert json.loads((runs / "killed-001" / "run.json").read_text())["attempts"] == 2
-    for number in range(3):
-        assert [row["step"] for row in metrics(runs / f"killed-{number:03d}")] == list(range(5))
+@pytest.mark.parametrize(("number", "code", "state"), [(signal.SIGKILL, -signal.SIGKILL, "lost"), (signal.SIGINT, 130, "stopped")])
+def test_ended_and_resumed(number: int, code: int, state: str, settings: list[str], tmp_path: Path) -> None:
+    """kill -9 with one trial finished and one on its way, Ctrl-C with two on their way: what has finished stays, what ran goes on from its
+    checkpoint, none runs twice."""
+    parallel = 1 if number == signal.SIGKILL else 2
+    calm = tmp_path / "calm"
+    (tmp_path / "score.py").write_text(SLOW_UNTIL.format(file=str(calm)))
+    slow = ("reward.custom_reward_function.path=score.py", f"{LR}=1e-4,2e-4")
+    own = ["trainer.total_training_steps=6", "trainer.test_freq=6", "trainer.val_before_train=false", "trainer.save_freq=1", *slow]
+    marker = f"{os.getpid()}-sweep-{number}"
+    words = ["sweep", "grpo", *settings, *own, *JUDGED_BY_LR, "--parallel", parallel, "--name", "ended"]
+    process = begun(*words, cwd=tmp_path, marker=marker)
+    runs = [tmp_path / "runs" / "quickstart" / f"ended-{trial:03d}" for trial in range(2)]
+    for run in runs:
+        wait_for_steps(process, run, 2)
+    os.kill(process.pid, number)
+    _, talk = process.communicate(timeout=120)
+    assert process.returncode == code, talk
+    wait_until_gone(marker)
+    assert state in rlctl("sweeps", cwd=tmp_path).stdout
+    before = [record(run) for run in runs]
+    assert before[0]["state"] == ("finished" if parallel == 1 else "stopped")
+    assert before[1]["state"] == "stopped" or number == signal.SIGKILL, "its cluster was killed, too"
+    calm.touch()
+    rlctl("resume", "ended", cwd=tmp_path)
+    found = trials(tmp_path, "ended")
+    assert [(trial["state"], trial["value"]) for trial in found] == [("finished", 1e-4), ("finished", 2e-4)]
+    after = [record(run) for run in runs]
+    assert [each["attempts"] for each in after] == [parallel, 2]
+    assert parallel == 2 or after[0] == before[0]
+    for run in runs:
+        assert [row["step"] for row in metrics(run)] == list(range(1, 7))
+        assert max([each["step"] for each in events(run, "resume")], default=1) > 0, "from a checkpoint"

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from rlctl.errors import ConflictError, RlctlError
+from rlctl.errors import ConflictError, RlctlError, UsageError
 from rlctl.runs.run_dir import RunDir
 from rlctl.runs.store import RunStore
 from rlctl.runs.sync import run_info, sync
@@ -20,6 +20,7 @@ from pathlib import Path
 class Notes:
     def start(self, run):
         self.folder = run.folder
+        print("hello")
         self.say("start")
         return (run.folder / "id").read_text()
     def say(self, what):
@@ -63,13 +64,23 @@ def sent_by(run: RunDir, **choices: int) -> list[str]:
     return notes.read_text().split() if notes.exists() else []
 
 
-def test_a_logger_gets_what_it_missed_once(run):
+def test_a_logger_gets_what_it_missed_once(run, capsys):
     with pytest.raises(ConflictError, match="first is starting"):
         sent_by(run)
     run.finish("finished", 0)
     assert sent_by(run) == ["start", "1", "4", "5", "6", "7", "8", "9", "finished"]
     assert sent_by(run) == []
     assert sent_by(run, first=8) == ["start", "8", "9", "finished"]
+    assert capsys.readouterr().out == "", "stdout is for data, whatever a logger prints"
+
+
+@pytest.mark.parametrize("logger", ["jsonl", "console"])
+def test_what_shows_the_record_is_not_sent_it_again(run, logger):
+    run.finish("finished", 0)
+    rows = run.metrics.read_text()
+    with pytest.raises(UsageError, match=f"{logger} shows the run's own record"):
+        sync(RunStore(run.path.parent.parent).find("first"), logger, first=0)
+    assert run.metrics.read_text() == rows
 
 
 def test_what_a_killed_attempt_told_a_logger_is_told_again(run):

@@ -16,7 +16,7 @@ function buildSearch() {
   }
   axes.forEach((axis, index) => addPlot(grid, axis.label, el("p", {}, el("span", { class: "unit" }, search.axes[index])), () => {
     const made = { ...layout({}, axis.label), shapes: [], hovermode: "closest" };
-    made.xaxis = { ...made.xaxis, range: undefined, type: axis.log ? "log" : axis.words ? "category" : "linear", hoverformat: ".4~g" };
+    made.xaxis = { ...made.xaxis, range: undefined, dtick: undefined, type: axis.log ? "log" : axis.words ? "category" : "linear", hoverformat: ".4~g" };
     return [[{ type: "scatter", mode: "markers", x: axis.raw, y: valued.map(trial => trial.value), marker: { ...scale, size: 9, line: { width: 1, color: ink("--line") } },
                text: valued.map(trial => `trial ${trial.number}, ${trial.state}`), hovertemplate: "%{text}<br>%{x}<br>%{y:.4~g}<extra></extra>" }], made];
   }, true));
