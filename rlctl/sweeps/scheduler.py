@@ -51,7 +51,8 @@ class Scheduler:
     _short_since: float | None = None
 
     def run(self) -> None:
-        """Until every trial is judged. Raises ResourceError when there is no room for a run for `wait_s` while none of ours runs."""
+        """Until every trial is judged. Raises ResourceError when there is no room for a run for `wait_s` while none of ours runs,
+        ConfigError when trials end without the metric that they are judged by."""
         for trial in self.study.running():  # of a sweep that died
             self._add(trial)
         while self._more() or self._live() or self._processes():
@@ -189,9 +190,10 @@ class Scheduler:
             self._judge(trial, "failed", because=tail_of([self.sweep.log(failed.name)], 5))
         elif not values:
             names = sorted({name for child in mine for row in child.rows for name in row if name.startswith("val")})
-            self._judge(
-                trial, "failed", because=f"no validation gave {self.settings.metric or 'a metric'}; there are: {', '.join(names) or 'none'}"
-            )
+            because = f"no validation gave {self.settings.metric or 'a metric'}; there are: {', '.join(names) or 'none'}"
+            self._judge(trial, "failed", because=because)
+            if not any(outcome.values for outcome in self.study.outcomes()):
+                raise ConfigError(f"{because}. No other trial has one either", where="sweep.metric", hint="a new sweep with --metric NAME")
         else:
             for step, value in sorted(values.items()):
                 self.study.report(trial, step, value)
