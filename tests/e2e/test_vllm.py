@@ -37,6 +37,7 @@ def test_inline_on_ray_and_one_engine_for_two_ranks(tmp_path: Path, settings: li
 
 def test_an_engine_in_a_process_of_its_own_has_the_trainers_weights(tmp_path: Path, settings: list[str]) -> None:
     apart = ["trainer.placement.rollout=engines", "trainer.placement.pools={engines: 1}", "actor_rollout_ref.rollout.name=vllm"]
+    apart += ["actor_rollout_ref.rollout.mode=async"]
     steep = ["actor_rollout_ref.actor.optim.lr=0.01", "actor_rollout_ref.actor.entropy_coeff=-1"]  # old weights would be seen
     rlctl("train", "ppo", "--name", "apart", *settings, *apart, *steep, cwd=tmp_path)
     steps = metrics(tmp_path / "runs" / "quickstart" / "apart")[1:]

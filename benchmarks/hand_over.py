@@ -1,0 +1,96 @@
+"""How long the weights take into vLLM after an update, in milliseconds and relative to a plain copy of all parameters in memory.
+
+    python -m benchmarks.hand_over [--runs 5] [--sizes 1m,20m,100m] [--engines 2] [--json]
+
+`shared`: on one CPU rank vLLM's parameters are the trainer's. `streamed`: an engine in the trainer's process with weights of its own.
+`pool`: engines in processes of their own, over Ray's object store, with checksums. They take turns.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor
+from transformers import Qwen2ForCausalLM
+
+from benchmarks.rollout import build, vllm_engine, vllm_settings
+from benchmarks.table import Row, in_a_process, show
+from rlctl.recipes.compose import compose
+from rlctl.runtime.cluster.engine_group import EngineGroup, EnginePool
+from rlctl.runtime.cluster.engines import RayChannel
+from rlctl.runtime.cluster.pool import PoolSpec
+from rlctl.runtime.cluster.session import ray_session
+from rlctl.runtime.place import Place
+from rlctl.runtime.rollout.request import Sampling
+from rlctl.runtime.rollout.weights import to_blocks
+from rlctl.runtime.workers.rollout import RolloutSpec, RolloutWorker
+
+
+def weights(model: Qwen2ForCausalLM) -> Iterator[tuple[str, Tensor]]:
+    return ((name, value.detach()) for name, value in model.named_parameters())
+
+
+def engines_apart(model: Qwen2ForCausalLM, folder: str, num_engines: int, max_tokens: int, *settings: str) -> EngineGroup:
+    """`num_engines` of vLLM on Ray, one thread each, that will be sent the model's weights. `folder` has the model."""
+    part = vllm_settings(folder, *settings)
+    spec = PoolSpec("engines", num_engines, Place(0, 1, "cpu", 1, 600.0, False, None), 300.0, 600.0, balanced=False, device_fraction=1.0)
+    stop_token_ids = tuple(range(model.config.vocab_size // 40))
+    rollout = RolloutSpec(part.model, Sampling(part.rollout, max_tokens, stop_token_ids), 96, seed=1)
+    group = EnginePool(spec, 60.0, lambda kind, **fields: print(kind, fields)).spawn("rollout", RolloutWorker, rollout)
+    assert isinstance(group, EngineGroup)
+
+    def send(channel: RayChannel) -> dict[int, str]:
+        for block in to_blocks(weights(model), torch.float32):
+            channel.send(block)
+        return channel.close()
+
+    group.send_weights = send
+    return group
+
+
+def measure(size: str, runs: int, num_engines: int) -> list[Row]:
+    """One row for each way."""
+    model, copy = build(size), build(size)
+    shared, streamed = vllm_engine(model, shared=True), vllm_engine(model, shared=False)
+    ray = compose("ppo_trainer", ["data.train_files=none", "actor_rollout_ref.model.path=none"]).config.ray_kwargs.ray_init
+    with tempfile.TemporaryDirectory() as folder, ray_session(ray, num_engines, 1, 120.0, None):
+        model.save_pretrained(folder)
+        apart = engines_apart(model, folder, num_engines, 64, "actor_rollout_ref.rollout.max_num_seqs=16")
+        apart.wait()
+        ways: dict[str, Callable[[], object]] = {
+            "copy": lambda: copy.load_state_dict(model.state_dict()),
+            "shared": lambda: shared.load_weights(weights(model)),
+            "streamed": lambda: streamed.load_weights(weights(model)),
+            f"pool of {num_engines}": lambda: (apart.outdate(), apart.update_weights()),
+        }
+        took: dict[str, list[float]] = {name: [] for name in ways}
+        for run in range(runs + 2):  # two warm up: the first use of Ray's store is slow
+            for name, hand_over in ways.items():
+                start = time.perf_counter()
+                hand_over()
+                if run >= 2:
+                    took[name].append(1000 * (time.perf_counter() - start))
+        apart.pool.close()
+    parameters = f"{sum(p.numel() for p in model.parameters()) / 1e6:.1f} M"
+    usual = {name: statistics.median(times) for name, times in took.items()}
+    return [{"parameters": parameters, "way": name, "ms": ms, "copies": ms / usual["copy"]} for name, ms in usual.items()]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--sizes", default="1m,20m,100m")
+    parser.add_argument("--engines", type=int, default=2)
+    parser.add_argument("--json", action="store_true")
+    arguments = parser.parse_args()
+    rows = [row for size in arguments.sizes.split(",") for row in in_a_process(measure, size, arguments.runs, arguments.engines)]
+    show(f"hand-over of weights to vLLM, float32, median of {arguments.runs} turns", rows, arguments.json)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,83 @@
+"""Tokens per second of vLLM engines in a pool of their own that answer prompt by prompt (`rollout.mode=async`), against part by part.
+
+    python -m benchmarks.pool_mode [--runs 5] [--sizes 1m,20m] [--engines 1,2] [--json]
+
+256 answers: 64 prompts of 30 to 90 tokens, 4 answers each, that end with a stop token (1 in 40: 37 tokens in the mean, at most 128).
+One thread an engine, at most 64 rows at a time. Both pools take turns; a ratio is the median over turns.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+import time
+
+import torch
+
+from benchmarks.hand_over import engines_apart
+from benchmarks.rollout import build
+from benchmarks.table import Row, in_a_process, show
+from rlctl.recipes.compose import compose
+from rlctl.runtime.batch import Prompts, Ragged
+from rlctl.runtime.cluster.session import ray_session
+
+NUM_PROMPTS, N = 64, 4
+
+
+def measure(size: str, runs: int, num_engines: int) -> list[Row]:
+    """One row for each mode."""
+    model = build(size)
+    random = torch.Generator().manual_seed(0)
+    lengths = torch.randint(30, 91, (NUM_PROMPTS,), generator=random)
+    ids = torch.randint(model.config.vocab_size // 40, model.config.vocab_size, (int(lengths.sum()),), generator=random)
+    prompts = Prompts(Ragged(ids, lengths), torch.arange(NUM_PROMPTS), [])
+    settings = [f"actor_rollout_ref.rollout.n={N}", "actor_rollout_ref.rollout.max_num_seqs=64"]
+    ray = compose("ppo_trainer", ["data.train_files=none", "actor_rollout_ref.model.path=none"]).config.ray_kwargs.ray_init
+    with tempfile.TemporaryDirectory() as folder, ray_session(ray, 2 * num_engines, 1, 120.0, None):
+        model.save_pretrained(folder)
+        groups = {
+            mode: engines_apart(model, folder, num_engines, 128, *settings, f"actor_rollout_ref.rollout.mode={mode}")
+            for mode in ("sync", "async")
+        }
+        for group in groups.values():
+            group.wait()
+            group.update_weights()
+        speeds: dict[str, list[float]] = {mode: [] for mode in groups}
+        for run in range(runs + 1):  # the first warms up
+            for mode, group in groups.items():
+                start = time.perf_counter()
+                answers = group.generate_sequences(prompts, seed=run)
+                if run:
+                    speeds[mode].append(len(answers.response_ids.values) / (time.perf_counter() - start))
+        for group in groups.values():
+            group.pool.close()
+    ratios = {mode: [ours / theirs for ours, theirs in zip(speed, speeds["sync"], strict=True)] for mode, speed in speeds.items()}
+    return [
+        {
+            "model": size,
+            "engines": str(num_engines),
+            "mode": mode,
+            "tokens/s": statistics.median(speeds[mode]),
+            "ratio": statistics.median(ratios[mode]),
+            "least": min(ratios[mode]),
+            "most": max(ratios[mode]),
+        }
+        for mode in speeds
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--sizes", default="1m,20m")
+    parser.add_argument("--engines", default="1,2")
+    parser.add_argument("--json", action="store_true")
+    arguments = parser.parse_args()
+    cases = [(size, int(engines)) for size in arguments.sizes.split(",") for engines in arguments.engines.split(",")]
+    rows = [row for size, engines in cases for row in in_a_process(measure, size, arguments.runs, engines)]
+    show(f"engines apart, prompt by prompt against part by part, median of {arguments.runs} turns", rows, arguments.json)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,94 @@
+"""How long vLLM takes from nothing to its first answer, in seconds: as rlctl starts it, against its own defaults.
+
+    python -m benchmarks.vllm_start [--runs 3] [--threads 2] [--json]
+
+A model of a million parameters; each start in a fresh process, in turn. `import`: torch and vLLM. `engine`: until it can be asked. `first`:
+one prompt, four tokens, and for rlctl the weights before it. The default start is `vllm.LLM(model, load_format="dummy")` with a small cache
+and no tokenizer, nothing else changed: processes of its own, and everything compiled that vLLM compiles on a CPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import tempfile
+import time
+
+from benchmarks.table import Row, in_a_process, show
+
+PHASES = ("import", "engine", "first")
+
+
+def as_rlctl_starts_it(folder: str, num_threads: int) -> dict[str, float]:
+    begun = time.perf_counter()
+    import vllm  # noqa: F401  # pyright: ignore[reportMissingImports, reportUnusedImport]
+
+    imported = time.perf_counter()
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    from benchmarks.rollout import vllm_settings
+    from rlctl.runtime.batch import Ragged
+    from rlctl.runtime.place import Place
+    from rlctl.runtime.rollout.engine import EngineSpec, SamplingParams
+    from rlctl.runtime.rollout.vllm_engine import VLLMEngine
+
+    torch.set_num_threads(num_threads)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    part = vllm_settings(folder)
+    spec = EngineSpec(part.model, part.rollout, torch.float32, Place(0, 1, "cpu", num_threads, 600.0, False, None), 256, seed=0)
+    ready = time.perf_counter()
+    engine = VLLMEngine.from_spec(spec, model)
+    started = time.perf_counter()
+    engine.load_weights((name, value.detach()) for name, value in model.named_parameters())
+    engine.generate(Ragged.of([[5, 6, 7]], torch.int64), SamplingParams(1.0, 1.0, -1, 4, (), seed=0, n=1))
+    return {"import": imported - begun, "engine": started - ready, "first": time.perf_counter() - started}
+
+
+def as_vllm_starts(folder: str, num_threads: int) -> dict[str, float]:
+    begun = time.perf_counter()
+    from vllm import LLM, SamplingParams  # pyright: ignore[reportMissingImports]
+
+    imported = time.perf_counter()
+    llm = LLM(folder, load_format="dummy", skip_tokenizer_init=True, max_model_len=256, kv_cache_memory_bytes=2**28)
+    started = time.perf_counter()
+    llm.generate([{"prompt_token_ids": [5, 6, 7]}], SamplingParams(max_tokens=4, detokenize=False), use_tqdm=False)
+    answered = time.perf_counter()
+    llm.llm_engine.engine_core.shutdown()  # its processes would keep this one
+    del num_threads  # it takes what it finds
+    return {"import": imported - begun, "engine": started - imported, "first": answered - started}
+
+
+def save_model(folder: str) -> None:
+    from benchmarks.rollout import build
+
+    build("1m").save_pretrained(folder)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--json", action="store_true")
+    arguments = parser.parse_args()
+    starts = {"rlctl": as_rlctl_starts_it, "default": as_vllm_starts}
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # it writes to stdout
+    found: dict[str, list[dict[str, float]]] = {name: [] for name in starts}
+    with tempfile.TemporaryDirectory() as folder:
+        in_a_process(save_model, folder)
+        for _ in range(arguments.runs):
+            for name, start in starts.items():
+                found[name].append(in_a_process(start, folder, arguments.threads))
+    totals = {name: statistics.median(sum(each.values()) for each in times) for name, times in found.items()}
+    rows: list[Row] = [
+        {"start": name}
+        | {phase: statistics.median(each[phase] for each in times) for phase in PHASES}
+        | {"together": totals[name], "ratio": totals[name] / totals["rlctl"]}
+        for name, times in found.items()
+    ]
+    show(f"vLLM until its first answer, seconds, median of {arguments.runs} starts", rows, arguments.json)
+
+
+if __name__ == "__main__":
+    main()
