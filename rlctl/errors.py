@@ -15,6 +15,7 @@ The number is the exit code. All of them pickle: they cross process borders.
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -88,6 +89,11 @@ class ResourceError(RlctlError):
     """Not enough devices, memory or disk, or Ray does not start."""
 
     exit_code = 7
+
+
+def is_full(error: BaseException) -> bool:
+    """Whether the operating system refused a write for want of room: a disk, a quota or a limit. Leaves with the code of ResourceError."""
+    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class DeviceMemoryError(ResourceError):

@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
-from rlctl.errors import ConfigError, RlctlError
+from rlctl.errors import ConfigError, ResourceError, RlctlError, is_full
 from rlctl.runs.process import DriverProcess
 
 # `lost` (the process is gone without a word) and `broken` (no readable run.json) are never written: RunStore concludes them.
@@ -81,6 +81,9 @@ def ending(tell: Callable[[Last, int], object]) -> Iterator[None]:
         raise
     except RlctlError as error:
         code = error.exit_code
+        raise
+    except OSError as error:
+        code = ResourceError.exit_code if is_full(error) else code
         raise
     finally:
         tell(state, code)

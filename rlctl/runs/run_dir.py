@@ -81,6 +81,7 @@ class RunDir:
         except FileExistsError as error:  # somebody else was faster
             raise _taken(path) from error
         except OSError as error:
+            shutil.rmtree(path, ignore_errors=True)
             raise ResourceError(f"cannot make the run's folder: {error}", hint="trainer.run_dir=DIR chooses another place") from error
         run = cls(path)
         run.new_attempt()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -131,25 +132,31 @@ def _memory_noted(run: RunDir) -> Iterator[None]:
 
 
 def _open_run(plan: Plan, start: Start | None) -> RunDir:
-    """Make the run's folder, with the configuration as composed and what it was run on; or open the one that goes on."""
-    trainer, data = plan.config.trainer, plan.config.data
+    """Make the run's folder, whole or not at all; or open the one that goes on."""
     if start is not None and start.run is not None:
         run = RunDir.reopen(start.run, start.force)
         _go_back(run, start)
-    else:
-        root = Path(trainer.run_dir)
-        run = RunDir.create(root, trainer.project_name, trainer.experiment_name, plan.recipe.name.removesuffix("_trainer"))
-        for part, outside in (
-            ("checkpoints", trainer.default_local_dir),
-            ("rollouts", trainer.rollout_data_dir),
-            ("generations", trainer.validation_data_dir),
-        ):
-            run.place(part, outside)
+        _describe(run, plan, None)
+        return run
+    trainer = plan.config.trainer
+    run = RunDir.create(Path(trainer.run_dir), trainer.project_name, trainer.experiment_name, plan.recipe.name.removesuffix("_trainer"))
+    outside = {"checkpoints": trainer.default_local_dir, "rollouts": trainer.rollout_data_dir, "generations": trainer.validation_data_dir}
+    try:
+        for part, folder in outside.items():
+            run.place(part, folder)
+        _describe(run, plan, start.parent if start is not None else None)
+    except BaseException:
+        shutil.rmtree(run.path, ignore_errors=True)
+        raise
+    return run
+
+
+def _describe(run: RunDir, plan: Plan, parent: Mapping[str, Any] | None) -> None:
+    """Write down the configuration as composed, and what the run is run on."""
+    trainer, data = plan.config.trainer, plan.config.data
     run.write_config(yaml.safe_dump(plan.recipe.container, sort_keys=False, allow_unicode=True), plan.recipe.origins)
     files = [*data.train_files, *(data.val_files or ())]
-    parent = start.parent if start is not None else None
     run.update(seeds={"trainer": trainer.seed, "data": data.seed}, data=data_hashes(files), parent=parent or run.record.parent)
-    return run
 
 
 def _go_back(run: RunDir, start: Start) -> None:
