@@ -76,9 +76,11 @@ def build_roles(
     engines: EngineGroup | None = None
     if separate is not None:  # they start while everything else is built
         engines = cast("EngineGroup", pools[separate].spawn("rollout", RolloutWorker, _rollout_spec(config, tokenizer)))
-    has_engine = Needs.ENGINE in needs and engines is None
-    on_phase("building the actor and starting its rollout engine" if has_engine else "building the actor")
-    actor = build_actor(config, algorithm, tokenizer, pools[placement.actor], has_engine=has_engine)
+    on_phase("building the actor")
+    actor = build_actor(config, algorithm, tokenizer, pools[placement.actor])
+    if Needs.ENGINE in needs and engines is None:
+        on_phase(f"starting the rollout engine ({config.actor_rollout_ref.rollout.name})")
+        actor.start_engine()
     reference: Reference | None = None
     if Needs.REFERENCE in needs:
         if reference_is_base(config):
@@ -93,7 +95,7 @@ def build_roles(
     if engines is not None:
         on_phase("building the rollout engines")
         engines.wait()
-        engines.send_weights = cast("ActorWorker", actor).send_weights
+        engines.send_weights = actor.send_weights
         actor = SeparateActor(actor, engines)
     return Roles(actor=actor, reward=reward, critic_role=critic, reference_role=reference)
 
@@ -118,10 +120,8 @@ class BaseOfActor:
         return []
 
 
-def build_actor(
-    config: schema.Config, algorithm: Algorithm, tokenizer: PreTrainedTokenizerBase, pool: Pool, *, has_engine: bool = True
-) -> Actor:
-    """The actor alone, with a rollout engine in its processes unless another pool has them."""
+def build_actor(config: schema.Config, algorithm: Algorithm, tokenizer: PreTrainedTokenizerBase, pool: Pool) -> ActorWorker:
+    """The actor alone, its engine not started."""
     actor_rollout = config.actor_rollout_ref
     spec = ActorSpec(
         model=actor_rollout.model,
@@ -130,7 +130,6 @@ def build_actor(
         max_prompt_length=config.data.max_prompt_length,
         algorithm=algorithm,
         seed=config.trainer.seed,
-        has_engine=has_engine,
     )
     return pool.spawn("actor", ActorWorker, spec)
 

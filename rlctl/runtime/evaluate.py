@@ -74,6 +74,7 @@ def _roles(config: schema.Config, tokenizer: PreTrainedTokenizerBase) -> Iterato
     pool = InlinePool(place)
     try:
         actor = build_actor(config, load_algorithm(config, num_steps=1), tokenizer, pool)
+        actor.start_engine()
         yield Roles(actor=actor, reward=reward)
     finally:
         pool.close()

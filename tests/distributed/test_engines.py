@@ -97,9 +97,7 @@ class Stage:
         sampling = Sampling(config.actor_rollout_ref.rollout, 12, (2,))
         model = config.actor_rollout_ref.model
         self.engines: Any = self.pool.spawn("rollout", RolloutWorker, RolloutSpec(model, sampling, 40, seed=1))
-        self.trainer = ActorWorker(
-            place(), ActorSpec(model, config.actor_rollout_ref.actor, sampling, 40, load_algorithm(config, 20), 1, has_engine=False)
-        )
+        self.trainer = ActorWorker(place(), ActorSpec(model, config.actor_rollout_ref.actor, sampling, 40, load_algorithm(config, 20), 1))
         self.engines.wait()
         self.engines.send_weights = self.trainer.send_weights
         self.actor = SeparateActor(self.trainer, self.engines)
@@ -185,7 +183,8 @@ def test_engines_answer_as_one_would_under_the_weights_of_the_moment(stage: Stag
         stage.trainer.spec.sampling,
         rollout=compose("grpo", [*OVERRIDES, MODEL + str(stage.folder / "model")]).config.actor_rollout_ref.rollout,
     )
-    whole = ActorWorker(place(), replace(stage.trainer.spec, sampling=sampling, has_engine=True))
+    whole = ActorWorker(place(), replace(stage.trainer.spec, sampling=sampling))
+    whole.start_engine()
     before = whole.generate_sequences(prompts(), seed=10)
     whole.policy.load_state_dict(stage.trainer.policy.state_dict())
     whole.engine_is_stale = True

@@ -84,7 +84,7 @@ def gradient(where: Place, model: str, role: str, mode: str, num_micro_batches: 
     algorithm = PPO.from_config(config, num_steps=1)
     if role == "actor":
         part = config.actor_rollout_ref
-        spec = ActorSpec(part.model, part.actor, Sampling(part.rollout, 8, (2,)), 8, algorithm, 0, has_engine=True)
+        spec = ActorSpec(part.model, part.actor, Sampling(part.rollout, 8, (2,)), 8, algorithm, 0)
         worker = ActorWorker(where, spec)
     else:
         worker = CriticWorker(where, CriticSpec(config.critic, algorithm, 0))

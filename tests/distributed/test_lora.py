@@ -45,7 +45,9 @@ def actor(where: Place, model: Path | str) -> ActorWorker:
     given = config(model)
     rollout = given.actor_rollout_ref
     algorithm = PPO.from_config(given, num_steps=1)
-    return ActorWorker(where, ActorSpec(rollout.model, rollout.actor, Sampling(rollout.rollout, 8, (2,)), 8, algorithm, 0, has_engine=True))
+    worker = ActorWorker(where, ActorSpec(rollout.model, rollout.actor, Sampling(rollout.rollout, 8, (2,)), 8, algorithm, 0))
+    worker.start_engine()
+    return worker
 
 
 def sequences() -> Sequences:

@@ -69,9 +69,7 @@ def actor(where: Place, model: str, *overrides: str) -> ActorWorker:
     config = compose("ppo", [f"actor_rollout_ref.model.path={model}", *LOSS, *overrides]).config
     part = config.actor_rollout_ref
     algorithm = PPO.from_config(config, num_steps=1)
-    return ActorWorker(
-        where, ActorSpec(part.model, part.actor, Sampling(part.rollout, ANSWER, (2,)), PROMPT, algorithm, 0, has_engine=False)
-    )
+    return ActorWorker(where, ActorSpec(part.model, part.actor, Sampling(part.rollout, ANSWER, (2,)), PROMPT, algorithm, 0))
 
 
 def leave(mebibytes: int | None) -> None:

@@ -33,7 +33,7 @@ def actor(where: Place, model: str) -> ActorWorker:
     config = compose("ppo", [f"actor_rollout_ref.model.path={model}", *LOSS]).config
     rollout = config.actor_rollout_ref
     algorithm = PPO.from_config(config, num_steps=1)
-    return ActorWorker(where, ActorSpec(rollout.model, rollout.actor, Sampling(rollout.rollout, 8, (2,)), 8, algorithm, 0, has_engine=True))
+    return ActorWorker(where, ActorSpec(rollout.model, rollout.actor, Sampling(rollout.rollout, 8, (2,)), 8, algorithm, 0))
 
 
 def update(worker: ActorWorker) -> None:

@@ -45,10 +45,10 @@ def actor(where: Place, model: Path, ranks_per_engine: int) -> ActorWorker:
     ]
     config = compose("ppo", [f"actor_rollout_ref.model.path={model}", *LOSS, *rollout]).config
     part = config.actor_rollout_ref
-    return ActorWorker(
-        where,
-        ActorSpec(part.model, part.actor, Sampling(part.rollout, 24, (2,)), 24, PPO.from_config(config, num_steps=1), 0, has_engine=True),
-    )
+    algorithm = PPO.from_config(config, num_steps=1)
+    worker = ActorWorker(where, ActorSpec(part.model, part.actor, Sampling(part.rollout, 24, (2,)), 24, algorithm, 0))
+    worker.start_engine()
+    return worker
 
 
 def questions(where: Place) -> Prompts:

@@ -45,11 +45,10 @@ class ActorSpec:
     max_prompt_length: int
     algorithm: PolicyLoss
     seed: int
-    has_engine: bool  # False where others answer
 
 
 class ActorWorker(LearningWorker):
-    """Implements `Actor`."""
+    """Implements `Actor`. It answers once its engine is started, where not others do."""
 
     def __init__(self, place: Place, spec: ActorSpec) -> None:
         self.place = place
@@ -61,7 +60,7 @@ class ActorWorker(LearningWorker):
         self.policy = PolicyModel(hf, spec.sampling.rollout.temperature)
         shard(self.policy, hf, place, spec.actor.fsdp_config, compute_dtype(spec.model, place.device))
         self.learner = Learner(self.policy, place, spec.actor.optim)
-        self.engine = self._build_engine() if spec.has_engine else None
+        self.engine: RolloutEngine | None = None
         self.engine_is_stale = True
         by_rows, actor, rollout = not spec.actor.use_dynamic_bsz, spec.actor, spec.sampling.rollout
         update_rows, infer_rows = actor.ppo_micro_batch_size_per_gpu, rollout.log_prob_micro_batch_size_per_gpu
@@ -71,9 +70,24 @@ class ActorWorker(LearningWorker):
         )
 
     @dispatch(Dispatch.BROADCAST)
+    def start_engine(self) -> None:
+        """Start the rollout engine in this process. Ranks that share one do so together."""
+        spec = EngineSpec(
+            model=fetched(self.spec.model),
+            rollout=self.spec.sampling.rollout,
+            dtype=compute_dtype(self.spec.model, self.place.device),
+            place=self.place,
+            max_length=self.spec.max_prompt_length + self.spec.sampling.max_response_length,
+            seed=self.spec.seed,
+        )
+        # With adapters the engine has a model of its own, into which base and adapter are merged: its names and layers are plain ones.
+        own = is_sharded(self.policy) or has_adapters(self.policy)
+        self.engine = load("engines", self.spec.sampling.rollout.name).from_spec(spec, None if own else self.policy.hf)
+
+    @dispatch(Dispatch.BROADCAST)
     def update_weights(self) -> None:
         """See `Actor`. Wakes the engine, which sleeps again after its next answers."""
-        assert self.engine is not None, "this actor was built without a rollout engine"
+        assert self.engine is not None, "this actor's rollout engine was not started"
         self.engine.wake()
         if self.engine_is_stale:
             self.engine.load_weights(merged_parameters(self.policy.hf))
@@ -82,7 +96,7 @@ class ActorWorker(LearningWorker):
     @dispatch(Dispatch.SPLIT)
     def generate_sequences(self, prompts: Prompts, seed: int, validate: bool = False, greedy: bool = False) -> Rollouts:
         """See `Actor`."""
-        assert self.engine is not None, "this actor was built without a rollout engine"
+        assert self.engine is not None, "this actor's rollout engine was not started"
         sampling = self.spec.sampling.params(prompts.group, seed, validate, greedy)
         self.update_weights()
         responses = self.engine.generate(prompts.prompt_ids.to(self.place.device), sampling)
@@ -166,16 +180,3 @@ class ActorWorker(LearningWorker):
         """End the engine."""
         if self.engine is not None:
             self.engine.close()
-
-    def _build_engine(self) -> RolloutEngine:
-        spec = EngineSpec(
-            model=fetched(self.spec.model),
-            rollout=self.spec.sampling.rollout,
-            dtype=compute_dtype(self.spec.model, self.place.device),
-            place=self.place,
-            max_length=self.spec.max_prompt_length + self.spec.sampling.max_response_length,
-            seed=self.spec.seed,
-        )
-        # With adapters the engine has a model of its own, into which base and adapter are merged: its names and layers are plain ones.
-        own = is_sharded(self.policy) or has_adapters(self.policy)
-        return load("engines", self.spec.sampling.rollout.name).from_spec(spec, None if own else self.policy.hf)
