@@ -24,7 +24,7 @@ demo: setup
 	$(BIN)/rlctl train ppo
 
 test: check
-	$(BIN)/python -m pytest -m "not gpu" -n 2 --dist loadfile --no-loadscope-reorder
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not gpu" -n 2 --dist loadfile --no-loadscope-reorder
 
 check: setup
 	$(BIN)/ruff check .

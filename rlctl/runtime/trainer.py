@@ -88,9 +88,9 @@ class Trainer:
         with self.stopping, self.saver:
             if self.progress.new_run and (self.config.val_before_train or self.config.val_only):
                 self.parts.trackers.log(done, self._validate(done))
+            if self.stopping.asked:
+                raise self.stopping.error()
             for step in range(done + 1, 0 if self.config.val_only else self.parts.num_steps + 1):
-                if self.stopping.asked:
-                    raise self.stopping.error()
                 metrics = self._train(step)
                 if self._due(self.config.test_freq, step):
                     metrics |= self._validate(step)
@@ -100,7 +100,10 @@ class Trainer:
                     metrics |= self._save(step, metrics)
                 self.parts.trackers.log(step, metrics)
                 self.saver.commit()
-                if self.stopping.asked and saved:
+                if self.stopping.asked:
+                    if not saved:  # it was asked for a moment ago
+                        self._save(step, metrics)
+                        self.saver.commit()
                     self.saver.close()
                     raise self.stopping.error()
 

@@ -16,6 +16,7 @@ ENDLESS = ["trainer.total_training_steps=100000", "trainer.total_epochs=100000",
 
 # An engine that never answers.
 ENGINE = """
+import time
 from rlctl.runtime.rollout.hf import HFEngine
 
 class Engine(HFEngine):
