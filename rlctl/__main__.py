@@ -31,12 +31,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         # The reader (`rlctl runs | head`) has seen enough. Python would complain once more when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
-    except OSError as error:
-        if not is_full(error):
-            return _report([_defect(error)], 70)
-        problem = Problem(f"no room to write: {error.strerror}", where=error.filename, hint="`rlctl doctor` shows what is free")
-        return _report([problem], ResourceError.exit_code)
     except Exception as error:  # the outermost frame: the last place that can turn a defect into a message
+        if is_full(error):
+            problem = Problem(f"no room to write: {error.strerror}", where=error.filename, hint="`rlctl doctor` shows what is free")
+            return _report([problem], ResourceError.exit_code)
         return _report([_defect(error)], 70)
     return code
 

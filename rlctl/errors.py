@@ -18,6 +18,7 @@ from __future__ import annotations
 import errno
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeGuard
 
 # Exit codes of what no second attempt would mend: usage, configuration, something not found or taken, a package that is missing.
 HOPELESS = (2, 3, 4, 5, 6)
@@ -91,7 +92,7 @@ class ResourceError(RlctlError):
     exit_code = 7
 
 
-def is_full(error: BaseException) -> bool:
+def is_full(error: BaseException) -> TypeGuard[OSError]:
     """Whether the operating system refused a write for want of room: a disk, a quota or a limit. Leaves with the code of ResourceError."""
     return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import signal
 import subprocess
 import sys
@@ -11,6 +10,7 @@ from pathlib import Path
 from types import FrameType
 
 from rlctl.errors import ASKED, HOPELESS
+from rlctl.runs.events import read_events
 from rlctl.runs.process import die_with_parent
 from rlctl.runs.run_dir import RECORD_FILE, RunDir
 
@@ -56,8 +56,7 @@ def _run(words: Sequence[str]) -> int:
 def _proposed(folder: Path) -> list[str] | None:
     """What the last attempt said it would need, as overrides; None where it said that nothing would do."""
     found: list[str] | None = []
-    for line in (folder / "events.jsonl").read_text(encoding="utf-8").splitlines():
-        event = json.loads(line)
+    for event in read_events(folder):
         if event["kind"] == "attempt":
             found = []
         elif event["kind"] == "out_of_memory":

@@ -122,16 +122,13 @@ def test_both_end_when_the_driver_is_killed(driver: Driver, tmp_path: Path) -> N
     assert (watching.returncode, reading.returncode) == (0, 0)
 
 
+def on_a_terminal(*words: str, cwd: Path) -> pexpect.spawn[str]:
+    command = ["-m", "rlctl", *words]
+    return pexpect.spawn(sys.executable, command, cwd=str(cwd), env=environment(), encoding="utf-8", dimensions=(24, 110), timeout=30)
+
+
 def test_a_live_panel_on_a_terminal(driver: Driver, tmp_path: Path) -> None:
-    child = pexpect.spawn(
-        sys.executable,
-        ["-m", "rlctl", "watch", "r"],
-        cwd=str(tmp_path),
-        env=environment(),
-        encoding="utf-8",
-        dimensions=(24, 110),
-        timeout=30,
-    )
+    child = on_a_terminal("watch", "r", cwd=tmp_path)
     child.expect("step 1/3")
     child.expect(r"last step [\d.]+ s ago")
     driver.go_on()
@@ -206,15 +203,7 @@ def test_a_run_that_goes_back_is_shown_anew(tmp_path: Path) -> None:
 
 def test_the_list_of_runs_is_drawn_anew_until_ctrl_c(driver: Driver, tmp_path: Path) -> None:
     """A step and a run that are there since are shown; then the terminal is as it was."""
-    child = pexpect.spawn(
-        sys.executable,
-        ["-m", "rlctl", "runs", "-w"],
-        cwd=str(tmp_path),
-        env=environment(),
-        encoding="utf-8",
-        dimensions=(24, 110),
-        timeout=30,
-    )
+    child = on_a_terminal("runs", "-w", cwd=tmp_path)
     before = termios.tcgetattr(child.child_fd)
     child.expect(r"running.*1/3")
     driver.go_on()
