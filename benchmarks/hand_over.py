@@ -21,8 +21,8 @@ from transformers import Qwen2ForCausalLM
 from benchmarks.rollout import build, vllm_engine, vllm_settings
 from benchmarks.table import Row, in_a_process, show
 from rlctl.recipes.compose import compose
+from rlctl.runtime.cluster.channels import StoreChannel
 from rlctl.runtime.cluster.engine_group import EngineGroup, EnginePool
-from rlctl.runtime.cluster.engines import RayChannel
 from rlctl.runtime.cluster.pool import PoolSpec
 from rlctl.runtime.cluster.session import ray_session
 from rlctl.runtime.place import Place
@@ -44,8 +44,8 @@ def engines_apart(model: Qwen2ForCausalLM, folder: str, num_engines: int, max_to
     group = EnginePool(spec, 60.0, lambda kind, **fields: print(kind, fields)).spawn("rollout", RolloutWorker, rollout)
     assert isinstance(group, EngineGroup)
 
-    def send(channel: RayChannel) -> dict[int, str]:
-        for block in to_blocks(weights(model), torch.float32):
+    def send(channel: StoreChannel) -> dict[int, str]:
+        for block in to_blocks(weights(model), torch.float32, 32 * 2**20):
             channel.send(block)
         return channel.close()
 

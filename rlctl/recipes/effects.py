@@ -123,6 +123,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(("trainer.timeouts.rollout_restart_s",), (("trainer.placement.rollout", _is(None)),)),
     Rule((f"{_ROLLOUT}.mode",), ((f"{_ROLLOUT}.mode", _is("async")), ("trainer.placement.rollout", _is(None)))),
+    Rule((f"{_ROLLOUT}.checkpoint_engine.*",), (("trainer.placement.rollout", _is(None)),)),
     Rule((f"{_ROLLOUT}.multi_turn.[!e]*",), ((f"{_ROLLOUT}.multi_turn.enable", _is(False)),)),
     # algorithm
     Rule(("algorithm.kl_ctrl.*", "algorithm.kl_penalty"), (("algorithm.use_kl_in_reward", _is(False)),)),

@@ -20,6 +20,7 @@ from rlctl.runtime.model.lora import check_peft
 from rlctl.runtime.model_files import check_weights
 from rlctl.runtime.rewards.pool import RewardPool
 from rlctl.runtime.rewards.specs import reward_specs
+from rlctl.runtime.rollout.weights import through_host
 from rlctl.storage import local
 
 NUM_REWARD_ROWS = 10
@@ -175,6 +176,7 @@ def check_engine(config: schema.Config, devices: Devices, separate: bool) -> Non
     rollout, placement = config.actor_rollout_ref.rollout, config.trainer.placement
     num_ranks = 1 if separate else placement.pools.get(placement.actor, devices.per_node) * devices.num_nodes
     load("engines", rollout.name).check(rollout, devices.kind, num_ranks)
+    through_host(rollout, devices.kind)
 
 
 def check_placement(config: schema.Config, devices: Devices, pools: Sequence[str], rollout_pool: str | None) -> list[Problem]:

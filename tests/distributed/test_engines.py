@@ -19,19 +19,24 @@ from rlctl.recipes.compose import compose
 from rlctl.runtime.algorithms.correction import SampledTokens, mismatch
 from rlctl.runtime.batch import Experience, LogProbs, Prompts, Ragged, Rollouts
 from rlctl.runtime.build import load_algorithm
+from rlctl.runtime.cluster.channels import LinkChannel
 from rlctl.runtime.cluster.pool import PoolSpec
 from rlctl.runtime.cluster.separate import SeparateActor
 from rlctl.runtime.cluster.session import ray_session
 from rlctl.runtime.rollout.request import Sampling
+from rlctl.runtime.rollout.weights import to_blocks
+from rlctl.runtime.workers import actor
 from rlctl.runtime.workers.actor import ActorSpec, ActorWorker
 from rlctl.runtime.workers.rollout import RolloutSpec, RolloutWorker
 from rlctl.tracking.metrics import to_floats
 from tests.distributed.ranks import place
 from tests.models import write_tiny_model
 
-# An engine that does what a file in its folder tells it: die or hang in the middle of an answer, spoil what it receives, not start.
+# An engine that does what a file in its folder tells it: die or hang in the middle of an answer, spoil what it receives, fall or freeze in
+# the middle of a hand-over by a link, not start.
 ENGINE = '''
 import os, pathlib, signal, time
+from rlctl.runtime.cluster.link import Link
 from rlctl.runtime.rollout.hf import HFEngine
 from rlctl.runtime.workers.rollout import RolloutWorker
 
@@ -70,12 +75,22 @@ receive = RolloutWorker.receive
 def receive_spoilt(self, version, block):
     if told("spoil"):
         parameter = block.parameters[0]
-        data = parameter.data.copy()
+        data = parameter.data.clone()
         data[7] ^= 4
         object.__setattr__(parameter, "data", data)
     receive(self, version, block)
 
 RolloutWorker.receive = receive_spoilt
+
+fetch = Link.fetch
+
+def fetch_in_part(self, announced):
+    for what, sent in (("fall", signal.SIGKILL), ("freeze", signal.SIGSTOP)):
+        if announced.number == 1 and told(what):
+            os.kill(os.getpid(), sent)
+    return fetch(self, announced)
+
+Link.fetch = fetch_in_part
 '''
 
 
@@ -105,6 +120,15 @@ class Stage:
     def tell(self, what: str, times: int = 1) -> None:
         for number in range(times):
             (self.folder / f"{what}-{number}").touch()
+
+    def wait_for_restart(self) -> Rollouts:
+        """Answers until a lost engine is there again; those of the last time."""
+        deadline = time.monotonic() + 60
+        while True:
+            rollouts = self.actor.generate_sequences(prompts(), seed=3)
+            if "engine_restarted" in self.kinds():
+                return rollouts
+            assert time.monotonic() < deadline
 
     def kinds(self) -> list[str]:
         return [kind for kind, _ in self.events]
@@ -217,10 +241,7 @@ def test_an_engine_that_is_lost_in_the_middle_of_an_answer_changes_nothing(
     assert stage.kinds()[0] == "engine_lost"
     assert stage.events[0][1]["requests"] >= 1
     assert "is lost" in capsys.readouterr().err
-    deadline = time.monotonic() + 60
-    while "engine_restarted" not in stage.kinds():
-        assert same(stage.actor.generate_sequences(prompts(), seed=3), undisturbed)
-        assert time.monotonic() < deadline
+    assert same(stage.wait_for_restart(), undisturbed)
     stage.actor.update(experience(undisturbed, undisturbed.rollout_log_probs), lr=1e-2)
     rollouts = stage.actor.generate_sequences(prompts(), seed=4)
     assert {engine.version for engine in stage.pool.engines.engines} == {stage.engines.version}
@@ -228,7 +249,45 @@ def test_an_engine_that_is_lost_in_the_middle_of_an_answer_changes_nothing(
     assert stage.kinds() == ["engine_lost", "engine_restarted"]
 
 
-def test_weights_that_arrive_damaged_stop_the_run(stage: Stage) -> None:
+@pytest.fixture
+def links(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights go from device to device, in small blocks, here over gloo."""
+    rollout = stage.engines.rollout
+    way = {"checkpoint_engine": rollout.checkpoint_engine.model_copy(update={"backend": "gloo"})}
+    monkeypatch.setattr(stage.engines, "rollout", rollout.model_copy(update=way))
+    monkeypatch.setattr(actor, "to_blocks", lambda parameters, dtype, _, device: to_blocks(parameters, dtype, 50_000, device))
+
+
+@pytest.mark.usefixtures("links")
+def test_weights_that_go_by_links_are_the_trainers(stage: Stage) -> None:
+    for step in range(3):
+        rollouts = stage.actor.generate_sequences(prompts(), seed=step)
+        old = stage.actor.compute_log_probs(rollouts)
+        assert largest_difference(rollouts, old) < 1e-4
+        stage.actor.update(experience(rollouts, old.log_probs), lr=1e-2)
+    assert stage.events == []
+    assert sorted(LinkChannel.links) == [0, 1]
+
+
+@pytest.mark.usefixtures("links")
+@pytest.mark.parametrize("what", ["fall", "freeze"])
+def test_an_engine_that_is_lost_in_the_middle_of_a_hand_over_by_links(stage: Stage, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other one has all weights and answers; the lost one gets them by a new link."""
+    stage.engines.outdate()
+    if what == "freeze":
+        monkeypatch.setattr(stage.pool.engines, "spec", replace(stage.pool.engines.spec, call_timeout_s=3.0))
+    stage.tell(what)
+    answered = stage.actor.generate_sequences(prompts(), seed=3)
+    assert stage.kinds()[0] == "engine_lost"
+    assert largest_difference(answered, stage.actor.compute_log_probs(answered)) < 1e-4
+    assert same(stage.wait_for_restart(), answered)
+    assert {engine.version for engine in stage.pool.engines.engines} == {stage.engines.version}
+
+
+@pytest.mark.parametrize("way", ["store", "links"])
+def test_weights_that_arrive_damaged_stop_the_run(stage: Stage, way: str, request: pytest.FixtureRequest) -> None:
+    if way == "links":
+        request.getfixturevalue("links")
     stage.actor.generate_sequences(prompts(), seed=1)
     stage.engines.outdate()
     stage.tell("spoil")

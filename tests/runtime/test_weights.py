@@ -6,7 +6,6 @@ import dataclasses
 import threading
 from collections.abc import Iterator
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -52,20 +51,20 @@ def test_blocks_are_made_one_at_a_time() -> None:
 
 def damaged(block: Block, how: str) -> Block:
     first, *rest = block.parameters
-    data = first.data.copy()
-    words = data.view(np.uint64)
+    data = first.data.clone()
+    words = data.view(torch.int64)
     if how == "one bit":
         data[12_345] ^= 1
     elif how == "two words change places":
-        words[3], words[7000] = words[7000], words[3]
+        words[[3, 7000]] = words[[7000, 3]]
     elif how == "two words of a row change places":
-        words[3], words[4] = words[4], words[3]
+        words[[3, 4]] = words[[4, 3]]
     elif how == "two words of a column change places":
-        words[3], words[3 + 1024] = words[3 + 1024], words[3]
+        words[[3, 3 + 1024]] = words[[3 + 1024, 3]]
     elif how == "the last byte":
         data[-1] ^= 128
     elif how == "old weights":
-        data = next(iter(to_blocks(parameters(1), torch.float32))).parameters[0].data
+        data = next(iter(to_blocks(parameters(1), torch.float32, 2**20))).parameters[0].data
     elif how == "another name":
         return dataclasses.replace(block, parameters=(dataclasses.replace(first, name="other"), *rest))
     elif how == "another order":
@@ -87,7 +86,7 @@ def damaged(block: Block, how: str) -> Block:
     ],
 )
 def test_damage_is_seen(how: str) -> None:
-    (block,) = to_blocks(parameters(), torch.float32)
+    (block,) = to_blocks(parameters(), torch.float32, 2**20)
     block.verify()
     with pytest.raises(RlctlError, match="weights arrived damaged: block 0"):
         damaged(block, how).verify()

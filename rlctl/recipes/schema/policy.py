@@ -125,6 +125,13 @@ class MultiTurn(Section):
     format: Text = Field(description="syntax of tool calls")
 
 
+class CheckpointEngine(Section):
+    backend: Literal["auto", "object_store", "nccl", "gloo"] = Field(
+        description="how weights go to engines of a pool of their own; auto = nccl between GPUs, Ray's object store on CPUs"
+    )
+    update_weights_bucket_megabytes: Count = Field(description="so much of the weights is on its way at a time, in MiB")
+
+
 class Rollout(Section):
     name: Text = Field(description="engine: auto, hf, vllm, sglang or a plug-in")
     mode: Literal["sync", "async"] = Field(
@@ -143,6 +150,7 @@ class Rollout(Section):
     free_cache_engine: bool = Field(description="give the engine's memory back while training runs")
     log_prob_micro_batch_size_per_gpu: Count | None = Field(description="rows in one pass of the old log-probs; null = by token budget")
     log_prob_max_token_len_per_gpu: Count = Field(description="token budget of the old log-probs")
+    checkpoint_engine: CheckpointEngine
     engine_kwargs: dict[str, Any] = Field(description="further arguments of the engine's constructor, passed on as they are")
     val_kwargs: ValKwargs
     multi_turn: MultiTurn

@@ -6,6 +6,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any, TypeVar, cast
 
 import ray
@@ -14,7 +15,8 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 from rlctl.errors import RlctlError
 from rlctl.runs.logs import tail_of
 from rlctl.runtime.batch import Prompts, Rollouts
-from rlctl.runtime.cluster.engines import ROLE, Engine, EngineProcesses, RayChannel, Request
+from rlctl.runtime.cluster.channels import StoreChannel, channel
+from rlctl.runtime.cluster.engines import ROLE, Engine, EngineProcesses, Request
 from rlctl.runtime.cluster.pool import PoolSpec, gather, nodes_of
 from rlctl.runtime.rollout.request import at_a_time, num_requests
 from rlctl.runtime.workers.dispatch import join, split
@@ -22,7 +24,7 @@ from rlctl.runtime.workers.rollout import RolloutSpec
 from rlctl.tracking.tracker import Event
 
 W = TypeVar("W")
-SendWeights = Callable[[RayChannel], dict[int, str]]
+SendWeights = Callable[[StoreChannel], dict[int, str]]
 
 _MOST_LOSSES = 3  # engines that may die of one request before it is held to be its fault
 _LOOK_S = 1.0  # how often deadlines are looked at while nothing happens
@@ -123,7 +125,8 @@ class EngineGroup:
         self.num_hand_overs += 1
         number, timeout_s = self.num_hand_overs, self.pool.spec.call_timeout_s
         loading = {engine: engine.call("load_weights", number, timeout_s) for engine in stale}
-        lost = self.send_weights(RayChannel({engine.number: engine.handle for engine in stale}, number, timeout_s))
+        handles = {engine.number: engine.handle for engine in stale}
+        lost = self.send_weights(channel(self.rollout, handles, number, replace(self.pool.spec.place, timeout_s=timeout_s)))
         for engine, answer in loading.items():
             reason = lost.get(engine.number) or _failure(answer, timeout_s)
             if reason is None:

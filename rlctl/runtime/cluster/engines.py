@@ -8,15 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import ray
-from ray.exceptions import RayActorError
 from ray.util.placement_group import remove_placement_group
 
 from rlctl.runs.logs import tail_of
 from rlctl.runtime.batch import Prompts
+from rlctl.runtime.cluster.link import Link
 from rlctl.runtime.cluster.pool import PoolSpec, process_options, reserve
 from rlctl.runtime.place import Place
 from rlctl.runtime.rollout.request import at_a_time
-from rlctl.runtime.rollout.weights import Block
+from rlctl.runtime.rollout.weights import Announced, Block
 from rlctl.runtime.workers.process import Process
 from rlctl.runtime.workers.rollout import RolloutSpec
 
@@ -29,9 +29,14 @@ class EngineProcess(Process):
     one (`rollout.mode=async`) so do they, by `call` in the concurrency group `answers`."""
 
     @ray.method(concurrency_group="weights")
-    def receive(self, hand_over: int, block: Block) -> None:
-        """See `RolloutWorker.receive`. `block` is read where it lies in Ray's shared memory."""
-        self.workers[ROLE].receive(hand_over, block)
+    def connect(self, host: str, port: int) -> None:
+        """Open the trainer's link to this process."""
+        self.link = Link.to_trainer(host, port, self.place)
+
+    @ray.method(concurrency_group="weights")
+    def receive(self, hand_over: int, block: Block | Announced) -> None:
+        """See `RolloutWorker.receive`. `block` is read where it lies in Ray's shared memory, or comes by the link."""
+        self.workers[ROLE].receive(hand_over, self.link.fetch(block) if isinstance(block, Announced) else block)
 
     @ray.method(concurrency_group="weights")
     def end(self, hand_over: int, num_blocks: int) -> None:
@@ -122,49 +127,3 @@ class EngineProcesses:
     def _log(self, number: int) -> Path | None:
         log = self.spec.place.log_path
         return log and log.with_name(f"{self.spec.name}-{number}.log")
-
-
-class RayChannel:
-    """Implements `WeightChannel`: each block is put into Ray's object store once, and all engines read it there.
-
-    One block is on its way at a time: an engine takes one up, has another at hand and checks a third, and no more are in the store.
-    """
-
-    def __init__(self, engines: dict[int, Any], hand_over: int, timeout_s: float) -> None:
-        self.engines = engines  # handles, by number
-        self.hand_over = hand_over  # its number
-        self.timeout_s = timeout_s
-        self.lost: dict[int, str] = {}
-        self.num_blocks = 0
-        self.on_the_way: dict[ray.ObjectRef, int] = {}
-
-    def send(self, block: Block) -> None:
-        """See `WeightChannel`."""
-        stored = ray.put(block)
-        self.num_blocks += 1
-        self._wait()
-        self.on_the_way = {engine.receive.remote(self.hand_over, stored): number for number, engine in self._living().items()}
-
-    def close(self) -> dict[int, str]:
-        """See `WeightChannel`."""
-        self._wait()
-        self.on_the_way = {engine.end.remote(self.hand_over, self.num_blocks): number for number, engine in self._living().items()}
-        self._wait()
-        return self.lost
-
-    def _living(self) -> dict[int, Any]:
-        return {number: engine for number, engine in self.engines.items() if number not in self.lost}
-
-    def _wait(self) -> None:
-        """Until every engine has taken the block before, or is lost."""
-        if not self.on_the_way:
-            return
-        taken, late = ray.wait(list(self.on_the_way), num_returns=len(self.on_the_way), timeout=self.timeout_s)
-        for answer in taken:
-            try:
-                ray.get(answer)
-            except RayActorError as error:
-                self.lost[self.on_the_way[answer]] = str(error.error_msg)
-        for answer in late:
-            self.lost[self.on_the_way[answer]] = f"it did not take a block of weights within {self.timeout_s:g} s"
-        self.on_the_way = {}

@@ -113,7 +113,8 @@ class ActorWorker(LearningWorker):
         if self.place.rank > 0:
             deque(parameters, maxlen=0)
             return {}
-        for block in to_blocks(parameters, compute_dtype(self.spec.model, self.place.device)):
+        max_bytes = self.spec.sampling.rollout.checkpoint_engine.update_weights_bucket_megabytes * 2**20
+        for block in to_blocks(parameters, compute_dtype(self.spec.model, self.place.device), max_bytes, channel.device):
             channel.send(block)
         return channel.close()
 

@@ -1,0 +1,136 @@
+"""The ways of weights from the trainer to engines in other processes: through Ray's object store, or from device to device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import ray
+import torch.distributed as dist
+from ray.exceptions import RayActorError, RayError
+
+from rlctl.recipes import schema
+from rlctl.runtime.cluster.link import Link
+from rlctl.runtime.place import Place
+from rlctl.runtime.rollout.weights import Block, through_host
+
+
+def channel(rollout: schema.Rollout, engines: dict[int, Any], hand_over: int, place: Place) -> StoreChannel:
+    """The way to `engines` (handles, by number) that the configuration names."""
+    return (StoreChannel if through_host(rollout, place.device) else LinkChannel)(engines, hand_over, place)
+
+
+class StoreChannel:
+    """Implements `WeightChannel`: each block is put into Ray's object store once, and all engines read it there.
+
+    One block is on its way at a time: an engine takes one up, has another at hand and checks a third, and no more are in the store.
+    """
+
+    device = "cpu"
+
+    def __init__(self, engines: dict[int, Any], hand_over: int, place: Place) -> None:
+        self.engines = engines
+        self.hand_over = hand_over  # its number
+        self.place = place
+        self.lost: dict[int, str] = {}
+        self.num_blocks = 0
+        self.on_the_way: dict[ray.ObjectRef, int] = {}
+
+    def send(self, block: Block) -> None:
+        """See `WeightChannel`."""
+        stored = ray.put(block)
+        self.num_blocks += 1
+        self._wait()
+        self.on_the_way = {engine.receive.remote(self.hand_over, stored): number for number, engine in self._living().items()}
+
+    def close(self) -> dict[int, str]:
+        """See `WeightChannel`."""
+        self._wait()
+        self.on_the_way = {engine.end.remote(self.hand_over, self.num_blocks): number for number, engine in self._living().items()}
+        self._wait()
+        return self.lost
+
+    def _living(self) -> dict[int, Any]:
+        return {number: engine for number, engine in self.engines.items() if number not in self.lost}
+
+    def _lose(self, number: int, reason: str) -> None:
+        self.lost[number] = reason
+
+    def _wait(self) -> None:
+        """Until every engine has taken the block before, or is lost."""
+        if not self.on_the_way:
+            return
+        timeout_s = self.place.timeout_s
+        taken, late = ray.wait(list(self.on_the_way), num_returns=len(self.on_the_way), timeout=timeout_s)
+        for answer in taken:
+            try:
+                ray.get(answer)
+            except RayActorError as error:
+                self._lose(self.on_the_way[answer], str(error.error_msg))
+        for answer in late:
+            self._lose(self.on_the_way[answer], f"it did not take a block of weights within {timeout_s:g} s")
+        self.on_the_way = {}
+
+
+@dataclass
+class _Held:
+    engine: Any  # its id: one that is started again in the same place has another
+    link: Link
+
+
+class LinkChannel(StoreChannel):
+    """Implements `WeightChannel`: a block is announced to every engine by Ray, and its bytes go by links from device to device.
+
+    Links are made at an engine's first hand-over and kept in this process until the engine is lost.
+    """
+
+    links: ClassVar[dict[int, _Held]] = {}
+
+    def __init__(self, engines: dict[int, Any], hand_over: int, place: Place) -> None:
+        super().__init__(engines, hand_over, place)
+        self.device = place.device
+
+    def send(self, block: Block) -> None:
+        """See `WeightChannel`."""
+        self.num_blocks += 1
+        self._wait()
+        for number, engine in self._living().items():
+            link = self._link(number, engine)
+            if link is not None:
+                self.on_the_way[engine.receive.remote(self.hand_over, block.announced())] = number
+                link.send(block)
+
+    def _link(self, number: int, engine: Any) -> Link | None:
+        held = self.links.get(number)
+        if held is not None and held.engine == engine._actor_id:
+            return held.link
+        self._close(number)
+        host = ray.util.get_node_ip_address()
+        door = Link.open_door(host)
+        there = engine.connect.remote(host, door.port)
+        try:
+            link = Link.to_engine(door, self.place)
+        except dist.DistError as error:
+            self._lose(number, f"no link to it could be made: {_failure(there) or error}")
+            return None
+        self.links[number] = _Held(engine._actor_id, link)
+        return link
+
+    def _lose(self, number: int, reason: str) -> None:
+        super()._lose(number, reason)
+        self._close(number)
+
+    def _close(self, number: int) -> None:
+        held = self.links.pop(number, None)
+        if held is not None:
+            held.link.close()
+
+
+def _failure(answer: ray.ObjectRef) -> str | None:
+    """Why a call failed, if it did."""
+    if ray.wait([answer], timeout=0)[0]:
+        try:
+            ray.get(answer)
+        except RayError as error:
+            return str(error)
+    return None
