@@ -38,6 +38,7 @@ ELSEWHERE = {
     "trainer.resume_mode": "read by the command `train`",
     "data.response_key": "read by supervised fine-tuning",
     "*.strategy": "has one legal value",
+    "actor_rollout_ref.rollout.checkpoint_engine.update_weights_bucket_megabytes": "read where weights are sent to other processes",
     "actor_rollout_ref.rollout.gpu_memory_utilization": "for engines with memory of their own; named as idle with others",
     "actor_rollout_ref.rollout.max_num_batched_tokens": "likewise",
     "actor_rollout_ref.rollout.enforce_eager": "likewise",
