@@ -47,12 +47,14 @@ def ray_session(init: schema.RayInit, num_cpus: int, num_threads: int, timeout_s
         "logging_level": "ERROR",
     }
     folder: Path | None = None
+    others = set(psutil.Process().children(recursive=True))  # trackers have processes, too, and are told of the run's end after Ray's
     address = init.address or os.environ.get("RAY_ADDRESS")
     if address is None:
         _remove_stale()
         folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=_PARENT))
         lock = (folder / _LOCK).open("w")
         fcntl.flock(lock, fcntl.LOCK_EX)  # until this process ends, however it does
+        variables.setdefault("TMPDIR", str(folder))  # what workers leave there (vLLM its sockets) goes with the session
         options |= {"num_cpus": num_cpus, "include_dashboard": init.include_dashboard, "_temp_dir": str(folder)}
         options |= {"num_gpus": init.num_gpus, "object_store_memory": init.object_store_memory}
     else:
@@ -65,7 +67,7 @@ def ray_session(init: schema.RayInit, num_cpus: int, num_threads: int, timeout_s
         if timeline is not None:
             ray.timeline(timeline)
     finally:
-        _shut_down()
+        _shut_down(others)
         over.set()
         if folder is not None:
             shutil.rmtree(folder, ignore_errors=True)
@@ -105,12 +107,12 @@ def _remove_stale() -> None:
             shutil.rmtree(path.parent, ignore_errors=True)
 
 
-def _shut_down() -> None:
-    """End Ray and every process it started here. A scheduler may have killed its daemons already, and then `ray.shutdown` waits for them
-    for minutes: it gets a deadline, and what is left is killed."""
+def _shut_down(others: set[psutil.Process]) -> None:
+    """End Ray and every process it started here, which all are but `others`. A scheduler may have killed its daemons already, and then
+    `ray.shutdown` waits for them for minutes: it gets a deadline, and what is left is killed."""
     import ray
 
-    started = psutil.Process().children(recursive=True)
+    started = set(psutil.Process().children(recursive=True)) - others
     thread = threading.Thread(target=ray.shutdown, name="ray-shutdown", daemon=True)
     thread.start()
     thread.join(_SHUTDOWN_S)
