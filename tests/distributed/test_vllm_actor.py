@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 
@@ -94,6 +95,8 @@ def courses(where: Place, model: Path, updates: int, *ranks_per_engine: int) -> 
 def course(worker: ActorWorker, updates: int) -> Course:
     answers: list[list[int]] = []
     found: list[torch.Tensor] = []
+    shared = [each.path for each in psutil.Process().memory_maps() if each.path.startswith("/dev/shm/")]
+    assert not [path for path in shared if Path(path).exists()], "a process that is killed would leave it behind"
     for step in range(updates + 1):
         rollouts = worker.generate_sequences(questions(worker.place), seed=step)
         log_probs = worker.compute_log_probs(rollouts).log_probs

@@ -14,6 +14,7 @@ import tempfile
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -52,7 +53,10 @@ def start(spec: EngineSpec) -> LLM:
             keep_weights_plain()
             pad_heads()
         try:
-            return LLM(**arguments)
+            llm = LLM(**arguments)
+            if spec.rollout.tensor_model_parallel_size > 1:
+                _forget_shared_memory()
+            return llm
         except (TypeError, ValueError) as error:
             kind = ResourceError if "memory" in str(error).lower() else ConfigError
             reason = str(error).strip().splitlines()[0]
@@ -140,6 +144,20 @@ def _executor(spec: EngineSpec) -> type:
             return f"tcp://rlctl:{name[0]}", place.rank, 0
 
     return ExecutorOfOurRanks
+
+
+def _forget_shared_memory() -> None:
+    """Take away the names of the memory that the ranks of an engine share, now that all have it: it ends with them, however they end."""
+    from vllm.distributed.parallel_state import get_tp_group
+
+    dist.barrier()
+    ring: Any = get_tp_group().mq_broadcaster.buffer  # pyright: ignore[reportOptionalMemberAccess]
+    if ring.is_creator:
+        ring.shared_memory.unlink()
+        ring.is_creator = False
+    if group := os.environ.get("VLLM_DIST_IDENT"):  # on a CPU
+        for file in Path("/dev/shm").glob(f"{group}-*"):
+            file.unlink(missing_ok=True)
 
 
 def _look_at_models_here() -> None:
