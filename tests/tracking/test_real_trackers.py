@@ -21,9 +21,14 @@ LAST, CHECKPOINT = 7, 3
 STEP = "training/global_step"
 
 
+def in_a_home(folder: Path) -> dict[str, str]:
+    """An environment with a home of its own and without keys."""
+    return {name: os.environ[name] for name in ("PATH", "TMPDIR")} | {"HOME": str(folder)}
+
+
 def attempt(folder: Path, *arguments: object, ids: dict[str, str] | None = None) -> Any:
-    """What `tests.tracking.real` prints; in a home of its own, without keys, and with nothing on stdout but that."""
-    environment = {"PATH": os.environ["PATH"], "HOME": str(folder), "TRACKIO_DIR": str(folder / "trackio"), "IDS": json.dumps(ids or {})}
+    """What `tests.tracking.real` prints, and nothing else on stdout."""
+    environment = in_a_home(folder) | {"TRACKIO_DIR": str(folder / "trackio"), "IDS": json.dumps(ids or {})}
     command = [sys.executable, "-m", "tests.tracking.real", *map(str, arguments)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, cwd=Path(__file__).parents[2], check=False)
     assert done.returncode == 0, done.stderr
@@ -98,7 +103,7 @@ def test_wandb_sync_joins_the_parts_under_one_id(kept):
     """`wandb sync` in earnest, with a stand-in for the server: the second part goes on behind the first one."""
     with wandb_server() as (address, runs):
         command = [str(Path(sys.executable).parent / "wandb"), "sync", *map(str, kept["run"].glob("wandb/offline-run-*"))]
-        environment = {"PATH": os.environ["PATH"], "HOME": str(kept["run"]), "WANDB_API_KEY": "k" * 40, "WANDB_BASE_URL": address}
+        environment = in_a_home(kept["run"]) | {"WANDB_API_KEY": "k" * 40, "WANDB_BASE_URL": address}
         done = subprocess.run(command, cwd=kept["run"], env=environment, capture_output=True, text=True, timeout=60, check=False)
     assert list(runs) == ["abc123"], done.stderr
     lines = [line for _, line in sorted(runs["abc123"].items())]
@@ -157,7 +162,7 @@ except RlctlError as error:
 )
 def test_what_cannot_start_is_known_before_and_nothing_asks(tmp_path, arguments, environment, said):
     command = [sys.executable, "-c", MODES, *arguments]
-    environment = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), **environment}
+    environment = in_a_home(tmp_path) | environment
     done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
     assert done.stdout.startswith(said), done.stdout + done.stderr
     assert not [path for path in tmp_path.iterdir() if not path.name.startswith(".")]
