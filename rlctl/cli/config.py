@@ -133,11 +133,11 @@ def diff(
 ) -> None:
     """Compare two configurations: recipes, stored files or runs."""
     from rlctl.cli.console import notice, print_json, stdout, table
-    from rlctl.cli.subjects import subject
+    from rlctl.cli.subjects import values_of
     from rlctl.recipes.layers import leaves
     from rlctl.recipes.reference import as_text
 
-    left, right = leaves(subject(a).container), leaves(subject(b).container)
+    left, right = leaves(values_of(a)), leaves(values_of(b))
     names = [name for name in dict.fromkeys([*left, *right]) if left.get(name, _ABSENT) != right.get(name, _ABSENT)]
     if as_json:
         print_json([{"key": name, "a": left.get(name), "b": right.get(name)} for name in names])

@@ -38,6 +38,14 @@ def subject(name: str, overrides: Sequence[str] = ()) -> Subject:
     return _read_stored(name, stored)
 
 
+def values_of(name: str) -> dict[str, Any]:
+    """The values of what `name` means; of a recipe as `unjudged` has them, so that a base, which lacks some, has values, too."""
+    from rlctl.recipes.compose import unjudged
+
+    stored = _stored(name)
+    return unjudged(name) if stored is None else _read_stored(name, stored).container
+
+
 def _stored(name: str) -> Path | None:
     """The `config.yaml` behind a run or a path, or None when `name` is a recipe to be composed."""
     try:

@@ -55,6 +55,11 @@ def compose(recipe: str | Path, overrides: Sequence[str] = ()) -> Recipe:
     return Recipe(path.stem, path, config, container, layers.origins, layers.notices, [(source.path, package) for source, package in files])
 
 
+def unjudged(recipe: str | Path) -> dict[str, Any]:
+    """The values of a recipe that may lack some: `???` where one is required, and as written where a value is taken from there."""
+    return _resolve(_lay(find_recipe(recipe), ())[0])
+
+
 def base_settings(base: str = "ppo_trainer") -> dict[str, Origin]:
     """Every key of a base with its default as written (`???` where a recipe must set it, an interpolation as one) and its place."""
     layers, _ = _lay(find_recipe(base), ())

@@ -53,7 +53,7 @@ def as_text(value: Any) -> str:
         case dict():
             return "{" + ", ".join(f"{name}: {as_text(item)}" for name, item in value.items()) + "}"
         case str() if value == MISSING:
-            return "required"
+            return "(required)"
         case _:
             return str(value)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -86,6 +87,8 @@ def test_diff_of_two_recipes(capsys: Captured) -> None:
         "actor_rollout_ref.actor.optim.lr": (1e-6, 3e-5),
     }
     assert run(capsys, "config", "diff", "ppo", "ppo") == ""
+    table = run(capsys, "config", "diff", "ppo_trainer", "ppo")
+    assert re.search(r"actor_rollout_ref.model.path +\(required\) +quickstart", table), "a base need not be complete"
 
 
 def test_a_stored_run_is_shown_explained_and_compared(capsys: Captured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
