@@ -17,10 +17,11 @@ from pathlib import Path
 from typing import Any, Protocol, Self
 
 from rlctl.errors import ConflictError, ResourceError, UsageError
+from rlctl.runs.events import EVENTS_FILE
 from rlctl.runs.process import DriverProcess
 from rlctl.runs.provenance import git_state, installed_versions
 from rlctl.runs.record import RunRecord, State, now, write_whole
-from rlctl.tracking.jsonl import METRICS_FILE, generations_file
+from rlctl.tracking.jsonl import METRICS_FILE, drop_torn_tail, generations_file
 
 RECORD_FILE = "run.json"
 STOP_FILE = "stop"
@@ -132,7 +133,9 @@ class RunDir:
 
     def event(self, kind: str, /, **fields: Any) -> None:
         """Append one line to `events.jsonl`: its time (UTC), its kind and what belongs to it."""
-        with (self.path / "events.jsonl").open("a", encoding="utf-8") as file:
+        path = self.path / EVENTS_FILE
+        drop_torn_tail(path)
+        with path.open("a", encoding="utf-8") as file:
             file.write(json.dumps({"time": now(), "kind": kind, **fields}, ensure_ascii=False, default=str) + "\n")
 
     def write_config(self, config: str, origins: Mapping[str, Sequence[Origin]]) -> None:

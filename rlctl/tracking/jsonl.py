@@ -120,14 +120,14 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def drop_torn_tail(path: Path) -> None:
-    """Cut what a killed process left after the last whole line, so that the next line starts on its own."""
-    if not path.exists():
+    """Cut what a killed process or a full disk left after the last whole line, so that the next line starts on its own."""
+    if not path.exists() or path.stat().st_size == 0:
         return
     with path.open("rb+") as file:
-        data = file.read()
-        whole = data.rfind(b"\n") + 1
-        if whole < len(data):
-            file.truncate(whole)
+        file.seek(-1, os.SEEK_END)
+        if file.read() != b"\n":
+            file.seek(0)
+            file.truncate(file.read().rfind(b"\n") + 1)
             os.fsync(file.fileno())
 
 

@@ -41,6 +41,8 @@ def test_a_new_run_has_its_folders_its_record_and_its_first_attempt(tmp_path):
 def test_the_life_of_a_run_is_in_its_record_and_its_events(tmp_path):
     run = RunDir.create(tmp_path, "p", "first", "ppo")
     run.update(state="running", total_steps=40, seeds={"trainer": 1})
+    with (run.path / "events.jsonl").open("a") as file:
+        file.write('{"time": "20')  # a power cut
     run.event("checkpoint", step=20, path=run.checkpoint(20))
     run.finish("failed", 7)
     run.new_attempt()
