@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from types import FrameType
 from typing import NoReturn
 
-from rlctl.errors import Problem, ResourceError, RlctlError, Terminated, UsageError, is_full
+from rlctl.errors import InternalError, Problem, Terminated, UsageError, as_ours
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -23,8 +23,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         code = _run(argv)
         sys.stdout.flush()
-    except RlctlError as error:
-        return _report(error.problems, error.exit_code)
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
     except BrokenPipeError:
@@ -32,10 +30,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except Exception as error:  # the outermost frame: the last place that can turn a defect into a message
-        if is_full(error):
-            problem = Problem(f"no room to write: {error.strerror}", where=error.filename, hint="`rlctl doctor` shows what is free")
-            return _report([problem], ResourceError.exit_code)
-        return _report([_defect(error)], 70)
+        ours = as_ours(error)
+        return _report(ours.problems, ours.exit_code) if ours else _report([_defect(error)], InternalError.exit_code)
     return code
 
 

@@ -18,7 +18,6 @@ from __future__ import annotations
 import errno
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeGuard
 
 # Exit codes of what no second attempt would mend: usage, configuration, something not found or taken, a package that is missing.
 HOPELESS = (2, 3, 4, 5, 6)
@@ -92,9 +91,11 @@ class ResourceError(RlctlError):
     exit_code = 7
 
 
-def is_full(error: BaseException) -> TypeGuard[OSError]:
-    """Whether the operating system refused a write for want of room: a disk, a quota or a limit. Leaves with the code of ResourceError."""
-    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+def as_ours(error: BaseException) -> RlctlError | None:
+    """`error` as one of this tree: itself, or what a write is that was refused for want of room (a disk, a quota, a limit). Else None."""
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        return ResourceError(f"no room to write: {error.strerror}", where=error.filename, hint="`rlctl doctor` shows what is free")
+    return error if isinstance(error, RlctlError) else None
 
 
 class DeviceMemoryError(ResourceError):

@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
-from rlctl.errors import ConfigError, ResourceError, RlctlError, is_full
+from rlctl.errors import ConfigError, RlctlError, as_ours
 from rlctl.runs.process import DriverProcess
 
 # `lost` (the process is gone without a word) and `broken` (no readable run.json) are never written: RunStore concludes them.
@@ -79,11 +79,9 @@ def ending(tell: Callable[[Last, int], object]) -> Iterator[None]:
     except SystemExit as asked:  # `Terminated`, `TimeUp`
         state, code = "stopped", int(asked.code or 0)
         raise
-    except RlctlError as error:
-        code = error.exit_code
-        raise
-    except OSError as error:
-        code = ResourceError.exit_code if is_full(error) else code
+    except (RlctlError, OSError) as error:
+        ours = as_ours(error)
+        code = ours.exit_code if ours else code
         raise
     finally:
         tell(state, code)
