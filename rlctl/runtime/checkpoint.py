@@ -27,8 +27,8 @@ MANIFEST, STATE, CONFIG = "manifest.json", "state.json", "config.yaml"
 class ControllerState:
     """What the controller needs to go on after `step`, beside what the workers have saved.
 
-    `metrics` are those of the step: by them the best checkpoints are known. `loader` and `trackers` are a record for readers: the position
-    follows from the step, and the run's own record holds the ids.
+    `metrics` are those of the step: by them the best checkpoints are known. `loader` is what `Collector` goes on from. `trackers` is a
+    record for readers: the run's own record holds the ids.
     """
 
     step: int
@@ -37,7 +37,7 @@ class ControllerState:
     skipped_in_a_row: int
     rng: dict[str, Any]
     metrics: dict[str, float | None] = field(default_factory=dict)
-    loader: dict[str, int] = field(default_factory=dict)
+    loader: dict[str, Any] = field(default_factory=dict)
     trackers: dict[str, str] = field(default_factory=dict)
     num_ranks: int = 1
     seeds: dict[str, int] = field(default_factory=dict)

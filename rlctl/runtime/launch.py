@@ -19,9 +19,11 @@ from rlctl.runs.record import Last, ending
 from rlctl.runs.rewind import rewind
 from rlctl.runs.run_dir import RunDir
 from rlctl.runs.sync import run_info
+from rlctl.runtime.algorithms.base import Algorithm
 from rlctl.runtime.build import build_reward, build_roles
 from rlctl.runtime.checkpoint import CheckpointStore, ControllerState
 from rlctl.runtime.cluster.inline import InlinePool, Pool
+from rlctl.runtime.collector import Collector
 from rlctl.runtime.place import Place, available_cores
 from rlctl.runtime.plan import Plan
 from rlctl.runtime.remote_copy import mirrored
@@ -88,13 +90,14 @@ def train(plan: Plan, start: Start | None = None, end_by: float | None = None) -
         stack.enter_context(watchdog)  # what comes before and after has deadlines of its own
         run.event("placed", **{name: pool.nodes for name, pool in pools.items()})
         roles = build_roles(config, plan.algorithm, plan.tokenizer, pools, reward, on_phase)
-        progress = _take_up(start, plan, roles, on_phase) if start is not None else Progress()
+        collector = Collector.of(plan.loader, plan.algorithm, config.algorithm)
+        progress = _take_up(start, plan.algorithm, collector, roles, on_phase) if start is not None else Progress()
         trackers.begin()
         run.update(state="running", total_steps=plan.num_steps)
         parts = Parts(
             algorithm=plan.algorithm,
             roles=roles,
-            loader=plan.loader,
+            collector=collector,
             validator=plan.validator,
             tokenizer=plan.tokenizer,
             trackers=trackers,
@@ -168,8 +171,8 @@ def _go_back(run: RunDir, start: Start) -> None:
     run.event("resume", step=start.step, changes=list(start.changes), taken_back=lines, checkpoints_set_aside=later)
 
 
-def _take_up(start: Start, plan: Plan, roles: Roles, on_phase: Callable[[str], None]) -> Progress:
-    """Give the workers and the algorithm the state of the checkpoint. A role that the checkpoint knows nothing of begins anew."""
+def _take_up(start: Start, algorithm: Algorithm, collector: Collector, roles: Roles, on_phase: Callable[[str], None]) -> Progress:
+    """Give workers, algorithm and collector the state of the checkpoint. A role that the checkpoint knows nothing of begins anew."""
     if start.checkpoint is None:
         return Progress()
     on_phase(f"loading the checkpoint of step {start.step}")
@@ -177,7 +180,8 @@ def _take_up(start: Start, plan: Plan, roles: Roles, on_phase: Callable[[str], N
     roles.actor.load((start.checkpoint / "actor").absolute())
     if roles.critic_role is not None and (start.checkpoint / "critic").is_dir():
         roles.critic.load((start.checkpoint / "critic").absolute())
-    plan.algorithm.load_state_dict(state.algorithm)
+    algorithm.load_state_dict(state.algorithm)
+    collector.load_state_dict(state.loader, state.step)
     set_rng_state(state.rng)
     return Progress(state.step, state.skipped_in_a_row, new_run=start.run is None)
 

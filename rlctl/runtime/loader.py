@@ -1,4 +1,5 @@
-"""From rows to batches of prompts. Which rows make up a step is a function of seed and step alone: there is no state to save."""
+"""From rows to batches of prompts. The prompts are an endless stream, epoch after epoch in another order, which is a function of the seed
+alone: there is no state to save."""
 
 from __future__ import annotations
 
@@ -62,7 +63,8 @@ class PromptSet:
 
 @dataclass(frozen=True)
 class PromptLoader:
-    """Steps count from 1 and epochs from 0; the last rows of an epoch that do not fill a batch are left out of that epoch."""
+    """Steps count from 1, epochs and places in the stream of prompts from 0; the last rows of an epoch that do not fill a batch are left
+    out of that epoch."""
 
     prompts: PromptSet
     batch_size: int
@@ -73,14 +75,18 @@ class PromptLoader:
     def steps_per_epoch(self) -> int:
         return len(self.prompts) // self.batch_size
 
-    def epoch_of(self, step: int) -> int:
-        return (step - 1) // self.steps_per_epoch
+    def epoch_of(self, place: int) -> int:
+        return place // (self.steps_per_epoch * self.batch_size)
 
     def batch_at(self, step: int) -> Prompts:
         """The prompts of one step, the same ones whenever it is asked for."""
-        epoch, place = divmod(step - 1, self.steps_per_epoch)
-        order = self.sampler(len(self.prompts), epoch, self.seed)
-        return self.prompts.batch(order[place * self.batch_size : (place + 1) * self.batch_size].tolist())
+        return self.at(range((step - 1) * self.batch_size, step * self.batch_size))
+
+    def at(self, places: Sequence[int]) -> Prompts:
+        """The prompts at these places of the stream, as a batch whose groups count from 0."""
+        orders = {epoch: self.sampler(len(self.prompts), epoch, self.seed).tolist() for epoch in {self.epoch_of(place) for place in places}}
+        an_epoch = self.steps_per_epoch * self.batch_size
+        return self.prompts.batch([orders[self.epoch_of(place)][place % an_epoch] for place in places])
 
 
 def _truncate(ids: list[int], data: schema.Data, where: str) -> list[int]:

@@ -19,7 +19,7 @@ from rlctl.runtime.algorithms.stats import rollout_metrics
 from rlctl.runtime.batch import Scored
 from rlctl.runtime.checkpoint import ControllerState
 from rlctl.runtime.clock import Clock, timed_roles
-from rlctl.runtime.loader import PromptLoader
+from rlctl.runtime.collector import Collector
 from rlctl.runtime.mismatch import MismatchGuard
 from rlctl.runtime.rng import rng_state
 from rlctl.runtime.roles import Roles
@@ -42,7 +42,7 @@ class Parts:
 
     algorithm: Algorithm
     roles: Roles
-    loader: PromptLoader
+    collector: Collector
     validator: Validator | None
     tokenizer: PreTrainedTokenizerBase
     trackers: Trackers
@@ -116,13 +116,13 @@ class Trainer:
         self.clock.take()
         self.mismatch.step = step
         with self.clock.phase("adv"):  # what the controller itself does between the calls of roles
-            scored = self.parts.algorithm.collect(self.parts.loader.batch_at(step), self.roles, step)
-            metrics = to_floats(self.parts.algorithm.learn(scored, self.roles, step))
+            scored, filtered = self.parts.collector.collect(self.roles, step)
+            metrics = to_floats(self.parts.algorithm.learn(scored, self.roles, step)) | filtered
         seconds = time.perf_counter() - begin
         self._stop_on_skipped_updates(step, metrics, scored)
         metrics |= self._note_halvings(step)
         metrics |= to_floats(rollout_metrics(scored, self.parts.max_response_length)) | self._dump(step, scored)
-        return metrics | self._speed(scored, seconds) | {"training/global_step": step, "training/epoch": self.parts.loader.epoch_of(step)}
+        return metrics | self._speed(scored, seconds) | {"training/global_step": step, "training/epoch": self.parts.collector.epoch()}
 
     def _dump(self, step: int, scored: Scored) -> dict[str, float]:
         """Write the step's answers down, where that is asked for."""
@@ -144,7 +144,7 @@ class Trainer:
         """Only the copy is made here; `Saver` writes it while the next step runs."""
         begin = time.perf_counter()
         self.parts.on_phase("save_checkpoint")
-        loader, record = self.parts.loader, self.parts.run.record
+        record = self.parts.run.record
         state = ControllerState(
             step=step,
             run=record.id,
@@ -152,7 +152,7 @@ class Trainer:
             skipped_in_a_row=self.skipped_in_a_row,
             rng=rng_state(),
             metrics=dict(metrics),
-            loader={"epoch": loader.epoch_of(step), "batch": (step - 1) % loader.steps_per_epoch},
+            loader=self.parts.collector.state_dict(),
             trackers=dict(record.trackers),
             num_ranks=self.parts.num_devices,
             seeds=dict(record.seeds),

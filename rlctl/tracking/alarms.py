@@ -211,7 +211,7 @@ RULES = (
         "uniform",
         "groups without variance: in {value:.0%} of them all answers score alike, and teach nothing",
         "groups without variance are back at {value:.0%}",
-        "harder or easier prompts, or a larger rollout.n",
+        "harder or easier prompts, a larger rollout.n, or algorithm.filter_groups",
     ),
     Rule(
         "validation_falls",

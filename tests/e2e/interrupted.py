@@ -26,7 +26,8 @@ TIMEOUT_S = 120.0
 LOGGER = "trainer.logger=['tests.e2e.interrupted:Killer']"
 SCORE = """
 def compute_score(data_source, solution_str, ground_truth, extra_info=None):
-    return (sum(map(ord, solution_str)) % 7) / 6
+    total = sum(map(ord, solution_str))
+    return {"score": (total % 7) / 6, "even": float(total % 2 == 0)}
 """
 
 _FORKS = multiprocessing.get_context("forkserver")

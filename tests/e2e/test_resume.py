@@ -23,6 +23,8 @@ GRPO = [
     "actor_rollout_ref.rollout.n=4",
     "actor_rollout_ref.actor.use_kl_loss=true",
     "actor_rollout_ref.actor.shuffle=true",
+    "algorithm.filter_groups.enable=true",
+    "algorithm.filter_groups.metric=even",
     "trainer.rollout_data_dir=elsewhere/rollouts",
     "trainer.validation_data_dir=elsewhere/validation",
     "trainer.default_local_dir=elsewhere/checkpoints",
@@ -91,6 +93,8 @@ def test_killed_at_any_moment(verb: str, more: list[str], small: list[str], fold
     """Three random moments each, one after the other in the same run."""
     straight = train(verb, verb, [*small, *more], folder, "--inline")
     assert len({row["critic/score/mean"] for row in metrics(straight)[1:]}) > 1  # there is something to learn from
+    if verb == "grpo":
+        assert sum(row["filter_groups/surplus_groups"] for row in metrics(straight)[1:-1]) > 0  # there is something to keep
     seed = random.SystemRandom().randrange(10**6)
     kills = random_kills(3, 24, random.Random(seed))
     name = f"{verb}-killed"

@@ -51,7 +51,6 @@ REFUSED = {
     "*.model.target_modules": "lora_rank",
     "*.rollout.multi_turn.*": "multi_turn.enable",
     "reward.reward_model.path": "reward_model.enable",
-    "algorithm.filter_groups.m*": "filter_groups.enable",
     "trainer.placement.reward": "reward_model.enable",
 }
 
@@ -119,11 +118,15 @@ def test_a_run_reads_every_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         "trainer.total_training_steps=null",
         "trainer.total_epochs=1",
         "reward.custom_reward_function.path=score.py",
+        "actor_rollout_ref.rollout.n=2",
+        "algorithm.filter_groups.enable=true",
         "algorithm.rollout_correction.rollout_is=token",
         "algorithm.rollout_correction.rollout_rs=token_k1",
         "algorithm.rollout_correction.rollout_rs_threshold=2",
     ]
-    (tmp_path / "score.py").write_text("def compute_score(data_source, solution_str, ground_truth, extra_info=None):\n    return 1.0\n")
+    (tmp_path / "score.py").write_text(
+        "def compute_score(data_source, solution_str, ground_truth, extra_info=None):\n    return sum(map(ord, solution_str)) % 7\n"
+    )
     with recorded(monkeypatch) as read:
         for overrides in (small, [*small, *variant]):
             train(make_plan(compose("ppo_trainer", overrides), inline=True))

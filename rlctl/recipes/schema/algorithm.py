@@ -18,7 +18,7 @@ class KLControl(Section):
 
 class FilterGroups(Section):
     enable: bool = Field(description="DAPO's dynamic sampling: resample prompts whose answers all score the same")
-    metric: Text = Field(description="what must differ within a group: score, acc or a reward component")
+    metric: Text = Field(description="what must differ within a group: score, or a component of the reward by name")
     max_num_gen_batches: Count = Field(description="most batches generated for one step before the run stops")
 
 

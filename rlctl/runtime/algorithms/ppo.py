@@ -60,10 +60,15 @@ class PPO:
         if missing:
             what = " and ".join(need.name.lower().replace("_", " ") for need in missing if need.name)
             problems.append(Problem(f"algorithm.adv_estimator={algorithm.adv_estimator} needs {what}, which rlctl does not compute yet"))
-        if algorithm.filter_groups.enable:
-            problems.append(Problem("algorithm.filter_groups.enable=true: resampling of groups is not there yet", hint="set it to false"))
         rollout = config.actor_rollout_ref.rollout
         n = rollout.n
+        if algorithm.filter_groups.enable and n < 2:
+            problems.append(
+                Problem(
+                    f"algorithm.filter_groups.enable=true compares the answers to one prompt, but rollout.n is {n}",
+                    hint="actor_rollout_ref.rollout.n=8",
+                )
+            )
         if Need.GROUPS in get_estimator(algorithm.adv_estimator).needs and n < 2:
             problems.append(
                 Problem(
