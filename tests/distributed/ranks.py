@@ -12,6 +12,9 @@ import torch.multiprocessing as mp
 
 from rlctl.runtime.place import Place
 from rlctl.runtime.workers.process import Process
+from tests.forks import FORKS
+
+_METHOD = FORKS.get_start_method()
 
 
 def place(rank: int = 0, world_size: int = 1) -> Place:
@@ -24,14 +27,14 @@ def on_ranks(world_size: int, function: Callable[..., Any], *args: Any) -> list[
         return [function(place(), *args)]
     address = Process(place()).address().replace("127.0.0.1", "localhost")
     with tempfile.TemporaryDirectory() as folder:
-        mp.spawn(_run, (world_size, address, Path(folder), function, args), nprocs=world_size)
+        mp.start_processes(_run, (world_size, address, Path(folder), function, args), world_size, start_method=_METHOD)
         return [pickle.loads((Path(folder) / str(rank)).read_bytes()) for rank in range(world_size)]
 
 
 def in_a_process(function: Callable[..., Any], *args: Any) -> Any:
     """`function(place, *args)` on one rank in a process of its own: a vLLM engine that is closed leaves its process unfit for another."""
     with tempfile.TemporaryDirectory() as folder:
-        mp.spawn(_run, (1, "", Path(folder), function, args), nprocs=1)
+        mp.start_processes(_run, (1, "", Path(folder), function, args), 1, start_method=_METHOD)
         return pickle.loads((Path(folder) / "0").read_bytes())
 
 

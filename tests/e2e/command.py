@@ -13,6 +13,8 @@ from typing import Any
 
 import psutil
 
+from tests.forks import Forked
+
 TIMEOUT_S = 240
 
 # What depends on the clock or the machine; everything else a seed decides.
@@ -23,24 +25,38 @@ def environment() -> dict[str, str]:
     return os.environ | {"OMP_NUM_THREADS": "1", "NO_COLOR": "1", "PYTHONDONTWRITEBYTECODE": ""}
 
 
-def rlctl(*arguments: object, cwd: Path, code: int = 0, more: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-    """Run it to its end, with `more` in its environment, and check the exit code."""
-    command = [sys.executable, "-m", "rlctl", *map(str, arguments)]
-    done = subprocess.run(
-        command, cwd=cwd, env=environment() | (more or {}), capture_output=True, text=True, timeout=TIMEOUT_S, check=False
-    )
+def rlctl(
+    *arguments: object, cwd: Path, code: int = 0, more: Mapping[str, str] | None = None, process: bool = False
+) -> subprocess.CompletedProcess[str]:
+    """Run it to its end, with `more` in its environment, and check the exit code.
+
+    The process is forked from one that has imported everything; with `process` it is `python -m rlctl` as a shell starts it.
+    """
+    words, env = list(map(str, arguments)), environment() | (more or {})
+    if process:
+        command = [sys.executable, "-m", "rlctl", *words]
+        done = subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+    else:
+        forked = Forked(words, cwd, env)
+        try:
+            out, err = forked.communicate(TIMEOUT_S)
+        finally:
+            forked.kill()
+        done = subprocess.CompletedProcess(words, forked.wait(TIMEOUT_S), out, err)
     assert done.returncode == code, f"exit {done.returncode}, wanted {code}\n{done.stdout}\n{done.stderr}"
     return done
 
 
-def begun(*arguments: object, cwd: Path, marker: str = "") -> subprocess.Popen[str]:
-    """Started, in a process group of its own, with `marker` in the environment of whatever it starts."""
-    command = [sys.executable, "-m", "rlctl", *map(str, arguments)]
-    env = environment() | {"RLCTL_TEST_MARKER": marker}
+def begun(*arguments: object, cwd: Path, marker: str = "", process: bool = False) -> subprocess.Popen[str] | Forked:
+    """Started, in a session of its own, with `marker` in the environment of whatever it starts."""
+    words, env = list(map(str, arguments)), environment() | {"RLCTL_TEST_MARKER": marker}
+    if not process:
+        return Forked(words, cwd, env)
+    command = [sys.executable, "-m", "rlctl", *words]
     return subprocess.Popen(command, cwd=cwd, env=env, stderr=subprocess.PIPE, text=True, start_new_session=True)
 
 
-def wait_for_steps(process: subprocess.Popen[str], run: Path, steps: int) -> None:
+def wait_for_steps(process: subprocess.Popen[str] | Forked, run: Path, steps: int) -> None:
     """Until the process has written so many lines of metrics."""
     lines = run / "metrics.jsonl"
     deadline = time.monotonic() + 180

@@ -1,17 +1,15 @@
 """Runs that are killed on purpose, at a chosen moment, and what they leave behind.
 
 A run is a process of its own that ends by `kill -9`, sent by the run itself through a tracker, which is told of every phase: so each
-moment of a step can be hit. The processes are forked from one that has imported everything, because importing takes longer than a run.
+moment of a step can be hit.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import multiprocessing
 import os
 import random
-import resource
 import signal
 import threading
 from collections.abc import Mapping, Sequence
@@ -20,6 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from rlctl.tracking.tracker import RunInfo, Sample
+from tests.e2e.command import environment as usual_environment
+from tests.forks import Forked
 
 KILL_AT = "RLCTL_TEST_KILL_AT"
 TIMEOUT_S = 120.0
@@ -29,9 +29,6 @@ def compute_score(data_source, solution_str, ground_truth, extra_info=None):
     total = sum(map(ord, solution_str))
     return {"score": (total % 7) / 6, "even": float(total % 2 == 0)}
 """
-
-_FORKS = multiprocessing.get_context("forkserver")
-_FORKS.set_forkserver_preload(["rlctl.runtime.resume", "rlctl.recipes.compose", "transformers.models.qwen2.modeling_qwen2", __name__])
 
 
 class Killer:
@@ -76,29 +73,14 @@ def run(
     *arguments: object, cwd: Path, kill_at: str = "", largest_file: int | None = None, environment: Mapping[str, str] | None = None
 ) -> Ended:
     """`rlctl` with these arguments, to its end; `kill_at` is `<n>:<seconds>`, with `:SIGTERM` another signal: so
-    long after the n-th phase begins. A write beyond
-    `largest_file` bytes fails, as on a full disk."""
-    log = cwd / "talk.txt"
-    variables = {KILL_AT: kill_at, **(environment or {})}
-    process = _FORKS.Process(target=_child, args=([str(each) for each in arguments], cwd, log, largest_file, variables))
-    process.start()
-    process.join(TIMEOUT_S)
-    assert process.exitcode is not None, f"{arguments} did not end within {TIMEOUT_S:.0f} s\n{log.read_text()}"
-    return Ended(process.exitcode, log.read_text())
-
-
-def _child(arguments: list[str], cwd: Path, log: Path, largest_file: int | None, environment: Mapping[str, str]) -> None:
-    os.setsid()
-    if largest_file is not None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (largest_file, largest_file))
-    os.chdir(cwd)
-    os.environ.update({"NO_COLOR": "1", "TOKENIZERS_PARALLELISM": "false", **environment})
-    file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-    os.dup2(file, 1)
-    os.dup2(file, 2)
-    from rlctl.__main__ import main
-
-    raise SystemExit(main(arguments))
+    long after the n-th phase begins. A write beyond `largest_file` bytes fails, as on a full disk."""
+    variables = usual_environment() | {"TOKENIZERS_PARALLELISM": "false", KILL_AT: kill_at, **(environment or {})}
+    process = Forked([str(each) for each in arguments], cwd, variables, largest_file)
+    try:
+        talk = "".join(process.communicate(TIMEOUT_S))
+    finally:
+        process.kill()
+    return Ended(process.wait(TIMEOUT_S), talk)
 
 
 def finish_in_spite_of(kills: Sequence[str], name: str, command: Sequence[str], cwd: Path, *inline: str) -> list[str]:

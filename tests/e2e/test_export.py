@@ -78,7 +78,7 @@ def test_a_lora_run_learns_agrees_with_its_engine_and_has_the_base_as_reference(
 
 
 def test_what_is_exported_scores_as_the_run_did(trained: Path, folder: Path, shelf: Path) -> None:
-    rlctl("export", "lora", "model", cwd=folder)
+    rlctl("export", "lora", "model", cwd=folder, process=True)
     files = {path.name for path in (folder / "model").iterdir()}
     assert {"config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "README.md"} <= files
     last = {name: value for name, value in metrics(trained)[3].items() if name.startswith("val-")}

@@ -34,7 +34,7 @@ def record(run: Path) -> tuple[str, int]:
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_ends_everything(number: int, code: int, settings: list[str], tmp_path: Path) -> None:
     marker, run = f"{os.getpid()}-{number}", tmp_path / "runs" / "quickstart" / "long"
-    process = begun("train", "ppo", "--name", "long", *settings, *ENDLESS, cwd=tmp_path, marker=marker)
+    process = begun("train", "ppo", "--name", "long", *settings, *ENDLESS, cwd=tmp_path, marker=marker, process=True)
     wait_for_steps(process, run, 2)
     processes = with_marker(marker)
     assert len(processes) > 2
@@ -56,7 +56,7 @@ def test_stopped_from_another_shell_then_from_another_host(settings: list[str], 
     run = tmp_path / "runs" / "quickstart" / "long"
     process = begun("train", "grpo", "--inline", "--name", "long", *settings, *ENDLESS, cwd=tmp_path)
     wait_for_steps(process, run, 2)
-    assert rlctl("stop", "lo", cwd=tmp_path).stderr == "note: long: stopped\n"
+    assert rlctl("stop", "lo", cwd=tmp_path, process=True).stderr == "note: long: stopped\n"
     assert process.wait(1) == 143
     assert record(run) == ("stopped", 143)
     step = metrics(run)[-1]["step"]

@@ -41,7 +41,7 @@ def trials(folder: Path, name: str) -> list[dict[str, object]]:
 def test_a_grid_of_four_two_at_once_then_the_winner_as_a_recipe(settings: list[str], tmp_path: Path) -> None:
     """Two at once because each takes half of the only slot that there is."""
     grid = (f"{LR}=1e-4,1e-3", "algorithm.gamma=0.9,1.0", "trainer.placement.device_fraction=0.5", "ray_kwargs.ray_init.num_cpus=1")
-    done = rlctl("sweep", "ppo", *settings, *grid, "--metric", "actor/lr", "--name", "grid", cwd=tmp_path)
+    done = rlctl("sweep", "ppo", *settings, *grid, "--metric", "actor/lr", "--name", "grid", cwd=tmp_path, process=True)
     found = trials(tmp_path, "grid")
     assert [trial["state"] for trial in found] == ["finished"] * 4
     assert [trial["value"] for trial in found] == [1e-4, 1e-4, 1e-3, 1e-3]

@@ -28,7 +28,7 @@ def test_ppo_inline_on_ray_and_on_two_ranks(folder: Path, settings: list[str]) -
         "actor_rollout_ref.actor.entropy_coeff=0.01",
     ]
     rlctl("train", "ppo", "--inline", "--name", "inline", *settings, cwd=folder)
-    rlctl("train", "ppo", "--name", "ray", *settings, cwd=folder)
+    rlctl("train", "ppo", "--name", "ray", *settings, cwd=folder, process=True)
     rlctl("train", "ppo", "--name", "two", *settings, "trainer.n_gpus_per_node=2", cwd=folder)
     runs = folder / "runs" / "quickstart"
     assert reproducible(runs / "inline") == reproducible(runs / "ray")
@@ -80,9 +80,10 @@ def test_grpo_then_eval_then_generate(folder: Path, settings: list[str], shelf: 
     assert any(not torch.equal(trained[name], value) for name, value in before.items())
     last = metrics(folder / "runs" / "quickstart" / "group")[-1]
     accuracy = "val-core/rlctl/arithmetic/acc/mean@1"
-    evaluated = json.loads(rlctl("eval", "group", "--json", cwd=folder).stdout)
+    evaluated = json.loads(rlctl("eval", "group", "--json", cwd=folder, process=True).stdout)
     assert evaluated[accuracy] == last[accuracy]
-    answers = json.loads(rlctl("generate", shelf / "model", "1 + 1?", "-n", 2, "--temperature", 1, "--json", cwd=folder).stdout)
+    asked = rlctl("generate", shelf / "model", "1 + 1?", "-n", 2, "--temperature", 1, "--json", cwd=folder, process=True)
+    answers = json.loads(asked.stdout)
     assert [answer["prompt"] for answer in answers] == ["1 + 1?"] * 2
 
 
@@ -97,7 +98,7 @@ def test_sft_learns_the_solutions(folder: Path, settings: list[str]) -> None:
 @pytest.mark.skipif(not GSM8K.is_dir(), reason="GSM8K's files are not here")
 def test_real_gsm8k_with_a_local_model(folder: Path, shelf: Path) -> None:
     """Prepare the real data, look at it, and train a step on a subset of its prompts."""
-    rlctl("prep", "gsm8k", "--source", GSM8K, "--out", folder / "gsm8k", cwd=folder)
+    rlctl("prep", "gsm8k", "--source", GSM8K, "--out", folder / "gsm8k", cwd=folder, process=True)
     shown = rlctl("data", "show", folder / "gsm8k" / "train.parquet", "--model", shelf / "model", "-n", 1, cwd=folder)
     assert "Natalia" in shown.stdout
     settings = [

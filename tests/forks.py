@@ -1,0 +1,108 @@
+"""Processes forked from one that has imported everything: importing takes longer than what most tests look at.
+
+`Forked` is the command `rlctl` in such a process, with what tests use of `subprocess.Popen`. What the start of a process itself is about
+wants `python -m rlctl` (`process=True` in `tests.e2e.command`).
+"""
+
+from __future__ import annotations
+
+import atexit
+import multiprocessing
+import os
+import resource
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NoReturn
+
+from rlctl.runs.process import die_with_parent
+
+FORKS = multiprocessing.get_context("forkserver")
+FORKS.set_forkserver_preload(
+    [
+        "rlctl.cli.train",
+        "rlctl.cli.resume",
+        "rlctl.runtime.resume",
+        "rlctl.runtime.cluster.engine_group",
+        "rlctl.runtime.cluster.session",
+        "rlctl.sweeps.launch",
+        "transformers.models.qwen2.modeling_qwen2",
+        "transformers.models.auto.tokenization_auto",
+    ]
+)
+
+
+class Forked:
+    """`rlctl` with these arguments, started: in a session of its own, with stdout and stderr in files.
+
+    A write beyond `largest_file` bytes fails, as on a full disk.
+    """
+
+    def __init__(self, arguments: list[str], cwd: Path, environment: Mapping[str, str], largest_file: int | None = None) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="rlctl-forked-")
+        out, err = (Path(self._folder.name) / name for name in ("stdout", "stderr"))
+        out.touch()
+        err.touch()
+        self.stdout, self.stderr = out.open(), err.open()
+        self._process = FORKS.Process(target=_child, args=(arguments, cwd, dict(environment), out, err, largest_file))
+        self._process.start()
+        assert self._process.pid is not None
+        self.pid = self._process.pid
+
+    @property
+    def returncode(self) -> int | None:
+        """As of a `Popen`: negative for a signal."""
+        return self._process.exitcode
+
+    def poll(self) -> int | None:
+        return self.returncode
+
+    def wait(self, timeout: float) -> int:
+        """Raises `subprocess.TimeoutExpired`."""
+        self._process.join(timeout)
+        code = self.returncode
+        if code is None:
+            raise subprocess.TimeoutExpired("rlctl", timeout)
+        return code
+
+    def communicate(self, timeout: float) -> tuple[str, str]:
+        """What it has written since it was last asked, when it has ended."""
+        self.wait(timeout)
+        return self.stdout.read(), self.stderr.read()
+
+    def kill(self) -> None:
+        self._process.kill()
+
+
+def _child(arguments: list[str], cwd: Path, environment: dict[str, str], out: Path, err: Path, largest_file: int | None) -> NoReturn:
+    """What `python -m rlctl` finds at its start, and does at its end. It is told to end when the tests end before it."""
+    die_with_parent()
+    os.setsid()
+    if largest_file is not None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (largest_file, largest_file))
+    os.chdir(cwd)
+    os.environ.clear()
+    os.environ.update(environment)
+    _redirect(0, Path(os.devnull), os.O_RDONLY)
+    _redirect(1, out, os.O_WRONLY | os.O_APPEND)
+    _redirect(2, err, os.O_WRONLY | os.O_APPEND)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    import rlctl.__main__
+
+    sys.argv = [str(rlctl.__main__.__file__), *arguments]
+    sys.path[:0] = [str(cwd), *filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))]
+    try:
+        sys.exit(rlctl.__main__.main(arguments))
+    finally:
+        threading._shutdown()
+        atexit._run_exitfuncs()
+
+
+def _redirect(descriptor: int, path: Path, flags: int) -> None:
+    file = os.open(path, flags)
+    os.dup2(file, descriptor)
+    os.close(file)
