@@ -52,6 +52,7 @@ FREE = (
     "*.fsdp_config.reshard_after_forward",
     "*.fsdp_config.fsdp_size",
     "actor_rollout_ref.rollout.gpu_memory_utilization",
+    "actor_rollout_ref.rollout.max_num_seqs",
 )
 
 

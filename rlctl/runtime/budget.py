@@ -1,7 +1,8 @@
-"""How much a micro-batch may hold, and what becomes of that where the device's memory does not suffice."""
+"""How much is computed at a time, and what becomes of that where the device's memory does not suffice."""
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -24,21 +25,27 @@ class Halving:
     unit: str
 
     def __str__(self) -> str:
-        return f"{self.before} {self.unit} in a micro-batch are too many for the device's memory: {self.key} is {self.after} from now on"
+        return f"{self.before} {self.unit} at a time are too many for the device's memory: {self.key} is {self.after} from now on"
 
 
 class Budget:
-    """The largest micro-batch of a role: in tokens, or in rows where a number of rows is given. It only ever shrinks.
+    """The most that is computed at a time, in tokens or in rows. It only ever shrinks.
 
     `key` of the configuration says what it is in the beginning: `value`.
     """
 
-    def __init__(self, section: str, passes: str, max_tokens: int, max_rows: int | None) -> None:
-        self.by_rows = max_rows is not None
-        self.unit = "rows" if self.by_rows else "tokens"
-        self.key = f"{section}.{passes}_{'micro_batch_size' if self.by_rows else 'max_token_len'}_per_gpu"
-        self.value = self.size = max_tokens if max_rows is None else max_rows
+    def __init__(self, key: str, value: int, unit: str) -> None:
+        self.key = key
+        self.value = self.size = value
+        self.unit = unit
+        self.by_rows = unit == "rows"
         self.halvings = 0
+
+    @classmethod
+    def of_passes(cls, section: str, passes: str, max_tokens: int, max_rows: int | None) -> Budget:
+        """The largest micro-batch of a role: in tokens, or in rows where a number of rows is given."""
+        name, value, unit = ("max_token_len", max_tokens, "tokens") if max_rows is None else ("micro_batch_size", max_rows, "rows")
+        return cls(f"{section}.{passes}_{name}_per_gpu", value, unit)
 
     def cut(self, lengths: Tensor, at_least: int = 1) -> list[Tensor]:
         """Index tensors of the rows of each micro-batch, for rows of `lengths` (B,) tokens."""
@@ -67,7 +74,7 @@ class Budget:
         if not alone or self.halvings == _MOST_HALVINGS:
             why = f"it was halved {_MOST_HALVINGS} times" if alone else "while it runs on several ranks, nothing can be halved"
             raise DeviceMemoryError(
-                f"the device's memory does not suffice for micro-batches of {before} {self.unit} ({self.key}={self.value}): {why}",
+                f"the device's memory does not suffice for {before} {self.unit} at a time ({self.key}={self.value}): {why}",
                 key=self.key,
                 value=self.value,
                 proposed=after,
@@ -82,3 +89,10 @@ class Budget:
 def lacks_memory(error: RuntimeError) -> bool:
     """Whether torch raised `error` because a device has no memory left. On a CPU it has no class of its own for it."""
     return isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator: can't allocate memory" in str(error)
+
+
+def free_memory(device: str) -> None:
+    """What nothing holds any longer is there for others."""
+    gc.collect()
+    if device == "cuda":
+        torch.cuda.empty_cache()

@@ -19,6 +19,7 @@ from rlctl.runtime.batch import Experience, Ragged
 from rlctl.runtime.budget import Budget, Halving
 from rlctl.runtime.model.sharding import whole
 from rlctl.runtime.place import Place
+from rlctl.runtime.rollout.engine import Responses, SamplingParams
 from rlctl.runtime.rollout.request import Sampling
 from rlctl.runtime.workers.actor import ActorSpec, ActorWorker
 from tests.distributed.ranks import in_a_process
@@ -94,16 +95,28 @@ def update(worker: ActorWorker) -> tuple[torch.Tensor, list[Halving]]:
     return gradients[0], worker.take_halvings()
 
 
+def answers(worker: ActorWorker) -> Responses:
+    """Two short ones to each of 96 questions: their logits are too large for the heap as well, also those of half of the rows."""
+    assert worker.engine is not None
+    draw = torch.Generator().manual_seed(5)
+    asked = Ragged.of([torch.randint(3, 60, (2 + row % 5,), generator=draw) for row in range(96)], dtype=torch.int64)
+    return worker.engine.generate(asked, SamplingParams(1.0, 1.0, -1, 4, (2,), seed=1, n=2))
+
+
 def with_and_without(where: Place, model: str) -> dict[str, Any]:
     """An update and log-probs where everything fits, where half of it does, and where nothing does."""
     plenty = actor(where, model)
-    enough = {"log_probs": plenty.compute_log_probs(experience()), "update": update(plenty)}
+    plenty.start_engine()
+    enough: dict[str, Any] = {"answers": answers(plenty), "log_probs": plenty.compute_log_probs(experience()), "update": update(plenty)}
     worker = actor(where, model)
+    worker.start_engine()
     try:
+        leave(150)  # of 230 and 90
+        little = {"answers": answers(worker), "at_a_time": worker.take_halvings()}
         leave(130)  # of 190 for everything and 90 for half
         log_probs, halvings = worker.compute_log_probs(experience()), worker.take_halvings()
         leave(275)  # of 340 and 205
-        little = {"log_probs": log_probs, "halvings": halvings, "update": update(worker), "again": update(worker)}
+        little |= {"log_probs": log_probs, "halvings": halvings, "update": update(worker), "again": update(worker)}
         worker = actor(where, model)
         leave(30)
         with pytest.raises(DeviceMemoryError) as error:
@@ -134,6 +147,14 @@ def test_log_probs_are_what_they_would_have_been(seen: dict[str, Any]) -> None:
     torch.testing.assert_close(found.log_probs.values, wanted.log_probs.values, rtol=1e-6, atol=1e-6)
 
 
+def test_answers_are_what_they_would_have_been(seen: dict[str, Any]) -> None:
+    """Fewer are given at a time, and every row has its own random numbers."""
+    wanted, found = seen["enough"]["answers"], seen["little"]["answers"]
+    assert seen["little"]["at_a_time"] == [Halving("actor_rollout_ref.rollout.max_num_seqs", 192, 96, "rows")]
+    assert torch.equal(found.response_ids.values, wanted.response_ids.values)
+    torch.testing.assert_close(found.log_probs.values, wanted.log_probs.values, rtol=1e-6, atol=1e-5)
+
+
 def test_a_single_row_that_does_not_fit_is_an_error(seen: dict[str, Any]) -> None:
     """No value of the budget would help. It has crossed a border between processes."""
     error = pickle.loads(seen["nothing"])
@@ -143,14 +164,14 @@ def test_a_single_row_that_does_not_fit_is_an_error(seen: dict[str, Any]) -> Non
 
 def test_a_budget_is_halved_three_times() -> None:
     """Half of what was in the largest micro-batch, not half of a budget that nobody filled."""
-    budget, lengths = Budget("actor_rollout_ref.actor", "ppo", 10**6, None), torch.full((16,), 3)
+    budget, lengths = Budget(KEY, 10**6, "tokens"), torch.full((16,), 3)
     for _ in range(3):
         budget.halve([lengths[part] for part in budget.cut(lengths)], 0, alone=True, reason="")
     assert budget.size == 16 * 3 // 8
     with pytest.raises(DeviceMemoryError, match="halved 3 times") as error:
         budget.halve([lengths[part] for part in budget.cut(lengths)], 0, alone=True, reason="")
     assert (error.value.key, error.value.value, error.value.proposed) == (KEY, 10**6, 3)
-    by_rows = Budget("actor_rollout_ref.actor", "ppo", 10**6, 4)
+    by_rows = Budget(KEY, 4, "rows")
     assert by_rows.halve([lengths[part] for part in by_rows.cut(lengths)], 3, alone=True, reason="").after == 2
 
 

@@ -94,7 +94,7 @@ def test_long_prefills_are_cut_between_prompts(
     model = tiny_model()
     seen = tokens_seen(model)
     cut = HFEngine(model, None).generate(asked, params)
-    assert seen[:3] == [9 + 1, 40, 17 + 3]
+    assert seen[:3] == [40, 17, 9 + 3 + 1]
     assert torch.equal(whole.response_ids.values, cut.response_ids.values)
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import sys
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Protocol, Self
 
@@ -13,7 +14,12 @@ from transformers import PreTrainedModel
 from rlctl.errors import ConfigError, Problem, raise_problems
 from rlctl.recipes import schema
 from rlctl.runtime.batch import Ragged
+from rlctl.runtime.budget import Halving
 from rlctl.runtime.place import Place
+
+
+def _print_halving(halving: Halving) -> None:
+    print(f"warning: {halving}", file=sys.stderr, flush=True)
 
 
 @dataclass(frozen=True)
@@ -27,6 +33,7 @@ class EngineSpec:
     max_length: int  # the most tokens of a prompt and its answer together
     seed: int
     concurrent: bool = False  # `generate` is called from several threads
+    on_halving: Callable[[Halving], None] = _print_halving  # is told when memory has room for fewer rows at a time
 
 
 @dataclass(frozen=True, eq=False)

@@ -7,7 +7,7 @@ positions only.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import NamedTuple, Self
 
@@ -18,6 +18,7 @@ from transformers import PreTrainedModel
 from rlctl.errors import Problem, raise_problems
 from rlctl.recipes import schema
 from rlctl.runtime.batch import Ragged
+from rlctl.runtime.budget import Budget, Halving, free_memory, lacks_memory
 from rlctl.runtime.model.attention import Packing, TokenAttention, use_rlctl_attention
 from rlctl.runtime.model.load import load_model
 from rlctl.runtime.rollout.engine import EngineSpec, Responses, SamplingParams, answer_limits, finish_reasons
@@ -43,16 +44,26 @@ class HFEngine:
 
     Args:
         model: any causal language model with transformers' attention interface and plain causal attention.
-        max_num_seqs: answers generated at a time; more come in waves of about equally long prompts. A prompt's n answers are not
-            split, so a wave has at least one prompt. None: all at once.
+        max_num_seqs: answers generated at a time; more come in waves of about equally long prompts, whose answers are only split where
+            they are more. None: all at once. Where memory does not suffice, it is halved and the wave begins anew.
         max_length: a bound of prompt and answer together, besides the model's context. None: the context alone.
         owned: the model is the engine's own copy, which `load_weights` fills.
+        on_halving: is told of less at a time.
     """
 
-    def __init__(self, model: PreTrainedModel, max_num_seqs: int | None, max_length: int | None = None, *, owned: bool = False) -> None:
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        max_num_seqs: int | None,
+        max_length: int | None = None,
+        *,
+        owned: bool = False,
+        on_halving: Callable[[Halving], None] = print,
+    ) -> None:
         use_rlctl_attention(model)
         self.model = model
-        self.max_num_seqs = max_num_seqs
+        self.on_halving = on_halving
+        self.budget = Budget("actor_rollout_ref.rollout.max_num_seqs", max_num_seqs or 2**31, "rows")
         context_length = model.config.get_text_config(decoder=True).max_position_embeddings
         self.max_length = context_length if max_length is None else min(max_length, context_length)
         self.owned = owned
@@ -79,7 +90,7 @@ class HFEngine:
         if model is None:
             model = load_model(spec.model, "policy", spec.dtype, spec.seed)
             nn.Module.to(model, spec.place.device).requires_grad_(False)
-        return cls(model, spec.rollout.max_num_seqs, spec.max_length, owned=policy is None)
+        return cls(model, spec.rollout.max_num_seqs, spec.max_length, owned=policy is None, on_halving=spec.on_halving)
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         """See `RolloutEngine.load_weights`. A model that the engine shares has them already."""
@@ -110,29 +121,38 @@ class HFEngine:
         uniforms = None
         if sampling.temperature > 0:
             uniforms = _uniforms(sampling.row_seeds(num_rows), int(limits.max()))
+        # long prompts first, so that too little memory shows at once
+        left = (prompt_ids.lengths.argsort(descending=True, stable=True)[:, None] * sampling.n + torch.arange(sampling.n)).flatten()
+        steps: list[_Step] = []
         with _evaluating(self.model):
-            waves = self._waves(prompt_ids.lengths, sampling.n)
-            steps = [step for wave in waves for step in self._generate(wave, prompt_ids, limits, uniforms, sampling)]
+            while len(left):
+                size = self.budget.size
+                wave = left[: size // sampling.n * sampling.n or size]
+                try:
+                    steps += list(self._generate(wave, prompt_ids, limits, uniforms, sampling))
+                    left = left[len(wave) :]
+                    continue
+                except RuntimeError as error:
+                    if not lacks_memory(error):
+                        raise
+                    reason = str(error).splitlines()[0]
+                # not in the handler: the error holds the frames that hold the memory
+                lengths = prompt_ids.lengths[wave // sampling.n] + limits[wave]
+                self.on_halving(self.budget.halve([lengths], failed=0, alone=True, reason=reason))
+                free_memory(self.model.device.type)
         response_ids, log_probs = _by_row(steps, num_rows)
         return Responses(response_ids, log_probs, finish_reasons(response_ids, sampling.stop_token_ids))
 
-    def _waves(self, prompt_lengths: Tensor, n: int) -> Iterator[Tensor]:
-        """The numbers of the prompts of each wave, long ones first, so that too little memory shows at once."""
-        if self.max_num_seqs is None:
-            yield torch.arange(len(prompt_lengths))
-        else:
-            yield from prompt_lengths.argsort(descending=True, stable=True).split(max(1, self.max_num_seqs // n))
-
     def _generate(
-        self, prompts: Tensor, prompt_ids: Ragged, limits: Tensor, uniforms: Tensor | None, sampling: SamplingParams
+        self, rows: Tensor, prompt_ids: Ragged, limits: Tensor, uniforms: Tensor | None, sampling: SamplingParams
     ) -> Iterator[_Step]:
-        """All answers to `prompts` (numbers), token by token. What decides who goes on is on the CPU; of a step's work on the device, only
-        who stopped is waited for.
+        """The answers `rows` (numbers among all B·n; those to a prompt stand side by side), token by token.
+
+        What decides who goes on is on the CPU; of a step's work on the device, only who stopped is waited for.
         """
         device = next(self.model.parameters()).device
         stops = torch.tensor(sampling.stop_token_ids, dtype=torch.int64, device=device)
-        rows = (prompts[:, None] * sampling.n + torch.arange(sampling.n)).flatten()  # numbers of the living rows, among all rows
-        group_of_row = torch.arange(len(prompts)).repeat_interleave(sampling.n)
+        prompts, group_of_row = torch.unique_consecutive(rows // sampling.n, return_inverse=True)
         cache = KVCache(prompt_ids.lengths[prompts], group_of_row, int(limits[rows].max()))
         logits = self._prefill(cache, prompt_ids.select(prompts))[group_of_row.to(device)]
         positions = cache.prompt_lengths[group_of_row].to(device)

@@ -64,8 +64,8 @@ class ActorWorker(LearningWorker):
         self.engine_is_stale = True
         by_rows, actor, rollout = not spec.actor.use_dynamic_bsz, spec.actor, spec.sampling.rollout
         update_rows, infer_rows = actor.ppo_micro_batch_size_per_gpu, rollout.log_prob_micro_batch_size_per_gpu
-        self.budget = Budget("actor_rollout_ref.actor", "ppo", actor.ppo_max_token_len_per_gpu, update_rows if by_rows else None)
-        self.infer_budget = Budget(
+        self.budget = Budget.of_passes("actor_rollout_ref.actor", "ppo", actor.ppo_max_token_len_per_gpu, update_rows if by_rows else None)
+        self.infer_budget = Budget.of_passes(
             "actor_rollout_ref.rollout", "log_prob", rollout.log_prob_max_token_len_per_gpu, infer_rows if by_rows else None
         )
 
@@ -79,6 +79,7 @@ class ActorWorker(LearningWorker):
             place=self.place,
             max_length=self.spec.max_prompt_length + self.spec.sampling.max_response_length,
             seed=self.spec.seed,
+            on_halving=lambda halving: self.learner.halvings.append(halving),
         )
         # With adapters the engine has a model of its own, into which base and adapter are merged: its names and layers are plain ones.
         own = is_sharded(self.policy) or has_adapters(self.policy)

@@ -6,7 +6,6 @@ The gradient of a mini-batch must not depend on how it is cut into ranks and mic
 
 from __future__ import annotations
 
-import gc
 import json
 import time
 import warnings
@@ -22,7 +21,7 @@ from torch import Tensor
 from rlctl.recipes import schema
 from rlctl.runtime.algorithms.base import Loss
 from rlctl.runtime.batch import Ragged, Rollouts
-from rlctl.runtime.budget import Budget, Halving, lacks_memory
+from rlctl.runtime.budget import Budget, Halving, free_memory, lacks_memory
 from rlctl.runtime.flops import DecoderShape, peak_flops
 from rlctl.runtime.model.causal_lm import PolicyModel, ValueModel
 from rlctl.runtime.model.sequences import Sequences
@@ -44,7 +43,7 @@ class ModelWorker:
 
     @dispatch(Dispatch.RANK_ZERO)
     def take_halvings(self) -> list[Halving]:
-        """The budgets that were halved since this was asked last. Only one rank that is alone halves them."""
+        """The budgets that were halved since this was asked last. Micro-batches' are only where a rank is alone."""
         halvings, self.learner.halvings = self.learner.halvings, []
         return halvings
 
@@ -164,9 +163,7 @@ class Learner:
             lengths = [batch.num_tokens[rows] for rows in cut]
             self.halvings.append(budget.halve(lengths, len(results), self.place.world_size == 1, reason))
             forget_gradients(self.model)
-            gc.collect()
-            if self.place.device == "cuda":
-                torch.cuda.empty_cache()
+            free_memory(self.place.device)
 
     def _cut(self, batch: Rollouts, budget: Budget) -> list[Tensor]:
         """Every rank must go through the same number of forward passes, or the collectives of FSDP would wait for ever."""

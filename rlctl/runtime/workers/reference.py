@@ -39,7 +39,7 @@ class ReferenceWorker(ModelWorker):
         shard(self.policy, hf, place, spec.ref.fsdp_config, dtype)
         self.learner = Learner(self.policy, place, optim=None)
         max_rows = None if spec.use_dynamic_bsz else spec.ref.log_prob_micro_batch_size_per_gpu
-        self.budget = Budget("actor_rollout_ref.ref", "log_prob", spec.ref.log_prob_max_token_len_per_gpu, max_rows)
+        self.budget = Budget.of_passes("actor_rollout_ref.ref", "log_prob", spec.ref.log_prob_max_token_len_per_gpu, max_rows)
 
     @dispatch(Dispatch.SPLIT)
     def compute_log_probs(self, batch: Rollouts) -> LogProbs:
