@@ -237,6 +237,7 @@ class LogProbs(Batch):
 
     log_probs: Ragged  # (B rows) float32
     entropy: Ragged | None  # (B rows) float32, nats
+    sum_pi_squared: Ragged | None = None  # (B rows) float32
 
     def __len__(self) -> int:
         return len(self.log_probs)

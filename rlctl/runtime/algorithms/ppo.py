@@ -30,9 +30,6 @@ from rlctl.runtime.roles import Roles
 from rlctl.runtime.schedule import Schedule
 from rlctl.tracking.metrics import Mean, Metrics, Sum, merge
 
-# What a run of this family cannot give an estimator yet.
-_NOT_OFFERED = Need.SUM_PI_SQUARED
-
 
 @dataclass(frozen=True)
 class PPO:
@@ -56,10 +53,6 @@ class PPO:
         algorithm, actor = config.algorithm, config.actor_rollout_ref.actor
         AdvantageParams.of(algorithm)
         problems: list[Problem] = []
-        missing = get_estimator(algorithm.adv_estimator).needs & _NOT_OFFERED
-        if missing:
-            what = " and ".join(need.name.lower().replace("_", " ") for need in missing if need.name)
-            problems.append(Problem(f"algorithm.adv_estimator={algorithm.adv_estimator} needs {what}, which rlctl does not compute yet"))
         rollout = config.actor_rollout_ref.rollout
         n = rollout.n
         if algorithm.filter_groups.enable and n < 2:
@@ -98,6 +91,8 @@ class PPO:
         needs, asked = Needs.ENGINE | Needs.EXPERIENCE, get_estimator(self.algorithm.adv_estimator).needs
         if Need.VALUES in asked:
             needs |= Needs.CRITIC
+        if Need.SUM_PI_SQUARED in asked:
+            needs |= Needs.SUM_PI_SQUARED
         if self.algorithm.use_kl_in_reward or self.actor.use_kl_loss:
             needs |= Needs.REFERENCE
         return needs | Needs.ENTROPY if self.actor.entropy_coeff else needs
@@ -190,7 +185,7 @@ class PPO:
             greedy_scores=scored.greedy_scores,
             components=scored.components,
             log_probs=old.log_probs.padded(),
-            sum_pi_squared=None,
+            sum_pi_squared=old.sum_pi_squared.padded() if old.sum_pi_squared is not None else None,
         )
         estimator = get_estimator(self.algorithm.adv_estimator)
         params = AdvantageParams.of(self.algorithm)

@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
 from rlctl.runtime.model.sequences import Sequences
-from rlctl.runtime.ops import log_probs_and_entropy
+from rlctl.runtime.ops import log_probs_and_entropy, sum_of_squared_probs
 
 # Logits of at most this many elements exist at a time (1 GiB in fp32); beyond it, chunks are recomputed in the backward pass.
 MAX_LOGITS = 2**28
@@ -22,10 +22,11 @@ MAX_LOGITS = 2**28
 
 @dataclass(frozen=True, eq=False)
 class PolicyOutputs:
-    """Of every response token: (T,) each; `entropy` in nats, None where it was not asked for."""
+    """Of every response token: (T,) each; None where it was not asked for. `entropy` in nats; `sum_pi_squared` without a gradient."""
 
     log_probs: Tensor
     entropy: Tensor | None
+    sum_pi_squared: Tensor | None = None
 
 
 def _hidden_states(backbone: nn.Module, sequences: Sequences) -> Tensor:
@@ -43,23 +44,29 @@ class PolicyModel(nn.Module):
         self.hf = hf
         self.temperature = temperature
 
-    def forward(self, sequences: Sequences, with_entropy: bool) -> PolicyOutputs:
-        """Packed sequences in, one log-prob (and entropy) a response token out: (T_response,)."""
+    def forward(self, sequences: Sequences, with_entropy: bool, with_squares: bool = False) -> PolicyOutputs:
+        """Packed sequences in, one log-prob (and entropy, and Σ_v π(v)²) a response token out: (T_response,)."""
         hidden = _hidden_states(self.hf.get_decoder(), sequences)  # (T, H)
         head = self.hf.get_output_embeddings()
         assert head is not None, "a causal language model has a vocabulary projection"
         chunk = max(1, MAX_LOGITS // self.hf.config.get_text_config().vocab_size)
         if len(hidden) <= chunk:
-            return PolicyOutputs(*self._score(head, hidden, sequences.targets, with_entropy))
+            return PolicyOutputs(*self._score(head, hidden, sequences.targets, with_entropy, with_squares))
         parts = [
-            checkpoint(self._score, head, part, targets, with_entropy, use_reentrant=False)
+            checkpoint(self._score, head, part, targets, with_entropy, with_squares, use_reentrant=False)
             for part, targets in zip(hidden.split(chunk), sequences.targets.split(chunk), strict=True)
         ]
-        log_probs, entropies = zip(*parts, strict=True)
-        return PolicyOutputs(torch.cat(log_probs), torch.cat(entropies) if with_entropy else None)
+        log_probs, entropies, squares = zip(*parts, strict=True)
+        return PolicyOutputs(
+            torch.cat(log_probs), torch.cat(entropies) if with_entropy else None, torch.cat(squares) if with_squares else None
+        )
 
-    def _score(self, head: nn.Module, hidden: Tensor, targets: Tensor, with_entropy: bool) -> tuple[Tensor, Tensor | None]:
-        return log_probs_and_entropy(head(hidden), targets, self.temperature, with_entropy)
+    def _score(
+        self, head: nn.Module, hidden: Tensor, targets: Tensor, with_entropy: bool, with_squares: bool
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        logits = head(hidden)
+        scores = log_probs_and_entropy(logits, targets, self.temperature, with_entropy)
+        return *scores, sum_of_squared_probs(logits, self.temperature) if with_squares else None
 
 
 class ValueModel(nn.Module):

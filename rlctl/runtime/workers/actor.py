@@ -123,12 +123,13 @@ class ActorWorker(LearningWorker):
     def compute_log_probs(self, batch: Rollouts) -> LogProbs:
         """See `Actor`."""
 
-        def forward(sequences: Sequences) -> tuple[Tensor, Tensor]:
-            outputs = self.policy(sequences, with_entropy=True)
-            return outputs.log_probs, outputs.entropy
+        with_squares = Needs.SUM_PI_SQUARED in self.spec.algorithm.needs
 
-        log_probs, entropy = self.learner.infer(batch, self.infer_budget, forward)
-        return LogProbs(log_probs, entropy)
+        def forward(sequences: Sequences) -> tuple[Tensor, ...]:
+            outputs = self.policy(sequences, with_entropy=True, with_squares=with_squares)
+            return (outputs.log_probs, outputs.entropy, *([outputs.sum_pi_squared] if with_squares else []))
+
+        return LogProbs(*self.learner.infer(batch, self.infer_budget, forward))
 
     @dispatch(Dispatch.SPLIT)
     def compute_base_log_probs(self, batch: Rollouts) -> LogProbs:

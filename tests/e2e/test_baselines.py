@@ -1,4 +1,4 @@
-"""ReMax in a run: the baseline of each prompt is the score of its greedy answer."""
+"""Baselines that need more than scores: ReMax the score of a greedy answer, the optimal token baseline the whole distribution."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
 from rlctl.__main__ import main
 from rlctl.runtime.algorithms.ppo import PPO
-from rlctl.runtime.batch import Experience, Prompts, Rollouts, Scored
+from rlctl.runtime.batch import Experience, LogProbs, Prompts, Rollouts, Scored
 from rlctl.runtime.roles import Roles
 from rlctl.runtime.workers.actor import ActorWorker
 
@@ -72,3 +73,32 @@ def test_the_greedy_answers_score_is_taken_off(buffer: bool, settings: list[str]
         advantages = experience.advantages.rows()[row]
         assert advantages.tolist() == pytest.approx([score - baseline] * len(advantages), abs=1e-5)
     assert torch.equal(batch.prompt_ids.values, answers.repeat(2).prompt_ids.values)
+
+
+def test_the_optimal_token_baseline_is_given_what_the_policy_says(
+    settings: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Σ_v π(v)² of each response token, against a plain forward pass of each row."""
+    compute, compared = ActorWorker.compute_log_probs, []
+
+    def watch(self: ActorWorker, batch: Rollouts) -> LogProbs:
+        answer = compute(self, batch)
+        assert answer.sum_pi_squared is not None
+        for prompt, response, squares in zip(batch.prompt_ids.rows(), batch.response_ids.rows(), answer.sum_pi_squared.rows(), strict=True):
+            logits = plain(torch.cat([prompt, response])[None]).logits[0, len(prompt) - 1 : -1]
+            torch.testing.assert_close(squares, logits.softmax(-1).square().sum(-1), rtol=1e-4, atol=1e-6)
+            compared.append(len(squares))
+        return answer
+
+    plain = AutoModelForCausalLM.from_pretrained(next(s.partition("=")[2] for s in settings if "model.path" in s), dtype=torch.float32)
+    monkeypatch.setattr(ActorWorker, "compute_log_probs", torch.no_grad()(watch))
+    overrides = [
+        "algorithm.adv_estimator=optimal_token_baseline",
+        "actor_rollout_ref.rollout.n=2",
+        "data.val_files=null",
+        "trainer.total_training_steps=1",
+        f"trainer.run_dir={tmp_path}/runs",
+    ]
+    assert main(["train", "ppo", "--inline", *settings, *overrides]) == 0
+    assert len(compared) == 16
+    assert min(compared) > 0
