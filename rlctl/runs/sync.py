@@ -58,9 +58,10 @@ class Sent:
 
 
 def sync(run: Run, logger: str, first: int | None = None) -> Sent:
-    """Send a logger what it missed of a run that has ended; with `first`, every step from that one on.
+    """Send a logger every step of a run that has ended from the first one on that it missed, or from `first` on.
 
-    A logger that cannot go on with the history it has (one that was never told, a local mode) gets the whole run anew.
+    What it has of later steps it is told again, in their order: TensorBoard hides what came before, others show the same values. A logger
+    that cannot go on with the history it has (one that was never told, a local mode) gets the whole run anew.
     Errors: ConflictError for a run that goes on, MissingExtraError, what the logger's start raises, RlctlError when it does not take all.
     """
     if run.record is None:
@@ -71,14 +72,15 @@ def sync(run: Run, logger: str, first: int | None = None) -> Sent:
     steps = [int(row["step"]) for row in read_metrics(run.path / METRICS_FILE)]
     if not steps:
         raise NotFoundError(f"the run {run.name} has no metrics", where=str(run.path / METRICS_FILE))
-    info = run_info(run.record, run.path, config, run.record.total_steps or max(steps), resume_step=max(steps))
     if logger == RECORD or issubclass(load("loggers", logger), ShowsPhases):
         raise UsageError(f"{logger} shows the run's own record, which lacks nothing", hint="`rlctl watch` and `rlctl show` show it again")
-    preflight(logger, info.modes.get(logger))
-    known = run.record.trackers.get(logger)
-    wanted = lacking(run.path, logger, steps) if first is None else {step for step in steps if step >= first}
+    preflight(logger, config["trainer"]["tracking"]["modes"].get(logger))
+    if first is None:
+        first = min(lacking(run.path, logger, steps), default=max(steps) + 1)
+    wanted = {step for step in steps if step >= first}
     if not wanted:
-        return Sent(logger, known, 0, anew=False)
+        return Sent(logger, run.record.trackers.get(logger), 0, anew=False)
+    info = run_info(run.record, run.path, config, run.record.total_steps or max(steps), resume_step=max(0, min(wanted) - 1))
     return _send(RunDir(run.path), info, logger, wanted, _END_OF_RUN[run.state])
 
 

@@ -31,7 +31,7 @@ class TensorBoardTracker:
         root = os.environ.get("TENSORBOARD_DIR")
         folder = Path(root) / run.project / run.name if root else run.folder / "tensorboard"
         folder.mkdir(parents=True, exist_ok=True)
-        self.events = EventsWriter(str(folder / "events"))
+        self.events = EventsWriter(str(folder / "events"), f".{time.time_ns()}")  # two in a second are two files
         known = str(folder.absolute()) if root else folder.name
         if run.trackers.get("tensorboard") == known:
             self.events.write_event(Event(wall_time=time.time(), step=run.resume_step + 1, session_log=SessionLog(status="START")))

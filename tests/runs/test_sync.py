@@ -12,6 +12,8 @@ from rlctl.runs.run_dir import RunDir
 from rlctl.runs.store import RunStore
 from rlctl.runs.sync import run_info, sync
 from rlctl.tracking.jsonl import JsonlTracker
+from rlctl.tracking.tensorboard import TensorBoardTracker
+from tests.tracking.real import tensorboard_curves
 
 NAME = "noted_down:Notes"
 # Keeps what it is told in a file, as `step` or `=step` for answers; raises at the steps in `refused`.
@@ -64,11 +66,11 @@ def sent_by(run: RunDir, **choices: int) -> list[str]:
     return notes.read_text().split() if notes.exists() else []
 
 
-def test_a_logger_gets_what_it_missed_once(run, capsys):
+def test_a_logger_gets_what_follows_the_first_step_that_it_missed_once(run, capsys):
     with pytest.raises(ConflictError, match="first is starting"):
         sent_by(run)
     run.finish("finished", 0)
-    assert sent_by(run) == ["start", "1", "4", "5", "6", "7", "8", "9", "finished"]
+    assert sent_by(run) == ["start", *map(str, range(1, 10)), "finished"]
     assert sent_by(run) == []
     assert sent_by(run, first=8) == ["start", "8", "9", "finished"]
     assert capsys.readouterr().out == "", "stdout is for data, whatever a logger prints"
@@ -86,7 +88,7 @@ def test_what_shows_the_record_is_not_sent_it_again(run, logger):
 def test_what_a_killed_attempt_told_a_logger_is_told_again(run):
     run.event("resume", step=7)
     run.finish("stopped", 130)
-    assert sent_by(run) == ["start", "1", "4", "5", "6", "7", "8", "9", "stopped"]
+    assert sent_by(run) == ["start", *map(str, range(1, 10)), "stopped"]
     run.event("resume", step=7)
     run.event("trackers_told", trackers=["other"])
     assert sent_by(run) == ["start", "8", "9", "stopped"]
@@ -118,5 +120,18 @@ def test_what_a_logger_refuses_is_sent_by_the_next_sync(run):
     with pytest.raises(RlctlError, match="has not taken everything: log: ConnectionError: no route"):
         sent_by(run)
     (run.path / "refused").unlink()
-    assert sent_by(run) == ["start", "5", "7", "failed"]
+    assert sent_by(run) == ["start", *map(str, range(5, 10)), "failed"]
     assert sent_by(run) == []
+
+
+def test_the_curves_of_tensorboard_come_out_in_the_order_of_steps(run):
+    tracker = TensorBoardTracker()
+    config = yaml.safe_load((run.path / "config.yaml").read_text())
+    run.update(trackers={"tensorboard": tracker.start(run_info(run.record, run.path, config, 9))})
+    for step in (0, 2, 3, 4, 5):
+        tracker.log(step, {"x": float(step)})
+    tracker.finish("stopped")
+    run.event("tracker_missed", tracker="tensorboard", why="a test", steps=[[1, 1], [6, 9]])
+    run.finish("stopped", 130)
+    sync(RunStore(run.path.parent.parent).find("first"), "tensorboard")
+    assert list(tensorboard_curves(run.path / "tensorboard")["scalars"]["x"].items()) == [(step, float(step)) for step in range(10)]
