@@ -8,7 +8,6 @@
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import tempfile
 import time
@@ -19,7 +18,7 @@ from torch import Tensor
 from transformers import Qwen2ForCausalLM
 
 from benchmarks.rollout import build, vllm_engine, vllm_settings
-from benchmarks.table import Row, in_a_process, show
+from benchmarks.table import Row, asked, in_a_process, show
 from rlctl.recipes.compose import compose
 from rlctl.runtime.cluster.channels import StoreChannel
 from rlctl.runtime.cluster.engine_group import EngineGroup, EnginePool
@@ -82,12 +81,7 @@ def measure(size: str, runs: int, num_engines: int) -> list[Row]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--runs", type=int, default=5)
-    parser.add_argument("--sizes", default="1m,20m,100m")
-    parser.add_argument("--engines", type=int, default=2)
-    parser.add_argument("--json", action="store_true")
-    arguments = parser.parse_args()
+    arguments = asked(__doc__, runs=5, sizes="1m,20m,100m", engines=2)
     rows = [row for size in arguments.sizes.split(",") for row in in_a_process(measure, size, arguments.runs, arguments.engines)]
     show(f"hand-over of weights to vLLM, float32, median of {arguments.runs} turns", rows, arguments.json)
 

@@ -8,7 +8,6 @@ One thread an engine, at most 64 rows at a time. Both pools take turns; a ratio 
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import tempfile
 import time
@@ -17,7 +16,7 @@ import torch
 
 from benchmarks.hand_over import engines_apart
 from benchmarks.rollout import build
-from benchmarks.table import Row, in_a_process, show
+from benchmarks.table import Row, asked, in_a_process, show
 from rlctl.recipes.compose import compose
 from rlctl.runtime.batch import Prompts, Ragged
 from rlctl.runtime.cluster.session import ray_session
@@ -68,12 +67,7 @@ def measure(size: str, runs: int, num_engines: int) -> list[Row]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--runs", type=int, default=5)
-    parser.add_argument("--sizes", default="1m,20m")
-    parser.add_argument("--engines", default="1,2")
-    parser.add_argument("--json", action="store_true")
-    arguments = parser.parse_args()
+    arguments = asked(__doc__, runs=5, sizes="1m,20m", engines="1,2")
     cases = [(size, int(engines)) for size in arguments.sizes.split(",") for engines in arguments.engines.split(",")]
     rows = [row for size, engines in cases for row in in_a_process(measure, size, arguments.runs, engines)]
     show(f"engines apart, prompt by prompt against part by part, median of {arguments.runs} turns", rows, arguments.json)

@@ -12,7 +12,6 @@ and is not asked for the log-probs that the others return. Counted are the token
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import tempfile
 import time
@@ -22,7 +21,7 @@ import torch
 from torch import Tensor
 from transformers import Qwen2Config, Qwen2ForCausalLM, StoppingCriteria, StoppingCriteriaList
 
-from benchmarks.table import Row, in_a_process, show
+from benchmarks.table import Row, asked, in_a_process, show
 from rlctl.recipes import schema
 from rlctl.recipes.compose import compose
 from rlctl.runtime.batch import Ragged
@@ -156,12 +155,7 @@ def measure(size: str, runs: int, threads: int) -> list[Row]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--runs", type=int, default=3)
-    parser.add_argument("--threads", type=int, default=available_cores())
-    parser.add_argument("--sizes", default="1m,20m,100m")
-    parser.add_argument("--json", action="store_true")
-    arguments = parser.parse_args()
+    arguments = asked(__doc__, runs=3, threads=available_cores(), sizes="1m,20m,100m")
     rows = [row for size in arguments.sizes.split(",") for row in in_a_process(measure, size, arguments.runs, arguments.threads)]
     show(f"against generate, {arguments.threads} threads, median of {arguments.runs} turns", rows, arguments.json)
 

@@ -102,7 +102,7 @@ def main() -> None:
         reward, close = build_reward(plan.config, plan.tokenizer, available_cores())
         clock = Clock(lambda _: None)
         bare, bare_s, rlctl_s, phases = Bare(plan), [], [], []
-        with open_pools(plan, Path(folder), print) as pools:
+        with open_pools(plan, Path(folder), print, lambda _kind, **_fields: None) as pools:
             roles = timed_roles(build_roles(plan.config, plan.algorithm, plan.tokenizer, pools, reward, print), clock)
             for step in range(1, steps + 3):
                 begin = time.perf_counter()

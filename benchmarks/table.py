@@ -1,7 +1,8 @@
-"""What a benchmark prints, and where it measures."""
+"""What a benchmark is asked, where it measures, and what it prints."""
 
 from __future__ import annotations
 
+import argparse
 import json
 import multiprocessing
 from collections.abc import Callable, Sequence
@@ -12,6 +13,15 @@ from rich.console import Console
 from rich.table import Table
 
 Row = dict[str, str | float]
+
+
+def asked(description: str | None, **defaults: str | int) -> argparse.Namespace:
+    """What the command line says: `--json`, and an option for each of `defaults`, of its type."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", action="store_true")
+    for name, default in defaults.items():
+        parser.add_argument(f"--{name}", type=type(default), default=default)
+    return parser.parse_args()
 
 
 def show(title: str, rows: Sequence[Row], as_json: bool) -> None:

@@ -9,13 +9,12 @@ and no tokenizer, nothing else changed: processes of its own, and everything com
 
 from __future__ import annotations
 
-import argparse
 import os
 import statistics
 import tempfile
 import time
 
-from benchmarks.table import Row, in_a_process, show
+from benchmarks.table import Row, asked, in_a_process, show
 
 PHASES = ("import", "engine", "first")
 
@@ -67,11 +66,7 @@ def save_model(folder: str) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--runs", type=int, default=3)
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--json", action="store_true")
-    arguments = parser.parse_args()
+    arguments = asked(__doc__, runs=3, threads=2)
     starts = {"rlctl": as_rlctl_starts_it, "default": as_vllm_starts}
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # it writes to stdout
     found: dict[str, list[dict[str, float]]] = {name: [] for name in starts}
