@@ -80,7 +80,8 @@ def build_roles(
     actor = build_actor(config, algorithm, tokenizer, pools[placement.actor])
     if Needs.ENGINE in needs and engines is None:
         on_phase(f"starting the rollout engine ({config.actor_rollout_ref.rollout.name})")
-        actor.start_engine()
+        while (phase := actor.go_on_starting()) is not None:
+            on_phase(phase)
     reference: Reference | None = None
     if Needs.REFERENCE in needs:
         if reference_is_base(config):

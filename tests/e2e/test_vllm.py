@@ -20,7 +20,11 @@ def test_inline_on_ray_and_one_engine_for_two_ranks(tmp_path: Path, settings: li
     settings = [*settings, "actor_rollout_ref.rollout.name=vllm"]
     two_ranks = ["trainer.n_gpus_per_node=2", "actor_rollout_ref.rollout.tensor_model_parallel_size=2"]
     rlctl("train", "ppo", "--inline", "--name", "inline", *settings, cwd=tmp_path)
-    rlctl("train", "ppo", "--name", "ray", *settings, cwd=tmp_path)
+    told = rlctl("train", "ppo", "--name", "ray", *settings, cwd=tmp_path).stderr
+    log = (tmp_path / "runs" / "quickstart" / "ray" / "attempts" / "1" / "main-0.log").read_text()
+    for phase in ("importing vLLM", "building vLLM's engine and cache", "connecting vLLM's weights"):
+        assert f"s] {phase}\n" in told
+        assert f"{phase}\n" in log
     rlctl("train", "ppo", "--name", "two", *settings, *two_ranks, cwd=tmp_path)
     runs = tmp_path / "runs" / "quickstart"
     assert reproducible(runs / "inline") == reproducible(runs / "ray")

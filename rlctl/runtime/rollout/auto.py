@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
+
 from transformers import PreTrainedModel
 
 from rlctl.errors import ConfigError, MissingExtraError
 from rlctl.recipes import schema
-from rlctl.runtime.rollout.engine import EngineSpec, RolloutEngine
+from rlctl.runtime.rollout.engine import EngineSpec, RolloutEngine, starting, to_the_end
 from rlctl.runtime.rollout.hf import HFEngine
 from rlctl.runtime.rollout.vllm_engine import VLLMEngine
 from rlctl.runtime.rollout.vllm_install import check_installed
@@ -23,7 +25,12 @@ class AutoEngine:
     @classmethod
     def from_spec(cls, spec: EngineSpec, policy: PreTrainedModel | None) -> RolloutEngine:
         """See `RolloutEngine.from_spec`."""
-        return chosen(spec.place.device).from_spec(spec, policy)
+        return to_the_end(cls.starting(spec, policy))
+
+    @classmethod
+    def starting(cls, spec: EngineSpec, policy: PreTrainedModel | None) -> Generator[str, None, RolloutEngine]:
+        """See `StartsInPhases`: in those of the engine chosen."""
+        return (yield from starting(chosen(spec.place.device), spec, policy))
 
 
 def chosen(device: str) -> type[HFEngine] | type[VLLMEngine]:

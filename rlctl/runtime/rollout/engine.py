@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass
-from typing import Protocol, Self
+from typing import Protocol, Self, TypeVar, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -16,6 +16,8 @@ from rlctl.recipes import schema
 from rlctl.runtime.batch import Ragged
 from rlctl.runtime.budget import Halving
 from rlctl.runtime.place import Place
+
+E = TypeVar("E")
 
 
 def _print_halving(halving: Halving) -> None:
@@ -152,6 +154,32 @@ class RolloutEngine(Protocol):
     def close(self) -> None:
         """End the engine: memory, threads and processes of its own are gone."""
         ...
+
+
+@runtime_checkable
+class StartsInPhases(Protocol):
+    """An engine class whose start takes so long that one wants to know what it is at."""
+
+    @classmethod
+    def starting(cls, spec: EngineSpec, policy: PreTrainedModel | None) -> Generator[str, None, RolloutEngine]:
+        """As `RolloutEngine.from_spec`, in parts: before each it says what comes next."""
+        ...
+
+
+def starting(engine: type[RolloutEngine], spec: EngineSpec, policy: PreTrainedModel | None) -> Generator[str, None, RolloutEngine]:
+    """Make `engine`, in its phases where it has any."""
+    if isinstance(engine, StartsInPhases):
+        return (yield from engine.starting(spec, policy))
+    return engine.from_spec(spec, policy)
+
+
+def to_the_end(starting: Generator[str, None, E]) -> E:
+    """What comes of it, without a break."""
+    while True:
+        try:
+            next(starting)
+        except StopIteration as made:
+            return made.value
 
 
 def answer_limits(prompt_lengths: Tensor, sampling: SamplingParams, context_length: int) -> Tensor:

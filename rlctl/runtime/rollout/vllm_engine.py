@@ -14,7 +14,7 @@ Source of the hybrid engine: HybridFlow, arXiv 2409.19256, section 5. The branch
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Generator, Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Self, cast
 
@@ -26,11 +26,11 @@ from transformers import PreTrainedModel
 from rlctl.errors import Problem, raise_problems
 from rlctl.recipes import schema
 from rlctl.runtime.batch import Ragged
-from rlctl.runtime.rollout.engine import EngineSpec, Responses, SamplingParams, answer_limits, finish_reasons
+from rlctl.runtime.rollout.engine import EngineSpec, Responses, SamplingParams, answer_limits, finish_reasons, to_the_end
 from rlctl.runtime.rollout.vllm_install import check_installed
 from rlctl.runtime.rollout.vllm_loop import VLLMLoop
 from rlctl.runtime.rollout.vllm_model import model_runner, report_whole_distribution, share
-from rlctl.runtime.rollout.vllm_setup import start
+from rlctl.runtime.rollout.vllm_setup import prepare, start
 
 if TYPE_CHECKING:
     from vllm import LLM, RequestOutput
@@ -91,8 +91,18 @@ class VLLMEngine:
     @classmethod
     def from_spec(cls, spec: EngineSpec, policy: PreTrainedModel | None) -> Self:
         """See `RolloutEngine.from_spec`."""
+        return to_the_end(cls.starting(spec, policy))
+
+    @classmethod
+    def starting(cls, spec: EngineSpec, policy: PreTrainedModel | None) -> Generator[str, None, Self]:
+        """See `StartsInPhases`."""
         owns_group = not dist.is_initialized()  # then vLLM makes one
-        return cls(start(spec), spec, policy, owns_group=owns_group)
+        yield _noted("importing vLLM", spec)
+        prepare(spec)
+        yield _noted("building vLLM's engine and cache", spec)
+        llm = start(spec)
+        yield _noted("connecting vLLM's weights", spec)
+        return cls(llm, spec, policy, owns_group=owns_group)
 
     def generate(self, prompt_ids: Ragged, sampling: SamplingParams) -> Responses:
         """See `RolloutEngine.generate`."""
@@ -168,6 +178,13 @@ class VLLMEngine:
         self.llm.llm_engine.engine_core.shutdown()
         if self.owns_group:
             cleanup_dist_env_and_memory()
+
+
+def _noted(phase: str, spec: EngineSpec) -> str:
+    """A phase of starting, once it is in the worker's log, where there is one."""
+    if spec.place.log_path is not None:
+        print(phase, file=sys.stderr, flush=True)
+    return phase
 
 
 def _vllm_params(sampling: SamplingParams, limits: list[int], seeds: list[int]) -> list[VLLMSamplingParams]:

@@ -37,21 +37,28 @@ _ENVIRONMENT = {
 }
 
 
-def start(spec: EngineSpec) -> LLM:
-    """The engine, with random weights. Raises ConfigError for arguments it does not take, ResourceError for memory it does not get."""
-    arguments = engine_arguments(spec) | dict(spec.rollout.engine_kwargs)
+def prepare(spec: EngineSpec) -> None:
+    """Import vLLM, and fit it to this process."""
     os.environ.update(_ENVIRONMENT)
     on_cpu = spec.place.device == "cpu"
     if on_cpu:
         os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")  # nothing is compiled there
-    set_num_threads = torch.set_num_threads
     with _quiet():
-        from vllm import LLM
+        from vllm import LLM  # noqa: F401
 
         _look_at_models_here()
         if on_cpu:
             keep_weights_plain()
             pad_heads()
+
+
+def start(spec: EngineSpec) -> LLM:
+    """The engine, with random weights. Raises ConfigError for arguments it does not take, ResourceError for memory it does not get."""
+    from vllm import LLM
+
+    arguments = engine_arguments(spec) | dict(spec.rollout.engine_kwargs)
+    set_num_threads = torch.set_num_threads
+    with _quiet():
         try:
             llm = LLM(**arguments)
             if spec.rollout.tensor_model_parallel_size > 1:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Generator, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,7 +27,7 @@ from rlctl.runtime.model.lora import (
 from rlctl.runtime.model.sequences import Sequences
 from rlctl.runtime.model.sharding import is_sharded, shard
 from rlctl.runtime.place import Place
-from rlctl.runtime.rollout.engine import EngineSpec, RolloutEngine
+from rlctl.runtime.rollout.engine import EngineSpec, RolloutEngine, starting
 from rlctl.runtime.rollout.request import Sampling, to_rollouts
 from rlctl.runtime.rollout.weights import WeightChannel, to_blocks
 from rlctl.runtime.workers.dispatch import Dispatch, dispatch
@@ -61,6 +61,7 @@ class ActorWorker(LearningWorker):
         shard(self.policy, hf, place, spec.actor.fsdp_config, compute_dtype(spec.model, place.device))
         self.learner = Learner(self.policy, place, spec.actor.optim)
         self.engine: RolloutEngine | None = None
+        self._starting: Generator[str, None, None] | None = None
         self.engine_is_stale = True
         by_rows, actor, rollout = not spec.actor.use_dynamic_bsz, spec.actor, spec.sampling.rollout
         update_rows, infer_rows = actor.ppo_micro_batch_size_per_gpu, rollout.log_prob_micro_batch_size_per_gpu
@@ -69,9 +70,19 @@ class ActorWorker(LearningWorker):
             "actor_rollout_ref.rollout", "log_prob", rollout.log_prob_max_token_len_per_gpu, infer_rows if by_rows else None
         )
 
-    @dispatch(Dispatch.BROADCAST)
     def start_engine(self) -> None:
         """Start the rollout engine in this process. Ranks that share one do so together."""
+        while self.go_on_starting() is not None:
+            pass
+
+    @dispatch(Dispatch.BROADCAST)
+    def go_on_starting(self) -> str | None:
+        """Start the rollout engine up to its next phase, which is what comes back and what the next call does; None when it is there."""
+        if self._starting is None:
+            self._starting = self._parts_of_start()
+        return next(self._starting, None)
+
+    def _parts_of_start(self) -> Generator[str, None, None]:
         spec = EngineSpec(
             model=fetched(self.spec.model),
             rollout=self.spec.sampling.rollout,
@@ -83,7 +94,8 @@ class ActorWorker(LearningWorker):
         )
         # With adapters the engine has a model of its own, into which base and adapter are merged: its names and layers are plain ones.
         own = is_sharded(self.policy) or has_adapters(self.policy)
-        self.engine = load("engines", self.spec.sampling.rollout.name).from_spec(spec, None if own else self.policy.hf)
+        engine = load("engines", self.spec.sampling.rollout.name)
+        self.engine = yield from starting(engine, spec, None if own else self.policy.hf)
 
     @dispatch(Dispatch.BROADCAST)
     def update_weights(self) -> None:
