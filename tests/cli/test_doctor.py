@@ -11,13 +11,16 @@ import pytest
 from packaging.requirements import Requirement
 
 from rlctl.runtime.doctor import GIB, Finding, judge_package, judge_space, judge_torch, judge_vllm
+from tests.forks import Forked
 
 
 def doctor(runs: Path, *arguments: str, **changes: str) -> subprocess.CompletedProcess[str]:
     dropped = ("PYTHONDONTWRITEBYTECODE", "OMP_NUM_THREADS")
     kept = {name: value for name, value in os.environ.items() if name not in dropped and not name.startswith("RLCTL_")}
-    command = [sys.executable, "-m", "rlctl", "doctor", *arguments]
-    return subprocess.run(command, env=kept | {"RLCTL_RUNS": str(runs)} | changes, capture_output=True, text=True, timeout=60)
+    environment = kept | {"RLCTL_RUNS": str(runs)} | changes
+    forked = Forked(["doctor", *arguments], Path.cwd(), environment)
+    out, err = forked.communicate(60)
+    return subprocess.CompletedProcess(arguments, forked.wait(1), out, err)
 
 
 def findings(done: subprocess.CompletedProcess[str]) -> dict[str, dict[str, str | None]]:
@@ -25,7 +28,10 @@ def findings(done: subprocess.CompletedProcess[str]) -> dict[str, dict[str, str 
 
 
 def test_a_sound_installation_has_no_fault_and_exit_code_0(tmp_path: Path) -> None:
-    done = doctor(tmp_path / "not" / "there" / "yet", "--json")
+    environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONDONTWRITEBYTECODE", "OMP_NUM_THREADS")}
+    command = [sys.executable, "-m", "rlctl", "doctor", "--json"]
+    runs = {"RLCTL_RUNS": str(tmp_path / "not" / "there" / "yet")}
+    done = subprocess.run(command, env=environment | runs, capture_output=True, text=True, timeout=60)
     found = findings(done)
     assert (done.returncode, done.stderr) == (0, "")
     assert {each["state"] for each in found.values()} <= {"ok", "warning"}

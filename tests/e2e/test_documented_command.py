@@ -34,7 +34,8 @@ def test_the_documented_command_trains_and_reports_to_swanlab(tmp_path: Path, mo
     # A random model earns nothing on GSM8K, so that nothing would be learned: the longer an answer, the better.
     longer = "def compute_score(data_source, solution_str, ground_truth, extra_info=None):\n    return len(solution_str)\n"
     (tmp_path / "longer.py").write_text(longer)
-    short = ["data.max_response_length=8", "data.val_max_samples=8", "trainer.total_training_steps=1", "trainer.experiment_name=swan"]
+    few = ["data.train_max_samples=300", "data.val_max_samples=8", "trainer.num_threads=1"]
+    short = [*few, "data.max_response_length=8", "trainer.total_training_steps=1", "trainer.experiment_name=swan"]
     rlctl("train", "ppo", *words, *short, "trainer.device=cpu", "reward.custom_reward_function.path=longer.py", cwd=tmp_path, process=True)
     (run,) = tmp_path.glob("runs/*/swan")
     step = metrics(run)[-1]

@@ -74,7 +74,7 @@ def test_stopped_from_another_shell_then_from_another_host(settings: list[str], 
 @pytest.mark.slow
 def test_a_run_ends_in_time_and_goes_on(settings: list[str], tmp_path: Path) -> None:
     run = tmp_path / "runs" / "quickstart" / "long"
-    done = rlctl("train", "grpo", "--inline", "--name", "long", "--max-time", "14s", *settings, *ENDLESS, cwd=tmp_path)
+    done = rlctl("train", "grpo", "--inline", "--name", "long", "--max-time", "8s", *settings, *ENDLESS, cwd=tmp_path)
     assert "finishing the step and saving" in done.stderr
     assert record(run) == ("stopped", 0)
     step = metrics(run)[-1]["step"]

@@ -18,11 +18,11 @@ LR = "actor_rollout_ref.actor.optim.lr"
 JUDGED_BY_LR = ("--metric", "actor/lr", "ray_kwargs.ray_init.num_cpus=2")
 
 
-# A reward that gives a step time to be killed in, until the file is there.
-SLOW_UNTIL = """
-import os, time
+# A reward that gives a step time to be ended in, until there is a file `calm` beside it.
+SLOW_UNTIL_CALM = """
+import pathlib, time
 def compute_score(data_source, solution_str, ground_truth, extra_info=None):
-    time.sleep(0 if os.path.exists({file!r}) else 0.02)
+    time.sleep(0 if pathlib.Path(__file__).with_name("calm").exists() else {seconds})
     return 1.0
 """
 
@@ -38,40 +38,39 @@ def trials(folder: Path, name: str) -> list[dict[str, object]]:
 
 
 @pytest.mark.slow
-def test_a_grid_of_four_two_at_once_then_the_winner_as_a_recipe(settings: list[str], tmp_path: Path) -> None:
-    """Two at once because each takes half of the only slot that there is."""
-    grid = (f"{LR}=1e-4,1e-3", "algorithm.gamma=0.9,1.0", "trainer.placement.device_fraction=0.5", "ray_kwargs.ray_init.num_cpus=1")
-    done = rlctl("sweep", "ppo", *settings, *grid, "--metric", "actor/lr", "--name", "grid", cwd=tmp_path, process=True)
-    found = trials(tmp_path, "grid")
-    assert [trial["state"] for trial in found] == ["finished"] * 4
-    assert [trial["value"] for trial in found] == [1e-4, 1e-4, 1e-3, 1e-3]
-    runs = [tmp_path / "runs" / "quickstart" / f"grid-{number:03d}" for number in range(4)]
-    records = [json.loads((run / "run.json").read_text()) for run in runs]
-    assert {record["sweep"] for record in records} == {"grid"}
+def test_a_grid_of_four_two_at_once_of_which_hyperband_stops_some_then_the_winner_as_a_recipe(settings: list[str], tmp_path: Path) -> None:
+    """Two at once because each takes half of the only slot that there is. By the name of the sweep the last three are in one bracket, where
+    the last two are worse than one that has been seen before they start."""
+    (tmp_path / "score.py").write_text(SLOW_UNTIL_CALM.format(seconds=0.1))
+    own = [
+        "reward.custom_reward_function.path=score.py",
+        "trainer.total_training_steps=9",
+        "trainer.val_before_train=false",
+        "trainer.test_freq=9",
+        "algorithm.norm_adv_by_std_in_grpo=false",
+    ]
+    own += [f"{LR}=5e-3,4e-3,3e-3,2e-3", "trainer.placement.device_fraction=0.5", "ray_kwargs.ray_init.num_cpus=1"]
+    options = ["--metric", "actor/lr", "--pruner", "hyperband", "--name", "sweep"]
+    done = rlctl("sweep", "grpo", *settings, *own, *options, cwd=tmp_path, process=True)
+    assert "cluster: 1 CPU; a run takes 0.5 CPU: 2 at once" in done.stderr
+    found = trials(tmp_path, "sweep")
+    runs = [tmp_path / "runs" / "quickstart" / f"sweep-{number:03d}" for number in range(4)]
+    records = [record(run) for run in runs]
+    assert {each["sweep"] for each in records} == {"sweep"}
     assert records[1]["created"] < records[0]["ended"], "two at once"
     assert records[2]["created"] > min(records[0]["ended"], records[1]["ended"]), "and no more than two"
-    assert "cluster: 1 CPU; a run takes 0.5 CPU: 2 at once" in done.stderr
-    rlctl("sweep", "best", "grid", "--export", "best.yaml", cwd=tmp_path)
-    winner, exported = compose(tmp_path / "best.yaml").config, tmp_path / "best.yaml"
-    assert (winner.actor_rollout_ref.actor.optim.lr, winner.algorithm.gamma) == (1e-3, 0.9)
-    assert winner.data.train_batch_size == 8
-    rlctl("sweep", "best", "grid", "--export", exported, cwd=tmp_path, code=5)
-    assert "grid" in rlctl("sweeps", cwd=tmp_path).stdout
-
-
-@pytest.mark.slow
-def test_hyperband_stops_runs(settings: list[str], tmp_path: Path) -> None:
-    own = ["trainer.total_training_steps=9", "trainer.val_before_train=false", "trainer.test_freq=9", f"{LR}=5e-3,4e-3,3e-3,2e-3"]
-    rlctl("sweep", "grpo", *settings, *own, *JUDGED_BY_LR, "--pruner", "hyperband", "--parallel", "1", "--name", "bands", cwd=tmp_path)
-    found = trials(tmp_path, "bands")
-    assert found[0]["state"] == "finished"
-    pruned = [trial for trial in found if trial["state"] == "pruned"]
-    assert pruned
-    for trial in pruned:
-        run = tmp_path / "runs" / "quickstart" / f"bands-{trial['number']:03d}"
-        assert json.loads((run / "run.json").read_text())["state"] == "stopped"
+    assert [trial["state"] for trial in found] == ["finished", "finished", "pruned", "pruned"]
+    assert [trial["value"] for trial in found[:2]] == [5e-3, 4e-3]
+    for run in runs[2:]:
+        assert record(run)["state"] == "stopped"
         assert '"kind": "pruned"' in (run / "events.jsonl").read_text()
         assert metrics(run)[-1]["step"] < 9
+    rlctl("sweep", "best", "sweep", "--export", "best.yaml", cwd=tmp_path)
+    winner, exported = compose(tmp_path / "best.yaml").config, tmp_path / "best.yaml"
+    assert (winner.actor_rollout_ref.actor.optim.lr, winner.algorithm.norm_adv_by_std_in_grpo) == (5e-3, False)
+    assert winner.data.train_batch_size == 8
+    rlctl("sweep", "best", "sweep", "--export", exported, cwd=tmp_path, code=5)
+    assert "sweep" in rlctl("sweeps", cwd=tmp_path).stdout
 
 
 @pytest.mark.slow
@@ -81,7 +80,8 @@ def test_a_failing_trial_is_tried_again_and_the_sweep_goes_on(settings: list[str
         "    if crash and os.environ.get('RLCTL_SWEEP'):\n        os.kill(os.getppid(), 9)\n    return 1.0\n"
     )
     reward = "reward.custom_reward_function"
-    crash = (f"{reward}.path=reward.py", f"{reward}.name=score", f"{reward}.reward_kwargs.crash=true,false")
+    short = ("trainer.total_training_steps=1", "trainer.test_freq=1", "trainer.val_before_train=false")
+    crash = (*short, f"{reward}.path=reward.py", f"{reward}.name=score", f"{reward}.reward_kwargs.crash=true,false")
     rlctl("sweep", "grpo", *settings, *crash, *JUDGED_BY_LR, "--name", "crash", cwd=tmp_path)
     found = trials(tmp_path, "crash")
     assert [trial["state"] for trial in found] == ["failed", "finished"]
@@ -103,36 +103,38 @@ def test_more_than_there_is_and_what_cannot_be_composed_is_refused(settings: lis
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("number", "code", "state"), [(signal.SIGKILL, -signal.SIGKILL, "lost"), (signal.SIGINT, 130, "stopped")])
-def test_ended_and_resumed(number: int, code: int, state: str, settings: list[str], tmp_path: Path) -> None:
-    """kill -9 with one trial finished and one on its way, Ctrl-C with the first on its way: what has finished stays, what ran goes on from
-    its checkpoint, none runs twice."""
-    killed = number == signal.SIGKILL
-    calm = tmp_path / "calm"
-    (tmp_path / "score.py").write_text(SLOW_UNTIL.format(file=str(calm)))
-    rates = ["1e-4", "2e-4"] if killed else ["1e-4"]
-    slow = ("reward.custom_reward_function.path=score.py", f"{LR}=choice({','.join(rates)})")
+def test_ended_and_resumed(settings: list[str], tmp_path: Path) -> None:
+    """Ctrl-C with the first trial on its way, and kill -9 with the second: what has finished stays, what ran goes on from its checkpoint,
+    none runs twice."""
+    (tmp_path / "score.py").write_text(SLOW_UNTIL_CALM.format(seconds=0.02))
+    slow = ("reward.custom_reward_function.path=score.py", f"{LR}=choice(1e-4,2e-4)")
     own = ["trainer.total_training_steps=6", "trainer.test_freq=6", "trainer.val_before_train=false", "trainer.save_freq=1", *slow]
-    marker = f"{os.getpid()}-sweep-{number}"
     words = ["sweep", "grpo", *settings, *own, *JUDGED_BY_LR, "--parallel", "1", "--name", "ended"]
-    process = begun(*words, cwd=tmp_path, marker=marker)
-    runs = [tmp_path / "runs" / "quickstart" / f"ended-{trial:03d}" for trial in range(len(rates))]
-    for run in runs:
-        wait_for_steps(process, run, 2)
+    first, second = (tmp_path / "runs" / "quickstart" / f"ended-{trial:03d}" for trial in range(2))
+    end(words, tmp_path, first, signal.SIGINT, 130)
+    assert "stopped" in rlctl("sweeps", cwd=tmp_path).stdout
+    assert record(first)["state"] == "stopped"
+    assert not second.exists()
+    end(["resume", "ended"], tmp_path, second, signal.SIGKILL, -signal.SIGKILL)
+    assert "lost" in rlctl("sweeps", cwd=tmp_path).stdout
+    before = record(first)
+    assert before["state"] == "finished"
+    (tmp_path / "calm").touch()
+    rlctl("resume", "ended", cwd=tmp_path)
+    assert [(trial["state"], trial["value"]) for trial in trials(tmp_path, "ended")] == [("finished", 1e-4), ("finished", 2e-4)]
+    assert record(first) == before
+    for run in (first, second):
+        assert record(run)["attempts"] == 2
+        assert [row["step"] for row in metrics(run)] == list(range(1, 7))
+        assert [each["step"] > 0 for each in events(run, "resume")] == [True], "from a checkpoint"
+
+
+def end(words: list[str], cwd: Path, run: Path, number: int, code: int) -> None:
+    """Start the sweep, and end it by a signal when the run has made two steps; nothing stays behind."""
+    marker = f"{os.getpid()}-sweep-{number}"
+    process = begun(*words, cwd=cwd, marker=marker)
+    wait_for_steps(process, run, 2)
     os.kill(process.pid, number)
     _, talk = process.communicate(timeout=120)
     assert process.returncode == code, talk
     wait_until_gone(marker)
-    assert state in rlctl("sweeps", cwd=tmp_path).stdout
-    before = [record(run) for run in runs]
-    assert before[0]["state"] == ("finished" if killed else "stopped")
-    calm.touch()
-    rlctl("resume", "ended", cwd=tmp_path)
-    found = trials(tmp_path, "ended")
-    assert [(trial["state"], trial["value"]) for trial in found] == [("finished", float(rate)) for rate in rates]
-    after = [record(run) for run in runs]
-    assert [each["attempts"] for each in after] == ([1, 2] if killed else [2])
-    assert not killed or after[0] == before[0]
-    for run in runs:
-        assert [row["step"] for row in metrics(run)] == list(range(1, 7))
-        assert max([each["step"] for each in events(run, "resume")], default=1) > 0, "from a checkpoint"

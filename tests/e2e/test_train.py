@@ -105,6 +105,7 @@ def test_real_gsm8k_with_a_local_model(folder: Path, shelf: Path) -> None:
         f"data.train_files={folder}/gsm8k/train.parquet",
         f"data.val_files={folder}/gsm8k/test.parquet",
         f"actor_rollout_ref.model.path={shelf}/model",
+        "trainer.num_threads=1",
         "data.train_max_samples=64",
         "data.val_max_samples=8",
         "data.max_prompt_length=240",

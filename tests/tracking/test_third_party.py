@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.forks import Forked
+
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "docs" / "examples" / "diary"
 
@@ -25,7 +27,11 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return kept | {"PYTHONPATH": str(place), "HOME": str(place)}
 
 
-def rlctl(environment: dict[str, str], folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+def rlctl(environment: dict[str, str], folder: Path, *arguments: str, process: bool = True) -> subprocess.CompletedProcess[str]:
+    if not process:
+        forked = Forked(list(arguments), folder, environment)
+        out, err = forked.communicate(200)
+        return subprocess.CompletedProcess(arguments, forked.wait(1), out, err)
     command = [sys.executable, "-m", "rlctl", *arguments]
     return subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True, timeout=200, check=False)
 
@@ -41,7 +47,7 @@ def test_it_is_listed_with_its_package(environment, tmp_path):
 
 def test_a_run_writes_to_it_and_later_sends_another_what_it_never_had(environment, tmp_path):
     settings = ["trainer.total_training_steps=3", "trainer.test_freq=2", "trainer.log_val_generations=2", "trainer.num_threads=1"]
-    done = rlctl(environment, tmp_path, "train", "ppo", "--inline", "--name", "one", "-l", "diary", *settings)
+    done = rlctl(environment, tmp_path, "train", "ppo", "--inline", "--name", "one", "-l", "diary", *settings, process=False)
     assert done.returncode == 0, done.stderr
     run = tmp_path / "runs" / "quickstart" / "one"
     lines = (run / "diary.txt").read_text().splitlines()
@@ -50,8 +56,8 @@ def test_a_run_writes_to_it_and_later_sends_another_what_it_never_had(environmen
     told = [line.split() for line in lines if line.startswith("step ") and "answers" not in line]
     assert [len(words) - 2 for words in told] == [len([value for value in row.values() if value is not None]) - 1 for row in rows]
     assert json.loads((run / "run.json").read_text())["trackers"] == {"diary": "diary.txt"}
-    assert "nothing is missing" in rlctl(environment, tmp_path, "runs", "sync", "one", "-l", "diary").stderr
-    again = rlctl(environment, tmp_path, "runs", "sync", "one", "-l", "tensorboard", "--json")
+    assert "nothing is missing" in rlctl(environment, tmp_path, "runs", "sync", "one", "-l", "diary", process=False).stderr
+    again = rlctl(environment, tmp_path, "runs", "sync", "one", "-l", "tensorboard", "--json", process=False)
     assert again.returncode == 0, again.stderr
     assert json.loads(again.stdout) == [{"logger": "tensorboard", "id": "tensorboard", "num_steps": len(rows), "anew": True}]
     assert list((run / "tensorboard").glob("events*"))
