@@ -1,4 +1,4 @@
-"""One attempt of a run with every real tracker, offline, in a process of its own; and what each of them has kept.
+"""One attempt of a run with every real tracker, or those in LOGGERS, in a process of its own; and what each of them has kept.
 
 `python -m tests.tracking.real write FOLDER FIRST LAST RESUME_STEP` prints the ids as JSON, `… read RUN` what was read back.
 """
@@ -45,7 +45,7 @@ def write(folder: Path, first: int, last: int, resume_step: int, ids: dict[str, 
         with (run / "events.jsonl").open("a") as file:
             file.write(json.dumps({"kind": kind, **fields}) + "\n")
 
-    trackers = Trackers.load(LOGGERS, event, Patience(1000, 60, 60, 60))
+    trackers = Trackers.load(os.environ.get("LOGGERS", ",".join(LOGGERS)).split(","), event, Patience(1000, 60, 60, 60))
     given = trackers.start(info)
     trackers.begin()
     for step in range(first, last + 1):

@@ -8,6 +8,7 @@ import os
 import struct
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import pytest
 
 from rlctl.tracking.jsonl import METRICS_FILE, read_metrics
 from tests.tracking.real import LOGGERS, row, samples
+from tests.tracking.swanlab_server import swanlab_server
 from tests.tracking.wandb_server import wandb_server
 
 LAST, CHECKPOINT = 7, 3
@@ -26,9 +28,9 @@ def in_a_home(folder: Path) -> dict[str, str]:
     return {name: os.environ[name] for name in ("PATH", "TMPDIR")} | {"HOME": str(folder)}
 
 
-def attempt(folder: Path, *arguments: object, ids: dict[str, str] | None = None) -> Any:
+def attempt(folder: Path, *arguments: object, ids: dict[str, str] | None = None, **environment: str) -> Any:
     """What `tests.tracking.real` prints, and nothing else on stdout."""
-    environment = in_a_home(folder) | {"TRACKIO_DIR": str(folder / "trackio"), "IDS": json.dumps(ids or {})}
+    environment |= in_a_home(folder) | {"TRACKIO_DIR": str(folder / "trackio"), "IDS": json.dumps(ids or {})}
     command = [sys.executable, "-m", "tests.tracking.real", *map(str, arguments)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, cwd=Path(__file__).parents[2], check=False)
     assert done.returncode == 0, done.stderr
@@ -80,20 +82,24 @@ def test_swanlab_offline_begins_anew_with_the_whole_history(kept):
     assert list(before["critic/score/mean"]) == ["0", "1", "2", "3", "4", "5"]
 
 
-def test_wandb_has_one_run_of_two_parts_over_the_training_step(kept):
+def over_the_training_step(lines: Iterable[dict[str, Any]]) -> dict[str, dict[str, float]]:
+    """W&B's history as its pages draw it: later values for earlier ones."""
     curves: dict[str, dict[str, float]] = {}
+    for line in lines:
+        for name, value in line.items():
+            if not name.startswith(("_", "val/generations", STEP)):
+                curves.setdefault(name, {})[str(line[STEP])] = value
+    return curves
+
+
+def test_wandb_has_one_run_of_two_parts_over_the_training_step(kept):
     for part in kept["wandb"]:
         (opened,) = [each["run"] for each in part if each["type"] == "run" and "display_name" in each["run"]]
         assert (opened["run_id"], opened["project"], opened["display_name"], opened["notes"]) == ("abc123", "house", "first", "a house")
         axes = [each["metric"] for each in part if each["type"] == "metric"]
         assert any(axis.get("glob_name") == "*" and axis["step_metric"] == STEP for axis in axes)
-        for each in part:
-            if each["type"] == "history":
-                item = each["history"]["item"]
-                for name, value in item.items():
-                    if not name.startswith(("_", "val/generations", STEP)):
-                        curves.setdefault(name, {})[str(item[STEP])] = value
-    assert curves == expected()
+    lines = [each["history"]["item"] for part in kept["wandb"] for each in part if each["type"] == "history"]
+    assert over_the_training_step(lines) == expected()
     assert any(each["type"] == "artifact" and each["artifact"]["type"] == "config" for each in kept["wandb"][0])
     tables = [path for part in kept["wandb"] for each in part if each["type"] == "files" for path in each["files"]["files"]]
     assert sum("val/generations" in json.dumps(table) for table in tables) == 5  # steps 0, 2, 4 and again 4, 6, each with its rows only
@@ -109,6 +115,33 @@ def test_wandb_sync_joins_the_parts_under_one_id(kept):
     lines = [line for _, line in sorted(runs["abc123"].items())]
     assert [line["_step"] for line in lines] == list(range(len(lines)))
     assert [line[STEP] for line in lines if "lr" in line] == [0, 1, 2, 3, 4, 5, 4, 5, 6, 7]
+
+
+def two_attempts(folder: Path, logger: str, **environment: str) -> None:
+    """Online, the second one as after a kill: it goes on behind the checkpoint, under the same id."""
+    first = attempt(folder, "write", folder, 0, 5, 0, LOGGERS=logger, **environment)
+    second = attempt(folder, "write", folder, CHECKPOINT + 1, LAST, CHECKPOINT, ids=first, LOGGERS=logger, **environment)
+    assert first == second == {logger: "abc123"}
+
+
+def test_wandb_online_goes_on_with_its_run(tmp_path):
+    with wandb_server() as (address, runs):
+        two_attempts(tmp_path, "wandb", WANDB_MODE="online", WANDB_API_KEY="k" * 40, WANDB_BASE_URL=address)
+    lines = [line for _, line in sorted(runs["abc123"].items())]
+    assert [line["_step"] for line in lines] == list(range(len(lines)))
+    assert [line[STEP] for line in lines if "lr" in line] == [0, 1, 2, 3, 4, 5, 4, 5, 6, 7]
+    assert over_the_training_step(lines) == expected()
+
+
+def test_swanlab_online_goes_on_with_its_experiment(tmp_path):
+    """It is not sent again what it has."""
+    with swanlab_server() as (address, experiments):
+        hosts = {"SWANLAB_API_HOST": address, "SWANLAB_WEB_HOST": address}
+        two_attempts(tmp_path, "swanlab", SWANLAB_MODE="online", SWANLAB_API_KEY="k" * 21, **hosts)
+    kept = experiments["abc123"]
+    assert {name: {str(step): value for step, value in points} for name, points in kept.curves.items()} == expected()
+    assert [step for step, _ in kept.curves["lr"]] == list(range(LAST + 1))
+    assert (kept.media, kept.state) == ({"val/generations": [0, 2, 4, 6]}, "FINISHED")
 
 
 def test_tensorboard_shows_one_curve_and_the_answers(kept):

@@ -1,0 +1,88 @@
+"""What SwanLab 0.10.3 asks its server for in online mode: who somebody is, a project, an experiment and what of it is there."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+_CREATED = "2026-01-01T00:00:00.000Z"
+_PROJECT = {
+    "cuid": "p",
+    "name": "house",
+    "path": "/me/house",
+    "visibility": "PRIVATE",
+    "group": {"username": "me"},
+    "_count": {"experiments": 0},
+}
+
+
+@dataclass
+class Experiment:
+    """What the server was told of one: the points of its curves in the order that they came, the steps of its texts, its last state."""
+
+    curves: dict[str, list[tuple[int, float]]] = field(default_factory=dict)
+    media: dict[str, list[int]] = field(default_factory=dict)
+    state: str = "RUNNING"
+
+
+class _Handler(BaseHTTPRequestHandler):
+    experiments: dict[str, Experiment]
+
+    def do_GET(self) -> None:
+        if "/house/metrics/summaries/" in self.path:
+            known = self.experiments[self.path.partition("?")[0].rpartition("/")[2]]
+            scalar = [{"key": name, "step": max(step for step, _ in points)} for name, points in known.curves.items()]
+            return self._answer({"log": [], "media": [{"key": k, "step": max(v)} for k, v in known.media.items()], "scalar": scalar})
+        return self._answer(_PROJECT)
+
+    def do_POST(self) -> None:
+        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"] or 0)) or b"{}")
+        if self.path.endswith("/login/api_key"):
+            return self._answer({"sid": "s", "expiredAt": "2099-01-01T00:00:00.000Z", "userInfo": {"username": "me"}})
+        if self.path.endswith("/experiment"):
+            new = asked["cuid"] not in self.experiments
+            self.experiments.setdefault(asked["cuid"], Experiment())
+            return self._answer(
+                {"cuid": asked["cuid"], "slug": asked["cuid"], "name": asked["name"], "createdAt": _CREATED}, 201 if new else 200
+            )
+        if self.path.endswith("/house/metrics"):
+            known = self.experiments[asked["experimentId"]]
+            for each in asked["metrics"]:
+                if asked["type"] == "scalar":
+                    known.curves.setdefault(each["key"], []).append((each["index"], each["data"]))
+                elif asked["type"] == "media":
+                    known.media.setdefault(each["key"], []).append(each["index"])
+        if self.path.endswith("/presigned/put"):
+            return self._answer({"urls": [f"http://{self.headers['Host']}/kept" for _ in asked["paths"]]})
+        return self._answer({})
+
+    def do_PUT(self) -> None:
+        body = self.rfile.read(int(self.headers["Content-Length"] or 0))
+        if self.path.endswith("/state"):
+            self.experiments[self.path.split("/")[-2]].state = json.loads(body)["state"]
+        return self._answer({})
+
+    def _answer(self, what: Any, status: int = 200) -> None:
+        body = json.dumps(what).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: Any) -> None: ...
+
+
+@contextmanager
+def swanlab_server() -> Iterator[tuple[str, dict[str, Experiment]]]:
+    """Its address, and the experiments by their id."""
+    handler = type("Handler", (_Handler,), {"experiments": {}})
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}", handler.experiments
+        server.shutdown()
