@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import ray
-import torch.distributed as dist
 from ray.exceptions import RayActorError, RayError
 
 from rlctl.recipes import schema
@@ -110,8 +109,9 @@ class LinkChannel(StoreChannel):
         there = engine.connect.remote(host, door.port)
         try:
             link = Link.to_engine(door, self.place)
-        except dist.DistError as error:
-            self._lose(number, f"no link to it could be made: {_failure(there) or error}")
+        except RuntimeError as error:  # whatever torch raises of stores, sockets and NCCL is one
+            reason = _failure(there) or error
+            self._lose(number, f"no link to it could be made ({reason}); rollout.checkpoint_engine.backend=object_store needs none")
             return None
         self.links[number] = _Held(engine._actor_id, link)
         return link

@@ -38,7 +38,8 @@ class Link:
                 options._timeout = timeout
                 self.group = dist.ProcessGroupNCCL(store, rank, 2, options)
         else:
-            self.group = dist.ProcessGroupGloo(store, rank, 2, timeout)
+            self.group = dist.ProcessGroupGloo(store, rank, 2, timedelta(seconds=_CONNECT_S))
+            self.group.set_timeout(timeout)
 
     @staticmethod
     def open_door(host: str) -> TCPStore:
@@ -47,7 +48,7 @@ class Link:
 
     @classmethod
     def to_engine(cls, door: TCPStore, place: Place) -> Self:
-        """The trainer's end. Raises `dist.DistError` if the engine does not come within a minute."""
+        """The trainer's end. Raises `RuntimeError` if the engine does not come within a minute."""
         return cls(door, _TRAINER, place)
 
     @classmethod
