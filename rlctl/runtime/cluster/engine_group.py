@@ -124,7 +124,8 @@ class EngineGroup:
         assert self.send_weights is not None, "nobody sends these engines weights"
         self.num_hand_overs += 1
         number, timeout_s = self.num_hand_overs, self.pool.spec.call_timeout_s
-        loading = {engine: engine.call("load_weights", number, timeout_s) for engine in stale}
+        # An engine waits longer for a block than the trainer does for another engine that hangs.
+        loading = {engine: engine.call("load_weights", number, 2 * timeout_s) for engine in stale}
         handles = {engine.number: engine.handle for engine in stale}
         lost = self.send_weights(channel(self.rollout, handles, number, replace(self.pool.spec.place, timeout_s=timeout_s)))
         for engine, answer in loading.items():
