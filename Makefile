@@ -23,8 +23,9 @@ $(STAMP): pyproject.toml constraints.txt
 demo: setup
 	$(BIN)/rlctl train ppo
 
+# Three test processes on two cores: the start of a Ray cluster is mostly waiting.
 test: check
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not gpu" -n 2 --dist loadfile --no-loadscope-reorder
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not gpu" -n 3 --dist loadfile --no-loadscope-reorder
 
 check: setup
 	$(BIN)/ruff check .

@@ -22,7 +22,10 @@ _OF_THE_CLOCK = ("timing_s/", "timing_per_token_ms/", "perf/time_per_step", "per
 
 
 def environment() -> dict[str, str]:
-    return os.environ | {"OMP_NUM_THREADS": "1", "NO_COLOR": "1", "PYTHONDONTWRITEBYTECODE": ""}
+    """A shell's. What Ray has left in this process's, when a test has started it here, is none of the command's: its way to authenticate is
+    known to Ray's library before a forked process sees it."""
+    own = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    return own | {"OMP_NUM_THREADS": "1", "NO_COLOR": "1", "PYTHONDONTWRITEBYTECODE": ""}
 
 
 def rlctl(
