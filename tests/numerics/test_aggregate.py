@@ -74,7 +74,7 @@ def test_the_cut_does_not_matter(lengths: list[int], parts: int, mode: str, name
     pieces = [[row for row, part in enumerate(owner) if part == i] for i in range(parts)]
     whole_loss, whole = loss_and_gradient(tokens, [list(range(len(lengths)))], name, mode)
     loss, gradient = loss_and_gradient(tokens, [rows for rows in pieces if rows], name, mode)
-    assert loss == pytest.approx(whole_loss, rel=1e-5, abs=1e-6)
+    assert loss == pytest.approx(whole_loss, rel=1e-5, abs=1e-5)  # up to 72 terms of both signs around 1, in float32
     torch.testing.assert_close(gradient, whole, rtol=1e-6, atol=1e-9)
 
 
