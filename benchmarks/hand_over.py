@@ -3,7 +3,7 @@
     python -m benchmarks.hand_over [--runs 5] [--sizes 1m,20m,100m] [--engines 2] [--json]
 
 `shared`: on one CPU rank vLLM's parameters are the trainer's. `streamed`: an engine in the trainer's process with weights of its own.
-`pool`: engines in processes of their own, over Ray's object store, with checksums. They take turns.
+`pool`: engines in processes of their own, with checksums, through Ray's object store or by a gloo link to each. They take turns.
 """
 
 from __future__ import annotations
@@ -52,6 +52,13 @@ def engines_apart(model: Qwen2ForCausalLM, folder: str, num_engines: int, max_to
     return group
 
 
+def to_pool(engines: EngineGroup, backend: str) -> None:
+    way = engines.rollout.checkpoint_engine.model_copy(update={"backend": backend})
+    engines.rollout = engines.rollout.model_copy(update={"checkpoint_engine": way})
+    engines.outdate()
+    engines.update_weights()
+
+
 def measure(size: str, runs: int, num_engines: int) -> list[Row]:
     """One row for each way."""
     model, copy = build(size), build(size)
@@ -65,7 +72,8 @@ def measure(size: str, runs: int, num_engines: int) -> list[Row]:
             "copy": lambda: copy.load_state_dict(model.state_dict()),
             "shared": lambda: shared.load_weights(weights(model)),
             "streamed": lambda: streamed.load_weights(weights(model)),
-            f"pool of {num_engines}": lambda: (apart.outdate(), apart.update_weights()),
+            f"pool of {num_engines}, object_store": lambda: to_pool(apart, "object_store"),
+            f"pool of {num_engines}, gloo": lambda: to_pool(apart, "gloo"),
         }
         took: dict[str, list[float]] = {name: [] for name in ways}
         for run in range(runs + 2):  # two warm up: the first use of Ray's store is slow
