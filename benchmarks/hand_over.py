@@ -20,13 +20,12 @@ from transformers import Qwen2ForCausalLM
 from benchmarks.rollout import build, vllm_engine, vllm_settings
 from benchmarks.table import Row, asked, in_a_process, show
 from rlctl.recipes.compose import compose
-from rlctl.runtime.cluster.channels import StoreChannel
 from rlctl.runtime.cluster.engine_group import EngineGroup, EnginePool
 from rlctl.runtime.cluster.pool import PoolSpec
 from rlctl.runtime.cluster.session import ray_session
 from rlctl.runtime.place import Place
 from rlctl.runtime.rollout.request import Sampling
-from rlctl.runtime.rollout.weights import to_blocks
+from rlctl.runtime.rollout.weights import WeightChannel, to_blocks
 from rlctl.runtime.workers.rollout import RolloutSpec, RolloutWorker
 
 
@@ -43,8 +42,10 @@ def engines_apart(model: Qwen2ForCausalLM, folder: str, num_engines: int, max_to
     group = EnginePool(spec, 60.0, lambda kind, **fields: print(kind, fields)).spawn("rollout", RolloutWorker, rollout)
     assert isinstance(group, EngineGroup)
 
-    def send(channel: StoreChannel) -> dict[int, str]:
-        for block in to_blocks(weights(model), torch.float32, 32 * 2**20):
+    max_bytes = part.rollout.checkpoint_engine.update_weights_bucket_megabytes * 2**20
+
+    def send(channel: WeightChannel) -> dict[int, str]:
+        for block in to_blocks(weights(model), torch.float32, max_bytes, channel.device):
             channel.send(block)
         return channel.close()
 

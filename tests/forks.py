@@ -78,6 +78,18 @@ class Forked:
         self._process.kill()
 
 
+def completed(
+    arguments: list[str], cwd: Path, environment: Mapping[str, str], timeout: float, largest_file: int | None = None
+) -> subprocess.CompletedProcess[str]:
+    """`Forked`, to its end; killed where that does not come in time."""
+    process = Forked(arguments, cwd, environment, largest_file)
+    try:
+        out, err = process.communicate(timeout)
+    finally:
+        process.kill()
+    return subprocess.CompletedProcess(arguments, process.wait(timeout), out, err)
+
+
 def _child(arguments: list[str], cwd: Path, environment: dict[str, str], out: Path, err: Path, largest_file: int | None) -> NoReturn:
     """What `python -m rlctl` finds at its start, and does at its end. It is told to end when the tests end before it."""
     die_with_parent()

@@ -19,6 +19,7 @@ from rlctl.recipes import schema
 from rlctl.runtime.algorithms.base import Algorithm, Needs
 from rlctl.runtime.batch import Batch, Scored
 from rlctl.runtime.loader import PromptLoader
+from rlctl.runtime.ops import group_stats
 from rlctl.runtime.roles import Roles
 
 _SECTION = "algorithm.filter_groups"
@@ -60,10 +61,9 @@ class Collector:
             prompts = self.loader.at(asked)
             number = len(all_scores) * size  # rows of one step have different random streams
             scored = self.algorithm.collect(replace(prompts, group=prompts.group + number), roles, step)
-            differs = differing(self._judged(scored), scored.group - number, size)
             all_scores.append(scored.scores)
-            kept.append(scored.select(differs[scored.group - number].nonzero().flatten()))
-            places += [place for place, good in zip(asked, differs.tolist(), strict=True) if good]
+            kept.append(scored.select(differing(self._judged(scored), scored.group).nonzero().flatten()))
+            places += [asked[group - number] for group in kept[-1].group.unique_consecutive().tolist()]
         self.waiting = places[size:]
         whole = Batch.concat(_with_all_components(kept))
         _, group = whole.group.unique_consecutive(return_inverse=True)
@@ -123,8 +123,7 @@ def _with_all_components(batches: Sequence[Scored]) -> list[Scored]:
     ]
 
 
-def differing(values: Tensor, group: Tensor, num_groups: int) -> Tensor:
-    """For each group whether its values (B,) are not all the same: (num_groups,) bool. `group` (B,) numbers them from 0."""
-    least = torch.full((num_groups,), torch.inf).scatter_reduce(0, group, values, "amin")
-    most = torch.full((num_groups,), -torch.inf).scatter_reduce(0, group, values, "amax")
-    return most > least
+def differing(values: Tensor, group: Tensor) -> Tensor:
+    """For each row whether the values (B,) of its group are not all the same: (B,) bool."""
+    stats = group_stats(values, group)
+    return (stats.size > 1) & (stats.std > 0)

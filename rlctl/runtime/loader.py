@@ -84,9 +84,9 @@ class PromptLoader:
 
     def at(self, places: Sequence[int]) -> Prompts:
         """The prompts at these places of the stream, as a batch whose groups count from 0."""
-        orders = {epoch: self.sampler(len(self.prompts), epoch, self.seed).tolist() for epoch in {self.epoch_of(place) for place in places}}
+        orders = {epoch: self.sampler(len(self.prompts), epoch, self.seed) for epoch in {self.epoch_of(place) for place in places}}
         an_epoch = self.steps_per_epoch * self.batch_size
-        return self.prompts.batch([orders[self.epoch_of(place)][place % an_epoch] for place in places])
+        return self.prompts.batch([int(orders[self.epoch_of(place)][place % an_epoch]) for place in places])
 
 
 def _truncate(ids: list[int], data: schema.Data, where: str) -> list[int]:

@@ -11,16 +11,17 @@ import pytest
 from packaging.requirements import Requirement
 
 from rlctl.runtime.doctor import GIB, Finding, judge_package, judge_space, judge_torch, judge_vllm
-from tests.forks import Forked
+from tests.forks import completed
 
 
-def doctor(runs: Path, *arguments: str, **changes: str) -> subprocess.CompletedProcess[str]:
+def doctor(runs: Path, *arguments: str, process: bool = False, **changes: str) -> subprocess.CompletedProcess[str]:
     dropped = ("PYTHONDONTWRITEBYTECODE", "OMP_NUM_THREADS")
     kept = {name: value for name, value in os.environ.items() if name not in dropped and not name.startswith("RLCTL_")}
     environment = kept | {"RLCTL_RUNS": str(runs)} | changes
-    forked = Forked(["doctor", *arguments], Path.cwd(), environment)
-    out, err = forked.communicate(60)
-    return subprocess.CompletedProcess(arguments, forked.wait(1), out, err)
+    if not process:
+        return completed(["doctor", *arguments], Path.cwd(), environment, 60)
+    command = [sys.executable, "-m", "rlctl", "doctor", *arguments]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
 
 
 def findings(done: subprocess.CompletedProcess[str]) -> dict[str, dict[str, str | None]]:
@@ -28,10 +29,7 @@ def findings(done: subprocess.CompletedProcess[str]) -> dict[str, dict[str, str 
 
 
 def test_a_sound_installation_has_no_fault_and_exit_code_0(tmp_path: Path) -> None:
-    environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONDONTWRITEBYTECODE", "OMP_NUM_THREADS")}
-    command = [sys.executable, "-m", "rlctl", "doctor", "--json"]
-    runs = {"RLCTL_RUNS": str(tmp_path / "not" / "there" / "yet")}
-    done = subprocess.run(command, env=environment | runs, capture_output=True, text=True, timeout=60)
+    done = doctor(tmp_path / "not" / "there" / "yet", "--json", process=True)
     found = findings(done)
     assert (done.returncode, done.stderr) == (0, "")
     assert {each["state"] for each in found.values()} <= {"ok", "warning"}

@@ -13,7 +13,7 @@ from typing import Any
 
 import psutil
 
-from tests.forks import Forked
+from tests.forks import Forked, completed
 
 TIMEOUT_S = 240
 
@@ -40,12 +40,7 @@ def rlctl(
         command = [sys.executable, "-m", "rlctl", *words]
         done = subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
     else:
-        forked = Forked(words, cwd, env)
-        try:
-            out, err = forked.communicate(TIMEOUT_S)
-        finally:
-            forked.kill()
-        done = subprocess.CompletedProcess(words, forked.wait(TIMEOUT_S), out, err)
+        done = completed(words, cwd, env, TIMEOUT_S)
     assert done.returncode == code, f"exit {done.returncode}, wanted {code}\n{done.stdout}\n{done.stderr}"
     return done
 

@@ -19,7 +19,7 @@ from typing import Any
 
 from rlctl.tracking.tracker import RunInfo, Sample
 from tests.e2e.command import environment as usual_environment
-from tests.forks import Forked
+from tests.forks import completed
 
 KILL_AT = "RLCTL_TEST_KILL_AT"
 TIMEOUT_S = 120.0
@@ -75,12 +75,8 @@ def run(
     """`rlctl` with these arguments, to its end; `kill_at` is `<n>:<seconds>`, with `:SIGTERM` another signal: so
     long after the n-th phase begins. A write beyond `largest_file` bytes fails, as on a full disk."""
     variables = usual_environment() | {"TOKENIZERS_PARALLELISM": "false", KILL_AT: kill_at, **(environment or {})}
-    process = Forked([str(each) for each in arguments], cwd, variables, largest_file)
-    try:
-        talk = "".join(process.communicate(TIMEOUT_S))
-    finally:
-        process.kill()
-    return Ended(process.wait(TIMEOUT_S), talk)
+    done = completed([str(each) for each in arguments], cwd, variables, TIMEOUT_S, largest_file)
+    return Ended(done.returncode, done.stdout + done.stderr)
 
 
 def finish_in_spite_of(kills: Sequence[str], name: str, command: Sequence[str], cwd: Path, *inline: str) -> list[str]:

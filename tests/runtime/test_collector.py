@@ -115,4 +115,4 @@ def test_an_algorithm_that_answers_nothing_is_not_filtered() -> None:
 
 def test_differing() -> None:
     values = torch.tensor([1.0, 1.0, 0.0, 1.0, 0.5])
-    assert differing(values, torch.tensor([0, 0, 1, 1, 2]), 3).tolist() == [False, True, False]
+    assert differing(values, torch.tensor([0, 0, 1, 1, 2])).tolist() == [False, False, True, True, False]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.forks import Forked
+from tests.forks import completed
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "docs" / "examples" / "diary"
@@ -29,9 +29,7 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 def rlctl(environment: dict[str, str], folder: Path, *arguments: str, process: bool = True) -> subprocess.CompletedProcess[str]:
     if not process:
-        forked = Forked(list(arguments), folder, environment)
-        out, err = forked.communicate(200)
-        return subprocess.CompletedProcess(arguments, forked.wait(1), out, err)
+        return completed(list(arguments), folder, environment, 200)
     command = [sys.executable, "-m", "rlctl", *arguments]
     return subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True, timeout=200, check=False)
 

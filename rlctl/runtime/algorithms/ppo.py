@@ -52,23 +52,17 @@ class PPO:
         """Judges everything that only this family can: names of functions, and what they need."""
         algorithm, actor = config.algorithm, config.actor_rollout_ref.actor
         AdvantageParams.of(algorithm)
-        problems: list[Problem] = []
         rollout = config.actor_rollout_ref.rollout
         n = rollout.n
-        if algorithm.filter_groups.enable and n < 2:
-            problems.append(
-                Problem(
-                    f"algorithm.filter_groups.enable=true compares the answers to one prompt, but rollout.n is {n}",
-                    hint="actor_rollout_ref.rollout.n=8",
-                )
-            )
-        if Need.GROUPS in get_estimator(algorithm.adv_estimator).needs and n < 2:
-            problems.append(
-                Problem(
-                    f"algorithm.adv_estimator={algorithm.adv_estimator} compares the answers to one prompt, but rollout.n is {n}",
-                    hint="actor_rollout_ref.rollout.n=8",
-                )
-            )
+        compares = {
+            "algorithm.filter_groups.enable=true": algorithm.filter_groups.enable,
+            f"algorithm.adv_estimator={algorithm.adv_estimator}": Need.GROUPS in get_estimator(algorithm.adv_estimator).needs,
+        }
+        problems = [
+            Problem(f"{setting} compares the answers to one prompt, but rollout.n is {n}", hint="actor_rollout_ref.rollout.n=8")
+            for setting, does in compares.items()
+            if does and n < 2
+        ]
         get_policy_loss(actor.policy_loss.loss_mode)
         raise_problems(problems)
         kl_ctrl = algorithm.kl_ctrl

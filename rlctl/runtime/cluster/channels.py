@@ -11,10 +11,10 @@ from ray.exceptions import RayActorError, RayError
 from rlctl.recipes import schema
 from rlctl.runtime.cluster.link import Link
 from rlctl.runtime.place import Place
-from rlctl.runtime.rollout.weights import Block, through_host
+from rlctl.runtime.rollout.weights import Block, WeightChannel, through_host
 
 
-def channel(rollout: schema.Rollout, engines: dict[int, Any], hand_over: int, place: Place) -> StoreChannel:
+def channel(rollout: schema.Rollout, engines: dict[int, Any], hand_over: int, place: Place) -> WeightChannel:
     """The way to `engines` (handles, by number) that the configuration names."""
     return (StoreChannel if through_host(rollout, place.device) else LinkChannel)(engines, hand_over, place)
 

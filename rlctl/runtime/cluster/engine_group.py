@@ -15,16 +15,17 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 from rlctl.errors import RlctlError
 from rlctl.runs.logs import tail_of
 from rlctl.runtime.batch import Prompts, Rollouts
-from rlctl.runtime.cluster.channels import StoreChannel, channel
+from rlctl.runtime.cluster.channels import channel
 from rlctl.runtime.cluster.engines import ROLE, Engine, EngineProcesses, Request
 from rlctl.runtime.cluster.pool import PoolSpec, gather, nodes_of
 from rlctl.runtime.rollout.request import at_a_time, num_requests
+from rlctl.runtime.rollout.weights import WeightChannel
 from rlctl.runtime.workers.dispatch import join, split
 from rlctl.runtime.workers.rollout import RolloutSpec
 from rlctl.tracking.tracker import Event
 
 W = TypeVar("W")
-SendWeights = Callable[[StoreChannel], dict[int, str]]
+SendWeights = Callable[[WeightChannel], dict[int, str]]
 
 _MOST_LOSSES = 3  # engines that may die of one request before it is held to be its fault
 _LOOK_S = 1.0  # how often deadlines are looked at while nothing happens
