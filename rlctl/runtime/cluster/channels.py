@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import ray
-from ray.exceptions import RayActorError, RayError
+from ray.exceptions import RayActorError
 
 from rlctl.recipes import schema
+from rlctl.runtime.cluster.engines import failure
 from rlctl.runtime.cluster.link import Link
 from rlctl.runtime.place import Place
 from rlctl.runtime.rollout.weights import Block, WeightChannel, through_host
@@ -110,7 +111,7 @@ class LinkChannel(StoreChannel):
         try:
             link = Link.to_engine(door, self.place)
         except RuntimeError as error:  # whatever torch raises of stores, sockets and NCCL is one
-            reason = _failure(there) or error
+            reason = (failure(there, ours_ends_the_run=False) if ray.wait([there], timeout=0)[0] else None) or error
             self._lose(number, f"no link to it could be made ({reason}); rollout.checkpoint_engine.backend=object_store needs none")
             return None
         self.links[number] = _Held(engine._actor_id, link)
@@ -124,13 +125,3 @@ class LinkChannel(StoreChannel):
         held = self.links.pop(number, None)
         if held is not None:
             held.link.close()
-
-
-def _failure(answer: ray.ObjectRef) -> str | None:
-    """Why a call failed, if it did."""
-    if ray.wait([answer], timeout=0)[0]:
-        try:
-            ray.get(answer)
-        except RayError as error:
-            return str(error)
-    return None

@@ -10,13 +10,12 @@ from dataclasses import replace
 from typing import Any, TypeVar, cast
 
 import ray
-from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 
 from rlctl.errors import RlctlError
 from rlctl.runs.logs import tail_of
 from rlctl.runtime.batch import Prompts, Rollouts
 from rlctl.runtime.cluster.channels import channel
-from rlctl.runtime.cluster.engines import ROLE, Engine, EngineProcesses, Request
+from rlctl.runtime.cluster.engines import ROLE, Engine, EngineProcesses, Request, failure
 from rlctl.runtime.cluster.pool import PoolSpec, gather, nodes_of
 from rlctl.runtime.rollout.request import at_a_time, num_requests
 from rlctl.runtime.rollout.weights import WeightChannel
@@ -95,7 +94,7 @@ class EngineGroup:
             if engine.handle is None and now >= engine.retry_at:
                 self.pool.start(engine, self.worker, self.spec)
             elif engine.built is not None and ray.wait([engine.built], timeout=0)[0]:
-                reason = _failure(engine.built, ours_ends_the_run=False)
+                reason = failure(engine.built, ours_ends_the_run=False)
                 if reason is None:
                     engine.built = None
                     self.event("engine_restarted", engine=engine.number, seconds=round(now - engine.begun, 1))
@@ -130,7 +129,7 @@ class EngineGroup:
         handles = {engine.number: engine.handle for engine in stale}
         lost = self.send_weights(channel(self.rollout, handles, number, replace(self.pool.spec.place, timeout_s=timeout_s)))
         for engine, answer in loading.items():
-            reason = lost.get(engine.number) or _failure(answer, timeout_s)
+            reason = lost.get(engine.number) or failure(answer, timeout_s)
             if reason is None:
                 engine.version = self.version
             else:
@@ -161,7 +160,7 @@ class EngineGroup:
                 if answer not in engine.flying:  # it was lost with another request
                     continue
                 if answer in answered:
-                    reason = _failure(answer)
+                    reason = failure(answer)
                     if reason is None:
                         answers[engine.flying.pop(answer).number] = ray.get(answer)
                         engine.failures = 0
@@ -207,21 +206,3 @@ class EnginePool:
 
     def close(self) -> None:
         self.engines.close()
-
-
-def _failure(answer: ray.ObjectRef, timeout_s: float | None = None, ours_ends_the_run: bool = True) -> str | None:
-    """Why an engine is lost, or None if it has answered.
-
-    An error of ours that it raised is raised here, because another engine would raise it too; not so when it only could not start.
-    """
-    try:
-        ray.get(answer, timeout=timeout_s)
-    except RayTaskError as error:
-        if ours_ends_the_run and isinstance(error.cause, RlctlError):
-            raise error.cause from error
-        return f"{type(error.cause).__name__}: {error.cause}"
-    except RayActorError as error:
-        return str(error.error_msg)
-    except GetTimeoutError:
-        return f"it did not take up its weights within {timeout_s:g} s"
-    return None

@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import ray
+from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 from ray.util.placement_group import remove_placement_group
 
+from rlctl.errors import RlctlError
 from rlctl.runs.logs import tail_of
 from rlctl.runtime.batch import Prompts
 from rlctl.runtime.cluster.link import Link
@@ -127,3 +129,21 @@ class EngineProcesses:
     def _log(self, number: int) -> Path | None:
         log = self.spec.place.log_path
         return log and log.with_name(f"{self.spec.name}-{number}.log")
+
+
+def failure(answer: ray.ObjectRef, timeout_s: float | None = None, ours_ends_the_run: bool = True) -> str | None:
+    """Why an engine is lost, or None if it has answered.
+
+    An error of ours that it raised is raised here, because another engine would raise it too; not so when it only could not start.
+    """
+    try:
+        ray.get(answer, timeout=timeout_s)
+    except RayTaskError as error:
+        if ours_ends_the_run and isinstance(error.cause, RlctlError):
+            raise error.cause from error
+        return f"{type(error.cause).__name__}: {error.cause}"
+    except RayActorError as error:
+        return str(error.error_msg)
+    except GetTimeoutError:
+        return f"it did not take up its weights within {timeout_s:g} s"
+    return None
