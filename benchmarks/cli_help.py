@@ -42,9 +42,14 @@ def measure(rounds: int) -> tuple[float, float]:
     with tempfile.TemporaryDirectory() as folder:
         script = Path(folder) / "bare.py"
         script.write_text(BARE)
-        bare, rlctl = [sys.executable, str(script), "--help"], [sys.executable, "-m", "rlctl", "--help"]
+        bare, rlctl = (
+            [sys.executable, str(script), "--help"],
+            [sys.executable, "-m", "rlctl", "--help"],
+        )
         times = [(seconds(bare), seconds(rlctl)) for _ in range(rounds + 1)][1:]
-    return statistics.median(pair[0] for pair in times), statistics.median(pair[1] for pair in times)
+    return statistics.median(pair[0] for pair in times), statistics.median(
+        pair[1] for pair in times
+    )
 
 
 def main() -> None:

@@ -11,16 +11,12 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
 
-import rlctl.recipes
 from rlctl.recipes.compose import compose
-from rlctl.recipes.sources import library_recipes
-
-LIBRARY = Path(rlctl.recipes.__file__).parent / "library"
+from rlctl.recipes.sources import LIBRARY, library_recipes
 
 
 def seconds(call: Callable[[str], object], name: str) -> float:
@@ -32,8 +28,12 @@ def seconds(call: Callable[[str], object], name: str) -> float:
 def measure(name: str, rounds: int) -> tuple[float, float]:
     """The median seconds of (Hydra, rlctl) over `rounds` alternations, after one of each."""
     with initialize_config_dir(str(LIBRARY), version_base="1.3"):
-        times = [(seconds(hydra_compose, name), seconds(compose, name)) for _ in range(rounds + 1)][1:]
-    return statistics.median(pair[0] for pair in times), statistics.median(pair[1] for pair in times)
+        times = [(seconds(hydra_compose, name), seconds(compose, name)) for _ in range(rounds + 1)][
+            1:
+        ]
+    return statistics.median(pair[0] for pair in times), statistics.median(
+        pair[1] for pair in times
+    )
 
 
 def main() -> None:
@@ -41,7 +41,9 @@ def main() -> None:
     for name in library_recipes():
         if not name.endswith("_trainer"):
             hydra, rlctl = measure(name, rounds)
-            print(f"{name:18} hydra {hydra * 1e3:5.0f} ms   rlctl {rlctl * 1e3:5.0f} ms (aim: at most 600)   ratio {rlctl / hydra:5.2f}")
+            print(
+                f"{name:18} hydra {hydra * 1e3:5.0f} ms   rlctl {rlctl * 1e3:5.0f} ms (aim: at most 600)   ratio {rlctl / hydra:5.2f}"
+            )
 
 
 if __name__ == "__main__":

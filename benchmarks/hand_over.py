@@ -23,9 +23,9 @@ from rlctl.recipes.compose import compose
 from rlctl.runtime.cluster.engine_group import EngineGroup, EnginePool
 from rlctl.runtime.cluster.pool import PoolSpec
 from rlctl.runtime.cluster.session import ray_session
-from rlctl.runtime.place import Place
-from rlctl.runtime.rollout.request import Sampling
-from rlctl.runtime.rollout.weights import WeightChannel, to_blocks
+from rlctl.runtime.rank_info import Place
+from rlctl.runtime.rollout.sampling_params import Sampling
+from rlctl.runtime.rollout.weight_sync import WeightChannel, to_blocks
 from rlctl.runtime.workers.rollout import RolloutSpec, RolloutWorker
 
 
@@ -33,13 +33,27 @@ def weights(model: Qwen2ForCausalLM) -> Iterator[tuple[str, Tensor]]:
     return ((name, value.detach()) for name, value in model.named_parameters())
 
 
-def engines_apart(model: Qwen2ForCausalLM, folder: str, num_engines: int, max_tokens: int, *settings: str) -> EngineGroup:
+def engines_apart(
+    model: Qwen2ForCausalLM, folder: str, num_engines: int, max_tokens: int, *settings: str
+) -> EngineGroup:
     """`num_engines` of vLLM on Ray, one thread each, that will be sent the model's weights. `folder` has the model."""
     part = vllm_settings(folder, *settings)
-    spec = PoolSpec("engines", num_engines, Place(0, 1, "cpu", 1, 600.0, False, None), 300.0, 600.0, balanced=False, device_fraction=1.0)
+    spec = PoolSpec(
+        "engines",
+        num_engines,
+        Place(0, 1, "cpu", 1, 600.0, False, None),
+        300.0,
+        600.0,
+        balanced=False,
+        device_fraction=1.0,
+    )
     stop_token_ids = tuple(range(model.config.vocab_size // 40))
-    rollout = RolloutSpec(part.model, Sampling(part.rollout, max_tokens, stop_token_ids), 96, seed=1)
-    group = EnginePool(spec, 60.0, lambda kind, **fields: print(kind, fields)).spawn("rollout", RolloutWorker, rollout)
+    rollout = RolloutSpec(
+        part.model, Sampling(part.rollout, max_tokens, stop_token_ids), 96, seed=1
+    )
+    group = EnginePool(spec, 60.0, lambda kind, **fields: print(kind, fields)).spawn(
+        "rollout", RolloutWorker, rollout
+    )
     assert isinstance(group, EngineGroup)
 
     max_bytes = part.rollout.checkpoint_engine.update_weights_bucket_megabytes * 2**20
@@ -64,10 +78,14 @@ def measure(size: str, runs: int, num_engines: int) -> list[Row]:
     """One row for each way."""
     model, copy = build(size), build(size)
     shared, streamed = vllm_engine(model, shared=True), vllm_engine(model, shared=False)
-    ray = compose("ppo_trainer", ["data.train_files=none", "actor_rollout_ref.model.path=none"]).config.ray_kwargs.ray_init
+    ray = compose(
+        "ppo_trainer", ["data.train_files=none", "actor_rollout_ref.model.path=none"]
+    ).config.ray_kwargs.ray_init
     with tempfile.TemporaryDirectory() as folder, ray_session(ray, num_engines, 1, 120.0, None):
         model.save_pretrained(folder)
-        apart = engines_apart(model, folder, num_engines, 64, "actor_rollout_ref.rollout.max_num_seqs=16")
+        apart = engines_apart(
+            model, folder, num_engines, 64, "actor_rollout_ref.rollout.max_num_seqs=16"
+        )
         apart.wait()
         ways: dict[str, Callable[[], object]] = {
             "copy": lambda: copy.load_state_dict(model.state_dict()),
@@ -86,13 +104,24 @@ def measure(size: str, runs: int, num_engines: int) -> list[Row]:
         apart.pool.close()
     parameters = f"{sum(p.numel() for p in model.parameters()) / 1e6:.1f} M"
     usual = {name: statistics.median(times) for name, times in took.items()}
-    return [{"parameters": parameters, "way": name, "ms": ms, "copies": ms / usual["copy"]} for name, ms in usual.items()]
+    return [
+        {"parameters": parameters, "way": name, "ms": ms, "copies": ms / usual["copy"]}
+        for name, ms in usual.items()
+    ]
 
 
 def main() -> None:
     arguments = asked(__doc__, runs=5, sizes="1m,20m,100m", engines=2)
-    rows = [row for size in arguments.sizes.split(",") for row in in_a_process(measure, size, arguments.runs, arguments.engines)]
-    show(f"hand-over of weights to vLLM, float32, median of {arguments.runs} turns", rows, arguments.json)
+    rows = [
+        row
+        for size in arguments.sizes.split(",")
+        for row in in_a_process(measure, size, arguments.runs, arguments.engines)
+    ]
+    show(
+        f"hand-over of weights to vLLM, float32, median of {arguments.runs} turns",
+        rows,
+        arguments.json,
+    )
 
 
 if __name__ == "__main__":

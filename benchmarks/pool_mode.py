@@ -29,14 +29,23 @@ def measure(size: str, runs: int, num_engines: int) -> list[Row]:
     model = build(size)
     random = torch.Generator().manual_seed(0)
     lengths = torch.randint(30, 91, (NUM_PROMPTS,), generator=random)
-    ids = torch.randint(model.config.vocab_size // 40, model.config.vocab_size, (int(lengths.sum()),), generator=random)
+    ids = torch.randint(
+        model.config.vocab_size // 40,
+        model.config.vocab_size,
+        (int(lengths.sum()),),
+        generator=random,
+    )
     prompts = Prompts(Ragged(ids, lengths), torch.arange(NUM_PROMPTS), [])
     settings = [f"actor_rollout_ref.rollout.n={N}", "actor_rollout_ref.rollout.max_num_seqs=64"]
-    ray = compose("ppo_trainer", ["data.train_files=none", "actor_rollout_ref.model.path=none"]).config.ray_kwargs.ray_init
+    ray = compose(
+        "ppo_trainer", ["data.train_files=none", "actor_rollout_ref.model.path=none"]
+    ).config.ray_kwargs.ray_init
     with tempfile.TemporaryDirectory() as folder, ray_session(ray, 2 * num_engines, 1, 120.0, None):
         model.save_pretrained(folder)
         groups = {
-            mode: engines_apart(model, folder, num_engines, 128, *settings, f"actor_rollout_ref.rollout.mode={mode}")
+            mode: engines_apart(
+                model, folder, num_engines, 128, *settings, f"actor_rollout_ref.rollout.mode={mode}"
+            )
             for mode in ("sync", "async")
         }
         for group in groups.values():
@@ -48,10 +57,15 @@ def measure(size: str, runs: int, num_engines: int) -> list[Row]:
                 start = time.perf_counter()
                 answers = group.generate_sequences(prompts, seed=run)
                 if run:
-                    speeds[mode].append(len(answers.response_ids.values) / (time.perf_counter() - start))
+                    speeds[mode].append(
+                        len(answers.response_ids.values) / (time.perf_counter() - start)
+                    )
         for group in groups.values():
             group.pool.close()
-    ratios = {mode: [ours / theirs for ours, theirs in zip(speed, speeds["sync"], strict=True)] for mode, speed in speeds.items()}
+    ratios = {
+        mode: [ours / theirs for ours, theirs in zip(speed, speeds["sync"], strict=True)]
+        for mode, speed in speeds.items()
+    }
     return [
         {
             "model": size,
@@ -68,9 +82,21 @@ def measure(size: str, runs: int, num_engines: int) -> list[Row]:
 
 def main() -> None:
     arguments = asked(__doc__, runs=5, sizes="1m,20m", engines="1,2")
-    cases = [(size, int(engines)) for size in arguments.sizes.split(",") for engines in arguments.engines.split(",")]
-    rows = [row for size, engines in cases for row in in_a_process(measure, size, arguments.runs, engines)]
-    show(f"engines apart, prompt by prompt against part by part, median of {arguments.runs} turns", rows, arguments.json)
+    cases = [
+        (size, int(engines))
+        for size in arguments.sizes.split(",")
+        for engines in arguments.engines.split(",")
+    ]
+    rows = [
+        row
+        for size, engines in cases
+        for row in in_a_process(measure, size, arguments.runs, engines)
+    ]
+    show(
+        f"engines apart, prompt by prompt against part by part, median of {arguments.runs} turns",
+        rows,
+        arguments.json,
+    )
 
 
 if __name__ == "__main__":

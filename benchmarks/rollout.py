@@ -26,11 +26,15 @@ from rlctl.recipes import schema
 from rlctl.recipes.compose import compose
 from rlctl.runtime.batch import Ragged
 from rlctl.runtime.model.attention import use_rlctl_attention
-from rlctl.runtime.place import Place, available_cores
+from rlctl.runtime.rank_info import Place, available_cores
 from rlctl.runtime.rollout.engine import EngineSpec, RolloutEngine, SamplingParams
 from rlctl.runtime.rollout.hf import HFEngine
 
-WORK = {"1m": (32, 8, 64), "20m": (32, 8, 64), "100m": (16, 4, 32)}  # prompts, answers each, longest answer
+WORK = {
+    "1m": (32, 8, 64),
+    "20m": (32, 8, 64),
+    "100m": (16, 4, 32),
+}  # prompts, answers each, longest answer
 SHAPES = {  # layers, hidden, intermediate, heads, key-value heads, vocabulary
     "1m": (4, 128, 384, 4, 2, 2048),
     "20m": (10, 384, 1152, 6, 2, 8192),
@@ -92,7 +96,13 @@ def generate(model: Qwen2ForCausalLM, prompts: Ragged, limits: Tensor) -> int:
 def answer(engine: RolloutEngine, prompts: Ragged, limits: Tensor) -> int:
     """One of rlctl's engines, with log-probs."""
     sampling = SamplingParams(
-        temperature=1.0, top_p=1.0, top_k=0, max_tokens=limits, stop_token_ids=(), seed=1, n=len(limits) // len(prompts)
+        temperature=1.0,
+        top_p=1.0,
+        top_k=0,
+        max_tokens=limits,
+        stop_token_ids=(),
+        seed=1,
+        n=len(limits) // len(prompts),
     )
     responses = engine.generate(prompts, sampling)
     assert torch.equal(responses.response_ids.lengths, limits)
@@ -101,19 +111,26 @@ def answer(engine: RolloutEngine, prompts: Ragged, limits: Tensor) -> int:
 
 def vllm_engine(model: Qwen2ForCausalLM, shared: bool) -> RolloutEngine:
     """With the model's weights, or with a copy."""
-    from rlctl.runtime.rollout.vllm_engine import VLLMEngine
+    from rlctl.runtime.rollout.vllm.engine import VLLMEngine
 
     place = Place(0, 1, "cpu", torch.get_num_threads(), 600.0, False, None)
     with tempfile.TemporaryDirectory() as folder:
         model.save_pretrained(folder)
         part = vllm_settings(folder)
-        engine = VLLMEngine.from_spec(EngineSpec(part.model, part.rollout, torch.float32, place, 256, seed=0), model if shared else None)
+        engine = VLLMEngine.from_spec(
+            EngineSpec(part.model, part.rollout, torch.float32, place, 256, seed=0),
+            model if shared else None,
+        )
     engine.load_weights((name, value.detach()) for name, value in model.named_parameters())
     return engine
 
 
 def vllm_settings(folder: str, *more: str) -> schema.ActorRolloutRef:
-    settings = [f"actor_rollout_ref.model.path={folder}", "data.train_files=none", "actor_rollout_ref.rollout.name=vllm"]
+    settings = [
+        f"actor_rollout_ref.model.path={folder}",
+        "data.train_files=none",
+        "actor_rollout_ref.rollout.name=vllm",
+    ]
     return compose("ppo_trainer", [*settings, *more]).config.actor_rollout_ref
 
 
@@ -123,10 +140,19 @@ def measure(size: str, runs: int, threads: int) -> list[Row]:
     num_prompts, n, longest = WORK[size]
     random = torch.Generator().manual_seed(0)
     lengths = torch.randint(30, 91, (num_prompts,), generator=random)
-    limits = torch.linspace(8, longest, num_prompts * n).round().long()[torch.randperm(num_prompts * n, generator=random)]
+    limits = (
+        torch.linspace(8, longest, num_prompts * n)
+        .round()
+        .long()[torch.randperm(num_prompts * n, generator=random)]
+    )
     model = build(size)
-    prompts = Ragged(torch.randint(1, model.config.vocab_size, (int(lengths.sum()),), generator=random), lengths)
-    engines: dict[str, RolloutEngine | None] = {"generate": None, "hf": HFEngine(model, max_num_seqs=None)}
+    prompts = Ragged(
+        torch.randint(1, model.config.vocab_size, (int(lengths.sum()),), generator=random), lengths
+    )
+    engines: dict[str, RolloutEngine | None] = {
+        "generate": None,
+        "hf": HFEngine(model, max_num_seqs=None),
+    }
     if find_spec("vllm"):
         engines["vllm"] = vllm_engine(model, shared=True)
     speeds: dict[str, list[float]] = {name: [] for name in engines}
@@ -135,7 +161,11 @@ def measure(size: str, runs: int, threads: int) -> list[Row]:
             if isinstance(engine, HFEngine):
                 use_rlctl_attention(model)  # `generate` has its own
             start = time.perf_counter()
-            tokens = generate(model, prompts, limits) if engine is None else answer(engine, prompts, limits)
+            tokens = (
+                generate(model, prompts, limits)
+                if engine is None
+                else answer(engine, prompts, limits)
+            )
             if run:
                 speeds[name].append(tokens / (time.perf_counter() - start))
     rows: list[Row] = []
@@ -156,8 +186,16 @@ def measure(size: str, runs: int, threads: int) -> list[Row]:
 
 def main() -> None:
     arguments = asked(__doc__, runs=3, threads=available_cores(), sizes="1m,20m,100m")
-    rows = [row for size in arguments.sizes.split(",") for row in in_a_process(measure, size, arguments.runs, arguments.threads)]
-    show(f"against generate, {arguments.threads} threads, median of {arguments.runs} turns", rows, arguments.json)
+    rows = [
+        row
+        for size in arguments.sizes.split(",")
+        for row in in_a_process(measure, size, arguments.runs, arguments.threads)
+    ]
+    show(
+        f"against generate, {arguments.threads} threads, median of {arguments.runs} turns",
+        rows,
+        arguments.json,
+    )
 
 
 if __name__ == "__main__":

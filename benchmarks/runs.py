@@ -34,9 +34,14 @@ def make_runs(root: Path, number: int) -> None:
         folder = root / f"p{index % 10}" / f"run-{index:05d}"
         folder.mkdir(parents=True)
         created = time.strftime("%Y-%m-%dT%H:%M:%S+00:00", time.gmtime(1_700_000_000 + 60 * index))
-        (folder / "run.json").write_text(json.dumps(record | {"name": folder.name, "id": f"{index:08x}", "created": created}))
+        (folder / "run.json").write_text(
+            json.dumps(record | {"name": folder.name, "id": f"{index:08x}", "created": created})
+        )
         (folder / "config.yaml").write_text(config)
-        rows = [{"step": step, METRIC: (index * 7 % 1000 + step) / 1020} | dict.fromkeys(names, 0.5) for step in range(20)]
+        rows = [
+            {"step": step, METRIC: (index * 7 % 1000 + step) / 1020} | dict.fromkeys(names, 0.5)
+            for step in range(20)
+        ]
         (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
@@ -48,10 +53,19 @@ def seconds(root: Path, *arguments: str) -> float:
 
 
 def main() -> None:
-    number, rounds = (int(sys.argv[1]) if len(sys.argv) > 1 else 10_000), (int(sys.argv[2]) if len(sys.argv) > 2 else 5)
+    number, rounds = (
+        (int(sys.argv[1]) if len(sys.argv) > 1 else 10_000),
+        (int(sys.argv[2]) if len(sys.argv) > 2 else 5),
+    )
     commands = {
         "rlctl runs": ["runs"],
-        "rlctl runs --where METRIC": ["runs", "--where", f"best({METRIC}) > 0.95", "--sort", f"-best({METRIC})"],
+        "rlctl runs --where METRIC": [
+            "runs",
+            "--where",
+            f"best({METRIC}) > 0.95",
+            "--sort",
+            f"-best({METRIC})",
+        ],
         "rlctl runs --where KEY": ["runs", "--where", "trainer.seed == 1"],
         "rlctl show NAME": ["show", "run-00042"],
     }
@@ -60,7 +74,11 @@ def main() -> None:
         make_runs(root, number)
         seconds(root, "--version")
         first = {name: seconds(root, *arguments) for name, arguments in commands.items()}
-        rows = [{"": seconds(root, "--version")} | {name: seconds(root, *args) for name, args in commands.items()} for _ in range(rounds)]
+        rows = [
+            {"": seconds(root, "--version")}
+            | {name: seconds(root, *args) for name, args in commands.items()}
+            for _ in range(rounds)
+        ]
     bare = statistics.median(row[""] for row in rows)
     print(f"{number} runs; bare start {bare:.2f} s")
     for name in commands:

@@ -17,24 +17,28 @@ from pathlib import Path
 import torch
 
 from rlctl.recipes.compose import compose
-from rlctl.runtime.algorithms.losses import get_policy_loss
-from rlctl.runtime.algorithms.policy_losses import ClipParams, PolicyTokens
+from rlctl.runtime.algorithms.policy_losses.base import ClipParams, PolicyTokens
+from rlctl.runtime.algorithms.policy_losses.clipped import get_policy_loss
 from rlctl.runtime.balance import micro_batches
 from rlctl.runtime.batch import Prompts, Ragged
 from rlctl.runtime.build import build_reward, build_roles
-from rlctl.runtime.clock import Clock, timed_roles
+from rlctl.runtime.data.tokenizer import stop_token_ids
 from rlctl.runtime.launch import open_pools
 from rlctl.runtime.model.causal_lm import PolicyModel
 from rlctl.runtime.model.load import load_model
 from rlctl.runtime.model.sequences import Sequences
-from rlctl.runtime.place import available_cores
-from rlctl.runtime.plan import Plan, make_plan
+from rlctl.runtime.planning.plan import Plan, make_plan
+from rlctl.runtime.rank_info import available_cores
 from rlctl.runtime.rewards.gsm8k import score
 from rlctl.runtime.rollout.engine import SamplingParams
 from rlctl.runtime.rollout.hf import HFEngine
-from rlctl.runtime.tokenizer import stop_token_ids
+from rlctl.runtime.training.clock import Clock, timed_roles
 
-OVERRIDES = ["actor_rollout_ref.actor.use_kl_loss=false", "trainer.total_training_steps=1000", "trainer.total_epochs=1000"]
+OVERRIDES = [
+    "actor_rollout_ref.actor.use_kl_loss=false",
+    "trainer.total_training_steps=1000",
+    "trainer.total_epochs=1000",
+]
 
 
 class Bare:
@@ -44,31 +48,64 @@ class Bare:
         self.plan = plan
         rollout = plan.config.actor_rollout_ref
         hf = load_model(rollout.model, "policy", torch.float32, 0)
-        self.model, self.engine = PolicyModel(hf, 1.0), HFEngine(hf, max_num_seqs=rollout.rollout.max_num_seqs)
+        self.model, self.engine = (
+            PolicyModel(hf, 1.0),
+            HFEngine(hf, max_num_seqs=rollout.rollout.max_num_seqs),
+        )
         optim = rollout.actor.optim
         self.optimizer = torch.optim.AdamW(
-            self.model.parameters(), lr=optim.lr, betas=optim.betas, weight_decay=optim.weight_decay, fused=True
+            self.model.parameters(),
+            lr=optim.lr,
+            betas=optim.betas,
+            weight_decay=optim.weight_decay,
+            fused=True,
         )
         self.sampling = SamplingParams(
-            1.0, 1.0, -1, plan.config.data.max_response_length, stop_token_ids(plan.tokenizer, rollout.model.path), 0, 8
+            1.0,
+            1.0,
+            -1,
+            plan.config.data.max_response_length,
+            stop_token_ids(plan.tokenizer, rollout.model.path),
+            0,
+            8,
         )
 
-    def log_probs(self, prompts: Ragged, responses: Ragged, index: torch.Tensor, with_entropy: bool) -> torch.Tensor:
-        return self.model(Sequences.of(prompts.select(index), responses.select(index)), with_entropy=with_entropy).log_probs
+    def log_probs(
+        self, prompts: Ragged, responses: Ragged, index: torch.Tensor, with_entropy: bool
+    ) -> torch.Tensor:
+        return self.model(
+            Sequences.of(prompts.select(index), responses.select(index)), with_entropy=with_entropy
+        ).log_probs
 
     def step(self, prompts: Prompts, seed: int) -> None:
         actor = self.plan.config.actor_rollout_ref.actor
-        out = self.engine.generate(prompts.prompt_ids, SamplingParams(**{**self.sampling.__dict__, "seed": seed}))
-        texts = self.plan.tokenizer.batch_decode([ids.tolist() for ids in out.response_ids.rows()], skip_special_tokens=True)
+        out = self.engine.generate(
+            prompts.prompt_ids, SamplingParams(**{**self.sampling.__dict__, "seed": seed})
+        )
+        texts = self.plan.tokenizer.batch_decode(
+            [ids.tolist() for ids in out.response_ids.rows()], skip_special_tokens=True
+        )
         truths = [row.ground_truth for row in prompts.rows for _ in range(8)]
-        scores = torch.tensor([score("", text, truth, method="strict") for text, truth in zip(texts, truths, strict=True)])
+        scores = torch.tensor(
+            [
+                score("", text, truth, method="strict")
+                for text, truth in zip(texts, truths, strict=True)
+            ]
+        )
         groups = scores.view(-1, 8)
-        advantages = ((groups - groups.mean(1, keepdim=True)) / (groups.std(1, keepdim=True) + 1e-6)).flatten()
-        asked, answered = prompts.prompt_ids.select(torch.arange(len(prompts)).repeat_interleave(8)), out.response_ids
+        advantages = (
+            (groups - groups.mean(1, keepdim=True)) / (groups.std(1, keepdim=True) + 1e-6)
+        ).flatten()
+        asked, answered = (
+            prompts.prompt_ids.select(torch.arange(len(prompts)).repeat_interleave(8)),
+            out.response_ids,
+        )
         lengths = asked.lengths + answered.lengths
         with torch.no_grad():
             parts = micro_batches(lengths, actor.ppo_max_token_len_per_gpu)
-            flat = torch.cat([self.log_probs(asked, answered, index, with_entropy=True) for index in parts])
+            flat = torch.cat(
+                [self.log_probs(asked, answered, index, with_entropy=True) for index in parts]
+            )
             order = torch.cat(parts)
             old = Ragged(flat, answered.lengths[order]).select(order.argsort())
         loss = get_policy_loss(actor.policy_loss.loss_mode)
@@ -103,12 +140,17 @@ def main() -> None:
         clock = Clock(lambda _: None)
         bare, bare_s, rlctl_s, phases = Bare(plan), [], [], []
         with open_pools(plan, Path(folder), print, lambda _kind, **_fields: None) as pools:
-            roles = timed_roles(build_roles(plan.config, plan.algorithm, plan.tokenizer, pools, reward, print), clock)
+            roles = timed_roles(
+                build_roles(plan.config, plan.algorithm, plan.tokenizer, pools, reward, print),
+                clock,
+            )
             for step in range(1, steps + 3):
                 begin = time.perf_counter()
                 clock.take()
                 with clock.phase("controller"):
-                    plan.algorithm.learn(plan.algorithm.collect(plan.loader.batch_at(step), roles, step), roles, step)
+                    plan.algorithm.learn(
+                        plan.algorithm.collect(plan.loader.batch_at(step), roles, step), roles, step
+                    )
                 rlctl_s.append(time.perf_counter() - begin)
                 phases.append(clock.take())
                 begin = time.perf_counter()
@@ -117,7 +159,9 @@ def main() -> None:
         close()
     ratios = [ours / theirs for ours, theirs in zip(rlctl_s[2:], bare_s[2:], strict=True)]
     ours, theirs = statistics.median(rlctl_s[2:]), statistics.median(bare_s[2:])
-    print(f"rlctl {ours:.3f} s, bare {theirs:.3f} s a step; ratio {statistics.median(ratios):.3f} (median of {steps} pairs)")
+    print(
+        f"rlctl {ours:.3f} s, bare {theirs:.3f} s a step; ratio {statistics.median(ratios):.3f} (median of {steps} pairs)"
+    )
     for name in phases[-1]:
         print(f"  {name:14s} {statistics.median(p[name] for p in phases[2:]):7.3f} s")
 

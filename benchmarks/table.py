@@ -17,7 +17,9 @@ Row = dict[str, str | float]
 
 def asked(description: str | None, **defaults: str | int) -> argparse.Namespace:
     """What the command line says: `--json`, and an option for each of `defaults`, of its type."""
-    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--json", action="store_true")
     for name, default in defaults.items():
         parser.add_argument(f"--{name}", type=type(default), default=default)
@@ -34,7 +36,14 @@ def show(title: str, rows: Sequence[Row], as_json: bool) -> None:
         table.add_column(name, justify="left" if isinstance(rows[0][name], str) else "right")
     for row in rows:
         table.add_row(
-            *(value if isinstance(value, str) else f"{value:,.4g}" if abs(value) < 100 else f"{value:,.0f}" for value in row.values())
+            *(
+                value
+                if isinstance(value, str)
+                else f"{value:,.4g}"
+                if abs(value) < 100
+                else f"{value:,.0f}"
+                for value in row.values()
+            )
         )
     print(title)
     Console(width=120).print(table)

@@ -29,20 +29,33 @@ def as_rlctl_starts_it(folder: str, num_threads: int) -> dict[str, float]:
 
     from benchmarks.rollout import vllm_settings
     from rlctl.runtime.batch import Ragged
-    from rlctl.runtime.place import Place
+    from rlctl.runtime.rank_info import Place
     from rlctl.runtime.rollout.engine import EngineSpec, SamplingParams
-    from rlctl.runtime.rollout.vllm_engine import VLLMEngine
+    from rlctl.runtime.rollout.vllm.engine import VLLMEngine
 
     torch.set_num_threads(num_threads)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     part = vllm_settings(folder)
-    spec = EngineSpec(part.model, part.rollout, torch.float32, Place(0, 1, "cpu", num_threads, 600.0, False, None), 256, seed=0)
+    spec = EngineSpec(
+        part.model,
+        part.rollout,
+        torch.float32,
+        Place(0, 1, "cpu", num_threads, 600.0, False, None),
+        256,
+        seed=0,
+    )
     ready = time.perf_counter()
     engine = VLLMEngine.from_spec(spec, model)
     started = time.perf_counter()
     engine.load_weights((name, value.detach()) for name, value in model.named_parameters())
-    engine.generate(Ragged.of([[5, 6, 7]], torch.int64), SamplingParams(1.0, 1.0, -1, 4, (), seed=0, n=1))
-    return {"import": imported - begun, "engine": started - ready, "first": time.perf_counter() - started}
+    engine.generate(
+        Ragged.of([[5, 6, 7]], torch.int64), SamplingParams(1.0, 1.0, -1, 4, (), seed=0, n=1)
+    )
+    return {
+        "import": imported - begun,
+        "engine": started - ready,
+        "first": time.perf_counter() - started,
+    }
 
 
 def as_vllm_starts(folder: str, num_threads: int) -> dict[str, float]:
@@ -50,9 +63,19 @@ def as_vllm_starts(folder: str, num_threads: int) -> dict[str, float]:
     from vllm import LLM, SamplingParams  # pyright: ignore[reportMissingImports]
 
     imported = time.perf_counter()
-    llm = LLM(folder, load_format="dummy", skip_tokenizer_init=True, max_model_len=256, kv_cache_memory_bytes=2**28)
+    llm = LLM(
+        folder,
+        load_format="dummy",
+        skip_tokenizer_init=True,
+        max_model_len=256,
+        kv_cache_memory_bytes=2**28,
+    )
     started = time.perf_counter()
-    llm.generate([{"prompt_token_ids": [5, 6, 7]}], SamplingParams(max_tokens=4, detokenize=False), use_tqdm=False)
+    llm.generate(
+        [{"prompt_token_ids": [5, 6, 7]}],
+        SamplingParams(max_tokens=4, detokenize=False),
+        use_tqdm=False,
+    )
     answered = time.perf_counter()
     llm.llm_engine.engine_core.shutdown()  # its processes would keep this one
     del num_threads  # it takes what it finds
@@ -75,14 +98,21 @@ def main() -> None:
         for _ in range(arguments.runs):
             for name, start in starts.items():
                 found[name].append(in_a_process(start, folder, arguments.threads))
-    totals = {name: statistics.median(sum(each.values()) for each in times) for name, times in found.items()}
+    totals = {
+        name: statistics.median(sum(each.values()) for each in times)
+        for name, times in found.items()
+    }
     rows: list[Row] = [
         {"start": name}
         | {phase: statistics.median(each[phase] for each in times) for phase in PHASES}
         | {"together": totals[name], "ratio": totals[name] / totals["rlctl"]}
         for name, times in found.items()
     ]
-    show(f"vLLM until its first answer, seconds, median of {arguments.runs} starts", rows, arguments.json)
+    show(
+        f"vLLM until its first answer, seconds, median of {arguments.runs} starts",
+        rows,
+        arguments.json,
+    )
 
 
 if __name__ == "__main__":

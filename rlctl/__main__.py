@@ -29,9 +29,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         # The reader (`rlctl runs | head`) has seen enough. Python would complain once more when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
-    except Exception as error:  # the outermost frame: the last place that can turn a defect into a message
+    except (
+        Exception
+    ) as error:  # the outermost frame: the last place that can turn a defect into a message
         ours = as_ours(error)
-        return _report(ours.problems, ours.exit_code) if ours else _report([_defect(error)], InternalError.exit_code)
+        return (
+            _report(ours.problems, ours.exit_code)
+            if ours
+            else _report([_defect(error)], InternalError.exit_code)
+        )
     return code
 
 
@@ -51,7 +57,9 @@ def _run(argv: Sequence[str] | None) -> int:
             return error.exit_code
         context = getattr(error, "ctx", None)
         path = context.command_path if context else "rlctl"
-        raise UsageError(message[:1].lower() + message[1:], hint=f"`{path} --help` lists what it takes") from error
+        raise UsageError(
+            message[:1].lower() + message[1:], hint=f"`{path} --help` lists what it takes"
+        ) from error
     return result if isinstance(result, int) else 0
 
 
@@ -69,9 +77,15 @@ def _defect(error: Exception) -> Problem:
     message = f"internal error: {type(error).__name__}: {error}"
     if _debug():
         return Problem(message)
-    with tempfile.NamedTemporaryFile("w", prefix="rlctl-traceback-", suffix=".txt", delete=False) as file:
+    with tempfile.NamedTemporaryFile(
+        "w", prefix="rlctl-traceback-", suffix=".txt", delete=False
+    ) as file:
         traceback.print_exc(file=file)
-    return Problem(message, where=file.name, hint="this is a defect of rlctl: please report it with that file; `rlctl --debug …` prints it")
+    return Problem(
+        message,
+        where=file.name,
+        hint="this is a defect of rlctl: please report it with that file; `rlctl --debug …` prints it",
+    )
 
 
 def _debug() -> bool:

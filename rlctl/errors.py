@@ -47,8 +47,12 @@ class RlctlError(Exception):
 
     exit_code = 1
 
-    def __init__(self, *problems: Problem | str, where: str | None = None, hint: str | None = None) -> None:
-        self.problems: list[Problem] = [p if isinstance(p, Problem) else Problem(p, where, hint) for p in problems]
+    def __init__(
+        self, *problems: Problem | str, where: str | None = None, hint: str | None = None
+    ) -> None:
+        self.problems: list[Problem] = [
+            p if isinstance(p, Problem) else Problem(p, where, hint) for p in problems
+        ]
         super().__init__("\n".join(str(p) for p in self.problems))
 
     def __reduce__(self) -> tuple[type[RlctlError], tuple[Problem, ...], dict[str, object]]:
@@ -94,7 +98,11 @@ class ResourceError(RlctlError):
 def as_ours(error: BaseException) -> RlctlError | None:
     """`error` as one of this tree: itself, or what a write is that was refused for want of room (a disk, a quota, a limit). Else None."""
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-        return ResourceError(f"no room to write: {error.strerror}", where=error.filename, hint="`rlctl doctor` shows what is free")
+        return ResourceError(
+            f"no room to write: {error.strerror}",
+            where=error.filename,
+            hint="`rlctl doctor` shows what is free",
+        )
     return error if isinstance(error, RlctlError) else None
 
 

@@ -20,7 +20,10 @@ def names(kind: str) -> list[str]:
 
 def packages(kind: str) -> dict[str, str]:
     """The entry points of `kind`, sorted, and the package that offers each. Imports none of them."""
-    points = {point.name: point.dist.name if point.dist else "" for point in entry_points(group=f"rlctl.{kind}")}
+    points = {
+        point.name: point.dist.name if point.dist else ""
+        for point in entry_points(group=f"rlctl.{kind}")
+    }
     return dict(sorted(points.items()))
 
 
@@ -34,7 +37,10 @@ def load(kind: str, name: str, *, unknown: type[RlctlError] = ConfigError) -> An
         return _import(EntryPoint(name, name, f"rlctl.{kind}"), unknown)
     points = {point.name: point for point in entry_points(group=f"rlctl.{kind}")}
     if name not in points:
-        raise unknown(f"unknown {_singular(kind)} {name!r}", hint=suggestion(name, list(points)) + ", or module:Name")
+        raise unknown(
+            f"unknown {_singular(kind)} {name!r}",
+            hint=suggestion(name, list(points)) + ", or module:Name",
+        )
     return _import(points[name], unknown)
 
 
@@ -55,13 +61,24 @@ def _import(point: EntryPoint, unknown: type[RlctlError]) -> Any:
     except ModuleNotFoundError as error:
         missing = error.name or str(error)
         if point.module == missing or point.module.startswith(missing + "."):
-            raise unknown(f"{_singular(point.group.removeprefix('rlctl.'))} {point.value!r}: no module named {missing!r}") from error
-        wanted = f"'{point.dist.name}[{','.join(point.extras)}]'" if point.dist and point.extras else missing.partition(".")[0]
-        raise MissingExtraError(f"{point.name!r} needs the package {missing!r}", hint=f"pip install {wanted}") from error
+            raise unknown(
+                f"{_singular(point.group.removeprefix('rlctl.'))} {point.value!r}: no module named {missing!r}"
+            ) from error
+        wanted = (
+            f"'{point.dist.name}[{','.join(point.extras)}]'"
+            if point.dist and point.extras
+            else missing.partition(".")[0]
+        )
+        raise MissingExtraError(
+            f"{point.name!r} needs the package {missing!r}", hint=f"pip install {wanted}"
+        ) from error
     found: Any = module
     for part in point.attr.split("."):
         if not hasattr(found, part):
             public = [each for each in vars(module) if not each.startswith("_")]
-            raise unknown(f"module {point.module!r} has no {point.attr!r}", hint=suggestion(point.attr, public))
+            raise unknown(
+                f"module {point.module!r} has no {point.attr!r}",
+                hint=suggestion(point.attr, public),
+            )
         found = getattr(found, part)
     return found

@@ -26,8 +26,20 @@ from rlctl.errors import ConfigError, MissingExtraError, NotFoundError, Resource
 CACHE_VARIABLE = "RLCTL_CACHE"
 LOCK_S = 3600.0  # another process of this machine may take so long to fetch the same files
 _URL = re.compile(r"[a-z][a-z0-9+.-]*://")
-_STAMPS = ("ETag", "etag", "md5Hash", "crc32c", "mtime", "LastModified", "last_modified", "updated", "created")
-_EXTRAS = {"s3fs": "'rlctl[s3]'"}  # drivers that rlctl has an extra for; others go by the name of their package
+_STAMPS = (
+    "ETag",
+    "etag",
+    "md5Hash",
+    "crc32c",
+    "mtime",
+    "LastModified",
+    "last_modified",
+    "updated",
+    "created",
+)
+_EXTRAS = {
+    "s3fs": "'rlctl[s3]'"
+}  # drivers that rlctl has an extra for; others go by the name of their package
 
 
 @dataclass(frozen=True)
@@ -67,7 +79,9 @@ def _fetched(url: str) -> str:
         found = listing(fs, path)
     if not found.files:
         raise NotFoundError("there are no files", where=url)
-    signature = [[name, info.get("size"), _stamp(info)] for name, info in sorted(found.files.items())]
+    signature = [
+        [name, info.get("size"), _stamp(info)] for name, info in sorted(found.files.items())
+    ]
     key = hashlib.sha256(json.dumps([url, signature], default=str).encode()).hexdigest()[:16]
     folder = cache_folder() / key
     target = folder / PurePosixPath(path).name
@@ -97,7 +111,11 @@ def listing(fs: Any, path: str) -> Listing:
     if info["type"] == "file":
         name = PurePosixPath(path).name
         return Listing(True, {name: info}, {name: path})
-    found = {each: info for each, info in fs.find(path, detail=True).items() if info["type"] == "file" and not each.endswith("/")}
+    found = {
+        each: info
+        for each, info in fs.find(path, detail=True).items()
+        if info["type"] == "file" and not each.endswith("/")
+    }
     root = fs._strip_protocol(path).rstrip("/")
     names = {each.removeprefix(root).lstrip("/"): each for each in found}
     if outside := next((name for name in names if ".." in name.split("/")), None):
@@ -115,7 +133,10 @@ def get(fs: Any, found: Listing, names: list[str], target: Path) -> None:
     for name, place in zip(names, places, strict=True):
         wanted = found.files[name].get("size")
         if wanted is not None and place.stat().st_size != wanted:
-            raise ResourceError(f"{name} came with {place.stat().st_size} bytes instead of {wanted}", where=found.paths[name])
+            raise ResourceError(
+                f"{name} came with {place.stat().st_size} bytes instead of {wanted}",
+                where=found.paths[name],
+            )
 
 
 def put(fs: Any, files: dict[Path, str]) -> None:
@@ -144,20 +165,37 @@ def explained(url: str) -> Iterator[None]:
 
 
 def _explanation(url: str, error: Exception) -> RlctlError:
-    scheme, reason = url.partition("://")[0], f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+    scheme, reason = (
+        url.partition("://")[0],
+        f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}",
+    )
     if isinstance(error, ImportError):
         from fsspec.registry import known_implementations
 
         package = known_implementations.get(scheme, {}).get("class", "").partition(".")[0] or scheme
         hint = f"pip install {_EXTRAS.get(package, package)}"
-        return MissingExtraError(f"{scheme}:// needs the package {package!r}, which is not installed", where=url, hint=hint)
+        return MissingExtraError(
+            f"{scheme}:// needs the package {package!r}, which is not installed",
+            where=url,
+            hint=hint,
+        )
     if isinstance(error, FileNotFoundError):
         return NotFoundError("there is nothing at this address", where=url)
     if isinstance(error, PermissionError) or "credential" in reason.lower():
-        hint = "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, AWS_PROFILE or a role" if scheme == "s3" else None
-        return ConfigError(f"access is refused, or there are no credentials: {reason}", where=url, hint=hint)
+        hint = (
+            "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, AWS_PROFILE or a role"
+            if scheme == "s3"
+            else None
+        )
+        return ConfigError(
+            f"access is refused, or there are no credentials: {reason}", where=url, hint=hint
+        )
     if isinstance(error, ValueError) and "rotocol" in reason:
-        return ConfigError(f"nothing is known of {scheme}://", where=url, hint="s3://, gs://, abfs://, https:// and file:// are")
+        return ConfigError(
+            f"nothing is known of {scheme}://",
+            where=url,
+            hint="s3://, gs://, abfs://, https:// and file:// are",
+        )
     return ResourceError(f"the storage does not do what it is asked: {reason}", where=url)
 
 
@@ -173,7 +211,11 @@ def _stamp(info: dict[str, Any]) -> str | None:
 def _fetch(fs: Any, found: Listing, target: Path, url: str) -> None:
     """Into a folder beside, then renamed: what carries the name is whole."""
     size, number = found.num_bytes / 2**20, len(found.files)
-    print(f"fetching {url} ({number} file{'s' if number > 1 else ''}, {size:.1f} MiB)", file=sys.stderr, flush=True)
+    print(
+        f"fetching {url} ({number} file{'s' if number > 1 else ''}, {size:.1f} MiB)",
+        file=sys.stderr,
+        flush=True,
+    )
     aside = target.with_name(f".{target.name}.partial")
     shutil.rmtree(aside, ignore_errors=True)
     try:
@@ -181,7 +223,9 @@ def _fetch(fs: Any, found: Listing, target: Path, url: str) -> None:
             free = shutil.disk_usage(target.parent).free
             if free < found.num_bytes:
                 reason = f"{size:.0f} MiB to be fetched, {free / 2**20:.0f} MiB free"
-                raise ResourceError(reason, where=str(target.parent), hint=f"{CACHE_VARIABLE}=DIR on a larger disk")
+                raise ResourceError(
+                    reason, where=str(target.parent), hint=f"{CACHE_VARIABLE}=DIR on a larger disk"
+                )
             get(fs, found, list(found.files), aside)
         (aside / target.name if found.is_file else aside).replace(target)
     finally:
@@ -195,7 +239,11 @@ def _locked(folder: Path, url: str) -> Iterator[None]:
         folder.mkdir(parents=True, exist_ok=True)
         lock = (folder / ".lock").open("w")
     except OSError as error:
-        raise ResourceError(f"cannot write into the cache: {error}", where=str(folder), hint=f"{CACHE_VARIABLE}=DIR elsewhere") from error
+        raise ResourceError(
+            f"cannot write into the cache: {error}",
+            where=str(folder),
+            hint=f"{CACHE_VARIABLE}=DIR elsewhere",
+        ) from error
     deadline = time.monotonic() + LOCK_S
     with lock:
         while True:
@@ -204,6 +252,9 @@ def _locked(folder: Path, url: str) -> Iterator[None]:
                 break
             except BlockingIOError as error:
                 if time.monotonic() > deadline:
-                    raise ResourceError(f"another process has been fetching {url} for {LOCK_S:.0f} s", where=str(folder)) from error
+                    raise ResourceError(
+                        f"another process has been fetching {url} for {LOCK_S:.0f} s",
+                        where=str(folder),
+                    ) from error
                 time.sleep(0.1)
         yield

@@ -24,8 +24,8 @@ from rlctl.runs.process import die_with_parent
 FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(
     [
-        "rlctl.cli.train",
-        "rlctl.cli.resume",
+        "rlctl.cli.commands.train",
+        "rlctl.cli.commands.resume",
         "rlctl.runtime.resume",
         "rlctl.runtime.cluster.engine_group",
         "rlctl.runtime.cluster.session",
@@ -42,13 +42,21 @@ class Forked:
     A write beyond `largest_file` bytes fails, as on a full disk.
     """
 
-    def __init__(self, arguments: list[str], cwd: Path, environment: Mapping[str, str], largest_file: int | None = None) -> None:
+    def __init__(
+        self,
+        arguments: list[str],
+        cwd: Path,
+        environment: Mapping[str, str],
+        largest_file: int | None = None,
+    ) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="rlctl-forked-")
         out, err = (Path(self._folder.name) / name for name in ("stdout", "stderr"))
         out.touch()
         err.touch()
         self.stdout, self.stderr = out.open(), err.open()
-        self._process = FORKS.Process(target=_child, args=(arguments, cwd, dict(environment), out, err, largest_file))
+        self._process = FORKS.Process(
+            target=_child, args=(arguments, cwd, dict(environment), out, err, largest_file)
+        )
         self._process.start()
         assert self._process.pid is not None
         self.pid = self._process.pid
@@ -79,7 +87,11 @@ class Forked:
 
 
 def completed(
-    arguments: list[str], cwd: Path, environment: Mapping[str, str], timeout: float, largest_file: int | None = None
+    arguments: list[str],
+    cwd: Path,
+    environment: Mapping[str, str],
+    timeout: float,
+    largest_file: int | None = None,
 ) -> subprocess.CompletedProcess[str]:
     """`Forked`, to its end; killed where that does not come in time."""
     process = Forked(arguments, cwd, environment, largest_file)
@@ -90,7 +102,14 @@ def completed(
     return subprocess.CompletedProcess(arguments, process.wait(timeout), out, err)
 
 
-def _child(arguments: list[str], cwd: Path, environment: dict[str, str], out: Path, err: Path, largest_file: int | None) -> NoReturn:
+def _child(
+    arguments: list[str],
+    cwd: Path,
+    environment: dict[str, str],
+    out: Path,
+    err: Path,
+    largest_file: int | None,
+) -> NoReturn:
     """What `python -m rlctl` finds at its start, and does at its end. It is told to end when the tests end before it."""
     die_with_parent()
     os.setsid()

@@ -30,7 +30,11 @@ _CLASSES: dict[Arch, tuple[type, type]] = {
     "qwen3": (Qwen3Config, Qwen3ForCausalLM),
 }
 
-SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")  # ids 0 (padding), 1, 2 (end); bytes follow
+SPECIAL_TOKENS = (
+    "<|endoftext|>",
+    "<|im_start|>",
+    "<|im_end|>",
+)  # ids 0 (padding), 1, 2 (end); bytes follow
 CHAT_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"

@@ -96,7 +96,9 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(data)
 
     def do_GET(self) -> None:
-        self.reply(200, "") if self.path == "/health_generate" else self.reply(404, {"detail": "Not Found"})
+        self.reply(200, "") if self.path == "/health_generate" else self.reply(
+            404, {"detail": "Not Found"}
+        )
 
     def do_POST(self) -> None:
         server = self.server
@@ -107,9 +109,16 @@ class Handler(BaseHTTPRequestHandler):
                 case "/generate":
                     self.generate(body)
                 case "/update_weights_from_disk":
-                    wrong = "memory is released" if server.released else server.update(body["model_path"])
+                    wrong = (
+                        "memory is released"
+                        if server.released
+                        else server.update(body["model_path"])
+                    )
                     message = wrong or "Succeeded to update model weights."
-                    self.reply(400 if wrong else 200, {"success": not wrong, "message": message, "num_paused_requests": 0})
+                    self.reply(
+                        400 if wrong else 200,
+                        {"success": not wrong, "message": message, "num_paused_requests": 0},
+                    )
                 case "/flush_cache":
                     server.cache.clear()
                     self.reply(200, "Cache flushed.\n")
@@ -134,12 +143,19 @@ class Handler(BaseHTTPRequestHandler):
         if how == "hang":
             time.sleep(3)
         if how == "error" or server.released:
-            return self.reply(500, {"error": {"message": "CUDA error: an illegal memory access was encountered"}})
+            return self.reply(
+                500, {"error": {"message": "CUDA error: an illegal memory access was encountered"}}
+            )
         assert body["return_logprob"]
         server.params += body["sampling_params"]
-        answers = [server.answer(ids, params) for ids, params in zip(body["input_ids"], body["sampling_params"], strict=True)]
+        answers = [
+            server.answer(ids, params)
+            for ids, params in zip(body["input_ids"], body["sampling_params"], strict=True)
+        ]
         if how == "abort":
-            answers[-1]["meta_info"] |= {"finish_reason": {"type": "abort", "message": "Abort before prefill"}}
+            answers[-1]["meta_info"] |= {
+                "finish_reason": {"type": "abort", "message": "Abort before prefill"}
+            }
         return self.reply(200, answers)
 
 
@@ -156,5 +172,9 @@ def main() -> None:
     torch.set_num_threads(1)
     config = AutoConfig.from_pretrained(options.model_path)
     dummy = options.load_format == "dummy"
-    model = AutoModelForCausalLM.from_config(config) if dummy else AutoModelForCausalLM.from_pretrained(options.model_path)
+    model = (
+        AutoModelForCausalLM.from_config(config)
+        if dummy
+        else AutoModelForCausalLM.from_pretrained(options.model_path)
+    )
     Server(model.float(), options.port).serve_forever()

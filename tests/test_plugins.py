@@ -36,15 +36,21 @@ def test_module_and_name() -> None:
     assert "did you mean 'load'" in str(caught.value.problems[0].hint)
 
 
-def test_a_part_whose_package_is_missing_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_part_whose_package_is_missing_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "needy_part.py").write_text("import surely_not_installed.deep\n")
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(MissingExtraError, match="needs the package 'surely_not_installed'") as caught:
+    with pytest.raises(
+        MissingExtraError, match="needs the package 'surely_not_installed'"
+    ) as caught:
         plugins.load("loggers", "needy_part:Thing")
     assert caught.value.problems[0].hint == "pip install surely_not_installed"
 
 
-def test_an_entry_point_with_an_extra_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_entry_point_with_an_extra_names_the_extra(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "needy_logger.py").write_text("import surely_not_installed\n")
     info = tmp_path / "needy-1.0.dist-info"
     info.mkdir()

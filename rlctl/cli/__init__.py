@@ -34,38 +34,128 @@ class Command(TyperCommand):
 
 
 COMMANDS = (
-    Command("prep", "rlctl.cli.prep", "Write the parquet files that training reads: GSM8K, arithmetic, your own.", "Data and rewards"),
-    Command("data", "rlctl.cli.data", "Look at the rows of a parquet file as the model will see them.", "Data and rewards"),
-    Command("reward", "rlctl.cli.reward", "Try a reward function on stored answers.", "Data and rewards"),
-    Command("recipes", "rlctl.cli.recipes", "List, show, copy and check the recipes.", "Recipes"),
-    Command("config", "rlctl.cli.config", "Show a composed configuration, and where each value comes from.", "Recipes"),
-    Command("train", "rlctl.cli.train", "Train a model: ppo, grpo or sft.", "Training"),
-    Command("resume", "rlctl.cli.resume", "Go on from the newest whole checkpoint, as if the run had never stopped.", "Training"),
-    Command("stop", "rlctl.cli.stop", "Let runs or sweeps finish their step, save and end, and wait until they have.", "Training"),
+    Command(
+        "prep",
+        "rlctl.cli.commands.prep",
+        "Write the parquet files that training reads: GSM8K, arithmetic, your own.",
+        "Data and rewards",
+    ),
+    Command(
+        "data",
+        "rlctl.cli.commands.data",
+        "Look at the rows of a parquet file as the model will see them.",
+        "Data and rewards",
+    ),
+    Command(
+        "reward",
+        "rlctl.cli.commands.reward",
+        "Try a reward function on stored answers.",
+        "Data and rewards",
+    ),
+    Command(
+        "recipes",
+        "rlctl.cli.commands.recipes",
+        "List, show, copy and check the recipes.",
+        "Recipes",
+    ),
+    Command(
+        "config",
+        "rlctl.cli.commands.config",
+        "Show a composed configuration, and where each value comes from.",
+        "Recipes",
+    ),
+    Command("train", "rlctl.cli.commands.train", "Train a model: ppo, grpo or sft.", "Training"),
+    Command(
+        "resume",
+        "rlctl.cli.commands.resume",
+        "Go on from the newest whole checkpoint, as if the run had never stopped.",
+        "Training",
+    ),
+    Command(
+        "stop",
+        "rlctl.cli.commands.stop",
+        "Let runs or sweeps finish their step, save and end, and wait until they have.",
+        "Training",
+    ),
     Command(
         "eval",
-        "rlctl.cli.evaluate",
+        "rlctl.cli.commands.evaluate",
         "Answer the validation prompts and score the answers; a run uses its own configuration and data.",
         "Training",
     ),
-    Command("generate", "rlctl.cli.evaluate", "Answer prompts, through the model's chat template.", "Training"),
-    Command("sweep", "rlctl.cli.sweep", "Search settings with many runs on one cluster.", "Training"),
-    Command("sweeps", "rlctl.cli.sweeps", "List the sweeps, newest first.", "Runs"),
-    Command("runs", "rlctl.cli.runs", "List the runs, running and newest first; remove, restore, tag them.", "Runs"),
-    Command("export", "rlctl.cli.export", "Write a run's policy as a folder that transformers and vLLM load.", "Runs"),
-    Command("compare", "rlctl.cli.compare", "Compare runs: their settings, and their metrics at the same step.", "Runs"),
-    Command("show", "rlctl.cli.runs", "Show one run: its curves, its settings, its validation samples.", "Runs"),
-    Command("watch", "rlctl.cli.watch", "Watch a run until it ends, also one that was started elsewhere on this disk.", "Runs"),
-    Command("logs", "rlctl.cli.watch", "Print what the worker processes of a run printed.", "Runs"),
-    Command("report", "rlctl.cli.report", "Make one self-contained HTML file of runs: curves, alarms, answers, settings.", "Runs"),
+    Command(
+        "generate",
+        "rlctl.cli.commands.evaluate",
+        "Answer prompts, through the model's chat template.",
+        "Training",
+    ),
+    Command(
+        "sweep",
+        "rlctl.cli.commands.sweep",
+        "Search settings with many runs on one cluster.",
+        "Training",
+    ),
+    Command("sweeps", "rlctl.cli.commands.sweeps", "List the sweeps, newest first.", "Runs"),
+    Command(
+        "runs",
+        "rlctl.cli.commands.runs",
+        "List the runs, running and newest first; remove, restore, tag them.",
+        "Runs",
+    ),
+    Command(
+        "export",
+        "rlctl.cli.commands.export",
+        "Write a run's policy as a folder that transformers and vLLM load.",
+        "Runs",
+    ),
+    Command(
+        "compare",
+        "rlctl.cli.commands.compare",
+        "Compare runs: their settings, and their metrics at the same step.",
+        "Runs",
+    ),
+    Command(
+        "show",
+        "rlctl.cli.commands.runs",
+        "Show one run: its curves, its settings, its validation samples.",
+        "Runs",
+    ),
+    Command(
+        "watch",
+        "rlctl.cli.commands.watch",
+        "Watch a run until it ends, also one that was started elsewhere on this disk.",
+        "Runs",
+    ),
+    Command(
+        "logs",
+        "rlctl.cli.commands.watch",
+        "Print what the worker processes of a run printed.",
+        "Runs",
+    ),
+    Command(
+        "report",
+        "rlctl.cli.commands.report",
+        "Make one self-contained HTML file of runs: curves, alarms, answers, settings.",
+        "Runs",
+    ),
     Command(
         "loggers",
-        "rlctl.cli.loggers",
+        "rlctl.cli.commands.loggers",
         "List the trackers of runs: installed or not, the mode each would choose, and what is wrong with its settings.",
         "Runs",
     ),
-    Command("doctor", "rlctl.cli.doctor", "Examine the installation and the machine, with the command that mends each fault.", "Runs"),
-    Command("version", "rlctl.cli.version", "Show the versions of rlctl and of what it stands on.", "Runs"),
+    Command(
+        "doctor",
+        "rlctl.cli.commands.doctor",
+        "Examine the installation and the machine, with the command that mends each fault.",
+        "Runs",
+    ),
+    Command(
+        "version",
+        "rlctl.cli.commands.version",
+        "Show the versions of rlctl and of what it stands on.",
+        "Runs",
+    ),
 )
 
 
@@ -101,9 +191,17 @@ def _version(wanted: bool) -> None:
 @app.callback()
 def frame(
     version: Annotated[  # noqa: ARG001
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version of rlctl and stop.")
+        bool,
+        typer.Option(
+            "--version",
+            callback=_version,
+            is_eager=True,
+            help="Show the version of rlctl and stop.",
+        ),
     ] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks of errors (also RLCTL_DEBUG=1).")] = False,
+    debug: Annotated[
+        bool, typer.Option("--debug", help="Show tracebacks of errors (also RLCTL_DEBUG=1).")
+    ] = False,
 ) -> None:
     """Reinforcement-tune a language model from a parquet file of prompts, and keep the record of every experiment."""
     if debug:

@@ -33,14 +33,27 @@ def run(ctx: typer.Context, incomplete: str) -> list[str]:
     from rlctl.runs.store import RunStore
 
     root = ctx.params.get("root")
-    found = sorted(RunStore.at(Path(root) if root else None).runs(), key=lambda each: each.created, reverse=True)
-    special = [name for name in ("@last", "@failed") if found] + [f"@tag:{tag}" for each in found for tag in each.labels.tags]
-    return [name for name in dict.fromkeys([*special, *(each.name for each in found)]) if name.startswith(incomplete)]
+    found = sorted(
+        RunStore.at(Path(root) if root else None).runs(),
+        key=lambda each: each.created,
+        reverse=True,
+    )
+    special = [name for name in ("@last", "@failed") if found] + [
+        f"@tag:{tag}" for each in found for tag in each.labels.tags
+    ]
+    return [
+        name
+        for name in dict.fromkeys([*special, *(each.name for each in found)])
+        if name.startswith(incomplete)
+    ]
 
 
 def run_or_quickstart(ctx: typer.Context, incomplete: str) -> list[str]:
     """Names of runs, and the embedded model's. Where none fits, the shell offers files: a model's folder."""
-    return [*run(ctx, incomplete), *(name for name in ("quickstart",) if name.startswith(incomplete))]
+    return [
+        *run(ctx, incomplete),
+        *(name for name in ("quickstart",) if name.startswith(incomplete)),
+    ]
 
 
 def subject(ctx: typer.Context, incomplete: str) -> list[str]:

@@ -51,23 +51,34 @@ def paged() -> Iterator[None]:
     if not sys.stdout.isatty() or stdout().is_dumb_terminal:
         yield
         return
-    os.environ.setdefault("LESS", "-FRX")  # as git has it: no paging of one page, colours, and the text stays
+    os.environ.setdefault(
+        "LESS", "-FRX"
+    )  # as git has it: no paging of one page, colours, and the text stays
     with stdout().pager(styles=True):
         yield
 
 
 def print_json(value: Any) -> None:
     """One JSON document on stdout, indented; values that JSON has no word for (paths, dates) as text, NaN refused."""
-    sys.stdout.write(json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False, default=str) + "\n")
+    sys.stdout.write(
+        json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False, default=str) + "\n"
+    )
 
 
-def table(columns: Sequence[str], rows: Iterable[Sequence[str | Text]], right: Iterable[str] = ()) -> Table:
+def table(
+    columns: Sequence[str], rows: Iterable[Sequence[str | Text]], right: Iterable[str] = ()
+) -> Table:
     """A listing without a frame, ready to print; the columns named in `right` are aligned to the right. The first
     column, which names the row, is never broken. Cells are text, never markup."""
     numeric = set(right)
     made = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
     for index, column in enumerate(columns):
-        made.add_column(column, justify="right" if column in numeric else "left", overflow="fold", no_wrap=index == 0)
+        made.add_column(
+            column,
+            justify="right" if column in numeric else "left",
+            overflow="fold",
+            no_wrap=index == 0,
+        )
     for row in rows:
         made.add_row(*(cell if isinstance(cell, Text) else Text(cell) for cell in row))
     return made

@@ -16,18 +16,34 @@ from rlctl.errors import UsageError
 
 MaxTime = Annotated[
     str | None,
-    typer.Option("--max-time", metavar="TIME", help="Save and end, with exit code 0, before it has run so long: 3h50m, 90m or 3:50:00."),
+    typer.Option(
+        "--max-time",
+        metavar="TIME",
+        help="Save and end, with exit code 0, before it has run so long: 3h50m, 90m or 3:50:00.",
+    ),
 ]
 SaveBy = Annotated[
     str | None,
-    typer.Option("--save-by", metavar="WHEN", help="Save and end, with exit code 0, before this time: 23:30 or 2026-11-22T06:00."),
+    typer.Option(
+        "--save-by",
+        metavar="WHEN",
+        help="Save and end, with exit code 0, before this time: 23:30 or 2026-11-22T06:00.",
+    ),
 ]
 Retries = Annotated[
-    int, typer.Option("--retries", metavar="N", min=0, help="Start a run that crashes again from its last checkpoint, N times at most.")
+    int,
+    typer.Option(
+        "--retries",
+        metavar="N",
+        min=0,
+        help="Start a run that crashes again from its last checkpoint, N times at most.",
+    ),
 ]
 
 _UNITS = re.compile(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m(?:in)?)?(?:(\d+)s)?")
-_CLOCK = re.compile(r"(?:(\d+)-)?(\d+):(\d\d):(\d\d)")  # as schedulers write it: days-hours:minutes:seconds
+_CLOCK = re.compile(
+    r"(?:(\d+)-)?(\d+):(\d\d):(\d\d)"
+)  # as schedulers write it: days-hours:minutes:seconds
 
 
 @dataclass(frozen=True)
@@ -41,7 +57,11 @@ class Limits:
     @property
     def words(self) -> list[str]:
         """The options again, for a command line."""
-        given = {"--max-time": self.max_time, "--save-by": self.save_by, "--retries": str(self.retries or "")}
+        given = {
+            "--max-time": self.max_time,
+            "--save-by": self.save_by,
+            "--retries": str(self.retries or ""),
+        }
         return [word for option, value in given.items() if value for word in (option, value)]
 
     def end_by(self) -> float | None:
@@ -57,8 +77,15 @@ class Limits:
         from rlctl.runs.supervise import supervise
 
         end = self.end_by()
-        common = [*(["--inline"] if inline else []), *(["--save-by", datetime.fromtimestamp(end).isoformat()] if end else [])]
-        raise typer.Exit(supervise([*words, *common], ["resume", str(folder), *common], folder, self.retries, notice))
+        common = [
+            *(["--inline"] if inline else []),
+            *(["--save-by", datetime.fromtimestamp(end).isoformat()] if end else []),
+        ]
+        raise typer.Exit(
+            supervise(
+                [*words, *common], ["resume", str(folder), *common], folder, self.retries, notice
+            )
+        )
 
 
 def _duration(text: str) -> timedelta:
@@ -68,7 +95,11 @@ def _duration(text: str) -> timedelta:
         days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
         found = timedelta(days=days, hours=hours, minutes=minutes, seconds=seconds)
     if not found:
-        raise UsageError(f"{text!r} is no time to run", where="--max-time", hint="such as 3h50m, 90m, 45s, 3:50:00 or 1-12:00:00")
+        raise UsageError(
+            f"{text!r} is no time to run",
+            where="--max-time",
+            hint="such as 3h50m, 90m, 45s, 3:50:00 or 1-12:00:00",
+        )
     return found
 
 
@@ -78,11 +109,17 @@ def _moment(text: str) -> datetime:
     try:
         if re.fullmatch(r"\d\d?:\d\d(:\d\d)?", text):
             hours, minutes, *seconds = map(int, text.split(":"))
-            moment = now.replace(hour=hours, minute=minutes, second=seconds[0] if seconds else 0, microsecond=0)
+            moment = now.replace(
+                hour=hours, minute=minutes, second=seconds[0] if seconds else 0, microsecond=0
+            )
             return moment if moment > now else moment + timedelta(days=1)
         moment = datetime.fromisoformat(text).astimezone()
     except ValueError as error:
-        raise UsageError(f"{text!r} is no time: {error}", where="--save-by", hint="such as 23:30 or 2026-11-22T06:00") from error
+        raise UsageError(
+            f"{text!r} is no time: {error}",
+            where="--save-by",
+            hint="such as 23:30 or 2026-11-22T06:00",
+        ) from error
     if moment <= now:
         raise UsageError(f"{text} is past: it is {now:%Y-%m-%dT%H:%M:%S%z}", where="--save-by")
     return moment

@@ -10,7 +10,13 @@ import typer
 from rlctl.cli import complete
 
 Root = Annotated[
-    Path | None, typer.Option("--root", envvar="RLCTL_RUNS", help="The folder of all runs.  [default: runs]", show_default=False)
+    Path | None,
+    typer.Option(
+        "--root",
+        envvar="RLCTL_RUNS",
+        help="The folder of all runs.  [default: runs]",
+        show_default=False,
+    ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="As JSON on stdout.")]
 RunName = Annotated[
@@ -21,4 +27,9 @@ RunName = Annotated[
         autocompletion=complete.run,
     ),
 ]
-RunNames = Annotated[list[str], typer.Argument(metavar="RUN...", help="Runs, each as `rlctl show` takes it.", autocompletion=complete.run)]
+RunNames = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="RUN...", help="Runs, each as `rlctl show` takes it.", autocompletion=complete.run
+    ),
+]

@@ -18,20 +18,29 @@ class Verdict:
     exit_code: int = 0
 
     def as_dict(self) -> dict[str, Any]:
-        return {"recipe": self.name, "ok": not self.problems, "problems": [asdict(each) for each in self.problems], "no_effect": self.idle}
+        return {
+            "recipe": self.name,
+            "ok": not self.problems,
+            "problems": [asdict(each) for each in self.problems],
+            "no_effect": self.idle,
+        }
 
 
 def examine(name: str, strict: bool) -> Verdict:
     """Compose a recipe, find its plug-ins and let its algorithm judge it."""
     from rlctl.recipes.compose import compose
-    from rlctl.recipes.effects import report_idle
+    from rlctl.recipes.unused_keys import report_idle
     from rlctl.runtime.algorithms.base import Needs
     from rlctl.runtime.build import load_algorithm
 
     try:
         recipe = compose(name)
         needs = load_algorithm(recipe.config, num_steps=1).needs
-        roles = {role for role, need in (("critic", Needs.CRITIC), ("reference", Needs.REFERENCE)) if need in needs}
+        roles = {
+            role
+            for role, need in (("critic", Needs.CRITIC), ("reference", Needs.REFERENCE))
+            if need in needs
+        }
         return Verdict(name, idle=report_idle(recipe, roles, strict=strict))
     except RlctlError as error:
         return Verdict(name, problems=error.problems, exit_code=error.exit_code)

@@ -13,10 +13,18 @@ if TYPE_CHECKING:
 
 Address = Annotated[
     str | None,
-    typer.Option("--address", metavar="ADDRESS", help="Run on this Ray cluster, as a Ray job: auto, ray://HOST:10001 or http://HOST:8265."),
+    typer.Option(
+        "--address",
+        metavar="ADDRESS",
+        help="Run on this Ray cluster, as a Ray job: auto, ray://HOST:10001 or http://HOST:8265.",
+    ),
 ]
 Detach = Annotated[
-    bool, typer.Option("--detach", help="With --address: do not wait for the end; `rlctl logs NAME -f --address …` follows it.")
+    bool,
+    typer.Option(
+        "--detach",
+        help="With --address: do not wait for the end; `rlctl logs NAME -f --address …` follows it.",
+    ),
 ]
 
 
@@ -26,7 +34,11 @@ def submit(address: str, detach: bool, words: Sequence[str], recipe: Recipe) -> 
 
     trainer = recipe.config.trainer
     name = trainer.experiment_name or fresh_name(recipe.name.removesuffix("_trainer"))
-    own = [f"trainer.run_dir={Path(trainer.run_dir).absolute()}", f"trainer.experiment_name={name}", "ray_kwargs.ray_init.address=auto"]
+    own = [
+        f"trainer.run_dir={Path(trainer.run_dir).absolute()}",
+        f"trainer.experiment_name={name}",
+        "ray_kwargs.ray_init.address=auto",
+    ]
     run(address, detach, name, [*words, *own])
 
 
@@ -36,7 +48,9 @@ def run(address: str, detach: bool, name: str, words: Sequence[str]) -> None:
     from rlctl.runtime.cluster import jobs
 
     jobs.submit(address, name, words, Path.cwd())
-    notice(f"job {name} on {address}; `rlctl logs {name} -f --address {address}` follows it, `ray job stop {name}` ends it")
+    notice(
+        f"job {name} on {address}; `rlctl logs {name} -f --address {address}` follows it, `ray job stop {name}` ends it"
+    )
     if not detach:
         follow(address, name)
 

@@ -26,17 +26,35 @@ PEOPLE = {
 FOOD = ("apples", "plums", "eggs", "nuts", "cookies")
 THINGS = ("pens", "books", "coins", "cards", "shells", "stamps")
 
-START = ("{name} has {a} {items}", "{name} buys {a} {items}", "{name} finds {a} {items}", "{name} starts with {a} {items}")
+START = (
+    "{name} has {a} {items}",
+    "{name} buys {a} {items}",
+    "{name} finds {a} {items}",
+    "{name} starts with {a} {items}",
+)
 START_PRODUCT = (
     "{name} has {b} boxes of {a} {items}",
     "{name} buys {b} bags with {a} {items} each",
     "{name} gets {a} {items} a day for {b} days",
 )
-ADD = ("{he} buys {b} more", "{he} finds {b} more", "{he} gets {b} more", "a friend gives {him} {b} more")
+ADD = (
+    "{he} buys {b} more",
+    "{he} finds {b} more",
+    "{he} gets {b} more",
+    "a friend gives {him} {b} more",
+)
 SUBTRACT = ("{he} sells {b}", "{he} loses {b}", "{he} gives {b} away", "{he} gives {b} to a friend")
 SUBTRACT_FOOD = (*SUBTRACT, "{he} eats {b}")
-MULTIPLY = ("soon {he} has {b} times as many", "after a week {he} has {b} times as many", "a year later {he} has {b} times as many")
-ASK = ("How many {items} does {name} have now?", "How many {items} does {he} have in the end?", "How many {items} are there now?")
+MULTIPLY = (
+    "soon {he} has {b} times as many",
+    "after a week {he} has {b} times as many",
+    "a year later {he} has {b} times as many",
+)
+ASK = (
+    "How many {items} does {name} have now?",
+    "How many {items} does {he} have in the end?",
+    "How many {items} are there now?",
+)
 
 # How many draws in a row may repeat a question before the templates count as used up.
 PATIENCE = 2000
@@ -70,7 +88,9 @@ class Problem:
     def solution(self, stop_early: bool) -> str:
         """The worked solution; `stop_early` leaves out the last of two or more equations and reports the value before it."""
         num_equations = len(self.equations) - (stop_early and len(self.equations) > 1)
-        return " ; ".join((*self.equations[:num_equations], f"#### {self.values[num_equations - 1]}"))
+        return " ; ".join(
+            (*self.equations[:num_equations], f"#### {self.values[num_equations - 1]}")
+        )
 
 
 def generate(count: int, *, seed: int, level: int, careless: float, split: str) -> list[PromptRow]:
@@ -92,13 +112,17 @@ def train_and_validation(
     train, val = problems[:num_train], problems[num_train:]
     shared = {problem.question for problem in train} & {problem.question for problem in val}
     if shared:
-        raise InternalError(f"{len(shared)} questions stand in both the training and the validation set")
+        raise InternalError(
+            f"{len(shared)} questions stand in both the training and the validation set"
+        )
     return _rows(train, seed, careless, "train"), _rows(val, seed, 0.0, "val")
 
 
 def _rows(problems: list[Problem], seed: int, careless: float, split: str) -> list[PromptRow]:
     if not 0 <= careless <= 1:
-        raise UsageError(f"careless is a probability, given {careless}", hint="a number from 0 to 1")
+        raise UsageError(
+            f"careless is a probability, given {careless}", hint="a number from 0 to 1"
+        )
     coin = random.Random(f"careless-{seed}")  # its own stream: the questions do not depend on it
     rows = []
     for index, problem in enumerate(problems):
@@ -110,7 +134,12 @@ def _rows(problems: list[Problem], seed: int, careless: float, split: str) -> li
                 ground_truth=str(problem.values[-1]),
                 ability="math",
                 style="rule",
-                extra_info={"split": split, "index": index, "question": problem.question, "answer": answer},
+                extra_info={
+                    "split": split,
+                    "index": index,
+                    "question": problem.question,
+                    "answer": answer,
+                },
             )
         )
     return rows
@@ -118,7 +147,9 @@ def _rows(problems: list[Problem], seed: int, careless: float, split: str) -> li
 
 def _problems(count: int, seed: int, level: int) -> list[Problem]:
     if level not in LEVELS:
-        raise UsageError(f"level {level} does not exist", hint=f"one of {', '.join(map(str, LEVELS))}")
+        raise UsageError(
+            f"level {level} does not exist", hint=f"one of {', '.join(map(str, LEVELS))}"
+        )
     if count < 0:
         raise UsageError(f"cannot make {count} problems", hint="a number from 0 on")
     unique: dict[str, Problem] = {}
@@ -130,7 +161,8 @@ def _problems(count: int, seed: int, level: int) -> list[Problem]:
         unique.setdefault(problem.question, problem)
         if repeats > PATIENCE:
             raise UsageError(
-                f"level {level} has about {len(unique)} different problems, asked for {count}", hint="a higher --level or fewer rows"
+                f"level {level} has about {len(unique)} different problems, asked for {count}",
+                hint="a higher --level or fewer rows",
             )
     return list(unique.values())
 
@@ -179,5 +211,7 @@ def _step(rng: random.Random, level: Level, value: int, items: str) -> tuple[str
         "*": min(level.largest_factor, level.largest // value),
     }
     operator = rng.choice([each for each in "++--*" if most[each] >= 2])
-    templates = {"+": ADD, "-": SUBTRACT_FOOD if items in FOOD else SUBTRACT, "*": MULTIPLY}[operator]
+    templates = {"+": ADD, "-": SUBTRACT_FOOD if items in FOOD else SUBTRACT, "*": MULTIPLY}[
+        operator
+    ]
     return rng.choice(templates), operator, rng.randint(2, most[operator])

@@ -23,17 +23,29 @@ def load_gsm8k(source: Path | None) -> dict[str, list[PromptRow]]:
     A folder holds `train.jsonl` and `test.jsonl` (the official files) or `train*.parquet` and `test*.parquet` (the hub's; also under
     `main/`). Raises NotFoundError when it does not, ConfigError for malformed records, ResourceError when the hub cannot be reached.
     """
-    return {split: _rows(_find(source, split) if source else _download(split), split) for split in SPLITS}
+    return {
+        split: _rows(_find(source, split) if source else _download(split), split)
+        for split in SPLITS
+    }
 
 
 def _rows(path: Path, split: str) -> list[PromptRow]:
     rows, problems = [], []
     for index, (where, record) in enumerate(read_records(path)):
-        question, answer = (record.get("question"), record.get("answer")) if isinstance(record, dict) else (None, None)
+        question, answer = (
+            (record.get("question"), record.get("answer"))
+            if isinstance(record, dict)
+            else (None, None)
+        )
         if isinstance(question, str) and isinstance(answer, str) and _MARK in answer:
             rows.append(_row(question, answer, split, index))
         else:
-            problems.append(Problem("not a GSM8K record: wanted {question, answer}, both text, the answer with `#### number`", where))
+            problems.append(
+                Problem(
+                    "not a GSM8K record: wanted {question, answer}, both text, the answer with `#### number`",
+                    where,
+                )
+            )
     raise_capped(problems, path)
     if not rows:
         raise ConfigError("the file has no records", where=str(path))
@@ -54,19 +66,29 @@ def _row(question: str, answer: str, split: str, index: int) -> PromptRow:
 def _find(source: Path, split: str) -> Path:
     source = source.expanduser()
     if not source.is_dir():
-        raise NotFoundError("the source is not a folder", where=str(source), hint="a folder with train.jsonl and test.jsonl")
+        raise NotFoundError(
+            "the source is not a folder",
+            where=str(source),
+            hint="a folder with train.jsonl and test.jsonl",
+        )
     for pattern in (f"{split}.jsonl", f"{split}*.parquet", f"main/{split}*.parquet"):
         if found := sorted(source.glob(pattern)):
             return found[0]
     raise NotFoundError(
-        f"the source has no {split} split", where=str(source), hint=f"{split}.jsonl, {split}*.parquet or main/{split}*.parquet"
+        f"the source has no {split} split",
+        where=str(source),
+        hint=f"{split}.jsonl, {split}*.parquet or main/{split}*.parquet",
     )
 
 
 def _download(split: str) -> Path:
     from huggingface_hub import hf_hub_download
 
-    where: dict[str, Any] = {"repo_id": DATA_SOURCE, "filename": f"main/{split}-00000-of-00001.parquet", "repo_type": "dataset"}
+    where: dict[str, Any] = {
+        "repo_id": DATA_SOURCE,
+        "filename": f"main/{split}-00000-of-00001.parquet",
+        "repo_type": "dataset",
+    }
     try:
         return Path(hf_hub_download(**where, local_files_only=not hub_answers()))
     except OSError as error:

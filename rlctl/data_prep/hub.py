@@ -12,6 +12,8 @@ def hub_answers() -> bool:
 
     try:
         get_session().head(constants.ENDPOINT, timeout=TIMEOUT_S)
-    except Exception:  # each release of the client brings another HTTP library, whose errors share no other class
+    except (
+        Exception
+    ):  # each release of the client brings another HTTP library, whose errors share no other class
         return False
     return True

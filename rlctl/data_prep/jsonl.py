@@ -51,10 +51,14 @@ def split_off(rows: list[PromptRow], fraction: float, seed: int) -> dict[str, li
     `extra_info["split"]` names the split. Raises UsageError for a fraction that leaves either of the two empty.
     """
     if not 0 <= fraction < 1:
-        raise UsageError(f"the validation fraction is {fraction}", hint="a number from 0 to below 1")
+        raise UsageError(
+            f"the validation fraction is {fraction}", hint="a number from 0 to below 1"
+        )
     num_val = round(len(rows) * fraction)
     if fraction and not 0 < num_val < len(rows):
-        raise UsageError(f"{fraction} of {len(rows)} rows leaves {num_val} for validation and {len(rows) - num_val} for training")
+        raise UsageError(
+            f"{fraction} of {len(rows)} rows leaves {num_val} for validation and {len(rows) - num_val} for training"
+        )
     chosen = set(random.Random(seed).sample(range(len(rows)), num_val))
     splits: dict[str, list[PromptRow]] = {"train": []} | ({"val": []} if chosen else {})
     for index, row in enumerate(rows):
@@ -75,7 +79,9 @@ def _row(record: Any, index: int, fields: Fields) -> PromptRow:
     elif isinstance(prompt, list) and prompt and all(_is_message(message) for message in prompt):
         chat = [{"role": message["role"], "content": message["content"]} for message in prompt]
     else:
-        raise ValueError(f"{fields.prompt_key!r} is {prompt!r:.60}, wanted a text or a list of {{role, content}} that is not empty")
+        raise ValueError(
+            f"{fields.prompt_key!r} is {prompt!r:.60}, wanted a text or a list of {{role, content}} that is not empty"
+        )
     if fields.instruction:
         chat[-1]["content"] = f"{chat[-1]['content']} {fields.instruction}"
     if fields.system:
@@ -85,7 +91,11 @@ def _row(record: Any, index: int, fields: Fields) -> PromptRow:
 
 
 def _is_message(message: Any) -> bool:
-    return isinstance(message, dict) and isinstance(message.get("role"), str) and isinstance(message.get("content"), str)
+    return (
+        isinstance(message, dict)
+        and isinstance(message.get("role"), str)
+        and isinstance(message.get("content"), str)
+    )
 
 
 def _at(record: Any, dotted: str) -> Any:
@@ -93,7 +103,9 @@ def _at(record: Any, dotted: str) -> Any:
     for part in [dotted] if isinstance(record, dict) and dotted in record else dotted.split("."):
         if not isinstance(value, dict):
             raise ValueError(
-                f"the record is {type(record).__name__}, wanted an object" if value is record else f"{dotted!r} leads into {value!r:.60}"
+                f"the record is {type(record).__name__}, wanted an object"
+                if value is record
+                else f"{dotted!r} leads into {value!r:.60}"
             )
         if part not in value:
             raise ValueError(f"no key {dotted!r}; keys: {', '.join(map(str, value))}")

@@ -30,7 +30,10 @@ class Lengths:
         low, high = self.values[0], self.values[-1]
         width = -(-(high - low + 1) // NUM_BINS)
         starts = range(low, high + 1, width)
-        return [(start, start + width - 1, sum(start <= value < start + width for value in self.values)) for start in starts]
+        return [
+            (start, start + width - 1, sum(start <= value < start + width for value in self.values))
+            for start in starts
+        ]
 
 
 def drop_overlong(
@@ -38,5 +41,7 @@ def drop_overlong(
 ) -> tuple[list[PromptRow], Lengths]:
     """The rows whose prompt has at most `limit` tokens, as `num_tokens` counts a chat, and the lengths of all."""
     lengths = [num_tokens(row.prompt) for row in rows]
-    kept = [row for row, length in zip(rows, lengths, strict=True) if limit is None or length <= limit]
+    kept = [
+        row for row, length in zip(rows, lengths, strict=True) if limit is None or length <= limit
+    ]
     return kept, Lengths(sorted(lengths), limit)

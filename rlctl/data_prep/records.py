@@ -30,7 +30,10 @@ def raise_capped(problems: list[Problem], path: Path) -> None:
     """Raise one ConfigError that holds the first problems of a file and the number of the others, if there are any."""
     hidden = len(problems) - MAX_PROBLEMS
     if hidden > 0:
-        problems = [*problems[:MAX_PROBLEMS], Problem(f"and {hidden} more problems of this file", str(path))]
+        problems = [
+            *problems[:MAX_PROBLEMS],
+            Problem(f"and {hidden} more problems of this file", str(path)),
+        ]
     if problems:
         raise ConfigError(*problems)
 
@@ -45,13 +48,17 @@ def _text(path: Path) -> str:
 def _jsonl(path: Path) -> list[tuple[str, Any]]:
     records: list[tuple[str, Any]] = []
     problems: list[Problem] = []
-    for number, line in enumerate(_text(path).split("\n"), start=1):  # not splitlines: JSON text may hold U+2028
+    for number, line in enumerate(
+        _text(path).split("\n"), start=1
+    ):  # not splitlines: JSON text may hold U+2028
         if not line.strip():
             continue
         try:
             records.append((f"{path}:{number}", json.loads(line)))
         except json.JSONDecodeError as error:
-            problems.append(Problem(f"not JSON: {error.msg} (column {error.colno})", f"{path}:{number}"))
+            problems.append(
+                Problem(f"not JSON: {error.msg} (column {error.colno})", f"{path}:{number}")
+            )
     raise_capped(problems, path)
     return records
 
@@ -60,9 +67,13 @@ def _json(path: Path) -> list[tuple[str, Any]]:
     try:
         records = json.loads(_text(path))
     except json.JSONDecodeError as error:
-        raise ConfigError(f"not JSON: {error.msg} (column {error.colno})", where=f"{path}:{error.lineno}") from error
+        raise ConfigError(
+            f"not JSON: {error.msg} (column {error.colno})", where=f"{path}:{error.lineno}"
+        ) from error
     if not isinstance(records, list):
-        raise ConfigError(f"the file holds {type(records).__name__}, wanted a list of records", where=str(path))
+        raise ConfigError(
+            f"the file holds {type(records).__name__}, wanted a list of records", where=str(path)
+        )
     return [(f"{path}, record {index}", record) for index, record in enumerate(records)]
 
 
@@ -73,5 +84,7 @@ def _parquet(path: Path) -> list[tuple[str, Any]]:
     try:
         records = pq.ParquetFile(path).read().to_pylist()
     except (pa.ArrowException, OSError) as error:
-        raise ConfigError(f"not a readable parquet file: {str(error).splitlines()[0]}", where=str(path)) from error
+        raise ConfigError(
+            f"not a readable parquet file: {str(error).splitlines()[0]}", where=str(path)
+        ) from error
     return [(f"{path}, row {index}", record) for index, record in enumerate(records)]

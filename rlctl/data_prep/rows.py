@@ -24,7 +24,9 @@ from rlctl.errors import ConfigError, Problem, ResourceError
 from rlctl.storage import local
 
 _JSON_COLUMNS = b"rlctl.json_columns"
-_CONTRACT_HINT = "`rlctl prep jsonl` makes such a file from your own; `rlctl data show FILE` looks into one"
+_CONTRACT_HINT = (
+    "`rlctl prep jsonl` makes such a file from your own; `rlctl data show FILE` looks into one"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +41,9 @@ class PromptRow:
     extra_info: dict[str, Any] = field(default_factory=dict)
 
 
-def read_rows(path: str | Path, *, prompt_key: str = "prompt", reward_fn_key: str = "data_source") -> list[PromptRow]:
+def read_rows(
+    path: str | Path, *, prompt_key: str = "prompt", reward_fn_key: str = "data_source"
+) -> list[PromptRow]:
     """All rows of a parquet file, or of a `.jsonl` file of the same shape, here or at an address;
     `prompt_key` and `reward_fn_key` name the columns to use.
 
@@ -48,10 +52,28 @@ def read_rows(path: str | Path, *, prompt_key: str = "prompt", reward_fn_key: st
     """
     path = Path(local(str(path))).expanduser()
     if not path.is_file():
-        near = sorted(each.name for each in path.parent.glob("*") if each.suffix in (".parquet", ".jsonl")) if path.parent.is_dir() else []
-        hint = f"data files in {path.parent}: {', '.join(near)}" if near else "`rlctl prep gsm8k` or `rlctl prep arithmetic` makes one"
-        raise ConfigError("the data file is a folder" if path.is_dir() else "the data file does not exist", where=str(path), hint=hint)
-    records = read_records(path) if path.suffix == ".jsonl" else _read_parquet(path, prompt_key, reward_fn_key)
+        near = (
+            sorted(
+                each.name for each in path.parent.glob("*") if each.suffix in (".parquet", ".jsonl")
+            )
+            if path.parent.is_dir()
+            else []
+        )
+        hint = (
+            f"data files in {path.parent}: {', '.join(near)}"
+            if near
+            else "`rlctl prep gsm8k` or `rlctl prep arithmetic` makes one"
+        )
+        raise ConfigError(
+            "the data file is a folder" if path.is_dir() else "the data file does not exist",
+            where=str(path),
+            hint=hint,
+        )
+    records = (
+        read_records(path)
+        if path.suffix == ".jsonl"
+        else _read_parquet(path, prompt_key, reward_fn_key)
+    )
     if not records:
         raise ConfigError("the data file has no rows", where=str(path))
     rows: list[PromptRow] = []
@@ -82,13 +104,20 @@ def write_rows(path: str | Path, rows: Sequence[PromptRow]) -> None:
             "prompt": pa.array([row.prompt for row in rows], pa.list_(message)),
             "ability": pa.array([row.ability for row in rows], pa.string()),
             "reward_model": pa.StructArray.from_arrays(
-                [pa.array([row.style for row in rows], pa.string()), ground_truth], ["style", "ground_truth"]
+                [pa.array([row.style for row in rows], pa.string()), ground_truth],
+                ["style", "ground_truth"],
             ),
             "extra_info": extra_info,
         }
     )
-    as_json = [name for name, is_json in (("extra_info", extra_is_json), ("ground_truth", truth_is_json)) if is_json]
-    table = table.replace_schema_metadata({_JSON_COLUMNS: ",".join(as_json).encode()} if as_json else None)
+    as_json = [
+        name
+        for name, is_json in (("extra_info", extra_is_json), ("ground_truth", truth_is_json))
+        if is_json
+    ]
+    table = table.replace_schema_metadata(
+        {_JSON_COLUMNS: ",".join(as_json).encode()} if as_json else None
+    )
     path = Path(path).expanduser()
     aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
@@ -96,7 +125,9 @@ def write_rows(path: str | Path, rows: Sequence[PromptRow]) -> None:
         pq.write_table(table, aside)
         aside.replace(path)
     except OSError as error:
-        raise ResourceError(f"cannot write the data file: {error.strerror or error}", where=str(path)) from error
+        raise ResourceError(
+            f"cannot write the data file: {error.strerror or error}", where=str(path)
+        ) from error
     finally:
         if aside.exists():
             aside.unlink()
@@ -120,7 +151,9 @@ def _storable(kind: Any) -> bool:
     import pyarrow.types as types
 
     if types.is_struct(kind):
-        return kind.num_fields > 0 and all(_storable(kind.field(i).type) for i in range(kind.num_fields))
+        return kind.num_fields > 0 and all(
+            _storable(kind.field(i).type) for i in range(kind.num_fields)
+        )
     return _storable(kind.value_type) if types.is_list(kind) else True
 
 
@@ -130,18 +163,28 @@ def _read_parquet(path: Path, prompt_key: str, reward_fn_key: str) -> list[tuple
 
     try:
         file = pq.ParquetFile(path)
-        columns = [name for name in (prompt_key, reward_fn_key, "reward_model", "ability", "extra_info") if name in file.schema_arrow.names]
+        columns = [
+            name
+            for name in (prompt_key, reward_fn_key, "reward_model", "ability", "extra_info")
+            if name in file.schema_arrow.names
+        ]
         raise_capped(_schema_problems(file.schema_arrow, path, prompt_key, reward_fn_key), path)
         table = file.read(columns=columns)
     except (pa.ArrowException, OSError) as error:
-        raise ConfigError(f"not a readable parquet file: {str(error).splitlines()[0]}", where=str(path), hint=_CONTRACT_HINT) from error
+        raise ConfigError(
+            f"not a readable parquet file: {str(error).splitlines()[0]}",
+            where=str(path),
+            hint=_CONTRACT_HINT,
+        ) from error
     as_json = (table.schema.metadata or {}).get(_JSON_COLUMNS, b"").decode().split(",")
     records = table.to_pylist()
     for record in records:
         if isinstance(record.get("extra_info"), str):
             record["extra_info"] = json.loads(record["extra_info"])
         if "ground_truth" in as_json:
-            record["reward_model"]["ground_truth"] = json.loads(record["reward_model"]["ground_truth"])
+            record["reward_model"]["ground_truth"] = json.loads(
+                record["reward_model"]["ground_truth"]
+            )
     return [(f"{path}, row {index}", record) for index, record in enumerate(records)]
 
 
@@ -149,29 +192,51 @@ def _schema_problems(schema: Any, path: Path, prompt_key: str, reward_fn_key: st
     import pyarrow.types as types
 
     def is_text(kind: Any) -> bool:
-        return types.is_string(kind) or types.is_large_string(kind) or (types.is_dictionary(kind) and is_text(kind.value_type))
+        return (
+            types.is_string(kind)
+            or types.is_large_string(kind)
+            or (types.is_dictionary(kind) and is_text(kind.value_type))
+        )
 
     def has_fields(kind: Any, names: tuple[str, ...]) -> bool:
         return types.is_struct(kind) and all(kind.get_field_index(name) >= 0 for name in names)
 
     def is_chat(kind: Any) -> bool:
-        return (types.is_list(kind) or types.is_large_list(kind)) and has_fields(kind.value_type, ("role", "content"))
+        return (types.is_list(kind) or types.is_large_list(kind)) and has_fields(
+            kind.value_type, ("role", "content")
+        )
 
     wanted = {
         prompt_key: (is_chat, "list<struct<role: string, content: string>>"),
         reward_fn_key: (is_text, "string"),
-        "reward_model": (lambda kind: has_fields(kind, ("ground_truth",)), "struct<style: string, ground_truth: ...>"),
-        "extra_info": (lambda kind: types.is_struct(kind) or types.is_null(kind) or is_text(kind), "struct<...>"),
+        "reward_model": (
+            lambda kind: has_fields(kind, ("ground_truth",)),
+            "struct<style: string, ground_truth: ...>",
+        ),
+        "extra_info": (
+            lambda kind: types.is_struct(kind) or types.is_null(kind) or is_text(kind),
+            "struct<...>",
+        ),
     }
     problems = []
     for name, (fits, description) in wanted.items():
         where = f"{path}, column {name}"
         if name in schema.names:
             if not fits(schema.field(name).type):
-                problems.append(Problem(f"column {name!r} is {schema.field(name).type}, wanted {description}", where, _CONTRACT_HINT))
+                problems.append(
+                    Problem(
+                        f"column {name!r} is {schema.field(name).type}, wanted {description}",
+                        where,
+                        _CONTRACT_HINT,
+                    )
+                )
         elif name != "extra_info":
             problems.append(
-                Problem(f"there is no column {name!r} ({description}); columns: {', '.join(schema.names)}", where, _CONTRACT_HINT)
+                Problem(
+                    f"there is no column {name!r} ({description}); columns: {', '.join(schema.names)}",
+                    where,
+                    _CONTRACT_HINT,
+                )
             )
     return problems
 
@@ -179,22 +244,34 @@ def _schema_problems(schema: Any, path: Path, prompt_key: str, reward_fn_key: st
 def _faults(record: Any, prompt_key: str, reward_fn_key: str) -> list[str]:
     """What is wrong with one row, in words; empty when it is a good one."""
     if not isinstance(record, dict):
-        return [f"the row is {type(record).__name__}, wanted an object with the columns {prompt_key}, {reward_fn_key}, reward_model"]
+        return [
+            f"the row is {type(record).__name__}, wanted an object with the columns {prompt_key}, {reward_fn_key}, reward_model"
+        ]
     faults = []
     source = record.get(reward_fn_key)
     if not isinstance(source, str) or not source:
         faults.append(f"column {reward_fn_key!r} is {source!r}, wanted a text that is not empty")
     chat = record.get(prompt_key)
     if not isinstance(chat, list) or not chat:
-        faults.append(f"column {prompt_key!r} is {_short(chat)}, wanted a list of {{role, content}} that is not empty")
+        faults.append(
+            f"column {prompt_key!r} is {_short(chat)}, wanted a list of {{role, content}} that is not empty"
+        )
     else:
         for position, message in enumerate(chat):
-            texts = (message.get("role"), message.get("content")) if isinstance(message, dict) else (None,)
+            texts = (
+                (message.get("role"), message.get("content"))
+                if isinstance(message, dict)
+                else (None,)
+            )
             if not all(isinstance(text, str) for text in texts) or not texts[0]:
-                faults.append(f"column {prompt_key!r}, message {position} is {_short(message)}, wanted {{role, content}}, both text")
+                faults.append(
+                    f"column {prompt_key!r}, message {position} is {_short(message)}, wanted {{role, content}}, both text"
+                )
     reward = record.get("reward_model")
     if not isinstance(reward, dict) or reward.get("ground_truth") is None:
-        faults.append(f"column 'reward_model' is {_short(reward)}, wanted {{style, ground_truth}} with a ground_truth that is not null")
+        faults.append(
+            f"column 'reward_model' is {_short(reward)}, wanted {{style, ground_truth}} with a ground_truth that is not null"
+        )
     if not isinstance(record.get("extra_info"), dict | None):
         faults.append(f"column 'extra_info' is {_short(record['extra_info'])}, wanted an object")
     return faults
@@ -204,7 +281,10 @@ def _row(record: dict[str, Any], prompt_key: str, reward_fn_key: str) -> PromptR
     reward = record["reward_model"]
     return PromptRow(
         data_source=record[reward_fn_key],
-        prompt=[{"role": message["role"], "content": message["content"]} for message in record[prompt_key]],
+        prompt=[
+            {"role": message["role"], "content": message["content"]}
+            for message in record[prompt_key]
+        ],
         ground_truth=reward["ground_truth"],
         ability=record.get("ability") or "",
         style=reward.get("style") or "rule",

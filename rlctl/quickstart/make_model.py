@@ -51,16 +51,31 @@ def write_blank(folder: Path) -> None:
     rows, _ = train_and_validation(4000, 0, seed=SEED + 1, level=3, careless=0.0)
     texts = [text for row in rows for text in (row.prompt[0]["content"], row.extra_info["answer"])]
     tokenizer = Tokenizer(models.BPE())
-    words_and_digits = Regex(r" ?\d| ?\p{L}+| ?[^\s\p{L}\d]+|\s+")  # one token a digit: numbers of any length are spelt alike
+    words_and_digits = Regex(
+        r" ?\d| ?\p{L}+| ?[^\s\p{L}\d]+|\s+"
+    )  # one token a digit: numbers of any length are spelt alike
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Split(words_and_digits, "isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+        [
+            pre_tokenizers.Split(words_and_digits, "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
     )
     tokenizer.decoder = decoders.ByteLevel()
     special = ["<|pad|>", "<|end|>", "<|user|>", "<|assistant|>", "<|system|>"]
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(vocab_size=VOCABULARY, special_tokens=special, initial_alphabet=alphabet, show_progress=False)
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCABULARY,
+        special_tokens=special,
+        initial_alphabet=alphabet,
+        show_progress=False,
+    )
     tokenizer.train_from_iterator(texts, trainer)
-    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|end|>", pad_token="<|pad|>", chat_template=CHAT_TEMPLATE)
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        eos_token="<|end|>",
+        pad_token="<|pad|>",
+        chat_template=CHAT_TEMPLATE,
+    )
     fast.save_pretrained(folder)
     LlamaConfig(
         vocab_size=VOCABULARY,
@@ -84,7 +99,20 @@ def main(target: Path) -> None:
     with tempfile.TemporaryDirectory() as work:
         blank, data, runs = (Path(work) / name for name in ("blank", "data", "runs"))
         write_blank(blank)
-        prep = ["prep", "arithmetic", "--out", data, "--train", NUM_TRAIN, "--val", NUM_VAL, "--level", LEVEL, "--seed", SEED + 2]
+        prep = [
+            "prep",
+            "arithmetic",
+            "--out",
+            data,
+            "--train",
+            NUM_TRAIN,
+            "--val",
+            NUM_VAL,
+            "--level",
+            LEVEL,
+            "--seed",
+            SEED + 2,
+        ]
         _rlctl(*prep, "--careless", CARELESS)
         settings = SFT | {
             "actor_rollout_ref.model.path": blank,
@@ -94,7 +122,9 @@ def main(target: Path) -> None:
             "trainer.run_dir": runs,
         }
         overrides = [f"{key}={value}" for key, value in settings.items()]
-        _rlctl("train", "sft", "--recipe", "sft", "--inline", "--name", "quickstart-model", *overrides)
+        _rlctl(
+            "train", "sft", "--recipe", "sft", "--inline", "--name", "quickstart-model", *overrides
+        )
         newest = max(runs.glob("*/quickstart-model/checkpoints/step_*/huggingface"))
         shutil.rmtree(target, ignore_errors=True)
         shutil.copytree(newest, target)

@@ -17,11 +17,20 @@ _MOVED: tuple[tuple[str, str], ...] = (
     (r"reward_model\.model\.path", r"reward.reward_model.path"),
     (r"ray_init\.timeline_json_file", "ray_kwargs.timeline_json_file"),
     (r"ray_init(\..*)?", r"ray_kwargs.ray_init\1"),
-    (r"(actor_rollout_ref\.actor|critic)\.ppo_micro_batch_size", r"\1.ppo_micro_batch_size_per_gpu"),
-    (r"(actor_rollout_ref\.(?:rollout|ref))\.log_prob_micro_batch_size", r"\1.log_prob_micro_batch_size_per_gpu"),
+    (
+        r"(actor_rollout_ref\.actor|critic)\.ppo_micro_batch_size",
+        r"\1.ppo_micro_batch_size_per_gpu",
+    ),
+    (
+        r"(actor_rollout_ref\.(?:rollout|ref))\.log_prob_micro_batch_size",
+        r"\1.log_prob_micro_batch_size_per_gpu",
+    ),
     (r"(actor_rollout_ref\.actor|critic)\.optim\.clip_grad", r"\1.grad_clip"),
     (r"(actor_rollout_ref\.actor|critic)\.optim\.warmup_style", r"\1.optim.lr_scheduler_type"),
-    (r"(actor_rollout_ref\.actor|critic)\.ulysses_sequence_parallel_size", r"\1.context_parallel_size"),
+    (
+        r"(actor_rollout_ref\.actor|critic)\.ulysses_sequence_parallel_size",
+        r"\1.context_parallel_size",
+    ),
     (r"critic\.model\.fsdp_config(\..*)?", r"critic.fsdp_config\1"),
     (r"trainer\.max_(?:actor|critic)_ckpt_to_keep", "trainer.max_ckpt_to_keep"),
 )
@@ -29,7 +38,10 @@ _MOVED_COMPILED = tuple((re.compile(old + r"\Z"), new) for old, new in _MOVED)
 
 # Keys that say nothing here: accepted and dropped, with the reason.
 _DROPPED: tuple[tuple[str, str], ...] = (
-    (r"(?:actor_rollout_ref\.(?:actor|ref)|critic|critic\.model)\.fsdp_config\.grad_offload", "gradients are freed after each update"),
+    (
+        r"(?:actor_rollout_ref\.(?:actor|ref)|critic|critic\.model)\.fsdp_config\.grad_offload",
+        "gradients are freed after each update",
+    ),
 )
 _DROPPED_COMPILED = tuple((re.compile(old + r"\Z"), reason) for old, reason in _DROPPED)
 
@@ -49,7 +61,9 @@ def translate(key: str, value: Any, where: str) -> Translation:
         if value is None:
             return Translation(None, "trainer.default_hdfs_dir is not needed: dropped")
         hint = f"write trainer.default_local_dir={value}: any fsspec path is taken there"
-        return Translation(None, problem=Problem("trainer.default_hdfs_dir does not exist here", where, hint))
+        return Translation(
+            None, problem=Problem("trainer.default_hdfs_dir does not exist here", where, hint)
+        )
     for pattern, reason in _DROPPED_COMPILED:
         if pattern.match(key):
             return Translation(None, f"{key} is dropped: {reason}")

@@ -77,7 +77,10 @@ def axes_of(params: Mapping[str, Any], recipe: str | Path) -> list[Axis]:
 
     Raises ConfigError where a key has only one value or cannot be parsed.
     """
-    texts = [f"{key}={','.join(map(_written, value)) if isinstance(value, list) else value}" for key, value in params.items()]
+    texts = [
+        f"{key}={','.join(map(_written, value)) if isinstance(value, list) else value}"
+        for key, value in params.items()
+    ]
     fixed, axes = split_axes(texts, recipe)
     hint = "two or more values: [1e-6, 1e-5], 'choice(a,b)', 'range(1,4)', 'interval(0,1)', 'tag(log,interval(1e-7,1e-5))', 'glob(*)'"
     raise_problems([Problem(f"{text} is not an axis", "sweep.params", hint) for text in fixed])
@@ -91,19 +94,35 @@ def _axis(override: Override, text: str, recipe: str | Path) -> Axis:
     if isinstance(value, IntervalSweep):
         low, high = value.start, value.end
         if low is None or high is None or not low < high:
-            raise ConfigError("an interval goes from a smaller to a larger number", where=where, hint=f"{key}='interval(0,1)'")
+            raise ConfigError(
+                "an interval goes from a smaller to a larger number",
+                where=where,
+                hint=f"{key}='interval(0,1)'",
+            )
         log = "log" in value.tags
         if log and low <= 0:
-            raise ConfigError(f"a logarithmic interval cannot begin at {low}", where=where, hint=f"{key}='tag(log,interval(1e-7,1e-5))'")
+            raise ConfigError(
+                f"a logarithmic interval cannot begin at {low}",
+                where=where,
+                hint=f"{key}='tag(log,interval(1e-7,1e-5))'",
+            )
         return Axis(key, text, interval=Interval(low, high, log))
     if isinstance(value, Sweep) and getattr(value, "shuffle", False):
-        raise ConfigError("shuffle has no seed", where=where, hint="leave it out; --sampler random draws in a random order that has one")
+        raise ConfigError(
+            "shuffle has no seed",
+            where=where,
+            hint="leave it out; --sampler random draws in a random order that has one",
+        )
     if isinstance(value, Glob):
         values = tuple(value.filter(_parts(override.key_or_group, recipe)))
     else:
         values = tuple(dict.fromkeys(override.sweep_string_iterator()))
     if len(values) == 0:
-        raise ConfigError("this axis has no values", where=where, hint=f"the parts of {override.key_or_group}/: `rlctl recipes ls`")
+        raise ConfigError(
+            "this axis has no values",
+            where=where,
+            hint=f"the parts of {override.key_or_group}/: `rlctl recipes ls`",
+        )
     return Axis(key, text, values, _interval(value) if isinstance(value, RangeSweep) else None)
 
 
@@ -128,6 +147,10 @@ def _written(value: Any) -> str:
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     if isinstance(value, (list, dict)):
-        inner = [f"{k}:{_written(v)}" for k, v in value.items()] if isinstance(value, dict) else [_written(each) for each in value]
+        inner = (
+            [f"{k}:{_written(v)}" for k, v in value.items()]
+            if isinstance(value, dict)
+            else [_written(each) for each in value]
+        )
         return ("{%s}" if isinstance(value, dict) else "[%s]") % ",".join(inner)
     return str(value)

@@ -37,27 +37,47 @@ def complete_override(incomplete: str) -> list[str]:
     sign = incomplete[: len(incomplete) - len(bare)]
     key, equals, value = bare.partition("=")
     if equals:
-        return [f"{sign}{key}={choice}" for choice in _values(key, value) if choice.startswith(value)]
+        return [
+            f"{sign}{key}={choice}" for choice in _values(key, value) if choice.startswith(value)
+        ]
     depth = key.count(".")
-    entries = [entry for name, entry in schema_keys().items() if name.startswith(key) and name.count(".") == depth]
+    entries = [
+        entry
+        for name, entry in schema_keys().items()
+        if name.startswith(key) and name.count(".") == depth
+    ]
     return [f"{sign}{entry.name}{'=' if entry.kind == 'value' else '.'}" for entry in entries]
 
 
 def complete_key(incomplete: str) -> list[str]:
     """Full dotted keys that begin with what was typed, or else whose last part does."""
     keys = [name for name, entry in schema_keys().items() if entry.kind != "section"]
-    return [name for name in keys if name.startswith(incomplete)] or [key for key in keys if key.rpartition(".")[2].startswith(incomplete)]
+    return [name for name in keys if name.startswith(incomplete)] or [
+        key for key in keys if key.rpartition(".")[2].startswith(incomplete)
+    ]
 
 
 def complete_recipe(incomplete: str) -> list[str]:
     """Names of shipped recipes, and YAML files and folders at the path that was begun."""
-    shipped = [name for name in library_recipes() if name.startswith(incomplete) and not name.endswith("_trainer")]
+    shipped = [
+        name
+        for name in library_recipes()
+        if name.startswith(incomplete) and not name.endswith("_trainer")
+    ]
     head, slash, start = incomplete.rpartition("/")
     folder = Path(f"{head}{slash}").expanduser()
     entries = sorted(folder.iterdir()) if folder.is_dir() else []
-    begun = [entry for entry in entries if entry.name.startswith(start) and (start or not entry.name.startswith("."))]
+    begun = [
+        entry
+        for entry in entries
+        if entry.name.startswith(start) and (start or not entry.name.startswith("."))
+    ]
     files = [f"{head}{slash}{entry.name}" for entry in begun if entry.suffix in (".yaml", ".yml")]
-    return shipped + files + [f"{head}{slash}{entry.name}/" for entry in begun if entry.is_dir() and (slash or start)]
+    return (
+        shipped
+        + files
+        + [f"{head}{slash}{entry.name}/" for entry in begun if entry.is_dir() and (slash or start)]
+    )
 
 
 def _values(key: str, begun: str) -> list[str]:
@@ -65,7 +85,9 @@ def _values(key: str, begun: str) -> list[str]:
     entry = schema_keys().get(key)
     if entry is None:
         return []
-    choices = list(entry.choices or REGISTERED.get(key, ())) or (names(_PLUGINS[key]) if key in _PLUGINS else [])
+    choices = list(entry.choices or REGISTERED.get(key, ())) or (
+        names(_PLUGINS[key]) if key in _PLUGINS else []
+    )
     if begun.startswith("["):
         head = begun[: max(begun.rfind(","), 0) + 1]
         taken = begun[1:].split(",")[:-1]

@@ -28,11 +28,20 @@ from omegaconf.errors import (
 )
 
 from rlctl.errors import ConfigError, Problem, RlctlError
-from rlctl.recipes.judge import dangling, judge, load_config
 from rlctl.recipes.keys import known_key, schema_keys
 from rlctl.recipes.layers import MISSING, Layers, Origin, Recipe, Setting, leaves
-from rlctl.recipes.sources import Source, find_part, find_recipe, folder, level_of, read, search_folders, shown
-from rlctl.recipes.suggest import did_you_mean, mended, quoted
+from rlctl.recipes.sources import (
+    Source,
+    find_part,
+    find_recipe,
+    folder,
+    level_of,
+    read,
+    search_folders,
+    shown,
+)
+from rlctl.recipes.validate import dangling, judge, load_config
+from rlctl.suggest import did_you_mean, mended, quoted
 
 __all__ = ["Origin", "Recipe", "base_settings", "compose", "load_config"]
 
@@ -52,7 +61,15 @@ def compose(recipe: str | Path, overrides: Sequence[str] = ()) -> Recipe:
     problems = layers.problems + verdict
     if problems or config is None:
         raise ConfigError(*problems)
-    return Recipe(path.stem, path, config, container, layers.origins, layers.notices, [(source.path, package) for source, package in files])
+    return Recipe(
+        path.stem,
+        path,
+        config,
+        container,
+        layers.origins,
+        layers.notices,
+        [(source.path, package) for source, package in files],
+    )
 
 
 def unjudged(recipe: str | Path) -> dict[str, Any]:
@@ -76,7 +93,9 @@ def _lay(path: Path, overrides: Sequence[str]) -> tuple[Layers, list[tuple[Sourc
         files = _layer_files(shelf, groups)
         if not any(level_of(source.path) == 1 for source, _ in files):
             hint = "begin it with `defaults: [ppo_trainer, _self_]`: the base holds the default of every key"
-            raise ConfigError("this recipe is not built on a base", where=f"{primary.name}:1", hint=hint)
+            raise ConfigError(
+                "this recipe is not built on a base", where=f"{primary.name}:1", hint=hint
+            )
     except RlctlError as error:
         raise type(error)(*problems, *error.problems) from error
     layers = Layers(problems=problems)
@@ -110,7 +129,9 @@ class _Shelf(ConfigRepository):
         word = re.compile(rf"(?<![\w/]){re.escape(name.rpartition('/')[2])}(?!\w)")
         for source in filter(None, self._sources.values()):
             if any(word.search(str(entry)) for entry in source.defaults):
-                line = next(i for i, text in enumerate(source.text.splitlines(), 1) if word.search(text))
+                line = next(
+                    i for i, text in enumerate(source.text.splitlines(), 1) if word.search(text)
+                )
                 return f"{source.name}:{line}"
         return self.primary.where("defaults")
 
@@ -119,7 +140,11 @@ class _Shelf(ConfigRepository):
             return self._results[config_path]
         if ".." in config_path.split("/"):
             hint = "write /group/part, or name the folder in hydra.searchpath"
-            raise ConfigError(f"`..` has no meaning in a defaults list: {config_path}", where=self.mention(config_path), hint=hint)
+            raise ConfigError(
+                f"`..` has no meaning in a defaults list: {config_path}",
+                where=self.mention(config_path),
+                hint=hint,
+            )
         source = self.source(config_path)
         if source is None:
             return None
@@ -143,10 +168,20 @@ class _Shelf(ConfigRepository):
     def group_exists(self, config_path: str) -> bool:
         return any((base / config_path).is_dir() for base in self.folders) if config_path else True
 
-    def get_group_options(self, group_name: str, results_filter: ObjectType | None = ObjectType.CONFIG) -> list[str]:
+    def get_group_options(
+        self, group_name: str, results_filter: ObjectType | None = ObjectType.CONFIG
+    ) -> list[str]:
         found = [entry for base in self.folders for entry in (base / group_name).glob("*")]
-        files = {entry.stem for entry in found if entry.suffix == ".yaml"} if results_filter != ObjectType.GROUP else set()
-        groups = {entry.name for entry in found if entry.is_dir()} if results_filter != ObjectType.CONFIG else set()
+        files = (
+            {entry.stem for entry in found if entry.suffix == ".yaml"}
+            if results_filter != ObjectType.GROUP
+            else set()
+        )
+        groups = (
+            {entry.name for entry in found if entry.is_dir()}
+            if results_filter != ObjectType.CONFIG
+            else set()
+        )
         return sorted(files | groups)
 
     def get_sources(self) -> list[ConfigSource]:
@@ -162,7 +197,9 @@ def _parse(overrides: Sequence[str]) -> tuple[list[Override], list[Problem]]:
         key, equals, value = text.partition("=")
         where = f"override {text}"
         if not _KEY.fullmatch(key):
-            problems.append(Problem(f"{key!r} is not a key", where, "write key=VALUE, such as trainer.seed=2"))
+            problems.append(
+                Problem(f"{key!r} is not a key", where, "write key=VALUE, such as trainer.seed=2")
+            )
             continue
         if not equals and not text.startswith("~"):
             problems.append(Problem(f"{text!r} is not key=value", where, f"write {text}=VALUE"))
@@ -170,10 +207,16 @@ def _parse(overrides: Sequence[str]) -> tuple[list[Override], list[Problem]]:
         try:
             override = parser.parse_overrides([text])[0]
         except HydraException:
-            problems.append(Problem(f"the value of {key} cannot be parsed", where, mended(key, value)))
+            problems.append(
+                Problem(f"the value of {key} cannot be parsed", where, mended(key, value))
+            )
             continue
         if override.is_sweep_override():
-            one = f"a list is {key}=[{value}]; one value with a comma is {quoted(key, value)}; " if "(" not in value else ""
+            one = (
+                f"a list is {key}=[{value}]; one value with a comma is {quoted(key, value)}; "
+                if "(" not in value
+                else ""
+            )
             hint = f"{one}`rlctl sweep` tries several values"
             problems.append(Problem(f"{text} names several values", where, hint))
             continue
@@ -187,12 +230,20 @@ def _search_override(parsed: list[Override]) -> list[Path]:
         if override.key_or_group == "hydra.searchpath":
             entries = _plain(override.value())
             if not isinstance(entries, list):
-                raise ConfigError("hydra.searchpath must be a list of folders", where=f"override {override.input_line}")
-            return [folder(str(entry), Path.cwd(), f"override {override.input_line}") for entry in entries]
+                raise ConfigError(
+                    "hydra.searchpath must be a list of folders",
+                    where=f"override {override.input_line}",
+                )
+            return [
+                folder(str(entry), Path.cwd(), f"override {override.input_line}")
+                for entry in entries
+            ]
     return []
 
 
-def _sort(parsed: list[Override], shelf: _Shelf, problems: list[Problem]) -> tuple[list[Setting], list[Override]]:
+def _sort(
+    parsed: list[Override], shelf: _Shelf, problems: list[Problem]
+) -> tuple[list[Setting], list[Override]]:
     """Part the overrides into settings of keys and choices of parts (`optim@critic.optim=adamw`), which go to Hydra."""
     settings: list[Setting] = []
     groups: list[Override] = []
@@ -201,11 +252,19 @@ def _sort(parsed: list[Override], shelf: _Shelf, problems: list[Problem]) -> tup
         where = f"override {text}"
         if name.split(".")[0] == "hydra":
             if name != "hydra.searchpath":
-                problems.append(Problem(f"{name} has no meaning here", where, "only hydra.searchpath is read"))
+                problems.append(
+                    Problem(f"{name} has no meaning here", where, "only hydra.searchpath is read")
+                )
             continue
-        if isinstance(value, dict) or not shelf.group_exists(name) or (override.package is None and "." in name):
+        if (
+            isinstance(value, dict)
+            or not shelf.group_exists(name)
+            or (override.package is None and "." in name)
+        ):
             if override.package is not None:
-                problems.append(Problem(f"there is no group of parts named {name}", where, _groups_hint(shelf)))
+                problems.append(
+                    Problem(f"there is no group of parts named {name}", where, _groups_hint(shelf))
+                )
                 continue
             settings.append(Setting(name, _plain(value), text, override.is_delete()))
         elif override.is_delete():
@@ -213,11 +272,15 @@ def _sort(parsed: list[Override], shelf: _Shelf, problems: list[Problem]) -> tup
                 groups.append(override)
             else:
                 hint = f"choose another part: {override.get_key_element().lstrip('~')}={'|'.join(shelf.get_group_options(name))}"
-                problems.append(Problem(f"{override.package or name} cannot be taken out", where, hint))
+                problems.append(
+                    Problem(f"{override.package or name} cannot be taken out", where, hint)
+                )
         elif str(value) not in shelf.get_group_options(name):
             options = ", ".join(shelf.get_group_options(name))
             section = next((key for key in schema_keys() if key.startswith(f"{name}.")), None)
-            hint = f"parts in {name}/: {options}" + (f"; to set a key of the section {name}: {section}=…" if section else "")
+            hint = f"parts in {name}/: {options}" + (
+                f"; to set a key of the section {name}: {section}=…" if section else ""
+            )
             problems.append(Problem(f"there is no part {name}/{value}", where, hint))
         else:
             groups.append(override)
@@ -228,7 +291,9 @@ def _known_groups(groups: list[Override], shelf: _Shelf, problems: list[Problem]
     """Drop the choices of parts that the recipe does not have, with the names it has."""
     if not groups:
         return []
-    known = create_defaults_list(shelf, shelf.name, [], prepend_hydra=False, skip_missing=False).overrides.known_choices
+    known = create_defaults_list(
+        shelf, shelf.name, [], prepend_hydra=False, skip_missing=False
+    ).overrides.known_choices
     kept: list[Override] = []
     for override in groups:
         name = override.get_key_element().lstrip("+~")
@@ -236,8 +301,14 @@ def _known_groups(groups: list[Override], shelf: _Shelf, problems: list[Problem]
             kept.append(override)
             continue
         same = [choice for choice in known if choice.split("@")[0] == override.key_or_group]
-        hint = f"write {' or '.join(f'{choice}={override.value()}' for choice in same)}" if same else did_you_mean(name, known)
-        problems.append(Problem(f"the recipe has no part at {name}", f"override {override.input_line}", hint))
+        hint = (
+            f"write {' or '.join(f'{choice}={override.value()}' for choice in same)}"
+            if same
+            else did_you_mean(name, known)
+        )
+        problems.append(
+            Problem(f"the recipe has no part at {name}", f"override {override.input_line}", hint)
+        )
     return kept
 
 
@@ -248,19 +319,37 @@ def _groups_hint(shelf: _Shelf) -> str:
 def _layer_files(shelf: _Shelf, groups: list[Override]) -> list[tuple[Source, str]]:
     """The files in the order in which they are laid over each other, each with its package."""
     try:
-        defaults = create_defaults_list(shelf, shelf.name, groups, prepend_hydra=False, skip_missing=False).defaults
+        defaults = create_defaults_list(
+            shelf, shelf.name, groups, prepend_hydra=False, skip_missing=False
+        ).defaults
     except RecursionError:
-        raise ConfigError("the defaults lists include each other in a circle", where=shown(shelf.primary.path)) from None
+        raise ConfigError(
+            "the defaults lists include each other in a circle", where=shown(shelf.primary.path)
+        ) from None
     except MissingConfigException as error:
         name = error.missing_cfg_file or ""
         options = error.options if error.options is not None else shelf.get_group_options("")
         hint = did_you_mean(name.rpartition("/")[2], options) or f"there are: {', '.join(options)}"
-        raise ConfigError(f"there is no part {name}", where=shelf.mention(name), hint=hint) from error
+        raise ConfigError(
+            f"there is no part {name}", where=shelf.mention(name), hint=hint
+        ) from error
     except (HydraException, ValueError, AssertionError, OmegaConfBaseException) as error:
-        first, *more = [line.strip() for line in str(error.__cause__ or error).splitlines() if line.strip()] or [type(error).__name__]
-        hint = "a part of an included recipe is replaced with `override GROUP: PART`" if "more than once" in first else None
-        raise ConfigError(first, where=shelf.primary.where("defaults"), hint=hint or " ".join(more) or None) from error
-    found = [(shelf.source(default.config_path), default.package or "") for default in defaults if default.config_path is not None]
+        first, *more = [
+            line.strip() for line in str(error.__cause__ or error).splitlines() if line.strip()
+        ] or [type(error).__name__]
+        hint = (
+            "a part of an included recipe is replaced with `override GROUP: PART`"
+            if "more than once" in first
+            else None
+        )
+        raise ConfigError(
+            first, where=shelf.primary.where("defaults"), hint=hint or " ".join(more) or None
+        ) from error
+    found = [
+        (shelf.source(default.config_path), default.package or "")
+        for default in defaults
+        if default.config_path is not None
+    ]
     return [(source, package) for source, package in found if source is not None]
 
 
@@ -270,7 +359,9 @@ def _plain(value: Any) -> Any:
         return value.text
     if isinstance(value, list):
         return [_plain(item) for item in value]
-    return {str(_plain(k)): _plain(v) for k, v in value.items()} if isinstance(value, dict) else value
+    return (
+        {str(_plain(k)): _plain(v) for k, v in value.items()} if isinstance(value, dict) else value
+    )
 
 
 def _resolve(layers: Layers) -> dict[str, Any]:
@@ -279,14 +370,21 @@ def _resolve(layers: Layers) -> dict[str, Any]:
     for name, value in leaves(layers.tree).items():
         if value == MISSING:
             help_text = schema_keys()[name].help if name in schema_keys() else ""
-            layers.blame(name, f"{name} is not set", layers.origins[name][-1].where, f"pass {name}=… ({help_text})")
+            layers.blame(
+                name,
+                f"{name} is not set",
+                layers.origins[name][-1].where,
+                f"pass {name}=… ({help_text})",
+            )
     try:
         return OmegaConf.to_container(config, resolve=True)  # type: ignore[return-value]
     except OmegaConfBaseException:
         pass
     for name, written in leaves(layers.tree).items():
         if any(f"${{{other}}}" in str(written) for other in layers.faulty):
-            layers.faulty.add(name)  # what is wrong has been said of the key that it takes its value from
+            layers.faulty.add(
+                name
+            )  # what is wrong has been said of the key that it takes its value from
             continue
         where = layers.origins[name][-1].where
         try:

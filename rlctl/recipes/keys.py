@@ -13,7 +13,13 @@ from pydantic.fields import FieldInfo
 
 from rlctl.recipes.schema import Config, Section
 
-_PRIMITIVES = {int: "whole number", float: "number", bool: "true or false", str: "text", Any: "anything"}
+_PRIMITIVES = {
+    int: "whole number",
+    float: "number",
+    bool: "true or false",
+    str: "text",
+    Any: "anything",
+}
 _SIGNS = (("ge", "≥"), ("gt", ">"), ("le", "≤"), ("lt", "<"))
 
 
@@ -53,24 +59,44 @@ def _walk(model: type[Section], prefix: str) -> Iterator[Key]:
         annotation: Any = field.annotation
         dotted = f"{prefix}{name}"
         if isinstance(annotation, type) and issubclass(annotation, Section):
-            yield Key(dotted, "section", "section", (annotation.__doc__ or "").partition("\n")[0] if "__doc__" in vars(annotation) else "")
+            yield Key(
+                dotted,
+                "section",
+                "section",
+                (annotation.__doc__ or "").partition("\n")[0]
+                if "__doc__" in vars(annotation)
+                else "",
+            )
             yield from _walk(annotation, f"{dotted}.")
             continue
         parts = _members(annotation)
         limits = [*field.metadata, Field(json_schema_extra=field.json_schema_extra)]
         named = [_words(part, limits) for part in parts if part is not type(None)]
-        choices = tuple(str(value) for part in parts if get_origin(part) is Literal for value in get_args(part))
+        choices = tuple(
+            str(value) for part in parts if get_origin(part) is Literal for value in get_args(part)
+        )
         if parts == [bool]:
             choices = ("true", "false")
         nullable = type(None) in parts
         text = " or ".join([*named, "null"] if nullable else named)
         open_mapping = any(get_origin(part) is dict for part in parts)
-        yield Key(dotted, "open" if open_mapping else "value", text, field.description or "", choices, nullable)
+        yield Key(
+            dotted,
+            "open" if open_mapping else "value",
+            text,
+            field.description or "",
+            choices,
+            nullable,
+        )
 
 
 def _members(annotation: Any) -> list[Any]:
     """The alternatives of a union, or the one annotation."""
-    return list(get_args(annotation)) if get_origin(annotation) in (Union, types.UnionType) else [annotation]
+    return (
+        list(get_args(annotation))
+        if get_origin(annotation) in (Union, types.UnionType)
+        else [annotation]
+    )
 
 
 def _words(annotation: Any, metadata: list[Any]) -> str:
@@ -81,7 +107,11 @@ def _words(annotation: Any, metadata: list[Any]) -> str:
     if origin is Literal:
         return " | ".join(str(value) for value in args)
     if origin is tuple:
-        return f"list of {_words(args[0], [])}" if args[-1] is Ellipsis else f"list of {len(args)} {_words(args[0], [])}s"
+        return (
+            f"list of {_words(args[0], [])}"
+            if args[-1] is Ellipsis
+            else f"list of {len(args)} {_words(args[0], [])}s"
+        )
     if origin is dict:
         return "mapping" if args[1] is Any else f"mapping of {_words(args[1], [])}"
     return " ".join([_PRIMITIVES[annotation], *_bounds(metadata)]).strip()
@@ -98,6 +128,11 @@ def _bounds(metadata: list[Any]) -> Iterator[str]:
             marks += item.metadata
         else:
             marks.append(item)
-    limits = [f"{sign} {getattr(mark, name)}" for mark in marks for name, sign in _SIGNS if getattr(mark, name, None) is not None]
+    limits = [
+        f"{sign} {getattr(mark, name)}"
+        for mark in marks
+        for name, sign in _SIGNS
+        if getattr(mark, name, None) is not None
+    ]
     if limits:
         yield " and ".join(limits)

@@ -9,11 +9,11 @@ from typing import Any, Literal
 
 from rlctl.errors import Problem
 from rlctl.recipes.aliases import translate
-from rlctl.recipes.foreign import instead_of
 from rlctl.recipes.keys import known_key, schema_keys
 from rlctl.recipes.schema import Config
 from rlctl.recipes.sources import Source
-from rlctl.recipes.suggest import did_you_mean
+from rlctl.recipes.unsupported_verl_keys import instead_of
+from rlctl.suggest import did_you_mean
 
 MISSING = "???"
 Level = Literal[1, 2, 3]
@@ -96,7 +96,9 @@ class Layers:
         self.faulty.add(name)
         self.problems.append(Problem(message, where, hint))
 
-    def _set(self, path: tuple[str, ...], value: Any, place: Callable[[str], str], level: Level) -> None:
+    def _set(
+        self, path: tuple[str, ...], value: Any, place: Callable[[str], str], level: Level
+    ) -> None:
         """Set one leaf, unless the schema refuses it. `place` gives where a key (or the section above it) stands."""
         name = ".".join(path)
         where = place(name)
@@ -127,9 +129,22 @@ class Layers:
         unknown = next((prefix for prefix in prefixes if known_key(prefix) is None), None)
         key = known_key(prefixes[-1])
         if unknown is None and key is not None:
-            dotted = next((part for part, prefix in zip(path, prefixes, strict=True) if "." in part and prefix in schema_keys()), None)
+            dotted = next(
+                (
+                    part
+                    for part, prefix in zip(path, prefixes, strict=True)
+                    if "." in part and prefix in schema_keys()
+                ),
+                None,
+            )
             if dotted is not None:
-                self.problems.append(Problem(f"{dotted} is written with dots", place(prefixes[-1]), "in YAML, sections are nested"))
+                self.problems.append(
+                    Problem(
+                        f"{dotted} is written with dots",
+                        place(prefixes[-1]),
+                        "in YAML, sections are nested",
+                    )
+                )
             return dotted is None
         unknown = unknown or prefixes[-1]
         where = place(unknown)
@@ -139,11 +154,19 @@ class Layers:
         above = known_key(unknown.rpartition(".")[0])
         if above is not None and above.kind == "value":
             self.problems.append(
-                Problem(f"{above.name} is a {above.type}: it has no keys of its own", where, f"set {above.name} as a whole")
+                Problem(
+                    f"{above.name} is a {above.type}: it has no keys of its own",
+                    where,
+                    f"set {above.name} as a whole",
+                )
             )
             return False
         shown, other = (prefixes[-1], unknown) if level == 3 else (unknown, prefixes[-1])
-        hint = instead_of(shown) or did_you_mean(shown, schema_keys()) or did_you_mean(other, schema_keys())
+        hint = (
+            instead_of(shown)
+            or did_you_mean(shown, schema_keys())
+            or did_you_mean(other, schema_keys())
+        )
         self.problems.append(Problem(f"unknown key {shown}", where, hint))
         return False
 
@@ -155,31 +178,47 @@ class Layers:
         if key.kind == "open":
             if isinstance(value, dict) or _reference(value):
                 return True
-            self.blame(name, f"{name} should be a mapping, not {value!r}", where, f"{name}={{name: value}}")
+            self.blame(
+                name, f"{name} should be a mapping, not {value!r}", where, f"{name}={{name: value}}"
+            )
         elif value != {}:
             first = next(other for other in schema_keys() if other.startswith(f"{name}."))
-            given = "is an empty section" if value is None else f"is a section, not a value (given: {value!r})"
-            self.blame(name, f"{name} {given}", where, f"leave it out, or set a key of it, such as {first}")
+            given = (
+                "is an empty section"
+                if value is None
+                else f"is a section, not a value (given: {value!r})"
+            )
+            self.blame(
+                name, f"{name} {given}", where, f"leave it out, or set a key of it, such as {first}"
+            )
         return False
 
     def _delete(self, path: tuple[str, ...], setting: Setting) -> None:
         name = ".".join(path)
         key = known_key(name)
         if key is None:
-            self.problems.append(Problem(f"unknown key {name}", setting.where, did_you_mean(name, schema_keys())))
+            self.problems.append(
+                Problem(f"unknown key {name}", setting.where, did_you_mean(name, schema_keys()))
+            )
             return
         if key.kind != "open" or key.name == name:
-            hint = "every key of the schema has a value; set another one" + (", or null" if key.nullable else "")
+            hint = "every key of the schema has a value; set another one" + (
+                ", or null" if key.nullable else ""
+            )
             self.problems.append(Problem(f"{name} cannot be taken out", setting.where, hint))
             return
         node: Any = self.tree
         for part in path[:-1]:
             node = node.get(part) if isinstance(node, dict) else None
         if not isinstance(node, dict) or path[-1] not in node:
-            self.problems.append(Problem(f"{name} is not set, so it cannot be taken out", setting.where))
+            self.problems.append(
+                Problem(f"{name} is not set, so it cannot be taken out", setting.where)
+            )
             return
         del node[path[-1]]
-        for gone in [other for other in self.origins if other == name or other.startswith(f"{name}.")]:
+        for gone in [
+            other for other in self.origins if other == name or other.startswith(f"{name}.")
+        ]:
             del self.origins[gone]
         if not node:
             self.origins.setdefault(".".join(path[:-1]), []).append(Origin({}, setting.where, 3))

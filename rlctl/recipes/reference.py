@@ -10,7 +10,7 @@ from typing import Any
 from rlctl.recipes.compose import base_settings
 from rlctl.recipes.keys import Key, schema_keys
 from rlctl.recipes.layers import MISSING
-from rlctl.recipes.suggest import nearest
+from rlctl.suggest import nearest
 
 _HEAD = """# Reference: every key
 
@@ -30,7 +30,11 @@ class KeyRow:
 def key_rows() -> list[KeyRow]:
     """All keys but sections, in the order of the schema."""
     defaults = base_settings()
-    return [KeyRow(key, as_text(defaults[key.name].value)) for key in schema_keys().values() if key.kind != "section"]
+    return [
+        KeyRow(key, as_text(defaults[key.name].value))
+        for key in schema_keys().values()
+        if key.kind != "section"
+    ]
 
 
 def matching(pattern: str, names: list[str]) -> list[str]:
@@ -38,7 +42,9 @@ def matching(pattern: str, names: list[str]) -> list[str]:
     if any(sign in pattern for sign in "*?["):
         return [name for name in names if fnmatchcase(name, pattern)]
     words = pattern.lower().split()
-    return [name for name in names if all(word in name.lower() for word in words)] or nearest(pattern, names, limit=5)
+    return [name for name in names if all(word in name.lower() for word in words)] or nearest(
+        pattern, names, limit=5
+    )
 
 
 def as_text(value: Any) -> str:
@@ -71,7 +77,12 @@ def _sections(rows: list[KeyRow]) -> Iterator[str]:
     for section, members in sections.items():
         yield f"\n## {section}\n\n| key | type | default | |\n|---|---|---|---|"
         for row in members:
-            cells = (f"`{row.key.name.rpartition('.')[2]}`", row.key.type, f"`{row.default}`", row.key.help)
+            cells = (
+                f"`{row.key.name.rpartition('.')[2]}`",
+                row.key.type,
+                f"`{row.default}`",
+                row.key.help,
+            )
             yield "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 

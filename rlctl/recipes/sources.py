@@ -14,10 +14,16 @@ from typing import Any, Literal
 import yaml
 
 from rlctl.errors import ConfigError, NotFoundError, Problem
-from rlctl.recipes.suggest import did_you_mean
 from rlctl.storage import local
+from rlctl.suggest import did_you_mean
 
-LIBRARY = Path(__file__).parent / "library"
+_PACKAGE = Path(__file__).parents[1]
+# A wheel carries the top-level folder `recipes/` inside the package; a checkout has it beside the package.
+LIBRARY = next(
+    folder
+    for folder in (_PACKAGE / "recipes" / "library", _PACKAGE.parent / "recipes")
+    if folder.is_dir()
+)
 _ENV = re.compile(r"\$\{oc\.env:\s*(\w+)\s*(?:,\s*([^}]*))?\}")
 _FLOAT = re.compile(
     r"^(?:[-+]?[0-9][0-9_]*\.[0-9_]*(?:[eE][-+]?[0-9]+)?|[-+]?[0-9][0-9_]*[eE][-+]?[0-9]+|\.[0-9][0-9_]*(?:[eE][-+]?[0-9]+)?"
@@ -25,7 +31,9 @@ _FLOAT = re.compile(
 )
 
 
-_Base: type[yaml.SafeLoader] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml where PyYAML was built with it
+_Base: type[yaml.SafeLoader] = getattr(
+    yaml, "CSafeLoader", yaml.SafeLoader
+)  # libyaml where PyYAML was built with it
 
 
 class _Loader(_Base):
@@ -33,7 +41,11 @@ class _Loader(_Base):
 
 
 _Loader.yaml_implicit_resolvers = {
-    first: [(tag, pattern) for tag, pattern in resolvers if tag not in ("tag:yaml.org,2002:float", "tag:yaml.org,2002:timestamp")]
+    first: [
+        (tag, pattern)
+        for tag, pattern in resolvers
+        if tag not in ("tag:yaml.org,2002:float", "tag:yaml.org,2002:timestamp")
+    ]
     for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
 _Loader.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+0123456789."))
@@ -64,13 +76,21 @@ class Source:
     @property
     def about(self) -> str:
         """The comment at the top of the file, up to its first full stop."""
-        comment = " ".join(line.lstrip("# ") for line in self.text.partition("defaults:")[0].splitlines() if line.startswith("#"))
+        comment = " ".join(
+            line.lstrip("# ")
+            for line in self.text.partition("defaults:")[0].splitlines()
+            if line.startswith("#")
+        )
         return comment.partition(". ")[0].rstrip(".")
 
     @property
     def included(self) -> list[str]:
         """The recipes that this one is built on."""
-        return [entry.partition("@")[0] for entry in self.defaults if isinstance(entry, str) and entry != "_self_"]
+        return [
+            entry.partition("@")[0]
+            for entry in self.defaults
+            if isinstance(entry, str) and entry != "_self_"
+        ]
 
 
 def shown(path: Path) -> str:
@@ -89,15 +109,26 @@ def read(path: Path) -> Source:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         place = f"{shown(path)}:{mark.line + 1}:{mark.column + 1}" if mark else shown(path)
-        raise ConfigError(f"not valid YAML: {error.problem}", where=place, hint="check indentation, colons and quotes there") from error
+        raise ConfigError(
+            f"not valid YAML: {error.problem}",
+            where=place,
+            hint="check indentation, colons and quotes there",
+        ) from error
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise ConfigError(f"cannot read this file: {error}", where=shown(path)) from error
     if not isinstance(data, dict):
-        raise ConfigError(f"a recipe must be a mapping of keys, not {type(data).__name__}", where=f"{shown(path)}:1")
+        raise ConfigError(
+            f"a recipe must be a mapping of keys, not {type(data).__name__}",
+            where=f"{shown(path)}:1",
+        )
     defaults = data.pop("defaults", None)
     source = Source(path, text, data, [] if defaults is None else defaults, [], lines)
     if not isinstance(source.defaults, list):
-        raise ConfigError("`defaults` must be a list", where=source.where("defaults"), hint="defaults: [ppo_trainer, _self_]")
+        raise ConfigError(
+            "`defaults` must be a list",
+            where=source.where("defaults"),
+            hint="defaults: [ppo_trainer, _self_]",
+        )
     source.searchpath.extend(_searchpath(source))
     return source
 
@@ -113,11 +144,15 @@ def _lines(node: yaml.Node, prefix: str, path: Path) -> Iterator[tuple[str, int]
             continue
         if key.tag != "tag:yaml.org,2002:str":
             raise ConfigError(
-                f"the key `{getattr(key, 'value', key.tag)}` is not text", where=f"{shown(path)}:{line}", hint="put it in quotes"
+                f"the key `{getattr(key, 'value', key.tag)}` is not text",
+                where=f"{shown(path)}:{line}",
+                hint="put it in quotes",
             )
         if key.value in seen:
             raise ConfigError(
-                f"the key `{prefix}{key.value}` stands twice", where=f"{shown(path)}:{line}", hint=f"first on line {seen[key.value]}"
+                f"the key `{prefix}{key.value}` stands twice",
+                where=f"{shown(path)}:{line}",
+                hint=f"first on line {seen[key.value]}",
             )
         seen[key.value] = line
         yield f"{prefix}{key.value}", line
@@ -138,7 +173,11 @@ def _searchpath(source: Source) -> Iterator[Path]:
             hint="only hydra.searchpath has a meaning in a recipe of rlctl",
         )
     if not isinstance(entries, list) or not all(isinstance(entry, str) for entry in entries):
-        raise ConfigError("hydra.searchpath must be a list of folders", where=source.where("hydra.searchpath"), hint="[file://parts]")
+        raise ConfigError(
+            "hydra.searchpath must be a list of folders",
+            where=source.where("hydra.searchpath"),
+            hint="[file://parts]",
+        )
     for entry in entries:
         yield folder(entry, source.path.parent, source.where("hydra.searchpath"))
 
@@ -151,7 +190,9 @@ def folder(entry: str, base: Path, where: str) -> Path:
         if name in os.environ:
             return os.environ[name]
         if default is None:
-            raise ConfigError(f"the environment variable {name} is not set", where=where, hint=f"export {name}=…")
+            raise ConfigError(
+                f"the environment variable {name} is not set", where=where, hint=f"export {name}=…"
+            )
         return default
 
     text = _ENV.sub(environment, entry)
@@ -159,13 +200,21 @@ def folder(entry: str, base: Path, where: str) -> Path:
     if scheme == "pkg":
         spec = find_spec(rest)
         if spec is None or not spec.submodule_search_locations:
-            raise ConfigError(f"the search path {entry} names no package that can be imported", where=where)
+            raise ConfigError(
+                f"the search path {entry} names no package that can be imported", where=where
+            )
         return Path(next(iter(spec.submodule_search_locations)))
     if scheme != "file":
-        raise ConfigError(f"the search path {entry} has an unknown scheme", where=where, hint="file://DIR or pkg://package")
+        raise ConfigError(
+            f"the search path {entry} has an unknown scheme",
+            where=where,
+            hint="file://DIR or pkg://package",
+        )
     path = (base / Path(rest).expanduser()).resolve()
     if not path.is_dir():
-        raise ConfigError(f"the search path {entry} is no folder", where=where, hint=f"it stands for {path}")
+        raise ConfigError(
+            f"the search path {entry} is no folder", where=where, hint=f"it stands for {path}"
+        )
     return path
 
 
@@ -183,12 +232,19 @@ def find_recipe(recipe: str | Path) -> Path:
     path = Path(local(text)).expanduser()
     if path.is_file():
         return path.resolve()
-    beside = next((p for p in (path.with_name(path.name + end) for end in (".yaml", ".yml")) if p.is_file()), None)
+    beside = next(
+        (p for p in (path.with_name(path.name + end) for end in (".yaml", ".yml")) if p.is_file()),
+        None,
+    )
     if beside is not None:
         return beside.resolve()
     names = list(library_recipes())
     raise NotFoundError(
-        Problem(f"no recipe {text!r}", hint=did_you_mean(text, names) or f"shipped: {', '.join(names)}; or the path of a YAML file")
+        Problem(
+            f"no recipe {text!r}",
+            hint=did_you_mean(text, names)
+            or f"shipped: {', '.join(names)}; or the path of a YAML file",
+        )
     )
 
 
@@ -204,16 +260,24 @@ def search_folders(primary: Source, extra: list[Path]) -> list[Path]:
 
     def visit(source: Source, trail: list[Path]) -> None:
         if source.path in trail:
-            circle = " -> ".join(shown(path) for path in [*trail[trail.index(source.path) :], source.path])
+            circle = " -> ".join(
+                shown(path) for path in [*trail[trail.index(source.path) :], source.path]
+            )
             raise ConfigError(
-                f"a recipe includes itself: {circle}", where=source.where("defaults"), hint="take one of these out of `defaults`"
+                f"a recipe includes itself: {circle}",
+                where=source.where("defaults"),
+                hint="take one of these out of `defaults`",
             )
         add(source.searchpath)
         for entry in source.defaults:
             if isinstance(entry, str) and entry != "_self_":
                 if ".." in entry.split("/"):
                     hint = "write /group/part, or name the folder in hydra.searchpath"
-                    raise ConfigError(f"`..` has no meaning in a defaults list: {entry}", where=source.where("defaults"), hint=hint)
+                    raise ConfigError(
+                        f"`..` has no meaning in a defaults list: {entry}",
+                        where=source.where("defaults"),
+                        hint=hint,
+                    )
                 found = find_part(entry.partition("@")[0].lstrip("/"), [*folders, LIBRARY])
                 if found is not None:
                     visit(read(found), [*trail, source.path])
@@ -225,7 +289,12 @@ def search_folders(primary: Source, extra: list[Path]) -> list[Path]:
 
 def level_of(path: Path) -> Literal[1, 2]:
     """1 for the base and its parts, 2 for everything else on disk."""
-    return 1 if path.is_relative_to(LIBRARY) and (path.parent != LIBRARY or path.stem.endswith("_trainer")) else 2
+    return (
+        1
+        if path.is_relative_to(LIBRARY)
+        and (path.parent != LIBRARY or path.stem.endswith("_trainer"))
+        else 2
+    )
 
 
 def find_part(name: str, folders: list[Path]) -> Path | None:

@@ -82,7 +82,9 @@ def recompose(folder: Path, overrides: Sequence[str] = ()) -> Recipe:
     stored = folder / "config.yaml"
     if not stored.is_file():
         raise NotFoundError(f"{folder.name} has no configuration", where=str(stored))
-    with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:  # it names every key; as a recipe on a base it takes overrides
+    with tempfile.NamedTemporaryFile(
+        "w", suffix=".yaml"
+    ) as file:  # it names every key; as a recipe on a base it takes overrides
         file.write("defaults: [ppo_trainer, _self_]\n" + stored.read_text(encoding="utf-8"))
         file.flush()
         recipe = compose(file.name, overrides)
@@ -102,7 +104,9 @@ def stored_origins(folder: Path) -> dict[str, list[Origin]]:
         chains = json.loads(path.read_text(encoding="utf-8"))
         return {key: [Origin(**origin) for origin in chain] for key, chain in chains.items()}
     except (ValueError, TypeError, AttributeError) as error:
-        raise ConfigError(f"cannot read where the values came from: {error}", where=str(path)) from error
+        raise ConfigError(
+            f"cannot read where the values came from: {error}", where=str(path)
+        ) from error
 
 
 def changes(folder: Path, container: Mapping[str, Any]) -> list[Change]:
@@ -110,9 +114,16 @@ def changes(folder: Path, container: Mapping[str, Any]) -> list[Change]:
     old = leaves(read(folder / "config.yaml").data)
     new = leaves(dict(container))
     differing = [key for key in dict.fromkeys([*old, *new]) if old.get(key) != new.get(key)]
-    known = [key for key in differing if key in old or any(key.startswith(f"{other}.") or other.startswith(f"{key}.") for other in old)]
+    known = [
+        key
+        for key in differing
+        if key in old
+        or any(key.startswith(f"{other}.") or other.startswith(f"{key}.") for other in old)
+    ]
     return [Change(key, old.get(key), new.get(key)) for key in known]
 
 
 def _shown(value: Any) -> str:
-    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+    return (
+        "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+    )

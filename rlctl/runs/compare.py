@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from rlctl.monitoring.run_summary import lower_is_better
 from rlctl.runs.details import changed_settings
 from rlctl.runs.digests import config_digest
 from rlctl.runs.store import Run
-from rlctl.tracking.headline import lower_is_better
 from rlctl.tracking.jsonl import METRICS_FILE, read_metrics
 
 Curve = Mapping[int, float]  # a value by its step
@@ -32,12 +32,18 @@ class MetricRow:
         shared = set.intersection(*(set(curve) for curve in curves if curve))
         step = max(shared, default=None)
         sign = 1 if lower_is_better(name) else -1
-        best = [min(curve, key=lambda at, curve=curve: (sign * curve[at], at)) if curve else None for curve in curves]
+        best = [
+            min(curve, key=lambda at, curve=curve: (sign * curve[at], at)) if curve else None
+            for curve in curves
+        ]
         return cls(
             step=step,
             at=[curve.get(step) if step is not None else None for curve in curves],
             last=[curve[max(curve)] if curve else None for curve in curves],
-            best=[curve[at] if at is not None else None for curve, at in zip(curves, best, strict=True)],
+            best=[
+                curve[at] if at is not None else None
+                for curve, at in zip(curves, best, strict=True)
+            ],
             best_step=best,
         )
 
@@ -60,9 +66,16 @@ def compare(runs: Sequence[Run], changed: bool = False) -> Comparison:
     configs = [config_digest(run.path / "config.yaml") for run in runs]
     touched = set() if changed else {key for run in runs for key in changed_settings(run.path)}
     keys = dict.fromkeys(key for config in configs for key in config)
-    settings = {key: row for key in keys if _differ(row := [config.get(key) for config in configs]) or key in touched}
+    settings = {
+        key: row
+        for key in keys
+        if _differ(row := [config.get(key) for config in configs]) or key in touched
+    }
     columns = [_curves(run) for run in runs]
-    curves = {name: [column.get(name, {}) for column in columns] for name in dict.fromkeys(name for column in columns for name in column)}
+    curves = {
+        name: [column.get(name, {}) for column in columns]
+        for name in dict.fromkeys(name for column in columns for name in column)
+    }
     if changed:
         curves = {name: each for name, each in curves.items() if _differ(each)}
     return Comparison(

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from rlctl.errors import NotFoundError, RlctlError
+from rlctl.monitoring.run_summary import Headline
 from rlctl.runs.events import alarms_of, read_events
 from rlctl.runs.store import Run
-from rlctl.tracking.headline import Headline
 from rlctl.tracking.jsonl import METRICS_FILE, generations_file, read_generations, read_metrics
 from rlctl.tracking.tracker import Sample
 
@@ -65,23 +65,38 @@ def curves(run: Run) -> dict[str, list[float]]:
 def changed_settings(folder: Path) -> dict[str, dict[str, Any]]:
     """The settings that differ from the base: the value and the base's as written, and where it was set. Empty where this is not known."""
     try:
-        origins: dict[str, list[dict[str, Any]]] = json.loads((folder / "origins.json").read_text(encoding="utf-8"))
+        origins: dict[str, list[dict[str, Any]]] = json.loads(
+            (folder / "origins.json").read_text(encoding="utf-8")
+        )
         return {
-            key: {"value": chain[-1]["value"], "base": chain[0]["value"] if chain[0]["level"] == 1 else None, "where": chain[-1]["where"]}
+            key: {
+                "value": chain[-1]["value"],
+                "base": chain[0]["value"] if chain[0]["level"] == 1 else None,
+                "where": chain[-1]["where"],
+            }
             for key, chain in origins.items()
-            if chain[-1]["level"] > 1 and (chain[0]["level"] > 1 or chain[-1]["value"] != chain[0]["value"])
+            if chain[-1]["level"] > 1
+            and (chain[0]["level"] > 1 or chain[-1]["value"] != chain[0]["value"])
         }
     except (OSError, ValueError, TypeError, LookupError, AttributeError):
         return {}
 
 
 def _course(values: list[float]) -> dict[str, float | int]:
-    return {"first": values[0], "last": values[-1], "min": min(values), "max": max(values), "count": len(values)}
+    return {
+        "first": values[0],
+        "last": values[-1],
+        "min": min(values),
+        "max": max(values),
+        "count": len(values),
+    }
 
 
 def generation_steps(folder: Path) -> list[int]:
     """The steps whose validation samples the folder of a run holds, in order."""
-    return sorted(int(path.stem.removeprefix("step_")) for path in folder.glob("generations/step_*.jsonl"))
+    return sorted(
+        int(path.stem.removeprefix("step_")) for path in folder.glob("generations/step_*.jsonl")
+    )
 
 
 def alarms(run: Run) -> list[dict[str, Any]]:
@@ -92,7 +107,9 @@ def alarms(run: Run) -> list[dict[str, Any]]:
         return []
 
 
-def samples(run: Run, step: int | None, right: bool | None, text: str | None = None) -> tuple[int, list[Sample]]:
+def samples(
+    run: Run, step: int | None, right: bool | None, text: str | None = None
+) -> tuple[int, list[Sample]]:
     """The validation samples of `step` (the last that has any where None): all, or only the right or the wrong ones, or only those that
     hold `text` in the prompt, the answer or the truth, whatever the case.
 
@@ -100,15 +117,28 @@ def samples(run: Run, step: int | None, right: bool | None, text: str | None = N
     """
     steps = generation_steps(run.path)
     if not steps:
-        raise NotFoundError("this run has no validation samples", where=str(run.path), hint="trainer.test_freq=N validates every N steps")
+        raise NotFoundError(
+            "this run has no validation samples",
+            where=str(run.path),
+            hint="trainer.test_freq=N validates every N steps",
+        )
     chosen = steps[-1] if step is None else step
     if chosen not in steps:
         raise NotFoundError(
-            f"no validation samples of step {chosen}", where=str(run.path), hint=f"there are those of {', '.join(map(str, steps))}"
+            f"no validation samples of step {chosen}",
+            where=str(run.path),
+            hint=f"there are those of {', '.join(map(str, steps))}",
         )
     found = read_generations(generations_file(run.path, chosen))
-    return chosen, [sample for sample in found if right in (None, sample.right) and (text is None or _holds(sample, text))]
+    return chosen, [
+        sample
+        for sample in found
+        if right in (None, sample.right) and (text is None or _holds(sample, text))
+    ]
 
 
 def _holds(sample: Sample, text: str) -> bool:
-    return any(text.casefold() in part.casefold() for part in (sample.prompt, sample.response, str(sample.ground_truth)))
+    return any(
+        text.casefold() in part.casefold()
+        for part in (sample.prompt, sample.response, str(sample.ground_truth))
+    )

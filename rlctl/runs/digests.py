@@ -12,10 +12,10 @@ from typing import Any
 import yaml
 
 from rlctl.errors import RlctlError
+from rlctl.monitoring.run_summary import Headline
 from rlctl.runs.labels import LABELS_FILE, read_labels
 from rlctl.runs.record import RunRecord
 from rlctl.runs.run_dir import RECORD_FILE
-from rlctl.tracking.headline import Headline
 from rlctl.tracking.jsonl import METRICS_FILE, read_metrics
 
 

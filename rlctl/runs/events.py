@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from rlctl.tracking.alarms import EVENT, OVER
+from rlctl.monitoring.alarms import EVENT, OVER
 from rlctl.tracking.jsonl import read_lines
 
 EVENTS_FILE = "events.jsonl"
@@ -25,11 +25,18 @@ def alarms_of(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
     for event in events:
         kind, step = event.get("kind"), event.get("step")
         if kind == EVENT:
-            found.append({name: event.get(name) for name in ("name", "step", "message", "hint")} | {"over": None})
+            found.append(
+                {name: event.get(name) for name in ("name", "step", "message", "hint")}
+                | {"over": None}
+            )
         elif kind == OVER:
             for alarm in found:
                 if alarm["name"] == event.get("name") and alarm["over"] is None:
                     alarm["over"] = step
         elif kind == "resume" and step is not None:
-            found = [alarm | {"over": alarm["over"] if (alarm["over"] or 0) <= step else None} for alarm in found if alarm["step"] <= step]
+            found = [
+                alarm | {"over": alarm["over"] if (alarm["over"] or 0) <= step else None}
+                for alarm in found
+                if alarm["step"] <= step
+            ]
     return found

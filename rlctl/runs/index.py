@@ -16,15 +16,24 @@ from pathlib import Path
 from typing import Any, TypeVar
 from zlib import crc32
 
+from rlctl.monitoring.run_summary import Headline
 from rlctl.runs.digests import PARTS, Part
 from rlctl.runs.process import DriverProcess
 from rlctl.runs.record import RunRecord
-from rlctl.tracking.headline import Headline
 
 INDEX_FILE = ".index.sqlite"
 # Of what the digests hold: an index with another version is emptied.
-_VERSION = crc32(repr([field.name for kind in (RunRecord, DriverProcess, Headline) for field in fields(kind)]).encode()) & 0x7FFFFFFF
-_PATIENCE_S = 2.0  # how long to wait for another process's write; without the index a listing is only slower
+_VERSION = (
+    crc32(
+        repr(
+            [field.name for kind in (RunRecord, DriverProcess, Headline) for field in fields(kind)]
+        ).encode()
+    )
+    & 0x7FFFFFFF
+)
+_PATIENCE_S = (
+    2.0  # how long to wait for another process's write; without the index a listing is only slower
+)
 _FEW = 100  # up to so many runs are looked up one by one
 
 Key = tuple[str, ...]
@@ -38,7 +47,9 @@ class Index:
         self.file = root / INDEX_FILE
         self._connection: sqlite3.Connection | None = None
 
-    def read(self, part: Part, folders: Mapping[str, str], keys: Sequence[Key] | None = None) -> dict[str, Any]:
+    def read(
+        self, part: Part, folders: Mapping[str, str], keys: Sequence[Key] | None = None
+    ) -> dict[str, Any]:
         """The digest of the file `part` of every run in `folders` (its id to its folder), `part.absent` where the file is not there.
 
         With `keys`, paths into the digest, a list of the values at these paths instead (null where there is none): of thousands of digests
@@ -46,9 +57,15 @@ class Index:
         """
         stamps = {run: stamp(f"{folder}/{part.file}") for run, folder in folders.items()}
         kept = self._guard(lambda: self._select(part, stamps, keys), {})
-        same = [run for run, now in stamps.items() if now is not None and kept.get(run, (None, ""))[0] == now]
+        same = [
+            run
+            for run, now in stamps.items()
+            if now is not None and kept.get(run, (None, ""))[0] == now
+        ]
         # Thousands of small documents are decoded faster as one.
-        found: dict[str, Any] = dict(zip(same, json.loads(f"[{','.join(kept[run][1] for run in same)}]"), strict=True))
+        found: dict[str, Any] = dict(
+            zip(same, json.loads(f"[{','.join(kept[run][1] for run in same)}]"), strict=True)
+        )
         if keys is not None:
             found = {run: values[: len(keys)] for run, values in found.items()}
         fresh: list[tuple[str, str, str, str]] = []
@@ -57,7 +74,9 @@ class Index:
                 found[run] = _pick(part.absent, keys)
             elif run not in found:
                 digest = part.digest(Path(folders[run], part.file))
-                fresh.append((part.file, run, now, json.dumps(digest, ensure_ascii=False, default=str)))
+                fresh.append(
+                    (part.file, run, now, json.dumps(digest, ensure_ascii=False, default=str))
+                )
                 found[run] = _pick(digest, keys)
         if fresh:
             self._guard(lambda: self._keep(fresh), None)
@@ -67,10 +86,17 @@ class Index:
         """Drop what is kept of runs that are no longer there."""
 
         def drop(connection: sqlite3.Connection) -> None:
-            known = {run for (run,) in connection.execute("SELECT DISTINCT run FROM digests WHERE file = ?", (PARTS[0].file,))}
+            known = {
+                run
+                for (run,) in connection.execute(
+                    "SELECT DISTINCT run FROM digests WHERE file = ?", (PARTS[0].file,)
+                )
+            }
             if gone := known - runs.keys():
                 with connection:
-                    connection.executemany("DELETE FROM digests WHERE run = ?", [(run,) for run in gone])
+                    connection.executemany(
+                        "DELETE FROM digests WHERE run = ?", [(run,) for run in gone]
+                    )
 
         self._guard(lambda: drop(self._open()), None)
 
@@ -83,7 +109,9 @@ class Index:
 
         self._guard(lambda: empty(self._open()), None)
 
-    def _select(self, part: Part, stamps: Mapping[str, str | None], keys: Sequence[Key] | None) -> dict[str, tuple[str, str]]:
+    def _select(
+        self, part: Part, stamps: Mapping[str, str | None], keys: Sequence[Key] | None
+    ) -> dict[str, tuple[str, str]]:
         paths = [_json_path(key) for key in keys or ()]
         # With two paths or more SQLite gives a JSON array of the values, with one the bare value: the first is asked for once more.
         value = f"json_extract(value, {', '.join('?' * (len(paths) + 1))})" if paths else "value"
@@ -92,7 +120,11 @@ class Index:
         if len(stamps) > _FEW:
             rows = self._open().execute(query, given).fetchall()
         else:
-            rows = [row for run in stamps for row in self._open().execute(f"{query} AND run = ?", [*given, run])]
+            rows = [
+                row
+                for run in stamps
+                for row in self._open().execute(f"{query} AND run = ?", [*given, run])
+            ]
         return {run: (kept, text) for run, kept, text in rows}
 
     def _keep(self, rows: Sequence[tuple[str, str, str, str]]) -> None:
@@ -135,7 +167,9 @@ def _connect(file: Path) -> sqlite3.Connection:
         with connection:
             connection.execute("BEGIN IMMEDIATE")
             connection.execute("DROP TABLE IF EXISTS digests")
-            connection.execute("CREATE TABLE digests (file TEXT, run TEXT, stamp TEXT, value TEXT, PRIMARY KEY (file, run)) WITHOUT ROWID")
+            connection.execute(
+                "CREATE TABLE digests (file TEXT, run TEXT, stamp TEXT, value TEXT, PRIMARY KEY (file, run)) WITHOUT ROWID"
+            )
             connection.execute(f"PRAGMA user_version = {_VERSION}")
     return connection
 

@@ -37,7 +37,10 @@ def change_tags(folder: Path, changes: list[str]) -> Labels:
     for change in changes:
         tag = change.lstrip("+-^")
         if not tag or any(char.isspace() or char in ",@" for char in tag):
-            raise UsageError(f"{change!r} is no tag", hint="a tag is one word without commas; `^TAG` takes one away")
+            raise UsageError(
+                f"{change!r} is no tag",
+                hint="a tag is one word without commas; `^TAG` takes one away",
+            )
         tags = [each for each in tags if each != tag] + ([] if change[0] in "-^" else [tag])
     return _write(folder, dataclasses.replace(labels, tags=tuple(tags)))
 
@@ -48,5 +51,8 @@ def set_note(folder: Path, note: str) -> Labels:
 
 
 def _write(folder: Path, labels: Labels) -> Labels:
-    write_whole(folder / LABELS_FILE, json.dumps(dataclasses.asdict(labels), ensure_ascii=False, indent=2) + "\n")
+    write_whole(
+        folder / LABELS_FILE,
+        json.dumps(dataclasses.asdict(labels), ensure_ascii=False, indent=2) + "\n",
+    )
     return labels

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlctl.runs.details import overview
+from rlctl.runs.query_values import columns, ordered, where
 from rlctl.runs.store import Run, RunStore
-from rlctl.runs.values import columns, ordered, where
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,9 @@ class Page:
 
     def as_json(self) -> list[dict[str, Any]]:
         """Each run's overview, with the extra columns under their own names."""
-        return [{**overview(run), **cells} for run, cells in zip(self.runs, self.columns, strict=True)]
+        return [
+            {**overview(run), **cells} for run, cells in zip(self.runs, self.columns, strict=True)
+        ]
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,8 @@ class Listing:
         found = ordered(store, found, self.sort) if self.sort is not None else found
         shown = found[: self.number]
         store.preload(shown)
-        keys = [key.strip() for key in (self.cols or "").removeprefix("+").split(",") if key.strip()]
+        keys = [
+            key.strip() for key in (self.cols or "").removeprefix("+").split(",") if key.strip()
+        ]
         usual = self.cols is None or self.cols.startswith("+")
         return Page(shown, columns(store, shown, keys), usual, len(found) - len(shown), len(every))

@@ -26,11 +26,21 @@ def log_files(run: Run, attempt: int | None, role: str | None, rank: int | None)
     folder = run.path / "attempts" / (str(attempt) if attempt is not None else "latest")
     if not folder.is_dir():
         known = sorted((each.name for each in folder.parent.glob("[0-9]*")), key=int)
-        raise NotFoundError(f"this run has no attempt {attempt}", where=str(run.path), hint=f"there are: {', '.join(known) or 'none'}")
-    found = sorted((match["pool"], int(match["rank"]), path) for path in folder.glob("*.log") if (match := _NAME.fullmatch(path.name)))
+        raise NotFoundError(
+            f"this run has no attempt {attempt}",
+            where=str(run.path),
+            hint=f"there are: {', '.join(known) or 'none'}",
+        )
+    found = sorted(
+        (match["pool"], int(match["rank"]), path)
+        for path in folder.glob("*.log")
+        if (match := _NAME.fullmatch(path.name))
+    )
     if not found:
         raise NotFoundError(
-            "no process of this attempt has a log", where=str(folder), hint="workers of --inline print to the terminal that started the run"
+            "no process of this attempt has a log",
+            where=str(folder),
+            hint="workers of --inline print to the terminal that started the run",
         )
     pools = sorted({pool for pool, _, _ in found})
     if role is not None:
@@ -38,13 +48,17 @@ def log_files(run: Run, attempt: int | None, role: str | None, rank: int | None)
         if wanted not in pools:
             roles = [name for name, pool in _placement(run).items() if pool in pools]
             raise NotFoundError(
-                f"no process of role {role!r} has a log", where=str(folder), hint=f"there are: {', '.join([*roles, *pools])}"
+                f"no process of role {role!r} has a log",
+                where=str(folder),
+                hint=f"there are: {', '.join([*roles, *pools])}",
             )
         found = [each for each in found if each[0] == wanted]
     chosen = [path for _, number, path in found if rank in (None, number)]
     if not chosen:
         ranks = ", ".join(str(number) for _, number, _ in found)
-        raise NotFoundError(f"no process of rank {rank} has a log", where=str(folder), hint=f"there are: {ranks}")
+        raise NotFoundError(
+            f"no process of rank {rank} has a log", where=str(folder), hint=f"there are: {ranks}"
+        )
     return chosen
 
 
@@ -62,7 +76,9 @@ def lines_of(files: Sequence[Path], last: int | None) -> Iterator[tuple[str, str
     """Name of the process and line, file after file; of each only its `last` lines, if given."""
     for path in files:
         lines: Iterator[str] | deque[str] = Tail(path).lines(last=True)
-        yield from ((path.stem, line) for line in (lines if last is None else deque(lines, maxlen=last)))
+        yield from (
+            (path.stem, line) for line in (lines if last is None else deque(lines, maxlen=last))
+        )
 
 
 def tail_of(logs: Sequence[Path], num_lines: int = 15) -> str:
@@ -79,7 +95,10 @@ def follow(run: Run, files: Sequence[Path], last: int | None) -> Iterator[tuple[
     tails = [Tail(path) for path in files]
     for tail in tails:
         lines = list(tail.lines())
-        yield from ((tail.path.stem, line) for line in (lines if last is None else lines[-last:] if last else []))
+        yield from (
+            (tail.path.stem, line)
+            for line in (lines if last is None else lines[-last:] if last else [])
+        )
     while True:
         ended = not _goes_on(run)  # asked before reading: what was written until then is read
         for tail in tails:

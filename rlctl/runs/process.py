@@ -49,7 +49,9 @@ def _started(pid: int) -> float | None:
     if Path("/proc/self/stat").exists():
         try:
             # proc(5): field 2, the command, stands in parentheses and may hold any character; field 3 is the state, field 22 the start.
-            fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+            fields = (
+                Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+            )
         except OSError:
             return None
         return None if fields[0] in "ZX" else float(fields[19])

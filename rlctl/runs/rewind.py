@@ -39,7 +39,9 @@ def rewind(run: RunDir, step: int | None) -> int:
 
 def _split(metrics: Path, last: int) -> tuple[Sequence[str], Sequence[str]]:
     """The whole lines up to step `last`, and those after it."""
-    lines = metrics.read_text(encoding="utf-8").splitlines(keepends=True) if metrics.exists() else []
+    lines = (
+        metrics.read_text(encoding="utf-8").splitlines(keepends=True) if metrics.exists() else []
+    )
     kept: list[str] = []
     taken: list[str] = []
     for line in lines:

@@ -83,7 +83,10 @@ class RunDir:
             raise _taken(path) from error
         except OSError as error:
             shutil.rmtree(path, ignore_errors=True)
-            raise ResourceError(f"cannot make the run's folder: {error}", hint="trainer.run_dir=DIR chooses another place") from error
+            raise ResourceError(
+                f"cannot make the run's folder: {error}",
+                hint="trainer.run_dir=DIR chooses another place",
+            ) from error
         run = cls(path)
         run.new_attempt()
         return run
@@ -96,9 +99,13 @@ class RunDir:
         """
         with (path / ".lock").open("w") as lock:
             try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # until the record names this process
+                fcntl.flock(
+                    lock, fcntl.LOCK_EX | fcntl.LOCK_NB
+                )  # until the record names this process
             except BlockingIOError as error:
-                raise ConflictError(f"another process is just taking up {path.name!r}", where=str(path)) from error
+                raise ConflictError(
+                    f"another process is just taking up {path.name!r}", where=str(path)
+                ) from error
             run = cls(path)
             check_idle(run.path, run.record, force)
             run.new_attempt()
@@ -113,7 +120,11 @@ class RunDir:
             return
         folder = Path(outside).expanduser().absolute() / self.record.project / self.record.name
         if folder.exists() and any(folder.iterdir()):
-            raise ConflictError(f"there are files of another run named {self.record.name!r}", where=str(folder), hint="another --name")
+            raise ConflictError(
+                f"there are files of another run named {self.record.name!r}",
+                where=str(folder),
+                hint="another --name",
+            )
         folder.mkdir(parents=True, exist_ok=True)
         link = self.path / part
         if link.is_dir():
@@ -136,15 +147,21 @@ class RunDir:
         path = self.path / EVENTS_FILE
         drop_torn_tail(path)
         with path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps({"time": now(), "kind": kind, **fields}, ensure_ascii=False, default=str) + "\n")
+            file.write(
+                json.dumps({"time": now(), "kind": kind, **fields}, ensure_ascii=False, default=str)
+                + "\n"
+            )
 
     def write_config(self, config: str, origins: Mapping[str, Sequence[Origin]]) -> None:
         """Write the composed configuration (YAML) and for every key the chain of its settings, newest last."""
         chains = {
-            key: [{"value": each.value, "where": each.where, "level": each.level} for each in chain] for key, chain in origins.items()
+            key: [{"value": each.value, "where": each.where, "level": each.level} for each in chain]
+            for key, chain in origins.items()
         }
         write_whole(self.path / "config.yaml", config)
-        write_whole(self.path / "origins.json", json.dumps(chains, ensure_ascii=False, default=str) + "\n")
+        write_whole(
+            self.path / "origins.json", json.dumps(chains, ensure_ascii=False, default=str) + "\n"
+        )
 
     def new_attempt(self) -> Path:
         """The folder for the logs of the attempt that begins now; `attempts/latest` points to it, and this process is the run's driver."""
@@ -158,8 +175,16 @@ class RunDir:
             shutil.rmtree(latest)  # a copy that was made without links
         aside.replace(latest)
         self.stop_request.unlink(missing_ok=True)
-        self.update(attempts=number, process=DriverProcess.current(), state="starting", exit_code=None, ended=None)
-        self.event("attempt", number=number, pid=self.record.process.pid, host=self.record.process.host)
+        self.update(
+            attempts=number,
+            process=DriverProcess.current(),
+            state="starting",
+            exit_code=None,
+            ended=None,
+        )
+        self.event(
+            "attempt", number=number, pid=self.record.process.pid, host=self.record.process.host
+        )
         return folder
 
     @property
@@ -196,13 +221,22 @@ def check_idle(path: Path, record: RunRecord, force: bool = False) -> None:
     if alive or (alive is None and not force):
         told = "is running" if alive else "is recorded as running"
         hint = "`rlctl show` shows it" if alive else "make sure that it is gone, then --force"
-        raise ConflictError(f"{record.name!r} {told}: process {process.pid} on {process.host}", where=str(path), hint=hint)
+        raise ConflictError(
+            f"{record.name!r} {told}: process {process.pid} on {process.host}",
+            where=str(path),
+            hint=hint,
+        )
 
 
 def check_free(root: Path, project: str, name: str | None) -> None:
     """Complain now about a project or run name that `create` would refuse, and write nothing; for the checks before a start."""
     for what, given in (("project", project), ("run", name)):
-        if given is not None and (not given or given.startswith((".", "-", "@")) or "/" in given or not given.isprintable()):
+        if given is not None and (
+            not given
+            or given.startswith((".", "-", "@"))
+            or "/" in given
+            or not given.isprintable()
+        ):
             raise UsageError(
                 f"{given!r} cannot name a {what}: it becomes a folder, so it must not be empty, hold a slash or begin with '.', '-' or '@'",
                 where="trainer.project_name" if what == "project" else "trainer.experiment_name",
@@ -212,7 +246,11 @@ def check_free(root: Path, project: str, name: str | None) -> None:
 
 
 def _taken(path: Path) -> ConflictError:
-    free = next(name for number in range(2, sys.maxsize) if not (path.parent / (name := f"{path.name}-{number}")).exists())
+    free = next(
+        name
+        for number in range(2, sys.maxsize)
+        if not (path.parent / (name := f"{path.name}-{number}")).exists()
+    )
     hint = f"trainer.experiment_name={free} is free, and without a name each run gets a fresh one; `rlctl show {path.name}` shows that one"
     return ConflictError(f"a run named {path.name!r} exists already", where=str(path), hint=hint)
 

@@ -45,7 +45,10 @@ def ask(driven: Driven, now: bool) -> None:
         return
     if driven.request is None or now:
         hint = "run this command there" + (", or leave out --now" if driven.request else "")
-        raise UsageError(f"{driven.name} is driven by process {driven.process.pid} on {driven.process.host}", hint=hint)
+        raise UsageError(
+            f"{driven.name} is driven by process {driven.process.pid} on {driven.process.host}",
+            hint=hint,
+        )
     driven.request.touch()
 
 
@@ -55,6 +58,10 @@ def wait(driven: Driven, timeout_s: float) -> str:
     while (state := driven.state()) in ACTIVE or driven.process.alive():
         if time.monotonic() > deadline:
             place = f"process {driven.process.pid} on {driven.process.host}"
-            raise RlctlError(f"{driven.name} is {state} still, {timeout_s:g} s after it was asked", where=place, hint="--now")
+            raise RlctlError(
+                f"{driven.name} is {state} still, {timeout_s:g} s after it was asked",
+                where=place,
+                hint="--now",
+            )
         time.sleep(POLL_S)
     return state

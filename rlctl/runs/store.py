@@ -12,15 +12,15 @@ from pathlib import Path
 from typing import Any
 
 from rlctl.errors import NotFoundError, Problem, UsageError
+from rlctl.monitoring.run_summary import Headline, lower_is_better
 from rlctl.runs.digests import CONFIG, LABELS, METRICS, RECORD, metrics_digest
 from rlctl.runs.index import Index
 from rlctl.runs.labels import Labels
 from rlctl.runs.process import DriverProcess
 from rlctl.runs.query import Query
+from rlctl.runs.query_values import read_values
 from rlctl.runs.record import RunRecord
 from rlctl.runs.run_dir import RECORD_FILE
-from rlctl.runs.values import read_values
-from rlctl.tracking.headline import Headline, lower_is_better
 from rlctl.tracking.jsonl import METRICS_FILE
 
 DEFAULT_ROOT = Path("runs")
@@ -54,7 +54,11 @@ class Run:
         """As recorded, but `lost` when it should be active and its process is gone. On another host there is no telling: as recorded."""
         if self.record is None:
             return "broken"
-        return "lost" if self.record.state in ACTIVE and self.record.process.alive() is False else self.record.state
+        return (
+            "lost"
+            if self.record.state in ACTIVE and self.record.process.alive() is False
+            else self.record.state
+        )
 
     @cached_property
     def created(self) -> datetime:
@@ -69,7 +73,11 @@ class Run:
         if self.record is not None and self.record.ended is not None:
             return (datetime.fromisoformat(self.record.ended) - self.created).total_seconds()
         metrics = self.path / METRICS_FILE
-        return metrics.stat().st_mtime - self.created.timestamp() if self.record is not None and metrics.exists() else None
+        return (
+            metrics.stat().st_mtime - self.created.timestamp()
+            if self.record is not None and metrics.exists()
+            else None
+        )
 
     @cached_property
     def metrics(self) -> dict[str, Any]:
@@ -97,10 +105,18 @@ class RunStore:
 
     def runs(self) -> list[Run]:
         """Active runs first, then the others, newest first in both."""
-        folders = {f"{project.name}/{run.name}": run.path for project in _subfolders(self.root) for run in _subfolders(project.path)}
+        folders = {
+            f"{project.name}/{run.name}": run.path
+            for project in _subfolders(self.root)
+            for run in _subfolders(project.path)
+        }
         records, labels = self.index.read(RECORD, folders), self.index.read(LABELS, folders)
         self.index.forget_others(folders)
-        kept = [key for key, folder in folders.items() if records[key] is not None or _is_run(Path(folder))]
+        kept = [
+            key
+            for key, folder in folders.items()
+            if records[key] is not None or _is_run(Path(folder))
+        ]
         found = [_run(Path(folders[key]), records[key], labels[key]) for key in kept]
         return sorted(found, key=lambda run: (run.state in ACTIVE, run.created), reverse=True)
 
@@ -134,8 +150,12 @@ class RunStore:
             run for run in runs if any(each.startswith(selector) for each in _names(run))
         ]
         if len(matches) > 1:
-            candidates = ", ".join(run.key for run in matches[:8]) + (", …" if len(matches) > 8 else "")
-            raise UsageError(f"{selector!r} names {len(matches)} runs", hint=f"one of: {candidates}")
+            candidates = ", ".join(run.key for run in matches[:8]) + (
+                ", …" if len(matches) > 8 else ""
+            )
+            raise UsageError(
+                f"{selector!r} names {len(matches)} runs", hint=f"one of: {candidates}"
+            )
         if not matches:
             raise NotFoundError(self._none(selector, runs))
         return matches[0]
@@ -147,9 +167,15 @@ class RunStore:
         elif kind == "@tag" and given:
             found = next((run for run in runs if given in run.labels.tags), None)
         elif selector in ("@last", "@failed"):
-            found = next((run for run in runs if selector == "@last" or run.state in ("failed", "lost")), None)
+            found = next(
+                (run for run in runs if selector == "@last" or run.state in ("failed", "lost")),
+                None,
+            )
         else:
-            raise UsageError(f"unknown selector {selector!r}", hint="@last, @failed, @best:METRIC, @tag:TAG, or the beginning of a name")
+            raise UsageError(
+                f"unknown selector {selector!r}",
+                hint="@last, @failed, @best:METRIC, @tag:TAG, or the beginning of a name",
+            )
         if found is None:
             raise NotFoundError(self._none(selector, runs))
         return found
@@ -157,18 +183,30 @@ class RunStore:
     def _best(self, metric: str, runs: Sequence[Run]) -> Run | None:
         """The run that came farthest in a metric (`best(METRIC)`, unless another value is asked for); of equals the newest."""
         term = Query.parse(metric if "(" in metric else f"best({metric})").term()
-        found = [(row[term], run) for run, row in zip(runs, read_values(self, runs, [term]), strict=True) if row[term] is not None]
+        found = [
+            (row[term], run)
+            for run, row in zip(runs, read_values(self, runs, [term]), strict=True)
+            if row[term] is not None
+        ]
         choose = min if lower_is_better(term.name) else max
         return choose(found, key=lambda pair: pair[0])[1] if found else None
 
     def _none(self, selector: str, runs: Sequence[Run]) -> Problem:
         where = str(self.root.resolve())
         if not runs:
-            return Problem("there are no runs", where, "`rlctl train ppo` makes one; --root DIR or RLCTL_RUNS looks elsewhere")
+            return Problem(
+                "there are no runs",
+                where,
+                "`rlctl train ppo` makes one; --root DIR or RLCTL_RUNS looks elsewhere",
+            )
         near = difflib.get_close_matches(selector, [run.name for run in runs], n=3, cutoff=0.5)
         hint = f"did you mean {' or '.join(near)}?" if near else "`rlctl runs` lists them"
         kind, _, given = selector.partition(":")
-        special = {"@failed": "no run has failed", "@best": f"no run has a metric {given!r}", "@tag": f"no run has the tag {given!r}"}
+        special = {
+            "@failed": "no run has failed",
+            "@best": f"no run has a metric {given!r}",
+            "@tag": f"no run has the tag {given!r}",
+        }
         return Problem(special.get(kind, f"no run is named {selector!r}"), where, hint)
 
 
@@ -179,7 +217,10 @@ def _names(run: Run) -> tuple[str, ...]:
 
 def _is_run(folder: Path) -> bool:
     """Also a folder that lost its run.json, so that it is shown as broken and not passed over."""
-    return any((folder / name).exists() for name in (RECORD_FILE, METRICS_FILE, "config.yaml", "events.jsonl"))
+    return any(
+        (folder / name).exists()
+        for name in (RECORD_FILE, METRICS_FILE, "config.yaml", "events.jsonl")
+    )
 
 
 def _open(folder: Path) -> Run:
@@ -190,9 +231,18 @@ def _run(folder: Path, record: dict[str, Any] | None, labels: dict[str, Any] | N
     """Of the digests of its files."""
     made_of = Labels(tuple(labels["tags"]), labels["note"]) if labels else Labels()
     if record is None or record["record"] is None:
-        return Run(folder, None, record["problem"] if record else RECORD.digest(folder / RECORD.file)["problem"], made_of)
+        return Run(
+            folder,
+            None,
+            record["problem"] if record else RECORD.digest(folder / RECORD.file)["problem"],
+            made_of,
+        )
     fields = record["record"]
-    return Run(folder, RunRecord(**{**fields, "process": DriverProcess(**fields["process"])}), labels=made_of)
+    return Run(
+        folder,
+        RunRecord(**{**fields, "process": DriverProcess(**fields["process"])}),
+        labels=made_of,
+    )
 
 
 def _subfolders(folder: Path | str) -> Iterator[os.DirEntry[str]]:

@@ -17,7 +17,13 @@ from rlctl.runs.run_dir import RECORD_FILE, RunDir
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 
 
-def supervise(words: Sequence[str], again: Sequence[str], folder: Path, retries: int, say: Callable[[str], object]) -> int:
+def supervise(
+    words: Sequence[str],
+    again: Sequence[str],
+    folder: Path,
+    retries: int,
+    say: Callable[[str], object],
+) -> int:
     """Run `rlctl WORDS`, whose run is in `folder`; as often as it crashes, and `retries` times at most, `rlctl AGAIN`. The last exit code.
 
     A crash is what neither was asked for nor would happen again for sure: not Ctrl-C or SIGTERM, not a wrong configuration. After running
@@ -31,7 +37,9 @@ def supervise(words: Sequence[str], again: Sequence[str], folder: Path, retries:
             break
         RunDir(folder).event("retry", number=number, exit_code=code)
         told = f", with {' '.join(smaller)}" if smaller else ""
-        say(f"{folder.name} ended with exit code {code}; it is started again ({number} of {retries}){told}")
+        say(
+            f"{folder.name} ended with exit code {code}; it is started again ({number} of {retries}){told}"
+        )
         code = _run([*again, *smaller])
     return code
 
@@ -39,12 +47,18 @@ def supervise(words: Sequence[str], again: Sequence[str], folder: Path, retries:
 def _run(words: Sequence[str]) -> int:
     """`rlctl WORDS` to its end; signals to this process are passed on. The exit code, 128 + N for signal N."""
     command = [sys.executable, "-m", "rlctl", *words]
-    process = subprocess.Popen(command, preexec_fn=die_with_parent, process_group=0)  # Ctrl-C comes from here alone, once
+    process = subprocess.Popen(
+        command, preexec_fn=die_with_parent, process_group=0
+    )  # Ctrl-C comes from here alone, once
 
     def forward(number: int, _frame: FrameType | None) -> None:
         process.send_signal(number)
 
-    before = {number: signal.signal(number, forward) for number in _FORWARDED if signal.getsignal(number) is not signal.SIG_IGN}
+    before = {
+        number: signal.signal(number, forward)
+        for number in _FORWARDED
+        if signal.getsignal(number) is not signal.SIG_IGN
+    }
     try:
         code = process.wait()
     finally:
@@ -60,5 +74,7 @@ def _proposed(folder: Path) -> list[str] | None:
         if event["kind"] == "attempt":
             found = []
         elif event["kind"] == "out_of_memory":
-            found = [f"{event['key']}={event['proposed']}"] if event["proposed"] is not None else None
+            found = (
+                [f"{event['key']}={event['proposed']}"] if event["proposed"] is not None else None
+            )
     return found

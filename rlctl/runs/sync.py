@@ -17,16 +17,22 @@ from rlctl.plugins import load
 from rlctl.runs.record import RunRecord
 from rlctl.runs.run_dir import RunDir
 from rlctl.runs.store import ACTIVE, Run
+from rlctl.tracking.async_tracker import Call, Mirror, Patience
 from rlctl.tracking.fanout import RECORD, preflight
 from rlctl.tracking.history import MISSED, SYNCED, history, lacking
 from rlctl.tracking.jsonl import METRICS_FILE, read_metrics
-from rlctl.tracking.mirror import Call, Mirror, Patience
 from rlctl.tracking.tracker import RunInfo, ShowsPhases
 
 _END_OF_RUN = {"finished": "finished", "failed": "failed", "lost": "failed", "stopped": "stopped"}
 
 
-def run_info(record: RunRecord, folder: Path, config: Mapping[str, Any], total_steps: int, resume_step: int = 0) -> RunInfo:
+def run_info(
+    record: RunRecord,
+    folder: Path,
+    config: Mapping[str, Any],
+    total_steps: int,
+    resume_step: int = 0,
+) -> RunInfo:
     """What trackers may know of a run; `config` its composed configuration, `resume_step` where it goes on from."""
     trainer = config["trainer"]
     tracking = trainer["tracking"]
@@ -67,20 +73,34 @@ def sync(run: Run, logger: str, first: int | None = None) -> Sent:
     if run.record is None:
         raise NotFoundError(f"the run {run.name} has no readable record", where=str(run.path))
     if run.state in ACTIVE:
-        raise ConflictError(f"the run {run.name} is {run.state}", hint="its trackers are told what they miss when it has ended")
+        raise ConflictError(
+            f"the run {run.name} is {run.state}",
+            hint="its trackers are told what they miss when it has ended",
+        )
     config = yaml.safe_load((run.path / "config.yaml").read_text(encoding="utf-8"))
     steps = [int(row["step"]) for row in read_metrics(run.path / METRICS_FILE)]
     if not steps:
-        raise NotFoundError(f"the run {run.name} has no metrics", where=str(run.path / METRICS_FILE))
+        raise NotFoundError(
+            f"the run {run.name} has no metrics", where=str(run.path / METRICS_FILE)
+        )
     if logger == RECORD or issubclass(load("loggers", logger), ShowsPhases):
-        raise UsageError(f"{logger} shows the run's own record, which lacks nothing", hint="`rlctl watch` and `rlctl show` show it again")
+        raise UsageError(
+            f"{logger} shows the run's own record, which lacks nothing",
+            hint="`rlctl watch` and `rlctl show` show it again",
+        )
     preflight(logger, config["trainer"]["tracking"]["modes"].get(logger))
     if first is None:
         first = min(lacking(run.path, logger, steps), default=max(steps) + 1)
     wanted = {step for step in steps if step >= first}
     if not wanted:
         return Sent(logger, run.record.trackers.get(logger), 0, anew=False)
-    info = run_info(run.record, run.path, config, run.record.total_steps or max(steps), resume_step=max(0, min(wanted) - 1))
+    info = run_info(
+        run.record,
+        run.path,
+        config,
+        run.record.total_steps or max(steps),
+        resume_step=max(0, min(wanted) - 1),
+    )
     return _send(RunDir(run.path), info, logger, wanted, _END_OF_RUN[run.state])
 
 
@@ -102,5 +122,7 @@ def _send(run: RunDir, info: RunInfo, logger: str, wanted: set[int], state: str)
     if mirror.off or mirror.failures:
         why = mirror.off or mirror.last_error
         run.event(MISSED, tracker=logger, why=why, steps=mirror.missed_steps())
-        raise RlctlError(f"logger {logger} has not taken everything: {why}", hint="the same command tries again")
+        raise RlctlError(
+            f"logger {logger} has not taken everything: {why}", hint="the same command tries again"
+        )
     return Sent(logger, given, num_steps, anew)

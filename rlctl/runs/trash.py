@@ -31,7 +31,11 @@ class Removed:
 
     @property
     def num_bytes(self) -> int:
-        return sum(file.lstat().st_size for file in self.path.rglob("*") if file.is_symlink() or file.is_file())
+        return sum(
+            file.lstat().st_size
+            for file in self.path.rglob("*")
+            if file.is_symlink() or file.is_file()
+        )
 
 
 def check_removable(run: Run) -> None:
@@ -39,20 +43,31 @@ def check_removable(run: Run) -> None:
     if run.state in ACTIVE:
         host = run.record.process.host if run.record else "?"
         elsewhere = run.record is not None and run.record.process.alive() is None
-        hint = "a run on another host cannot be asked whether it lives: --force" if elsewhere else "stop it first"
-        raise ConflictError(f"the run {run.name} is {run.state} on {host}", where=str(run.path), hint=hint)
+        hint = (
+            "a run on another host cannot be asked whether it lives: --force"
+            if elsewhere
+            else "stop it first"
+        )
+        raise ConflictError(
+            f"the run {run.name} is {run.state} on {host}", where=str(run.path), hint=hint
+        )
 
 
 def remove(root: Path, run: Run) -> Path:
     """Move a run into the trash of `root`. Where it lies then. Errors: UsageError for a run elsewhere, ResourceError of the disk."""
     if run.path.resolve().parent.parent != root.resolve():
-        raise UsageError(f"{run.path} is no run of {root.resolve()}", hint=f"--root {run.path.resolve().parent.parent}")
+        raise UsageError(
+            f"{run.path} is no run of {root.resolve()}",
+            hint=f"--root {run.path.resolve().parent.parent}",
+        )
     target = root / TRASH / datetime.now(UTC).strftime(_TIME) / run.project / run.name
     try:
         target.parent.mkdir(parents=True)
         run.path.rename(target)
     except OSError as error:
-        raise ResourceError(f"cannot move the run into the trash: {error}", where=str(run.path)) from error
+        raise ResourceError(
+            f"cannot move the run into the trash: {error}", where=str(run.path)
+        ) from error
     return target
 
 
@@ -75,20 +90,32 @@ def restore(root: Path, name: str) -> Path:
     """
     there = removed_runs(root)
     exact = [each for each in there if name in (each.path.name, each.key)]
-    matches = exact or [each for each in there if each.path.name.startswith(name) or each.key.startswith(name)]
+    matches = exact or [
+        each for each in there if each.path.name.startswith(name) or each.key.startswith(name)
+    ]
     keys = list(dict.fromkeys(each.key for each in matches))
     if not keys:
-        raise NotFoundError(f"no run {name!r} in the trash", where=str(root / TRASH), hint="`rlctl runs trash` lists what can be restored")
+        raise NotFoundError(
+            f"no run {name!r} in the trash",
+            where=str(root / TRASH),
+            hint="`rlctl runs trash` lists what can be restored",
+        )
     if len(keys) > 1:
-        raise UsageError(f"{name!r} names {len(keys)} removed runs", hint=f"one of: {', '.join(keys)}")
+        raise UsageError(
+            f"{name!r} names {len(keys)} removed runs", hint=f"one of: {', '.join(keys)}"
+        )
     chosen, place = matches[0], root / keys[0]
     place.parent.mkdir(parents=True, exist_ok=True)
     try:
         chosen.path.rename(place)  # onto an empty folder it would succeed, but no run is one
     except OSError as error:
         if not place.exists():
-            raise ResourceError(f"cannot bring the run back: {error}", where=str(chosen.path)) from error
-        raise ConflictError(f"there is a run {keys[0]} again", where=str(place), hint="remove that one first") from error
+            raise ResourceError(
+                f"cannot bring the run back: {error}", where=str(chosen.path)
+            ) from error
+        raise ConflictError(
+            f"there is a run {keys[0]} again", where=str(place), hint="remove that one first"
+        ) from error
     for folder in (chosen.path.parent, chosen.path.parent.parent):
         folder.rmdir()
     return place

@@ -9,14 +9,14 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any
 
+from rlctl.monitoring.alarms import EVENT, OVER, Alarm
+from rlctl.monitoring.panel import Panel
+from rlctl.monitoring.run_summary import SECONDS, figure
+from rlctl.monitoring.text import duration
 from rlctl.runs.events import EVENTS_FILE
 from rlctl.runs.follow import POLL_S, Tail, reread
 from rlctl.runs.store import ACTIVE, Run
-from rlctl.tracking.alarms import EVENT, OVER, Alarm
-from rlctl.tracking.headline import SECONDS, figure
 from rlctl.tracking.jsonl import METRICS_FILE
-from rlctl.tracking.panel import Panel
-from rlctl.tracking.text import duration
 
 OUTSIDE_A_STEP = (("timing_s/testing",), ("timing_s/save_checkpoint",))
 
@@ -49,16 +49,26 @@ class Watched:
         """Reads on. Yields None after each step, when the panel shows it, and each alarm."""
         for row in _objects(self.metrics):
             step = int(row.pop("step"))
-            if self.panel.step is not None and step <= self.panel.step:  # the run went back to a checkpoint
+            if (
+                self.panel.step is not None and step <= self.panel.step
+            ):  # the run went back to a checkpoint
                 self.panel.clear()
             values = {name: math.nan if value is None else value for name, value in row.items()}
-            self.seconds += sum(figure(values, names) or 0.0 for names in (SECONDS, *OUTSIDE_A_STEP))
+            self.seconds += sum(
+                figure(values, names) or 0.0 for names in (SECONDS, *OUTSIDE_A_STEP)
+            )
             self.panel.add(step, values, self.seconds)
             yield None
         for event in _objects(self.events):
             if event.get("kind") in (EVENT, OVER):
                 alarm = Alarm(
-                    event["name"], event["step"], event["value"], event["limit"], event["message"], event["hint"], event["kind"] == OVER
+                    event["name"],
+                    event["step"],
+                    event["value"],
+                    event["limit"],
+                    event["message"],
+                    event["hint"],
+                    event["kind"] == OVER,
                 )
                 self.panel.alarm(alarm)
                 yield alarm

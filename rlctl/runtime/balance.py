@@ -32,7 +32,9 @@ def balance(costs: Tensor, parts: int, equal_size: bool) -> list[Tensor]:
     lightest = [(0.0, part) for part in range(parts)]
     for row in costs.argsort(descending=True, stable=True).tolist():
         load, part = heapq.heappop(lightest)
-        while equal_size and len(rows[part]) >= size + (spare > 0):  # full; only now, for `spare` may have run out since
+        while equal_size and len(rows[part]) >= size + (
+            spare > 0
+        ):  # full; only now, for `spare` may have run out since
             load, part = heapq.heappop(lightest)
         spare -= equal_size and len(rows[part]) == size
         rows[part].append(row)

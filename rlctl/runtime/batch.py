@@ -27,11 +27,17 @@ class Ragged:
     lengths: Tensor
 
     @classmethod
-    def of(cls, rows: Sequence[Sequence[int] | Sequence[float] | Tensor], dtype: torch.dtype | None = None) -> Ragged:
+    def of(
+        cls,
+        rows: Sequence[Sequence[int] | Sequence[float] | Tensor],
+        dtype: torch.dtype | None = None,
+    ) -> Ragged:
         """From one list or tensor a row."""
         lengths = torch.tensor([len(row) for row in rows], dtype=torch.int64)
         parts = [torch.as_tensor(row, dtype=dtype) for row in rows if len(row)]
-        return cls(torch.cat(parts) if parts else torch.empty(0, dtype=dtype or torch.float32), lengths)
+        return cls(
+            torch.cat(parts) if parts else torch.empty(0, dtype=dtype or torch.float32), lengths
+        )
 
     @classmethod
     def from_padded(cls, padded: Tensor, lengths: Tensor) -> Ragged:
@@ -65,7 +71,9 @@ class Ragged:
     def padded(self, fill: float = 0.0, width: int | None = None) -> Tensor:
         """The rectangle (B, R, ...), padded on the right with `fill`."""
         longest = int(self.lengths.max()) if len(self) else 0
-        out = self.values.new_full((len(self), longest if width is None else width, *self.values.shape[1:]), fill)
+        out = self.values.new_full(
+            (len(self), longest if width is None else width, *self.values.shape[1:]), fill
+        )
         out[self.mask(out.shape[1])] = self.values
         return out
 
@@ -92,16 +100,22 @@ class Ragged:
 
 def concat_ragged(first: Ragged, second: Ragged) -> Ragged:
     """Row by row, `first` then `second`: prompt and response as one sequence."""
-    both = Ragged(torch.cat([first.values, second.values]), torch.cat([first.lengths, second.lengths]))
+    both = Ragged(
+        torch.cat([first.values, second.values]), torch.cat([first.lengths, second.lengths])
+    )
     num_rows = len(first)
-    order = torch.arange(2 * num_rows).view(2, num_rows).T.reshape(-1)  # row 0 of first, row 0 of second, row 1 of first, ...
+    order = (
+        torch.arange(2 * num_rows).view(2, num_rows).T.reshape(-1)
+    )  # row 0 of first, row 0 of second, row 1 of first, ...
     return Ragged(both.select(order).values, first.lengths + second.lengths)
 
 
 B = TypeVar("B", bound="Batch")
 N = TypeVar("N", bound="Batch")
 
-_LOCAL: dict[str, bool] = {"local": True}  # marks a field that stays with the controller: workers get an empty one
+_LOCAL: dict[str, bool] = {
+    "local": True
+}  # marks a field that stays with the controller: workers get an empty one
 
 
 def _take(value: Any, index: Tensor) -> Any:
@@ -144,7 +158,9 @@ class Batch:
 
     def select(self, index: Tensor) -> Self:
         """The rows at `index` (int64), in that order. Always a copy: a pickled view would carry its whole storage."""
-        return type(self)(**{f.name: _take(getattr(self, f.name), index) for f in dataclasses.fields(self)})
+        return type(self)(
+            **{f.name: _take(getattr(self, f.name), index) for f in dataclasses.fields(self)}
+        )
 
     def repeat(self, times: int) -> Self:
         """Each row `times` times, one behind the other."""
@@ -154,7 +170,12 @@ class Batch:
     def concat(batches: Sequence[B]) -> B:
         """The rows of all, in order."""
         cls = type(batches[0])
-        return cls(**{f.name: _join([getattr(b, f.name) for b in batches]) for f in dataclasses.fields(cls)})
+        return cls(
+            **{
+                f.name: _join([getattr(b, f.name) for b in batches])
+                for f in dataclasses.fields(cls)
+            }
+        )
 
     def chunk(self, parts: Sequence[Tensor]) -> list[Self]:
         """One batch for each index tensor in `parts`."""
@@ -172,11 +193,17 @@ class Batch:
 
     def adopt(self, owner: Batch) -> Self:
         """With the controller's own fields taken back from `owner`, whose rows are the same."""
-        own = {f.name: getattr(owner, f.name) for f in dataclasses.fields(self) if f.metadata.get("local") and hasattr(owner, f.name)}
+        own = {
+            f.name: getattr(owner, f.name)
+            for f in dataclasses.fields(self)
+            if f.metadata.get("local") and hasattr(owner, f.name)
+        }
         return dataclasses.replace(self, **own)
 
     def to(self, device: torch.device | str) -> Self:
-        return type(self)(**{f.name: _to(getattr(self, f.name), device) for f in dataclasses.fields(self)})
+        return type(self)(
+            **{f.name: _to(getattr(self, f.name), device) for f in dataclasses.fields(self)}
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -212,8 +239,12 @@ class Scored(Rollouts):
 
     scores: Tensor  # (B,) float32
     components: dict[str, Tensor]  # name -> (B,) float32
-    failed: Tensor  # (B,) bool: the reward function raised, hung or answered nonsense; the score is 0
-    greedy_scores: Tensor | None = dataclasses.field(default=None, kw_only=True)  # (B,) of a greedy answer to the row's prompt
+    failed: (
+        Tensor  # (B,) bool: the reward function raised, hung or answered nonsense; the score is 0
+    )
+    greedy_scores: Tensor | None = dataclasses.field(
+        default=None, kw_only=True
+    )  # (B,) of a greedy answer to the row's prompt
 
 
 @dataclass(frozen=True, eq=False)
@@ -255,4 +286,6 @@ class Scores(Batch):
         return len(self.scores)
 
     def of(self, rollouts: Rollouts) -> Scored:
-        return rollouts.grow(Scored, scores=self.scores, components=self.components, failed=self.failed)
+        return rollouts.grow(
+            Scored, scores=self.scores, components=self.components, failed=self.failed
+        )

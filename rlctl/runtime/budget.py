@@ -44,7 +44,11 @@ class Budget:
     @classmethod
     def of_passes(cls, section: str, passes: str, max_tokens: int, max_rows: int | None) -> Budget:
         """The largest micro-batch of a role: in tokens, or in rows where a number of rows is given."""
-        name, value, unit = ("max_token_len", max_tokens, "tokens") if max_rows is None else ("micro_batch_size", max_rows, "rows")
+        name, value, unit = (
+            ("max_token_len", max_tokens, "tokens")
+            if max_rows is None
+            else ("micro_batch_size", max_rows, "rows")
+        )
         return cls(f"{section}.{passes}_{name}_per_gpu", value, unit)
 
     def cut(self, lengths: Tensor, at_least: int = 1) -> list[Tensor]:
@@ -69,10 +73,16 @@ class Budget:
                 where=reason,
                 hint="a shorter data.max_response_length, enable_gradient_checkpointing=true of the model, more ranks, or a larger device",
             )
-        before = min(self.size, max(len(part) if self.by_rows else int(part.sum()) for part in parts))
+        before = min(
+            self.size, max(len(part) if self.by_rows else int(part.sum()) for part in parts)
+        )
         after = before // 2
         if not alone or self.halvings == _MOST_HALVINGS:
-            why = f"it was halved {_MOST_HALVINGS} times" if alone else "while it runs on several ranks, nothing can be halved"
+            why = (
+                f"it was halved {_MOST_HALVINGS} times"
+                if alone
+                else "while it runs on several ranks, nothing can be halved"
+            )
             raise DeviceMemoryError(
                 f"the device's memory does not suffice for {before} {self.unit} at a time ({self.key}={self.value}): {why}",
                 key=self.key,
@@ -88,7 +98,9 @@ class Budget:
 
 def lacks_memory(error: RuntimeError) -> bool:
     """Whether torch raised `error` because a device has no memory left. On a CPU it has no class of its own for it."""
-    return isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator: can't allocate memory" in str(error)
+    return isinstance(
+        error, torch.OutOfMemoryError
+    ) or "DefaultCPUAllocator: can't allocate memory" in str(error)
 
 
 def free_memory(device: str) -> None:

@@ -14,14 +14,14 @@ from rlctl.recipes import schema
 from rlctl.runtime.algorithms.base import Algorithm, Needs, ValueLoss
 from rlctl.runtime.batch import LogProbs, Rollouts
 from rlctl.runtime.budget import Halving
+from rlctl.runtime.cluster.disaggregated import SeparateActor
 from rlctl.runtime.cluster.inline import Pool
-from rlctl.runtime.cluster.separate import SeparateActor
+from rlctl.runtime.data.tokenizer import stop_token_ids
 from rlctl.runtime.rewards.pool import RewardPool
 from rlctl.runtime.rewards.role import RuleReward
 from rlctl.runtime.rewards.specs import reward_specs
 from rlctl.runtime.roles import Actor, Critic, Reference, Reward, Roles
-from rlctl.runtime.rollout.request import Sampling
-from rlctl.runtime.tokenizer import stop_token_ids
+from rlctl.runtime.rollout.sampling_params import Sampling
 from rlctl.runtime.workers.actor import ActorSpec, ActorWorker
 from rlctl.runtime.workers.critic import CriticSpec, CriticWorker
 from rlctl.runtime.workers.reference import ReferenceSpec, ReferenceWorker
@@ -37,20 +37,32 @@ def load_algorithm(config: schema.Config, num_steps: int) -> Algorithm:
 
 
 def build_reward(
-    config: schema.Config, tokenizer: PreTrainedTokenizerBase, num_processes: int, logs: Path | None = None
+    config: schema.Config,
+    tokenizer: PreTrainedTokenizerBase,
+    num_processes: int,
+    logs: Path | None = None,
 ) -> tuple[RuleReward, Callable[[], None]]:
     """The reward role on the controller, and what closes it; what its functions print goes to files in `logs`, or to stderr.
 
     Raises `ConfigError` for a function that cannot be used.
     """
     number = config.reward.num_processes or num_processes
-    pool = RewardPool(reward_specs(config.reward), timeout_s=config.reward.timeout_s, num_processes=number, logs=logs)
+    pool = RewardPool(
+        reward_specs(config.reward),
+        timeout_s=config.reward.timeout_s,
+        num_processes=number,
+        logs=logs,
+    )
     return RuleReward(tokenizer, pool), pool.close
 
 
 def rollout_pool(placement: schema.Placement, needs: Needs) -> str | None:
     """The pool that holds nothing but rollout engines; None where they live in the actor's processes, or none is needed."""
-    return placement.rollout if Needs.ENGINE in needs and placement.rollout != placement.actor else None
+    return (
+        placement.rollout
+        if Needs.ENGINE in needs and placement.rollout != placement.actor
+        else None
+    )
 
 
 def pool_names(placement: schema.Placement, needs: Needs) -> list[str]:
@@ -75,7 +87,10 @@ def build_roles(
     separate = rollout_pool(placement, needs)
     engines: EngineGroup | None = None
     if separate is not None:  # they start while everything else is built
-        engines = cast("EngineGroup", pools[separate].spawn("rollout", RolloutWorker, _rollout_spec(config, tokenizer)))
+        engines = cast(
+            "EngineGroup",
+            pools[separate].spawn("rollout", RolloutWorker, _rollout_spec(config, tokenizer)),
+        )
     on_phase("building the actor")
     actor = build_actor(config, algorithm, tokenizer, pools[placement.actor])
     if Needs.ENGINE in needs and engines is None:
@@ -88,11 +103,15 @@ def build_roles(
             reference = BaseOfActor(actor)
         else:
             on_phase("building the reference")
-            reference = pools[placement.reference].spawn("reference", ReferenceWorker, _reference_spec(config))
+            reference = pools[placement.reference].spawn(
+                "reference", ReferenceWorker, _reference_spec(config)
+            )
     critic: Critic | None = None
     if Needs.CRITIC in needs:
         on_phase("building the critic")
-        critic = pools[placement.critic].spawn("critic", CriticWorker, _critic_spec(config, algorithm))
+        critic = pools[placement.critic].spawn(
+            "critic", CriticWorker, _critic_spec(config, algorithm)
+        )
     if engines is not None:
         on_phase("building the rollout engines")
         engines.wait()
@@ -121,7 +140,9 @@ class BaseOfActor:
         return []
 
 
-def build_actor(config: schema.Config, algorithm: Algorithm, tokenizer: PreTrainedTokenizerBase, pool: Pool) -> ActorWorker:
+def build_actor(
+    config: schema.Config, algorithm: Algorithm, tokenizer: PreTrainedTokenizerBase, pool: Pool
+) -> ActorWorker:
     """The actor alone, its engine not started."""
     actor_rollout = config.actor_rollout_ref
     spec = ActorSpec(
@@ -137,12 +158,18 @@ def build_actor(config: schema.Config, algorithm: Algorithm, tokenizer: PreTrain
 
 def _sampling(config: schema.Config, tokenizer: PreTrainedTokenizerBase) -> Sampling:
     actor_rollout = config.actor_rollout_ref
-    return Sampling(actor_rollout.rollout, config.data.max_response_length, stop_token_ids(tokenizer, actor_rollout.model.path))
+    return Sampling(
+        actor_rollout.rollout,
+        config.data.max_response_length,
+        stop_token_ids(tokenizer, actor_rollout.model.path),
+    )
 
 
 def _rollout_spec(config: schema.Config, tokenizer: PreTrainedTokenizerBase) -> RolloutSpec:
     model = config.actor_rollout_ref.model
-    return RolloutSpec(model, _sampling(config, tokenizer), config.data.max_prompt_length, config.trainer.seed)
+    return RolloutSpec(
+        model, _sampling(config, tokenizer), config.data.max_prompt_length, config.trainer.seed
+    )
 
 
 def _reference_spec(config: schema.Config) -> ReferenceSpec:
@@ -157,4 +184,6 @@ def _reference_spec(config: schema.Config) -> ReferenceSpec:
 
 
 def _critic_spec(config: schema.Config, algorithm: Algorithm) -> CriticSpec:
-    return CriticSpec(critic=config.critic, algorithm=cast(ValueLoss, algorithm), seed=config.trainer.seed)
+    return CriticSpec(
+        critic=config.critic, algorithm=cast(ValueLoss, algorithm), seed=config.trainer.seed
+    )

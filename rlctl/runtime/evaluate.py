@@ -13,12 +13,12 @@ from rlctl.errors import UsageError, raise_problems
 from rlctl.recipes import schema
 from rlctl.runtime.build import build_actor, build_reward, load_algorithm
 from rlctl.runtime.cluster.inline import InlinePool
-from rlctl.runtime.loader import PromptSet
-from rlctl.runtime.place import Place, available_cores
-from rlctl.runtime.preflight import Devices, check_model
+from rlctl.runtime.data.loader import PromptSet
+from rlctl.runtime.data.tokenizer import encode_prompt, load_tokenizer
+from rlctl.runtime.planning.preflight import Devices, check_model
+from rlctl.runtime.rank_info import Place, available_cores
 from rlctl.runtime.roles import Roles
-from rlctl.runtime.tokenizer import encode_prompt, load_tokenizer
-from rlctl.runtime.validate import Validation, Validator
+from rlctl.runtime.training.validation import Validation, Validator
 
 
 @dataclass(frozen=True)
@@ -35,27 +35,43 @@ class Answer:
 def evaluate(config: schema.Config) -> Validation:
     """Answer and score `data.val_files` with `rollout.val_kwargs`."""
     if config.data.val_files is None:
-        raise UsageError("there is nothing to evaluate on: data.val_files is null", hint="data.val_files=FILE.parquet")
+        raise UsageError(
+            "there is nothing to evaluate on: data.val_files is null",
+            hint="data.val_files=FILE.parquet",
+        )
     tokenizer = _tokenizer(config)
     with _roles(config, tokenizer) as roles:
-        prompts = PromptSet.load(config.data.val_files, config.data, tokenizer, config.data.val_max_samples)
-        return Validator(prompts, config.data.val_batch_size, tokenizer, config.trainer.seed).run(roles)
+        prompts = PromptSet.load(
+            config.data.val_files, config.data, tokenizer, config.data.val_max_samples
+        )
+        return Validator(prompts, config.data.val_batch_size, tokenizer, config.trainer.seed).run(
+            roles
+        )
 
 
 def answer(config: schema.Config, chats: Sequence[list[dict[str, str]]], seed: int) -> list[Answer]:
     """Answer each of `chats` with `rollout.val_kwargs`: n answers side by side."""
     tokenizer = _tokenizer(config)
     rows = [PromptRow("chat", chat, None) for chat in chats]
-    ids = [encode_prompt(tokenizer, chat, **config.data.apply_chat_template_kwargs) for chat in chats]
+    ids = [
+        encode_prompt(tokenizer, chat, **config.data.apply_chat_template_kwargs) for chat in chats
+    ]
     data = config.data.model_copy(update={"max_prompt_length": max(map(len, ids))})
     with _roles(config.model_copy(update={"data": data}), tokenizer) as roles:
-        rollouts = roles.actor.generate_sequences(PromptSet(rows, ids, 0).batch(range(len(rows))), seed=seed, validate=True)
-        texts = tokenizer.batch_decode([response.tolist() for response in rollouts.response_ids.rows()], skip_special_tokens=True)
+        rollouts = roles.actor.generate_sequences(
+            PromptSet(rows, ids, 0).batch(range(len(rows))), seed=seed, validate=True
+        )
+        texts = tokenizer.batch_decode(
+            [response.tolist() for response in rollouts.response_ids.rows()],
+            skip_special_tokens=True,
+        )
         log_probs = rollouts.rollout_log_probs.sums().tolist()
         lengths = rollouts.response_ids.lengths.tolist()
         return [
             Answer(row.prompt[-1]["content"], text, length, finish, log_prob)
-            for row, text, length, finish, log_prob in zip(rollouts.rows, texts, lengths, rollouts.finish, log_probs, strict=True)
+            for row, text, length, finish, log_prob in zip(
+                rollouts.rows, texts, lengths, rollouts.finish, log_probs, strict=True
+            )
         ]
 
 
@@ -70,7 +86,15 @@ def _roles(config: schema.Config, tokenizer: PreTrainedTokenizerBase) -> Iterato
     raise_problems(check_model(config))
     devices = Devices.of(config.trainer)
     reward, close = build_reward(config, tokenizer, available_cores())
-    place = Place(0, 1, devices.kind, config.trainer.num_threads or available_cores(), config.trainer.timeouts.call_s, False, None)
+    place = Place(
+        0,
+        1,
+        devices.kind,
+        config.trainer.num_threads or available_cores(),
+        config.trainer.timeouts.call_s,
+        False,
+        None,
+    )
     pool = InlinePool(place)
     try:
         actor = build_actor(config, load_algorithm(config, num_steps=1), tokenizer, pool)

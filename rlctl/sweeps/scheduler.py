@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from rlctl.errors import ASKED, HOPELESS, ConfigError, ResourceError, RlctlError
+from rlctl.monitoring.run_summary import judged_by
 from rlctl.recipes.schema import Sweep
 from rlctl.runs.logs import tail_of
 from rlctl.runs.run_dir import RunDir
 from rlctl.sweeps.child import Child
 from rlctl.sweeps.record import SweepDir
 from rlctl.sweeps.study import Study, Trial
-from rlctl.tracking.headline import judged_by
 
 POLL_S = 0.5
 
@@ -76,10 +76,17 @@ class Scheduler:
         return [child for child in self.children if child.process is not None]
 
     def _live(self) -> list[Child]:
-        return [child for child in self.children if child.state in ("waiting", "running") and child.trial.number not in self.ended]
+        return [
+            child
+            for child in self.children
+            if child.state in ("waiting", "running") and child.trial.number not in self.ended
+        ]
 
     def _more(self) -> bool:
-        return sum(outcome.state != "waiting" for outcome in self.study.outcomes()) < self.study.num_trials
+        return (
+            sum(outcome.state != "waiting" for outcome in self.study.outcomes())
+            < self.study.num_trials
+        )
 
     def _add(self, trial: Trial) -> None:
         """One child for each seed of a trial; a trial that cannot be composed has failed."""
@@ -117,11 +124,17 @@ class Scheduler:
 
     def _full(self) -> bool:
         limit = self.settings.parallel
-        return limit is not None and sum(child.state == "running" for child in self.children) >= limit
+        return (
+            limit is not None and sum(child.state == "running" for child in self.children) >= limit
+        )
 
     def _room(self, child: Child) -> bool:
         running = [each for each in self.children if each.state == "running"]
-        pending = [each.need for each in running if (record := each.record) is None or record.state == "starting"]
+        pending = [
+            each.need
+            for each in running
+            if (record := each.record) is None or record.state == "starting"
+        ]
         lack = child.still_runs() or self.cluster.lacks(child.need, pending)
         if lack is None:
             self._short_since = None
@@ -131,7 +144,10 @@ class Scheduler:
             return False
         self._short_since = self._short_since or time.monotonic()
         if time.monotonic() - self._short_since > self.settings.wait_s:
-            raise ResourceError(f"{child.name} {lack}, for {self.settings.wait_s:g} s", hint="sweep.wait_s sets how long to wait")
+            raise ResourceError(
+                f"{child.name} {lack}, for {self.settings.wait_s:g} s",
+                hint="sweep.wait_s sets how long to wait",
+            )
         time.sleep(POLL_S)
         return False
 
@@ -161,7 +177,9 @@ class Scheduler:
                 child.stop(self.settings.stop_s)
                 child.state = "stopped" if child.state == "waiting" else child.state
                 if child.record is not None:
-                    RunDir(child.folder).event("pruned", sweep=self.sweep.record.name, rule=self.settings.pruner)
+                    RunDir(child.folder).event(
+                        "pruned", sweep=self.sweep.record.name, rule=self.settings.pruner
+                    )
 
     def _ended(self, child: Child, code: int) -> None:
         if child.told_to_stop is not None:
@@ -172,7 +190,10 @@ class Scheduler:
         else:
             retried = dict(self.sweep.record.retried)
             child.state = "failed"
-            if code not in (*HOPELESS, *ASKED) and retried.get(child.name, 0) < self.settings.retries:
+            if (
+                code not in (*HOPELESS, *ASKED)
+                and retried.get(child.name, 0) < self.settings.retries
+            ):
                 retried[child.name] = retried.get(child.name, 0) + 1
                 self.sweep.update(retried=retried)
                 child.state = "waiting"
@@ -182,34 +203,55 @@ class Scheduler:
     def _judge_when_ended(self, trial: Trial) -> None:
         """The last run of a trial decides: its value is the mean of the last values of all seeds, or it has failed."""
         mine = self._of(trial)
-        if trial.number in self.ended or any(child.state in ("waiting", "running") for child in mine):
+        if trial.number in self.ended or any(
+            child.state in ("waiting", "running") for child in mine
+        ):
             return
         failed = next((child for child in mine if child.state == "failed"), None)
         values = self.values(trial)
         if failed is not None:
             self._judge(trial, "failed", because=tail_of([self.sweep.log(failed.name)], 5))
         elif not values:
-            names = sorted({name for child in mine for row in child.rows for name in row if name.startswith("val")})
+            names = sorted(
+                {
+                    name
+                    for child in mine
+                    for row in child.rows
+                    for name in row
+                    if name.startswith("val")
+                }
+            )
             because = f"no validation gave {self.settings.metric or 'a metric'}; there are: {', '.join(names) or 'none'}"
             self._judge(trial, "failed", because=because)
             if not any(outcome.values for outcome in self.study.outcomes()):
-                raise ConfigError(f"{because}. No other trial has one either", where="sweep.metric", hint="a new sweep with --metric NAME")
+                raise ConfigError(
+                    f"{because}. No other trial has one either",
+                    where="sweep.metric",
+                    hint="a new sweep with --metric NAME",
+                )
         else:
             for step, value in sorted(values.items()):
                 self.study.report(trial, step, value)
             self._judge(trial, "finished", values[max(values)])
 
-    def _judge(self, trial: Trial, state: str, value: float | None = None, because: str = "") -> None:
+    def _judge(
+        self, trial: Trial, state: str, value: float | None = None, because: str = ""
+    ) -> None:
         self.study.tell(trial, state, value)
         self.ended.add(trial.number)
-        self.say(f"trial {trial.number} {state}{'' if value is None else f': {value:.4g}'}{because and ': ' + because}")
+        self.say(
+            f"trial {trial.number} {state}{'' if value is None else f': {value:.4g}'}{because and ': ' + because}"
+        )
 
     def _of(self, trial: Trial) -> list[Child]:
         return [child for child in self.children if child.trial.number == trial.number]
 
     def values(self, trial: Trial) -> dict[int, float]:
         """The mean over its seeds of a trial's metric, at the steps that every seed has validated."""
-        courses = [child.values(metric) if (metric := judged_by(child.rows, self.settings.metric)) else {} for child in self._of(trial)]
+        courses = [
+            child.values(metric) if (metric := judged_by(child.rows, self.settings.metric)) else {}
+            for child in self._of(trial)
+        ]
         shared = set.intersection(*(set(course) for course in courses)) if courses else set()
         return {step: sum(course[step] for course in courses) / len(courses) for step in shared}
 
@@ -219,5 +261,6 @@ def raise_if_none_finished(study: Study) -> None:
     states = [outcome.state for outcome in study.outcomes()]
     if "finished" not in states:
         raise RlctlError(
-            f"no trial finished: {states.count('failed')} failed, {states.count('pruned')} pruned", hint="`rlctl show` the sweep"
+            f"no trial finished: {states.count('failed')} failed, {states.count('pruned')} pruned",
+            hint="`rlctl show` the sweep",
         )

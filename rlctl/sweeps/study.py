@@ -14,7 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import optuna
-from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
+from optuna.distributions import (
+    BaseDistribution,
+    CategoricalDistribution,
+    FloatDistribution,
+    IntDistribution,
+)
 from optuna.trial import FrozenTrial, TrialState
 
 from rlctl.errors import ConfigError, Problem, raise_problems
@@ -22,7 +27,9 @@ from rlctl.recipes.axes import Axis
 from rlctl.recipes.schema import Sweep
 
 _SAMPLERS: dict[str, Callable[[int], optuna.samplers.BaseSampler]] = {
-    "grid": lambda seed: optuna.samplers.RandomSampler(seed=seed),  # the points are enqueued beforehand; nothing is drawn
+    "grid": lambda seed: optuna.samplers.RandomSampler(
+        seed=seed
+    ),  # the points are enqueued beforehand; nothing is drawn
     "random": lambda seed: optuna.samplers.RandomSampler(seed=seed),
     "tpe": lambda seed: optuna.samplers.TPESampler(seed=seed, constant_liar=True),
     "cmaes": lambda seed: optuna.samplers.CmaEsSampler(seed=seed),
@@ -64,7 +71,9 @@ _STATES = {
 class Study:
     """The trials of one sweep. Made anew from the same file, it goes on where it was."""
 
-    def __init__(self, storage: Path, axes: Sequence[Axis], settings: Sweep, total_steps: int) -> None:
+    def __init__(
+        self, storage: Path, axes: Sequence[Axis], settings: Sweep, total_steps: int
+    ) -> None:
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self.axes, self.settings = axes, settings
         self._space = {axis.key: _distribution(axis, settings.sampler) for axis in axes}
@@ -113,7 +122,9 @@ class Study:
     def tell(self, trial: Trial, state: str, value: float | None = None) -> None:
         """The end of a trial: `finished` with its value, `pruned`, or `failed`."""
         states = {name: each for each, name in _STATES.items()}
-        self._study.tell(trial.number, values=value if state == "finished" else None, state=states[state])
+        self._study.tell(
+            trial.number, values=value if state == "finished" else None, state=states[state]
+        )
 
     def outcomes(self) -> list[Outcome]:
         """Every trial so far, in order."""
@@ -130,7 +141,9 @@ class Study:
         finished = self._study.get_trials(deepcopy=False, states=[TrialState.COMPLETE])
         if len({trial.value for trial in finished}) < 2 or len(self.axes) < 2:
             return {}
-        evaluator = optuna.importance.PedAnovaImportanceEvaluator(target_quantile=0.25, evaluate_on_local=True)
+        evaluator = optuna.importance.PedAnovaImportanceEvaluator(
+            target_quantile=0.25, evaluate_on_local=True
+        )
         return optuna.importance.get_param_importances(self._study, evaluator=evaluator)
 
     def _open(self, trial: Trial) -> optuna.Trial:
@@ -141,7 +154,10 @@ class Study:
 
     def _trial(self, trial: FrozenTrial) -> Trial:
         params = _params(trial)
-        return Trial(trial.number, [f"{axis.key}={params[axis.key]}" for axis in self.axes if axis.key in params])
+        return Trial(
+            trial.number,
+            [f"{axis.key}={params[axis.key]}" for axis in self.axes if axis.key in params],
+        )
 
 
 def _params(trial: FrozenTrial) -> dict[str, Any]:
@@ -158,10 +174,15 @@ def points(axes: Sequence[Axis], settings: Sweep) -> list[dict[str, Any]] | None
         return None
     hint = "name its values, as a range(…) or a list, or draw from it: --sampler random --trials N"
     endless = [
-        Problem(f"{axis.key} ranges over an interval, which has no end of values", axis.text, hint) for axis in axes if not axis.values
+        Problem(f"{axis.key} ranges over an interval, which has no end of values", axis.text, hint)
+        for axis in axes
+        if not axis.values
     ]
     raise_problems(endless)
-    grid = (dict(zip((axis.key for axis in axes), values, strict=True)) for values in itertools.product(*(axis.values for axis in axes)))
+    grid = (
+        dict(zip((axis.key for axis in axes), values, strict=True))
+        for values in itertools.product(*(axis.values for axis in axes))
+    )
     return list(itertools.islice(grid, settings.trials))
 
 
@@ -171,7 +192,11 @@ def num_trials(axes: Sequence[Axis], settings: Sweep) -> int:
     if grid is not None:
         return len(grid)
     if settings.trials is None:
-        raise ConfigError(f"--sampler {settings.sampler} draws for as long as it is asked", where="sweep.trials", hint="--trials N")
+        raise ConfigError(
+            f"--sampler {settings.sampler} draws for as long as it is asked",
+            where="sweep.trials",
+            hint="--trials N",
+        )
     return settings.trials
 
 
@@ -183,7 +208,13 @@ def check_axes(axes: Sequence[Axis], settings: Sweep) -> None:
     num_trials(axes, settings)
     if settings.sampler == "cmaes":
         hint = "an interval(…) or a range(…) of numbers, or --sampler tpe"
-        raise_problems([Problem(f"CMA-ES searches numbers; {axis.key} is a choice", axis.text, hint) for axis in axes if not axis.interval])
+        raise_problems(
+            [
+                Problem(f"CMA-ES searches numbers; {axis.key} is a choice", axis.text, hint)
+                for axis in axes
+                if not axis.interval
+            ]
+        )
 
 
 def _distribution(axis: Axis, sampler: str) -> BaseDistribution:
@@ -191,6 +222,8 @@ def _distribution(axis: Axis, sampler: str) -> BaseDistribution:
         return CategoricalDistribution(axis.values)
     interval = axis.interval
     if interval.whole:
-        return IntDistribution(int(interval.low), int(interval.high), log=interval.log, step=int(interval.step or 1))
+        return IntDistribution(
+            int(interval.low), int(interval.high), log=interval.log, step=int(interval.step or 1)
+        )
     step = None if interval.step is None else float(interval.step)
     return FloatDistribution(float(interval.low), float(interval.high), log=interval.log, step=step)

@@ -10,9 +10,9 @@ from rich.console import Console, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from rlctl.tracking.alarms import Alarm
-from rlctl.tracking.panel import PHASES, Panel
-from rlctl.tracking.text import duration
+from rlctl.monitoring.alarms import Alarm
+from rlctl.monitoring.panel import PHASES, Panel
+from rlctl.monitoring.text import duration
 from rlctl.tracking.tracker import RunInfo, Sample
 
 
@@ -35,11 +35,18 @@ class ConsoleTracker:
     def phase(self, name: str) -> None:
         """What the run does from now on. A phase before `start` leaves a line with its time: that is what starting up takes."""
         self._end_startup_phase()
-        self.phase_name, self.phase_began = PHASES[name][0] if name in PHASES else name, time.monotonic()
+        self.phase_name, self.phase_began = (
+            PHASES[name][0] if name in PHASES else name,
+            time.monotonic(),
+        )
         if self.live:
             self.live.start()
         elif not self.started:
-            self.console.print(f"[{self.phase_began - self.panel.began:6.1f} s] {name}", markup=False, soft_wrap=True)
+            self.console.print(
+                f"[{self.phase_began - self.panel.began:6.1f} s] {name}",
+                markup=False,
+                soft_wrap=True,
+            )
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         self.panel.add(step, metrics, time.monotonic())
@@ -63,12 +70,20 @@ class ConsoleTracker:
 
     def _end_startup_phase(self) -> None:
         if not self.started and self.phase_name and self.live:
-            line = Text.assemble(("✓ ", "green"), f"{self.phase_name} ", (duration(time.monotonic() - self.phase_began), "dim"))
+            line = Text.assemble(
+                ("✓ ", "green"),
+                f"{self.phase_name} ",
+                (duration(time.monotonic() - self.phase_began), "dim"),
+            )
             self.console.print(line)
             self.phase_name = None
 
     def _doing(self) -> str:
-        return f"{self.phase_name} … {duration(time.monotonic() - self.phase_began)}" if self.phase_name else ""
+        return (
+            f"{self.phase_name} … {duration(time.monotonic() - self.phase_began)}"
+            if self.phase_name
+            else ""
+        )
 
 
 def is_terminal(console: Console) -> bool:

@@ -14,10 +14,10 @@ from functools import partial
 from typing import Any, Literal, Self
 
 from rlctl.errors import ConfigError, MissingExtraError, RlctlError
+from rlctl.monitoring.alarms import EVENT, OVER, Alarm, Alarms, ShowsAlarms
 from rlctl.plugins import load, packages
-from rlctl.tracking.alarms import EVENT, OVER, Alarm, Alarms, ShowsAlarms
+from rlctl.tracking.async_tracker import MAX_FAILURES, Call, Mirror, Patience, leave_in_any_case
 from rlctl.tracking.history import MISSED, TOLD, history, lacking, log_call, sample_call
-from rlctl.tracking.mirror import MAX_FAILURES, Call, Mirror, Patience, leave_in_any_case
 from rlctl.tracking.tracker import Event, Preflight, RunInfo, Sample, ShowsPhases, Tracker
 
 RECORD = "jsonl"  # the tracker that every run has: what it writes is the truth, and no other is waited for
@@ -32,7 +32,11 @@ def preflight(name: str, mode: str | None) -> str:
     if isinstance(tracker, Preflight):
         return tracker.preflight(mode)
     if mode is not None:
-        raise ConfigError(f"logger {name} has no modes", where=f"trainer.tracking.modes.{name}={mode}", hint="leave that out")
+        raise ConfigError(
+            f"logger {name} has no modes",
+            where=f"trainer.tracking.modes.{name}={mode}",
+            hint="leave that out",
+        )
     return ""
 
 
@@ -70,8 +74,16 @@ class Trackers:
 
     def __init__(self, trackers: Mapping[str, Tracker], event: Event, patience: Patience) -> None:
         self.patience = patience
-        self.direct = {name: each for name, each in trackers.items() if name == RECORD or isinstance(each, ShowsPhases)}
-        self.mirrors = {name: Mirror(name, each, patience) for name, each in trackers.items() if name not in self.direct}
+        self.direct = {
+            name: each
+            for name, each in trackers.items()
+            if name == RECORD or isinstance(each, ShowsPhases)
+        }
+        self.mirrors = {
+            name: Mirror(name, each, patience)
+            for name, each in trackers.items()
+            if name not in self.direct
+        }
         self.alarms: Alarms | None = None
         self.run: RunInfo | None = None
         self.non_finite: Counter[str] = Counter()
@@ -85,7 +97,11 @@ class Trackers:
 
         Errors: NotFoundError for a name that no package offers, MissingExtraError when its package is not installed.
         """
-        return cls({name: load("loggers", name)() for name in dict.fromkeys([RECORD, *names])}, event, patience)
+        return cls(
+            {name: load("loggers", name)() for name in dict.fromkeys([RECORD, *names])},
+            event,
+            patience,
+        )
 
     def start(self, run: RunInfo) -> dict[str, str]:
         """Start the record and the mirrors, these side by side. Returns the ids that they gave the run, by logger, for its record."""
@@ -103,10 +119,16 @@ class Trackers:
         """Starting up is over: what shows the run shows its steps from now on."""
         run = self.run
         assert run is not None, "start comes first"
-        self._tell("start", lambda tracker: tracker.start(run) if isinstance(tracker, ShowsPhases) else None)
+        self._tell(
+            "start",
+            lambda tracker: tracker.start(run) if isinstance(tracker, ShowsPhases) else None,
+        )
 
     def phase(self, name: str) -> None:
-        self._tell("phase", lambda tracker: tracker.phase(name) if isinstance(tracker, ShowsPhases) else None)
+        self._tell(
+            "phase",
+            lambda tracker: tracker.phase(name) if isinstance(tracker, ShowsPhases) else None,
+        )
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Send the metrics of one step; mirrors get the finite ones. The first time that a metric is NaN or infinite is an event."""
@@ -120,7 +142,9 @@ class Trackers:
 
     def _ring(self, step: int, metrics: Mapping[str, float]) -> None:
         for alarm in self.alarms.see({**metrics, "step": step}) if self.alarms else ():
-            fields = {name: value for name, value in dataclasses.asdict(alarm).items() if name != "over"}
+            fields = {
+                name: value for name, value in dataclasses.asdict(alarm).items() if name != "over"
+            }
             self._record_event(OVER if alarm.over else EVENT, **fields)
             show = partial(_show_alarm, alarm=alarm)
             self._tell("alarm", show)
@@ -154,7 +178,12 @@ class Trackers:
             self._record_event(TOLD, trackers=told)
         for name, mirror in self.mirrors.items():
             if mirror.missed:
-                self._record_event(MISSED, tracker=name, why=mirror.off or mirror.last_error, steps=mirror.missed_steps())
+                self._record_event(
+                    MISSED,
+                    tracker=name,
+                    why=mirror.off or mirror.last_error,
+                    steps=mirror.missed_steps(),
+                )
 
     def _send(self, call: Call) -> None:
         for mirror in self.mirrors.values():
@@ -170,7 +199,9 @@ class Trackers:
     def _switched_off(self, name: str, why: str, missed: Sequence[Sequence[int]]) -> None:
         self._told.add(name)
         later = (
-            f"; `rlctl runs sync {self.run.name} --logger {name}` sends later what it misses" if self.run and name in self.mirrors else ""
+            f"; `rlctl runs sync {self.run.name} --logger {name}` sends later what it misses"
+            if self.run and name in self.mirrors
+            else ""
         )
         _warn(f"logger {name} is switched off: {why}{later}")
         self._record_event("tracker_off", tracker=name, why=why, steps=missed)
@@ -180,7 +211,9 @@ class Trackers:
         for name, tracker in list(self.direct.items()):
             try:
                 call(tracker)
-            except Exception as error:  # the run goes on without a line on the terminal, and its record catches up
+            except (
+                Exception
+            ) as error:  # the run goes on without a line on the terminal, and its record catches up
                 self._failed(name, f"{what}: {type(error).__name__}: {error}")
 
     def _failed(self, name: str, why: str) -> None:
@@ -188,13 +221,17 @@ class Trackers:
         if name == RECORD:
             if name not in self._told:
                 self._told.add(name)
-                _warn(f"the run's record cannot be written; what it misses waits in memory and is tried again each step: {why}")
+                _warn(
+                    f"the run's record cannot be written; what it misses waits in memory and is tried again each step: {why}"
+                )
         elif self._failures[name] >= MAX_FAILURES:
             del self.direct[name]
             self._switched_off(name, f"{MAX_FAILURES} failures, the last in {why}", ())
 
     def _record_event(self, kind: str, **fields: Any) -> None:
-        with contextlib.suppress(OSError):  # the disk that the record is on may be the one that is full
+        with contextlib.suppress(
+            OSError
+        ):  # the disk that the record is on may be the one that is full
             self._event(kind, **fields)
 
 

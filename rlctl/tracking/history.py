@@ -6,8 +6,14 @@ import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
-from rlctl.tracking.jsonl import METRICS_FILE, generations_file, read_generations, read_lines, read_metrics
-from rlctl.tracking.mirror import Call, History
+from rlctl.tracking.async_tracker import Call, History
+from rlctl.tracking.jsonl import (
+    METRICS_FILE,
+    generations_file,
+    read_generations,
+    read_lines,
+    read_metrics,
+)
 from rlctl.tracking.tracker import RunInfo, Sample
 
 # Kinds of events: trackers that took everything that an attempt told them, one that did not, one that was told later.
@@ -26,10 +32,14 @@ def lacking(run: Path, logger: str, steps: Iterable[int]) -> set[int]:
         kind = event["kind"]
         if kind == "resume":
             found |= {step for step in every if step > event["step"] or event["step"] == 0}
-        elif (kind == TOLD and logger in event["trackers"]) or (kind == SYNCED and event["tracker"] == logger):
+        elif (kind == TOLD and logger in event["trackers"]) or (
+            kind == SYNCED and event["tracker"] == logger
+        ):
             found = set[int]()
         elif kind == MISSED and event["tracker"] == logger:
-            found = {step for first, last in event["steps"] for step in range(first, last + 1)} & every
+            found = {
+                step for first, last in event["steps"] for step in range(first, last + 1)
+            } & every
     return found
 
 
@@ -37,7 +47,9 @@ def history(run: RunInfo, steps: Collection[int]) -> History:
     """These steps with their shown answers and metrics, oldest first. Errors: ConfigError for a record that is damaged."""
     if not steps:
         return steps, ()
-    return steps, (_both(run, row) for row in read_metrics(run.folder / METRICS_FILE) if row["step"] in steps)
+    return steps, (
+        _both(run, row) for row in read_metrics(run.folder / METRICS_FILE) if row["step"] in steps
+    )
 
 
 def _both(run: RunInfo, row: Mapping[str, float]) -> Call:
@@ -52,7 +64,11 @@ def _both(run: RunInfo, row: Mapping[str, float]) -> Call:
 
 def log_call(step: int, metrics: Mapping[str, float]) -> Call:
     """The finite metrics of a step, as Python's own numbers."""
-    row = {name: value if isinstance(value, int) else float(value) for name, value in metrics.items() if math.isfinite(value)}
+    row = {
+        name: value if isinstance(value, int) else float(value)
+        for name, value in metrics.items()
+        if math.isfinite(value)
+    }
     return Call("log", step, lambda tracker: tracker.log(step, row))
 
 

@@ -78,7 +78,15 @@ def write_samples(path: Path, samples: Sequence[Sample]) -> None:
     whole = path.with_suffix(".tmp")
     with whole.open("w", encoding="utf-8") as file:
         for sample in samples:
-            file.write(json.dumps(_plain(dataclasses.asdict(sample)), ensure_ascii=False, allow_nan=False, default=str) + "\n")
+            file.write(
+                json.dumps(
+                    _plain(dataclasses.asdict(sample)),
+                    ensure_ascii=False,
+                    allow_nan=False,
+                    default=str,
+                )
+                + "\n"
+            )
     whole.replace(path)
 
 
@@ -87,7 +95,10 @@ def read_metrics(path: Path) -> list[dict[str, float]]:
 
     Errors: ConfigError for a line, other than a torn last one, that is no row: `step` and numbers.
     """
-    rows = [{name: math.nan if value is None else value for name, value in row.items()} for row in read_lines(path)]
+    rows = [
+        {name: math.nan if value is None else value for name, value in row.items()}
+        for row in read_lines(path)
+    ]
     for number, row in enumerate(rows, start=1):
         if "step" not in row or not all(isinstance(value, int | float) for value in row.values()):
             raise ConfigError("a row of metrics holds `step` and numbers", where=f"{path}:{number}")
@@ -113,9 +124,14 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
             try:
                 row = json.loads(line)
             except ValueError as error:
-                raise ConfigError(f"not a line of JSON: {error}", where=f"{path}:{number}") from error
+                raise ConfigError(
+                    f"not a line of JSON: {error}", where=f"{path}:{number}"
+                ) from error
             if not isinstance(row, dict):
-                raise ConfigError(f"a line must be an object, this is {type(row).__name__}", where=f"{path}:{number}")
+                raise ConfigError(
+                    f"a line must be an object, this is {type(row).__name__}",
+                    where=f"{path}:{number}",
+                )
             yield row
 
 

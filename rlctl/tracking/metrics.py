@@ -78,7 +78,11 @@ class Std:
 
     @property
     def value(self) -> float:
-        return max(_variance(self.count, self.total, self.squares), 0.0) ** 0.5 if self.count > 1 else float("nan")
+        return (
+            max(_variance(self.count, self.total, self.squares), 0.0) ** 0.5
+            if self.count > 1
+            else float("nan")
+        )
 
     def join(self, other: Std, /) -> Std:
         return Std(self.count + other.count, self.total + other.total, self.squares + other.squares)

@@ -24,11 +24,15 @@ from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
 
 from rlctl.errors import ConfigError, MissingExtraError, ResourceError
-from rlctl.tracking.reach import reachable
+from rlctl.tracking.connectivity import reachable
 from rlctl.tracking.tracker import RunInfo, Sample
 
 _STATES = {"finished": "FINISHED", "failed": "FAILED", "stopped": "KILLED"}
-_MAX_METRICS, _MAX_PARAMS, _MAX_PARAM = 1000, 100, 6000  # of one request, and the length of a parameter's value
+_MAX_METRICS, _MAX_PARAMS, _MAX_PARAM = (
+    1000,
+    100,
+    6000,
+)  # of one request, and the length of a parameter's value
 
 
 class MlflowTracker:
@@ -43,30 +47,51 @@ class MlflowTracker:
         """Errors: ConfigError for a mode, MissingExtraError where a local database needs a package, ResourceError where nobody answers."""
         if mode is not None:
             raise ConfigError(
-                "logger mlflow has no modes", where=f"trainer.tracking.modes.mlflow={mode}", hint="MLFLOW_TRACKING_URI decides"
+                "logger mlflow has no modes",
+                where=f"trainer.tracking.modes.mlflow={mode}",
+                hint="MLFLOW_TRACKING_URI decides",
             )
         uri = os.environ.get("MLFLOW_TRACKING_URI")
         server = urlsplit(uri or "sqlite:")
         if server.scheme in ("http", "https") and not reachable(uri or ""):
             hint = "start it, or unset MLFLOW_TRACKING_URI for a local database"
-            raise ResourceError(f"MLflow's server {server.scheme}://{server.hostname} does not answer", hint=hint)
-        if server.scheme.startswith("sqlite") and not (find_spec("sqlalchemy") and find_spec("alembic")):
-            raise MissingExtraError("MLflow's local database needs sqlalchemy and alembic", hint="pip install 'rlctl[mlflow]'")
+            raise ResourceError(
+                f"MLflow's server {server.scheme}://{server.hostname} does not answer", hint=hint
+            )
+        if server.scheme.startswith("sqlite") and not (
+            find_spec("sqlalchemy") and find_spec("alembic")
+        ):
+            raise MissingExtraError(
+                "MLflow's local database needs sqlalchemy and alembic",
+                hint="pip install 'rlctl[mlflow]'",
+            )
         return f"server {server.hostname}" if server.scheme in ("http", "https") else "local"
 
     def start(self, run: RunInfo) -> str:
         """Open the run, or go on with the one that is known. Errors: MlflowException."""
         logging.getLogger("mlflow").setLevel(logging.WARNING)
         root = run.folder.absolute().parent.parent
-        self.client = MlflowClient(os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{root / 'mlflow.db'}")
+        self.client = MlflowClient(
+            os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{root / 'mlflow.db'}"
+        )
         known = run.trackers.get("mlflow")
         if known is not None and _exists(self.client, known):
             self.client.update_run(known, status="RUNNING")
             self.id = known
             return known
-        local = None if os.environ.get("MLFLOW_TRACKING_URI") else (root / "mlflow" / run.project).as_uri()
-        tags = {"rlctl.id": run.id, **({"mlflow.note.content": run.description} if run.description else {}), **dict.fromkeys(run.tags, "")}
-        self.id = self.client.create_run(_experiment(self.client, run.project, local), run_name=run.name, tags=tags).info.run_id
+        local = (
+            None
+            if os.environ.get("MLFLOW_TRACKING_URI")
+            else (root / "mlflow" / run.project).as_uri()
+        )
+        tags = {
+            "rlctl.id": run.id,
+            **({"mlflow.note.content": run.description} if run.description else {}),
+            **dict.fromkeys(run.tags, ""),
+        }
+        self.id = self.client.create_run(
+            _experiment(self.client, run.project, local), run_name=run.name, tags=tags
+        ).info.run_id
         params = [Param(_legal(key), str(value)[:_MAX_PARAM]) for key, value in _leaves(run.config)]
         for first in range(0, len(params), _MAX_PARAMS):
             self.client.log_batch(self.id, params=params[first : first + _MAX_PARAMS])
@@ -82,7 +107,11 @@ class MlflowTracker:
 
     def generations(self, step: int, samples: Sequence[Sample]) -> None:
         assert self.client is not None
-        self.client.log_dict(self.id, {"samples": [asdict(each) for each in samples]}, f"generations/step_{step:06d}.json")
+        self.client.log_dict(
+            self.id,
+            {"samples": [asdict(each) for each in samples]},
+            f"generations/step_{step:06d}.json",
+        )
 
     def finish(self, state: str) -> None:
         assert self.client is not None

@@ -17,12 +17,22 @@ from pydantic import ValidationError
 from pydantic_settings import SettingsError
 
 from rlctl.errors import ConfigError, MissingExtraError, ResourceError, RlctlError
-from rlctl.tracking.reach import reachable
+from rlctl.tracking.connectivity import reachable
 from rlctl.tracking.tracker import RunInfo, Sample
 
 _Mode = Literal["online", "local", "offline", "disabled"]
-_MODES: dict[str, _Mode] = {"cloud": "online", "online": "online", "local": "local", "offline": "offline", "disabled": "disabled"}
-_STATES: dict[str, Literal["success", "aborted", "crashed"]] = {"finished": "success", "stopped": "aborted", "failed": "crashed"}
+_MODES: dict[str, _Mode] = {
+    "cloud": "online",
+    "online": "online",
+    "local": "local",
+    "offline": "offline",
+    "disabled": "disabled",
+}
+_STATES: dict[str, Literal["success", "aborted", "crashed"]] = {
+    "finished": "success",
+    "stopped": "aborted",
+    "failed": "crashed",
+}
 _NO_NETWORK = "SWANLAB_MODE=offline (or trainer.tracking.modes.swanlab=offline) needs no account and no network"
 
 
@@ -65,7 +75,10 @@ class SwanLabTracker:
     def generations(self, step: int, samples: Sequence[Sample]) -> None:
         assert self.run is not None
         texts = [
-            swanlab.Text(f"{each.prompt}\n\n{each.response}", caption=f"score {each.score:g}, truth {each.ground_truth}")
+            swanlab.Text(
+                f"{each.prompt}\n\n{each.response}",
+                caption=f"score {each.score:g}, truth {each.ground_truth}",
+            )
             for each in samples
         ]
         self.run.log({"val/generations": texts}, step=step)
@@ -81,25 +94,39 @@ def _decide(asked: str | None) -> tuple[_Mode, str]:
     given = asked or os.environ.get("SWANLAB_MODE")
     if given is not None and given not in _MODES:
         where = "trainer.tracking.modes.swanlab" if asked else "SWANLAB_MODE"
-        raise ConfigError(f"{where}={given} is no mode of SwanLab", hint=f"one of {', '.join(_MODES)}")
+        raise ConfigError(
+            f"{where}={given} is no mode of SwanLab", hint=f"one of {', '.join(_MODES)}"
+        )
     mode = _MODES[given] if given else None
     settings = _settings()
     if mode == "online" or (mode is None and settings.api_key is not None):
         return _online(settings, asked=mode is not None)
     if mode == "local" and find_spec("swanboard") is None:
-        raise MissingExtraError("SwanLab's local mode needs its dashboard", hint="pip install 'swanlab[dashboard]', or another mode")
+        raise MissingExtraError(
+            "SwanLab's local mode needs its dashboard",
+            hint="pip install 'swanlab[dashboard]', or another mode",
+        )
     if mode is not None:
         return mode, "as asked"
-    return ("local", "no key") if find_spec("swanboard") else ("offline", "no key; `swanlab sync` sends the files later")
+    return (
+        ("local", "no key")
+        if find_spec("swanboard")
+        else ("offline", "no key; `swanlab sync` sends the files later")
+    )
 
 
 def _online(settings: swanlab.Settings, *, asked: bool) -> tuple[_Mode, str]:
     if settings.api_key is None:
-        raise ConfigError("SwanLab's online mode needs a key", hint=f"`swanlab login` or SWANLAB_API_KEY; {_NO_NETWORK}")
+        raise ConfigError(
+            "SwanLab's online mode needs a key",
+            hint=f"`swanlab login` or SWANLAB_API_KEY; {_NO_NETWORK}",
+        )
     if reachable(str(settings.api_host)):
         return "online", "as asked" if asked else "there is a key"
     if asked:
-        raise ResourceError(f"SwanLab's server {settings.api_host} does not answer", hint=_NO_NETWORK)
+        raise ResourceError(
+            f"SwanLab's server {settings.api_host} does not answer", hint=_NO_NETWORK
+        )
     return "offline", f"{settings.api_host} does not answer; `swanlab sync` sends the files later"
 
 

@@ -31,12 +31,26 @@ class TensorBoardTracker:
         root = os.environ.get("TENSORBOARD_DIR")
         folder = Path(root) / run.project / run.name if root else run.folder / "tensorboard"
         folder.mkdir(parents=True, exist_ok=True)
-        self.events = EventsWriter(str(folder / "events"), f".{time.time_ns()}")  # two in a second are two files
+        self.events = EventsWriter(
+            str(folder / "events"), f".{time.time_ns()}"
+        )  # two in a second are two files
         known = str(folder.absolute()) if root else folder.name
         if run.trackers.get("tensorboard") == known:
-            self.events.write_event(Event(wall_time=time.time(), step=run.resume_step + 1, session_log=SessionLog(status="START")))
+            self.events.write_event(
+                Event(
+                    wall_time=time.time(),
+                    step=run.resume_step + 1,
+                    session_log=SessionLog(status="START"),
+                )
+            )
         else:
-            self._write(0, text("config", f"```yaml\n{yaml.safe_dump(dict(run.config), sort_keys=False, allow_unicode=True)}```"))
+            self._write(
+                0,
+                text(
+                    "config",
+                    f"```yaml\n{yaml.safe_dump(dict(run.config), sort_keys=False, allow_unicode=True)}```",
+                ),
+            )
         self.events.flush()
         return known
 

@@ -34,7 +34,9 @@ class RunInfo:
 
     def shown(self, samples: Sequence[Sample]) -> list[Sample]:
         """The `num_samples` of a step's answers that trackers show: those to the same prompts each time, chosen by `sample_seed`."""
-        chosen = random.Random(self.sample_seed).sample(range(len(samples)), min(self.num_samples, len(samples)))
+        chosen = random.Random(self.sample_seed).sample(
+            range(len(samples)), min(self.num_samples, len(samples))
+        )
         return [samples[i] for i in sorted(chosen)]
 
 

@@ -36,7 +36,16 @@ class TrackioTracker:
         assert self.run is not None
         columns = ["prompt", "response", "ground_truth", "score", "length", "finish", "data_source"]
         rows = [
-            [each.prompt, each.response, str(each.ground_truth), each.score, each.length, each.finish, each.data_source] for each in samples
+            [
+                each.prompt,
+                each.response,
+                str(each.ground_truth),
+                each.score,
+                each.length,
+                each.finish,
+                each.data_source,
+            ]
+            for each in samples
         ]
         self.run.log({"val/generations": trackio.Table(columns=columns, data=rows)}, step=step)
 

@@ -19,8 +19,8 @@ from wandb.errors import AuthenticationError, CommError, UsageError
 from wandb.sdk.lib.wbauth import read_netrc_auth
 
 from rlctl.errors import ConfigError, ResourceError, RlctlError
-from rlctl.tracking.alarms import Alarm
-from rlctl.tracking.reach import reachable
+from rlctl.monitoring.alarms import Alarm
+from rlctl.tracking.connectivity import reachable
 from rlctl.tracking.tracker import RunInfo, Sample
 
 _Mode = Literal["online", "offline", "disabled"]
@@ -29,8 +29,20 @@ _MODES: dict[str, _Mode] = {"online": "online", "offline": "offline", "disabled"
 STEP = "training/global_step"
 INIT_TIMEOUT_S = 20
 _HEADER_BYTES = 7
-_COLUMNS = ("step", "prompt", "response", "ground_truth", "score", "right", "length", "finish", "data_source")
-_NO_NETWORK = "WANDB_MODE=offline (or trainer.tracking.modes.wandb=offline) needs no account and no network"
+_COLUMNS = (
+    "step",
+    "prompt",
+    "response",
+    "ground_truth",
+    "score",
+    "right",
+    "length",
+    "finish",
+    "data_source",
+)
+_NO_NETWORK = (
+    "WANDB_MODE=offline (or trainer.tracking.modes.wandb=offline) needs no account and no network"
+)
 
 
 class WandbTracker:
@@ -58,7 +70,10 @@ class WandbTracker:
         except (AuthenticationError, CommError, UsageError) as error:
             if asked is not None or mode != "online":
                 raise RlctlError(f"W&B does not start: {error}", hint=_NO_NETWORK) from error
-            print(f"note: W&B does not start ({error}); it writes offline files, `wandb sync` sends them later", file=sys.stderr)
+            print(
+                f"note: W&B does not start ({error}); it writes offline files, `wandb sync` sends them later",
+                file=sys.stderr,
+            )
             mode = "offline"
             self.run = _init(run, mode)
         self.run.define_metric(STEP)
@@ -78,7 +93,17 @@ class WandbTracker:
             self.table = wandb.Table(columns=list(_COLUMNS), log_mode="INCREMENTAL")
         for each in samples:
             truth, data = str(each.ground_truth), each.data_source
-            self.table.add_data(step, each.prompt, each.response, truth, each.score, each.right, each.length, each.finish, data)
+            self.table.add_data(
+                step,
+                each.prompt,
+                each.response,
+                truth,
+                each.score,
+                each.right,
+                each.length,
+                each.finish,
+                data,
+            )
         self.run.log({"val/generations": self.table, STEP: step})
 
     def alarm(self, alarm: Alarm) -> None:
@@ -99,7 +124,9 @@ class WandbTracker:
 
 def _remove_empty_files(run: RunInfo) -> None:
     """An attempt that was killed leaves offline files with W&B's header and nothing else, for which `wandb sync` refuses all of a run."""
-    for file in Path(os.environ.get("WANDB_DIR") or run.folder).glob(f"wandb/offline-run-*-{run.id}/run-{run.id}.wandb"):
+    for file in Path(os.environ.get("WANDB_DIR") or run.folder).glob(
+        f"wandb/offline-run-*-{run.id}/run-{run.id}.wandb"
+    ):
         if file.stat().st_size <= _HEADER_BYTES:
             shutil.rmtree(file.parent)
 
@@ -116,7 +143,13 @@ def _init(run: RunInfo, mode: _Mode) -> wandb.Run:
         tags=["rlctl", *run.tags],
         notes=run.description,
         job_type="train",
-        settings=wandb.Settings(silent=True, console="off", init_timeout=INIT_TIMEOUT_S, disable_git=True, disable_code=True),
+        settings=wandb.Settings(
+            silent=True,
+            console="off",
+            init_timeout=INIT_TIMEOUT_S,
+            disable_git=True,
+            disable_code=True,
+        ),
     )
 
 
@@ -135,7 +168,9 @@ def _decide(asked: str | None) -> tuple[_Mode, str]:
     if key is None:
         if given is None:
             return "offline", "no key; `wandb sync` sends the files later"
-        raise ConfigError("W&B's online mode needs a key", hint=f"`wandb login` or WANDB_API_KEY; {_NO_NETWORK}")
+        raise ConfigError(
+            "W&B's online mode needs a key", hint=f"`wandb login` or WANDB_API_KEY; {_NO_NETWORK}"
+        )
     if reachable(settings.base_url):
         return "online", "as asked" if given else "there is a key"
     if given is not None:

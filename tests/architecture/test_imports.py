@@ -30,7 +30,9 @@ HEAVY = {
 
 
 def test_imports_go_one_way(capsys, monkeypatch):
-    monkeypatch.setattr("logging.config.dictConfig", lambda _: None)  # it would silence the loggers of all tests to come
+    monkeypatch.setattr(
+        "logging.config.dictConfig", lambda _: None
+    )  # it would silence the loggers of all tests to come
     code = lint_imports(config_filename=str(ROOT / "pyproject.toml"), no_cache=True, no_logo=True)
     assert code == 0, capsys.readouterr().out
 
@@ -38,7 +40,11 @@ def test_imports_go_one_way(capsys, monkeypatch):
 def loaded_by(statements: str) -> set[str]:
     """The top-level modules that a fresh interpreter has after `statements`."""
     probe = f"import sys\n{statements}\nprint(*{{name.partition('.')[0] for name in sys.modules}}, file=sys.stderr)"
-    return set(subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True, cwd=ROOT).stderr.split())
+    return set(
+        subprocess.run(
+            [sys.executable, "-c", probe], capture_output=True, text=True, check=True, cwd=ROOT
+        ).stderr.split()
+    )
 
 
 @pytest.mark.parametrize(
@@ -46,7 +52,7 @@ def loaded_by(statements: str) -> set[str]:
     [
         "from rlctl.__main__ import main; main(['--help'])",
         "import " + ", ".join(sorted({command.module for command in COMMANDS})),
-        "import rlctl.runs.details, rlctl.tracking.console, rlctl.tracking.jsonl, rlctl.tracking.summary",
+        "import rlctl.runs.details, rlctl.tracking.console, rlctl.tracking.jsonl, rlctl.monitoring.final_summary",
     ],
     ids=["help", "command modules", "runs and trackers"],
 )
@@ -72,4 +78,6 @@ def test_every_entry_point_names_something_that_is_there():
         for target in group.values():
             module, _, name = target.partition(" [")[0].partition(":")
             tree = ast.parse((ROOT / (module.replace(".", "/") + ".py")).read_text())
-            assert name in {node.name for node in tree.body if isinstance(node, ast.ClassDef | ast.FunctionDef)}, target
+            assert name in {
+                node.name for node in tree.body if isinstance(node, ast.ClassDef | ast.FunctionDef)
+            }, target

@@ -19,13 +19,13 @@ NAMES_THAT_SAY_NOTHING = {"utils", "util", "common", "helpers", "helper", "misc"
 MAY_CATCH_EVERYTHING = {
     "rlctl/__main__.py::main": "the outermost frame: turns a defect into one line, a file and exit code 70",
     "rlctl/tracking/fanout.py::Trackers._tell": "the run goes on without a line on the terminal, and its record catches up",
-    "rlctl/tracking/mirror.py::Mirror._say": "a mirror may break, the run goes on, and says so once",
-    "rlctl/tracking/mirror.py::Mirror._work": "hands the error of the start to the thread that waits, which raises it",
+    "rlctl/tracking/async_tracker.py::Mirror._say": "a mirror may break, the run goes on, and says so once",
+    "rlctl/tracking/async_tracker.py::Mirror._work": "hands the error of the start to the thread that waits, which raises it",
     "rlctl/runtime/cluster/session.py::_start.start": "hands the error to the thread that waits, which raises it",
     "rlctl/runtime/cluster/jobs.py::_within.ask": "hands the error to the thread that waits, which raises it",
     "rlctl/runtime/rewards/functions.py::answer": "a user's function may do anything wrong: the answer scores 0 and says why",
     "rlctl/runtime/workers/background.py::_guarded": "leaves the reason in a file for the controller, which waits for that or for the end",
-    "rlctl/runtime/rollout/vllm_loop.py::VLLMLoop._run": "hands vLLM's error to the threads that wait, which raise it",
+    "rlctl/runtime/rollout/vllm/loop.py::VLLMLoop._run": "hands vLLM's error to the threads that wait, which raise it",
     "rlctl/data_prep/hub.py::hub_answers": "asks only whether there is a network; the errors of HTTP libraries share no other class",
 }
 # Names of plug-ins that are also words of the configuration with another meaning.
@@ -41,7 +41,11 @@ def name_of(path: Path) -> str:
 def nodes(tree: ast.AST, inside: str = "") -> Iterator[tuple[str, ast.AST]]:
     """Every node below `tree`, with the qualified name of the innermost function or class around it, or of itself if it is one."""
     for node in ast.iter_child_nodes(tree):
-        name = f"{inside}.{node.name}".lstrip(".") if isinstance(node, Function | ast.ClassDef) else inside
+        name = (
+            f"{inside}.{node.name}".lstrip(".")
+            if isinstance(node, Function | ast.ClassDef)
+            else inside
+        )
         yield name, node
         yield from nodes(node, name)
 
@@ -59,31 +63,47 @@ def test_files_are_short():
 
 def test_functions_are_short():
     lengths = {
-        f"{name_of(path)}::{name}": (node.end_lineno or node.lineno) - node.lineno + 1 for path in FILES for name, node in functions(path)
+        f"{name_of(path)}::{name}": (node.end_lineno or node.lineno) - node.lineno + 1
+        for path in FILES
+        for name, node in functions(path)
     }
-    assert not {name: length for name, length in lengths.items() if length > MAX_LINES_OF_A_FUNCTION}
+    assert not {
+        name: length for name, length in lengths.items() if length > MAX_LINES_OF_A_FUNCTION
+    }
 
 
 def test_the_names_of_files_say_something():
-    assert not [name_of(path) for path in FILES if {path.stem, path.parent.name} & NAMES_THAT_SAY_NOTHING]
+    assert not [
+        name_of(path) for path in FILES if {path.stem, path.parent.name} & NAMES_THAT_SAY_NOTHING
+    ]
 
 
 def test_nothing_is_left_to_do():
     marks = re.compile(r"\b(TODO|FIXME|XXX|HACK)\b")
     places = [*FILES, *sorted((ROOT / "benchmarks").rglob("*.py"))]
-    lines = ((path, number, line) for path in places for number, line in enumerate(path.read_text().splitlines(), 1))
+    lines = (
+        (path, number, line)
+        for path in places
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+    )
     assert not [f"{name_of(path)}:{number}" for path, number, line in lines if marks.search(line)]
 
 
 def is_broad(handler: ast.ExceptHandler) -> bool:
     """Whether it catches everything, or Exception or BaseException, alone or among others."""
-    return handler.type is None or bool({"Exception", "BaseException"} & set(re.findall(r"\w+", ast.unparse(handler.type))))
+    return handler.type is None or bool(
+        {"Exception", "BaseException"} & set(re.findall(r"\w+", ast.unparse(handler.type)))
+    )
 
 
 def broad_handlers(path: Path) -> Iterator[str]:
     """The functions of a file with a broad handler that does not end by raising."""
     for name, node in nodes(ast.parse(path.read_text())):
-        if isinstance(node, ast.ExceptHandler) and is_broad(node) and not isinstance(node.body[-1], ast.Raise):
+        if (
+            isinstance(node, ast.ExceptHandler)
+            and is_broad(node)
+            and not isinstance(node.body[-1], ast.Raise)
+        ):
             yield f"{name_of(path)}::{name}"
 
 
@@ -94,13 +114,18 @@ def test_errors_pass():
 def plug_ins() -> dict[str, set[str]]:
     """The name of every plug-in and the files it may be spoken of in: entry points, and what `@estimator` and `@policy_loss` register."""
     owners: dict[str, set[str]] = {}
-    for group in tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"].values():
+    for group in tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
+        "entry-points"
+    ].values():
         for name, target in group.items():
             owners.setdefault(name, set()).add(target.partition(":")[0].replace(".", "/") + ".py")
     for path in sorted((ROOT / "rlctl/runtime/algorithms").glob("*.py")):
         for _, function in functions(path):
             for decorator in function.decorator_list:
-                if isinstance(decorator, ast.Call) and ast.unparse(decorator.func) in ("estimator", "policy_loss"):
+                if isinstance(decorator, ast.Call) and ast.unparse(decorator.func) in (
+                    "estimator",
+                    "policy_loss",
+                ):
                     owners.setdefault(ast.literal_eval(decorator.args[0]), set()).add(name_of(path))
     return {name: files for name, files in owners.items() if name not in ALSO_A_WORD}
 
@@ -134,7 +159,12 @@ def test_no_plug_in_is_compared_by_name_outside_its_own_file():
 
 @pytest.mark.parametrize(
     ("source", "expected"),
-    [("x == 'grpo'", ["grpo"]), ("x in ('a', 'b')", ["a", "b"]), ("match x:\n    case 'a' | 'b': pass", ["a", "b"]), ("f('grpo')", [])],
+    [
+        ("x == 'grpo'", ["grpo"]),
+        ("x in ('a', 'b')", ["a", "b"]),
+        ("match x:\n    case 'a' | 'b': pass", ["a", "b"]),
+        ("f('grpo')", []),
+    ],
 )
 def test_the_check_of_comparisons_sees_them(tmp_path, source, expected):
     (tmp_path / "a.py").write_text(source)

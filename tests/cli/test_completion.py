@@ -15,9 +15,20 @@ PROMPT = "READY> "
 
 def environment(home: Path, shell: str) -> dict[str, str]:
     """The environment of a user who has nothing but this `rlctl`, and whose HOME the shell's files come from."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("RLCTL_", "_TYPER", "_RLCTL"))}
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("RLCTL_", "_TYPER", "_RLCTL"))
+    }
     path = os.pathsep.join([str(Path(sys.executable).parent), kept["PATH"]])
-    return kept | {"HOME": str(home), "ZDOTDIR": str(home), "PATH": path, "TERM": "dumb", "SHELL": shell, "RLCTL_RUNS": str(home / "runs")}
+    return kept | {
+        "HOME": str(home),
+        "ZDOTDIR": str(home),
+        "PATH": path,
+        "TERM": "dumb",
+        "SHELL": shell,
+        "RLCTL_RUNS": str(home / "runs"),
+    }
 
 
 def make_run(home: Path, name: str, created: str) -> None:
@@ -43,11 +54,29 @@ def start(shell: str, home: Path) -> Iterator[pexpect.spawn]:
         pytest.skip(f"{shell} is not installed")
     settings = environment(home, shell)
     probe = {**settings, "_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"}
-    subprocess.run(["rlctl", "--install-completion", shell], env=probe, cwd=home, check=True, capture_output=True, timeout=60)
+    subprocess.run(
+        ["rlctl", "--install-completion", shell],
+        env=probe,
+        cwd=home,
+        check=True,
+        capture_output=True,
+        timeout=60,
+    )
     arguments = {"bash": ["--noprofile", "-i"], "zsh": ["-d", "-i"]}[shell]
-    child = pexpect.spawn(shell, arguments, env=settings, cwd=str(home), encoding="utf-8", timeout=20, dimensions=(50, 400))
+    child = pexpect.spawn(
+        shell,
+        arguments,
+        env=settings,
+        cwd=str(home),
+        encoding="utf-8",
+        timeout=20,
+        dimensions=(50, 400),
+    )
     child.sendline(
-        {"bash": "PS1='READ''Y> '; bind 'set enable-bracketed-paste off'", "zsh": "PS1='READ''Y> '; unset zle_bracketed_paste"}[shell]
+        {
+            "bash": "PS1='READ''Y> '; bind 'set enable-bracketed-paste off'",
+            "zsh": "PS1='READ''Y> '; unset zle_bracketed_paste",
+        }[shell]
     )
     child.expect_exact(PROMPT)
     yield child
@@ -95,11 +124,17 @@ def on_screen(sent: str) -> str:
 
 LINES = [
     ("rlctl tra", "rlctl train "),
-    ("rlctl train ppo actor_rollout_ref.actor.opt", "rlctl train ppo actor_rollout_ref.actor.optim."),
+    (
+        "rlctl train ppo actor_rollout_ref.actor.opt",
+        "rlctl train ppo actor_rollout_ref.actor.optim.",
+    ),
     ("rlctl train ppo data.shuf", "rlctl train ppo data.shuffle="),
     ("rlctl train ppo data.shuffle=t", "rlctl train ppo data.shuffle=true "),
     ("rlctl train ppo +data.shuffle=f", "rlctl train ppo +data.shuffle=false "),
-    ("rlctl train ppo trainer.total_epochs=3 algori", "rlctl train ppo trainer.total_epochs=3 algorithm."),
+    (
+        "rlctl train ppo trainer.total_epochs=3 algori",
+        "rlctl train ppo trainer.total_epochs=3 algorithm.",
+    ),
     ("rlctl train ppo trainer.logger=[cons", "rlctl train ppo trainer.logger=[console"),
     ("rlctl train ppo --recipe gsm8k_p", "rlctl train ppo --recipe gsm8k_ppo "),
     ("rlctl show kind-o", "rlctl show kind-otter "),
@@ -121,7 +156,11 @@ ZSH_LINES = [line for line in LINES if "[" not in line[0] and "answ" not in line
 
 
 @pytest.mark.parametrize(
-    ("typed", "expected"), [*ZSH_LINES, (r"rlctl train ppo trainer.logger=\[cons", r"rlctl train ppo trainer.logger=\[console")]
+    ("typed", "expected"),
+    [
+        *ZSH_LINES,
+        (r"rlctl train ppo trainer.logger=\[cons", r"rlctl train ppo trainer.logger=\[console"),
+    ],
 )
 def test_zsh(zsh: pexpect.spawn, typed: str, expected: str) -> None:
     assert completed(zsh, typed) == expected
@@ -143,19 +182,36 @@ def test_bash_lists_the_values_of_a_key(bash: pexpect.spawn) -> None:
         ("rlctl eval quick", ["quickstart"]),
         ("rlctl train grpo --logger js", ["jsonl"]),
         ("rlctl train ppo algorithm.adv_estimator=rl", ["algorithm.adv_estimator=rloo"]),
-        ("rlctl train ppo actor_rollout_ref.actor.policy_loss.loss_mode=gs", ["actor_rollout_ref.actor.policy_loss.loss_mode=gspo"]),
+        (
+            "rlctl train ppo actor_rollout_ref.actor.policy_loss.loss_mode=gs",
+            ["actor_rollout_ref.actor.policy_loss.loss_mode=gspo"],
+        ),
         (
             "rlctl train ppo actor_rollout_ref.actor.loss_agg_mode=tok",
-            ["actor_rollout_ref.actor.loss_agg_mode=token-mean", "actor_rollout_ref.actor.loss_agg_mode=token-sum"],
+            [
+                "actor_rollout_ref.actor.loss_agg_mode=token-mean",
+                "actor_rollout_ref.actor.loss_agg_mode=token-sum",
+            ],
         ),
-        ("rlctl train ppo algorithm.kl_penalty=low", ["algorithm.kl_penalty=low_var_kl", "algorithm.kl_penalty=low_var_kl+"]),
+        (
+            "rlctl train ppo algorithm.kl_penalty=low",
+            ["algorithm.kl_penalty=low_var_kl", "algorithm.kl_penalty=low_var_kl+"],
+        ),
         ("rlctl train ppo actor_rollout_ref.rollout.name=h", ["actor_rollout_ref.rollout.name=hf"]),
     ],
 )
 def test_the_protocol_that_all_scripts_speak(home: Path, line: str, offers: list[str]) -> None:
-    asked = {"_RLCTL_COMPLETE": "complete_fish", "_TYPER_COMPLETE_FISH_ACTION": "get-args", "_TYPER_COMPLETE_ARGS": line}
+    asked = {
+        "_RLCTL_COMPLETE": "complete_fish",
+        "_TYPER_COMPLETE_FISH_ACTION": "get-args",
+        "_TYPER_COMPLETE_ARGS": line,
+    }
     done = subprocess.run(
-        [sys.executable, "-m", "rlctl"], env=environment(home, "fish") | asked, capture_output=True, text=True, timeout=60
+        [sys.executable, "-m", "rlctl"],
+        env=environment(home, "fish") | asked,
+        capture_output=True,
+        text=True,
+        timeout=60,
     )
     assert sorted(done.stdout.split()) == sorted(offers)
     assert done.stderr == ""
@@ -174,7 +230,9 @@ def test_fish(home: Path, line: str, offers: list[str]) -> None:
         pytest.skip("fish is not installed")
     command = f"rlctl --show-completion fish | source; complete -C '{line}'"
     settings = environment(home, "fish") | {"_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"}
-    done = subprocess.run(["fish", "-c", command], env=settings, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        ["fish", "-c", command], env=settings, capture_output=True, text=True, timeout=60
+    )
     assert sorted(done.stdout.split()) == offers
 
 
@@ -184,15 +242,21 @@ def test_the_scripts_parse(shell: str, home: Path) -> None:
     if shutil.which(shell) is None:
         pytest.skip(f"{shell} is not installed")
     settings = environment(home, shell) | {"_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"}
-    script = subprocess.run(["rlctl", "--show-completion", shell], env=settings, capture_output=True, text=True, check=True).stdout
+    script = subprocess.run(
+        ["rlctl", "--show-completion", shell],
+        env=settings,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
     assert "complete_fish" in script
     assert subprocess.run([shell, "-n"], input=script, capture_output=True, text=True).stderr == ""
 
 
 def test_the_names_offered_are_those_that_the_code_registers() -> None:
     from rlctl.recipes.completion import REGISTERED
-    from rlctl.runtime.algorithms.advantages import ESTIMATORS
-    from rlctl.runtime.algorithms.losses import POLICY_LOSSES
+    from rlctl.runtime.algorithms.advantages.token_level import ESTIMATORS
+    from rlctl.runtime.algorithms.policy_losses.clipped import POLICY_LOSSES
 
     for registry in (ESTIMATORS, POLICY_LOSSES):
         assert set(REGISTERED[registry.key]) == set(registry)

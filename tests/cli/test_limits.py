@@ -13,7 +13,15 @@ from rlctl.errors import UsageError
 
 @pytest.mark.parametrize(
     ("text", "seconds"),
-    [("45s", 45), ("90m", 5400), ("90min", 5400), ("3h50m", 13800), ("2d", 172800), ("3:50:00", 13800), ("1-12:00:00", 129600)],
+    [
+        ("45s", 45),
+        ("90m", 5400),
+        ("90min", 5400),
+        ("3h50m", 13800),
+        ("2d", 172800),
+        ("3:50:00", 13800),
+        ("1-12:00:00", 129600),
+    ],
 )
 def test_a_time_to_run(text: str, seconds: int) -> None:
     assert Limits(text, None, 0).end_by() == pytest.approx(time.time() + seconds, abs=5)
@@ -32,12 +40,17 @@ def test_a_time_of_the_day_is_the_next_one_and_a_date_is_that_date() -> None:
     now = datetime.now().astimezone().replace(microsecond=0)
     later, earlier = now + timedelta(minutes=2), now - timedelta(minutes=2)
     assert Limits(None, f"{later:%H:%M:%S}", 0).end_by() == pytest.approx(later.timestamp(), abs=1)
-    assert Limits(None, f"{earlier:%H:%M:%S}", 0).end_by() == pytest.approx((earlier + timedelta(days=1)).timestamp(), abs=3601)
+    assert Limits(None, f"{earlier:%H:%M:%S}", 0).end_by() == pytest.approx(
+        (earlier + timedelta(days=1)).timestamp(), abs=3601
+    )
     assert Limits(None, later.isoformat(), 0).end_by() == later.timestamp()
     assert Limits("1h", later.isoformat(), 0).end_by() == later.timestamp()  # the earlier of both
 
 
-@pytest.mark.parametrize(("text", "message"), [("25:00", "no time"), ("tomorrow", "no time"), ("2001-01-01T00:00", "is past")])
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [("25:00", "no time"), ("tomorrow", "no time"), ("2001-01-01T00:00", "is past")],
+)
 def test_no_moment_to_come(text: str, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         Limits(None, text, 0).end_by()

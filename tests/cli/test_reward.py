@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner, Result
 
-from rlctl.cli import reward
+from rlctl.cli.commands import reward
 from rlctl.data_prep.rows import PromptRow, write_rows
 from rlctl.errors import ConfigError, NotFoundError, UsageError
 
@@ -20,18 +20,28 @@ ANSWERS = ["it is 18", "#### 18.0", "#### 19"]
 
 @pytest.fixture
 def rows(tmp_path: Path) -> Path:
-    write_rows(tmp_path / "rows.parquet", [PromptRow("s", [{"role": "user", "content": "?"}], "18", extra_info={"i": i}) for i in range(3)])
+    write_rows(
+        tmp_path / "rows.parquet",
+        [
+            PromptRow("s", [{"role": "user", "content": "?"}], "18", extra_info={"i": i})
+            for i in range(3)
+        ],
+    )
     return tmp_path / "rows.parquet"
 
 
 @pytest.fixture
 def answers(tmp_path: Path) -> Path:
-    (tmp_path / "answers.jsonl").write_text("\n".join(json.dumps({"response": text}) for text in ANSWERS))
+    (tmp_path / "answers.jsonl").write_text(
+        "\n".join(json.dumps({"response": text}) for text in ANSWERS)
+    )
     return tmp_path / "answers.jsonl"
 
 
 def run(rows: Path, answers: Path, *arguments: str) -> Result:
-    return CliRunner().invoke(reward.app, ["test", "--data", str(rows), "--responses", str(answers), *arguments])
+    return CliRunner().invoke(
+        reward.app, ["test", "--data", str(rows), "--responses", str(answers), *arguments]
+    )
 
 
 def scores(*arguments: Any) -> list[float]:
@@ -42,7 +52,12 @@ def scores(*arguments: Any) -> list[float]:
 
 @pytest.mark.parametrize(
     ("method", "wanted"),
-    [("strict", [0, 1, 0]), ("flexible", [1, 1, 0]), ("verl_strict", [0, 0, 0]), ("verl_flexible", [1, 0, 0])],
+    [
+        ("strict", [0, 1, 0]),
+        ("flexible", [1, 1, 0]),
+        ("verl_strict", [0, 0, 0]),
+        ("verl_flexible", [1, 0, 0]),
+    ],
 )
 def test_each_method(rows: Path, answers: Path, method: str, wanted: list[float]) -> None:
     assert scores(rows, answers, f"reward.gsm8k.method={method}") == wanted
@@ -58,7 +73,10 @@ def test_each_form_of_answers(rows: Path, tmp_path: Path) -> None:
 
 
 def test_several_answers_a_row_stand_side_by_side(tmp_path: Path) -> None:
-    write_rows(tmp_path / "two.parquet", [PromptRow("s", [{"role": "user", "content": "?"}], truth) for truth in ("1", "2")])
+    write_rows(
+        tmp_path / "two.parquet",
+        [PromptRow("s", [{"role": "user", "content": "?"}], truth) for truth in ("1", "2")],
+    )
     (tmp_path / "four.txt").write_text("#### 1\n#### 2\n#### 1\n#### 2\n")
     assert scores(tmp_path / "two.parquet", tmp_path / "four.txt") == [1, 0, 0, 1]
 
@@ -93,4 +111,7 @@ def test_what_does_not_fit(rows: Path, answers: Path, tmp_path: Path) -> None:
     (tmp_path / "bad.jsonl").write_text('{"response": "x"}\n{"answer": "x"}\n3\n')
     caught = run(rows, tmp_path / "bad.jsonl").exception
     assert isinstance(caught, ConfigError)
-    assert [problem.where for problem in caught.problems] == [f"{tmp_path}/bad.jsonl:2", f"{tmp_path}/bad.jsonl:3"]
+    assert [problem.where for problem in caught.problems] == [
+        f"{tmp_path}/bad.jsonl:2",
+        f"{tmp_path}/bad.jsonl:3",
+    ]

@@ -26,10 +26,10 @@ import sys
 import termios
 from pathlib import Path
 from rlctl.runs.run_dir import RunDir
-from rlctl.tracking.alarms import Alarms, Limits
+from rlctl.monitoring.alarms import Alarms, Limits
 from rlctl.tracking.fanout import Trackers
 from rlctl.tracking.jsonl import JsonlTracker
-from rlctl.tracking.mirror import Patience
+from rlctl.tracking.async_tracker import Patience
 from rlctl.tracking.tracker import RunInfo
 run = RunDir.create(Path(sys.argv[1]), "p", "r", "ppo")
 trackers = Trackers({"jsonl": JsonlTracker()}, run.event, Patience(10, 1.0, 1.0, 1.0))
@@ -50,7 +50,11 @@ run.finish("finished", 0)
 class Driver:
     def __init__(self, root: Path) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-c", DRIVER, str(root)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
+            [sys.executable, "-c", DRIVER, str(root)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            bufsize=1,
         )
         self.wait()
 
@@ -72,23 +76,43 @@ def driver(tmp_path: Path) -> Iterator[Driver]:
 
 
 def environment() -> dict[str, str]:
-    return {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "FORCE_COLOR", "RLCTL_RUNS")} | {
-        "TERM": "xterm-256color"
-    }
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if name not in ("NO_COLOR", "FORCE_COLOR", "RLCTL_RUNS")
+    } | {"TERM": "xterm-256color"}
 
 
 def beside(folder: Path, *arguments: str) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "rlctl", *arguments]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=folder, env=environment())
+    return subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=folder,
+        env=environment(),
+    )
 
 
 def rlctl(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "rlctl", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, cwd=folder, env=environment(), timeout=60, check=False)
+    return subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        cwd=folder,
+        env=environment(),
+        timeout=60,
+        check=False,
+    )
 
 
 def test_watch_and_logs_follow_a_run_to_its_end(driver: Driver, tmp_path: Path) -> None:
-    watching, reading = beside(tmp_path, "watch", "r"), beside(tmp_path, "logs", "r", "--role", "main", "-f")
+    watching, reading = (
+        beside(tmp_path, "watch", "r"),
+        beside(tmp_path, "logs", "r", "--role", "main", "-f"),
+    )
     assert watching.stdout is not None
     assert reading.stdout is not None
     assert watching.stdout.readline() == "step 1/3  reward 0.250  2.0 s/step\n"
@@ -103,7 +127,10 @@ def test_watch_and_logs_follow_a_run_to_its_end(driver: Driver, tmp_path: Path) 
     driver.wait()
     driver.go_on()
     out, err = watching.communicate(timeout=30)
-    assert sorted(out.splitlines()) == ["alarm over: step 3: no more updates are skipped", "step 3/3  reward 0.750  2.0 s/step"]
+    assert sorted(out.splitlines()) == [
+        "alarm over: step 3: no more updates are skipped",
+        "step 3/3  reward 0.750  2.0 s/step",
+    ]
     assert watching.returncode == 0
     assert err.startswith("note: r is finished")
     assert reading.communicate(timeout=30)[0] == "worker at 3\nthe last word\n"
@@ -124,7 +151,15 @@ def test_both_end_when_the_driver_is_killed(driver: Driver, tmp_path: Path) -> N
 
 def on_a_terminal(*words: str, cwd: Path) -> pexpect.spawn[str]:
     command = ["-m", "rlctl", *words]
-    return pexpect.spawn(sys.executable, command, cwd=str(cwd), env=environment(), encoding="utf-8", dimensions=(24, 110), timeout=30)
+    return pexpect.spawn(
+        sys.executable,
+        command,
+        cwd=str(cwd),
+        env=environment(),
+        encoding="utf-8",
+        dimensions=(24, 110),
+        timeout=30,
+    )
 
 
 def test_a_live_panel_on_a_terminal(driver: Driver, tmp_path: Path) -> None:
@@ -145,10 +180,17 @@ def test_a_live_panel_on_a_terminal(driver: Driver, tmp_path: Path) -> None:
 def stored(root: Path) -> RunDir:
     """A finished run of two attempts: roles on two pools, two ranks on one of them."""
     run = RunDir.create(root, "p", "r", "ppo")
-    (run.path / "config.yaml").write_text("trainer: {placement: {actor: main, critic: value, reward: main, pools: {}}}")
+    (run.path / "config.yaml").write_text(
+        "trainer: {placement: {actor: main, critic: value, reward: main, pools: {}}}"
+    )
     (run.attempt / "main-0.log").write_text("first attempt\n")
     run.new_attempt()
-    for name, text in (("main-0", "a\nb\n"), ("main-10", "ten\n"), ("main-1", "c\r\n\n"), ("value-0", "v1\nv2\nv3")):
+    for name, text in (
+        ("main-0", "a\nb\n"),
+        ("main-10", "ten\n"),
+        ("main-1", "c\r\n\n"),
+        ("value-0", "v1\nv2\nv3"),
+    ):
         (run.attempt / f"{name}.log").write_text(text)
     run.finish("finished", 0)
     return run
@@ -157,23 +199,33 @@ def stored(root: Path) -> RunDir:
 def test_logs_by_role_rank_and_attempt(tmp_path: Path) -> None:
     stored(tmp_path / "runs")
     whole = rlctl(tmp_path, "logs", "r").stdout.splitlines()
-    assert [line.split(" | ")[0].strip() for line in whole] == ["main-0"] * 2 + ["main-1"] * 2 + ["main-10"] + ["value-0"] * 3
+    assert [line.split(" | ")[0].strip() for line in whole] == ["main-0"] * 2 + ["main-1"] * 2 + [
+        "main-10"
+    ] + ["value-0"] * 3
     assert rlctl(tmp_path, "logs", "r", "--role", "critic").stdout == "v1\nv2\nv3\n"
     assert rlctl(tmp_path, "logs", "r", "--role", "value", "-n", "1").stdout == "v3\n"
     assert rlctl(tmp_path, "logs", "r", "--role", "actor", "--rank", "10").stdout == "ten\n"
     assert rlctl(tmp_path, "logs", "r", "--attempt", "1").stdout == "first attempt\n"
-    assert rlctl(tmp_path, "logs", "r", "--rank", "0", "-f").returncode == 0  # a run that has ended is not waited for
+    assert (
+        rlctl(tmp_path, "logs", "r", "--rank", "0", "-f").returncode == 0
+    )  # a run that has ended is not waited for
 
 
 @pytest.mark.parametrize(
     ("arguments", "message", "hint"),
     [
         (["--attempt", "9"], "no attempt 9", "there are: 1, 2"),
-        (["--role", "reference"], "no process of role 'reference'", "there are: actor, critic, reward, main, value"),
+        (
+            ["--role", "reference"],
+            "no process of role 'reference'",
+            "there are: actor, critic, reward, main, value",
+        ),
         (["--rank", "7"], "no process of rank 7", "there are: 0, 1, 10, 0"),
     ],
 )
-def test_logs_that_are_not_there(tmp_path: Path, arguments: list[str], message: str, hint: str) -> None:
+def test_logs_that_are_not_there(
+    tmp_path: Path, arguments: list[str], message: str, hint: str
+) -> None:
     stored(tmp_path / "runs")
     done = rlctl(tmp_path, "logs", "r", *arguments)
     assert (done.returncode, done.stdout) == (4, "")
@@ -193,11 +245,16 @@ def test_a_run_that_goes_back_is_shown_anew(tmp_path: Path) -> None:
     watched = Watched(RunStore(tmp_path).find("r"))
     assert len(list(watched.read())) == 3
     kept = run.metrics.read_text().splitlines(keepends=True)[:1]
-    (run.path / "aside").write_text("".join(kept) + '{"step": 2, "critic/score/mean": 7.0}\n{"step": 3, "critic')
+    (run.path / "aside").write_text(
+        "".join(kept) + '{"step": 2, "critic/score/mean": 7.0}\n{"step": 3, "critic'
+    )
     (run.path / "aside").replace(run.metrics)
     assert len(list(watched.read())) == 2
     assert watched.panel.step == 2
-    assert next(course for course in watched.panel.courses if course.name == "reward").values == [1.0, 7.0]
+    assert next(course for course in watched.panel.courses if course.name == "reward").values == [
+        1.0,
+        7.0,
+    ]
     assert time.monotonic() - watched.panel.began < 60
 
 

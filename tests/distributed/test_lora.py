@@ -20,8 +20,8 @@ from rlctl.runtime.model.causal_lm import PolicyModel
 from rlctl.runtime.model.load import load_model
 from rlctl.runtime.model.lora import add_adapters, merged_parameters, without_adapters
 from rlctl.runtime.model.sequences import Sequences
-from rlctl.runtime.place import Place
-from rlctl.runtime.rollout.request import Sampling
+from rlctl.runtime.rank_info import Place
+from rlctl.runtime.rollout.sampling_params import Sampling
 from rlctl.runtime.workers.actor import ActorSpec, ActorWorker
 from rlctl.runtime.workers.background import await_written
 from rlctl.runtime.workers.dispatch import split
@@ -45,7 +45,12 @@ def actor(where: Place, model: Path | str) -> ActorWorker:
     given = config(model)
     rollout = given.actor_rollout_ref
     algorithm = PPO.from_config(given, num_steps=1)
-    worker = ActorWorker(where, ActorSpec(rollout.model, rollout.actor, Sampling(rollout.rollout, 8, (2,)), 8, algorithm, 0))
+    worker = ActorWorker(
+        where,
+        ActorSpec(
+            rollout.model, rollout.actor, Sampling(rollout.rollout, 8, (2,)), 8, algorithm, 0
+        ),
+    )
     worker.start_engine()
     return worker
 
@@ -57,7 +62,10 @@ def sequences() -> Sequences:
 
 def update(worker: ActorWorker) -> None:
     batch = experience()
-    worker.update(batch.chunk(split(batch, worker.place.world_size, balanced=True))[worker.place.rank], lr=1e-2)
+    worker.update(
+        batch.chunk(split(batch, worker.place.world_size, balanced=True))[worker.place.rank],
+        lr=1e-2,
+    )
 
 
 def test_log_probs_and_gradients_are_those_of_peft(model: Path) -> None:
@@ -66,43 +74,65 @@ def test_log_probs_and_gradients_are_those_of_peft(model: Path) -> None:
     base = PolicyModel(load_model(spec, "policy", torch.float32, 0), 1.0)
     add_adapters(ours, spec, seed=0)
     theirs = peft.get_peft_model(
-        AutoModelForCausalLM.from_pretrained(model), peft.LoraConfig(r=4, lora_alpha=8, target_modules="all-linear", task_type="CAUSAL_LM")
+        AutoModelForCausalLM.from_pretrained(model),
+        peft.LoraConfig(r=4, lora_alpha=8, target_modules="all-linear", task_type="CAUSAL_LM"),
     )
     torch.manual_seed(1)
     for name, parameter in ours.named_parameters():
         if "lora_" in name:
             torch.nn.init.normal_(parameter, std=0.3)
             theirs.get_parameter(f"base_model.model.{name}").data.copy_(parameter)
-    assert sum("lora_" in name for name, _ in ours.named_parameters()) == sum("lora_" in name for name, _ in theirs.named_parameters()) > 0
+    assert (
+        sum("lora_" in name for name, _ in ours.named_parameters())
+        == sum("lora_" in name for name, _ in theirs.named_parameters())
+        > 0
+    )
 
     batch, packed = experience(), sequences()
     log_probs = PolicyModel(ours, 1.0)(packed, with_entropy=False).log_probs
     expected = []
     for prompt, response in zip(batch.prompt_ids.rows(), batch.response_ids.rows(), strict=True):
         logits = theirs(torch.cat([prompt, response])[None]).logits[0].float()
-        expected.append(logits.log_softmax(-1)[len(prompt) - 1 : -1].gather(1, response[:, None])[:, 0])
+        expected.append(
+            logits.log_softmax(-1)[len(prompt) - 1 : -1].gather(1, response[:, None])[:, 0]
+        )
     torch.testing.assert_close(log_probs, torch.cat(expected), rtol=1e-4, atol=1e-5)
     log_probs.sum().backward()
     torch.cat(expected).sum().backward()
     for name, parameter in ours.named_parameters():
         assert parameter.requires_grad == ("lora_" in name)
         if parameter.requires_grad:
-            torch.testing.assert_close(parameter.grad, theirs.get_parameter(f"base_model.model.{name}").grad, rtol=1e-3, atol=1e-4)
+            torch.testing.assert_close(
+                parameter.grad,
+                theirs.get_parameter(f"base_model.model.{name}").grad,
+                rtol=1e-3,
+                atol=1e-4,
+            )
 
     with torch.no_grad():
         with without_adapters(ours):
-            assert torch.equal(PolicyModel(ours, 1.0)(packed, with_entropy=False).log_probs, base(packed, with_entropy=False).log_probs)
+            assert torch.equal(
+                PolicyModel(ours, 1.0)(packed, with_entropy=False).log_probs,
+                base(packed, with_entropy=False).log_probs,
+            )
         plain = load_model(spec, "policy", torch.float32, 0)
         assert dict(plain.named_parameters()).keys() == dict(merged_parameters(ours)).keys()
         plain.load_state_dict(dict(merged_parameters(ours)), strict=False)
-        torch.testing.assert_close(PolicyModel(plain, 1.0)(packed, with_entropy=False).log_probs, log_probs, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(
+            PolicyModel(plain, 1.0)(packed, with_entropy=False).log_probs,
+            log_probs,
+            rtol=1e-4,
+            atol=1e-4,
+        )
 
 
 def test_layers_that_are_not_there_are_an_error(model: Path) -> None:
     spec = config(model, "actor_rollout_ref.model.target_modules=[q_prj]").actor_rollout_ref.model
     with pytest.raises(ConfigError, match="q_prj"):
         add_adapters(load_model(spec, "policy", torch.float32, 0), spec, 0)
-    spec = config(model, "actor_rollout_ref.model.target_modules=[embed_tokens]").actor_rollout_ref.model
+    spec = config(
+        model, "actor_rollout_ref.model.target_modules=[embed_tokens]"
+    ).actor_rollout_ref.model
     with pytest.raises(ConfigError, match="linear layers"):
         add_adapters(load_model(spec, "policy", torch.float32, 0), spec, 0)
 
@@ -119,18 +149,26 @@ def learn_and_look(where: Place, model: str, folder: Path) -> dict[str, Any]:
     await_written([folder / "actor"], timeout_s=60)
     prompts = Ragged(torch.tensor([5, 6, 7, 8, 9]), torch.tensor([2, 3]))
     rollouts = worker.generate_sequences(Prompts(prompts, torch.arange(2), [None, None]), seed=3)  # type: ignore[list-item]
-    mismatch = (rollouts.rollout_log_probs.values - worker.compute_log_probs(rollouts).log_probs.values).abs().max()
+    mismatch = (
+        (rollouts.rollout_log_probs.values - worker.compute_log_probs(rollouts).log_probs.values)
+        .abs()
+        .max()
+    )
     again = actor(where, model)
     again.load(folder / "actor")
     update(again)
     trained = worker.compute_log_probs(batch).log_probs.values
     return {
         "moved": float((trained - untrained).abs().max()),
-        "base moved": float((worker.compute_base_log_probs(batch).log_probs.values - untrained).abs().max()),
+        "base moved": float(
+            (worker.compute_base_log_probs(batch).log_probs.values - untrained).abs().max()
+        ),
         "mismatch": float(mismatch),
         "resumed": float((again.compute_log_probs(batch).log_probs.values - trained).abs().max()),
         "log_probs": trained,
-        "in optimizer": len(worker.learner.optimizer.param_groups[0]["params"]) if worker.learner.optimizer else 0,
+        "in optimizer": len(worker.learner.optimizer.param_groups[0]["params"])
+        if worker.learner.optimizer
+        else 0,
         "saved bytes": worker.state_bytes(),
     }
 
@@ -143,15 +181,21 @@ def test_adapters_learn_and_everyone_sees_them(model: Path, tmp_path: Path, num_
         assert each["base moved"] == 0
         assert each["mismatch"] < 1e-4
         assert each["resumed"] == 0
-        assert each["in optimizer"] == 2 * 7 * 2  # A and B of seven linear layers in each of two blocks
+        assert (
+            each["in optimizer"] == 2 * 7 * 2
+        )  # A and B of seven linear layers in each of two blocks
     saved = FileSystemReader(tmp_path / "actor").read_metadata().state_dict_metadata
     assert sum(name.startswith("model.") for name in saved) == 28
     assert all("lora_" in name for name in saved if name.startswith(("model.", "optimizer.state.")))
     adapter = load_file(tmp_path / "adapter" / "adapter_model.safetensors")
     assert len(adapter) == 28
     merged = AutoModelForCausalLM.from_pretrained(tmp_path / "huggingface")
-    loaded = peft.PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(model), str(tmp_path / "adapter"))
+    loaded = peft.PeftModel.from_pretrained(
+        AutoModelForCausalLM.from_pretrained(model), str(tmp_path / "adapter")
+    )
     ids = torch.tensor([[1, 5, 9, 20, 3]])
     with torch.no_grad():
         torch.testing.assert_close(loaded(ids).logits, merged(ids).logits, rtol=1e-4, atol=1e-4)
-        assert not torch.allclose(merged(ids).logits, AutoModelForCausalLM.from_pretrained(model)(ids).logits, atol=1e-3)
+        assert not torch.allclose(
+            merged(ids).logits, AutoModelForCausalLM.from_pretrained(model)(ids).logits, atol=1e-3
+        )

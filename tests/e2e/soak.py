@@ -17,7 +17,16 @@ from pathlib import Path
 from rlctl.data_prep.arithmetic import train_and_validation
 from rlctl.data_prep.rows import write_rows
 from tests.e2e.command import reproducible
-from tests.e2e.interrupted import LOGGER, SCORE, answers, finish_in_spite_of, learnt, random_kills, run, state
+from tests.e2e.interrupted import (
+    LOGGER,
+    SCORE,
+    answers,
+    finish_in_spite_of,
+    learnt,
+    random_kills,
+    run,
+    state,
+)
 from tests.models import write_tiny_model
 
 SETTINGS = [
@@ -40,8 +49,16 @@ SETTINGS = [
     "reward.custom_reward_function.path=score.py",
     LOGGER,
 ]
-PPO = ["algorithm.use_kl_in_reward=true", "algorithm.kl_ctrl.type=adaptive", "trainer.critic_warmup=3"]
-GRPO = ["actor_rollout_ref.rollout.n=4", "actor_rollout_ref.actor.use_kl_loss=true", "actor_rollout_ref.actor.shuffle=true"]
+PPO = [
+    "algorithm.use_kl_in_reward=true",
+    "algorithm.kl_ctrl.type=adaptive",
+    "trainer.critic_warmup=3",
+]
+GRPO = [
+    "actor_rollout_ref.rollout.n=4",
+    "actor_rollout_ref.actor.use_kl_loss=true",
+    "actor_rollout_ref.actor.shuffle=true",
+]
 CASES = {  # name: verb, settings, options, share of the kills
     "ppo": ("ppo", PPO, ["--inline"], 0.4),
     "grpo": ("grpo", GRPO, ["--inline"], 0.4),

@@ -42,11 +42,19 @@ CASES = {
     "missing file": ("data.train_files=/nowhere/train.parquet", 3, "/nowhere/train.parquet"),
     "not parquet": (not_parquet, 3, "text.parquet"),
     "missing column": (spoilt_parquet, 3, "prompt"),
-    "long prompts": (["data.max_prompt_length=8", "data.filter_overlong_prompts=false"], 3, "data.max_prompt_length=8"),
+    "long prompts": (
+        ["data.max_prompt_length=8", "data.filter_overlong_prompts=false"],
+        3,
+        "data.max_prompt_length=8",
+    ),
     "all too long": ("data.max_prompt_length=8", 3, "no prompt is left"),
     "no tokenizer": (no_template, 3, "no tokenizer"),
     "no model": ("actor_rollout_ref.model.path=/nowhere", 3, "/nowhere"),
-    "mini-batch": ("actor_rollout_ref.actor.ppo_mini_batch_size=3", 3, "ppo_mini_batch_size=2 or 4"),
+    "mini-batch": (
+        "actor_rollout_ref.actor.ppo_mini_batch_size=3",
+        3,
+        "ppo_mini_batch_size=2 or 4",
+    ),
     "ranks": ("trainer.n_gpus_per_node=3", 3, "3 ranks"),
     "context": ("data.max_response_length=100000", 3, "context"),
     "reward file": (broken_reward, 3, "broken.py"),
@@ -61,7 +69,9 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_one_clear_error(case: str, settings: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capsys) -> None:
+def test_one_clear_error(
+    case: str, settings: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capsys
+) -> None:
     make, code, wanted = CASES[case]
     spoilt = make(tmp_path) if callable(make) else make
     overrides = spoilt if isinstance(spoilt, list) else [spoilt]
@@ -75,7 +85,9 @@ def test_one_clear_error(case: str, settings: list[str], tmp_path: Path, monkeyp
     assert not (tmp_path / "runs").exists()
 
 
-def test_a_name_that_is_taken(settings: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capsys) -> None:
+def test_a_name_that_is_taken(
+    settings: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capsys
+) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "runs" / "quickstart" / "mine").mkdir(parents=True)
     assert main(["train", "ppo", "--name", "mine", *settings]) == 5
@@ -87,13 +99,19 @@ def test_inline_is_one_process(settings: list[str], capsys: Capsys) -> None:
     assert "--inline" in capsys.readouterr().err
 
 
-def test_a_disk_that_is_too_small(shelf: Path, settings: list[str], tmp_path: Path, capsys: Capsys) -> None:
+def test_a_disk_that_is_too_small(
+    shelf: Path, settings: list[str], tmp_path: Path, capsys: Capsys
+) -> None:
     """The model's weights seem to be eight terabytes: a sparse file takes no room."""
     model = tmp_path / "model"
     shutil.copytree(shelf / "model", model)
     with (model / "more.safetensors").open("wb") as file:
         file.truncate(1 << 43)
-    overrides = [f"actor_rollout_ref.model.path={model}", "trainer.save_freq=1", f"trainer.run_dir={tmp_path}/runs"]
+    overrides = [
+        f"actor_rollout_ref.model.path={model}",
+        "trainer.save_freq=1",
+        f"trainer.run_dir={tmp_path}/runs",
+    ]
     assert main(["train", "ppo", *settings, *overrides]) == 7
     assert "MiB free" in capsys.readouterr().err
     assert not (tmp_path / "runs").exists()
@@ -101,7 +119,9 @@ def test_a_disk_that_is_too_small(shelf: Path, settings: list[str], tmp_path: Pa
 
 @pytest.mark.slow
 def test_ray_that_does_not_start_in_time(settings: list[str], tmp_path: Path) -> None:
-    done = rlctl("train", "ppo", *settings, "trainer.timeouts.ray_start_s=0.05", cwd=tmp_path, code=7)
+    done = rlctl(
+        "train", "ppo", *settings, "trainer.timeouts.ray_start_s=0.05", cwd=tmp_path, code=7
+    )
     assert "Ray did not start within 0.05 s" in done.stderr
     record = json.loads(next((tmp_path / "runs").glob("quickstart/*/run.json")).read_text())
     assert (record["state"], record["exit_code"]) == ("failed", 7)

@@ -16,7 +16,9 @@ from rlctl.runtime.workers.actor import ActorWorker
 
 
 @pytest.mark.parametrize("buffer", [False, True])
-def test_the_greedy_answers_score_is_taken_off(buffer: bool, settings: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_greedy_answers_score_is_taken_off(
+    buffer: bool, settings: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "letters.py").write_text(
         "def compute_score(data_source, solution_str, ground_truth, extra_info=None):\n    return float(len(set(solution_str)))\n"
     )
@@ -63,7 +65,9 @@ def test_the_greedy_answers_score_is_taken_off(buffer: bool, settings: list[str]
 
     from transformers import AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(next(s.partition("=")[2] for s in settings if "model.path" in s))
+    tokenizer = AutoTokenizer.from_pretrained(
+        next(s.partition("=")[2] for s in settings if "model.path" in s)
+    )
     for row in range(16):
         ids = answers.response_ids.rows()[row // 2]
         text = tokenizer.decode(ids.tolist(), skip_special_tokens=True)
@@ -84,13 +88,22 @@ def test_the_optimal_token_baseline_is_given_what_the_policy_says(
     def watch(self: ActorWorker, batch: Rollouts) -> LogProbs:
         answer = compute(self, batch)
         assert answer.sum_pi_squared is not None
-        for prompt, response, squares in zip(batch.prompt_ids.rows(), batch.response_ids.rows(), answer.sum_pi_squared.rows(), strict=True):
+        for prompt, response, squares in zip(
+            batch.prompt_ids.rows(),
+            batch.response_ids.rows(),
+            answer.sum_pi_squared.rows(),
+            strict=True,
+        ):
             logits = plain(torch.cat([prompt, response])[None]).logits[0, len(prompt) - 1 : -1]
-            torch.testing.assert_close(squares, logits.softmax(-1).square().sum(-1), rtol=1e-4, atol=1e-6)
+            torch.testing.assert_close(
+                squares, logits.softmax(-1).square().sum(-1), rtol=1e-4, atol=1e-6
+            )
             compared.append(len(squares))
         return answer
 
-    plain = AutoModelForCausalLM.from_pretrained(next(s.partition("=")[2] for s in settings if "model.path" in s), dtype=torch.float32)
+    plain = AutoModelForCausalLM.from_pretrained(
+        next(s.partition("=")[2] for s in settings if "model.path" in s), dtype=torch.float32
+    )
     monkeypatch.setattr(ActorWorker, "compute_log_probs", torch.no_grad()(watch))
     overrides = [
         "algorithm.adv_estimator=optimal_token_baseline",

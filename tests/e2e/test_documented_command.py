@@ -18,7 +18,9 @@ GSM8K = Path(__file__).parents[3] / "shared" / "data" / "gsm8k"
 
 
 @pytest.mark.slow
-def test_the_documented_command_trains_and_reports_to_swanlab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_documented_command_trains_and_reports_to_swanlab(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip("swanlab")
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("SWANLAB_MODE", "offline")
@@ -27,7 +29,11 @@ def test_the_documented_command_trains_and_reports_to_swanlab(tmp_path: Path, mo
         rlctl("prep", "gsm8k", "--source", GSM8K, "--out", data, cwd=tmp_path)
     else:
         data.mkdir(parents=True)
-        for name, rows in zip(("train", "test"), train_and_validation(256, 8, seed=1, level=1, careless=0.0), strict=True):
+        for name, rows in zip(
+            ("train", "test"),
+            train_and_validation(256, 8, seed=1, level=1, careless=0.0),
+            strict=True,
+        ):
             write_rows(data / f"{name}.parquet", rows)
     write_tiny_model(tmp_path / "Qwen" / "Qwen2.5-0.5B-Instruct", max_position_embeddings=1024)
     words = [os.path.expandvars(word) for word in shlex.split(SWANLAB)]
@@ -35,8 +41,22 @@ def test_the_documented_command_trains_and_reports_to_swanlab(tmp_path: Path, mo
     longer = "def compute_score(data_source, solution_str, ground_truth, extra_info=None):\n    return len(solution_str)\n"
     (tmp_path / "longer.py").write_text(longer)
     few = ["data.train_max_samples=300", "data.val_max_samples=8", "trainer.num_threads=1"]
-    short = [*few, "data.max_response_length=8", "trainer.total_training_steps=1", "trainer.experiment_name=swan"]
-    rlctl("train", "ppo", *words, *short, "trainer.device=cpu", "reward.custom_reward_function.path=longer.py", cwd=tmp_path, process=True)
+    short = [
+        *few,
+        "data.max_response_length=8",
+        "trainer.total_training_steps=1",
+        "trainer.experiment_name=swan",
+    ]
+    rlctl(
+        "train",
+        "ppo",
+        *words,
+        *short,
+        "trainer.device=cpu",
+        "reward.custom_reward_function.path=longer.py",
+        cwd=tmp_path,
+        process=True,
+    )
     (run,) = tmp_path.glob("runs/*/swan")
     step = metrics(run)[-1]
     assert step["training/global_step"] == 1

@@ -36,7 +36,12 @@ def test_the_arithmetic_of_a_step(settings: list[str], capsys: Capsys) -> None:
         "trainer.device=cpu",
     )["batches"]
     assert (found["prompts"], found["answers_a_prompt"], found["rows"]) == (8, 6, 48)
-    assert (found["train_prompts"], found["steps_per_epoch"], found["total_steps"], found["val_prompts"]) == (64, 8, 2, 8)
+    assert (
+        found["train_prompts"],
+        found["steps_per_epoch"],
+        found["total_steps"],
+        found["val_prompts"],
+    ) == (64, 8, 2, 8)
     (actor,) = found["updates"]
     # 4 prompts × 6 = 24 rows, 12 on each of two ranks, five at a time: 5 + 5 + 2
     assert (actor["mini_batches"], actor["rows"], actor["rows_a_rank"]) == (2, 24, 12)
@@ -46,7 +51,13 @@ def test_the_arithmetic_of_a_step(settings: list[str], capsys: Capsys) -> None:
 
 def test_micro_batches_by_the_token_budget(settings: list[str], capsys: Capsys) -> None:
     budget = 300
-    found = report(capsys, "ppo", *settings, f"actor_rollout_ref.actor.ppo_max_token_len_per_gpu={budget}", "trainer.device=cpu")["batches"]
+    found = report(
+        capsys,
+        "ppo",
+        *settings,
+        f"actor_rollout_ref.actor.ppo_max_token_len_per_gpu={budget}",
+        "trainer.device=cpu",
+    )["batches"]
     actor, critic = found["updates"]
     mean = found["mean_prompt_length"]
     assert 12 < mean < 160
@@ -57,13 +68,27 @@ def test_micro_batches_by_the_token_budget(settings: list[str], capsys: Capsys) 
 
 def test_the_memory_of_a_tiny_model(settings: list[str], capsys: Capsys) -> None:
     """Two layers of 32, gated 64, 4 heads of 8 over 2, 259 tokens, tied head, query/key/value biases (Qwen2), all float32."""
-    found = report(capsys, "ppo", *settings, "algorithm.use_kl_in_reward=true", "trainer.device=cpu", "trainer.save_freq=1")
+    found = report(
+        capsys,
+        "ppo",
+        *settings,
+        "algorithm.use_kl_in_reward=true",
+        "trainer.device=cpu",
+        "trainer.save_freq=1",
+    )
     attention = (32 * 32 + 32) + 2 * (32 * 16 + 16) + 32 * 32
     backbone = 259 * 32 + 2 * (attention + 3 * 32 * 64 + 2 * 32) + 32
-    actor, reference, critic = (next(each for each in found["memory"] if each["role"] == role) for role in ("actor", "reference", "critic"))
+    actor, reference, critic = (
+        next(each for each in found["memory"] if each["role"] == role)
+        for role in ("actor", "reference", "critic")
+    )
     assert actor["num_parameters"] == reference["num_parameters"] == backbone
     assert critic["num_parameters"] == backbone + 32 + 1
-    assert (actor["parameters"], actor["gradients"], actor["moments"]) == (4 * backbone, 4 * backbone, 8 * backbone)
+    assert (actor["parameters"], actor["gradients"], actor["moments"]) == (
+        4 * backbone,
+        4 * backbone,
+        8 * backbone,
+    )
     assert (reference["gradients"], reference["moments"]) == (0, 0)
     tokens = 4 * (160 + 12)  # a mini-batch of four longest rows is less than the budget
     a_token = 6 * 32 + 2 * 32 + 2 * 16 + 4 * 64
@@ -71,15 +96,22 @@ def test_the_memory_of_a_tiny_model(settings: list[str], capsys: Capsys) -> None
     assert reference["activations"] == 2 * tokens * a_token * 4  # one layer, but eight rows
     assert actor["logits"] == 2 * tokens * 259 * 4
     assert critic["logits"] == 0
-    assert actor["kv_cache"] == 2 * 2 * 16 * 8 * (160 + 12) * 4  # keys and values, layers, sizes, eight rows
+    assert (
+        actor["kv_cache"] == 2 * 2 * 16 * 8 * (160 + 12) * 4
+    )  # keys and values, layers, sizes, eight rows
     held = sum(each["parameters"] + each["moments"] for each in (actor, reference, critic))
-    passing = [max(each["kv_cache"], each["gradients"] + each["activations"] + each["logits"]) for each in (actor, reference, critic)]
+    passing = [
+        max(each["kv_cache"], each["gradients"] + each["activations"] + each["logits"])
+        for each in (actor, reference, critic)
+    ]
     assert found["pool_peaks"] == {"main": held + max(passing)}
     assert found["disk"]["checkpoint"] == 4 * (4 * backbone + 3 * (backbone + 33))
     assert found["disk"]["num_checkpoints"] == 2
 
 
-def test_every_problem_at_once_and_a_start_says_the_same(settings: list[str], tmp_path: Path, capsys: Capsys) -> None:
+def test_every_problem_at_once_and_a_start_says_the_same(
+    settings: list[str], tmp_path: Path, capsys: Capsys
+) -> None:
     (tmp_path / "mine.py").write_text(
         "def compute_score(data_source, solution_str, ground_truth, extra_info):\n    raise KeyError('gold')\n"
     )
@@ -94,7 +126,14 @@ def test_every_problem_at_once_and_a_start_says_the_same(settings: list[str], tm
     found = report(capsys, "ppo", *settings, *wrong, code=3)
     assert not found["ok"]
     messages = "\n".join(each["message"] + str(each["where"]) for each in found["problems"])
-    for words in ("ppo_mini_batch_size=3", "consle", "nowhere.parquet", "context is 256", "'.mine'", "KeyError: 'gold'"):
+    for words in (
+        "ppo_mini_batch_size=3",
+        "consle",
+        "nowhere.parquet",
+        "context is 256",
+        "'.mine'",
+        "KeyError: 'gold'",
+    ):
         assert words in messages
     assert main(["train", "ppo", *settings, *wrong]) == 3
     talk = capsys.readouterr().err
@@ -106,7 +145,14 @@ def test_the_quickstart_writes_nothing(tmp_path: Path, capsys: Capsys) -> None:
     assert main(["train", "grpo", "--dry-run", "data.seed=7"]) == 0
     assert not list(tmp_path.iterdir())
     out = capsys.readouterr().out
-    for words in ("data.seed", "override data.seed=7", "micro-batches", "kv cache", "checkpoint", "trackers"):
+    for words in (
+        "data.seed",
+        "override data.seed=7",
+        "micro-batches",
+        "kv cache",
+        "checkpoint",
+        "trackers",
+    ):
         assert words in out
 
 
@@ -119,7 +165,9 @@ def test_idle_keys_and_changed_values(settings: list[str], capsys: Capsys) -> No
         "value": 0.1,
         "where": "override algorithm.kl_ctrl.kl_coef=0.1",
     }
-    assert not report(capsys, "grpo", *settings, "algorithm.kl_ctrl.kl_coef=0.1", "--strict", code=3)["ok"]
+    assert not report(
+        capsys, "grpo", *settings, "algorithm.kl_ctrl.kl_coef=0.1", "--strict", code=3
+    )["ok"]
 
 
 def test_json_goes_with_dry_run(settings: list[str], capsys: Capsys) -> None:

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from rlctl.errors import ConfigError, NotFoundError
 from rlctl.runs.store import Run, RunStore
-from rlctl.runtime.export import export
+from rlctl.runtime.checkpoint.export import export
 from tests.e2e.command import environment, metrics, rlctl
 from tests.models import write_tiny_model
 
@@ -52,8 +52,17 @@ def trained(folder: Path, shelf: Path, base: Path) -> Path:
         f"data.val_files={shelf}/val.parquet",
         f"actor_rollout_ref.model.path={base}",
         *("data.max_prompt_length=160", "data.max_response_length=12", "data.train_batch_size=8"),
-        *("actor_rollout_ref.actor.ppo_mini_batch_size=8", "actor_rollout_ref.rollout.n=2", "trainer.total_training_steps=3"),
-        *("trainer.test_freq=1", "trainer.save_freq=1", "trainer.max_ckpt_to_keep=5", "trainer.project_name=quickstart"),
+        *(
+            "actor_rollout_ref.actor.ppo_mini_batch_size=8",
+            "actor_rollout_ref.rollout.n=2",
+            "trainer.total_training_steps=3",
+        ),
+        *(
+            "trainer.test_freq=1",
+            "trainer.save_freq=1",
+            "trainer.max_ckpt_to_keep=5",
+            "trainer.project_name=quickstart",
+        ),
         *("trainer.num_threads=1", f"reward.custom_reward_function.path={folder}/reward.py"),
     ]
     rlctl("train", "grpo", "--inline", "--name", "lora", *settings, *LORA, cwd=folder)
@@ -68,9 +77,13 @@ def weights(path: Path) -> dict[str, torch.Tensor]:
     return dict(AutoModelForCausalLM.from_pretrained(path).named_parameters())
 
 
-def test_a_lora_run_learns_agrees_with_its_engine_and_has_the_base_as_reference(trained: Path) -> None:
+def test_a_lora_run_learns_agrees_with_its_engine_and_has_the_base_as_reference(
+    trained: Path,
+) -> None:
     rows = metrics(trained)
-    assert rows[1]["actor/kl_loss"] == pytest.approx(0, abs=1e-6)  # before the first update policy and base are the same
+    assert rows[1]["actor/kl_loss"] == pytest.approx(
+        0, abs=1e-6
+    )  # before the first update policy and base are the same
     assert rows[3]["actor/kl_loss"] > 1e-4
     for row in rows[1:]:
         assert row["training/rollout_probs_diff_max"] < 1e-4
@@ -80,11 +93,22 @@ def test_a_lora_run_learns_agrees_with_its_engine_and_has_the_base_as_reference(
 def test_what_is_exported_scores_as_the_run_did(trained: Path, folder: Path, shelf: Path) -> None:
     rlctl("export", "lora", "model", cwd=folder, process=True)
     files = {path.name for path in (folder / "model").iterdir()}
-    assert {"config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "README.md"} <= files
+    assert {
+        "config.json",
+        "generation_config.json",
+        "model.safetensors",
+        "tokenizer.json",
+        "README.md",
+    } <= files
     last = {name: value for name, value in metrics(trained)[3].items() if name.startswith("val-")}
     for target in ("model", "lora"):
         reward = f"-sreward.custom_reward_function.path={folder}/reward.py"
-        settings = [f"-sdata.val_files={shelf}/val.parquet", reward, "-sdata.max_prompt_length=160", "-sdata.max_response_length=12"]
+        settings = [
+            f"-sdata.val_files={shelf}/val.parquet",
+            reward,
+            "-sdata.max_prompt_length=160",
+            "-sdata.max_response_length=12",
+        ]
         scores = json.loads(rlctl("eval", target, *settings, "--json", cwd=folder).stdout)
         core = [name for name in last if name.startswith("val-core/")]
         assert core
@@ -98,13 +122,17 @@ def test_what_is_exported_scores_as_the_run_did(trained: Path, folder: Path, she
     assert AutoTokenizer.from_pretrained(folder / "model").chat_template
 
 
-def test_an_adapter_alone_and_a_checkpoint_without_its_model_folder(trained: Path, folder: Path, base: Path) -> None:
+def test_an_adapter_alone_and_a_checkpoint_without_its_model_folder(
+    trained: Path, folder: Path, base: Path
+) -> None:
     import peft
 
     export(found(trained), 2, folder / "merged")
     export(found(trained), 2, folder / "adapter", "adapter")
     merged = weights(folder / "merged")
-    loaded = peft.PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), str(folder / "adapter"))
+    loaded = peft.PeftModel.from_pretrained(
+        AutoModelForCausalLM.from_pretrained(base), str(folder / "adapter")
+    )
     for name, value in loaded.merge_and_unload().named_parameters():
         torch.testing.assert_close(value, merged[name], rtol=1e-5, atol=1e-6)
     checkpoint = trained / "checkpoints" / "step_000002"
@@ -113,7 +141,9 @@ def test_an_adapter_alone_and_a_checkpoint_without_its_model_folder(trained: Pat
     shutil.rmtree(copy / "checkpoints" / checkpoint.name / "huggingface")
     manifest = copy / "checkpoints" / checkpoint.name / "manifest.json"
     listing = json.loads(manifest.read_text())
-    listing["files"] = {name: each for name, each in listing["files"].items() if not name.startswith("huggingface/")}
+    listing["files"] = {
+        name: each for name, each in listing["files"].items() if not name.startswith("huggingface/")
+    }
     manifest.write_text(json.dumps(listing))
     export(found(copy), 2, folder / "rebuilt")
     for name, value in weights(folder / "rebuilt").items():
@@ -155,12 +185,20 @@ def test_vllm_loads_what_is_exported(trained: Path, folder: Path) -> None:
     pytest.importorskip("vllm")
     export(found(trained), None, folder / "for-vllm")
     prompt = [5, 9, 20, 33, 7, 12]
-    variables = environment() | {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_NO_USAGE_STATS": "1", "TORCHDYNAMO_DISABLE": "1"}
+    variables = environment() | {
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "VLLM_NO_USAGE_STATS": "1",
+        "TORCHDYNAMO_DISABLE": "1",
+    }
     command = [sys.executable, "-c", VLLM, str(folder / "for-vllm"), json.dumps(prompt)]
-    done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=240, check=False)
+    done = subprocess.run(
+        command, env=variables, capture_output=True, text=True, timeout=240, check=False
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     (line,) = [line for line in done.stdout.splitlines() if line.startswith("answer ")]
     tokens = json.loads(line.removeprefix("answer "))
     with torch.no_grad():
-        logits = AutoModelForCausalLM.from_pretrained(folder / "for-vllm")(torch.tensor([prompt + tokens])).logits[0]
+        logits = AutoModelForCausalLM.from_pretrained(folder / "for-vllm")(
+            torch.tensor([prompt + tokens])
+        ).logits[0]
     assert logits[len(prompt) - 1 : -1].argmax(-1).tolist() == tokens

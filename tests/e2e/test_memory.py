@@ -13,7 +13,7 @@ KEY = "actor_rollout_ref.actor.ppo_max_token_len_per_gpu"
 LOSS_MODE = "actor_rollout_ref.actor.policy_loss.loss_mode"
 LOSS = '''
 import torch
-from rlctl.runtime.algorithms.losses import get_policy_loss
+from rlctl.runtime.algorithms.policy_losses.clipped import get_policy_loss
 
 def hungry(tokens, params):
     """The last rank has no memory for more than half of the rows."""
@@ -38,7 +38,12 @@ def test_alone_it_goes_on_with_less(tmp_path: Path, hungry: list[str]) -> None:
     done = rlctl("train", "ppo", "--inline", "--name", "alone", *hungry, cwd=tmp_path)
     run = tmp_path / "runs" / "quickstart" / "alone"
     (event,) = [each for each in read_events(run) if each["kind"] == "oom_retry"]
-    assert (event["step"], event["role"], event["key"], event["unit"]) == (1, "actor", KEY, "tokens")
+    assert (event["step"], event["role"], event["key"], event["unit"]) == (
+        1,
+        "actor",
+        KEY,
+        "tokens",
+    )
     assert event["after"] == event["before"] // 2
     assert f"{KEY} is {event['after']} from now on" in done.stderr
     assert [row.get("actor/oom_retries") for row in metrics(run)] == [None, 1.0, None]
@@ -46,7 +51,9 @@ def test_alone_it_goes_on_with_less(tmp_path: Path, hungry: list[str]) -> None:
 
 def test_where_no_budget_would_do_it_is_not_tried_again(tmp_path: Path, hungry: list[str]) -> None:
     options = ["--inline", "--name", "starved", "--retries", "3"]
-    failed = rlctl("train", "ppo", *options, *hungry, f"{LOSS_MODE}=hungry:starving", cwd=tmp_path, code=7)
+    failed = rlctl(
+        "train", "ppo", *options, *hungry, f"{LOSS_MODE}=hungry:starving", cwd=tmp_path, code=7
+    )
     assert "does not suffice for a single row of" in failed.stderr
     events = read_events(tmp_path / "runs" / "quickstart" / "starved")
     assert [each["proposed"] for each in events if each["kind"] == "out_of_memory"] == [None]
@@ -54,7 +61,9 @@ def test_where_no_budget_would_do_it_is_not_tried_again(tmp_path: Path, hungry: 
 
 
 @pytest.mark.slow
-def test_of_several_ranks_one_ends_the_run_and_says_what_would_do(tmp_path: Path, hungry: list[str]) -> None:
+def test_of_several_ranks_one_ends_the_run_and_says_what_would_do(
+    tmp_path: Path, hungry: list[str]
+) -> None:
     """At once, although the other rank waits for it in a collective, for as long as `trainer.timeouts.call_s` allows."""
     two = ["trainer.n_gpus_per_node=2", "trainer.save_freq=1"]
     done = rlctl("train", "ppo", "--name", "several", "--retries", "1", *hungry, *two, cwd=tmp_path)

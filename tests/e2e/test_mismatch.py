@@ -54,15 +54,28 @@ def stale(settings: list[str], tmp_path: Path) -> list[str]:
 
 def steps(run: Path) -> dict[int, dict[str, Any]]:
     """The metrics of each training step."""
-    return {row["training/global_step"]: row for row in command.metrics(run) if "training/global_step" in row}
+    return {
+        row["training/global_step"]: row
+        for row in command.metrics(run)
+        if "training/global_step" in row
+    }
 
 
 def events(run: Path, kind: str) -> list[dict[str, Any]]:
-    return [event for line in (run / "events.jsonl").read_text().splitlines() if (event := json.loads(line))["kind"] == kind]
+    return [
+        event
+        for line in (run / "events.jsonl").read_text().splitlines()
+        if (event := json.loads(line))["kind"] == kind
+    ]
 
 
-def test_halt_stops_before_the_batch_is_learned_from(stale: list[str], tmp_path: Path, capsys: Capsys) -> None:
-    assert main(["train", "ppo", "--inline", "--name", "x", *stale, "trainer.mismatch.halt=0.005"]) == 1
+def test_halt_stops_before_the_batch_is_learned_from(
+    stale: list[str], tmp_path: Path, capsys: Capsys
+) -> None:
+    assert (
+        main(["train", "ppo", "--inline", "--name", "x", *stale, "trainer.mismatch.halt=0.005"])
+        == 1
+    )
     run = tmp_path / "runs" / "quickstart" / "x"
     [halt] = events(run, "mismatch_halt")
     assert (halt["step"], halt["metric"], halt["limit"]) == (2, METRIC, 0.005)
@@ -73,14 +86,31 @@ def test_halt_stops_before_the_batch_is_learned_from(stale: list[str], tmp_path:
     assert "Traceback" not in talk
     dump = torch.load(halt["batch"], weights_only=False)
     assert Path(halt["batch"]).parent == run / "attempts" / "1"
-    ours, theirs = dump["log_probs"].values.double(), dump["batch"].rollout_log_probs.values.double()
+    ours, theirs = (
+        dump["log_probs"].values.double(),
+        dump["batch"].rollout_log_probs.values.double(),
+    )
     assert float((ours.exp() - theirs.exp()).abs().mean()) == pytest.approx(halt["value"])
     assert json.loads((run / "run.json").read_text())["exit_code"] == 1
 
 
 def test_warn_is_an_alarm_and_goes_on(stale: list[str], tmp_path: Path, capsys: Capsys) -> None:
     limits = ["trainer.mismatch.warn=0.001", "trainer.mismatch.halt=null"]
-    assert main(["train", "ppo", "--inline", "--name", "x", *stale, *limits, "trainer.total_training_steps=4"]) == 0
+    assert (
+        main(
+            [
+                "train",
+                "ppo",
+                "--inline",
+                "--name",
+                "x",
+                *stale,
+                *limits,
+                "trainer.total_training_steps=4",
+            ]
+        )
+        == 0
+    )
     alarms = events(tmp_path / "runs" / "quickstart" / "x", "alarm")
     [alarm] = [each for each in alarms if each["name"] == "rollout_mismatch"]
     assert (alarm["step"], alarm["limit"]) == (4, 0.001)
@@ -90,11 +120,17 @@ def test_warn_is_an_alarm_and_goes_on(stale: list[str], tmp_path: Path, capsys: 
 def test_correction_takes_part_in_a_run(stale: list[str], tmp_path: Path) -> None:
     """With a correct engine it changes nothing that rounding does not; with a stale one it changes what is learned."""
     settings = [*stale, "trainer.mismatch.halt=null"]
-    on = ["algorithm.rollout_correction.rollout_is=token", "algorithm.rollout_correction.rollout_is_threshold=2"]
+    on = [
+        "algorithm.rollout_correction.rollout_is=token",
+        "algorithm.rollout_correction.rollout_is_threshold=2",
+    ]
     for name, overrides in {"off": [], "on": on}.items():
         assert main(["train", "ppo", "--inline", "--name", name, *settings, *overrides]) == 0
     off, corrected = (steps(tmp_path / "runs" / "quickstart" / name) for name in ("off", "on"))
     assert corrected[1]["rollout_corr/rollout_is_mean"] == pytest.approx(1.0, abs=1e-4)
     assert corrected[1]["actor/grad_norm"] == pytest.approx(off[1]["actor/grad_norm"], rel=1e-3)
     assert corrected[2]["rollout_corr/rollout_is_std"] > 0.01
-    assert abs(corrected[2]["actor/grad_norm"] - off[2]["actor/grad_norm"]) > 1e-3 * off[2]["actor/grad_norm"]
+    assert (
+        abs(corrected[2]["actor/grad_norm"] - off[2]["actor/grad_norm"])
+        > 1e-3 * off[2]["actor/grad_norm"]
+    )

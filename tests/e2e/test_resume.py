@@ -14,11 +14,26 @@ import pytest
 from rlctl.data_prep.arithmetic import train_and_validation
 from rlctl.data_prep.rows import write_rows
 from rlctl.runs.process import DriverProcess
-from rlctl.runtime.checkpoint import damage
+from rlctl.runtime.checkpoint.store import damage
 from tests.e2e.command import metrics, reproducible
-from tests.e2e.interrupted import LOGGER, SCORE, Ended, answers, events, finish_in_spite_of, learnt, random_kills, run, state
+from tests.e2e.interrupted import (
+    LOGGER,
+    SCORE,
+    Ended,
+    answers,
+    events,
+    finish_in_spite_of,
+    learnt,
+    random_kills,
+    run,
+    state,
+)
 
-PPO = ["algorithm.use_kl_in_reward=true", "algorithm.kl_ctrl.type=adaptive", "trainer.critic_warmup=2"]
+PPO = [
+    "algorithm.use_kl_in_reward=true",
+    "algorithm.kl_ctrl.type=adaptive",
+    "trainer.critic_warmup=2",
+]
 GRPO = [
     "actor_rollout_ref.rollout.n=4",
     "actor_rollout_ref.actor.use_kl_loss=true",
@@ -30,7 +45,11 @@ GRPO = [
     "trainer.default_local_dir=elsewhere/checkpoints",
 ]
 
-LORA = [f"{model}.{setting}" for model in ("actor_rollout_ref.model", "critic.model") for setting in ("lora_rank=4", "lora_alpha=8")]
+LORA = [
+    f"{model}.{setting}"
+    for model in ("actor_rollout_ref.model", "critic.model")
+    for setting in ("lora_rank=4", "lora_alpha=8")
+]
 
 
 @pytest.fixture(scope="module")
@@ -92,13 +111,19 @@ def assert_same(resumed: Path, straight: Path, why: str = "") -> None:
 def test_killed_at_any_moment(verb: str, more: list[str], small: list[str], folder: Path) -> None:
     """Three random moments each, one after the other in the same run."""
     straight = train(verb, verb, [*small, *more], folder, "--inline")
-    assert len({row["critic/score/mean"] for row in metrics(straight)[1:]}) > 1  # there is something to learn from
+    assert (
+        len({row["critic/score/mean"] for row in metrics(straight)[1:]}) > 1
+    )  # there is something to learn from
     if verb == "grpo":
-        assert sum(row["filter_groups/surplus_groups"] for row in metrics(straight)[1:-1]) > 0  # there is something to keep
+        assert (
+            sum(row["filter_groups/surplus_groups"] for row in metrics(straight)[1:-1]) > 0
+        )  # there is something to keep
     seed = random.SystemRandom().randrange(10**6)
     kills = random_kills(3, 24, random.Random(seed))
     name = f"{verb}-killed"
-    doing = finish_in_spite_of(kills, name, ["train", verb, "--inline", "--name", name, *small, *more], folder, "--inline")
+    doing = finish_in_spite_of(
+        kills, name, ["train", verb, "--inline", "--name", name, *small, *more], folder, "--inline"
+    )
     killed = straight.with_name(name)
     assert_same(killed, straight, f"seed {seed}: {kills}, {doing}")
     assert len(events(killed, "attempt")) == len(doing) + 1 > 1
@@ -107,7 +132,12 @@ def test_killed_at_any_moment(verb: str, more: list[str], small: list[str], fold
 
 def test_adapters_go_on_as_well(small: list[str], folder: Path) -> None:
     """LoRA of actor and critic, with the actor's base as the reference; killed after the first checkpoint."""
-    more = ["trainer.total_epochs=1", "trainer.save_freq=1", "trainer.critic_warmup=0", "actor_rollout_ref.actor.optim.lr=1e-2"]
+    more = [
+        "trainer.total_epochs=1",
+        "trainer.save_freq=1",
+        "trainer.critic_warmup=0",
+        "actor_rollout_ref.actor.optim.lr=1e-2",
+    ]
     settings = [*small, *PPO, *LORA, *more]
     straight = train("ppo", "lora", settings, folder, "--inline")
     assert metrics(straight)[-1]["actor/reward_kl_penalty"] > 0
@@ -124,7 +154,9 @@ def test_killed_on_two_ranks(small: list[str], folder: Path) -> None:
     """Real Ray, real FSDP2 over gloo; killed in the step after the first checkpoint."""
     settings = [*small, *PPO, "trainer.total_epochs=1", "trainer.n_gpus_per_node=2"]
     straight = train("ppo", "two", settings, folder)
-    doing = finish_in_spite_of(["34:0.1"], "two-killed", ["train", "ppo", "--name", "two-killed", *settings], folder)
+    doing = finish_in_spite_of(
+        ["34:0.1"], "two-killed", ["train", "ppo", "--name", "two-killed", *settings], folder
+    )
     killed = straight.with_name("two-killed")
     assert doing
     assert_same(killed, straight)
@@ -140,22 +172,34 @@ def longer(small: list[str], folder: Path) -> Path:
     return train("ppo", "longer", [*small, *PPO, "trainer.total_epochs=3"], folder, "--inline")
 
 
-def test_a_finished_run_says_so_and_goes_on_with_more_epochs(finished: Path, longer: Path, folder: Path) -> None:
+def test_a_finished_run_says_so_and_goes_on_with_more_epochs(
+    finished: Path, longer: Path, folder: Path
+) -> None:
     """At the boundary of an epoch no prompt is left out or met twice; the checkpoints that need not be kept go."""
     copied = copy_of(finished, "boundary")
     assert "has finished its 6 steps" in resume(copied, folder).talk
     assert len(events(copied, "attempt")) == 1
-    keep = ["trainer.max_ckpt_to_keep=1", "trainer.keep_best.metric=critic/score/mean", "trainer.keep_best.k=2"]
+    keep = [
+        "trainer.max_ckpt_to_keep=1",
+        "trainer.keep_best.metric=critic/score/mean",
+        "trainer.keep_best.k=2",
+    ]
     talk = resume(copied, folder, "trainer.total_epochs=3", *keep).talk
     assert "trainer.total_epochs: 2 → 3" in talk
     assert_same(copied, longer)
-    scores = {row["step"]: row["critic/score/mean"] for row in metrics(longer) if row["step"] in (2, 4, 6, 8, 9)}
+    scores = {
+        row["step"]: row["critic/score/mean"]
+        for row in metrics(longer)
+        if row["step"] in (2, 4, 6, 8, 9)
+    }
     best = sorted(scores, key=lambda step: (-scores[step], step))[:2]
     left = {int(each.name.removeprefix("step_")) for each in copied.glob("checkpoints/step_*")}
     assert left == {9, *best}
 
 
-def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(finished: Path, longer: Path, folder: Path) -> None:
+def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(
+    finished: Path, longer: Path, folder: Path
+) -> None:
     copied = copy_of(finished, "damaged")
     with next(copied.glob("checkpoints/step_000006/actor/*.distcp")).open("r+b") as file:
         file.seek(1000)
@@ -165,7 +209,10 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(finished: Path
     assert "goes on from step 4" in talk
     assert_same(copied, longer)
     taken_back = copied / "attempts" / "2" / "taken_back"
-    assert [row["step"] for row in map(json.loads, (taken_back / "metrics.jsonl").read_text().splitlines())] == [5, 6]
+    assert [
+        row["step"]
+        for row in map(json.loads, (taken_back / "metrics.jsonl").read_text().splitlines())
+    ] == [5, 6]
     assert [each.name for each in (taken_back / "generations").iterdir()] == ["step_000006.jsonl"]
     assert (copied / "checkpoints" / "before_attempt_2" / "step_000006").is_dir()
 
@@ -175,9 +222,15 @@ def test_every_kind_of_damage_is_seen(finished: Path, tmp_path: Path) -> None:
     assert damage(whole) is None
     for number, (spoil, words) in enumerate(
         {
-            lambda folder: (folder / "critic" / ".metadata").unlink(): "critic/.metadata is missing",
-            lambda folder: (folder / "state.json").write_text("{}"): "state.json has 2 bytes and should have",
-            lambda folder: (folder / "manifest.json").write_text("{"): "manifest.json cannot be read",
+            lambda folder: (
+                folder / "critic" / ".metadata"
+            ).unlink(): "critic/.metadata is missing",
+            lambda folder: (folder / "state.json").write_text(
+                "{}"
+            ): "state.json has 2 bytes and should have",
+            lambda folder: (folder / "manifest.json").write_text(
+                "{"
+            ): "manifest.json cannot be read",
         }.items()
     ):
         spoilt = tmp_path / str(number)
@@ -209,7 +262,9 @@ def test_another_configuration_is_another_run(finished: Path, folder: Path) -> N
 
 
 def test_data_that_has_changed_is_named(finished: Path, shelf: Path, folder: Path) -> None:
-    write_rows(folder / "train.parquet", train_and_validation(32, 0, seed=9, level=1, careless=0.0)[0])
+    write_rows(
+        folder / "train.parquet", train_and_validation(32, 0, seed=9, level=1, careless=0.0)[0]
+    )
     try:
         talk = resume(finished, folder, "trainer.total_epochs=3", code=3).talk
     finally:
@@ -220,7 +275,9 @@ def test_data_that_has_changed_is_named(finished: Path, shelf: Path, folder: Pat
 def test_a_run_that_lives_is_left_alone(finished: Path, folder: Path) -> None:
     here = asdict(DriverProcess.current())
     living = copy_of(finished, "living", state="running", process=here)
-    assert f"process {here['pid']} on {here['host']}" in resume(living, folder, "--force", code=5).talk
+    assert (
+        f"process {here['pid']} on {here['host']}" in resume(living, folder, "--force", code=5).talk
+    )
     far = copy_of(finished, "far", state="running", process=here | {"host": "elsewhere"})
     assert "--force" in resume(far, folder, code=5).talk
     resume(far, folder, "--force")
@@ -232,7 +289,9 @@ def test_without_a_checkpoint_it_begins_again(finished: Path, folder: Path) -> N
     (copied / "checkpoints").mkdir()
     assert "from the beginning: it has no checkpoint" in resume(copied, folder).talk
     assert_same(copied, finished)
-    assert resume(copied, folder, "--from-step", "3", code=4).talk.count("steps there: 2, 4, 6") == 1
+    assert (
+        resume(copied, folder, "--from-step", "3", code=4).talk.count("steps there: 2, 4, 6") == 1
+    )
 
 
 def test_resume_mode(finished: Path, longer: Path, small: list[str], folder: Path) -> None:
@@ -248,9 +307,17 @@ def test_resume_mode(finished: Path, longer: Path, small: list[str], folder: Pat
     assert [row["step"] for row in metrics(named)] == list(range(10))
     assert learnt(named) == learnt(longer)
     assert run(*auto, "data.seed=7", cwd=folder).code == 3
-    path = ["trainer.resume_mode=resume_path", f"trainer.resume_from_path={finished}/checkpoints/step_000004"]
-    assert run("train", "ppo", "--inline", *small, *PPO, "--name", "from-path", *path, cwd=folder).code == 0
-    assert reproducible(named.with_name("from-path"))[1:] == [row for row in reproducible(finished) if row["step"] > 4]
+    path = [
+        "trainer.resume_mode=resume_path",
+        f"trainer.resume_from_path={finished}/checkpoints/step_000004",
+    ]
+    assert (
+        run("train", "ppo", "--inline", *small, *PPO, "--name", "from-path", *path, cwd=folder).code
+        == 0
+    )
+    assert reproducible(named.with_name("from-path"))[1:] == [
+        row for row in reproducible(finished) if row["step"] > 4
+    ]
 
 
 def test_a_full_disk_harms_no_checkpoint(finished: Path, folder: Path) -> None:
@@ -267,11 +334,22 @@ def test_a_full_disk_harms_no_checkpoint(finished: Path, folder: Path) -> None:
 
 
 @pytest.mark.parametrize(("name", "code"), [("SIGTERM", 143), ("SIGUSR1", 143), ("SIGINT", 130)])
-def test_a_signal_finishes_the_step_and_saves(name: str, code: int, small: list[str], folder: Path) -> None:
+def test_a_signal_finishes_the_step_and_saves(
+    name: str, code: int, small: list[str], folder: Path
+) -> None:
     """Also where checkpoints are not asked for; what is resumed from it is the run that was never stopped."""
     settings = [*small, *PPO, "trainer.save_freq=-1"]
     whole = train("ppo", "never-stopped", settings, folder, "--inline")
-    ended = run("train", "ppo", "--inline", "--name", name, *settings, cwd=folder, kill_at=f"{random.randint(12, 30)}:0.02:{name}")
+    ended = run(
+        "train",
+        "ppo",
+        "--inline",
+        "--name",
+        name,
+        *settings,
+        cwd=folder,
+        kill_at=f"{random.randint(12, 30)}:0.02:{name}",
+    )
     assert ended.code == code, ended.talk
     assert f"{name}: finishing the step" in ended.talk
     stopped = whole.with_name(name)

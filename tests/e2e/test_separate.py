@@ -40,31 +40,65 @@ class Engine(HFEngine):
 
 
 @pytest.mark.slow
-def test_a_run_whose_engine_is_killed_is_the_run_without_engines_of_its_own(settings: list[str], tmp_path: Path) -> None:
-    settings = [*settings, "actor_rollout_ref.rollout.n=2", "trainer.total_training_steps=3", "trainer.test_freq=3"]
+def test_a_run_whose_engine_is_killed_is_the_run_without_engines_of_its_own(
+    settings: list[str], tmp_path: Path
+) -> None:
+    settings = [
+        *settings,
+        "actor_rollout_ref.rollout.n=2",
+        "trainer.total_training_steps=3",
+        "trainer.test_freq=3",
+    ]
     (tmp_path / "mortal.py").write_text(ENGINE)
     (tmp_path / "die-1").touch()
     rlctl("train", "ppo", "--inline", "--name", "together", *settings, cwd=tmp_path)
-    done = rlctl("train", "ppo", "--name", "apart", *settings, *SEPARATE, "actor_rollout_ref.rollout.name=mortal:Engine", cwd=tmp_path)
+    done = rlctl(
+        "train",
+        "ppo",
+        "--name",
+        "apart",
+        *settings,
+        *SEPARATE,
+        "actor_rollout_ref.rollout.name=mortal:Engine",
+        cwd=tmp_path,
+    )
     assert "is lost" in done.stderr
     runs = tmp_path / "runs" / "quickstart"
     together, apart = metrics(runs / "together"), metrics(runs / "apart")
     assert [row.keys() for row in together] == [row.keys() for row in apart]
     for one, other in zip(together, apart, strict=True):
-        for name in (name for name in one if not name.startswith(("timing", "perf/", "rollout_corr/", "training/rollout_probs"))):
+        for name in (
+            name
+            for name in one
+            if not name.startswith(("timing", "perf/", "rollout_corr/", "training/rollout_probs"))
+        ):
             assert other[name] == pytest.approx(one[name], rel=1e-3, abs=1e-5), name
     assert all(row["training/rollout_probs_diff_max"] < 1e-4 for row in apart[1:])
-    kinds = [json.loads(line)["kind"] for line in (runs / "apart" / "events.jsonl").read_text().splitlines()]
+    kinds = [
+        json.loads(line)["kind"]
+        for line in (runs / "apart" / "events.jsonl").read_text().splitlines()
+    ]
     assert kinds.count("engine_lost") == 1
     assert json.loads((runs / "apart" / "run.json").read_text())["exit_code"] == 0
 
 
 @pytest.mark.slow
-def test_a_run_without_engines_fails_in_time_leaves_nothing_and_can_be_resumed(settings: list[str], tmp_path: Path) -> None:
+def test_a_run_without_engines_fails_in_time_leaves_nothing_and_can_be_resumed(
+    settings: list[str], tmp_path: Path
+) -> None:
     (tmp_path / "mortal.py").write_text(ENGINE)
     marker = f"{os.getpid()}-engines"
-    overrides = [*settings, *SEPARATE, "actor_rollout_ref.rollout.name=mortal:Engine", "trainer.timeouts.rollout_restart_s=4"]
-    overrides += ["actor_rollout_ref.rollout.n=2", "trainer.total_training_steps=1000", "trainer.total_epochs=1000"]
+    overrides = [
+        *settings,
+        *SEPARATE,
+        "actor_rollout_ref.rollout.name=mortal:Engine",
+        "trainer.timeouts.rollout_restart_s=4",
+    ]
+    overrides += [
+        "actor_rollout_ref.rollout.n=2",
+        "trainer.total_training_steps=1000",
+        "trainer.total_epochs=1000",
+    ]
     overrides += ["trainer.save_freq=1", "trainer.max_ckpt_to_keep=1"]
     run = tmp_path / "runs" / "quickstart" / "alone"
     process = begun("train", "grpo", "--name", "alone", *overrides, cwd=tmp_path, marker=marker)
@@ -85,25 +119,52 @@ def test_a_run_without_engines_fails_in_time_leaves_nothing_and_can_be_resumed(s
         time.sleep(0.2)
     assert with_marker(marker) == []
     (tmp_path / "full").unlink()
-    saved = max(int(each.name.removeprefix("step_")) for each in (run / "checkpoints").glob("step_*"))
+    saved = max(
+        int(each.name.removeprefix("step_")) for each in (run / "checkpoints").glob("step_*")
+    )
     assert saved >= 2
     rlctl("resume", "alone", f"trainer.total_training_steps={saved + 1}", cwd=tmp_path)
     assert [row["step"] for row in metrics(run)] == list(range(saved + 2))
     assert json.loads((run / "run.json").read_text())["exit_code"] == 0
 
 
-def test_what_a_pool_of_engines_cannot_be_is_said(settings: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["train", "ppo", *settings, "trainer.placement.rollout=x", "trainer.placement.critic=x"]) == 3
+def test_what_a_pool_of_engines_cannot_be_is_said(
+    settings: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert (
+        main(
+            ["train", "ppo", *settings, "trainer.placement.rollout=x", "trainer.placement.critic=x"]
+        )
+        == 3
+    )
     assert "pool 'x' holds the rollout engines and critic" in capsys.readouterr().err
     assert main(["train", "ppo", "--inline", *settings, *SEPARATE]) == 2
     assert "--inline runs one process" in capsys.readouterr().err
     assert main(["train", "ppo", *settings, *SEPARATE, "actor_rollout_ref.rollout.mode=async"]) == 3
     said = capsys.readouterr().err
-    assert "actor_rollout_ref.rollout.mode=async is set, but the engine hf answers one batch after the other" in said
+    assert (
+        "actor_rollout_ref.rollout.mode=async is set, but the engine hf answers one batch after the other"
+        in said
+    )
 
 
-def test_a_dry_run_shows_the_engines(settings: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["train", "grpo", "--dry-run", "--json", *settings, *SEPARATE, "actor_rollout_ref.rollout.n=2"]) == 0
+def test_a_dry_run_shows_the_engines(
+    settings: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert (
+        main(
+            [
+                "train",
+                "grpo",
+                "--dry-run",
+                "--json",
+                *settings,
+                *SEPARATE,
+                "actor_rollout_ref.rollout.n=2",
+            ]
+        )
+        == 0
+    )
     planned = json.loads(capsys.readouterr().out)
     rollout = next(each for each in planned["placement"] if each["role"] == "rollout")
     assert (rollout["pool"], rollout["processes"]) == ("engines", 2)

@@ -9,10 +9,22 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.command import begun, metrics, reproducible, rlctl, wait_for_steps, wait_until_gone, with_marker
+from tests.e2e.command import (
+    begun,
+    metrics,
+    reproducible,
+    rlctl,
+    wait_for_steps,
+    wait_until_gone,
+    with_marker,
+)
 from tests.e2e.interrupted import KILL_AT, LOGGER, SCORE, events, learnt
 
-ENDLESS = ["trainer.total_training_steps=100000", "trainer.total_epochs=100000", "trainer.test_freq=-1"]
+ENDLESS = [
+    "trainer.total_training_steps=100000",
+    "trainer.total_epochs=100000",
+    "trainer.test_freq=-1",
+]
 
 # An engine that never answers.
 ENGINE = """
@@ -32,15 +44,41 @@ def record(run: Path) -> tuple[str, int]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_ends_everything(number: int, code: int, settings: list[str], tmp_path: Path) -> None:
+def test_a_signal_ends_everything(
+    number: int, code: int, settings: list[str], tmp_path: Path
+) -> None:
     marker, run = f"{os.getpid()}-{number}", tmp_path / "runs" / "quickstart" / "long"
-    process = begun("train", "ppo", "--name", "long", *settings, *ENDLESS, cwd=tmp_path, marker=marker, process=True)
+    process = begun(
+        "train",
+        "ppo",
+        "--name",
+        "long",
+        *settings,
+        *ENDLESS,
+        cwd=tmp_path,
+        marker=marker,
+        process=True,
+    )
     wait_for_steps(process, run, 2)
     processes = with_marker(marker)
     assert len(processes) > 2
-    opened = [Path(file.path) for each in processes if each.pid == process.pid for file in each.open_files()]
-    (session,) = [path.parent for path in opened if path.name == "lock" and path.parent.name.startswith("rlctl-ray-")]
-    shared = {Path(each.path) for process in processes for each in process.memory_maps() if each.path.startswith("/dev/shm/")}
+    opened = [
+        Path(file.path)
+        for each in processes
+        if each.pid == process.pid
+        for file in each.open_files()
+    ]
+    (session,) = [
+        path.parent
+        for path in opened
+        if path.name == "lock" and path.parent.name.startswith("rlctl-ray-")
+    ]
+    shared = {
+        Path(each.path)
+        for process in processes
+        for each in process.memory_maps()
+        if each.path.startswith("/dev/shm/")
+    }
     os.killpg(process.pid, number)
     _, talk = process.communicate(timeout=60)
     assert process.returncode == code, talk
@@ -52,16 +90,22 @@ def test_a_signal_ends_everything(number: int, code: int, settings: list[str], t
 
 
 @pytest.mark.slow
-def test_stopped_from_another_shell_then_from_another_host(settings: list[str], tmp_path: Path) -> None:
+def test_stopped_from_another_shell_then_from_another_host(
+    settings: list[str], tmp_path: Path
+) -> None:
     run = tmp_path / "runs" / "quickstart" / "long"
-    process = begun("train", "grpo", "--inline", "--name", "long", *settings, *ENDLESS, cwd=tmp_path)
+    process = begun(
+        "train", "grpo", "--inline", "--name", "long", *settings, *ENDLESS, cwd=tmp_path
+    )
     wait_for_steps(process, run, 2)
     assert rlctl("stop", "lo", cwd=tmp_path, process=True).stderr == "note: long: stopped\n"
     assert process.wait(1) == 143
     assert record(run) == ("stopped", 143)
     step = metrics(run)[-1]["step"]
     assert (run / "checkpoints" / f"step_{step:06d}").is_dir()
-    assert rlctl("stop", "long", cwd=tmp_path).stderr == "note: long: stopped\n"  # there is nothing to do
+    assert (
+        rlctl("stop", "long", cwd=tmp_path).stderr == "note: long: stopped\n"
+    )  # there is nothing to do
     process = begun("resume", "long", "--inline", cwd=tmp_path)
     wait_for_steps(process, run, step + 2)
     assert not (run / "stop").exists()
@@ -74,7 +118,18 @@ def test_stopped_from_another_shell_then_from_another_host(settings: list[str], 
 @pytest.mark.slow
 def test_a_run_ends_in_time_and_goes_on(settings: list[str], tmp_path: Path) -> None:
     run = tmp_path / "runs" / "quickstart" / "long"
-    done = rlctl("train", "grpo", "--inline", "--name", "long", "--max-time", "8s", *settings, *ENDLESS, cwd=tmp_path)
+    done = rlctl(
+        "train",
+        "grpo",
+        "--inline",
+        "--name",
+        "long",
+        "--max-time",
+        "8s",
+        *settings,
+        *ENDLESS,
+        cwd=tmp_path,
+    )
     assert "finishing the step and saving" in done.stderr
     assert record(run) == ("stopped", 0)
     step = metrics(run)[-1]["step"]
@@ -87,30 +142,71 @@ def test_a_run_ends_in_time_and_goes_on(settings: list[str], tmp_path: Path) -> 
 def test_a_run_that_crashes_is_started_again(settings: list[str], tmp_path: Path) -> None:
     """Killed in its third step it becomes the run that nothing disturbed; a mistake in the configuration is not tried again."""
     (tmp_path / "score.py").write_text(SCORE)
-    settings = [*settings, "reward.custom_reward_function.path=score.py", LOGGER, "trainer.save_freq=1", "trainer.total_training_steps=3"]
+    settings = [
+        *settings,
+        "reward.custom_reward_function.path=score.py",
+        LOGGER,
+        "trainer.save_freq=1",
+        "trainer.total_training_steps=3",
+    ]
     folder = tmp_path / "runs" / "quickstart"
     rlctl("train", "grpo", "--inline", "--name", "calm", *settings, cwd=tmp_path)
     killed = {KILL_AT: "29:0"}
-    done = rlctl("train", "grpo", "--inline", "--name", "harried", "--retries", "1", *settings, cwd=tmp_path, more=killed)
+    done = rlctl(
+        "train",
+        "grpo",
+        "--inline",
+        "--name",
+        "harried",
+        "--retries",
+        "1",
+        *settings,
+        cwd=tmp_path,
+        more=killed,
+    )
     assert "harried ended with exit code 137; it is started again (1 of 1)" in done.stderr
     assert [event["exit_code"] for event in events(folder / "harried", "retry")] == [137]
     assert reproducible(folder / "harried") == reproducible(folder / "calm")
     assert learnt(folder / "harried") == learnt(folder / "calm")
-    assert "started again" not in rlctl("train", "grpo", "--inline", "--retries", "3", "trainer.nodes=2", cwd=tmp_path, code=3).stderr
+    assert (
+        "started again"
+        not in rlctl(
+            "train", "grpo", "--inline", "--retries", "3", "trainer.nodes=2", cwd=tmp_path, code=3
+        ).stderr
+    )
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("inline", [True, False])
-def test_what_hangs_is_told_with_its_stacks(inline: bool, settings: list[str], tmp_path: Path) -> None:
+def test_what_hangs_is_told_with_its_stacks(
+    inline: bool, settings: list[str], tmp_path: Path
+) -> None:
     (tmp_path / "hanging.py").write_text(ENGINE)
     marker, run = f"{os.getpid()}-hangs-{inline}", tmp_path / "runs" / "quickstart" / "hangs"
-    settings = [*settings, "actor_rollout_ref.rollout.name=hanging:Engine", "trainer.timeouts.call_s=4"]
-    process = begun("train", "grpo", "--name", "hangs", *settings, *(["--inline"] if inline else []), cwd=tmp_path, marker=marker)
+    settings = [
+        *settings,
+        "actor_rollout_ref.rollout.name=hanging:Engine",
+        "trainer.timeouts.call_s=4",
+    ]
+    process = begun(
+        "train",
+        "grpo",
+        "--name",
+        "hangs",
+        *settings,
+        *(["--inline"] if inline else []),
+        cwd=tmp_path,
+        marker=marker,
+    )
     _, talk = process.communicate(timeout=120)
     assert process.returncode == 1, talk
     assert record(run) == ("failed", 1)
     log = run / "attempts" / "1" / ("stacks.txt" if inline else "main-0.log")
-    assert ("gen was not over within 14 s" if inline else "actor.generate_sequences did not answer within 4 s") in talk
+    assert (
+        "gen was not over within 14 s"
+        if inline
+        else "actor.generate_sequences did not answer within 4 s"
+    ) in talk
     assert str(log.relative_to(tmp_path)) in talk
     assert f'File "{tmp_path}/hanging.py", line 7 in generate' in log.read_text()
     assert with_marker(marker) == []

@@ -18,7 +18,7 @@ from rlctl import storage
 from rlctl.__main__ import main
 from rlctl.errors import ConfigError, ConflictError, MissingExtraError, NotFoundError, ResourceError
 from rlctl.runs.provenance import data_hashes
-from rlctl.runtime.checkpoint import damage
+from rlctl.runtime.checkpoint.store import damage
 from tests.e2e.command import metrics, reproducible
 
 
@@ -28,7 +28,10 @@ def server() -> Iterator[str]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    process = subprocess.Popen([sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)], stderr=subprocess.DEVNULL)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)],
+        stderr=subprocess.DEVNULL,
+    )
     deadline = time.monotonic() + 60
     while True:
         try:
@@ -82,21 +85,33 @@ def shared(request: pytest.FixtureRequest, bucket: str, shelf: Path, tmp_path: P
     """An address that holds what `shelf` holds, and a recipe."""
     url = bucket if request.param == "s3" else f"file://{tmp_path}/shared"
     fs, path = storage.open_url(url)
-    files = {file: f"{path}/{file.relative_to(shelf)}" for file in shelf.rglob("*") if file.is_file()}
+    files = {
+        file: f"{path}/{file.relative_to(shelf)}" for file in shelf.rglob("*") if file.is_file()
+    }
     recipe = tmp_path / "tiny.yaml"
-    recipe.write_text("defaults: [ppo_trainer, _self_]\ntrainer: {save_freq: 1, max_ckpt_to_keep: 1, test_freq: 2}\n")
+    recipe.write_text(
+        "defaults: [ppo_trainer, _self_]\ntrainer: {save_freq: 1, max_ckpt_to_keep: 1, test_freq: 2}\n"
+    )
     storage.put(fs, files | {recipe: f"{path}/tiny.yaml"})
     recipe.unlink()
     return url
 
 
-def test_a_run_moves_to_another_machine(shared: str, settings: list[str], tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_run_moves_to_another_machine(
+    shared: str, settings: list[str], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     """Everything is read from there and the run goes there; its folder is lost, and its copy goes on as if nothing had happened."""
     own = [
         each
         for each in settings
         if not each.startswith(
-            ("data.train_files", "data.val_files", "actor_rollout_ref.model.path", "trainer.save_freq", "trainer.test_freq")
+            (
+                "data.train_files",
+                "data.val_files",
+                "actor_rollout_ref.model.path",
+                "trainer.save_freq",
+                "trainer.test_freq",
+            )
         )
     ]
     own += [
@@ -104,7 +119,15 @@ def test_a_run_moves_to_another_machine(shared: str, settings: list[str], tmp_pa
         f"data.val_files=[{shared}/val.parquet]",
         f"actor_rollout_ref.model.path={shared}/model",
     ]
-    train = ["train", "ppo", "--inline", "--recipe", f"{shared}/tiny.yaml", *own, f"trainer.mirror={shared}/runs"]
+    train = [
+        "train",
+        "ppo",
+        "--inline",
+        "--recipe",
+        f"{shared}/tiny.yaml",
+        *own,
+        f"trainer.mirror={shared}/runs",
+    ]
     assert main([*train, "--name", "straight", "trainer.total_training_steps=4"]) == 0
     assert main([*train, "--name", "moved"]) == 0
     runs, copy = Path("runs/quickstart"), f"{shared}/runs/quickstart/moved"
@@ -124,15 +147,25 @@ def test_a_run_moves_to_another_machine(shared: str, settings: list[str], tmp_pa
     assert json.loads((pulled / "run.json").read_text())["state"] == "finished"
     assert reproducible(pulled) == reproducible(runs / "straight")
     shutil.rmtree(runs / "moved")
-    assert main([*train, "--name", "moved"]) == ConflictError.exit_code  # its copy would be written over
+    assert (
+        main([*train, "--name", "moved"]) == ConflictError.exit_code
+    )  # its copy would be written over
 
 
 def steps(copy: str) -> list[str]:
     fs, path = storage.open_url(copy)
-    return sorted({name.split("/")[1] for name in storage.listing(fs, path).files if name.startswith("checkpoints/")})
+    return sorted(
+        {
+            name.split("/")[1]
+            for name in storage.listing(fs, path).files
+            if name.startswith("checkpoints/")
+        }
+    )
 
 
-def test_fetched_once_and_again_when_it_has_changed(bucket: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_fetched_once_and_again_when_it_has_changed(
+    bucket: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     fs, path = storage.open_url(f"{bucket}/folder")
     for text in ("old", "new"):
         fs.pipe({f"{path}/a.txt": text.encode(), f"{path}/deep/b.txt": b"same"})
@@ -162,24 +195,49 @@ def test_what_cannot_be_fetched_is_named(bucket: str, monkeypatch: pytest.Monkey
         storage.local(f"{bucket}/nothing")
 
 
-def test_a_copy_that_fails_does_not_stop_the_run(settings: list[str], tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_copy_that_fails_does_not_stop_the_run(
+    settings: list[str], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     """A file stands in the way."""
     (tmp_path / "full").touch()
     mirror = f"trainer.mirror=file://{tmp_path}/full"
-    assert main(["train", "ppo", "--inline", "--recipe", "ppo_trainer", *settings, "trainer.save_freq=1", "--name", "mine", mirror]) == 0
+    assert (
+        main(
+            [
+                "train",
+                "ppo",
+                "--inline",
+                "--recipe",
+                "ppo_trainer",
+                *settings,
+                "trainer.save_freq=1",
+                "--name",
+                "mine",
+                mirror,
+            ]
+        )
+        == 0
+    )
     talk = capfd.readouterr().err
     assert talk.count("lags behind") == 1
     assert talk.count("is not complete") == 1
     assert len(metrics(tmp_path / "runs" / "quickstart" / "mine")) == 3
-    events: list[dict[str, Any]] = [json.loads(line) for line in (tmp_path / "runs/quickstart/mine/events.jsonl").read_text().splitlines()]
-    assert [event["kind"] for event in events if event["kind"].startswith("mirror")].count("mirror_failed") >= 2
+    events: list[dict[str, Any]] = [
+        json.loads(line)
+        for line in (tmp_path / "runs/quickstart/mine/events.jsonl").read_text().splitlines()
+    ]
+    assert [event["kind"] for event in events if event["kind"].startswith("mirror")].count(
+        "mirror_failed"
+    ) >= 2
 
 
 def test_a_damaged_checkpoint_of_a_copy_is_not_taken(
     bucket: str, settings: list[str], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     saved = [*settings, "trainer.save_freq=1", f"trainer.mirror={bucket}/runs"]
-    assert main(["train", "ppo", "--inline", "--recipe", "ppo_trainer", *saved, "--name", "hurt"]) == 0
+    assert (
+        main(["train", "ppo", "--inline", "--recipe", "ppo_trainer", *saved, "--name", "hurt"]) == 0
+    )
     copy = f"{bucket}/runs/quickstart/hurt"
     assert steps(copy) == ["step_000001", "step_000002"]
     fs, path = storage.open_url(copy)
@@ -187,6 +245,8 @@ def test_a_damaged_checkpoint_of_a_copy_is_not_taken(
     fs.pipe_file(name, fs.cat_file(name).replace(b"2", b"3"))
     assert main(["runs", "pull", copy, "--root", str(tmp_path / "elsewhere")]) == 0
     assert "step_000002 is damaged: state.json is not what was written" in capfd.readouterr().err
-    assert [each.name for each in (tmp_path / "elsewhere/quickstart/hurt/checkpoints").iterdir()] == ["step_000001"]
+    assert [
+        each.name for each in (tmp_path / "elsewhere/quickstart/hurt/checkpoints").iterdir()
+    ] == ["step_000001"]
     with pytest.raises(ResourceError), storage.explained(copy):
         raise OSError("no route to host")

@@ -38,7 +38,9 @@ def trials(folder: Path, name: str) -> list[dict[str, object]]:
 
 
 @pytest.mark.slow
-def test_a_grid_of_four_two_at_once_of_which_hyperband_stops_some_then_the_winner_as_a_recipe(settings: list[str], tmp_path: Path) -> None:
+def test_a_grid_of_four_two_at_once_of_which_hyperband_stops_some_then_the_winner_as_a_recipe(
+    settings: list[str], tmp_path: Path
+) -> None:
     """Two at once because each takes half of the only slot that there is. By the name of the sweep the last three are in one bracket, where
     the last two are worse than one that has been seen before they start."""
     (tmp_path / "score.py").write_text(SLOW_UNTIL_CALM.format(seconds=0.1))
@@ -49,7 +51,11 @@ def test_a_grid_of_four_two_at_once_of_which_hyperband_stops_some_then_the_winne
         "trainer.test_freq=9",
         "algorithm.norm_adv_by_std_in_grpo=false",
     ]
-    own += [f"{LR}=5e-3,4e-3,3e-3,2e-3", "trainer.placement.device_fraction=0.5", "ray_kwargs.ray_init.num_cpus=1"]
+    own += [
+        f"{LR}=5e-3,4e-3,3e-3,2e-3",
+        "trainer.placement.device_fraction=0.5",
+        "ray_kwargs.ray_init.num_cpus=1",
+    ]
     options = ["--metric", "actor/lr", "--pruner", "hyperband", "--name", "sweep"]
     done = rlctl("sweep", "grpo", *settings, *own, *options, cwd=tmp_path, process=True)
     assert "cluster: 1 CPU; a run takes 0.5 CPU: 2 at once" in done.stderr
@@ -58,7 +64,9 @@ def test_a_grid_of_four_two_at_once_of_which_hyperband_stops_some_then_the_winne
     records = [record(run) for run in runs]
     assert {each["sweep"] for each in records} == {"sweep"}
     assert records[1]["created"] < records[0]["ended"], "two at once"
-    assert records[2]["created"] > min(records[0]["ended"], records[1]["ended"]), "and no more than two"
+    assert records[2]["created"] > min(records[0]["ended"], records[1]["ended"]), (
+        "and no more than two"
+    )
     assert [trial["state"] for trial in found] == ["finished", "finished", "pruned", "pruned"]
     assert [trial["value"] for trial in found[:2]] == [5e-3, 4e-3]
     for run in runs[2:]:
@@ -67,21 +75,35 @@ def test_a_grid_of_four_two_at_once_of_which_hyperband_stops_some_then_the_winne
         assert metrics(run)[-1]["step"] < 9
     rlctl("sweep", "best", "sweep", "--export", "best.yaml", cwd=tmp_path)
     winner, exported = compose(tmp_path / "best.yaml").config, tmp_path / "best.yaml"
-    assert (winner.actor_rollout_ref.actor.optim.lr, winner.algorithm.norm_adv_by_std_in_grpo) == (5e-3, False)
+    assert (winner.actor_rollout_ref.actor.optim.lr, winner.algorithm.norm_adv_by_std_in_grpo) == (
+        5e-3,
+        False,
+    )
     assert winner.data.train_batch_size == 8
     rlctl("sweep", "best", "sweep", "--export", exported, cwd=tmp_path, code=5)
     assert "sweep" in rlctl("sweeps", cwd=tmp_path).stdout
 
 
 @pytest.mark.slow
-def test_a_failing_trial_is_tried_again_and_the_sweep_goes_on(settings: list[str], tmp_path: Path) -> None:
+def test_a_failing_trial_is_tried_again_and_the_sweep_goes_on(
+    settings: list[str], tmp_path: Path
+) -> None:
     (tmp_path / "reward.py").write_text(
         "import os\n\ndef score(data_source, solution_str, ground_truth, extra_info=None, crash=False):\n"
         "    if crash and os.environ.get('RLCTL_SWEEP'):\n        os.kill(os.getppid(), 9)\n    return 1.0\n"
     )
     reward = "reward.custom_reward_function"
-    short = ("trainer.total_training_steps=1", "trainer.test_freq=1", "trainer.val_before_train=false")
-    crash = (*short, f"{reward}.path=reward.py", f"{reward}.name=score", f"{reward}.reward_kwargs.crash=true,false")
+    short = (
+        "trainer.total_training_steps=1",
+        "trainer.test_freq=1",
+        "trainer.val_before_train=false",
+    )
+    crash = (
+        *short,
+        f"{reward}.path=reward.py",
+        f"{reward}.name=score",
+        f"{reward}.reward_kwargs.crash=true,false",
+    )
     rlctl("sweep", "grpo", *settings, *crash, *JUDGED_BY_LR, "--name", "crash", cwd=tmp_path)
     found = trials(tmp_path, "crash")
     assert [trial["state"] for trial in found] == ["failed", "finished"]
@@ -90,12 +112,21 @@ def test_a_failing_trial_is_tried_again_and_the_sweep_goes_on(settings: list[str
     assert record["exit_code"] == 0
 
 
-def test_more_than_there_is_and_what_cannot_be_composed_is_refused(settings: list[str], tmp_path: Path) -> None:
+def test_more_than_there_is_and_what_cannot_be_composed_is_refused(
+    settings: list[str], tmp_path: Path
+) -> None:
     too_many = ("trainer.n_gpus_per_node=1,4", "ray_kwargs.ray_init.num_cpus=2")
     done = rlctl("sweep", "ppo", *settings, *too_many, "--name", "large", cwd=tmp_path, code=7)
     assert "needs 4 CPU; the whole cluster has 2 CPU" in done.stderr
-    assert json.loads((tmp_path / "runs" / "quickstart" / "large" / "sweep.json").read_text())["state"] == "failed"
-    plan = json.loads(rlctl("sweep", "ppo", *settings, f"{LR}=1e-4,1e-3", "--dry-run", "--json", cwd=tmp_path).stdout)
+    assert (
+        json.loads((tmp_path / "runs" / "quickstart" / "large" / "sweep.json").read_text())["state"]
+        == "failed"
+    )
+    plan = json.loads(
+        rlctl(
+            "sweep", "ppo", *settings, f"{LR}=1e-4,1e-3", "--dry-run", "--json", cwd=tmp_path
+        ).stdout
+    )
     assert (plan["runs"], plan["settings"]["sampler"]) == (2, "grid")
     assert [trial["overrides"] for trial in plan["trials"]] == [[f"{LR}=0.0001"], [f"{LR}=0.001"]]
     done = rlctl("sweep", "ppo", *settings, f"{LR}=1e-4,fast", "--dry-run", cwd=tmp_path, code=3)
@@ -108,7 +139,13 @@ def test_ended_and_resumed(settings: list[str], tmp_path: Path) -> None:
     none runs twice."""
     (tmp_path / "score.py").write_text(SLOW_UNTIL_CALM.format(seconds=0.02))
     slow = ("reward.custom_reward_function.path=score.py", f"{LR}=choice(1e-4,2e-4)")
-    own = ["trainer.total_training_steps=6", "trainer.test_freq=6", "trainer.val_before_train=false", "trainer.save_freq=1", *slow]
+    own = [
+        "trainer.total_training_steps=6",
+        "trainer.test_freq=6",
+        "trainer.val_before_train=false",
+        "trainer.save_freq=1",
+        *slow,
+    ]
     words = ["sweep", "grpo", *settings, *own, *JUDGED_BY_LR, "--parallel", "1", "--name", "ended"]
     first, second = (tmp_path / "runs" / "quickstart" / f"ended-{trial:03d}" for trial in range(2))
     end(words, tmp_path, first, signal.SIGINT, 130)
@@ -121,7 +158,10 @@ def test_ended_and_resumed(settings: list[str], tmp_path: Path) -> None:
     assert before["state"] == "finished"
     (tmp_path / "calm").touch()
     rlctl("resume", "ended", cwd=tmp_path)
-    assert [(trial["state"], trial["value"]) for trial in trials(tmp_path, "ended")] == [("finished", 1e-4), ("finished", 2e-4)]
+    assert [(trial["state"], trial["value"]) for trial in trials(tmp_path, "ended")] == [
+        ("finished", 1e-4),
+        ("finished", 2e-4),
+    ]
     assert record(first) == before
     for run in (first, second):
         assert record(run)["attempts"] == 2

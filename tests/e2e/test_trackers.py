@@ -22,7 +22,10 @@ IN_STEP_4 = "35"  # the phase: step 3 is told to all, and the checkpoint is of s
 
 
 def curves(
-    rows: list[dict[str, Any]], rename: tuple[str, str] = ("@", "@"), single: bool = False, leave_out: str = ""
+    rows: list[dict[str, Any]],
+    rename: tuple[str, str] = ("@", "@"),
+    single: bool = False,
+    leave_out: str = "",
 ) -> dict[str, dict[str, float]]:
     """The lines of metrics.jsonl by name and step, as JSON has them; with `single` as 32-bit floats."""
     found: dict[str, dict[str, float]] = {}
@@ -37,7 +40,9 @@ def curves(
 def joined_by_step(parts: list[list[dict[str, Any]]]) -> dict[str, dict[str, float]]:
     """W&B's history over the training step, later values for earlier ones: what its pages draw."""
     found: dict[str, dict[str, float]] = {}
-    for item in (each["history"]["item"] for part in parts for each in part if each["type"] == "history"):
+    for item in (
+        each["history"]["item"] for part in parts for each in part if each["type"] == "history"
+    ):
         for name, value in item.items():
             if not name.startswith(("_", "val/generations", STEP)):
                 found.setdefault(name, {})[str(item[STEP])] = value
@@ -45,11 +50,30 @@ def joined_by_step(parts: list[list[dict[str, Any]]]) -> dict[str, dict[str, flo
 
 
 @pytest.mark.slow
-def test_killed_and_resumed_every_tracker_shows_one_whole_curve(settings: list[str], tmp_path: Path) -> None:
+def test_killed_and_resumed_every_tracker_shows_one_whole_curve(
+    settings: list[str], tmp_path: Path
+) -> None:
     own = ["trainer.total_training_steps=4", "trainer.save_freq=2", "trainer.log_val_generations=2"]
     loggers = f"trainer.logger=['tests.e2e.interrupted:Killer',{','.join(LOGGERS)}]"
-    home = {"HOME": str(tmp_path), "TRACKIO_DIR": str(tmp_path / "trackio"), "WANDB_MODE": "offline", "SWANLAB_MODE": "offline"}
-    killed = run("train", "grpo", "--inline", "--name", "long", *settings, *own, loggers, cwd=tmp_path, kill_at=IN_STEP_4, environment=home)
+    home = {
+        "HOME": str(tmp_path),
+        "TRACKIO_DIR": str(tmp_path / "trackio"),
+        "WANDB_MODE": "offline",
+        "SWANLAB_MODE": "offline",
+    }
+    killed = run(
+        "train",
+        "grpo",
+        "--inline",
+        "--name",
+        "long",
+        *settings,
+        *own,
+        loggers,
+        cwd=tmp_path,
+        kill_at=IN_STEP_4,
+        environment=home,
+    )
     assert killed.code == -signal.SIGKILL, killed.talk
     folder = tmp_path / "runs" / "quickstart" / "long"
     assert [row["step"] for row in metrics(folder)] == [0, 1, 2, 3]
@@ -58,17 +82,23 @@ def test_killed_and_resumed_every_tracker_shows_one_whole_curve(settings: list[s
     assert resumed.code == 0, resumed.talk
     after = json.loads((folder / "run.json").read_text())["trackers"]
     assert set(after) == set(LOGGERS)
-    assert {name for name in LOGGERS if after[name] != before[name]} == {"swanlab"}, "offline experiments cannot be continued"
+    assert {name for name in LOGGERS if after[name] != before[name]} == {"swanlab"}, (
+        "offline experiments cannot be continued"
+    )
 
     reader = [sys.executable, "-m", "tests.tracking.real", "read", str(folder)]
-    done = subprocess.run(reader, env=os.environ | home, capture_output=True, text=True, timeout=120, check=True)
+    done = subprocess.run(
+        reader, env=os.environ | home, capture_output=True, text=True, timeout=120, check=True
+    )
     kept = json.loads(done.stdout)
     rows = metrics(folder)
     assert [row["step"] for row in rows] == [0, 1, 2, 3, 4]
     shown = kept["swanlab"][-1]
     assert shown.pop("val/generations") == {"0": 2, "2": 2, "4": 2}
     assert shown == curves(rows)
-    assert len(kept["wandb"]) == 1, "what the kill left of the first part was nothing but a header, at which wandb sync gives up"
+    assert len(kept["wandb"]) == 1, (
+        "what the kill left of the first part was nothing but a header, at which wandb sync gives up"
+    )
     assert joined_by_step(kept["wandb"]) == curves(rows, leave_out=STEP)
     assert kept["tensorboard"]["scalars"] == curves(rows, ("@", "_"), single=True)
     assert kept["mlflow"]["scalars"] == curves(rows, ("@", "_at_"))

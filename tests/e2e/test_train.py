@@ -34,17 +34,38 @@ def test_ppo_inline_on_ray_and_on_two_ranks(folder: Path, settings: list[str]) -
     assert reproducible(runs / "inline") == reproducible(runs / "ray")
     assert len(metrics(runs / "ray")) == 3
     one, two = metrics(runs / "ray"), metrics(runs / "two")
-    for name in ("critic/score/mean", "response_length/mean", "actor/pg_loss", "actor/grad_norm", "critic/grad_norm", "critic/vf_loss"):
+    for name in (
+        "critic/score/mean",
+        "response_length/mean",
+        "actor/pg_loss",
+        "actor/grad_norm",
+        "critic/grad_norm",
+        "critic/vf_loss",
+    ):
         assert two[1][name] == pytest.approx(one[1][name], rel=1e-3, abs=1e-6), name
     record = json.loads((runs / "ray" / "run.json").read_text())
     assert (record["state"], record["exit_code"], record["total_steps"]) == ("finished", 0, 2)
-    assert {"config.yaml", "origins.json", "metrics.jsonl", "events.jsonl", "generations", "attempts"} <= {
-        p.name for p in (runs / "ray").iterdir()
-    }
+    assert {
+        "config.yaml",
+        "origins.json",
+        "metrics.jsonl",
+        "events.jsonl",
+        "generations",
+        "attempts",
+    } <= {p.name for p in (runs / "ray").iterdir()}
 
 
 def test_a_step_reports_what_it_should(folder: Path, settings: list[str]) -> None:
-    rlctl("train", "ppo", "--inline", "--name", "names", *settings, "actor_rollout_ref.actor.use_kl_loss=true", cwd=folder)
+    rlctl(
+        "train",
+        "ppo",
+        "--inline",
+        "--name",
+        "names",
+        *settings,
+        "actor_rollout_ref.actor.use_kl_loss=true",
+        cwd=folder,
+    )
     step = metrics(folder / "runs" / "quickstart" / "names")[2]
     wanted = """actor/entropy actor/pg_loss actor/pg_clipfrac actor/pg_clipfrac_lower actor/ppo_kl actor/kl_loss actor/kl_coef actor/loss
         actor/grad_norm actor/lr actor/skipped_updates critic/vf_loss critic/vf_clipfrac critic/vpred_mean critic/grad_norm critic/lr
@@ -57,7 +78,9 @@ def test_a_step_reports_what_it_should(folder: Path, settings: list[str]) -> Non
     assert [name for name in wanted if name not in step] == []
     assert any(name.startswith("val-core/rlctl/arithmetic/") for name in step)
     phases = sum(
-        value for name, value in step.items() if name.startswith("timing_s/") and name not in ("timing_s/step", "timing_s/testing")
+        value
+        for name, value in step.items()
+        if name.startswith("timing_s/") and name not in ("timing_s/step", "timing_s/testing")
     )
     assert phases == pytest.approx(step["timing_s/step"], rel=0.03)
     assert step["training/rollout_probs_diff_max"] < 1e-4
@@ -69,7 +92,9 @@ def test_grpo_then_eval_then_generate(folder: Path, settings: list[str], shelf: 
     rlctl("train", "grpo", "--inline", "--name", "group", *settings, cwd=folder)
     checkpoint = folder / "runs" / "quickstart" / "group" / "checkpoints" / "step_000002"
     manifest = json.loads((checkpoint / "manifest.json").read_text())
-    on_disk = {str(path.relative_to(checkpoint)) for path in checkpoint.rglob("*") if path.is_file()} - {"manifest.json"}
+    on_disk = {
+        str(path.relative_to(checkpoint)) for path in checkpoint.rglob("*") if path.is_file()
+    } - {"manifest.json"}
     assert set(manifest["files"]) == on_disk
     assert json.loads((checkpoint / "state.json").read_text())["step"] == 2
     from transformers import AutoModelForCausalLM
@@ -82,15 +107,44 @@ def test_grpo_then_eval_then_generate(folder: Path, settings: list[str], shelf: 
     accuracy = "val-core/rlctl/arithmetic/acc/mean@1"
     evaluated = json.loads(rlctl("eval", "group", "--json", cwd=folder, process=True).stdout)
     assert evaluated[accuracy] == last[accuracy]
-    asked = rlctl("generate", shelf / "model", "1 + 1?", "-n", 2, "--temperature", 1, "--json", cwd=folder, process=True)
+    asked = rlctl(
+        "generate",
+        shelf / "model",
+        "1 + 1?",
+        "-n",
+        2,
+        "--temperature",
+        1,
+        "--json",
+        cwd=folder,
+        process=True,
+    )
     answers = json.loads(asked.stdout)
     assert [answer["prompt"] for answer in answers] == ["1 + 1?"] * 2
 
 
 def test_sft_learns_the_solutions(folder: Path, settings: list[str]) -> None:
-    settings = [*settings, "trainer.total_training_steps=24", "trainer.test_freq=-1", "actor_rollout_ref.actor.optim.lr=2e-2"]
-    rlctl("train", "sft", "--inline", "--name", "taught", *settings, "actor_rollout_ref.actor.ppo_mini_batch_size=8", cwd=folder)
-    losses = [row["train/loss"] for row in metrics(folder / "runs" / "quickstart" / "taught") if "train/loss" in row]
+    settings = [
+        *settings,
+        "trainer.total_training_steps=24",
+        "trainer.test_freq=-1",
+        "actor_rollout_ref.actor.optim.lr=2e-2",
+    ]
+    rlctl(
+        "train",
+        "sft",
+        "--inline",
+        "--name",
+        "taught",
+        *settings,
+        "actor_rollout_ref.actor.ppo_mini_batch_size=8",
+        cwd=folder,
+    )
+    losses = [
+        row["train/loss"]
+        for row in metrics(folder / "runs" / "quickstart" / "taught")
+        if "train/loss" in row
+    ]
     assert losses[-1] < 0.7 * losses[0]
 
 
@@ -99,7 +153,16 @@ def test_sft_learns_the_solutions(folder: Path, settings: list[str]) -> None:
 def test_real_gsm8k_with_a_local_model(folder: Path, shelf: Path) -> None:
     """Prepare the real data, look at it, and train a step on a subset of its prompts."""
     rlctl("prep", "gsm8k", "--source", GSM8K, "--out", folder / "gsm8k", cwd=folder, process=True)
-    shown = rlctl("data", "show", folder / "gsm8k" / "train.parquet", "--model", shelf / "model", "-n", 1, cwd=folder)
+    shown = rlctl(
+        "data",
+        "show",
+        folder / "gsm8k" / "train.parquet",
+        "--model",
+        shelf / "model",
+        "-n",
+        1,
+        cwd=folder,
+    )
     assert "Natalia" in shown.stdout
     settings = [
         f"data.train_files={folder}/gsm8k/train.parquet",
@@ -117,10 +180,15 @@ def test_real_gsm8k_with_a_local_model(folder: Path, shelf: Path) -> None:
         "trainer.project_name=quickstart",
     ]
     rlctl("train", "ppo", "--inline", "--name", "gsm8k", *settings, cwd=folder)
-    assert any(name.startswith("val-core/openai/gsm8k/") for name in metrics(folder / "runs" / "quickstart" / "gsm8k")[-1])
+    assert any(
+        name.startswith("val-core/openai/gsm8k/")
+        for name in metrics(folder / "runs" / "quickstart" / "gsm8k")[-1]
+    )
 
 
-def test_a_users_reward_function_that_fails_never_stops_a_run(folder: Path, settings: list[str], tmp_path: Path) -> None:
+def test_a_users_reward_function_that_fails_never_stops_a_run(
+    folder: Path, settings: list[str], tmp_path: Path
+) -> None:
     (tmp_path / "mine.py").write_text(
         "def compute_score(data_source, solution_str, ground_truth, extra_info=None, bonus=0):\n"
         "    print('looking at', data_source)\n"
@@ -128,10 +196,19 @@ def test_a_users_reward_function_that_fails_never_stops_a_run(folder: Path, sett
         "        raise ValueError('odd')\n"
         "    return {'score': 1 + bonus, 'length': len(solution_str)}\n"
     )
-    settings = [*settings, f"reward.custom_reward_function.path={tmp_path}/mine.py", "+reward.custom_reward_function.reward_kwargs.bonus=2"]
+    settings = [
+        *settings,
+        f"reward.custom_reward_function.path={tmp_path}/mine.py",
+        "+reward.custom_reward_function.reward_kwargs.bonus=2",
+    ]
     trained = rlctl("train", "ppo", "--inline", "--name", "mine", *settings, cwd=folder)
-    assert "looking at" not in trained.stderr.partition("building the actor")[2]  # after the checks, it would break into the live panel
-    assert "looking at rlctl/arithmetic\n" in rlctl("logs", "mine", "--role", "reward", "--rank", "0", cwd=folder).stdout
+    assert (
+        "looking at" not in trained.stderr.partition("building the actor")[2]
+    )  # after the checks, it would break into the live panel
+    assert (
+        "looking at rlctl/arithmetic\n"
+        in rlctl("logs", "mine", "--role", "reward", "--rank", "0", cwd=folder).stdout
+    )
     step = metrics(folder / "runs" / "quickstart" / "mine")[1]
     assert step["critic/score/max"] == 3.0
     assert 0 < step["reward/num_failed"] < 8

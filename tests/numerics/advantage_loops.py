@@ -6,7 +6,7 @@ import math
 import statistics
 from collections.abc import Callable
 
-from rlctl.runtime.algorithms.advantages import AdvantageInputs, AdvantageParams
+from rlctl.runtime.algorithms.advantages.token_level import AdvantageInputs, AdvantageParams
 
 Table = list[list[float]]
 
@@ -22,10 +22,16 @@ def _spread(rows: AdvantageInputs, by_row: dict[int, float]) -> Table:
 
 def _whiten(rows: AdvantageInputs, table: Table, remask: bool) -> Table:
     mask = rows.mask.tolist()
-    kept = [x for line, m in zip(table, mask, strict=True) for x, keep in zip(line, m, strict=True) if keep]
+    kept = [
+        x
+        for line, m in zip(table, mask, strict=True)
+        for x, keep in zip(line, m, strict=True)
+        if keep
+    ]
     mean, scale = statistics.mean(kept), math.sqrt(statistics.variance(kept) + 1e-8)
     return [
-        [(x - mean) / scale * (keep if remask else 1) for x, keep in zip(line, m, strict=True)] for line, m in zip(table, mask, strict=True)
+        [(x - mean) / scale * (keep if remask else 1) for x, keep in zip(line, m, strict=True)]
+        for line, m in zip(table, mask, strict=True)
     ]
 
 
@@ -33,7 +39,9 @@ def _grpo_rows(rows: AdvantageInputs, scores: list[float], by_std: bool) -> dict
     out = {}
     for members in _groups(rows):
         values = [scores[i] for i in members]
-        mean, std = (statistics.mean(values), statistics.stdev(values)) if len(values) > 1 else (0.0, 1.0)
+        mean, std = (
+            (statistics.mean(values), statistics.stdev(values)) if len(values) > 1 else (0.0, 1.0)
+        )
         out |= {i: (scores[i] - mean) / (std + 1e-6 if by_std else 1.0) for i in members}
     return out
 
@@ -41,11 +49,18 @@ def _grpo_rows(rows: AdvantageInputs, scores: list[float], by_std: bool) -> dict
 def _loop_gae(rows: AdvantageInputs, params: AdvantageParams) -> Table:
     """By the definition: Σ_l (γλ)^l δ_{t+l} over the tokens that the policy wrote."""
     table = [[0.0] * rows.mask.shape[1] for _ in range(len(rows.mask))]
-    for i, (r, v, m) in enumerate(zip(rows.rewards.tolist(), rows.given("values").tolist(), rows.mask.tolist(), strict=True)):
+    for i, (r, v, m) in enumerate(
+        zip(rows.rewards.tolist(), rows.given("values").tolist(), rows.mask.tolist(), strict=True)
+    ):
         steps = [t for t, keep in enumerate(m) if keep]
-        deltas = [r[t] + (params.gamma * v[steps[k + 1]] if k + 1 < len(steps) else 0.0) - v[t] for k, t in enumerate(steps)]
+        deltas = [
+            r[t] + (params.gamma * v[steps[k + 1]] if k + 1 < len(steps) else 0.0) - v[t]
+            for k, t in enumerate(steps)
+        ]
         for k, t in enumerate(steps):
-            table[i][t] = sum((params.gamma * params.lam) ** (j - k) * deltas[j] for j in range(k, len(steps)))
+            table[i][t] = sum(
+                (params.gamma * params.lam) ** (j - k) * deltas[j] for j in range(k, len(steps))
+            )
     return _whiten(rows, table, remask=True)
 
 
@@ -63,7 +78,9 @@ def _loop_rloo(rows: AdvantageInputs, params: AdvantageParams) -> Table:
 
 
 def _loop_rf_baseline(rows: AdvantageInputs, params: AdvantageParams) -> Table:
-    return _whiten(rows, _spread(rows, _grpo_rows(rows, rows.scores.tolist(), by_std=False)), remask=True)
+    return _whiten(
+        rows, _spread(rows, _grpo_rows(rows, rows.scores.tolist(), by_std=False)), remask=True
+    )
 
 
 def _loop_rf(rows: AdvantageInputs, params: AdvantageParams) -> Table:
@@ -78,13 +95,20 @@ def _loop_rf(rows: AdvantageInputs, params: AdvantageParams) -> Table:
 def _loop_remax(rows: AdvantageInputs, params: AdvantageParams) -> Table:
     greedy = rows.given("greedy_scores").tolist()
     tables = zip(rows.rewards.tolist(), rows.mask.tolist(), greedy, strict=True)
-    return [[sum(x * k for x, k in zip(r[t:], m[t:], strict=True)) - g * m[t] for t in range(len(r))] for r, m, g in tables]
+    return [
+        [sum(x * k for x, k in zip(r[t:], m[t:], strict=True)) - g * m[t] for t in range(len(r))]
+        for r, m, g in tables
+    ]
 
 
 def _loop_opo(rows: AdvantageInputs, params: AdvantageParams) -> Table:
     s, n, out = rows.scores.tolist(), rows.mask.sum(-1).tolist(), {}
     for members in _groups(rows):
-        baseline = sum(n[i] * s[i] for i in members) / sum(n[i] for i in members) if len(members) > 1 else 0.0
+        baseline = (
+            sum(n[i] * s[i] for i in members) / sum(n[i] for i in members)
+            if len(members) > 1
+            else 0.0
+        )
         out |= {i: s[i] - baseline for i in members}
     return _spread(rows, out)
 
@@ -105,8 +129,14 @@ def _loop_passk(rows: AdvantageInputs, params: AdvantageParams) -> Table:
 
 
 def _loop_gdpo(rows: AdvantageInputs, params: AdvantageParams) -> Table:
-    parts = {name: _grpo_rows(rows, scores.tolist(), params.norm_by_std) for name, scores in rows.components.items()}
-    total = {i: sum(params.weights[name] * part[i] for name, part in parts.items()) for i in range(len(rows.mask))}
+    parts = {
+        name: _grpo_rows(rows, scores.tolist(), params.norm_by_std)
+        for name, scores in rows.components.items()
+    }
+    total = {
+        i: sum(params.weights[name] * part[i] for name, part in parts.items())
+        for i in range(len(rows.mask))
+    }
     return _whiten(rows, _spread(rows, total), remask=True)
 
 
@@ -114,15 +144,26 @@ def _loop_otb(rows: AdvantageInputs, params: AdvantageParams) -> Table:
     r, m = rows.rewards.tolist(), rows.mask.tolist()
     lp, sq = rows.given("log_probs").tolist(), rows.given("sum_pi_squared").tolist()
     width = len(r[0])
-    to_go = [[sum(x * k for x, k in zip(r[i][t:], m[i][t:], strict=True)) for t in range(width)] for i in range(len(r))]
-    energy = [[sum((1 - 2 * math.exp(lp[i][j]) + sq[i][j]) * m[i][j] for j in range(t + 1)) for t in range(width)] for i in range(len(r))]
+    to_go = [
+        [sum(x * k for x, k in zip(r[i][t:], m[i][t:], strict=True)) for t in range(width)]
+        for i in range(len(r))
+    ]
+    energy = [
+        [
+            sum((1 - 2 * math.exp(lp[i][j]) + sq[i][j]) * m[i][j] for j in range(t + 1))
+            for t in range(width)
+        ]
+        for i in range(len(r))
+    ]
     table = [[0.0] * width for _ in r]
     for members in _groups(rows):
         for t in range(width):
             there = [i for i in members if m[i][t]]
             baseline = 0.0
             if len(there) > 1:
-                baseline = sum(to_go[i][t] * energy[i][t] for i in there) / (sum(energy[i][t] for i in there) + 1e-8)
+                baseline = sum(to_go[i][t] * energy[i][t] for i in there) / (
+                    sum(energy[i][t] for i in there) + 1e-8
+                )
             for i in there:
                 table[i][t] = to_go[i][t] - baseline
     return table

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from rlctl.runtime.algorithms.advantages import AdvantageInputs
-from rlctl.runtime.algorithms.losses import PolicyTokens
+from rlctl.runtime.algorithms.advantages.token_level import AdvantageInputs
+from rlctl.runtime.algorithms.policy_losses.clipped import PolicyTokens
 
 
 def golden_rows() -> AdvantageInputs:
@@ -41,7 +41,9 @@ def random_rows(seed: int, rows: int = 9, width: int = 7) -> AdvantageInputs:
     inside = torch.arange(width) < lengths[:, None]
     mask = (inside & (torch.rand(rows, width, generator=rng) < 0.8)).float()
     mask[torch.arange(rows), lengths - 1] = 1.0  # the last token is the policy's
-    rewards = torch.randn(rows, width, generator=rng) * mask * (torch.rand(rows, 1, generator=rng) < 0.5)
+    rewards = (
+        torch.randn(rows, width, generator=rng) * mask * (torch.rand(rows, 1, generator=rng) < 0.5)
+    )
     group = torch.tensor([5, 7, 5, 7, 5, 7, 9, 5, 11])[:rows]
     return AdvantageInputs(
         rewards=rewards,
@@ -49,7 +51,10 @@ def random_rows(seed: int, rows: int = 9, width: int = 7) -> AdvantageInputs:
         group=group,
         values=torch.randn(rows, width, generator=rng),
         greedy_scores=torch.randn(rows, generator=rng),
-        components={"correct": torch.randn(rows, generator=rng), "format": 100 * torch.rand(rows, generator=rng)},
+        components={
+            "correct": torch.randn(rows, generator=rng),
+            "format": 100 * torch.rand(rows, generator=rng),
+        },
         log_probs=-torch.rand(rows, width, generator=rng),
         sum_pi_squared=torch.rand(rows, width, generator=rng),
     )

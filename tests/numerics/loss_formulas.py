@@ -5,9 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from rlctl.runtime.algorithms.losses import ClipParams, PolicyTokens
+from rlctl.runtime.algorithms.policy_losses.clipped import ClipParams, PolicyTokens
 
-PARAMS = ClipParams(low=0.2, high=0.3, c=2.0, clip_cov_ratio=1.0, kl_cov_ratio=1.0, cov_low=0.1, cov_high=2.0, kl_coef=0.3, beta=0.4)
+PARAMS = ClipParams(
+    low=0.2,
+    high=0.3,
+    c=2.0,
+    clip_cov_ratio=1.0,
+    kl_cov_ratio=1.0,
+    cov_low=0.1,
+    cov_high=2.0,
+    kl_coef=0.3,
+    beta=0.4,
+)
 Pairs = dict[int, tuple[float, float]]
 
 
@@ -16,7 +26,11 @@ class Plain:
 
     def __init__(self, tokens: PolicyTokens) -> None:
         self.kept = [t for t, m in enumerate(tokens.mask.tolist()) if m]
-        self.lp, self.old, self.adv = tokens.log_probs.tolist(), tokens.old_log_probs.tolist(), tokens.advantages.tolist()
+        self.lp, self.old, self.adv = (
+            tokens.log_probs.tolist(),
+            tokens.old_log_probs.tolist(),
+            tokens.advantages.tolist(),
+        )
         self.row = tokens.row.tolist()
         self.d = {t: min(max(self.lp[t] - self.old[t], -20.0), 20.0) for t in self.kept}
 
@@ -25,7 +39,9 @@ class Plain:
         return sum(mates) / len(mates)
 
     def covariance(self) -> dict[int, float]:
-        mean_a, mean_l = (sum(x[t] for t in self.kept) / len(self.kept) for x in (self.adv, self.lp))
+        mean_a, mean_l = (
+            sum(x[t] for t in self.kept) / len(self.kept) for x in (self.adv, self.lp)
+        )
         return {t: (self.adv[t] - mean_a) * (self.lp[t] - mean_l) for t in self.kept}
 
 
@@ -80,7 +96,13 @@ def _geo_mean(x: Plain) -> Pairs:
 
 
 def _dro(x: Plain) -> Pairs:
-    return {t: (-(x.adv[t] * x.lp[t] - PARAMS.beta / 2 * x.d[t] ** 2), -(x.adv[t] - PARAMS.beta * x.d[t])) for t in x.kept}
+    return {
+        t: (
+            -(x.adv[t] * x.lp[t] - PARAMS.beta / 2 * x.d[t] ** 2),
+            -(x.adv[t] - PARAMS.beta * x.d[t]),
+        )
+        for t in x.kept
+    }
 
 
 def _clip_cov(x: Plain) -> Pairs:
@@ -108,7 +130,11 @@ def _kl_cov(x: Plain) -> Pairs:
 def _dppo(x: Plain, keeps: Callable[[float, float, float], bool]) -> Pairs:
     out = {}
     for t in x.kept:
-        slope = -x.adv[t] * min(math.exp(x.d[t]), PARAMS.c) * keeps(x.adv[t], math.exp(x.lp[t]), math.exp(x.old[t]))
+        slope = (
+            -x.adv[t]
+            * min(math.exp(x.d[t]), PARAMS.c)
+            * keeps(x.adv[t], math.exp(x.lp[t]), math.exp(x.old[t]))
+        )
         out[t] = (slope * x.lp[t], slope)
     return out
 

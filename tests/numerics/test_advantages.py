@@ -9,7 +9,14 @@ import torch
 
 from rlctl.errors import ConfigError, InternalError
 from rlctl.recipes.compose import compose
-from rlctl.runtime.algorithms.advantages import ESTIMATORS, AdvantageInputs, AdvantageParams, Need, estimator, get_estimator
+from rlctl.runtime.algorithms.advantages.token_level import (
+    ESTIMATORS,
+    AdvantageInputs,
+    AdvantageParams,
+    Need,
+    estimator,
+    get_estimator,
+)
 from tests.numerics.advantage_loops import LOOPS, Table
 from tests.numerics.batches import golden_rows, random_rows
 
@@ -26,11 +33,17 @@ GOLDEN: dict[str, tuple[AdvantageParams, Table]] = {
             [1.309842, 1.047874, 1.047874, 0.916890],
         ],
     ),
-    "grpo": (PLAIN, [[0.707105] * 3 + [0], [-0.707105] * 2 + [0, 0], [1.999998, 0, 1.999998, 1.999998]]),
+    "grpo": (
+        PLAIN,
+        [[0.707105] * 3 + [0], [-0.707105] * 2 + [0, 0], [1.999998, 0, 1.999998, 1.999998]],
+    ),
     "rloo": (PLAIN, [[0.5] * 3 + [0], [-0.5] * 2 + [0, 0], [2, 0, 2, 2]]),
     "opo": (PLAIN, [[0.2] * 3 + [0], [-0.3] * 2 + [0, 0], [2, 0, 2, 2]]),
     "gpg": (PLAIN, [[0.25] * 3 + [0], [-0.25] * 2 + [0, 0], [2, 0, 2, 2]]),
-    "reinforce_plus_plus_baseline": (PLAIN, [[-0.515659] * 3 + [0], [-1.000985] * 2 + [0, 0], [1.182983, 0, 1.182983, 1.182983]]),
+    "reinforce_plus_plus_baseline": (
+        PLAIN,
+        [[-0.515659] * 3 + [0], [-1.000985] * 2 + [0, 0], [1.182983, 0, 1.182983, 1.182983]],
+    ),
     "remax": (PLAIN, [[0.5, 0.5, 0.5, 0], [0.5, 0.5, 0, 0], [1, 2, 1, 1]]),
 }
 
@@ -39,37 +52,57 @@ GOLDEN: dict[str, tuple[AdvantageParams, Table]] = {
 def test_golden(name: str) -> None:
     params, expected = GOLDEN[name]
     advantages, _ = get_estimator(name)(golden_rows(), params)
-    torch.testing.assert_close(advantages, torch.tensor(expected, dtype=torch.float32), rtol=0, atol=2e-6)
+    torch.testing.assert_close(
+        advantages, torch.tensor(expected, dtype=torch.float32), rtol=0, atol=2e-6
+    )
 
 
 def test_golden_returns_and_discounts() -> None:
     _, returns = get_estimator("gae")(golden_rows(), PLAIN)
-    torch.testing.assert_close(returns, torch.tensor([[1, 1, 1, 0.4], [0.5, 0.5, 0.3, 0.2], [2, 1.9, 2, 2]]))
-    advantages, returns = get_estimator("gae")(golden_rows(), AdvantageParams(gamma=0.99, lam=0.95, norm_by_std=True))
-    assert advantages[0].tolist() == pytest.approx([-0.187611, -0.261663, -0.338916, -1.315917], abs=2e-6)
+    torch.testing.assert_close(
+        returns, torch.tensor([[1, 1, 1, 0.4], [0.5, 0.5, 0.3, 0.2], [2, 1.9, 2, 2]])
+    )
+    advantages, returns = get_estimator("gae")(
+        golden_rows(), AdvantageParams(gamma=0.99, lam=0.95, norm_by_std=True)
+    )
+    assert advantages[0].tolist() == pytest.approx(
+        [-0.187611, -0.261663, -0.338916, -1.315917], abs=2e-6
+    )
     assert returns[0].tolist() == pytest.approx([0.908407, 0.955350, 1, 0.4], abs=2e-6)
-    advantages, returns = get_estimator("reinforce_plus_plus")(golden_rows(), AdvantageParams(gamma=0.9, lam=1.0, norm_by_std=True))
+    advantages, returns = get_estimator("reinforce_plus_plus")(
+        golden_rows(), AdvantageParams(gamma=0.9, lam=1.0, norm_by_std=True)
+    )
     assert advantages[0].tolist() == pytest.approx([-0.546326, -0.395036, -0.226935, 0], abs=2e-6)
     assert advantages[2].tolist() == pytest.approx([0.815286, 0, 1.117867, 1.454068], abs=2e-6)
     assert returns[2].tolist() == pytest.approx([1.62, 0, 1.8, 2])
 
 
 def test_golden_dr_grpo() -> None:
-    advantages, _ = get_estimator("grpo")(golden_rows(), AdvantageParams(gamma=1.0, lam=1.0, norm_by_std=False))
+    advantages, _ = get_estimator("grpo")(
+        golden_rows(), AdvantageParams(gamma=1.0, lam=1.0, norm_by_std=False)
+    )
     assert advantages[:, 0].tolist() == [0.25, -0.25, 2.0]
 
 
 def test_reinforce_plus_plus_passes_over_tool_output() -> None:
-    rows = AdvantageInputs(torch.tensor([[0.0, 0, 0, 0, 2]]), torch.tensor([[1.0, 1, 0, 0, 1]]), torch.tensor([0]))
-    _, returns = get_estimator("reinforce_plus_plus")(rows, AdvantageParams(gamma=0.5, lam=1.0, norm_by_std=True))
+    rows = AdvantageInputs(
+        torch.tensor([[0.0, 0, 0, 0, 2]]), torch.tensor([[1.0, 1, 0, 0, 1]]), torch.tensor([0])
+    )
+    _, returns = get_estimator("reinforce_plus_plus")(
+        rows, AdvantageParams(gamma=0.5, lam=1.0, norm_by_std=True)
+    )
     assert returns[0].tolist() == [0.5, 1, 0, 0, 2]
 
 
 def test_gae_ignores_what_stands_on_masked_tokens() -> None:
     rows = random_rows(3)
     noise = (1 - rows.mask) * 1e3 * torch.randn_like(rows.mask)
-    noisy = AdvantageInputs(rows.rewards + noise, rows.mask, rows.group, rows.given("values") + noise)
-    expected, got = (get_estimator("gae")(each, AdvantageParams(0.9, 0.8, True)) for each in (rows, noisy))
+    noisy = AdvantageInputs(
+        rows.rewards + noise, rows.mask, rows.group, rows.given("values") + noise
+    )
+    expected, got = (
+        get_estimator("gae")(each, AdvantageParams(0.9, 0.8, True)) for each in (rows, noisy)
+    )
     keep = rows.mask > 0
     for a, b in zip(expected, got, strict=True):
         torch.testing.assert_close(a[keep], b[keep])
@@ -80,14 +113,21 @@ def test_gae_ignores_what_stands_on_masked_tokens() -> None:
 @pytest.mark.parametrize("norm_by_std", [True, False])
 def test_equals_an_independent_loop(name: str, seed: int, norm_by_std: bool) -> None:
     """On ragged rows with tool output between. A new estimator without a loop of its own fails here."""
-    rows = random_rows(seed, rows=6 if name == "grpo_passk" else 9)  # the first six are three pairs of groups, none of one
-    params = AdvantageParams(gamma=0.9, lam=0.8, norm_by_std=norm_by_std, weights={"correct": 2.0, "format": 0.5})
+    rows = random_rows(
+        seed, rows=6 if name == "grpo_passk" else 9
+    )  # the first six are three pairs of groups, none of one
+    params = AdvantageParams(
+        gamma=0.9, lam=0.8, norm_by_std=norm_by_std, weights={"correct": 2.0, "format": 0.5}
+    )
     advantages, returns = get_estimator(name)(rows, params)
     expected = torch.tensor(LOOPS[name](rows, params))
     keep = rows.mask > 0
     torch.testing.assert_close(advantages[keep], expected[keep], rtol=2e-5, atol=2e-5)
     assert returns.shape == advantages.shape == rows.mask.shape
-    if name not in ("gae", "remax"):  # their masked entries hold what is carried past them, as verl's do
+    if name not in (
+        "gae",
+        "remax",
+    ):  # their masked entries hold what is carried past them, as verl's do
         assert torch.equal(advantages[~keep], torch.zeros_like(advantages[~keep]))
 
 
@@ -109,7 +149,10 @@ def test_rows_may_come_in_any_order(name: str) -> None:
         taken(rows.log_probs),
         taken(rows.sum_pi_squared),
     )
-    expected, got = get_estimator(name)(rows, PLAIN)[0][order], get_estimator(name)(shuffled, PLAIN)[0]
+    expected, got = (
+        get_estimator(name)(rows, PLAIN)[0][order],
+        get_estimator(name)(shuffled, PLAIN)[0],
+    )
     torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-6)
 
 
@@ -146,19 +189,30 @@ def test_pass_at_k_refuses_a_group_of_one() -> None:
 
 def test_gdpo_refuses_weights_of_other_components() -> None:
     with pytest.raises(ConfigError, match=r"helpful.*correct, format"):
-        get_estimator("gdpo")(random_rows(0), AdvantageParams(1.0, 1.0, True, weights={"helpful": 1.0}))
+        get_estimator("gdpo")(
+            random_rows(0), AdvantageParams(1.0, 1.0, True, weights={"helpful": 1.0})
+        )
 
 
 def test_gdpo_leaves_out_components_without_a_weight() -> None:
-    rows, config = random_rows(0), compose("ppo_trainer", [*FILES, "algorithm.gdpo_reward_keys=[correct]"]).config.algorithm
+    rows, config = (
+        random_rows(0),
+        compose("ppo_trainer", [*FILES, "algorithm.gdpo_reward_keys=[correct]"]).config.algorithm,
+    )
     alone = replace(rows, components={"correct": rows.components["correct"]})
-    chosen, plain = get_estimator("gdpo")(rows, AdvantageParams.of(config)), get_estimator("gdpo")(alone, PLAIN)
+    chosen, plain = (
+        get_estimator("gdpo")(rows, AdvantageParams.of(config)),
+        get_estimator("gdpo")(alone, PLAIN),
+    )
     assert torch.equal(chosen[0], plain[0])
     assert not torch.equal(chosen[0], get_estimator("gdpo")(rows, PLAIN)[0])
 
 
 def test_gdpo_takes_one_weight_for_each_component() -> None:
-    config = compose("ppo_trainer", [*FILES, "algorithm.gdpo_reward_keys=[a]", "algorithm.gdpo_reward_weights=[1, 2]"]).config
+    config = compose(
+        "ppo_trainer",
+        [*FILES, "algorithm.gdpo_reward_keys=[a]", "algorithm.gdpo_reward_weights=[1, 2]"],
+    ).config
     with pytest.raises(ConfigError, match="2 weights for 1 components"):
         AdvantageParams.of(config.algorithm)
 
@@ -171,7 +225,9 @@ def test_unknown_names_get_a_suggestion() -> None:
     assert "reinforce_plus_plus_baseline" in str(caught.value)
 
 
-def my_estimator(inputs: AdvantageInputs, params: AdvantageParams) -> tuple[torch.Tensor, torch.Tensor]:
+def my_estimator(
+    inputs: AdvantageInputs, params: AdvantageParams
+) -> tuple[torch.Tensor, torch.Tensor]:
     """A user's own: the reward itself."""
     return inputs.rewards * params.gamma, inputs.rewards
 
@@ -180,7 +236,7 @@ def test_a_users_function_by_module_and_name() -> None:
     found = get_estimator("tests.numerics.test_advantages:my_estimator")
     assert found.needs == Need.NOTHING
     assert torch.equal(found(golden_rows(), PLAIN)[0], golden_rows().rewards)
-    assert get_estimator("rlctl.runtime.algorithms.advantages:gae").needs == Need.VALUES
+    assert get_estimator("rlctl.runtime.algorithms.advantages.token_level:gae").needs == Need.VALUES
 
 
 def test_a_name_is_taken_once() -> None:

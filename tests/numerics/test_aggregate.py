@@ -11,7 +11,12 @@ from hypothesis import strategies as st
 
 from rlctl.errors import ConfigError
 from rlctl.runtime.algorithms.aggregate import MODES, aggregate, count
-from rlctl.runtime.algorithms.losses import POLICY_LOSSES, ClipParams, PolicyTokens, get_policy_loss
+from rlctl.runtime.algorithms.policy_losses.clipped import (
+    POLICY_LOSSES,
+    ClipParams,
+    PolicyTokens,
+    get_policy_loss,
+)
 from tests.numerics.batches import golden_tokens, random_tokens
 
 GOLDEN = {  # of the advantages of `golden_tokens`, by verl 0.9.1
@@ -28,7 +33,9 @@ def test_golden(mode: str) -> None:
     tokens = golden_tokens()
     total = aggregate(tokens.advantages, tokens.mask, tokens.row, 2, mode, width=4)
     divisor = count(tokens.mask, tokens.row, 2, mode, width=4)
-    assert float(total) / (1.0 if divisor is None else divisor) == pytest.approx(GOLDEN[mode], abs=1e-6)
+    assert float(total) / (1.0 if divisor is None else divisor) == pytest.approx(
+        GOLDEN[mode], abs=1e-6
+    )
     assert (divisor is None) == (mode == "token-sum")
 
 
@@ -46,7 +53,9 @@ def cut(tokens: PolicyTokens, rows: list[int]) -> PolicyTokens:
     )
 
 
-def loss_and_gradient(tokens: PolicyTokens, parts: list[list[int]], name: str, mode: str) -> tuple[float, torch.Tensor]:
+def loss_and_gradient(
+    tokens: PolicyTokens, parts: list[list[int]], name: str, mode: str
+) -> tuple[float, torch.Tensor]:
     leaf = tokens.log_probs.clone().requires_grad_()
     total, divisor = torch.zeros(()), 0.0
     for rows in parts:
@@ -67,14 +76,20 @@ def loss_and_gradient(tokens: PolicyTokens, parts: list[list[int]], name: str, m
     name=st.sampled_from(["vanilla", "gspo", "sapo", "geo_mean", "cispo"]),
     seed=st.integers(0, 2**16),
 )
-def test_the_cut_does_not_matter(lengths: list[int], parts: int, mode: str, name: str, seed: int) -> None:
+def test_the_cut_does_not_matter(
+    lengths: list[int], parts: int, mode: str, name: str, seed: int
+) -> None:
     tokens = random_tokens(seed, tuple(lengths))
     tokens.mask[0] = 1.0  # at least one token is learned from
-    owner = torch.randint(parts, (len(lengths),), generator=torch.Generator().manual_seed(seed)).tolist()
+    owner = torch.randint(
+        parts, (len(lengths),), generator=torch.Generator().manual_seed(seed)
+    ).tolist()
     pieces = [[row for row, part in enumerate(owner) if part == i] for i in range(parts)]
     whole_loss, whole = loss_and_gradient(tokens, [list(range(len(lengths)))], name, mode)
     loss, gradient = loss_and_gradient(tokens, [rows for rows in pieces if rows], name, mode)
-    assert loss == pytest.approx(whole_loss, rel=1e-5, abs=1e-5)  # up to 72 terms of both signs around 1, in float32
+    assert loss == pytest.approx(
+        whole_loss, rel=1e-5, abs=1e-5
+    )  # up to 72 terms of both signs around 1, in float32
     torch.testing.assert_close(gradient, whole, rtol=1e-6, atol=1e-9)
 
 

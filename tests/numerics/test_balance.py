@@ -15,7 +15,11 @@ def test_row_cost_is_verls_for_a_hidden_size_of_4096() -> None:
 
 
 @settings(max_examples=80, deadline=None)
-@given(costs=st.lists(st.integers(0, 10_000), max_size=40), parts=st.integers(1, 9), equal_size=st.booleans())
+@given(
+    costs=st.lists(st.integers(0, 10_000), max_size=40),
+    parts=st.integers(1, 9),
+    equal_size=st.booleans(),
+)
 def test_every_row_goes_to_one_part(costs: list[int], parts: int, equal_size: bool) -> None:
     shares = balance(torch.tensor(costs, dtype=torch.float64), parts, equal_size)
     assert len(shares) == parts
@@ -30,7 +34,14 @@ def test_every_row_goes_to_one_part(costs: list[int], parts: int, equal_size: bo
 @pytest.mark.parametrize("parts", [2, 8])
 def test_totals_are_within_one_percent(parts: int, equal_size: bool) -> None:
     """On lengths as in practice: log-normal, 512 rows."""
-    lengths = torch.randn(512, generator=torch.Generator().manual_seed(0)).mul(0.7).add(5.5).exp().long().clamp(1, 2048)
+    lengths = (
+        torch.randn(512, generator=torch.Generator().manual_seed(0))
+        .mul(0.7)
+        .add(5.5)
+        .exp()
+        .long()
+        .clamp(1, 2048)
+    )
     costs = row_cost(lengths, 896)
     totals = torch.stack([costs[share].sum() for share in balance(costs, parts, equal_size)])
     assert float(totals.max() / totals.mean()) < 1.001
@@ -59,7 +70,10 @@ def test_the_same_rows_give_the_same_parts() -> None:
     at_least=st.integers(1, 12),
 )
 def test_micro_batches_keep_the_budget(lengths: list[int], budget: int, at_least: int) -> None:
-    cuts = [cut.tolist() for cut in micro_batches(torch.tensor(lengths, dtype=torch.int64), budget, at_least)]
+    cuts = [
+        cut.tolist()
+        for cut in micro_batches(torch.tensor(lengths, dtype=torch.int64), budget, at_least)
+    ]
     assert sorted(itertools.chain(*cuts)) == list(range(len(lengths)))
     assert all(cut and (len(cut) == 1 or sum(lengths[i] for i in cut) <= budget) for cut in cuts)
     assert len(cuts) >= min(at_least, len(lengths))
@@ -70,7 +84,11 @@ def test_micro_batches_keep_the_budget(lengths: list[int], budget: int, at_least
 def test_micro_batches_by_hand() -> None:
     lengths = torch.tensor([3, 9, 4, 4, 30])
     assert [cut.tolist() for cut in micro_batches(lengths, 12)] == [[4], [1], [2, 3, 0]]
-    assert [cut.tolist() for cut in micro_batches(lengths, 1000, at_least=3)] == [[4, 1], [2], [3, 0]]
+    assert [cut.tolist() for cut in micro_batches(lengths, 1000, at_least=3)] == [
+        [4, 1],
+        [2],
+        [3, 0],
+    ]
 
 
 def test_few_micro_batches_are_wasted() -> None:

@@ -22,7 +22,9 @@ from rlctl.runtime.algorithms.correction import (
 def sampled(log_ratio: list[list[float]], mask: list[list[float]] | None = None) -> SampledTokens:
     row = torch.tensor([i for i, each in enumerate(log_ratio) for _ in each])
     flat = torch.tensor([x for each in log_ratio for x in each])
-    kept = torch.ones_like(flat) if mask is None else torch.tensor([x for each in mask for x in each])
+    kept = (
+        torch.ones_like(flat) if mask is None else torch.tensor([x for each in mask for x in each])
+    )
     rollout = -1.0 - torch.arange(len(flat)) / 10
     return SampledTokens(rollout + flat, rollout, kept, row, len(log_ratio))
 
@@ -35,24 +37,35 @@ def test_truncated_token_weights() -> None:
     expected = [math.exp(0.1), math.exp(-0.5), 2.0, 1.0, 0.0, math.exp(-3)]
     assert weights.tolist() == pytest.approx(expected, rel=1e-5)
     kept = [*expected[:4], expected[5]]
-    assert metrics["rollout_corr/rollout_is_mean"].value == pytest.approx(statistics.mean(kept), rel=1e-5)
-    assert metrics["rollout_corr/rollout_is_std"].value == pytest.approx(statistics.pstdev(kept), rel=1e-5)
+    assert metrics["rollout_corr/rollout_is_mean"].value == pytest.approx(
+        statistics.mean(kept), rel=1e-5
+    )
+    assert metrics["rollout_corr/rollout_is_std"].value == pytest.approx(
+        statistics.pstdev(kept), rel=1e-5
+    )
     assert metrics["rollout_corr/rollout_is_ratio_fraction_high"].value == pytest.approx(1 / 5)
     assert metrics["rollout_corr/rollout_is_ratio_fraction_low"].value == pytest.approx(1 / 5)
 
 
 def test_sequence_weights_are_products_over_the_unmasked_tokens() -> None:
     weights, _ = importance_weights(TOKENS, "sequence", Bounds(None, 5.0))
-    assert weights.tolist() == pytest.approx([math.exp(0.8)] * 3 + [1.0, 0.0, math.exp(-3)], rel=1e-5)
+    assert weights.tolist() == pytest.approx(
+        [math.exp(0.8)] * 3 + [1.0, 0.0, math.exp(-3)], rel=1e-5
+    )
 
 
 def test_icepop_zeroes_what_is_outside() -> None:
     """Of three tokens one stays: verl's own tests have std 0.3771236 and an effective sample size of a third for this."""
-    weights, metrics = importance_weights(sampled([[math.log(0.8), math.log(0.1), math.log(9)]]), "token", Bounds(0.5, 2.0))
+    weights, metrics = importance_weights(
+        sampled([[math.log(0.8), math.log(0.1), math.log(9)]]), "token", Bounds(0.5, 2.0)
+    )
     assert weights.tolist() == pytest.approx([0.8, 0.0, 0.0])
     assert metrics["rollout_corr/rollout_is_std"].value == pytest.approx(0.3771236, abs=1e-6)
     assert metrics["rollout_corr/rollout_is_eff_sample_size"].value == pytest.approx(1 / 3)
-    outside = metrics["rollout_corr/rollout_is_ratio_fraction_high"].value + metrics["rollout_corr/rollout_is_ratio_fraction_low"].value
+    outside = (
+        metrics["rollout_corr/rollout_is_ratio_fraction_high"].value
+        + metrics["rollout_corr/rollout_is_ratio_fraction_low"].value
+    )
     assert outside == pytest.approx(2 / 3)
 
 
@@ -72,16 +85,31 @@ def test_each_criterion_against_a_loop(kind: str) -> None:
     scope, _, k = kind.rpartition("_")
     expected: list[float] = []
     for d_row, m_row in zip(rows, mask, strict=True):
-        stats = {"k1": [-d for d in d_row], "k2": [d * d / 2 for d in d_row], "k3": [math.exp(d) - 1 - d for d in d_row]}[k]
+        stats = {
+            "k1": [-d for d in d_row],
+            "k2": [d * d / 2 for d in d_row],
+            "k3": [math.exp(d) - 1 - d for d in d_row],
+        }[k]
         kept = [s for s, m in zip(stats, m_row, strict=True) if m]
-        row_stat = {"token": None, "seq_sum": sum(kept), "seq_mean": statistics.mean(kept), "seq_max": max(kept)}[scope]
+        row_stat = {
+            "token": None,
+            "seq_sum": sum(kept),
+            "seq_mean": statistics.mean(kept),
+            "seq_max": max(kept),
+        }[scope]
         for s, m in zip(stats, m_row, strict=True):
             value = s if row_stat is None else row_stat
-            passed = bounds.low <= math.exp(value) <= bounds.high if bounds.low is not None else value <= bounds.high
+            passed = (
+                bounds.low <= math.exp(value) <= bounds.high
+                if bounds.low is not None
+                else value <= bounds.high
+            )
             expected.append(m * passed)
     got, metrics = rejection_mask(sampled(rows, mask), [Criterion(kind, bounds)])
     assert got.tolist() == expected
-    assert metrics["rollout_corr/rollout_rs_masked_fraction"].value == pytest.approx(1 - sum(expected) / 7)
+    assert metrics["rollout_corr/rollout_rs_masked_fraction"].value == pytest.approx(
+        1 - sum(expected) / 7
+    )
 
 
 def test_all_criteria_must_be_met() -> None:
@@ -123,10 +151,15 @@ def test_mismatch_by_hand() -> None:
     """Two rows, and one without unmasked tokens that must not count."""
     ours = torch.tensor([-1.0, -2.0, -0.5, -7.0])
     theirs = torch.tensor([-1.1, -1.8, -0.5, -1.0])
-    tokens = SampledTokens(ours, theirs, torch.tensor([1.0, 1, 1, 0]), torch.tensor([0, 0, 2, 1]), 3)
+    tokens = SampledTokens(
+        ours, theirs, torch.tensor([1.0, 1, 1, 0]), torch.tensor([0, 0, 2, 1]), 3
+    )
     got = {name: metric.value for name, metric in mismatch(tokens).items()}
     d = [0.1, -0.2, 0.0]
-    diffs = [abs(math.exp(a) - math.exp(b)) for a, b in zip([-1, -2, -0.5], [-1.1, -1.8, -0.5], strict=True)]
+    diffs = [
+        abs(math.exp(a) - math.exp(b))
+        for a, b in zip([-1, -2, -0.5], [-1.1, -1.8, -0.5], strict=True)
+    ]
     expected = {
         "training/rollout_probs_diff_mean": statistics.mean(diffs),
         "training/rollout_probs_diff_max": max(diffs),

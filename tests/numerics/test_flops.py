@@ -3,13 +3,23 @@ from __future__ import annotations
 import pytest
 from transformers import AutoConfig, Qwen2Config
 
-from rlctl.runtime.flops import DecoderShape, peak_flops
+from rlctl.runtime.workers.flops import DecoderShape, peak_flops
 
 LLAMA_2_7B = AutoConfig.for_model(
-    "llama", vocab_size=32000, hidden_size=4096, intermediate_size=11008, num_hidden_layers=32, num_attention_heads=32
+    "llama",
+    vocab_size=32000,
+    hidden_size=4096,
+    intermediate_size=11008,
+    num_hidden_layers=32,
+    num_attention_heads=32,
 )
 QWEN_2_5_7B = Qwen2Config(
-    vocab_size=152064, hidden_size=3584, intermediate_size=18944, num_hidden_layers=28, num_attention_heads=28, num_key_value_heads=4
+    vocab_size=152064,
+    hidden_size=3584,
+    intermediate_size=18944,
+    num_hidden_layers=28,
+    num_attention_heads=28,
+    num_key_value_heads=4,
 )
 
 
@@ -29,7 +39,9 @@ def test_golden(config: object, lengths: list[int], tera: float) -> None:
 
 
 def test_a_head_size_of_its_own() -> None:
-    config = AutoConfig.for_model("qwen3", hidden_size=64, num_attention_heads=4, num_key_value_heads=2, head_dim=32)
+    config = AutoConfig.for_model(
+        "qwen3", hidden_size=64, num_attention_heads=4, num_key_value_heads=2, head_dim=32
+    )
     shape = DecoderShape.of(config)
     assert shape is not None
     assert shape.head_dim == 32

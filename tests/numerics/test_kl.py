@@ -6,7 +6,13 @@ import pytest
 import torch
 
 from rlctl.errors import ConfigError
-from rlctl.runtime.algorithms.kl import KL_KINDS, AdaptiveKL, FixedKL, kl_penalty, make_kl_controller
+from rlctl.runtime.algorithms.kl import (
+    KL_KINDS,
+    AdaptiveKL,
+    FixedKL,
+    kl_penalty,
+    make_kl_controller,
+)
 
 LOG_PROBS = [-1, -2, -0.5, -3, -0.2, -1.5, -9, -9]
 REF = [-1.1, -1, -0.5, -3, -4.2, -1.5, -9, -9]

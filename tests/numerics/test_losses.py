@@ -12,19 +12,28 @@ from torch import Tensor
 from rlctl.errors import ConfigError
 from rlctl.recipes.compose import compose
 from rlctl.runtime.algorithms.aggregate import aggregate, count
-from rlctl.runtime.algorithms.losses import POLICY_LOSSES, ClipParams, PolicyTokens, get_policy_loss
+from rlctl.runtime.algorithms.policy_losses.clipped import (
+    POLICY_LOSSES,
+    ClipParams,
+    PolicyTokens,
+    get_policy_loss,
+)
 from tests.numerics.batches import golden_tokens, random_tokens
 from tests.numerics.loss_formulas import FORMULAS, PARAMS, Plain
 
 CLIP = ClipParams(low=0.2, high=0.2, c=3.0)
 
 
-def loss_of(name: str, tokens: PolicyTokens, params: ClipParams = CLIP, mode: str = "token-mean") -> tuple[Tensor, dict[str, float]]:
+def loss_of(
+    name: str, tokens: PolicyTokens, params: ClipParams = CLIP, mode: str = "token-mean"
+) -> tuple[Tensor, dict[str, float]]:
     function = get_policy_loss(name)
     losses, metrics = function(tokens, params)
     mode = function.aggregation or mode
     part = (tokens.mask, tokens.row, tokens.num_rows, mode)
-    return aggregate(losses, *part) / (count(*part) or 1.0), {key: metric.value for key, metric in metrics.items()}
+    return aggregate(losses, *part) / (count(*part) or 1.0), {
+        key: metric.value for key, metric in metrics.items()
+    }
 
 
 # Computed with verl 0.9.1 on `golden_tokens`, token-mean where the loss does not prescribe its own aggregation.
@@ -52,7 +61,9 @@ def test_golden_vanilla_metrics_and_gradient() -> None:
     loss, metrics = loss_of("vanilla", golden_tokens(log_probs))
     loss.backward()
     assert log_probs.grad is not None
-    assert log_probs.grad.tolist() == pytest.approx([0, 0, -0.44207, 0, 0, -0.09048, 0, 0], abs=1e-5)
+    assert log_probs.grad.tolist() == pytest.approx(
+        [0, 0, -0.44207, 0, 0, -0.09048, 0, 0], abs=1e-5
+    )
     assert metrics["actor/pg_clipfrac"] == pytest.approx(0.4)
     assert metrics["actor/pg_clipfrac_lower"] == pytest.approx(0.2)
 
@@ -64,7 +75,11 @@ def test_golden_cispo_clipfrac() -> None:
 def tempered(seed: int) -> PolicyTokens:
     """Log-probs that are ≤ 0, as real ones; DPPO looks at probabilities."""
     tokens = random_tokens(seed)
-    return replace(tokens, log_probs=tokens.log_probs.clamp(max=-0.01), old_log_probs=tokens.old_log_probs.clamp(max=-0.01))
+    return replace(
+        tokens,
+        log_probs=tokens.log_probs.clamp(max=-0.01),
+        old_log_probs=tokens.old_log_probs.clamp(max=-0.01),
+    )
 
 
 @pytest.mark.parametrize("name", sorted(POLICY_LOSSES))
@@ -102,7 +117,11 @@ def test_on_policy_all_losses_follow_the_policy_gradient(name: str) -> None:
 @pytest.mark.parametrize("name", sorted(POLICY_LOSSES))
 def test_far_off_policy_nothing_overflows(name: str) -> None:
     tokens = tempered(1)
-    far = replace(tokens, log_probs=tokens.old_log_probs + 100 * (tokens.old_log_probs - tokens.old_log_probs.mean()).sign())
+    far = replace(
+        tokens,
+        log_probs=tokens.old_log_probs
+        + 100 * (tokens.old_log_probs - tokens.old_log_probs.mean()).sign(),
+    )
     leaf = far.log_probs.requires_grad_()
     losses, _ = get_policy_loss(name)(far, PARAMS)
     losses.sum().backward()
@@ -135,7 +154,10 @@ def test_clip_cov_draws_no_more_than_its_share() -> None:
 
 def test_kl_cov_treats_the_largest_covariances() -> None:
     tokens = random_tokens(2, lengths=(50, 50))
-    few, none = (get_policy_loss("kl_cov")(tokens, replace(PARAMS, kl_cov_ratio=0.1, kl_coef=k))[0] for k in (0.3, 0.0))
+    few, none = (
+        get_policy_loss("kl_cov")(tokens, replace(PARAMS, kl_cov_ratio=0.1, kl_coef=k))[0]
+        for k in (0.3, 0.0)
+    )
     covariance = Plain(tokens).covariance()
     expected = sorted(covariance, key=lambda t: -covariance[t])[: int(0.1 * len(covariance))]
     assert sorted((few != none).nonzero().squeeze(-1).tolist()) == sorted(expected)
@@ -147,7 +169,15 @@ def test_metrics_of_parts_join_to_those_of_the_whole() -> None:
     first, second = tokens.row < 2, tokens.row >= 2
     parts = [
         get_policy_loss("vanilla")(
-            PolicyTokens(tokens.log_probs[k], tokens.old_log_probs[k], tokens.advantages[k], tokens.mask[k], tokens.row[k], 5), PARAMS
+            PolicyTokens(
+                tokens.log_probs[k],
+                tokens.old_log_probs[k],
+                tokens.advantages[k],
+                tokens.mask[k],
+                tokens.row[k],
+                5,
+            ),
+            PARAMS,
         )[1]
         for k in (first, second)
     ]
@@ -175,8 +205,17 @@ def test_a_recipe_sets_every_constant_of_the_losses() -> None:
     files = ["data.train_files=[t.parquet]", "actor_rollout_ref.model.path=m"]
     assert ClipParams.of(compose("ppo_trainer", files).config.actor_rollout_ref.actor) == CLIP
     actor = "actor_rollout_ref.actor"
-    keys = ("tau_pos", "tau_neg", *(f"policy_loss.{key}" for key in ("clip_cov_ratio", "kl_cov_ratio", "clip_cov_lb", "clip_cov_ub")))
+    keys = (
+        "tau_pos",
+        "tau_neg",
+        *(
+            f"policy_loss.{key}"
+            for key in ("clip_cov_ratio", "kl_cov_ratio", "clip_cov_lb", "clip_cov_ub")
+        ),
+    )
     keys = (*keys, "policy_loss.ppo_kl_coef", "policy_loss.dro_beta")
-    config = compose("ppo_trainer", [*files, *(f"{actor}.{key}={(i + 1) / 16}" for i, key in enumerate(keys))]).config
+    config = compose(
+        "ppo_trainer", [*files, *(f"{actor}.{key}={(i + 1) / 16}" for i, key in enumerate(keys))]
+    ).config
     numbers = astuple(ClipParams.of(config.actor_rollout_ref.actor))[3:]
     assert numbers == tuple((i + 1) / 16 for i in range(8))

@@ -13,11 +13,16 @@ def test_masked_moments_by_hand() -> None:
     assert float(ops.masked_mean(x, mask)) == pytest.approx(3.0)
     assert float(ops.masked_var(x, mask)) == pytest.approx((4 + 1 + 9) / 2)
     whitened = ops.masked_whiten(x, mask)
-    assert whitened.flatten().tolist() == pytest.approx([(v - 3) / math.sqrt(7) for v in (1, 2, 6, 99)])
+    assert whitened.flatten().tolist() == pytest.approx(
+        [(v - 3) / math.sqrt(7) for v in (1, 2, 6, 99)]
+    )
 
 
 def test_what_is_masked_does_not_count_whatever_it_is() -> None:
-    x, mask = torch.tensor([1.0, float("nan"), 3.0, float("inf")]), torch.tensor([1.0, 0.0, 1.0, 0.0])
+    x, mask = (
+        torch.tensor([1.0, float("nan"), 3.0, float("inf")]),
+        torch.tensor([1.0, 0.0, 1.0, 0.0]),
+    )
     assert float(ops.masked_mean(x, mask)) == pytest.approx(2.0)
     assert float(ops.masked_mean(x, torch.zeros(4))) == 0.0
 
@@ -49,13 +54,19 @@ def test_equal_scores_have_no_spread_at_all() -> None:
 
 
 def test_row_mean_of_ragged_rows() -> None:
-    x, mask, row = torch.tensor([1.0, 2.0, 3.0, 50.0, 7.0]), torch.tensor([1.0, 1, 1, 0, 0]), torch.tensor([0, 0, 2, 2, 3])
+    x, mask, row = (
+        torch.tensor([1.0, 2.0, 3.0, 50.0, 7.0]),
+        torch.tensor([1.0, 1, 1, 0, 0]),
+        torch.tensor([0, 0, 2, 2, 3]),
+    )
     assert ops.row_mean(x, mask, row, 4).tolist() == [1.5, 0.0, 3.0, 0.0]
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 @pytest.mark.parametrize("chunk", [1, 3 * 11, 2**20])
-def test_log_probs_and_entropy_equal_log_softmax(temperature: float, chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_log_probs_and_entropy_equal_log_softmax(
+    temperature: float, chunk: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(ops, "_CHUNK_CPU", chunk)
     logits = torch.randn(8, 11, dtype=torch.float64, requires_grad=True)
     targets = torch.randint(11, (8,))
@@ -75,14 +86,18 @@ def test_log_probs_and_entropy_equal_log_softmax(temperature: float, chunk: int,
     alone = ops.log_probs_from_logits(logits, targets, temperature)
     torch.testing.assert_close(alone, expected_l)
     (grad,) = torch.autograd.grad((alone * weight_l).sum(), logits)
-    (expected,) = torch.autograd.grad(((logits / temperature).log_softmax(-1)[torch.arange(8), targets] * weight_l).sum(), logits)
+    (expected,) = torch.autograd.grad(
+        ((logits / temperature).log_softmax(-1)[torch.arange(8), targets] * weight_l).sum(), logits
+    )
     torch.testing.assert_close(grad, expected)
 
 
 def test_log_probs_pass_gradcheck() -> None:
     logits = torch.randn(3, 5, dtype=torch.float64, requires_grad=True)
     targets = torch.tensor([0, 4, 2])
-    assert torch.autograd.gradcheck(lambda x: ops.log_probs_and_entropy(x, targets, 0.9, True), (logits,))  # pyright: ignore[reportArgumentType]
+    assert torch.autograd.gradcheck(
+        lambda x: ops.log_probs_and_entropy(x, targets, 0.9, True), (logits,)
+    )  # pyright: ignore[reportArgumentType]
 
 
 def test_bfloat16_logits_are_scored_in_float32() -> None:
@@ -92,7 +107,9 @@ def test_bfloat16_logits_are_scored_in_float32() -> None:
     full = logits.detach().double().log_softmax(-1)
     assert entropy is not None
     assert log_probs.dtype == entropy.dtype == torch.float32
-    torch.testing.assert_close(log_probs.double(), full[torch.arange(6), targets], rtol=1e-6, atol=1e-5)
+    torch.testing.assert_close(
+        log_probs.double(), full[torch.arange(6), targets], rtol=1e-6, atol=1e-5
+    )
     torch.testing.assert_close(entropy.double(), -(full.exp() * full).sum(-1), rtol=1e-5, atol=1e-5)
     (log_probs.sum() + entropy.sum()).backward()
     assert logits.grad is not None
@@ -100,7 +117,9 @@ def test_bfloat16_logits_are_scored_in_float32() -> None:
 
 
 def test_forbidden_and_extreme_logits_give_no_nan() -> None:
-    logits = torch.tensor([[0.0, -math.inf, 0.0], [1e4, 0.0, -1e4], [-math.inf, 3.0, -math.inf]], requires_grad=True)
+    logits = torch.tensor(
+        [[0.0, -math.inf, 0.0], [1e4, 0.0, -1e4], [-math.inf, 3.0, -math.inf]], requires_grad=True
+    )
     targets = torch.tensor([0, 0, 1])
     log_probs, entropy = ops.log_probs_and_entropy(logits, targets, 1.0, with_entropy=True)
     assert entropy is not None
@@ -113,7 +132,9 @@ def test_forbidden_and_extreme_logits_give_no_nan() -> None:
 
 def test_no_tokens_at_all() -> None:
     logits = torch.empty(0, 5, requires_grad=True)
-    log_probs, entropy = ops.log_probs_and_entropy(logits, torch.empty(0, dtype=torch.int64), 1.0, with_entropy=True)
+    log_probs, entropy = ops.log_probs_and_entropy(
+        logits, torch.empty(0, dtype=torch.int64), 1.0, with_entropy=True
+    )
     assert entropy is not None
     (log_probs.sum() + entropy.sum()).backward()
     assert log_probs.shape == entropy.shape == (0,)
@@ -139,4 +160,6 @@ def test_scoring_needs_no_second_vocabulary_matrix() -> None:
 
 def test_sum_of_squared_probs() -> None:
     logits = 3 * torch.randn(5, 13)
-    torch.testing.assert_close(ops.sum_of_squared_probs(logits, 0.8), (logits / 0.8).softmax(-1).square().sum(-1))
+    torch.testing.assert_close(
+        ops.sum_of_squared_probs(logits, 0.8), (logits / 0.8).softmax(-1).square().sum(-1)
+    )

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from rlctl.runtime.algorithms.aggregate import aggregate, count
-from rlctl.runtime.algorithms.values import value_loss
+from rlctl.runtime.algorithms.value_loss import value_loss
 from rlctl.tracking.metrics import Std, merge
 from tests.numerics.batches import golden_rows
 
@@ -35,7 +35,9 @@ def test_value_and_gradient_of_each_token() -> None:
         held = min(max(v, o - 0.5), o + 0.5)
         clipped = (held - r) ** 2 > (v - r) ** 2
         clips += clipped
-        assert float(losses[t].detach()) == pytest.approx(0.5 * max((v - r) ** 2, (held - r) ** 2), rel=1e-5)
+        assert float(losses[t].detach()) == pytest.approx(
+            0.5 * max((v - r) ** 2, (held - r) ** 2), rel=1e-5
+        )
         assert float(leaf.grad[t]) == pytest.approx(0.0 if clipped else v - r, rel=1e-5)
     assert metrics["critic/vf_clipfrac"].value == clips / 40
     assert metrics["critic/vpred_mean"].value == pytest.approx(float(new.mean()), rel=1e-6)
@@ -62,5 +64,7 @@ def test_explained_variance_of_too_little_is_not_a_number() -> None:
 def test_std_joins_exactly() -> None:
     values = [0.1, 0.4, 0.35, 0.8]
     parts = [Std(len(p), sum(p), sum(x * x for x in p)) for p in (values[:1], values[1:])]
-    assert parts[0].join(parts[1]).value == pytest.approx(float(torch.tensor(values).double().std()))
+    assert parts[0].join(parts[1]).value == pytest.approx(
+        float(torch.tensor(values).double().std())
+    )
     assert math.isnan(parts[0].value)

@@ -7,7 +7,9 @@ from rlctl.recipes.axes import Interval, axes_of, split_axes
 
 
 def test_overrides_with_one_value_and_axes_part() -> None:
-    fixed, axes = split_axes(["trainer.seed=5", "a.b=1e-6,1e-5", "x=[1,2]", "y='a,b'", "broken=("], "ppo")
+    fixed, axes = split_axes(
+        ["trainer.seed=5", "a.b=1e-6,1e-5", "x=[1,2]", "y='a,b'", "broken=("], "ppo"
+    )
     assert fixed == ["trainer.seed=5", "x=[1,2]", "y='a,b'", "broken=("]
     assert [(axis.key, axis.values) for axis in axes] == [("a.b", ("1e-06", "1e-05"))]
 

@@ -27,7 +27,13 @@ def run(capsys: Captured, *arguments: str, code: int = 0) -> str:
 
 def test_why_prints_the_chain_newest_first(capsys: Captured) -> None:
     lines = run(
-        capsys, "config", "why", "actor_rollout_ref.actor.optim.lr", "-r", "gsm8k_grpo_lora", "+actor_rollout_ref.actor.optim.lr=1"
+        capsys,
+        "config",
+        "why",
+        "actor_rollout_ref.actor.optim.lr",
+        "-r",
+        "gsm8k_grpo_lora",
+        "+actor_rollout_ref.actor.optim.lr=1",
     ).splitlines()
     assert lines[0] == "actor_rollout_ref.actor.optim.lr = 1"
     assert [line.split()[0] for line in lines[3:]] == ["1", "3e-05", "1e-06"]
@@ -36,10 +42,27 @@ def test_why_prints_the_chain_newest_first(capsys: Captured) -> None:
 
 
 def test_why_says_when_a_value_follows_another_or_does_nothing(capsys: Captured) -> None:
-    assert "rlctl config why actor_rollout_ref.actor.ppo_epochs" in run(capsys, "config", "why", "critic.ppo_epochs")
-    told = json.loads(run(capsys, "config", "why", "kl_coef", "-r", "gsm8k_ppo", "algorithm.kl_ctrl.kl_coef=0.1", "--json"))
+    assert "rlctl config why actor_rollout_ref.actor.ppo_epochs" in run(
+        capsys, "config", "why", "critic.ppo_epochs"
+    )
+    told = json.loads(
+        run(
+            capsys,
+            "config",
+            "why",
+            "kl_coef",
+            "-r",
+            "gsm8k_ppo",
+            "algorithm.kl_ctrl.kl_coef=0.1",
+            "--json",
+        )
+    )
     assert told["key"] == "algorithm.kl_ctrl.kl_coef"
-    assert told["origins"][0] == {"value": 0.1, "where": "override algorithm.kl_ctrl.kl_coef=0.1", "level": 3}
+    assert told["origins"][0] == {
+        "value": 0.1,
+        "where": "override algorithm.kl_ctrl.kl_coef=0.1",
+        "level": 3,
+    }
     assert told["no_effect"] == "algorithm.use_kl_in_reward is false"
 
 
@@ -52,23 +75,44 @@ def test_why_of_what_is_no_single_key(capsys: Captured) -> None:
 
 
 def test_show_as_yaml_can_be_read_back(capsys: Captured) -> None:
-    assert yaml.safe_load(run(capsys, "config", "show", "-r", "grpo", "--yaml")) == compose("grpo").container
+    assert (
+        yaml.safe_load(run(capsys, "config", "show", "-r", "grpo", "--yaml"))
+        == compose("grpo").container
+    )
 
 
 def test_show_only_what_changed_with_its_origin(capsys: Captured) -> None:
     shown = json.loads(
-        run(capsys, "config", "show", "-r", "gsm8k_grpo_lora", "--changed", "--origin", "--json", "trainer.seed=1", "data.seed=2")
+        run(
+            capsys,
+            "config",
+            "show",
+            "-r",
+            "gsm8k_grpo_lora",
+            "--changed",
+            "--origin",
+            "--json",
+            "trainer.seed=1",
+            "data.seed=2",
+        )
     )
-    changed = {key for key, chain in compose("gsm8k_grpo_lora").origins.items() if chain[-1].level == 2}
+    changed = {
+        key for key, chain in compose("gsm8k_grpo_lora").origins.items() if chain[-1].level == 2
+    }
     assert set(shown) == changed | {"data.seed"}
     assert shown["data.seed"] == {"value": 2, "where": "override data.seed=2"}
-    assert list(json.loads(run(capsys, "config", "show", "--json", "*.optim.lr"))) == ["actor_rollout_ref", "critic"]
+    assert list(json.loads(run(capsys, "config", "show", "--json", "*.optim.lr"))) == [
+        "actor_rollout_ref",
+        "critic",
+    ]
     assert main(["config", "show", "qqqqqqqq"]) == 4
 
 
 def test_keys_are_found_by_words_and_by_near_misses(capsys: Captured) -> None:
     everything = json.loads(run(capsys, "config", "keys", "--json"))
-    assert [row["key"] for row in everything] == [key.name for key in schema_keys().values() if key.kind != "section"]
+    assert [row["key"] for row in everything] == [
+        key.name for key in schema_keys().values() if key.kind != "section"
+    ]
     [row] = json.loads(run(capsys, "config", "keys", "--json", "trainer", "max_skip"))
     assert row == {
         "key": "trainer.max_skipped_updates",
@@ -88,10 +132,14 @@ def test_diff_of_two_recipes(capsys: Captured) -> None:
     }
     assert run(capsys, "config", "diff", "ppo", "ppo") == ""
     table = run(capsys, "config", "diff", "ppo_trainer", "ppo")
-    assert re.search(r"actor_rollout_ref.model.path +\(required\) +quickstart", table), "a base need not be complete"
+    assert re.search(r"actor_rollout_ref.model.path +\(required\) +quickstart", table), (
+        "a base need not be complete"
+    )
 
 
-def test_a_stored_run_is_shown_explained_and_compared(capsys: Captured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stored_run_is_shown_explained_and_compared(
+    capsys: Captured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     recipe = compose("ppo", ["trainer.seed=9"])
     folder = RunDir.create(tmp_path / "runs", "project", "stored", "ppo")
     folder.write_config(yaml.safe_dump(recipe.container), recipe.origins)
@@ -100,12 +148,17 @@ def test_a_stored_run_is_shown_explained_and_compared(capsys: Captured, tmp_path
     assert row == {"key": "trainer.seed", "a": 1, "b": 9}
     told = json.loads(run(capsys, "config", "why", "trainer.seed", "-r", "@last", "--json"))
     assert [origin["value"] for origin in told["origins"]] == [9, 1]
-    assert json.loads(run(capsys, "config", "show", "-r", str(folder.path / "config.yaml"), "--json")) == recipe.container
+    assert (
+        json.loads(run(capsys, "config", "show", "-r", str(folder.path / "config.yaml"), "--json"))
+        == recipe.container
+    )
     assert main(["config", "show", "-r", "stored", "trainer.seed=1"]) == 2
     assert main(["config", "show", "-r", "nobody"]) == 4
 
 
-def test_recipes_are_listed_shown_and_copied(capsys: Captured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_recipes_are_listed_shown_and_copied(
+    capsys: Captured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     listed = json.loads(run(capsys, "recipes", "ls", "--json"))
     assert [row["name"] for row in listed] == list(library_recipes())
     assert all(row["about"] for row in listed)
@@ -120,9 +173,13 @@ def test_recipes_are_listed_shown_and_copied(capsys: Captured, tmp_path: Path, m
     assert main(["recipes", "cp", "grpo", "no/such/folder.yaml"]) == 7
 
 
-def test_shipped_recipes_pass_the_check_and_wrong_ones_do_not(capsys: Captured, tmp_path: Path) -> None:
+def test_shipped_recipes_pass_the_check_and_wrong_ones_do_not(
+    capsys: Captured, tmp_path: Path
+) -> None:
     names = [name for name in library_recipes() if not name.endswith("_trainer")]
-    assert run(capsys, "recipes", "check").split() == [word for name in names for word in ("ok", name)]
+    assert run(capsys, "recipes", "check").split() == [
+        word for name in names for word in ("ok", name)
+    ]
     idle = tmp_path / "idle.yaml"
     idle.write_text("defaults: [gsm8k_grpo, _self_]\ncritic: {optim: {lr: 1.0}}\n")
     [verdict] = json.loads(run(capsys, "recipes", "check", str(idle), "--json"))
@@ -137,6 +194,10 @@ def test_shipped_recipes_pass_the_check_and_wrong_ones_do_not(capsys: Captured, 
 
 def test_origins_survive_being_stored() -> None:
     chain = compose("ppo", ["trainer.logger=[console]"]).origins["trainer.logger"]
-    stored = json.loads(json.dumps([{"value": each.value, "where": each.where, "level": each.level} for each in chain]))
+    stored = json.loads(
+        json.dumps(
+            [{"value": each.value, "where": each.where, "level": each.level} for each in chain]
+        )
+    )
     assert [Origin(**each) for each in stored] == chain
     assert set(leaves(compose("ppo").container)) <= set(compose("ppo").origins)

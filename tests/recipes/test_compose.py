@@ -10,7 +10,7 @@ import pytest
 from rlctl.recipes.compose import Recipe, compose, load_config
 from rlctl.recipes.keys import schema_keys
 from rlctl.recipes.layers import leaves
-from rlctl.recipes.sources import library_recipes
+from rlctl.recipes.sources import LIBRARY, library_recipes
 from tests.documented import SWANLAB
 
 EXPERIMENTS = [name for name in library_recipes() if not name.endswith("_trainer")]
@@ -41,7 +41,9 @@ def values_by_origin(recipe: Recipe) -> dict[str, object]:
 
 def test_schema_and_base_list_the_same_keys() -> None:
     base = compose("ppo_trainer", FILES)
-    assert set(leaves(base.container)) == {key.name for key in schema_keys().values() if key.kind != "section"}
+    assert set(leaves(base.container)) == {
+        key.name for key in schema_keys().values() if key.kind != "section"
+    }
     assert all(key.help and key.type for key in schema_keys().values() if key.kind != "section")
 
 
@@ -57,7 +59,9 @@ def test_no_recipe_repeats_what_it_would_have_anyway(name: str) -> None:
     for key, chain in compose(name).origins.items():
         ours = [i for i, origin in enumerate(chain) if origin.level == 2]
         for i in ours:
-            assert i == 0 or chain[i].value != chain[i - 1].value, f"{chain[i].where} repeats {key} of {chain[i - 1].where}"
+            assert i == 0 or chain[i].value != chain[i - 1].value, (
+                f"{chain[i].where} repeats {key} of {chain[i - 1].where}"
+            )
 
 
 @pytest.mark.parametrize("name", ["ppo", "ppo_trainer"])
@@ -83,13 +87,14 @@ def test_verls_quickstart_composes_word_for_word() -> None:
 
 
 def test_a_value_knows_its_whole_past() -> None:
-    chain = compose("gsm8k_grpo_lora", ["+actor_rollout_ref.actor.optim.lr=5e-5"]).origins["actor_rollout_ref.actor.optim.lr"]
+    chain = compose("gsm8k_grpo_lora", ["+actor_rollout_ref.actor.optim.lr=5e-5"]).origins[
+        "actor_rollout_ref.actor.optim.lr"
+    ]
     assert [origin.value for origin in chain] == [1e-6, 3e-5, 5e-5]
     assert [origin.level for origin in chain] == [1, 2, 3]
-    library = Path(__file__).parents[2] / "rlctl" / "recipes" / "library"
     for origin, file in zip(chain, ["actor/dp_actor.yaml", "gsm8k_grpo_lora.yaml"], strict=False):
         path, _, line = origin.where.rpartition(":")
-        assert Path(path).resolve() == library / file
+        assert Path(path).resolve() == LIBRARY / file
         assert Path(path).read_text().splitlines()[int(line) - 1].strip().startswith("lr:")
     assert chain[-1].where == "override +actor_rollout_ref.actor.optim.lr=5e-5"
 

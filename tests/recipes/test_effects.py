@@ -8,9 +8,9 @@ import pytest
 
 from rlctl.errors import ConfigError
 from rlctl.recipes.compose import compose
-from rlctl.recipes.effects import ROLE_RULES, RULES, idle_keys, report_idle
 from rlctl.recipes.keys import schema_keys
 from rlctl.recipes.sources import library_recipes
+from rlctl.recipes.unused_keys import ROLE_RULES, RULES, idle_keys, report_idle
 
 FILES = ("data.train_files=[t.parquet]", "actor_rollout_ref.model.path=m")
 ROLLOUT = "actor_rollout_ref.rollout"
@@ -27,11 +27,15 @@ def test_every_rule_speaks_of_keys_that_exist() -> None:
         for pattern in rule.keys:
             assert any(fnmatchcase(key, pattern) for key in keys), pattern
     for rule in RULES:
-        assert all(cause in keys for cause in (*(cause for cause, _ in rule.causes), *rule.alike)), rule
+        assert all(
+            cause in keys for cause in (*(cause for cause, _ in rule.causes), *rule.alike)
+        ), rule
     assert all(cause in keys for rule in ROLE_RULES for cause in rule.causes)
 
 
-@pytest.mark.parametrize("name", [name for name in library_recipes() if not name.endswith("_trainer")])
+@pytest.mark.parametrize(
+    "name", [name for name in library_recipes() if not name.endswith("_trainer")]
+)
 def test_no_shipped_recipe_sets_a_key_that_does_nothing(name: str) -> None:
     composed = compose(name)
     assert idle_keys(composed.container, composed.origins) == []
@@ -40,7 +44,10 @@ def test_no_shipped_recipe_sets_a_key_that_does_nothing(name: str) -> None:
 @pytest.mark.parametrize(
     ("overrides", "reason"),
     [
-        (["algorithm.kl_ctrl.kl_coef=0.001"], "algorithm.kl_ctrl.kl_coef has no effect: algorithm.use_kl_in_reward is false"),
+        (
+            ["algorithm.kl_ctrl.kl_coef=0.001"],
+            "algorithm.kl_ctrl.kl_coef has no effect: algorithm.use_kl_in_reward is false",
+        ),
         (
             ["algorithm.use_kl_in_reward=true", "algorithm.kl_ctrl.horizon=5"],
             "algorithm.kl_ctrl.horizon has no effect: algorithm.kl_ctrl.type is fixed",
@@ -49,16 +56,31 @@ def test_no_shipped_recipe_sets_a_key_that_does_nothing(name: str) -> None:
             ["trainer.total_epochs=3", "trainer.total_training_steps=7"],
             "trainer.total_epochs has no effect: trainer.total_training_steps is 7 (override trainer.total_training_steps=7)",
         ),
-        (["actor_rollout_ref.actor.tau_pos=2"], "tau_pos has no effect: actor_rollout_ref.actor.policy_loss.loss_mode is vanilla"),
-        (["algorithm.gdpo_reward_keys=[a]"], "algorithm.gdpo_reward_keys has no effect: algorithm.adv_estimator is gae"),
         (
-            ["actor_rollout_ref.model.lora_rank=8", "actor_rollout_ref.ref.fsdp_config.param_offload=true"],
+            ["actor_rollout_ref.actor.tau_pos=2"],
+            "tau_pos has no effect: actor_rollout_ref.actor.policy_loss.loss_mode is vanilla",
+        ),
+        (
+            ["algorithm.gdpo_reward_keys=[a]"],
+            "algorithm.gdpo_reward_keys has no effect: algorithm.adv_estimator is gae",
+        ),
+        (
+            [
+                "actor_rollout_ref.model.lora_rank=8",
+                "actor_rollout_ref.ref.fsdp_config.param_offload=true",
+            ],
             "actor_rollout_ref.ref.fsdp_config.param_offload has no effect: actor_rollout_ref.model.lora_rank is 8 (override "
             "actor_rollout_ref.model.lora_rank=8) and trainer.placement.actor is main and trainer.placement.reference is main",
         ),
-        (["critic.data_loader_seed=3"], "critic.data_loader_seed has no effect: critic.shuffle is false"),
+        (
+            ["critic.data_loader_seed=3"],
+            "critic.data_loader_seed has no effect: critic.shuffle is false",
+        ),
         (["trainer.test_freq=5"], "trainer.test_freq has no effect: data.val_files is null"),
-        (["actor_rollout_ref.rollout.multi_turn.format=x"], "format has no effect: actor_rollout_ref.rollout.multi_turn.enable is false"),
+        (
+            ["actor_rollout_ref.rollout.multi_turn.format=x"],
+            "format has no effect: actor_rollout_ref.rollout.multi_turn.enable is false",
+        ),
         (
             ["+reward.custom_reward_function.reward_kwargs.a=1"],
             "reward.custom_reward_function.reward_kwargs.a has no effect: reward.custom_reward_function.path is null",
@@ -72,7 +94,11 @@ def test_no_shipped_recipe_sets_a_key_that_does_nothing(name: str) -> None:
             f"enforce_eager has no effect: {ROLLOUT}.name is hf (override {ROLLOUT}.name=hf)",
         ),
         (
-            [f"{ROLLOUT}.name=sglang", f"+{ROLLOUT}.engine_kwargs.url=http://a:1", f"{ROLLOUT}.gpu_memory_utilization=0.4"],
+            [
+                f"{ROLLOUT}.name=sglang",
+                f"+{ROLLOUT}.engine_kwargs.url=http://a:1",
+                f"{ROLLOUT}.gpu_memory_utilization=0.4",
+            ],
             f"{ROLLOUT}.engine_kwargs is {{'url': 'http://a:1'}}",
         ),
         (
@@ -101,14 +127,26 @@ def test_the_reason_is_given(overrides: list[str], reason: str) -> None:
 @pytest.mark.parametrize(
     "overrides",
     [
-        ["algorithm.use_kl_in_reward=true", "algorithm.kl_ctrl.kl_coef=0.1", "algorithm.kl_penalty=k3"],
+        [
+            "algorithm.use_kl_in_reward=true",
+            "algorithm.kl_ctrl.kl_coef=0.1",
+            "algorithm.kl_penalty=k3",
+        ],
         ["actor_rollout_ref.actor.use_dynamic_bsz=false", "critic.ppo_micro_batch_size_per_gpu=4"],
         ["actor_rollout_ref.actor.clip_ratio=.1", "actor_rollout_ref.actor.clip_ratio_high=.3"],
         ["data.val_files=[v.parquet]", "trainer.test_freq=5"],
         ["actor_rollout_ref.rollout.multi_turn.enable=false"],
-        [f"{ROLLOUT}.name=vllm", f"{ROLLOUT}.gpu_memory_utilization=0.4", f"{ROLLOUT}.max_num_batched_tokens=512"],
+        [
+            f"{ROLLOUT}.name=vllm",
+            f"{ROLLOUT}.gpu_memory_utilization=0.4",
+            f"{ROLLOUT}.max_num_batched_tokens=512",
+        ],
         [f"{ROLLOUT}.name=sglang", f"{ROLLOUT}.enforce_eager=true"],
-        ["actor_rollout_ref.model.lora_rank=8", "trainer.placement.reference=far", "actor_rollout_ref.ref.fsdp_config.param_offload=true"],
+        [
+            "actor_rollout_ref.model.lora_rank=8",
+            "trainer.placement.reference=far",
+            "actor_rollout_ref.ref.fsdp_config.param_offload=true",
+        ],
     ],
 )
 def test_a_key_that_has_an_effect_is_left_alone(overrides: list[str]) -> None:
@@ -122,10 +160,17 @@ def test_a_later_switch_may_idle_what_a_recipe_set() -> None:
 
 
 def test_sections_of_roles_that_are_not_built() -> None:
-    overrides = ("algorithm.adv_estimator=grpo", "critic.optim.lr=1e-5", "actor_rollout_ref.ref.log_prob_max_token_len_per_gpu=9")
+    overrides = (
+        "algorithm.adv_estimator=grpo",
+        "critic.optim.lr=1e-5",
+        "actor_rollout_ref.ref.log_prob_max_token_len_per_gpu=9",
+    )
     reference, critic = idle(*overrides, roles=set())
     grpo = "algorithm.adv_estimator is grpo (override algorithm.adv_estimator=grpo)"
-    assert critic == f"critic.optim.lr has no effect: no critic is built (algorithm.name is ppo, {grpo})"
+    assert (
+        critic
+        == f"critic.optim.lr has no effect: no critic is built (algorithm.name is ppo, {grpo})"
+    )
     assert "no reference is built" in reference
     assert "algorithm.use_kl_in_reward is false" in reference
     assert idle(*overrides, roles={"critic", "reference"}) == []

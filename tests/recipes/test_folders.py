@@ -18,7 +18,10 @@ def write(path: Path, text: str) -> Path:
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
     """team/ has a recipe with a search path of its own; mine/ has one that includes it, from another folder."""
-    write(tmp_path / "shared" / "optim" / "gentle.yaml", "defaults: [adamw, _self_]\nweight_decay: 0.2\n")
+    write(
+        tmp_path / "shared" / "optim" / "gentle.yaml",
+        "defaults: [adamw, _self_]\nweight_decay: 0.2\n",
+    )
     write(
         tmp_path / "team" / "team_grpo.yaml",
         "hydra: {searchpath: [file://../shared]}\n"
@@ -32,7 +35,9 @@ def project(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_every_recipe_brings_its_own_search_path_relative_to_its_folder(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_recipe_brings_its_own_search_path_relative_to_its_folder(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(project / "shared")
     recipe = compose(project / "mine" / "my.yaml")
     config = recipe.config
@@ -46,7 +51,9 @@ def test_every_recipe_brings_its_own_search_path_relative_to_its_folder(project:
     assert decay[-1].where == "optim/gentle.yaml:2"
 
 
-def test_places_are_relative_to_the_current_folder(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_places_are_relative_to_the_current_folder(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(project)
     origins = compose("mine/my.yaml").origins
     assert origins["data.max_prompt_length"][-1].where == "mine/my.yaml:3"
@@ -56,31 +63,58 @@ def test_places_are_relative_to_the_current_folder(project: Path, monkeypatch: p
 def test_a_recipe_of_the_documented_shape(tmp_path: Path) -> None:
     (tmp_path / "some" / "dir").mkdir(parents=True)
     text = "hydra: {searchpath: [file://some/dir]}\ndefaults: [ppo_trainer, _self_]\ndata: {max_prompt_length: 1024}\n"
-    recipe = compose(write(tmp_path / "x.yaml", text), ["data.train_files=t.parquet", "actor_rollout_ref.model.path=m"])
+    recipe = compose(
+        write(tmp_path / "x.yaml", text),
+        ["data.train_files=t.parquet", "actor_rollout_ref.model.path=m"],
+    )
     assert recipe.config.data.max_prompt_length == 1024
     assert recipe.config.data.train_files == ("t.parquet",)
 
 
-def test_search_paths_by_environment_and_by_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write(tmp_path / "parts" / "optim" / "mine.yaml", "defaults: [adamw, _self_]\nlr_warmup_steps: 7\n")
-    monkeypatch.setenv("RLCTL_TEST_PARTS", str(tmp_path / "parts"))
-    text = (
-        "hydra: {searchpath: ['file://${oc.env:RLCTL_TEST_PARTS}', '${oc.env:RLCTL_NONE,parts}', pkg://rlctl.recipes.library]}\n"
-        "defaults: [ppo, override optim@critic.optim: mine, _self_]\n"
+def test_search_paths_by_environment_and_by_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(
+        tmp_path / "parts" / "optim" / "mine.yaml",
+        "defaults: [adamw, _self_]\nlr_warmup_steps: 7\n",
     )
-    assert compose(write(tmp_path / "x.yaml", text)).config.critic.optim.lr_warmup_steps == 7
+    monkeypatch.setenv("RLCTL_TEST_PARTS", str(tmp_path / "parts"))
+    write(
+        tmp_path / "site" / "lab" / "parts" / "optim" / "slow.yaml",
+        "defaults: [adamw, _self_]\nlr: 1.0e-9\n",
+    )
+    monkeypatch.syspath_prepend(tmp_path / "site")
+    text = (
+        "hydra: {searchpath: ['file://${oc.env:RLCTL_TEST_PARTS}', '${oc.env:RLCTL_NONE,parts}', pkg://lab.parts]}\n"
+        "defaults: [ppo, override optim@critic.optim: mine, override optim@actor_rollout_ref.actor.optim: slow, _self_]\n"
+    )
+    config = compose(write(tmp_path / "x.yaml", text)).config
+    assert config.critic.optim.lr_warmup_steps == 7
 
 
 def test_a_search_path_and_a_part_on_the_command_line(project: Path) -> None:
-    recipe = compose("ppo", [f"hydra.searchpath=[{project / 'shared'}]", "optim@critic.optim=gentle", "critic.optim.lr=0.5"])
+    recipe = compose(
+        "ppo",
+        [
+            f"hydra.searchpath=[{project / 'shared'}]",
+            "optim@critic.optim=gentle",
+            "critic.optim.lr=0.5",
+        ],
+    )
     assert (recipe.config.critic.optim.weight_decay, recipe.config.critic.optim.lr) == (0.2, 0.5)
     assert recipe.config.actor_rollout_ref.actor.optim.weight_decay == 0.01
 
 
 def test_an_optimizer_of_ones_own_may_bring_its_learning_rate(project: Path) -> None:
     write(project / "shared" / "optim" / "bold.yaml", "defaults: [adamw, _self_]\nlr: 3e-4\n")
-    chosen = [f"hydra.searchpath=[{project / 'shared'}]", "optim@actor_rollout_ref.actor.optim=bold", "optim@critic.optim=gentle"]
-    config = compose("ppo_trainer", ["data.train_files=t.parquet", "actor_rollout_ref.model.path=m", *chosen]).config
+    chosen = [
+        f"hydra.searchpath=[{project / 'shared'}]",
+        "optim@actor_rollout_ref.actor.optim=bold",
+        "optim@critic.optim=gentle",
+    ]
+    config = compose(
+        "ppo_trainer", ["data.train_files=t.parquet", "actor_rollout_ref.model.path=m", *chosen]
+    ).config
     assert (config.actor_rollout_ref.actor.optim.lr, config.critic.optim.lr) == (3e-4, 1e-5)
 
 
@@ -113,9 +147,19 @@ def test_the_override_grammar(override: str, key: str, value: object) -> None:
 
 def test_mappings_that_are_the_users_own() -> None:
     kwargs = "reward.custom_reward_function.reward_kwargs"
-    overrides = [f"+{kwargs}.a.b=1", f"{kwargs}.c=[2,3]", f"{kwargs}={{d: {{e: 4}}}}", f"{kwargs}.x=1", f"~{kwargs}.x"]
+    overrides = [
+        f"+{kwargs}.a.b=1",
+        f"{kwargs}.c=[2,3]",
+        f"{kwargs}={{d: {{e: 4}}}}",
+        f"{kwargs}.x=1",
+        f"~{kwargs}.x",
+    ]
     recipe = compose("ppo", overrides)
-    assert recipe.config.reward.custom_reward_function.reward_kwargs == {"a": {"b": 1}, "c": [2, 3], "d": {"e": 4}}
+    assert recipe.config.reward.custom_reward_function.reward_kwargs == {
+        "a": {"b": 1},
+        "c": [2, 3],
+        "d": {"e": 4},
+    }
     assert f"{kwargs}.x" not in recipe.origins
     emptied = compose("ppo", [f"{kwargs}.x=1", f"~{kwargs}.x"])
     assert emptied.container["reward"]["custom_reward_function"]["reward_kwargs"] == {}
@@ -131,30 +175,59 @@ def test_mappings_that_are_the_users_own() -> None:
         ("reward_model.overlong_buffer.len=8", "algorithm.overlong_buffer.len", 8),
         ("ray_init.num_cpus=3", "ray_kwargs.ray_init.num_cpus", 3),
         ("ray_init.timeline_json_file=t.json", "ray_kwargs.timeline_json_file", "t.json"),
-        ("actor_rollout_ref.actor.ppo_micro_batch_size=3", "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu", 3),
+        (
+            "actor_rollout_ref.actor.ppo_micro_batch_size=3",
+            "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu",
+            3,
+        ),
         ("critic.ppo_micro_batch_size=3", "critic.ppo_micro_batch_size_per_gpu", 3),
-        ("actor_rollout_ref.ref.log_prob_micro_batch_size=3", "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu", 3),
+        (
+            "actor_rollout_ref.ref.log_prob_micro_batch_size=3",
+            "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu",
+            3,
+        ),
         ("actor_rollout_ref.actor.optim.clip_grad=0.5", "actor_rollout_ref.actor.grad_clip", 0.5),
-        ("actor_rollout_ref.actor.optim.warmup_style=cosine", "actor_rollout_ref.actor.optim.lr_scheduler_type", "cosine"),
-        ("actor_rollout_ref.actor.ulysses_sequence_parallel_size=2", "actor_rollout_ref.actor.context_parallel_size", 2),
+        (
+            "actor_rollout_ref.actor.optim.warmup_style=cosine",
+            "actor_rollout_ref.actor.optim.lr_scheduler_type",
+            "cosine",
+        ),
+        (
+            "actor_rollout_ref.actor.ulysses_sequence_parallel_size=2",
+            "actor_rollout_ref.actor.context_parallel_size",
+            2,
+        ),
         ("critic.model.fsdp_config.param_offload=true", "critic.fsdp_config.param_offload", True),
         ("trainer.max_actor_ckpt_to_keep=2", "trainer.max_ckpt_to_keep", 2),
         ("+trainer.max_critic_ckpt_to_keep=2", "trainer.max_ckpt_to_keep", 2),
     ],
 )
-def test_an_old_key_is_taken_with_a_notice_on_the_command_line_and_in_yaml(tmp_path: Path, old: str, new: str, value: object) -> None:
+def test_an_old_key_is_taken_with_a_notice_on_the_command_line_and_in_yaml(
+    tmp_path: Path, old: str, new: str, value: object
+) -> None:
     key, _, text = old.lstrip("+").partition("=")
     recipe = compose("ppo", [old])
     assert recipe.origins[new][-1].value == value
     assert recipe.notices == [f"{key} is now {new}"]
     lines = [f"{'  ' * depth}{part}:" for depth, part in enumerate(key.split("."))]
-    path = write(tmp_path / "old.yaml", "defaults: [ppo, _self_]\n" + "\n".join(lines) + f" {text}\n")
+    path = write(
+        tmp_path / "old.yaml", "defaults: [ppo, _self_]\n" + "\n".join(lines) + f" {text}\n"
+    )
     recipe = compose(path)
-    assert (recipe.origins[new][-1].value, recipe.origins[new][-1].where) == (value, f"{path}:{1 + len(lines)}")
+    assert (recipe.origins[new][-1].value, recipe.origins[new][-1].where) == (
+        value,
+        f"{path}:{1 + len(lines)}",
+    )
     assert recipe.notices == [f"{key} is now {new}"]
 
 
 def test_keys_that_say_nothing_are_dropped_with_a_notice() -> None:
-    recipe = compose("ppo", ["actor_rollout_ref.actor.fsdp_config.grad_offload=true", "trainer.default_hdfs_dir=null"])
+    recipe = compose(
+        "ppo",
+        ["actor_rollout_ref.actor.fsdp_config.grad_offload=true", "trainer.default_hdfs_dir=null"],
+    )
     assert len(recipe.notices) == 2
-    assert all(notice.split()[0].rpartition(".")[2] in ("grad_offload", "default_hdfs_dir") for notice in recipe.notices)
+    assert all(
+        notice.split()[0].rpartition(".")[2] in ("grad_offload", "default_hdfs_dir")
+        for notice in recipe.notices
+    )

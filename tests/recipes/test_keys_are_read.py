@@ -59,7 +59,9 @@ REFUSED = {
 def recorded(monkeypatch: pytest.MonkeyPatch) -> Iterator[set[str]]:
     """The dotted keys that are read from any configuration while the block runs."""
     read: set[str] = set()
-    places: dict[int, tuple[Any, str]] = {}  # the section is kept alive, so that its id stays its own
+    places: dict[
+        int, tuple[Any, str]
+    ] = {}  # the section is kept alive, so that its id stays its own
 
     def place(section: Section) -> str:
         return "" if isinstance(section, Config) else places.get(id(section), (None, "?."))[1]
@@ -83,7 +85,7 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> Iterator[set[str]]:
 
 def test_a_run_reads_every_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from rlctl.runtime.launch import train
-    from rlctl.runtime.plan import make_plan
+    from rlctl.runtime.planning.plan import make_plan
 
     write_tiny_model(tmp_path / "model")
     training, validation = train_and_validation(16, 4, seed=1, level=1, careless=0.0)
@@ -131,5 +133,10 @@ def test_a_run_reads_every_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         for overrides in (small, [*small, *variant]):
             train(make_plan(compose("ppo_trainer", overrides), inline=True))
     keys = [key.name for key in schema_keys().values() if key.kind != "section"]
-    unread = {key for key in keys if key not in read and not any(fnmatchcase(key, pattern) for pattern in (*ELSEWHERE, *REFUSED))}
+    unread = {
+        key
+        for key in keys
+        if key not in read
+        and not any(fnmatchcase(key, pattern) for pattern in (*ELSEWHERE, *REFUSED))
+    }
     assert unread == set()

@@ -36,46 +36,142 @@ def write(folder: Path, text: str, name: str = "mine.yaml") -> Path:
 @pytest.mark.parametrize(
     ("override", "message", "hint"),
     [
-        ("trainer.total_epoch=3", "unknown key trainer.total_epoch", "did you mean trainer.total_epochs?"),
-        ("+trainer.total_epoch=3", "unknown key trainer.total_epoch", "did you mean trainer.total_epochs?"),
-        ("++trainer.total_epoch=3", "unknown key trainer.total_epoch", "did you mean trainer.total_epochs?"),
-        ("lr=3", "unknown key lr", "did you mean actor_rollout_ref.actor.optim.lr or critic.optim.lr?"),
-        ("actor.optim.betas=3", "unknown key actor.optim.betas", "did you mean actor_rollout_ref.actor.optim.betas"),
+        (
+            "trainer.total_epoch=3",
+            "unknown key trainer.total_epoch",
+            "did you mean trainer.total_epochs?",
+        ),
+        (
+            "+trainer.total_epoch=3",
+            "unknown key trainer.total_epoch",
+            "did you mean trainer.total_epochs?",
+        ),
+        (
+            "++trainer.total_epoch=3",
+            "unknown key trainer.total_epoch",
+            "did you mean trainer.total_epochs?",
+        ),
+        (
+            "lr=3",
+            "unknown key lr",
+            "did you mean actor_rollout_ref.actor.optim.lr or critic.optim.lr?",
+        ),
+        (
+            "actor.optim.betas=3",
+            "unknown key actor.optim.betas",
+            "did you mean actor_rollout_ref.actor.optim.betas",
+        ),
         ("~trainer.sed", "unknown key trainer.sed", "did you mean trainer.seed"),
         (
             "trainer=3",
             "there is no part trainer/3",
             "parts in trainer/: local; to set a key of the section trainer: trainer.total_epochs=…",
         ),
-        ("reward.reward_model=x", "reward.reward_model is a section, not a value (given: 'x')", "such as reward.reward_model.enable"),
-        ("trainer.keep_best=null", "trainer.keep_best is an empty section", "such as trainer.keep_best.metric"),
-        ("trainer.total_epochs=abc", "trainer.total_epochs should be whole number ≥ 1, not 'abc'", "passes over"),
-        ("trainer.total_epochs=0", "trainer.total_epochs should be whole number ≥ 1, not 0", "passes over"),
-        ("trainer.test_freq=0", "trainer.test_freq should be whole number -1 or ≥ 1, not 0", "never"),
-        ("algorithm.gamma=1.01", "algorithm.gamma should be number ≥ 0 and ≤ 1, not 1.01", "discount"),
-        ("actor_rollout_ref.actor.optim.lr=nan", "actor_rollout_ref.actor.optim.lr should be number ≥ 0, not nan", "rate"),
-        ("data.train_batch_size=1e3", "data.train_batch_size should be whole number ≥ 1, not 1000.0", "write 1000"),
+        (
+            "reward.reward_model=x",
+            "reward.reward_model is a section, not a value (given: 'x')",
+            "such as reward.reward_model.enable",
+        ),
+        (
+            "trainer.keep_best=null",
+            "trainer.keep_best is an empty section",
+            "such as trainer.keep_best.metric",
+        ),
+        (
+            "trainer.total_epochs=abc",
+            "trainer.total_epochs should be whole number ≥ 1, not 'abc'",
+            "passes over",
+        ),
+        (
+            "trainer.total_epochs=0",
+            "trainer.total_epochs should be whole number ≥ 1, not 0",
+            "passes over",
+        ),
+        (
+            "trainer.test_freq=0",
+            "trainer.test_freq should be whole number -1 or ≥ 1, not 0",
+            "never",
+        ),
+        (
+            "algorithm.gamma=1.01",
+            "algorithm.gamma should be number ≥ 0 and ≤ 1, not 1.01",
+            "discount",
+        ),
+        (
+            "actor_rollout_ref.actor.optim.lr=nan",
+            "actor_rollout_ref.actor.optim.lr should be number ≥ 0, not nan",
+            "rate",
+        ),
+        (
+            "data.train_batch_size=1e3",
+            "data.train_batch_size should be whole number ≥ 1, not 1000.0",
+            "write 1000",
+        ),
         ("data.shuffle=yes", "data.shuffle should be true or false, not 'yes'", "shuffle"),
         ("trainer.device=gpu", "trainer.device should be auto | cpu | cuda, not 'gpu'", "auto"),
-        ("trainer.experiment_name=None", "trainer.experiment_name is the text 'None'", "trainer.experiment_name=null"),
-        ("trainer.logger.0=x", "trainer.logger is a list of text: it has no keys of its own", "as a whole"),
-        ("trainer.placement.pools={a: 0}", "trainer.placement.pools.a should be whole number ≥ 1, not 0", "devices"),
-        ("trainer.placement.pools=3", "trainer.placement.pools should be a mapping, not 3", "{name: value}"),
-        ("trainer.total_epochs", "'trainer.total_epochs' is not key=value", "trainer.total_epochs=VALUE"),
+        (
+            "trainer.experiment_name=None",
+            "trainer.experiment_name is the text 'None'",
+            "trainer.experiment_name=null",
+        ),
+        (
+            "trainer.logger.0=x",
+            "trainer.logger is a list of text: it has no keys of its own",
+            "as a whole",
+        ),
+        (
+            "trainer.placement.pools={a: 0}",
+            "trainer.placement.pools.a should be whole number ≥ 1, not 0",
+            "devices",
+        ),
+        (
+            "trainer.placement.pools=3",
+            "trainer.placement.pools should be a mapping, not 3",
+            "{name: value}",
+        ),
+        (
+            "trainer.total_epochs",
+            "'trainer.total_epochs' is not key=value",
+            "trainer.total_epochs=VALUE",
+        ),
         ("=3", "'' is not a key", "write key=VALUE"),
-        ("trainer.total_epochs=1,2", "trainer.total_epochs=1,2 names several values", "rlctl sweep"),
+        (
+            "trainer.total_epochs=1,2",
+            "trainer.total_epochs=1,2 names several values",
+            "rlctl sweep",
+        ),
         ("data.seed=range(1,3)", "data.seed=range(1,3) names several values", "rlctl sweep"),
-        ("optim=adamw", "the recipe has no part at optim", "optim@actor_rollout_ref.actor.optim=adamw"),
+        (
+            "optim=adamw",
+            "the recipe has no part at optim",
+            "optim@actor_rollout_ref.actor.optim=adamw",
+        ),
         ("optim@critic.optim=sgd", "there is no part optim/sgd", "parts in optim/: adamw"),
         ("nogroup@critic.optim=adamw", "there is no group of parts named nogroup", "optim"),
         ("~trainer", "trainer cannot be taken out", "trainer=local"),
         ("~trainer.seed", "trainer.seed cannot be taken out", "set another one"),
         ("hydra.run.dir=x", "hydra.run.dir has no meaning here", "hydra.searchpath"),
         ("hydra.searchpath=[nowhere]", "the search path nowhere is no folder", "nowhere"),
-        ("trainer.seed=${trainer.sed}", "trainer.seed refers to trainer.sed, which does not exist", "did you mean trainer.seed"),
-        ("trainer.run_dir=${oc.env:RLCTL_NOPE}", "the environment variable RLCTL_NOPE is not set (trainer.run_dir needs it)", "export"),
-        ("trainer.default_hdfs_dir=hdfs://x", "trainer.default_hdfs_dir does not exist here", "trainer.default_local_dir=hdfs://x"),
-        ("actor_rollout_ref.rollout.dtype=bfloat16", "unknown key actor_rollout_ref.rollout.dtype", "leave this out"),
+        (
+            "trainer.seed=${trainer.sed}",
+            "trainer.seed refers to trainer.sed, which does not exist",
+            "did you mean trainer.seed",
+        ),
+        (
+            "trainer.run_dir=${oc.env:RLCTL_NOPE}",
+            "the environment variable RLCTL_NOPE is not set (trainer.run_dir needs it)",
+            "export",
+        ),
+        (
+            "trainer.default_hdfs_dir=hdfs://x",
+            "trainer.default_hdfs_dir does not exist here",
+            "trainer.default_local_dir=hdfs://x",
+        ),
+        (
+            "actor_rollout_ref.rollout.dtype=bfloat16",
+            "unknown key actor_rollout_ref.rollout.dtype",
+            "leave this out",
+        ),
     ],
 )
 def test_a_mistake_on_the_command_line(override: str, message: str, hint: str) -> None:
@@ -95,28 +191,58 @@ def test_an_override_that_cannot_be_parsed_is_shown_as_the_shell_needs_it(value:
 
 def test_a_list_that_was_not_closed_is_shown_closed() -> None:
     hint = only("ppo", "data.train_files=[a,b").hint or ""
-    assert compose("ppo", shlex.split(hint.removeprefix("close it: "))).config.data.train_files == ("a", "b")
+    assert compose("ppo", shlex.split(hint.removeprefix("close it: "))).config.data.train_files == (
+        "a",
+        "b",
+    )
 
 
 def test_a_reference_to_a_key_that_is_wrong_is_not_told_again() -> None:
-    only("ppo", "actor_rollout_ref.model.path=${oc.env:RLCTL_NOPE}")  # the critic takes it from there
+    only(
+        "ppo", "actor_rollout_ref.model.path=${oc.env:RLCTL_NOPE}"
+    )  # the critic takes it from there
 
 
 @pytest.mark.parametrize(
     ("text", "line", "message", "hint"),
     [
-        ("trainer:\n  total_epoch: 3\n", 5, "unknown key trainer.total_epoch", "did you mean trainer.total_epochs?"),
-        ("actor_rollout_reff:\n  actor: {a: 1}\n  b: 2\n", 4, "unknown key actor_rollout_reff", "did you mean actor_rollout_ref?"),
+        (
+            "trainer:\n  total_epoch: 3\n",
+            5,
+            "unknown key trainer.total_epoch",
+            "did you mean trainer.total_epochs?",
+        ),
+        (
+            "actor_rollout_reff:\n  actor: {a: 1}\n  b: 2\n",
+            4,
+            "unknown key actor_rollout_reff",
+            "did you mean actor_rollout_ref?",
+        ),
         ("data:\n", 4, "data is an empty section", "data.train_files"),
         ("critic: 5\n", 4, "critic is a section, not a value (given: 5)", "critic.strategy"),
         ("data: {seed: 1.5}\n", 4, "data.seed should be whole number ≥ 0, not 1.5", "order"),
-        ("data: {seed: {a: 1}}\n", 4, "data.seed is a whole number ≥ 0: it has no keys of its own", "as a whole"),
+        (
+            "data: {seed: {a: 1}}\n",
+            4,
+            "data.seed is a whole number ≥ 0: it has no keys of its own",
+            "as a whole",
+        ),
         ("data:\n  trainer.seed: 1\n", 5, "unknown key data.trainer.seed", "trainer.seed"),
         ("trainer.seed: 1\n", 4, "trainer.seed is written with dots", "nested"),
-        ("trainer: {seed: 1, seed: 2}\n", 4, "the key `trainer.seed` stands twice", "first on line 4"),
+        (
+            "trainer: {seed: 1, seed: 2}\n",
+            4,
+            "the key `trainer.seed` stands twice",
+            "first on line 4",
+        ),
         ("data: {on: 1}\n", 4, "the key `on` is not text", "quotes"),
         ("hydra: {run: {dir: x}}\n", 4, "unknown key hydra.run", "hydra.searchpath"),
-        ("hydra: {searchpath: [file://nowhere]}\n", 4, "the search path file://nowhere is no folder", "nowhere"),
+        (
+            "hydra: {searchpath: [file://nowhere]}\n",
+            4,
+            "the search path file://nowhere is no folder",
+            "nowhere",
+        ),
         (
             "hydra: {searchpath: ['file://${oc.env:RLCTL_NOPE}']}\n",
             4,
@@ -125,7 +251,9 @@ def test_a_reference_to_a_key_that_is_wrong_is_not_told_again() -> None:
         ),
     ],
 )
-def test_a_mistake_in_a_recipe_is_named_with_its_line(tmp_path: Path, text: str, line: int, message: str, hint: str) -> None:
+def test_a_mistake_in_a_recipe_is_named_with_its_line(
+    tmp_path: Path, text: str, line: int, message: str, hint: str
+) -> None:
     path = write(tmp_path, f"defaults:\n  - ppo\n  - _self_\n{text}")
     problem = only(path)
     assert problem.message == message
@@ -136,18 +264,35 @@ def test_a_mistake_in_a_recipe_is_named_with_its_line(tmp_path: Path, text: str,
 @pytest.mark.parametrize(
     ("text", "line", "message", "hint"),
     [
-        ("trainer: {seed: 1}\n", 1, "this recipe is not built on a base", "defaults: [ppo_trainer, _self_]"),
+        (
+            "trainer: {seed: 1}\n",
+            1,
+            "this recipe is not built on a base",
+            "defaults: [ppo_trainer, _self_]",
+        ),
         ("", 1, "this recipe is not built on a base", "defaults: [ppo_trainer, _self_]"),
         ("- a\n", 1, "a recipe must be a mapping of keys, not list", ""),
         ("defaults: ppo\n", 1, "`defaults` must be a list", "[ppo_trainer, _self_]"),
         ("defaults: [ppo]\ntrainer: {seed: 1}\n", 1, "the defaults list lacks _self_", "- _self_"),
         ("defaults:\n  - grop\n  - _self_\n", 2, "there is no part grop", "did you mean grpo?"),
-        ("defaults:\n  - ppo\n  - override optim@critic.optim: sgd\n  - _self_\n", 3, "there is no part optim/sgd", "there are: adamw"),
-        ("defaults: [../ppo, _self_]\n", 1, "`..` has no meaning in a defaults list: ../ppo", "hydra.searchpath"),
+        (
+            "defaults:\n  - ppo\n  - override optim@critic.optim: sgd\n  - _self_\n",
+            3,
+            "there is no part optim/sgd",
+            "there are: adamw",
+        ),
+        (
+            "defaults: [../ppo, _self_]\n",
+            1,
+            "`..` has no meaning in a defaults list: ../ppo",
+            "hydra.searchpath",
+        ),
         ("defaults: [mine, _self_]\n", 1, "a recipe includes itself", "take one of these out"),
     ],
 )
-def test_a_mistake_in_what_a_recipe_is_built_on(tmp_path: Path, text: str, line: int, message: str, hint: str) -> None:
+def test_a_mistake_in_what_a_recipe_is_built_on(
+    tmp_path: Path, text: str, line: int, message: str, hint: str
+) -> None:
     path = write(tmp_path, text)
     problem = only(path)
     assert problem.message.startswith(message)
@@ -156,7 +301,9 @@ def test_a_mistake_in_what_a_recipe_is_built_on(tmp_path: Path, text: str, line:
 
 
 def test_a_part_included_twice_and_recipes_that_include_each_other(tmp_path: Path) -> None:
-    twice = write(tmp_path, "defaults: [ppo, optim@critic.optim: adamw, _self_]\ntrainer: {seed: 1}\n")
+    twice = write(
+        tmp_path, "defaults: [ppo, optim@critic.optim: adamw, _self_]\ntrainer: {seed: 1}\n"
+    )
     assert "override GROUP: PART" in (only(twice).hint or "")
     a = write(tmp_path, "defaults: [b, _self_]\n", "a.yaml")
     write(tmp_path, "defaults: [a, _self_]\n", "b.yaml")
@@ -173,7 +320,10 @@ def test_yaml_that_cannot_be_read(tmp_path: Path, text: str) -> None:
 
 def test_what_must_be_set_and_is_not(tmp_path: Path) -> None:
     first, second = problems("ppo_trainer")
-    assert (first.message, second.message) == ("data.train_files is not set", "actor_rollout_ref.model.path is not set")
+    assert (first.message, second.message) == (
+        "data.train_files is not set",
+        "actor_rollout_ref.model.path is not set",
+    )
     assert "pass data.train_files=…" in (first.hint or "")
 
 
@@ -181,7 +331,10 @@ def test_a_part_that_sets_only_some_keys_of_its_section(tmp_path: Path) -> None:
     write(tmp_path, "lr: 1.0\nweight_decay: 0.5\n", "optim/mine.yaml")
     path = write(tmp_path, "defaults: [ppo, override optim@critic.optim: mine, _self_]\n")
     problem = only(path)
-    assert problem.message == "critic.optim lacks betas, lr_warmup_steps, lr_warmup_steps_ratio, lr_scheduler_type and 1 more"
+    assert (
+        problem.message
+        == "critic.optim lacks betas, lr_warmup_steps, lr_warmup_steps_ratio, lr_scheduler_type and 1 more"
+    )
     assert problem.where == str(tmp_path / "optim" / "mine.yaml")
 
 
@@ -194,7 +347,14 @@ def test_a_recipe_that_does_not_exist() -> None:
 
 def test_all_problems_come_at_once(tmp_path: Path) -> None:
     path = write(tmp_path, "defaults: [ppo, _self_]\ntrainer: {sed: 1, device: tpu}\ncritic:\n")
-    found = problems(path, "a b=1", "trainer.seed=1,2", "data.seed=-1", "data.sead=1", "trainer.run_dir=${oc.env:RLCTL_NOPE}")
+    found = problems(
+        path,
+        "a b=1",
+        "trainer.seed=1,2",
+        "data.seed=-1",
+        "data.sead=1",
+        "trainer.run_dir=${oc.env:RLCTL_NOPE}",
+    )
     assert [problem.message.split()[0] for problem in found] == [
         "'a", "trainer.seed=1,2", "unknown", "critic", "unknown", "the", "data.seed", "trainer.device",
     ]  # fmt: skip
@@ -211,19 +371,37 @@ def typos(number: int) -> list[tuple[str, str]]:
         i = rng.choice([i for i, letter in enumerate(key) if letter.isalpha()])
         swap = key[:i] + key[i + 1 : i + 2] + key[i] + key[i + 2 :]
         made = rng.choice(
-            [key[:i] + key[i + 1 :], key[:i] + rng.choice(letters) + key[i:], key[:i] + rng.choice(letters) + key[i + 1 :], swap]
+            [
+                key[:i] + key[i + 1 :],
+                key[:i] + rng.choice(letters) + key[i:],
+                key[:i] + rng.choice(letters) + key[i + 1 :],
+                swap,
+            ]
         )
-        if known_key(made) is None and ".." not in made and not made.startswith(".") and not made.endswith("."):
+        if (
+            known_key(made) is None
+            and ".." not in made
+            and not made.startswith(".")
+            and not made.endswith(".")
+        ):
             found[made] = key
     return list(found.items())
 
 
 @pytest.mark.parametrize("plus", ["", "+"])
-def test_of_200_typos_on_the_command_line_all_are_refused_and_nearly_all_understood(plus: str) -> None:
+def test_of_200_typos_on_the_command_line_all_are_refused_and_nearly_all_understood(
+    plus: str,
+) -> None:
     made = typos(200)
     found = problems("ppo", *(f"{plus}{wrong}=1" for wrong, _ in made))
-    assert [problem.where for problem in found] == [f"override {plus}{wrong}=1" for wrong, _ in made]
-    missed = [(problem.message, meant, problem.hint) for problem, (_, meant) in zip(found, made, strict=True) if not first(problem, meant)]
+    assert [problem.where for problem in found] == [
+        f"override {plus}{wrong}=1" for wrong, _ in made
+    ]
+    missed = [
+        (problem.message, meant, problem.hint)
+        for problem, (_, meant) in zip(found, made, strict=True)
+        if not first(problem, meant)
+    ]
     assert len(missed) <= 10, missed
 
 
@@ -246,7 +424,11 @@ def test_of_200_typos_in_a_recipe_all_are_refused_and_nearly_all_understood(tmp_
     found = problems(write(tmp_path, yaml.safe_dump(tree, sort_keys=False)))
     by_key = {problem.message.removeprefix("unknown key "): problem for problem in found}
     assert set(by_key) == set(chosen)
-    missed = [(wrong, meant, by_key[wrong].hint) for wrong, meant in chosen.items() if not first(by_key[wrong], meant)]
+    missed = [
+        (wrong, meant, by_key[wrong].hint)
+        for wrong, meant in chosen.items()
+        if not first(by_key[wrong], meant)
+    ]
     assert len(missed) <= 10, missed
 
 

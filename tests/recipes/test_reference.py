@@ -13,16 +13,25 @@ import pytest
 from rlctl.recipes.completion import complete_key, complete_override, complete_recipe
 from rlctl.recipes.keys import known_key, schema_keys
 from rlctl.recipes.reference import reference
-from rlctl.recipes.suggest import distance, nearest
+from rlctl.suggest import distance, nearest
 
 
 def test_the_written_reference_is_not_stale() -> None:
     written = Path(__file__).parents[2] / "docs" / "reference.md"
-    assert written.read_text(encoding="utf-8") == reference(), "run: python -m rlctl.recipes.reference"
+    assert written.read_text(encoding="utf-8") == reference(), (
+        "run: python -m rlctl.recipes.reference"
+    )
 
 
 @pytest.mark.parametrize(
-    ("a", "b", "edits"), [("", "abc", 3), ("abc", "abc", 0), ("abc", "acb", 1), ("kitten", "sitting", 3), ("ab", "bca", 3)]
+    ("a", "b", "edits"),
+    [
+        ("", "abc", 3),
+        ("abc", "abc", 0),
+        ("abc", "acb", 1),
+        ("kitten", "sitting", 3),
+        ("ab", "bca", 3),
+    ],
 )
 def test_edit_distance(a: str, b: str, edits: int) -> None:
     assert distance(a, b) == distance(b, a) == edits
@@ -33,7 +42,9 @@ def test_edit_distance_against_the_recurrence_itself() -> None:
     def plain(a: str, b: str) -> int:
         if not a or not b:
             return len(a) + len(b)
-        cost = min(plain(a[:-1], b) + 1, plain(a, b[:-1]) + 1, plain(a[:-1], b[:-1]) + (a[-1] != b[-1]))
+        cost = min(
+            plain(a[:-1], b) + 1, plain(a, b[:-1]) + 1, plain(a[:-1], b[:-1]) + (a[-1] != b[-1])
+        )
         swapped = len(a) > 1 and len(b) > 1 and a[-1] == b[-2] and a[-2] == b[-1]
         return min(cost, plain(a[:-2], b[:-2]) + 1) if swapped else cost
 
@@ -52,14 +63,24 @@ def test_the_nearest_names_come_in_order() -> None:
 
 
 def test_types_in_words() -> None:
-    words = {name: known_key(name) for name in ("trainer.seed", "data.train_max_samples", "trainer.device", "critic.optim.betas")}
+    words = {
+        name: known_key(name)
+        for name in (
+            "trainer.seed",
+            "data.train_max_samples",
+            "trainer.device",
+            "critic.optim.betas",
+        )
+    }
     assert [key.type if key else None for key in words.values()] == [
         "whole number ≥ 0",
         "whole number -1 or ≥ 1",
         "auto | cpu | cuda",
         "list of 2 numbers",
     ]
-    assert known_key("reward.custom_reward_function.reward_kwargs.x.y") == known_key("reward.custom_reward_function.reward_kwargs")
+    assert known_key("reward.custom_reward_function.reward_kwargs.x.y") == known_key(
+        "reward.custom_reward_function.reward_kwargs"
+    )
     assert known_key("trainer.seed.x") is None
 
 
@@ -94,7 +115,10 @@ def test_typing_what_completion_offers_leads_to_every_key() -> None:
 
 def test_completion_of_keys_and_recipes(tmp_path: Path) -> None:
     assert complete_key("trainer.val_b") == ["trainer.val_before_train"]
-    assert complete_key("use_kl") == ["actor_rollout_ref.actor.use_kl_loss", "algorithm.use_kl_in_reward"]
+    assert complete_key("use_kl") == [
+        "actor_rollout_ref.actor.use_kl_loss",
+        "algorithm.use_kl_in_reward",
+    ]
     (tmp_path / "mine.yaml").touch()
     (tmp_path / "mod").mkdir()
     (tmp_path / ".hidden").mkdir()
@@ -104,5 +128,19 @@ def test_completion_of_keys_and_recipes(tmp_path: Path) -> None:
 
 def test_completion_imports_nothing_slow() -> None:
     code = "import sys; from rlctl.recipes.completion import complete_override as f; f('tr'); f('trainer.logger='); print(*sys.modules)"
-    loaded = set(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split())
-    assert not loaded & {"hydra", "omegaconf", "torch", "ray", "transformers", "pandas", "pyarrow", "rich", "typer"}
+    loaded = set(
+        subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True
+        ).stdout.split()
+    )
+    assert not loaded & {
+        "hydra",
+        "omegaconf",
+        "torch",
+        "ray",
+        "transformers",
+        "pandas",
+        "pyarrow",
+        "rich",
+        "typer",
+    }

@@ -76,7 +76,10 @@ trainer.nnodes=1 trainer.save_freq=-1 trainer.test_freq=5 trainer.total_epochs=1
 """
 
 
-@pytest.mark.parametrize(("command", "estimator", "n"), [(GRPO, "grpo", 5), (RLOO, "rloo", 5), (REINFORCE, "reinforce_plus_plus", 8)])
+@pytest.mark.parametrize(
+    ("command", "estimator", "n"),
+    [(GRPO, "grpo", 5), (RLOO, "rloo", 5), (REINFORCE, "reinforce_plus_plus", 8)],
+)
 def test_a_command_composes_without_a_notice(command: str, estimator: str, n: int) -> None:
     words = shlex.split(command)
     recipe = compose("ppo_trainer", words)

@@ -59,10 +59,21 @@ NUMBERS = [
 ]
 
 
-@pytest.mark.parametrize(("text", "truth", "strict", "flexible", "verl_strict", "verl_flexible"), CASES)
-def test_all_methods(text: str, truth: str, strict: int, flexible: int, verl_strict: int, verl_flexible: int) -> None:
-    wanted = {"strict": strict, "flexible": flexible, "verl_strict": verl_strict, "verl_flexible": verl_flexible}
-    assert {method: score("openai/gsm8k", text, truth, method=method) for method in METHODS} == wanted
+@pytest.mark.parametrize(
+    ("text", "truth", "strict", "flexible", "verl_strict", "verl_flexible"), CASES
+)
+def test_all_methods(
+    text: str, truth: str, strict: int, flexible: int, verl_strict: int, verl_flexible: int
+) -> None:
+    wanted = {
+        "strict": strict,
+        "flexible": flexible,
+        "verl_strict": verl_strict,
+        "verl_flexible": verl_flexible,
+    }
+    assert {
+        method: score("openai/gsm8k", text, truth, method=method) for method in METHODS
+    } == wanted
 
 
 @pytest.mark.parametrize(("text", "truth", "strict", "flexible"), NUMBERS)
@@ -96,7 +107,17 @@ def test_what_cannot_be_scored_raises() -> None:
 
 
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("text", ["9" * 100_000, "1," * 50_000, "#### " * 20_000, "-$." * 30_000, "####" + " " * 100_000, "#" * 100_000])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "9" * 100_000,
+        "1," * 50_000,
+        "#### " * 20_000,
+        "-$." * 30_000,
+        "####" + " " * 100_000,
+        "#" * 100_000,
+    ],
+)
 def test_long_rubbish_is_scored_in_linear_time(method: str, text: str) -> None:
     started = time.perf_counter()
     assert score("", text, "18", method=method) == 0.0

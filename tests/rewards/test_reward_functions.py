@@ -39,20 +39,29 @@ def test_a_file_is_called_the_way_verl_does(tmp_path: Path) -> None:
 
 def test_a_file_may_import_its_neighbour(tmp_path: Path) -> None:
     (tmp_path / "reward_neighbour.py").write_text("WORTH = 0.75\n")
-    function = load(tmp_path / "mine.py", "from reward_neighbour import WORTH\ndef compute_score(**kwargs): return WORTH\n")
+    function = load(
+        tmp_path / "mine.py",
+        "from reward_neighbour import WORTH\ndef compute_score(**kwargs): return WORTH\n",
+    )
     assert answer(function, CALL, {}).score == 0.75  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
     ("source", "line", "says"),
     [
-        ("x = 1\nimport no_such_package\n", 2, "ModuleNotFoundError: No module named 'no_such_package'"),
+        (
+            "x = 1\nimport no_such_package\n",
+            2,
+            "ModuleNotFoundError: No module named 'no_such_package'",
+        ),
         ("x = 1\n\ndef broken(:\n", 3, "SyntaxError"),
         ("def f():\n    return 1 / 0\n\nf()\n", 2, "ZeroDivisionError"),
         ("import sys\nsys.exit(1)\n", 2, "SystemExit"),
     ],
 )
-def test_a_file_that_does_not_import_is_named_with_the_line(tmp_path: Path, source: str, line: int, says: str) -> None:
+def test_a_file_that_does_not_import_is_named_with_the_line(
+    tmp_path: Path, source: str, line: int, says: str
+) -> None:
     with pytest.raises(ConfigError, match=says) as caught:
         load(tmp_path / "mine.py", source)
     assert caught.value.problems[0].where == f"{tmp_path / 'mine.py'}:{line}"
@@ -60,7 +69,11 @@ def test_a_file_that_does_not_import_is_named_with_the_line(tmp_path: Path, sour
 
 def test_a_missing_function_or_file(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"no function 'compute_scores'") as caught:
-        load(tmp_path / "mine.py", "from math import floor\ndef compute_score(**kwargs): return 1\n", "compute_scores")
+        load(
+            tmp_path / "mine.py",
+            "from math import floor\ndef compute_score(**kwargs): return 1\n",
+            "compute_scores",
+        )
     assert caught.value.problems[0].hint == "did you mean 'compute_score'? known: compute_score"
     with pytest.raises(ConfigError, match="does not exist"):
         load_reward(RewardSpec(f"{tmp_path}/none.py:f", 1.0))
@@ -72,7 +85,11 @@ def test_a_missing_function_or_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("source", "kwargs", "says"),
     [
-        ("def compute_score(prompt, answer): return 1\n", {}, "missing a required argument: 'prompt'"),
+        (
+            "def compute_score(prompt, answer): return 1\n",
+            {},
+            "missing a required argument: 'prompt'",
+        ),
         (
             "def compute_score(data_source, solution_str, ground_truth, extra_info=None): return 1\n",
             {"bonus": 1},
@@ -124,5 +141,8 @@ def test_numbers_of_other_libraries_are_numbers() -> None:
 
 
 def test_an_error_names_the_line_that_raised(tmp_path: Path) -> None:
-    function = load(tmp_path / "mine.py", "def inner():\n    raise KeyError('x')\ndef compute_score(**kwargs):\n    return inner()\n")
+    function = load(
+        tmp_path / "mine.py",
+        "def inner():\n    raise KeyError('x')\ndef compute_score(**kwargs):\n    return inner()\n",
+    )
     assert answer(function, CALL, {}).error == f"KeyError: 'x' ({tmp_path}/mine.py:2)"  # type: ignore[arg-type]

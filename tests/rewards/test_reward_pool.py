@@ -64,7 +64,10 @@ def spec(tmp_path: Path) -> Callable[..., RewardSpec]:
 
 @pytest.fixture
 def rows() -> Callable[[int], list[PromptRow]]:
-    return lambda count: [PromptRow("test", [{"role": "user", "content": "?"}], "truth", extra_info={"index": i}) for i in range(count)]
+    return lambda count: [
+        PromptRow("test", [{"role": "user", "content": "?"}], "truth", extra_info={"index": i})
+        for i in range(count)
+    ]
 
 
 def gone(pid: int) -> bool:
@@ -80,7 +83,9 @@ def gone(pid: int) -> bool:
     return False
 
 
-def test_many_rows_keep_their_order(spec: Callable[..., RewardSpec], rows: Callable[[int], list[PromptRow]]) -> None:
+def test_many_rows_keep_their_order(
+    spec: Callable[..., RewardSpec], rows: Callable[[int], list[PromptRow]]
+) -> None:
     responses = ["x" * (i * 37 % 101) for i in range(203)]
     with RewardPool([spec("length")], timeout_s=10, num_processes=2) as pool:
         for _ in range(2):
@@ -112,7 +117,9 @@ def test_a_call_that_fails_scores_zero_and_no_other_does(
         report = pool.score(rows(10), responses)
         assert report.scores == [float(text == "ok") for text in responses]
         assert (report.num_errors, report.num_timeouts) == (3, 1)
-        errors = {text: result.error for text, result in zip(responses, report.results, strict=True)}
+        errors = {
+            text: result.error for text, result in zip(responses, report.results, strict=True)
+        }
         assert errors["ok"] is None
         assert "RuntimeError: boom" in str(errors["raise"])
         assert errors["hang"] == "took longer than 0.4 s"
@@ -125,7 +132,9 @@ def test_a_call_that_fails_scores_zero_and_no_other_does(
 
 
 def test_what_cannot_be_interrupted_is_killed(
-    spec: Callable[..., RewardSpec], rows: Callable[[int], list[PromptRow]], monkeypatch: pytest.MonkeyPatch
+    spec: Callable[..., RewardSpec],
+    rows: Callable[[int], list[PromptRow]],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("rlctl.runtime.rewards.pool.GRACE_S", 0.3)
     with RewardPool([spec("misbehave")], timeout_s=0.2, num_processes=1) as pool:
@@ -135,51 +144,88 @@ def test_what_cannot_be_interrupted_is_killed(
     assert report.first_error == "took longer than 0.2 s and could not be interrupted"
 
 
-def test_the_timeout_is_a_calls_not_a_batchs(spec: Callable[..., RewardSpec], rows: Callable[[int], list[PromptRow]]) -> None:
+def test_the_timeout_is_a_calls_not_a_batchs(
+    spec: Callable[..., RewardSpec], rows: Callable[[int], list[PromptRow]]
+) -> None:
     with RewardPool([spec("slow")], timeout_s=0.5, num_processes=1) as pool:
         assert pool.score(rows(12), ["0.1"] * 12).scores == [1.0] * 12  # 1.2 s together
 
 
-def test_weights_and_components_of_several_functions(spec: Callable[..., RewardSpec], rows: Callable[[int], list[PromptRow]]) -> None:
-    functions = [RewardSpec("gsm8k", 2.0, {"method": "flexible"}), spec("length", 0.5), spec("misbehave", 10.0)]
+def test_weights_and_components_of_several_functions(
+    spec: Callable[..., RewardSpec], rows: Callable[[int], list[PromptRow]]
+) -> None:
+    functions = [
+        RewardSpec("gsm8k", 2.0, {"method": "flexible"}),
+        spec("length", 0.5),
+        spec("misbehave", 10.0),
+    ]
     with RewardPool(functions, timeout_s=5, num_processes=2) as pool:
-        report = pool.score([PromptRow("", [], "3", extra_info={"index": 7})] * 2, ["it is 3", "raise"])
+        report = pool.score(
+            [PromptRow("", [], "3", extra_info={"index": 7})] * 2, ["it is 3", "raise"]
+        )
     assert report.scores == [2.0 * 1 + 0.5 * 7 + 10.0, 0.5 * 5]
-    assert report.results[0].components == {"gsm8k": 1.0, "length": 7.0, "length/index": 7.0, "misbehave": 1.0}
-    assert report.results[1].components == {"gsm8k": 0.0, "length": 5.0, "length/index": 7.0, "misbehave": 0.0}
+    assert report.results[0].components == {
+        "gsm8k": 1.0,
+        "length": 7.0,
+        "length/index": 7.0,
+        "misbehave": 1.0,
+    }
+    assert report.results[1].components == {
+        "gsm8k": 0.0,
+        "length": 5.0,
+        "length/index": 7.0,
+        "misbehave": 0.0,
+    }
     assert report.num_errors == 1
 
 
-def test_the_same_function_twice_gives_two_components(rows: Callable[[int], list[PromptRow]]) -> None:
-    functions = [RewardSpec("gsm8k", 1.0, {"method": "flexible"}), RewardSpec("gsm8k", 0.1, {"method": "strict"})]
+def test_the_same_function_twice_gives_two_components(
+    rows: Callable[[int], list[PromptRow]],
+) -> None:
+    functions = [
+        RewardSpec("gsm8k", 1.0, {"method": "flexible"}),
+        RewardSpec("gsm8k", 0.1, {"method": "strict"}),
+    ]
     with RewardPool(functions, timeout_s=5, num_processes=2) as pool:
         report = pool.score([PromptRow("", [], "3")], ["it is 3"])
         assert not pool._workers  # neither needs a process
     assert report.results[0].components == {"gsm8k_1": 1.0, "gsm8k_2": 0.0}
 
 
-def test_one_component_of_one_function_is_filled_up(spec: Callable[..., RewardSpec], rows: Callable[[int], list[PromptRow]]) -> None:
+def test_one_component_of_one_function_is_filled_up(
+    spec: Callable[..., RewardSpec], rows: Callable[[int], list[PromptRow]]
+) -> None:
     with RewardPool([spec("length")], timeout_s=5, num_processes=1) as pool:
-        report = pool.score([*rows(2), PromptRow("", [], "3")], ["a", "b", "c"])  # the last has no index
+        report = pool.score(
+            [*rows(2), PromptRow("", [], "3")], ["a", "b", "c"]
+        )  # the last has no index
     assert report.components() == {"index": [0.0, 1.0, 0.0]}
     assert "KeyError" in str(report.results[2].error)
 
 
-def test_what_cannot_be_loaded_is_one_error_before_any_process(spec: Callable[..., RewardSpec]) -> None:
+def test_what_cannot_be_loaded_is_one_error_before_any_process(
+    spec: Callable[..., RewardSpec],
+) -> None:
     with pytest.raises(ConfigError, match="no function 'lenght'"):
         RewardPool([spec("lenght")], timeout_s=5, num_processes=2)
 
 
 def test_a_file_that_loads_only_here_stops_the_start(tmp_path: Path) -> None:
-    (tmp_path / "mine.py").write_text(f"import os\nassert os.getpid() == {os.getpid()}\ndef f(**kwargs): return 1\n")
+    (tmp_path / "mine.py").write_text(
+        f"import os\nassert os.getpid() == {os.getpid()}\ndef f(**kwargs): return 1\n"
+    )
     with pytest.raises(ConfigError, match="does not import: AssertionError"):
         RewardPool([RewardSpec(f"{tmp_path}/mine.py:f", 1.0)], timeout_s=5, num_processes=2)
-    (tmp_path / "mine.py").write_text(f"import os\nif os.getpid() != {os.getpid()}: os._exit(9)\ndef f(**kwargs): return 1\n")
+    (tmp_path / "mine.py").write_text(
+        f"import os\nif os.getpid() != {os.getpid()}: os._exit(9)\ndef f(**kwargs): return 1\n"
+    )
     with pytest.raises(ResourceError, match="died while starting \\(exit status 9\\)"):
         RewardPool([RewardSpec(f"{tmp_path}/mine.py:f", 1.0)], timeout_s=5, num_processes=1)
 
 
-def test_close_ends_the_workers_and_a_closed_pool_says_so(spec: Callable[..., RewardSpec], rows: Callable[[int], list[PromptRow]]) -> None:
+def test_close_ends_the_workers_and_a_closed_pool_says_so(
+    spec: Callable[..., RewardSpec], rows: Callable[[int], list[PromptRow]]
+) -> None:
     pool = RewardPool([spec("who")], timeout_s=10, num_processes=2)
     pids = [worker.process.pid for worker in pool._workers]
     pool.close()
@@ -189,7 +235,9 @@ def test_close_ends_the_workers_and_a_closed_pool_says_so(spec: Callable[..., Re
         pool.score(rows(1), ["x"])
 
 
-def test_a_worker_that_died_while_idle_costs_no_call(spec: Callable[..., RewardSpec], rows: Callable[[int], list[PromptRow]]) -> None:
+def test_a_worker_that_died_while_idle_costs_no_call(
+    spec: Callable[..., RewardSpec], rows: Callable[[int], list[PromptRow]]
+) -> None:
     with RewardPool([spec("length")], timeout_s=10, num_processes=1) as pool:
         os.kill(pool._workers[0].process.pid, signal.SIGKILL)
         assert gone(pool._workers[0].process.pid)
@@ -206,7 +254,12 @@ def program(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
         f"pool = RewardPool([RewardSpec({str(tmp_path / 'mine.py:child')!r}, 1.0)], timeout_s=60, num_processes=1)\n"
         "pool.score([PromptRow('', [], '')], [''])\n"
     )
-    process = subprocess.Popen([sys.executable, str(tmp_path / "program.py")], stderr=subprocess.PIPE, text=True, start_new_session=True)
+    process = subprocess.Popen(
+        [sys.executable, str(tmp_path / "program.py")],
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
     yield process
     process.kill()
     process.wait()
@@ -214,22 +267,30 @@ def program(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
 
 @pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 @pytest.mark.skipif(sys.platform != "linux", reason="the parent's death signal is Linux'")
-def test_no_worker_survives_the_program(program: subprocess.Popen[str], ending: signal.Signals) -> None:
+def test_no_worker_survives_the_program(
+    program: subprocess.Popen[str], ending: signal.Signals
+) -> None:
     assert program.stderr is not None
     _, child, worker = program.stderr.readline().split()
     program.send_signal(ending)
     assert program.wait(timeout=10) != 0
     assert gone(int(worker))
     if ending == signal.SIGINT:
-        assert gone(int(child))  # a program that can still close the pool ends what the functions have started, too
+        assert gone(
+            int(child)
+        )  # a program that can still close the pool ends what the functions have started, too
     else:
         os.kill(int(child), signal.SIGKILL)
 
 
 def test_a_step_of_the_built_in_scorer_is_cheap(rows: Callable[[int], list[PromptRow]]) -> None:
     steps = [PromptRow("", [], "44")] * 256
-    responses = ["So 12 + 5 = 17 apples and then she gives away some more of them. " * 12 + "#### 44"] * 256
-    with RewardPool([RewardSpec("gsm8k", 1.0, {"method": "flexible"})], timeout_s=5, num_processes=2) as pool:
+    responses = [
+        "So 12 + 5 = 17 apples and then she gives away some more of them. " * 12 + "#### 44"
+    ] * 256
+    with RewardPool(
+        [RewardSpec("gsm8k", 1.0, {"method": "flexible"})], timeout_s=5, num_processes=2
+    ) as pool:
         pool.score(steps, responses)
         times = []
         for _ in range(5):

@@ -19,9 +19,23 @@ class Browser:
     def __init__(self, program: str, profile: Path, *switches: str) -> None:
         commands, self.write = os.pipe()
         self.read, answers = os.pipe()
-        options = ["--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", f"--user-data-dir={profile}", *switches]
+        options = [
+            "--headless",
+            "--no-sandbox",
+            "--disable-gpu",
+            "--no-first-run",
+            f"--user-data-dir={profile}",
+            *switches,
+        ]
         self.process = subprocess.Popen(
-            ["bash", "-c", f'exec "$0" "$@" 3<&{commands} 4>&{answers}', program, "--remote-debugging-pipe", *options],
+            [
+                "bash",
+                "-c",
+                f'exec "$0" "$@" 3<&{commands} 4>&{answers}',
+                program,
+                "--remote-debugging-pipe",
+                *options,
+            ],
             pass_fds=(commands, answers),
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -32,7 +46,9 @@ class Browser:
         self.errors: list[str] = []
         self.events: list[str] = []
         target = self.call("Target.createTarget", url="about:blank")["targetId"]
-        self.session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        self.session = self.call("Target.attachToTarget", targetId=target, flatten=True)[
+            "sessionId"
+        ]
         for domain in ("Page", "Runtime", "Log"):
             self.call(f"{domain}.enable")
 
@@ -54,13 +70,17 @@ class Browser:
 
     def ask(self, expression: str) -> Any:
         """The value of a JavaScript expression, awaited."""
-        answer = self.call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
+        answer = self.call(
+            "Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True
+        )
         assert "exceptionDetails" not in answer, answer
         return answer["result"].get("value")
 
     def call(self, method: str, **params: Any) -> dict[str, Any]:
         self.number += 1
-        message = {"id": self.number, "method": method, "params": params} | ({"sessionId": self.session} if self.session else {})
+        message = {"id": self.number, "method": method, "params": params} | (
+            {"sessionId": self.session} if self.session else {}
+        )
         os.write(self.write, json.dumps(message).encode() + b"\0")
         deadline = time.monotonic() + TIMEOUT_S
         while (answer := self._receive(deadline)).get("id") != self.number:
@@ -83,6 +103,10 @@ class Browser:
     def _note(self, message: dict[str, Any]) -> None:
         method, params = message.get("method", ""), message.get("params", {})
         self.events.append(method)
-        loud = params.get("type") in ("error", "warning") or params.get("entry", {}).get("level") in ("error", "warning")
-        if method == "Runtime.exceptionThrown" or (method in ("Runtime.consoleAPICalled", "Log.entryAdded") and loud):
+        loud = params.get("type") in ("error", "warning") or params.get("entry", {}).get(
+            "level"
+        ) in ("error", "warning")
+        if method == "Runtime.exceptionThrown" or (
+            method in ("Runtime.consoleAPICalled", "Log.entryAdded") and loud
+        ):
             self.errors.append(json.dumps(params))

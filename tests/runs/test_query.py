@@ -76,7 +76,15 @@ def test_what_cannot_be_compared_is_said():
 
 def test_a_column_is_one_value():
     assert Query.parse("best(train/loss)").term() == Term("train/loss", "best")
-    course = {"first": 3.0, "last": 2.0, "min": 1.0, "min_step": 4, "max": 5.0, "max_step": 2, "count": 4}
+    course = {
+        "first": 3.0,
+        "last": 2.0,
+        "min": 1.0,
+        "min_step": 4,
+        "max": 5.0,
+        "max_step": 2,
+        "count": 4,
+    }
     assert Term("train/loss", "best").of_course(course) == 1.0  # of a loss the best is the smallest
     assert Term("critic/score/mean", "best").of_course(course) == 5.0
     assert Term("critic/score/mean").of_course(course) == 2.0

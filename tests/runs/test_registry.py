@@ -14,18 +14,23 @@ from rlctl.runs.compare import compare
 from rlctl.runs.index import INDEX_FILE
 from rlctl.runs.labels import Labels, change_tags, set_note
 from rlctl.runs.listing import Listing
+from rlctl.runs.query_values import where
 from rlctl.runs.run_dir import RunDir
 from rlctl.runs.store import RunStore
-from rlctl.runs.values import where
 
 ACC = "val-core/x/acc/mean@1"
 
 
 def make(root: Path, name: str, minute: int, lr: float, accuracies: list[float]) -> RunDir:
     run = RunDir.create(root, "p", name, "ppo")
-    rows = [{"step": step, ACC: value, "critic/score/mean": value / 2} for step, value in enumerate(accuracies)]
+    rows = [
+        {"step": step, ACC: value, "critic/score/mean": value / 2}
+        for step, value in enumerate(accuracies)
+    ]
     run.metrics.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (run.path / "config.yaml").write_text(f"actor:\n  lr: {lr}\ntrainer:\n  seed: 1\n  note: null\n")
+    (run.path / "config.yaml").write_text(
+        f"actor:\n  lr: {lr}\ntrainer:\n  seed: 1\n  note: null\n"
+    )
     run.update(created=f"2026-01-01T10:{minute:02d}:00+00:00", state="finished")
     return run
 
@@ -62,7 +67,11 @@ def test_order_columns_and_the_best(root):
     assert [run.name for run in page.runs] == ["a", "b"]
     assert page.columns == [{"actor.lr": 1e-3, ACC: 0.5}, {"actor.lr": 1e-4, ACC: 0.7}]
     assert (page.hidden, page.of_how_many, page.with_usual_columns) == (1, 3, True)
-    assert [run.name for run in Listing(None, None, ACC, None, None).page(RunStore(root)).runs] == ["a", "b", "c"]
+    assert [run.name for run in Listing(None, None, ACC, None, None).page(RunStore(root)).runs] == [
+        "a",
+        "b",
+        "c",
+    ]
     assert RunStore(root).find(f"@best:{ACC}").name == "a"
     assert RunStore(root).find(f"@best:last({ACC})").name == "b"
     with pytest.raises(NotFoundError, match="no run has a metric"):
@@ -83,7 +92,11 @@ def test_only_what_has_changed_is_read_again(root, monkeypatch):
     for part in digests.PARTS:
         monkeypatch.setitem(part.__dict__, "digest", spy(part))
     assert len(RunStore(root).runs()) == 3
-    assert sorted(read) == ["p/a/run.json", "p/b/run.json", "p/c/run.json"]  # a listing wants no metrics and no settings
+    assert sorted(read) == [
+        "p/a/run.json",
+        "p/b/run.json",
+        "p/c/run.json",
+    ]  # a listing wants no metrics and no settings
     read.clear()
     RunDir(root / "p" / "b").update(state="failed")
     with (root / "p" / "a" / "metrics.jsonl").open("a") as file:
@@ -117,7 +130,7 @@ READER = """
 import sys
 from pathlib import Path
 from rlctl.runs.store import RunStore
-from rlctl.runs.values import where
+from rlctl.runs.query_values import where
 for _ in range(15):
     store = RunStore(Path(sys.argv[1]))
     found = where(store, store.runs(), "val-core/x/acc/mean@1 >= 0")
@@ -129,7 +142,9 @@ for _ in range(15):
 
 def test_processes_that_list_and_reindex_at_once_do_no_harm(root):
     readers = [
-        subprocess.Popen([sys.executable, "-c", READER, str(root), kind], stderr=subprocess.PIPE, text=True)
+        subprocess.Popen(
+            [sys.executable, "-c", READER, str(root), kind], stderr=subprocess.PIPE, text=True
+        )
         for kind in ("reindex", "list", "reindex")
     ]
     run = RunDir(root / "p" / "c")
@@ -162,7 +177,9 @@ def test_tags_and_notes_are_kept_beside_the_record(root):
     assert change_tags(folder, ["^old"]) == Labels(("good", "draft"))
     set_note(folder, "warm-up was too short")
     assert (folder / "run.json").read_bytes() == before
-    assert RunStore(root).find("@tag:draft").labels == Labels(("good", "draft"), "warm-up was too short")
+    assert RunStore(root).find("@tag:draft").labels == Labels(
+        ("good", "draft"), "warm-up was too short"
+    )
     assert names(RunStore(root), '"good" in tags') == ["a"]
     for bad in ("two words", "a,b", "^", "@x"):
         with pytest.raises(UsageError):
@@ -171,7 +188,9 @@ def test_tags_and_notes_are_kept_beside_the_record(root):
 
 def test_what_is_removed_can_be_brought_back(root):
     store = RunStore(root)
-    content = {path.name: path.read_bytes() for path in (root / "p" / "a").iterdir() if path.is_file()}
+    content = {
+        path.name: path.read_bytes() for path in (root / "p" / "a").iterdir() if path.is_file()
+    }
     trash.remove(root, store.find("a"))
     assert [run.name for run in store.runs()] == ["c", "b"]
     make(root, "a", 4, 1.0, [0.3])
@@ -183,7 +202,9 @@ def test_what_is_removed_can_be_brought_back(root):
     trash.remove(root, store.find("a"))
     newest, oldest = trash.removed_runs(root)
     assert newest.removed > oldest.removed
-    assert {path.name: path.read_bytes() for path in oldest.path.iterdir() if path.is_file()} == content
+    assert {
+        path.name: path.read_bytes() for path in oldest.path.iterdir() if path.is_file()
+    } == content
     assert len(trash.empty(root)) == 2
     assert not (root / trash.TRASH).exists()
     with pytest.raises(NotFoundError):
@@ -199,26 +220,51 @@ def test_a_run_that_goes_on_is_not_removed(root):
 
 
 def rlctl(root: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    environment = {name: value for name, value in os.environ.items() if name != "FORCE_COLOR"} | {"RLCTL_RUNS": str(root)}
+    environment = {name: value for name, value in os.environ.items() if name != "FORCE_COLOR"} | {
+        "RLCTL_RUNS": str(root)
+    }
     command = [sys.executable, "-m", "rlctl", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60, check=False)
+    return subprocess.run(
+        command, capture_output=True, text=True, env=environment, timeout=60, check=False
+    )
 
 
 def test_the_commands(root):
-    listed = rlctl(root, "runs", "--where", f"{ACC} > 0.4", "--sort", f"-{ACC}", "--cols", f"state,{ACC},actor.lr")
+    listed = rlctl(
+        root,
+        "runs",
+        "--where",
+        f"{ACC} > 0.4",
+        "--sort",
+        f"-{ACC}",
+        "--cols",
+        f"state,{ACC},actor.lr",
+    )
     rows = [line.split() for line in listed.stdout.splitlines()]
-    assert rows == [["run", "state", ACC, "actor.lr"], ["b", "finished", "70.0", "%", "0.0001"], ["a", "finished", "50.0", "%", "0.001"]]
+    assert rows == [
+        ["run", "state", ACC, "actor.lr"],
+        ["b", "finished", "70.0", "%", "0.0001"],
+        ["a", "finished", "50.0", "%", "0.001"],
+    ]
     bad = rlctl(root, "runs", "--where", "state = 1")
-    assert (bad.returncode, bad.stderr.splitlines()[1:3]) == (2, ["  at: state = 1", "            ^"])
+    assert (bad.returncode, bad.stderr.splitlines()[1:3]) == (
+        2,
+        ["  at: state = 1", "            ^"],
+    )
     assert rlctl(root, "runs", "--root", str(root), "rm", "a").returncode == 2
     assert rlctl(root, "runs", "-w").returncode == 2
     compared = rlctl(root, "compare", "a", "b", "--json")
     assert json.loads(compared.stdout)["metrics"][ACC]["at"] == [0.5, 0.6]
-    steps = [line.split() for line in rlctl(root, "compare", "a", "b", "-m", ACC).stdout.splitlines()]
+    steps = [
+        line.split() for line in rlctl(root, "compare", "a", "b", "-m", ACC).stdout.splitlines()
+    ]
     assert steps[-2:] == [["2", "0.5", "0.6"], ["3", "-", "0.7"]]
     assert rlctl(root, "compare", "a", "a").returncode == 2
     assert rlctl(root, "runs", "rm", "a", "b").returncode == 0
     assert rlctl(root, "show", "a").returncode == 4
-    assert [each["name"] for each in json.loads(rlctl(root, "runs", "trash", "--json").stdout)] == ["p/b", "p/a"]
+    assert [each["name"] for each in json.loads(rlctl(root, "runs", "trash", "--json").stdout)] == [
+        "p/b",
+        "p/a",
+    ]
     assert rlctl(root, "runs", "restore", "a").returncode == 0
     assert rlctl(root, "show", "a").returncode == 0

@@ -23,7 +23,9 @@ from rlctl.tracking.jsonl import JsonlTracker
 from rlctl.tracking.tracker import RunInfo, Sample
 from tests.runs.browser import Browser
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+CHROMIUM = (
+    shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+)
 ACC = "val-core/arithmetic/acc/mean@1"
 EVIL = "</script><script>document.title='hacked'</script><img src=x onerror=\"document.title='hacked'\"> {{script}} <!-- #### 3"
 
@@ -54,17 +56,38 @@ def write_run(root: Path, name: str, lr: float) -> None:
     tracker.start(RunInfo("id", "demo", name, run.path, 20, {}))
     for step in range(21):
         row = (
-            {"critic/score/mean": 0.04 * step, "actor/entropy": math.exp(-step / 5), "response_length/clip_ratio": 0.02 * step}
+            {
+                "critic/score/mean": 0.04 * step,
+                "actor/entropy": math.exp(-step / 5),
+                "response_length/clip_ratio": 0.02 * step,
+            }
             if step
             else {}
         )
-        row |= {"timing_s/gen": 1.0, "timing_s/update_actor": 0.5, "timing_s/step": 1.5, "perf/total_num_tokens": 1000} if step else {}
+        row |= (
+            {
+                "timing_s/gen": 1.0,
+                "timing_s/update_actor": 0.5,
+                "timing_s/step": 1.5,
+                "perf/total_num_tokens": 1000,
+            }
+            if step
+            else {}
+        )
         if step % 10 == 0:
             row |= {ACC: step / 25, "timing_s/testing": 2.0}
             tracker.generations(step, [sample(number, step) for number in range(30)])
         tracker.log(step, row | {"actor/grad_norm": float("nan") if step == 5 else 0.1 * step})
     tracker.finish("finished")
-    run.event("alarm", step=15, name="truncation", message="truncation: 30% of the answers", hint="a larger length", value=0.3, limit=0.3)
+    run.event(
+        "alarm",
+        step=15,
+        name="truncation",
+        message="truncation: 30% of the answers",
+        hint="a larger length",
+        value=0.3,
+        limit=0.3,
+    )
     run.update(state="finished", exit_code=0, ended=run.record.created, total_steps=20)
 
 
@@ -77,9 +100,15 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def rlctl(cwd: Path, *arguments: str, **changes: str) -> subprocess.CompletedProcess[str]:
-    environment = {name: value for name, value in os.environ.items() if name not in ("FORCE_COLOR", "RLCTL_RUNS")} | changes
+    environment = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in ("FORCE_COLOR", "RLCTL_RUNS")
+    } | changes
     command = [sys.executable, "-m", "rlctl", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, env=environment, cwd=cwd, timeout=60, check=False)
+    return subprocess.run(
+        command, capture_output=True, text=True, env=environment, cwd=cwd, timeout=60, check=False
+    )
 
 
 @pytest.fixture(scope="module")
@@ -95,12 +124,23 @@ def browser(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Br
 
 
 def test_figures_are_drawn_and_nothing_complains(browser: Browser) -> None:
-    titles = browser.ask("[...document.querySelectorAll('.chart h3')].map(each => each.textContent)")
+    titles = browser.ask(
+        "[...document.querySelectorAll('.chart h3')].map(each => each.textContent)"
+    )
     assert titles == [
-        *("Reward", "Validation", "Entropy", "Truncated answers", "Gradient norms", "Time of a step"),
+        *(
+            "Reward",
+            "Validation",
+            "Entropy",
+            "Truncated answers",
+            "Gradient norms",
+            "Time of a step",
+        ),
         *("Time by phase, first", "Time by phase, second", "Any metric"),
     ]
-    drawn = browser.ask("plots.map(({element}) => element.querySelectorAll('.scatterlayer .trace, .barlayer .trace').length)")
+    drawn = browser.ask(
+        "plots.map(({element}) => element.querySelectorAll('.scatterlayer .trace, .barlayer .trace').length)"
+    )
     assert drawn == [2, 2, 2, 2, 2, 2, 3, 3, 2]
     reward = browser.ask("plots[0].element.data.map(trace => [trace.name, trace.x, trace.y])")
     assert [name for name, _, _ in reward] == ["first", "second"]
@@ -126,7 +166,9 @@ def test_one_legend_hides_a_run_everywhere(browser: Browser) -> None:
 
 
 def choose(browser: Browser, control: str, value: str, event: str = "change") -> None:
-    browser.ask(f"$('{control}').value = {json.dumps(value)}, $('{control}').dispatchEvent(new Event('{event}')), null")
+    browser.ask(
+        f"$('{control}').value = {json.dumps(value)}, $('{control}').dispatchEvent(new Event('{event}')), null"
+    )
 
 
 def test_axes_smoothing_and_theme(browser: Browser) -> None:
@@ -154,14 +196,20 @@ def test_the_sample_browser_filters(browser: Browser) -> None:
     assert (len(classes), classes.count("sample right")) == (30, 20)
     choose(browser, "sample-verdict", "wrong")
     assert browser.ask(shown) == ["sample wrong"] * 10
-    assert "onerror" in browser.ask("document.querySelector('.sample').textContent")  # as text: the title below is still ours
+    assert "onerror" in browser.ask(
+        "document.querySelector('.sample').textContent"
+    )  # as text: the title below is still ours
     choose(browser, "sample-text", "IS 25 +", "input")
     assert browser.ask("document.querySelector('.sample mark').textContent") == "is 25 +"
     assert browser.ask("$('sample-count').textContent") == "1 of 30 answers"
     choose(browser, "sample-verdict", "")
     choose(browser, "sample-step", "all")
-    assert browser.ask("$('sample-count').textContent") == "3 of 90 answers"  # one prompt, over time
-    texts = browser.ask("[...document.querySelectorAll('.sample')].map(each => each.querySelectorAll('pre').length)")
+    assert (
+        browser.ask("$('sample-count').textContent") == "3 of 90 answers"
+    )  # one prompt, over time
+    texts = browser.ask(
+        "[...document.querySelectorAll('.sample')].map(each => each.querySelectorAll('pre').length)"
+    )
     assert texts == [3, 1, 1]  # the prompt once
     choose(browser, "sample-text", "", "input")
     assert browser.ask("document.title") == "first · second"
@@ -170,10 +218,18 @@ def test_the_sample_browser_filters(browser: Browser) -> None:
 
 def test_settings_with_their_origins(browser: Browser) -> None:
     rows = "[...document.querySelectorAll('#settings tbody tr')].map(row => [...row.cells].map(cell => cell.innerText))"
-    lr = ["actor_rollout_ref.actor.optim.lr", "1e-05\noverride …lr=1e-05", "2e-05\noverride …lr=2e-05", "1e-06"]
+    lr = [
+        "actor_rollout_ref.actor.optim.lr",
+        "1e-05\noverride …lr=1e-05",
+        "2e-05\noverride …lr=2e-05",
+        "1e-06",
+    ]
     assert browser.ask(rows) == [lr]
     browser.ask("document.querySelector('#differing input').click()")
-    assert browser.ask(rows) == [lr, ["trainer.seed", "7\nrecipes/ppo.yaml:9", "7\nrecipes/ppo.yaml:9", "1e-06"]]
+    assert browser.ask(rows) == [
+        lr,
+        ["trainer.seed", "7\nrecipes/ppo.yaml:9", "7\nrecipes/ppo.yaml:9", "1e-06"],
+    ]
 
 
 def test_one_run_on_a_phone(root: Path, tmp_path: Path) -> None:
@@ -182,10 +238,19 @@ def test_one_run_on_a_phone(root: Path, tmp_path: Path) -> None:
     done = rlctl(root.parent, "report", "first", "--samples", "5")
     assert done.stdout == "runs/demo/first/report.html\n"
     with Browser(CHROMIUM, tmp_path / "profile") as browser:
-        browser.call("Emulation.setDeviceMetricsOverride", width=390, height=800, deviceScaleFactor=2, mobile=True)
+        browser.call(
+            "Emulation.setDeviceMetricsOverride",
+            width=390,
+            height=800,
+            deviceScaleFactor=2,
+            mobile=True,
+        )
         browser.open(root / "demo" / "first" / "report.html")
         assert browser.ask("document.documentElement.scrollWidth") == 390
-        assert browser.ask("$('sample-count').textContent") == "5 of 5 answers; the run has 30: rlctl show first --samples"
+        assert (
+            browser.ask("$('sample-count').textContent")
+            == "5 of 5 answers; the run has 30: rlctl show first --samples"
+        )
         assert browser.errors == []
 
 
@@ -193,20 +258,27 @@ def test_nothing_of_the_page_is_fetched(root: Path, tmp_path: Path) -> None:
     rlctl(root.parent, "report", "first", "-o", str(tmp_path / "x.html"))
     text = (tmp_path / "x.html").read_text()
     assert len(text) < 6_000_000
-    ours = re.sub(r"<script>.*?</script>", "", text.replace(EVIL, ""), count=1, flags=re.DOTALL)  # without plotly's own
+    ours = re.sub(
+        r"<script>.*?</script>", "", text.replace(EVIL, ""), count=1, flags=re.DOTALL
+    )  # without plotly's own
     assert not re.search(r"(src|href)=.?(https?:)?//", ours)
 
 
 def test_without_plotly_the_command_says_what_to_install(root: Path, tmp_path: Path) -> None:
     (tmp_path / "plotly").mkdir()
-    (tmp_path / "plotly" / "__init__.py").write_text("raise ModuleNotFoundError('no plotly', name='plotly')")
+    (tmp_path / "plotly" / "__init__.py").write_text(
+        "raise ModuleNotFoundError('no plotly', name='plotly')"
+    )
     done = rlctl(root.parent, "report", "first", PYTHONPATH=str(tmp_path))
     assert (done.returncode, done.stdout) == (6, "")
     assert "pip install 'rlctl[report]'" in done.stderr
 
 
 def test_a_long_run_is_thinned_but_keeps_its_validations() -> None:
-    rows = [{"step": step, "a": step, "timing_s/step": 3.6} | ({ACC: 0.5} if step % 777 == 0 else {}) for step in range(10_000)]
+    rows = [
+        {"step": step, "a": step, "timing_s/step": 3.6} | ({ACC: 0.5} if step % 777 == 0 else {})
+        for step in range(10_000)
+    ]
     columns = curves(rows)
     steps = columns["x"]["step"]
     assert len(steps) <= MAX_ROWS + 14
@@ -227,7 +299,9 @@ def test_alarms_of_steps_that_were_taken_back_have_not_happened(tmp_path: Path) 
         (8, "alarm", "kl"),
     ]:
         run.event(kind, step=step, **({"name": name} if name else {}))
-    found = [(alarm["name"], alarm["step"], alarm["over"]) for alarm in alarms_of(read_events(run.path))]
+    found = [
+        (alarm["name"], alarm["step"], alarm["over"]) for alarm in alarms_of(read_events(run.path))
+    ]
     assert found == [("kl", 3, None), ("kl", 8, None)]
 
 

@@ -25,9 +25,20 @@ def test_a_new_run_has_its_folders_its_record_and_its_first_attempt(tmp_path):
     run = RunDir.create(tmp_path, "gsm8k", None, "recipes/my_ppo.yaml")
     assert run.path.parent == tmp_path / "gsm8k"
     assert re.fullmatch(r"my_ppo-\d{6}-\d{6}-[a-z]{3}", run.path.name)
-    assert sorted(each.name for each in run.path.iterdir()) == ["attempts", "checkpoints", "events.jsonl", "generations", "run.json"]
+    assert sorted(each.name for each in run.path.iterdir()) == [
+        "attempts",
+        "checkpoints",
+        "events.jsonl",
+        "generations",
+        "run.json",
+    ]
     raw = json.loads((run.path / "run.json").read_text())
-    assert (raw["name"], raw["project"], raw["state"], raw["attempts"]) == (run.path.name, "gsm8k", "starting", 1)
+    assert (raw["name"], raw["project"], raw["state"], raw["attempts"]) == (
+        run.path.name,
+        "gsm8k",
+        "starting",
+        1,
+    )
     assert raw["process"]["pid"] == os.getpid()
     assert raw["versions"]["python"] == sys.version.split()[0]
     assert raw["command"][0] == "rlctl"
@@ -47,7 +58,12 @@ def test_the_life_of_a_run_is_in_its_record_and_its_events(tmp_path):
     run.finish("failed", 7)
     run.new_attempt()
     reopened = RunDir(run.path).record
-    assert (reopened.state, reopened.attempts, reopened.exit_code, reopened.ended) == ("starting", 2, None, None)
+    assert (reopened.state, reopened.attempts, reopened.exit_code, reopened.ended) == (
+        "starting",
+        2,
+        None,
+        None,
+    )
     assert (reopened.total_steps, reopened.seeds) == (40, {"trainer": 1})
     assert (run.path / "attempts" / "latest").readlink() == Path("2")
     events = lines(run.path / "events.jsonl")
@@ -59,8 +75,17 @@ def test_the_life_of_a_run_is_in_its_record_and_its_events(tmp_path):
 
 def test_config_and_origins_are_written_as_given(tmp_path):
     run = RunDir.create(tmp_path, "p", "r", "ppo")
-    base, recipe, typed = Origin(1, "base.yaml:3", 1), Origin(2, "ppo.yaml:5", 2), Origin(3, "override trainer.seed=3", 3)
-    origins = {"trainer.seed": [base, recipe, typed], "a": [base], "b": [recipe], "c": [base, Origin(1, "x", 3)]}
+    base, recipe, typed = (
+        Origin(1, "base.yaml:3", 1),
+        Origin(2, "ppo.yaml:5", 2),
+        Origin(3, "override trainer.seed=3", 3),
+    )
+    origins = {
+        "trainer.seed": [base, recipe, typed],
+        "a": [base],
+        "b": [recipe],
+        "c": [base, Origin(1, "x", 3)],
+    }
     run.write_config("trainer:\n  seed: 3\n", origins)
     assert (run.path / "config.yaml").read_text() == "trainer:\n  seed: 3\n"
     chains = json.loads((run.path / "origins.json").read_text())
@@ -95,7 +120,10 @@ def test_names_that_are_no_folder_names_are_refused(tmp_path, name):
 
 
 def test_names_of_other_alphabets_are_fine(tmp_path):
-    assert RunDir.create(tmp_path, "проект", "qwen2.5_0.5b lr=1e-6 β", "ppo").record.name == "qwen2.5_0.5b lr=1e-6 β"
+    assert (
+        RunDir.create(tmp_path, "проект", "qwen2.5_0.5b lr=1e-6 β", "ppo").record.name
+        == "qwen2.5_0.5b lr=1e-6 β"
+    )
 
 
 def test_a_place_that_cannot_be_written_is_a_resource_error(tmp_path):
@@ -113,7 +141,12 @@ def test_a_record_of_a_later_rlctl_is_read_and_one_that_is_damaged_is_an_error(t
     raw = json.loads(path.read_text())
     path.write_text(json.dumps(raw | {"mood": "good"}))
     assert RunRecord.read(path).name == "r"
-    for damaged in ("", "[]", "{}", json.dumps({name: value for name, value in raw.items() if name != "created"})):
+    for damaged in (
+        "",
+        "[]",
+        "{}",
+        json.dumps({name: value for name, value in raw.items() if name != "created"}),
+    ):
         path.write_text(damaged)
         with pytest.raises(ConfigError, match="not a run record"):
             RunRecord.read(path)
@@ -130,7 +163,12 @@ def test_a_write_that_fails_leaves_the_old_file(tmp_path):
 
 def git(folder: Path, *arguments: str) -> str:
     identity = ["-c", "user.name=a", "-c", "user.email=a@b.c"]
-    return subprocess.run(["git", "-C", str(folder), *identity, *arguments], check=True, capture_output=True, text=True).stdout.strip()
+    return subprocess.run(
+        ["git", "-C", str(folder), *identity, *arguments],
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout.strip()
 
 
 def test_git_state(tmp_path):

@@ -20,9 +20,13 @@ from rlctl.tracking.tracker import RunInfo, Sample
 ACC = "val-core/x/acc/mean@1"
 
 
-def make(root: Path, name: str, state: str, minute: int, project: str = "p", run_id: str | None = None) -> RunDir:
+def make(
+    root: Path, name: str, state: str, minute: int, project: str = "p", run_id: str | None = None
+) -> RunDir:
     run = RunDir.create(root, project, name, "ppo")
-    run.update(state=state, created=f"2026-01-01T10:{minute:02d}:00+00:00", id=run_id or f"id{minute}")
+    run.update(
+        state=state, created=f"2026-01-01T10:{minute:02d}:00+00:00", id=run_id or f"id{minute}"
+    )
     return run
 
 
@@ -103,7 +107,9 @@ time.sleep(60)
 
 
 def test_a_run_whose_process_was_killed_is_lost(tmp_path):
-    driver = subprocess.Popen([sys.executable, "-c", DRIVER, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    driver = subprocess.Popen(
+        [sys.executable, "-c", DRIVER, str(tmp_path)], stdout=subprocess.PIPE, text=True
+    )
     assert driver.stdout is not None
     driver.stdout.readline()
     assert RunStore(tmp_path).find("r").state == "running"
@@ -118,7 +124,9 @@ def test_a_run_whose_process_was_killed_is_lost(tmp_path):
 def test_whether_a_process_lives():
     me = DriverProcess.current()
     assert me.alive() is True
-    assert dataclasses.replace(me, started=me.started + 1).alive() is False  # the number went to another process
+    assert (
+        dataclasses.replace(me, started=me.started + 1).alive() is False
+    )  # the number went to another process
     assert dataclasses.replace(me, boot_id="before the reboot").alive() is False
     assert dataclasses.replace(me, host="elsewhere").alive() is None
 
@@ -133,7 +141,9 @@ def test_damaged_folders_are_listed_as_such_and_hide_no_other(tmp_path):
     make(tmp_path, "good", "finished", 1)
     (make(tmp_path, "no-record", "finished", 2).path / "run.json").unlink()
     (make(tmp_path, "bad-record", "finished", 3).path / "run.json").write_text("{")
-    (make(tmp_path, "bad-metrics", "finished", 4).path / "metrics.jsonl").write_text("{}\nnonsense\n{}\n")
+    (make(tmp_path, "bad-metrics", "finished", 4).path / "metrics.jsonl").write_text(
+        "{}\nnonsense\n{}\n"
+    )
     (tmp_path / "p" / "unrelated").mkdir()
     (tmp_path / "p" / "notes.txt").write_text("")
     found = {run.name: overview(run) for run in RunStore(tmp_path).runs()}
@@ -155,10 +165,15 @@ def record(folder: Path) -> None:
     tracker.start(RunInfo("id", "p", "r", folder, 10, {}))
     tracker.log(0, {ACC: 0.25})
     for step in (1, 2, 3):
-        tracker.log(step, {"critic/score/mean": 0.25 * step, "timing_s/step": 2.0, "perf/total_num_tokens": 100})
+        tracker.log(
+            step,
+            {"critic/score/mean": 0.25 * step, "timing_s/step": 2.0, "perf/total_num_tokens": 100},
+        )
     tracker.log(4, {ACC: 0.5, "critic/score/mean": float("nan")})
     for step in (0, 4):
-        tracker.generations(step, [Sample("q", "a", "t", float(score), {}, 1, "stop", "s") for score in (0, 1, 0)])
+        tracker.generations(
+            step, [Sample("q", "a", "t", float(score), {}, 1, "stop", "s") for score in (0, 1, 0)]
+        )
     tracker.finish("finished")
 
 
@@ -174,7 +189,13 @@ def test_overview_and_details(tmp_path):
     }  # fmt: skip
     assert found.seconds == 90.0
     full = details(found)
-    assert full["metrics"]["critic/score/mean"] == {"first": 0.25, "last": 0.75, "min": 0.25, "max": 0.75, "count": 3}
+    assert full["metrics"]["critic/score/mean"] == {
+        "first": 0.25,
+        "last": 0.75,
+        "min": 0.25,
+        "max": 0.75,
+        "count": 3,
+    }
     assert (full["generations"], full["checkpoints"]) == ([0, 4], ["step_000004"])
 
 

@@ -43,8 +43,21 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDir:
     (tmp_path / "noted_down.py").write_text(NOTES)
     monkeypatch.syspath_prepend(tmp_path)
     made = RunDir.create(tmp_path / "runs", "house", "first", "ppo")
-    tracking = {"modes": {}, "tags": [], "description": None, "queue_size": 1, "start_s": 10.0, "call_s": 10.0, "finish_s": 10.0}
-    trainer = {"seed": 1, "log_val_generations": 0, "logger": ["console", NAME], "tracking": tracking}
+    tracking = {
+        "modes": {},
+        "tags": [],
+        "description": None,
+        "queue_size": 1,
+        "start_s": 10.0,
+        "call_s": 10.0,
+        "finish_s": 10.0,
+    }
+    trainer = {
+        "seed": 1,
+        "log_val_generations": 0,
+        "logger": ["console", NAME],
+        "tracking": tracking,
+    }
     made.write_config(yaml.safe_dump({"trainer": trainer}), {})
     record = JsonlTracker()
     record.start(run_info(made.record, made.path, {"trainer": trainer}, 9))
@@ -117,7 +130,9 @@ def test_a_new_history_that_breaks_off_is_completed_by_the_next_sync(run):
 def test_what_a_logger_refuses_is_sent_by_the_next_sync(run):
     run.finish("failed", 1)
     (run.path / "refused").write_text("5 7")
-    with pytest.raises(RlctlError, match="has not taken everything: log: ConnectionError: no route"):
+    with pytest.raises(
+        RlctlError, match="has not taken everything: log: ConnectionError: no route"
+    ):
         sent_by(run)
     (run.path / "refused").unlink()
     assert sent_by(run) == ["start", *map(str, range(5, 10)), "failed"]
@@ -134,4 +149,6 @@ def test_the_curves_of_tensorboard_come_out_in_the_order_of_steps(run):
     run.event("tracker_missed", tracker="tensorboard", why="a test", steps=[[1, 1], [6, 9]])
     run.finish("stopped", 130)
     sync(RunStore(run.path.parent.parent).find("first"), "tensorboard")
-    assert list(tensorboard_curves(run.path / "tensorboard")["scalars"]["x"].items()) == [(step, float(step)) for step in range(10)]
+    assert list(tensorboard_curves(run.path / "tensorboard")["scalars"]["x"].items()) == [
+        (step, float(step)) for step in range(10)
+    ]

@@ -27,18 +27,30 @@ def token_ids(lengths: Tensor = LENGTHS) -> Tensor:
 
 def one_by_one(model: PreTrainedModel, ids: Tensor) -> Tensor:
     """Log-probs (T, V) of each sequence alone, by transformers' own attention, which `model` must still have."""
-    return torch.cat([model(part[None]).logits[0].log_softmax(-1) for part in ids.split(LENGTHS.tolist())])
+    return torch.cat(
+        [model(part[None]).logits[0].log_softmax(-1) for part in ids.split(LENGTHS.tolist())]
+    )
 
 
 def packed(model: PreTrainedModel, ids: Tensor) -> Tensor:
     packing = Packing.of(LENGTHS, "cpu")
-    output = model(input_ids=ids[None], position_ids=packing.position_ids[None], packing=packing, use_cache=False)
+    output = model(
+        input_ids=ids[None],
+        position_ids=packing.position_ids[None],
+        packing=packing,
+        use_cache=False,
+    )
     return output.logits[0].log_softmax(-1)
 
 
 def gradient(model: PreTrainedModel, log_probs: Tensor) -> Tensor:
     weights = torch.linspace(-1, 1, log_probs.numel(), dtype=log_probs.dtype).view_as(log_probs)
-    return torch.cat([grad.flatten() for grad in torch.autograd.grad((log_probs * weights).sum(), list(model.parameters()))])
+    return torch.cat(
+        [
+            grad.flatten()
+            for grad in torch.autograd.grad((log_probs * weights).sum(), list(model.parameters()))
+        ]
+    )
 
 
 def relative(value: Tensor, reference: Tensor) -> float:
@@ -47,7 +59,9 @@ def relative(value: Tensor, reference: Tensor) -> float:
 
 @pytest.mark.parametrize("arch", ARCHS)
 @pytest.mark.parametrize("heads", [(4, 2), (4, 1), (2, 2)], ids=["gqa", "mqa", "mha"])
-def test_values_and_gradients_are_those_of_single_sequences(arch: Arch, heads: tuple[int, int]) -> None:
+def test_values_and_gradients_are_those_of_single_sequences(
+    arch: Arch, heads: tuple[int, int]
+) -> None:
     model = tiny_model(arch, num_attention_heads=heads[0], num_key_value_heads=heads[1])
     expected = one_by_one(model, token_ids())
     expected_gradient = gradient(model, expected)
@@ -70,7 +84,9 @@ def test_through_fully_shard(tmp_path: Path) -> None:
     reference = one_by_one(model, token_ids())
     use_rlctl_attention(model)
     plain = gradient(model, packed(model, token_ids()))
-    dist.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1
+    )
     try:
         mesh = init_device_mesh("cpu", (1,))
         for layer in model.model.layers:
@@ -81,7 +97,9 @@ def test_through_fully_shard(tmp_path: Path) -> None:
         weights = torch.linspace(-1, 1, log_probs.numel()).view_as(log_probs)
         (log_probs * weights).sum().backward()
         grads = [parameter.grad for parameter in model.parameters()]
-        sharded = torch.cat([grad.full_tensor().flatten() for grad in grads if isinstance(grad, DTensor)])
+        sharded = torch.cat(
+            [grad.full_tensor().flatten() for grad in grads if isinstance(grad, DTensor)]
+        )
         assert relative(log_probs, reference) < 1e-6
         assert relative(sharded, plain) < 1e-6
     finally:
@@ -98,8 +116,12 @@ def test_attend_is_softmax_over_a_tokens_own_past() -> None:
     for length in LENGTHS.tolist():
         for token in range(start, start + length):
             for head in range(4):
-                weights = torch.softmax(0.3 * key[start : token + 1, head // 2] @ query[token, head], 0)
-                torch.testing.assert_close(out[token, head], weights @ value[start : token + 1, head // 2])
+                weights = torch.softmax(
+                    0.3 * key[start : token + 1, head // 2] @ query[token, head], 0
+                )
+                torch.testing.assert_close(
+                    out[token, head], weights @ value[start : token + 1, head // 2]
+                )
         start += length
 
 
@@ -107,11 +129,19 @@ def test_position_ids_and_sequences_of_no_tokens() -> None:
     packing = Packing.of(torch.tensor([3, 0, 1, 2]), "cpu")
     assert packing.position_ids.tolist() == [0, 1, 2, 0, 0, 1]
     x = torch.randn(6, 2, 4)
-    torch.testing.assert_close(packing.attend(0, x, x, x, 1.0), Packing.of(torch.tensor([3, 1, 2]), "cpu").attend(0, x, x, x, 1.0))
+    torch.testing.assert_close(
+        packing.attend(0, x, x, x, 1.0),
+        Packing.of(torch.tensor([3, 1, 2]), "cpu").attend(0, x, x, x, 1.0),
+    )
 
 
 def test_padding_stays_small() -> None:
-    lengths = (torch.randn(500, generator=torch.Generator().manual_seed(0)) * 0.8 + 5).exp().long().clamp(1, 4000)
+    lengths = (
+        (torch.randn(500, generator=torch.Generator().manual_seed(0)) * 0.8 + 5)
+        .exp()
+        .long()
+        .clamp(1, 4000)
+    )
     packing = Packing.of(lengths, "cpu")
     assert len(packing.token_of_slot) <= 1.2 * int(lengths.sum())
     assert sum(bucket.rows for bucket in packing.buckets) == 500
@@ -122,7 +152,9 @@ def test_no_mask_is_built(monkeypatch: pytest.MonkeyPatch) -> None:
 
     model = tiny_model("qwen2")
     use_rlctl_attention(model)
-    monkeypatch.setattr(masking_utils, "find_packed_sequence_indices", lambda *_: pytest.fail("a mask was prepared"))
+    monkeypatch.setattr(
+        masking_utils, "find_packed_sequence_indices", lambda *_: pytest.fail("a mask was prepared")
+    )
     packed(model, token_ids())
 
 
@@ -136,9 +168,13 @@ def test_sliding_windows_are_refused() -> None:
     }
     with pytest.raises(ConfigError, match="sliding_window is 4096"):
         use_rlctl_attention(MistralForCausalLM(MistralConfig(vocab_size=16, **shape)))
-    use_rlctl_attention(MistralForCausalLM(MistralConfig(vocab_size=16, sliding_window=None, **shape)))
+    use_rlctl_attention(
+        MistralForCausalLM(MistralConfig(vocab_size=16, sliding_window=None, **shape))
+    )
     with pytest.raises(ConfigError, match="sliding_attention"):
-        use_rlctl_attention(tiny_model("qwen2", use_sliding_window=True, sliding_window=8, max_window_layers=1))
+        use_rlctl_attention(
+            tiny_model("qwen2", use_sliding_window=True, sliding_window=8, max_window_layers=1)
+        )
 
 
 def test_dropout_is_refused() -> None:

@@ -21,7 +21,9 @@ def test_ragged_is_what_a_list_of_lists_is(rows: list[list[int]]) -> None:
     assert ragged.padded(fill=-1).tolist() == [row + [-1] * (width - len(row)) for row in rows]
     back = Ragged.from_padded(ragged.padded(fill=-1), ragged.lengths)
     assert torch.equal(back.values, ragged.values)
-    assert [row.tolist() for row in concat_ragged(ragged, ragged).rows()] == [row + row for row in rows]
+    assert [row.tolist() for row in concat_ragged(ragged, ragged).rows()] == [
+        row + row for row in rows
+    ]
 
 
 @given(rows_of_ints, st.randoms())
@@ -36,7 +38,9 @@ def test_a_chunk_carries_its_own_rows_only() -> None:
     batch = experience()
     one = batch.chunk([torch.tensor([0])])[0]
     assert len(pickle.dumps(one)) < len(pickle.dumps(batch)) * 0.8
-    assert one.response_ids.values.untyped_storage().nbytes() == 8 * int(one.response_ids.lengths.sum())
+    assert one.response_ids.values.untyped_storage().nbytes() == 8 * int(
+        one.response_ids.lengths.sum()
+    )
 
 
 def test_growing_keeps_the_fields_there_are() -> None:

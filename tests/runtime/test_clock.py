@@ -5,8 +5,8 @@ from typing import Any, cast
 
 import pytest
 
-from rlctl.runtime.clock import Clock, timed_roles
 from rlctl.runtime.roles import Actor, Reward, Roles
+from rlctl.runtime.training.clock import Clock, timed_roles
 
 
 def test_phases_exclude_the_phases_inside_them_and_add_up() -> None:
@@ -38,7 +38,9 @@ def test_the_hand_over_of_weights_is_told_apart_from_generation() -> None:
 
     told: list[str] = []
     clock = Clock(told.append)
-    actor = cast(Any, timed_roles(Roles(actor=cast(Actor, Slow()), reward=cast(Reward, None)), clock).actor)
+    actor = cast(
+        Any, timed_roles(Roles(actor=cast(Actor, Slow()), reward=cast(Reward, None)), clock).actor
+    )
     assert actor.generate_sequences(seed=5) == 5
     assert told == ["update_weights", "gen"]
     seconds = clock.take()

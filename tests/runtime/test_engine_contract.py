@@ -20,8 +20,14 @@ from rlctl.errors import ConfigError, MissingExtraError
 from rlctl.plugins import load, names
 from rlctl.recipes.compose import compose
 from rlctl.runtime.batch import Ragged
-from rlctl.runtime.place import Place
-from rlctl.runtime.rollout.engine import EngineSpec, Responses, RolloutEngine, SamplingParams, random_streams
+from rlctl.runtime.rank_info import Place
+from rlctl.runtime.rollout.engine import (
+    EngineSpec,
+    Responses,
+    RolloutEngine,
+    SamplingParams,
+    random_streams,
+)
 from tests.models import Arch, tiny_model
 
 STOP, MAX_LENGTH = 2, 192
@@ -44,15 +50,31 @@ class Kind:
         ]
         rollout = compose("ppo_trainer", settings).config.actor_rollout_ref
         place = Place(0, 1, "cpu", 1, 60.0, False, None)
-        return EngineSpec(rollout.model, rollout.rollout.model_copy(update=changes), torch.float32, place, MAX_LENGTH, seed=0)
+        return EngineSpec(
+            rollout.model,
+            rollout.rollout.model_copy(update=changes),
+            torch.float32,
+            place,
+            MAX_LENGTH,
+            seed=0,
+        )
 
-    def build(self, model: PreTrainedModel, policy: PreTrainedModel | None, **changes: Any) -> RolloutEngine:
+    def build(
+        self, model: PreTrainedModel, policy: PreTrainedModel | None, **changes: Any
+    ) -> RolloutEngine:
         """An engine of `model`'s shape; its weights are at first whatever they are, unless there is a `policy`."""
         model.save_pretrained(self.folder)
         return load("engines", self.name).from_spec(self.spec(**changes), policy)
 
 
-@pytest.fixture(scope="module", params=[pytest.param(name, marks=MARKS.get(name, ())) for name in names("engines") if name not in CHOOSES])
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(name, marks=MARKS.get(name, ()))
+        for name in names("engines")
+        if name not in CHOOSES
+    ],
+)
 def kind(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Kind:
     kind = Kind(request.param, tmp_path_factory.mktemp(request.param))
     try:
@@ -89,33 +111,54 @@ def weights(policy: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
 
 def prompts(*lengths: int) -> Ragged:
     generator = torch.Generator().manual_seed(1)
-    return Ragged(torch.randint(3, 64, (sum(lengths),), generator=generator), torch.tensor(lengths, dtype=torch.int64))
+    return Ragged(
+        torch.randint(3, 64, (sum(lengths),), generator=generator),
+        torch.tensor(lengths, dtype=torch.int64),
+    )
 
 
 def sampling(**changes: Any) -> SamplingParams:
-    settings = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "max_tokens": 30, "stop_token_ids": (STOP,), "seed": 3, "n": 3}
+    settings = {
+        "temperature": 1.0,
+        "top_p": 1.0,
+        "top_k": -1,
+        "max_tokens": 30,
+        "stop_token_ids": (STOP,),
+        "seed": 3,
+        "n": 3,
+    }
     return SamplingParams(**(settings | changes))
 
 
-def full_forward(policy: PreTrainedModel, prompt: Tensor, response: Tensor, temperature: float) -> Tensor:
+def full_forward(
+    policy: PreTrainedModel, prompt: Tensor, response: Tensor, temperature: float
+) -> Tensor:
     """Log-probs (len(response),) by transformers alone."""
     with torch.no_grad():
         logits = policy(torch.cat([prompt, response])[None]).logits[0, len(prompt) - 1 : -1]
     return (logits / temperature).log_softmax(-1).gather(1, response[:, None]).squeeze(1)
 
 
-def assert_agree(answers: Responses, asked: Ragged, policy: PreTrainedModel, temperature: float = 1.0) -> None:
+def assert_agree(
+    answers: Responses, asked: Ragged, policy: PreTrainedModel, temperature: float = 1.0
+) -> None:
     """The log-probs are those of a full forward of the policy as it is now, in transformers' own attention."""
     plain = copy.deepcopy(policy).eval()
     plain.set_attn_implementation("sdpa")
     n = len(answers.response_ids) // len(asked)
-    for row, (response, log_probs) in enumerate(zip(answers.response_ids.rows(), answers.log_probs.rows(), strict=True)):
+    for row, (response, log_probs) in enumerate(
+        zip(answers.response_ids.rows(), answers.log_probs.rows(), strict=True)
+    ):
         expected = full_forward(plain, asked.rows()[row // n], response, temperature)
-        torch.testing.assert_close(log_probs, expected, atol=1e-4, rtol=0)  # of numbers down to -20, in float32
+        torch.testing.assert_close(
+            log_probs, expected, atol=1e-4, rtol=0
+        )  # of numbers down to -20, in float32
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.6, 0.0])
-def test_log_probs_are_those_of_the_policy_over_the_whole_vocabulary(shared: Shared, temperature: float) -> None:
+def test_log_probs_are_those_of_the_policy_over_the_whole_vocabulary(
+    shared: Shared, temperature: float
+) -> None:
     asked = prompts(9, 1, 40)
     # 130 tokens are more than the cache of `hf` has place for at first, and the answers end at many different steps
     answers = shared.generate(asked, temperature=temperature, max_tokens=130, top_k=40, top_p=0.95)
@@ -165,7 +208,9 @@ def test_a_row_draws_from_its_own_stream_whatever_stands_beside_it(shared: Share
     whole = shared.generate(asked, n=2, seed=streams)
     part = shared.generate(asked.select(torch.tensor([2, 1])), n=2, seed=streams[[4, 5, 2, 3]])
     rows = whole.response_ids.rows()
-    assert [row.tolist() for row in part.response_ids.rows()] == [rows[i].tolist() for i in (4, 5, 2, 3)]
+    assert [row.tolist() for row in part.response_ids.rows()] == [
+        rows[i].tolist() for i in (4, 5, 2, 3)
+    ]
 
 
 def allowed(probs: Tensor, top_k: int, top_p: float) -> Tensor:
@@ -180,10 +225,22 @@ def allowed(probs: Tensor, top_k: int, top_p: float) -> Tensor:
     return left / left.sum()
 
 
-@pytest.mark.parametrize(("top_k", "top_p", "temperature"), [(-1, 1.0, 1.0), (9, 0.75, 1.3), (1, 1.0, 1.0)])
-def test_tokens_have_their_distribution(shared: Shared, top_k: int, top_p: float, temperature: float) -> None:
+@pytest.mark.parametrize(
+    ("top_k", "top_p", "temperature"), [(-1, 1.0, 1.0), (9, 0.75, 1.3), (1, 1.0, 1.0)]
+)
+def test_tokens_have_their_distribution(
+    shared: Shared, top_k: int, top_p: float, temperature: float
+) -> None:
     asked, num = prompts(5), 1500
-    answers = shared.generate(asked, n=num, max_tokens=1, stop_token_ids=(), top_k=top_k, top_p=top_p, temperature=temperature)
+    answers = shared.generate(
+        asked,
+        n=num,
+        max_tokens=1,
+        stop_token_ids=(),
+        top_k=top_k,
+        top_p=top_p,
+        temperature=temperature,
+    )
     with torch.no_grad():
         plain = copy.deepcopy(shared.policy).eval()
         plain.set_attn_implementation("sdpa")
@@ -195,13 +252,18 @@ def test_tokens_have_their_distribution(shared: Shared, top_k: int, top_p: float
 
 
 def test_an_answer_is_cut_where_the_context_ends(shared: Shared) -> None:
-    answers = shared.generate(prompts(MAX_LENGTH - 5, MAX_LENGTH - 1, 4), n=2, max_tokens=10, stop_token_ids=())
+    answers = shared.generate(
+        prompts(MAX_LENGTH - 5, MAX_LENGTH - 1, 4), n=2, max_tokens=10, stop_token_ids=()
+    )
     assert answers.response_ids.lengths.tolist() == [5, 5, 1, 1, 10, 10]
     assert answers.finish == ["length"] * 6
 
 
 def test_a_prompt_without_room_for_an_answer_is_an_error(shared: Shared) -> None:
-    with pytest.raises(ConfigError, match=rf"prompt 1 of the batch has {MAX_LENGTH} tokens; 1 to {MAX_LENGTH - 1} leave room") as caught:
+    with pytest.raises(
+        ConfigError,
+        match=rf"prompt 1 of the batch has {MAX_LENGTH} tokens; 1 to {MAX_LENGTH - 1} leave room",
+    ) as caught:
         shared.generate(prompts(15, MAX_LENGTH, MAX_LENGTH + 9))
     assert len(caught.value.problems) == 2
     with pytest.raises(ConfigError, match="prompt 0 of the batch has 0 tokens"):

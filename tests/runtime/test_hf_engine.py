@@ -27,15 +27,27 @@ STOP = 2
 
 def prompts(*lengths: int, vocabulary: int = 64) -> Ragged:
     generator = torch.Generator().manual_seed(1)
-    return Ragged(torch.randint(3, vocabulary, (sum(lengths),), generator=generator), torch.tensor(lengths))
+    return Ragged(
+        torch.randint(3, vocabulary, (sum(lengths),), generator=generator), torch.tensor(lengths)
+    )
 
 
 def sampling(**changes: Any) -> SamplingParams:
-    settings = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "max_tokens": 30, "stop_token_ids": (STOP,), "seed": 3, "n": 3}
+    settings = {
+        "temperature": 1.0,
+        "top_p": 1.0,
+        "top_k": -1,
+        "max_tokens": 30,
+        "stop_token_ids": (STOP,),
+        "seed": 3,
+        "n": 3,
+    }
     return SamplingParams(**(settings | changes))
 
 
-def full_forward(model: PreTrainedModel, prompt: Tensor, response: Tensor, temperature: float) -> Tensor:
+def full_forward(
+    model: PreTrainedModel, prompt: Tensor, response: Tensor, temperature: float
+) -> Tensor:
     """Log-probs (len(response),) by transformers alone."""
     with torch.no_grad():
         logits = model(torch.cat([prompt, response])[None]).logits[0, len(prompt) - 1 : -1]
@@ -49,9 +61,13 @@ def test_log_probs_are_those_of_a_full_forward(arch: Arch, temperature: float) -
     reference = copy.deepcopy(model)
     asked = prompts(9, 1, 40)
     # 130 tokens are more than the cache has place for at first, and the answers end at many different steps
-    answers = HFEngine(model, None).generate(asked, sampling(temperature=temperature, max_tokens=130, top_k=40, top_p=0.95))
+    answers = HFEngine(model, None).generate(
+        asked, sampling(temperature=temperature, max_tokens=130, top_k=40, top_p=0.95)
+    )
     assert answers.response_ids.lengths.max() == 130
-    for row, (response, log_probs) in enumerate(zip(answers.response_ids.rows(), answers.log_probs.rows(), strict=True)):
+    for row, (response, log_probs) in enumerate(
+        zip(answers.response_ids.rows(), answers.log_probs.rows(), strict=True)
+    ):
         expected = full_forward(reference, asked.rows()[row // 3], response, temperature or 1.0)
         torch.testing.assert_close(log_probs, expected, atol=1e-5, rtol=0)
 
@@ -71,13 +87,17 @@ def test_waves_give_what_one_batch_gives(max_num_seqs: int, temperature: float) 
 def tokens_seen() -> Callable[[PreTrainedModel], list[int]]:
     def watch(model: PreTrainedModel) -> list[int]:
         seen: list[int] = []
-        model.get_input_embeddings().register_forward_hook(lambda _, inputs, __: seen.append(inputs[0].numel()))
+        model.get_input_embeddings().register_forward_hook(
+            lambda _, inputs, __: seen.append(inputs[0].numel())
+        )
         return seen
 
     return watch
 
 
-def test_a_prompt_is_prefilled_once_and_finished_rows_cost_nothing(tokens_seen: Callable[[PreTrainedModel], list[int]]) -> None:
+def test_a_prompt_is_prefilled_once_and_finished_rows_cost_nothing(
+    tokens_seen: Callable[[PreTrainedModel], list[int]],
+) -> None:
     model, limits = tiny_model(), torch.tensor([3, 9, 1, 5, 5, 2])
     seen = tokens_seen(model)
     HFEngine(model, None).generate(prompts(4, 7), sampling(max_tokens=limits, stop_token_ids=()))
@@ -109,9 +129,18 @@ def test_the_model_is_left_as_it_was_and_can_learn() -> None:
     assert weight.requires_grad
     packing = Packing.of(torch.tensor([6]), "cpu")
     ids = torch.arange(6)[None]
-    loss = model(input_ids=ids, position_ids=packing.position_ids[None], packing=packing, use_cache=False).logits.logsumexp(-1).sum()
+    loss = (
+        model(
+            input_ids=ids, position_ids=packing.position_ids[None], packing=packing, use_cache=False
+        )
+        .logits.logsumexp(-1)
+        .sum()
+    )
     loss.backward()
-    assert all(parameter.grad is not None and parameter.grad.isfinite().all() for parameter in model.parameters())
+    assert all(
+        parameter.grad is not None and parameter.grad.isfinite().all()
+        for parameter in model.parameters()
+    )
     with torch.no_grad():
         weight.add_(torch.randn(weight.shape, generator=torch.Generator().manual_seed(0)))
     after = engine.generate(prompts(4, 7), sampling(temperature=0.0))  # of the policy as it is now
@@ -136,10 +165,14 @@ def test_under_fsdp2_with_parameters_unsharded(tmp_path: Path) -> None:
     expected = HFEngine(tiny_model(), None).generate(prompts(4, 7), sampling())
     model = tiny_model()
     engine = HFEngine(model, None)
-    dist.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1
+    )
     try:
         mesh = init_device_mesh("cpu", (1,))
-        sharded = [fully_shard(layer, mesh=mesh) for layer in model.model.layers] + [fully_shard(model, mesh=mesh)]
+        sharded = [fully_shard(layer, mesh=mesh) for layer in model.model.layers] + [
+            fully_shard(model, mesh=mesh)
+        ]
         for module in sharded:
             module.set_reshard_after_forward(False, recurse=False)
             module.unshard()

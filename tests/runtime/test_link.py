@@ -11,7 +11,7 @@ from rlctl.errors import ConfigError
 from rlctl.recipes.compose import compose
 from rlctl.runtime.cluster import link
 from rlctl.runtime.cluster.link import Link
-from rlctl.runtime.rollout.weights import through_host, to_blocks
+from rlctl.runtime.rollout.weight_sync import through_host, to_blocks
 from tests.distributed.ranks import place
 from tests.runtime.test_weights import parameters
 
@@ -34,14 +34,22 @@ def test_blocks_come_whole_and_in_order() -> None:
     sender.close()
 
 
-def test_an_engine_that_does_not_come_is_not_waited_for_longer_than_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_engine_that_does_not_come_is_not_waited_for_longer_than_the_deadline(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(link, "_CONNECT_S", 0.5)
     with pytest.raises(RuntimeError, match="timeout"):
         Link.to_engine(Link.open_door("127.0.0.1"), place())
 
 
 @pytest.mark.parametrize(
-    ("backend", "device", "host"), [("auto", "cpu", True), ("auto", "cuda", False), ("object_store", "cuda", True), ("gloo", "cpu", False)]
+    ("backend", "device", "host"),
+    [
+        ("auto", "cpu", True),
+        ("auto", "cuda", False),
+        ("object_store", "cuda", True),
+        ("gloo", "cpu", False),
+    ],
 )
 def test_the_way_that_weights_go(backend: str, device: str, host: bool) -> None:
     overrides = [f"actor_rollout_ref.rollout.checkpoint_engine.backend={backend}"]
@@ -50,6 +58,8 @@ def test_the_way_that_weights_go(backend: str, device: str, host: bool) -> None:
 
 def test_a_way_that_cannot_carry_the_devices_tensors_is_refused() -> None:
     overrides = ["actor_rollout_ref.rollout.checkpoint_engine.backend=nccl"]
-    with pytest.raises(ConfigError, match=r"backend=nccl does not carry tensors of trainer\.device=cpu") as refused:
+    with pytest.raises(
+        ConfigError, match=r"backend=nccl does not carry tensors of trainer\.device=cpu"
+    ) as refused:
         through_host(compose("ppo", overrides).config.actor_rollout_ref.rollout, "cpu")
     assert "auto, object_store or gloo" in str(refused.value)

@@ -5,8 +5,8 @@ import torch
 
 from rlctl.data_prep.rows import PromptRow
 from rlctl.recipes.compose import compose
-from rlctl.runtime.loader import PromptLoader, PromptSet, _truncate
-from rlctl.runtime.samplers import in_order, random_order
+from rlctl.runtime.data.loader import PromptLoader, PromptSet, _truncate
+from rlctl.runtime.data.samplers import in_order, random_order
 
 
 def prompts(count: int) -> PromptSet:
@@ -38,12 +38,24 @@ def test_a_step_is_a_function_of_the_seed_and_the_step() -> None:
 
 def test_a_batch_holds_ids_groups_and_rows_in_one_order() -> None:
     batch = PromptLoader(prompts(10), 3, random_order, seed=4).batch_at(2)
-    assert [ids.tolist() for ids in batch.prompt_ids.rows()] == [[int(r.ground_truth), int(r.ground_truth) + 1] for r in batch.rows]
+    assert [ids.tolist() for ids in batch.prompt_ids.rows()] == [
+        [int(r.ground_truth), int(r.ground_truth) + 1] for r in batch.rows
+    ]
     assert batch.group.tolist() == [0, 1, 2]
     assert batch.prompt_ids.values.dtype == torch.int64
 
 
-@pytest.mark.parametrize(("side", "left"), [("left", [6, 7, 8, 9]), ("right", [0, 1, 2, 3]), ("middle", [0, 1, 8, 9])])
+@pytest.mark.parametrize(
+    ("side", "left"), [("left", [6, 7, 8, 9]), ("right", [0, 1, 2, 3]), ("middle", [0, 1, 8, 9])]
+)
 def test_truncation(side: str, left: list[int]) -> None:
-    overrides = ["data.max_prompt_length=4", f"data.truncation={side}", "data.train_files=x", "actor_rollout_ref.model.path=y"]
-    assert _truncate(list(range(10)), compose("ppo_trainer", overrides).config.data, "file: row 0") == left
+    overrides = [
+        "data.max_prompt_length=4",
+        f"data.truncation={side}",
+        "data.train_files=x",
+        "actor_rollout_ref.model.path=y",
+    ]
+    assert (
+        _truncate(list(range(10)), compose("ppo_trainer", overrides).config.data, "file: row 0")
+        == left
+    )

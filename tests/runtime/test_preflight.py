@@ -13,10 +13,10 @@ from rlctl.errors import ConfigError
 from rlctl.recipes.compose import compose
 from rlctl.recipes.schema import Config
 from rlctl.runtime.algorithms.base import Needs
-from rlctl.runtime.capacity import check_capacity
-from rlctl.runtime.memory import ModelSize
-from rlctl.runtime.model_files import check_weights
-from rlctl.runtime.preflight import Devices, check_batches, check_model
+from rlctl.runtime.planning.capacity import check_capacity
+from rlctl.runtime.planning.memory import ModelSize
+from rlctl.runtime.planning.model_files import check_weights
+from rlctl.runtime.planning.preflight import Devices, check_batches, check_model
 from tests.models import write_tiny_model
 
 NEEDS = Needs.EXPERIENCE | Needs.CRITIC
@@ -39,7 +39,12 @@ def config(model: Path, *overrides: str) -> Config:
 
 
 def faults(model: Path) -> list[str]:
-    return [each.message for each in check_weights(config(model).actor_rollout_ref.model, "actor_rollout_ref.model.path")]
+    return [
+        each.message
+        for each in check_weights(
+            config(model).actor_rollout_ref.model, "actor_rollout_ref.model.path"
+        )
+    ]
 
 
 def test_a_complete_folder_passes(model: Path) -> None:
@@ -50,7 +55,9 @@ def test_a_file_cut_off(model: Path) -> None:
     weights = model / "model.safetensors"
     whole = weights.read_bytes()
     weights.write_bytes(whole[:-10])
-    assert faults(model) == [f"{weights} is damaged: {len(whole) - 10} bytes long instead of {len(whole)}"]
+    assert faults(model) == [
+        f"{weights} is damaged: {len(whole) - 10} bytes long instead of {len(whole)}"
+    ]
     weights.write_bytes(whole[:100])
     assert "header should take" in faults(model)[0]
     weights.write_bytes(b"\x04" + bytes(7) + b"none")
@@ -77,13 +84,19 @@ def test_a_shard_that_the_index_names_and_nobody_has(model: Path) -> None:
 
 def test_heads_are_shared_out_evenly(model: Path) -> None:
     [said] = check_model(config(model, "actor_rollout_ref.rollout.tensor_model_parallel_size=3"))
-    assert said.message.endswith("tensor_model_parallel_size=3 does not divide the model's 4 attention heads")
+    assert said.message.endswith(
+        "tensor_model_parallel_size=3 does not divide the model's 4 attention heads"
+    )
     assert said.hint is not None
     assert said.hint.endswith("=2 or 4")
 
 
 def test_each_role_is_judged_by_its_own_pool(model: Path) -> None:
-    own = ["trainer.placement.critic=judge", "critic.ppo_mini_batch_size=6", "actor_rollout_ref.actor.ppo_mini_batch_size=4"]
+    own = [
+        "trainer.placement.critic=judge",
+        "critic.ppo_mini_batch_size=6",
+        "actor_rollout_ref.actor.ppo_mini_batch_size=4",
+    ]
     chosen = config(model, *own, "data.train_batch_size=12")
     assert check_batches(chosen, {"main": 4, "judge": 3}, NEEDS) == []
     [said] = check_batches(chosen, {"main": 3, "judge": 3}, NEEDS)
@@ -91,26 +104,39 @@ def test_each_role_is_judged_by_its_own_pool(model: Path) -> None:
 
 
 def test_tensor_parallel_ranks_come_from_the_pool(model: Path) -> None:
-    chosen = config(model, "actor_rollout_ref.rollout.tensor_model_parallel_size=2", "data.train_batch_size=768")
+    chosen = config(
+        model, "actor_rollout_ref.rollout.tensor_model_parallel_size=2", "data.train_batch_size=768"
+    )
     assert check_batches(chosen, {"main": 4}, Needs.EXPERIENCE) == []
     said = check_batches(chosen, {"main": 1}, Needs.EXPERIENCE)
-    assert "tensor_model_parallel_size=2 does not divide the 1 ranks of the pool main" in said[-1].message
+    assert (
+        "tensor_model_parallel_size=2 does not divide the 1 ranks of the pool main"
+        in said[-1].message
+    )
 
 
 def test_a_model_that_cannot_fit_is_a_problem(model: Path) -> None:
     devices = Devices("cpu", 1, 1)
     assert check_capacity(config(model), devices, {"main": 1}, NEEDS) == []
     settings = json.loads((model / "config.json").read_text())
-    (model / "config.json").write_text(json.dumps(settings | {"vocab_size": 10**12}))  # 4 numbers of 4 bytes each × 32 × 10¹²: 466 TiB
+    (model / "config.json").write_text(
+        json.dumps(settings | {"vocab_size": 10**12})
+    )  # 4 numbers of 4 bytes each × 32 × 10¹²: 466 TiB
     [said] = check_capacity(config(model), devices, {"main": 1}, Needs.EXPERIENCE)
     assert "(actor) needs 476837" in said.message
     assert said.where == "trainer.placement"
 
 
 @pytest.mark.parametrize(
-    "other", [GPT2Config(n_layer=2, n_embd=32, n_head=4), OPTConfig(num_hidden_layers=2, hidden_size=32, ffn_dim=64, num_attention_heads=4)]
+    "other",
+    [
+        GPT2Config(n_layer=2, n_embd=32, n_head=4),
+        OPTConfig(num_hidden_layers=2, hidden_size=32, ffn_dim=64, num_attention_heads=4),
+    ],
 )
-def test_architectures_with_other_words_for_their_sizes(other: PretrainedConfig, model: Path) -> None:
+def test_architectures_with_other_words_for_their_sizes(
+    other: PretrainedConfig, model: Path
+) -> None:
     other.save_pretrained(model)
     settings = config(model).actor_rollout_ref.model
     size = ModelSize.of(settings, "policy")
@@ -125,7 +151,9 @@ def test_a_model_of_a_kind_that_writes_no_text_is_a_problem(model: Path) -> None
         check_capacity(config(model), Devices("cpu", 1, 1), {"main": 1}, Needs.EXPERIENCE)
 
 
-def test_a_model_whose_code_needs_numbers_is_left_out_with_a_warning(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_model_whose_code_needs_numbers_is_left_out_with_a_warning(
+    model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """As code from the hub may do: it looks at a value while it is built."""
     (model / "modeling_nosy.py").write_text(
         "import torch\nfrom transformers import Qwen2ForCausalLM\n"
@@ -133,8 +161,14 @@ def test_a_model_whose_code_needs_numbers_is_left_out_with_a_warning(model: Path
         "    def __init__(self, config):\n        super().__init__(config)\n        self.first = torch.ones(1).item()\n"
     )
     settings = json.loads((model / "config.json").read_text())
-    (model / "config.json").write_text(json.dumps(settings | {"auto_map": {"AutoModelForCausalLM": "modeling_nosy.Nosy"}}))
-    chosen = config(model, "actor_rollout_ref.model.trust_remote_code=true", "critic.model.trust_remote_code=false")
+    (model / "config.json").write_text(
+        json.dumps(settings | {"auto_map": {"AutoModelForCausalLM": "modeling_nosy.Nosy"}})
+    )
+    chosen = config(
+        model,
+        "actor_rollout_ref.model.trust_remote_code=true",
+        "critic.model.trust_remote_code=false",
+    )
     assert check_capacity(chosen, Devices("cpu", 1, 1), {"main": 1}, NEEDS) == []
     said = capsys.readouterr().err.splitlines()
     assert [line for line in said if line.startswith("warning: ")] == [said[-1]]

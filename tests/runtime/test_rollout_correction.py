@@ -36,7 +36,11 @@ class Recorder:
 
 
 def ppo(*overrides: str) -> PPO:
-    grpo = ["algorithm.adv_estimator=grpo", "actor_rollout_ref.rollout.n=2", "data.max_response_length=4"]
+    grpo = [
+        "algorithm.adv_estimator=grpo",
+        "actor_rollout_ref.rollout.n=2",
+        "data.max_response_length=4",
+    ]
     sizes = ["data.train_files=[t]", "actor_rollout_ref.model.path=m", "data.train_batch_size=2"]
     sizes.append("actor_rollout_ref.actor.ppo_mini_batch_size=2")
     return PPO.from_config(compose("ppo_trainer", [*grpo, *sizes, *overrides]).config, num_steps=1)
@@ -44,7 +48,11 @@ def ppo(*overrides: str) -> PPO:
 
 def learned(*overrides: str) -> tuple[PPO, Experience, dict[str, float]]:
     """One step over two groups of two answers: what reached the update, and the metrics."""
-    algorithm, actor, ids = ppo(*overrides), Recorder(), Ragged.of([[5] * len(row) for row in OLD], dtype=torch.int64)
+    algorithm, actor, ids = (
+        ppo(*overrides),
+        Recorder(),
+        Ragged.of([[5] * len(row) for row in OLD], dtype=torch.int64),
+    )
     scored = Scored(
         prompt_ids=Ragged.of([[1, 2]] * 4, dtype=torch.int64),
         group=torch.tensor([0, 0, 1, 1]),
@@ -63,7 +71,10 @@ def learned(*overrides: str) -> tuple[PPO, Experience, dict[str, float]]:
 
 
 def ratios() -> list[list[float]]:
-    return [[math.exp(a - b) for a, b in zip(ours, theirs, strict=True)] for ours, theirs in zip(OLD, ENGINE, strict=True)]
+    return [
+        [math.exp(a - b) for a, b in zip(ours, theirs, strict=True)]
+        for ours, theirs in zip(OLD, ENGINE, strict=True)
+    ]
 
 
 def rows_of(field: Ragged | None) -> list[list[float]]:
@@ -76,8 +87,14 @@ def test_without_it_nothing_is_weighed_or_left_out() -> None:
     assert batch.is_weights is None
     assert rows_of(batch.response_mask) == [[1.0] * len(row) for row in OLD]
     assert "rollout_corr/rollout_is_mean" not in metrics
-    flat = [(a, b) for ours, theirs in zip(OLD, ENGINE, strict=True) for a, b in zip(ours, theirs, strict=True)]
-    assert metrics["training/rollout_probs_diff_max"] == pytest.approx(max(abs(math.exp(a) - math.exp(b)) for a, b in flat), rel=1e-5)
+    flat = [
+        (a, b)
+        for ours, theirs in zip(OLD, ENGINE, strict=True)
+        for a, b in zip(ours, theirs, strict=True)
+    ]
+    assert metrics["training/rollout_probs_diff_max"] == pytest.approx(
+        max(abs(math.exp(a) - math.exp(b)) for a, b in flat), rel=1e-5
+    )
 
 
 @pytest.mark.parametrize(
@@ -88,28 +105,43 @@ def test_without_it_nothing_is_weighed_or_left_out() -> None:
         ("sequence", "1.2", [[min(math.prod(row), 1.2)] * len(row) for row in ratios()]),
     ],
 )
-def test_the_weights_reach_the_loss(level: str, threshold: str, expected: list[list[float]]) -> None:
-    algorithm, batch, metrics = learned(f"{CORRECTION}.rollout_is={level}", f"{CORRECTION}.rollout_is_threshold={threshold}")
-    assert [x for row in rows_of(batch.is_weights) for x in row] == pytest.approx([x for row in expected for x in row], rel=1e-5)
+def test_the_weights_reach_the_loss(
+    level: str, threshold: str, expected: list[list[float]]
+) -> None:
+    algorithm, batch, metrics = learned(
+        f"{CORRECTION}.rollout_is={level}", f"{CORRECTION}.rollout_is_threshold={threshold}"
+    )
+    assert [x for row in rows_of(batch.is_weights) for x in row] == pytest.approx(
+        [x for row in expected for x in row], rel=1e-5
+    )
     num_tokens = sum(map(len, expected))
-    assert metrics["rollout_corr/rollout_is_mean"] == pytest.approx(sum(map(sum, expected)) / num_tokens, rel=1e-5)
+    assert metrics["rollout_corr/rollout_is_mean"] == pytest.approx(
+        sum(map(sum, expected)) / num_tokens, rel=1e-5
+    )
 
     now = [[-0.9 - 0.1 * t for t in range(len(row))] for row in OLD]
     loss = algorithm.loss(PolicyOutputs(Ragged.of(now).values, None), batch)
     by_hand = 0.0
     for row, advantages in enumerate(rows_of(batch.advantages)):
-        for new, old, advantage, weight in zip(now[row], OLD[row], advantages, expected[row], strict=True):
+        for new, old, advantage, weight in zip(
+            now[row], OLD[row], advantages, expected[row], strict=True
+        ):
             ratio = math.exp(new - old)
             held = min(max(ratio, 0.8), 1.2)
             pessimistic = max(-advantage * ratio, -advantage * held)
-            by_hand += weight * (min(pessimistic, -advantage * 3.0) if advantage < 0 else pessimistic)
+            by_hand += weight * (
+                min(pessimistic, -advantage * 3.0) if advantage < 0 else pessimistic
+            )
     assert float(loss.total) == pytest.approx(by_hand, rel=1e-4)
     assert loss.count == num_tokens
 
 
 def test_what_is_rejected_is_in_no_loss_but_its_reward_counts() -> None:
     """Two criteria at once; the answer whose last token goes still has its score in the advantages of its group."""
-    chain = [f'{CORRECTION}.rollout_rs="token_k1,seq_mean_k2"', f'{CORRECTION}.rollout_rs_threshold="0.5_2,0.2"']
+    chain = [
+        f'{CORRECTION}.rollout_rs="token_k1,seq_mean_k2"',
+        f'{CORRECTION}.rollout_rs_threshold="0.5_2,0.2"',
+    ]
     algorithm, batch, metrics = learned(*chain)
     expected = []
     for row in ratios():
@@ -117,10 +149,14 @@ def test_what_is_rejected_is_in_no_loss_but_its_reward_counts() -> None:
         expected.append([float(0.5 <= 1 / x <= 2 and mean_k2 <= 0.2) for x in row])
     assert rows_of(batch.response_mask) == expected
     assert 0 < sum(map(sum, expected)) < sum(map(len, expected))
-    assert metrics["rollout_corr/rollout_rs_masked_fraction"] == pytest.approx(1 - sum(map(sum, expected)) / sum(map(len, expected)))
+    assert metrics["rollout_corr/rollout_rs_masked_fraction"] == pytest.approx(
+        1 - sum(map(sum, expected)) / sum(map(len, expected))
+    )
     _, plain, _ = learned()
     assert torch.equal(batch.advantages.values, plain.advantages.values)
-    assert algorithm.loss(PolicyOutputs(batch.old_log_probs.values, None), batch).count == sum(map(sum, expected))
+    assert algorithm.loss(PolicyOutputs(batch.old_log_probs.values, None), batch).count == sum(
+        map(sum, expected)
+    )
 
 
 @pytest.mark.parametrize(
@@ -130,7 +166,10 @@ def test_what_is_rejected_is_in_no_loss_but_its_reward_counts() -> None:
         (["rollout_rs=token_k9", "rollout_rs_threshold=2"], "token_k9"),
         (["rollout_is=token", "rollout_is_threshold=3.0_1.0"], "is no bound"),
         (["rollout_is=token", "rollout_is_threshold=0.5_2"], r"0\.52 leaves out a ratio of 1"),
-        (["rollout_rs=token_k1", "rollout_rs_threshold=1.5_2.0"], r"1\.5_2 leaves out a ratio of 1"),
+        (
+            ["rollout_rs=token_k1", "rollout_rs_threshold=1.5_2.0"],
+            r"1\.5_2 leaves out a ratio of 1",
+        ),
     ],
 )
 def test_what_makes_no_sense_is_refused(overrides: list[str], message: str) -> None:

@@ -34,7 +34,10 @@ def test_worked_draws() -> None:
     assert sample(logits, uniforms, params(top_p=0.69))[0].tolist() == [3, 3, 3, 3, 2, 2]
     # 0.3 of the two that are left is within the first
     assert sample(logits, uniforms, params(top_k=2, top_p=0.3))[0].tolist() == [3] * 6
-    torch.testing.assert_close(sample(logits, uniforms, params(top_k=2))[1], torch.tensor([0.4, 0.4, 0.4, 0.4, 0.3, 0.3]).log())
+    torch.testing.assert_close(
+        sample(logits, uniforms, params(top_k=2))[1],
+        torch.tensor([0.4, 0.4, 0.4, 0.4, 0.3, 0.3]).log(),
+    )
 
 
 def test_temperature_is_part_of_the_log_probs_and_greedy_is_at_one() -> None:
@@ -51,4 +54,6 @@ def test_half_precision_is_drawn_in_float32() -> None:
     logits = torch.randn(4, 1000, generator=torch.Generator().manual_seed(0)).bfloat16()
     token, log_prob = sample(logits, torch.tensor([0.1, 0.4, 0.7, 0.999]), params())
     assert log_prob.dtype == torch.float32
-    torch.testing.assert_close(log_prob, logits.float().log_softmax(-1).gather(1, token[:, None])[:, 0])
+    torch.testing.assert_close(
+        log_prob, logits.float().log_softmax(-1).gather(1, token[:, None])[:, 0]
+    )

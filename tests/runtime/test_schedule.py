@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from rlctl.runtime.schedule import Schedule
+from rlctl.runtime.algorithms.schedule import Schedule
 
 
 def test_constant_after_a_linear_warm_up() -> None:

@@ -16,7 +16,7 @@ from rlctl.__main__ import main
 from rlctl.errors import ConfigError, MissingExtraError, ResourceError, RlctlError
 from rlctl.recipes.compose import compose
 from rlctl.runtime.batch import Ragged
-from rlctl.runtime.place import Place
+from rlctl.runtime.rank_info import Place
 from rlctl.runtime.rollout.engine import EngineSpec, SamplingParams, random_streams
 from rlctl.runtime.rollout.sglang import SGLangEngine
 from tests.models import tiny_model, write_tiny_model
@@ -41,35 +41,63 @@ def server(folder: Path) -> Iterator[Server]:
     server.shutdown()
 
 
-def spec(folder: Path, *overrides: str, timeout_s: float = 60.0, max_length: int = 64) -> EngineSpec:
+def spec(
+    folder: Path, *overrides: str, timeout_s: float = 60.0, max_length: int = 64
+) -> EngineSpec:
     sizes = [f"actor_rollout_ref.model.path={folder}", "data.train_files=a.parquet"]
     config = compose("ppo_trainer", [*sizes, *overrides]).config.actor_rollout_ref
-    return EngineSpec(config.model, config.rollout, torch.float32, Place(0, 1, "cpu", 1, timeout_s, False, None), max_length, seed=0)
+    return EngineSpec(
+        config.model,
+        config.rollout,
+        torch.float32,
+        Place(0, 1, "cpu", 1, timeout_s, False, None),
+        max_length,
+        seed=0,
+    )
 
 
 def attach(server: Server, folder: Path, *overrides: str, **changes: Any) -> SGLangEngine:
-    return SGLangEngine.from_spec(spec(folder, f"+{KWARGS}.url={server.url}", *overrides, **changes), None)
+    return SGLangEngine.from_spec(
+        spec(folder, f"+{KWARGS}.url={server.url}", *overrides, **changes), None
+    )
 
 
 def prompts(*lengths: int) -> Ragged:
-    return Ragged(torch.randint(3, 64, (sum(lengths),), generator=torch.Generator().manual_seed(1)), torch.tensor(lengths))
+    return Ragged(
+        torch.randint(3, 64, (sum(lengths),), generator=torch.Generator().manual_seed(1)),
+        torch.tensor(lengths),
+    )
 
 
 def sampling(**changes: Any) -> SamplingParams:
-    settings = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "max_tokens": 12, "stop_token_ids": (STOP,), "seed": 3, "n": 3}
+    settings = {
+        "temperature": 1.0,
+        "top_p": 1.0,
+        "top_k": -1,
+        "max_tokens": 12,
+        "stop_token_ids": (STOP,),
+        "seed": 3,
+        "n": 3,
+    }
     return SamplingParams(**(settings | changes))
 
 
-def assert_log_probs_of(model: PreTrainedModel, engine: SGLangEngine, temperature: float = 1.0) -> None:
+def assert_log_probs_of(
+    model: PreTrainedModel, engine: SGLangEngine, temperature: float = 1.0
+) -> None:
     """The engine's answers carry the log-probs that `model` gives them."""
     asked = prompts(9, 1, 40)
     answers = engine.generate(asked, sampling(temperature=temperature, top_k=40, top_p=0.95))
     assert len(answers.finish) == 9
-    for row, (response, log_probs) in enumerate(zip(answers.response_ids.rows(), answers.log_probs.rows(), strict=True)):
+    for row, (response, log_probs) in enumerate(
+        zip(answers.response_ids.rows(), answers.log_probs.rows(), strict=True)
+    ):
         prompt = asked.rows()[row // 3]
         with torch.no_grad():
             logits = model(torch.cat([prompt, response])[None]).logits[0, len(prompt) - 1 : -1]
-        expected = (logits / (temperature or 1.0)).log_softmax(-1).gather(1, response[:, None]).squeeze(1)
+        expected = (
+            (logits / (temperature or 1.0)).log_softmax(-1).gather(1, response[:, None]).squeeze(1)
+        )
         torch.testing.assert_close(log_probs, expected, atol=1e-5, rtol=0)
 
 
@@ -78,7 +106,9 @@ def test_log_probs_are_the_policys(server: Server, folder: Path, temperature: fl
     assert_log_probs_of(tiny_model(), attach(server, folder), temperature)
 
 
-def test_weights_are_replaced_and_nothing_of_the_old_ones_is_cached(server: Server, folder: Path, tmp_path: Path) -> None:
+def test_weights_are_replaced_and_nothing_of_the_old_ones_is_cached(
+    server: Server, folder: Path, tmp_path: Path
+) -> None:
     engine = attach(server, folder, f"+{KWARGS}.weights_dir={tmp_path}")
     assert_log_probs_of(tiny_model(), engine)
     policy = tiny_model(seed=2)
@@ -103,19 +133,30 @@ def test_weights_go_with_the_memory_and_come_back_by_name(server: Server, folder
 
 def test_the_seed_decides_row_by_row(server: Server, folder: Path) -> None:
     engine = attach(server, folder, "actor_rollout_ref.rollout.max_num_seqs=40")
-    first, again, other = (engine.generate(prompts(4, 7), sampling(seed=seed, n=20)) for seed in (1, 1, 2))
+    first, again, other = (
+        engine.generate(prompts(4, 7), sampling(seed=seed, n=20)) for seed in (1, 1, 2)
+    )
     assert torch.equal(first.response_ids.values, again.response_ids.values)
     assert first.response_ids.values.tolist() != other.response_ids.values.tolist()
     assert len({tuple(row.tolist()) for row in first.response_ids.rows()[:20]}) > 10
     assert all(0 <= params["sampling_seed"] < 2**31 for params in server.params)
 
 
-def test_threads_that_ask_prompt_by_prompt_get_the_answers_of_the_batch(server: Server, folder: Path) -> None:
-    engine, asked, streams = attach(server, folder), prompts(9, 1, 40, 17), random_streams(5, torch.arange(8))
+def test_threads_that_ask_prompt_by_prompt_get_the_answers_of_the_batch(
+    server: Server, folder: Path
+) -> None:
+    engine, asked, streams = (
+        attach(server, folder),
+        prompts(9, 1, 40, 17),
+        random_streams(5, torch.arange(8)),
+    )
     whole = engine.generate(asked, sampling(n=2, seed=streams)).response_ids.rows()
     with ThreadPoolExecutor(4) as threads:
         parts = threads.map(
-            lambda i: engine.generate(asked.select(torch.tensor([i])), sampling(n=2, seed=streams[2 * i : 2 * i + 2])), range(4)
+            lambda i: engine.generate(
+                asked.select(torch.tensor([i])), sampling(n=2, seed=streams[2 * i : 2 * i + 2])
+            ),
+            range(4),
         )
         rows = [row for part in parts for row in part.response_ids.rows()]
     assert [row.tolist() for row in rows] == [row.tolist() for row in whole]
@@ -123,14 +164,18 @@ def test_threads_that_ask_prompt_by_prompt_get_the_answers_of_the_batch(server: 
 
 def test_greedy_stops_limits_and_the_end_of_the_context(server: Server, folder: Path) -> None:
     engine = attach(server, folder, max_length=20)
-    once, twice = (engine.generate(prompts(4, 7), sampling(temperature=0.0, seed=seed, n=1)) for seed in (1, 2))
+    once, twice = (
+        engine.generate(prompts(4, 7), sampling(temperature=0.0, seed=seed, n=1)) for seed in (1, 2)
+    )
     assert torch.equal(once.response_ids.values, twice.response_ids.values)
     stops = (STOP, 5, 6, 7, 8)
     stopped = engine.generate(prompts(4, 7, 2), sampling(stop_token_ids=stops, n=8))
     assert set(stopped.finish) == {"stop", "length"}
     for response, finish in zip(stopped.response_ids.rows(), stopped.finish, strict=True):
         assert finish == ("stop" if int(response[-1]) in stops else "length")
-    cut = engine.generate(prompts(15, 19), sampling(n=2, max_tokens=torch.tensor([3, 9, 4, 4]), stop_token_ids=()))
+    cut = engine.generate(
+        prompts(15, 19), sampling(n=2, max_tokens=torch.tensor([3, 9, 4, 4]), stop_token_ids=())
+    )
     assert cut.response_ids.lengths.tolist() == [3, 5, 1, 1]
     with pytest.raises(ConfigError, match="1 to 19 leave room"):
         engine.generate(prompts(20), sampling())
@@ -154,7 +199,9 @@ def test_what_goes_wrong_is_named(server: Server, folder: Path, how: str, messag
 
 
 def test_weights_of_another_model_are_refused(server: Server, folder: Path) -> None:
-    with pytest.raises(RlctlError, match=r"answered 400 to /update_weights_from_disk: .*does not fit"):
+    with pytest.raises(
+        RlctlError, match=r"answered 400 to /update_weights_from_disk: .*does not fit"
+    ):
         attach(server, folder).load_weights(tiny_model(hidden_size=16).named_parameters())
 
 
@@ -172,10 +219,17 @@ def test_nobody_at_the_address(folder: Path) -> None:
         ([f"+{KWARGS}.ulr=http://a:1"], 1, ConfigError, "no argument 'ulr'"),
         ([f"+{KWARGS}.url=localhost"], 1, ConfigError, "no address of a server"),
         ([f"+{KWARGS}.url=http://a:1"], 2, ConfigError, "1 servers for 2 ranks"),
-        ([f"+{KWARGS}.url=http://a:1", "actor_rollout_ref.rollout.tensor_model_parallel_size=2"], 2, ConfigError, "the server's"),
+        (
+            [f"+{KWARGS}.url=http://a:1", "actor_rollout_ref.rollout.tensor_model_parallel_size=2"],
+            2,
+            ConfigError,
+            "the server's",
+        ),
     ],
 )
-def test_what_it_cannot_do_is_said_before(folder: Path, overrides: list[str], ranks: int, kind: type[RlctlError], message: str) -> None:
+def test_what_it_cannot_do_is_said_before(
+    folder: Path, overrides: list[str], ranks: int, kind: type[RlctlError], message: str
+) -> None:
     with pytest.raises(kind, match=message):
         SGLangEngine.check(spec(folder, *overrides).rollout, "cpu", ranks)
 
@@ -185,7 +239,9 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A package `sglang` whose `launch_server` is our server."""
     (tmp_path / "sglang").mkdir()
     (tmp_path / "sglang" / "__init__.py").touch()
-    (tmp_path / "sglang" / "launch_server.py").write_text("from tests.sglang_server import main\n\nmain()\n")
+    (tmp_path / "sglang" / "launch_server.py").write_text(
+        "from tests.sglang_server import main\n\nmain()\n"
+    )
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), str(ROOT)]))
     monkeypatch.syspath_prepend(tmp_path)
 
@@ -222,7 +278,9 @@ def test_a_run_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from tests.e2e.command import metrics
 
     model = write_tiny_model(tmp_path / "model")
-    write_rows(tmp_path / "train.parquet", train_and_validation(16, 4, seed=1, level=1, careless=0.0)[0])
+    write_rows(
+        tmp_path / "train.parquet", train_and_validation(16, 4, seed=1, level=1, careless=0.0)[0]
+    )
     monkeypatch.chdir(tmp_path)
     settings = [
         "data.train_files=train.parquet",
@@ -238,7 +296,10 @@ def test_a_run_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert main(["train", "ppo", "--inline", *settings]) == 6
     assert not (tmp_path / "runs").exists()
     server = Server(AutoModelForCausalLM.from_pretrained(model)).start()
-    assert main(["train", "ppo", "--inline", "--name", "x", *settings, f"+{KWARGS}.url={server.url}"]) == 0
+    assert (
+        main(["train", "ppo", "--inline", "--name", "x", *settings, f"+{KWARGS}.url={server.url}"])
+        == 0
+    )
     server.shutdown()
     second = metrics(next(tmp_path.glob("runs/*/x")))[-1]
     assert second["training/global_step"] == 2

@@ -9,7 +9,12 @@ from pathlib import Path
 import pytest
 
 from rlctl.errors import ConfigError
-from rlctl.runtime.tokenizer import encode_prompt, load_tokenizer, render_prompt, stop_token_ids
+from rlctl.runtime.data.tokenizer import (
+    encode_prompt,
+    load_tokenizer,
+    render_prompt,
+    stop_token_ids,
+)
 from tests.models import CHAT_TEMPLATE, tiny_tokenizer
 
 CHAT = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "2 + 2?"}]
@@ -27,14 +32,19 @@ def test_a_prompt_ends_where_the_answer_begins(folder: Path) -> None:
     assert render_prompt(tokenizer, CHAT) == RENDERED
     ids = encode_prompt(tokenizer, CHAT)
     num_specials = RENDERED.count("<|im_start|>") + RENDERED.count("<|im_end|>")
-    assert len(ids) == len(RENDERED) - num_specials * len("<|im_start|>") + 2 * (12 - 10) + num_specials  # a byte a token, else one
+    assert (
+        len(ids)
+        == len(RENDERED) - num_specials * len("<|im_start|>") + 2 * (12 - 10) + num_specials
+    )  # a byte a token, else one
     assert ids[0] == tokenizer.convert_tokens_to_ids("<|im_start|>")
     assert tokenizer.decode(ids) == RENDERED
 
 
 def test_arguments_of_the_template_reach_it(folder: Path) -> None:
     tokenizer = load_tokenizer(str(folder))
-    tokenizer.chat_template = CHAT_TEMPLATE + "{% if not enable_thinking %}<think></think>{% endif %}"
+    tokenizer.chat_template = (
+        CHAT_TEMPLATE + "{% if not enable_thinking %}<think></think>{% endif %}"
+    )
     assert render_prompt(tokenizer, CHAT, enable_thinking=False) == RENDERED + "<think></think>"
     assert render_prompt(tokenizer, CHAT, enable_thinking=True) == RENDERED
 
@@ -48,7 +58,9 @@ def test_no_second_beginning_is_put_before_the_templates_own(folder: Path) -> No
 def test_a_template_that_refuses_a_chat_says_why(folder: Path) -> None:
     tokenizer = load_tokenizer(str(folder))
     tokenizer.chat_template = "{{ raise_exception('no system role') }}"
-    with pytest.raises(ConfigError, match="refuses a prompt with the roles system, user: no system role"):
+    with pytest.raises(
+        ConfigError, match="refuses a prompt with the roles system, user: no system role"
+    ):
         encode_prompt(tokenizer, CHAT)
 
 
@@ -62,7 +74,9 @@ def test_folders_that_will_not_do(tmp_path: Path) -> None:
         load_tokenizer(str(tmp_path / "config.json"))
     for broken in ("{ broken", '{"version": "1.0", "model": {"type": "none"}}'):
         (tmp_path / "tokenizer.json").write_text(broken)
-        (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
+        (tmp_path / "tokenizer_config.json").write_text(
+            '{"tokenizer_class": "PreTrainedTokenizerFast"}'
+        )
         with pytest.raises(ConfigError, match="cannot be loaded"):
             load_tokenizer(str(tmp_path))
 
@@ -92,7 +106,9 @@ def test_what_ends_an_answer(folder: Path) -> None:
 
 
 def test_a_hub_name_without_a_hub_fails_soon_and_clearly(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")  # the discard port: nobody listens
+    monkeypatch.setattr(
+        "huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9"
+    )  # the discard port: nobody listens
     started = time.monotonic()
     with pytest.raises(ConfigError, match="cannot be loaded") as caught:
         load_tokenizer("nobody-at-all/no-such-model")

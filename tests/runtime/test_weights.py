@@ -11,9 +11,16 @@ import torch
 from torch import Tensor
 
 from rlctl.errors import RlctlError
-from rlctl.runtime.rollout.weights import Block, to_blocks
+from rlctl.runtime.rollout.weight_sync import Block, to_blocks
 
-SHAPES = {"embedding": (300, 64), "norm": (64,), "scale": (), "none": (0, 4), "wide": (3, 2, 1100), "odd": (7,)}
+SHAPES = {
+    "embedding": (300, 64),
+    "norm": (64,),
+    "scale": (),
+    "none": (0, 4),
+    "wide": (3, 2, 1100),
+    "odd": (7,),
+}
 
 
 def parameters(seed: int = 0) -> Iterator[tuple[str, Tensor]]:
@@ -30,7 +37,10 @@ def test_every_parameter_arrives_in_the_engines_type(dtype: torch.dtype) -> None
     blocks = list(to_blocks(parameters(), dtype, max_bytes=small))
     assert [block.number for block in blocks] == list(range(len(blocks)))
     assert len(blocks) > 1
-    assert all(len(block.parameters) == 1 or sum(each.data.nbytes for each in block.parameters) <= small for block in blocks)
+    assert all(
+        len(block.parameters) == 1 or sum(each.data.nbytes for each in block.parameters) <= small
+        for block in blocks
+    )
     arrived = {each.name: each.tensor() for block in blocks for each in block.parameters}
     assert list(arrived) == list(sent)
     for name, value in sent.items():
@@ -66,7 +76,9 @@ def damaged(block: Block, how: str) -> Block:
     elif how == "old weights":
         data = next(iter(to_blocks(parameters(1), torch.float32, 2**20))).parameters[0].data
     elif how == "another name":
-        return dataclasses.replace(block, parameters=(dataclasses.replace(first, name="other"), *rest))
+        return dataclasses.replace(
+            block, parameters=(dataclasses.replace(first, name="other"), *rest)
+        )
     elif how == "another order":
         return dataclasses.replace(block, parameters=tuple(reversed(block.parameters)))
     return dataclasses.replace(block, parameters=(dataclasses.replace(first, data=data), *rest))
@@ -111,7 +123,10 @@ def test_a_block_that_is_missing_and_a_hand_over_that_was_given_up(tiny_worker) 
             sender.join(timeout=5.0)
             assert not sender.is_alive()
 
-    with pytest.raises(RlctlError, match=f"{len(blocks) - 1} blocks of weights arrived, and {len(blocks)} were sent"):
+    with pytest.raises(
+        RlctlError,
+        match=f"{len(blocks) - 1} blocks of weights arrived, and {len(blocks)} were sent",
+    ):
         hand_over(1, blocks[1:], len(blocks))
     with pytest.raises(RlctlError, match="no block of weights came from the trainer within"):
         worker.load_weights(2, timeout_s=0.05)
@@ -125,12 +140,14 @@ def test_a_block_that_is_missing_and_a_hand_over_that_was_given_up(tiny_worker) 
 @pytest.fixture
 def tiny_worker(tmp_path):
     from rlctl.recipes.compose import compose
-    from rlctl.runtime.rollout.request import Sampling
+    from rlctl.runtime.rollout.sampling_params import Sampling
     from rlctl.runtime.workers.rollout import RolloutSpec, RolloutWorker
     from tests.distributed.ranks import place
     from tests.models import tiny_model, write_tiny_model
 
     write_tiny_model(tmp_path / "model")
-    recipe = compose("ppo", [f"actor_rollout_ref.model.path={tmp_path}/model"]).config.actor_rollout_ref
+    recipe = compose(
+        "ppo", [f"actor_rollout_ref.model.path={tmp_path}/model"]
+    ).config.actor_rollout_ref
     spec = RolloutSpec(recipe.model, Sampling(recipe.rollout, 8, (2,)), 16, seed=1)
     return RolloutWorker(place(), spec), tiny_model(seed=5, vocab_size=259)

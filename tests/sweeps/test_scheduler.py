@@ -29,7 +29,23 @@ class Room:
 def test_a_metric_that_no_trial_has_ends_the_sweep_with_the_first(tmp_path: Path) -> None:
     made, chosen = study(tmp_path, ["a=1,2,3"], metric="val/none"), settings(metric="val/none")
     process = DriverProcess.current()
-    record = SweepRecord("s", "p", "ppo", "ppo", "ppo_trainer", [], ["a=1,2,3"], chosen.model_dump(), "", 9, 1, [], "", "", process)
+    record = SweepRecord(
+        "s",
+        "p",
+        "ppo",
+        "ppo",
+        "ppo_trainer",
+        [],
+        ["a=1,2,3"],
+        chosen.model_dump(),
+        "",
+        9,
+        1,
+        [],
+        "",
+        "",
+        process,
+    )
     sweep = SweepDir.create(tmp_path, record)
     assert made.ask() is not None
     run = RunDir.create(tmp_path, "p", "s-000", "ppo")

@@ -27,11 +27,15 @@ def test_a_grid_is_tried_in_order_and_ends(tmp_path: Path) -> None:
     asked = [trial.overrides for trial in iter(made.ask, None)]
     assert asked == [["a=1", "b=0"], ["a=1", "b=1"], ["a=2", "b=0"], ["a=2", "b=1"]]
     assert made.num_trials == 4
-    assert study(tmp_path / "", ["a=1,2", "b=range(0,2)"]).ask() is None, "the points of a grid are enqueued once"
+    assert study(tmp_path / "", ["a=1,2", "b=range(0,2)"]).ask() is None, (
+        "the points of a grid are enqueued once"
+    )
 
 
 @pytest.mark.parametrize("sampler", ["random", "tpe", "cmaes"])
-def test_an_interrupted_study_draws_what_an_uninterrupted_one_draws(sampler: str, tmp_path: Path) -> None:
+def test_an_interrupted_study_draws_what_an_uninterrupted_one_draws(
+    sampler: str, tmp_path: Path
+) -> None:
     axes = ["lr=tag(log,interval(1e-6,1e-3))", "n=range(2,9,2)"]
 
     def draw(folder: Path, reopen: bool) -> list[object]:

@@ -16,8 +16,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from rlctl.tracking.async_tracker import Patience
 from rlctl.tracking.fanout import Trackers
-from rlctl.tracking.mirror import Patience
 from rlctl.tracking.tracker import RunInfo, Sample
 
 LOGGERS = ("swanlab", "wandb", "tensorboard", "mlflow", "trackio")
@@ -27,25 +27,61 @@ Curves = dict[str, dict[int, float]]
 def row(step: int) -> dict[str, float]:
     """A step's metrics, among them what trackers stumble over: an int, a name with @, tiny and large numbers, NaN."""
     val = {"val-core/openai/gsm8k/acc/mean@1": step / 7} if step % 2 == 0 else {}
-    return {"critic/score/mean": math.sin(step), "lr": 1e-7 / (step + 1), "tokens": 123456 + step, "odd": math.nan, **val}
+    return {
+        "critic/score/mean": math.sin(step),
+        "lr": 1e-7 / (step + 1),
+        "tokens": 123456 + step,
+        "odd": math.nan,
+        **val,
+    }
 
 
 def samples(step: int) -> list[Sample]:
-    return [Sample(f"prompt {i}", f"# answer {i} of step {step}", str(i), i / 2, {"acc": 0.0}, 4, "stop", "x") for i in range(4)]
+    return [
+        Sample(
+            f"prompt {i}",
+            f"# answer {i} of step {step}",
+            str(i),
+            i / 2,
+            {"acc": 0.0},
+            4,
+            "stop",
+            "x",
+        )
+        for i in range(4)
+    ]
 
 
-def write(folder: Path, first: int, last: int, resume_step: int, ids: dict[str, str]) -> dict[str, str]:
+def write(
+    folder: Path, first: int, last: int, resume_step: int, ids: dict[str, str]
+) -> dict[str, str]:
     run = folder / "runs" / "house" / "first"
     run.mkdir(parents=True, exist_ok=True)
     (run / "config.yaml").write_text("trainer:\n  seed: 1\n")
     config = {"trainer": {"seed": 1, "note": "x" * 7000}}
-    info = RunInfo("abc123", "house", "first", run, 9, config, ids, resume_step, {}, ("blue",), "a house", num_samples=2, sample_seed=3)
+    info = RunInfo(
+        "abc123",
+        "house",
+        "first",
+        run,
+        9,
+        config,
+        ids,
+        resume_step,
+        {},
+        ("blue",),
+        "a house",
+        num_samples=2,
+        sample_seed=3,
+    )
 
     def event(kind: str, /, **fields: Any) -> None:
         with (run / "events.jsonl").open("a") as file:
             file.write(json.dumps({"kind": kind, **fields}) + "\n")
 
-    trackers = Trackers.load(os.environ.get("LOGGERS", ",".join(LOGGERS)).split(","), event, Patience(1000, 60, 60, 60))
+    trackers = Trackers.load(
+        os.environ.get("LOGGERS", ",".join(LOGGERS)).split(","), event, Patience(1000, 60, 60, 60)
+    )
     given = trackers.start(info)
     trackers.begin()
     for step in range(first, last + 1):
@@ -59,8 +95,14 @@ def write(folder: Path, first: int, last: int, resume_step: int, ids: dict[str, 
 def read(run: Path) -> dict[str, Any]:
     project = run.parent.name
     return {
-        "swanlab": [swanlab_curves(file) for file in sorted(run.glob("swanlog/run-*/*.swanlab"), key=os.path.getmtime)],
-        "wandb": [wandb_records(path) for path in sorted(run.glob("wandb/offline-run-*"), key=os.path.getmtime)],
+        "swanlab": [
+            swanlab_curves(file)
+            for file in sorted(run.glob("swanlog/run-*/*.swanlab"), key=os.path.getmtime)
+        ],
+        "wandb": [
+            wandb_records(path)
+            for path in sorted(run.glob("wandb/offline-run-*"), key=os.path.getmtime)
+        ],
         "tensorboard": tensorboard_curves(run / "tensorboard"),
         "mlflow": mlflow_curves(run.parent.parent / "mlflow.db", project),
         "trackio": trackio_curves(project, run.name),
@@ -87,7 +129,9 @@ def swanlab_curves(file: Path) -> Curves:
         if record.WhichOneof("record_type") == "scalar":
             found.setdefault(record.scalar.key, {})[record.scalar.step] = record.scalar.value.number
         elif record.WhichOneof("record_type") == "media":
-            found.setdefault(record.media.key, {})[record.media.step] = len(record.media.value.items)
+            found.setdefault(record.media.key, {})[record.media.step] = len(
+                record.media.value.items
+            )
 
 
 def wandb_records(folder: Path) -> list[dict[str, Any]]:
@@ -130,9 +174,18 @@ def mlflow_curves(database: Path, project: str) -> dict[str, Any]:
     client = MlflowClient(f"sqlite:///{database}")
     (run,) = client.search_runs([client.get_experiment_by_name(project).experiment_id])
     names = client.get_run(run.info.run_id).data.metrics
-    curves = {name: {each.step: each.value for each in client.get_metric_history(run.info.run_id, name)} for name in names}
+    curves = {
+        name: {each.step: each.value for each in client.get_metric_history(run.info.run_id, name)}
+        for name in names
+    }
     artifacts = [each.path for each in client.list_artifacts(run.info.run_id, "generations")]
-    return {"scalars": curves, "artifacts": artifacts, "status": run.info.status, "params": run.data.params, "tags": run.data.tags}
+    return {
+        "scalars": curves,
+        "artifacts": artifacts,
+        "status": run.info.status,
+        "params": run.data.params,
+        "tags": run.data.tags,
+    }
 
 
 def trackio_curves(project: str, run: str) -> dict[str, Any]:
@@ -154,4 +207,8 @@ if __name__ == "__main__":
     warnings.simplefilter("ignore")
     action, place, *numbers = sys.argv[1:]
     ids = json.loads(os.environ.get("IDS", "{}"))
-    print(json.dumps(read(Path(place)) if action == "read" else write(Path(place), *map(int, numbers), ids)))
+    print(
+        json.dumps(
+            read(Path(place)) if action == "read" else write(Path(place), *map(int, numbers), ids)
+        )
+    )

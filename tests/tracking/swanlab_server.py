@@ -36,19 +36,40 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         if "/house/metrics/summaries/" in self.path:
             known = self.experiments[self.path.partition("?")[0].rpartition("/")[2]]
-            scalar = [{"key": name, "step": max(step for step, _ in points)} for name, points in known.curves.items()]
-            return self._answer({"log": [], "media": [{"key": k, "step": max(v)} for k, v in known.media.items()], "scalar": scalar})
+            scalar = [
+                {"key": name, "step": max(step for step, _ in points)}
+                for name, points in known.curves.items()
+            ]
+            return self._answer(
+                {
+                    "log": [],
+                    "media": [{"key": k, "step": max(v)} for k, v in known.media.items()],
+                    "scalar": scalar,
+                }
+            )
         return self._answer(_PROJECT)
 
     def do_POST(self) -> None:
         asked = json.loads(self.rfile.read(int(self.headers["Content-Length"] or 0)) or b"{}")
         if self.path.endswith("/login/api_key"):
-            return self._answer({"sid": "s", "expiredAt": "2099-01-01T00:00:00.000Z", "userInfo": {"username": "me"}})
+            return self._answer(
+                {
+                    "sid": "s",
+                    "expiredAt": "2099-01-01T00:00:00.000Z",
+                    "userInfo": {"username": "me"},
+                }
+            )
         if self.path.endswith("/experiment"):
             new = asked["cuid"] not in self.experiments
             self.experiments.setdefault(asked["cuid"], Experiment())
             return self._answer(
-                {"cuid": asked["cuid"], "slug": asked["cuid"], "name": asked["name"], "createdAt": _CREATED}, 201 if new else 200
+                {
+                    "cuid": asked["cuid"],
+                    "slug": asked["cuid"],
+                    "name": asked["name"],
+                    "createdAt": _CREATED,
+                },
+                201 if new else 200,
             )
         if self.path.endswith("/house/metrics"):
             known = self.experiments[asked["experimentId"]]
@@ -58,7 +79,9 @@ class _Handler(BaseHTTPRequestHandler):
                 elif asked["type"] == "media":
                     known.media.setdefault(each["key"], []).append(each["index"])
         if self.path.endswith("/presigned/put"):
-            return self._answer({"urls": [f"http://{self.headers['Host']}/kept" for _ in asked["paths"]]})
+            return self._answer(
+                {"urls": [f"http://{self.headers['Host']}/kept" for _ in asked["paths"]]}
+            )
         return self._answer({})
 
     def do_PUT(self) -> None:

@@ -7,13 +7,20 @@ from pathlib import Path
 
 import pytest
 
+from rlctl.monitoring.alarms import (
+    RULES,
+    Alarms,
+    Limits,
+    drift,
+    fall_under_rising_reward,
+    share_of_start,
+)
+from rlctl.monitoring.run_summary import Row
 from rlctl.recipes.compose import base_settings
-from rlctl.tracking.alarms import RULES, Alarms, Limits, drift, fall_under_rising_reward, share_of_start
+from rlctl.tracking.async_tracker import Patience
 from rlctl.tracking.console import ConsoleTracker
 from rlctl.tracking.fanout import Trackers
-from rlctl.tracking.headline import Row
 from rlctl.tracking.jsonl import JsonlTracker, read_metrics
-from rlctl.tracking.mirror import Patience
 from rlctl.tracking.tracker import RunInfo
 
 ACC = "val-core/x/acc/mean@1"
@@ -40,15 +47,57 @@ def column(name: str, *values: float) -> list[Row]:
             [2, 1, 3, 1, 0.2, 0.1, 0.21, 0.1, 0.1, 0.1, 0.1, 0.23, 0.23, 0.21, 0.23, 0.23, 0.23],
             [(10, False), (17, True)],
         ),
-        ("kl", 0.5, "actor/reward_kl_penalty", [0, 9, 0, 0.5, 0.6, 0.7, 0.8, 0.46, 0.46, 0.46], [(6, False)]),
+        (
+            "kl",
+            0.5,
+            "actor/reward_kl_penalty",
+            [0, 9, 0, 0.5, 0.6, 0.7, 0.8, 0.46, 0.46, 0.46],
+            [(6, False)],
+        ),
         ("kl", 0.5, "actor/kl_loss", [0.5, 0.5, 0.5, 0.45, 0.44, 0.45], [(3, False), (6, True)]),
-        ("update_kl", 0.1, "actor/ppo_kl", [0.2, 0.2, float("nan"), 0.2], [(4, False)]),  # NaN is no reading
+        (
+            "update_kl",
+            0.1,
+            "actor/ppo_kl",
+            [0.2, 0.2, float("nan"), 0.2],
+            [(4, False)],
+        ),  # NaN is no reading
         ("length_drift", 3.0, "response_length/mean", [10, 10, 10, 30, 31, 32], [(6, False)]),
-        ("length_drift", 3.0, "response_length/mean", [10, 10, 10, 3, 3, 3, 10, 10, 10], [(6, False), (9, True)]),
-        ("truncation", 0.3, "response_length/clip_ratio", [0.3, 0.3, 0.3, 0.1, 0.1, 0.1], [(3, False), (6, True)]),
-        ("uniform_groups", 0.9, "critic/score/uniform_groups", [0.95, 0.85, 0.95, 0.95, 0.95], [(5, False)]),
-        ("rollout_mismatch", 0.02, "training/rollout_probs_diff_mean", [0.01, 0.03, 0.03, 0.03], [(4, False)]),
-        ("skipped_updates", 1, "actor/skipped_updates", [0, 1, 2, 0, 1], [(2, False), (4, True), (5, False)]),
+        (
+            "length_drift",
+            3.0,
+            "response_length/mean",
+            [10, 10, 10, 3, 3, 3, 10, 10, 10],
+            [(6, False), (9, True)],
+        ),
+        (
+            "truncation",
+            0.3,
+            "response_length/clip_ratio",
+            [0.3, 0.3, 0.3, 0.1, 0.1, 0.1],
+            [(3, False), (6, True)],
+        ),
+        (
+            "uniform_groups",
+            0.9,
+            "critic/score/uniform_groups",
+            [0.95, 0.85, 0.95, 0.95, 0.95],
+            [(5, False)],
+        ),
+        (
+            "rollout_mismatch",
+            0.02,
+            "training/rollout_probs_diff_mean",
+            [0.01, 0.03, 0.03, 0.03],
+            [(4, False)],
+        ),
+        (
+            "skipped_updates",
+            1,
+            "actor/skipped_updates",
+            [0, 1, 2, 0, 1],
+            [(2, False), (4, True), (5, False)],
+        ),
     ],
 )
 def test_each_alarm_rings_once_and_ends(name, limit, metric, values, expected) -> None:
@@ -62,15 +111,26 @@ def test_reward_up_while_validation_falls() -> None:
     rows = [dict(row) for row in column("critic/score/mean", *rewards)]
     for step, value in ((2, 0.5), (4, 0.46), (6, 0.44), (8, 0.49)):
         rows[step - 1][ACC] = value
-    assert rung(Limits(validation_falls=0.1), rows) == [("validation_falls", 6, False), ("validation_falls", 8, True)]
-    validation, reward = [(2, 0.5), (6, 0.44)], [(step + 1, value) for step, value in enumerate(rewards)]
+    assert rung(Limits(validation_falls=0.1), rows) == [
+        ("validation_falls", 6, False),
+        ("validation_falls", 8, True),
+    ]
+    validation, reward = (
+        [(2, 0.5), (6, 0.44)],
+        [(step + 1, value) for step, value in enumerate(rewards)],
+    )
     assert fall_under_rising_reward(validation, reward) == pytest.approx(0.12)
-    assert fall_under_rising_reward(validation, [(step, -value) for step, value in reward]) == 0  # both fall: that is another trouble
+    assert (
+        fall_under_rising_reward(validation, [(step, -value) for step, value in reward]) == 0
+    )  # both fall: that is another trouble
     assert fall_under_rising_reward(validation[:1], reward) is None
 
 
 def test_a_validation_loss_falls_by_rising() -> None:
-    rows = [{"step": step, "critic/score/mean": step / 10, "val/loss": loss} for step, loss in enumerate([1.0, 0.8, 1.2], start=1)]
+    rows = [
+        {"step": step, "critic/score/mean": step / 10, "val/loss": loss}
+        for step, loss in enumerate([1.0, 0.8, 1.2], start=1)
+    ]
     assert rung(Limits(validation_falls=0.4), rows) == [("validation_falls", 3, False)]
 
 
@@ -96,26 +156,39 @@ def test_a_resumed_run_rings_like_one_that_was_not_interrupted(tmp_path: Path) -
             tracker.log(int(row["step"]), {"actor/entropy": row["actor/entropy"]})
         tracker.finish("failed")
         alarms = Alarms(Limits(entropy_collapse=0.1), read_metrics(folder / "metrics.jsonl"))
-        later = [(alarm.name, alarm.step, alarm.over) for row in rows[stop:] for alarm in alarms.see(row)]
+        later = [
+            (alarm.name, alarm.step, alarm.over) for row in rows[stop:] for alarm in alarms.see(row)
+        ]
         assert later == [alarm for alarm in whole if alarm[1] > stop]
 
 
 def test_an_alarm_is_an_event_and_a_line_on_the_console(capsys) -> None:
     events: list[str] = []
     trackers = Trackers(
-        {"console": ConsoleTracker()}, lambda kind, **fields: events.append(json.dumps([kind, fields])), Patience(10, 1, 1, 1)
+        {"console": ConsoleTracker()},
+        lambda kind, **fields: events.append(json.dumps([kind, fields])),
+        Patience(10, 1, 1, 1),
     )
     trackers.alarms = Alarms(Limits(truncation=0.3))
     for step in range(1, 8):
         trackers.log(step, {"response_length/clip_ratio": 0.5 if step < 5 else 0.0})
-    kinds = [(kind, fields["step"], fields["name"], fields["value"]) for kind, fields in map(json.loads, events)]
+    kinds = [
+        (kind, fields["step"], fields["name"], fields["value"])
+        for kind, fields in map(json.loads, events)
+    ]
     assert kinds == [("alarm", 3, "truncation", 0.5), ("alarm_over", 7, "truncation", 0.0)]
     shown = [line for line in capsys.readouterr().err.splitlines() if line.startswith("alarm")]
-    assert shown[0].startswith("alarm: step 3: truncation: 50% of the answers reach data.max_response_length (a larger")
+    assert shown[0].startswith(
+        "alarm: step 3: truncation: 50% of the answers reach data.max_response_length (a larger"
+    )
     assert shown[1] == "alarm over: step 7: truncation is back at 0% of the answers"
 
 
 def test_every_alarm_has_a_key_and_a_default() -> None:
-    names = {key.removeprefix("trainer.alarms.") for key in base_settings() if key.startswith("trainer.alarms.")}
+    names = {
+        key.removeprefix("trainer.alarms.")
+        for key in base_settings()
+        if key.startswith("trainer.alarms.")
+    }
     names.add("rollout_mismatch")  # trainer.mismatch.warn
     assert names == {rule.name for rule in RULES} == set(Limits.__dataclass_fields__)

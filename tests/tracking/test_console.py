@@ -11,15 +11,15 @@ import pexpect
 import pyte
 import pytest
 
-from rlctl.tracking.panel import Panel
-from rlctl.tracking.summary import print_summary
+from rlctl.monitoring.final_summary import print_summary
+from rlctl.monitoring.panel import Panel
 
 ACC = "val-core/arithmetic/acc/mean@1"
 
 SCRIPT = """
 import sys, time
 from pathlib import Path
-from rlctl.tracking.alarms import Alarm
+from rlctl.monitoring.alarms import Alarm
 from rlctl.tracking.console import ConsoleTracker
 from rlctl.tracking.tracker import RunInfo
 tracker = ConsoleTracker()
@@ -44,13 +44,23 @@ tracker.finish("finished")
 
 
 def environment(**changes: str) -> dict[str, str]:
-    kept = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "FORCE_COLOR", "TERM", "COLUMNS", "LINES")}
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in ("NO_COLOR", "FORCE_COLOR", "TERM", "COLUMNS", "LINES")
+    }
     return kept | {"TERM": "xterm-256color"} | changes
 
 
 @pytest.mark.parametrize("extra", [{}, {"FORCE_COLOR": "1"}])
 def test_through_a_pipe_one_plain_line_a_step_on_stderr(extra):
-    done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=True, env=environment(**extra))
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=environment(**extra),
+    )
     assert done.stdout == "data\n" * 3
     lines = [line for line in done.stderr.splitlines() if line != "worker line"]
     assert [line.partition(" s] ")[2] for line in lines[:2]] == ["starting Ray", "building actor"]
@@ -58,13 +68,22 @@ def test_through_a_pipe_one_plain_line_a_step_on_stderr(extra):
     assert lines[2] == "step 0/3  val acc 25.0 % (first 25.0 %)"
     assert lines[3].startswith(f"step 1/3  reward 0.300  {figures}  eta ")
     assert lines[4].startswith(f"step 2/3  reward 0.600  {figures}  eta ")
-    assert re.sub(r"\x1b\[[\d;]*m", "", lines[5]) == "alarm: step 2: truncation (longer)"  # FORCE_COLOR makes it red
+    assert (
+        re.sub(r"\x1b\[[\d;]*m", "", lines[5]) == "alarm: step 2: truncation (longer)"
+    )  # FORCE_COLOR makes it red
     assert lines[6] == f"step 3/3  reward 0.900  val acc 75.0 % (first 25.0 %)  {figures}"
     assert len(lines) == 7
 
 
 def on_a_terminal(dimensions: tuple[int, int] = (30, 100), **changes: str) -> str:
-    child = pexpect.spawn(sys.executable, ["-c", SCRIPT], env=environment(**changes), encoding="utf-8", dimensions=dimensions, timeout=30)
+    child = pexpect.spawn(
+        sys.executable,
+        ["-c", SCRIPT],
+        env=environment(**changes),
+        encoding="utf-8",
+        dimensions=dimensions,
+        timeout=30,
+    )
     child.expect(pexpect.EOF)
     child.close()
     assert child.exitstatus == 0
@@ -92,7 +111,11 @@ def test_on_a_terminal_a_live_display_that_gives_the_cursor_back():
 
 @pytest.mark.parametrize("columns", [60, 100])
 def test_the_panel_shows_the_course_of_the_run(columns):
-    shown = [screen for screen in screens(on_a_terminal((30, columns)), 30, columns) if any("step 3/3" in line for line in screen)]
+    shown = [
+        screen
+        for screen in screens(on_a_terminal((30, columns)), 30, columns)
+        if any("step 3/3" in line for line in screen)
+    ]
     panel = {line.split()[0]: line for line in shown[0][-8:]}
     assert "━" in next(line for line in shown[0] if "step 3/3" in line)
     assert panel["reward"].split() == ["reward", "0.900", "▁▅█"]
@@ -105,7 +128,9 @@ def test_the_panel_shows_the_course_of_the_run(columns):
     assert "actor update 2" in time_line  # narrow, the rest is cut
     assert time_line.count("█") == (40 if columns > 90 else 12)
     assert panel["alarm"] == "alarm since step 2: truncation"
-    assert any(line.startswith("alarm: step 2: truncation") for line in shown[0])  # and above, where it stays
+    assert any(
+        line.startswith("alarm: step 2: truncation") for line in shown[0]
+    )  # and above, where it stays
     assert all(len(line) <= columns for line in shown[0])
 
 
@@ -133,9 +158,14 @@ def test_the_eta_is_the_pace_of_the_latest_steps_times_what_is_left():
 
 
 def test_the_summary(capsys):
-    rows = [{"step": 0, ACC: 0.25}, {"step": 1, "critic/score/mean": 0.25, "perf/total_num_tokens": 1500.0}]
+    rows = [
+        {"step": 0, ACC: 0.25},
+        {"step": 1, "critic/score/mean": 0.25, "perf/total_num_tokens": 1500.0},
+    ]
     rows += [{"step": 2, ACC: 0.75, "critic/score/mean": 0.75, "perf/total_num_tokens": 1500.0}]
-    print_summary("finished", Path("runs/p/r"), rows, 72.3, ["rlctl show r --samples", "rlctl runs"])
+    print_summary(
+        "finished", Path("runs/p/r"), rows, 72.3, ["rlctl show r --samples", "rlctl runs"]
+    )
     out, err = capsys.readouterr()
     assert out == ""
     assert [line.rstrip() for line in err.splitlines()] == [
@@ -150,4 +180,7 @@ def test_the_summary(capsys):
 
 def test_the_summary_of_a_run_that_failed_at_once(capsys):
     print_summary("failed", Path("runs/p/r"), [], 3.0, [])
-    assert [line.rstrip() for line in capsys.readouterr().err.splitlines()] == ["failed: 0 steps in 3.0 s", "  run  runs/p/r"]
+    assert [line.rstrip() for line in capsys.readouterr().err.splitlines()] == [
+        "failed: 0 steps in 3.0 s",
+        "  run  runs/p/r",
+    ]

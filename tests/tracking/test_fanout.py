@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 
 from rlctl.errors import ConfigError, ResourceError, RlctlError
+from rlctl.tracking.async_tracker import Patience
 from rlctl.tracking.fanout import Trackers, preflight
 from rlctl.tracking.jsonl import METRICS_FILE, JsonlTracker, read_metrics
-from rlctl.tracking.mirror import Patience
 from rlctl.tracking.tracker import RunInfo, Sample, Tracker
 
 SAMPLE = Sample("q", "a", "t", 1.0, {}, 1, "stop", "s")
@@ -68,7 +68,9 @@ def info(folder: Path) -> RunInfo:
 PATIENT = Patience(queue_size=100, start_s=10, call_s=10, finish_s=10)
 
 
-def trackers_of(trackers: Mapping[str, Tracker], events: Events | None = None, patience: Patience = PATIENT) -> Trackers:
+def trackers_of(
+    trackers: Mapping[str, Tracker], events: Events | None = None, patience: Patience = PATIENT
+) -> Trackers:
     return Trackers(trackers, events or Events(), patience)
 
 
@@ -86,7 +88,12 @@ def test_every_tracker_gets_everything_in_order_and_phases_only_if_it_shows_them
     trackers.log(1, {"x": 0.5})
     trackers.generations(1, [SAMPLE])
     trackers.finish("finished")
-    record = [("start", "name"), ("log", 1, {"x": 0.5}), ("generations", 1, [SAMPLE]), ("finish", "finished")]
+    record = [
+        ("start", "name"),
+        ("log", 1, {"x": 0.5}),
+        ("generations", 1, [SAMPLE]),
+        ("finish", "finished"),
+    ]
     assert plain.calls == record
     assert phased.calls == [("phase", "starting Ray"), ("phase", "building the actor"), *record]
 
@@ -116,14 +123,25 @@ def test_two_failures_are_forgiven_and_known(tmp_path, capsys):
     for step in range(1, 6):
         trackers.log(step, {})
     trackers.finish("finished")
-    assert weak.calls[1:] == [("log", 2, {}), ("log", 4, {}), ("log", 5, {}), ("finish", "finished")]
+    assert weak.calls[1:] == [
+        ("log", 2, {}),
+        ("log", 4, {}),
+        ("log", 5, {}),
+        ("finish", "finished"),
+    ]
     assert capsys.readouterr().err == ""
     ((kind, fields),) = events.seen
-    assert (kind, fields["steps"], fields["why"]) == ("tracker_missed", [(1, 1), (3, 3)], "log: ConnectionError: no route at 3")
+    assert (kind, fields["steps"], fields["why"]) == (
+        "tracker_missed",
+        [(1, 1), (3, 3)],
+        "log: ConnectionError: no route at 3",
+    )
 
 
 @pytest.mark.parametrize("hangs_in", ["log", "finish"])
-def test_a_tracker_that_hangs_for_ever_neither_stops_nor_holds_up_the_run(tmp_path, capsys, hangs_in):
+def test_a_tracker_that_hangs_for_ever_neither_stops_nor_holds_up_the_run(
+    tmp_path, capsys, hangs_in
+):
     class Hangs(Notebook):
         def log(self, step: int, metrics: Mapping[str, float]) -> None:
             threading.Event().wait(None if hangs_in == "log" and step == 2 else 0)
@@ -132,7 +150,11 @@ def test_a_tracker_that_hangs_for_ever_neither_stops_nor_holds_up_the_run(tmp_pa
             threading.Event().wait(None if hangs_in == "finish" else 0)
 
     events, healthy = Events(), Notebook()
-    trackers = trackers_of({"hangs": Hangs(), "healthy": healthy}, events, Patience(100, start_s=10, call_s=0.3, finish_s=0.6))
+    trackers = trackers_of(
+        {"hangs": Hangs(), "healthy": healthy},
+        events,
+        Patience(100, start_s=10, call_s=0.3, finish_s=0.6),
+    )
     trackers.start(info(tmp_path))
     began = time.monotonic()
     for step in (1, 2, 3):
@@ -141,8 +163,13 @@ def test_a_tracker_that_hangs_for_ever_neither_stops_nor_holds_up_the_run(tmp_pa
     trackers.finish("finished")
     assert time.monotonic() - began < 2
     assert healthy.calls[-1] == ("finish", "finished")
-    assert f"logger hangs is switched off: {hangs_in} hangs for more than 0.3 s" in capsys.readouterr().err
-    assert [fields["steps"] for kind, fields in events.seen if kind == "tracker_missed"] == [[(2, 3)] if hangs_in == "log" else []]
+    assert (
+        f"logger hangs is switched off: {hangs_in} hangs for more than 0.3 s"
+        in capsys.readouterr().err
+    )
+    assert [fields["steps"] for kind, fields in events.seen if kind == "tracker_missed"] == [
+        [(2, 3)] if hangs_in == "log" else []
+    ]
 
 
 def test_a_tracker_that_lags_too_far_behind_is_switched_off(tmp_path, capsys):
@@ -191,7 +218,7 @@ def test_an_error_at_the_start_passes_and_a_start_that_hangs_is_one(tmp_path):
 HANGS = """
 import atexit, sys, threading
 from rlctl.tracking.fanout import Trackers
-from rlctl.tracking.mirror import Patience
+from rlctl.tracking.async_tracker import Patience
 from rlctl.tracking.tracker import RunInfo
 class Hangs:
     def start(self, run): atexit.register(threading.Event().wait)
@@ -206,7 +233,9 @@ sys.exit(3)
 
 
 def test_a_tracker_that_hangs_does_not_keep_the_process_from_ending():
-    done = subprocess.run([sys.executable, "-c", HANGS], capture_output=True, text=True, timeout=40, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", HANGS], capture_output=True, text=True, timeout=40, check=False
+    )
     assert done.returncode == 3
     assert "logger hangs is switched off" in done.stderr
 
@@ -215,7 +244,7 @@ STEPS = """
 import sys
 from pathlib import Path
 from rlctl.tracking.fanout import Trackers
-from rlctl.tracking.mirror import Patience
+from rlctl.tracking.async_tracker import Patience
 from rlctl.tracking.tracker import RunInfo
 trackers = Trackers.load(["tensorboard"], lambda *_, **__: None, Patience(10000, 30, 30, 30))
 trackers.start(RunInfo("id", "project", "name", Path(sys.argv[1]), 10**6, {}))
@@ -226,11 +255,15 @@ for step in range(10**6):
 
 
 def test_kill_9_loses_no_step_of_the_record(tmp_path):
-    process = subprocess.Popen([sys.executable, "-c", STEPS, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [sys.executable, "-c", STEPS, str(tmp_path)], stdout=subprocess.PIPE, text=True
+    )
     assert process.stdout is not None
     said = [int(process.stdout.readline()) for _ in range(300)]
     process.kill()
-    said += [int(line) for line in process.stdout.read().splitlines(keepends=True) if line.endswith("\n")]
+    said += [
+        int(line) for line in process.stdout.read().splitlines(keepends=True) if line.endswith("\n")
+    ]
     process.wait()
     rows = read_metrics(tmp_path / METRICS_FILE)
     assert [row["step"] for row in rows] == list(range(len(rows)))
@@ -262,7 +295,9 @@ def test_a_tracker_is_told_first_what_it_lacks_and_all_of_it_in_a_new_history(tm
     missed = {"kind": "tracker_missed", "tracker": "weak", "steps": [[2, 2]]}
     (tmp_path / "events.jsonl").write_text(json.dumps(told) + "\n" + json.dumps(missed) + "\n")
     fresh, known, unnamed, weak, killed = Numbered(), Numbered(), Notebook(), Notebook(), Notebook()
-    again = trackers_of({"fresh": fresh, "known": known, "unnamed": unnamed, "weak": weak, "killed": killed})
+    again = trackers_of(
+        {"fresh": fresh, "known": known, "unnamed": unnamed, "weak": weak, "killed": killed}
+    )
     ids = again.start(replace(run, trackers={"known": "new", "fresh": "old"}, resume_step=2))
     again.log(3, {"x": 1.0})
     again.finish("finished")
@@ -347,7 +382,10 @@ def test_a_full_disk_under_a_real_logger_stops_only_that(tmp_path, capsys):
             trackers.log(step, {f"metric/{'x' * 100}": 1.0})
             time.sleep(0.01)
         trackers.finish("finished")
-    assert "logger tensorboard is switched off: 3 failures, the last in log: OSError: [Errno 27]" in capsys.readouterr().err
+    assert (
+        "logger tensorboard is switched off: 3 failures, the last in log: OSError: [Errno 27]"
+        in capsys.readouterr().err
+    )
     (ranges,) = [fields["steps"] for kind, fields in events.seen if kind == "tracker_missed"]
     assert 0 < ranges[0][0] < ranges[-1][1] == 39
 
@@ -359,7 +397,11 @@ def test_a_full_disk_under_the_record_stops_nothing_and_loses_nothing(tmp_path, 
     with files_of_at_most((tmp_path / METRICS_FILE).stat().st_size + 7):  # room for a part of a row
         trackers.log(2, {"x": 2.0})
         trackers.log(3, {"x": 3.0})
-        assert [json.loads(line)["step"] for line in (tmp_path / METRICS_FILE).read_text().splitlines()] == [1]
+        assert [
+            json.loads(line)["step"] for line in (tmp_path / METRICS_FILE).read_text().splitlines()
+        ] == [1]
     trackers.finish("finished")
-    assert read_metrics(tmp_path / METRICS_FILE) == [{"step": step, "x": float(step)} for step in (1, 2, 3)]
+    assert read_metrics(tmp_path / METRICS_FILE) == [
+        {"step": step, "x": float(step)} for step in (1, 2, 3)
+    ]
     assert capsys.readouterr().err.count("the run's record cannot be written") == 1

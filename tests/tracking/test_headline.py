@@ -4,14 +4,16 @@ import math
 
 import pytest
 
-from rlctl.tracking.headline import Headline, figure, validation_metric
-from rlctl.tracking.text import ago, count, duration, percent_or_number, sparkline
+from rlctl.monitoring.run_summary import Headline, figure, validation_metric
+from rlctl.monitoring.text import ago, count, duration, percent_or_number, sparkline
 
 ACC, REWARD = "val-core/openai/gsm8k/acc/mean@1", "val-core/openai/gsm8k/reward/mean@1"
 
 
 def test_an_accuracy_is_preferred_to_a_reward_whatever_the_order():
-    assert validation_metric({"step": 1, "val-aux/x/acc/mean@1": 0.1, REWARD: 0.5, ACC: 0.25}) == ACC
+    assert (
+        validation_metric({"step": 1, "val-aux/x/acc/mean@1": 0.1, REWARD: 0.5, ACC: 0.25}) == ACC
+    )
     assert validation_metric({REWARD: 0.5, "val-core/x/acc/maj@8/mean": 0.9}) == REWARD
     assert validation_metric({"critic/score/mean": 0.5}) is None
 
@@ -25,11 +27,15 @@ def test_the_headline_of_a_run():
         {"step": 4, "timing_s/step": 1.5, ACC: 0.75},
         {"step": 5, ACC: 0.5},
     ]
-    assert Headline.of(rows) == Headline(step=5, metric=ACC, first=0.25, last=0.5, best=0.75, best_step=2, seconds=6.5, tokens=2200)
+    assert Headline.of(rows) == Headline(
+        step=5, metric=ACC, first=0.25, last=0.5, best=0.75, best_step=2, seconds=6.5, tokens=2200
+    )
 
 
 def test_of_a_loss_the_lowest_is_the_best():
-    head = Headline.of([{"step": 1, "val/loss": 2.0}, {"step": 2, "val/loss": 1.0}, {"step": 3, "val/loss": 1.5}])
+    head = Headline.of(
+        [{"step": 1, "val/loss": 2.0}, {"step": 2, "val/loss": 1.0}, {"step": 3, "val/loss": 1.5}]
+    )
     assert (head.first, head.last, head.best, head.best_step) == (2.0, 1.5, 1.0, 2)
 
 
@@ -45,13 +51,27 @@ def test_a_figure_is_the_first_name_that_the_row_has_if_finite():
 
 @pytest.mark.parametrize(
     ("seconds", "text"),
-    [(0.04, "0.0 s"), (59.94, "59.9 s"), (59.96, "1m 00s"), (60, "1m 00s"), (3599.6, "1h 00m"), (7500, "2h 05m"), (273600, "3d 4h")],
+    [
+        (0.04, "0.0 s"),
+        (59.94, "59.9 s"),
+        (59.96, "1m 00s"),
+        (60, "1m 00s"),
+        (3599.6, "1h 00m"),
+        (7500, "2h 05m"),
+        (273600, "3d 4h"),
+    ],
 )
 def test_durations(seconds, text):
     assert duration(seconds) == text
 
 
-AGES = [(5, "just now"), (60, "1 min ago"), (7300, "2 h ago"), (90000, "25 h ago"), (180000, "2 days ago")]
+AGES = [
+    (5, "just now"),
+    (60, "1 min ago"),
+    (7300, "2 h ago"),
+    (90000, "25 h ago"),
+    (180000, "2 days ago"),
+]
 
 
 @pytest.mark.parametrize(("seconds", "text"), AGES)
@@ -59,7 +79,14 @@ def test_ago(seconds, text):
     assert ago(seconds) == text
 
 
-COUNTS = [(0, "0"), (950, "950"), (12345.6, "12.3k"), (999_900, "1M"), (4_560_000, "4.56M"), (2.5e9, "2.5G")]
+COUNTS = [
+    (0, "0"),
+    (950, "950"),
+    (12345.6, "12.3k"),
+    (999_900, "1M"),
+    (4_560_000, "4.56M"),
+    (2.5e9, "2.5G"),
+]
 
 
 @pytest.mark.parametrize(("number", "text"), COUNTS)

@@ -36,12 +36,16 @@ def test_floats_read_back_as_the_same_bits(tmp_path_factory, values):
     for step, value in enumerate(values):
         tracker.log(step, {"x": value})
     tracker.finish("finished")
-    assert [bits(row["x"]) for row in read_metrics(folder / "metrics.jsonl")] == [bits(value) for value in values]
+    assert [bits(row["x"]) for row in read_metrics(folder / "metrics.jsonl")] == [
+        bits(value) for value in values
+    ]
 
 
 def test_a_line_holds_the_step_first_then_the_metrics_in_their_order(tmp_path):
     started(tmp_path).log(3, {"b": 0.1, "a": 7, "timing_s/step": 1e-9})
-    assert (tmp_path / "metrics.jsonl").read_text() == '{"step": 3, "b": 0.1, "a": 7, "timing_s/step": 1e-09}\n'
+    assert (
+        tmp_path / "metrics.jsonl"
+    ).read_text() == '{"step": 3, "b": 0.1, "a": 7, "timing_s/step": 1e-09}\n'
 
 
 def test_numpy_scalars_become_numbers(tmp_path):
@@ -53,7 +57,9 @@ def test_numpy_scalars_become_numbers(tmp_path):
 
 def test_what_json_has_no_word_for_is_null_and_reads_as_nan(tmp_path):
     started(tmp_path).log(1, {"nan": math.nan, "inf": -math.inf, "fine": 1.0})
-    assert (tmp_path / "metrics.jsonl").read_text() == '{"step": 1, "nan": null, "inf": null, "fine": 1.0}\n'
+    assert (
+        tmp_path / "metrics.jsonl"
+    ).read_text() == '{"step": 1, "nan": null, "inf": null, "fine": 1.0}\n'
     row = read_metrics(tmp_path / "metrics.jsonl")[0]
     assert math.isnan(row["nan"])
     assert math.isnan(row["inf"])
@@ -91,7 +97,9 @@ for step in range(1, 10**9):
 
 
 def test_kill_9_loses_at_most_the_line_that_was_being_written(tmp_path):
-    writer = subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    writer = subprocess.Popen(
+        [sys.executable, "-c", WRITER, str(tmp_path)], stdout=subprocess.PIPE, text=True
+    )
     assert writer.stdout is not None
     writer.stdout.readline()
     time.sleep(0.3)
@@ -99,14 +107,18 @@ def test_kill_9_loses_at_most_the_line_that_was_being_written(tmp_path):
     told = [1, *(int(line) for line in writer.stdout.read().split())]
     writer.wait()
     rows = read_metrics(tmp_path / "metrics.jsonl")
-    assert [row["step"] for row in rows[: len(told)]] == told  # every step that was reported is there
+    assert [
+        row["step"] for row in rows[: len(told)]
+    ] == told  # every step that was reported is there
     assert len(rows) <= len(told) + 1
     assert rows[-1]["metric/59"] == rows[-1]["step"] / 3 + 59
 
 
 def test_samples_read_back_equal(tmp_path):
     samples = [
-        Sample("1 + 1 = ?\n", "#### 2", "2", 1.0, {"acc": 1.0, "format": 0.5}, 4, "stop", "arithmetic"),
+        Sample(
+            "1 + 1 = ?\n", "#### 2", "2", 1.0, {"acc": 1.0, "format": 0.5}, 4, "stop", "arithmetic"
+        ),
         Sample("für €", "", ["2", "two"], 0.0, {}, 0, "length", "arithmetic"),
     ]
     tracker = started(tmp_path)
@@ -114,10 +126,17 @@ def test_samples_read_back_equal(tmp_path):
     path = generations_file(tmp_path, 20)
     assert path == tmp_path / "generations" / "step_000020.jsonl"
     assert read_generations(path) == samples
-    assert [file.name for file in path.parent.iterdir()] == [path.name]  # nothing half-written beside it
+    assert [file.name for file in path.parent.iterdir()] == [
+        path.name
+    ]  # nothing half-written beside it
 
 
-VERDICTS = [({"acc": 1.0}, 0.0, True), ({"acc": 0.0}, 1.0, False), ({}, 1.0, True), ({}, 0.1, False)]
+VERDICTS = [
+    ({"acc": 1.0}, 0.0, True),
+    ({"acc": 0.0}, 1.0, False),
+    ({}, 1.0, True),
+    ({}, 0.1, False),
+]
 
 
 @pytest.mark.parametrize(("components", "score", "right"), VERDICTS)

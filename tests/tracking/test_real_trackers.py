@@ -28,11 +28,24 @@ def in_a_home(folder: Path) -> dict[str, str]:
     return {name: os.environ[name] for name in ("PATH", "TMPDIR")} | {"HOME": str(folder)}
 
 
-def attempt(folder: Path, *arguments: object, ids: dict[str, str] | None = None, **environment: str) -> Any:
+def attempt(
+    folder: Path, *arguments: object, ids: dict[str, str] | None = None, **environment: str
+) -> Any:
     """What `tests.tracking.real` prints, and nothing else on stdout."""
-    environment |= in_a_home(folder) | {"TRACKIO_DIR": str(folder / "trackio"), "IDS": json.dumps(ids or {})}
+    environment |= in_a_home(folder) | {
+        "TRACKIO_DIR": str(folder / "trackio"),
+        "IDS": json.dumps(ids or {}),
+    }
     command = [sys.executable, "-m", "tests.tracking.real", *map(str, arguments)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, cwd=Path(__file__).parents[2], check=False)
+    done = subprocess.run(
+        command,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        cwd=Path(__file__).parents[2],
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
@@ -46,17 +59,26 @@ def kept(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     metrics.write_text("".join(metrics.read_text().splitlines(keepends=True)[: CHECKPOINT + 1]))
     second = attempt(folder, "write", folder, CHECKPOINT + 1, LAST, CHECKPOINT, ids=first)
     rows = {int(each["step"]): each for each in read_metrics(metrics)}
-    return {"ids": (first, second), "rows": rows, "run": metrics.parent, **attempt(folder, "read", metrics.parent)}
+    return {
+        "ids": (first, second),
+        "rows": rows,
+        "run": metrics.parent,
+        **attempt(folder, "read", metrics.parent),
+    }
 
 
-def expected(rename: tuple[str, str] = ("", ""), single: bool = False) -> dict[str, dict[str, float]]:
+def expected(
+    rename: tuple[str, str] = ("", ""), single: bool = False
+) -> dict[str, dict[str, float]]:
     """Every finite metric of the whole run; with `single` as 32-bit floats. Steps are text, as JSON has them."""
     curves: dict[str, dict[str, float]] = {}
     for step in range(LAST + 1):
         for name, value in row(step).items():
             if math.isfinite(value):
                 number = struct.unpack("f", struct.pack("f", value))[0] if single else value
-                curves.setdefault(name.replace(*rename) if rename[0] else name, {})[str(step)] = number
+                curves.setdefault(name.replace(*rename) if rename[0] else name, {})[str(step)] = (
+                    number
+                )
     return curves
 
 
@@ -94,23 +116,61 @@ def over_the_training_step(lines: Iterable[dict[str, Any]]) -> dict[str, dict[st
 
 def test_wandb_has_one_run_of_two_parts_over_the_training_step(kept):
     for part in kept["wandb"]:
-        (opened,) = [each["run"] for each in part if each["type"] == "run" and "display_name" in each["run"]]
-        assert (opened["run_id"], opened["project"], opened["display_name"], opened["notes"]) == ("abc123", "house", "first", "a house")
+        (opened,) = [
+            each["run"] for each in part if each["type"] == "run" and "display_name" in each["run"]
+        ]
+        assert (opened["run_id"], opened["project"], opened["display_name"], opened["notes"]) == (
+            "abc123",
+            "house",
+            "first",
+            "a house",
+        )
         axes = [each["metric"] for each in part if each["type"] == "metric"]
         assert any(axis.get("glob_name") == "*" and axis["step_metric"] == STEP for axis in axes)
-    lines = [each["history"]["item"] for part in kept["wandb"] for each in part if each["type"] == "history"]
+    lines = [
+        each["history"]["item"]
+        for part in kept["wandb"]
+        for each in part
+        if each["type"] == "history"
+    ]
     assert over_the_training_step(lines) == expected()
-    assert any(each["type"] == "artifact" and each["artifact"]["type"] == "config" for each in kept["wandb"][0])
-    tables = [path for part in kept["wandb"] for each in part if each["type"] == "files" for path in each["files"]["files"]]
-    assert sum("val/generations" in json.dumps(table) for table in tables) == 5  # steps 0, 2, 4 and again 4, 6, each with its rows only
+    assert any(
+        each["type"] == "artifact" and each["artifact"]["type"] == "config"
+        for each in kept["wandb"][0]
+    )
+    tables = [
+        path
+        for part in kept["wandb"]
+        for each in part
+        if each["type"] == "files"
+        for path in each["files"]["files"]
+    ]
+    assert (
+        sum("val/generations" in json.dumps(table) for table in tables) == 5
+    )  # steps 0, 2, 4 and again 4, 6, each with its rows only
 
 
 def test_wandb_sync_joins_the_parts_under_one_id(kept):
     """`wandb sync` in earnest, with a stand-in for the server: the second part goes on behind the first one."""
     with wandb_server() as (address, runs):
-        command = [str(Path(sys.executable).parent / "wandb"), "sync", *map(str, kept["run"].glob("wandb/offline-run-*"))]
-        environment = in_a_home(kept["run"]) | {"WANDB_API_KEY": "k" * 40, "WANDB_BASE_URL": address}
-        done = subprocess.run(command, cwd=kept["run"], env=environment, capture_output=True, text=True, timeout=60, check=False)
+        command = [
+            str(Path(sys.executable).parent / "wandb"),
+            "sync",
+            *map(str, kept["run"].glob("wandb/offline-run-*")),
+        ]
+        environment = in_a_home(kept["run"]) | {
+            "WANDB_API_KEY": "k" * 40,
+            "WANDB_BASE_URL": address,
+        }
+        done = subprocess.run(
+            command,
+            cwd=kept["run"],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
     assert list(runs) == ["abc123"], done.stderr
     lines = [line for _, line in sorted(runs["abc123"].items())]
     assert [line["_step"] for line in lines] == list(range(len(lines)))
@@ -120,13 +180,25 @@ def test_wandb_sync_joins_the_parts_under_one_id(kept):
 def two_attempts(folder: Path, logger: str, **environment: str) -> None:
     """Online, the second one as after a kill: it goes on behind the checkpoint, under the same id."""
     first = attempt(folder, "write", folder, 0, 5, 0, LOGGERS=logger, **environment)
-    second = attempt(folder, "write", folder, CHECKPOINT + 1, LAST, CHECKPOINT, ids=first, LOGGERS=logger, **environment)
+    second = attempt(
+        folder,
+        "write",
+        folder,
+        CHECKPOINT + 1,
+        LAST,
+        CHECKPOINT,
+        ids=first,
+        LOGGERS=logger,
+        **environment,
+    )
     assert first == second == {logger: "abc123"}
 
 
 def test_wandb_online_goes_on_with_its_run(tmp_path):
     with wandb_server() as (address, runs):
-        two_attempts(tmp_path, "wandb", WANDB_MODE="online", WANDB_API_KEY="k" * 40, WANDB_BASE_URL=address)
+        two_attempts(
+            tmp_path, "wandb", WANDB_MODE="online", WANDB_API_KEY="k" * 40, WANDB_BASE_URL=address
+        )
     lines = [line for _, line in sorted(runs["abc123"].items())]
     assert [line["_step"] for line in lines] == list(range(len(lines)))
     assert [line[STEP] for line in lines if "lr" in line] == [0, 1, 2, 3, 4, 5, 4, 5, 6, 7]
@@ -139,7 +211,9 @@ def test_swanlab_online_goes_on_with_its_experiment(tmp_path):
         hosts = {"SWANLAB_API_HOST": address, "SWANLAB_WEB_HOST": address}
         two_attempts(tmp_path, "swanlab", SWANLAB_MODE="online", SWANLAB_API_KEY="k" * 21, **hosts)
     kept = experiments["abc123"]
-    assert {name: {str(step): value for step, value in points} for name, points in kept.curves.items()} == expected()
+    assert {
+        name: {str(step): value for step, value in points} for name, points in kept.curves.items()
+    } == expected()
     assert [step for step, _ in kept.curves["lr"]] == list(range(LAST + 1))
     assert (kept.media, kept.state) == ({"val/generations": [0, 2, 4, 6]}, "FINISHED")
 
@@ -182,20 +256,44 @@ except RlctlError as error:
     [
         (["wandb"], {}, "offline: no key"),
         (["wandb", "online"], {}, "ConfigError W&B's online mode needs a key"),
-        (["wandb"], {"WANDB_API_KEY": "k" * 40, "WANDB_BASE_URL": "http://127.0.0.1:9"}, "offline: http://127.0.0.1:9 does not answer"),
-        (["wandb", "online"], {"WANDB_API_KEY": "k" * 40, "WANDB_BASE_URL": "http://127.0.0.1:9"}, "ResourceError W&B's server"),
+        (
+            ["wandb"],
+            {"WANDB_API_KEY": "k" * 40, "WANDB_BASE_URL": "http://127.0.0.1:9"},
+            "offline: http://127.0.0.1:9 does not answer",
+        ),
+        (
+            ["wandb", "online"],
+            {"WANDB_API_KEY": "k" * 40, "WANDB_BASE_URL": "http://127.0.0.1:9"},
+            "ResourceError W&B's server",
+        ),
         (["wandb"], {"WANDB_MODE": "dryrun"}, "ConfigError WANDB_MODE=dryrun is no mode"),
-        (["swanlab"], {"SWANLAB_API_KEY": "k" * 21, "SWANLAB_API_HOST": "http://127.0.0.1:9"}, "offline: http://127.0.0.1:9"),
+        (
+            ["swanlab"],
+            {"SWANLAB_API_KEY": "k" * 21, "SWANLAB_API_HOST": "http://127.0.0.1:9"},
+            "offline: http://127.0.0.1:9",
+        ),
         (["swanlab"], {"SWANLAB_MODE": "cloud"}, "ConfigError SwanLab's online mode needs a key"),
         (["swanlab", "local"], {}, "MissingExtraError SwanLab's local mode needs its dashboard"),
         (["swanlab"], {"SWANLAB_PROJECT": "house"}, "ConfigError SwanLab cannot read its settings"),
-        (["mlflow"], {"MLFLOW_TRACKING_URI": "http://127.0.0.1:9"}, "ResourceError MLflow's server http://127.0.0.1 does not answer"),
+        (
+            ["mlflow"],
+            {"MLFLOW_TRACKING_URI": "http://127.0.0.1:9"},
+            "ResourceError MLflow's server http://127.0.0.1 does not answer",
+        ),
         (["mlflow"], {}, "local"),
     ],
 )
 def test_what_cannot_start_is_known_before_and_nothing_asks(tmp_path, arguments, environment, said):
     command = [sys.executable, "-c", MODES, *arguments]
     environment = in_a_home(tmp_path) | environment
-    done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        command,
+        env=environment,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
     assert done.stdout.startswith(said), done.stdout + done.stderr
     assert not [path for path in tmp_path.iterdir() if not path.name.startswith(".")]

@@ -25,7 +25,13 @@ def run(folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith("SWANLAB_")}
     command = [sys.executable, "-c", SCRIPT, str(folder)]
     return subprocess.run(
-        command, env=kept | {"HOME": str(folder)} | environment, cwd=folder, capture_output=True, text=True, timeout=60, check=False
+        command,
+        env=kept | {"HOME": str(folder)} | environment,
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
     )
 
 
@@ -40,7 +46,11 @@ def test_without_a_key_it_is_offline_and_asks_nothing(tmp_path: Path) -> None:
     written = records(tmp_path)
     assert b"critic/score/mean" in written
     assert b"val/generations" in written
-    texts = [path.read_text() for path in tmp_path.glob("swanlog/run-*/**/*") if path.suffix in (".txt", ".md", ".json")]
+    texts = [
+        path.read_text()
+        for path in tmp_path.glob("swanlog/run-*/**/*")
+        if path.suffix in (".txt", ".md", ".json")
+    ]
     assert any("two #### 2" in text for text in texts) or b"two #### 2" in written
 
 

@@ -18,14 +18,16 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 METRIC = "val-core/openai/gsm8k/acc/mean@1"
-DASHBOARD = ["swanlab[dashboard]==0.10.3"]  # brings an older rich than rlctl's, so that it cannot share its environment
+DASHBOARD = [
+    "swanlab[dashboard]==0.10.3"
+]  # brings an older rich than rlctl's, so that it cannot share its environment
 
 RUN = f"""
 import sys
 from pathlib import Path
 from rlctl.tracking.fanout import Trackers
 from rlctl.tracking.jsonl import JsonlTracker
-from rlctl.tracking.mirror import Patience
+from rlctl.tracking.async_tracker import Patience
 from rlctl.tracking.swanlab import SwanLabTracker
 from rlctl.tracking.tracker import RunInfo, Sample
 
@@ -50,10 +52,28 @@ for first, last, resume_step in ((0, 3, 0), (3, 5, 2)):
 def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The interpreter of an environment with SwanLab's dashboard."""
     place = tmp_path_factory.mktemp("dashboard") / "venv"
-    links = ["--find-links", os.environ["PIP_FIND_LINKS"]] if os.environ.get("PIP_FIND_LINKS") else []
-    install = ["pip", "install", "--quiet", "--prerelease", "allow", "--python", str(place / "bin" / "python"), *links, *DASHBOARD]
+    links = (
+        ["--find-links", os.environ["PIP_FIND_LINKS"]] if os.environ.get("PIP_FIND_LINKS") else []
+    )
+    install = [
+        "pip",
+        "install",
+        "--quiet",
+        "--prerelease",
+        "allow",
+        "--python",
+        str(place / "bin" / "python"),
+        *links,
+        *DASHBOARD,
+    ]
     for arguments in (["venv", "--quiet", "--python", sys.executable, str(place)], install):
-        done = subprocess.run([sys.executable, "-m", "uv", *arguments], capture_output=True, text=True, timeout=280, check=False)
+        done = subprocess.run(
+            [sys.executable, "-m", "uv", *arguments],
+            capture_output=True,
+            text=True,
+            timeout=280,
+            check=False,
+        )
         assert done.returncode == 0, done.stderr
     return place / "bin" / "python"
 
@@ -63,15 +83,36 @@ def watch(python: Path, tmp_path: Path) -> Iterator[str]:
     """The address of a dashboard that shows a resumed run."""
     environment = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
-        [str(python), "-c", RUN, str(tmp_path)], env=environment, capture_output=True, text=True, timeout=120, cwd=tmp_path, check=False
+        [str(python), "-c", RUN, str(tmp_path)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        cwd=tmp_path,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("local: no key")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    command = [str(python.parent / "swanlab"), "watch", str(tmp_path / "house" / "swanlog"), "-h", "127.0.0.1", "-p", str(port)]
-    server = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=tmp_path)
+    command = [
+        str(python.parent / "swanlab"),
+        "watch",
+        str(tmp_path / "house" / "swanlog"),
+        "-h",
+        "127.0.0.1",
+        "-p",
+        str(port),
+    ]
+    server = subprocess.Popen(
+        command,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        cwd=tmp_path,
+    )
     try:
         yield f"http://127.0.0.1:{port}/api/v1"
     finally:
@@ -98,10 +139,14 @@ def get(address: str) -> Any:
 @pytest.mark.timeout(600)
 def test_swanlab_watch_shows_a_resumed_run_as_one_curve(watch):
     project = get(f"{watch}/project")
-    assert len(project["experiments"]) == 2  # local mode cannot go on with an experiment: the second one has the whole history
+    assert (
+        len(project["experiments"]) == 2
+    )  # local mode cannot go on with an experiment: the second one has the whole history
     newest = max(experiment["id"] for experiment in project["experiments"])
     curve = get(f"{watch}/experiment/{newest}/tag/{quote(METRIC, safe='')}")["list"]
-    assert [(int(point["index"]), point["data"]) for point in curve] == [(step, step / 8) for step in range(6)]
+    assert [(int(point["index"]), point["data"]) for point in curve] == [
+        (step, step / 8) for step in range(6)
+    ]
     answers = get(f"{watch}/experiment/{newest}/tag/{quote('val/generations', safe='')}")["list"]
     assert [int(point["index"]) for point in answers] == list(range(6))
     assert get(f"{watch}/experiment/{newest}/summary")  # NaN would make it fail

@@ -20,48 +20,110 @@ EXAMPLE = ROOT / "docs" / "examples" / "diary"
 def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """With the example's package on the path; its metadata are what an installer writes."""
     place = tmp_path_factory.mktemp("site")
-    installer = [sys.executable, "-m", "uv", "pip", "install", "--quiet", "--no-deps", "--target", str(place)]
-    done = subprocess.run([*installer, str(EXAMPLE)], capture_output=True, text=True, timeout=120, check=False)
+    installer = [
+        sys.executable,
+        "-m",
+        "uv",
+        "pip",
+        "install",
+        "--quiet",
+        "--no-deps",
+        "--target",
+        str(place),
+    ]
+    done = subprocess.run(
+        [*installer, str(EXAMPLE)], capture_output=True, text=True, timeout=120, check=False
+    )
     assert done.returncode == 0, done.stderr
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("RLCTL_", "WANDB_", "SWANLAB_"))}
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("RLCTL_", "WANDB_", "SWANLAB_"))
+    }
     return kept | {"PYTHONPATH": str(place), "HOME": str(place)}
 
 
-def rlctl(environment: dict[str, str], folder: Path, *arguments: str, process: bool = True) -> subprocess.CompletedProcess[str]:
+def rlctl(
+    environment: dict[str, str], folder: Path, *arguments: str, process: bool = True
+) -> subprocess.CompletedProcess[str]:
     if not process:
         return completed(list(arguments), folder, environment, 200)
     command = [sys.executable, "-m", "rlctl", *arguments]
-    return subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True, timeout=200, check=False)
+    return subprocess.run(
+        command,
+        env=environment,
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
 
 
 def test_it_is_listed_with_its_package(environment, tmp_path):
     done = rlctl(environment, tmp_path, "loggers", "--json")
     assert done.returncode == 0, done.stderr
     found = {each["name"]: each for each in json.loads(done.stdout)}
-    assert found["diary"] == {"name": "diary", "package": "rlctl-diary", "state": "ready", "message": "", "remedy": None}
-    assert {"console", "jsonl", "swanlab", "wandb", "tensorboard", "mlflow", "trackio"} <= set(found)
+    assert found["diary"] == {
+        "name": "diary",
+        "package": "rlctl-diary",
+        "state": "ready",
+        "message": "",
+        "remedy": None,
+    }
+    assert {"console", "jsonl", "swanlab", "wandb", "tensorboard", "mlflow", "trackio"} <= set(
+        found
+    )
     assert found["wandb"]["message"].startswith("offline: no key")
 
 
 def test_a_run_writes_to_it_and_later_sends_another_what_it_never_had(environment, tmp_path):
-    settings = ["trainer.total_training_steps=3", "trainer.test_freq=2", "trainer.log_val_generations=2", "trainer.num_threads=1"]
-    done = rlctl(environment, tmp_path, "train", "ppo", "--inline", "--name", "one", "-l", "diary", *settings, process=False)
+    settings = [
+        "trainer.total_training_steps=3",
+        "trainer.test_freq=2",
+        "trainer.log_val_generations=2",
+        "trainer.num_threads=1",
+    ]
+    done = rlctl(
+        environment,
+        tmp_path,
+        "train",
+        "ppo",
+        "--inline",
+        "--name",
+        "one",
+        "-l",
+        "diary",
+        *settings,
+        process=False,
+    )
     assert done.returncode == 0, done.stderr
     run = tmp_path / "runs" / "quickstart" / "one"
     lines = (run / "diary.txt").read_text().splitlines()
     assert (lines[0], lines[-1]) == ("quickstart/one: 3 steps", "finished")
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     told = [line.split() for line in lines if line.startswith("step ") and "answers" not in line]
-    assert [len(words) - 2 for words in told] == [len([value for value in row.values() if value is not None]) - 1 for row in rows]
+    assert [len(words) - 2 for words in told] == [
+        len([value for value in row.values() if value is not None]) - 1 for row in rows
+    ]
     assert json.loads((run / "run.json").read_text())["trackers"] == {"diary": "diary.txt"}
-    assert "nothing is missing" in rlctl(environment, tmp_path, "runs", "sync", "one", "-l", "diary", process=False).stderr
-    again = rlctl(environment, tmp_path, "runs", "sync", "one", "-l", "tensorboard", "--json", process=False)
+    assert (
+        "nothing is missing"
+        in rlctl(environment, tmp_path, "runs", "sync", "one", "-l", "diary", process=False).stderr
+    )
+    again = rlctl(
+        environment, tmp_path, "runs", "sync", "one", "-l", "tensorboard", "--json", process=False
+    )
     assert again.returncode == 0, again.stderr
-    assert json.loads(again.stdout) == [{"logger": "tensorboard", "id": "tensorboard", "num_steps": len(rows), "anew": True}]
+    assert json.loads(again.stdout) == [
+        {"logger": "tensorboard", "id": "tensorboard", "num_steps": len(rows), "anew": True}
+    ]
     assert list((run / "tensorboard").glob("events*"))
 
 
-def test_a_logger_whose_package_is_missing_is_exit_code_6_with_the_command_that_installs_it(environment, tmp_path):
+def test_a_logger_whose_package_is_missing_is_exit_code_6_with_the_command_that_installs_it(
+    environment, tmp_path
+):
     blocker = tmp_path / "block"
     blocker.mkdir()
     (blocker / "sitecustomize.py").write_text("import sys\nsys.modules['wandb'] = None\n")
@@ -70,5 +132,11 @@ def test_a_logger_whose_package_is_missing_is_exit_code_6_with_the_command_that_
     assert done.returncode == 6
     assert "pip install 'rlctl[wandb]'" in done.stderr
     assert not (tmp_path / "runs" / "quickstart").exists()
-    listed = {each["name"]: each for each in json.loads(rlctl(blocked, tmp_path, "loggers", "--json").stdout)}
-    assert (listed["wandb"]["state"], listed["wandb"]["remedy"]) == ("not installed", "pip install 'rlctl[wandb]'")
+    listed = {
+        each["name"]: each
+        for each in json.loads(rlctl(blocked, tmp_path, "loggers", "--json").stdout)
+    }
+    assert (listed["wandb"]["state"], listed["wandb"]["remedy"]) == (
+        "not installed",
+        "pip install 'rlctl[wandb]'",
+    )

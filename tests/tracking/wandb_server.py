@@ -24,28 +24,64 @@ class _Handler(BaseHTTPRequestHandler):
         body = self.rfile.read(int(self.headers["Content-Length"]))
         if not self.path.endswith(("/graphql", "/file_stream")):
             return self._answer({})
-        asked = json.loads(gzip.decompress(body) if self.headers.get("Content-Encoding") == "gzip" else body)
+        asked = json.loads(
+            gzip.decompress(body) if self.headers.get("Content-Encoding") == "gzip" else body
+        )
         if self.path == "/graphql":
             name = re.search(r"(?:query|mutation) (\w+)", asked["query"])
-            return self._answer(self._graphql(name.group(1) if name else "", asked.get("variables") or {}))
+            return self._answer(
+                self._graphql(name.group(1) if name else "", asked.get("variables") or {})
+            )
         chunk = asked.get("files", {}).get("wandb-history.jsonl", {"offset": 0, "content": []})
-        self.runs[self.path.split("/")[-2]].update(enumerate(map(json.loads, chunk["content"]), start=chunk["offset"]))
+        self.runs[self.path.split("/")[-2]].update(
+            enumerate(map(json.loads, chunk["content"]), start=chunk["offset"])
+        )
         return self._answer({"exitcode": None, "limits": {}})
 
     def _graphql(self, name: str, variables: dict[str, Any]) -> dict[str, Any]:
         run = variables.get("name", "")
         if name == "RunResumeStatus" and run in self.runs:
             lines = self.runs[run]
-            told = {"historyLineCount": len(lines), "logLineCount": 0, "eventsLineCount": 0, "eventsTail": "[]", "summaryMetrics": "{}"}
+            told = {
+                "historyLineCount": len(lines),
+                "logLineCount": 0,
+                "eventsLineCount": 0,
+                "eventsTail": "[]",
+                "summaryMetrics": "{}",
+            }
             tail = json.dumps([json.dumps(lines[max(lines)])] if lines else [])
-            bucket = {"id": "b", "name": run, "config": "{}", "tags": [], "wandbConfig": '{"t":1}', "historyTail": tail, **told}
+            bucket = {
+                "id": "b",
+                "name": run,
+                "config": "{}",
+                "tags": [],
+                "wandbConfig": '{"t":1}',
+                "historyTail": tail,
+                **told,
+            }
             return {"data": {"model": {**_PROJECT, "bucket": bucket}}}
         if name == "RunResumeStatus":
             return {"data": {"model": None}}
         if name == "Viewer":
-            return {"data": {"viewer": {"id": "me", "username": "me", "entity": "me", "flags": "{}", "teams": {"edges": []}}}}
+            return {
+                "data": {
+                    "viewer": {
+                        "id": "me",
+                        "username": "me",
+                        "entity": "me",
+                        "flags": "{}",
+                        "teams": {"edges": []},
+                    }
+                }
+            }
         if name == "UpsertBucket":
-            bucket = {"id": "b", "name": run, "config": "{}", "historyLineCount": len(self.runs.setdefault(run, {})), "project": _PROJECT}
+            bucket = {
+                "id": "b",
+                "name": run,
+                "config": "{}",
+                "historyLineCount": len(self.runs.setdefault(run, {})),
+                "project": _PROJECT,
+            }
             return {"data": {"upsertBucket": {"bucket": bucket, "inserted": True}}}
         return {"data": None, "errors": [{"message": f"{name} is not known here"}]}
 

@@ -9,10 +9,19 @@ class Diary:
         return "diary.txt"
 
     def log(self, step, metrics):
-        print(f"step {step}:", *(f"{name}={value:g}" for name, value in sorted(metrics.items())), file=self.file, flush=True)
+        print(
+            f"step {step}:",
+            *(f"{name}={value:g}" for name, value in sorted(metrics.items())),
+            file=self.file,
+            flush=True,
+        )
 
     def generations(self, step, samples):
-        print(f"step {step}: {len(samples)} answers, {sum(each.right for each in samples)} right", file=self.file, flush=True)
+        print(
+            f"step {step}: {len(samples)} answers, {sum(each.right for each in samples)} right",
+            file=self.file,
+            flush=True,
+        )
 
     def finish(self, state):
         print(state, file=self.file)

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from rlctl.recipes.schema.algorithm import Algorithm, FilterGroups, KLControl, OverlongBuffer, RolloutCorrection
+from rlctl.recipes.schema.algorithm import (
+    Algorithm,
+    FilterGroups,
+    KLControl,
+    OverlongBuffer,
+    RolloutCorrection,
+)
 from rlctl.recipes.schema.critic import Critic
 from rlctl.recipes.schema.data import Data
 from rlctl.recipes.schema.fields import Section
@@ -21,7 +27,17 @@ from rlctl.recipes.schema.policy import (
 )
 from rlctl.recipes.schema.reward import CustomRewardFunction, Reward, RewardModel
 from rlctl.recipes.schema.sweep import Sweep
-from rlctl.recipes.schema.trainer import Alarms, KeepBest, Mismatch, Placement, RayInit, RayKwargs, Timeouts, Tracking, Trainer
+from rlctl.recipes.schema.trainer import (
+    Alarms,
+    KeepBest,
+    Mismatch,
+    Placement,
+    RayInit,
+    RayKwargs,
+    Timeouts,
+    Tracking,
+    Trainer,
+)
 
 __all__ = [
     "FSDP", "Actor", "ActorRolloutRef", "Alarms", "Algorithm", "Config", "Critic", "CustomRewardFunction", "Data", "FilterGroups",

@@ -10,18 +10,28 @@ from rlctl.recipes.schema.fields import Count, CountOrAll, NonNegativeInt, Secti
 
 
 class Data(Section):
-    train_files: Texts = Field(description="parquet, json or jsonl files of training prompts (paths or addresses: s3://…), or `quickstart`")
-    val_files: Texts | None = Field(description="files of validation prompts, or `quickstart`; null = no validation")
+    train_files: Texts = Field(
+        description="parquet, json or jsonl files of training prompts (paths or addresses: s3://…), or `quickstart`"
+    )
+    val_files: Texts | None = Field(
+        description="files of validation prompts, or `quickstart`; null = no validation"
+    )
     train_batch_size: Count = Field(description="prompts a step; each gets rollout.n answers")
     val_batch_size: Count | None = Field(description="prompts validated at a time; null = all")
-    max_prompt_length: Count = Field(description="longest prompt, in tokens, chat template included")
+    max_prompt_length: Count = Field(
+        description="longest prompt, in tokens, chat template included"
+    )
     max_response_length: Count = Field(description="longest answer, in tokens")
     prompt_key: Text = Field(description="column that holds the chat (a list of {role, content})")
     response_key: Text = Field(description="dotted path to the worked solution; read by sft")
-    reward_fn_key: Text = Field(description="column that names the data source; chooses the scorer and the validation group")
+    reward_fn_key: Text = Field(
+        description="column that names the data source; chooses the scorer and the validation group"
+    )
     shuffle: bool = Field(description="shuffle the training prompts in each epoch")
     seed: NonNegativeInt = Field(description="seed of the data order")
-    filter_overlong_prompts: bool = Field(description="drop prompts longer than max_prompt_length before training; they are counted")
+    filter_overlong_prompts: bool = Field(
+        description="drop prompts longer than max_prompt_length before training; they are counted"
+    )
     truncation: Literal["error", "left", "right", "middle"] = Field(
         description="what happens to a prompt that is too long and was not dropped"
     )
@@ -30,4 +40,6 @@ class Data(Section):
     apply_chat_template_kwargs: dict[str, Any] = Field(
         description="extra variables for the chat template, such as {enable_thinking: false}"
     )
-    sampler: Text = Field(description="order of the prompts: random, sequential, curriculum or a plug-in `module:Name`")
+    sampler: Text = Field(
+        description="order of the prompts: random, sequential, curriculum or a plug-in `module:Name`"
+    )

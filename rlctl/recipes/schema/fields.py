@@ -42,13 +42,21 @@ Pair = Annotated[tuple[float, float], BeforeValidator(_as_tuple)]
 
 Count = Annotated[int, Field(ge=1)]
 NonNegativeInt = Annotated[int, Field(ge=0)]
-CountOrAll = Annotated[int, AfterValidator(_all_or_some), Field(json_schema_extra={"bounds": "-1 or ≥ 1"})]
+CountOrAll = Annotated[
+    int, AfterValidator(_all_or_some), Field(json_schema_extra={"bounds": "-1 or ≥ 1"})
+]
 PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NonNegativeFloat = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Share = Annotated[float, Field(gt=0, le=1)]
 
-LossAggregation = Literal["token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-sum-norm", "seq-mean-token-mean"]
+LossAggregation = Literal[
+    "token-mean",
+    "token-sum",
+    "seq-mean-token-sum",
+    "seq-mean-token-sum-norm",
+    "seq-mean-token-mean",
+]
 KLKind = Literal[
     "kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3", "kl+", "k1+", "abs+", "mse+", "k2+", "low_var_kl+", "k3+"
 ]  # fmt: skip

@@ -16,7 +16,9 @@ class GSM8K(Section):
 
 
 class CustomRewardFunction(Section):
-    path: Text | None = Field(description="Python file of your reward function; null = reward.functions")
+    path: Text | None = Field(
+        description="Python file of your reward function; null = reward.functions"
+    )
     name: Text = Field(description="name of the function in that file")
     reward_kwargs: dict[str, Any] = Field(description="further keyword arguments of the function")
 
@@ -29,7 +31,9 @@ class RewardModel(Section):
 class Reward(Section):
     functions: Texts = Field(description="scorers: names, `module:function` or `file.py:function`")
     weights: Floats | None = Field(description="one weight a scorer; null = 1 each")
-    timeout_s: PositiveFloat = Field(description="seconds that one call may take; a later answer scores 0")
+    timeout_s: PositiveFloat = Field(
+        description="seconds that one call may take; a later answer scores 0"
+    )
     num_processes: Count | None = Field(description="processes that score; null = one a core")
     gsm8k: GSM8K
     custom_reward_function: CustomRewardFunction

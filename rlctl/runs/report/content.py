@@ -11,22 +11,27 @@ from itertools import accumulate
 from typing import Any
 
 from rlctl import __version__
+from rlctl.monitoring.run_summary import SECONDS, TOKENS, Row, figure, is_accuracy
+from rlctl.monitoring.text import count, duration, percent_or_number
 from rlctl.recipes.layers import MISSING
 from rlctl.runs.details import changed_settings, generation_steps, overview
 from rlctl.runs.events import alarms_of, read_events
 from rlctl.runs.store import Run
-from rlctl.tracking.headline import SECONDS, TOKENS, Row, figure, is_accuracy
 from rlctl.tracking.jsonl import METRICS_FILE, generations_file, read_generations, read_metrics
-from rlctl.tracking.text import count, duration, percent_or_number
 from rlctl.tracking.tracker import Sample
 
 MAX_ROWS = 2000  # a screen has no more pixels across
 MAX_VALIDATIONS = 12
 MAX_NAMES = 4  # in a title
-ELSEWHERE_IN_A_STEP = (("timing_s/testing",), ("timing_s/save_checkpoint",))  # what timing_s/step leaves out
+ELSEWHERE_IN_A_STEP = (
+    ("timing_s/testing",),
+    ("timing_s/save_checkpoint",),
+)  # what timing_s/step leaves out
 
 
-def content(runs: Sequence[Run], samples_per_step: int, search: Mapping[str, Any] | None = None) -> dict[str, Any]:
+def content(
+    runs: Sequence[Run], samples_per_step: int, search: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
     """The whole report; `search` says what a sweep tried and what came of it (`rlctl.sweeps.results.search`).
 
     Of each of at most `MAX_VALIDATIONS` validations `samples_per_step` answers, of the same prompts each time.
@@ -36,11 +41,17 @@ def content(runs: Sequence[Run], samples_per_step: int, search: Mapping[str, Any
     projects = {run.project for run in runs}
     labels = [run.name if len(projects) == 1 else f"{run.project}/{run.name}" for run in runs]
     return {
-        "title": search["name"] if search else " · ".join(labels) if len(labels) <= MAX_NAMES else f"{len(labels)} runs",
+        "title": search["name"]
+        if search
+        else " · ".join(labels)
+        if len(labels) <= MAX_NAMES
+        else f"{len(labels)} runs",
         "project": ", ".join(sorted(projects)),
         "made": datetime.now(UTC).isoformat(timespec="minutes"),
         "version": __version__,
-        "runs": [_run(run, label, samples_per_step) for run, label in zip(runs, labels, strict=True)],
+        "runs": [
+            _run(run, label, samples_per_step) for run, label in zip(runs, labels, strict=True)
+        ],
         "settings": settings(runs),
         "search": search,
     }
@@ -63,9 +74,17 @@ def _summary(run: Run) -> dict[str, str]:
     """The figures of the card of a run, in words."""
     head = overview(run)
     metric = head["metric"]
-    first, last, best = (percent_or_number(metric, head[name]) for name in ("first", "last", "best"))
-    steps = f"{head['step'] or 0:,}" + (f" of {head['total_steps']:,}" if head["total_steps"] else "")
-    summary = {"steps": steps, "time": duration(run.seconds) if run.seconds is not None else "-", "tokens": count(head["tokens"])}
+    first, last, best = (
+        percent_or_number(metric, head[name]) for name in ("first", "last", "best")
+    )
+    steps = f"{head['step'] or 0:,}" + (
+        f" of {head['total_steps']:,}" if head["total_steps"] else ""
+    )
+    summary = {
+        "steps": steps,
+        "time": duration(run.seconds) if run.seconds is not None else "-",
+        "tokens": count(head["tokens"]),
+    }
     if metric:
         summary |= {
             "kind": "validation accuracy" if is_accuracy(metric) else metric,
@@ -79,13 +98,17 @@ def _summary(run: Run) -> dict[str, str]:
 def curves(rows: Sequence[Row]) -> dict[str, Any]:
     """Columns of about `MAX_ROWS` rows at most: `step`, `hours` and `tokens` (both since the start), and every metric, null where a row
     has none."""
-    seconds = accumulate(sum(figure(row, names) or 0.0 for names in (SECONDS, *ELSEWHERE_IN_A_STEP)) for row in rows)
+    seconds = accumulate(
+        sum(figure(row, names) or 0.0 for names in (SECONDS, *ELSEWHERE_IN_A_STEP)) for row in rows
+    )
     tokens = accumulate(figure(row, TOKENS) or 0.0 for row in rows)
     stride = math.ceil(len(rows) / MAX_ROWS)
     kept = [
         (row, at / 3600, so_far)
         for index, (row, at, so_far) in enumerate(zip(rows, seconds, tokens, strict=True))
-        if index % max(stride, 1) == 0 or index == len(rows) - 1 or any(name.startswith("val") for name in row)
+        if index % max(stride, 1) == 0
+        or index == len(rows) - 1
+        or any(name.startswith("val") for name in row)
     ]
     names = sorted({name for row, _, _ in kept for name in row} - {"step"})
     return {
@@ -118,8 +141,12 @@ def _facts(run: Run) -> dict[str, str]:
         "exit code": "-" if record.exit_code is None else str(record.exit_code),
         "commit": f"{commit[:12]}{changed}" if commit else "no git repository",
         "seeds": ", ".join(f"{name} {seed}" for name, seed in record.seeds.items()),
-        "data": ", ".join(f"{name} (SHA-256 {digest[:12]})" for name, digest in record.data.items()),
-        "versions": ", ".join(f"{name} {number}" for name, number in record.versions.items() if number),
+        "data": ", ".join(
+            f"{name} (SHA-256 {digest[:12]})" for name, digest in record.data.items()
+        ),
+        "versions": ", ".join(
+            f"{name} {number}" for name, number in record.versions.items() if number
+        ),
         "folder": str(run.path),
     }
     return {name: value for name, value in facts.items() if value}
@@ -129,12 +156,23 @@ def _samples(run: Run, samples_per_step: int) -> list[dict[str, Any]]:
     """For each validation that is shown: its step, how many answers it had, and those that are shown."""
     steps = generation_steps(run.path)
     if len(steps) > MAX_VALIDATIONS:
-        steps = [steps[round(index * (len(steps) - 1) / (MAX_VALIDATIONS - 1))] for index in range(MAX_VALIDATIONS)]
+        steps = [
+            steps[round(index * (len(steps) - 1) / (MAX_VALIDATIONS - 1))]
+            for index in range(MAX_VALIDATIONS)
+        ]
     found: list[dict[str, Any]] = []
     for step in steps:
         samples = read_generations(generations_file(run.path, step))
-        chosen = sorted(random.Random(0).sample(range(len(samples)), min(samples_per_step, len(samples))))
-        found.append({"step": step, "total": len(samples), "shown": [_sample(index, samples[index]) for index in chosen]})
+        chosen = sorted(
+            random.Random(0).sample(range(len(samples)), min(samples_per_step, len(samples)))
+        )
+        found.append(
+            {
+                "step": step,
+                "total": len(samples),
+                "shown": [_sample(index, samples[index]) for index in chosen],
+            }
+        )
     return found
 
 
@@ -158,13 +196,21 @@ def settings(runs: Sequence[Run]) -> list[dict[str, Any]]:
     changed = [changed_settings(run.path) for run in runs]
     bases: dict[str, Any] = {key: each["base"] for run in changed for key, each in run.items()}
     return [
-        {"key": key, "base": _text(base), "values": [_setting(run.get(key), base) for run in changed]}
+        {
+            "key": key,
+            "base": _text(base),
+            "values": [_setting(run.get(key), base) for run in changed],
+        }
         for key, base in sorted(bases.items())
     ]
 
 
 def _setting(given: Mapping[str, Any] | None, base: Any) -> dict[str, str]:
-    return {"value": _text(base), "where": ""} if given is None else {"value": _text(given["value"]), "where": _place(str(given["where"]))}
+    return (
+        {"value": _text(base), "where": ""}
+        if given is None
+        else {"value": _text(given["value"]), "where": _place(str(given["where"]))}
+    )
 
 
 def _place(where: str) -> str:

@@ -18,7 +18,8 @@ def page(content: Mapping[str, Any]) -> str:
         from plotly.offline import get_plotlyjs
     except ModuleNotFoundError as error:
         raise MissingExtraError(
-            "a report draws its figures with plotly, which is not installed", hint="pip install 'rlctl[report]'"
+            "a report draws its figures with plotly, which is not installed",
+            hint="pip install 'rlctl[report]'",
         ) from error
     parts = {
         "title": html.escape(str(content["title"])),
@@ -38,4 +39,6 @@ def _part(name: str) -> str:
 
 def _inside_a_script(content: Mapping[str, Any]) -> str:
     """JSON in which no answer of a model can end the script element, or begin a comment: `<` is written as its code."""
-    return json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
+    return json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":")).replace(
+        "<", "\\u003c"
+    )

@@ -12,17 +12,32 @@ from torch import Tensor
 from rlctl.runtime.algorithms.registry import unknown_name
 from rlctl.runtime.ops import masked_sum, row_sum
 
-MODES = ("token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm")
+MODES = (
+    "token-mean",
+    "token-sum",
+    "seq-mean-token-sum",
+    "seq-mean-token-mean",
+    "seq-mean-token-sum-norm",
+)
 
 
 def check_mode(mode: str) -> str:
     """`mode` itself if it is one of `MODES`; `ConfigError` otherwise."""
     if mode not in MODES:
-        raise unknown_name("aggregation of losses", mode, MODES, "actor_rollout_ref.actor.loss_agg_mode")
+        raise unknown_name(
+            "aggregation of losses", mode, MODES, "actor_rollout_ref.actor.loss_agg_mode"
+        )
     return mode
 
 
-def aggregate(token_losses: Tensor, mask: Tensor, row: Tensor, num_rows: int, mode: str, width: float | None = None) -> Tensor:  # noqa: ARG001
+def aggregate(
+    token_losses: Tensor,
+    mask: Tensor,
+    row: Tensor,
+    num_rows: int,
+    mode: str,
+    width: float | None = None,
+) -> Tensor:
     """This part's share of the sum, a scalar with a graph. Losses, mask (1 where a token counts) and row (each token's row, int64): (T,).
 
     Σ_rows Σ_t L for all modes but seq-mean-token-mean, where a token weighs one over the number of unmasked tokens of its row.
@@ -33,7 +48,9 @@ def aggregate(token_losses: Tensor, mask: Tensor, row: Tensor, num_rows: int, mo
     return masked_sum(token_losses, mask)
 
 
-def count(mask: Tensor, row: Tensor, num_rows: int, mode: str, width: float | None = None) -> float | None:  # noqa: ARG001
+def count(
+    mask: Tensor, row: Tensor, num_rows: int, mode: str, width: float | None = None
+) -> float | None:
     """This part's share of what the sum is divided by; None where it is not divided (token-sum).
 
     Unmasked tokens for token-mean, rows for the seq-mean modes (a row without unmasked tokens counts, with a loss of 0), rows × `width`
@@ -47,7 +64,9 @@ def count(mask: Tensor, row: Tensor, num_rows: int, mode: str, width: float | No
             return None
         case "seq-mean-token-sum-norm":
             if width is None:
-                raise ValueError("seq-mean-token-sum-norm needs a width: loss_scale_factor or max_response_length")
+                raise ValueError(
+                    "seq-mean-token-sum-norm needs a width: loss_scale_factor or max_response_length"
+                )
             return float(num_rows * width)
         case _:
             return float(num_rows)

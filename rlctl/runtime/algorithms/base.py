@@ -82,7 +82,9 @@ class Algorithm(PolicyLoss, Protocol):
     def load_state_dict(self, state: dict[str, Any]) -> None: ...
 
 
-def mini_batches(experience: Experience, num_rows: int, epochs: int, seed: int | None) -> Sequence[Experience]:
+def mini_batches(
+    experience: Experience, num_rows: int, epochs: int, seed: int | None
+) -> Sequence[Experience]:
     """Cut a batch into mini-batches of `num_rows` rows, `epochs` times over, each epoch in another order if `seed` is given."""
     import torch
 
@@ -90,6 +92,8 @@ def mini_batches(experience: Experience, num_rows: int, epochs: int, seed: int |
     for epoch in range(epochs):
         order = torch.arange(len(experience))
         if seed is not None:
-            order = torch.randperm(len(experience), generator=torch.Generator().manual_seed(seed + epoch))
+            order = torch.randperm(
+                len(experience), generator=torch.Generator().manual_seed(seed + epoch)
+            )
         cuts += order.split(num_rows)
     return experience.chunk(cuts) if len(cuts) > 1 else [experience]

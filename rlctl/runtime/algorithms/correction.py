@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from rlctl.errors import ConfigError
-from rlctl.runtime.algorithms.policy_losses import MAX_LOG_RATIO
+from rlctl.runtime.algorithms.policy_losses.base import MAX_LOG_RATIO
 from rlctl.runtime.algorithms.registry import unknown_name
 from rlctl.runtime.batch import LogProbs, Rollouts
 from rlctl.runtime.ops import row_mean, row_sum
@@ -26,7 +26,10 @@ if TYPE_CHECKING:
 
 _KEY = "algorithm.rollout_correction"
 CRITERIA = tuple(
-    f"{scope}_k{k}" for scope in ("token", "seq_sum", "seq_mean", "seq_max") for k in (1, 2, 3) if (scope, k) != ("seq_max", 1)
+    f"{scope}_k{k}"
+    for scope in ("token", "seq_sum", "seq_mean", "seq_max")
+    for k in (1, 2, 3)
+    if (scope, k) != ("seq_max", 1)
 )
 
 
@@ -44,7 +47,9 @@ class SampledTokens:
     def of(cls, rollouts: Rollouts, old: LogProbs) -> Self:
         """`old` are the trainer's log-probs under the weights that answered."""
         mask, row = rollouts.response_mask.values, rollouts.response_ids.row_of_token
-        return cls(old.log_probs.values, rollouts.rollout_log_probs.values, mask, row, len(rollouts))
+        return cls(
+            old.log_probs.values, rollouts.rollout_log_probs.values, mask, row, len(rollouts)
+        )
 
     @property
     def log_ratio(self) -> Tensor:
@@ -67,7 +72,11 @@ class Bounds:
         except ValueError:
             low, high = [], 0.0
         if len(low) > 1 or not 0 < (low[0] if low else high / 2) < high:
-            raise ConfigError(f"{key}={given!r} is no bound", where=_KEY, hint='give one positive number, or two as in "0.5_2.0"')
+            raise ConfigError(
+                f"{key}={given!r} is no bound",
+                where=_KEY,
+                hint='give one positive number, or two as in "0.5_2.0"',
+            )
         return cls(low[0] if low else None, high)
 
     def around_one(self, key: str) -> Bounds:
@@ -75,7 +84,9 @@ class Bounds:
         if not (self.low or 0.0) <= 1 <= self.high:
             low = "" if self.low is None else f"{self.low:g}_"
             hint = 'two bounds are written with a point in each, as in "0.5_2.0": YAML reads 0.5_2 as one number'
-            raise ConfigError(f"{key}={low}{self.high:g} leaves out a ratio of 1", where=_KEY, hint=hint)
+            raise ConfigError(
+                f"{key}={low}{self.high:g} leaves out a ratio of 1", where=_KEY, hint=hint
+            )
         return self
 
 
@@ -93,9 +104,15 @@ def parse_criteria(kinds: str, thresholds: str | float) -> list[Criterion]:
     For k1 an entry bounds the ratio π_rollout/π_train, one number x meaning [1/x, x]; for k2 and k3 it is the largest divergence.
     `ConfigError` for an unknown kind, a number of entries that differs, or a lower bound where none is used.
     """
-    names, entries = [name.strip() for name in kinds.split(",")], [entry.strip() for entry in str(thresholds).split(",")]
+    names, entries = (
+        [name.strip() for name in kinds.split(",")],
+        [entry.strip() for entry in str(thresholds).split(",")],
+    )
     if len(names) != len(entries):
-        raise ConfigError(f"rollout_rs has {len(names)} criteria, rollout_rs_threshold has {len(entries)}", where=_KEY)
+        raise ConfigError(
+            f"rollout_rs has {len(names)} criteria, rollout_rs_threshold has {len(entries)}",
+            where=_KEY,
+        )
     criteria: list[Criterion] = []
     for name, entry in zip(names, entries, strict=True):
         if name not in CRITERIA:
@@ -105,13 +122,18 @@ def parse_criteria(kinds: str, thresholds: str | float) -> list[Criterion]:
             bounds = bounds.around_one("rollout_rs_threshold")
             bounds = Bounds(1 / bounds.high, bounds.high) if bounds.low is None else bounds
         elif bounds.low is not None:
-            raise ConfigError(f"{name} takes one upper bound, given: {entry}", where=f"{_KEY}.rollout_rs_threshold")
+            raise ConfigError(
+                f"{name} takes one upper bound, given: {entry}",
+                where=f"{_KEY}.rollout_rs_threshold",
+            )
         criteria.append(Criterion(name, bounds))
     return criteria
 
 
 @torch.no_grad()
-def importance_weights(tokens: SampledTokens, level: Literal["token", "sequence"], bounds: Bounds) -> tuple[Tensor, Metrics]:
+def importance_weights(
+    tokens: SampledTokens, level: Literal["token", "sequence"], bounds: Bounds
+) -> tuple[Tensor, Metrics]:
     """π_train/π_rollout of each token, or the product over its row, on unmasked tokens; 0 elsewhere: (T,), without a graph.
 
     Only an upper bound: min(w, high), TIS. Two bounds: 0 where w is outside, IcePop. The log-ratio is clamped to ±20 first.
@@ -120,9 +142,16 @@ def importance_weights(tokens: SampledTokens, level: Literal["token", "sequence"
     if level == "sequence":
         log_ratio = row_sum(log_ratio * mask, tokens.row, tokens.num_rows)[tokens.row]
     raw = log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
-    is_high, is_low = raw > bounds.high, raw < (1 / bounds.high if bounds.low is None else bounds.low)
-    weights = raw.clamp(max=bounds.high) if bounds.low is None else raw.masked_fill(is_high | is_low, 0.0)
-    return weights * mask, _weight_metrics(weights[mask > 0].double(), is_high[mask > 0], is_low[mask > 0])
+    is_high, is_low = (
+        raw > bounds.high,
+        raw < (1 / bounds.high if bounds.low is None else bounds.low),
+    )
+    weights = (
+        raw.clamp(max=bounds.high) if bounds.low is None else raw.masked_fill(is_high | is_low, 0.0)
+    )
+    return weights * mask, _weight_metrics(
+        weights[mask > 0].double(), is_high[mask > 0], is_low[mask > 0]
+    )
 
 
 def _weight_metrics(weights: Tensor, high: Tensor, low: Tensor) -> Metrics:
@@ -136,7 +165,9 @@ def _weight_metrics(weights: Tensor, high: Tensor, low: Tensor) -> Metrics:
         "rollout_corr/rollout_is_max": Max(float(weights.max())),
         "rollout_corr/rollout_is_min": Min(float(weights.min())),
         "rollout_corr/rollout_is_std": Mean(max(mean_square - mean * mean, 0.0) ** 0.5),
-        "rollout_corr/rollout_is_eff_sample_size": Mean(mean * mean / mean_square if mean_square else 0.0),  # as a share of N
+        "rollout_corr/rollout_is_eff_sample_size": Mean(
+            mean * mean / mean_square if mean_square else 0.0
+        ),  # as a share of N
         "rollout_corr/rollout_is_ratio_fraction_high": Mean(float(high.sum()), n),
         "rollout_corr/rollout_is_ratio_fraction_low": Mean(float(low.sum()), n),
     }
@@ -171,12 +202,16 @@ def rejection_mask(tokens: SampledTokens, criteria: Sequence[Criterion]) -> tupl
         else:
             ratio = value.exp()
             passed = ((ratio >= bounds.low) & (ratio <= bounds.high)).to(kept)
-        metrics[f"rollout_corr/rollout_rs_{criterion.kind}_masked_fraction"] = Mean(float(((1 - passed) * tokens.mask).sum()), num_tokens)
+        metrics[f"rollout_corr/rollout_rs_{criterion.kind}_masked_fraction"] = Mean(
+            float(((1 - passed) * tokens.mask).sum()), num_tokens
+        )
         kept = kept * passed
     rejected = (1 - kept) * tokens.mask
     hit_rows = row_sum(rejected, tokens.row, tokens.num_rows) > 0
     metrics["rollout_corr/rollout_rs_masked_fraction"] = Mean(float(rejected.sum()), num_tokens)
-    metrics["rollout_corr/rollout_rs_seq_masked_fraction"] = Mean(float(hit_rows.sum()), tokens.num_rows)
+    metrics["rollout_corr/rollout_rs_seq_masked_fraction"] = Mean(
+        float(hit_rows.sum()), tokens.num_rows
+    )
     return tokens.mask * kept, metrics
 
 
@@ -195,9 +230,13 @@ class Correction:
         if config.rollout_rs is not None:
             if config.rollout_rs_threshold is None:
                 hint = f"{_KEY}.rollout_rs_threshold=2.0 bounds a ratio (k1), 0.01 a divergence (k2, k3); one entry a criterion"
-                raise ConfigError(f"rollout_rs={config.rollout_rs} has no threshold", where=_KEY, hint=hint)
+                raise ConfigError(
+                    f"rollout_rs={config.rollout_rs} has no threshold", where=_KEY, hint=hint
+                )
             criteria = parse_criteria(config.rollout_rs, config.rollout_rs_threshold)
-        bounds = Bounds.parse(config.rollout_is_threshold, "rollout_is_threshold").around_one("rollout_is_threshold")
+        bounds = Bounds.parse(config.rollout_is_threshold, "rollout_is_threshold").around_one(
+            "rollout_is_threshold"
+        )
         return cls(config.rollout_is, bounds, tuple(criteria))
 
     def __call__(self, tokens: SampledTokens) -> tuple[Tensor, Tensor | None, Metrics]:
@@ -214,7 +253,9 @@ class Correction:
 def probs_diff(tokens: SampledTokens) -> Tensor:
     """|π_train − π_rollout| of the N unmasked tokens, in float64: (N,)."""
     keep = tokens.mask > 0
-    return (tokens.old_log_probs[keep].double().exp() - tokens.rollout_log_probs[keep].double().exp()).abs()
+    return (
+        tokens.old_log_probs[keep].double().exp() - tokens.rollout_log_probs[keep].double().exp()
+    ).abs()
 
 
 @torch.no_grad()

@@ -40,7 +40,12 @@ def kl_penalty(log_probs: Tensor, ref_log_probs: Tensor, kind: str) -> Tensor:
     base = kind.removesuffix("+")
     base = _OTHER_NAMES.get(base, base)
     if base not in _KINDS:
-        raise unknown_name("KL estimate", kind, [*KL_KINDS, *(f"{name}+" for name in KL_KINDS)], "kl_penalty or kl_loss_type")
+        raise unknown_name(
+            "KL estimate",
+            kind,
+            [*KL_KINDS, *(f"{name}+" for name in KL_KINDS)],
+            "kl_penalty or kl_loss_type",
+        )
     d = log_probs - ref_log_probs
     value = _KINDS[base](d)
     if not kind.endswith("+"):
@@ -106,4 +111,6 @@ def make_kl_controller(type: str, kl_coef: float, target_kl: float, horizon: flo
         case "adaptive":
             return AdaptiveKL(kl_coef, target_kl, horizon)
         case _:
-            raise unknown_name("KL controller", type, ["fixed", "adaptive"], "algorithm.kl_ctrl.type")
+            raise unknown_name(
+                "KL controller", type, ["fixed", "adaptive"], "algorithm.kl_ctrl.type"
+            )

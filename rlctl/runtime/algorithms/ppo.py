@@ -14,20 +14,25 @@ from torch import Tensor
 
 from rlctl.errors import Problem, raise_problems
 from rlctl.recipes import schema
-from rlctl.runtime.algorithms.advantages import AdvantageInputs, AdvantageParams, Need, get_estimator
+from rlctl.runtime.algorithms.advantages.token_level import (
+    AdvantageInputs,
+    AdvantageParams,
+    Need,
+    get_estimator,
+)
 from rlctl.runtime.algorithms.aggregate import aggregate, count
 from rlctl.runtime.algorithms.base import Loss, Needs, mini_batches
 from rlctl.runtime.algorithms.correction import Correction, SampledTokens, mismatch
 from rlctl.runtime.algorithms.kl import KLController, kl_penalty, make_kl_controller
-from rlctl.runtime.algorithms.losses import get_policy_loss
-from rlctl.runtime.algorithms.policy_losses import ClipParams, PolicyTokens
-from rlctl.runtime.algorithms.rewards import overlong_penalty, penalise_kl, score_at_end
+from rlctl.runtime.algorithms.policy_losses.base import ClipParams, PolicyTokens
+from rlctl.runtime.algorithms.policy_losses.clipped import get_policy_loss
+from rlctl.runtime.algorithms.schedule import Schedule
 from rlctl.runtime.algorithms.stats import experience_metrics, spread
-from rlctl.runtime.algorithms.values import value_loss
+from rlctl.runtime.algorithms.token_rewards import overlong_penalty, penalise_kl, score_at_end
+from rlctl.runtime.algorithms.value_loss import value_loss
 from rlctl.runtime.batch import Experience, LogProbs, Prompts, Ragged, Rollouts, Scored
 from rlctl.runtime.model.causal_lm import PolicyOutputs
 from rlctl.runtime.roles import Roles
-from rlctl.runtime.schedule import Schedule
 from rlctl.tracking.metrics import Mean, Metrics, Sum, merge
 
 
@@ -56,10 +61,14 @@ class PPO:
         n = rollout.n
         compares = {
             "algorithm.filter_groups.enable=true": algorithm.filter_groups.enable,
-            f"algorithm.adv_estimator={algorithm.adv_estimator}": Need.GROUPS in get_estimator(algorithm.adv_estimator).needs,
+            f"algorithm.adv_estimator={algorithm.adv_estimator}": Need.GROUPS
+            in get_estimator(algorithm.adv_estimator).needs,
         }
         problems = [
-            Problem(f"{setting} compares the answers to one prompt, but rollout.n is {n}", hint="actor_rollout_ref.rollout.n=8")
+            Problem(
+                f"{setting} compares the answers to one prompt, but rollout.n is {n}",
+                hint="actor_rollout_ref.rollout.n=8",
+            )
             for setting, does in compares.items()
             if does and n < 2
         ]
@@ -76,13 +85,18 @@ class PPO:
             actor_lr=Schedule.of(actor.optim, num_steps),
             critic_lr=Schedule.of(config.critic.optim, num_steps),
             critic_warmup=config.trainer.critic_warmup,
-            kl=make_kl_controller(kl_ctrl.type, kl_ctrl.kl_coef, kl_ctrl.target_kl, kl_ctrl.horizon),
+            kl=make_kl_controller(
+                kl_ctrl.type, kl_ctrl.kl_coef, kl_ctrl.target_kl, kl_ctrl.horizon
+            ),
             correction=Correction.from_config(algorithm.rollout_correction),
         )
 
     @property
     def needs(self) -> Needs:
-        needs, asked = Needs.ENGINE | Needs.EXPERIENCE, get_estimator(self.algorithm.adv_estimator).needs
+        needs, asked = (
+            Needs.ENGINE | Needs.EXPERIENCE,
+            get_estimator(self.algorithm.adv_estimator).needs,
+        )
         if Need.VALUES in asked:
             needs |= Needs.CRITIC
         if Need.SUM_PI_SQUARED in asked:
@@ -97,7 +111,9 @@ class PPO:
         if Need.GREEDY_BASELINE not in get_estimator(self.algorithm.adv_estimator).needs:
             return scored
         greedy = roles.actor.generate_sequences(prompts, seed=0, greedy=True)
-        baseline = self._with_penalty(roles.reward.compute_scores(greedy).scores, greedy.response_ids.lengths)
+        baseline = self._with_penalty(
+            roles.reward.compute_scores(greedy).scores, greedy.response_ids.lengths
+        )
         return replace(scored, greedy_scores=baseline.repeat_interleave(self.answers_per_prompt))
 
     def learn(self, scored: Scored, roles: Roles, step: int) -> Metrics:
@@ -123,7 +139,14 @@ class PPO:
         assert isinstance(batch, Experience)
         actor, mask, num_rows = self.actor, batch.response_mask.values, len(batch)
         row = batch.response_ids.row_of_token
-        tokens = PolicyTokens(outputs.log_probs, batch.old_log_probs.values, batch.advantages.values, mask, row, num_rows)
+        tokens = PolicyTokens(
+            outputs.log_probs,
+            batch.old_log_probs.values,
+            batch.advantages.values,
+            mask,
+            row,
+            num_rows,
+        )
         function = get_policy_loss(actor.policy_loss.loss_mode)
         losses, metrics = function(tokens, ClipParams.of(actor))
         if batch.is_weights is not None:
@@ -153,23 +176,40 @@ class PPO:
         assert isinstance(batch, Experience)
         assert batch.values is not None
         assert batch.returns is not None
-        mask, row, num_rows = batch.response_mask.values, batch.response_ids.row_of_token, len(batch)
-        losses, metrics = value_loss(values, batch.values.values, batch.returns.values, mask, self.critic.cliprange_value)
+        mask, row, num_rows = (
+            batch.response_mask.values,
+            batch.response_ids.row_of_token,
+            len(batch),
+        )
+        losses, metrics = value_loss(
+            values, batch.values.values, batch.returns.values, mask, self.critic.cliprange_value
+        )
         mode, width = self.critic.loss_agg_mode, self.max_response_length
-        total, divisor = aggregate(losses, mask, row, num_rows, mode), count(mask, row, num_rows, mode, width)
-        metrics["critic/vf_loss"] = Sum(float(total.detach())) if divisor is None else Mean(float(total.detach()), divisor)
+        total, divisor = (
+            aggregate(losses, mask, row, num_rows, mode),
+            count(mask, row, num_rows, mode, width),
+        )
+        metrics["critic/vf_loss"] = (
+            Sum(float(total.detach())) if divisor is None else Mean(float(total.detach()), divisor)
+        )
         return Loss(total, divisor, metrics)
 
-    def _experience(self, scored: Scored, old: LogProbs, ref: LogProbs | None, values: Ragged | None) -> tuple[Experience, Metrics]:
+    def _experience(
+        self, scored: Scored, old: LogProbs, ref: LogProbs | None, values: Ragged | None
+    ) -> tuple[Experience, Metrics]:
         """Token rewards, advantages and returns; what `learn` reads between inference and the updates."""
         mask, tokens = scored.response_mask, SampledTokens.of(scored, old)
         metrics = mismatch(tokens)
         if scored.greedy_scores is not None:
             metrics |= spread("critic/greedy_score", scored.greedy_scores)
-        rewards = score_at_end(self._with_penalty(scored.scores, scored.response_ids.lengths), scored.response_ids)
+        rewards = score_at_end(
+            self._with_penalty(scored.scores, scored.response_ids.lengths), scored.response_ids
+        )
         if self.algorithm.use_kl_in_reward:
             assert ref is not None
-            rewards, kl_metrics = penalise_kl(rewards, old.log_probs, ref.log_probs, mask, self.algorithm.kl_penalty, self.kl)
+            rewards, kl_metrics = penalise_kl(
+                rewards, old.log_probs, ref.log_probs, mask, self.algorithm.kl_penalty, self.kl
+            )
             metrics |= kl_metrics
         inputs = AdvantageInputs(
             rewards=rewards.padded(),
@@ -198,12 +238,18 @@ class PPO:
         kept, weights, corrections = self.correction(tokens)
         is_weights = mask.like(weights) if weights is not None else None
         # after the advantages: the reward of an answer is not lost with a token that is left out of the loss
-        return replace(experience, response_mask=mask.like(kept), is_weights=is_weights), metrics | corrections
+        return replace(
+            experience, response_mask=mask.like(kept), is_weights=is_weights
+        ), metrics | corrections
 
     def _with_penalty(self, scores: Tensor, lengths: Tensor) -> Tensor:
         """Scores (B,) of answers of `lengths` (B,), less what is taken off for those that near the limit."""
         buffer = self.algorithm.overlong_buffer
-        return scores + overlong_penalty(lengths, self.max_response_length, buffer) if buffer.enable else scores
+        return (
+            scores + overlong_penalty(lengths, self.max_response_length, buffer)
+            if buffer.enable
+            else scores
+        )
 
     def state_dict(self) -> dict[str, Any]:
         return {"kl": self.kl.state_dict()}

@@ -16,11 +16,11 @@ from rlctl.data_prep.rows import PromptRow
 from rlctl.errors import ConfigError
 from rlctl.recipes import schema
 from rlctl.runtime.algorithms.base import Loss, Needs
+from rlctl.runtime.algorithms.schedule import Schedule
 from rlctl.runtime.batch import Prompts, Ragged, Rollouts, Scored
+from rlctl.runtime.data.tokenizer import load_tokenizer
 from rlctl.runtime.model.causal_lm import PolicyOutputs
 from rlctl.runtime.roles import Roles
-from rlctl.runtime.schedule import Schedule
-from rlctl.runtime.tokenizer import load_tokenizer
 from rlctl.tracking.metrics import Mean, Metrics, merge
 
 
@@ -68,7 +68,9 @@ class SFT:
 
     def learn(self, scored: Scored, roles: Roles, step: int) -> Metrics:
         order = torch.arange(len(scored)).split(self.actor.ppo_mini_batch_size)
-        return merge([roles.actor.update(batch, self.schedule(step)) for batch in scored.chunk(order)])
+        return merge(
+            [roles.actor.update(batch, self.schedule(step)) for batch in scored.chunk(order)]
+        )
 
     def loss(self, outputs: PolicyOutputs, batch: Rollouts) -> Loss:
         total = -outputs.log_probs.sum()

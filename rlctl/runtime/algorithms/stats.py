@@ -24,8 +24,14 @@ def spread(name: str, values: Tensor) -> Metrics:
 def rollout_metrics(scored: Scored, max_response_length: int) -> Metrics:
     """Lengths, scores and reward components. `clip_ratio` is the share of rows that reached `max_response_length`."""
     responses, prompts = scored.response_ids.lengths, scored.prompt_ids.lengths
-    metrics = spread("response_length", responses) | spread("prompt_length", prompts) | spread("critic/score", scored.scores)
-    metrics["response_length/clip_ratio"] = Mean(float((responses >= max_response_length).sum()), len(scored))
+    metrics = (
+        spread("response_length", responses)
+        | spread("prompt_length", prompts)
+        | spread("critic/score", scored.scores)
+    )
+    metrics["response_length/clip_ratio"] = Mean(
+        float((responses >= max_response_length).sum()), len(scored)
+    )
     metrics |= uniform_groups(scored.scores, scored.group)
     metrics["reward/num_failed"] = Sum(float(scored.failed.sum()))
     for name, values in scored.components.items():
@@ -37,7 +43,11 @@ def uniform_groups(scores: Tensor, group: Tensor) -> Metrics:
     """The share of rows (B,) whose whole group has one score, among those in groups of two or more: a group's advantages are then all 0."""
     stats = group_stats(scores, group)
     compared = stats.std[stats.size > 1]
-    return {"critic/score/uniform_groups": Mean(float((compared == 0).sum()), len(compared))} if len(compared) else {}
+    return (
+        {"critic/score/uniform_groups": Mean(float((compared == 0).sum()), len(compared))}
+        if len(compared)
+        else {}
+    )
 
 
 def experience_metrics(experience: Experience, old: LogProbs) -> Metrics:

@@ -11,13 +11,17 @@ from ray.exceptions import RayActorError
 from rlctl.recipes import schema
 from rlctl.runtime.cluster.engines import failure
 from rlctl.runtime.cluster.link import Link
-from rlctl.runtime.place import Place
-from rlctl.runtime.rollout.weights import Block, WeightChannel, through_host
+from rlctl.runtime.rank_info import Place
+from rlctl.runtime.rollout.weight_sync import Block, WeightChannel, through_host
 
 
-def channel(rollout: schema.Rollout, engines: dict[int, Any], hand_over: int, place: Place) -> WeightChannel:
+def channel(
+    rollout: schema.Rollout, engines: dict[int, Any], hand_over: int, place: Place
+) -> WeightChannel:
     """The way to `engines` (handles, by number) that the configuration names."""
-    return (StoreChannel if through_host(rollout, place.device) else LinkChannel)(engines, hand_over, place)
+    return (StoreChannel if through_host(rollout, place.device) else LinkChannel)(
+        engines, hand_over, place
+    )
 
 
 class StoreChannel:
@@ -41,17 +45,25 @@ class StoreChannel:
         stored = ray.put(block)
         self.num_blocks += 1
         self._wait()
-        self.on_the_way = {engine.receive.remote(self.hand_over, stored): number for number, engine in self._living().items()}
+        self.on_the_way = {
+            engine.receive.remote(self.hand_over, stored): number
+            for number, engine in self._living().items()
+        }
 
     def close(self) -> dict[int, str]:
         """See `WeightChannel`."""
         self._wait()
-        self.on_the_way = {engine.end.remote(self.hand_over, self.num_blocks): number for number, engine in self._living().items()}
+        self.on_the_way = {
+            engine.end.remote(self.hand_over, self.num_blocks): number
+            for number, engine in self._living().items()
+        }
         self._wait()
         return self.lost
 
     def _living(self) -> dict[int, Any]:
-        return {number: engine for number, engine in self.engines.items() if number not in self.lost}
+        return {
+            number: engine for number, engine in self.engines.items() if number not in self.lost
+        }
 
     def _lose(self, number: int, reason: str) -> None:
         self.lost[number] = reason
@@ -61,14 +73,19 @@ class StoreChannel:
         if not self.on_the_way:
             return
         timeout_s = self.place.timeout_s
-        taken, late = ray.wait(list(self.on_the_way), num_returns=len(self.on_the_way), timeout=timeout_s)
+        taken, late = ray.wait(
+            list(self.on_the_way), num_returns=len(self.on_the_way), timeout=timeout_s
+        )
         for answer in taken:
             try:
                 ray.get(answer)
             except RayActorError as error:
                 self._lose(self.on_the_way[answer], str(error.error_msg))
         for answer in late:
-            self._lose(self.on_the_way[answer], f"it did not take a block of weights within {timeout_s:g} s")
+            self._lose(
+                self.on_the_way[answer],
+                f"it did not take a block of weights within {timeout_s:g} s",
+            )
         self.on_the_way = {}
 
 
@@ -111,8 +128,13 @@ class LinkChannel(StoreChannel):
         try:
             link = Link.to_engine(door, self.place)
         except RuntimeError as error:  # whatever torch raises of stores, sockets and NCCL is one
-            reason = (failure(there, ours_ends_the_run=False) if ray.wait([there], timeout=0)[0] else None) or error
-            self._lose(number, f"no link to it could be made ({reason}); rollout.checkpoint_engine.backend=object_store needs none")
+            reason = (
+                failure(there, ours_ends_the_run=False) if ray.wait([there], timeout=0)[0] else None
+            ) or error
+            self._lose(
+                number,
+                f"no link to it could be made ({reason}); rollout.checkpoint_engine.backend=object_store needs none",
+            )
             return None
         self.links[number] = _Held(engine._actor_id, link)
         return link

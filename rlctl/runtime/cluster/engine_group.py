@@ -17,8 +17,8 @@ from rlctl.runtime.batch import Prompts, Rollouts
 from rlctl.runtime.cluster.channels import channel
 from rlctl.runtime.cluster.engines import ROLE, Engine, EngineProcesses, Request, failure
 from rlctl.runtime.cluster.pool import PoolSpec, gather, nodes_of
-from rlctl.runtime.rollout.request import at_a_time, num_requests
-from rlctl.runtime.rollout.weights import WeightChannel
+from rlctl.runtime.rollout.sampling_params import at_a_time, num_requests
+from rlctl.runtime.rollout.weight_sync import WeightChannel
 from rlctl.runtime.workers.dispatch import join, split
 from rlctl.runtime.workers.rollout import RolloutSpec
 from rlctl.tracking.tracker import Event
@@ -37,7 +37,9 @@ class EngineGroup:
     batch is cut hangs on the number of engines that there should be.
     """
 
-    def __init__(self, pool: EngineProcesses, worker: type, spec: RolloutSpec, event: Event) -> None:
+    def __init__(
+        self, pool: EngineProcesses, worker: type, spec: RolloutSpec, event: Event
+    ) -> None:
         self.pool = pool
         self.worker = worker
         self.spec = spec
@@ -67,11 +69,19 @@ class EngineGroup:
         self.alone_since = None
         self._refresh(deque())
 
-    def generate_sequences(self, prompts: Prompts, seed: int, validate: bool = False, greedy: bool = False) -> Rollouts:
+    def generate_sequences(
+        self, prompts: Prompts, seed: int, validate: bool = False, greedy: bool = False
+    ) -> Rollouts:
         """See `Actor`. Raises `RlctlError` when no engine can answer for `restart_timeout_s`."""
         self.alone_since = None
-        parts = split(prompts, num_requests(self.rollout, len(prompts), len(self.pool.engines)), balanced=False)
-        waiting = deque(Request(number, part) for number, part in enumerate(prompts.detached().chunk(parts)))
+        parts = split(
+            prompts,
+            num_requests(self.rollout, len(prompts), len(self.pool.engines)),
+            balanced=False,
+        )
+        waiting = deque(
+            Request(number, part) for number, part in enumerate(prompts.detached().chunk(parts))
+        )
         answers: dict[int, Rollouts] = {}
         try:
             while len(answers) < len(parts):
@@ -80,7 +90,9 @@ class EngineGroup:
                 for engine, request in self._hand_out(waiting):
                     request.begun = time.monotonic()
                     ask = engine.call_beside if self.rollout.mode == "async" else engine.call
-                    engine.flying[ask("generate_sequences", request.prompts, seed, validate, greedy)] = request
+                    engine.flying[
+                        ask("generate_sequences", request.prompts, seed, validate, greedy)
+                    ] = request
                 self._collect(waiting, answers)
         finally:  # after an error nobody wants what is still on its way
             for engine in self.pool.engines:
@@ -97,7 +109,11 @@ class EngineGroup:
                 reason = failure(engine.built, ours_ends_the_run=False)
                 if reason is None:
                     engine.built = None
-                    self.event("engine_restarted", engine=engine.number, seconds=round(now - engine.begun, 1))
+                    self.event(
+                        "engine_restarted",
+                        engine=engine.number,
+                        seconds=round(now - engine.begun, 1),
+                    )
                 else:
                     self._lose(engine, reason, waiting)
             elif engine.built is not None and now - engine.begun > limit:
@@ -106,7 +122,10 @@ class EngineGroup:
     def _refresh(self, waiting: deque[Request]) -> None:
         """Send the trainer's weights to every living engine that does not have them."""
         engines, limit = self.pool.engines, self.pool.restart_timeout_s
-        self._send_to([engine for engine in engines if engine.living and engine.version != self.version], waiting)
+        self._send_to(
+            [engine for engine in engines if engine.living and engine.version != self.version],
+            waiting,
+        )
         if any(engine.version == self.version for engine in engines):
             self.alone_since = None
         else:
@@ -127,7 +146,11 @@ class EngineGroup:
         # An engine waits longer for a block than the trainer does for another engine that hangs.
         loading = {engine: engine.call("load_weights", number, 2 * timeout_s) for engine in stale}
         handles = {engine.number: engine.handle for engine in stale}
-        lost = self.send_weights(channel(self.rollout, handles, number, replace(self.pool.spec.place, timeout_s=timeout_s)))
+        lost = self.send_weights(
+            channel(
+                self.rollout, handles, number, replace(self.pool.spec.place, timeout_s=timeout_s)
+            )
+        )
         for engine, answer in loading.items():
             reason = lost.get(engine.number) or failure(answer, timeout_s)
             if reason is None:
@@ -139,7 +162,11 @@ class EngineGroup:
         """The next requests, each for the engine with the least to do."""
         most = at_a_time(self.rollout)
         while waiting:
-            free = [engine for engine in self.pool.engines if engine.version == self.version and len(engine.flying) < most]
+            free = [
+                engine
+                for engine in self.pool.engines
+                if engine.version == self.version and len(engine.flying) < most
+            ]
             if not free:
                 return
             yield min(free, key=lambda engine: engine.load), waiting.popleft()
@@ -179,9 +206,15 @@ class EngineGroup:
         waiting.extendleft(reversed(requests))
         first_line = reason.strip().splitlines()[0] if reason.strip() else "no reason was given"
         self.event("engine_lost", engine=engine.number, reason=reason, requests=len(requests))
-        print(f"warning: rollout engine {engine.number} is lost ({first_line}); it is started again", file=sys.stderr)
+        print(
+            f"warning: rollout engine {engine.number} is lost ({first_line}); it is started again",
+            file=sys.stderr,
+        )
         if any(request.losses >= _MOST_LOSSES for request in requests):
-            raise RlctlError(f"{_MOST_LOSSES} rollout engines were lost with the same prompts: {reason}", where=tail)
+            raise RlctlError(
+                f"{_MOST_LOSSES} rollout engines were lost with the same prompts: {reason}",
+                where=tail,
+            )
 
     def _tail(self) -> str:
         return tail_of([engine.log for engine in self.pool.engines if engine.log])

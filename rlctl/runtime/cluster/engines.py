@@ -16,9 +16,9 @@ from rlctl.runs.logs import tail_of
 from rlctl.runtime.batch import Prompts
 from rlctl.runtime.cluster.link import Link
 from rlctl.runtime.cluster.pool import PoolSpec, process_options, reserve
-from rlctl.runtime.place import Place
-from rlctl.runtime.rollout.request import at_a_time
-from rlctl.runtime.rollout.weights import Announced, Block
+from rlctl.runtime.rank_info import Place
+from rlctl.runtime.rollout.sampling_params import at_a_time
+from rlctl.runtime.rollout.weight_sync import Announced, Block
 from rlctl.runtime.workers.process import Process
 from rlctl.runtime.workers.rollout import RolloutSpec
 
@@ -38,7 +38,9 @@ class EngineProcess(Process):
     @ray.method(concurrency_group="weights")
     def receive(self, hand_over: int, block: Block | Announced) -> None:
         """See `RolloutWorker.receive`. `block` is read where it lies in Ray's shared memory, or comes by the link."""
-        self.workers[ROLE].receive(hand_over, self.link.fetch(block) if isinstance(block, Announced) else block)
+        self.workers[ROLE].receive(
+            hand_over, self.link.fetch(block) if isinstance(block, Announced) else block
+        )
 
     @ray.method(concurrency_group="weights")
     def end(self, hand_over: int, num_blocks: int) -> None:
@@ -97,7 +99,9 @@ class EngineProcesses:
 
     def __init__(self, spec: PoolSpec, restart_timeout_s: float) -> None:
         self.spec = spec
-        self.restart_timeout_s = restart_timeout_s  # in which one must be there again when none is left
+        self.restart_timeout_s = (
+            restart_timeout_s  # in which one must be there again when none is left
+        )
         self.group = reserve(spec)
         self.engines = [Engine(number, self._log(number)) for number in range(spec.num_processes)]
 
@@ -107,7 +111,9 @@ class EngineProcesses:
         remote: Any = ray.remote  # its stubs do not know concurrency groups
         threads = {"weights": 1, "answers": at_a_time(spec.sampling.rollout)}
         process = remote(concurrency_groups=threads)(EngineProcess)
-        engine.handle = process.options(**process_options(self.spec, self.group, engine.number)).remote(place)
+        engine.handle = process.options(
+            **process_options(self.spec, self.group, engine.number)
+        ).remote(place)
         engine.built = engine.handle.build.remote(ROLE, worker, (spec,))
         engine.begun, engine.version = time.monotonic(), -1
 
@@ -116,7 +122,9 @@ class EngineProcesses:
         if engine.handle is None:
             return
         engine.failures += 1
-        engine.retry_at = time.monotonic() + (min(_MOST_WAIT_S, 2.0 ** (engine.failures - 2)) if engine.failures > 1 else 0.0)
+        engine.retry_at = time.monotonic() + (
+            min(_MOST_WAIT_S, 2.0 ** (engine.failures - 2)) if engine.failures > 1 else 0.0
+        )
         ray.kill(engine.handle)
         engine.handle = engine.built = None
         engine.flying.clear()
@@ -131,7 +139,9 @@ class EngineProcesses:
         return log and log.with_name(f"{self.spec.name}-{number}.log")
 
 
-def failure(answer: ray.ObjectRef, timeout_s: float | None = None, ours_ends_the_run: bool = True) -> str | None:
+def failure(
+    answer: ray.ObjectRef, timeout_s: float | None = None, ours_ends_the_run: bool = True
+) -> str | None:
     """Why an engine is lost, or None if it has answered.
 
     An error of ours that it raised is raised here, because another engine would raise it too; not so when it only could not start.

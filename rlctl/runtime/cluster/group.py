@@ -21,7 +21,9 @@ class Gather(Protocol):
 class WorkerGroup:
     """The workers of one role, one in each of `processes`. Its methods are the worker's; `@dispatch` says what becomes of a call."""
 
-    def __init__(self, role: str, worker: type, processes: list[Any], gather: Gather, balanced: bool) -> None:
+    def __init__(
+        self, role: str, worker: type, processes: list[Any], gather: Gather, balanced: bool
+    ) -> None:
         self._role = role
         self._worker = worker
         self._processes = processes
@@ -37,7 +39,9 @@ class WorkerGroup:
             if mode is Dispatch.SPLIT:
                 return self._split(method, args, kwargs)
             processes = self._processes if mode is Dispatch.BROADCAST else self._processes[:1]
-            answers = [process.call.remote(self._role, method, args, kwargs) for process in processes]
+            answers = [
+                process.call.remote(self._role, method, args, kwargs) for process in processes
+            ]
             return self._gather(answers, f"{self._role}.{method}")[0]
 
         return call
@@ -45,11 +49,14 @@ class WorkerGroup:
     def _split(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         batch, *rest = args
         if not isinstance(batch, Batch):
-            raise RlctlError(f"{self._role}.{method} splits its first argument, which must be a batch, not {type(batch).__name__}")
+            raise RlctlError(
+                f"{self._role}.{method} splits its first argument, which must be a batch, not {type(batch).__name__}"
+            )
         sent = batch.detached()
         parts = split(batch, len(self._processes), self._balanced)
         shards = [sent] if len(parts) == 1 else sent.chunk(parts)
         answers = [
-            process.call.remote(self._role, method, (shard, *rest), kwargs) for process, shard in zip(self._processes, shards, strict=True)
+            process.call.remote(self._role, method, (shard, *rest), kwargs)
+            for process, shard in zip(self._processes, shards, strict=True)
         ]
         return join(self._gather(answers, f"{self._role}.{method}"), parts, batch)

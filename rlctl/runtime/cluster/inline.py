@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 from typing import Any, Protocol, TypeVar
 
-from rlctl.runtime.place import Place
+from rlctl.runtime.rank_info import Place
 from rlctl.runtime.workers.process import Process
 
 W = TypeVar("W")

@@ -22,6 +22,7 @@ from ray.job_submission import JobStatus, JobSubmissionClient
 
 import rlctl
 from rlctl.errors import ConflictError, NotFoundError, ResourceError, UsageError
+from rlctl.recipes.sources import LIBRARY
 
 T = TypeVar("T")
 
@@ -41,7 +42,11 @@ def submit(address: str, name: str, words: Sequence[str], project: Path) -> None
     client = _client(address)
     with _packed(project) as folder:
         entrypoint = shlex.join(["python", "-m", "rlctl", *words])
-        job = {"entrypoint": entrypoint, "submission_id": name, "runtime_env": {"working_dir": str(folder)}}
+        job = {
+            "entrypoint": entrypoint,
+            "submission_id": name,
+            "runtime_env": {"working_dir": str(folder)},
+        }
         deadline = time.monotonic() + _AGENT_S
         while True:
             try:
@@ -49,7 +54,11 @@ def submit(address: str, name: str, words: Sequence[str], project: Path) -> None
                 return
             except (ValueError, RuntimeError) as error:
                 if "already" in str(error):
-                    raise ConflictError(f"the cluster has a job named {name!r}", where=address, hint="--name gives it another") from error
+                    raise ConflictError(
+                        f"the cluster has a job named {name!r}",
+                        where=address,
+                        hint="--name gives it another",
+                    ) from error
                 if "No available agent" not in str(error) or time.monotonic() > deadline:
                     raise ResourceError(f"the job was refused: {error}", where=address) from error
             time.sleep(1.0)
@@ -66,7 +75,9 @@ def follow(address: str, name: str, write: Callable[[str], object]) -> int:
     try:
         _within(lambda: client.get_job_info(name), address)
     except RuntimeError as error:
-        raise NotFoundError(f"the cluster has no job {name!r}", where=address, hint="`ray job list` lists them") from error
+        raise NotFoundError(
+            f"the cluster has no job {name!r}", where=address, hint="`ray job list` lists them"
+        ) from error
     asyncio.run(stream())
     while (info := _within(lambda: client.get_job_info(name), address)).status not in _ENDED:
         asyncio.run(asyncio.sleep(0.2))  # the log ends a moment before the verdict is known
@@ -92,24 +103,46 @@ def _packed(project: Path) -> Iterator[Path]:
             (target / file).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(project / file, target / file)
         package = Path(rlctl.__file__).parent
-        shutil.copytree(package, target / "rlctl", dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(
+            package,
+            target / "rlctl",
+            dirs_exist_ok=True,
+            ignore=shutil.ignore_patterns("__pycache__"),
+        )
+        shutil.copytree(LIBRARY, target / "rlctl" / "recipes" / "library", dirs_exist_ok=True)
         metadata = target / f"rlctl-{rlctl.__version__}.dist-info"
         metadata.mkdir(exist_ok=True)
         for name in ("METADATA", "entry_points.txt"):
-            (metadata / name).write_text(distribution("rlctl").read_text(name) or "", encoding="utf-8")
+            (metadata / name).write_text(
+                distribution("rlctl").read_text(name) or "", encoding="utf-8"
+            )
         yield target
 
 
 def _files(project: Path) -> list[Path]:
     """Relative paths of the files that belong to a project."""
-    command = ["git", "-C", str(project), "ls-files", "--cached", "--others", "--exclude-standard", "-z"]
+    command = [
+        "git",
+        "-C",
+        str(project),
+        "ls-files",
+        "--cached",
+        "--others",
+        "--exclude-standard",
+        "-z",
+    ]
     try:
-        listed = subprocess.run(command, capture_output=True, text=True, check=True, timeout=_ANSWER_S).stdout.split("\0")
+        listed = subprocess.run(
+            command, capture_output=True, text=True, check=True, timeout=_ANSWER_S
+        ).stdout.split("\0")
         found = [Path(name) for name in listed if name]
     except (OSError, subprocess.SubprocessError):
         found = [path.relative_to(project) for path in project.rglob("*")]
     return [
-        path for path in found if (project / path).is_file() and not any(part in _NOT_PACKED or part.startswith(".") for part in path.parts)
+        path
+        for path in found
+        if (project / path).is_file()
+        and not any(part in _NOT_PACKED or part.startswith(".") for part in path.parts)
     ]
 
 
@@ -134,6 +167,12 @@ def _within(call: Callable[[], T], address: str) -> T:
         hint = "RAY_AUTH_MODE=token, with the token in ~/.ray/auth_token or RAY_AUTH_TOKEN"
         raise ResourceError("the cluster wants Ray's token", where=address, hint=hint) from error
     except (ConnectionError, NotInTime) as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else f"no answer within {_ANSWER_S:.0f} s"
+        reason = (
+            str(error).strip().splitlines()[0]
+            if str(error).strip()
+            else f"no answer within {_ANSWER_S:.0f} s"
+        )
         hint = "the address of the cluster's dashboard, http://HEAD:8265; `ray start --head --include-dashboard=true` starts one"
-        raise ResourceError(f"no Ray cluster answers: {reason}", where=address, hint=hint) from error
+        raise ResourceError(
+            f"no Ray cluster answers: {reason}", where=address, hint=hint
+        ) from error

@@ -15,8 +15,8 @@ from typing import Any, Self
 import torch.distributed as dist
 from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
-from rlctl.runtime.place import Place
-from rlctl.runtime.rollout.weights import Announced, Block
+from rlctl.runtime.rank_info import Place
+from rlctl.runtime.rollout.weight_sync import Announced, Block
 
 _TRAINER, _ENGINE = 0, 1
 _CONNECT_S = 60.0  # in which the other side must come
@@ -28,7 +28,9 @@ class Link:
     def __init__(self, store: TCPStore, rank: int, place: Place) -> None:
         self.store = store
         self.device = place.device
-        self._block: Block | None = None  # what is sent, and the work of sending it, must live until it has arrived
+        self._block: Block | None = (
+            None  # what is sent, and the work of sending it, must live until it has arrived
+        )
         self._sending: list[dist.Work] = []
         timeout = timedelta(seconds=place.timeout_s)
         self.group: Any  # torch's types know no send and recv of theirs
@@ -44,7 +46,14 @@ class Link:
     @staticmethod
     def open_door(host: str) -> TCPStore:
         """Where the engine will find the trainer: at `host` and the store's port, which the kernel says is free."""
-        return TCPStore(host, 0, 2, is_master=True, timeout=timedelta(seconds=_CONNECT_S), wait_for_workers=False)
+        return TCPStore(
+            host,
+            0,
+            2,
+            is_master=True,
+            timeout=timedelta(seconds=_CONNECT_S),
+            wait_for_workers=False,
+        )
 
     @classmethod
     def to_engine(cls, door: TCPStore, place: Place) -> Self:
@@ -55,12 +64,20 @@ class Link:
     def to_trainer(cls, host: str, port: int, place: Place) -> Self:
         """The engine's end."""
         timeout = timedelta(seconds=_CONNECT_S)
-        return cls(TCPStore(host, port, 2, is_master=False, timeout=timeout, wait_for_workers=False), _ENGINE, place)
+        return cls(
+            TCPStore(host, port, 2, is_master=False, timeout=timeout, wait_for_workers=False),
+            _ENGINE,
+            place,
+        )
 
     def send(self, block: Block) -> None:
         """Begin to send the bytes. The engine must have said that it has the block before."""
         self._block = block
-        self._sending = [self.group.send([each.data], _ENGINE, 0) for each in block.parameters if each.data.nbytes]
+        self._sending = [
+            self.group.send([each.data], _ENGINE, 0)
+            for each in block.parameters
+            if each.data.nbytes
+        ]
 
     def fetch(self, announced: Announced) -> Block:
         """The block that the trainer has announced and sends."""

@@ -10,13 +10,18 @@ from typing import Any, TypeVar, cast
 
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
-from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
+from ray.util.placement_group import (
+    PlacementGroup,
+    placement_group,
+    placement_group_table,
+    remove_placement_group,
+)
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from rlctl.errors import ResourceError, RlctlError
 from rlctl.runs.logs import tail_of
 from rlctl.runtime.cluster.group import WorkerGroup
-from rlctl.runtime.place import Place, share_of
+from rlctl.runtime.rank_info import Place, share_of
 from rlctl.runtime.workers.process import Process
 
 W = TypeVar("W")
@@ -32,7 +37,9 @@ class PoolSpec:
     start_timeout_s: float
     call_timeout_s: float
     balanced: bool  # rows are shared out by cost
-    device_fraction: float  # of a GPU, or of a CPU slot where there is none, that each process takes
+    device_fraction: (
+        float  # of a GPU, or of a CPU slot where there is none, that each process takes
+    )
 
     @property
     def share(self) -> dict[str, float]:
@@ -47,8 +54,16 @@ class ResourcePool:
         self.spec = spec
         self.group = reserve(spec)
         self.processes = [self._start(rank) for rank in range(spec.num_processes)]
-        address = self._gather([self.processes[0].address.remote()], "the first process of the pool", spec.start_timeout_s)[0]
-        self._gather([p.join.remote(address) for p in self.processes], "the process group", spec.start_timeout_s)
+        address = self._gather(
+            [self.processes[0].address.remote()],
+            "the first process of the pool",
+            spec.start_timeout_s,
+        )[0]
+        self._gather(
+            [p.join.remote(address) for p in self.processes],
+            "the process group",
+            spec.start_timeout_s,
+        )
 
     @property
     def nodes(self) -> list[str]:
@@ -70,8 +85,16 @@ class ResourcePool:
 
     def _start(self, rank: int) -> Any:
         log = self.spec.place.log_path
-        place = replace(self.spec.place, rank=rank, log_path=log and log.with_name(f"{self.spec.name}-{rank}.log"))
-        return ray.remote(Process).options(**process_options(self.spec, self.group, rank)).remote(place)
+        place = replace(
+            self.spec.place,
+            rank=rank,
+            log_path=log and log.with_name(f"{self.spec.name}-{rank}.log"),
+        )
+        return (
+            ray.remote(Process)
+            .options(**process_options(self.spec, self.group, rank))
+            .remote(place)
+        )
 
     def _gather(self, answers: list[ray.ObjectRef], what: str, timeout_s: float) -> list[Any]:
         return gather(answers, what, timeout_s, partial(log_tail, self.spec))
@@ -87,9 +110,13 @@ def nodes_of(group: PlacementGroup) -> list[str]:
 def reserve(spec: PoolSpec) -> PlacementGroup:
     """The devices of a pool, one bundle a process. Raises `ResourceError` if they are not free within the start's deadline."""
     bundle = spec.share
-    group = placement_group([bundle] * spec.num_processes, strategy="PACK", name=f"rlctl-{spec.name}-{time.time_ns()}")
+    group = placement_group(
+        [bundle] * spec.num_processes, strategy="PACK", name=f"rlctl-{spec.name}-{time.time_ns()}"
+    )
     if not group.wait(timeout_seconds=spec.start_timeout_s):
-        free = {name: amount for name, amount in ray.available_resources().items() if name in bundle}
+        free = {
+            name: amount for name, amount in ray.available_resources().items() if name in bundle
+        }
         remove_placement_group(group)
         raise ResourceError(
             f"pool {spec.name!r} needs {spec.num_processes} × {bundle}; free after {spec.start_timeout_s:.0f} s: {free}",
@@ -104,11 +131,15 @@ def process_options(spec: PoolSpec, group: PlacementGroup, rank: int) -> dict[st
         "num_cpus": spec.share["CPU"],
         "num_gpus": spec.share.get("GPU", 0),
         "name": f"{spec.name}-{rank}-{time.time_ns()}",
-        "scheduling_strategy": PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=rank),
+        "scheduling_strategy": PlacementGroupSchedulingStrategy(
+            group, placement_group_bundle_index=rank
+        ),
     }
 
 
-def gather(answers: list[ray.ObjectRef], what: str, timeout_s: float, tail: Callable[[], str]) -> list[Any]:
+def gather(
+    answers: list[ray.ObjectRef], what: str, timeout_s: float, tail: Callable[[], str]
+) -> list[Any]:
     """All answers within a deadline; `what` names the call in an error, `tail` gives what the processes said last.
 
     An error of ours that was raised in a process is raised here as it is; everything else is an `RlctlError`.
@@ -124,9 +155,13 @@ def gather(answers: list[ray.ObjectRef], what: str, timeout_s: float, tail: Call
     except RayTaskError as error:
         if isinstance(error.cause, RlctlError):
             raise error.cause from error
-        raise RlctlError(f"{what} failed: {type(error.cause).__name__}: {error.cause}", where=tail()) from error
+        raise RlctlError(
+            f"{what} failed: {type(error.cause).__name__}: {error.cause}", where=tail()
+        ) from error
     except RayActorError as error:
-        raise RlctlError(f"a worker process died during {what}: {error.error_msg}", where=tail()) from error
+        raise RlctlError(
+            f"a worker process died during {what}: {error.error_msg}", where=tail()
+        ) from error
 
 
 def log_tail(spec: PoolSpec) -> str:

@@ -31,7 +31,9 @@ def lacking(need: Resources, there: Resources) -> bool:
 
 def told(resources: Resources) -> str:
     """`2 CPU, 1 GPU`."""
-    return ", ".join(f"{amount:g} {name}" for name, amount in resources.items() if amount) or "nothing"
+    return (
+        ", ".join(f"{amount:g} {name}" for name, amount in resources.items() if amount) or "nothing"
+    )
 
 
 def _devices(resources: Mapping[str, float]) -> dict[str, float]:

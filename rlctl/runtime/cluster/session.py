@@ -21,7 +21,12 @@ from rlctl.runs.logs import tail_of
 
 # Workers are told their number of threads by torch.set_num_threads; this bounds what libraries grab at import. An empty
 # PYTHONDONTWRITEBYTECODE lets them cache what they import: torch and transformers take seconds without.
-_WORKER_ENV = {"PYTHONDONTWRITEBYTECODE": "", "TOKENIZERS_PARALLELISM": "false", "TORCHDYNAMO_DISABLE": "1", "GLOO_SOCKET_IFNAME": ""}
+_WORKER_ENV = {
+    "PYTHONDONTWRITEBYTECODE": "",
+    "TOKENIZERS_PARALLELISM": "false",
+    "TORCHDYNAMO_DISABLE": "1",
+    "GLOO_SOCKET_IFNAME": "",
+}
 
 _PREFIX, _LOCK = "rlctl-ray-", "lock"
 _PARENT = Path("/tmp")  # short: socket paths in a session's folder may have 107 characters
@@ -29,7 +34,9 @@ _SHUTDOWN_S = 10.0  # a healthy Ray needs one or two
 
 
 @contextmanager
-def ray_session(init: schema.RayInit, num_cpus: int, num_threads: int, timeout_s: float, timeline: str | None) -> Iterator[None]:
+def ray_session(
+    init: schema.RayInit, num_cpus: int, num_threads: int, timeout_s: float, timeline: str | None
+) -> Iterator[None]:
     """A cluster of this machine with `num_cpus` slots, or the one at `init.address`, or at RAY_ADDRESS, which Ray sets for its jobs.
     Left at the end; one of our own is shut down.
 
@@ -37,25 +44,37 @@ def ray_session(init: schema.RayInit, num_cpus: int, num_threads: int, timeout_s
     """
     import ray
 
-    env = {name: value for name, value in _WORKER_ENV.items() if value or name in os.environ} | {"OMP_NUM_THREADS": str(num_threads)}
+    env = {name: value for name, value in _WORKER_ENV.items() if value or name in os.environ} | {
+        "OMP_NUM_THREADS": str(num_threads)
+    }
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    variables = env | {name: str(value) for name, value in init.runtime_env.get("env_vars", {}).items()}
+    variables = env | {
+        name: str(value) for name, value in init.runtime_env.get("env_vars", {}).items()
+    }
     options: dict[str, object] = {
         "runtime_env": init.runtime_env | {"env_vars": variables},
         "log_to_driver": False,
         "logging_level": "ERROR",
     }
     folder: Path | None = None
-    others = set(psutil.Process().children(recursive=True))  # trackers have processes, too, and are told of the run's end after Ray's
+    others = set(
+        psutil.Process().children(recursive=True)
+    )  # trackers have processes, too, and are told of the run's end after Ray's
     address = init.address or os.environ.get("RAY_ADDRESS")
     if address is None:
         _remove_stale()
         folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=_PARENT))
         lock = (folder / _LOCK).open("w")
         fcntl.flock(lock, fcntl.LOCK_EX)  # until this process ends, however it does
-        variables.setdefault("TMPDIR", str(folder))  # what workers leave there (vLLM its sockets) goes with the session
-        options |= {"num_cpus": num_cpus, "include_dashboard": init.include_dashboard, "_temp_dir": str(folder)}
+        variables.setdefault(
+            "TMPDIR", str(folder)
+        )  # what workers leave there (vLLM its sockets) goes with the session
+        options |= {
+            "num_cpus": num_cpus,
+            "include_dashboard": init.include_dashboard,
+            "_temp_dir": str(folder),
+        }
         options |= {"num_gpus": init.num_gpus, "object_store_memory": init.object_store_memory}
     else:
         options["address"] = address
@@ -73,7 +92,9 @@ def ray_session(init: schema.RayInit, num_cpus: int, num_threads: int, timeout_s
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def _start(options: dict[str, object], folder: Path | None, timeout_s: float, over: threading.Event) -> None:
+def _start(
+    options: dict[str, object], folder: Path | None, timeout_s: float, over: threading.Event
+) -> None:
     """`ray.init` in a thread of its own, because it has no deadline and cannot be interrupted everywhere.
 
     The thread stays until `over`: Ray's processes ask the kernel to be killed when the thread that started them ends.
@@ -93,10 +114,16 @@ def _start(options: dict[str, object], folder: Path | None, timeout_s: float, ov
 
     threading.Thread(target=start, name="ray-init", daemon=True).start()
     if not started.wait(timeout_s):
-        raise ResourceError(f"Ray did not start within {timeout_s:g} s", where=_log_tail(folder), hint="trainer.timeouts.ray_start_s")
+        raise ResourceError(
+            f"Ray did not start within {timeout_s:g} s",
+            where=_log_tail(folder),
+            hint="trainer.timeouts.ray_start_s",
+        )
     if failure:
         hint = "`--inline` trains without Ray"
-        raise ResourceError(f"Ray did not start: {failure[0]}", where=_log_tail(folder), hint=hint) from failure[0]
+        raise ResourceError(
+            f"Ray did not start: {failure[0]}", where=_log_tail(folder), hint=hint
+        ) from failure[0]
 
 
 def _remove_stale() -> None:

@@ -25,7 +25,10 @@ from transformers import AttentionInterface, PreTrainedModel
 from rlctl.errors import ConfigError, InternalError, Problem, raise_problems
 
 NAME = "rlctl"
-_GROWTH, _SLACK = 1.35, 16  # sequences share a rectangle while the longest is at most this much longer than the shortest
+_GROWTH, _SLACK = (
+    1.35,
+    16,
+)  # sequences share a rectangle while the longest is at most this much longer than the shortest
 
 
 class TokenAttention(Protocol):
@@ -71,17 +74,27 @@ class Packing:
         num_slots = 0
         while first < len(ascending):
             shortest = ascending[first]
-            end = first + sum(n <= max(shortest * _GROWTH, shortest + _SLACK) for n in ascending[first:])
+            end = first + sum(
+                n <= max(shortest * _GROWTH, shortest + _SLACK) for n in ascending[first:]
+            )
             rows, width = order[first:end], ascending[end - 1]
             column = torch.arange(width)
-            token = starts[rows, None] + torch.minimum(column, lengths[rows, None] - 1)  # (rows, width)
+            token = starts[rows, None] + torch.minimum(
+                column, lengths[rows, None] - 1
+            )  # (rows, width)
             real = column < lengths[rows, None]
             slots[token[real]] = num_slots + real.flatten().nonzero().squeeze(1)
             tokens.append(token.flatten())
             buckets.append(_Bucket(len(rows), width))
             first, num_slots = end, num_slots + len(rows) * width
         token_of_slot = torch.cat(tokens) if tokens else torch.empty(0, dtype=torch.int64)
-        return cls(lengths, positions.to(device), tuple(buckets), token_of_slot.to(device), slots.to(device))
+        return cls(
+            lengths,
+            positions.to(device),
+            tuple(buckets),
+            token_of_slot.to(device),
+            slots.to(device),
+        )
 
     @cached_property
     def boundaries(self) -> Tensor:
@@ -100,9 +113,15 @@ class Packing:
         query, key, value = (x.index_select(0, self.token_of_slot) for x in (query, key, value))
         sizes = [bucket.rows * bucket.width for bucket in self.buckets]
         parts = []
-        for bucket, *qkv in zip(self.buckets, query.split(sizes), key.split(sizes), value.split(sizes), strict=True):
-            q, k, v = (x.unflatten(0, (bucket.rows, bucket.width)).transpose(1, 2) for x in qkv)  # (rows, heads, width, D)
-            part = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=q.shape[1] != k.shape[1])
+        for bucket, *qkv in zip(
+            self.buckets, query.split(sizes), key.split(sizes), value.split(sizes), strict=True
+        ):
+            q, k, v = (
+                x.unflatten(0, (bucket.rows, bucket.width)).transpose(1, 2) for x in qkv
+            )  # (rows, heads, width, D)
+            part = F.scaled_dot_product_attention(
+                q, k, v, is_causal=True, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
+            )
             parts.append(part.transpose(1, 2).flatten(0, 1))
         return torch.cat(parts).index_select(0, self.slot_of_token)
 
@@ -123,7 +142,11 @@ class Packing:
 
 def _has_varlen_kernel(query: Tensor) -> bool:
     """Flash attention takes bfloat16 and float16 with a head size up to 256 on Ampere and later (torch.nn.attention.varlen)."""
-    if not query.is_cuda or query.dtype not in (torch.bfloat16, torch.float16) or query.shape[-1] > 256:
+    if (
+        not query.is_cuda
+        or query.dtype not in (torch.bfloat16, torch.float16)
+        or query.shape[-1] > 256
+    ):
         return False
     return torch.cuda.get_device_capability(query.device) >= (8, 0)
 
@@ -139,14 +162,25 @@ def _attention(
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """What transformers calls in each layer: (1, H, T, D) -> (1, T, H, D)."""
-    if packing is None or attention_mask is not None or query.shape[0] != 1 or key.shape[2] != query.shape[2]:
+    if (
+        packing is None
+        or attention_mask is not None
+        or query.shape[0] != 1
+        or key.shape[2] != query.shape[2]
+    ):
         raise InternalError(
             f"attention {NAME!r} was called without `packing`, or with a mask, a cache or {query.shape[0]} rows",
             hint="call the model with one row, `packing=Packing.of(lengths, device)` and use_cache=False",
         )
-    unknown = [name for name in ("sliding_window", "softcap", "s_aux", "position_bias") if kwargs.get(name) is not None]
+    unknown = [
+        name
+        for name in ("sliding_window", "softcap", "s_aux", "position_bias")
+        if kwargs.get(name) is not None
+    ]
     if unknown or kwargs.get("dropout"):
-        raise ConfigError(f"the model's attention uses {unknown or 'dropout'}, which attention {NAME!r} does not have")
+        raise ConfigError(
+            f"the model's attention uses {unknown or 'dropout'}, which attention {NAME!r} does not have"
+        )
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     layer: int = module.layer_idx  # type: ignore[assignment]
     q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))  # (T, heads, D)
@@ -167,14 +201,29 @@ def use_rlctl_attention(model: PreTrainedModel) -> None:
     problems = []
     layers = set(getattr(config, "layer_types", None) or ["full_attention"]) - {"full_attention"}
     if layers:
-        problems.append(Problem(f"layers of type {sorted(layers)}; only full_attention is supported", where))
-    elif getattr(config, "layer_types", None) is None and getattr(config, "sliding_window", None) is not None:
+        problems.append(
+            Problem(f"layers of type {sorted(layers)}; only full_attention is supported", where)
+        )
+    elif (
+        getattr(config, "layer_types", None) is None
+        and getattr(config, "sliding_window", None) is not None
+    ):
         hint = "set sliding_window to null in config.json if your sequences are shorter than the window"
         problems.append(
-            Problem(f"sliding_window is {config.sliding_window}; only attention over the whole context is supported", where, hint)
+            Problem(
+                f"sliding_window is {config.sliding_window}; only attention over the whole context is supported",
+                where,
+                hint,
+            )
         )
     if getattr(config, "attention_dropout", 0.0):
         hint = "set attention_dropout to 0.0 in config.json"
-        problems.append(Problem(f"attention_dropout is {config.attention_dropout}; log-probs of two passes would differ", where, hint))
+        problems.append(
+            Problem(
+                f"attention_dropout is {config.attention_dropout}; log-probs of two passes would differ",
+                where,
+                hint,
+            )
+        )
     raise_problems(problems)
     model.set_attn_implementation(NAME)

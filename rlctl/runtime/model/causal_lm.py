@@ -32,7 +32,12 @@ class PolicyOutputs:
 def _hidden_states(backbone: nn.Module, sequences: Sequences) -> Tensor:
     """The last hidden states at the predicting positions: (T_response, H)."""
     packing = sequences.packing
-    out = backbone(input_ids=sequences.ids[None], position_ids=packing.position_ids[None], packing=packing, use_cache=False)
+    out = backbone(
+        input_ids=sequences.ids[None],
+        position_ids=packing.position_ids[None],
+        packing=packing,
+        use_cache=False,
+    )
     return out.last_hidden_state[0][sequences.predictors]
 
 
@@ -44,25 +49,40 @@ class PolicyModel(nn.Module):
         self.hf = hf
         self.temperature = temperature
 
-    def forward(self, sequences: Sequences, with_entropy: bool, with_squares: bool = False) -> PolicyOutputs:
+    def forward(
+        self, sequences: Sequences, with_entropy: bool, with_squares: bool = False
+    ) -> PolicyOutputs:
         """Packed sequences in, one log-prob (and entropy, and Σ_v π(v)²) a response token out: (T_response,)."""
         hidden = _hidden_states(self.hf.get_decoder(), sequences)  # (T, H)
         head = self.hf.get_output_embeddings()
         assert head is not None, "a causal language model has a vocabulary projection"
         chunk = max(1, MAX_LOGITS // self.hf.config.get_text_config().vocab_size)
         if len(hidden) <= chunk:
-            return PolicyOutputs(*self._score(head, hidden, sequences.targets, with_entropy, with_squares))
+            return PolicyOutputs(
+                *self._score(head, hidden, sequences.targets, with_entropy, with_squares)
+            )
         parts = [
-            checkpoint(self._score, head, part, targets, with_entropy, with_squares, use_reentrant=False)
-            for part, targets in zip(hidden.split(chunk), sequences.targets.split(chunk), strict=True)
+            checkpoint(
+                self._score, head, part, targets, with_entropy, with_squares, use_reentrant=False
+            )
+            for part, targets in zip(
+                hidden.split(chunk), sequences.targets.split(chunk), strict=True
+            )
         ]
         log_probs, entropies, squares = zip(*parts, strict=True)
         return PolicyOutputs(
-            torch.cat(log_probs), torch.cat(entropies) if with_entropy else None, torch.cat(squares) if with_squares else None
+            torch.cat(log_probs),
+            torch.cat(entropies) if with_entropy else None,
+            torch.cat(squares) if with_squares else None,
         )
 
     def _score(
-        self, head: nn.Module, hidden: Tensor, targets: Tensor, with_entropy: bool, with_squares: bool
+        self,
+        head: nn.Module,
+        hidden: Tensor,
+        targets: Tensor,
+        with_entropy: bool,
+        with_squares: bool,
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
         logits = head(hidden)
         scores = log_probs_and_entropy(logits, targets, self.temperature, with_entropy)

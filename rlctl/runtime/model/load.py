@@ -39,7 +39,9 @@ def load_model(model: schema.Model, kind: Kind, dtype: torch.dtype, seed: int) -
             loaded = auto.from_pretrained(local(model.path), **options)
         else:
             torch.manual_seed(seed)
-            config = AutoConfig.from_pretrained(local(model.path), trust_remote_code=model.trust_remote_code)
+            config = AutoConfig.from_pretrained(
+                local(model.path), trust_remote_code=model.trust_remote_code
+            )
             loaded = auto.from_config(config, **options)
     except (OSError, ValueError, KeyError) as error:
         reason = str(error).strip().splitlines()[0]
@@ -58,7 +60,11 @@ def fetched(model: schema.Model) -> schema.Model:
 
 def compute_dtype(model: schema.Model, device: str) -> torch.dtype:
     """What forward and backward passes run in: `model.dtype`, or bfloat16 on a GPU and float32 on a CPU."""
-    return (torch.bfloat16 if device == "cuda" else torch.float32) if model.dtype == "auto" else _DTYPES[model.dtype]
+    return (
+        (torch.bfloat16 if device == "cuda" else torch.float32)
+        if model.dtype == "auto"
+        else _DTYPES[model.dtype]
+    )
 
 
 def master_dtype(fsdp: schema.FSDP | schema.FrozenFSDP) -> torch.dtype:

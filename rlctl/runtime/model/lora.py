@@ -27,7 +27,11 @@ _BASE, _A, _B = ".base_layer.", f".lora_A.{_NAME}.", f".lora_B.{_NAME}."
 def check_peft() -> None:
     """Errors: MissingExtraError where `peft` is not installed."""
     if find_spec("peft") is None:
-        raise MissingExtraError("LoRA needs peft, which is not installed", where="lora_rank", hint="pip install 'rlctl[peft]'")
+        raise MissingExtraError(
+            "LoRA needs peft, which is not installed",
+            where="lora_rank",
+            hint="pip install 'rlctl[peft]'",
+        )
 
 
 def add_adapters(hf: PreTrainedModel, model: schema.Model, seed: int) -> None:
@@ -58,7 +62,11 @@ def add_adapters(hf: PreTrainedModel, model: schema.Model, seed: int) -> None:
         raise ConfigError(str(error).splitlines()[0], where="target_modules", hint=hint) from error
     others = {name for name, layer in _adapted(hf).items() if not isinstance(layer, Linear)}
     if others:
-        raise ConfigError(f"adapters are for linear layers; {sorted(others)[0]} is none", where="target_modules", hint="all-linear")
+        raise ConfigError(
+            f"adapters are for linear layers; {sorted(others)[0]} is none",
+            where="target_modules",
+            hint="all-linear",
+        )
     for name, parameter in hf.named_parameters():
         parameter.requires_grad_(_A in name or _B in name)
         if parameter.requires_grad:
@@ -114,10 +122,18 @@ def write_adapter(folder: Path, hf: PreTrainedModel, weights: Mapping[str, Tenso
     from safetensors.torch import save_file
 
     folder.mkdir(parents=True, exist_ok=True)
-    save_file({name: value.contiguous() for name, value in weights.items()}, folder / "adapter_model.safetensors", {"format": "pt"})
+    save_file(
+        {name: value.contiguous() for name, value in weights.items()},
+        folder / "adapter_model.safetensors",
+        {"format": "pt"},
+    )
     config: Any = hf.peft_config  # where peft keeps what it did to the model
     config[_NAME].save_pretrained(str(folder))
 
 
 def _adapted(module: nn.Module) -> dict[str, nn.Module]:
-    return {name: layer for name, layer in module.named_modules() if hasattr(layer, "lora_A") and hasattr(layer, "base_layer")}
+    return {
+        name: layer
+        for name, layer in module.named_modules()
+        if hasattr(layer, "lora_A") and hasattr(layer, "base_layer")
+    }

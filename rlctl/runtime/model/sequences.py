@@ -27,4 +27,9 @@ class Sequences:
         # In the flat row, response token j of row b stands behind the prompts of rows 0..b and the responses before it.
         position = torch.arange(len(response_ids.values), device=whole.values.device)
         predictors = position + prompt_ids.lengths.cumsum(0)[response_ids.row_of_token] - 1
-        return cls(whole.values, Packing.of(whole.lengths, whole.values.device), predictors, response_ids.values)
+        return cls(
+            whole.values,
+            Packing.of(whole.lengths, whole.values.device),
+            predictors,
+            response_ids.values,
+        )

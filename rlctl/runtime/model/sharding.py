@@ -12,16 +12,28 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    FSDPModule,
+    MixedPrecisionPolicy,
+    OffloadPolicy,
+    fully_shard,
+)
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
 from rlctl.errors import ConfigError
 from rlctl.recipes import schema
-from rlctl.runtime.place import Place
+from rlctl.runtime.rank_info import Place
 
 
-def shard(model: nn.Module, hf: PreTrainedModel, place: Place, fsdp: schema.FSDP | schema.FrozenFSDP, compute_dtype: torch.dtype) -> None:
+def shard(
+    model: nn.Module,
+    hf: PreTrainedModel,
+    place: Place,
+    fsdp: schema.FSDP | schema.FrozenFSDP,
+    compute_dtype: torch.dtype,
+) -> None:
     """Move `model`, built around `hf`, to its device, and shard it block by block. In place.
 
     Gradients are summed over ranks, not averaged: the loss is divided once, by the global count, by whoever steps the optimizer.
@@ -35,7 +47,11 @@ def shard(model: nn.Module, hf: PreTrainedModel, place: Place, fsdp: schema.FSDP
         "reshard_after_forward": fsdp.reshard_after_forward,
         "offload_policy": CPUOffloadPolicy() if fsdp.param_offload else OffloadPolicy(),
     }
-    blocks = [module for module in hf.modules() if type(module).__name__ in set(hf._no_split_modules or ())]
+    blocks = [
+        module
+        for module in hf.modules()
+        if type(module).__name__ in set(hf._no_split_modules or ())
+    ]
     for block in [*blocks, model]:
         sharded = fully_shard(block, **options)
         sharded.set_gradient_divide_factor(1.0)
@@ -47,9 +63,14 @@ def _mesh(place: Place, fsdp_size: int) -> DeviceMesh:
         return init_device_mesh(place.device, (place.world_size,), mesh_dim_names=("shard",))
     if place.world_size % fsdp_size:
         raise ConfigError(
-            f"fsdp_size {fsdp_size} does not divide the {place.world_size} ranks", hint="a divisor of the number of ranks, or -1 for all"
+            f"fsdp_size {fsdp_size} does not divide the {place.world_size} ranks",
+            hint="a divisor of the number of ranks, or -1 for all",
         )
-    return init_device_mesh(place.device, (place.world_size // fsdp_size, fsdp_size), mesh_dim_names=("replicate", "shard"))
+    return init_device_mesh(
+        place.device,
+        (place.world_size // fsdp_size, fsdp_size),
+        mesh_dim_names=("replicate", "shard"),
+    )
 
 
 def is_sharded(model: nn.Module) -> bool:
@@ -83,8 +104,14 @@ def trained_state(model: nn.Module) -> dict[str, Any]:
     """
     from torch.distributed.checkpoint.state_dict import get_model_state_dict
 
-    frozen = {name for name, parameter in model.named_parameters(remove_duplicate=False) if not parameter.requires_grad}
-    return {name: value for name, value in get_model_state_dict(model).items() if name not in frozen}
+    frozen = {
+        name
+        for name, parameter in model.named_parameters(remove_duplicate=False)
+        if not parameter.requires_grad
+    }
+    return {
+        name: value for name, value in get_model_state_dict(model).items() if name not in frozen
+    }
 
 
 def local_gradients(model: nn.Module) -> list[Tensor]:

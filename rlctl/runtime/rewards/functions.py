@@ -83,16 +83,33 @@ def load_reward(spec: RewardSpec) -> RewardFunction:
     """
     path, _, name = spec.function.rpartition(":")
     if spec.function.endswith(".py"):
-        raise ConfigError(f"reward function {spec.function!r} names a file and no function", hint=f"{spec.function}:compute_score")
-    function = _from_file(Path(path).expanduser(), name) if path.endswith(".py") else plugins.load("rewards", spec.function)
+        raise ConfigError(
+            f"reward function {spec.function!r} names a file and no function",
+            hint=f"{spec.function}:compute_score",
+        )
+    function = (
+        _from_file(Path(path).expanduser(), name)
+        if path.endswith(".py")
+        else plugins.load("rewards", spec.function)
+    )
     if not callable(function):
-        raise ConfigError(f"reward function {spec.function!r} is {type(function).__name__}, wanted a function", where=path or None)
+        raise ConfigError(
+            f"reward function {spec.function!r} is {type(function).__name__}, wanted a function",
+            where=path or None,
+        )
     if inspect.iscoroutinefunction(function):
-        raise ConfigError(f"reward function {spec.function!r} is async, wanted a plain function", where=_line_of(function))
+        raise ConfigError(
+            f"reward function {spec.function!r} is async, wanted a plain function",
+            where=_line_of(function),
+        )
     try:
-        inspect.signature(function).bind(data_source="", solution_str="", ground_truth="", extra_info={}, **spec.kwargs)
+        inspect.signature(function).bind(
+            data_source="", solution_str="", ground_truth="", extra_info={}, **spec.kwargs
+        )
     except TypeError as error:
-        wanted = ", ".join(["data_source", "solution_str", "ground_truth", "extra_info", *spec.kwargs])
+        wanted = ", ".join(
+            ["data_source", "solution_str", "ground_truth", "extra_info", *spec.kwargs]
+        )
         raise ConfigError(
             f"reward function {spec.function!r} cannot be called: {error}",
             where=_line_of(function),
@@ -117,20 +134,31 @@ def _judged(result: Any) -> Answer:
         raise TypeError(f"the reward function returned a dict without 'score': {sorted(parts)}")
     value = parts["score"]
     if value is None or isinstance(value, str | bytes | list | tuple):
-        raise TypeError(f"the reward function returned {value!r:.60}, wanted a number or a dict with 'score'")
+        raise TypeError(
+            f"the reward function returned {value!r:.60}, wanted a number or a dict with 'score'"
+        )
     score = float(value)
     if not math.isfinite(score):
         raise ValueError(f"the reward function returned {score}")
-    others = {str(name): float(part) for name, part in parts.items() if name != "score" and isinstance(part, Real)}
+    others = {
+        str(name): float(part)
+        for name, part in parts.items()
+        if name != "score" and isinstance(part, Real)
+    }
     return Answer(score, {name: part for name, part in others.items() if math.isfinite(part)})
 
 
 def _from_file(path: Path, name: str) -> Any:
     if not path.is_file():
-        raise ConfigError(f"the reward file does not exist: {path}", hint="paths are relative to where rlctl is started")
+        raise ConfigError(
+            f"the reward file does not exist: {path}",
+            hint="paths are relative to where rlctl is started",
+        )
     path = path.resolve()
     if str(path.parent) not in sys.path:
-        sys.path.append(str(path.parent))  # its neighbours can be imported; at the end, so that they hide nothing
+        sys.path.append(
+            str(path.parent)
+        )  # its neighbours can be imported; at the end, so that they hide nothing
     module_name = f"rlctl_reward_{hashlib.sha256(str(path).encode()).hexdigest()[:12]}"
     loader_spec = importlib.util.spec_from_file_location(module_name, path)
     assert loader_spec is not None  # a .py file always has a loader
@@ -141,10 +169,21 @@ def _from_file(path: Path, name: str) -> Any:
         loader_spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
         del sys.modules[module_name]
-        raise ConfigError(f"the reward file does not import: {type(error).__name__}: {error}", where=_place(error, path)) from error
+        raise ConfigError(
+            f"the reward file does not import: {type(error).__name__}: {error}",
+            where=_place(error, path),
+        ) from error
     if not hasattr(module, name):
-        own = [each for each, value in vars(module).items() if inspect.isfunction(value) and value.__module__ == module_name]
-        raise ConfigError(f"the reward file has no function {name!r}", where=str(path), hint=plugins.suggestion(name, own))
+        own = [
+            each
+            for each, value in vars(module).items()
+            if inspect.isfunction(value) and value.__module__ == module_name
+        ]
+        raise ConfigError(
+            f"the reward file has no function {name!r}",
+            where=str(path),
+            hint=plugins.suggestion(name, own),
+        )
     return getattr(module, name)
 
 

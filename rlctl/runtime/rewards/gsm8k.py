@@ -22,7 +22,9 @@ _SIGNED_NUMBER = re.compile(rf"(?:(?<![\w.)\]])-)?\$?(?:{_NUMBER})", re.ASCII)
 _DIGITS = "0123456789"
 _BEFORE_DIGITS = 4  # characters that decide about a number's sign: one before it, "-", "$", "."
 # What may stand between the mark and the number: spaces, emphasis, a currency, a LaTeX box or math delimiters.
-_MARKED_NUMBER = re.compile(rf"####(?:\s|\*|\$|\\\(|\\\$|\\boxed\{{)*(-?\$?(?:{_NUMBER}))", re.ASCII)
+_MARKED_NUMBER = re.compile(
+    rf"####(?:\s|\*|\$|\\\(|\\\$|\\boxed\{{)*(-?\$?(?:{_NUMBER}))", re.ASCII
+)
 
 _VERL_WINDOW = 300  # characters
 _VERL_MARKED = re.compile(r"#### (\-?[0-9\.\,]+)")
@@ -42,7 +44,9 @@ def _strict(solution: str, truth: str) -> bool:
 
 
 def _flexible(solution: str, truth: str) -> bool:
-    end = max(map(solution.rfind, _DIGITS)) + 1  # from the back: an answer is long, and only its last number counts
+    end = (
+        max(map(solution.rfind, _DIGITS)) + 1
+    )  # from the back: an answer is long, and only its last number counts
     if not end:
         return False
     start = len(solution[:end].rstrip(_DIGITS + ".,"))
@@ -69,7 +73,14 @@ METHODS: dict[str, Callable[[str, str], bool]] = {
 
 
 @in_process
-def score(data_source: str, solution_str: str, ground_truth: Any, extra_info: dict[str, Any] | None = None, *, method: str) -> float:
+def score(
+    data_source: str,
+    solution_str: str,
+    ground_truth: Any,
+    extra_info: dict[str, Any] | None = None,
+    *,
+    method: str,
+) -> float:
     """1.0 when the answer's final number is `ground_truth`, else 0.0; `method` is a key of `METHODS`.
 
     Raises ValueError for an unknown method or, where numbers are compared, for a ground truth that is none.

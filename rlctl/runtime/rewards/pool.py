@@ -25,7 +25,14 @@ from typing import Self
 
 from rlctl.data_prep.rows import PromptRow
 from rlctl.errors import InternalError, ResourceError, RlctlError
-from rlctl.runtime.rewards.functions import Answer, Call, RewardSpec, answer, load_reward, runs_in_process
+from rlctl.runtime.rewards.functions import (
+    Answer,
+    Call,
+    RewardSpec,
+    answer,
+    load_reward,
+    runs_in_process,
+)
 from rlctl.runtime.rewards.worker import Setup
 
 log = logging.getLogger(__name__)
@@ -70,7 +77,9 @@ class RewardReport:
     def components(self) -> dict[str, list[float]]:
         """name -> one value a row; 0 where a row's function did not give it."""
         names = dict.fromkeys(name for result in self.results for name in result.components)
-        return {name: [result.components.get(name, 0.0) for result in self.results] for name in names}
+        return {
+            name: [result.components.get(name, 0.0) for result in self.results] for name in names
+        }
 
 
 class _Worker:
@@ -86,7 +95,9 @@ class _Worker:
                 [sys.executable, "-u", "-c", _BOOT, *arguments],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
-                stdout=2 if file is None else file,  # what a reward function prints is talk: to stderr
+                stdout=2
+                if file is None
+                else file,  # what a reward function prints is talk: to stderr
                 stderr=file,
                 start_new_session=True,  # Ctrl-C does not reach it, and what it starts can be ended with it
             )
@@ -101,7 +112,9 @@ class _Worker:
                 raise ResourceError(f"a reward worker did not start within {START_S:g} s")
             problem = self.connection.recv()
         except (EOFError, OSError) as error:
-            raise ResourceError(f"a reward worker died while starting (exit status {self.process.wait()})") from error
+            raise ResourceError(
+                f"a reward worker died while starting (exit status {self.process.wait()})"
+            ) from error
         if problem:
             raise problem
 
@@ -122,7 +135,14 @@ def _kill_all(workers: list[_Worker]) -> None:
 class RewardPool:
     """Built once a run; `close()` it, or use it as a context manager. No process survives the program, whatever ends it."""
 
-    def __init__(self, functions: Sequence[RewardSpec], *, timeout_s: float, num_processes: int, logs: Path | None = None) -> None:
+    def __init__(
+        self,
+        functions: Sequence[RewardSpec],
+        *,
+        timeout_s: float,
+        num_processes: int,
+        logs: Path | None = None,
+    ) -> None:
         """Load `functions` and start the workers, if any function needs them.
 
         `timeout_s` seconds are given to each call. What functions print goes to `reward-<number>.log` in the folder `logs`, or to stderr.
@@ -132,7 +152,9 @@ class RewardPool:
         self._timeout_s = timeout_s
         self._specs = list(functions)
         loaded = [load_reward(spec) for spec in self._specs]
-        self._direct = {index: function for index, function in enumerate(loaded) if runs_in_process(function)}
+        self._direct = {
+            index: function for index, function in enumerate(loaded) if runs_in_process(function)
+        }
         self._names = _component_names(self._specs)
         self._workers: list[_Worker] = []
         self._finalizer = weakref.finalize(self, _kill_all, self._workers)
@@ -141,14 +163,19 @@ class RewardPool:
 
     def score(self, rows: Sequence[PromptRow], responses: Sequence[str]) -> RewardReport:
         """The scores of `responses`, one for each of `rows`."""
-        calls = [Call(row.data_source, text, row.ground_truth, row.extra_info) for row, text in zip(rows, responses, strict=True)]
+        calls = [
+            Call(row.data_source, text, row.ground_truth, row.extra_info)
+            for row, text in zip(rows, responses, strict=True)
+        ]
         pooled = [index for index in range(len(self._specs)) if index not in self._direct]
         tasks = [(index, call) for index in pooled for call in calls]
         pending = iter(self._run(tasks))
         by_function: list[list[Answer]] = []
         for index, spec in enumerate(self._specs):
             if index in self._direct:
-                by_function.append([answer(self._direct[index], call, spec.kwargs) for call in calls])
+                by_function.append(
+                    [answer(self._direct[index], call, spec.kwargs) for call in calls]
+                )
             else:
                 by_function.append([next(pending) for _ in calls])
         return self._report(by_function)
@@ -185,12 +212,17 @@ class RewardPool:
             raise InternalError("the reward pool is closed")
         answers: list[Answer | None] = [None] * len(tasks)
         size = max(1, -(-len(tasks) // (PORTIONS * max(1, len(self._workers)))))
-        portions = deque((start, min(start + size, len(tasks))) for start in range(0, len(tasks), size))
+        portions = deque(
+            (start, min(start + size, len(tasks))) for start in range(0, len(tasks), size)
+        )
         busy: dict[Connection, _Job] = {}
         try:
             while portions or busy:
                 self._hand_out(tasks, portions, busy)
-                wait(list(busy), max(0.0, min(job.deadline for job in busy.values()) - time.monotonic()))
+                wait(
+                    list(busy),
+                    max(0.0, min(job.deadline for job in busy.values()) - time.monotonic()),
+                )
                 for job in list(busy.values()):
                     self._advance(job, answers, portions, busy)
         except BaseException:
@@ -198,7 +230,12 @@ class RewardPool:
             raise
         return [each for each in answers if each is not None]
 
-    def _hand_out(self, tasks: list[tuple[int, Call]], portions: deque[tuple[int, int]], busy: dict[Connection, _Job]) -> None:
+    def _hand_out(
+        self,
+        tasks: list[tuple[int, Call]],
+        portions: deque[tuple[int, int]],
+        busy: dict[Connection, _Job],
+    ) -> None:
         for worker in [each for each in self._workers if each.connection not in busy]:
             if not portions:
                 return
@@ -210,7 +247,13 @@ class RewardPool:
                 worker.connection.send(tasks[start:stop])
             busy[worker.connection] = _Job(worker, start, stop, self._deadline())
 
-    def _advance(self, job: _Job, answers: list[Answer | None], portions: deque[tuple[int, int]], busy: dict[Connection, _Job]) -> None:
+    def _advance(
+        self,
+        job: _Job,
+        answers: list[Answer | None],
+        portions: deque[tuple[int, int]],
+        busy: dict[Connection, _Job],
+    ) -> None:
         """Take what the worker has answered; end it when it has died or its time is over."""
         connection = job.worker.connection
         lost: Answer | None = None
@@ -225,7 +268,12 @@ class RewardPool:
         else:
             if job.next < job.stop and time.monotonic() > job.deadline:
                 self._replace(job.worker)
-                lost = Answer(0.0, {}, f"took longer than {self._timeout_s:g} s and could not be interrupted", timed_out=True)
+                lost = Answer(
+                    0.0,
+                    {},
+                    f"took longer than {self._timeout_s:g} s and could not be interrupted",
+                    timed_out=True,
+                )
         if lost:
             answers[job.next] = lost
             job.next += 1
@@ -260,9 +308,14 @@ class RewardPool:
         for name, each in zip(self._names, answers, strict=True):
             if len(answers) > 1:
                 components[name] = each.score
-            components |= {f"{name}/{part}" if len(answers) > 1 else part: value for part, value in each.components.items()}
+            components |= {
+                f"{name}/{part}" if len(answers) > 1 else part: value
+                for part, value in each.components.items()
+            }
         return RewardResult(
-            score=sum(spec.weight * each.score for spec, each in zip(self._specs, answers, strict=True)),
+            score=sum(
+                spec.weight * each.score for spec, each in zip(self._specs, answers, strict=True)
+            ),
             components=components,
             error=next((each.error for each in answers if each.error), None),
         )
@@ -280,4 +333,7 @@ class _Job:
 
 def _component_names(specs: Sequence[RewardSpec]) -> list[str]:
     names = [spec.name for spec in specs]
-    return [name if names.count(name) == 1 else f"{name}_{index}" for index, name in enumerate(names, start=1)]
+    return [
+        name if names.count(name) == 1 else f"{name}_{index}"
+        for index, name in enumerate(names, start=1)
+    ]

@@ -19,11 +19,18 @@ class RuleReward:
 
     def compute_scores(self, rollouts: Rollouts) -> Scores:
         """See `Reward`. The first error of a run is kept in `first_error`: the functions fail quietly, one answer at a time."""
-        texts = self.tokenizer.batch_decode([ids.tolist() for ids in rollouts.response_ids.rows()], skip_special_tokens=True)
+        texts = self.tokenizer.batch_decode(
+            [ids.tolist() for ids in rollouts.response_ids.rows()], skip_special_tokens=True
+        )
         report = self.pool.score(rollouts.rows, texts)
         self.first_error = self.first_error or report.first_error
         return Scores(
             scores=torch.tensor(report.scores, dtype=torch.float32),
-            components={name: torch.tensor(values, dtype=torch.float32) for name, values in report.components().items()},
-            failed=torch.tensor([result.error is not None for result in report.results], dtype=torch.bool),
+            components={
+                name: torch.tensor(values, dtype=torch.float32)
+                for name, values in report.components().items()
+            },
+            failed=torch.tensor(
+                [result.error is not None for result in report.results], dtype=torch.bool
+            ),
         )

@@ -15,7 +15,15 @@ from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
 from rlctl.errors import RlctlError
-from rlctl.runtime.rewards.functions import Answer, Call, RewardFunction, RewardSpec, RewardTimeout, answer, load_reward
+from rlctl.runtime.rewards.functions import (
+    Answer,
+    Call,
+    RewardFunction,
+    RewardSpec,
+    RewardTimeout,
+    answer,
+    load_reward,
+)
 
 _PR_SET_PDEATHSIG = 1  # prctl(2)
 
@@ -58,7 +66,9 @@ def _serve(connection: Connection) -> None:
             connection.send(_timed(*functions[index], call, setup.timeout_s))
 
 
-def _timed(function: RewardFunction, kwargs: Mapping[str, Any], call: Call, timeout_s: float) -> Answer:
+def _timed(
+    function: RewardFunction, kwargs: Mapping[str, Any], call: Call, timeout_s: float
+) -> Answer:
     try:
         signal.setitimer(signal.ITIMER_REAL, timeout_s)
         try:

@@ -10,8 +10,8 @@ from rlctl.errors import ConfigError, MissingExtraError
 from rlctl.recipes import schema
 from rlctl.runtime.rollout.engine import EngineSpec, RolloutEngine, starting, to_the_end
 from rlctl.runtime.rollout.hf import HFEngine
-from rlctl.runtime.rollout.vllm_engine import VLLMEngine
-from rlctl.runtime.rollout.vllm_install import check_installed
+from rlctl.runtime.rollout.vllm.engine import VLLMEngine
+from rlctl.runtime.rollout.vllm.versions import check_installed
 
 
 class AutoEngine:
@@ -28,7 +28,9 @@ class AutoEngine:
         return to_the_end(cls.starting(spec, policy))
 
     @classmethod
-    def starting(cls, spec: EngineSpec, policy: PreTrainedModel | None) -> Generator[str, None, RolloutEngine]:
+    def starting(
+        cls, spec: EngineSpec, policy: PreTrainedModel | None
+    ) -> Generator[str, None, RolloutEngine]:
         """See `StartsInPhases`: in those of the engine chosen."""
         return (yield from starting(chosen(spec.place.device), spec, policy))
 

@@ -15,7 +15,7 @@ from rlctl.errors import ConfigError, Problem, raise_problems
 from rlctl.recipes import schema
 from rlctl.runtime.batch import Ragged
 from rlctl.runtime.budget import Halving
-from rlctl.runtime.place import Place
+from rlctl.runtime.rank_info import Place
 
 E = TypeVar("E")
 
@@ -35,7 +35,9 @@ class EngineSpec:
     max_length: int  # the most tokens of a prompt and its answer together
     seed: int
     concurrent: bool = False  # `generate` is called from several threads
-    on_halving: Callable[[Halving], None] = _print_halving  # is told when memory has room for fewer rows at a time
+    on_halving: Callable[[Halving], None] = (
+        _print_halving  # is told when memory has room for fewer rows at a time
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,11 +64,17 @@ class SamplingParams:
             "max_tokens": bool((torch.as_tensor(self.max_tokens) < 1).any()),
         }
         if any(wrong.values()):
-            raise ValueError(f"out of range: {', '.join(f'{name}={getattr(self, name)}' for name, bad in wrong.items() if bad)}")
+            raise ValueError(
+                f"out of range: {', '.join(f'{name}={getattr(self, name)}' for name, bad in wrong.items() if bad)}"
+            )
 
     def row_seeds(self, num_rows: int) -> Tensor:
         """The random stream of each of the B·n rows, (B·n,) int64, none negative."""
-        return self.seed if isinstance(self.seed, Tensor) else random_streams(self.seed, torch.arange(num_rows))
+        return (
+            self.seed
+            if isinstance(self.seed, Tensor)
+            else random_streams(self.seed, torch.arange(num_rows))
+        )
 
 
 def random_streams(seed: int, rows: Tensor) -> Tensor:
@@ -75,8 +83,13 @@ def random_streams(seed: int, rows: Tensor) -> Tensor:
     It hangs on `seed` and the row's number alone, so an answer is the same whichever engine of how many gives it. The bits are mixed as by
     SplitMix64 (Steele, Lea & Flood 2014), because generators take neighbouring seeds for neighbouring streams.
     """
-    x = rows.to(torch.int64) * -7046029254386353131 + (seed & (2**63 - 1))  # 0x9E3779B97F4A7C15; products wrap around
-    for shift, factor in ((30, -4658895280553007687), (27, -7723592293110705685)):  # 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+    x = rows.to(torch.int64) * -7046029254386353131 + (
+        seed & (2**63 - 1)
+    )  # 0x9E3779B97F4A7C15; products wrap around
+    for shift, factor in (
+        (30, -4658895280553007687),
+        (27, -7723592293110705685),
+    ):  # 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
         x = (x ^ ((x >> shift) & (2 ** (64 - shift) - 1))) * factor
     return (x ^ ((x >> 31) & (2**33 - 1))) & (2**63 - 1)
 
@@ -87,7 +100,9 @@ class Responses:
 
     response_ids: Ragged  # (B·n rows) int64, with the stop token if there was one
     log_probs: Ragged  # (B·n rows) float32
-    finish: list[str]  # B·n: "stop" = wrote a stop token, "length" = reached max_tokens or the end of the context
+    finish: list[
+        str
+    ]  # B·n: "stop" = wrote a stop token, "length" = reached max_tokens or the end of the context
 
 
 class RolloutEngine(Protocol):
@@ -161,12 +176,16 @@ class StartsInPhases(Protocol):
     """An engine class whose start takes so long that one wants to know what it is at."""
 
     @classmethod
-    def starting(cls, spec: EngineSpec, policy: PreTrainedModel | None) -> Generator[str, None, RolloutEngine]:
+    def starting(
+        cls, spec: EngineSpec, policy: PreTrainedModel | None
+    ) -> Generator[str, None, RolloutEngine]:
         """As `RolloutEngine.from_spec`, in parts: before each it says what comes next."""
         ...
 
 
-def starting(engine: type[RolloutEngine], spec: EngineSpec, policy: PreTrainedModel | None) -> Generator[str, None, RolloutEngine]:
+def starting(
+    engine: type[RolloutEngine], spec: EngineSpec, policy: PreTrainedModel | None
+) -> Generator[str, None, RolloutEngine]:
     """Make `engine`, in its phases where it has any."""
     if isinstance(engine, StartsInPhases):
         return (yield from engine.starting(spec, policy))

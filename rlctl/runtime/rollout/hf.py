@@ -21,7 +21,13 @@ from rlctl.runtime.batch import Ragged
 from rlctl.runtime.budget import Budget, Halving, free_memory, lacks_memory
 from rlctl.runtime.model.attention import Packing, TokenAttention, use_rlctl_attention
 from rlctl.runtime.model.load import load_model
-from rlctl.runtime.rollout.engine import EngineSpec, Responses, SamplingParams, answer_limits, finish_reasons
+from rlctl.runtime.rollout.engine import (
+    EngineSpec,
+    Responses,
+    SamplingParams,
+    answer_limits,
+    finish_reasons,
+)
 from rlctl.runtime.rollout.kv_cache import KVCache, Prefill
 from rlctl.runtime.rollout.sampling import sample
 
@@ -63,7 +69,9 @@ class HFEngine:
         use_rlctl_attention(model)
         self.model = model
         self.on_halving = on_halving
-        self.budget = Budget("actor_rollout_ref.rollout.max_num_seqs", max_num_seqs or 2**31, "rows")
+        self.budget = Budget(
+            "actor_rollout_ref.rollout.max_num_seqs", max_num_seqs or 2**31, "rows"
+        )
         context_length = model.config.get_text_config(decoder=True).max_position_embeddings
         self.max_length = context_length if max_length is None else min(max_length, context_length)
         self.owned = owned
@@ -75,12 +83,21 @@ class HFEngine:
         problems = []
         if rollout.tensor_model_parallel_size > 1:
             what = "actor_rollout_ref.rollout.tensor_model_parallel_size is set, but the engine hf runs on one rank"
-            problems.append(Problem(what, hint="set it to 1, or actor_rollout_ref.rollout.name=vllm"))
+            problems.append(
+                Problem(what, hint="set it to 1, or actor_rollout_ref.rollout.name=vllm")
+            )
         if rollout.engine_kwargs:
-            problems.append(Problem("actor_rollout_ref.rollout.engine_kwargs is set, but the engine hf takes none", hint="leave it {}"))
+            problems.append(
+                Problem(
+                    "actor_rollout_ref.rollout.engine_kwargs is set, but the engine hf takes none",
+                    hint="leave it {}",
+                )
+            )
         if rollout.mode == "async":
             what = "actor_rollout_ref.rollout.mode=async is set, but the engine hf answers one batch after the other"
-            problems.append(Problem(what, hint="leave it sync, or actor_rollout_ref.rollout.name=vllm"))
+            problems.append(
+                Problem(what, hint="leave it sync, or actor_rollout_ref.rollout.name=vllm")
+            )
         raise_problems(problems)
 
     @classmethod
@@ -90,7 +107,13 @@ class HFEngine:
         if model is None:
             model = load_model(spec.model, "policy", spec.dtype, spec.seed)
             nn.Module.to(model, spec.place.device).requires_grad_(False)
-        return cls(model, spec.rollout.max_num_seqs, spec.max_length, owned=policy is None, on_halving=spec.on_halving)
+        return cls(
+            model,
+            spec.rollout.max_num_seqs,
+            spec.max_length,
+            owned=policy is None,
+            on_halving=spec.on_halving,
+        )
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         """See `RolloutEngine.load_weights`. A model that the engine shares has them already."""
@@ -122,7 +145,10 @@ class HFEngine:
         if sampling.temperature > 0:
             uniforms = _uniforms(sampling.row_seeds(num_rows), int(limits.max()))
         # long prompts first, so that too little memory shows at once
-        left = (prompt_ids.lengths.argsort(descending=True, stable=True)[:, None] * sampling.n + torch.arange(sampling.n)).flatten()
+        left = (
+            prompt_ids.lengths.argsort(descending=True, stable=True)[:, None] * sampling.n
+            + torch.arange(sampling.n)
+        ).flatten()
         steps: list[_Step] = []
         with _evaluating(self.model):
             while len(left):
@@ -141,10 +167,17 @@ class HFEngine:
                 self.on_halving(self.budget.halve([lengths], failed=0, alone=True, reason=reason))
                 free_memory(self.model.device.type)
         response_ids, log_probs = _by_row(steps, num_rows)
-        return Responses(response_ids, log_probs, finish_reasons(response_ids, sampling.stop_token_ids))
+        return Responses(
+            response_ids, log_probs, finish_reasons(response_ids, sampling.stop_token_ids)
+        )
 
     def _generate(
-        self, rows: Tensor, prompt_ids: Ragged, limits: Tensor, uniforms: Tensor | None, sampling: SamplingParams
+        self,
+        rows: Tensor,
+        prompt_ids: Ragged,
+        limits: Tensor,
+        uniforms: Tensor | None,
+        sampling: SamplingParams,
     ) -> Iterator[_Step]:
         """The answers `rows` (numbers among all B·n; those to a prompt stand side by side), token by token.
 
@@ -165,7 +198,11 @@ class HFEngine:
                 kept = cache.keep(alive)
                 if len(kept) == 0:
                     return
-                rows, tokens, positions = rows[kept], tokens[kept.to(device)], positions[kept.to(device)]
+                rows, tokens, positions = (
+                    rows[kept],
+                    tokens[kept.to(device)],
+                    positions[kept.to(device)],
+                )
             logits = self._forward(tokens, positions + step, cache)
             cache.advance()
 
@@ -179,13 +216,28 @@ class HFEngine:
             chunk = prompt_ids.select(numbers)
             packing = Packing.of(chunk.lengths, device)
             attention = Prefill(cache, packing, first)
-            logits.append(self._forward(chunk.values.to(device), packing.position_ids, attention, keep=(chunk.offsets[1:] - 1).to(device)))
+            logits.append(
+                self._forward(
+                    chunk.values.to(device),
+                    packing.position_ids,
+                    attention,
+                    keep=(chunk.offsets[1:] - 1).to(device),
+                )
+            )
             first += len(chunk)
         return torch.cat(logits)
 
-    def _forward(self, tokens: Tensor, positions: Tensor, attention: TokenAttention, keep: Tensor | int = 0) -> Tensor:
+    def _forward(
+        self, tokens: Tensor, positions: Tensor, attention: TokenAttention, keep: Tensor | int = 0
+    ) -> Tensor:
         """Logits (·, V) of the tokens (T,) at `keep`; 0 is all of them."""
-        output = self.model(input_ids=tokens[None], position_ids=positions[None], packing=attention, use_cache=False, logits_to_keep=keep)
+        output = self.model(
+            input_ids=tokens[None],
+            position_ids=positions[None],
+            packing=attention,
+            use_cache=False,
+            logits_to_keep=keep,
+        )
         return output.logits[0]
 
 

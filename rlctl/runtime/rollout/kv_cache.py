@@ -42,7 +42,9 @@ class _Grid:
     bias: Tensor  # (G·K, 1, P): -inf behind a prompt's end
 
     @classmethod
-    def of(cls, group_of_row: Tensor, prompt_lengths: Tensor, heads: tuple[int, int], like: Tensor) -> _Grid:
+    def of(
+        cls, group_of_row: Tensor, prompt_lengths: Tensor, heads: tuple[int, int], like: Tensor
+    ) -> _Grid:
         """`heads` is (K, H / K); made on the CPU and sent to where `like` is."""
         num_groups, num_rows, (num_kv, rep) = len(prompt_lengths), len(group_of_row), heads
         counts = torch.bincount(group_of_row, minlength=num_groups)
@@ -54,10 +56,21 @@ class _Grid:
         row_at[group_of_row * width + place] = torch.arange(num_rows)
         kv, head = torch.arange(num_kv)[:, None, None], torch.arange(rep)
         to_grid = (row_at.view(num_groups, 1, width, 1) * num_kv + kv) * rep + head
-        to_rows = ((group_of_row[:, None, None] * num_kv + kv.view(-1, 1)) * width + place[:, None, None]) * rep + head
+        to_rows = (
+            (group_of_row[:, None, None] * num_kv + kv.view(-1, 1)) * width + place[:, None, None]
+        ) * rep + head
         behind = torch.arange(int(prompt_lengths.max())) >= prompt_lengths[:, None]
-        bias = torch.zeros(behind.shape).masked_fill_(behind, -torch.inf).repeat_interleave(num_kv, 0)[:, None]
-        return cls(width, to_grid.flatten().to(like.device), to_rows.flatten().to(like.device), bias.to(like))
+        bias = (
+            torch.zeros(behind.shape)
+            .masked_fill_(behind, -torch.inf)
+            .repeat_interleave(num_kv, 0)[:, None]
+        )
+        return cls(
+            width,
+            to_grid.flatten().to(like.device),
+            to_rows.flatten().to(like.device),
+            bias.to(like),
+        )
 
 
 @dataclass(eq=False)
@@ -81,7 +94,9 @@ class KVCache:
         held = self._layers[layer]
         grid = self._grids.get((num_kv, rep))
         if grid is None:
-            grid = self._grids[num_kv, rep] = _Grid.of(self.group_of_row, self.prompt_lengths, (num_kv, rep), query)
+            grid = self._grids[num_kv, rep] = _Grid.of(
+                self.group_of_row, self.prompt_lengths, (num_kv, rep), query
+            )
         num_groups, num_prompt = len(self.prompt_lengths), grid.bias.shape[2]
         held.keys[:num_rows, :, self.num_own] = key
         held.values[:num_rows, :, self.num_own] = value
@@ -92,14 +107,26 @@ class KVCache:
 
         query = (query * scale).reshape(num_rows * num_heads, size)
         gathered = query.index_select(0, grid.to_grid).view(num_groups * num_kv, -1, size)
-        on_prompt = torch.baddbmm(grid.bias, gathered, prompt_keys.transpose(1, 2)).view(-1, num_prompt)
-        on_own = torch.bmm(query.view(num_rows * num_kv, rep, size), own_keys.transpose(1, 2)).view(num_rows * num_heads, -1)
+        on_prompt = torch.baddbmm(grid.bias, gathered, prompt_keys.transpose(1, 2)).view(
+            -1, num_prompt
+        )
+        on_own = torch.bmm(query.view(num_rows * num_kv, rep, size), own_keys.transpose(1, 2)).view(
+            num_rows * num_heads, -1
+        )
         scores = torch.cat([on_prompt.index_select(0, grid.to_rows), on_own], 1)
         weights = torch.softmax(scores, -1, dtype=torch.float32).to(query.dtype)  # (R·H, P + t)
-        in_grid = weights.index_select(0, grid.to_grid).view(num_groups * num_kv, -1, weights.shape[1])
-        from_prompt = torch.bmm(in_grid[..., :num_prompt], prompt_values).view(-1, prompt_values.shape[2])
+        in_grid = weights.index_select(0, grid.to_grid).view(
+            num_groups * num_kv, -1, weights.shape[1]
+        )
+        from_prompt = torch.bmm(in_grid[..., :num_prompt], prompt_values).view(
+            -1, prompt_values.shape[2]
+        )
         own_weights = weights.view(num_rows * num_kv, rep, -1)[..., num_prompt:]
-        out = from_prompt.index_select(0, grid.to_rows).view(num_rows * num_kv, rep, -1).baddbmm_(own_weights, own_values)
+        out = (
+            from_prompt.index_select(0, grid.to_rows)
+            .view(num_rows * num_kv, rep, -1)
+            .baddbmm_(own_weights, own_values)
+        )
         return out.view(num_rows, num_heads, -1)
 
     def advance(self) -> None:
@@ -153,8 +180,14 @@ class Prefill:
             capacity = min(_FIRST_CAPACITY, self.cache.max_tokens)
             layers.append(
                 _Layer(
-                    *(x.new_zeros(num_groups, x.shape[1], longest, x.shape[2]) for x in (key, value)),  # zeros: 0 · padding must be 0
-                    *(x.new_empty(num_rows, x.shape[1], capacity, x.shape[2]) for x in (key, value)),
+                    *(
+                        x.new_zeros(num_groups, x.shape[1], longest, x.shape[2])
+                        for x in (key, value)
+                    ),  # zeros: 0 · padding must be 0
+                    *(
+                        x.new_empty(num_rows, x.shape[1], capacity, x.shape[2])
+                        for x in (key, value)
+                    ),
                 )
             )
         lengths = self.packing.lengths

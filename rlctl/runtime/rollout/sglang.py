@@ -23,12 +23,20 @@ from transformers import AutoConfig, PreTrainedModel
 from rlctl.errors import ConfigError, MissingExtraError, Problem, RlctlError, raise_problems
 from rlctl.recipes import schema
 from rlctl.runtime.batch import Ragged
-from rlctl.runtime.rollout.engine import EngineSpec, Responses, SamplingParams, answer_limits, finish_reasons
+from rlctl.runtime.rollout.engine import (
+    EngineSpec,
+    Responses,
+    SamplingParams,
+    answer_limits,
+    finish_reasons,
+)
 from rlctl.runtime.rollout.sglang_server import SGLangServer
 
 _KEY = "actor_rollout_ref.rollout.engine_kwargs"
 _ROWS_PER_REQUEST = 32
-_SHARD_BYTES = 2**30  # of a file of weights: so much of the model is in this process's memory a second time, at most
+_SHARD_BYTES = (
+    2**30
+)  # of a file of weights: so much of the model is in this process's memory a second time, at most
 _SHARED_MEMORY = Path("/dev/shm")
 
 
@@ -36,10 +44,14 @@ _SHARED_MEMORY = Path("/dev/shm")
 class SGLangArguments:
     """What `rollout.engine_kwargs` may hold for this engine."""
 
-    url: str | tuple[str, ...] | None = None  # of running servers, one a rank; None: each rank starts one
+    url: str | tuple[str, ...] | None = (
+        None  # of running servers, one a rank; None: each rank starts one
+    )
     server_args: tuple[str, ...] = ()  # further arguments of sglang.launch_server
     start_timeout_s: float = 300.0  # in which the server must be ready
-    weights_dir: str | None = None  # where new weights pass through files that the server can read; None: shared memory
+    weights_dir: str | None = (
+        None  # where new weights pass through files that the server can read; None: shared memory
+    )
 
     @classmethod
     def of(cls, rollout: schema.Rollout) -> Self:
@@ -47,8 +59,16 @@ class SGLangArguments:
         known = cls.__dataclass_fields__
         unknown = [key for key in rollout.engine_kwargs if key not in known]
         hint = f"known: {', '.join(known)}"
-        raise_problems([Problem(f"the engine sglang takes no argument {key!r}", where=_KEY, hint=hint) for key in unknown])
-        given: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in rollout.engine_kwargs.items()}
+        raise_problems(
+            [
+                Problem(f"the engine sglang takes no argument {key!r}", where=_KEY, hint=hint)
+                for key in unknown
+            ]
+        )
+        given: dict[str, Any] = {
+            key: tuple(value) if isinstance(value, list) else value
+            for key, value in rollout.engine_kwargs.items()
+        }
         return cls(**given)
 
     @property
@@ -62,7 +82,9 @@ class SGLangEngine:
     def __init__(self, server: SGLangServer, spec: EngineSpec, weights_dir: str | None) -> None:
         self.server = server
         self.spec = spec
-        context = AutoConfig.from_pretrained(spec.model.path, trust_remote_code=spec.model.trust_remote_code).get_text_config()
+        context = AutoConfig.from_pretrained(
+            spec.model.path, trust_remote_code=spec.model.trust_remote_code
+        ).get_text_config()
         self.max_length = min(spec.max_length, context.max_position_embeddings)
         self.weights_dir = weights_dir or (str(_SHARED_MEMORY) if _SHARED_MEMORY.is_dir() else None)
         self.asleep = False
@@ -80,7 +102,11 @@ class SGLangEngine:
         for url in arguments.urls:
             SGLangServer(url)  # judges the address
         if arguments.urls and len(arguments.urls) != num_ranks:
-            raise ConfigError(f"{len(arguments.urls)} servers for {num_ranks} ranks", where=f"{_KEY}.url", hint="one address a rank")
+            raise ConfigError(
+                f"{len(arguments.urls)} servers for {num_ranks} ranks",
+                where=f"{_KEY}.url",
+                hint="one address a rank",
+            )
         if not arguments.urls and importlib.util.find_spec("sglang") is None:
             raise MissingExtraError(
                 "the engine sglang needs the package sglang, or the address of a server",
@@ -97,7 +123,9 @@ class SGLangEngine:
             server = SGLangServer(arguments.urls[spec.place.rank])
             server.wait_until_ready(arguments.start_timeout_s)
         else:
-            server = SGLangServer.launch([*_launch_arguments(spec), *arguments.server_args], arguments.start_timeout_s)
+            server = SGLangServer.launch(
+                [*_launch_arguments(spec), *arguments.server_args], arguments.start_timeout_s
+            )
         return cls(server, spec, arguments.weights_dir)
 
     def generate(self, prompt_ids: Ragged, sampling: SamplingParams) -> Responses:
@@ -107,17 +135,26 @@ class SGLangEngine:
         limits = answer_limits(prompt_ids.lengths, sampling, self.max_length)
         prompts = [row.tolist() for row in prompt_ids.rows() for _ in range(sampling.n)]
         params = [
-            _params(sampling, limit, seed) for limit, seed in zip(limits.tolist(), sampling.row_seeds(num_rows).tolist(), strict=True)
+            _params(sampling, limit, seed)
+            for limit, seed in zip(
+                limits.tolist(), sampling.row_seeds(num_rows).tolist(), strict=True
+            )
         ]
         starts = range(0, num_rows, _ROWS_PER_REQUEST)
-        with ThreadPoolExecutor(max(1, -(-self.spec.rollout.max_num_seqs // _ROWS_PER_REQUEST))) as pool:
+        with ThreadPoolExecutor(
+            max(1, -(-self.spec.rollout.max_num_seqs // _ROWS_PER_REQUEST))
+        ) as pool:
             parts = pool.map(
-                lambda at: self._ask(prompts[at : at + _ROWS_PER_REQUEST], params[at : at + _ROWS_PER_REQUEST]),
+                lambda at: self._ask(
+                    prompts[at : at + _ROWS_PER_REQUEST], params[at : at + _ROWS_PER_REQUEST]
+                ),
                 starts,
             )
             rows = [row for part in parts for row in part]
         ids = Ragged.of([[token for _, token, *_ in row] for row in rows], dtype=torch.int64)
-        log_probs = Ragged.of([[log_prob for log_prob, *_ in row] for row in rows], dtype=torch.float32)
+        log_probs = Ragged.of(
+            [[log_prob for log_prob, *_ in row] for row in rows], dtype=torch.float32
+        )
         return Responses(ids, log_probs, finish_reasons(ids, sampling.stop_token_ids))
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
@@ -125,9 +162,15 @@ class SGLangEngine:
         with tempfile.TemporaryDirectory(prefix="rlctl-weights-", dir=self.weights_dir) as folder:
             for number, shard in enumerate(_shards(weights)):
                 save_file(shard, Path(folder) / f"model-{number:05d}.safetensors", {"format": "pt"})
-            answer = self._call("/update_weights_from_disk", {"model_path": folder, "load_format": "safetensors"})
+            answer = self._call(
+                "/update_weights_from_disk", {"model_path": folder, "load_format": "safetensors"}
+            )
         if not isinstance(answer, dict) or not answer.get("success"):
-            raise RlctlError(f"SGLang did not take the new weights: {answer}", where=self.server.url, hint=self.server.last_lines())
+            raise RlctlError(
+                f"SGLang did not take the new weights: {answer}",
+                where=self.server.url,
+                hint=self.server.last_lines(),
+            )
         self._call("/flush_cache", {})
 
     def sleep(self) -> bool:
@@ -150,18 +193,24 @@ class SGLangEngine:
     def _call(self, path: str, body: dict[str, Any]) -> Any:
         return self.server.call("POST", path, body, self.spec.place.timeout_s)
 
-    def _ask(self, prompts: Sequence[list[int]], params: Sequence[dict[str, Any]]) -> list[list[list[Any]]]:
+    def _ask(
+        self, prompts: Sequence[list[int]], params: Sequence[dict[str, Any]]
+    ) -> list[list[list[Any]]]:
         """Of each answer the list of [log-prob, token, …]."""
         body = {"input_ids": prompts, "sampling_params": params, "return_logprob": True}
         answers = self._call("/generate", body)
         if not isinstance(answers, list) or len(answers) != len(prompts):
             raise RlctlError(
-                f"SGLang gave no {len(prompts)} answers to {len(prompts)} prompts: {str(answers)[:500]}", where=self.server.url
+                f"SGLang gave no {len(prompts)} answers to {len(prompts)} prompts: {str(answers)[:500]}",
+                where=self.server.url,
             )
         rows = [answer.get("meta_info", {}).get("output_token_logprobs") for answer in answers]
         for answer, row in zip(answers, rows, strict=True):
             if not row or answer["meta_info"].get("finish_reason", {}).get("type") == "abort":
-                raise RlctlError(f"SGLang broke an answer off, or gave no log-probs: {str(answer)[:500]}", where=self.server.url)
+                raise RlctlError(
+                    f"SGLang broke an answer off, or gave no log-probs: {str(answer)[:500]}",
+                    where=self.server.url,
+                )
         return rows
 
 
@@ -185,7 +234,9 @@ def _launch_arguments(spec: EngineSpec) -> list[str]:
         "--random-seed": spec.seed,
         "--device": spec.place.device,
     }
-    return [str(part) for pair in values.items() for part in pair] + [name for name, on in switches.items() if on]
+    return [str(part) for pair in values.items() for part in pair] + [
+        name for name, on in switches.items() if on
+    ]
 
 
 def _params(sampling: SamplingParams, limit: int, seed: int) -> dict[str, Any]:

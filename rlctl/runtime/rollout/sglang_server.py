@@ -40,7 +40,11 @@ class SGLangServer:
     def __post_init__(self) -> None:
         parts = urlsplit(self.url)
         if parts.scheme not in ("http", "https") or parts.hostname is None:
-            raise ConfigError(f"{self.url!r} is no address of a server", where="engine_kwargs.url", hint="such as http://127.0.0.1:30000")
+            raise ConfigError(
+                f"{self.url!r} is no address of a server",
+                where="engine_kwargs.url",
+                hint="such as http://127.0.0.1:30000",
+            )
 
     @classmethod
     def launch(cls, arguments: Sequence[str], timeout_s: float) -> SGLangServer:
@@ -52,9 +56,24 @@ class SGLangServer:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
         log = Path(tempfile.mkstemp(prefix="rlctl-sglang-", suffix=".log")[1])
-        command = [sys.executable, "-m", "sglang.launch_server", "--host", "127.0.0.1", "--port", str(port), *arguments]
+        command = [
+            sys.executable,
+            "-m",
+            "sglang.launch_server",
+            "--host",
+            "127.0.0.1",
+            "--port",
+            str(port),
+            *arguments,
+        ]
         with log.open("wb") as file:
-            process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, start_new_session=True, preexec_fn=_die_with_parent)
+            process = subprocess.Popen(
+                command,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                preexec_fn=_die_with_parent,
+            )
         server = cls(f"http://127.0.0.1:{port}", process, log)
         weakref.finalize(server, _end, process, log)
         try:
@@ -69,12 +88,20 @@ class SGLangServer:
         deadline = time.monotonic() + timeout_s
         while True:
             try:
-                self.call("GET", "/health_generate", None, min(_HEALTH_S, max(0.1, deadline - time.monotonic())))
+                self.call(
+                    "GET",
+                    "/health_generate",
+                    None,
+                    min(_HEALTH_S, max(0.1, deadline - time.monotonic())),
+                )
                 return
             except RlctlError as error:
                 last = error.problems[0].message
             if self.process is not None and self.process.poll() is not None:
-                raise ResourceError(f"the SGLang server ended at its start, with code {self.process.returncode}", hint=self.last_lines())
+                raise ResourceError(
+                    f"the SGLang server ended at its start, with code {self.process.returncode}",
+                    hint=self.last_lines(),
+                )
             if time.monotonic() > deadline:
                 raise ResourceError(
                     f"the SGLang server is not ready after {timeout_s:g} s: {last}",
@@ -90,22 +117,39 @@ class SGLangServer:
         parts: list[bytes] = []
         try:
             data = None if body is None else json.dumps(body).encode()
-            connection.request(method, urlsplit(self.url).path.rstrip("/") + path, data, {"Content-Type": "application/json"})
+            connection.request(
+                method,
+                urlsplit(self.url).path.rstrip("/") + path,
+                data,
+                {"Content-Type": "application/json"},
+            )
             response = connection.getresponse()
             while part := response.read1():
                 parts.append(part)
                 if time.monotonic() > deadline:
                     raise TimeoutError
         except TimeoutError as error:
-            raise RlctlError(f"SGLang did not answer {path} within {timeout_s:g} s", where=self.url, hint=self.last_lines()) from error
+            raise RlctlError(
+                f"SGLang did not answer {path} within {timeout_s:g} s",
+                where=self.url,
+                hint=self.last_lines(),
+            ) from error
         except (OSError, http.client.HTTPException) as error:
             why = f"{type(error).__name__}: {error}"
-            raise RlctlError(f"the SGLang server went away during {path} ({why})", where=self.url, hint=self.last_lines()) from error
+            raise RlctlError(
+                f"the SGLang server went away during {path} ({why})",
+                where=self.url,
+                hint=self.last_lines(),
+            ) from error
         finally:
             connection.close()
         text = b"".join(parts).decode(errors="replace")
         if response.status >= 400:
-            raise RlctlError(f"SGLang answered {response.status} to {path}: {text[:1000]}", where=self.url, hint=self.last_lines())
+            raise RlctlError(
+                f"SGLang answered {response.status} to {path}: {text[:1000]}",
+                where=self.url,
+                hint=self.last_lines(),
+            )
         try:
             return json.loads(text)
         except ValueError:

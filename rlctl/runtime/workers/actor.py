@@ -26,10 +26,10 @@ from rlctl.runtime.model.lora import (
 )
 from rlctl.runtime.model.sequences import Sequences
 from rlctl.runtime.model.sharding import is_sharded, shard
-from rlctl.runtime.place import Place
+from rlctl.runtime.rank_info import Place
 from rlctl.runtime.rollout.engine import EngineSpec, RolloutEngine, starting
-from rlctl.runtime.rollout.request import Sampling, to_rollouts
-from rlctl.runtime.rollout.weights import WeightChannel, to_blocks
+from rlctl.runtime.rollout.sampling_params import Sampling, to_rollouts
+from rlctl.runtime.rollout.weight_sync import WeightChannel, to_blocks
 from rlctl.runtime.workers.dispatch import Dispatch, dispatch
 from rlctl.runtime.workers.learner import Learner, LearningWorker
 from rlctl.tracking.metrics import Metrics
@@ -58,16 +58,29 @@ class ActorWorker(LearningWorker):
         if spec.model.enable_gradient_checkpointing:
             hf.gradient_checkpointing_enable({"use_reentrant": False})
         self.policy = PolicyModel(hf, spec.sampling.rollout.temperature)
-        shard(self.policy, hf, place, spec.actor.fsdp_config, compute_dtype(spec.model, place.device))
+        shard(
+            self.policy, hf, place, spec.actor.fsdp_config, compute_dtype(spec.model, place.device)
+        )
         self.learner = Learner(self.policy, place, spec.actor.optim)
         self.engine: RolloutEngine | None = None
         self._starting: Generator[str, None, None] | None = None
         self.engine_is_stale = True
         by_rows, actor, rollout = not spec.actor.use_dynamic_bsz, spec.actor, spec.sampling.rollout
-        update_rows, infer_rows = actor.ppo_micro_batch_size_per_gpu, rollout.log_prob_micro_batch_size_per_gpu
-        self.budget = Budget.of_passes("actor_rollout_ref.actor", "ppo", actor.ppo_max_token_len_per_gpu, update_rows if by_rows else None)
+        update_rows, infer_rows = (
+            actor.ppo_micro_batch_size_per_gpu,
+            rollout.log_prob_micro_batch_size_per_gpu,
+        )
+        self.budget = Budget.of_passes(
+            "actor_rollout_ref.actor",
+            "ppo",
+            actor.ppo_max_token_len_per_gpu,
+            update_rows if by_rows else None,
+        )
         self.infer_budget = Budget.of_passes(
-            "actor_rollout_ref.rollout", "log_prob", rollout.log_prob_max_token_len_per_gpu, infer_rows if by_rows else None
+            "actor_rollout_ref.rollout",
+            "log_prob",
+            rollout.log_prob_max_token_len_per_gpu,
+            infer_rows if by_rows else None,
         )
 
     def start_engine(self) -> None:
@@ -107,7 +120,9 @@ class ActorWorker(LearningWorker):
             self.engine_is_stale = False
 
     @dispatch(Dispatch.SPLIT)
-    def generate_sequences(self, prompts: Prompts, seed: int, validate: bool = False, greedy: bool = False) -> Rollouts:
+    def generate_sequences(
+        self, prompts: Prompts, seed: int, validate: bool = False, greedy: bool = False
+    ) -> Rollouts:
         """See `Actor`."""
         assert self.engine is not None, "this actor's rollout engine was not started"
         sampling = self.spec.sampling.params(prompts.group, seed, validate, greedy)
@@ -126,8 +141,12 @@ class ActorWorker(LearningWorker):
         if self.place.rank > 0:
             deque(parameters, maxlen=0)
             return {}
-        max_bytes = self.spec.sampling.rollout.checkpoint_engine.update_weights_bucket_megabytes * 2**20
-        for block in to_blocks(parameters, compute_dtype(self.spec.model, self.place.device), max_bytes, channel.device):
+        max_bytes = (
+            self.spec.sampling.rollout.checkpoint_engine.update_weights_bucket_megabytes * 2**20
+        )
+        for block in to_blocks(
+            parameters, compute_dtype(self.spec.model, self.place.device), max_bytes, channel.device
+        ):
             channel.send(block)
         return channel.close()
 
@@ -139,7 +158,11 @@ class ActorWorker(LearningWorker):
 
         def forward(sequences: Sequences) -> tuple[Tensor, ...]:
             outputs = self.policy(sequences, with_entropy=True, with_squares=with_squares)
-            return (outputs.log_probs, outputs.entropy, *([outputs.sum_pi_squared] if with_squares else []))
+            return (
+                outputs.log_probs,
+                outputs.entropy,
+                *([outputs.sum_pi_squared] if with_squares else []),
+            )
 
         return LogProbs(*self.learner.infer(batch, self.infer_budget, forward))
 
@@ -188,7 +211,10 @@ class ActorWorker(LearningWorker):
 
     def _copied(self, parameters: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
         """On the CPU of rank 0; the other ranks only take part."""
-        pairs = ((name, value.to("cpu", copy=True) if self.place.rank == 0 else None) for name, value in parameters)
+        pairs = (
+            (name, value.to("cpu", copy=True) if self.place.rank == 0 else None)
+            for name, value in parameters
+        )
         return {name: value for name, value in pairs if value is not None}
 
     def close(self) -> None:

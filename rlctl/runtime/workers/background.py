@@ -13,7 +13,7 @@ from typing import cast
 import torch.distributed as dist
 
 from rlctl.errors import RlctlError
-from rlctl.runtime.place import Place
+from rlctl.runtime.rank_info import Place
 
 # A folder of torch.distributed.checkpoint gets this file last, from the coordinator, when every rank has written its part.
 WRITTEN = ".metadata"
@@ -41,7 +41,9 @@ def _guarded(folder: Path, write: Callable[[], None]) -> None:
     try:
         write()
     except BaseException as error:
-        with suppress(OSError):  # the disk may be full; the file's name alone says that something failed
+        with suppress(
+            OSError
+        ):  # the disk may be full; the file's name alone says that something failed
             folder.mkdir(parents=True, exist_ok=True)
             (folder / FAILED).touch()
             (folder / FAILED).write_text(_reason(error))
@@ -62,6 +64,11 @@ def await_written(folders: Sequence[Path], timeout_s: float) -> None:
                 time.sleep(_POLL_S)  # its text is written after its name
                 raise RlctlError((folder / FAILED).read_text() or "a rank could not write its part")
         if time.monotonic() > deadline:
-            missing = ", ".join(folder.name for folder in folders if not (folder / WRITTEN).exists())
-            raise RlctlError(f"{missing} was not written within {timeout_s:.0f} s", hint="trainer.timeouts.call_s sets the deadline")
+            missing = ", ".join(
+                folder.name for folder in folders if not (folder / WRITTEN).exists()
+            )
+            raise RlctlError(
+                f"{missing} was not written within {timeout_s:.0f} s",
+                hint="trainer.timeouts.call_s sets the deadline",
+            )
         time.sleep(_POLL_S)

@@ -15,7 +15,7 @@ from rlctl.runtime.model.load import compute_dtype, load_model, master_dtype
 from rlctl.runtime.model.lora import add_adapters
 from rlctl.runtime.model.sequences import Sequences
 from rlctl.runtime.model.sharding import shard
-from rlctl.runtime.place import Place
+from rlctl.runtime.rank_info import Place
 from rlctl.runtime.workers.dispatch import Dispatch, dispatch
 from rlctl.runtime.workers.learner import Learner, LearningWorker
 from rlctl.tracking.metrics import Metrics
@@ -63,4 +63,6 @@ class CriticWorker(LearningWorker):
         def loss(sequences: Sequences, part: Rollouts) -> Loss:
             return self.spec.algorithm.value_loss(self.model(sequences), part)
 
-        return self.learner.learn(batch, self.budget, loss, lr, self.spec.critic.grad_clip, "critic")
+        return self.learner.learn(
+            batch, self.budget, loss, lr, self.spec.critic.grad_clip, "critic"
+        )

@@ -47,7 +47,9 @@ def mode_of(worker: type, method: str) -> Dispatch:
     """The mode that `worker.method` was marked with."""
     mode = getattr(getattr(worker, method, None), _ATTRIBUTE, None)
     if mode is None:
-        raise InternalError(f"{worker.__name__}.{method} cannot be called on a group: it carries no @dispatch")
+        raise InternalError(
+            f"{worker.__name__}.{method} cannot be called on a group: it carries no @dispatch"
+        )
     return mode
 
 
@@ -72,7 +74,9 @@ def join(results: Sequence[Any], parts: Sequence[Tensor], batch: Batch) -> Any:
     if isinstance(first, dict):
         return merge(results)
     if isinstance(first, Ragged):
-        joined = Ragged(torch.cat([r.values for r in results]), torch.cat([r.lengths for r in results]))
+        joined = Ragged(
+            torch.cat([r.values for r in results]), torch.cat([r.lengths for r in results])
+        )
         return joined if len(parts) == 1 else joined.select(_inverse(parts))
     if isinstance(first, Batch):
         whole = first if len(parts) == 1 else Batch.concat(results)
@@ -80,7 +84,9 @@ def join(results: Sequence[Any], parts: Sequence[Tensor], batch: Batch) -> Any:
         if len(parts) > 1:
             whole = whole.select(_each(_inverse(parts), times))
         return whole.adopt(batch if times == 1 else batch.repeat(times))
-    raise InternalError(f"a split call answered {type(first).__name__}: only a batch, a ragged field or metrics can be joined")
+    raise InternalError(
+        f"a split call answered {type(first).__name__}: only a batch, a ragged field or metrics can be joined"
+    )
 
 
 def _inverse(parts: Sequence[Tensor]) -> Tensor:

@@ -22,14 +22,19 @@ from rlctl.recipes import schema
 from rlctl.runtime.algorithms.base import Loss
 from rlctl.runtime.batch import Ragged, Rollouts
 from rlctl.runtime.budget import Budget, Halving, free_memory, lacks_memory
-from rlctl.runtime.flops import DecoderShape, peak_flops
 from rlctl.runtime.model.causal_lm import PolicyModel, ValueModel
 from rlctl.runtime.model.sequences import Sequences
-from rlctl.runtime.model.sharding import forget_gradients, local_gradients, total_norm, trained_state
-from rlctl.runtime.place import Place
-from rlctl.runtime.rng import rng_state, set_rng_state
+from rlctl.runtime.model.sharding import (
+    forget_gradients,
+    local_gradients,
+    total_norm,
+    trained_state,
+)
+from rlctl.runtime.rank_info import Place
 from rlctl.runtime.workers.background import BackgroundWriter
 from rlctl.runtime.workers.dispatch import Dispatch, dispatch
+from rlctl.runtime.workers.flops import DecoderShape, peak_flops
+from rlctl.runtime.workers.rng import rng_state, set_rng_state
 from rlctl.tracking.metrics import Max, Mean, Metrics, Sum, merge
 
 B = TypeVar("B", bound=Rollouts)
@@ -64,14 +69,18 @@ class LearningWorker(ModelWorker):
     @dispatch(Dispatch.RANK_ZERO)
     def state_bytes(self) -> int:
         """Bytes of what `save` writes, over all ranks: weights and the optimizer's two moments."""
-        trained = (parameter for parameter in self.learner.model.parameters() if parameter.requires_grad)
+        trained = (
+            parameter for parameter in self.learner.model.parameters() if parameter.requires_grad
+        )
         return 3 * sum(parameter.numel() * parameter.element_size() for parameter in trained)
 
 
 class Learner:
     """A model on one rank, and its optimizer if it has one."""
 
-    def __init__(self, model: PolicyModel | ValueModel, place: Place, optim: schema.Optim | None) -> None:
+    def __init__(
+        self, model: PolicyModel | ValueModel, place: Place, optim: schema.Optim | None
+    ) -> None:
         self.model = model
         self.place = place
         self.halvings: list[Halving] = []
@@ -79,11 +88,17 @@ class Learner:
         if optim is not None:
             betas = (optim.betas[0], optim.betas[1])
             self.optimizer = torch.optim.AdamW(
-                [p for p in model.parameters() if p.requires_grad], lr=optim.lr, betas=betas, weight_decay=optim.weight_decay, fused=True
+                [p for p in model.parameters() if p.requires_grad],
+                lr=optim.lr,
+                betas=betas,
+                weight_decay=optim.weight_decay,
+                fused=True,
             )
             self.writer = BackgroundWriter(place)
 
-    def infer(self, batch: Rollouts, budget: Budget, forward: Callable[[Sequences], tuple[Tensor, ...]]) -> tuple[Ragged, ...]:
+    def infer(
+        self, batch: Rollouts, budget: Budget, forward: Callable[[Sequences], tuple[Tensor, ...]]
+    ) -> tuple[Ragged, ...]:
         """Run `forward`, which gives (T,) tensors for the response tokens, without gradients; rows come back in the order of `batch`."""
 
         def outputs(part: Rollouts) -> tuple[Tensor, ...]:
@@ -94,9 +109,20 @@ class Learner:
             results, order = self._in_micro_batches(batch, budget, outputs)
         back = torch.cat(order)
         lengths = batch.response_ids.lengths[back]
-        return tuple(Ragged(torch.cat(parts), lengths).select(back.argsort()) for parts in zip(*results, strict=True))
+        return tuple(
+            Ragged(torch.cat(parts), lengths).select(back.argsort())
+            for parts in zip(*results, strict=True)
+        )
 
-    def learn(self, batch: B, budget: Budget, loss: Callable[[Sequences, B], Loss], lr: float, grad_clip: float, name: str) -> Metrics:
+    def learn(
+        self,
+        batch: B,
+        budget: Budget,
+        loss: Callable[[Sequences, B], Loss],
+        lr: float,
+        grad_clip: float,
+        name: str,
+    ) -> Metrics:
         """One optimizer step. Metrics are of this rank's rows; the controller joins those of all ranks."""
 
         def add_gradient(part: B) -> Loss:
@@ -107,14 +133,24 @@ class Learner:
         begin = time.perf_counter()
         self.model.train()
         losses, _ = self._in_micro_batches(batch, budget, add_gradient)
-        total, count = sum(float(each.total) for each in losses), sum(each.count or 0.0 for each in losses)
+        total, count = (
+            sum(float(each.total) for each in losses),
+            sum(each.count or 0.0 for each in losses),
+        )
         divided = losses[-1].count is not None
         metrics = [each.metrics for each in losses]
         total, count = self._sum_over_ranks(total, count)
-        divisor = (count or 1.0) if divided else 1.0  # 0 where rollout correction left nothing: the gradient is 0 as well
+        divisor = (
+            (count or 1.0) if divided else 1.0
+        )  # 0 where rollout correction left nothing: the gradient is 0 as well
         metrics.append({f"{name}/loss": Mean(total / divisor)})
         metrics.append(self._step(divisor, lr, grad_clip, name))
-        return merge([*metrics, self._use_of_device(batch.num_tokens.tolist(), time.perf_counter() - begin, name)])
+        return merge(
+            [
+                *metrics,
+                self._use_of_device(batch.num_tokens.tolist(), time.perf_counter() - begin, name),
+            ]
+        )
 
     def _step(self, divisor: float, lr: float, grad_clip: float, name: str) -> Metrics:
         """Divide, clip and step in one pass over the gradients. A gradient that is not finite is dropped and counted."""
@@ -129,19 +165,30 @@ class Learner:
             self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         skipped = Sum(0.0 if finite or self.place.rank else 1.0)
-        return {f"{name}/grad_norm": Mean(norm), f"{name}/lr": Mean(lr), f"{name}/skipped_updates": skipped}
+        return {
+            f"{name}/grad_norm": Mean(norm),
+            f"{name}/lr": Mean(lr),
+            f"{name}/skipped_updates": skipped,
+        }
 
     def _use_of_device(self, lengths: list[int], seconds: float, name: str) -> Metrics:
         """Model FLOPs utilisation and memory of a GPU. Joined over ranks and updates, it is all useful work over all device time."""
         if self.place.device != "cuda":
             return {}
-        metrics: Metrics = {"perf/max_memory_allocated_gb": Max(torch.cuda.max_memory_allocated() / 2**30)}
-        shape, peak = DecoderShape.of(self.model.hf.config), peak_flops(torch.cuda.get_device_name())
+        metrics: Metrics = {
+            "perf/max_memory_allocated_gb": Max(torch.cuda.max_memory_allocated() / 2**30)
+        }
+        shape, peak = (
+            DecoderShape.of(self.model.hf.config),
+            peak_flops(torch.cuda.get_device_name()),
+        )
         if shape is not None and peak is not None:
             metrics[f"perf/mfu/{name}"] = Mean(shape.training_flops(lengths) / peak, seconds)
         return metrics
 
-    def _in_micro_batches(self, batch: B, budget: Budget, compute: Callable[[B], R]) -> tuple[list[R], list[Tensor]]:
+    def _in_micro_batches(
+        self, batch: B, budget: Budget, compute: Callable[[B], R]
+    ) -> tuple[list[R], list[Tensor]]:
         """What `compute` gives for each micro-batch, and the rows of each.
 
         Where memory does not suffice, everything begins anew with half the budget: a backward pass that broke off has already added some of
@@ -161,7 +208,9 @@ class Learner:
                 reason = str(error).splitlines()[0]
             # Not in the handler: the error holds every frame it came through, and these hold the memory.
             lengths = [batch.num_tokens[rows] for rows in cut]
-            self.halvings.append(budget.halve(lengths, len(results), self.place.world_size == 1, reason))
+            self.halvings.append(
+                budget.halve(lengths, len(results), self.place.world_size == 1, reason)
+            )
             forget_gradients(self.model)
             free_memory(self.place.device)
 
@@ -189,15 +238,24 @@ class Learner:
         from torch.distributed.checkpoint.state_dict_saver import save
 
         stager = DefaultStager(StagingOptions(False, False, False, False))
-        state = cast(dict[str, Any], stager.stage(self._state(with_optimizer=self._has_stepped())))  # at once: no option is on
+        state = cast(
+            dict[str, Any], stager.stage(self._state(with_optimizer=self._has_stepped()))
+        )  # at once: no option is on
         random_state = json.dumps(rng_state())
         writer = self.writer
 
         def write() -> None:
-            warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # one process needs none
+            warnings.filterwarnings(
+                "ignore", message="torch.distributed is disabled"
+            )  # one process needs none
             folder.mkdir(parents=True, exist_ok=True)
             self._rng_file(folder).write_text(random_state)
-            save(state, checkpoint_id=folder, process_group=writer.group, no_dist=self.place.world_size == 1)
+            save(
+                state,
+                checkpoint_id=folder,
+                process_group=writer.group,
+                no_dist=self.place.world_size == 1,
+            )
             stager.close()
 
         writer.submit(folder, write)
@@ -205,7 +263,11 @@ class Learner:
     def load(self, folder: Path) -> None:
         """What `save` wrote, on any number of ranks. Collective. Random state is taken up by the ranks that there were."""
         from torch.distributed.checkpoint.filesystem import FileSystemReader
-        from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict, set_optimizer_state_dict
+        from torch.distributed.checkpoint.state_dict import (
+            StateDictOptions,
+            set_model_state_dict,
+            set_optimizer_state_dict,
+        )
         from torch.distributed.checkpoint.state_dict_loader import load
 
         assert self.optimizer is not None, "this model does not learn"
@@ -214,7 +276,9 @@ class Learner:
         state = self._state(with_optimizer)
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
         load(state, checkpoint_id=folder, no_dist=self.place.world_size == 1)
-        set_model_state_dict(self.model, state["model"], options=StateDictOptions(strict=False))  # what is frozen is not in it
+        set_model_state_dict(
+            self.model, state["model"], options=StateDictOptions(strict=False)
+        )  # what is frozen is not in it
         if with_optimizer:
             set_optimizer_state_dict(self.model, self.optimizer, state["optimizer"])
         if self._rng_file(folder).exists():
@@ -226,7 +290,11 @@ class Learner:
 
         assert self.optimizer is not None, "this model does not learn"
         state: dict[str, Any] = {"model": trained_state(self.model)}
-        return state | ({"optimizer": get_optimizer_state_dict(self.model, self.optimizer)} if with_optimizer else {})
+        return state | (
+            {"optimizer": get_optimizer_state_dict(self.model, self.optimizer)}
+            if with_optimizer
+            else {}
+        )
 
     def _has_stepped(self) -> bool:
         return self.optimizer is not None and bool(self.optimizer.state)

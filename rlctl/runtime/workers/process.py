@@ -18,8 +18,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from rlctl.runtime.place import Place
-from rlctl.runtime.rng import seed_all
+from rlctl.runtime.rank_info import Place
+from rlctl.runtime.workers.rng import seed_all
 
 _DUMP_AFTER = 0.9  # of what a call may take
 
@@ -41,7 +41,11 @@ class Process:
 
     def address(self) -> str:
         """Where the process group can meet: this host and a port the kernel says is free."""
-        host = "127.0.0.1" if self.place.world_size == 1 else socket.gethostbyname(socket.gethostname())
+        host = (
+            "127.0.0.1"
+            if self.place.world_size == 1
+            else socket.gethostbyname(socket.gethostname())
+        )
         with socket.socket() as probe:
             probe.bind(("", 0))
             return f"tcp://{host}:{probe.getsockname()[1]}"
@@ -54,7 +58,13 @@ class Process:
         if place.world_size > 1 or place.device == "cuda":
             backend = "cuda:nccl,cpu:gloo" if place.device == "cuda" else "gloo"
             timeout = timedelta(seconds=place.timeout_s)
-            dist.init_process_group(backend, init_method=address, rank=place.rank, world_size=place.world_size, timeout=timeout)
+            dist.init_process_group(
+                backend,
+                init_method=address,
+                rank=place.rank,
+                world_size=place.world_size,
+                timeout=timeout,
+            )
 
     def build(self, role: str, worker: type, args: tuple[Any, ...]) -> None:
         """Make the worker of `role`."""
@@ -69,7 +79,9 @@ class Process:
             return getattr(self.workers[role], method)(*args, **kwargs)
         finally:
             self._calling.discard(thread)
-            if not self._calling:  # an engine may answer several calls at once, and there is one timer
+            if (
+                not self._calling
+            ):  # an engine may answer several calls at once, and there is one timer
                 faulthandler.cancel_dump_traceback_later()
 
     def leave(self) -> None:
@@ -85,7 +97,9 @@ class Process:
 def _redirect_output(path: Path) -> None:
     sys.stdout.flush()
     sys.stderr.flush()
-    path.parent.mkdir(parents=True, exist_ok=True)  # on another node, where no folder of the run is mounted
+    path.parent.mkdir(
+        parents=True, exist_ok=True
+    )  # on another node, where no folder of the run is mounted
     log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     os.dup2(log, 1)
     os.dup2(log, 2)

@@ -13,7 +13,7 @@ from rlctl.runtime.model.causal_lm import PolicyModel
 from rlctl.runtime.model.load import compute_dtype, load_model, master_dtype
 from rlctl.runtime.model.sequences import Sequences
 from rlctl.runtime.model.sharding import shard
-from rlctl.runtime.place import Place
+from rlctl.runtime.rank_info import Place
 from rlctl.runtime.workers.dispatch import Dispatch, dispatch
 from rlctl.runtime.workers.learner import Learner, ModelWorker
 
@@ -34,12 +34,16 @@ class ReferenceWorker(ModelWorker):
 
     def __init__(self, place: Place, spec: ReferenceSpec) -> None:
         dtype = compute_dtype(spec.model, place.device)
-        hf = load_model(spec.model, "policy", master_dtype(spec.ref.fsdp_config), spec.seed).requires_grad_(False)
+        hf = load_model(
+            spec.model, "policy", master_dtype(spec.ref.fsdp_config), spec.seed
+        ).requires_grad_(False)
         self.policy = PolicyModel(hf, spec.temperature)
         shard(self.policy, hf, place, spec.ref.fsdp_config, dtype)
         self.learner = Learner(self.policy, place, optim=None)
         max_rows = None if spec.use_dynamic_bsz else spec.ref.log_prob_micro_batch_size_per_gpu
-        self.budget = Budget.of_passes("actor_rollout_ref.ref", "log_prob", spec.ref.log_prob_max_token_len_per_gpu, max_rows)
+        self.budget = Budget.of_passes(
+            "actor_rollout_ref.ref", "log_prob", spec.ref.log_prob_max_token_len_per_gpu, max_rows
+        )
 
     @dispatch(Dispatch.SPLIT)
     def compute_log_probs(self, batch: Rollouts) -> LogProbs:

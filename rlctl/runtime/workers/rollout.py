@@ -15,10 +15,10 @@ from rlctl.plugins import load
 from rlctl.recipes import schema
 from rlctl.runtime.batch import Prompts, Rollouts
 from rlctl.runtime.model.load import compute_dtype, fetched
-from rlctl.runtime.place import Place
+from rlctl.runtime.rank_info import Place
 from rlctl.runtime.rollout.engine import EngineSpec, RolloutEngine
-from rlctl.runtime.rollout.request import Sampling, to_rollouts
-from rlctl.runtime.rollout.weights import Block
+from rlctl.runtime.rollout.sampling_params import Sampling, to_rollouts
+from rlctl.runtime.rollout.weight_sync import Block
 
 _LOOK_S = 0.5  # how often a block that waits looks whether anybody still wants it
 
@@ -83,7 +83,9 @@ class RolloutWorker:
         """All blocks of a hand-over have been sent."""
         self._put(hand_over, _End(num_blocks))
 
-    def generate_sequences(self, prompts: Prompts, seed: int, validate: bool, greedy: bool) -> Rollouts:
+    def generate_sequences(
+        self, prompts: Prompts, seed: int, validate: bool, greedy: bool
+    ) -> Rollouts:
         """See `Actor`; for some of a batch's prompts, whose `group` is their number in the whole batch."""
         sampling = self.spec.sampling.params(prompts.group, seed, validate, greedy)
         responses = self.engine.generate(prompts.prompt_ids.to(self.place.device), sampling)
@@ -107,14 +109,18 @@ class RolloutWorker:
             try:
                 sent, item = self._arrived.get(timeout=max(0.0, deadline - time.monotonic()))
             except queue.Empty as error:
-                raise RlctlError(f"no block of weights came from the trainer within {timeout_s:g} s") from error
+                raise RlctlError(
+                    f"no block of weights came from the trainer within {timeout_s:g} s"
+                ) from error
             if sent != hand_over:  # of a hand-over that was given up
                 continue
             if isinstance(item, RlctlError):
                 raise item
             if isinstance(item, _End):
                 if item.num_blocks != num_blocks:
-                    raise RlctlError(f"{num_blocks} blocks of weights arrived, and {item.num_blocks} were sent")
+                    raise RlctlError(
+                        f"{num_blocks} blocks of weights arrived, and {item.num_blocks} were sent"
+                    )
                 return
             for parameter in item.parameters:
                 yield parameter.name, parameter.tensor().to(self.place.device)

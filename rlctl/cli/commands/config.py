@@ -1,0 +1,276 @@
+"""`rlctl config`: show a composed configuration, explain each value, look keys up, compare."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from rlctl.cli import complete
+
+if TYPE_CHECKING:
+    from rlctl.cli.config_target import Subject
+    from rlctl.recipes.layers import Origin
+
+app = typer.Typer(
+    no_args_is_help=True, help="Show a composed configuration, and where each value comes from."
+)
+
+
+RecipeOption = Annotated[
+    str,
+    typer.Option(
+        "--recipe",
+        "-r",
+        metavar="NAME|PATH|RUN",
+        help="A recipe, a config.yaml or a run.",
+        autocompletion=complete.subject,
+    ),
+]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[KEY=VALUE]...",
+        help="Overrides in Hydra's grammar.",
+        autocompletion=complete.override,
+        show_default=False,
+    ),
+]
+Json = Annotated[bool, typer.Option("--json", help="As JSON on stdout.")]
+
+
+@app.command()
+def show(
+    arguments: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[PATTERN] [KEY=VALUE]...",
+            help="Words of a key or a glob; overrides.",
+            autocompletion=complete.override,
+        ),
+    ] = None,
+    recipe: RecipeOption = "ppo",
+    changed: Annotated[
+        bool, typer.Option("--changed", help="Only what differs from the base.")
+    ] = False,
+    origin: Annotated[
+        bool, typer.Option("--origin", help="With the place that set each value.")
+    ] = False,
+    as_yaml: Annotated[
+        bool, typer.Option("--yaml", help="As YAML on stdout, sections nested.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Show the composed configuration of a recipe or a run."""
+    from rlctl.cli.config_target import subject
+    from rlctl.cli.console import print_json, stdout, table
+    from rlctl.errors import UsageError
+    from rlctl.recipes.layers import leaves, nested
+    from rlctl.recipes.reference import as_text, matching
+
+    if as_yaml and as_json:
+        raise UsageError("--yaml and --json exclude each other", hint="leave out one of them")
+    patterns = [each for each in arguments or [] if not _is_override(each)]
+    found = subject(recipe, [each for each in arguments or [] if _is_override(each)])
+    values = leaves(found.container)
+    names = matching(" ".join(patterns), list(values)) if patterns else list(values)
+    _require(names, patterns)
+    if changed:
+        names = [name for name in names if _differs(found.origins.get(name, ()))]
+    chosen = {name: values[name] for name in names}
+    if as_json:
+        print_json(
+            {name: _with_origin(value, found, name) for name, value in chosen.items()}
+            if origin
+            else nested(chosen)
+        )
+    elif as_yaml:
+        import yaml
+
+        print(yaml.safe_dump(nested(chosen), sort_keys=False, allow_unicode=True), end="")
+    elif origin:
+        rows = [
+            (name, as_text(value), _place(found.origins.get(name, ())))
+            for name, value in chosen.items()
+        ]
+        stdout().print(table(["key", "value", "from"], rows))
+    else:
+        stdout().print(
+            table(["key", "value"], [(name, as_text(value)) for name, value in chosen.items()])
+        )
+
+
+@app.command()
+def why(
+    key: Annotated[
+        str,
+        typer.Argument(
+            help="A key, or the end of one that no other shares.", autocompletion=complete.key
+        ),
+    ],
+    overrides: Overrides = None,
+    recipe: RecipeOption = "ppo",
+    as_json: Json = False,
+) -> None:
+    """Explain a value: every setting of the key, newest first, with file and line or the override."""
+    from rlctl.cli.config_target import subject
+    from rlctl.cli.console import print_json, stdout, table
+    from rlctl.recipes.keys import known_key
+    from rlctl.recipes.reference import as_text
+    from rlctl.recipes.unused_keys import idle_keys
+    from rlctl.recipes.validate import lookup
+
+    found = subject(recipe, overrides or [])
+    name = _resolve(key, found)
+    value, chain = lookup(found.container, name), list(reversed(found.origins.get(name, ())))
+    idle = next(
+        (each.reason for each in idle_keys(found.container, found.origins) if each.key == name),
+        None,
+    )
+    if as_json:
+        settings = [
+            {"value": each.value, "where": each.where, "level": each.level} for each in chain
+        ]
+        print_json({"key": name, "value": value, "origins": settings, "no_effect": idle})
+        return
+    entry = known_key(name)
+    stdout().print(f"{name} = {as_text(value)}", markup=False)
+    if entry is not None:
+        stdout().print(f"  {entry.help}; {entry.type}", markup=False, style="dim")
+    if chain:
+        stdout().print(
+            table(["value", "set by"], [(as_text(each.value), each.where) for each in chain])
+        )
+    if idle is not None:
+        stdout().print(f"It has no effect here: {idle}", markup=False)
+    if chain and isinstance(chain[0].value, str) and chain[0].value.startswith("${"):
+        stdout().print(
+            f"It follows another key: rlctl config why {chain[0].value[2:-1]}", markup=False
+        )
+
+
+@app.command()
+def keys(
+    pattern: Annotated[
+        list[str] | None, typer.Argument(help="Words that the key holds, or a glob such as '*.lr'.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Look keys up: type, default and help of each."""
+    from rlctl.cli.console import print_json, stdout, table
+    from rlctl.recipes.reference import key_rows, matching
+
+    rows = {row.key.name: row for row in key_rows()}
+    names = matching(" ".join(pattern), list(rows)) if pattern else list(rows)
+    _require(names, pattern)
+    chosen = [rows[name] for name in names]
+    if as_json:
+        print_json(
+            [
+                {
+                    "key": row.key.name,
+                    "type": row.key.type,
+                    "default": row.default,
+                    "help": row.key.help,
+                }
+                for row in chosen
+            ]
+        )
+    else:
+        stdout().print(
+            table(
+                ["key", "type", "default", "help"],
+                [(row.key.name, row.key.type, row.default, row.key.help) for row in chosen],
+            )
+        )
+
+
+@app.command()
+def diff(
+    a: Annotated[
+        str,
+        typer.Argument(
+            metavar="A", help="A recipe, a config.yaml or a run.", autocompletion=complete.subject
+        ),
+    ],
+    b: Annotated[
+        str, typer.Argument(metavar="B", help="Another one.", autocompletion=complete.subject)
+    ],
+    as_json: Json = False,
+) -> None:
+    """Compare two configurations: recipes, stored files or runs."""
+    from rlctl.cli.config_target import values_of
+    from rlctl.cli.console import notice, print_json, stdout, table
+    from rlctl.recipes.layers import leaves
+    from rlctl.recipes.reference import as_text
+
+    left, right = leaves(values_of(a)), leaves(values_of(b))
+    names = [
+        name
+        for name in dict.fromkeys([*left, *right])
+        if left.get(name, _ABSENT) != right.get(name, _ABSENT)
+    ]
+    if as_json:
+        print_json([{"key": name, "a": left.get(name), "b": right.get(name)} for name in names])
+    elif names:
+        cells = [
+            (name, *(as_text(side[name]) if name in side else "" for side in (left, right)))
+            for name in names
+        ]
+        stdout().print(table(["key", a, b], cells))
+    else:
+        notice(f"{a} and {b} say the same")
+
+
+_ABSENT = object()
+
+
+def _require(names: list[str], pattern: list[str] | None) -> None:
+    from rlctl.errors import NotFoundError
+
+    if not names:
+        raise NotFoundError(
+            f"no key holds {' '.join(pattern or [])!r}", hint="`rlctl config keys` lists all"
+        )
+
+
+def _is_override(text: str) -> bool:
+    return "=" in text or text.startswith("~")
+
+
+def _differs(chain: Sequence[Origin]) -> bool:
+    """Whether a recipe or the command line has set another value than the base."""
+    base = next((each for each in reversed(chain) if each.level == 1), None)
+    return bool(chain) and chain[-1].level > 1 and (base is None or base.value != chain[-1].value)
+
+
+def _place(chain: Sequence[Origin]) -> str:
+    return chain[-1].where if chain else ""
+
+
+def _with_origin(value: Any, found: Subject, name: str) -> dict[str, Any]:
+    return {"value": value, "where": _place(found.origins.get(name, ())) or None}
+
+
+def _resolve(key: str, found: Subject) -> str:
+    """The full name of a key: itself, or the only one that ends with it."""
+    from rlctl.errors import NotFoundError, UsageError
+    from rlctl.recipes.keys import schema_keys
+    from rlctl.recipes.layers import leaves
+    from rlctl.suggest import did_you_mean
+
+    names = leaves(found.container)
+    if key in names:
+        return key
+    if key in schema_keys() and schema_keys()[key].kind == "section":
+        raise UsageError(
+            f"{key} is a section", hint=f"`rlctl config show {key} --origin` shows its keys"
+        )
+    ending = [name for name in names if name.endswith(f".{key}")]
+    if len(ending) == 1:
+        return ending[0]
+    raise NotFoundError(
+        f"no key {key}" if not ending else f"{key} may mean several keys",
+        hint=did_you_mean(key, names),
+    )

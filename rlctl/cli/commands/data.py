@@ -1,0 +1,129 @@
+"""`rlctl data`: look at the rows of a data file as the model will see them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from rlctl.data_prep.rows import PromptRow
+
+app = typer.Typer(no_args_is_help=True)
+
+
+@app.callback()
+def data() -> None:
+    """Look at the rows of a parquet file as the model will see them."""
+
+
+@app.command(
+    epilog="Example: rlctl data show data/gsm8k/train.parquet --model Qwen/Qwen2.5-0.5B-Instruct -n 1"
+)
+def show(
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", help="Parquet, or JSONL of the same shape.")
+    ],
+    model: Annotated[
+        str | None,
+        typer.Option(
+            "--model",
+            "-m",
+            metavar="DIR",
+            help="Render the chat template of this model, and count tokens.",
+        ),
+    ] = None,
+    count: Annotated[int, typer.Option("-n", min=1, help="How many rows.")] = 3,
+    start: Annotated[int, typer.Option(min=0, help="The first row to show, counted from 0.")] = 0,
+    prompt_key: Annotated[
+        str, typer.Option(metavar="COLUMN", help="The column of prompts.")
+    ] = "prompt",
+    reward_fn_key: Annotated[
+        str, typer.Option(metavar="COLUMN", help="The column that names the data.")
+    ] = "data_source",
+    as_json: Annotated[bool, typer.Option("--json", help="As a JSON list.")] = False,
+) -> None:
+    """Show rows: the prompt as the model will see it, the ground truth, and what else the reward function gets."""
+    from rlctl.cli.console import notice, print_json
+    from rlctl.data_prep.rows import read_rows
+    from rlctl.errors import NotFoundError, UsageError
+
+    if not file.expanduser().exists():
+        raise NotFoundError("the data file does not exist", where=str(file))
+    rows = read_rows(file, prompt_key=prompt_key, reward_fn_key=reward_fn_key)
+    if start >= len(rows):
+        raise UsageError(
+            f"--start {start} is behind the last row",
+            where=str(file),
+            hint=f"the file has {len(rows)} rows, counted from 0",
+        )
+    tokenizer = _tokenizer(model) if model else None
+    shown = [
+        _entry(index, rows[index], tokenizer)
+        for index in range(start, min(start + count, len(rows)))
+    ]
+    if as_json:
+        print_json(shown)
+        return
+    for entry in shown:
+        _print(entry)
+    notice(
+        f"{file}: {len(rows)} rows"
+        + ("" if model else "; --model DIR renders them with a chat template and counts tokens")
+    )
+
+
+def _tokenizer(model: str) -> PreTrainedTokenizerBase:
+    from rlctl.runtime.data.tokenizer import load_tokenizer
+
+    return load_tokenizer(model)
+
+
+def _entry(index: int, row: PromptRow, tokenizer: PreTrainedTokenizerBase | None) -> dict[str, Any]:
+    entry: dict[str, Any] = {
+        "row": index,
+        "data_source": row.data_source,
+        "prompt": row.prompt,
+        "ground_truth": row.ground_truth,
+        "ability": row.ability,
+        "style": row.style,
+        "extra_info": row.extra_info,
+    }
+    if tokenizer:
+        from rlctl.runtime.data.tokenizer import encode_prompt, render_prompt
+
+        entry |= {
+            "rendered": render_prompt(tokenizer, row.prompt),
+            "num_tokens": len(encode_prompt(tokenizer, row.prompt)),
+        }
+    return entry
+
+
+def _print(entry: dict[str, Any]) -> None:
+    import json
+
+    from rich.text import Text
+
+    from rlctl.cli.console import stdout
+
+    facts = [entry["data_source"], entry["ability"], f"reward style {entry['style']}"]
+    facts += [f"{entry['num_tokens']} tokens"] if "num_tokens" in entry else []
+    text = entry.get("rendered") or "\n".join(
+        f"{message['role']}: {message['content']}" for message in entry["prompt"]
+    )
+    stdout().print(
+        Text(f"row {entry['row']}", style="bold"),
+        Text(" · ".join(fact for fact in facts if fact), style="dim"),
+    )
+    stdout().print(Text(text))
+    stdout().print(Text.assemble(("ground truth: ", "bold"), str(entry["ground_truth"])))
+    stdout().print(
+        Text.assemble(
+            ("extra info: ", "bold"),
+            json.dumps(entry["extra_info"], ensure_ascii=False, default=str),
+        )
+    )
+    stdout().print()

@@ -1,0 +1,191 @@
+"""`rlctl eval` and `rlctl generate`: what a run or a model folder can do, without training."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from rlctl.cli import complete
+
+if TYPE_CHECKING:
+    from rlctl.recipes.schema import Config
+
+app = typer.Typer(no_args_is_help=True, help="Try a run or a model folder, without training.")
+
+Target = Annotated[
+    str,
+    typer.Argument(
+        metavar="RUN|DIR",
+        help="A run (name, prefix, @last), a model folder, or `quickstart`.",
+        autocompletion=complete.run_or_quickstart,
+    ),
+]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        "-s",
+        metavar="KEY=VALUE",
+        help="An override; repeat for several.",
+        autocompletion=complete.override,
+    ),
+]
+Step = Annotated[
+    int | None,
+    typer.Option("--step", help="The run's checkpoint of this step; by default the newest."),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Root = Annotated[
+    Path | None,
+    typer.Option(
+        "--root", help="The folder of all runs.", envvar="RLCTL_RUNS", show_default="runs"
+    ),
+]
+
+_EVAL_EXAMPLES = """
+Examples:
+
+  rlctl eval @last
+
+  rlctl eval quickstart
+
+  rlctl eval path/to/model -s data.val_files=test.parquet -s actor_rollout_ref.rollout.val_kwargs.n=4
+"""
+_GENERATE_EXAMPLES = """
+Examples:
+
+  rlctl generate quickstart "Tom has 12 apples. He buys 5 more. How many apples does Tom have now?"
+
+  rlctl generate @last "…" -n 4 --temperature 1
+"""
+
+
+@app.command("eval", epilog=_EVAL_EXAMPLES)
+def evaluate(
+    target: Target,
+    overrides: Overrides = None,
+    recipe: Annotated[
+        str,
+        typer.Option(
+            "--recipe",
+            "-r",
+            help="For a model folder: the recipe that says how to validate.",
+            autocompletion=complete.recipe,
+        ),
+    ] = "ppo",
+    step: Step = None,
+    samples: Annotated[
+        int, typer.Option("--samples", help="Print so many answers, wrong ones first.")
+    ] = 0,
+    as_json: Json = False,
+    root: Root = None,
+) -> None:
+    """Answer the validation prompts and score the answers; a run uses its own configuration and data."""
+    from rlctl.cli.console import print_json, stdout, table
+
+    config = _config(target, overrides or [], recipe, step, root)
+    from rlctl.runtime import evaluate as runtime
+
+    validation = runtime.evaluate(config)
+    if as_json:
+        print_json(validation.metrics)
+        return
+    stdout().print(
+        table(
+            ["metric", "value"],
+            [(name, f"{value:.4g}") for name, value in validation.metrics.items()],
+            right=["value"],
+        )
+    )
+    for sample in sorted(validation.samples, key=lambda each: each.score)[:samples]:
+        stdout().print(f"\n{sample.prompt}", markup=False)
+        stdout().print(
+            f"{sample.response}  [score {sample.score:g}, truth {sample.ground_truth}]",
+            markup=False,
+        )
+
+
+@app.command("generate", epilog=_GENERATE_EXAMPLES)
+def generate(
+    target: Target,
+    prompts: Annotated[
+        list[str], typer.Argument(metavar="PROMPT...", help="What to ask, one chat each.")
+    ],
+    num_answers: Annotated[int, typer.Option("-n", min=1, help="Answers a prompt.")] = 1,
+    temperature: Annotated[
+        float, typer.Option(min=0.0, help="Sampling temperature; 0 = greedy.")
+    ] = 0.0,
+    max_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Longest answer; by default the recipe's.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Of the sampling.")] = 0,
+    overrides: Overrides = None,
+    recipe: Annotated[
+        str,
+        typer.Option(
+            "--recipe",
+            "-r",
+            help="For a model folder: the recipe to take settings from.",
+            autocompletion=complete.recipe,
+        ),
+    ] = "ppo",
+    step: Step = None,
+    as_json: Json = False,
+    root: Root = None,
+) -> None:
+    """Answer prompts, through the model's chat template."""
+    import dataclasses
+
+    from rlctl.cli.console import print_json, stdout
+
+    sampling = {
+        "n": num_answers,
+        "temperature": temperature,
+        "do_sample": str(temperature > 0).lower(),
+    }
+    settings = [
+        f"actor_rollout_ref.rollout.val_kwargs.{key}={value}" for key, value in sampling.items()
+    ]
+    settings += [f"data.max_response_length={max_tokens}"] if max_tokens else []
+    config = _config(target, [*settings, *(overrides or [])], recipe, step, root)
+    from rlctl.runtime.evaluate import answer
+
+    answers = answer(config, [[{"role": "user", "content": prompt}] for prompt in prompts], seed)
+    if as_json:
+        print_json([dataclasses.asdict(each) for each in answers])
+        return
+    for each in answers:
+        stdout().print(each.text, markup=False)
+
+
+def _config(
+    target: str, overrides: list[str], recipe: str, step: int | None, root: Path | None
+) -> Config:
+    """The configuration of a run with its checkpoint as the model, or `recipe` with the model folder; `overrides` on top."""
+    from rlctl.recipes.compose import compose
+    from rlctl.recipes.stored import recompose
+    from rlctl.runs.store import RunStore
+    from rlctl.runtime.checkpoint.store import CheckpointStore
+    from rlctl.runtime.data import quickstart
+    from rlctl.storage import is_url
+
+    changes = [
+        "actor_rollout_ref.model.tokenizer_path=null",
+        "actor_rollout_ref.model.init=auto",
+        "trainer.n_gpus_per_node=1",
+        "actor_rollout_ref.model.lora_rank=0",  # a checkpoint has its adapters merged
+        *overrides,
+    ]
+    if (
+        is_url(target)
+        or (Path(target).expanduser() / "config.json").is_file()
+        or target == quickstart.NAME
+    ):
+        composed = compose(recipe, [f"actor_rollout_ref.model.path={target}", *changes])
+    else:
+        run = RunStore.at(root).find(target)
+        model = CheckpointStore(run.path / "checkpoints").policy(step)
+        composed = recompose(run.path, [f"actor_rollout_ref.model.path={model}", *changes])
+    return quickstart.resolve(composed.config, Path(composed.config.trainer.run_dir))

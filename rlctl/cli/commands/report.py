@@ -1,0 +1,93 @@
+"""`rlctl report`: one or several runs as one HTML file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from rlctl.cli import complete
+
+app = typer.Typer(add_completion=False)
+
+_EXAMPLES = """
+Examples:
+
+  rlctl report @last                        runs/…/report.html
+
+  rlctl report ppo-a ppo-b grpo -o compare.html
+
+  rlctl report my-sweep                     its trials side by side, and what was tried
+"""
+
+
+@app.command(epilog=_EXAMPLES)
+def report(
+    runs: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="RUN...",
+            help="Runs by name or the beginning of it, folder, @last or @failed; or one sweep.",
+            autocompletion=complete.run,
+        ),
+    ],
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "-o",
+            "--output",
+            metavar="FILE",
+            help="Where to.  [default: report.html in the run's folder; of several runs, here]",
+            show_default=False,
+        ),
+    ] = None,
+    samples: Annotated[
+        int,
+        typer.Option("--samples", min=0, help="Answers of each validation in the sample browser."),
+    ] = 50,
+    root: Annotated[
+        Path | None,
+        typer.Option(
+            "--root",
+            envvar="RLCTL_RUNS",
+            help="The folder of all runs.  [default: runs]",
+            show_default=False,
+        ),
+    ] = None,
+) -> None:
+    """Make one self-contained HTML file of runs: curves, alarms, answers, settings.
+
+    Prints its path.
+    """
+    from rlctl.cli.console import notice
+    from rlctl.errors import ResourceError
+    from rlctl.runs.record import write_whole
+    from rlctl.runs.report.content import content
+    from rlctl.runs.report.page import page
+    from rlctl.runs.store import RunStore
+    from rlctl.sweeps.record import find_sweep, names_sweep
+    from rlctl.sweeps.results import runs_of, search
+
+    store = RunStore.at(root)
+    sweep = (
+        find_sweep(store.root, runs[0])
+        if len(runs) == 1 and names_sweep(store.root, runs[0])
+        else None
+    )
+    found = (
+        runs_of(sweep)
+        if sweep
+        else list({run.path.resolve(): run for run in map(store.find, runs)}.values())
+    )
+    folder = sweep.path if sweep else found[0].path if len(found) == 1 else Path()
+    target = output or folder / "report.html"
+    text = page(content(found, samples, search(sweep) if sweep else None))
+    try:
+        write_whole(target, text)
+    except OSError as error:
+        raise ResourceError(
+            f"cannot write the report: {error}", where=str(target), hint="-o FILE writes elsewhere"
+        ) from error
+    typer.echo(target)
+    notice(f"{len(text.encode()) / 1e6:.1f} MB; any browser opens it, also without a network")

@@ -1,0 +1,157 @@
+"""`rlctl runs rm | restore | pull | trash | tag | note | reindex`: what is done with runs that are there."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from rlctl.cli.options import Json, Root, RunName, RunNames
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command("rm", epilog="Example: rlctl runs rm ppo-261121 @failed")
+def rm(
+    runs: RunNames,
+    force: Annotated[
+        bool,
+        typer.Option(
+            "--force", help="Also a run that is active on another host, which cannot be asked."
+        ),
+    ] = False,
+    root: Root = None,
+) -> None:
+    """Move runs into the trash; `rlctl runs restore` brings them back."""
+    from rlctl.cli.console import notice
+    from rlctl.runs import trash
+    from rlctl.runs.store import RunStore
+
+    store = RunStore.at(root)
+    found = list({run.path.resolve(): run for run in map(store.find, runs)}.values())
+    for run in found:
+        if not (force and run.record and run.record.process.alive() is None):
+            trash.check_removable(run)
+    for run in found:
+        trash.remove(store.root, run)
+        notice(f"removed {run.key}; `rlctl runs restore {run.name}` brings it back")
+
+
+@app.command(epilog="Example: rlctl runs restore ppo-261121")
+def restore(
+    names: Annotated[
+        list[str],
+        typer.Argument(metavar="NAME...", help="Names of removed runs, or the beginnings of them."),
+    ],
+    root: Root = None,
+) -> None:
+    """Bring removed runs back to their places."""
+    from rlctl.cli.console import notice
+    from rlctl.runs import trash
+    from rlctl.runs.store import RunStore
+
+    for name in names:
+        notice(f"restored {trash.restore(RunStore.at(root).root, name)}")
+
+
+@app.command(epilog="Example: rlctl runs pull s3://bucket/runs/quickstart/ppo-261121")
+def pull(
+    url: Annotated[
+        str,
+        typer.Argument(
+            metavar="URL",
+            help="The copy of a run on shared storage: trainer.mirror/<project>/<run>.",
+        ),
+    ],
+    root: Root = None,
+) -> None:
+    """Fetch a run that `trainer.mirror` has copied to shared storage, with its newest whole checkpoint."""
+    from rlctl.cli.console import notice
+    from rlctl.runs.store import RunStore
+    from rlctl.runtime.checkpoint import remote_copy
+
+    folder = remote_copy.pull(url, RunStore.at(root).root)
+    notice(f"{folder.name} is in {folder}; `rlctl resume {folder.name}` goes on with it")
+
+
+@app.command("trash", epilog="Example: rlctl runs trash --empty")
+def show_trash(
+    empty: Annotated[bool, typer.Option("--empty", help="Delete what is in it, for good.")] = False,
+    root: Root = None,
+    as_json: Json = False,
+) -> None:
+    """List removed runs and their size, or delete them for good."""
+    from rlctl.cli.console import notice, print_json, stdout, table
+    from rlctl.runs import trash
+    from rlctl.runs.store import RunStore
+
+    folder = RunStore.at(root).root
+    rows = [
+        {
+            "name": each.key,
+            "removed": each.removed.isoformat(timespec="seconds"),
+            "bytes": each.num_bytes,
+            "path": str(each.path),
+        }
+        for each in trash.removed_runs(folder)
+    ]
+    if empty:
+        trash.empty(folder)
+    if as_json:
+        print_json(rows)
+    elif not rows:
+        notice("the trash is empty")
+    else:
+        cells = [
+            (each["name"], each["removed"], f"{each['bytes'] / 2**20:.1f} MiB") for each in rows
+        ]
+        stdout().print(table(["run", "removed", "size"], cells, right=["size"]))
+        if empty:
+            notice(f"deleted {len(rows)} runs")
+
+
+@app.command(
+    context_settings={"ignore_unknown_options": True},
+    epilog="Example: rlctl runs tag @last baseline ^draft",
+)
+def tag(
+    run: RunName,
+    tags: Annotated[
+        list[str], typer.Argument(metavar="TAG...", help="`TAG` is added, `^TAG` is taken away.")
+    ],
+    root: Root = None,
+) -> None:
+    """Give a run tags, for `--where '"TAG" in tags'` and `@tag:TAG`, or take them away."""
+    from rlctl.cli.console import notice
+    from rlctl.runs.labels import change_tags
+    from rlctl.runs.store import RunStore
+
+    found = RunStore.at(root).find(run)
+    labels = change_tags(found.path, tags)
+    notice(f"{found.name}: {', '.join(labels.tags) or 'no tags'}")
+
+
+@app.command(epilog='Example: rlctl runs note @last "reward rose after the warm-up"')
+def note(
+    run: RunName,
+    text: Annotated[str, typer.Argument(help="The note; an empty one takes it away.")],
+    root: Root = None,
+) -> None:
+    """Write a note to a run."""
+    from rlctl.cli.console import notice
+    from rlctl.runs.labels import set_note
+    from rlctl.runs.store import RunStore
+
+    found = RunStore.at(root).find(run)
+    set_note(found.path, text)
+    notice(f"{found.name}: {text or 'no note'}")
+
+
+@app.command(epilog="Example: rlctl runs reindex")
+def reindex(root: Root = None) -> None:
+    """Make the index anew from the folders. Never needed: each listing does it for what has changed."""
+    from rlctl.cli.console import notice
+    from rlctl.runs.store import RunStore
+
+    store = RunStore.at(root)
+    notice(f"{store.reindex()} runs in {store.root.resolve()}")

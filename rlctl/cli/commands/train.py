@@ -1,0 +1,197 @@
+"""`rlctl train`: one verb an algorithm family, all of them the same command with another recipe."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from rlctl.cli import complete, remote
+from rlctl.cli.limits import Limits, MaxTime, Retries, SaveBy
+from rlctl.cli.remote import Address, Detach
+from rlctl.errors import UsageError
+
+if TYPE_CHECKING:
+    from rlctl.recipes.layers import Recipe
+
+app = typer.Typer(no_args_is_help=True, help="Train a model: ppo, grpo or sft.")
+
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[KEY=VALUE]...",
+        help="Overrides in Hydra's grammar, such as actor_rollout_ref.actor.optim.lr=1e-6.",
+        autocompletion=complete.override,
+    ),
+]
+RecipeOption = Annotated[
+    str | None,
+    typer.Option(
+        "--recipe",
+        "-r",
+        metavar="NAME|PATH",
+        help="A recipe by name or file. Without one: the embedded quickstart, or the plain defaults for your own data or model.",
+        autocompletion=complete.recipe,
+    ),
+]
+Strict = Annotated[
+    bool,
+    typer.Option(
+        "--strict", help="A key that was set and has no effect is an error, not a warning."
+    ),
+]
+Name = Annotated[
+    str | None,
+    typer.Option("--name", help="Name of the run; by default recipe, date and three letters."),
+]
+Logger = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--logger",
+        "-l",
+        help="A tracker beside the console; repeat for several.",
+        autocompletion=complete.logger,
+    ),
+]
+Inline = Annotated[
+    bool,
+    typer.Option(
+        "--inline", help="Run in this one process, without Ray: for breakpoints and profilers."
+    ),
+]
+DryRun = Annotated[
+    bool,
+    typer.Option(
+        "--dry-run", help="Check everything and say what a start would do: no process, no file."
+    ),
+]
+Json = Annotated[bool, typer.Option("--json", help="With --dry-run: as JSON on stdout.")]
+
+_VERBS = {
+    "ppo": "PPO: actor, critic and reference, generalised advantage estimation.",
+    "grpo": "GRPO: no critic; several answers a prompt are compared with each other.",
+    "sft": "Supervised fine-tuning on the worked solutions of the data.",
+}
+
+# Settings of the quickstart's tiny model would ruin a real one: whoever brings data or a model starts from the defaults.
+_OWN = ("data.train_files=", "actor_rollout_ref.model.path=")
+
+_EXAMPLES = """
+Examples:
+
+  rlctl train {verb}                                  the embedded quickstart, on a CPU
+
+  rlctl train {verb} --recipe gsm8k_ppo trainer.total_epochs=1
+
+  rlctl train {verb} data.train_files=train.parquet data.val_files=test.parquet actor_rollout_ref.model.path=DIR
+"""
+
+
+def _add(verb: str, help: str) -> None:
+    @app.command(verb, help=help, epilog=_EXAMPLES.format(verb=verb))
+    def command(
+        overrides: Overrides = None,
+        recipe: RecipeOption = None,
+        name: Name = None,
+        logger: Logger = None,
+        inline: Inline = False,
+        strict: Strict = False,
+        dry_run: DryRun = False,
+        as_json: Json = False,
+        max_time: MaxTime = None,
+        save_by: SaveBy = None,
+        retries: Retries = 0,
+        address: Address = None,
+        detach: Detach = False,
+    ) -> None:
+        source = starting_recipe(verb, overrides or [], recipe)
+        settings = [*(overrides or []), *_own_settings(name, logger)]
+        limits = Limits(max_time, save_by, retries)
+        composed = _compose(source, settings)
+        words = ["train", verb, "--recipe", source, *(["--strict"] if strict else []), *settings]
+        if address is not None:
+            if inline or dry_run or as_json:
+                raise UsageError(
+                    "--address runs on a cluster: --inline, --dry-run and --json have no meaning there",
+                    hint="leave out --address",
+                )
+            remote.submit(address, detach, [*words, *limits.words], composed)
+        elif retries and not dry_run:
+            _train_again_and_again(words, composed, inline, limits)
+        else:
+            _train(composed, inline, strict, dry_run, as_json, limits.end_by())
+
+
+for each, algorithm in _VERBS.items():
+    _add(each, algorithm)
+
+
+def _own_settings(name: str | None, logger: list[str] | None) -> list[str]:
+    """What the options say, as overrides."""
+    settings = [f"trainer.experiment_name={name}"] if name else []
+    if logger:
+        names = dict.fromkeys(["console", *(part for each in logger for part in each.split(","))])
+        settings.append(f"trainer.logger=[{','.join(names)}]")
+    return settings
+
+
+def starting_recipe(verb: str, overrides: list[str], recipe: str | None) -> str:
+    """The recipe that was named, or the verb's quickstart, or its plain defaults for whoever brings data or a model."""
+    from rlctl.cli.console import notice
+
+    if recipe is not None or not any(text.lstrip("+").startswith(_OWN) for text in overrides):
+        return recipe or verb
+    notice(
+        f"your own data or model: starting from {verb}_trainer; `--recipe {verb}` has the quickstart's settings"
+    )
+    return f"{verb}_trainer"
+
+
+def _compose(source: str, settings: list[str]) -> Recipe:
+    from rlctl.cli.console import notice
+    from rlctl.recipes.compose import compose
+
+    composed = compose(source, settings)
+    for line in composed.notices:
+        notice(line)
+    return composed
+
+
+def _train_again_and_again(words: list[str], recipe: Recipe, inline: bool, limits: Limits) -> None:
+    from rlctl.runs.run_dir import fresh_name
+
+    trainer = recipe.config.trainer
+    name = trainer.experiment_name or fresh_name(recipe.name.removesuffix("_trainer"))
+    folder = Path(trainer.run_dir) / trainer.project_name / name
+    limits.supervise([*words, f"trainer.experiment_name={name}"], folder, inline)
+
+
+def _train(
+    recipe: Recipe, inline: bool, strict: bool, dry_run: bool, as_json: bool, end_by: float | None
+) -> None:
+    from rlctl.cli.console import notice, warn
+    from rlctl.cli.views import dry_run as report
+    from rlctl.recipes.unused_keys import report_idle
+
+    if as_json and not dry_run:
+        raise UsageError(
+            "--json goes with --dry-run: a run's own record is metrics.jsonl in its folder"
+        )
+    if dry_run:
+        report.show(recipe, inline=inline, strict=strict, as_json=as_json)
+        return
+    from rlctl.cli.commands.resume import announce
+    from rlctl.runtime.launch import train
+    from rlctl.runtime.resume import plan_train
+
+    begun = plan_train(recipe, inline)
+    for line in report_idle(recipe, begun.plan.roles, strict=strict):
+        warn(line)
+    if begun.finished:
+        notice(
+            f"{recipe.config.trainer.experiment_name} has finished its {begun.plan.num_steps} steps"
+        )
+        return
+    announce(recipe.config.trainer.experiment_name or "the new run", begun)
+    train(begun.plan, begun.start, end_by)

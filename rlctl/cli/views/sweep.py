@@ -1,0 +1,227 @@
+"""How sweeps are shown: the live table, the plan, the results."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from rlctl.cli.console import notice, print_json, stderr, stdout, table
+
+if TYPE_CHECKING:
+    from rlctl.sweeps.child import Child
+    from rlctl.sweeps.launch import SweepPlan, View
+    from rlctl.sweeps.record import SweepDir
+    from rlctl.sweeps.results import TrialResult
+    from rlctl.sweeps.study import Outcome, Study
+
+_DRAWN = re.compile(r"^-?\d+\.\d{5,}(e[+-]?\d+)?$")
+_COLOURS = {
+    "finished": "green",
+    "running": "cyan",
+    "pruned": "yellow",
+    "failed": "red",
+    "lost": "red",
+    "stopped": "yellow",
+}
+
+
+@contextmanager
+def live() -> Iterator[tuple[View, Callable[[str], None]]]:
+    """A table that follows the sweep where somebody looks at a terminal; otherwise one line for each thing that happens."""
+    if not stderr().is_terminal:
+        yield lambda _study, _children: None, lambda line: stderr().print(Text(line))
+        return
+    with Live(console=stderr(), refresh_per_second=2, transient=True) as panel:
+        yield (
+            lambda study, children: panel.update(_follow(study, children)),
+            lambda line: stderr().print(Text(line)),
+        )
+
+
+def _follow(study: Study, children: Sequence[Child]) -> Table:
+    rows = [
+        _trial_row(
+            outcome, [child for child in children if child.trial.number == outcome.trial.number]
+        )
+        for outcome in study.outcomes()
+    ]
+    made = table(
+        ("trial", "parameters", "step", "value", "best", "state"),
+        rows,
+        right=("trial", "step", "value", "best"),
+    )
+    ended = sum(outcome.state in ("finished", "pruned", "failed") for outcome in study.outcomes())
+    made.title, made.title_justify = f"{ended} of {study.num_trials} trials ended", "left"
+    return made
+
+
+def _trial_row(outcome: Outcome, children: Sequence[Child]) -> list[str | Text]:
+    steps = [int(child.rows[-1]["step"]) for child in children if child.rows]
+    values = list(outcome.values.values())
+    state = outcome.state
+    if state == "running" and all(child.state == "waiting" for child in children):
+        state = "waiting"
+    return [
+        str(outcome.trial.number),
+        short(outcome.trial.overrides),
+        str(min(steps)) if steps else "",
+        _number(outcome.values[max(outcome.values)] if values else None),
+        _number(outcome.value if outcome.value is not None else max(values, default=None)),
+        _coloured(state),
+    ]
+
+
+def print_plan(plan: SweepPlan, as_json: bool) -> None:
+    """The trials of a sweep and what a run of each takes."""
+    from rlctl.runtime.cluster.resources import told
+
+    settings = plan.settings
+    if as_json:
+        trials = [
+            {"overrides": list(overrides), "needs": dict(need)} for overrides, need in plan.needs
+        ]
+        shown = {
+            "recipe": plan.source,
+            "fixed": list(plan.fixed),
+            "axes": [axis.text for axis in plan.axes],
+            "runs": plan.num_runs,
+        }
+        print_json(
+            shown | {"steps": plan.total_steps, "settings": settings.model_dump(), "trials": trials}
+        )
+        return
+    head = f"{plan.num_runs} runs of {plan.total_steps} steps: {plan.source}, sampler {settings.sampler}, pruner {settings.pruner}"
+    stdout().print(
+        Text(f"{head}, {settings.seeds} seed{'s' if settings.seeds > 1 else ''} a trial")
+    )
+    rows = [
+        [str(number), shlex.join(overrides), told(need)]
+        for number, (overrides, need) in enumerate(plan.needs)
+    ]
+    drawn = settings.sampler != "grid"
+    stdout().print(table(("tried" if drawn else "trial", "overrides", "a run needs"), rows))
+    if drawn:
+        notice(
+            "values are drawn while the sweep runs; shown are the ends of each axis, which were checked"
+        )
+
+
+def print_sweep(sweep: SweepDir) -> None:
+    """A sweep's trials, best first, and what explains their values."""
+    from rlctl.sweeps.results import results
+
+    found = results(sweep)
+    record = sweep.record
+    stdout().print(
+        Text.assemble(
+            (record.name, "bold"),
+            f"  {record.verb} --recipe {record.recipe}  ",
+            _coloured(sweep.state),
+        )
+    )
+    stdout().print(
+        Text(
+            f"  {record.settings['metric'] or 'first validation metric'}, {record.settings['mode']}"
+        )
+    )
+    rows = [_result_row(trial) for trial in found.trials]
+    stdout().print(
+        table(
+            ("trial", "parameters", "value", "best", "step", "state", "runs"),
+            rows,
+            right=("trial", "value", "best", "step"),
+        )
+    )
+    if found.importances:
+        stdout().print(
+            Text(
+                "importance  "
+                + "  ".join(
+                    f"{key.rpartition('.')[2]} {share:.0%}"
+                    for key, share in found.importances.items()
+                )
+            )
+        )
+    if any(trial.state == "finished" for trial in found.trials):
+        stdout().print(
+            Text(f"next  rlctl sweep best {record.name} --export best.yaml", style="dim")
+        )
+
+
+def show_sweep(root: Path, selector: str, as_json: bool) -> None:
+    """What `rlctl show` says of a sweep."""
+    from rlctl.sweeps.record import find_sweep
+    from rlctl.sweeps.results import plain, results
+
+    found = find_sweep(root, selector)
+    print_json(plain(results(found))) if as_json else print_sweep(found)
+
+
+def print_best(sweep: SweepDir, trial: TrialResult) -> None:
+    stdout().print(
+        table(
+            ("trial", "parameters", "value", "best", "step", "state", "runs"), [_result_row(trial)]
+        )
+    )
+    stdout().print(Text(f"  {shlex.join(trial.overrides)}  ({sweep.record.name})"))
+
+
+def print_sweeps(found: Sequence[dict[str, Any]]) -> None:
+    """One line a sweep."""
+    if not found:
+        notice("there are no sweeps; `rlctl sweep --help` tells how to begin one")
+        return
+    rows = [
+        [
+            each["name"],
+            each["project"],
+            _coloured(each["state"]),
+            ", ".join(f"{count} {state}" for state, count in each["trials"].items()),
+            _number(each["best"]),
+            short(each["axes"]),
+        ]
+        for each in found
+    ]
+    stdout().print(
+        table(("sweep", "project", "state", "trials", "best", "axes"), rows, right=("best",))
+    )
+
+
+def short(overrides: Sequence[str]) -> str:
+    """Overrides with the last part of each key and four digits of a drawn number: what a table has room for."""
+    pairs = [text.partition("=") for text in overrides]
+    return "  ".join(
+        f"{key.rpartition('.')[2]}={_DRAWN.sub(lambda found: f'{float(found[0]):.4g}', value)}"
+        for key, _, value in pairs
+    )
+
+
+def _result_row(trial: TrialResult) -> list[str | Text]:
+    error = f" ± {trial.error:.2g}" if trial.error is not None else ""
+    value = _number(trial.value) + error
+    step = "" if trial.step is None else str(trial.step)
+    return [
+        str(trial.number),
+        short(trial.overrides),
+        value,
+        _number(trial.best),
+        step,
+        _coloured(trial.state),
+        " ".join(trial.runs),
+    ]
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.4g}"
+
+
+def _coloured(state: str) -> Text:
+    return Text(state, style=_COLOURS.get(state, ""))

@@ -1,0 +1,40 @@
+"""Learning rates as a function of the step: nothing to save, nothing to restore."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal, Self
+
+from rlctl.recipes import schema
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Linear warm-up from 0 over `num_warmup` steps, then constant, cosine or linear down to `min_ratio` of the peak at `num_steps`."""
+
+    peak: float
+    num_steps: int
+    num_warmup: int
+    kind: Literal["constant", "cosine", "linear"]
+    min_ratio: float
+
+    @classmethod
+    def of(cls, optim: schema.Optim, num_steps: int) -> Self:
+        """`lr_warmup_steps` wins over `lr_warmup_steps_ratio`, which counts from all steps of the run."""
+        warmup = (
+            optim.lr_warmup_steps
+            if optim.lr_warmup_steps > 0
+            else int(optim.lr_warmup_steps_ratio * num_steps)
+        )
+        return cls(optim.lr, num_steps, warmup, optim.lr_scheduler_type, optim.min_lr_ratio)
+
+    def __call__(self, step: int) -> float:
+        """The learning rate of step `step`, counted from 1. The first step of a warm-up already learns: 1/num_warmup of the peak."""
+        if step <= self.num_warmup:
+            return self.peak * step / self.num_warmup
+        if self.kind == "constant":
+            return self.peak
+        done = min(1.0, (step - self.num_warmup) / max(1, self.num_steps - self.num_warmup))
+        falling = 0.5 * (1 + math.cos(math.pi * done)) if self.kind == "cosine" else 1 - done
+        return self.peak * (self.min_ratio + (1 - self.min_ratio) * falling)

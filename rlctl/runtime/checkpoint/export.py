@@ -1,0 +1,181 @@
+"""A run's policy as a folder for everyone else: transformers and vLLM load it, and a model card says where it comes from."""
+
+from __future__ import annotations
+
+import shutil
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+from rlctl.errors import ConfigError, ConflictError, NotFoundError, ResourceError
+from rlctl.monitoring.run_summary import Headline, validation_metric
+from rlctl.monitoring.text import percent_or_number
+from rlctl.recipes.stored import recompose
+from rlctl.runs.details import changed_settings
+from rlctl.runs.store import Run
+from rlctl.runtime.checkpoint.store import CheckpointStore, damage
+from rlctl.runtime.data import quickstart
+from rlctl.runtime.model.lora import add_adapters, merged_parameters
+from rlctl.tracking.jsonl import METRICS_FILE, read_metrics
+
+Kind = Literal["merged", "adapter"]
+_FOLDERS: dict[Kind, str] = {"merged": "huggingface", "adapter": "adapter"}
+
+
+def export(
+    run: Run, step: int | None, target: Path, kind: Kind = "merged", force: bool = False
+) -> int:
+    """Write the policy of the checkpoint of `step` (None: the newest) to `target`: the step. What is there is replaced only with `force`.
+
+    Written aside and renamed. Errors: NotFoundError without such a checkpoint or adapter, ConfigError for a damaged one, ConflictError
+    where `target` is not empty, ResourceError of the disk.
+    """
+    store = CheckpointStore(run.path / "checkpoints")
+    checkpoint = store.policy(step).parent
+    if (problem := damage(checkpoint)) is not None:
+        raise ConfigError(
+            problem, where=str(checkpoint), hint="--step N exports another checkpoint"
+        )
+    number = int(checkpoint.name.removeprefix("step_"))
+    with _aside(target, force) as folder:
+        source = checkpoint / _FOLDERS[kind]
+        if source.is_dir():
+            shutil.copytree(source, folder, dirs_exist_ok=True)
+        elif kind == "adapter":
+            raise NotFoundError(
+                f"{checkpoint.name} has no adapter",
+                where=str(run.path),
+                hint="the run was not made with lora_rank > 0",
+            )
+        else:
+            rebuild(run.path, checkpoint, folder)
+        (folder / "README.md").write_text(model_card(run, number, kind), encoding="utf-8")
+    return number
+
+
+@contextmanager
+def _aside(target: Path, force: bool) -> Iterator[Path]:
+    """A new folder beside `target` that takes its place when all has gone well."""
+    taken = target.exists() and not (target.is_dir() and not any(target.iterdir()))
+    if taken and not force:
+        raise ConflictError(
+            f"{target} is there already", hint="another folder, or --force to replace it"
+        )
+    if taken and not target.is_dir():
+        raise ConflictError(f"{target} is a file", hint="another folder")
+    aside = target.absolute().with_name(f".{target.absolute().name}.partial")
+    try:
+        shutil.rmtree(aside, ignore_errors=True)
+        aside.mkdir(parents=True)
+        yield aside
+        if target.exists():
+            old = aside.with_name(f".{target.absolute().name}.old")
+            target.rename(old)
+            aside.rename(target)
+            shutil.rmtree(old)
+        else:
+            aside.rename(target)
+    except OSError as error:
+        raise ResourceError(f"cannot write {target}: {error}") from error
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+def rebuild(run: Path, checkpoint: Path, folder: Path) -> None:
+    """Write the policy into `folder` from the distributed state alone, in this process, whatever the number of ranks that saved it."""
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
+    from torch.distributed.checkpoint.state_dict_loader import load
+
+    from rlctl.runtime.data.tokenizer import load_tokenizer
+    from rlctl.runtime.model.causal_lm import PolicyModel
+    from rlctl.runtime.model.load import load_model, master_dtype
+    from rlctl.runtime.model.sharding import trained_state
+
+    config = quickstart.resolve(recompose(run, []).config, run)
+    model = config.actor_rollout_ref.model
+    hf = load_model(
+        model,
+        "policy",
+        master_dtype(config.actor_rollout_ref.actor.fsdp_config),
+        config.trainer.seed,
+    )
+    add_adapters(hf, model, config.trainer.seed)
+    policy = PolicyModel(hf, 1.0)
+    state = {"model": trained_state(policy)}
+    warnings.filterwarnings(
+        "ignore", message="torch.distributed is disabled"
+    )  # one process needs none
+    load(state, checkpoint_id=checkpoint / "actor", no_dist=True)
+    set_model_state_dict(policy, state["model"], options=StateDictOptions(strict=False))
+    hf.save_pretrained(folder, state_dict=dict(merged_parameters(hf)))
+    load_tokenizer(model.tokenizer_path or model.path, model.trust_remote_code).save_pretrained(
+        folder
+    )
+
+
+def model_card(run: Run, step: int, kind: Kind) -> str:
+    """README.md in the form that the hub reads: how the model was made, and what it reached. Figures are those of the run's record."""
+    settings = {key: each["value"] for key, each in changed_settings(run.path).items()}
+    base = str(settings.get("actor_rollout_ref.model.path", "unknown"))
+    rows = read_metrics(run.path / METRICS_FILE)
+    record = run.record
+    title = f"# {run.name}, step {step}"
+    is_hub_name = (
+        base.count("/") == 1 and not base.startswith((".", "/", "~")) and not Path(base).exists()
+    )
+    library = "peft" if kind == "adapter" else "transformers"
+    front = [
+        f"library_name: {library}",
+        "pipeline_tag: text-generation",
+        "tags: [rlctl, reinforcement-learning]",
+    ]
+    front += [f"base_model: {base}"] if is_hub_name else []
+    parts = [
+        "---\n" + "\n".join(front) + "\n---",
+        title,
+        f"`{base}`, trained with rlctl by the recipe `{record.recipe if record else 'unknown'}`"
+        + (": a LoRA adapter, to be loaded onto that model." if kind == "adapter" else "."),
+        "## Results\n\n" + _results(rows, step),
+        "## Training\n\n```\n"
+        + (" ".join(record.command) if record else "")
+        + "\n```\n\n"
+        + _table(("setting", "value"), settings),
+        "## Data\n\n" + _table(("file", "SHA-256"), dict(record.data) if record else {}),
+        "## Versions\n\n"
+        + _table(
+            ("package", "version"),
+            {k: v for k, v in record.versions.items() if v} if record else {},
+        ),
+        "## License\n\nNot stated: the licenses of the base model and of the data apply. Add `license:` above before you publish this.",
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _results(rows: list[dict[str, float]], step: int) -> str:
+    metric = next((name for row in rows if (name := validation_metric(row))), None)
+    if metric is None:
+        return "The run was not validated."
+    headline = Headline.of(rows)
+    points = [
+        (int(row["step"]), row[metric])
+        for row in rows
+        if metric in row and int(row["step"]) <= step
+    ]
+    figures: dict[str, Any] = {"before training": percent_or_number(metric, headline.first)}
+    if points:
+        figures[f"this model (validated at step {points[-1][0]})"] = percent_or_number(
+            metric, points[-1][1]
+        )
+    figures[f"best of the run (step {headline.best_step})"] = percent_or_number(
+        metric, headline.best
+    )
+    return _table((f"`{metric}`", "value"), figures)
+
+
+def _table(head: tuple[str, str], rows: dict[str, Any]) -> str:
+    lines = [
+        f"| {name} | {str(value).replace('|', chr(92) + '|')} |" for name, value in rows.items()
+    ]
+    return "\n".join([f"| {head[0]} | {head[1]} |", "|---|---|", *lines])

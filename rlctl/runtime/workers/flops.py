@@ -1,0 +1,90 @@
+"""How many floating-point operations training takes, for the model FLOPs utilisation (MFU)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+# Attributes by which configs of the transformers library tell that not every weight sees every token.
+_MIXTURE_OF_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
+
+
+# Dense bfloat16 FLOP/s by the vendor's data sheets; the device's name holds the key.
+_PEAKS = {
+    "H200": 989.4e12,
+    "H100": 989.4e12,
+    "H800": 989.4e12,
+    "A100": 312e12,
+    "A800": 312e12,
+    "L40S": 362e12,
+    "B200": 2250e12,
+}
+
+
+def peak_flops(device_name: str) -> float | None:
+    """What the device could do in a second, in dense bfloat16; None where no data sheet says: then there is no utilisation to report."""
+    return next((peak for name, peak in _PEAKS.items() if name in device_name), None)
+
+
+@dataclass(frozen=True)
+class DecoderShape:
+    """The sizes of a dense Llama-like decoder: grouped-query attention and a gated feed-forward of three matrices."""
+
+    vocab_size: int
+    hidden_size: int
+    num_layers: int
+    num_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    intermediate_size: int
+
+    @classmethod
+    def of(cls, config: Any) -> DecoderShape | None:
+        """From a model's config of the transformers library; None where the formula does not fit (no such sizes, mixture of experts).
+
+        No number is better than a wrong one: MFU is left out then.
+        """
+        text = config.get_text_config() if hasattr(config, "get_text_config") else config
+        sizes = (
+            "vocab_size",
+            "hidden_size",
+            "num_hidden_layers",
+            "num_attention_heads",
+            "intermediate_size",
+        )
+        if any(getattr(text, name, None) is None for name in sizes) or any(
+            getattr(text, name, None) for name in _MIXTURE_OF_EXPERTS
+        ):
+            return None
+        heads = text.num_attention_heads
+        return cls(
+            vocab_size=text.vocab_size,
+            hidden_size=text.hidden_size,
+            num_layers=text.num_hidden_layers,
+            num_heads=heads,
+            num_key_value_heads=getattr(text, "num_key_value_heads", None) or heads,
+            head_dim=getattr(text, "head_dim", None) or text.hidden_size // heads,
+            intermediate_size=text.intermediate_size,
+        )
+
+    @property
+    def num_matrix_weights(self) -> int:
+        """N = 2·vocab·h + layers·(h·(q + k + v + o) + 3·h·intermediate). Embedding and head both count, tied or not, as in verl."""
+        query, key_value = self.num_heads * self.head_dim, self.num_key_value_heads * self.head_dim
+        attention = self.hidden_size * 2 * (query + key_value)
+        return 2 * self.vocab_size * self.hidden_size + self.num_layers * (
+            attention + 3 * self.hidden_size * self.intermediate_size
+        )
+
+    def training_flops(self, lengths: Iterable[int]) -> float:
+        """FLOPs of forward and backward over rows of these numbers of tokens; a forward alone is a third.
+
+        6·N·Σ len + 6·Σ len²·layers·heads·head_dim (causal attention: half of 12). Recomputed activations do not count: MFU is about
+        useful work.
+        """
+        lens = list(lengths)
+        attention = self.num_layers * self.num_heads * self.head_dim
+        return float(
+            6 * self.num_matrix_weights * sum(lens) + 6 * sum(n * n for n in lens) * attention
+        )

@@ -1,0 +1,91 @@
+"""The nearest known names to one that is not known."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Collection
+
+
+def nearest(name: str, known: Collection[str], limit: int = 3) -> list[str]:
+    """Up to `limit` of the known names that `name` may have meant, the likeliest first.
+
+    Dotted keys go wrong in three ways: a slip of the keyboard (`trainer.total_epoch`), a path left out (`optim.lr`, `lr`), and a
+    right leaf in a wrong place (`actor.lr`). The cost of a candidate is its cheapest reading; what costs too much is not offered.
+    """
+    most = max(1.5, len(name) / 4)
+    for ceiling in (
+        min(3.0, most),
+        most,
+    ):  # most slips are small, and far candidates are dear to measure
+        ranked = sorted(
+            (cost, candidate)
+            for candidate in known
+            if (cost := _cost(name, candidate, ceiling)) <= ceiling
+        )
+        if ranked and (ranked[0][0] + 1 <= ceiling or ceiling == most):
+            return [candidate for cost, candidate in ranked if cost <= ranked[0][0] + 1][:limit]
+    return []
+
+
+def did_you_mean(name: str, known: Collection[str]) -> str | None:
+    """`did you mean A or B?`, or None where nothing is near."""
+    found = nearest(name, known)
+    return f"did you mean {' or '.join(found)}?" if found else None
+
+
+def _cost(name: str, candidate: str, ceiling: float) -> float:
+    whole = distance(name, candidate, ceiling)
+    depth = name.count(".") + 1
+    tail = ".".join(candidate.split(".")[-depth:])
+    as_tail = distance(name, tail, ceiling) + 0.5 if tail != candidate else whole
+    same_leaf = "." in name and name.rpartition(".")[2] == candidate.rpartition(".")[2]
+    misplaced = 1.2 + 0.02 * distance(name, candidate) if same_leaf else float("inf")
+    return min(whole, as_tail, misplaced)
+
+
+def distance(a: str, b: str, ceiling: float = float("inf")) -> float:
+    """Edits (insert, delete, replace, swap of neighbours) that turn `a` into `b`: the optimal string alignment distance.
+
+    Infinite where it is found to be above `ceiling`.
+    """
+    same = _shared(a, b)
+    a, b = a[same:], b[same:]
+    same = _shared(a[::-1], b[::-1])
+    a, b = a[: len(a) - same], b[: len(b) - same]
+    if abs(len(a) - len(b)) > ceiling:
+        return float("inf")
+    before: list[int] = []
+    row = list(range(len(b) + 1))
+    for i, x in enumerate(a, 1):
+        before, last, row = row, before, [i]
+        for j, y in enumerate(b, 1):
+            cost = min(before[j] + 1, row[j - 1] + 1, before[j - 1] + (x != y))
+            if i > 1 and j > 1 and x == b[j - 2] and a[i - 2] == y:
+                cost = min(cost, last[j - 2] + 1)
+            row.append(cost)
+        if min(row) > ceiling and min(before) > ceiling:
+            return float("inf")
+    return row[-1]
+
+
+def _shared(a: str, b: str) -> int:
+    """How many letters two texts have in common from the start."""
+    return next(
+        (i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b))
+    )
+
+
+def mended(key: str, value: str) -> str:
+    """What would work in place of an override whose value Hydra cannot parse."""
+    for opening, closing in ("[]", "{}"):
+        missing = value.count(opening) - value.count(closing)
+        if value.startswith(opening) and missing > 0:
+            return f"close it: {shlex.quote(f'{key}={value}{closing * missing}')}"
+    return f"quote it: {quoted(key, value)}"
+
+
+def quoted(key: str, value: str) -> str:
+    """The override quoted twice: the inner quotes are for Hydra, the outer ones for the shell."""
+    inner = re.sub(r'(\\*)("|\Z)', lambda m: m[1] * 2 + ('\\"' if m[2] else ""), value)
+    return shlex.quote(f'{key}="{inner}"')
