@@ -23,7 +23,7 @@ from rlctl.recipes.compose import compose
 from rlctl.runtime.cluster.engine_group import EngineGroup, EnginePool
 from rlctl.runtime.cluster.pool import PoolSpec
 from rlctl.runtime.cluster.session import ray_session
-from rlctl.runtime.rank_info import Place
+from rlctl.runtime.rank_info import RankInfo
 from rlctl.runtime.rollout.sampling_params import Sampling
 from rlctl.runtime.rollout.weight_sync import WeightChannel, to_blocks
 from rlctl.runtime.workers.rollout import RolloutSpec, RolloutWorker
@@ -41,7 +41,7 @@ def engines_apart(
     spec = PoolSpec(
         "engines",
         num_engines,
-        Place(0, 1, "cpu", 1, 600.0, False, None),
+        RankInfo(0, 1, "cpu", 1, 600.0, False, None),
         300.0,
         600.0,
         balanced=False,
@@ -70,7 +70,7 @@ def engines_apart(
 def to_pool(engines: EngineGroup, backend: str) -> None:
     way = engines.rollout.checkpoint_engine.model_copy(update={"backend": backend})
     engines.rollout = engines.rollout.model_copy(update={"checkpoint_engine": way})
-    engines.outdate()
+    engines.mark_stale()
     engines.update_weights()
 
 
@@ -96,9 +96,9 @@ def measure(size: str, runs: int, num_engines: int) -> list[Row]:
         }
         took: dict[str, list[float]] = {name: [] for name in ways}
         for run in range(runs + 2):  # two warm up: the first use of Ray's store is slow
-            for name, hand_over in ways.items():
+            for name, sync_id in ways.items():
                 start = time.perf_counter()
-                hand_over()
+                sync_id()
                 if run >= 2:
                     took[name].append(1000 * (time.perf_counter() - start))
         apart.pool.close()

@@ -14,8 +14,8 @@ import time
 
 import torch
 
-from benchmarks.hand_over import engines_apart
 from benchmarks.rollout import build
+from benchmarks.sync_id import engines_apart
 from benchmarks.table import Row, asked, in_a_process, show
 from rlctl.recipes.compose import compose
 from rlctl.runtime.batch import Prompts, Ragged

@@ -7,7 +7,7 @@ and is not asked for the log-probs that the others return. Counted are the token
 
     python -m benchmarks.rollout [--runs 3] [--threads 2] [--sizes 1m,20m,100m] [--json]
 
-`vllm` is measured where it is installed, with the policy's weights. See also `benchmarks.hand_over` and `benchmarks.vllm_start`.
+`vllm` is measured where it is installed, with the policy's weights. See also `benchmarks.sync_id` and `benchmarks.vllm_start`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from rlctl.recipes import schema
 from rlctl.recipes.compose import compose
 from rlctl.runtime.batch import Ragged
 from rlctl.runtime.model.attention import use_rlctl_attention
-from rlctl.runtime.rank_info import Place, available_cores
+from rlctl.runtime.rank_info import RankInfo, available_cores
 from rlctl.runtime.rollout.engine import EngineSpec, RolloutEngine, SamplingParams
 from rlctl.runtime.rollout.hf import HFEngine
 
@@ -113,12 +113,12 @@ def vllm_engine(model: Qwen2ForCausalLM, shared: bool) -> RolloutEngine:
     """With the model's weights, or with a copy."""
     from rlctl.runtime.rollout.vllm.engine import VLLMEngine
 
-    place = Place(0, 1, "cpu", torch.get_num_threads(), 600.0, False, None)
+    rank_info = RankInfo(0, 1, "cpu", torch.get_num_threads(), 600.0, False, None)
     with tempfile.TemporaryDirectory() as folder:
         model.save_pretrained(folder)
         part = vllm_settings(folder)
         engine = VLLMEngine.from_spec(
-            EngineSpec(part.model, part.rollout, torch.float32, place, 256, seed=0),
+            EngineSpec(part.model, part.rollout, torch.float32, rank_info, 256, seed=0),
             model if shared else None,
         )
     engine.load_weights((name, value.detach()) for name, value in model.named_parameters())

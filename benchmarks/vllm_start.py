@@ -29,7 +29,7 @@ def as_rlctl_starts_it(folder: str, num_threads: int) -> dict[str, float]:
 
     from benchmarks.rollout import vllm_settings
     from rlctl.runtime.batch import Ragged
-    from rlctl.runtime.rank_info import Place
+    from rlctl.runtime.rank_info import RankInfo
     from rlctl.runtime.rollout.engine import EngineSpec, SamplingParams
     from rlctl.runtime.rollout.vllm.engine import VLLMEngine
 
@@ -40,7 +40,7 @@ def as_rlctl_starts_it(folder: str, num_threads: int) -> dict[str, float]:
         part.model,
         part.rollout,
         torch.float32,
-        Place(0, 1, "cpu", num_threads, 600.0, False, None),
+        RankInfo(0, 1, "cpu", num_threads, 600.0, False, None),
         256,
         seed=0,
     )

@@ -76,7 +76,7 @@ def _shared(a: str, b: str) -> int:
     )
 
 
-def mended(key: str, value: str) -> str:
+def quote_hint(key: str, value: str) -> str:
     """What would work in place of an override whose value Hydra cannot parse."""
     for opening, closing in ("[]", "{}"):
         missing = value.count(opening) - value.count(closing)

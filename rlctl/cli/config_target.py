@@ -42,11 +42,11 @@ def subject(name: str, overrides: Sequence[str] = ()) -> Subject:
 
 
 def values_of(name: str) -> dict[str, Any]:
-    """The values of what `name` means; of a recipe as `unjudged` has them, so that a base, which lacks some, has values, too."""
-    from rlctl.recipes.compose import unjudged
+    """The values of what `name` means; of a recipe as `compose_unvalidated` has them, so that a base, which lacks some, has values, too."""
+    from rlctl.recipes.compose import compose_unvalidated
 
     stored = _stored(name)
-    return unjudged(name) if stored is None else _read_stored(name, stored).container
+    return compose_unvalidated(name) if stored is None else _read_stored(name, stored).container
 
 
 def _stored(name: str) -> Path | None:

@@ -29,7 +29,7 @@ class Verdict:
 def examine(name: str, strict: bool) -> Verdict:
     """Compose a recipe, find its plug-ins and let its algorithm judge it."""
     from rlctl.recipes.compose import compose
-    from rlctl.recipes.unused_keys import report_idle
+    from rlctl.recipes.unused_keys import report_unused_keys
     from rlctl.runtime.algorithms.base import Needs
     from rlctl.runtime.build import load_algorithm
 
@@ -41,6 +41,6 @@ def examine(name: str, strict: bool) -> Verdict:
             for role, need in (("critic", Needs.CRITIC), ("reference", Needs.REFERENCE))
             if need in needs
         }
-        return Verdict(name, idle=report_idle(recipe, roles, strict=strict))
+        return Verdict(name, idle=report_unused_keys(recipe, roles, strict=strict))
     except RlctlError as error:
         return Verdict(name, problems=error.problems, exit_code=error.exit_code)

@@ -249,7 +249,7 @@ RULES = (
 
 
 @dataclass
-class _Bell:
+class AlarmState:
     """Of one rule: whether it rings, and how many readings in a row speak against that."""
 
     rings: bool = False
@@ -263,7 +263,9 @@ class Alarms:
     limits: Limits
     earlier: InitVar[Iterable[Row]] = ()
     history: History = field(default_factory=History)
-    bells: dict[str, _Bell] = field(default_factory=lambda: {rule.name: _Bell() for rule in RULES})
+    bells: dict[str, AlarmState] = field(
+        default_factory=lambda: {rule.name: AlarmState() for rule in RULES}
+    )
 
     def __post_init__(self, earlier: Iterable[Row]) -> None:
         for row in earlier:

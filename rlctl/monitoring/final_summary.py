@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from rlctl.monitoring.run_summary import LOSS, REWARD, Headline, Row, figure, is_accuracy
+from rlctl.monitoring.run_summary import LOSS, REWARD, Row, RunSummary, figure, is_accuracy
 from rlctl.monitoring.text import count, duration, percent_or_number, sparkline
 
 
@@ -19,7 +19,7 @@ def print_summary(
     """On stderr: steps, `seconds` of wall-clock time and tokens, validation before and after and at its best, the course of the reward,
     where the run lies, and what to type next. `rows` as `read_metrics` gives them."""
     rows = list(rows)
-    head = Headline.of(rows)
+    head = RunSummary.of(rows)
     steps = sum(row["step"] > 0 for row in rows)
     console = Console(stderr=True, highlight=False)
     tokens = f", {count(head.tokens)} tokens" if head.tokens else ""
@@ -32,7 +32,7 @@ def print_summary(
 
 
 def _lines(
-    head: Headline, folder: Path, rows: Sequence[Row], next_commands: Sequence[str]
+    head: RunSummary, folder: Path, rows: Sequence[Row], next_commands: Sequence[str]
 ) -> Table:
     table = Table.grid(padding=(0, 2))
     table.add_column(style="dim")

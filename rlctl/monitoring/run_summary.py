@@ -50,7 +50,7 @@ def lower_is_better(metric: str) -> bool:
 
 
 @dataclass(frozen=True)
-class Headline:
+class RunSummary:
     """A run in figures: `first`, `last` and `best` (at `best_step`) of the validation `metric`, sums of `seconds` and `tokens`."""
 
     step: int | None
@@ -63,7 +63,7 @@ class Headline:
     tokens: int
 
     @classmethod
-    def of(cls, rows: Iterable[Row]) -> Headline:
+    def of(cls, rows: Iterable[Row]) -> RunSummary:
         """Of rows as `read_metrics` gives them, oldest first."""
         rows = list(rows)
         metric = judged_by(rows)

@@ -40,8 +40,8 @@ from rlctl.recipes.sources import (
     search_folders,
     shown,
 )
-from rlctl.recipes.validate import dangling, judge, load_config
-from rlctl.suggest import did_you_mean, mended, quoted
+from rlctl.recipes.validate import dangling, load_config, validate
+from rlctl.suggest import did_you_mean, quote_hint, quoted
 
 __all__ = ["Origin", "Recipe", "base_settings", "compose", "load_config"]
 
@@ -57,7 +57,7 @@ def compose(recipe: str | Path, overrides: Sequence[str] = ()) -> Recipe:
     path = find_recipe(recipe)
     layers, files = _lay(path, overrides)
     container = _resolve(layers)
-    config, verdict = judge(container, layers.origins, layers.faulty)
+    config, verdict = validate(container, layers.origins, layers.faulty)
     problems = layers.problems + verdict
     if problems or config is None:
         raise ConfigError(*problems)
@@ -72,7 +72,7 @@ def compose(recipe: str | Path, overrides: Sequence[str] = ()) -> Recipe:
     )
 
 
-def unjudged(recipe: str | Path) -> dict[str, Any]:
+def compose_unvalidated(recipe: str | Path) -> dict[str, Any]:
     """The values of a recipe that may lack some: `???` where one is required, and as written where a value is taken from there."""
     return _resolve(_lay(find_recipe(recipe), ())[0])
 
@@ -88,7 +88,7 @@ def _lay(path: Path, overrides: Sequence[str]) -> tuple[Layers, list[tuple[Sourc
     parsed, problems = _parse(overrides)
     try:
         primary = read(path)
-        shelf = _Shelf(primary, search_folders(primary, _search_override(parsed)))
+        shelf = _YamlRepository(primary, search_folders(primary, _search_override(parsed)))
         settings, groups = _sort(parsed, shelf, problems)
         files = _layer_files(shelf, groups)
         if not any(level_of(source.path) == 1 for source, _ in files):
@@ -106,7 +106,7 @@ def _lay(path: Path, overrides: Sequence[str]) -> tuple[Layers, list[tuple[Sourc
     return layers, files
 
 
-class _Shelf(ConfigRepository):
+class _YamlRepository(ConfigRepository):
     """Hydra's view of the YAML files: answers which parts exist and what their defaults lists say, from files that are read once."""
 
     def __init__(self, primary: Source, folders: list[Path]) -> None:
@@ -208,7 +208,7 @@ def _parse(overrides: Sequence[str]) -> tuple[list[Override], list[Problem]]:
             override = parser.parse_overrides([text])[0]
         except HydraException:
             problems.append(
-                Problem(f"the value of {key} cannot be parsed", where, mended(key, value))
+                Problem(f"the value of {key} cannot be parsed", where, quote_hint(key, value))
             )
             continue
         if override.is_sweep_override():
@@ -242,7 +242,7 @@ def _search_override(parsed: list[Override]) -> list[Path]:
 
 
 def _sort(
-    parsed: list[Override], shelf: _Shelf, problems: list[Problem]
+    parsed: list[Override], shelf: _YamlRepository, problems: list[Problem]
 ) -> tuple[list[Setting], list[Override]]:
     """Part the overrides into settings of keys and choices of parts (`optim@critic.optim=adamw`), which go to Hydra."""
     settings: list[Setting] = []
@@ -287,7 +287,9 @@ def _sort(
     return settings, _known_groups(groups, shelf, problems)
 
 
-def _known_groups(groups: list[Override], shelf: _Shelf, problems: list[Problem]) -> list[Override]:
+def _known_groups(
+    groups: list[Override], shelf: _YamlRepository, problems: list[Problem]
+) -> list[Override]:
     """Drop the choices of parts that the recipe does not have, with the names it has."""
     if not groups:
         return []
@@ -312,11 +314,11 @@ def _known_groups(groups: list[Override], shelf: _Shelf, problems: list[Problem]
     return kept
 
 
-def _groups_hint(shelf: _Shelf) -> str:
+def _groups_hint(shelf: _YamlRepository) -> str:
     return f"groups: {', '.join(shelf.get_group_options('', ObjectType.GROUP))}"
 
 
-def _layer_files(shelf: _Shelf, groups: list[Override]) -> list[tuple[Source, str]]:
+def _layer_files(shelf: _YamlRepository, groups: list[Override]) -> list[tuple[Source, str]]:
     """The files in the order in which they are laid over each other, each with its package."""
     try:
         defaults = create_defaults_list(
@@ -370,7 +372,7 @@ def _resolve(layers: Layers) -> dict[str, Any]:
     for name, value in leaves(layers.tree).items():
         if value == MISSING:
             help_text = schema_keys()[name].help if name in schema_keys() else ""
-            layers.blame(
+            layers.add_problem(
                 name,
                 f"{name} is not set",
                 layers.origins[name][-1].where,
@@ -392,7 +394,7 @@ def _resolve(layers: Layers) -> dict[str, Any]:
         except (InterpolationToMissingValueError, MissingMandatoryValue):
             layers.faulty.add(name)
         except (InterpolationKeyError, InterpolationResolutionError) as error:
-            layers.blame(name, *dangling(name, str(error), where))
+            layers.add_problem(name, *dangling(name, str(error), where))
         else:
             OmegaConf.update(config, name, value, merge=False)
     return OmegaConf.to_container(config, resolve=False)  # type: ignore[return-value]

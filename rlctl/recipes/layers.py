@@ -12,7 +12,7 @@ from rlctl.recipes.aliases import translate
 from rlctl.recipes.keys import known_key, schema_keys
 from rlctl.recipes.schema import Config
 from rlctl.recipes.sources import Source
-from rlctl.recipes.unsupported_verl_keys import instead_of
+from rlctl.recipes.unsupported_verl_keys import replacement_for
 from rlctl.suggest import did_you_mean
 
 MISSING = "???"
@@ -91,7 +91,7 @@ class Layers:
             for inner, value in _leaves(setting.value, path):
                 self._set(inner, value, lambda _: setting.where, 3)
 
-    def blame(self, name: str, message: str, where: str | None, hint: str | None) -> None:
+    def add_problem(self, name: str, message: str, where: str | None, hint: str | None) -> None:
         """Note a problem with a key; the judge says nothing more of it."""
         self.faulty.add(name)
         self.problems.append(Problem(message, where, hint))
@@ -163,7 +163,7 @@ class Layers:
             return False
         shown, other = (prefixes[-1], unknown) if level == 3 else (unknown, prefixes[-1])
         hint = (
-            instead_of(shown)
+            replacement_for(shown)
             or did_you_mean(shown, schema_keys())
             or did_you_mean(other, schema_keys())
         )
@@ -178,7 +178,7 @@ class Layers:
         if key.kind == "open":
             if isinstance(value, dict) or _reference(value):
                 return True
-            self.blame(
+            self.add_problem(
                 name, f"{name} should be a mapping, not {value!r}", where, f"{name}={{name: value}}"
             )
         elif value != {}:
@@ -188,7 +188,7 @@ class Layers:
                 if value is None
                 else f"is a section, not a value (given: {value!r})"
             )
-            self.blame(
+            self.add_problem(
                 name, f"{name} {given}", where, f"leave it out, or set a key of it, such as {first}"
             )
         return False

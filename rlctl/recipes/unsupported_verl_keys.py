@@ -82,6 +82,6 @@ _INSTEAD: tuple[tuple[str, str], ...] = (
 _COMPILED = tuple((re.compile(pattern + r"\Z"), instead) for pattern, instead in _INSTEAD)
 
 
-def instead_of(key: str) -> str | None:
+def replacement_for(key: str) -> str | None:
     """What rlctl has in place of a key of verl's, or None for a key that is none of verl's."""
     return next((instead for pattern, instead in _COMPILED if pattern.match(key)), None)

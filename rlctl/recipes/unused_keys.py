@@ -13,7 +13,7 @@ from rlctl.recipes.validate import lookup
 
 
 @dataclass(frozen=True, slots=True)
-class Idle:
+class UnusedKey:
     """A key that was set and does nothing: `reason` names the setting that makes it so."""
 
     key: str
@@ -248,9 +248,9 @@ ROLE_RULES: tuple[RoleRule, ...] = (
 )
 
 
-def report_idle(recipe: Recipe, roles: Collection[str] | None, *, strict: bool) -> list[str]:
+def report_unused_keys(recipe: Recipe, roles: Collection[str] | None, *, strict: bool) -> list[str]:
     """One line for each key that was set and has no effect. Raises ConfigError with all of them when `strict`."""
-    idle = idle_keys(recipe.container, recipe.origins, roles)
+    idle = unused_keys(recipe.container, recipe.origins, roles)
     if strict:
         raise_problems(
             [Problem(str(each), each.where, "take it out, or leave out --strict") for each in idle]
@@ -258,24 +258,24 @@ def report_idle(recipe: Recipe, roles: Collection[str] | None, *, strict: bool) 
     return [str(each) for each in idle]
 
 
-def idle_keys(
+def unused_keys(
     container: Mapping[str, Any],
     origins: Mapping[str, Sequence[Origin]],
     roles: Collection[str] | None = None,
-) -> list[Idle]:
+) -> list[UnusedKey]:
     """The keys that a recipe or the command line set and that have no effect, with the reason.
 
     A switch on the command line may well idle what a recipe set for the case that it is on: that is not reported. `roles` are the roles
     that the algorithm builds beside actor and reward (`critic`, `reference`); None where that is not known: then nothing is said of them.
     """
-    found: list[Idle] = []
+    found: list[UnusedKey] = []
     for key, chain in origins.items():
         setting = chain[-1]
         if setting.level == 1:
             continue
         for causes, reason in _verdicts(key, container, origins, roles):
             if setting.level >= max(_level(cause, origins) for cause in causes):
-                found.append(Idle(key, setting.where, reason))
+                found.append(UnusedKey(key, setting.where, reason))
                 break
     return found
 

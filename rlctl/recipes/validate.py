@@ -15,7 +15,7 @@ from rlctl.recipes.schema import Config
 from rlctl.suggest import did_you_mean
 
 
-def judge(
+def validate(
     container: dict[str, Any], origins: Mapping[str, list[Origin]], faulty: Collection[str] = ()
 ) -> tuple[Config | None, list[Problem]]:
     """Validate a resolved container. Returns the config, or None and every problem, one a key; of `faulty` keys nothing more is said."""
@@ -49,7 +49,7 @@ def judge(
 
 def load_config(container: dict[str, Any]) -> Config:
     """Validate a plain dict that was composed earlier (a run's config.yaml). Raises ConfigError with all problems."""
-    config, problems = judge(container, {})
+    config, problems = validate(container, {})
     if config is None:
         raise ConfigError(*problems)
     return config

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rlctl.errors import NotFoundError, RlctlError
-from rlctl.monitoring.run_summary import Headline
+from rlctl.monitoring.run_summary import RunSummary
 from rlctl.runs.events import alarms_of, read_events
 from rlctl.runs.store import Run
 from rlctl.tracking.jsonl import METRICS_FILE, generations_file, read_generations, read_metrics
@@ -33,7 +33,7 @@ def overview(run: Run) -> dict[str, Any]:
         "total_steps": record.total_steps if record else None,
         "tags": list(run.labels.tags),
         "note": run.labels.note,
-        **dataclasses.asdict(headline or Headline.of([])),
+        **dataclasses.asdict(headline or RunSummary.of([])),
         "problem": run.problem or problem,
     }
 

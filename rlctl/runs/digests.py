@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 from rlctl.errors import RlctlError
-from rlctl.monitoring.run_summary import Headline
+from rlctl.monitoring.run_summary import RunSummary
 from rlctl.runs.labels import LABELS_FILE, read_labels
 from rlctl.runs.record import RunRecord
 from rlctl.runs.run_dir import RECORD_FILE
@@ -29,7 +29,7 @@ class Part:
 
 
 def metrics_digest(path: Path) -> dict[str, Any]:
-    """`headline` (the fields of `Headline`), the `courses` of all metrics, and why they are null or empty where the file is damaged."""
+    """`headline` (the fields of `RunSummary`), the `courses` of all metrics, and why they are null or empty where the file is damaged."""
     try:
         rows = read_metrics(path)
     except (RlctlError, OSError) as error:
@@ -40,7 +40,11 @@ def metrics_digest(path: Path) -> dict[str, Any]:
             if name != "step" and math.isfinite(value):
                 columns.setdefault(name, []).append((value, int(row["step"])))
     courses = {name: _course(points) for name, points in columns.items()}
-    return {"headline": dataclasses.asdict(Headline.of(rows)), "courses": courses, "problem": None}
+    return {
+        "headline": dataclasses.asdict(RunSummary.of(rows)),
+        "courses": courses,
+        "problem": None,
+    }
 
 
 def _course(points: list[tuple[float, int]]) -> dict[str, float | int]:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 from zlib import crc32
 
-from rlctl.monitoring.run_summary import Headline
+from rlctl.monitoring.run_summary import RunSummary
 from rlctl.runs.digests import PARTS, Part
 from rlctl.runs.process import DriverProcess
 from rlctl.runs.record import RunRecord
@@ -26,7 +26,11 @@ INDEX_FILE = ".index.sqlite"
 _VERSION = (
     crc32(
         repr(
-            [field.name for kind in (RunRecord, DriverProcess, Headline) for field in fields(kind)]
+            [
+                field.name
+                for kind in (RunRecord, DriverProcess, RunSummary)
+                for field in fields(kind)
+            ]
         ).encode()
     )
     & 0x7FFFFFFF

@@ -12,7 +12,7 @@ from rlctl.runs.store import Run, RunStore
 
 
 @dataclass(frozen=True)
-class Page:
+class RunPage:
     """The runs to show, the values of the extra columns of each, and how many runs there are in all and beyond the page."""
 
     runs: Sequence[Run]
@@ -29,7 +29,7 @@ class Page:
 
 
 @dataclass(frozen=True)
-class Listing:
+class RunQuery:
     """The runs in `state` that `where` is true of, in the order of `sort`, the first `number` of them, with the columns `cols`."""
 
     state: str | None
@@ -38,7 +38,7 @@ class Listing:
     cols: str | None
     number: int | None
 
-    def page(self, store: RunStore) -> Page:
+    def page(self, store: RunStore) -> RunPage:
         """Read it. Errors: UsageError for an expression or a name that means nothing."""
         every = store.runs()
         found = where(store, every, self.where) if self.where is not None else every
@@ -50,4 +50,6 @@ class Listing:
             key.strip() for key in (self.cols or "").removeprefix("+").split(",") if key.strip()
         ]
         usual = self.cols is None or self.cols.startswith("+")
-        return Page(shown, columns(store, shown, keys), usual, len(found) - len(shown), len(every))
+        return RunPage(
+            shown, columns(store, shown, keys), usual, len(found) - len(shown), len(every)
+        )

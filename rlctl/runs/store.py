@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from rlctl.errors import NotFoundError, Problem, UsageError
-from rlctl.monitoring.run_summary import Headline, lower_is_better
+from rlctl.monitoring.run_summary import RunSummary, lower_is_better
 from rlctl.runs.digests import CONFIG, LABELS, METRICS, RECORD, metrics_digest
 from rlctl.runs.index import Index
 from rlctl.runs.labels import Labels
@@ -85,10 +85,10 @@ class Run:
         return metrics_digest(self.path / METRICS_FILE)
 
     @property
-    def figures(self) -> tuple[Headline | None, str | None]:
+    def figures(self) -> tuple[RunSummary | None, str | None]:
         """The figures of its metrics, or why they cannot be read: a listing must go on to the next run."""
         headline = self.metrics["headline"]
-        return (Headline(**headline) if headline else None), self.metrics["problem"]
+        return (RunSummary(**headline) if headline else None), self.metrics["problem"]
 
 
 class RunStore:

@@ -17,9 +17,9 @@ from rlctl.plugins import load
 from rlctl.runs.record import RunRecord
 from rlctl.runs.run_dir import RunDir
 from rlctl.runs.store import ACTIVE, Run
-from rlctl.tracking.async_tracker import Call, Mirror, Patience
+from rlctl.tracking.async_tracker import AsyncTracker, TrackerCall, TrackerTimeouts
 from rlctl.tracking.fanout import RECORD, preflight
-from rlctl.tracking.history import MISSED, SYNCED, history, lacking
+from rlctl.tracking.history import MISSED, SYNCED, history, missing_steps
 from rlctl.tracking.jsonl import METRICS_FILE, read_metrics
 from rlctl.tracking.tracker import RunInfo, ShowsPhases
 
@@ -90,7 +90,7 @@ def sync(run: Run, logger: str, first: int | None = None) -> Sent:
         )
     preflight(logger, config["trainer"]["tracking"]["modes"].get(logger))
     if first is None:
-        first = min(lacking(run.path, logger, steps), default=max(steps) + 1)
+        first = min(missing_steps(run.path, logger, steps), default=max(steps) + 1)
     wanted = {step for step in steps if step >= first}
     if not wanted:
         return Sent(logger, run.record.trackers.get(logger), 0, anew=False)
@@ -107,13 +107,13 @@ def sync(run: Run, logger: str, first: int | None = None) -> Sent:
 def _send(run: RunDir, info: RunInfo, logger: str, wanted: set[int], state: str) -> Sent:
     steps = [int(row["step"]) for row in read_metrics(run.metrics)]
     tracking, known = info.config["trainer"]["tracking"], info.trackers.get(logger)
-    patience = Patience(1, tracking["start_s"], tracking["call_s"], tracking["finish_s"])
-    mirror = Mirror(logger, load("loggers", logger)(), patience)
+    patience = TrackerTimeouts(1, tracking["start_s"], tracking["call_s"], tracking["finish_s"])
+    mirror = AsyncTracker(logger, load("loggers", logger)(), patience)
     with contextlib.redirect_stdout(sys.stderr):  # SDKs greet on stdout, which belongs to data
         mirror.start(info, lambda anew: history(info, steps if anew else wanted))
         given = mirror.wait_for_start()
         anew = given is not None and given != known
-        mirror.end(Call("finish", None, lambda tracker: tracker.finish(state)))
+        mirror.end(TrackerCall("finish", None, lambda tracker: tracker.finish(state)))
         mirror.wait_for_end(math.inf)
     if given is not None:
         run.update(trackers={**run.record.trackers, logger: given})

@@ -186,12 +186,12 @@ class Batch:
         present = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
         return into(**present, **fields)
 
-    def detached(self) -> Self:
+    def without_local(self) -> Self:
         """Without what only the controller needs; this is what is sent to workers."""
         empty = {f.name: [] for f in dataclasses.fields(self) if f.metadata.get("local")}
         return dataclasses.replace(self, **empty)
 
-    def adopt(self, owner: Batch) -> Self:
+    def with_local_from(self, owner: Batch) -> Self:
         """With the controller's own fields taken back from `owner`, whose rows are the same."""
         own = {
             f.name: getattr(owner, f.name)

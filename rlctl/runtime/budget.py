@@ -16,7 +16,7 @@ _MOST_HALVINGS = 3
 
 
 @dataclass(frozen=True)
-class Halving:
+class OomRetry:
     """What a budget was, in `unit`s, when memory did not suffice, and what it is since."""
 
     key: str
@@ -58,7 +58,7 @@ class Budget:
         parts = max(at_least, -(-len(lengths) // self.size))
         return list(lengths.argsort(stable=True).tensor_split(min(parts, len(lengths))))
 
-    def halve(self, parts: Sequence[Tensor], failed: int, alone: bool, reason: str) -> Halving:
+    def halve(self, parts: Sequence[Tensor], failed: int, alone: bool, reason: str) -> OomRetry:
         """Memory did not suffice for `parts[failed]`, where `parts` are lengths: half of the largest of them is allowed from now on.
 
         Raises `DeviceMemoryError` for a single row, after three halvings, and where the rank is not `alone`: others wait in a
@@ -93,10 +93,10 @@ class Budget:
             )
         self.halvings += 1
         self.size = after
-        return Halving(self.key, before, after, self.unit)
+        return OomRetry(self.key, before, after, self.unit)
 
 
-def lacks_memory(error: RuntimeError) -> bool:
+def is_oom(error: RuntimeError) -> bool:
     """Whether torch raised `error` because a device has no memory left. On a CPU it has no class of its own for it."""
     return isinstance(
         error, torch.OutOfMemoryError

@@ -13,8 +13,8 @@ from rlctl.plugins import load
 from rlctl.recipes import schema
 from rlctl.runtime.algorithms.base import Algorithm, Needs, ValueLoss
 from rlctl.runtime.batch import LogProbs, Rollouts
-from rlctl.runtime.budget import Halving
-from rlctl.runtime.cluster.disaggregated import SeparateActor
+from rlctl.runtime.budget import OomRetry
+from rlctl.runtime.cluster.disaggregated import DisaggregatedActor
 from rlctl.runtime.cluster.inline import Pool
 from rlctl.runtime.data.tokenizer import stop_token_ids
 from rlctl.runtime.rewards.pool import RewardPool
@@ -95,7 +95,7 @@ def build_roles(
     actor = build_actor(config, algorithm, tokenizer, pools[placement.actor])
     if Needs.ENGINE in needs and engines is None:
         on_phase(f"starting the rollout engine ({config.actor_rollout_ref.rollout.name})")
-        while (phase := actor.go_on_starting()) is not None:
+        while (phase := actor.continue_startup()) is not None:
             on_phase(phase)
     reference: Reference | None = None
     if Needs.REFERENCE in needs:
@@ -116,7 +116,7 @@ def build_roles(
         on_phase("building the rollout engines")
         engines.wait()
         engines.send_weights = actor.send_weights
-        actor = SeparateActor(actor, engines)
+        actor = DisaggregatedActor(actor, engines)
     return Roles(actor=actor, reward=reward, critic_role=critic, reference_role=reference)
 
 
@@ -135,7 +135,7 @@ class BaseOfActor:
     def compute_log_probs(self, batch: Rollouts) -> LogProbs:
         return self.actor.compute_base_log_probs(batch)
 
-    def take_halvings(self) -> list[Halving]:
+    def pop_oom_retries(self) -> list[OomRetry]:
         """None: the actor tells of its own."""
         return []
 

@@ -16,7 +16,7 @@ from rlctl.runtime.cluster.inline import InlinePool
 from rlctl.runtime.data.loader import PromptSet
 from rlctl.runtime.data.tokenizer import encode_prompt, load_tokenizer
 from rlctl.runtime.planning.preflight import Devices, check_model
-from rlctl.runtime.rank_info import Place, available_cores
+from rlctl.runtime.rank_info import RankInfo, available_cores
 from rlctl.runtime.roles import Roles
 from rlctl.runtime.training.validation import Validation, Validator
 
@@ -86,7 +86,7 @@ def _roles(config: schema.Config, tokenizer: PreTrainedTokenizerBase) -> Iterato
     raise_problems(check_model(config))
     devices = Devices.of(config.trainer)
     reward, close = build_reward(config, tokenizer, available_cores())
-    place = Place(
+    rank_info = RankInfo(
         0,
         1,
         devices.kind,
@@ -95,7 +95,7 @@ def _roles(config: schema.Config, tokenizer: PreTrainedTokenizerBase) -> Iterato
         False,
         None,
     )
-    pool = InlinePool(place)
+    pool = InlinePool(rank_info)
     try:
         actor = build_actor(config, load_algorithm(config, num_steps=1), tokenizer, pool)
         actor.start_engine()

@@ -27,13 +27,13 @@ from rlctl.runtime.checkpoint.remote_copy import mirrored
 from rlctl.runtime.checkpoint.store import CheckpointStore, ControllerState
 from rlctl.runtime.cluster.inline import InlinePool, Pool
 from rlctl.runtime.planning.plan import Plan
-from rlctl.runtime.rank_info import Place, available_cores
+from rlctl.runtime.rank_info import RankInfo, available_cores
 from rlctl.runtime.roles import Roles
 from rlctl.runtime.training.collector import Collector
-from rlctl.runtime.training.trainer import Parts, Progress, Trainer
+from rlctl.runtime.training.trainer import RunContext, Trainer, TrainerState
 from rlctl.runtime.training.watchdog import Watchdog
 from rlctl.runtime.workers.rng import seed_all, set_rng_state
-from rlctl.tracking.async_tracker import Patience
+from rlctl.tracking.async_tracker import TrackerTimeouts
 from rlctl.tracking.fanout import Trackers
 from rlctl.tracking.jsonl import read_metrics
 from rlctl.tracking.tracker import Event
@@ -42,7 +42,7 @@ _BEYOND_S = 10.0  # what the watchdog waits longer than a call to workers, which
 
 
 @dataclass(frozen=True)
-class Start:
+class ResumePoint:
     """Where a run begins that does not begin anew: it goes on in `run`, or is a new one (None) that takes up another's state.
 
     `checkpoint` is None for a run that had none and starts over. `parent` says of a new run whose state it took; `force` that the driver
@@ -57,7 +57,7 @@ class Start:
     force: bool = False
 
 
-def train(plan: Plan, start: Start | None = None, end_by: float | None = None) -> RunDir:
+def train(plan: Plan, start: ResumePoint | None = None, end_by: float | None = None) -> RunDir:
     """Run the plan to its end, or until another step might not be over and saved at `end_by` (seconds since the epoch): TimeUp.
 
     Raises what stops it; the run's record says how it ended in any case.
@@ -68,7 +68,7 @@ def train(plan: Plan, start: Start | None = None, end_by: float | None = None) -
         run = _open_run(plan, start)
         on_checkpoint = stack.enter_context(mirrored(run, config.trainer))
         tracking = config.trainer.tracking
-        patience = Patience(
+        patience = TrackerTimeouts(
             tracking.queue_size, tracking.start_s, tracking.call_s, tracking.finish_s
         )
         trackers = Trackers.load(config.trainer.logger, run.event, patience)
@@ -109,11 +109,11 @@ def train(plan: Plan, start: Start | None = None, end_by: float | None = None) -
         progress = (
             _take_up(start, plan.algorithm, collector, roles, on_phase)
             if start is not None
-            else Progress()
+            else TrainerState()
         )
         trackers.begin()
         run.update(state="running", total_steps=plan.num_steps)
-        parts = Parts(
+        parts = RunContext(
             algorithm=plan.algorithm,
             roles=roles,
             collector=collector,
@@ -159,7 +159,7 @@ def _memory_noted(run: RunDir) -> Iterator[None]:
         raise
 
 
-def _open_run(plan: Plan, start: Start | None) -> RunDir:
+def _open_run(plan: Plan, start: ResumePoint | None) -> RunDir:
     """Make the run's folder, whole or not at all; or open the one that goes on."""
     if start is not None and start.run is not None:
         run = RunDir.reopen(start.run, start.force)
@@ -203,7 +203,7 @@ def _describe(run: RunDir, plan: Plan, parent: Mapping[str, Any] | None) -> None
     )
 
 
-def _go_back(run: RunDir, start: Start) -> None:
+def _go_back(run: RunDir, start: ResumePoint) -> None:
     """Nothing that the run recorded after the step it goes on from may stay in its place."""
     step = start.step if start.checkpoint is not None else None
     lines = rewind(run, step)
@@ -221,15 +221,15 @@ def _go_back(run: RunDir, start: Start) -> None:
 
 
 def _take_up(
-    start: Start,
+    start: ResumePoint,
     algorithm: Algorithm,
     collector: Collector,
     roles: Roles,
     on_phase: Callable[[str], None],
-) -> Progress:
+) -> TrainerState:
     """Give workers, algorithm and collector the state of the checkpoint. A role that the checkpoint knows nothing of begins anew."""
     if start.checkpoint is None:
-        return Progress()
+        return TrainerState()
     on_phase(f"loading the checkpoint of step {start.step}")
     state = ControllerState.read(start.checkpoint)
     roles.actor.load((start.checkpoint / "actor").absolute())
@@ -238,7 +238,7 @@ def _take_up(
     algorithm.load_state_dict(state.algorithm)
     collector.load_state_dict(state.loader, state.step)
     set_rng_state(state.rng)
-    return Progress(state.step, state.skipped_in_a_row, new_run=start.run is None)
+    return TrainerState(state.step, state.skipped_in_a_row, new_run=start.run is None)
 
 
 @contextmanager
@@ -248,7 +248,7 @@ def open_pools(
     """The processes of a run, or none with `--inline`; closed at the end, and Ray with them."""
     trainer, sizes, num_threads = plan.config.trainer, plan.pool_sizes, plan.num_threads
     num_processes = sum(sizes.values())
-    place = Place(
+    rank_info = RankInfo(
         0,
         1,
         plan.devices.kind,
@@ -260,7 +260,7 @@ def open_pools(
     )
     with ExitStack() as stack:
         if plan.inline:
-            pool = InlinePool(place)
+            pool = InlinePool(rank_info)
             stack.callback(pool.close)
             yield dict.fromkeys(sizes, pool)
             return
@@ -285,7 +285,7 @@ def open_pools(
             spec = PoolSpec(
                 name,
                 size,
-                replace(place, world_size=size, log_path=(logs / f"{name}.log").absolute()),
+                replace(rank_info, world_size=size, log_path=(logs / f"{name}.log").absolute()),
                 trainer.timeouts.worker_start_s,
                 trainer.timeouts.call_s,
                 trainer.balance_batch,

@@ -128,9 +128,9 @@ class _Score(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(
+    def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
         ctx: Any, grad_log_probs: Tensor, grad_entropy: Tensor
-    ) -> tuple[Tensor, None, None, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
+    ) -> tuple[Tensor, None, None, None]:
         logits, targets, log_norm, entropy = ctx.saved_tensors
         grad = torch.empty_like(logits)
         in_place = grad.dtype == log_norm.dtype

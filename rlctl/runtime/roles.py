@@ -8,7 +8,7 @@ from typing import Protocol
 
 from rlctl.errors import InternalError
 from rlctl.runtime.batch import LogProbs, Prompts, Ragged, Rollouts, Scores
-from rlctl.runtime.budget import Halving
+from rlctl.runtime.budget import OomRetry
 from rlctl.tracking.metrics import Metrics
 
 
@@ -56,7 +56,7 @@ class Actor(Protocol):
         """Copy the weights, and write a transformers folder (without tokenizer) in the background, before what is saved later."""
         ...
 
-    def take_halvings(self) -> list[Halving]:
+    def pop_oom_retries(self) -> list[OomRetry]:
         """How budgets of micro-batches have shrunk for lack of memory since this was asked last."""
         ...
 
@@ -66,7 +66,7 @@ class Reference(Protocol):
 
     def compute_log_probs(self, batch: Rollouts) -> LogProbs: ...
 
-    def take_halvings(self) -> list[Halving]:
+    def pop_oom_retries(self) -> list[OomRetry]:
         """How budgets of micro-batches have shrunk for lack of memory since this was asked last."""
         ...
 
@@ -94,7 +94,7 @@ class Critic(Protocol):
         """Take up what `save` wrote."""
         ...
 
-    def take_halvings(self) -> list[Halving]:
+    def pop_oom_retries(self) -> list[OomRetry]:
         """How budgets of micro-batches have shrunk for lack of memory since this was asked last."""
         ...
 

@@ -208,16 +208,16 @@ class RayCluster:
         processes = parallel * _processes(self.config)
         self.threads = self.config.trainer.num_threads or max(1, available_cores() // processes)
         return (
-            f"cluster: {self.resources.told(total)}; a run takes {self.resources.told(first)}: {parallel} at once, "
+            f"cluster: {self.resources.format_resources(total)}; a run takes {self.resources.format_resources(first)}: {parallel} at once, "
             f"{self.threads} CPU thread{'s' if self.threads > 1 else ''} a process"
         )
 
     def need(self, trial: Trial) -> Mapping[str, float]:
         need = need_of(compose(self.record.recipe, [*self.record.fixed, *trial.overrides]).config)
         total = self.resources.total()
-        if self.resources.lacking(need, total):
+        if self.resources.exceeds(need, total):
             raise ResourceError(
-                f"trial {trial.number} needs {self.resources.told(need)}; the whole cluster has {self.resources.told(total)}",
+                f"trial {trial.number} needs {self.resources.format_resources(need)}; the whole cluster has {self.resources.format_resources(total)}",
                 where=" ".join(trial.overrides),
                 hint="a larger cluster, fewer trainer.n_gpus_per_node, or a smaller trainer.placement.device_fraction",
             )
@@ -230,8 +230,8 @@ class RayCluster:
             for name, amount in free.items()
         }
         return (
-            f"needs {self.resources.told(need)}, free {self.resources.told(left)}"
-            if self.resources.lacking(need, left)
+            f"needs {self.resources.format_resources(need)}, free {self.resources.format_resources(left)}"
+            if self.resources.exceeds(need, left)
             else None
         )
 

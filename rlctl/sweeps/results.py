@@ -110,8 +110,8 @@ def export(sweep: SweepDir, trial: TrialResult, path: Path) -> None:
         if chain[-1].level > 1
         and not any(key == each or key.startswith(f"{each}.") for each in _NOT_EXPORTED)
     }
-    told = "" if trial.value is None else f", value {trial.value:.6g}"
-    head = f"# Trial {trial.number} of the sweep {sweep.record.name}{told}: {' '.join(trial.overrides)}\n"
+    format_resources = "" if trial.value is None else f", value {trial.value:.6g}"
+    head = f"# Trial {trial.number} of the sweep {sweep.record.name}{format_resources}: {' '.join(trial.overrides)}\n"
     body = yaml.safe_dump(
         {"defaults": [sweep.record.base, "_self_"]} | nested(values),
         sort_keys=False,

@@ -21,7 +21,7 @@ _A_MOMENT = 0.05  # seconds between two looks at a tracker that is waited for
 
 
 @dataclass(frozen=True)
-class Patience:
+class TrackerTimeouts:
     """How patient a run is with its trackers: calls that may wait in the queue, and seconds for a start, for one call, for the end."""
 
     queue_size: int
@@ -31,7 +31,7 @@ class Patience:
 
 
 @dataclass(frozen=True)
-class Call:
+class TrackerCall:
     """One thing to tell a tracker: `what` it is in a word, the step that it belongs to if to any, and how to say it."""
 
     what: str
@@ -40,16 +40,16 @@ class Call:
 
 
 # Steps that a tracker lacks, and a call for each of them.
-History = tuple[Collection[int], Iterable[Call]]
+History = tuple[Collection[int], Iterable[TrackerCall]]
 
 
-class Mirror:
+class AsyncTracker:
     """Everything but `_work` and what it calls runs in the run's own thread; the two share the queue and a few single values.
 
     `off` is why it was switched off, or None; `missed` are the steps that did not reach it, `last_error` is what it raised last.
     """
 
-    def __init__(self, name: str, tracker: Tracker, patience: Patience) -> None:
+    def __init__(self, name: str, tracker: Tracker, patience: TrackerTimeouts) -> None:
         self.name = name
         self.tracker = tracker
         self.patience = patience
@@ -57,9 +57,9 @@ class Mirror:
         self.failures = 0
         self.last_error: str | None = None
         self.missed: set[int | None] = set()
-        self._queue: SimpleQueue[Call | None] = SimpleQueue()
+        self._queue: SimpleQueue[TrackerCall | None] = SimpleQueue()
         self._started: Future[str | None] = Future()
-        self._current: tuple[Call, float] | None = None  # what it is at, and since when
+        self._current: tuple[TrackerCall, float] | None = None  # what it is at, and since when
         self._thread: threading.Thread | None = None
 
     def start(self, run: RunInfo, history: Callable[[bool], History]) -> None:
@@ -85,7 +85,7 @@ class Mirror:
                 f"logger {self.name} does not start: {type(error).__name__}: {error}", hint=hint
             ) from error
 
-    def send(self, call: Call) -> None:
+    def send(self, call: TrackerCall) -> None:
         """Put a call into the queue. Never waits: a tracker that lags too far behind, or hangs, is switched off."""
         if self.off is None and (stuck := self._stuck()):
             self._switch_off(stuck)
@@ -98,7 +98,7 @@ class Mirror:
         else:
             self.missed.add(call.step)
 
-    def end(self, finish: Call) -> None:
+    def end(self, finish: TrackerCall) -> None:
         """`finish` is its last call."""
         if self.off is None:
             self._queue.put(finish)
@@ -189,7 +189,7 @@ class Mirror:
         while self.off is None and (call := self._queue.get()) is not None:
             self._say(call)
 
-    def _say(self, call: Call) -> None:
+    def _say(self, call: TrackerCall) -> None:
         self._current = (call, time.monotonic())
         try:
             call.say(self.tracker)
@@ -197,7 +197,7 @@ class Mirror:
             self._failed(call, error)
         self._current = None
 
-    def _failed(self, call: Call, error: Exception) -> None:
+    def _failed(self, call: TrackerCall, error: Exception) -> None:
         self.failures += 1
         self.last_error = f"{call.what}: {type(error).__name__}: {error}"
         self.missed.add(call.step)

@@ -16,8 +16,14 @@ from typing import Any, Literal, Self
 from rlctl.errors import ConfigError, MissingExtraError, RlctlError
 from rlctl.monitoring.alarms import EVENT, OVER, Alarm, Alarms, ShowsAlarms
 from rlctl.plugins import load, packages
-from rlctl.tracking.async_tracker import MAX_FAILURES, Call, Mirror, Patience, leave_in_any_case
-from rlctl.tracking.history import MISSED, TOLD, history, lacking, log_call, sample_call
+from rlctl.tracking.async_tracker import (
+    MAX_FAILURES,
+    AsyncTracker,
+    TrackerCall,
+    TrackerTimeouts,
+    leave_in_any_case,
+)
+from rlctl.tracking.history import MISSED, TOLD, history, log_call, missing_steps, sample_call
 from rlctl.tracking.tracker import Event, Preflight, RunInfo, Sample, ShowsPhases, Tracker
 
 RECORD = "jsonl"  # the tracker that every run has: what it writes is the truth, and no other is waited for
@@ -72,7 +78,9 @@ class Trackers:
     The record is never switched off. While it cannot be written (a full disk), it keeps its rows and tries again at the next step.
     """
 
-    def __init__(self, trackers: Mapping[str, Tracker], event: Event, patience: Patience) -> None:
+    def __init__(
+        self, trackers: Mapping[str, Tracker], event: Event, patience: TrackerTimeouts
+    ) -> None:
         self.patience = patience
         self.direct = {
             name: each
@@ -80,7 +88,7 @@ class Trackers:
             if name == RECORD or isinstance(each, ShowsPhases)
         }
         self.mirrors = {
-            name: Mirror(name, each, patience)
+            name: AsyncTracker(name, each, patience)
             for name, each in trackers.items()
             if name not in self.direct
         }
@@ -92,7 +100,7 @@ class Trackers:
         self._event = event
 
     @classmethod
-    def load(cls, names: Sequence[str], event: Event, patience: Patience) -> Self:
+    def load(cls, names: Sequence[str], event: Event, patience: TrackerTimeouts) -> Self:
         """The trackers of these entry points (group `rlctl.loggers`), and the record first in any case.
 
         Errors: NotFoundError for a name that no package offers, MissingExtraError when its package is not installed.
@@ -148,7 +156,7 @@ class Trackers:
             self._record_event(OVER if alarm.over else EVENT, **fields)
             show = partial(_show_alarm, alarm=alarm)
             self._tell("alarm", show)
-            self._send(Call("alarm", None, show))
+            self._send(TrackerCall("alarm", None, show))
 
     def generations(self, step: int, samples: Sequence[Sample]) -> None:
         """Validation answers: all of them into the run's own record, the few that the recipe wants shown to every other tracker."""
@@ -168,7 +176,7 @@ class Trackers:
         deadline = time.monotonic() + self.patience.finish_s
         with contextlib.redirect_stdout(sys.stderr):
             for mirror in self.mirrors.values():
-                mirror.end(Call("finish", None, lambda tracker: tracker.finish(state)))
+                mirror.end(TrackerCall("finish", None, lambda tracker: tracker.finish(state)))
             for mirror in self.mirrors.values():
                 mirror.wait_for_end(deadline)
         self._report()
@@ -185,7 +193,7 @@ class Trackers:
                     steps=mirror.missed_steps(),
                 )
 
-    def _send(self, call: Call) -> None:
+    def _send(self, call: TrackerCall) -> None:
         for mirror in self.mirrors.values():
             mirror.send(call)
         self._report()
@@ -235,10 +243,10 @@ class Trackers:
             self._event(kind, **fields)
 
 
-def _start(mirror: Mirror, run: RunInfo) -> None:
+def _start(mirror: AsyncTracker, run: RunInfo) -> None:
     """A tracker goes on from the last step that it is known to have, and is told first what follows until `run.resume_step`."""
     past = range(run.resume_step + 1) if run.resume_step else range(0)
-    first = min(lacking(run.folder, mirror.name, past), default=len(past)) if past else 0
+    first = min(missing_steps(run.folder, mirror.name, past), default=len(past)) if past else 0
     known = replace(run, resume_step=max(0, first - 1))
     mirror.start(known, lambda anew: history(run, past if anew else past[first:]))
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
-from rlctl.tracking.async_tracker import Call, History
+from rlctl.tracking.async_tracker import History, TrackerCall
 from rlctl.tracking.jsonl import (
     METRICS_FILE,
     generations_file,
@@ -20,7 +20,7 @@ from rlctl.tracking.tracker import RunInfo, Sample
 TOLD, MISSED, SYNCED = "trackers_told", "tracker_missed", "tracker_synced"
 
 
-def lacking(run: Path, logger: str, steps: Iterable[int]) -> set[int]:
+def missing_steps(run: Path, logger: str, steps: Iterable[int]) -> set[int]:
     """Which of these steps a logger is not known to have, by the events of the run in this folder.
 
     An attempt that ended in order says what each logger missed. SDKs keep what they are told in memory for a while, so of an attempt that
@@ -52,25 +52,25 @@ def history(run: RunInfo, steps: Collection[int]) -> History:
     )
 
 
-def _both(run: RunInfo, row: Mapping[str, float]) -> Call:
+def _both(run: RunInfo, row: Mapping[str, float]) -> TrackerCall:
     step = int(row["step"])
     log = log_call(step, {name: value for name, value in row.items() if name != "step"})
     shown = run.shown(read_generations(generations_file(run.folder, step)))
     if not shown:
         return log
     answers = sample_call(step, shown)
-    return Call("log", step, lambda tracker: (answers.say(tracker), log.say(tracker)))
+    return TrackerCall("log", step, lambda tracker: (answers.say(tracker), log.say(tracker)))
 
 
-def log_call(step: int, metrics: Mapping[str, float]) -> Call:
+def log_call(step: int, metrics: Mapping[str, float]) -> TrackerCall:
     """The finite metrics of a step, as Python's own numbers."""
     row = {
         name: value if isinstance(value, int) else float(value)
         for name, value in metrics.items()
         if math.isfinite(value)
     }
-    return Call("log", step, lambda tracker: tracker.log(step, row))
+    return TrackerCall("log", step, lambda tracker: tracker.log(step, row))
 
 
-def sample_call(step: int, samples: Sequence[Sample]) -> Call:
-    return Call("generations", step, lambda tracker: tracker.generations(step, samples))
+def sample_call(step: int, samples: Sequence[Sample]) -> TrackerCall:
+    return TrackerCall("generations", step, lambda tracker: tracker.generations(step, samples))

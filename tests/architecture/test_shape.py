@@ -19,8 +19,8 @@ NAMES_THAT_SAY_NOTHING = {"utils", "util", "common", "helpers", "helper", "misc"
 MAY_CATCH_EVERYTHING = {
     "rlctl/__main__.py::main": "the outermost frame: turns a defect into one line, a file and exit code 70",
     "rlctl/tracking/fanout.py::Trackers._tell": "the run goes on without a line on the terminal, and its record catches up",
-    "rlctl/tracking/async_tracker.py::Mirror._say": "a mirror may break, the run goes on, and says so once",
-    "rlctl/tracking/async_tracker.py::Mirror._work": "hands the error of the start to the thread that waits, which raises it",
+    "rlctl/tracking/async_tracker.py::AsyncTracker._say": "a mirror may break, the run goes on, and says so once",
+    "rlctl/tracking/async_tracker.py::AsyncTracker._work": "hands the error of the start to the thread that waits, which raises it",
     "rlctl/runtime/cluster/session.py::_start.start": "hands the error to the thread that waits, which raises it",
     "rlctl/runtime/cluster/jobs.py::_within.ask": "hands the error to the thread that waits, which raises it",
     "rlctl/runtime/rewards/functions.py::answer": "a user's function may do anything wrong: the answer scores 0 and says why",

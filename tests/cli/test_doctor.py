@@ -12,7 +12,7 @@ from packaging.requirements import Requirement
 
 from rlctl.runtime.planning.doctor import (
     GIB,
-    Finding,
+    Check,
     judge_package,
     judge_space,
     judge_torch,
@@ -104,7 +104,7 @@ def test_disks(free: float, total: float, state: str) -> None:
 def test_a_cpu_build_beside_gpus_is_a_warning() -> None:
     found = judge_torch("2.13.0+cpu", None, ["H200, 143771 MiB, 570.1"])
     assert (found.state, found.remedy) == ("warning", "pip install --force-reinstall torch==2.13.0")
-    assert judge_torch("2.13.0", "13.0", ["H200"]) == Finding(
+    assert judge_torch("2.13.0", "13.0", ["H200"]) == Check(
         "gpus", "ok", "torch for CUDA 13.0; H200"
     )
     assert judge_torch("2.13.0+cpu", None, []).state == "ok"

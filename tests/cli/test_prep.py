@@ -206,7 +206,7 @@ def test_the_help_has_an_example_and_loads_nothing_heavy() -> None:
     code = (
         "import sys\n"
         "from typer.testing import CliRunner\n"
-        "from rlctl.cli import data, prep, reward\n"
+        "from rlctl.cli.commands import data, prep, reward\n"
         "for app, names in ((prep.app, ('gsm8k', 'arithmetic', 'jsonl')), (data.app, ('show',)), (reward.app, ('test',))):\n"
         "    for name in names:\n"
         "        assert 'Example: rlctl' in CliRunner().invoke(app, [name, '--help']).stdout, name\n"

@@ -29,10 +29,10 @@ from rlctl.runs.run_dir import RunDir
 from rlctl.monitoring.alarms import Alarms, Limits
 from rlctl.tracking.fanout import Trackers
 from rlctl.tracking.jsonl import JsonlTracker
-from rlctl.tracking.async_tracker import Patience
+from rlctl.tracking.async_tracker import TrackerTimeouts
 from rlctl.tracking.tracker import RunInfo
 run = RunDir.create(Path(sys.argv[1]), "p", "r", "ppo")
-trackers = Trackers({"jsonl": JsonlTracker()}, run.event, Patience(10, 1.0, 1.0, 1.0))
+trackers = Trackers({"jsonl": JsonlTracker()}, run.event, TrackerTimeouts(10, 1.0, 1.0, 1.0))
 trackers.alarms = Alarms(Limits(skipped_updates=1))
 trackers.start(RunInfo("id", "p", "r", run.path, 3, {}))
 run.update(state="running", total_steps=3)

@@ -10,22 +10,22 @@ from typing import Any
 
 import torch.multiprocessing as mp
 
-from rlctl.runtime.rank_info import Place
+from rlctl.runtime.rank_info import RankInfo
 from rlctl.runtime.workers.process import Process
 from tests.forks import FORKS
 
 _METHOD = FORKS.get_start_method()
 
 
-def place(rank: int = 0, world_size: int = 1) -> Place:
-    return Place(rank, world_size, "cpu", 1, 60.0, False, None)
+def rank_info(rank: int = 0, world_size: int = 1) -> RankInfo:
+    return RankInfo(rank, world_size, "cpu", 1, 60.0, False, None)
 
 
 def on_ranks(world_size: int, function: Callable[..., Any], *args: Any) -> list[Any]:
     """`function(place, *args)` on each rank of a process group; in this process when there is one rank."""
     if world_size == 1:
-        return [function(place(), *args)]
-    address = Process(place()).address().replace("127.0.0.1", "localhost")
+        return [function(rank_info(), *args)]
+    address = Process(rank_info()).address().replace("127.0.0.1", "localhost")
     with tempfile.TemporaryDirectory() as folder:
         mp.start_processes(
             _run,
@@ -51,7 +51,7 @@ def _run(
     function: Callable[..., Any],
     args: tuple[Any, ...],
 ) -> None:
-    process = Process(place(rank, world_size))
+    process = Process(rank_info(rank, world_size))
     process.join(address)
-    (folder / str(rank)).write_bytes(pickle.dumps(function(process.place, *args)))
+    (folder / str(rank)).write_bytes(pickle.dumps(function(process.rank_info, *args)))
     process.leave()

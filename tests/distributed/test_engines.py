@@ -20,7 +20,7 @@ from rlctl.runtime.algorithms.correction import SampledTokens, mismatch
 from rlctl.runtime.batch import Experience, LogProbs, Prompts, Ragged, Rollouts
 from rlctl.runtime.build import load_algorithm
 from rlctl.runtime.cluster.channels import LinkChannel
-from rlctl.runtime.cluster.disaggregated import SeparateActor
+from rlctl.runtime.cluster.disaggregated import DisaggregatedActor
 from rlctl.runtime.cluster.pool import PoolSpec
 from rlctl.runtime.cluster.session import ray_session
 from rlctl.runtime.rollout.sampling_params import Sampling
@@ -29,7 +29,7 @@ from rlctl.runtime.workers import actor
 from rlctl.runtime.workers.actor import ActorSpec, ActorWorker
 from rlctl.runtime.workers.rollout import RolloutSpec, RolloutWorker
 from rlctl.tracking.metrics import to_floats
-from tests.distributed.ranks import place
+from tests.distributed.ranks import rank_info
 from tests.models import write_tiny_model
 
 # An engine that does what a file in its folder tells it: die or hang in the middle of an answer, spoil what it receives, fall or freeze in
@@ -106,7 +106,7 @@ class Stage:
 
         self.folder, self.config = folder, config
         self.events: list[tuple[str, dict[str, Any]]] = []
-        log = replace(place(), log_path=folder / "engines.log")
+        log = replace(rank_info(), log_path=folder / "engines.log")
         spec = PoolSpec(
             "engines",
             num_engines,
@@ -123,14 +123,14 @@ class Stage:
             "rollout", RolloutWorker, RolloutSpec(model, sampling, 40, seed=1)
         )
         self.trainer = ActorWorker(
-            place(),
+            rank_info(),
             ActorSpec(
                 model, config.actor_rollout_ref.actor, sampling, 40, load_algorithm(config, 20), 1
             ),
         )
         self.engines.wait()
         self.engines.send_weights = self.trainer.send_weights
-        self.actor = SeparateActor(self.trainer, self.engines)
+        self.actor = DisaggregatedActor(self.trainer, self.engines)
 
     def tell(self, what: str, times: int = 1) -> None:
         for number in range(times):
@@ -235,7 +235,7 @@ def test_engines_answer_as_one_would_under_the_weights_of_the_moment(stage: Stag
             "grpo", [*OVERRIDES, MODEL + str(stage.folder / "model")]
         ).config.actor_rollout_ref.rollout,
     )
-    whole = ActorWorker(place(), replace(stage.trainer.spec, sampling=sampling))
+    whole = ActorWorker(rank_info(), replace(stage.trainer.spec, sampling=sampling))
     whole.start_engine()
     before = whole.generate_sequences(prompts(), seed=10)
     whole.policy.load_state_dict(stage.trainer.policy.state_dict())
@@ -314,7 +314,7 @@ def test_an_engine_that_is_lost_in_the_middle_of_a_hand_over_by_links(
     stage: Stage, what: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The other one has all weights and answers; the lost one gets them by a new link."""
-    stage.engines.outdate()
+    stage.engines.mark_stale()
     if what == "freeze":
         monkeypatch.setattr(
             stage.pool.engines, "spec", replace(stage.pool.engines.spec, call_timeout_s=3.0)
@@ -334,7 +334,7 @@ def test_weights_that_arrive_damaged_stop_the_run(
     if way == "links":
         request.getfixturevalue("links")
     stage.actor.generate_sequences(prompts(), seed=1)
-    stage.engines.outdate()
+    stage.engines.mark_stale()
     stage.tell("spoil")
     with pytest.raises(
         RlctlError,

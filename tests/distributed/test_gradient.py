@@ -11,12 +11,12 @@ from torch.distributed.tensor import DTensor
 from rlctl.recipes.compose import compose
 from rlctl.runtime.algorithms.ppo import PPO
 from rlctl.runtime.batch import Experience, Ragged
-from rlctl.runtime.rank_info import Place
+from rlctl.runtime.rank_info import RankInfo
 from rlctl.runtime.rollout.sampling_params import Sampling
 from rlctl.runtime.workers.actor import ActorSpec, ActorWorker
 from rlctl.runtime.workers.critic import CriticSpec, CriticWorker
 from rlctl.runtime.workers.dispatch import join, split
-from tests.distributed.ranks import on_ranks, place
+from tests.distributed.ranks import on_ranks, rank_info
 from tests.models import write_tiny_model
 
 ROWS = 8
@@ -76,7 +76,7 @@ def experience() -> Experience:
 
 
 def gradient(
-    where: Place, model: str, role: str, mode: str, num_micro_batches: int
+    where: RankInfo, model: str, role: str, mode: str, num_micro_batches: int
 ) -> tuple[torch.Tensor, dict[str, float]]:
     """What an update hands to the optimizer, all parameters in one vector, and its metrics."""
     sizes = [
@@ -127,14 +127,14 @@ def gradient(
 def test_micro_batches_do_not_change_the_actors_gradient(
     model: Path, mode: str, num_micro_batches: int
 ) -> None:
-    whole, metrics = gradient(place(), str(model), "actor", mode, 1)
-    cut, cut_metrics = gradient(place(), str(model), "actor", mode, num_micro_batches)
+    whole, metrics = gradient(rank_info(), str(model), "actor", mode, 1)
+    cut, cut_metrics = gradient(rank_info(), str(model), "actor", mode, num_micro_batches)
     assert whole.norm() > 1e-3
     assert (whole - cut).norm() <= 1e-6 * whole.norm()
     assert cut_metrics == pytest.approx(metrics, rel=1e-5, abs=1e-7)
 
 
-def gradients_of_cuts(where: Place, model: str, role: str) -> list[torch.Tensor]:
+def gradients_of_cuts(where: RankInfo, model: str, role: str) -> list[torch.Tensor]:
     return [
         gradient(where, model, role, "token-mean", num_micro_batches)[0]
         for num_micro_batches in (1, 2, 4)
@@ -144,7 +144,7 @@ def gradients_of_cuts(where: Place, model: str, role: str) -> list[torch.Tensor]
 @pytest.mark.parametrize("role", ["actor", "critic"])
 def test_two_ranks_do_not_change_the_gradient(model: Path, role: str) -> None:
     """FSDP2 on two gloo ranks against one process, with one and with several micro-batches."""
-    whole, _ = gradient(place(), str(model), role, "token-mean", 1)
+    whole, _ = gradient(rank_info(), str(model), role, "token-mean", 1)
     assert whole.norm() > 1e-3
     for of_rank in on_ranks(2, gradients_of_cuts, str(model), role):
         for cut in of_rank:

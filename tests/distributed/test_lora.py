@@ -20,7 +20,7 @@ from rlctl.runtime.model.causal_lm import PolicyModel
 from rlctl.runtime.model.load import load_model
 from rlctl.runtime.model.lora import add_adapters, merged_parameters, without_adapters
 from rlctl.runtime.model.sequences import Sequences
-from rlctl.runtime.rank_info import Place
+from rlctl.runtime.rank_info import RankInfo
 from rlctl.runtime.rollout.sampling_params import Sampling
 from rlctl.runtime.workers.actor import ActorSpec, ActorWorker
 from rlctl.runtime.workers.background import await_written
@@ -41,7 +41,7 @@ def config(model: Path | str, *more: str) -> Any:
     return compose("ppo", [f"actor_rollout_ref.model.path={model}", *LOSS, *LORA, *more]).config
 
 
-def actor(where: Place, model: Path | str) -> ActorWorker:
+def actor(where: RankInfo, model: Path | str) -> ActorWorker:
     given = config(model)
     rollout = given.actor_rollout_ref
     algorithm = PPO.from_config(given, num_steps=1)
@@ -63,7 +63,9 @@ def sequences() -> Sequences:
 def update(worker: ActorWorker) -> None:
     batch = experience()
     worker.update(
-        batch.chunk(split(batch, worker.place.world_size, balanced=True))[worker.place.rank],
+        batch.chunk(split(batch, worker.rank_info.world_size, balanced=True))[
+            worker.rank_info.rank
+        ],
         lr=1e-2,
     )
 
@@ -137,7 +139,7 @@ def test_layers_that_are_not_there_are_an_error(model: Path) -> None:
         add_adapters(load_model(spec, "policy", torch.float32, 0), spec, 0)
 
 
-def learn_and_look(where: Place, model: str, folder: Path) -> dict[str, Any]:
+def learn_and_look(where: RankInfo, model: str, folder: Path) -> dict[str, Any]:
     """Two updates, what the engine samples then, what is saved, and how it goes on from there in a fresh worker."""
     worker = actor(where, model)
     batch = experience()

@@ -16,9 +16,9 @@ from rlctl.errors import DeviceMemoryError
 from rlctl.recipes.compose import compose
 from rlctl.runtime.algorithms.ppo import PPO
 from rlctl.runtime.batch import Experience, Ragged
-from rlctl.runtime.budget import Budget, Halving
+from rlctl.runtime.budget import Budget, OomRetry
 from rlctl.runtime.model.sharding import whole
-from rlctl.runtime.rank_info import Place
+from rlctl.runtime.rank_info import RankInfo
 from rlctl.runtime.rollout.engine import Responses, SamplingParams
 from rlctl.runtime.rollout.sampling_params import Sampling
 from rlctl.runtime.workers.actor import ActorSpec, ActorWorker
@@ -69,7 +69,7 @@ def experience() -> Experience:
     )
 
 
-def actor(where: Place, model: str, *overrides: str) -> ActorWorker:
+def actor(where: RankInfo, model: str, *overrides: str) -> ActorWorker:
     config = compose("ppo", [f"actor_rollout_ref.model.path={model}", *LOSS, *overrides]).config
     part = config.actor_rollout_ref
     algorithm = PPO.from_config(config, num_steps=1)
@@ -91,7 +91,7 @@ def leave(mebibytes: int | None) -> None:
     )
 
 
-def update(worker: ActorWorker) -> tuple[torch.Tensor, list[Halving]]:
+def update(worker: ActorWorker) -> tuple[torch.Tensor, list[OomRetry]]:
     """The gradient that reaches the optimizer, and which budgets shrank on the way."""
     gradients: list[torch.Tensor] = []
 
@@ -102,7 +102,7 @@ def update(worker: ActorWorker) -> tuple[torch.Tensor, list[Halving]]:
     assert worker.learner.optimizer is not None
     worker.learner.optimizer.register_step_pre_hook(keep)
     worker.update(experience(), lr=1e-3)
-    return gradients[0], worker.take_halvings()
+    return gradients[0], worker.pop_oom_retries()
 
 
 def answers(worker: ActorWorker) -> Responses:
@@ -116,7 +116,7 @@ def answers(worker: ActorWorker) -> Responses:
     return worker.engine.generate(asked, SamplingParams(1.0, 1.0, -1, 4, (2,), seed=1, n=2))
 
 
-def with_and_without(where: Place, model: str) -> dict[str, Any]:
+def with_and_without(where: RankInfo, model: str) -> dict[str, Any]:
     """An update and log-probs where everything fits, where half of it does, and where nothing does."""
     plenty = actor(where, model)
     plenty.start_engine()
@@ -129,9 +129,9 @@ def with_and_without(where: Place, model: str) -> dict[str, Any]:
     worker.start_engine()
     try:
         leave(150)  # of 230 and 90
-        little = {"answers": answers(worker), "at_a_time": worker.take_halvings()}
+        little = {"answers": answers(worker), "at_a_time": worker.pop_oom_retries()}
         leave(130)  # of 190 for everything and 90 for half
-        log_probs, halvings = worker.compute_log_probs(experience()), worker.take_halvings()
+        log_probs, halvings = worker.compute_log_probs(experience()), worker.pop_oom_retries()
         leave(275)  # of 340 and 205
         little |= {
             "log_probs": log_probs,
@@ -157,7 +157,7 @@ def test_the_gradient_is_what_it_would_have_been(seen: dict[str, Any]) -> None:
     """Half a batch fits, and from then on it is not tried otherwise."""
     wanted, none = seen["enough"]["update"]
     gradient, halvings = seen["little"]["update"]
-    assert halvings == [Halving(KEY, TOKENS, TOKENS // 2, "tokens")]
+    assert halvings == [OomRetry(KEY, TOKENS, TOKENS // 2, "tokens")]
     assert none == seen["little"]["again"][1] == []
     assert wanted.norm() > 1e-3
     assert (gradient - wanted).norm() <= 1e-6 * wanted.norm()
@@ -175,7 +175,7 @@ def test_answers_are_what_they_would_have_been(seen: dict[str, Any]) -> None:
     """Fewer are given at a time, and every row has its own random numbers."""
     wanted, found = seen["enough"]["answers"], seen["little"]["answers"]
     assert seen["little"]["at_a_time"] == [
-        Halving("actor_rollout_ref.rollout.max_num_seqs", 192, 96, "rows")
+        OomRetry("actor_rollout_ref.rollout.max_num_seqs", 192, 96, "rows")
     ]
     assert torch.equal(found.response_ids.values, wanted.response_ids.values)
     torch.testing.assert_close(
@@ -208,7 +208,7 @@ def test_a_budget_is_halved_three_times() -> None:
     )
 
 
-def break_off_sharded(where: Place, model: str, folder: str) -> dict[str, Any]:
+def break_off_sharded(where: RankInfo, model: str, folder: str) -> dict[str, Any]:
     """FSDP2 on one rank, as on a GPU where the computation has another type than the weights. Memory ends in a backward pass."""
     dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=0, world_size=1)
     half = "actor_rollout_ref.model.dtype=bfloat16"

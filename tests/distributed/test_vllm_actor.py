@@ -13,10 +13,10 @@ import torch
 from rlctl.recipes.compose import compose
 from rlctl.runtime.algorithms.ppo import PPO
 from rlctl.runtime.batch import Experience, Prompts, Ragged, Rollouts
-from rlctl.runtime.rank_info import Place
+from rlctl.runtime.rank_info import RankInfo
 from rlctl.runtime.rollout.sampling_params import Sampling
 from rlctl.runtime.workers.actor import ActorSpec, ActorWorker
-from tests.distributed.ranks import in_a_process, on_ranks, place
+from tests.distributed.ranks import in_a_process, on_ranks, rank_info
 from tests.distributed.test_gradient import LOSS
 from tests.models import write_tiny_model
 
@@ -46,7 +46,7 @@ def untied(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
 
 
-def actor(where: Place, model: Path, ranks_per_engine: int) -> ActorWorker:
+def actor(where: RankInfo, model: Path, ranks_per_engine: int) -> ActorWorker:
     rollout = [
         "actor_rollout_ref.rollout.name=vllm",
         f"actor_rollout_ref.rollout.tensor_model_parallel_size={ranks_per_engine}",
@@ -62,7 +62,7 @@ def actor(where: Place, model: Path, ranks_per_engine: int) -> ActorWorker:
     return worker
 
 
-def questions(where: Place) -> Prompts:
+def questions(where: RankInfo) -> Prompts:
     """This rank's share of eight prompts of different lengths."""
     draw = torch.Generator().manual_seed(7)
     ids = Ragged.of(
@@ -100,7 +100,7 @@ class Course:
     after: torch.Tensor
 
 
-def courses(where: Place, model: Path, updates: int, *ranks_per_engine: int) -> list[Course]:
+def courses(where: RankInfo, model: Path, updates: int, *ranks_per_engine: int) -> list[Course]:
     """Of an actor with engines of so many ranks, one after the other in one process."""
     return [course(actor(where, model, ranks), updates) for ranks in ranks_per_engine]
 
@@ -115,7 +115,7 @@ def course(worker: ActorWorker, updates: int) -> Course:
         "a process that is killed would leave it behind"
     )
     for step in range(updates + 1):
-        rollouts = worker.generate_sequences(questions(worker.place), seed=step)
+        rollouts = worker.generate_sequences(questions(worker.rank_info), seed=step)
         log_probs = worker.compute_log_probs(rollouts).log_probs
         found.append((log_probs.values.exp() - rollouts.rollout_log_probs.values.exp()).abs())
         answers = answers or [row.tolist() for row in rollouts.response_ids.rows()]
@@ -157,10 +157,10 @@ def test_an_actor_goes_on_from_a_checkpoint_that_its_engine_sees(
     in_a_process(goes_on, tied, tmp_path)
 
 
-def goes_on(_where: Place, tied: Path, tmp_path: Path) -> None:
-    worker = actor(place(), tied, 1)
+def goes_on(_where: RankInfo, tied: Path, tmp_path: Path) -> None:
+    worker = actor(rank_info(), tied, 1)
     worker.save(tmp_path / "state")
-    asked = questions(place())
+    asked = questions(rank_info())
     before = worker.generate_sequences(asked, seed=1)
     for _ in range(2):
         worker.update(with_advantages(before, worker.compute_log_probs(before).log_probs), lr=1e-2)

@@ -10,7 +10,7 @@ from rlctl.errors import ConfigError
 from rlctl.recipes.compose import compose
 from rlctl.recipes.keys import schema_keys
 from rlctl.recipes.sources import library_recipes
-from rlctl.recipes.unused_keys import ROLE_RULES, RULES, idle_keys, report_idle
+from rlctl.recipes.unused_keys import ROLE_RULES, RULES, report_unused_keys, unused_keys
 
 FILES = ("data.train_files=[t.parquet]", "actor_rollout_ref.model.path=m")
 ROLLOUT = "actor_rollout_ref.rollout"
@@ -18,7 +18,7 @@ ROLLOUT = "actor_rollout_ref.rollout"
 
 def idle(*overrides: str, recipe: str = "ppo_trainer", roles: set[str] | None = None) -> list[str]:
     composed = compose(recipe, [*FILES, *overrides])
-    return [str(each) for each in idle_keys(composed.container, composed.origins, roles)]
+    return [str(each) for each in unused_keys(composed.container, composed.origins, roles)]
 
 
 def test_every_rule_speaks_of_keys_that_exist() -> None:
@@ -38,7 +38,7 @@ def test_every_rule_speaks_of_keys_that_exist() -> None:
 )
 def test_no_shipped_recipe_sets_a_key_that_does_nothing(name: str) -> None:
     composed = compose(name)
-    assert idle_keys(composed.container, composed.origins) == []
+    assert unused_keys(composed.container, composed.origins) == []
 
 
 @pytest.mark.parametrize(
@@ -178,6 +178,6 @@ def test_sections_of_roles_that_are_not_built() -> None:
 
 def test_strict_makes_it_an_error() -> None:
     composed = compose("ppo_trainer", [*FILES, "algorithm.kl_ctrl.kl_coef=0.001"])
-    assert len(report_idle(composed, None, strict=False)) == 1
+    assert len(report_unused_keys(composed, None, strict=False)) == 1
     with pytest.raises(ConfigError, match="use_kl_in_reward is false"):
-        report_idle(composed, None, strict=True)
+        report_unused_keys(composed, None, strict=True)

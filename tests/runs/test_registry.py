@@ -13,7 +13,7 @@ from rlctl.runs import digests, trash
 from rlctl.runs.compare import compare
 from rlctl.runs.index import INDEX_FILE
 from rlctl.runs.labels import Labels, change_tags, set_note
-from rlctl.runs.listing import Listing
+from rlctl.runs.listing import RunQuery
 from rlctl.runs.query_values import where
 from rlctl.runs.run_dir import RunDir
 from rlctl.runs.store import RunStore
@@ -63,11 +63,13 @@ def test_where_over_fields_metrics_and_settings(root):
 
 
 def test_order_columns_and_the_best(root):
-    page = Listing(None, None, f"-best({ACC})", f"+actor.lr,{ACC}", 2).page(RunStore(root))
+    page = RunQuery(None, None, f"-best({ACC})", f"+actor.lr,{ACC}", 2).page(RunStore(root))
     assert [run.name for run in page.runs] == ["a", "b"]
     assert page.columns == [{"actor.lr": 1e-3, ACC: 0.5}, {"actor.lr": 1e-4, ACC: 0.7}]
     assert (page.hidden, page.of_how_many, page.with_usual_columns) == (1, 3, True)
-    assert [run.name for run in Listing(None, None, ACC, None, None).page(RunStore(root)).runs] == [
+    assert [
+        run.name for run in RunQuery(None, None, ACC, None, None).page(RunStore(root)).runs
+    ] == [
         "a",
         "b",
         "c",

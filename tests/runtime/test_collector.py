@@ -25,7 +25,7 @@ class Stand:
     """An algorithm whose answers to prompt i score the same unless i is in `mixed`; it notes what it was asked, and by which groups."""
 
     mixed: set[int]
-    needs: Needs = Needs.EXPERIENCE
+    needs: Needs = Needs.GROUPS
     asked: list[list[int]] = field(default_factory=list)
     groups: list[list[int]] = field(default_factory=list)
 

@@ -20,7 +20,7 @@ from rlctl.errors import ConfigError, MissingExtraError
 from rlctl.plugins import load, names
 from rlctl.recipes.compose import compose
 from rlctl.runtime.batch import Ragged
-from rlctl.runtime.rank_info import Place
+from rlctl.runtime.rank_info import RankInfo
 from rlctl.runtime.rollout.engine import (
     EngineSpec,
     Responses,
@@ -49,12 +49,12 @@ class Kind:
             f"actor_rollout_ref.rollout.name={self.name}",
         ]
         rollout = compose("ppo_trainer", settings).config.actor_rollout_ref
-        place = Place(0, 1, "cpu", 1, 60.0, False, None)
+        rank_info = RankInfo(0, 1, "cpu", 1, 60.0, False, None)
         return EngineSpec(
             rollout.model,
             rollout.rollout.model_copy(update=changes),
             torch.float32,
-            place,
+            rank_info,
             MAX_LENGTH,
             seed=0,
         )

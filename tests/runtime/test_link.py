@@ -12,15 +12,15 @@ from rlctl.recipes.compose import compose
 from rlctl.runtime.cluster import link
 from rlctl.runtime.cluster.link import Link
 from rlctl.runtime.rollout.weight_sync import through_host, to_blocks
-from tests.distributed.ranks import place
+from tests.distributed.ranks import rank_info
 from tests.runtime.test_weights import parameters
 
 
 def test_blocks_come_whole_and_in_order() -> None:
-    door = Link.open_door("127.0.0.1")
+    door = Link.listen("127.0.0.1")
     with ThreadPoolExecutor(1) as elsewhere:
-        there = elsewhere.submit(Link.to_trainer, "127.0.0.1", door.port, place())
-        sender, receiver = Link.to_engine(door, place()), there.result()
+        there = elsewhere.submit(Link.to_trainer, "127.0.0.1", door.port, rank_info())
+        sender, receiver = Link.to_engine(door, rank_info()), there.result()
         blocks = list(to_blocks(parameters(), torch.bfloat16, max_bytes=30_000))
         for block in blocks:
             fetched = elsewhere.submit(receiver.fetch, block.announced())
@@ -39,7 +39,7 @@ def test_an_engine_that_does_not_come_is_not_waited_for_longer_than_the_deadline
 ) -> None:
     monkeypatch.setattr(link, "_CONNECT_S", 0.5)
     with pytest.raises(RuntimeError, match="timeout"):
-        Link.to_engine(Link.open_door("127.0.0.1"), place())
+        Link.to_engine(Link.listen("127.0.0.1"), rank_info())
 
 
 @pytest.mark.parametrize(

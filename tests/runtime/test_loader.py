@@ -25,7 +25,7 @@ def test_an_epoch_asks_every_prompt_once_and_the_next_in_another_order() -> None
     second = [truth for step in (4, 5, 6) for truth in asked(loader, step)]
     assert len(set(first)) == len(set(second)) == 9
     assert first != second
-    assert [loader.epoch_of(place) for place in (0, 8, 9)] == [0, 0, 1]
+    assert [loader.epoch_of(rank_info) for rank_info in (0, 8, 9)] == [0, 0, 1]
 
 
 def test_a_step_is_a_function_of_the_seed_and_the_step() -> None:

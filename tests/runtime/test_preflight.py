@@ -19,7 +19,7 @@ from rlctl.runtime.planning.model_files import check_weights
 from rlctl.runtime.planning.preflight import Devices, check_batches, check_model
 from tests.models import write_tiny_model
 
-NEEDS = Needs.EXPERIENCE | Needs.CRITIC
+NEEDS = Needs.GROUPS | Needs.CRITIC
 
 
 @pytest.fixture
@@ -107,8 +107,8 @@ def test_tensor_parallel_ranks_come_from_the_pool(model: Path) -> None:
     chosen = config(
         model, "actor_rollout_ref.rollout.tensor_model_parallel_size=2", "data.train_batch_size=768"
     )
-    assert check_batches(chosen, {"main": 4}, Needs.EXPERIENCE) == []
-    said = check_batches(chosen, {"main": 1}, Needs.EXPERIENCE)
+    assert check_batches(chosen, {"main": 4}, Needs.GROUPS) == []
+    said = check_batches(chosen, {"main": 1}, Needs.GROUPS)
     assert (
         "tensor_model_parallel_size=2 does not divide the 1 ranks of the pool main"
         in said[-1].message
@@ -122,7 +122,7 @@ def test_a_model_that_cannot_fit_is_a_problem(model: Path) -> None:
     (model / "config.json").write_text(
         json.dumps(settings | {"vocab_size": 10**12})
     )  # 4 numbers of 4 bytes each × 32 × 10¹²: 466 TiB
-    [said] = check_capacity(config(model), devices, {"main": 1}, Needs.EXPERIENCE)
+    [said] = check_capacity(config(model), devices, {"main": 1}, Needs.GROUPS)
     assert "(actor) needs 476837" in said.message
     assert said.where == "trainer.placement"
 
@@ -148,7 +148,7 @@ def test_architectures_with_other_words_for_their_sizes(
 def test_a_model_of_a_kind_that_writes_no_text_is_a_problem(model: Path) -> None:
     T5Config(num_layers=1, num_decoder_layers=1).save_pretrained(model)
     with pytest.raises(ConfigError, match="cannot be built: Unrecognized configuration class"):
-        check_capacity(config(model), Devices("cpu", 1, 1), {"main": 1}, Needs.EXPERIENCE)
+        check_capacity(config(model), Devices("cpu", 1, 1), {"main": 1}, Needs.GROUPS)
 
 
 def test_a_model_whose_code_needs_numbers_is_left_out_with_a_warning(

@@ -16,7 +16,7 @@ from rlctl.__main__ import main
 from rlctl.errors import ConfigError, MissingExtraError, ResourceError, RlctlError
 from rlctl.recipes.compose import compose
 from rlctl.runtime.batch import Ragged
-from rlctl.runtime.rank_info import Place
+from rlctl.runtime.rank_info import RankInfo
 from rlctl.runtime.rollout.engine import EngineSpec, SamplingParams, random_streams
 from rlctl.runtime.rollout.sglang import SGLangEngine
 from tests.models import tiny_model, write_tiny_model
@@ -50,7 +50,7 @@ def spec(
         config.model,
         config.rollout,
         torch.float32,
-        Place(0, 1, "cpu", 1, timeout_s, False, None),
+        RankInfo(0, 1, "cpu", 1, timeout_s, False, None),
         max_length,
         seed=0,
     )

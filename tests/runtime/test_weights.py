@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from rlctl.errors import RlctlError
-from rlctl.runtime.rollout.weight_sync import Block, to_blocks
+from rlctl.runtime.rollout.weight_sync import Bucket, to_blocks
 
 SHAPES = {
     "embedding": (300, 64),
@@ -59,7 +59,7 @@ def test_blocks_are_made_one_at_a_time() -> None:
     assert len(made) == 2  # the one that is sent, and the one that did not fit beside it
 
 
-def damaged(block: Block, how: str) -> Block:
+def damaged(block: Bucket, how: str) -> Bucket:
     first, *rest = block.parameters
     data = first.data.clone()
     words = data.view(torch.int64)
@@ -109,7 +109,7 @@ def test_a_block_that_is_missing_and_a_hand_over_that_was_given_up(tiny_worker) 
     worker, model = tiny_worker
     blocks = list(to_blocks(model.named_parameters(), torch.float32, max_bytes=10_000))
 
-    def hand_over(version: int, sent: list[Block], num_blocks: int) -> None:
+    def sync_id(version: int, sent: list[Bucket], num_blocks: int) -> None:
         def send() -> None:
             for block in sent:
                 worker.receive(version, block)
@@ -127,12 +127,12 @@ def test_a_block_that_is_missing_and_a_hand_over_that_was_given_up(tiny_worker) 
         RlctlError,
         match=f"{len(blocks) - 1} blocks of weights arrived, and {len(blocks)} were sent",
     ):
-        hand_over(1, blocks[1:], len(blocks))
+        sync_id(1, blocks[1:], len(blocks))
     with pytest.raises(RlctlError, match="no block of weights came from the trainer within"):
         worker.load_weights(2, timeout_s=0.05)
     with pytest.raises(RlctlError, match="damaged"):
-        hand_over(3, [damaged(blocks[0], "one bit"), *blocks[1:]], len(blocks))
-    hand_over(4, blocks, len(blocks))
+        sync_id(3, [damaged(blocks[0], "one bit"), *blocks[1:]], len(blocks))
+    sync_id(4, blocks, len(blocks))
     engine = dict(worker.engine.model.named_parameters())
     assert all(torch.equal(engine[name], value) for name, value in model.named_parameters())
 
@@ -142,7 +142,7 @@ def tiny_worker(tmp_path):
     from rlctl.recipes.compose import compose
     from rlctl.runtime.rollout.sampling_params import Sampling
     from rlctl.runtime.workers.rollout import RolloutSpec, RolloutWorker
-    from tests.distributed.ranks import place
+    from tests.distributed.ranks import rank_info
     from tests.models import tiny_model, write_tiny_model
 
     write_tiny_model(tmp_path / "model")
@@ -150,4 +150,4 @@ def tiny_worker(tmp_path):
         "ppo", [f"actor_rollout_ref.model.path={tmp_path}/model"]
     ).config.actor_rollout_ref
     spec = RolloutSpec(recipe.model, Sampling(recipe.rollout, 8, (2,)), 16, seed=1)
-    return RolloutWorker(place(), spec), tiny_model(seed=5, vocab_size=259)
+    return RolloutWorker(rank_info(), spec), tiny_model(seed=5, vocab_size=259)

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from rlctl.tracking.async_tracker import Patience
+from rlctl.tracking.async_tracker import TrackerTimeouts
 from rlctl.tracking.fanout import Trackers
 from rlctl.tracking.tracker import RunInfo, Sample
 
@@ -80,7 +80,9 @@ def write(
             file.write(json.dumps({"kind": kind, **fields}) + "\n")
 
     trackers = Trackers.load(
-        os.environ.get("LOGGERS", ",".join(LOGGERS)).split(","), event, Patience(1000, 60, 60, 60)
+        os.environ.get("LOGGERS", ",".join(LOGGERS)).split(","),
+        event,
+        TrackerTimeouts(1000, 60, 60, 60),
     )
     given = trackers.start(info)
     trackers.begin()

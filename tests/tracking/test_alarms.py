@@ -17,7 +17,7 @@ from rlctl.monitoring.alarms import (
 )
 from rlctl.monitoring.run_summary import Row
 from rlctl.recipes.compose import base_settings
-from rlctl.tracking.async_tracker import Patience
+from rlctl.tracking.async_tracker import TrackerTimeouts
 from rlctl.tracking.console import ConsoleTracker
 from rlctl.tracking.fanout import Trackers
 from rlctl.tracking.jsonl import JsonlTracker, read_metrics
@@ -167,7 +167,7 @@ def test_an_alarm_is_an_event_and_a_line_on_the_console(capsys) -> None:
     trackers = Trackers(
         {"console": ConsoleTracker()},
         lambda kind, **fields: events.append(json.dumps([kind, fields])),
-        Patience(10, 1, 1, 1),
+        TrackerTimeouts(10, 1, 1, 1),
     )
     trackers.alarms = Alarms(Limits(truncation=0.3))
     for step in range(1, 8):

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from rlctl.errors import ConfigError, ResourceError, RlctlError
-from rlctl.tracking.async_tracker import Patience
+from rlctl.tracking.async_tracker import TrackerTimeouts
 from rlctl.tracking.fanout import Trackers, preflight
 from rlctl.tracking.jsonl import METRICS_FILE, JsonlTracker, read_metrics
 from rlctl.tracking.tracker import RunInfo, Sample, Tracker
@@ -65,11 +65,13 @@ def info(folder: Path) -> RunInfo:
     return RunInfo("id", "project", "name", folder, 10, {})
 
 
-PATIENT = Patience(queue_size=100, start_s=10, call_s=10, finish_s=10)
+PATIENT = TrackerTimeouts(queue_size=100, start_s=10, call_s=10, finish_s=10)
 
 
 def trackers_of(
-    trackers: Mapping[str, Tracker], events: Events | None = None, patience: Patience = PATIENT
+    trackers: Mapping[str, Tracker],
+    events: Events | None = None,
+    patience: TrackerTimeouts = PATIENT,
 ) -> Trackers:
     return Trackers(trackers, events or Events(), patience)
 
@@ -153,7 +155,7 @@ def test_a_tracker_that_hangs_for_ever_neither_stops_nor_holds_up_the_run(
     trackers = trackers_of(
         {"hangs": Hangs(), "healthy": healthy},
         events,
-        Patience(100, start_s=10, call_s=0.3, finish_s=0.6),
+        TrackerTimeouts(100, start_s=10, call_s=0.3, finish_s=0.6),
     )
     trackers.start(info(tmp_path))
     began = time.monotonic()
@@ -181,7 +183,7 @@ def test_a_tracker_that_lags_too_far_behind_is_switched_off(tmp_path, capsys):
             super().log(step, metrics)
 
     slow = Slow()
-    trackers = trackers_of({"slow": slow}, patience=Patience(3, 10, 10, 10))
+    trackers = trackers_of({"slow": slow}, patience=TrackerTimeouts(3, 10, 10, 10))
     trackers.start(info(tmp_path))
     for step in range(1, 10):
         trackers.log(step, {})
@@ -209,7 +211,7 @@ def test_an_error_at_the_start_passes_and_a_start_that_hangs_is_one(tmp_path):
         ("breaks", Breaks(), RlctlError, "logger breaks does not start: OSError: no route"),
         ("hangs", Hangs(), ResourceError, "logger hangs has not started after 0.2 s"),
     ]:
-        trackers = trackers_of({name: tracker}, patience=Patience(10, 0.2, 10, 10))
+        trackers = trackers_of({name: tracker}, patience=TrackerTimeouts(10, 0.2, 10, 10))
         with pytest.raises(kind, match=message):
             trackers.start(info(tmp_path))
         trackers.finish("failed")
@@ -218,13 +220,13 @@ def test_an_error_at_the_start_passes_and_a_start_that_hangs_is_one(tmp_path):
 HANGS = """
 import atexit, sys, threading
 from rlctl.tracking.fanout import Trackers
-from rlctl.tracking.async_tracker import Patience
+from rlctl.tracking.async_tracker import TrackerTimeouts
 from rlctl.tracking.tracker import RunInfo
 class Hangs:
     def start(self, run): atexit.register(threading.Event().wait)
     def log(self, step, metrics): threading.Event().wait()
     def finish(self, state): pass
-trackers = Trackers({"hangs": Hangs()}, lambda *_, **__: None, Patience(10, 5, 0.2, 0.2))
+trackers = Trackers({"hangs": Hangs()}, lambda *_, **__: None, TrackerTimeouts(10, 5, 0.2, 0.2))
 trackers.start(RunInfo("id", "project", "name", None, 1, {}))
 trackers.log(1, {"x": 1.0})
 trackers.finish("finished", 3)
@@ -244,9 +246,9 @@ STEPS = """
 import sys
 from pathlib import Path
 from rlctl.tracking.fanout import Trackers
-from rlctl.tracking.async_tracker import Patience
+from rlctl.tracking.async_tracker import TrackerTimeouts
 from rlctl.tracking.tracker import RunInfo
-trackers = Trackers.load(["tensorboard"], lambda *_, **__: None, Patience(10000, 30, 30, 30))
+trackers = Trackers.load(["tensorboard"], lambda *_, **__: None, TrackerTimeouts(10000, 30, 30, 30))
 trackers.start(RunInfo("id", "project", "name", Path(sys.argv[1]), 10**6, {}))
 for step in range(10**6):
     trackers.log(step, {f"metric/{i}": step / (i + 1) for i in range(50)})

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from rlctl.monitoring.run_summary import Headline, figure, validation_metric
+from rlctl.monitoring.run_summary import RunSummary, figure, validation_metric
 from rlctl.monitoring.text import ago, count, duration, percent_or_number, sparkline
 
 ACC, REWARD = "val-core/openai/gsm8k/acc/mean@1", "val-core/openai/gsm8k/reward/mean@1"
@@ -27,20 +27,20 @@ def test_the_headline_of_a_run():
         {"step": 4, "timing_s/step": 1.5, ACC: 0.75},
         {"step": 5, ACC: 0.5},
     ]
-    assert Headline.of(rows) == Headline(
+    assert RunSummary.of(rows) == RunSummary(
         step=5, metric=ACC, first=0.25, last=0.5, best=0.75, best_step=2, seconds=6.5, tokens=2200
     )
 
 
 def test_of_a_loss_the_lowest_is_the_best():
-    head = Headline.of(
+    head = RunSummary.of(
         [{"step": 1, "val/loss": 2.0}, {"step": 2, "val/loss": 1.0}, {"step": 3, "val/loss": 1.5}]
     )
     assert (head.first, head.last, head.best, head.best_step) == (2.0, 1.5, 1.0, 2)
 
 
 def test_no_rows_no_figures():
-    assert Headline.of([]) == Headline(None, None, None, None, None, None, 0.0, 0)
+    assert RunSummary.of([]) == RunSummary(None, None, None, None, None, None, 0.0, 0)
 
 
 def test_a_figure_is_the_first_name_that_the_row_has_if_finite():

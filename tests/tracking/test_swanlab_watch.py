@@ -27,7 +27,7 @@ import sys
 from pathlib import Path
 from rlctl.tracking.fanout import Trackers
 from rlctl.tracking.jsonl import JsonlTracker
-from rlctl.tracking.async_tracker import Patience
+from rlctl.tracking.async_tracker import TrackerTimeouts
 from rlctl.tracking.swanlab import SwanLabTracker
 from rlctl.tracking.tracker import RunInfo, Sample
 
@@ -39,7 +39,7 @@ for first, last, resume_step in ((0, 3, 0), (3, 5, 2)):
     if resume_step:
         lines = (folder / "metrics.jsonl").read_text().splitlines(keepends=True)
         (folder / "metrics.jsonl").write_text("".join(lines[:resume_step + 1]))
-    trackers = Trackers({{"jsonl": JsonlTracker(), "swanlab": SwanLabTracker()}}, lambda *_, **__: None, Patience(100, 60, 60, 60))
+    trackers = Trackers({{"jsonl": JsonlTracker(), "swanlab": SwanLabTracker()}}, lambda *_, **__: None, TrackerTimeouts(100, 60, 60, 60))
     ids = trackers.start(RunInfo("abc", "house", "first", folder, 5, {{"lr": 0.5}}, ids, resume_step, num_samples=1))
     for step in range(first, last + 1):
         trackers.log(step, {{{METRIC!r}: step / 8, "odd": float("nan")}})

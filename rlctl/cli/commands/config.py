@@ -118,14 +118,14 @@ def why(
     from rlctl.cli.console import print_json, stdout, table
     from rlctl.recipes.keys import known_key
     from rlctl.recipes.reference import as_text
-    from rlctl.recipes.unused_keys import idle_keys
+    from rlctl.recipes.unused_keys import unused_keys
     from rlctl.recipes.validate import lookup
 
     found = subject(recipe, overrides or [])
     name = _resolve(key, found)
     value, chain = lookup(found.container, name), list(reversed(found.origins.get(name, ())))
     idle = next(
-        (each.reason for each in idle_keys(found.container, found.origins) if each.key == name),
+        (each.reason for each in unused_keys(found.container, found.origins) if each.key == name),
         None,
     )
     if as_json:

@@ -14,7 +14,7 @@ from rlctl.cli.options import Root
 from rlctl.cli.remote import Address, Detach
 
 if TYPE_CHECKING:
-    from rlctl.runtime.resume import Resumption, Wish
+    from rlctl.runtime.resume import ResumeOptions, ResumePlan
 
 app = typer.Typer(add_completion=False)
 
@@ -123,12 +123,14 @@ def resume(
     if retries:
         folder = found.path.with_name(fork) if fork else found.path
         limits.supervise(["resume", str(found.path), *(overrides or []), *options], folder, inline)
-    from rlctl.runtime.resume import Wish
+    from rlctl.runtime.resume import ResumeOptions
 
-    _go_on(found.path, overrides or [], Wish(from_step, fork, force, inline), limits.end_by())
+    _go_on(
+        found.path, overrides or [], ResumeOptions(from_step, fork, force, inline), limits.end_by()
+    )
 
 
-def _go_on(run: Path, overrides: list[str], wish: Wish, end_by: float | None) -> None:
+def _go_on(run: Path, overrides: list[str], wish: ResumeOptions, end_by: float | None) -> None:
     from rlctl.cli.console import notice
     from rlctl.runtime.launch import train
     from rlctl.runtime.resume import plan_resume
@@ -144,7 +146,7 @@ def _go_on(run: Path, overrides: list[str], wish: Wish, end_by: float | None) ->
     train(resumption.plan, resumption.start, end_by)
 
 
-def announce(name: str, resumption: Resumption) -> None:
+def announce(name: str, resumption: ResumePlan) -> None:
     """On stderr: where it goes on, what is different from before."""
     from rlctl.cli.console import notice, warn
 

@@ -67,11 +67,11 @@ def runs(
         return
     from rlctl.cli.console import print_json
     from rlctl.cli.views import runs as runs_view
-    from rlctl.runs.listing import Listing
+    from rlctl.runs.listing import RunQuery
     from rlctl.runs.store import RunStore
 
     store = RunStore.at(root)
-    listing = Listing(state, where, sort, cols, None if every else number)
+    listing = RunQuery(state, where, sort, cols, None if every else number)
     if watch:
         runs_view.watch_runs(listing, store, as_json)
     elif as_json:

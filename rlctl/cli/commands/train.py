@@ -172,7 +172,7 @@ def _train(
 ) -> None:
     from rlctl.cli.console import notice, warn
     from rlctl.cli.views import dry_run as report
-    from rlctl.recipes.unused_keys import report_idle
+    from rlctl.recipes.unused_keys import report_unused_keys
 
     if as_json and not dry_run:
         raise UsageError(
@@ -186,7 +186,7 @@ def _train(
     from rlctl.runtime.resume import plan_train
 
     begun = plan_train(recipe, inline)
-    for line in report_idle(recipe, begun.plan.roles, strict=strict):
+    for line in report_unused_keys(recipe, begun.plan.roles, strict=strict):
         warn(line)
     if begun.finished:
         notice(

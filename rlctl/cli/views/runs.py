@@ -16,10 +16,10 @@ from rich.text import Text
 
 from rlctl.cli.console import notice, paged, stdout, table, warn
 from rlctl.errors import UsageError
-from rlctl.monitoring.run_summary import Headline
+from rlctl.monitoring.run_summary import RunSummary
 from rlctl.monitoring.text import ago, count, duration, percent_or_number, sparkline
 from rlctl.runs.details import alarms, changed_settings, curves, generation_steps
-from rlctl.runs.listing import Listing, Page
+from rlctl.runs.listing import RunPage, RunQuery
 from rlctl.runs.record import RunRecord
 from rlctl.runs.store import Run, RunStore
 from rlctl.tracking.tracker import Sample
@@ -39,7 +39,7 @@ SHOWN_METRICS = ("critic/score/mean", "critic/rewards/mean", "actor/ppo_kl", "ac
                  "response_length/clip_ratio", "perf/throughput", "timing_s/step")  # fmt: skip
 
 
-def print_runs(page: Page, root: Path) -> None:
+def print_runs(page: RunPage, root: Path) -> None:
     """The table of `rlctl runs`; what it leaves out is said on stderr."""
     if not page.runs:
         notice(
@@ -56,7 +56,7 @@ def print_runs(page: Page, root: Path) -> None:
             warn(f"{run.key}: {problem}")
 
 
-def watch_runs(listing: Listing, store: RunStore, as_json: bool) -> None:
+def watch_runs(listing: RunQuery, store: RunStore, as_json: bool) -> None:
     """The table, drawn anew until Ctrl-C. Errors: UsageError where there is no terminal to draw on."""
     if as_json or not stdout().is_terminal:
         raise UsageError("--watch draws on a terminal", hint="leave it out to list the runs once")
@@ -67,7 +67,7 @@ def watch_runs(listing: Listing, store: RunStore, as_json: bool) -> None:
             time.sleep(WATCH_S)
 
 
-def _runs_table(page: Page) -> Table:
+def _runs_table(page: RunPage) -> Table:
     several = len({run.project for run in page.runs}) > 1
     usual = ["state", "made", "took", "step", "validation"] if page.with_usual_columns else []
     rows = [
@@ -98,7 +98,7 @@ def _cell(key: str, value: object) -> str | Text:
 
 
 def _usual(run: Run) -> list[str | Text]:
-    headline = run.figures[0] or Headline.of([])
+    headline = run.figures[0] or RunSummary.of([])
     total = run.record.total_steps if run.record else None
     steps = "-" if headline.step is None else str(headline.step)
     return [
@@ -110,7 +110,7 @@ def _usual(run: Run) -> list[str | Text]:
     ]
 
 
-def _validation(headline: Headline) -> str:
+def _validation(headline: RunSummary) -> str:
     first, last = (
         percent_or_number(headline.metric, value) for value in (headline.first, headline.last)
     )
@@ -187,7 +187,7 @@ def _facts(record: RunRecord) -> list[tuple[str, str]]:
     return [*facts, ("versions", versions)]
 
 
-def _figures(run: Run, headline: Headline | None) -> list[tuple[str, str]]:
+def _figures(run: Run, headline: RunSummary | None) -> list[tuple[str, str]]:
     if headline is None or headline.step is None:
         return []
     total = f" of {run.record.total_steps}" if run.record and run.record.total_steps else ""

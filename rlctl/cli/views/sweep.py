@@ -81,7 +81,7 @@ def _trial_row(outcome: Outcome, children: Sequence[Child]) -> list[str | Text]:
 
 def print_plan(plan: SweepPlan, as_json: bool) -> None:
     """The trials of a sweep and what a run of each takes."""
-    from rlctl.runtime.cluster.resources import told
+    from rlctl.runtime.cluster.resources import format_resources
 
     settings = plan.settings
     if as_json:
@@ -103,7 +103,7 @@ def print_plan(plan: SweepPlan, as_json: bool) -> None:
         Text(f"{head}, {settings.seeds} seed{'s' if settings.seeds > 1 else ''} a trial")
     )
     rows = [
-        [str(number), shlex.join(overrides), told(need)]
+        [str(number), shlex.join(overrides), format_resources(need)]
         for number, (overrides, need) in enumerate(plan.needs)
     ]
     drawn = settings.sampler != "grid"

@@ -37,7 +37,7 @@ class Needs(Flag):
     ENGINE = auto()  # a rollout engine in the actor
     ENTROPY = auto()  # the entropy of the policy in the update
     SUM_PI_SQUARED = auto()  # Σ_v π(v)² beside the old log-probs
-    EXPERIENCE = auto()  # a mini-batch holds `rollout.n` rows for each of its prompts
+    GROUPS = auto()  # a mini-batch holds `rollout.n` rows for each of its prompts
 
 
 class PolicyLoss(Protocol):

@@ -94,7 +94,7 @@ class PPO:
     @property
     def needs(self) -> Needs:
         needs, asked = (
-            Needs.ENGINE | Needs.EXPERIENCE,
+            Needs.ENGINE | Needs.GROUPS,
             get_estimator(self.algorithm.adv_estimator).needs,
         )
         if Need.VALUES in asked:

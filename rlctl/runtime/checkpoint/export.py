@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from rlctl.errors import ConfigError, ConflictError, NotFoundError, ResourceError
-from rlctl.monitoring.run_summary import Headline, validation_metric
+from rlctl.monitoring.run_summary import RunSummary, validation_metric
 from rlctl.monitoring.text import percent_or_number
 from rlctl.recipes.stored import recompose
 from rlctl.runs.details import changed_settings
@@ -157,7 +157,7 @@ def _results(rows: list[dict[str, float]], step: int) -> str:
     metric = next((name for row in rows if (name := validation_metric(row))), None)
     if metric is None:
         return "The run was not validated."
-    headline = Headline.of(rows)
+    headline = RunSummary.of(rows)
     points = [
         (int(row["step"]), row[metric])
         for row in rows

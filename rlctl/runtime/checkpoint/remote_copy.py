@@ -281,7 +281,7 @@ def _plain_files(run: Path) -> dict[str, Path]:
     return found
 
 
-def _send_checkpoint(fs: Any, place: str, folder: Path) -> int:
+def _send_checkpoint(fs: Any, rank_info: str, folder: Path) -> int:
     """The manifest last. Links hold the files meanwhile, so that a checkpoint that is no longer kept here still arrives whole."""
     held = folder.with_name(f".mirrored_{folder.name}")
     try:
@@ -291,7 +291,7 @@ def _send_checkpoint(fs: Any, place: str, folder: Path) -> int:
         held = folder
     try:
         files = {
-            file: f"{place}/{file.relative_to(held).as_posix()}"
+            file: f"{rank_info}/{file.relative_to(held).as_posix()}"
             for file in held.rglob("*")
             if file.is_file()
         }

@@ -11,16 +11,16 @@ from ray.exceptions import RayActorError
 from rlctl.recipes import schema
 from rlctl.runtime.cluster.engines import failure
 from rlctl.runtime.cluster.link import Link
-from rlctl.runtime.rank_info import Place
-from rlctl.runtime.rollout.weight_sync import Block, WeightChannel, through_host
+from rlctl.runtime.rank_info import RankInfo
+from rlctl.runtime.rollout.weight_sync import Bucket, WeightChannel, through_host
 
 
 def channel(
-    rollout: schema.Rollout, engines: dict[int, Any], hand_over: int, place: Place
+    rollout: schema.Rollout, engines: dict[int, Any], sync_id: int, rank_info: RankInfo
 ) -> WeightChannel:
     """The way to `engines` (handles, by number) that the configuration names."""
-    return (StoreChannel if through_host(rollout, place.device) else LinkChannel)(
-        engines, hand_over, place
+    return (StoreChannel if through_host(rollout, rank_info.device) else LinkChannel)(
+        engines, sync_id, rank_info
     )
 
 
@@ -32,21 +32,21 @@ class StoreChannel:
 
     device = "cpu"
 
-    def __init__(self, engines: dict[int, Any], hand_over: int, place: Place) -> None:
+    def __init__(self, engines: dict[int, Any], sync_id: int, rank_info: RankInfo) -> None:
         self.engines = engines
-        self.hand_over = hand_over  # its number
-        self.place = place
+        self.sync_id = sync_id  # its number
+        self.rank_info = rank_info
         self.lost: dict[int, str] = {}
         self.num_blocks = 0
         self.on_the_way: dict[ray.ObjectRef, int] = {}
 
-    def send(self, block: Block) -> None:
+    def send(self, block: Bucket) -> None:
         """See `WeightChannel`."""
         stored = ray.put(block)
         self.num_blocks += 1
         self._wait()
         self.on_the_way = {
-            engine.receive.remote(self.hand_over, stored): number
+            engine.receive.remote(self.sync_id, stored): number
             for number, engine in self._living().items()
         }
 
@@ -54,7 +54,7 @@ class StoreChannel:
         """See `WeightChannel`."""
         self._wait()
         self.on_the_way = {
-            engine.end.remote(self.hand_over, self.num_blocks): number
+            engine.end.remote(self.sync_id, self.num_blocks): number
             for number, engine in self._living().items()
         }
         self._wait()
@@ -65,14 +65,14 @@ class StoreChannel:
             number: engine for number, engine in self.engines.items() if number not in self.lost
         }
 
-    def _lose(self, number: int, reason: str) -> None:
+    def _mark_failed(self, number: int, reason: str) -> None:
         self.lost[number] = reason
 
     def _wait(self) -> None:
         """Until every engine has taken the block before, or is lost."""
         if not self.on_the_way:
             return
-        timeout_s = self.place.timeout_s
+        timeout_s = self.rank_info.timeout_s
         taken, late = ray.wait(
             list(self.on_the_way), num_returns=len(self.on_the_way), timeout=timeout_s
         )
@@ -80,9 +80,9 @@ class StoreChannel:
             try:
                 ray.get(answer)
             except RayActorError as error:
-                self._lose(self.on_the_way[answer], str(error.error_msg))
+                self._mark_failed(self.on_the_way[answer], str(error.error_msg))
         for answer in late:
-            self._lose(
+            self._mark_failed(
                 self.on_the_way[answer],
                 f"it did not take a block of weights within {timeout_s:g} s",
             )
@@ -103,18 +103,18 @@ class LinkChannel(StoreChannel):
 
     links: ClassVar[dict[int, _Held]] = {}
 
-    def __init__(self, engines: dict[int, Any], hand_over: int, place: Place) -> None:
-        super().__init__(engines, hand_over, place)
-        self.device = place.device
+    def __init__(self, engines: dict[int, Any], sync_id: int, rank_info: RankInfo) -> None:
+        super().__init__(engines, sync_id, rank_info)
+        self.device = rank_info.device
 
-    def send(self, block: Block) -> None:
+    def send(self, block: Bucket) -> None:
         """See `WeightChannel`."""
         self.num_blocks += 1
         self._wait()
         for number, engine in self._living().items():
             link = self._link(number, engine)
             if link is not None:
-                self.on_the_way[engine.receive.remote(self.hand_over, block.announced())] = number
+                self.on_the_way[engine.receive.remote(self.sync_id, block.announced())] = number
                 link.send(block)
 
     def _link(self, number: int, engine: Any) -> Link | None:
@@ -123,15 +123,15 @@ class LinkChannel(StoreChannel):
             return held.link
         self._close(number)
         host = ray.util.get_node_ip_address()
-        door = Link.open_door(host)
+        door = Link.listen(host)
         there = engine.connect.remote(host, door.port)
         try:
-            link = Link.to_engine(door, self.place)
+            link = Link.to_engine(door, self.rank_info)
         except RuntimeError as error:  # whatever torch raises of stores, sockets and NCCL is one
             reason = (
                 failure(there, ours_ends_the_run=False) if ray.wait([there], timeout=0)[0] else None
             ) or error
-            self._lose(
+            self._mark_failed(
                 number,
                 f"no link to it could be made ({reason}); rollout.checkpoint_engine.backend=object_store needs none",
             )
@@ -139,8 +139,8 @@ class LinkChannel(StoreChannel):
         self.links[number] = _Held(engine._actor_id, link)
         return link
 
-    def _lose(self, number: int, reason: str) -> None:
-        super()._lose(number, reason)
+    def _mark_failed(self, number: int, reason: str) -> None:
+        super()._mark_failed(number, reason)
         self._close(number)
 
     def _close(self, number: int) -> None:

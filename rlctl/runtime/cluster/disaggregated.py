@@ -19,10 +19,10 @@ class Engines(Protocol):
 
     def update_weights(self) -> None: ...
 
-    def outdate(self) -> None: ...
+    def mark_stale(self) -> None: ...
 
 
-class SeparateActor:
+class DisaggregatedActor:
     """Implements `Actor`: `trainer` learns, `engines` answer under its present weights."""
 
     def __init__(self, trainer: Actor, engines: Engines) -> None:
@@ -33,16 +33,16 @@ class SeparateActor:
         self.save = trainer.save
         self.state_bytes = trainer.state_bytes
         self.export = trainer.export
-        self.take_halvings = trainer.take_halvings
+        self.pop_oom_retries = trainer.pop_oom_retries
         self.generate_sequences = engines.generate_sequences
         self.update_weights = engines.update_weights
 
     def update(self, batch: Rollouts, lr: float) -> Metrics:
         """See `Actor`."""
-        self.engines.outdate()
+        self.engines.mark_stale()
         return self.trainer.update(batch, lr)
 
     def load(self, folder: Path) -> None:
         """See `Actor`."""
-        self.engines.outdate()
+        self.engines.mark_stale()
         self.trainer.load(folder)

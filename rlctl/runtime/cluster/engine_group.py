@@ -26,7 +26,7 @@ from rlctl.tracking.tracker import Event
 W = TypeVar("W")
 SendWeights = Callable[[WeightChannel], dict[int, str]]
 
-_MOST_LOSSES = 3  # engines that may die of one request before it is held to be its fault
+_MAX_FAILURES = 3  # engines that may die of one request before it is held to be its fault
 _LOOK_S = 1.0  # how often deadlines are looked at while nothing happens
 
 
@@ -48,7 +48,7 @@ class EngineGroup:
         self.send_weights: SendWeights | None = None
         self.version = 0  # of the trainer's weights
         self.num_hand_overs = 0
-        self.alone_since: float | None = None  # since when no engine can answer
+        self.all_down_since: float | None = None  # since when no engine can answer
         for engine in pool.engines:
             pool.start(engine, worker, spec)
 
@@ -60,27 +60,28 @@ class EngineGroup:
         for engine in engines:
             engine.built = None
 
-    def outdate(self) -> None:
+    def mark_stale(self) -> None:
         """The trainer's weights have changed: no engine answers before it has the new ones."""
         self.version += 1
 
     def update_weights(self) -> None:
         """See `Actor`; to the engines that live. One that is lost meanwhile gets them when it is there again."""
-        self.alone_since = None
+        self.all_down_since = None
         self._refresh(deque())
 
     def generate_sequences(
         self, prompts: Prompts, seed: int, validate: bool = False, greedy: bool = False
     ) -> Rollouts:
         """See `Actor`. Raises `RlctlError` when no engine can answer for `restart_timeout_s`."""
-        self.alone_since = None
+        self.all_down_since = None
         parts = split(
             prompts,
             num_requests(self.rollout, len(prompts), len(self.pool.engines)),
             balanced=False,
         )
         waiting = deque(
-            Request(number, part) for number, part in enumerate(prompts.detached().chunk(parts))
+            Request(number, part)
+            for number, part in enumerate(prompts.without_local().chunk(parts))
         )
         answers: dict[int, Rollouts] = {}
         try:
@@ -90,13 +91,13 @@ class EngineGroup:
                 for engine, request in self._hand_out(waiting):
                     request.begun = time.monotonic()
                     ask = engine.call_beside if self.rollout.mode == "async" else engine.call
-                    engine.flying[
+                    engine.in_flight[
                         ask("generate_sequences", request.prompts, seed, validate, greedy)
                     ] = request
                 self._collect(waiting, answers)
         finally:  # after an error nobody wants what is still on its way
             for engine in self.pool.engines:
-                engine.flying.clear()
+                engine.in_flight.clear()
         return join([answers[number] for number in range(len(parts))], parts, prompts)
 
     def _revive(self, waiting: deque[Request]) -> None:
@@ -115,22 +116,22 @@ class EngineGroup:
                         seconds=round(now - engine.begun, 1),
                     )
                 else:
-                    self._lose(engine, reason, waiting)
+                    self._mark_failed(engine, reason, waiting)
             elif engine.built is not None and now - engine.begun > limit:
-                self._lose(engine, f"it did not start within {limit:g} s", waiting)
+                self._mark_failed(engine, f"it did not start within {limit:g} s", waiting)
 
     def _refresh(self, waiting: deque[Request]) -> None:
         """Send the trainer's weights to every living engine that does not have them."""
         engines, limit = self.pool.engines, self.pool.restart_timeout_s
         self._send_to(
-            [engine for engine in engines if engine.living and engine.version != self.version],
+            [engine for engine in engines if engine.ready and engine.version != self.version],
             waiting,
         )
         if any(engine.version == self.version for engine in engines):
-            self.alone_since = None
+            self.all_down_since = None
         else:
-            self.alone_since = self.alone_since or time.monotonic()
-            if time.monotonic() - self.alone_since > limit:
+            self.all_down_since = self.all_down_since or time.monotonic()
+            if time.monotonic() - self.all_down_since > limit:
                 raise RlctlError(
                     f"no rollout engine is left, and none could be started again within {limit:g} s",
                     where=self._tail(),
@@ -148,7 +149,10 @@ class EngineGroup:
         handles = {engine.number: engine.handle for engine in stale}
         lost = self.send_weights(
             channel(
-                self.rollout, handles, number, replace(self.pool.spec.place, timeout_s=timeout_s)
+                self.rollout,
+                handles,
+                number,
+                replace(self.pool.spec.rank_info, timeout_s=timeout_s),
             )
         )
         for engine, answer in loading.items():
@@ -156,7 +160,7 @@ class EngineGroup:
             if reason is None:
                 engine.version = self.version
             else:
-                self._lose(engine, reason, waiting)
+                self._mark_failed(engine, reason, waiting)
 
     def _hand_out(self, waiting: deque[Request]) -> Iterator[tuple[Engine, Request]]:
         """The next requests, each for the engine with the least to do."""
@@ -165,7 +169,7 @@ class EngineGroup:
             free = [
                 engine
                 for engine in self.pool.engines
-                if engine.version == self.version and len(engine.flying) < most
+                if engine.version == self.version and len(engine.in_flight) < most
             ]
             if not free:
                 return
@@ -175,34 +179,38 @@ class EngineGroup:
         """Wait until something happens, and take what has been answered."""
         engines = self.pool.engines
         starting = [engine.built for engine in engines if engine.built is not None]
-        flying = [answer for engine in engines for answer in engine.flying]
-        if not starting and not flying:
+        in_flight = [answer for engine in engines for answer in engine.in_flight]
+        if not starting and not in_flight:
             time.sleep(_LOOK_S / 10)
             return
-        ray.wait([*flying, *starting], timeout=_LOOK_S)
-        answered = set(ray.wait(flying, num_returns=len(flying), timeout=0)[0]) if flying else set()
+        ray.wait([*in_flight, *starting], timeout=_LOOK_S)
+        answered = (
+            set(ray.wait(in_flight, num_returns=len(in_flight), timeout=0)[0])
+            if in_flight
+            else set()
+        )
         now, limit = time.monotonic(), self.pool.spec.call_timeout_s
         for engine in engines:
-            for answer, request in list(engine.flying.items()):
-                if answer not in engine.flying:  # it was lost with another request
+            for answer, request in list(engine.in_flight.items()):
+                if answer not in engine.in_flight:  # it was lost with another request
                     continue
                 if answer in answered:
                     reason = failure(answer)
                     if reason is None:
-                        answers[engine.flying.pop(answer).number] = ray.get(answer)
+                        answers[engine.in_flight.pop(answer).number] = ray.get(answer)
                         engine.failures = 0
                     else:
-                        self._lose(engine, reason, waiting)
+                        self._mark_failed(engine, reason, waiting)
                 elif now - request.begun > limit:
-                    self._lose(engine, f"it did not answer within {limit:g} s", waiting)
+                    self._mark_failed(engine, f"it did not answer within {limit:g} s", waiting)
 
-    def _lose(self, engine: Engine, reason: str, waiting: deque[Request]) -> None:
+    def _mark_failed(self, engine: Engine, reason: str, waiting: deque[Request]) -> None:
         """What it was asked goes to the others, first of all; it is ended for certain and will be started again."""
-        requests, tail = list(engine.flying.values()), engine.tail()
+        requests, tail = list(engine.in_flight.values()), engine.tail()
         self.pool.stop(engine)
         engine.version = -1
         for request in requests:
-            request.losses += 1
+            request.num_failures += 1
         waiting.extendleft(reversed(requests))
         first_line = reason.strip().splitlines()[0] if reason.strip() else "no reason was given"
         self.event("engine_lost", engine=engine.number, reason=reason, requests=len(requests))
@@ -210,9 +218,9 @@ class EngineGroup:
             f"warning: rollout engine {engine.number} is lost ({first_line}); it is started again",
             file=sys.stderr,
         )
-        if any(request.losses >= _MOST_LOSSES for request in requests):
+        if any(request.num_failures >= _MAX_FAILURES for request in requests):
             raise RlctlError(
-                f"{_MOST_LOSSES} rollout engines were lost with the same prompts: {reason}",
+                f"{_MAX_FAILURES} rollout engines were lost with the same prompts: {reason}",
                 where=tail,
             )
 

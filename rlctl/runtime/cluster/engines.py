@@ -16,9 +16,9 @@ from rlctl.runs.logs import tail_of
 from rlctl.runtime.batch import Prompts
 from rlctl.runtime.cluster.link import Link
 from rlctl.runtime.cluster.pool import PoolSpec, process_options, reserve
-from rlctl.runtime.rank_info import Place
+from rlctl.runtime.rank_info import RankInfo
 from rlctl.runtime.rollout.sampling_params import at_a_time
-from rlctl.runtime.rollout.weight_sync import Announced, Block
+from rlctl.runtime.rollout.weight_sync import BlockHeader, Bucket
 from rlctl.runtime.workers.process import Process
 from rlctl.runtime.workers.rollout import RolloutSpec
 
@@ -33,19 +33,19 @@ class EngineProcess(Process):
     @ray.method(concurrency_group="weights")
     def connect(self, host: str, port: int) -> None:
         """Open the trainer's link to this process."""
-        self.link = Link.to_trainer(host, port, self.place)
+        self.link = Link.to_trainer(host, port, self.rank_info)
 
     @ray.method(concurrency_group="weights")
-    def receive(self, hand_over: int, block: Block | Announced) -> None:
+    def receive(self, sync_id: int, block: Bucket | BlockHeader) -> None:
         """See `RolloutWorker.receive`. `block` is read where it lies in Ray's shared memory, or comes by the link."""
         self.workers[ROLE].receive(
-            hand_over, self.link.fetch(block) if isinstance(block, Announced) else block
+            sync_id, self.link.fetch(block) if isinstance(block, BlockHeader) else block
         )
 
     @ray.method(concurrency_group="weights")
-    def end(self, hand_over: int, num_blocks: int) -> None:
+    def end(self, sync_id: int, num_blocks: int) -> None:
         """See `RolloutWorker.end`."""
-        self.workers[ROLE].end(hand_over, num_blocks)
+        self.workers[ROLE].end(sync_id, num_blocks)
 
 
 @dataclass(eq=False)
@@ -55,7 +55,7 @@ class Request:
     number: int
     prompts: Prompts
     begun: float = 0.0
-    losses: int = 0  # engines that were lost with it
+    num_failures: int = 0  # engines that were lost with it
 
 
 @dataclass(eq=False)
@@ -70,16 +70,16 @@ class Engine:
     version: int = -1  # of the weights that it has
     failures: int = 0  # how often it was lost since it answered last
     retry_at: float = 0.0
-    flying: dict[ray.ObjectRef, Request] = field(default_factory=dict)
+    in_flight: dict[ray.ObjectRef, Request] = field(default_factory=dict)
 
     @property
-    def living(self) -> bool:
+    def ready(self) -> bool:
         return self.handle is not None and self.built is None
 
     @property
     def load(self) -> int:
         """Prompts that it has been given and not answered."""
-        return sum(len(request.prompts) for request in self.flying.values())
+        return sum(len(request.prompts) for request in self.in_flight.values())
 
     def call(self, method: str, *args: Any) -> ray.ObjectRef:
         """After what it was asked before."""
@@ -107,13 +107,15 @@ class EngineProcesses:
 
     def start(self, engine: Engine, worker: type, spec: RolloutSpec) -> None:
         """Begin to start `engine`: a process, and `worker(place, spec)` in it. Waits for nothing."""
-        place: Place = replace(self.spec.place, rank=0, world_size=1, log_path=engine.log)
+        rank_info: RankInfo = replace(
+            self.spec.rank_info, rank=0, world_size=1, log_path=engine.log
+        )
         remote: Any = ray.remote  # its stubs do not know concurrency groups
         threads = {"weights": 1, "answers": at_a_time(spec.sampling.rollout)}
         process = remote(concurrency_groups=threads)(EngineProcess)
         engine.handle = process.options(
             **process_options(self.spec, self.group, engine.number)
-        ).remote(place)
+        ).remote(rank_info)
         engine.built = engine.handle.build.remote(ROLE, worker, (spec,))
         engine.begun, engine.version = time.monotonic(), -1
 
@@ -127,7 +129,7 @@ class EngineProcesses:
         )
         ray.kill(engine.handle)
         engine.handle = engine.built = None
-        engine.flying.clear()
+        engine.in_flight.clear()
 
     def close(self) -> None:
         for engine in self.engines:
@@ -135,7 +137,7 @@ class EngineProcesses:
         remove_placement_group(self.group)
 
     def _log(self, number: int) -> Path | None:
-        log = self.spec.place.log_path
+        log = self.spec.rank_info.log_path
         return log and log.with_name(f"{self.spec.name}-{number}.log")
 
 

@@ -52,7 +52,7 @@ class WorkerGroup:
             raise RlctlError(
                 f"{self._role}.{method} splits its first argument, which must be a batch, not {type(batch).__name__}"
             )
-        sent = batch.detached()
+        sent = batch.without_local()
         parts = split(batch, len(self._processes), self._balanced)
         shards = [sent] if len(parts) == 1 else sent.chunk(parts)
         answers = [

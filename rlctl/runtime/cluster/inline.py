@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 from typing import Any, Protocol, TypeVar
 
-from rlctl.runtime.rank_info import Place
+from rlctl.runtime.rank_info import RankInfo
 from rlctl.runtime.workers.process import Process
 
 W = TypeVar("W")
@@ -29,8 +29,8 @@ class Pool(Protocol):
 class InlinePool:
     """Implements `Pool` without processes."""
 
-    def __init__(self, place: Place) -> None:
-        self.process = Process(place)
+    def __init__(self, rank_info: RankInfo) -> None:
+        self.process = Process(rank_info)
         self.process.join(self.process.address())
 
     def spawn(self, role: str, worker: type[W], *args: Any) -> W:

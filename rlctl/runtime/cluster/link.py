@@ -15,8 +15,8 @@ from typing import Any, Self
 import torch.distributed as dist
 from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
-from rlctl.runtime.rank_info import Place
-from rlctl.runtime.rollout.weight_sync import Announced, Block
+from rlctl.runtime.rank_info import RankInfo
+from rlctl.runtime.rollout.weight_sync import BlockHeader, Bucket
 
 _TRAINER, _ENGINE = 0, 1
 _CONNECT_S = 60.0  # in which the other side must come
@@ -25,16 +25,16 @@ _CONNECT_S = 60.0  # in which the other side must come
 class Link:
     """One end. Both ends are made at the same time; a link that lost its other end is closed and replaced by another."""
 
-    def __init__(self, store: TCPStore, rank: int, place: Place) -> None:
+    def __init__(self, store: TCPStore, rank: int, rank_info: RankInfo) -> None:
         self.store = store
-        self.device = place.device
-        self._block: Block | None = (
+        self.device = rank_info.device
+        self._block: Bucket | None = (
             None  # what is sent, and the work of sending it, must live until it has arrived
         )
         self._sending: list[dist.Work] = []
-        timeout = timedelta(seconds=place.timeout_s)
+        timeout = timedelta(seconds=rank_info.timeout_s)
         self.group: Any  # torch's types know no send and recv of theirs
-        if place.device == "cuda":
+        if rank_info.device == "cuda":
             with _errors_end_no_process():
                 options = dist.ProcessGroupNCCL.Options()
                 options._timeout = timeout
@@ -44,7 +44,7 @@ class Link:
             self.group.set_timeout(timeout)
 
     @staticmethod
-    def open_door(host: str) -> TCPStore:
+    def listen(host: str) -> TCPStore:
         """Where the engine will find the trainer: at `host` and the store's port, which the kernel says is free."""
         return TCPStore(
             host,
@@ -56,21 +56,21 @@ class Link:
         )
 
     @classmethod
-    def to_engine(cls, door: TCPStore, place: Place) -> Self:
+    def to_engine(cls, door: TCPStore, rank_info: RankInfo) -> Self:
         """The trainer's end. Raises `RuntimeError` if the engine does not come within a minute."""
-        return cls(door, _TRAINER, place)
+        return cls(door, _TRAINER, rank_info)
 
     @classmethod
-    def to_trainer(cls, host: str, port: int, place: Place) -> Self:
+    def to_trainer(cls, host: str, port: int, rank_info: RankInfo) -> Self:
         """The engine's end."""
         timeout = timedelta(seconds=_CONNECT_S)
         return cls(
             TCPStore(host, port, 2, is_master=False, timeout=timeout, wait_for_workers=False),
             _ENGINE,
-            place,
+            rank_info,
         )
 
-    def send(self, block: Block) -> None:
+    def send(self, block: Bucket) -> None:
         """Begin to send the bytes. The engine must have said that it has the block before."""
         self._block = block
         self._sending = [
@@ -79,9 +79,9 @@ class Link:
             if each.data.nbytes
         ]
 
-    def fetch(self, announced: Announced) -> Block:
+    def fetch(self, announced: BlockHeader) -> Bucket:
         """The block that the trainer has announced and sends."""
-        block = announced.room(self.device)
+        block = announced.empty(self.device)
         for parameter in block.parameters:
             if parameter.data.nbytes:
                 self.group.recv([parameter.data], _TRAINER, 0).wait()

@@ -21,7 +21,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from rlctl.errors import ResourceError, RlctlError
 from rlctl.runs.logs import tail_of
 from rlctl.runtime.cluster.group import WorkerGroup
-from rlctl.runtime.rank_info import Place, share_of
+from rlctl.runtime.rank_info import RankInfo, share_of
 from rlctl.runtime.workers.process import Process
 
 W = TypeVar("W")
@@ -33,7 +33,7 @@ class PoolSpec:
 
     name: str
     num_processes: int
-    place: Place  # of rank 0; the others differ in rank and log file
+    rank_info: RankInfo  # of rank 0; the others differ in rank and log file
     start_timeout_s: float
     call_timeout_s: float
     balanced: bool  # rows are shared out by cost
@@ -44,7 +44,7 @@ class PoolSpec:
     @property
     def share(self) -> dict[str, float]:
         """What one process takes of the cluster."""
-        return share_of(self.place.device, self.device_fraction)
+        return share_of(self.rank_info.device, self.device_fraction)
 
 
 class ResourcePool:
@@ -84,16 +84,16 @@ class ResourcePool:
         remove_placement_group(self.group)
 
     def _start(self, rank: int) -> Any:
-        log = self.spec.place.log_path
-        place = replace(
-            self.spec.place,
+        log = self.spec.rank_info.log_path
+        rank_info = replace(
+            self.spec.rank_info,
             rank=rank,
             log_path=log and log.with_name(f"{self.spec.name}-{rank}.log"),
         )
         return (
             ray.remote(Process)
             .options(**process_options(self.spec, self.group, rank))
-            .remote(place)
+            .remote(rank_info)
         )
 
     def _gather(self, answers: list[ray.ObjectRef], what: str, timeout_s: float) -> list[Any]:
@@ -166,6 +166,6 @@ def gather(
 
 def log_tail(spec: PoolSpec) -> str:
     """The last lines that the processes of a pool printed, with the names of their logs."""
-    if spec.place.log_path is None:
+    if spec.rank_info.log_path is None:
         return "the worker's output on this terminal"
-    return tail_of(sorted(spec.place.log_path.parent.glob(f"{spec.name}-*.log")))
+    return tail_of(sorted(spec.rank_info.log_path.parent.glob(f"{spec.name}-*.log")))

@@ -24,12 +24,12 @@ def address() -> str:
     return ray.get_runtime_context().gcs_address
 
 
-def lacking(need: Resources, there: Resources) -> bool:
+def exceeds(need: Resources, there: Resources) -> bool:
     """Whether `need` is more than `there` is."""
     return any(amount > there.get(name, 0.0) + 1e-6 for name, amount in need.items())
 
 
-def told(resources: Resources) -> str:
+def format_resources(resources: Resources) -> str:
     """`2 CPU, 1 GPU`."""
     return (
         ", ".join(f"{amount:g} {name}" for name, amount in resources.items() if amount) or "nothing"

@@ -87,8 +87,8 @@ class PromptLoader:
     def steps_per_epoch(self) -> int:
         return len(self.prompts) // self.batch_size
 
-    def epoch_of(self, place: int) -> int:
-        return place // (self.steps_per_epoch * self.batch_size)
+    def epoch_of(self, rank_info: int) -> int:
+        return rank_info // (self.steps_per_epoch * self.batch_size)
 
     def batch_at(self, step: int) -> Prompts:
         """The prompts of one step, the same ones whenever it is asked for."""
@@ -98,11 +98,11 @@ class PromptLoader:
         """The prompts at these places of the stream, as a batch whose groups count from 0."""
         orders = {
             epoch: self.sampler(len(self.prompts), epoch, self.seed)
-            for epoch in {self.epoch_of(place) for place in places}
+            for epoch in {self.epoch_of(rank_info) for rank_info in places}
         }
         an_epoch = self.steps_per_epoch * self.batch_size
         return self.prompts.batch(
-            [int(orders[self.epoch_of(place)][place % an_epoch]) for place in places]
+            [int(orders[self.epoch_of(rank_info)][rank_info % an_epoch]) for rank_info in places]
         )
 
 

@@ -24,13 +24,13 @@ from transformers import PreTrainedModel
 
 from rlctl.errors import ConfigError
 from rlctl.recipes import schema
-from rlctl.runtime.rank_info import Place
+from rlctl.runtime.rank_info import RankInfo
 
 
 def shard(
     model: nn.Module,
     hf: PreTrainedModel,
-    place: Place,
+    rank_info: RankInfo,
     fsdp: schema.FSDP | schema.FrozenFSDP,
     compute_dtype: torch.dtype,
 ) -> None:
@@ -38,11 +38,11 @@ def shard(
 
     Gradients are summed over ranks, not averaged: the loss is divided once, by the global count, by whoever steps the optimizer.
     """
-    model.to(place.device)
-    if place.world_size == 1 and compute_dtype == next(model.parameters()).dtype:
+    model.to(rank_info.device)
+    if rank_info.world_size == 1 and compute_dtype == next(model.parameters()).dtype:
         return
     options = {
-        "mesh": _mesh(place, fsdp.fsdp_size),
+        "mesh": _mesh(rank_info, fsdp.fsdp_size),
         "mp_policy": MixedPrecisionPolicy(param_dtype=compute_dtype, reduce_dtype=torch.float32),
         "reshard_after_forward": fsdp.reshard_after_forward,
         "offload_policy": CPUOffloadPolicy() if fsdp.param_offload else OffloadPolicy(),
@@ -58,17 +58,19 @@ def shard(
         sharded.set_force_sum_reduction_for_comms(True)
 
 
-def _mesh(place: Place, fsdp_size: int) -> DeviceMesh:
-    if fsdp_size in (-1, place.world_size):
-        return init_device_mesh(place.device, (place.world_size,), mesh_dim_names=("shard",))
-    if place.world_size % fsdp_size:
+def _mesh(rank_info: RankInfo, fsdp_size: int) -> DeviceMesh:
+    if fsdp_size in (-1, rank_info.world_size):
+        return init_device_mesh(
+            rank_info.device, (rank_info.world_size,), mesh_dim_names=("shard",)
+        )
+    if rank_info.world_size % fsdp_size:
         raise ConfigError(
-            f"fsdp_size {fsdp_size} does not divide the {place.world_size} ranks",
+            f"fsdp_size {fsdp_size} does not divide the {rank_info.world_size} ranks",
             hint="a divisor of the number of ranks, or -1 for all",
         )
     return init_device_mesh(
-        place.device,
-        (place.world_size // fsdp_size, fsdp_size),
+        rank_info.device,
+        (rank_info.world_size // fsdp_size, fsdp_size),
         mesh_dim_names=("replicate", "shard"),
     )
 
@@ -77,7 +79,7 @@ def is_sharded(model: nn.Module) -> bool:
     return isinstance(model, FSDPModule)
 
 
-def forget_gradients(model: nn.Module) -> None:
+def reset_gradients(model: nn.Module) -> None:
     """Drop every gradient, also what a pass left behind that an error broke off, and make a sharded model ready for the next pass."""
     model.zero_grad()  # of whole parameters, where blocks are not sharded at the moment: FSDP's own reset keeps them for the next pass
     if isinstance(model, FSDPModule):

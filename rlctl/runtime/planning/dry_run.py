@@ -11,7 +11,7 @@ from typing import Any
 
 from rlctl.recipes import schema
 from rlctl.recipes.compose import Recipe
-from rlctl.recipes.unused_keys import report_idle
+from rlctl.recipes.unused_keys import report_unused_keys
 from rlctl.runtime.algorithms.base import Needs
 from rlctl.runtime.build import reference_is_base
 from rlctl.runtime.data.tokenizer import render_prompt
@@ -119,7 +119,7 @@ def dry_run(recipe: Recipe, *, inline: bool, strict: bool) -> DryRun:
     """Check everything that a start checks and report. Raises the same errors."""
     with tempfile.TemporaryDirectory(prefix="rlctl-") as scratch:
         plan = make_plan(recipe, inline, data_root=Path(scratch))
-        idle = report_idle(recipe, plan.roles, strict=strict)
+        idle = report_unused_keys(recipe, plan.roles, strict=strict)
         memory, peaks = _memory(plan)
     config, rows = plan.config, plan.loader.prompts.rows
     custom = config.reward.custom_reward_function
@@ -190,7 +190,7 @@ def _placement(plan: Plan) -> list[Placed]:
 
 def _batches(plan: Plan) -> Batches:
     data, loader = plan.config.data, plan.loader
-    grouped = Needs.EXPERIENCE in plan.algorithm.needs
+    grouped = Needs.GROUPS in plan.algorithm.needs
     n = plan.config.actor_rollout_ref.rollout.n if grouped else 1
     mean = fmean(map(len, loader.prompts.prompt_ids))
     learners = {"actor": plan.config.actor_rollout_ref.actor, "critic": plan.config.critic}
@@ -227,7 +227,7 @@ def _updates(
         return -(-a_rank // fitting)
 
     epochs = (
-        learner.ppo_epochs if Needs.EXPERIENCE in plan.algorithm.needs else 1
+        learner.ppo_epochs if Needs.GROUPS in plan.algorithm.needs else 1
     )  # others go through their rows once
     count = data.train_batch_size // size
     half, full = micro(data.max_response_length / 2), micro(data.max_response_length)
@@ -260,7 +260,7 @@ def _work(plan: Plan, role: str) -> Work:
     """The fullest micro-batch: the token budget, or fewer tokens where a rank does not have so many; never less than one longest row."""
     config = plan.config
     data, actor_rollout = config.data, config.actor_rollout_ref
-    n = actor_rollout.rollout.n if Needs.EXPERIENCE in plan.algorithm.needs else 1
+    n = actor_rollout.rollout.n if Needs.GROUPS in plan.algorithm.needs else 1
     ranks, longest = (
         plan.pool_sizes[_pools(plan)[role]],
         data.max_prompt_length + data.max_response_length,

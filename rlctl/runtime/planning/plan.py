@@ -23,7 +23,7 @@ from rlctl.runtime.data.tokenizer import load_tokenizer
 from rlctl.runtime.planning import preflight
 from rlctl.runtime.planning.capacity import check_capacity
 from rlctl.runtime.planning.model_files import check_weights
-from rlctl.runtime.planning.preflight import Devices, Findings
+from rlctl.runtime.planning.preflight import Devices, ErrorCollector
 from rlctl.runtime.rank_info import available_cores
 from rlctl.runtime.training.validation import Validator
 from rlctl.tracking.fanout import preflight as check_logger
@@ -86,7 +86,7 @@ def make_plan(
     `data_root` is the folder in which the quickstart's data are made, where they are asked for; None: that of the runs. `run` is the run
     that goes on with this plan; None: a new one, whose name must be free.
     """
-    trainer, found = recipe.config.trainer, Findings()
+    trainer, found = recipe.config.trainer, ErrorCollector()
     root = Path(trainer.run_dir)
     if run is None:
         found.run(check_free, root, trainer.project_name, trainer.experiment_name)
@@ -163,7 +163,7 @@ def make_plan(
 
 
 def _read_data(
-    config: schema.Config, found: Findings
+    config: schema.Config, found: ErrorCollector
 ) -> tuple[PreTrainedTokenizerBase | None, PromptLoader | None, Validator | None]:
     """Tokenizer, training prompts and validation; without a tokenizer the files are still read and the reward function still tried."""
     data, model = config.data, config.actor_rollout_ref.model

@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 
 @dataclass
-class Findings:
+class ErrorCollector:
     """What the separate checks have found wrong, so that all of it is said at once."""
 
     errors: list[RlctlError] = field(default_factory=list)
@@ -91,7 +91,7 @@ def check_batches(config: schema.Config, ranks: Mapping[str, int], needs: Needs)
     `ranks` are pool -> processes: a role is judged by its own pool.
     """
     data, actor_rollout = config.data, config.actor_rollout_ref
-    n = actor_rollout.rollout.n if Needs.EXPERIENCE in needs else 1
+    n = actor_rollout.rollout.n if Needs.GROUPS in needs else 1
     placement = config.trainer.placement
     sizes = {
         "actor_rollout_ref.actor.ppo_mini_batch_size": (

@@ -32,7 +32,7 @@ class AutoEngine:
         cls, spec: EngineSpec, policy: PreTrainedModel | None
     ) -> Generator[str, None, RolloutEngine]:
         """See `StartsInPhases`: in those of the engine chosen."""
-        return (yield from starting(chosen(spec.place.device), spec, policy))
+        return (yield from starting(chosen(spec.rank_info.device), spec, policy))
 
 
 def chosen(device: str) -> type[HFEngine] | type[VLLMEngine]:

@@ -14,13 +14,13 @@ from transformers import PreTrainedModel
 from rlctl.errors import ConfigError, Problem, raise_problems
 from rlctl.recipes import schema
 from rlctl.runtime.batch import Ragged
-from rlctl.runtime.budget import Halving
-from rlctl.runtime.rank_info import Place
+from rlctl.runtime.budget import OomRetry
+from rlctl.runtime.rank_info import RankInfo
 
 E = TypeVar("E")
 
 
-def _print_halving(halving: Halving) -> None:
+def _print_halving(halving: OomRetry) -> None:
     print(f"warning: {halving}", file=sys.stderr, flush=True)
 
 
@@ -31,11 +31,11 @@ class EngineSpec:
     model: schema.Model
     rollout: schema.Rollout
     dtype: torch.dtype  # of computation
-    place: Place
+    rank_info: RankInfo
     max_length: int  # the most tokens of a prompt and its answer together
     seed: int
     concurrent: bool = False  # `generate` is called from several threads
-    on_halving: Callable[[Halving], None] = (
+    on_oom: Callable[[OomRetry], None] = (
         _print_halving  # is told when memory has room for fewer rows at a time
     )
 

@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 from rlctl.errors import Problem, raise_problems
 from rlctl.recipes import schema
 from rlctl.runtime.batch import Ragged
-from rlctl.runtime.budget import Budget, Halving, free_memory, lacks_memory
+from rlctl.runtime.budget import Budget, OomRetry, free_memory, is_oom
 from rlctl.runtime.model.attention import Packing, TokenAttention, use_rlctl_attention
 from rlctl.runtime.model.load import load_model
 from rlctl.runtime.rollout.engine import (
@@ -64,11 +64,11 @@ class HFEngine:
         max_length: int | None = None,
         *,
         owned: bool = False,
-        on_halving: Callable[[Halving], None] = print,
+        on_oom: Callable[[OomRetry], None] = print,
     ) -> None:
         use_rlctl_attention(model)
         self.model = model
-        self.on_halving = on_halving
+        self.on_oom = on_oom
         self.budget = Budget(
             "actor_rollout_ref.rollout.max_num_seqs", max_num_seqs or 2**31, "rows"
         )
@@ -106,13 +106,13 @@ class HFEngine:
         model = policy
         if model is None:
             model = load_model(spec.model, "policy", spec.dtype, spec.seed)
-            nn.Module.to(model, spec.place.device).requires_grad_(False)
+            nn.Module.to(model, spec.rank_info.device).requires_grad_(False)
         return cls(
             model,
             spec.rollout.max_num_seqs,
             spec.max_length,
             owned=policy is None,
-            on_halving=spec.on_halving,
+            on_oom=spec.on_oom,
         )
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
@@ -159,12 +159,12 @@ class HFEngine:
                     left = left[len(wave) :]
                     continue
                 except RuntimeError as error:
-                    if not lacks_memory(error):
+                    if not is_oom(error):
                         raise
                     reason = str(error).splitlines()[0]
                 # not in the handler: the error holds the frames that hold the memory
                 lengths = prompt_ids.lengths[wave // sampling.n] + limits[wave]
-                self.on_halving(self.budget.halve([lengths], failed=0, alone=True, reason=reason))
+                self.on_oom(self.budget.halve([lengths], failed=0, alone=True, reason=reason))
                 free_memory(self.model.device.type)
         response_ids, log_probs = _by_row(steps, num_rows)
         return Responses(

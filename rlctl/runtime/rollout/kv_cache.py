@@ -50,14 +50,15 @@ class _Grid:
         counts = torch.bincount(group_of_row, minlength=num_groups)
         width = int(counts.max())
         order = group_of_row.argsort(stable=True)
-        place = torch.empty_like(order)  # of a row in its group
-        place[order] = torch.arange(num_rows) - (counts.cumsum(0) - counts)[group_of_row[order]]
+        rank_info = torch.empty_like(order)  # of a row in its group
+        rank_info[order] = torch.arange(num_rows) - (counts.cumsum(0) - counts)[group_of_row[order]]
         row_at = torch.zeros(num_groups * width, dtype=torch.int64)
-        row_at[group_of_row * width + place] = torch.arange(num_rows)
+        row_at[group_of_row * width + rank_info] = torch.arange(num_rows)
         kv, head = torch.arange(num_kv)[:, None, None], torch.arange(rep)
         to_grid = (row_at.view(num_groups, 1, width, 1) * num_kv + kv) * rep + head
         to_rows = (
-            (group_of_row[:, None, None] * num_kv + kv.view(-1, 1)) * width + place[:, None, None]
+            (group_of_row[:, None, None] * num_kv + kv.view(-1, 1)) * width
+            + rank_info[:, None, None]
         ) * rep + head
         behind = torch.arange(int(prompt_lengths.max())) >= prompt_lengths[:, None]
         bias = (

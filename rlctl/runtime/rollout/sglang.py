@@ -117,10 +117,10 @@ class SGLangEngine:
     @classmethod
     def from_spec(cls, spec: EngineSpec, policy: PreTrainedModel | None) -> Self:  # noqa: ARG003
         """See `RolloutEngine.from_spec`. A server that is started here begins with dummy weights."""
-        cls.check(spec.rollout, spec.place.device, spec.place.world_size)
+        cls.check(spec.rollout, spec.rank_info.device, spec.rank_info.world_size)
         arguments = SGLangArguments.of(spec.rollout)
         if arguments.urls:
-            server = SGLangServer(arguments.urls[spec.place.rank])
+            server = SGLangServer(arguments.urls[spec.rank_info.rank])
             server.wait_until_ready(arguments.start_timeout_s)
         else:
             server = SGLangServer.launch(
@@ -191,7 +191,7 @@ class SGLangEngine:
         self.server.close()
 
     def _call(self, path: str, body: dict[str, Any]) -> Any:
-        return self.server.call("POST", path, body, self.spec.place.timeout_s)
+        return self.server.call("POST", path, body, self.spec.rank_info.timeout_s)
 
     def _ask(
         self, prompts: Sequence[list[int]], params: Sequence[dict[str, Any]]
@@ -232,7 +232,7 @@ def _launch_arguments(spec: EngineSpec) -> list[str]:
         "--max-prefill-tokens": rollout.max_num_batched_tokens,
         "--mem-fraction-static": rollout.gpu_memory_utilization,
         "--random-seed": spec.seed,
-        "--device": spec.place.device,
+        "--device": spec.rank_info.device,
     }
     return [str(part) for pair in values.items() for part in pair] + [
         name for name, on in switches.items() if on

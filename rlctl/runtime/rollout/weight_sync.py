@@ -46,7 +46,7 @@ class Parameter:
         )
 
     @classmethod
-    def room(cls, name: str, dtype: torch.dtype, shape: tuple[int, ...], device: str) -> Self:
+    def empty(cls, name: str, dtype: torch.dtype, shape: tuple[int, ...], device: str) -> Self:
         """For a parameter that has yet to arrive."""
         return cls(
             name,
@@ -76,7 +76,7 @@ def _unpickled(
 
 
 @dataclass(frozen=True, eq=False)
-class Block:
+class Bucket:
     """Some parameters, and the checksum that they had when they were sent."""
 
     number: int
@@ -88,9 +88,9 @@ class Block:
         parameters = tuple(parameters)
         return cls(number, parameters, _checksum(parameters))
 
-    def announced(self) -> Announced:
+    def announced(self) -> BlockHeader:
         """All but the bytes."""
-        return Announced(
+        return BlockHeader(
             self.number,
             tuple((each.name, each.dtype, each.shape) for each in self.parameters),
             self.checksum,
@@ -108,18 +108,18 @@ class Block:
 
 
 @dataclass(frozen=True)
-class Announced:
+class BlockHeader:
     """A block whose bytes come another way."""
 
     number: int
     parameters: tuple[tuple[str, torch.dtype, tuple[int, ...]], ...]
     checksum: int
 
-    def room(self, device: str) -> Block:
+    def empty(self, device: str) -> Bucket:
         """The block, with room for its bytes on `device`."""
-        return Block(
+        return Bucket(
             self.number,
-            tuple(Parameter.room(*each, device) for each in self.parameters),
+            tuple(Parameter.empty(*each, device) for each in self.parameters),
             self.checksum,
         )
 
@@ -129,7 +129,7 @@ class WeightChannel(Protocol):
 
     device: str  # where it takes them
 
-    def send(self, block: Block) -> None:
+    def send(self, block: Bucket) -> None:
         """Returns when another block may be made: few are on their way at a time."""
         ...
 
@@ -158,7 +158,7 @@ def to_blocks(
     dtype: torch.dtype,
     max_bytes: int,
     device: str = "cpu",
-) -> Iterator[Block]:
+) -> Iterator[Bucket]:
     """Cut a stream of parameters into blocks of up to `max_bytes`, or one larger parameter, on `device`.
 
     At no moment more than one block and one parameter are held.
@@ -167,12 +167,12 @@ def to_blocks(
     for name, value in parameters:
         parameter = Parameter.of(name, value, dtype, device)
         if held and size + parameter.data.nbytes > max_bytes:
-            yield Block.of(number, held)
+            yield Bucket.of(number, held)
             number, held, size = number + 1, [], 0
         held.append(parameter)
         size += parameter.data.nbytes
     if held:
-        yield Block.of(number, held)
+        yield Bucket.of(number, held)
 
 
 def _checksum(parameters: Iterable[Parameter]) -> int:

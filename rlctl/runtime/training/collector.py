@@ -39,7 +39,7 @@ class Collector:
     @classmethod
     def of(cls, loader: PromptLoader, algorithm: Algorithm, config: schema.Algorithm) -> Self:
         """Only where an algorithm answers a prompt several times is there anything to filter."""
-        filters = config.filter_groups.enable and Needs.EXPERIENCE in algorithm.needs
+        filters = config.filter_groups.enable and Needs.GROUPS in algorithm.needs
         return cls(loader, algorithm, config.filter_groups if filters else None)
 
     def collect(self, roles: Roles, step: int) -> tuple[Scored, dict[str, float]]:

@@ -37,7 +37,7 @@ _PER_TOKEN = ("ref", "values", "adv", "update_critic", "update_actor")
 
 
 @dataclass(frozen=True)
-class Parts:
+class RunContext:
     """What a run is made of."""
 
     algorithm: Algorithm
@@ -57,7 +57,7 @@ class Parts:
 
 
 @dataclass(frozen=True)
-class Progress:
+class TrainerState:
     """Where training stands: the last step that is done, and how many in a row until then had skipped updates. A run that goes on has
     validated what it starts from; a `new_run` has not."""
 
@@ -69,7 +69,7 @@ class Progress:
 class Trainer:
     """Runs the steps of one run. `run` returns when all are done, or raises."""
 
-    def __init__(self, parts: Parts, config: schema.Trainer, progress: Progress) -> None:
+    def __init__(self, parts: RunContext, config: schema.Trainer, progress: TrainerState) -> None:
         self.parts = parts
         self.config = config
         self.progress = progress
@@ -123,7 +123,7 @@ class Trainer:
             metrics = to_floats(self.parts.algorithm.learn(scored, self.roles, step)) | filtered
         seconds = time.perf_counter() - begin
         self._stop_on_skipped_updates(step, metrics, scored)
-        metrics |= self._note_halvings(step)
+        metrics |= self._report_oom_retries(step)
         metrics |= to_floats(rollout_metrics(scored, self.parts.max_response_length)) | self._dump(
             step, scored
         )
@@ -187,14 +187,14 @@ class Trainer:
                 hint="a lower learning rate, or look at the batch with torch.load; trainer.max_skipped_updates sets the limit",
             )
 
-    def _note_halvings(self, step: int) -> dict[str, float]:
+    def _report_oom_retries(self, step: int) -> dict[str, float]:
         """Passes that lacked memory were done again in smaller micro-batches: if there were any, an event, a line and a metric say so."""
         roles = {
             "actor": self.roles.actor,
             "critic": self.roles.critic_role,
             "reference": self.roles.reference_role,
         }
-        taken = {name: role.take_halvings() for name, role in roles.items() if role is not None}
+        taken = {name: role.pop_oom_retries() for name, role in roles.items() if role is not None}
         for name, halvings in taken.items():
             for halving in halvings:
                 self.parts.run.event("oom_retry", step=step, role=name, **asdict(halving))

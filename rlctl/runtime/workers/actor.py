@@ -26,7 +26,7 @@ from rlctl.runtime.model.lora import (
 )
 from rlctl.runtime.model.sequences import Sequences
 from rlctl.runtime.model.sharding import is_sharded, shard
-from rlctl.runtime.rank_info import Place
+from rlctl.runtime.rank_info import RankInfo
 from rlctl.runtime.rollout.engine import EngineSpec, RolloutEngine, starting
 from rlctl.runtime.rollout.sampling_params import Sampling, to_rollouts
 from rlctl.runtime.rollout.weight_sync import WeightChannel, to_blocks
@@ -50,8 +50,8 @@ class ActorSpec:
 class ActorWorker(LearningWorker):
     """Implements `Actor`. It answers once its engine is started, where not others do."""
 
-    def __init__(self, place: Place, spec: ActorSpec) -> None:
-        self.place = place
+    def __init__(self, rank_info: RankInfo, spec: ActorSpec) -> None:
+        self.rank_info = rank_info
         self.spec = spec
         hf = load_model(spec.model, "policy", master_dtype(spec.actor.fsdp_config), spec.seed)
         add_adapters(hf, spec.model, spec.seed)
@@ -59,9 +59,13 @@ class ActorWorker(LearningWorker):
             hf.gradient_checkpointing_enable({"use_reentrant": False})
         self.policy = PolicyModel(hf, spec.sampling.rollout.temperature)
         shard(
-            self.policy, hf, place, spec.actor.fsdp_config, compute_dtype(spec.model, place.device)
+            self.policy,
+            hf,
+            rank_info,
+            spec.actor.fsdp_config,
+            compute_dtype(spec.model, rank_info.device),
         )
-        self.learner = Learner(self.policy, place, spec.actor.optim)
+        self.learner = Learner(self.policy, rank_info, spec.actor.optim)
         self.engine: RolloutEngine | None = None
         self._starting: Generator[str, None, None] | None = None
         self.engine_is_stale = True
@@ -85,11 +89,11 @@ class ActorWorker(LearningWorker):
 
     def start_engine(self) -> None:
         """Start the rollout engine in this process. Ranks that share one do so together."""
-        while self.go_on_starting() is not None:
+        while self.continue_startup() is not None:
             pass
 
     @dispatch(Dispatch.BROADCAST)
-    def go_on_starting(self) -> str | None:
+    def continue_startup(self) -> str | None:
         """Start the rollout engine up to its next phase, which is what comes back and what the next call does; None when it is there."""
         if self._starting is None:
             self._starting = self._parts_of_start()
@@ -99,11 +103,11 @@ class ActorWorker(LearningWorker):
         spec = EngineSpec(
             model=fetched(self.spec.model),
             rollout=self.spec.sampling.rollout,
-            dtype=compute_dtype(self.spec.model, self.place.device),
-            place=self.place,
+            dtype=compute_dtype(self.spec.model, self.rank_info.device),
+            rank_info=self.rank_info,
             max_length=self.spec.max_prompt_length + self.spec.sampling.max_response_length,
             seed=self.spec.seed,
-            on_halving=lambda halving: self.learner.halvings.append(halving),
+            on_oom=lambda halving: self.learner.halvings.append(halving),
         )
         # With adapters the engine has a model of its own, into which base and adapter are merged: its names and layers are plain ones.
         own = is_sharded(self.policy) or has_adapters(self.policy)
@@ -127,7 +131,7 @@ class ActorWorker(LearningWorker):
         assert self.engine is not None, "this actor's rollout engine was not started"
         sampling = self.spec.sampling.params(prompts.group, seed, validate, greedy)
         self.update_weights()
-        responses = self.engine.generate(prompts.prompt_ids.to(self.place.device), sampling)
+        responses = self.engine.generate(prompts.prompt_ids.to(self.rank_info.device), sampling)
         self.engine_is_stale = self.engine.sleep()
         return to_rollouts(prompts, sampling.n, responses)
 
@@ -138,14 +142,17 @@ class ActorWorker(LearningWorker):
         Returns the engines that were lost on the way, by number, with the reason.
         """
         parameters = merged_parameters(self.policy.hf)
-        if self.place.rank > 0:
+        if self.rank_info.rank > 0:
             deque(parameters, maxlen=0)
             return {}
         max_bytes = (
             self.spec.sampling.rollout.checkpoint_engine.update_weights_bucket_megabytes * 2**20
         )
         for block in to_blocks(
-            parameters, compute_dtype(self.spec.model, self.place.device), max_bytes, channel.device
+            parameters,
+            compute_dtype(self.spec.model, self.rank_info.device),
+            max_bytes,
+            channel.device,
         ):
             channel.send(block)
         return channel.close()
@@ -212,7 +219,7 @@ class ActorWorker(LearningWorker):
     def _copied(self, parameters: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
         """On the CPU of rank 0; the other ranks only take part."""
         pairs = (
-            (name, value.to("cpu", copy=True) if self.place.rank == 0 else None)
+            (name, value.to("cpu", copy=True) if self.rank_info.rank == 0 else None)
             for name, value in parameters
         )
         return {name: value for name, value in pairs if value is not None}

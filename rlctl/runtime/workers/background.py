@@ -13,7 +13,7 @@ from typing import cast
 import torch.distributed as dist
 
 from rlctl.errors import RlctlError
-from rlctl.runtime.rank_info import Place
+from rlctl.runtime.rank_info import RankInfo
 
 # A folder of torch.distributed.checkpoint gets this file last, from the coordinator, when every rank has written its part.
 WRITTEN = ".metadata"
@@ -24,12 +24,12 @@ _POLL_S = 0.02
 class BackgroundWriter:
     """Jobs of one worker, done one after the other in a thread. What goes wrong is left in the job's folder as `FAILED`."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, rank_info: RankInfo) -> None:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         # Its own group: the thread's collectives must never mix with those of the step that runs meanwhile.
-        timeout = timedelta(seconds=place.timeout_s)
+        timeout = timedelta(seconds=rank_info.timeout_s)
         self.group: dist.ProcessGroup | None = None
-        if place.world_size > 1:
+        if rank_info.world_size > 1:
             self.group = cast(dist.ProcessGroup, dist.new_group(backend="gloo", timeout=timeout))
 
     def submit(self, folder: Path, write: Callable[[], None]) -> None:

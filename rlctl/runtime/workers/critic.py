@@ -15,7 +15,7 @@ from rlctl.runtime.model.load import compute_dtype, load_model, master_dtype
 from rlctl.runtime.model.lora import add_adapters
 from rlctl.runtime.model.sequences import Sequences
 from rlctl.runtime.model.sharding import shard
-from rlctl.runtime.rank_info import Place
+from rlctl.runtime.rank_info import RankInfo
 from rlctl.runtime.workers.dispatch import Dispatch, dispatch
 from rlctl.runtime.workers.learner import Learner, LearningWorker
 from rlctl.tracking.metrics import Metrics
@@ -33,7 +33,7 @@ class CriticSpec:
 class CriticWorker(LearningWorker):
     """Implements `Critic`."""
 
-    def __init__(self, place: Place, spec: CriticSpec) -> None:
+    def __init__(self, rank_info: RankInfo, spec: CriticSpec) -> None:
         critic = spec.critic
         hf = load_model(critic.model, "backbone", master_dtype(critic.fsdp_config), spec.seed)
         add_adapters(hf, critic.model, spec.seed)
@@ -41,8 +41,14 @@ class CriticWorker(LearningWorker):
             hf.gradient_checkpointing_enable({"use_reentrant": False})
         self.spec = spec
         self.model = ValueModel(hf)
-        shard(self.model, hf, place, critic.fsdp_config, compute_dtype(critic.model, place.device))
-        self.learner = Learner(self.model, place, critic.optim)
+        shard(
+            self.model,
+            hf,
+            rank_info,
+            critic.fsdp_config,
+            compute_dtype(critic.model, rank_info.device),
+        )
+        self.learner = Learner(self.model, rank_info, critic.optim)
         max_rows = None if critic.use_dynamic_bsz else critic.ppo_micro_batch_size_per_gpu
         self.budget = Budget.of_passes("critic", "ppo", critic.ppo_max_token_len_per_gpu, max_rows)
 

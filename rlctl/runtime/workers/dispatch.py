@@ -83,7 +83,7 @@ def join(results: Sequence[Any], parts: Sequence[Tensor], batch: Batch) -> Any:
         times = len(whole) // max(len(batch), 1)
         if len(parts) > 1:
             whole = whole.select(_each(_inverse(parts), times))
-        return whole.adopt(batch if times == 1 else batch.repeat(times))
+        return whole.with_local_from(batch if times == 1 else batch.repeat(times))
     raise InternalError(
         f"a split call answered {type(first).__name__}: only a batch, a ragged field or metrics can be joined"
     )

@@ -21,16 +21,16 @@ from torch import Tensor
 from rlctl.recipes import schema
 from rlctl.runtime.algorithms.base import Loss
 from rlctl.runtime.batch import Ragged, Rollouts
-from rlctl.runtime.budget import Budget, Halving, free_memory, lacks_memory
+from rlctl.runtime.budget import Budget, OomRetry, free_memory, is_oom
 from rlctl.runtime.model.causal_lm import PolicyModel, ValueModel
 from rlctl.runtime.model.sequences import Sequences
 from rlctl.runtime.model.sharding import (
-    forget_gradients,
     local_gradients,
+    reset_gradients,
     total_norm,
     trained_state,
 )
-from rlctl.runtime.rank_info import Place
+from rlctl.runtime.rank_info import RankInfo
 from rlctl.runtime.workers.background import BackgroundWriter
 from rlctl.runtime.workers.dispatch import Dispatch, dispatch
 from rlctl.runtime.workers.flops import DecoderShape, peak_flops
@@ -47,7 +47,7 @@ class ModelWorker:
     learner: Learner
 
     @dispatch(Dispatch.RANK_ZERO)
-    def take_halvings(self) -> list[Halving]:
+    def pop_oom_retries(self) -> list[OomRetry]:
         """The budgets that were halved since this was asked last. Micro-batches' are only where a rank is alone."""
         halvings, self.learner.halvings = self.learner.halvings, []
         return halvings
@@ -79,11 +79,11 @@ class Learner:
     """A model on one rank, and its optimizer if it has one."""
 
     def __init__(
-        self, model: PolicyModel | ValueModel, place: Place, optim: schema.Optim | None
+        self, model: PolicyModel | ValueModel, rank_info: RankInfo, optim: schema.Optim | None
     ) -> None:
         self.model = model
-        self.place = place
-        self.halvings: list[Halving] = []
+        self.rank_info = rank_info
+        self.halvings: list[OomRetry] = []
         self.optimizer: torch.optim.Optimizer | None = None
         if optim is not None:
             betas = (optim.betas[0], optim.betas[1])
@@ -94,7 +94,7 @@ class Learner:
                 weight_decay=optim.weight_decay,
                 fused=True,
             )
-            self.writer = BackgroundWriter(place)
+            self.writer = BackgroundWriter(rank_info)
 
     def infer(
         self, batch: Rollouts, budget: Budget, forward: Callable[[Sequences], tuple[Tensor, ...]]
@@ -164,7 +164,7 @@ class Learner:
                 group["lr"] = lr
             self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
-        skipped = Sum(0.0 if finite or self.place.rank else 1.0)
+        skipped = Sum(0.0 if finite or self.rank_info.rank else 1.0)
         return {
             f"{name}/grad_norm": Mean(norm),
             f"{name}/lr": Mean(lr),
@@ -173,7 +173,7 @@ class Learner:
 
     def _use_of_device(self, lengths: list[int], seconds: float, name: str) -> Metrics:
         """Model FLOPs utilisation and memory of a GPU. Joined over ranks and updates, it is all useful work over all device time."""
-        if self.place.device != "cuda":
+        if self.rank_info.device != "cuda":
             return {}
         metrics: Metrics = {
             "perf/max_memory_allocated_gb": Max(torch.cuda.max_memory_allocated() / 2**30)
@@ -200,24 +200,24 @@ class Learner:
             try:
                 for rows in cut:
                     part = batch if len(batch) == 1 else batch.select(rows)
-                    results.append(compute(part.to(self.place.device)))
+                    results.append(compute(part.to(self.rank_info.device)))
                 return results, cut
             except RuntimeError as error:
-                if not lacks_memory(error):
+                if not is_oom(error):
                     raise
                 reason = str(error).splitlines()[0]
             # Not in the handler: the error holds every frame it came through, and these hold the memory.
             lengths = [batch.num_tokens[rows] for rows in cut]
             self.halvings.append(
-                budget.halve(lengths, len(results), self.place.world_size == 1, reason)
+                budget.halve(lengths, len(results), self.rank_info.world_size == 1, reason)
             )
-            forget_gradients(self.model)
-            free_memory(self.place.device)
+            reset_gradients(self.model)
+            free_memory(self.rank_info.device)
 
     def _cut(self, batch: Rollouts, budget: Budget) -> list[Tensor]:
         """Every rank must go through the same number of forward passes, or the collectives of FSDP would wait for ever."""
         parts = budget.cut(batch.num_tokens)
-        if self.place.world_size > 1:
+        if self.rank_info.world_size > 1:
             most = torch.tensor(len(parts))
             dist.all_reduce(most, dist.ReduceOp.MAX)
             if int(most) > len(parts):
@@ -225,7 +225,7 @@ class Learner:
         return parts
 
     def _sum_over_ranks(self, *values: float) -> list[float]:
-        if self.place.world_size == 1:
+        if self.rank_info.world_size == 1:
             return list(values)
         packed = torch.tensor(values, dtype=torch.float64)
         dist.all_reduce(packed)
@@ -254,7 +254,7 @@ class Learner:
                 state,
                 checkpoint_id=folder,
                 process_group=writer.group,
-                no_dist=self.place.world_size == 1,
+                no_dist=self.rank_info.world_size == 1,
             )
             stager.close()
 
@@ -275,7 +275,7 @@ class Learner:
         with_optimizer = any(name.startswith("optimizer.") for name in saved)
         state = self._state(with_optimizer)
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
-        load(state, checkpoint_id=folder, no_dist=self.place.world_size == 1)
+        load(state, checkpoint_id=folder, no_dist=self.rank_info.world_size == 1)
         set_model_state_dict(
             self.model, state["model"], options=StateDictOptions(strict=False)
         )  # what is frozen is not in it
@@ -300,4 +300,4 @@ class Learner:
         return self.optimizer is not None and bool(self.optimizer.state)
 
     def _rng_file(self, folder: Path) -> Path:
-        return folder / f"rng_{self.place.rank}.json"
+        return folder / f"rng_{self.rank_info.rank}.json"

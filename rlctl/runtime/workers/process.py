@@ -18,7 +18,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from rlctl.runtime.rank_info import Place
+from rlctl.runtime.rank_info import RankInfo
 from rlctl.runtime.workers.rng import seed_all
 
 _DUMP_AFTER = 0.9  # of what a call may take
@@ -27,15 +27,15 @@ _DUMP_AFTER = 0.9  # of what a call may take
 class Process:
     """Hosts workers by role name. Calls come one at a time."""
 
-    def __init__(self, place: Place) -> None:
-        self.place = place
+    def __init__(self, rank_info: RankInfo) -> None:
+        self.rank_info = rank_info
         self.workers: dict[str, Any] = {}
         self._calling: set[int] = set()  # threads
-        if place.log_path is not None:
-            _redirect_output(place.log_path)
-        torch.set_num_threads(place.num_threads)
-        seed_all(place.seed + place.rank)
-        if place.deterministic:
+        if rank_info.log_path is not None:
+            _redirect_output(rank_info.log_path)
+        torch.set_num_threads(rank_info.num_threads)
+        seed_all(rank_info.seed + rank_info.rank)
+        if rank_info.deterministic:
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
             torch.use_deterministic_algorithms(True)
 
@@ -43,7 +43,7 @@ class Process:
         """Where the process group can meet: this host and a port the kernel says is free."""
         host = (
             "127.0.0.1"
-            if self.place.world_size == 1
+            if self.rank_info.world_size == 1
             else socket.gethostbyname(socket.gethostname())
         )
         with socket.socket() as probe:
@@ -52,29 +52,29 @@ class Process:
 
     def join(self, address: str) -> None:
         """Form the process group; every process of the pool calls this at the same time."""
-        place = self.place
-        if place.device == "cuda":
+        rank_info = self.rank_info
+        if rank_info.device == "cuda":
             torch.cuda.set_device(0)  # Ray shows each process its own device only
-        if place.world_size > 1 or place.device == "cuda":
-            backend = "cuda:nccl,cpu:gloo" if place.device == "cuda" else "gloo"
-            timeout = timedelta(seconds=place.timeout_s)
+        if rank_info.world_size > 1 or rank_info.device == "cuda":
+            backend = "cuda:nccl,cpu:gloo" if rank_info.device == "cuda" else "gloo"
+            timeout = timedelta(seconds=rank_info.timeout_s)
             dist.init_process_group(
                 backend,
                 init_method=address,
-                rank=place.rank,
-                world_size=place.world_size,
+                rank=rank_info.rank,
+                world_size=rank_info.world_size,
                 timeout=timeout,
             )
 
     def build(self, role: str, worker: type, args: tuple[Any, ...]) -> None:
         """Make the worker of `role`."""
-        self.workers[role] = worker(self.place, *args)
+        self.workers[role] = worker(self.rank_info, *args)
 
     def call(self, role: str, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call a method of the worker of `role`. One that hangs leaves the stacks of all threads in the log."""
         thread = threading.get_ident()
         self._calling.add(thread)
-        faulthandler.dump_traceback_later(_DUMP_AFTER * self.place.timeout_s, file=2)
+        faulthandler.dump_traceback_later(_DUMP_AFTER * self.rank_info.timeout_s, file=2)
         try:
             return getattr(self.workers[role], method)(*args, **kwargs)
         finally:

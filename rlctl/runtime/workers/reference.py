@@ -13,7 +13,7 @@ from rlctl.runtime.model.causal_lm import PolicyModel
 from rlctl.runtime.model.load import compute_dtype, load_model, master_dtype
 from rlctl.runtime.model.sequences import Sequences
 from rlctl.runtime.model.sharding import shard
-from rlctl.runtime.rank_info import Place
+from rlctl.runtime.rank_info import RankInfo
 from rlctl.runtime.workers.dispatch import Dispatch, dispatch
 from rlctl.runtime.workers.learner import Learner, ModelWorker
 
@@ -32,14 +32,14 @@ class ReferenceSpec:
 class ReferenceWorker(ModelWorker):
     """Implements `Reference`."""
 
-    def __init__(self, place: Place, spec: ReferenceSpec) -> None:
-        dtype = compute_dtype(spec.model, place.device)
+    def __init__(self, rank_info: RankInfo, spec: ReferenceSpec) -> None:
+        dtype = compute_dtype(spec.model, rank_info.device)
         hf = load_model(
             spec.model, "policy", master_dtype(spec.ref.fsdp_config), spec.seed
         ).requires_grad_(False)
         self.policy = PolicyModel(hf, spec.temperature)
-        shard(self.policy, hf, place, spec.ref.fsdp_config, dtype)
-        self.learner = Learner(self.policy, place, optim=None)
+        shard(self.policy, hf, rank_info, spec.ref.fsdp_config, dtype)
+        self.learner = Learner(self.policy, rank_info, optim=None)
         max_rows = None if spec.use_dynamic_bsz else spec.ref.log_prob_micro_batch_size_per_gpu
         self.budget = Budget.of_passes(
             "actor_rollout_ref.ref", "log_prob", spec.ref.log_prob_max_token_len_per_gpu, max_rows

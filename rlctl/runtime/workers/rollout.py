@@ -15,10 +15,10 @@ from rlctl.plugins import load
 from rlctl.recipes import schema
 from rlctl.runtime.batch import Prompts, Rollouts
 from rlctl.runtime.model.load import compute_dtype, fetched
-from rlctl.runtime.rank_info import Place
+from rlctl.runtime.rank_info import RankInfo
 from rlctl.runtime.rollout.engine import EngineSpec, RolloutEngine
 from rlctl.runtime.rollout.sampling_params import Sampling, to_rollouts
-from rlctl.runtime.rollout.weight_sync import Block
+from rlctl.runtime.rollout.weight_sync import Bucket
 
 _LOOK_S = 0.5  # how often a block that waits looks whether anybody still wants it
 
@@ -41,69 +41,69 @@ class _End:
 class RolloutWorker:
     """One engine. `receive` and `end` are called from another thread while `load_weights` runs; everything else comes one at a time."""
 
-    def __init__(self, place: Place, spec: RolloutSpec) -> None:
-        self.place = place
+    def __init__(self, rank_info: RankInfo, spec: RolloutSpec) -> None:
+        self.rank_info = rank_info
         self.spec = spec
         rollout = spec.sampling.rollout
         engine_spec = EngineSpec(
             model=fetched(spec.model),
             rollout=rollout,
-            dtype=compute_dtype(spec.model, place.device),
-            place=place,
+            dtype=compute_dtype(spec.model, rank_info.device),
+            rank_info=rank_info,
             max_length=spec.max_prompt_length + spec.sampling.max_response_length,
             seed=spec.seed,
             concurrent=rollout.mode == "async",
         )
         self.engine: RolloutEngine = load("engines", rollout.name).from_spec(engine_spec, None)
-        self._arrived: queue.Queue[tuple[int, Block | _End | RlctlError]] = queue.Queue(maxsize=1)
+        self._arrived: queue.Queue[tuple[int, Bucket | _End | RlctlError]] = queue.Queue(maxsize=1)
         self._last = -1  # the hand-over that is over, well or not
         # Blocks lie in shared memory that nobody may write to, and engines only read them.
         warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
 
-    def load_weights(self, hand_over: int, timeout_s: float) -> None:
+    def load_weights(self, sync_id: int, timeout_s: float) -> None:
         """Take up the weights of a hand-over, which come by `receive`; no block may take longer than `timeout_s`.
 
         Raises `RlctlError` where a block is missing or damaged.
         """
         try:
-            self.engine.load_weights(self._parameters(hand_over, timeout_s))
+            self.engine.load_weights(self._parameters(sync_id, timeout_s))
         finally:
-            self._last = hand_over
+            self._last = sync_id
 
-    def receive(self, hand_over: int, block: Block) -> None:
+    def receive(self, sync_id: int, block: Bucket) -> None:
         """The next block of a hand-over. Returns when `load_weights` has taken the block before it, so that few wait in memory."""
         try:
             block.verify()
         except RlctlError as error:
-            self._put(hand_over, error)
+            self._put(sync_id, error)
         else:
-            self._put(hand_over, block)
+            self._put(sync_id, block)
 
-    def end(self, hand_over: int, num_blocks: int) -> None:
+    def end(self, sync_id: int, num_blocks: int) -> None:
         """All blocks of a hand-over have been sent."""
-        self._put(hand_over, _End(num_blocks))
+        self._put(sync_id, _End(num_blocks))
 
     def generate_sequences(
         self, prompts: Prompts, seed: int, validate: bool, greedy: bool
     ) -> Rollouts:
         """See `Actor`; for some of a batch's prompts, whose `group` is their number in the whole batch."""
         sampling = self.spec.sampling.params(prompts.group, seed, validate, greedy)
-        responses = self.engine.generate(prompts.prompt_ids.to(self.place.device), sampling)
+        responses = self.engine.generate(prompts.prompt_ids.to(self.rank_info.device), sampling)
         return to_rollouts(prompts, sampling.n, responses)
 
     def close(self) -> None:
         """End the engine."""
         self.engine.close()
 
-    def _put(self, hand_over: int, item: Block | _End | RlctlError) -> None:
-        while hand_over > self._last:
+    def _put(self, sync_id: int, item: Bucket | _End | RlctlError) -> None:
+        while sync_id > self._last:
             try:
-                self._arrived.put((hand_over, item), timeout=_LOOK_S)
+                self._arrived.put((sync_id, item), timeout=_LOOK_S)
                 return
             except queue.Full:
                 continue
 
-    def _parameters(self, hand_over: int, timeout_s: float) -> Iterator[tuple[str, Tensor]]:
+    def _parameters(self, sync_id: int, timeout_s: float) -> Iterator[tuple[str, Tensor]]:
         num_blocks, deadline = 0, time.monotonic() + timeout_s
         while True:
             try:
@@ -112,7 +112,7 @@ class RolloutWorker:
                 raise RlctlError(
                     f"no block of weights came from the trainer within {timeout_s:g} s"
                 ) from error
-            if sent != hand_over:  # of a hand-over that was given up
+            if sent != sync_id:  # of a hand-over that was given up
                 continue
             if isinstance(item, RlctlError):
                 raise item
@@ -123,5 +123,5 @@ class RolloutWorker:
                     )
                 return
             for parameter in item.parameters:
-                yield parameter.name, parameter.tensor().to(self.place.device)
+                yield parameter.name, parameter.tensor().to(self.rank_info.device)
             num_blocks, deadline = num_blocks + 1, time.monotonic() + timeout_s

@@ -61,7 +61,7 @@ class VLLMEngine:
         self, llm: LLM, spec: EngineSpec, policy: PreTrainedModel | None, *, owns_group: bool
     ) -> None:
         self.llm = llm
-        self.place = spec.place
+        self.rank_info = spec.rank_info
         self.max_length = spec.max_length
         self.ranks_per_engine = spec.rollout.tensor_model_parallel_size
         self.sleeps = spec.rollout.free_cache_engine
@@ -69,8 +69,10 @@ class VLLMEngine:
         self.owns_group = owns_group
         runner = model_runner(llm)
         report_whole_distribution(runner)
-        self.loop = VLLMLoop(llm, spec.place.num_threads) if spec.concurrent else None
-        shares = policy is not None and spec.place.device == "cpu" and self.ranks_per_engine == 1
+        self.loop = VLLMLoop(llm, spec.rank_info.num_threads) if spec.concurrent else None
+        shares = (
+            policy is not None and spec.rank_info.device == "cpu" and self.ranks_per_engine == 1
+        )
         self.shared = share(runner.get_model(), policy) if shares and policy is not None else None
 
     @classmethod
@@ -180,16 +182,16 @@ class VLLMEngine:
             self.llm.collective_rpc("reload_weights", kwargs={"weights_iterator": weights})
         else:
             for name, value in weights:
-                place = self.shared[name]
-                if place.data_ptr() != value.data_ptr():
-                    place.copy_(value)
+                rank_info = self.shared[name]
+                if rank_info.data_ptr() != value.data_ptr():
+                    rank_info.copy_(value)
         self.llm.reset_prefix_cache()
 
     def sleep(self) -> bool:
         """See `RolloutEngine.sleep`. Weights and caches are dropped: the trainer has the weights."""
         if not self.sleeps or self.asleep:
             return self.asleep
-        if self.place.device == "cpu":
+        if self.rank_info.device == "cpu":
             self.sleeps = False
             print(
                 "vllm on a CPU keeps its memory while training runs: rollout.free_cache_engine has no effect",
@@ -219,7 +221,7 @@ class VLLMEngine:
 
 def _noted(phase: str, spec: EngineSpec) -> str:
     """A phase of starting, once it is in the worker's log, where there is one."""
-    if spec.place.log_path is not None:
+    if spec.rank_info.log_path is not None:
         print(phase, file=sys.stderr, flush=True)
     return phase
 

@@ -40,7 +40,7 @@ _ENVIRONMENT = {
 def prepare(spec: EngineSpec) -> None:
     """Import vLLM, and fit it to this process."""
     os.environ.update(_ENVIRONMENT)
-    on_cpu = spec.place.device == "cpu"
+    on_cpu = spec.rank_info.device == "cpu"
     if on_cpu:
         os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")  # nothing is compiled there
     with _quiet():
@@ -84,7 +84,7 @@ def start(spec: EngineSpec) -> LLM:
 
 def engine_arguments(spec: EngineSpec) -> dict[str, Any]:
     """Keyword arguments of `vllm.LLM` that follow from the configuration; `engine_kwargs` may change any of them."""
-    rollout, place = spec.rollout, spec.place
+    rollout, rank_info = spec.rollout, spec.rank_info
     arguments: dict[str, Any] = {
         "model": spec.model.path,
         "trust_remote_code": spec.model.trust_remote_code,
@@ -100,7 +100,7 @@ def engine_arguments(spec: EngineSpec) -> dict[str, Any]:
         "skip_tokenizer_init": True,
         "enable_prefix_caching": True,
     }
-    if place.device == "cpu":
+    if rank_info.device == "cpu":
         arguments |= {
             "enforce_eager": True,
             "kv_cache_memory_bytes": kv_cache_bytes(spec),
@@ -114,7 +114,7 @@ def engine_arguments(spec: EngineSpec) -> dict[str, Any]:
             "gpu_memory_utilization": rollout.gpu_memory_utilization,
             "enable_sleep_mode": rollout.free_cache_engine,
         }
-    if place.world_size > 1:
+    if rank_info.world_size > 1:
         arguments["distributed_executor_backend"] = _executor(spec)
     return arguments
 
@@ -148,7 +148,9 @@ def kv_cache_bytes(spec: EngineSpec) -> int:
     blocks_of_a_row = -(-spec.max_length // _BLOCK)
     wanted = (rollout.max_num_seqs * blocks_of_a_row + 1) * block  # one block stays empty
     allowed = int(
-        psutil.virtual_memory().available * rollout.gpu_memory_utilization / spec.place.world_size
+        psutil.virtual_memory().available
+        * rollout.gpu_memory_utilization
+        / spec.rank_info.world_size
     )
     least = (blocks_of_a_row + 1) * block
     if least > allowed:
@@ -166,11 +168,11 @@ def _executor(spec: EngineSpec) -> type:
 
     name = [os.urandom(8).hex()]
     dist.broadcast_object_list(name, src=0)  # the shared memory of the ranks is named after it
-    place = spec.place
+    rank_info = spec.rank_info
 
     class ExecutorOfOurRanks(ExecutorWithExternalLauncher):
         def _distributed_args(self) -> tuple[str, int, int]:
-            return f"tcp://rlctl:{name[0]}", place.rank, 0
+            return f"tcp://rlctl:{name[0]}", rank_info.rank, 0
 
     return ExecutorOfOurRanks
 
