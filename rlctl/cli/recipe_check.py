@@ -29,18 +29,14 @@ class Verdict:
 def examine(name: str, strict: bool) -> Verdict:
     """Compose a recipe, find its plug-ins and let its algorithm judge it."""
     from rlctl.recipes.compose import compose
+    from rlctl.recipes.roles import needed_roles
     from rlctl.recipes.unused_keys import report_unused_keys
-    from rlctl.runtime.algorithms.base import Needs
     from rlctl.runtime.build import load_algorithm
 
     try:
         recipe = compose(name)
         needs = load_algorithm(recipe.config, num_steps=1).needs
-        roles = {
-            role
-            for role, need in (("critic", Needs.CRITIC), ("reference", Needs.REFERENCE))
-            if need in needs
-        }
+        roles = [role.name for role in needed_roles(recipe.config.trainer.placement, needs)]
         return Verdict(name, idle=report_unused_keys(recipe, roles, strict=strict))
     except RlctlError as error:
         return Verdict(name, problems=error.problems, exit_code=error.exit_code)

@@ -11,6 +11,7 @@ from transformers import PreTrainedTokenizerBase
 
 from rlctl.plugins import load
 from rlctl.recipes import schema
+from rlctl.recipes.roles import REFERENCE, is_adapter_base, rollout_pool
 from rlctl.runtime.algorithms.base import Algorithm, Needs, ValueLoss
 from rlctl.runtime.batch import LogProbs, Rollouts
 from rlctl.runtime.budget import OomRetry
@@ -56,24 +57,6 @@ def build_reward(
     return RuleReward(tokenizer, pool), pool.close
 
 
-def rollout_pool(placement: schema.Placement, needs: Needs) -> str | None:
-    """The pool that holds nothing but rollout engines; None where they live in the actor's processes, or none is needed."""
-    return (
-        placement.rollout
-        if Needs.ENGINE in needs and placement.rollout != placement.actor
-        else None
-    )
-
-
-def pool_names(placement: schema.Placement, needs: Needs) -> list[str]:
-    """The pools that the roles of a run live in, the actor's first."""
-    names = [placement.actor]
-    names += [pool] if (pool := rollout_pool(placement, needs)) else []
-    names += [placement.reference] if Needs.REFERENCE in needs else []
-    names += [placement.critic] if Needs.CRITIC in needs else []
-    return list(dict.fromkeys(names))
-
-
 def build_roles(
     config: schema.Config,
     algorithm: Algorithm,
@@ -99,7 +82,7 @@ def build_roles(
             on_phase(phase)
     reference: Reference | None = None
     if Needs.REFERENCE in needs:
-        if reference_is_base(config):
+        if is_adapter_base(REFERENCE, config):
             reference = BaseOfActor(actor)
         else:
             on_phase("building the reference")
@@ -118,12 +101,6 @@ def build_roles(
         engines.send_weights = actor.send_weights
         actor = DisaggregatedActor(actor, engines)
     return Roles(actor=actor, reward=reward, critic_role=critic, reference_role=reference)
-
-
-def reference_is_base(config: schema.Config) -> bool:
-    """Whether the actor's own model without its adapters serves as the reference: so no second model is held."""
-    placement = config.trainer.placement
-    return config.actor_rollout_ref.model.lora_rank > 0 and placement.reference == placement.actor
 
 
 @dataclass(frozen=True)

@@ -7,12 +7,37 @@ from pathlib import Path
 from typing import Protocol
 
 from rlctl.errors import InternalError
+from rlctl.recipes.roles import ACTOR, CRITIC, REFERENCE, Role
 from rlctl.runtime.batch import LogProbs, Prompts, Ragged, Rollouts, Scores
 from rlctl.runtime.budget import OomRetry
 from rlctl.tracking.metrics import Metrics
 
 
-class Actor(Protocol):
+class ModelRole(Protocol):
+    """A role of the table in `recipes/roles.py`: it holds a model."""
+
+    def pop_oom_retries(self) -> list[OomRetry]:
+        """Return the reductions of the micro-batch limit since the last call."""
+        ...
+
+
+class LearningRole(ModelRole, Protocol):
+    """A role whose weights are trained and saved in checkpoints."""
+
+    def save(self, folder: Path) -> None:
+        """Copy weights, optimizer and random state, and write them to `folder` in the background."""
+        ...
+
+    def state_bytes(self) -> int:
+        """Return the bytes that `save` writes."""
+        ...
+
+    def load(self, folder: Path) -> None:
+        """Restore what `save` wrote."""
+        ...
+
+
+class Actor(LearningRole, Protocol):
     """The policy: it answers prompts and learns."""
 
     def update_weights(self) -> None:
@@ -40,38 +65,18 @@ class Actor(Protocol):
         """One optimizer step on one mini-batch."""
         ...
 
-    def save(self, folder: Path) -> None:
-        """Copy weights, optimizer and random state, and write them into `folder` in the background."""
-        ...
-
-    def state_bytes(self) -> int:
-        """Bytes of what `save` writes."""
-        ...
-
-    def load(self, folder: Path) -> None:
-        """Take up what `save` wrote."""
-        ...
-
     def export(self, folder: Path) -> None:
         """Copy the weights, and write a transformers folder (without tokenizer) in the background, before what is saved later."""
         ...
 
-    def pop_oom_retries(self) -> list[OomRetry]:
-        """How budgets of micro-batches have shrunk for lack of memory since this was asked last."""
-        ...
 
-
-class Reference(Protocol):
+class Reference(ModelRole, Protocol):
     """The frozen policy that the KL penalty is measured against."""
 
     def compute_log_probs(self, batch: Rollouts) -> LogProbs: ...
 
-    def pop_oom_retries(self) -> list[OomRetry]:
-        """How budgets of micro-batches have shrunk for lack of memory since this was asked last."""
-        ...
 
-
-class Critic(Protocol):
+class Critic(LearningRole, Protocol):
     """The value function."""
 
     def compute_values(self, batch: Rollouts) -> Ragged:
@@ -80,22 +85,6 @@ class Critic(Protocol):
 
     def update(self, batch: Rollouts, lr: float) -> Metrics:
         """One optimizer step on one mini-batch."""
-        ...
-
-    def save(self, folder: Path) -> None:
-        """Copy weights, optimizer and random state, and write them into `folder` in the background."""
-        ...
-
-    def state_bytes(self) -> int:
-        """Bytes of what `save` writes."""
-        ...
-
-    def load(self, folder: Path) -> None:
-        """Take up what `save` wrote."""
-        ...
-
-    def pop_oom_retries(self) -> list[OomRetry]:
-        """How budgets of micro-batches have shrunk for lack of memory since this was asked last."""
         ...
 
 
@@ -125,3 +114,13 @@ class Roles:
         if self.reference_role is None:
             raise InternalError("the algorithm asks for a reference that it did not declare")
         return self.reference_role
+
+    def models(self) -> dict[Role, ModelRole]:
+        """Return the roles of this run that hold a model, by their row of the table."""
+        roles = {ACTOR: self.actor, CRITIC: self.critic_role, REFERENCE: self.reference_role}
+        return {role: member for role, member in roles.items() if member is not None}
+
+    def learning(self) -> dict[Role, LearningRole]:
+        """Return the roles of this run that learn: those that a checkpoint holds."""
+        roles = {ACTOR: self.actor, CRITIC: self.critic_role}
+        return {role: member for role, member in roles.items() if member is not None}

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 
 from rlctl.errors import Problem
 from rlctl.recipes import schema
+from rlctl.recipes.roles import REFERENCE, is_adapter_base, rollout_pool
 from rlctl.runtime.algorithms.base import Needs
-from rlctl.runtime.build import reference_is_base, rollout_pool
 from rlctl.runtime.model.load import Kind, compute_dtype, master_dtype
 from rlctl.runtime.planning.memory import (
     ModelSize,
@@ -70,7 +70,7 @@ def check_capacity(
     add("actor", placement.actor, actor_rollout.model, actor_rollout.actor.fsdp_config, "policy")
     if (pool := rollout_pool(placement, needs)) is not None:
         add("rollout", pool, actor_rollout.model, actor_rollout.actor.fsdp_config, "policy")
-    if Needs.REFERENCE in needs and not reference_is_base(config):
+    if Needs.REFERENCE in needs and not is_adapter_base(REFERENCE, config):
         add(
             "reference",
             placement.reference,

@@ -11,9 +11,9 @@ from typing import Any
 
 from rlctl.recipes import schema
 from rlctl.recipes.compose import Recipe
+from rlctl.recipes.roles import REFERENCE, is_adapter_base
 from rlctl.recipes.unused_keys import report_unused_keys
 from rlctl.runtime.algorithms.base import Needs
-from rlctl.runtime.build import reference_is_base
 from rlctl.runtime.data.tokenizer import render_prompt
 from rlctl.runtime.model.load import compute_dtype, master_dtype
 from rlctl.runtime.planning.memory import (
@@ -167,7 +167,7 @@ def _pools(plan: Plan) -> dict[str, str]:
         "reference": placement.reference,
         "critic": placement.critic,
     }
-    if reference_is_base(plan.config):
+    if is_adapter_base(REFERENCE, plan.config):
         del pools["reference"]
     return {role: pool for role, pool in pools.items() if role == "actor" or role in plan.roles}
 

@@ -12,9 +12,10 @@ from rlctl.errors import ConfigError, UsageError, raise_problems
 from rlctl.plugins import load
 from rlctl.recipes import schema
 from rlctl.recipes.compose import Recipe
+from rlctl.recipes.roles import needed_roles, pool_names, rollout_pool
 from rlctl.runs.run_dir import check_free
 from rlctl.runtime.algorithms.base import Algorithm, Needs
-from rlctl.runtime.build import load_algorithm, pool_names, rollout_pool
+from rlctl.runtime.build import load_algorithm
 from rlctl.runtime.checkpoint.remote_copy import check_mirror
 from rlctl.runtime.data import quickstart
 from rlctl.runtime.data.loader import PromptLoader, PromptSet
@@ -45,14 +46,9 @@ class Plan:
 
     @property
     def roles(self) -> set[str]:
-        """The roles beside actor and reward that are built."""
-        needs = self.algorithm.needs
-        built = {
-            role
-            for role, need in (("critic", Needs.CRITIC), ("reference", Needs.REFERENCE))
-            if need in needs
-        }
-        return built | ({"rollout"} if self.rollout_pool else set())
+        """Return the names of the roles that the algorithm uses, the reward aside."""
+        needed = needed_roles(self.config.trainer.placement, self.algorithm.needs)
+        return {role.name for role in needed}
 
     @property
     def rollout_pool(self) -> str | None:
