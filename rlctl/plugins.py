@@ -1,25 +1,56 @@
-"""The one place that finds exchangeable parts: algorithms, engines, rewards, loggers, data sources.
+"""Plug-ins: look-up by name, settings and unused keys.
 
-A part is named by its entry point in the group `rlctl.<kind>` (of rlctl itself or of any installed package), or as `module:Name`.
+A plug-in is named by an entry point of the group `rlctl.<kind>`, of rlctl or of any other installed
+package, or by `module:Name`. The kinds are algorithms, advantages, policy_losses, kl_estimators,
+rewards, engines, loggers, samplers and datasets.
+
+A plug-in (a class or a function) may have two attributes:
+
+    Params               a subclass of `Params`: the settings that the plug-in accepts
+    unused_keys(config)  the config keys that the plug-in does not use: key or pattern -> reason
 """
 
 from __future__ import annotations
 
-import difflib
 import importlib
+import json
+from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import EntryPoint, entry_points
-from typing import Any
+from typing import Any, TypeVar
 
-from rlctl.errors import ConfigError, MissingExtraError, RlctlError
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from rlctl.errors import ConfigError, MissingExtraError, Problem, RlctlError
+from rlctl.suggest import nearest
+
+P = TypeVar("P")
+
+
+class Params(BaseModel):
+    """Base class of a plug-in's settings: fields with defaults, bounds and a `description`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+def declare(**attributes: Any) -> Callable[[P], P]:
+    """Return a decorator that sets `attributes` on a plug-in, leaving out those that are None."""
+
+    def set_attributes(plugin: P) -> P:
+        for name, value in attributes.items():
+            if value is not None:
+                setattr(plugin, name, value)
+        return plugin
+
+    return set_attributes
 
 
 def names(kind: str) -> list[str]:
-    """The entry points of `kind`, sorted. Imports none of them."""
+    """Return the sorted names of the entry points of `kind`. Imports no plug-in."""
     return sorted({point.name for point in entry_points(group=f"rlctl.{kind}")})
 
 
 def packages(kind: str) -> dict[str, str]:
-    """The entry points of `kind`, sorted, and the package that offers each. Imports none of them."""
+    """Return the names of `kind`, sorted, and the package of each. Imports no plug-in."""
     points = {
         point.name: point.dist.name if point.dist else ""
         for point in entry_points(group=f"rlctl.{kind}")
@@ -28,10 +59,10 @@ def packages(kind: str) -> dict[str, str]:
 
 
 def load(kind: str, name: str, *, unknown: type[RlctlError] = ConfigError) -> Any:
-    """The object behind an entry point's name, or behind `module:Name`.
+    """Return the plug-in of `kind` (`rewards`, …) that an entry point or `module:Name` names.
 
-    `kind` is the plural of the group (`rewards`, `loggers`); `unknown` is the error raised for a name that nothing answers to:
-    UsageError where a user typed it as a verb. Raises MissingExtraError where the part needs a package that is not installed.
+    Raises `unknown` for an unknown name (UsageError where the user typed it as a command) and
+    MissingExtraError if the plug-in needs a package that is not installed.
     """
     if ":" in name:
         return _import(EntryPoint(name, name, f"rlctl.{kind}"), unknown)
@@ -44,15 +75,70 @@ def load(kind: str, name: str, *, unknown: type[RlctlError] = ConfigError) -> An
     return _import(points[name], unknown)
 
 
-def suggestion(given: str, known: list[str]) -> str:
-    """`did you mean "x"?` where something is near, and all that is known."""
-    near = difflib.get_close_matches(given, known, n=1)
+def params_model(plugin: Any) -> type[Params] | None:
+    """Return the class of the plug-in's settings, or None if it has no settings."""
+    return getattr(plugin, "Params", None)
+
+
+def parse_params(plugin: Any, name: str, values: Mapping[str, Any], key: str) -> Params | None:
+    """Validate the settings `values` of the plug-in `name`, found at the config key `key`.
+
+    Returns an instance of the plug-in's `Params`, or None for a plug-in without settings. Lists
+    are accepted for tuples. Raises ConfigError with one problem per wrong field, at `key.field`.
+    """
+    model = params_model(plugin)
+    if model is None:
+        if values:
+            given = ", ".join(values)
+            raise ConfigError(
+                f"{name} has no settings, given: {given}", where=key, hint="remove it"
+            )
+        return None
+    try:
+        # As JSON, so that the lists of YAML are valid tuples although the types are strict.
+        return model.model_validate_json(json.dumps(dict(values), default=str))
+    except ValidationError as error:
+        errors = {item["loc"][:1]: item for item in reversed(error.errors(include_url=False))}
+        problems = [_problem(model, name, key, item) for item in reversed(errors.values())]
+        raise ConfigError(*problems) from None
+
+
+def unused_keys(plugin: Any, config: Any) -> Mapping[str, str]:
+    """Return the config keys, or fnmatch patterns, that the plug-in does not use, with reasons."""
+    declared: Callable[[Any], Mapping[str, str]] | None = getattr(plugin, "unused_keys", None)
+    return declared(config) if declared else {}
+
+
+def suggestion(given: str, known: Sequence[str]) -> str:
+    """Return `did you mean 'x'? known: …`, without the question if no known name is similar."""
+    near = nearest(given, known, limit=1)
     listing = "known: " + (", ".join(sorted(known)) or "none")
     return f"did you mean {near[0]!r}? {listing}" if near else listing
 
 
+def _problem(model: type[Params], name: str, key: str, error: Mapping[str, Any]) -> Problem:
+    field = str(error["loc"][0]) if error["loc"] else ""
+    where = f"{key}.{field}" if field else key
+    if error["type"] == "extra_forbidden":
+        hint = suggestion(field, list(model.model_fields))
+        return Problem(f"{name} has no setting {field!r}", where, hint)
+    help_text = model.model_fields[field].description if field in model.model_fields else None
+    if error["type"] == "missing":
+        return Problem(f"{name} needs a value for {field}", where, help_text)
+    what = error["msg"].removeprefix("Value error, ")
+    if what.startswith("Input "):
+        given = error["input"]
+        written = "null" if given is None else repr(given)
+        return Problem(
+            f"{field} of {name} {what[len('Input ') :]}, not {written}", where, help_text
+        )
+    return Problem(f"{name}: {what}", where, help_text)
+
+
 def _singular(kind: str) -> str:
-    return kind.removesuffix("s")
+    if kind.endswith("sses"):
+        return kind.removesuffix("es").replace("_", " ")
+    return kind.removesuffix("s").replace("_", " ")
 
 
 def _import(point: EntryPoint, unknown: type[RlctlError]) -> Any:
@@ -61,9 +147,8 @@ def _import(point: EntryPoint, unknown: type[RlctlError]) -> Any:
     except ModuleNotFoundError as error:
         missing = error.name or str(error)
         if point.module == missing or point.module.startswith(missing + "."):
-            raise unknown(
-                f"{_singular(point.group.removeprefix('rlctl.'))} {point.value!r}: no module named {missing!r}"
-            ) from error
+            kind = _singular(point.group.removeprefix("rlctl."))
+            raise unknown(f"{kind} {point.value!r}: no module named {missing!r}") from error
         wanted = (
             f"'{point.dist.name}[{','.join(point.extras)}]'"
             if point.dist and point.extras

@@ -1,4 +1,4 @@
-"""Finding parts by name."""
+"""Plug-ins: finding them by name, their settings and their unused keys."""
 
 from __future__ import annotations
 
@@ -7,13 +7,17 @@ import sys
 from pathlib import Path
 
 import pytest
+from pydantic import Field
 
 from rlctl import plugins
 from rlctl.errors import ConfigError, MissingExtraError, UsageError
 
 
 def test_names_are_listed_without_importing() -> None:
-    code = "import sys; from rlctl import plugins; assert 'ppo' in plugins.names('algorithms'); assert 'torch' not in sys.modules"
+    code = (
+        "import sys; from rlctl import plugins; assert 'ppo' in plugins.names('algorithms'); "
+        "assert 'torch' not in sys.modules"
+    )
     subprocess.run([sys.executable, "-c", code], check=True)
     assert plugins.names("rewards")[:1] == ["gsm8k"]
     assert plugins.names("nothing") == []
@@ -31,8 +35,8 @@ def test_module_and_name() -> None:
     assert plugins.load("rewards", "rlctl.plugins:load") is plugins.load
     with pytest.raises(ConfigError, match=r"no module named 'rlctl.nothing'"):
         plugins.load("rewards", "rlctl.nothing:x")
-    with pytest.raises(ConfigError, match=r"'rlctl.plugins' has no 'lode'") as caught:
-        plugins.load("rewards", "rlctl.plugins:lode")
+    with pytest.raises(ConfigError, match=r"'rlctl.plugins' has no 'laod'") as caught:
+        plugins.load("rewards", "rlctl.plugins:laod")
     assert "did you mean 'load'" in str(caught.value.problems[0].hint)
 
 
@@ -65,3 +69,46 @@ def test_an_entry_point_with_an_extra_names_the_extra(
 
 def test_suggestion_lists_what_is_known() -> None:
     assert plugins.suggestion("x", []) == "known: none"
+
+
+class _Settings(plugins.Params):
+    beta: float = Field(default=0.1, gt=0, description="weight of the penalty")
+    keys: tuple[str, ...] | None = Field(default=None, description="components that count")
+
+
+@plugins.declare(Params=_Settings, unused_keys=lambda config: {"actor.clip_*": config}, needs=None)
+def _part() -> None: ...
+
+
+def test_params_are_validated_and_typed() -> None:
+    assert plugins.params_model(_part) is _Settings
+    assert plugins.parse_params(_part, "part", {}, "a.params") == _Settings()
+    parsed = plugins.parse_params(_part, "part", {"beta": 2, "keys": ["x", "y"]}, "a.params")
+    assert parsed == _Settings(beta=2.0, keys=("x", "y"))
+    assert not hasattr(_part, "needs")
+
+
+def test_params_report_every_wrong_field_with_its_key() -> None:
+    given = {"beta": -1, "keys": [1, 2], "bata": 3}
+    with pytest.raises(ConfigError) as caught:
+        plugins.parse_params(_part, "part", given, "a.params")
+    beta, keys, bata = caught.value.problems
+    assert (beta.where, beta.hint) == ("a.params.beta", "weight of the penalty")
+    assert beta.message == "beta of part should be greater than 0, not -1"
+    assert keys.where == "a.params.keys"
+    assert "should be a valid string, not 1" in keys.message
+    assert (bata.where, bata.message) == ("a.params.bata", "part has no setting 'bata'")
+    assert "did you mean 'beta'" in str(bata.hint)
+
+
+def test_a_plugin_without_params_refuses_settings() -> None:
+    assert plugins.params_model(plugins.load) is None
+    assert plugins.parse_params(plugins.load, "plain", {}, "a.params") is None
+    with pytest.raises(ConfigError, match="plain has no settings, given: beta") as caught:
+        plugins.parse_params(plugins.load, "plain", {"beta": 1}, "a.params")
+    assert caught.value.problems[0].where == "a.params"
+
+
+def test_unused_keys_are_optional() -> None:
+    assert plugins.unused_keys(_part, "why") == {"actor.clip_*": "why"}
+    assert plugins.unused_keys(plugins.load, None) == {}
