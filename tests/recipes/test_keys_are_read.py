@@ -19,6 +19,7 @@ from tests.models import write_tiny_model
 
 # Keys that a run of PPO in one process has no use for, with the reason; patterns of key names.
 ELSEWHERE = {
+    "*params": "read by the plug-in that has settings",
     "ray_kwargs.*": "read where Ray is started",
     "sweep.*": "read by rlctl sweep",
     "trainer.placement.device_fraction": "read where worker processes are placed",

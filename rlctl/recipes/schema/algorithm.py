@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -68,8 +68,12 @@ class Algorithm(Section):
     name: Text = Field(
         description="algorithm: ppo (the whole family), sft or a plug-in `module:Name`"
     )
+    params: dict[str, Any] = Field(description="settings of the algorithm")
     adv_estimator: Text = Field(
         description="advantages by name: gae, grpo, rloo, … or a plug-in `module:name`"
+    )
+    adv_estimator_params: dict[str, Any] = Field(
+        description="settings of the advantage estimator"
     )
     gamma: Fraction = Field(description="discount γ of later rewards")
     lam: Fraction = Field(description="GAE's λ")

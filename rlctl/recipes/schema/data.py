@@ -43,3 +43,4 @@ class Data(Section):
     sampler: Text = Field(
         description="order of the prompts: random, sequential, curriculum or a plug-in `module:Name`"
     )
+    sampler_params: dict[str, Any] = Field(description="settings of the sampler")

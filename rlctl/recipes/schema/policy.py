@@ -109,6 +109,7 @@ class PolicyLoss(Section):
     loss_mode: Text = Field(
         description="policy loss by name: vanilla, gspo, cispo, … or a plug-in `module:name`"
     )
+    params: dict[str, Any] = Field(description="settings of the policy loss")
     clip_cov_ratio: Share = Field(description="clip_cov: share of tokens that get no gradient")
     clip_cov_lb: float = Field(
         description="clip_cov: only tokens with a larger covariance are drawn", allow_inf_nan=False
@@ -212,6 +213,7 @@ class CheckpointEngine(Section):
 
 class Rollout(Section):
     name: Text = Field(description="engine: auto, hf, vllm, sglang or a plug-in")
+    params: dict[str, Any] = Field(description="settings of the engine plug-in")
     mode: Literal["sync", "async"] = Field(
         description="engines of a pool of their own answer sync = parts of a batch, async = prompt by prompt"
     )

@@ -31,6 +31,9 @@ class RewardModel(Section):
 class Reward(Section):
     functions: Texts = Field(description="scorers: names, `module:function` or `file.py:function`")
     weights: Floats | None = Field(description="one weight a scorer; null = 1 each")
+    params: dict[str, dict[str, Any]] = Field(
+        description="settings of each reward function by its name, such as {gsm8k: {method: flexible}}"
+    )
     timeout_s: PositiveFloat = Field(
         description="seconds that one call may take; a later answer scores 0"
     )

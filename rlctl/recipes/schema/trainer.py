@@ -102,6 +102,9 @@ class Tracking(Section):
     modes: dict[str, Text] = Field(
         description="mode of a logger by its name, such as {swanlab: local, wandb: offline}; one not named here goes by its own environment"
     )
+    params: dict[str, dict[str, Any]] = Field(
+        description="settings of each tracker by its name, such as {wandb: {entity: team}}"
+    )
     tags: Texts = Field(description="tags of the run in trackers")
     description: Text | None = Field(description="description of the run in trackers; null = none")
     queue_size: Count = Field(
