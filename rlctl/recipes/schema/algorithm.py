@@ -72,9 +72,7 @@ class Algorithm(Section):
     adv_estimator: Text = Field(
         description="advantages by name: gae, grpo, rloo, … or a plug-in `module:name`"
     )
-    adv_estimator_params: dict[str, Any] = Field(
-        description="settings of the advantage estimator"
-    )
+    adv_estimator_params: dict[str, Any] = Field(description="settings of the advantage estimator")
     gamma: Fraction = Field(description="discount γ of later rewards")
     lam: Fraction = Field(description="GAE's λ")
     norm_adv_by_std_in_grpo: bool = Field(
