@@ -71,13 +71,11 @@ def train(plan: Plan, start: ResumePoint | None = None, end_by: float | None = N
         patience = TrackerTimeouts(
             tracking.queue_size, tracking.start_s, tracking.call_s, tracking.finish_s
         )
-        trackers = Trackers.load(config.trainer.logger, run.event, patience)
-        trackers.alarms = Alarms(
-            Limits(
-                **config.trainer.alarms.model_dump(), rollout_mismatch=config.trainer.mismatch.warn
-            ),
-            read_metrics(run.metrics),
+        limits = Limits(
+            **config.trainer.alarms.model_dump(), rollout_mismatch=config.trainer.mismatch.warn
         )
+        alarms = Alarms(limits, read_metrics(run.metrics))
+        trackers = Trackers.load(config.trainer.logger, run.event, patience, alarms)
         stack.enter_context(ending(partial(_close, run, trackers, time.monotonic())))
         stack.enter_context(_memory_noted(run))
         resume_step = (

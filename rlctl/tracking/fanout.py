@@ -79,7 +79,11 @@ class Trackers:
     """
 
     def __init__(
-        self, trackers: Mapping[str, Tracker], event: Event, patience: TrackerTimeouts
+        self,
+        trackers: Mapping[str, Tracker],
+        event: Event,
+        patience: TrackerTimeouts,
+        alarms: Alarms | None = None,
     ) -> None:
         self.patience = patience
         self.direct = {
@@ -92,7 +96,7 @@ class Trackers:
             for name, each in trackers.items()
             if name not in self.direct
         }
-        self.alarms: Alarms | None = None
+        self.alarms = alarms
         self.run: RunInfo | None = None
         self.non_finite: Counter[str] = Counter()
         self._failures: Counter[str] = Counter()
@@ -100,7 +104,13 @@ class Trackers:
         self._event = event
 
     @classmethod
-    def load(cls, names: Sequence[str], event: Event, patience: TrackerTimeouts) -> Self:
+    def load(
+        cls,
+        names: Sequence[str],
+        event: Event,
+        patience: TrackerTimeouts,
+        alarms: Alarms | None = None,
+    ) -> Self:
         """The trackers of these entry points (group `rlctl.loggers`), and the record first in any case.
 
         Errors: NotFoundError for a name that no package offers, MissingExtraError when its package is not installed.
@@ -109,6 +119,7 @@ class Trackers:
             {name: load("loggers", name)() for name in dict.fromkeys([RECORD, *names])},
             event,
             patience,
+            alarms,
         )
 
     def start(self, run: RunInfo) -> dict[str, str]:

@@ -32,8 +32,8 @@ from rlctl.tracking.jsonl import JsonlTracker
 from rlctl.tracking.async_tracker import TrackerTimeouts
 from rlctl.tracking.tracker import RunInfo
 run = RunDir.create(Path(sys.argv[1]), "p", "r", "ppo")
-trackers = Trackers({"jsonl": JsonlTracker()}, run.event, TrackerTimeouts(10, 1.0, 1.0, 1.0))
-trackers.alarms = Alarms(Limits(skipped_updates=1))
+timeouts, alarms = TrackerTimeouts(10, 1.0, 1.0, 1.0), Alarms(Limits(skipped_updates=1))
+trackers = Trackers({"jsonl": JsonlTracker()}, run.event, timeouts, alarms)
 trackers.start(RunInfo("id", "p", "r", run.path, 3, {}))
 run.update(state="running", total_steps=3)
 log = (run.attempt / "main-0.log").open("a", buffering=1)

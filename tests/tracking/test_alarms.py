@@ -168,8 +168,8 @@ def test_an_alarm_is_an_event_and_a_line_on_the_console(capsys) -> None:
         {"console": ConsoleTracker()},
         lambda kind, **fields: events.append(json.dumps([kind, fields])),
         TrackerTimeouts(10, 1, 1, 1),
+        Alarms(Limits(truncation=0.3)),
     )
-    trackers.alarms = Alarms(Limits(truncation=0.3))
     for step in range(1, 8):
         trackers.log(step, {"response_length/clip_ratio": 0.5 if step < 5 else 0.0})
     kinds = [
