@@ -37,7 +37,7 @@ bench: setup
 	$(BIN)/python -m benchmarks.cli_help
 	$(BIN)/python -m benchmarks.compose
 	$(BIN)/python -m benchmarks.rollout
-	$(BIN)/python -m benchmarks.hand_over
+	$(BIN)/python -m benchmarks.weight_sync
 	$(BIN)/python -m benchmarks.pool_mode
 	$(BIN)/python -m benchmarks.vllm_start
 	$(BIN)/python -m benchmarks.runs 10000

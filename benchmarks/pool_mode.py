@@ -15,8 +15,8 @@ import time
 import torch
 
 from benchmarks.rollout import build
-from benchmarks.sync_id import engines_apart
 from benchmarks.table import Row, asked, in_a_process, show
+from benchmarks.weight_sync import engines_apart
 from rlctl.recipes.compose import compose
 from rlctl.runtime.batch import Prompts, Ragged
 from rlctl.runtime.cluster.session import ray_session

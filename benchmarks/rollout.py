@@ -7,7 +7,7 @@ and is not asked for the log-probs that the others return. Counted are the token
 
     python -m benchmarks.rollout [--runs 3] [--threads 2] [--sizes 1m,20m,100m] [--json]
 
-`vllm` is measured where it is installed, with the policy's weights. See also `benchmarks.sync_id` and `benchmarks.vllm_start`.
+`vllm` is measured where it is installed, with the policy's weights. See also `benchmarks.weight_sync` and `benchmarks.vllm_start`.
 """
 
 from __future__ import annotations

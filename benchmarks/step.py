@@ -74,7 +74,8 @@ class Bare:
         self, prompts: Ragged, responses: Ragged, index: torch.Tensor, with_entropy: bool
     ) -> torch.Tensor:
         return self.model(
-            Sequences.of(prompts.select(index), responses.select(index)), with_entropy=with_entropy
+            Sequences.from_ragged(prompts.select(index), responses.select(index)),
+            with_entropy=with_entropy,
         ).log_probs
 
     def step(self, prompts: Prompts, seed: int) -> None:

@@ -49,7 +49,7 @@ def as_rlctl_starts_it(folder: str, num_threads: int) -> dict[str, float]:
     started = time.perf_counter()
     engine.load_weights((name, value.detach()) for name, value in model.named_parameters())
     engine.generate(
-        Ragged.of([[5, 6, 7]], torch.int64), SamplingParams(1.0, 1.0, -1, 4, (), seed=0, n=1)
+        Ragged.from_rows([[5, 6, 7]], torch.int64), SamplingParams(1.0, 1.0, -1, 4, (), seed=0, n=1)
     )
     return {
         "import": imported - begun,

@@ -27,7 +27,7 @@ class Ragged:
     lengths: Tensor
 
     @classmethod
-    def of(
+    def from_rows(
         cls,
         rows: Sequence[Sequence[int] | Sequence[float] | Tensor],
         dtype: torch.dtype | None = None,
@@ -285,7 +285,7 @@ class Scores(Batch):
     def __len__(self) -> int:
         return len(self.scores)
 
-    def of(self, rollouts: Rollouts) -> Scored:
+    def to_scored(self, rollouts: Rollouts) -> Scored:
         return rollouts.grow(
             Scored, scores=self.scores, components=self.components, failed=self.failed
         )

@@ -42,7 +42,7 @@ class Budget:
         self.halvings = 0
 
     @classmethod
-    def of_passes(cls, section: str, passes: str, max_tokens: int, max_rows: int | None) -> Budget:
+    def for_passes(cls, section: str, passes: str, max_tokens: int, max_rows: int | None) -> Budget:
         """The largest micro-batch of a role: in tokens, or in rows where a number of rows is given."""
         name, value, unit = (
             ("max_token_len", max_tokens, "tokens")

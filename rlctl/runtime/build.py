@@ -22,7 +22,7 @@ from rlctl.runtime.rewards.pool import RewardPool
 from rlctl.runtime.rewards.role import RuleReward
 from rlctl.runtime.rewards.specs import reward_specs
 from rlctl.runtime.roles import Actor, Critic, Reference, Reward, Roles
-from rlctl.runtime.rollout.sampling_params import Sampling
+from rlctl.runtime.rollout.sampling_params import SamplingConfig
 from rlctl.runtime.workers.actor import ActorSpec, ActorWorker
 from rlctl.runtime.workers.critic import CriticSpec, CriticWorker
 from rlctl.runtime.workers.reference import ReferenceSpec, ReferenceWorker
@@ -133,9 +133,9 @@ def build_actor(
     return pool.spawn("actor", ActorWorker, spec)
 
 
-def _sampling(config: schema.Config, tokenizer: PreTrainedTokenizerBase) -> Sampling:
+def _sampling(config: schema.Config, tokenizer: PreTrainedTokenizerBase) -> SamplingConfig:
     actor_rollout = config.actor_rollout_ref
-    return Sampling(
+    return SamplingConfig(
         actor_rollout.rollout,
         config.data.max_response_length,
         stop_token_ids(tokenizer, actor_rollout.model.path),

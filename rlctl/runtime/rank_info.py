@@ -21,7 +21,7 @@ class RankInfo:
     seed: int = 0  # of what has no random stream of its own, with the rank added
 
 
-def share_of(device: str, fraction: float) -> dict[str, float]:
+def process_resources(device: str, fraction: float) -> dict[str, float]:
     """What one process takes of a cluster: `fraction` of a GPU and a CPU slot, or of a CPU slot where there is no GPU."""
     return {"CPU": 1.0, "GPU": fraction} if device == "cuda" else {"CPU": fraction}
 

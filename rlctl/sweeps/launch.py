@@ -22,7 +22,7 @@ from rlctl.runs.run_dir import check_free, fresh_name
 from rlctl.runtime.build import load_algorithm
 from rlctl.runtime.planning.plan import make_plan, pool_sizes
 from rlctl.runtime.planning.preflight import Devices
-from rlctl.runtime.rank_info import available_cores, share_of
+from rlctl.runtime.rank_info import available_cores, process_resources
 from rlctl.sweeps.child import Child
 from rlctl.sweeps.record import SweepDir, SweepRecord
 from rlctl.sweeps.scheduler import Scheduler, raise_if_none_finished
@@ -244,7 +244,9 @@ class RayCluster:
 
 def need_of(config: schema.Config) -> dict[str, float]:
     """What one run takes of a cluster: a share of a device for each process, in CPUs or in GPUs with a CPU each."""
-    share = share_of(Devices.of(config.trainer).kind, config.trainer.placement.device_fraction)
+    share = process_resources(
+        Devices.of(config.trainer).kind, config.trainer.placement.device_fraction
+    )
     return {name: _processes(config) * amount for name, amount in share.items()}
 
 

@@ -23,8 +23,8 @@ from rlctl.runtime.cluster.channels import LinkChannel
 from rlctl.runtime.cluster.disaggregated import DisaggregatedActor
 from rlctl.runtime.cluster.pool import PoolSpec
 from rlctl.runtime.cluster.session import ray_session
-from rlctl.runtime.rollout.sampling_params import Sampling
-from rlctl.runtime.rollout.weight_sync import to_blocks
+from rlctl.runtime.rollout.sampling_params import SamplingConfig
+from rlctl.runtime.rollout.weight_sync import to_buckets
 from rlctl.runtime.workers import actor
 from rlctl.runtime.workers.actor import ActorSpec, ActorWorker
 from rlctl.runtime.workers.rollout import RolloutSpec, RolloutWorker
@@ -117,7 +117,7 @@ class Stage:
             device_fraction=1.0,
         )
         self.pool = EnginePool(spec, 4.0, lambda kind, **fields: self.events.append((kind, fields)))
-        sampling = Sampling(config.actor_rollout_ref.rollout, 12, (2,))
+        sampling = SamplingConfig(config.actor_rollout_ref.rollout, 12, (2,))
         model = config.actor_rollout_ref.model
         self.engines: Any = self.pool.spawn(
             "rollout", RolloutWorker, RolloutSpec(model, sampling, 40, seed=1)
@@ -292,8 +292,8 @@ def links(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stage.engines, "rollout", rollout.model_copy(update=way))
     monkeypatch.setattr(
         actor,
-        "to_blocks",
-        lambda parameters, dtype, _, device: to_blocks(parameters, dtype, 50_000, device),
+        "to_buckets",
+        lambda parameters, dtype, _, device: to_buckets(parameters, dtype, 50_000, device),
     )
 
 

@@ -12,7 +12,7 @@ from rlctl.recipes.compose import compose
 from rlctl.runtime.algorithms.ppo import PPO
 from rlctl.runtime.batch import Experience, Ragged
 from rlctl.runtime.rank_info import RankInfo
-from rlctl.runtime.rollout.sampling_params import Sampling
+from rlctl.runtime.rollout.sampling_params import SamplingConfig
 from rlctl.runtime.workers.actor import ActorSpec, ActorWorker
 from rlctl.runtime.workers.critic import CriticSpec, CriticWorker
 from rlctl.runtime.workers.dispatch import join, split
@@ -43,10 +43,10 @@ def experience() -> Experience:
     draw = torch.Generator().manual_seed(3)
 
     def ragged(lengths: list[int], scale: float = 0.3, shift: float = 0.0) -> Ragged:
-        return Ragged.of([torch.randn(n, generator=draw) * scale + shift for n in lengths])
+        return Ragged.from_rows([torch.randn(n, generator=draw) * scale + shift for n in lengths])
 
     def ids(lengths: list[int]) -> Ragged:
-        return Ragged.of(
+        return Ragged.from_rows(
             [torch.randint(3, 60, (n,), generator=draw) for n in lengths], dtype=torch.int64
         )
 
@@ -98,7 +98,9 @@ def gradient(
     algorithm = PPO.from_config(config, num_steps=1)
     if role == "actor":
         part = config.actor_rollout_ref
-        spec = ActorSpec(part.model, part.actor, Sampling(part.rollout, 8, (2,)), 8, algorithm, 0)
+        spec = ActorSpec(
+            part.model, part.actor, SamplingConfig(part.rollout, 8, (2,)), 8, algorithm, 0
+        )
         worker = ActorWorker(where, spec)
     else:
         worker = CriticWorker(where, CriticSpec(config.critic, algorithm, 0))

@@ -21,7 +21,7 @@ from rlctl.runtime.model.load import load_model
 from rlctl.runtime.model.lora import add_adapters, merged_parameters, without_adapters
 from rlctl.runtime.model.sequences import Sequences
 from rlctl.runtime.rank_info import RankInfo
-from rlctl.runtime.rollout.sampling_params import Sampling
+from rlctl.runtime.rollout.sampling_params import SamplingConfig
 from rlctl.runtime.workers.actor import ActorSpec, ActorWorker
 from rlctl.runtime.workers.background import await_written
 from rlctl.runtime.workers.dispatch import split
@@ -48,7 +48,7 @@ def actor(where: RankInfo, model: Path | str) -> ActorWorker:
     worker = ActorWorker(
         where,
         ActorSpec(
-            rollout.model, rollout.actor, Sampling(rollout.rollout, 8, (2,)), 8, algorithm, 0
+            rollout.model, rollout.actor, SamplingConfig(rollout.rollout, 8, (2,)), 8, algorithm, 0
         ),
     )
     worker.start_engine()
@@ -57,7 +57,7 @@ def actor(where: RankInfo, model: Path | str) -> ActorWorker:
 
 def sequences() -> Sequences:
     batch = experience()
-    return Sequences.of(batch.prompt_ids, batch.response_ids)
+    return Sequences.from_ragged(batch.prompt_ids, batch.response_ids)
 
 
 def update(worker: ActorWorker) -> None:

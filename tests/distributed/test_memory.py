@@ -17,10 +17,10 @@ from rlctl.recipes.compose import compose
 from rlctl.runtime.algorithms.ppo import PPO
 from rlctl.runtime.batch import Experience, Ragged
 from rlctl.runtime.budget import Budget, OomRetry
-from rlctl.runtime.model.sharding import whole
+from rlctl.runtime.model.sharding import full_tensor
 from rlctl.runtime.rank_info import RankInfo
 from rlctl.runtime.rollout.engine import Responses, SamplingParams
-from rlctl.runtime.rollout.sampling_params import Sampling
+from rlctl.runtime.rollout.sampling_params import SamplingConfig
 from rlctl.runtime.workers.actor import ActorSpec, ActorWorker
 from tests.distributed.ranks import in_a_process
 from tests.distributed.test_gradient import LOSS
@@ -42,10 +42,12 @@ def experience() -> Experience:
     draw = torch.Generator().manual_seed(3)
 
     def ragged(shift: float = 0.0) -> Ragged:
-        return Ragged.of([torch.randn(ANSWER, generator=draw) * 0.3 + shift for _ in range(ROWS)])
+        return Ragged.from_rows(
+            [torch.randn(ANSWER, generator=draw) * 0.3 + shift for _ in range(ROWS)]
+        )
 
     def ids(length: int) -> Ragged:
-        return Ragged.of(
+        return Ragged.from_rows(
             [torch.randint(3, 60, (length,), generator=draw) for _ in range(ROWS)],
             dtype=torch.int64,
         )
@@ -76,7 +78,7 @@ def actor(where: RankInfo, model: str, *overrides: str) -> ActorWorker:
     return ActorWorker(
         where,
         ActorSpec(
-            part.model, part.actor, Sampling(part.rollout, ANSWER, (2,)), PROMPT, algorithm, 0
+            part.model, part.actor, SamplingConfig(part.rollout, ANSWER, (2,)), PROMPT, algorithm, 0
         ),
     )
 
@@ -97,7 +99,7 @@ def update(worker: ActorWorker) -> tuple[torch.Tensor, list[OomRetry]]:
 
     def keep(*_: object) -> None:
         grads = [p.grad for p in worker.learner.model.parameters() if p.grad is not None]
-        gradients.append(torch.cat([whole(grad).flatten() for grad in grads]))
+        gradients.append(torch.cat([full_tensor(grad).flatten() for grad in grads]))
 
     assert worker.learner.optimizer is not None
     worker.learner.optimizer.register_step_pre_hook(keep)
@@ -109,7 +111,7 @@ def answers(worker: ActorWorker) -> Responses:
     """Two short ones to each of 96 questions: their logits are too large for the heap as well, also those of half of the rows."""
     assert worker.engine is not None
     draw = torch.Generator().manual_seed(5)
-    asked = Ragged.of(
+    asked = Ragged.from_rows(
         [torch.randint(3, 60, (2 + row % 5,), generator=draw) for row in range(96)],
         dtype=torch.int64,
     )

@@ -13,7 +13,7 @@ from rlctl.recipes.compose import compose
 from rlctl.runtime.algorithms.ppo import PPO
 from rlctl.runtime.model.sharding import full_parameters
 from rlctl.runtime.rank_info import RankInfo
-from rlctl.runtime.rollout.sampling_params import Sampling
+from rlctl.runtime.rollout.sampling_params import SamplingConfig
 from rlctl.runtime.workers.actor import ActorSpec, ActorWorker
 from rlctl.runtime.workers.background import await_written
 from rlctl.runtime.workers.dispatch import split
@@ -36,7 +36,7 @@ def actor(where: RankInfo, model: str) -> ActorWorker:
     return ActorWorker(
         where,
         ActorSpec(
-            rollout.model, rollout.actor, Sampling(rollout.rollout, 8, (2,)), 8, algorithm, 0
+            rollout.model, rollout.actor, SamplingConfig(rollout.rollout, 8, (2,)), 8, algorithm, 0
         ),
     )
 

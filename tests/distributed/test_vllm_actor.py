@@ -14,7 +14,7 @@ from rlctl.recipes.compose import compose
 from rlctl.runtime.algorithms.ppo import PPO
 from rlctl.runtime.batch import Experience, Prompts, Ragged, Rollouts
 from rlctl.runtime.rank_info import RankInfo
-from rlctl.runtime.rollout.sampling_params import Sampling
+from rlctl.runtime.rollout.sampling_params import SamplingConfig
 from rlctl.runtime.workers.actor import ActorSpec, ActorWorker
 from tests.distributed.ranks import in_a_process, on_ranks, rank_info
 from tests.distributed.test_gradient import LOSS
@@ -56,7 +56,8 @@ def actor(where: RankInfo, model: Path, ranks_per_engine: int) -> ActorWorker:
     part = config.actor_rollout_ref
     algorithm = PPO.from_config(config, num_steps=1)
     worker = ActorWorker(
-        where, ActorSpec(part.model, part.actor, Sampling(part.rollout, 24, (2,)), 24, algorithm, 0)
+        where,
+        ActorSpec(part.model, part.actor, SamplingConfig(part.rollout, 24, (2,)), 24, algorithm, 0),
     )
     worker.start_engine()
     return worker
@@ -65,7 +66,7 @@ def actor(where: RankInfo, model: Path, ranks_per_engine: int) -> ActorWorker:
 def questions(where: RankInfo) -> Prompts:
     """This rank's share of eight prompts of different lengths."""
     draw = torch.Generator().manual_seed(7)
-    ids = Ragged.of(
+    ids = Ragged.from_rows(
         [torch.randint(3, 60, (3 + 2 * row,), generator=draw) for row in range(NUM_PROMPTS)],
         torch.int64,
     )

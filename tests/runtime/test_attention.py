@@ -33,7 +33,7 @@ def one_by_one(model: PreTrainedModel, ids: Tensor) -> Tensor:
 
 
 def packed(model: PreTrainedModel, ids: Tensor) -> Tensor:
-    packing = Packing.of(LENGTHS, "cpu")
+    packing = Packing.from_lengths(LENGTHS, "cpu")
     output = model(
         input_ids=ids[None],
         position_ids=packing.position_ids[None],
@@ -111,7 +111,7 @@ def test_attend_is_softmax_over_a_tokens_own_past() -> None:
     num_tokens = int(LENGTHS.sum())
     query = torch.randn(num_tokens, 4, 8, generator=generator, dtype=torch.float64)
     key, value = torch.randn(2, num_tokens, 2, 8, generator=generator, dtype=torch.float64)
-    out = Packing.of(LENGTHS, "cpu").attend(0, query, key, value, 0.3)
+    out = Packing.from_lengths(LENGTHS, "cpu").attend(0, query, key, value, 0.3)
     start = 0
     for length in LENGTHS.tolist():
         for token in range(start, start + length):
@@ -126,12 +126,12 @@ def test_attend_is_softmax_over_a_tokens_own_past() -> None:
 
 
 def test_position_ids_and_sequences_of_no_tokens() -> None:
-    packing = Packing.of(torch.tensor([3, 0, 1, 2]), "cpu")
+    packing = Packing.from_lengths(torch.tensor([3, 0, 1, 2]), "cpu")
     assert packing.position_ids.tolist() == [0, 1, 2, 0, 0, 1]
     x = torch.randn(6, 2, 4)
     torch.testing.assert_close(
         packing.attend(0, x, x, x, 1.0),
-        Packing.of(torch.tensor([3, 1, 2]), "cpu").attend(0, x, x, x, 1.0),
+        Packing.from_lengths(torch.tensor([3, 1, 2]), "cpu").attend(0, x, x, x, 1.0),
     )
 
 
@@ -142,7 +142,7 @@ def test_padding_stays_small() -> None:
         .long()
         .clamp(1, 4000)
     )
-    packing = Packing.of(lengths, "cpu")
+    packing = Packing.from_lengths(lengths, "cpu")
     assert len(packing.token_of_slot) <= 1.2 * int(lengths.sum())
     assert sum(bucket.rows for bucket in packing.buckets) == 500
 

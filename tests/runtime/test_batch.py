@@ -14,7 +14,7 @@ rows_of_ints = st.lists(st.lists(st.integers(0, 99), max_size=5), min_size=1, ma
 
 @given(rows_of_ints)
 def test_ragged_is_what_a_list_of_lists_is(rows: list[list[int]]) -> None:
-    ragged = Ragged.of(rows, dtype=torch.int64)
+    ragged = Ragged.from_rows(rows, dtype=torch.int64)
     assert [row.tolist() for row in ragged.rows()] == rows
     assert ragged.sums().tolist() == [sum(row) for row in rows]
     width = max(map(len, rows))
@@ -29,7 +29,7 @@ def test_ragged_is_what_a_list_of_lists_is(rows: list[list[int]]) -> None:
 @given(rows_of_ints, st.randoms())
 def test_rows_can_be_taken_in_any_order(rows: list[list[int]], random: st.DrawFn) -> None:
     index = [random.randrange(len(rows)) for _ in range(4)]
-    taken = Ragged.of(rows, dtype=torch.int64).select(torch.tensor(index))
+    taken = Ragged.from_rows(rows, dtype=torch.int64).select(torch.tensor(index))
     assert [row.tolist() for row in taken.rows()] == [rows[i] for i in index]
 
 

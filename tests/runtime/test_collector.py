@@ -14,7 +14,7 @@ from rlctl.recipes.compose import compose
 from rlctl.runtime.algorithms.base import Needs
 from rlctl.runtime.batch import Prompts, Ragged, Rollouts, Scored
 from rlctl.runtime.data.loader import PromptLoader, PromptSet
-from rlctl.runtime.data.samplers import in_order
+from rlctl.runtime.data.samplers import sequential_order
 from rlctl.runtime.training.collector import Collector, differing
 
 SIZE, N = 4, 2
@@ -34,7 +34,7 @@ class Stand:
         self.asked.append(numbers)
         self.groups.append(prompts.group.tolist())
         rows = prompts.repeat(N)
-        one = Ragged.of([[1]] * len(rows), torch.int64)
+        one = Ragged.from_rows([[1]] * len(rows), torch.int64)
         ones = one.like(torch.ones(len(rows)))
         rollouts = rows.grow(
             Rollouts,
@@ -57,7 +57,7 @@ def collector(
         PromptRow("x", [{"role": "user", "content": str(i)}], str(i)) for i in range(num_prompts)
     ]
     loader = PromptLoader(
-        PromptSet(rows, [[i] for i in range(num_prompts)], 0), SIZE, in_order, seed=1
+        PromptSet(rows, [[i] for i in range(num_prompts)], 0), SIZE, sequential_order, seed=1
     )
     overrides = [
         "data.train_files=x",

@@ -127,7 +127,7 @@ def test_the_model_is_left_as_it_was_and_can_learn() -> None:
     assert [module.training for module in model.modules()] == modes
     weight = next(model.parameters())
     assert weight.requires_grad
-    packing = Packing.of(torch.tensor([6]), "cpu")
+    packing = Packing.from_lengths(torch.tensor([6]), "cpu")
     ids = torch.arange(6)[None]
     loss = (
         model(

@@ -11,7 +11,7 @@ from rlctl.errors import ConfigError
 from rlctl.recipes.compose import compose
 from rlctl.runtime.cluster import link
 from rlctl.runtime.cluster.link import Link
-from rlctl.runtime.rollout.weight_sync import through_host, to_blocks
+from rlctl.runtime.rollout.weight_sync import to_buckets, uses_host_memory
 from tests.distributed.ranks import rank_info
 from tests.runtime.test_weights import parameters
 
@@ -21,9 +21,9 @@ def test_blocks_come_whole_and_in_order() -> None:
     with ThreadPoolExecutor(1) as elsewhere:
         there = elsewhere.submit(Link.to_trainer, "127.0.0.1", door.port, rank_info())
         sender, receiver = Link.to_engine(door, rank_info()), there.result()
-        blocks = list(to_blocks(parameters(), torch.bfloat16, max_bytes=30_000))
+        blocks = list(to_buckets(parameters(), torch.bfloat16, max_bytes=30_000))
         for block in blocks:
-            fetched = elsewhere.submit(receiver.fetch, block.announced())
+            fetched = elsewhere.submit(receiver.fetch, block.header())
             sender.send(block)
             arrived = fetched.result(timeout=20)
             arrived.verify()
@@ -53,7 +53,9 @@ def test_an_engine_that_does_not_come_is_not_waited_for_longer_than_the_deadline
 )
 def test_the_way_that_weights_go(backend: str, device: str, host: bool) -> None:
     overrides = [f"actor_rollout_ref.rollout.checkpoint_engine.backend={backend}"]
-    assert through_host(compose("ppo", overrides).config.actor_rollout_ref.rollout, device) == host
+    assert (
+        uses_host_memory(compose("ppo", overrides).config.actor_rollout_ref.rollout, device) == host
+    )
 
 
 def test_a_way_that_cannot_carry_the_devices_tensors_is_refused() -> None:
@@ -61,5 +63,5 @@ def test_a_way_that_cannot_carry_the_devices_tensors_is_refused() -> None:
     with pytest.raises(
         ConfigError, match=r"backend=nccl does not carry tensors of trainer\.device=cpu"
     ) as refused:
-        through_host(compose("ppo", overrides).config.actor_rollout_ref.rollout, "cpu")
+        uses_host_memory(compose("ppo", overrides).config.actor_rollout_ref.rollout, "cpu")
     assert "auto, object_store or gloo" in str(refused.value)

@@ -6,7 +6,7 @@ import torch
 from rlctl.data_prep.rows import PromptRow
 from rlctl.recipes.compose import compose
 from rlctl.runtime.data.loader import PromptLoader, PromptSet, _truncate
-from rlctl.runtime.data.samplers import in_order, random_order
+from rlctl.runtime.data.samplers import random_order, sequential_order
 
 
 def prompts(count: int) -> PromptSet:
@@ -33,7 +33,7 @@ def test_a_step_is_a_function_of_the_seed_and_the_step() -> None:
     again = PromptLoader(prompts(10), 3, random_order, seed=4)
     assert asked(again, 5) == asked(one, 5)
     assert [asked(other, step) for step in (1, 2, 3)] != [asked(one, step) for step in (1, 2, 3)]
-    assert asked(PromptLoader(prompts(10), 3, in_order, seed=4), 2) == ["3", "4", "5"]
+    assert asked(PromptLoader(prompts(10), 3, sequential_order, seed=4), 2) == ["3", "4", "5"]
 
 
 def test_a_batch_holds_ids_groups_and_rows_in_one_order() -> None:

@@ -28,7 +28,7 @@ class Recorder:
         self.learned: list[Experience] = []
 
     def compute_log_probs(self, batch: Scored) -> LogProbs:
-        return LogProbs(Ragged.of(OLD), None)
+        return LogProbs(Ragged.from_rows(OLD), None)
 
     def update(self, batch: Experience, lr: float) -> dict[str, Any]:
         self.learned.append(batch)
@@ -51,15 +51,15 @@ def learned(*overrides: str) -> tuple[PPO, Experience, dict[str, float]]:
     algorithm, actor, ids = (
         ppo(*overrides),
         Recorder(),
-        Ragged.of([[5] * len(row) for row in OLD], dtype=torch.int64),
+        Ragged.from_rows([[5] * len(row) for row in OLD], dtype=torch.int64),
     )
     scored = Scored(
-        prompt_ids=Ragged.of([[1, 2]] * 4, dtype=torch.int64),
+        prompt_ids=Ragged.from_rows([[1, 2]] * 4, dtype=torch.int64),
         group=torch.tensor([0, 0, 1, 1]),
         rows=[],
         response_ids=ids,
         response_mask=ids.like(torch.ones(len(ids.values))),
-        rollout_log_probs=Ragged.of(ENGINE),
+        rollout_log_probs=Ragged.from_rows(ENGINE),
         finish=["stop"] * 4,
         scores=torch.tensor(SCORES),
         components={},
@@ -120,7 +120,7 @@ def test_the_weights_reach_the_loss(
     )
 
     now = [[-0.9 - 0.1 * t for t in range(len(row))] for row in OLD]
-    loss = algorithm.loss(PolicyOutputs(Ragged.of(now).values, None), batch)
+    loss = algorithm.loss(PolicyOutputs(Ragged.from_rows(now).values, None), batch)
     by_hand = 0.0
     for row, advantages in enumerate(rows_of(batch.advantages)):
         for new, old, advantage, weight in zip(

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from rlctl.errors import RlctlError
-from rlctl.runtime.rollout.weight_sync import Bucket, to_blocks
+from rlctl.runtime.rollout.weight_sync import Bucket, to_buckets
 
 SHAPES = {
     "embedding": (300, 64),
@@ -34,7 +34,7 @@ def parameters(seed: int = 0) -> Iterator[tuple[str, Tensor]]:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_every_parameter_arrives_in_the_engines_type(dtype: torch.dtype) -> None:
     sent, small = dict(parameters()), 30_000
-    blocks = list(to_blocks(parameters(), dtype, max_bytes=small))
+    blocks = list(to_buckets(parameters(), dtype, max_bytes=small))
     assert [block.number for block in blocks] == list(range(len(blocks)))
     assert len(blocks) > 1
     assert all(
@@ -55,7 +55,7 @@ def test_blocks_are_made_one_at_a_time() -> None:
             made.append(name)
             yield name, value
 
-    next(iter(to_blocks(watched(), torch.float32, max_bytes=1)))
+    next(iter(to_buckets(watched(), torch.float32, max_bytes=1)))
     assert len(made) == 2  # the one that is sent, and the one that did not fit beside it
 
 
@@ -74,7 +74,7 @@ def damaged(block: Bucket, how: str) -> Bucket:
     elif how == "the last byte":
         data[-1] ^= 128
     elif how == "old weights":
-        data = next(iter(to_blocks(parameters(1), torch.float32, 2**20))).parameters[0].data
+        data = next(iter(to_buckets(parameters(1), torch.float32, 2**20))).parameters[0].data
     elif how == "another name":
         return dataclasses.replace(
             block, parameters=(dataclasses.replace(first, name="other"), *rest)
@@ -98,7 +98,7 @@ def damaged(block: Bucket, how: str) -> Bucket:
     ],
 )
 def test_damage_is_seen(how: str) -> None:
-    (block,) = to_blocks(parameters(), torch.float32, 2**20)
+    (block,) = to_buckets(parameters(), torch.float32, 2**20)
     block.verify()
     with pytest.raises(RlctlError, match="weights arrived damaged: block 0"):
         damaged(block, how).verify()
@@ -107,7 +107,7 @@ def test_damage_is_seen(how: str) -> None:
 def test_a_block_that_is_missing_and_a_hand_over_that_was_given_up(tiny_worker) -> None:
     """The engine takes up whole hand-overs only, and blocks of one that was given up disturb no later one."""
     worker, model = tiny_worker
-    blocks = list(to_blocks(model.named_parameters(), torch.float32, max_bytes=10_000))
+    blocks = list(to_buckets(model.named_parameters(), torch.float32, max_bytes=10_000))
 
     def sync_id(version: int, sent: list[Bucket], num_blocks: int) -> None:
         def send() -> None:
@@ -140,7 +140,7 @@ def test_a_block_that_is_missing_and_a_hand_over_that_was_given_up(tiny_worker) 
 @pytest.fixture
 def tiny_worker(tmp_path):
     from rlctl.recipes.compose import compose
-    from rlctl.runtime.rollout.sampling_params import Sampling
+    from rlctl.runtime.rollout.sampling_params import SamplingConfig
     from rlctl.runtime.workers.rollout import RolloutSpec, RolloutWorker
     from tests.distributed.ranks import rank_info
     from tests.models import tiny_model, write_tiny_model
@@ -149,5 +149,5 @@ def tiny_worker(tmp_path):
     recipe = compose(
         "ppo", [f"actor_rollout_ref.model.path={tmp_path}/model"]
     ).config.actor_rollout_ref
-    spec = RolloutSpec(recipe.model, Sampling(recipe.rollout, 8, (2,)), 16, seed=1)
+    spec = RolloutSpec(recipe.model, SamplingConfig(recipe.rollout, 8, (2,)), 16, seed=1)
     return RolloutWorker(rank_info(), spec), tiny_model(seed=5, vocab_size=259)

@@ -107,7 +107,7 @@ class PPO:
 
     def collect(self, prompts: Prompts, roles: Roles, step: int) -> Scored:
         rollouts = roles.actor.generate_sequences(prompts, seed=_seed(self.seed, step))
-        scored = roles.reward.compute_scores(rollouts).of(rollouts)
+        scored = roles.reward.compute_scores(rollouts).to_scored(rollouts)
         if Need.GREEDY_BASELINE not in get_estimator(self.algorithm.adv_estimator).needs:
             return scored
         greedy = roles.actor.generate_sequences(prompts, seed=0, greedy=True)

@@ -53,7 +53,7 @@ class SFT:
 
     def collect(self, prompts: Prompts, roles: Roles, step: int) -> Scored:  # noqa: ARG002
         """The data's own solutions, cut at `max_response_length`. Nothing is generated."""
-        ids = Ragged.of([self._solution(row) for row in prompts.rows], dtype=torch.int64)
+        ids = Ragged.from_rows([self._solution(row) for row in prompts.rows], dtype=torch.int64)
         ones, zeros = torch.ones(len(ids.values)), torch.zeros(len(ids.values))
         return prompts.grow(
             Scored,

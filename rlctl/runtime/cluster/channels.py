@@ -12,14 +12,14 @@ from rlctl.recipes import schema
 from rlctl.runtime.cluster.engines import failure
 from rlctl.runtime.cluster.link import Link
 from rlctl.runtime.rank_info import RankInfo
-from rlctl.runtime.rollout.weight_sync import Bucket, WeightChannel, through_host
+from rlctl.runtime.rollout.weight_sync import Bucket, WeightChannel, uses_host_memory
 
 
 def channel(
     rollout: schema.Rollout, engines: dict[int, Any], sync_id: int, rank_info: RankInfo
 ) -> WeightChannel:
     """The way to `engines` (handles, by number) that the configuration names."""
-    return (StoreChannel if through_host(rollout, rank_info.device) else LinkChannel)(
+    return (StoreChannel if uses_host_memory(rollout, rank_info.device) else LinkChannel)(
         engines, sync_id, rank_info
     )
 
@@ -114,7 +114,7 @@ class LinkChannel(StoreChannel):
         for number, engine in self._living().items():
             link = self._link(number, engine)
             if link is not None:
-                self.on_the_way[engine.receive.remote(self.sync_id, block.announced())] = number
+                self.on_the_way[engine.receive.remote(self.sync_id, block.header())] = number
                 link.send(block)
 
     def _link(self, number: int, engine: Any) -> Link | None:

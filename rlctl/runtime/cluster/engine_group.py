@@ -17,7 +17,7 @@ from rlctl.runtime.batch import Prompts, Rollouts
 from rlctl.runtime.cluster.channels import channel
 from rlctl.runtime.cluster.engines import ROLE, Engine, EngineProcesses, Request, failure
 from rlctl.runtime.cluster.pool import PoolSpec, gather, nodes_of
-from rlctl.runtime.rollout.sampling_params import at_a_time, num_requests
+from rlctl.runtime.rollout.sampling_params import max_in_flight, num_requests
 from rlctl.runtime.rollout.weight_sync import WeightChannel
 from rlctl.runtime.workers.dispatch import join, split
 from rlctl.runtime.workers.rollout import RolloutSpec
@@ -164,7 +164,7 @@ class EngineGroup:
 
     def _hand_out(self, waiting: deque[Request]) -> Iterator[tuple[Engine, Request]]:
         """The next requests, each for the engine with the least to do."""
-        most = at_a_time(self.rollout)
+        most = max_in_flight(self.rollout)
         while waiting:
             free = [
                 engine

@@ -17,8 +17,8 @@ from rlctl.runtime.batch import Prompts
 from rlctl.runtime.cluster.link import Link
 from rlctl.runtime.cluster.pool import PoolSpec, process_options, reserve
 from rlctl.runtime.rank_info import RankInfo
-from rlctl.runtime.rollout.sampling_params import at_a_time
-from rlctl.runtime.rollout.weight_sync import BlockHeader, Bucket
+from rlctl.runtime.rollout.sampling_params import max_in_flight
+from rlctl.runtime.rollout.weight_sync import Bucket, BucketHeader
 from rlctl.runtime.workers.process import Process
 from rlctl.runtime.workers.rollout import RolloutSpec
 
@@ -36,10 +36,10 @@ class EngineProcess(Process):
         self.link = Link.to_trainer(host, port, self.rank_info)
 
     @ray.method(concurrency_group="weights")
-    def receive(self, sync_id: int, block: Bucket | BlockHeader) -> None:
+    def receive(self, sync_id: int, block: Bucket | BucketHeader) -> None:
         """See `RolloutWorker.receive`. `block` is read where it lies in Ray's shared memory, or comes by the link."""
         self.workers[ROLE].receive(
-            sync_id, self.link.fetch(block) if isinstance(block, BlockHeader) else block
+            sync_id, self.link.fetch(block) if isinstance(block, BucketHeader) else block
         )
 
     @ray.method(concurrency_group="weights")
@@ -111,7 +111,7 @@ class EngineProcesses:
             self.spec.rank_info, rank=0, world_size=1, log_path=engine.log
         )
         remote: Any = ray.remote  # its stubs do not know concurrency groups
-        threads = {"weights": 1, "answers": at_a_time(spec.sampling.rollout)}
+        threads = {"weights": 1, "answers": max_in_flight(spec.sampling.rollout)}
         process = remote(concurrency_groups=threads)(EngineProcess)
         engine.handle = process.options(
             **process_options(self.spec, self.group, engine.number)

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
 from rlctl.runtime.rank_info import RankInfo
-from rlctl.runtime.rollout.weight_sync import BlockHeader, Bucket
+from rlctl.runtime.rollout.weight_sync import Bucket, BucketHeader
 
 _TRAINER, _ENGINE = 0, 1
 _CONNECT_S = 60.0  # in which the other side must come
@@ -79,9 +79,9 @@ class Link:
             if each.data.nbytes
         ]
 
-    def fetch(self, announced: BlockHeader) -> Bucket:
+    def fetch(self, header: BucketHeader) -> Bucket:
         """The block that the trainer has announced and sends."""
-        block = announced.empty(self.device)
+        block = header.empty(self.device)
         for parameter in block.parameters:
             if parameter.data.nbytes:
                 self.group.recv([parameter.data], _TRAINER, 0).wait()

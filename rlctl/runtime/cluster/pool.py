@@ -21,7 +21,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from rlctl.errors import ResourceError, RlctlError
 from rlctl.runs.logs import tail_of
 from rlctl.runtime.cluster.group import WorkerGroup
-from rlctl.runtime.rank_info import RankInfo, share_of
+from rlctl.runtime.rank_info import RankInfo, process_resources
 from rlctl.runtime.workers.process import Process
 
 W = TypeVar("W")
@@ -44,7 +44,7 @@ class PoolSpec:
     @property
     def share(self) -> dict[str, float]:
         """What one process takes of the cluster."""
-        return share_of(self.rank_info.device, self.device_fraction)
+        return process_resources(self.rank_info.device, self.device_fraction)
 
 
 class ResourcePool:

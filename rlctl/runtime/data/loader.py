@@ -64,7 +64,7 @@ class PromptSet:
 
     def batch(self, index: Sequence[int]) -> Prompts:
         """The prompts at `index`, as a batch whose groups count from 0."""
-        ids = Ragged.of([self.prompt_ids[i] for i in index], dtype=torch.int64)
+        ids = Ragged.from_rows([self.prompt_ids[i] for i in index], dtype=torch.int64)
         return Prompts(
             prompt_ids=ids, group=torch.arange(len(index)), rows=[self.rows[i] for i in index]
         )

@@ -16,6 +16,6 @@ def random_order(num_prompts: int, epoch: int, seed: int) -> Tensor:
     )
 
 
-def in_order(num_prompts: int, epoch: int, seed: int) -> Tensor:  # noqa: ARG001
+def sequential_order(num_prompts: int, epoch: int, seed: int) -> Tensor:  # noqa: ARG001
     """As they stand in the files."""
     return torch.arange(num_prompts)

@@ -4,7 +4,7 @@ Everything in a model but attention works on tokens, one by one. So the model is
 end, and what stands between the tokens is said by one object that travels through the model's keyword arguments:
 
     use_rlctl_attention(model)
-    packing = Packing.of(lengths, device)
+    packing = Packing.from_lengths(lengths, device)
     model(input_ids=ids[None], position_ids=packing.position_ids[None], packing=packing, use_cache=False)
 
 `Packing` is a batch of whole sequences (training, scoring); the `hf` rollout engine brings its own for prefill and for decoding with
@@ -62,7 +62,7 @@ class Packing:
     slot_of_token: Tensor  # (T,) int64
 
     @classmethod
-    def of(cls, lengths: Tensor, device: torch.device | str) -> Packing:
+    def from_lengths(cls, lengths: Tensor, device: torch.device | str) -> Packing:
         """For sequences of `lengths` (B,) tokens, for tensors on `device`. A sequence of no tokens takes no place."""
         lengths = lengths.cpu()
         starts = lengths.cumsum(0) - lengths
@@ -170,7 +170,7 @@ def _attention(
     ):
         raise InternalError(
             f"attention {NAME!r} was called without `packing`, or with a mask, a cache or {query.shape[0]} rows",
-            hint="call the model with one row, `packing=Packing.of(lengths, device)` and use_cache=False",
+            hint="call the model with one row, `packing=Packing.from_lengths(lengths, device)` and use_cache=False",
         )
     unknown = [
         name

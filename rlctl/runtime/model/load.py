@@ -28,7 +28,7 @@ _DTYPES = {
 def load_model(model: schema.Model, kind: Kind, dtype: torch.dtype, seed: int) -> PreTrainedModel:
     """Load the weights (`init: auto`) or make new ones of the folder's config.json from `seed` (`init: random`), on the CPU.
 
-    An address is fetched by each machine that needs it.
+    An address is with_local_path by each machine that needs it.
     A model without weights, or of an architecture that transformers does not know, is a `ConfigError`.
     """
     logging.disable_progress_bar()  # the run has its own
@@ -53,7 +53,7 @@ def load_model(model: schema.Model, kind: Kind, dtype: torch.dtype, seed: int) -
     return loaded
 
 
-def fetched(model: schema.Model) -> schema.Model:
+def with_local_path(model: schema.Model) -> schema.Model:
     """The same with a path of this machine, for engines that load it themselves."""
     return model.model_copy(update={"path": local(model.path)})
 

@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 
 from rlctl.errors import ConfigError, MissingExtraError
 from rlctl.recipes import schema
-from rlctl.runtime.model.sharding import whole
+from rlctl.runtime.model.sharding import full_tensor
 
 _NAME = "default"  # what peft calls the only adapter
 _BASE, _A, _B = ".base_layer.", f".lora_A.{_NAME}.", f".lora_B.{_NAME}."
@@ -97,7 +97,7 @@ def merged_parameters(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
         if _A in name or _B in name:
             continue
         prefix, base, leaf = name.partition(_BASE)
-        value = whole(parameter)
+        value = full_tensor(parameter)
         if base and leaf == "weight":
             value = value + _delta(layers[prefix]).to(value.dtype)
         yield (f"{prefix}.{leaf}" if base else name), value
@@ -105,7 +105,10 @@ def merged_parameters(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 def _delta(layer: Any) -> Tensor:
     """What the adapter adds to the weight, in float32, as the layer stores it."""
-    b, a = whole(layer.lora_B[_NAME].weight).float(), whole(layer.lora_A[_NAME].weight).float()
+    b, a = (
+        full_tensor(layer.lora_B[_NAME].weight).float(),
+        full_tensor(layer.lora_A[_NAME].weight).float(),
+    )
     delta = layer.scaling[_NAME] * (b @ a)
     return delta.T if layer.fan_in_fan_out else delta
 
@@ -114,7 +117,7 @@ def adapter_parameters(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """The adapters' matrices whole, under the names of peft's files. Collective."""
     for name, parameter in module.named_parameters():
         if _A in name or _B in name:
-            yield f"base_model.model.{name.replace(f'.{_NAME}.', '.')}", whole(parameter)
+            yield f"base_model.model.{name.replace(f'.{_NAME}.', '.')}", full_tensor(parameter)
 
 
 def write_adapter(folder: Path, hf: PreTrainedModel, weights: Mapping[str, Tensor]) -> None:

@@ -21,7 +21,7 @@ class Sequences:
     targets: Tensor  # (T_response,) int64
 
     @classmethod
-    def of(cls, prompt_ids: Ragged, response_ids: Ragged) -> Sequences:
+    def from_ragged(cls, prompt_ids: Ragged, response_ids: Ragged) -> Sequences:
         """Every prompt must hold at least one token: the first response token is predicted from the last of the prompt."""
         whole = concat_ragged(prompt_ids, response_ids)
         # In the flat row, response token j of row b stands behind the prompts of rows 0..b and the responses before it.
@@ -29,7 +29,7 @@ class Sequences:
         predictors = position + prompt_ids.lengths.cumsum(0)[response_ids.row_of_token] - 1
         return cls(
             whole.values,
-            Packing.of(whole.lengths, whole.values.device),
+            Packing.from_lengths(whole.lengths, whole.values.device),
             predictors,
             response_ids.values,
         )

@@ -90,10 +90,10 @@ def reset_gradients(model: nn.Module) -> None:
 def full_parameters(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Every parameter whole, one at a time: at no moment is there a second copy of the model. Collective: all ranks must go through it."""
     for name, parameter in module.named_parameters():
-        yield name, whole(parameter)
+        yield name, full_tensor(parameter)
 
 
-def whole(parameter: Tensor) -> Tensor:
+def full_tensor(parameter: Tensor) -> Tensor:
     """A parameter with all ranks' parts, without its gradient. Collective."""
     value = parameter.detach()
     return value.full_tensor() if isinstance(value, DTensor) else value

@@ -19,7 +19,7 @@ from rlctl.runtime.build import load_algorithm
 from rlctl.runtime.checkpoint.remote_copy import check_mirror
 from rlctl.runtime.data import quickstart
 from rlctl.runtime.data.loader import PromptLoader, PromptSet
-from rlctl.runtime.data.samplers import in_order
+from rlctl.runtime.data.samplers import sequential_order
 from rlctl.runtime.data.tokenizer import load_tokenizer
 from rlctl.runtime.planning import preflight
 from rlctl.runtime.planning.capacity import check_capacity
@@ -188,7 +188,7 @@ def _rows(file: str, data: schema.Data) -> list[PromptRow]:
 
 def _load_train(config: schema.Config, tokenizer: PreTrainedTokenizerBase) -> PromptLoader:
     data = config.data
-    sampler = load("samplers", data.sampler) if data.shuffle else in_order
+    sampler = load("samplers", data.sampler) if data.shuffle else sequential_order
     prompts = PromptSet.load(data.train_files, data, tokenizer, data.train_max_samples)
     if len(prompts) < data.train_batch_size:
         raise ConfigError(

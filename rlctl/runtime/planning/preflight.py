@@ -20,7 +20,7 @@ from rlctl.runtime.model.lora import check_peft
 from rlctl.runtime.planning.model_files import check_weights
 from rlctl.runtime.rewards.pool import RewardPool
 from rlctl.runtime.rewards.specs import reward_specs
-from rlctl.runtime.rollout.weight_sync import through_host
+from rlctl.runtime.rollout.weight_sync import uses_host_memory
 from rlctl.storage import local
 
 NUM_REWARD_ROWS = 10
@@ -197,7 +197,7 @@ def check_engine(config: schema.Config, devices: Devices, separate: bool) -> Non
         else placement.pools.get(placement.actor, devices.per_node) * devices.num_nodes
     )
     load("engines", rollout.name).check(rollout, devices.kind, num_ranks)
-    through_host(rollout, devices.kind)
+    uses_host_memory(rollout, devices.kind)
 
 
 def check_placement(

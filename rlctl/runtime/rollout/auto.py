@@ -8,7 +8,7 @@ from transformers import PreTrainedModel
 
 from rlctl.errors import ConfigError, MissingExtraError
 from rlctl.recipes import schema
-from rlctl.runtime.rollout.engine import EngineSpec, RolloutEngine, starting, to_the_end
+from rlctl.runtime.rollout.engine import EngineSpec, RolloutEngine, run_startup, start_in_phases
 from rlctl.runtime.rollout.hf import HFEngine
 from rlctl.runtime.rollout.vllm.engine import VLLMEngine
 from rlctl.runtime.rollout.vllm.versions import check_installed
@@ -25,14 +25,14 @@ class AutoEngine:
     @classmethod
     def from_spec(cls, spec: EngineSpec, policy: PreTrainedModel | None) -> RolloutEngine:
         """See `RolloutEngine.from_spec`."""
-        return to_the_end(cls.starting(spec, policy))
+        return run_startup(cls.startup_phases(spec, policy))
 
     @classmethod
-    def starting(
+    def startup_phases(
         cls, spec: EngineSpec, policy: PreTrainedModel | None
     ) -> Generator[str, None, RolloutEngine]:
-        """See `StartsInPhases`: in those of the engine chosen."""
-        return (yield from starting(chosen(spec.rank_info.device), spec, policy))
+        """See `PhasedStartup`: in those of the engine chosen."""
+        return (yield from start_in_phases(chosen(spec.rank_info.device), spec, policy))
 
 
 def chosen(device: str) -> type[HFEngine] | type[VLLMEngine]:

@@ -172,36 +172,38 @@ class RolloutEngine(Protocol):
 
 
 @runtime_checkable
-class StartsInPhases(Protocol):
+class PhasedStartup(Protocol):
     """An engine class whose start takes so long that one wants to know what it is at."""
 
     @classmethod
-    def starting(
+    def startup_phases(
         cls, spec: EngineSpec, policy: PreTrainedModel | None
     ) -> Generator[str, None, RolloutEngine]:
         """As `RolloutEngine.from_spec`, in parts: before each it says what comes next."""
         ...
 
 
-def starting(
+def start_in_phases(
     engine: type[RolloutEngine], spec: EngineSpec, policy: PreTrainedModel | None
 ) -> Generator[str, None, RolloutEngine]:
     """Make `engine`, in its phases where it has any."""
-    if isinstance(engine, StartsInPhases):
-        return (yield from engine.starting(spec, policy))
+    if isinstance(engine, PhasedStartup):
+        return (yield from engine.startup_phases(spec, policy))
     return engine.from_spec(spec, policy)
 
 
-def to_the_end(starting: Generator[str, None, E]) -> E:
+def run_startup(phases: Generator[str, None, E]) -> E:
     """What comes of it, without a break."""
     while True:
         try:
-            next(starting)
+            next(phases)
         except StopIteration as made:
             return made.value
 
 
-def answer_limits(prompt_lengths: Tensor, sampling: SamplingParams, context_length: int) -> Tensor:
+def response_limits(
+    prompt_lengths: Tensor, sampling: SamplingParams, context_length: int
+) -> Tensor:
     """The most tokens that each of the B·n answers may have, so that prompt and answer fit into `context_length` tokens: (B·n,).
 
     An answer is cut there (finish "length"). A prompt that leaves no room for an answer is an error and not an empty answer: data is

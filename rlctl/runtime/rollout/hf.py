@@ -25,8 +25,8 @@ from rlctl.runtime.rollout.engine import (
     EngineSpec,
     Responses,
     SamplingParams,
-    answer_limits,
     finish_reasons,
+    response_limits,
 )
 from rlctl.runtime.rollout.kv_cache import KVCache, Prefill
 from rlctl.runtime.rollout.sampling import sample
@@ -137,7 +137,7 @@ class HFEngine:
         """See `RolloutEngine.generate`. Random numbers belong to a row and a position: the size of waves does not change them."""
         prompt_ids = prompt_ids.to("cpu")
         num_rows = len(prompt_ids) * sampling.n
-        limits = answer_limits(prompt_ids.lengths, sampling, self.max_length)
+        limits = response_limits(prompt_ids.lengths, sampling, self.max_length)
         if num_rows == 0:
             empty = torch.empty(0, dtype=torch.int64)
             return Responses(Ragged(empty, empty), Ragged(empty.float(), empty), [])
@@ -214,7 +214,7 @@ class HFEngine:
         sizes = torch.unique_consecutive(chunk_of_prompt, return_counts=True)[1]
         for numbers in torch.arange(len(prompt_ids)).split(sizes.tolist()):
             chunk = prompt_ids.select(numbers)
-            packing = Packing.of(chunk.lengths, device)
+            packing = Packing.from_lengths(chunk.lengths, device)
             attention = Prefill(cache, packing, first)
             logits.append(
                 self._forward(

@@ -42,7 +42,7 @@ class _Grid:
     bias: Tensor  # (G·K, 1, P): -inf behind a prompt's end
 
     @classmethod
-    def of(
+    def build(
         cls, group_of_row: Tensor, prompt_lengths: Tensor, heads: tuple[int, int], like: Tensor
     ) -> _Grid:
         """`heads` is (K, H / K); made on the CPU and sent to where `like` is."""
@@ -95,7 +95,7 @@ class KVCache:
         held = self._layers[layer]
         grid = self._grids.get((num_kv, rep))
         if grid is None:
-            grid = self._grids[num_kv, rep] = _Grid.of(
+            grid = self._grids[num_kv, rep] = _Grid.build(
                 self.group_of_row, self.prompt_lengths, (num_kv, rep), query
             )
         num_groups, num_prompt = len(self.prompt_lengths), grid.bias.shape[2]

@@ -24,7 +24,7 @@ def num_requests(rollout: schema.Rollout, num_prompts: int, num_engines: int) ->
     return num_prompts if rollout.mode == "async" else min(num_prompts, _REQUESTS * num_engines)
 
 
-def at_a_time(rollout: schema.Rollout) -> int:
+def max_in_flight(rollout: schema.Rollout) -> int:
     """How many requests an engine of a pool of its own is given before the first is answered: so many that it never waits for the next."""
     if rollout.mode == "sync":
         return 2
@@ -32,7 +32,7 @@ def at_a_time(rollout: schema.Rollout) -> int:
 
 
 @dataclass(frozen=True)
-class Sampling:
+class SamplingConfig:
     """How prompts of this run are answered, in training and in validation."""
 
     rollout: schema.Rollout

@@ -27,8 +27,8 @@ from rlctl.runtime.rollout.engine import (
     EngineSpec,
     Responses,
     SamplingParams,
-    answer_limits,
     finish_reasons,
+    response_limits,
 )
 from rlctl.runtime.rollout.sglang_server import SGLangServer
 
@@ -54,7 +54,7 @@ class SGLangArguments:
     )
 
     @classmethod
-    def of(cls, rollout: schema.Rollout) -> Self:
+    def from_config(cls, rollout: schema.Rollout) -> Self:
         """`ConfigError` for a key that is none of these."""
         known = cls.__dataclass_fields__
         unknown = [key for key in rollout.engine_kwargs if key not in known]
@@ -92,7 +92,7 @@ class SGLangEngine:
     @classmethod
     def check(cls, rollout: schema.Rollout, device: str, num_ranks: int) -> None:  # noqa: ARG003
         """See `RolloutEngine.check`."""
-        arguments = SGLangArguments.of(rollout)
+        arguments = SGLangArguments.from_config(rollout)
         if rollout.tensor_model_parallel_size > 1:
             raise ConfigError(
                 "the engine sglang has one server a rank; tensor parallelism is the server's",
@@ -118,7 +118,7 @@ class SGLangEngine:
     def from_spec(cls, spec: EngineSpec, policy: PreTrainedModel | None) -> Self:  # noqa: ARG003
         """See `RolloutEngine.from_spec`. A server that is started here begins with dummy weights."""
         cls.check(spec.rollout, spec.rank_info.device, spec.rank_info.world_size)
-        arguments = SGLangArguments.of(spec.rollout)
+        arguments = SGLangArguments.from_config(spec.rollout)
         if arguments.urls:
             server = SGLangServer(arguments.urls[spec.rank_info.rank])
             server.wait_until_ready(arguments.start_timeout_s)
@@ -132,7 +132,7 @@ class SGLangEngine:
         """See `RolloutEngine.generate`. Where both restrict, SGLang may take `top_p` of the whole distribution."""
         prompt_ids = prompt_ids.to("cpu")
         num_rows = len(prompt_ids) * sampling.n
-        limits = answer_limits(prompt_ids.lengths, sampling, self.max_length)
+        limits = response_limits(prompt_ids.lengths, sampling, self.max_length)
         prompts = [row.tolist() for row in prompt_ids.rows() for _ in range(sampling.n)]
         params = [
             _params(sampling, limit, seed)
@@ -151,8 +151,8 @@ class SGLangEngine:
                 starts,
             )
             rows = [row for part in parts for row in part]
-        ids = Ragged.of([[token for _, token, *_ in row] for row in rows], dtype=torch.int64)
-        log_probs = Ragged.of(
+        ids = Ragged.from_rows([[token for _, token, *_ in row] for row in rows], dtype=torch.int64)
+        log_probs = Ragged.from_rows(
             [[log_prob for log_prob, *_ in row] for row in rows], dtype=torch.float32
         )
         return Responses(ids, log_probs, finish_reasons(ids, sampling.stop_token_ids))

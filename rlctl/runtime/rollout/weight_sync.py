@@ -32,7 +32,7 @@ class Parameter:
     data: Tensor
 
     @classmethod
-    def of(cls, name: str, value: Tensor, dtype: torch.dtype, device: str) -> Self:
+    def from_tensor(cls, name: str, value: Tensor, dtype: torch.dtype, device: str) -> Self:
         """`value` as `dtype` (where it is a number with a fraction) on `device`; not copied where it is so already."""
         value = value.to(
             device=device, dtype=dtype if value.is_floating_point() else None
@@ -84,13 +84,13 @@ class Bucket:
     checksum: int
 
     @classmethod
-    def of(cls, number: int, parameters: Iterable[Parameter]) -> Self:
+    def from_parameters(cls, number: int, parameters: Iterable[Parameter]) -> Self:
         parameters = tuple(parameters)
         return cls(number, parameters, _checksum(parameters))
 
-    def announced(self) -> BlockHeader:
+    def header(self) -> BucketHeader:
         """All but the bytes."""
-        return BlockHeader(
+        return BucketHeader(
             self.number,
             tuple((each.name, each.dtype, each.shape) for each in self.parameters),
             self.checksum,
@@ -108,7 +108,7 @@ class Bucket:
 
 
 @dataclass(frozen=True)
-class BlockHeader:
+class BucketHeader:
     """A block whose bytes come another way."""
 
     number: int
@@ -138,7 +138,7 @@ class WeightChannel(Protocol):
         ...
 
 
-def through_host(rollout: schema.Rollout, device: str) -> bool:
+def uses_host_memory(rollout: schema.Rollout, device: str) -> bool:
     """Whether blocks go through the host's memory, as is right on a CPU, or from device to device.
 
     Raises `ConfigError` where they cannot go the way that the configuration names.
@@ -153,7 +153,7 @@ def through_host(rollout: schema.Rollout, device: str) -> bool:
     return backend == "object_store" or (backend == "auto" and device == "cpu")
 
 
-def to_blocks(
+def to_buckets(
     parameters: Iterable[tuple[str, Tensor]],
     dtype: torch.dtype,
     max_bytes: int,
@@ -165,14 +165,14 @@ def to_blocks(
     """
     number, held, size = 0, [], 0
     for name, value in parameters:
-        parameter = Parameter.of(name, value, dtype, device)
+        parameter = Parameter.from_tensor(name, value, dtype, device)
         if held and size + parameter.data.nbytes > max_bytes:
-            yield Bucket.of(number, held)
+            yield Bucket.from_parameters(number, held)
             number, held, size = number + 1, [], 0
         held.append(parameter)
         size += parameter.data.nbytes
     if held:
-        yield Bucket.of(number, held)
+        yield Bucket.from_parameters(number, held)
 
 
 def _checksum(parameters: Iterable[Parameter]) -> int:

@@ -41,7 +41,7 @@ class Validator:
         for start in range(0, len(self.prompts), size):
             batch = self.prompts.batch(range(start, min(start + size, len(self.prompts))))
             rollouts = roles.actor.generate_sequences(batch, seed=self.seed + start, validate=True)
-            scored.append(roles.reward.compute_scores(rollouts).of(rollouts))
+            scored.append(roles.reward.compute_scores(rollouts).to_scored(rollouts))
         samples = [sample for part in scored for sample in samples_of(part, self.tokenizer)]
         num_answers = len(samples) // len(self.prompts)
         return Validation(validation_metrics(samples, num_answers), samples)

@@ -15,7 +15,7 @@ from rlctl.runtime.algorithms.base import Loss, Needs, PolicyLoss
 from rlctl.runtime.batch import LogProbs, Prompts, Rollouts
 from rlctl.runtime.budget import Budget
 from rlctl.runtime.model.causal_lm import PolicyModel
-from rlctl.runtime.model.load import compute_dtype, fetched, load_model, master_dtype
+from rlctl.runtime.model.load import compute_dtype, load_model, master_dtype, with_local_path
 from rlctl.runtime.model.lora import (
     adapter_parameters,
     add_adapters,
@@ -27,9 +27,9 @@ from rlctl.runtime.model.lora import (
 from rlctl.runtime.model.sequences import Sequences
 from rlctl.runtime.model.sharding import is_sharded, shard
 from rlctl.runtime.rank_info import RankInfo
-from rlctl.runtime.rollout.engine import EngineSpec, RolloutEngine, starting
-from rlctl.runtime.rollout.sampling_params import Sampling, to_rollouts
-from rlctl.runtime.rollout.weight_sync import WeightChannel, to_blocks
+from rlctl.runtime.rollout.engine import EngineSpec, RolloutEngine, start_in_phases
+from rlctl.runtime.rollout.sampling_params import SamplingConfig, to_rollouts
+from rlctl.runtime.rollout.weight_sync import WeightChannel, to_buckets
 from rlctl.runtime.workers.dispatch import Dispatch, dispatch
 from rlctl.runtime.workers.learner import Learner, LearningWorker
 from rlctl.tracking.metrics import Metrics
@@ -41,7 +41,7 @@ class ActorSpec:
 
     model: schema.Model
     actor: schema.Actor
-    sampling: Sampling
+    sampling: SamplingConfig
     max_prompt_length: int
     algorithm: PolicyLoss
     seed: int
@@ -74,13 +74,13 @@ class ActorWorker(LearningWorker):
             actor.ppo_micro_batch_size_per_gpu,
             rollout.log_prob_micro_batch_size_per_gpu,
         )
-        self.budget = Budget.of_passes(
+        self.budget = Budget.for_passes(
             "actor_rollout_ref.actor",
             "ppo",
             actor.ppo_max_token_len_per_gpu,
             update_rows if by_rows else None,
         )
-        self.infer_budget = Budget.of_passes(
+        self.infer_budget = Budget.for_passes(
             "actor_rollout_ref.rollout",
             "log_prob",
             rollout.log_prob_max_token_len_per_gpu,
@@ -101,7 +101,7 @@ class ActorWorker(LearningWorker):
 
     def _parts_of_start(self) -> Generator[str, None, None]:
         spec = EngineSpec(
-            model=fetched(self.spec.model),
+            model=with_local_path(self.spec.model),
             rollout=self.spec.sampling.rollout,
             dtype=compute_dtype(self.spec.model, self.rank_info.device),
             rank_info=self.rank_info,
@@ -112,7 +112,7 @@ class ActorWorker(LearningWorker):
         # With adapters the engine has a model of its own, into which base and adapter are merged: its names and layers are plain ones.
         own = is_sharded(self.policy) or has_adapters(self.policy)
         engine = load("engines", self.spec.sampling.rollout.name)
-        self.engine = yield from starting(engine, spec, None if own else self.policy.hf)
+        self.engine = yield from start_in_phases(engine, spec, None if own else self.policy.hf)
 
     @dispatch(Dispatch.BROADCAST)
     def update_weights(self) -> None:
@@ -148,7 +148,7 @@ class ActorWorker(LearningWorker):
         max_bytes = (
             self.spec.sampling.rollout.checkpoint_engine.update_weights_bucket_megabytes * 2**20
         )
-        for block in to_blocks(
+        for block in to_buckets(
             parameters,
             compute_dtype(self.spec.model, self.rank_info.device),
             max_bytes,

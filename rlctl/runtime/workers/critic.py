@@ -50,7 +50,7 @@ class CriticWorker(LearningWorker):
         )
         self.learner = Learner(self.model, rank_info, critic.optim)
         max_rows = None if critic.use_dynamic_bsz else critic.ppo_micro_batch_size_per_gpu
-        self.budget = Budget.of_passes("critic", "ppo", critic.ppo_max_token_len_per_gpu, max_rows)
+        self.budget = Budget.for_passes("critic", "ppo", critic.ppo_max_token_len_per_gpu, max_rows)
 
     @dispatch(Dispatch.SPLIT)
     def compute_values(self, batch: Rollouts) -> Ragged:

@@ -102,7 +102,9 @@ class Learner:
         """Run `forward`, which gives (T,) tensors for the response tokens, without gradients; rows come back in the order of `batch`."""
 
         def outputs(part: Rollouts) -> tuple[Tensor, ...]:
-            return tuple(x.cpu() for x in forward(Sequences.of(part.prompt_ids, part.response_ids)))
+            return tuple(
+                x.cpu() for x in forward(Sequences.from_ragged(part.prompt_ids, part.response_ids))
+            )
 
         self.model.eval()
         with torch.no_grad():
@@ -126,7 +128,7 @@ class Learner:
         """One optimizer step. Metrics are of this rank's rows; the controller joins those of all ranks."""
 
         def add_gradient(part: B) -> Loss:
-            result = loss(Sequences.of(part.prompt_ids, part.response_ids), part)
+            result = loss(Sequences.from_ragged(part.prompt_ids, part.response_ids), part)
             result.total.backward()
             return replace(result, total=result.total.detach())
 

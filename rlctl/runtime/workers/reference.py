@@ -41,7 +41,7 @@ class ReferenceWorker(ModelWorker):
         shard(self.policy, hf, rank_info, spec.ref.fsdp_config, dtype)
         self.learner = Learner(self.policy, rank_info, optim=None)
         max_rows = None if spec.use_dynamic_bsz else spec.ref.log_prob_micro_batch_size_per_gpu
-        self.budget = Budget.of_passes(
+        self.budget = Budget.for_passes(
             "actor_rollout_ref.ref", "log_prob", spec.ref.log_prob_max_token_len_per_gpu, max_rows
         )
 

@@ -14,10 +14,10 @@ from rlctl.errors import RlctlError
 from rlctl.plugins import load
 from rlctl.recipes import schema
 from rlctl.runtime.batch import Prompts, Rollouts
-from rlctl.runtime.model.load import compute_dtype, fetched
+from rlctl.runtime.model.load import compute_dtype, with_local_path
 from rlctl.runtime.rank_info import RankInfo
 from rlctl.runtime.rollout.engine import EngineSpec, RolloutEngine
-from rlctl.runtime.rollout.sampling_params import Sampling, to_rollouts
+from rlctl.runtime.rollout.sampling_params import SamplingConfig, to_rollouts
 from rlctl.runtime.rollout.weight_sync import Bucket
 
 _LOOK_S = 0.5  # how often a block that waits looks whether anybody still wants it
@@ -28,7 +28,7 @@ class RolloutSpec:
     """What an engine of a pool of its own is made of."""
 
     model: schema.Model
-    sampling: Sampling
+    sampling: SamplingConfig
     max_prompt_length: int
     seed: int
 
@@ -46,7 +46,7 @@ class RolloutWorker:
         self.spec = spec
         rollout = spec.sampling.rollout
         engine_spec = EngineSpec(
-            model=fetched(spec.model),
+            model=with_local_path(spec.model),
             rollout=rollout,
             dtype=compute_dtype(spec.model, rank_info.device),
             rank_info=rank_info,

@@ -30,9 +30,9 @@ from rlctl.runtime.rollout.engine import (
     EngineSpec,
     Responses,
     SamplingParams,
-    answer_limits,
     finish_reasons,
-    to_the_end,
+    response_limits,
+    run_startup,
 )
 from rlctl.runtime.rollout.vllm.loop import VLLMLoop
 from rlctl.runtime.rollout.vllm.model import model_runner, report_whole_distribution, share
@@ -102,13 +102,13 @@ class VLLMEngine:
     @classmethod
     def from_spec(cls, spec: EngineSpec, policy: PreTrainedModel | None) -> Self:
         """See `RolloutEngine.from_spec`."""
-        return to_the_end(cls.starting(spec, policy))
+        return run_startup(cls.startup_phases(spec, policy))
 
     @classmethod
-    def starting(
+    def startup_phases(
         cls, spec: EngineSpec, policy: PreTrainedModel | None
     ) -> Generator[str, None, Self]:
-        """See `StartsInPhases`."""
+        """See `PhasedStartup`."""
         owns_group = not dist.is_initialized()  # then vLLM makes one
         yield _noted("importing vLLM", spec)
         prepare(spec)
@@ -126,7 +126,7 @@ class VLLMEngine:
         limits = torch.as_tensor(sampling.max_tokens, dtype=torch.int64).expand(num_rows)
         asked = _Asked(prompt_ids.to("cpu"), limits, sampling.row_seeds(num_rows))
         together, first = self._join_ranks(asked)
-        limits = answer_limits(
+        limits = response_limits(
             together.prompt_ids.lengths,
             replace(sampling, max_tokens=together.max_tokens),
             self.max_length,
@@ -139,8 +139,8 @@ class VLLMEngine:
         params = _vllm_params(sampling, limits.tolist(), together.seeds.tolist())
         outputs = self._answers(prompts, params) if prompts else []
         answers = [output.outputs[0] for output in outputs[first : first + num_rows]]
-        response_ids = Ragged.of([answer.token_ids for answer in answers], torch.int64)
-        log_probs = Ragged.of(
+        response_ids = Ragged.from_rows([answer.token_ids for answer in answers], torch.int64)
+        log_probs = Ragged.from_rows(
             [cast("FlatLogprobs", answer.logprobs).logprobs for answer in answers], torch.float32
         )
         return Responses(

@@ -1,6 +1,6 @@
 """How long the weights take into vLLM after an update, in milliseconds and relative to a plain copy of all parameters in memory.
 
-    python -m benchmarks.hand_over [--runs 5] [--sizes 1m,20m,100m] [--engines 2] [--json]
+    python -m benchmarks.weight_sync [--runs 5] [--sizes 1m,20m,100m] [--engines 2] [--json]
 
 `shared`: on one CPU rank vLLM's parameters are the trainer's. `streamed`: an engine in the trainer's process with weights of its own.
 `pool`: engines in processes of their own, with checksums, through Ray's object store or by a gloo link to each. They take turns.
@@ -24,8 +24,8 @@ from rlctl.runtime.cluster.engine_group import EngineGroup, EnginePool
 from rlctl.runtime.cluster.pool import PoolSpec
 from rlctl.runtime.cluster.session import ray_session
 from rlctl.runtime.rank_info import RankInfo
-from rlctl.runtime.rollout.sampling_params import Sampling
-from rlctl.runtime.rollout.weight_sync import WeightChannel, to_blocks
+from rlctl.runtime.rollout.sampling_params import SamplingConfig
+from rlctl.runtime.rollout.weight_sync import WeightChannel, to_buckets
 from rlctl.runtime.workers.rollout import RolloutSpec, RolloutWorker
 
 
@@ -49,7 +49,7 @@ def engines_apart(
     )
     stop_token_ids = tuple(range(model.config.vocab_size // 40))
     rollout = RolloutSpec(
-        part.model, Sampling(part.rollout, max_tokens, stop_token_ids), 96, seed=1
+        part.model, SamplingConfig(part.rollout, max_tokens, stop_token_ids), 96, seed=1
     )
     group = EnginePool(spec, 60.0, lambda kind, **fields: print(kind, fields)).spawn(
         "rollout", RolloutWorker, rollout
@@ -59,7 +59,7 @@ def engines_apart(
     max_bytes = part.rollout.checkpoint_engine.update_weights_bucket_megabytes * 2**20
 
     def send(channel: WeightChannel) -> dict[int, str]:
-        for block in to_blocks(weights(model), torch.float32, max_bytes, channel.device):
+        for block in to_buckets(weights(model), torch.float32, max_bytes, channel.device):
             channel.send(block)
         return channel.close()
 
