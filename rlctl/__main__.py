@@ -12,6 +12,7 @@ from types import FrameType
 from typing import NoReturn
 
 from rlctl.errors import InternalError, Problem, Terminated, UsageError, as_ours
+from rlctl.log import logging_to_stderr
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -21,7 +22,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     _unwind_on_signals()
     try:
-        code = _run(argv)
+        with logging_to_stderr():
+            code = _run(argv)
         sys.stdout.flush()
     except KeyboardInterrupt:
         return 128 + signal.SIGINT

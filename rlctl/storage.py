@@ -10,10 +10,10 @@ import fcntl
 import functools
 import hashlib
 import json
+import logging
 import os
 import re
 import shutil
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,6 +23,7 @@ from typing import Any
 
 from rlctl.errors import ConfigError, MissingExtraError, NotFoundError, ResourceError, RlctlError
 
+LOG = logging.getLogger(__name__)
 CACHE_VARIABLE = "RLCTL_CACHE"
 LOCK_S = 3600.0  # another process of this machine may take so long to fetch the same files
 _URL = re.compile(r"[a-z][a-z0-9+.-]*://")
@@ -211,11 +212,7 @@ def _stamp(info: dict[str, Any]) -> str | None:
 def _fetch(fs: Any, found: Listing, target: Path, url: str) -> None:
     """Into a folder beside, then renamed: what carries the name is whole."""
     size, number = found.num_bytes / 2**20, len(found.files)
-    print(
-        f"fetching {url} ({number} file{'s' if number > 1 else ''}, {size:.1f} MiB)",
-        file=sys.stderr,
-        flush=True,
-    )
+    LOG.info("fetching %s (%d file%s, %.1f MiB)", url, number, "s" if number > 1 else "", size)
     aside = target.with_name(f".{target.name}.partial")
     shutil.rmtree(aside, ignore_errors=True)
     try:

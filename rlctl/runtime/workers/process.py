@@ -18,6 +18,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from rlctl.log import log_to_stderr
 from rlctl.runtime.rank_info import RankInfo
 from rlctl.runtime.workers.rng import seed_all
 
@@ -33,6 +34,7 @@ class Process:
         self._calling: set[int] = set()  # threads
         if rank_info.log_path is not None:
             _redirect_output(rank_info.log_path)
+            log_to_stderr()
         torch.set_num_threads(rank_info.num_threads)
         seed_all(rank_info.seed + rank_info.rank)
         if rank_info.deterministic:

@@ -1,0 +1,75 @@
+"""Atomic writes, flushes to disk, and free space.
+
+A file or folder is written under a temporary name beside its target and then renamed. A reader
+sees the old version or the new one, and an interrupted write leaves the target unchanged.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+@contextmanager
+def replacing(target: Path, *, unique: bool = True, sync: bool = True) -> Iterator[Path]:
+    """Yield a path beside `target`; what the block writes there replaces `target` if it succeeds.
+
+    The block makes a file or a folder. `unique` adds the process id to the temporary name, so that
+    processes can write the same target; a fixed name lets the next writer remove the leftovers of
+    a killed one. `sync` flushes to disk before and after the rename. Raises OSError, also where
+    `target` is a folder that is not empty.
+    """
+    suffix = f"{os.getpid()}.tmp" if unique else "partial"
+    aside = target.with_name(f".{target.name}.{suffix}")
+    remove(aside)
+    try:
+        yield aside
+        put_in_place(aside, target, sync=sync)
+    finally:
+        remove(aside)
+
+
+def put_in_place(aside: Path, target: Path, *, sync: bool = True) -> None:
+    """Rename `aside` to `target`. `sync` flushes its files first, and the parent folder after."""
+    if sync:
+        fsync(*(aside.rglob("*") if aside.is_dir() else ()), aside)
+    aside.replace(target)
+    if sync:
+        fsync(target.parent)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Replace the file `path` by UTF-8 `text`: atomic, also across a power failure."""
+    with replacing(path) as aside:
+        aside.write_text(text, encoding="utf-8")
+
+
+def fsync(*paths: Path) -> None:
+    """Flush files and folders to disk."""
+    for path in paths:
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def remove(path: Path) -> None:
+    """Delete a file or a folder; ignore a missing one, and what cannot be deleted in a folder."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def existing_parent(path: Path) -> Path:
+    """Return `path`, or the nearest of its parents that exists."""
+    return next(each for each in (path.absolute(), *path.absolute().parents) if each.exists())
+
+
+def free_space(path: Path) -> int:
+    """Return the free bytes of the disk that holds `path`, or will hold it once it is created."""
+    return shutil.disk_usage(existing_parent(path)).free
