@@ -38,8 +38,9 @@ def test_imports_go_one_way(capsys, monkeypatch):
 
 
 def loaded_by(statements: str) -> set[str]:
-    """The top-level modules that a fresh interpreter has after `statements`."""
-    probe = f"import sys\n{statements}\nprint(*{{name.partition('.')[0] for name in sys.modules}}, file=sys.stderr)"
+    """Return the top-level modules that a fresh interpreter has loaded after `statements`."""
+    names = "{name.partition('.')[0] for name in sys.modules}"
+    probe = f"import sys\n{statements}\nprint(*{names}, file=sys.stderr)"
     return set(
         subprocess.run(
             [sys.executable, "-c", probe], capture_output=True, text=True, check=True, cwd=ROOT
@@ -52,7 +53,7 @@ def loaded_by(statements: str) -> set[str]:
     [
         "from rlctl.__main__ import main; main(['--help'])",
         "import " + ", ".join(sorted({command.module for command in COMMANDS})),
-        "import rlctl.runs.details, rlctl.tracking.console, rlctl.tracking.jsonl, rlctl.monitoring.final_summary",
+        "import rlctl.runs.details, rlctl.tracking.console, rlctl.monitoring.final_summary",
     ],
     ids=["help", "command modules", "runs and trackers"],
 )

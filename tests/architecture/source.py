@@ -1,0 +1,35 @@
+"""Access to the source files that the architecture tests check."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+FILES = sorted((ROOT / "rlctl").rglob("*.py"))
+TEST_FILES = sorted((ROOT / "tests").rglob("*.py"))
+BENCHMARKS = sorted((ROOT / "benchmarks").rglob("*.py"))
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def name_of(path: Path) -> str:
+    """Return the path relative to the repository."""
+    return str(path.relative_to(ROOT))
+
+
+def nodes(tree: ast.AST, inside: str = "") -> Iterator[tuple[str, ast.AST]]:
+    """Yield every node below `tree` with the qualified name of its innermost function or class."""
+    for node in ast.iter_child_nodes(tree):
+        is_definition = isinstance(node, Function | ast.ClassDef)
+        name = f"{inside}.{node.name}".lstrip(".") if is_definition else inside
+        yield name, node
+        yield from nodes(node, name)
+
+
+def functions(path: Path) -> Iterator[tuple[str, Function]]:
+    """Yield every function of a file with its qualified name."""
+    for name, node in nodes(ast.parse(path.read_text())):
+        if isinstance(node, Function):
+            yield name, node
