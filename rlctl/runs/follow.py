@@ -1,7 +1,8 @@
-"""Files that another process is writing, also on another machine of the same disk: what is new in them, a whole line at a time."""
+"""Incremental reading of files that another process, possibly on another host, is writing."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,12 +13,15 @@ CHUNK = 1 << 20  # bytes read at once
 
 
 def reread(run: Run) -> Run:
-    """The run as it stands now."""
+    """Return the run in its present state."""
     return RunStore.at(None).find(str(run.path))
 
 
 class Tail:
-    """The lines of a file, as they come. A file that is not there yet has none; one that became shorter, or another, begins anew."""
+    """Reader of the lines that are appended to a file.
+
+    The file need not exist yet. A file that was replaced or truncated is read from its start.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -26,21 +30,23 @@ class Tail:
         self.rest = b""
 
     def lines(self, last: bool = False) -> Iterator[str]:
-        """What was added since the last time, without the ends of lines; an unfinished line only if nothing will come after it."""
+        """Yield the lines added since the previous call, without line ends.
+
+        An unterminated line is kept back until it is complete, or until `last`: no more will follow.
+        """
         if not self.path.exists():
             return
         with self.path.open("rb") as file:
-            self._begin_anew_if_replaced()
+            self._reset_if_replaced(os.fstat(file.fileno()))
             file.seek(self.position)
             while chunk := file.read(CHUNK):
                 self.position += len(chunk)
-                *whole, self.rest = (self.rest + chunk).split(b"\n")
-                yield from (line.decode(errors="replace") for line in whole)
+                *complete, self.rest = (self.rest + chunk).split(b"\n")
+                yield from (line.decode(errors="replace") for line in complete)
         if last and self.rest:
             yield self.rest.decode(errors="replace")
             self.rest = b""
 
-    def _begin_anew_if_replaced(self) -> None:
-        status = self.path.stat()
+    def _reset_if_replaced(self, status: os.stat_result) -> None:
         if status.st_ino != self.inode or status.st_size < self.position:
             self.inode, self.position, self.rest = status.st_ino, 0, b""

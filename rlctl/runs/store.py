@@ -117,7 +117,7 @@ class RunStore:
             for key, folder in folders.items()
             if records[key] is not None or _is_run(Path(folder))
         ]
-        found = [_run(Path(folders[key]), records[key], labels[key]) for key in kept]
+        found = [_settled(_run(Path(folders[key]), records[key], labels[key])) for key in kept]
         return sorted(found, key=lambda run: (run.state in ACTIVE, run.created), reverse=True)
 
     def preload(self, runs: Sequence[Run]) -> None:
@@ -224,6 +224,15 @@ def _is_run(folder: Path) -> bool:
 
 
 def _open(folder: Path) -> Run:
+    return _settled(_read(folder))
+
+
+def _settled(run: Run) -> Run:
+    """Read a lost run again: its process may have finished it between the two checks."""
+    return _read(run.path) if run.state == "lost" else run
+
+
+def _read(folder: Path) -> Run:
     return _run(folder, RECORD.digest(folder / RECORD.file), LABELS.digest(folder / LABELS.file))
 
 

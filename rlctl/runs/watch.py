@@ -1,11 +1,11 @@
-"""A run as it goes, read from its folder: also one that another shell, or another machine on the same disk, has started."""
+"""Live view of a run, read from its folder; the run may be driven from another shell or host."""
 
 from __future__ import annotations
 
 import json
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
@@ -21,67 +21,67 @@ from rlctl.tracking.jsonl import METRICS_FILE
 OUTSIDE_A_STEP = (("timing_s/testing",), ("timing_s/save_checkpoint",))
 
 
-class Watched:
-    """Reads what is new of a run into a panel."""
+class RunWatcher:
+    """Reader that adds the new metrics and alarms of a run to a panel."""
 
     def __init__(self, run: Run) -> None:
         self.run = run
         self.metrics, self.events = Tail(run.path / METRICS_FILE), Tail(run.path / EVENTS_FILE)
         began = time.monotonic() - (datetime.now(UTC) - run.created).total_seconds()
-        self.panel = Panel(run.name, began=began, doing=self._doing)
-        self.seconds = 0.0  # of training, by the metrics: the clock of steps that were done before anybody watched
+        self.panel = Panel(run.name, began=began, doing=self._status)
+        # Training time according to the metrics: a clock for steps done before the watching began.
+        self.seconds = 0.0
 
     def follow(self) -> Iterator[Alarm | None]:
-        """What `read` yields, until the run has ended."""
+        """Yield what `read` yields until the run has ended."""
         while True:
-            now = reread(self.run)  # before reading: what was written until then is read
+            now = reread(self.run)  # before reading, so that nothing written until the end is lost
             ended = now.state not in ACTIVE
             self.panel.total_steps = (now.record.total_steps if now.record else None) or 0
             yield from self.read()
             if ended:
                 self.run = now
-                self.panel.stamps.clear()  # nothing is left to wait for
+                self.panel.stamps.clear()  # no ETA
                 self.panel.began = time.monotonic() - (now.seconds or 0.0)
                 return
             time.sleep(POLL_S)
 
     def read(self) -> Iterator[Alarm | None]:
-        """Reads on. Yields None after each step, when the panel shows it, and each alarm."""
+        """Read what is new; yield None after each step added to the panel, and each alarm."""
+        # A run writes an alarm after the metrics of its step. Events are therefore read first, so
+        # that the step of each of them is shown before it.
+        events = list(_objects(self.events))
         for row in _objects(self.metrics):
-            step = int(row.pop("step"))
-            if (
-                self.panel.step is not None and step <= self.panel.step
-            ):  # the run went back to a checkpoint
-                self.panel.clear()
-            values = {name: math.nan if value is None else value for name, value in row.items()}
-            self.seconds += sum(
-                figure(values, names) or 0.0 for names in (SECONDS, *OUTSIDE_A_STEP)
-            )
-            self.panel.add(step, values, self.seconds)
+            self._add_step(row)
             yield None
-        for event in _objects(self.events):
+        for event in events:
             if event.get("kind") in (EVENT, OVER):
-                alarm = Alarm(
-                    event["name"],
-                    event["step"],
-                    event["value"],
-                    event["limit"],
-                    event["message"],
-                    event["hint"],
-                    event["kind"] == OVER,
-                )
+                alarm = _alarm(event)
                 self.panel.alarm(alarm)
                 yield alarm
             elif event.get("kind") == "resume":
                 self.panel.forget_alarms_after(event["step"])
 
-    def _doing(self) -> str:
+    def _add_step(self, row: dict[str, Any]) -> None:
+        step = int(row.pop("step"))
+        if self.panel.step is not None and step <= self.panel.step:  # resumed from a checkpoint
+            self.panel.clear()
+        values = {name: math.nan if value is None else value for name, value in row.items()}
+        self.seconds += sum(figure(values, names) or 0.0 for names in (SECONDS, *OUTSIDE_A_STEP))
+        self.panel.add(step, values, self.seconds)
+
+    def _status(self) -> str:
         path = self.run.path / METRICS_FILE
         if self.run.state not in ACTIVE:
             return self.run.state
         if not path.exists():
             return "starting"
         return f"last step {duration(max(0.0, time.time() - path.stat().st_mtime))} ago"
+
+
+def _alarm(event: Mapping[str, Any]) -> Alarm:
+    fields = ("name", "step", "value", "limit", "message", "hint")
+    return Alarm(*(event[name] for name in fields), over=event["kind"] == OVER)
 
 
 def _objects(tail: Tail) -> Iterator[dict[str, Any]]:

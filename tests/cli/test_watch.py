@@ -19,8 +19,10 @@ from rlctl.tracking.jsonl import JsonlTracker
 from rlctl.tracking.tracker import RunInfo
 
 ACC = "val-core/x/acc/mean@1"
+TIMEOUT_S = 300  # reached only by a command that hangs, on a machine of any speed
 
-# Three steps; the next begins when a line comes on stdin. It logs as a run does, and ends as it is told: finished, or gone without a word.
+# Three steps; each waits for a line on stdin. Like a worker, it writes its log before the run's
+# record says that the run has finished.
 DRIVER = """
 import sys
 import termios
@@ -43,6 +45,7 @@ for step in (1, 2, 3):
     print("logged", flush=True)
     sys.stdin.readline()
 log.write("the last word")
+log.close()
 run.finish("finished", 0)
 """
 
@@ -103,7 +106,7 @@ def rlctl(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
         text=True,
         cwd=folder,
         env=environment(),
-        timeout=60,
+        timeout=TIMEOUT_S,
         check=False,
     )
 
@@ -126,14 +129,14 @@ def test_watch_and_logs_follow_a_run_to_its_end(driver: Driver, tmp_path: Path) 
     driver.go_on()
     driver.wait()
     driver.go_on()
-    out, err = watching.communicate(timeout=30)
+    out, err = watching.communicate(timeout=TIMEOUT_S)
     assert sorted(out.splitlines()) == [
         "alarm over: step 3: no more updates are skipped",
         "step 3/3  reward 0.750  2.0 s/step",
     ]
     assert watching.returncode == 0
     assert err.startswith("note: r is finished")
-    assert reading.communicate(timeout=30)[0] == "worker at 3\nthe last word\n"
+    assert reading.communicate(timeout=TIMEOUT_S)[0] == "worker at 3\nthe last word\n"
     assert reading.returncode == 0
 
 
@@ -144,8 +147,8 @@ def test_both_end_when_the_driver_is_killed(driver: Driver, tmp_path: Path) -> N
         each.stdout.readline()
     driver.process.send_signal(signal.SIGKILL)
     driver.process.wait()
-    assert "note: r is lost" in watching.communicate(timeout=30)[1]
-    reading.communicate(timeout=30)
+    assert "note: r is lost" in watching.communicate(timeout=TIMEOUT_S)[1]
+    reading.communicate(timeout=TIMEOUT_S)
     assert (watching.returncode, reading.returncode) == (0, 0)
 
 
@@ -158,7 +161,7 @@ def on_a_terminal(*words: str, cwd: Path) -> pexpect.spawn[str]:
         env=environment(),
         encoding="utf-8",
         dimensions=(24, 110),
-        timeout=30,
+        timeout=TIMEOUT_S,
     )
 
 
@@ -235,14 +238,14 @@ def test_logs_that_are_not_there(
 
 def test_a_run_that_goes_back_is_shown_anew(tmp_path: Path) -> None:
     from rlctl.runs.store import RunStore
-    from rlctl.runs.watch import Watched
+    from rlctl.runs.watch import RunWatcher
 
     run = RunDir.create(tmp_path, "p", "r", "ppo")
     tracker = JsonlTracker()
     tracker.start(RunInfo("id", "p", "r", run.path, 9, {}))
     for step in (1, 2, 3):
         tracker.log(step, {"critic/score/mean": float(step)})
-    watched = Watched(RunStore(tmp_path).find("r"))
+    watched = RunWatcher(RunStore(tmp_path).find("r"))
     assert len(list(watched.read())) == 3
     kept = run.metrics.read_text().splitlines(keepends=True)[:1]
     (run.path / "aside").write_text(

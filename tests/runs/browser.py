@@ -49,7 +49,7 @@ class Browser:
         self.session = self.call("Target.attachToTarget", targetId=target, flatten=True)[
             "sessionId"
         ]
-        for domain in ("RunPage", "Runtime", "Log"):
+        for domain in ("Page", "Runtime", "Log"):
             self.call(f"{domain}.enable")
 
     def __enter__(self) -> Self:

@@ -1,4 +1,4 @@
-"""The run on the terminal: through a pipe, through a real pseudo-terminal, and the arithmetic of the ETA."""
+"""The console tracker, through a pipe and on a pseudo-terminal."""
 
 import os
 import re
@@ -10,9 +10,6 @@ from pathlib import Path
 import pexpect
 import pyte
 import pytest
-
-from rlctl.monitoring.final_summary import print_summary
-from rlctl.monitoring.panel import Panel
 
 ACC = "val-core/arithmetic/acc/mean@1"
 
@@ -144,43 +141,3 @@ def test_a_dumb_terminal_gets_plain_lines():
     seen = on_a_terminal(TERM="dumb")
     assert "step 2/3  reward 0.600" in seen
     assert "\x1b" not in seen
-
-
-def test_the_eta_is_the_pace_of_the_latest_steps_times_what_is_left():
-    panel = Panel(total_steps=100)
-    assert panel.eta() is None
-    panel.add(0, {}, at=0.0)
-    assert panel.eta() is None
-    for step in range(1, 30):
-        panel.add(step, {}, at=10.0 + 2.0 * step)
-    assert panel.eta() == pytest.approx(2.0 * 71)
-    assert panel.line() == "step 29/100  eta 2m 22s"
-
-
-def test_the_summary(capsys):
-    rows = [
-        {"step": 0, ACC: 0.25},
-        {"step": 1, "critic/score/mean": 0.25, "perf/total_num_tokens": 1500.0},
-    ]
-    rows += [{"step": 2, ACC: 0.75, "critic/score/mean": 0.75, "perf/total_num_tokens": 1500.0}]
-    print_summary(
-        "finished", Path("runs/p/r"), rows, 72.3, ["rlctl show r --samples", "rlctl runs"]
-    )
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert [line.rstrip() for line in err.splitlines()] == [
-        "finished: 2 steps in 1m 12s, 3k tokens",
-        "  accuracy  25.0 % → 75.0 %   best 75.0 % at step 2",
-        "  reward    0.25 → 0.75   ▁█",
-        "  run       runs/p/r",
-        "  next      rlctl show r --samples",
-        "            rlctl runs",
-    ]
-
-
-def test_the_summary_of_a_run_that_failed_at_once(capsys):
-    print_summary("failed", Path("runs/p/r"), [], 3.0, [])
-    assert [line.rstrip() for line in capsys.readouterr().err.splitlines()] == [
-        "failed: 0 steps in 3.0 s",
-        "  run  runs/p/r",
-    ]

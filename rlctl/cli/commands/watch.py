@@ -39,10 +39,10 @@ def watch(run: RunName, root: Root = None) -> None:
     """
     from rlctl.cli.console import notice, stdout
     from rlctl.runs.store import RunStore
-    from rlctl.runs.watch import Watched
+    from rlctl.runs.watch import RunWatcher
     from rlctl.tracking.console import is_terminal, live_display
 
-    watched = Watched(RunStore.at(root).find(run))
+    watched = RunWatcher(RunStore.at(root).find(run))
     if is_terminal(stdout()):
         with live_display(stdout(), watched.panel):
             for _ in watched.follow():

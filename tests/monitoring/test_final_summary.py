@@ -1,0 +1,36 @@
+"""Summary printed when a run ends."""
+
+from pathlib import Path
+
+from rlctl.monitoring.final_summary import print_summary
+
+ACC = "val-core/arithmetic/acc/mean@1"
+
+
+def test_the_summary(capsys):
+    rows = [
+        {"step": 0, ACC: 0.25},
+        {"step": 1, "critic/score/mean": 0.25, "perf/total_num_tokens": 1500.0},
+    ]
+    rows += [{"step": 2, ACC: 0.75, "critic/score/mean": 0.75, "perf/total_num_tokens": 1500.0}]
+    print_summary(
+        "finished", Path("runs/p/r"), rows, 72.3, ["rlctl show r --samples", "rlctl runs"]
+    )
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert [line.rstrip() for line in err.splitlines()] == [
+        "finished: 2 steps in 1m 12s, 3k tokens",
+        "  accuracy  25.0 % → 75.0 %   best 75.0 % at step 2",
+        "  reward    0.25 → 0.75   ▁█",
+        "  run       runs/p/r",
+        "  next      rlctl show r --samples",
+        "            rlctl runs",
+    ]
+
+
+def test_the_summary_of_a_run_that_failed_at_once(capsys):
+    print_summary("failed", Path("runs/p/r"), [], 3.0, [])
+    assert [line.rstrip() for line in capsys.readouterr().err.splitlines()] == [
+        "failed: 0 steps in 3.0 s",
+        "  run  runs/p/r",
+    ]

@@ -1,0 +1,16 @@
+"""ETA and plain step line of the panel."""
+
+import pytest
+
+from rlctl.monitoring.panel import Panel
+
+
+def test_the_eta_is_the_pace_of_the_latest_steps_times_what_is_left():
+    panel = Panel(total_steps=100)
+    assert panel.eta() is None
+    panel.add(0, {}, at=0.0)
+    assert panel.eta() is None
+    for step in range(1, 30):
+        panel.add(step, {}, at=10.0 + 2.0 * step)
+    assert panel.eta() == pytest.approx(2.0 * 71)
+    assert panel.line() == "step 29/100  eta 2m 22s"
