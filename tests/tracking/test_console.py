@@ -5,7 +5,6 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pexpect
 import pyte
@@ -15,7 +14,6 @@ ACC = "val-core/arithmetic/acc/mean@1"
 
 SCRIPT = """
 import sys, time
-from pathlib import Path
 from rlctl.monitoring.alarms import Alarm
 from rlctl.tracking.console import ConsoleTracker
 from rlctl.tracking.tracker import RunInfo
