@@ -107,21 +107,21 @@ def sync(run: Run, logger: str, first: int | None = None) -> Sent:
 def _send(run: RunDir, info: RunInfo, logger: str, wanted: set[int], state: str) -> Sent:
     steps = [int(row["step"]) for row in read_metrics(run.metrics)]
     tracking, known = info.config["trainer"]["tracking"], info.trackers.get(logger)
-    patience = TrackerTimeouts(1, tracking["start_s"], tracking["call_s"], tracking["finish_s"])
-    mirror = AsyncTracker(logger, load("loggers", logger)(), patience)
+    timeouts = TrackerTimeouts(1, tracking["start_s"], tracking["call_s"], tracking["finish_s"])
+    tracker = AsyncTracker(logger, load("loggers", logger)(), timeouts)
     with contextlib.redirect_stdout(sys.stderr):  # SDKs greet on stdout, which belongs to data
-        mirror.start(info, lambda anew: history(info, steps if anew else wanted))
-        given = mirror.wait_for_start()
+        tracker.start(info, lambda full_replay: history(info, steps if full_replay else wanted))
+        given = tracker.wait_for_start()
         anew = given is not None and given != known
-        mirror.end(TrackerCall("finish", None, lambda tracker: tracker.finish(state)))
-        mirror.wait_for_end(math.inf)
+        tracker.close(TrackerCall("finish", None, lambda tracker: tracker.finish(state)))
+        tracker.wait_for_end(math.inf)
     if given is not None:
         run.update(trackers={**run.record.trackers, logger: given})
     num_steps = len(steps) if anew else len(wanted)
     run.event(SYNCED, tracker=logger, num_steps=num_steps)
-    if mirror.off or mirror.failures:
-        why = mirror.off or mirror.last_error
-        run.event(MISSED, tracker=logger, why=why, steps=mirror.missed_steps())
+    if tracker.disabled_reason or tracker.num_failures:
+        why = tracker.disabled_reason or tracker.last_error
+        run.event(MISSED, tracker=logger, why=why, steps=tracker.missed_ranges())
         raise RlctlError(
             f"logger {logger} has not taken everything: {why}", hint="the same command tries again"
         )

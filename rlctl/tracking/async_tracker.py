@@ -1,4 +1,4 @@
-"""One tracker in a thread of its own behind a bounded queue: nothing that it does, or fails to do, holds up the run."""
+"""Tracker in its own thread with a bounded queue: a slow or failing one never blocks the run."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import Future
-from concurrent.futures import TimeoutError as NotInTime
+from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 
@@ -16,13 +16,13 @@ from rlctl.errors import ResourceError, RlctlError
 from rlctl.tracking.tracker import RunInfo, Tracker
 
 MAX_FAILURES = 3
-_LAST_WORDS_S = 5.0  # for what others have to do when the process ends
-_A_MOMENT = 0.05  # seconds between two looks at a tracker that is waited for
+_EXIT_GRACE_S = 5.0  # for other threads and exit handlers to complete
+_POLL_S = 0.05
 
 
 @dataclass(frozen=True)
 class TrackerTimeouts:
-    """How patient a run is with its trackers: calls that may wait in the queue, and seconds for a start, for one call, for the end."""
+    """Limits of a tracker: queued calls, and seconds for the start, each call and the end."""
 
     queue_size: int
     start_s: float
@@ -32,136 +32,155 @@ class TrackerTimeouts:
 
 @dataclass(frozen=True)
 class TrackerCall:
-    """One thing to tell a tracker: `what` it is in a word, the step that it belongs to if to any, and how to say it."""
+    """Queued call: the name of the method, its training step if any, and how to apply it."""
 
-    what: str
+    name: str
     step: int | None
-    say: Callable[[Tracker], object]
+    apply: Callable[[Tracker], object]
 
 
-# Steps that a tracker lacks, and a call for each of them.
+# The steps to replay to a tracker, and one call for each of them.
 History = tuple[Collection[int], Iterable[TrackerCall]]
 
 
 class AsyncTracker:
-    """Everything but `_work` and what it calls runs in the run's own thread; the two share the queue and a few single values.
+    """Tracker that runs in a daemon thread.
 
-    `off` is why it was switched off, or None; `missed` are the steps that did not reach it, `last_error` is what it raised last.
+    Only `_run` and the methods that it calls run in that thread. Both threads share the queue and a
+    few single values. `disabled_reason` is None while the tracker is enabled; `missed` holds the
+    steps that were not delivered; `last_error` describes the last exception.
     """
 
-    def __init__(self, name: str, tracker: Tracker, patience: TrackerTimeouts) -> None:
+    def __init__(self, name: str, tracker: Tracker, timeouts: TrackerTimeouts) -> None:
         self.name = name
         self.tracker = tracker
-        self.patience = patience
-        self.off: str | None = None
-        self.failures = 0
+        self.timeouts = timeouts
+        self.disabled_reason: str | None = None
+        self.num_failures = 0
         self.last_error: str | None = None
         self.missed: set[int | None] = set()
         self._queue: SimpleQueue[TrackerCall | None] = SimpleQueue()
         self._started: Future[str | None] = Future()
-        self._current: tuple[TrackerCall, float] | None = None  # what it is at, and since when
+        self._current: tuple[TrackerCall, float] | None = None  # the running call, and its start
         self._thread: threading.Thread | None = None
 
     def start(self, run: RunInfo, history: Callable[[bool], History]) -> None:
-        """Begin to start it. What it is told first is `history(anew)`: anew if it gives the run an id other than the one it had."""
+        """Start the thread, which starts the tracker and then replays `history(full_replay)`.
+
+        `full_replay` is true if the tracker gave the run another id than the one in `run.trackers`.
+        """
         self._thread = threading.Thread(
-            target=self._work, args=(run, history), name=f"tracker {self.name}", daemon=True
+            target=self._run, args=(run, history), name=f"tracker {self.name}", daemon=True
         )
         self._thread.start()
 
     def wait_for_start(self) -> str | None:
-        """The id that it gives the run. Errors: what `start` raised; ResourceError when it took too long."""
-        hint = f"leave {self.name} out of trainer.logger, or set trainer.tracking.modes.{self.name} to one that needs no network"
+        """Return the id that the tracker gave the run.
+
+        Raises the RlctlError of its `start`, an RlctlError for any other exception, and
+        ResourceError after `start_s` seconds.
+        """
+        hint = (
+            f"remove {self.name} from trainer.logger, "
+            f"or set trainer.tracking.modes.{self.name} to a mode that needs no network"
+        )
         try:
-            return self._started.result(self.patience.start_s)
-        except NotInTime as error:
-            self._switch_off("it did not start")
-            message = f"logger {self.name} has not started after {self.patience.start_s:g} s (trainer.tracking.start_s)"
+            return self._started.result(self.timeouts.start_s)
+        except FutureTimeout as error:
+            self._disable("it did not start")
+            message = (
+                f"logger {self.name} did not start within {self.timeouts.start_s:g} s "
+                "(trainer.tracking.start_s)"
+            )
             raise ResourceError(message, hint=hint) from error
         except (RlctlError, KeyboardInterrupt):
             raise
         except Exception as error:
             raise RlctlError(
-                f"logger {self.name} does not start: {type(error).__name__}: {error}", hint=hint
+                f"logger {self.name} failed to start: {type(error).__name__}: {error}", hint=hint
             ) from error
 
     def send(self, call: TrackerCall) -> None:
-        """Put a call into the queue. Never waits: a tracker that lags too far behind, or hangs, is switched off."""
-        if self.off is None and (stuck := self._stuck()):
-            self._switch_off(stuck)
-        if self.off is None and self._queue.qsize() >= self.patience.queue_size:
-            self._switch_off(
-                f"it lags {self.patience.queue_size} calls behind (trainer.tracking.queue_size)"
+        """Queue a call without waiting; disable the tracker if it hangs or its queue is full."""
+        if self.disabled_reason is None and (reason := self._overdue()):
+            self._disable(reason)
+        if self.disabled_reason is None and self._queue.qsize() >= self.timeouts.queue_size:
+            self._disable(
+                f"{self.timeouts.queue_size} calls are waiting (trainer.tracking.queue_size)"
             )
-        if self.off is None:
+        if self.disabled_reason is None:
             self._queue.put(call)
         else:
             self.missed.add(call.step)
 
-    def end(self, finish: TrackerCall) -> None:
-        """`finish` is its last call."""
-        if self.off is None:
+    def close(self, finish: TrackerCall) -> None:
+        """Queue `finish` as the last call."""
+        if self.disabled_reason is None:
             self._queue.put(finish)
             self._queue.put(None)
 
     def wait_for_end(self, deadline: float) -> None:
-        """Wait until it has said everything; `deadline` is a time of `time.monotonic`. What has not been said by then is missed."""
-        if (
-            self._thread is None
-            or not self._started.done()
-            or self._started.exception() is not None
-        ):
+        """Wait until all queued calls are delivered, at most until `deadline` (`time.monotonic`).
+
+        Calls that are not delivered by then count as missed.
+        """
+        if self._thread is None or not self._has_started:
             return
-        while self.off is None and self._thread.is_alive():
-            self._thread.join(_A_MOMENT)
-            if stuck := self._stuck():
-                self._switch_off(stuck)
+        while self.disabled_reason is None and self._thread.is_alive():
+            self._thread.join(_POLL_S)
+            if reason := self._overdue():
+                self._disable(reason)
             elif time.monotonic() > deadline and self._thread.is_alive():
-                self._switch_off(
-                    f"it was not done {self.patience.finish_s:g} s after the run's end (trainer.tracking.finish_s)"
+                self._disable(
+                    f"it did not finish within {self.timeouts.finish_s:g} s "
+                    "after the end of the run (trainer.tracking.finish_s)"
                 )
-        if not self.hangs:
-            self._thread.join(_LAST_WORDS_S)  # it still counts what it has missed
+        if not self.is_stuck:
+            self._thread.join(_EXIT_GRACE_S)  # the thread still counts what it missed
 
     @property
-    def hangs(self) -> bool:
-        """Whether it was given up in the middle of a call."""
+    def is_stuck(self) -> bool:
+        """True if the tracker was disabled during a call that has not returned."""
         return (
-            self.off is not None
+            self.disabled_reason is not None
             and self._current is not None
             and self._thread is not None
             and self._thread.is_alive()
         )
 
     @property
-    def took_everything(self) -> bool:
-        """Whether it took all that it was told until the end."""
-        started = self._started.done() and self._started.exception() is None
+    def delivered_everything(self) -> bool:
+        """True if the tracker has ended and every call was delivered."""
         return (
-            started
-            and self.off is None
+            self._has_started
+            and self.disabled_reason is None
             and not self.missed
             and self._thread is not None
             and not self._thread.is_alive()
         )
 
-    def missed_steps(self) -> list[tuple[int, int]]:
-        """The steps that did not reach it, as ranges: first and last, both included."""
+    def missed_ranges(self) -> list[tuple[int, int]]:
+        """Return the missed steps as (first, last) ranges, both inclusive."""
         ranges: list[tuple[int, int]] = []
         for step in sorted(step for step in self.missed.copy() if step is not None):
             first = ranges.pop()[0] if ranges and ranges[-1][1] == step - 1 else step
             ranges.append((first, step))
         return ranges
 
-    def _stuck(self) -> str | None:
-        current = self._current
-        if current is None or time.monotonic() - current[1] < self.patience.call_s:
-            return None
-        return f"{current[0].what} hangs for more than {self.patience.call_s:g} s (trainer.tracking.call_s)"
+    @property
+    def _has_started(self) -> bool:
+        return self._started.done() and self._started.exception() is None
 
-    def _switch_off(self, why: str) -> None:
-        """No more calls. What waits in the queue or is being said counts as missed."""
-        self.off = why
+    def _overdue(self) -> str | None:
+        current = self._current
+        if current is None or time.monotonic() - current[1] < self.timeouts.call_s:
+            return None
+        limit = f"{self.timeouts.call_s:g} s (trainer.tracking.call_s)"
+        return f"{current[0].name} took longer than {limit}"
+
+    def _disable(self, reason: str) -> None:
+        """Accept no more calls; count the running and the queued ones as missed."""
+        self.disabled_reason = reason
         current = self._current
         if current is not None:
             self.missed.add(current[0].step)
@@ -170,48 +189,51 @@ class AsyncTracker:
                 call = self._queue.get_nowait()
                 if call is not None:
                     self.missed.add(call.step)
-        self._queue.put(None)  # wakes a thread that waits for a call, so that it ends
+        self._queue.put(None)  # ends a thread that waits for a call
 
-    def _work(self, run: RunInfo, history: Callable[[bool], History]) -> None:
+    def _run(self, run: RunInfo, history: Callable[[bool], History]) -> None:
         try:
-            given = self.tracker.start(run)
-        except BaseException as error:  # handed to the thread that waits, which raises it
+            run_id = self.tracker.start(run)
+        except BaseException as error:  # `wait_for_start` raises it in the run's thread
             self._started.set_exception(error)
             return
-        self._started.set_result(given)
-        steps, calls = history(given is not None and given != run.trackers.get(self.name))
-        self.missed.update(steps)  # until they are told
+        self._started.set_result(run_id)
+        steps, calls = history(run_id is not None and run_id != run.trackers.get(self.name))
+        self.missed.update(steps)  # until they are replayed
         for call in calls:
-            if self.off is not None:
+            if self.disabled_reason is not None:
                 return
             self.missed.discard(call.step)
-            self._say(call)
-        while self.off is None and (call := self._queue.get()) is not None:
-            self._say(call)
+            self._apply(call)
+        while self.disabled_reason is None and (call := self._queue.get()) is not None:
+            self._apply(call)
 
-    def _say(self, call: TrackerCall) -> None:
+    def _apply(self, call: TrackerCall) -> None:
         self._current = (call, time.monotonic())
         try:
-            call.say(self.tracker)
-        except Exception as error:  # a mirror may break, the run goes on
-            self._failed(call, error)
+            call.apply(self.tracker)
+        except Exception as error:  # a failing tracker must not stop the run
+            self._count_failure(call, error)
         self._current = None
 
-    def _failed(self, call: TrackerCall, error: Exception) -> None:
-        self.failures += 1
-        self.last_error = f"{call.what}: {type(error).__name__}: {error}"
+    def _count_failure(self, call: TrackerCall, error: Exception) -> None:
+        self.num_failures += 1
+        self.last_error = f"{call.name}: {type(error).__name__}: {error}"
         self.missed.add(call.step)
-        if self.failures >= MAX_FAILURES:
+        if self.num_failures >= MAX_FAILURES:
             self._current = None
-            self._switch_off(f"{MAX_FAILURES} failures, the last in {self.last_error}")
+            self._disable(f"{MAX_FAILURES} failures, the last in {self.last_error}")
 
 
-def leave_in_any_case(exit_code: int) -> None:
-    """End the process soon after its main thread has ended. SDKs wait at exit, without a limit, for the very thing that hangs."""
+def force_exit_after_main(exit_code: int) -> None:
+    """Exit the process `_EXIT_GRACE_S` seconds after its main thread ends.
 
-    def leave() -> None:
+    SDKs of trackers wait at exit, without a limit, for the call that is stuck.
+    """
+
+    def force_exit() -> None:
         threading.main_thread().join()
-        time.sleep(_LAST_WORDS_S)
+        time.sleep(_EXIT_GRACE_S)
         os._exit(exit_code)
 
-    threading.Thread(target=leave, name="leave in any case", daemon=True).start()
+    threading.Thread(target=force_exit, name="force exit", daemon=True).start()

@@ -1,4 +1,4 @@
-"""The run on the terminal: one live panel where there is a terminal, one plain line a step where there is none. Always on stderr."""
+"""Console tracker on stderr: a live panel on a terminal, otherwise one plain line per step."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rlctl.tracking.tracker import RunInfo, Sample
 
 
 class ConsoleTracker:
-    """Shows start-up phases, then the panel. Lines that others print to stdout or stderr meanwhile appear above the live display."""
+    """Tracker that shows startup phases, then the panel; other output appears above it."""
 
     def __init__(self) -> None:
         self.console = Console(stderr=True, highlight=False)
@@ -28,12 +28,13 @@ class ConsoleTracker:
         self.live = live_display(self.console, self.panel) if is_terminal(self.console) else None
 
     def start(self, run: RunInfo) -> None:
+        """End the startup: show the run's name and steps from now on."""
         self._end_startup_phase()
         self.started = True
         self.panel.name, self.panel.total_steps = run.name, run.total_steps
 
     def phase(self, name: str) -> None:
-        """What the run does from now on. A phase before `start` leaves a line with its time: that is what starting up takes."""
+        """Show the phase that begins; each phase of the startup also leaves a timed line."""
         self._end_startup_phase()
         self.phase_name, self.phase_began = (
             PHASES[name][0] if name in PHASES else name,
@@ -49,6 +50,7 @@ class ConsoleTracker:
             )
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Show the metrics of a step in the panel, or print them as one line."""
         self.panel.add(step, metrics, time.monotonic())
         if self.live:
             self.live.start()
@@ -56,15 +58,16 @@ class ConsoleTracker:
             self.console.print(self.panel.line(), markup=False, soft_wrap=True)
 
     def alarm(self, alarm: Alarm) -> None:
-        """Above the panel it stays when the panel is gone."""
+        """Show an alarm in the panel, and print it permanently above."""
         self.panel.alarm(alarm)
         mark = ("alarm over", "bold green") if alarm.over else ("alarm", "bold red")
         self.console.print(Text.assemble(mark, f": {alarm}"), soft_wrap=True)
 
     def generations(self, step: int, samples: Sequence[Sample]) -> None:
-        """Samples are for files and dashboards."""
+        """Do nothing: samples are for files and dashboards."""
 
     def finish(self, state: str) -> None:  # noqa: ARG002
+        """Remove the live panel."""
         if self.live:
             self.live.stop()
 
@@ -87,12 +90,15 @@ class ConsoleTracker:
 
 
 def is_terminal(console: Console) -> bool:
-    """Whether there is something to redraw on: a pipe is not, even where FORCE_COLOR makes rich take it for a terminal."""
+    """Return True if the console can redraw; a pipe cannot, even if FORCE_COLOR is set."""
     return console.file.isatty() and not console.is_dumb_terminal
 
 
 def live_display(console: Console, shown: RenderableType) -> Live:
-    """A display that redraws itself and leaves nothing behind. A stdout that is a terminal is led around it; a file stays a file."""
+    """Build a display that redraws `shown` and disappears at the end.
+
+    Output to stderr, and to stdout if it is a terminal, is printed above the display.
+    """
     return Live(
         console=console,
         get_renderable=lambda: shown,

@@ -1,9 +1,13 @@
-"""All trackers of a run as one: the record is written at once, the console is told at once, every other tracker has its own thread."""
+"""All trackers of a run behind one interface.
+
+The run's own record and the console are called directly; every other tracker has its own thread.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import logging
 import math
 import sys
 import time
@@ -21,18 +25,28 @@ from rlctl.tracking.async_tracker import (
     AsyncTracker,
     TrackerCall,
     TrackerTimeouts,
-    leave_in_any_case,
+    force_exit_after_main,
 )
-from rlctl.tracking.history import MISSED, TOLD, history, log_call, missing_steps, sample_call
+from rlctl.tracking.history import (
+    DELIVERED,
+    MISSED,
+    history,
+    log_call,
+    missing_steps,
+    sample_call,
+)
 from rlctl.tracking.tracker import Event, Preflight, RunInfo, Sample, ShowsPhases, Tracker
 
-RECORD = "jsonl"  # the tracker that every run has: what it writes is the truth, and no other is waited for
+RECORD = "jsonl"  # every run has this tracker: its files are the source of truth
+
+log = logging.getLogger(__name__)
 
 
 def preflight(name: str, mode: str | None) -> str:
-    """What the logger would do in a run: its mode in a few words, or nothing where it has none.
+    """Return the mode that a logger would use, in a few words; empty for a logger without modes.
 
-    Errors: as `rlctl.plugins.load`; ConfigError for a mode of a logger without modes; what the logger itself finds wrong.
+    Raises the errors of `rlctl.plugins.load` and of the logger's own preflight, and ConfigError if
+    `mode` is given for a logger without modes.
     """
     tracker = load("loggers", name)
     if isinstance(tracker, Preflight):
@@ -41,14 +55,17 @@ def preflight(name: str, mode: str | None) -> str:
         raise ConfigError(
             f"logger {name} has no modes",
             where=f"trainer.tracking.modes.{name}={mode}",
-            hint="leave that out",
+            hint="remove the key",
         )
     return ""
 
 
 @dataclass(frozen=True)
 class LoggerState:
-    """A logger and the package that offers it: what it would do here and now (`message`), or what would make it work (`remedy`)."""
+    """A logger, the package that provides it, and its state here.
+
+    `message` is its mode or its problem, `remedy` a fix for the problem.
+    """
 
     name: str
     package: str
@@ -58,11 +75,11 @@ class LoggerState:
 
 
 def examine() -> list[LoggerState]:
-    """Every logger that an installed package offers, by name."""
-    return [_examined(name, package) for name, package in packages("loggers").items()]
+    """Return the state of every logger that an installed package provides, by name."""
+    return [_examine(name, package) for name, package in packages("loggers").items()]
 
 
-def _examined(name: str, package: str) -> LoggerState:
+def _examine(name: str, package: str) -> LoggerState:
     try:
         return LoggerState(name, package, "ready", preflight(name, None))
     except RlctlError as error:
@@ -72,35 +89,37 @@ def _examined(name: str, package: str) -> LoggerState:
 
 
 class Trackers:
-    """What is wrong at the start passes, for it is met before training. Later errors never stop the run: a tracker that fails
-    `MAX_FAILURES` times, hangs or lags is switched off, with one warning; `rlctl runs sync` sends later what it missed.
+    """Fan-out to all trackers of a run.
 
-    The record is never switched off. While it cannot be written (a full disk), it keeps its rows and tries again at the next step.
+    Errors from `start` propagate: they occur before training. Later errors never stop the run: a
+    tracker that fails `MAX_FAILURES` times, hangs or lags is disabled with one warning, and `rlctl
+    runs sync` can send the steps that it missed. The record is never disabled: while it cannot be
+    written (a full disk), it keeps its rows in memory and retries at the next step.
     """
 
     def __init__(
         self,
         trackers: Mapping[str, Tracker],
         event: Event,
-        patience: TrackerTimeouts,
+        timeouts: TrackerTimeouts,
         alarms: Alarms | None = None,
     ) -> None:
-        self.patience = patience
+        self.timeouts = timeouts
         self.direct = {
             name: each
             for name, each in trackers.items()
             if name == RECORD or isinstance(each, ShowsPhases)
         }
-        self.mirrors = {
-            name: AsyncTracker(name, each, patience)
+        self.threaded = {
+            name: AsyncTracker(name, each, timeouts)
             for name, each in trackers.items()
             if name not in self.direct
         }
         self.alarms = alarms
         self.run: RunInfo | None = None
-        self.non_finite: Counter[str] = Counter()
-        self._failures: Counter[str] = Counter()
-        self._told: set[str] = set()
+        self.num_non_finite: Counter[str] = Counter()
+        self._num_failures: Counter[str] = Counter()
+        self._warned: set[str] = set()
         self._event = event
 
     @classmethod
@@ -108,165 +127,167 @@ class Trackers:
         cls,
         names: Sequence[str],
         event: Event,
-        patience: TrackerTimeouts,
+        timeouts: TrackerTimeouts,
         alarms: Alarms | None = None,
     ) -> Self:
-        """The trackers of these entry points (group `rlctl.loggers`), and the record first in any case.
+        """Build the trackers of these entry points (group `rlctl.loggers`); the record comes first.
 
-        Errors: NotFoundError for a name that no package offers, MissingExtraError when its package is not installed.
+        Raises NotFoundError for an unknown name and MissingExtraError if its package is missing.
         """
         return cls(
             {name: load("loggers", name)() for name in dict.fromkeys([RECORD, *names])},
             event,
-            patience,
+            timeouts,
             alarms,
         )
 
     def start(self, run: RunInfo) -> dict[str, str]:
-        """Start the record and the mirrors, these side by side. Returns the ids that they gave the run, by logger, for its record."""
+        """Start the record and, in parallel, the threaded trackers; return run ids by logger."""
         self.run = run
         for tracker in self.direct.values():
             if not isinstance(tracker, ShowsPhases):
                 tracker.start(run)
-        with contextlib.redirect_stdout(sys.stderr):  # SDKs greet on stdout, which belongs to data
-            for mirror in self.mirrors.values():
-                _start(mirror, run)
-            ids = {name: mirror.wait_for_start() for name, mirror in self.mirrors.items()}
-        return {name: given for name, given in ids.items() if given is not None}
+        with contextlib.redirect_stdout(sys.stderr):  # SDKs print banners; stdout is for data
+            for tracker in self.threaded.values():
+                _start(tracker, run)
+            ids = {name: tracker.wait_for_start() for name, tracker in self.threaded.items()}
+        return {name: run_id for name, run_id in ids.items() if run_id is not None}
 
     def begin(self) -> None:
-        """Starting up is over: what shows the run shows its steps from now on."""
+        """Start the trackers that show phases, after the startup of the run."""
         run = self.run
         assert run is not None, "start comes first"
-        self._tell(
+        self._call_direct(
             "start",
             lambda tracker: tracker.start(run) if isinstance(tracker, ShowsPhases) else None,
         )
 
     def phase(self, name: str) -> None:
-        self._tell(
+        """Report the phase that begins to the trackers that show phases."""
+        self._call_direct(
             "phase",
             lambda tracker: tracker.phase(name) if isinstance(tracker, ShowsPhases) else None,
         )
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Send the metrics of one step; mirrors get the finite ones. The first time that a metric is NaN or infinite is an event."""
-        self._tell("log", lambda tracker: tracker.log(step, metrics))
-        strange = [name for name, value in metrics.items() if not math.isfinite(value)]
-        if first := sorted(set(strange) - set(self.non_finite)):
-            self._record_event("non_finite", step=step, metrics=first)
-        self.non_finite.update(strange)
-        self._send(log_call(step, metrics))
-        self._ring(step, metrics)
+        """Record the metrics of a step; threaded trackers receive the finite ones.
 
-    def _ring(self, step: int, metrics: Mapping[str, float]) -> None:
+        The first NaN or infinity of each metric is recorded as an event. Raises alarms.
+        """
+        self._call_direct("log", lambda tracker: tracker.log(step, metrics))
+        non_finite = [name for name, value in metrics.items() if not math.isfinite(value)]
+        if first := sorted(set(non_finite) - set(self.num_non_finite)):
+            self._record_event("non_finite", step=step, metrics=first)
+        self.num_non_finite.update(non_finite)
+        self._send(log_call(step, metrics))
+        self._report_alarms(step, metrics)
+
+    def _report_alarms(self, step: int, metrics: Mapping[str, float]) -> None:
         for alarm in self.alarms.see({**metrics, "step": step}) if self.alarms else ():
             fields = {
                 name: value for name, value in dataclasses.asdict(alarm).items() if name != "over"
             }
             self._record_event(OVER if alarm.over else EVENT, **fields)
             show = partial(_show_alarm, alarm=alarm)
-            self._tell("alarm", show)
+            self._call_direct("alarm", show)
             self._send(TrackerCall("alarm", None, show))
 
     def generations(self, step: int, samples: Sequence[Sample]) -> None:
-        """Validation answers: all of them into the run's own record, the few that the recipe wants shown to every other tracker."""
-        shown = self.run.shown(samples) if self.run else []
-        self._tell("generations", lambda tracker: tracker.generations(step, samples))
-        if shown:
-            self._send(sample_call(step, shown))
+        """Record all validation samples of a step; send the selected few to threaded trackers."""
+        selected = self.run.select_samples(samples) if self.run else []
+        self._call_direct("generations", lambda tracker: tracker.generations(step, samples))
+        if selected:
+            self._send(sample_call(step, selected))
 
     def finish(self, state: str, exit_code: int | None = None) -> None:
-        """Tell all that the run is over, and wait for them no longer than `finish_s`.
+        """Close all trackers, and wait for them at most `finish_s` seconds.
 
-        With an `exit_code` the process leaves with it also where a tracker that hangs would keep it from ending.
+        If `exit_code` is given and a tracker is stuck, the process exits with this code as soon as
+        its main thread ends.
         """
-        if self.non_finite:
-            self._record_event("non_finite_total", metrics=dict(self.non_finite))
-        self._tell("finish", lambda tracker: tracker.finish(state))
-        deadline = time.monotonic() + self.patience.finish_s
+        if self.num_non_finite:
+            self._record_event("non_finite_total", metrics=dict(self.num_non_finite))
+        self._call_direct("finish", lambda tracker: tracker.finish(state))
+        deadline = time.monotonic() + self.timeouts.finish_s
         with contextlib.redirect_stdout(sys.stderr):
-            for mirror in self.mirrors.values():
-                mirror.end(TrackerCall("finish", None, lambda tracker: tracker.finish(state)))
-            for mirror in self.mirrors.values():
-                mirror.wait_for_end(deadline)
-        self._report()
-        if exit_code is not None and any(mirror.hangs for mirror in self.mirrors.values()):
-            leave_in_any_case(exit_code)
-        if told := [name for name, mirror in self.mirrors.items() if mirror.took_everything]:
-            self._record_event(TOLD, trackers=told)
-        for name, mirror in self.mirrors.items():
-            if mirror.missed:
+            for tracker in self.threaded.values():
+                tracker.close(TrackerCall("finish", None, lambda tracker: tracker.finish(state)))
+            for tracker in self.threaded.values():
+                tracker.wait_for_end(deadline)
+        self._warn_disabled()
+        if exit_code is not None and any(each.is_stuck for each in self.threaded.values()):
+            force_exit_after_main(exit_code)
+        self._record_deliveries()
+
+    def _record_deliveries(self) -> None:
+        delivered = [name for name, each in self.threaded.items() if each.delivered_everything]
+        if delivered:
+            self._record_event(DELIVERED, trackers=delivered)
+        for name, tracker in self.threaded.items():
+            if tracker.missed:
                 self._record_event(
                     MISSED,
                     tracker=name,
-                    why=mirror.off or mirror.last_error,
-                    steps=mirror.missed_steps(),
+                    why=tracker.disabled_reason or tracker.last_error,
+                    steps=tracker.missed_ranges(),
                 )
 
     def _send(self, call: TrackerCall) -> None:
-        for mirror in self.mirrors.values():
-            mirror.send(call)
-        self._report()
+        for tracker in self.threaded.values():
+            tracker.send(call)
+        self._warn_disabled()
 
-    def _report(self) -> None:
-        """Say once of every mirror that has gone that it has."""
-        for name, mirror in self.mirrors.items():
-            if mirror.off is not None and name not in self._told:
-                self._switched_off(name, mirror.off, mirror.missed_steps())
+    def _warn_disabled(self) -> None:
+        """Warn once per disabled tracker."""
+        for name, tracker in self.threaded.items():
+            if tracker.disabled_reason is not None and name not in self._warned:
+                self._report_disabled(name, tracker.disabled_reason, tracker.missed_ranges())
 
-    def _switched_off(self, name: str, why: str, missed: Sequence[Sequence[int]]) -> None:
-        self._told.add(name)
-        later = (
-            f"; `rlctl runs sync {self.run.name} --logger {name}` sends later what it misses"
-            if self.run and name in self.mirrors
+    def _report_disabled(self, name: str, reason: str, missed: Sequence[Sequence[int]]) -> None:
+        self._warned.add(name)
+        hint = (
+            f"; `rlctl runs sync {self.run.name} --logger {name}` sends the missed steps later"
+            if self.run and name in self.threaded
             else ""
         )
-        _warn(f"logger {name} is switched off: {why}{later}")
-        self._record_event("tracker_off", tracker=name, why=why, steps=missed)
+        log.warning("logger %s is disabled: %s%s", name, reason, hint)
+        self._record_event("tracker_off", tracker=name, why=reason, steps=missed)
 
-    def _tell(self, what: str, call: Callable[[Tracker], object]) -> None:
-        """Tell the record and the console, in this thread."""
-        for name, tracker in list(self.direct.items()):
+    def _call_direct(self, name: str, call: Callable[[Tracker], object]) -> None:
+        """Call the record and the console in this thread."""
+        for logger, tracker in list(self.direct.items()):
             try:
                 call(tracker)
-            except (
-                Exception
-            ) as error:  # the run goes on without a line on the terminal, and its record catches up
-                self._failed(name, f"{what}: {type(error).__name__}: {error}")
+            except Exception as error:  # the console may fail, and the record retries
+                self._count_failure(logger, f"{name}: {type(error).__name__}: {error}")
 
-    def _failed(self, name: str, why: str) -> None:
-        self._failures[name] += 1
+    def _count_failure(self, name: str, reason: str) -> None:
+        self._num_failures[name] += 1
         if name == RECORD:
-            if name not in self._told:
-                self._told.add(name)
-                _warn(
-                    f"the run's record cannot be written; what it misses waits in memory and is tried again each step: {why}"
+            if name not in self._warned:
+                self._warned.add(name)
+                log.warning(
+                    "cannot write the run's record; its rows stay in memory "
+                    "and each step tries again: %s",
+                    reason,
                 )
-        elif self._failures[name] >= MAX_FAILURES:
+        elif self._num_failures[name] >= MAX_FAILURES:
             del self.direct[name]
-            self._switched_off(name, f"{MAX_FAILURES} failures, the last in {why}", ())
+            self._report_disabled(name, f"{MAX_FAILURES} failures, the last in {reason}", ())
 
     def _record_event(self, kind: str, **fields: Any) -> None:
-        with contextlib.suppress(
-            OSError
-        ):  # the disk that the record is on may be the one that is full
+        with contextlib.suppress(OSError):  # the disk of the record may be full
             self._event(kind, **fields)
 
 
-def _start(mirror: AsyncTracker, run: RunInfo) -> None:
-    """A tracker goes on from the last step that it is known to have, and is told first what follows until `run.resume_step`."""
+def _start(tracker: AsyncTracker, run: RunInfo) -> None:
+    """Start a tracker after the last step that it has; replay the steps up to `run.resume_step`."""
     past = range(run.resume_step + 1) if run.resume_step else range(0)
-    first = min(missing_steps(run.folder, mirror.name, past), default=len(past)) if past else 0
+    first = min(missing_steps(run.folder, tracker.name, past), default=len(past)) if past else 0
     known = replace(run, resume_step=max(0, first - 1))
-    mirror.start(known, lambda anew: history(run, past if anew else past[first:]))
+    tracker.start(known, lambda full_replay: history(run, past if full_replay else past[first:]))
 
 
 def _show_alarm(tracker: Tracker, alarm: Alarm) -> None:
     if isinstance(tracker, ShowsAlarms):
         tracker.alarm(alarm)
-
-
-def _warn(text: str) -> None:
-    with contextlib.suppress(OSError):  # the terminal may be gone
-        print(f"warning: {text}", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""What a run has told its record, told again: to a tracker that begins late, missed a part of it, or was killed before it had kept it."""
+"""Replay of a run's recorded metrics and samples to trackers that do not have them yet."""
 
 from __future__ import annotations
 
@@ -16,54 +16,60 @@ from rlctl.tracking.jsonl import (
 )
 from rlctl.tracking.tracker import RunInfo, Sample
 
-# Kinds of events: trackers that took everything that an attempt told them, one that did not, one that was told later.
-TOLD, MISSED, SYNCED = "trackers_told", "tracker_missed", "tracker_synced"
+# Kinds of events: trackers that received everything that an attempt sent, a tracker that missed
+# steps, and a tracker that `rlctl runs sync` updated.
+DELIVERED, MISSED, SYNCED = "trackers_told", "tracker_missed", "tracker_synced"
 
 
 def missing_steps(run: Path, logger: str, steps: Iterable[int]) -> set[int]:
-    """Which of these steps a logger is not known to have, by the events of the run in this folder.
+    """Return the members of `steps` that a logger may lack, from the events in the run's folder.
 
-    An attempt that ended in order says what each logger missed. SDKs keep what they are told in memory for a while, so of an attempt that
-    was killed a logger may have anything, and counts as having nothing.
+    A complete attempt records what each logger missed. SDKs buffer in memory, so after an attempt
+    that was killed the logger counts as having none of its steps.
     """
-    every = set(steps)
-    found = set(every)
+    all_steps = set(steps)
+    missing = set(all_steps)
     for event in read_lines(run / "events.jsonl"):
         kind = event["kind"]
         if kind == "resume":
-            found |= {step for step in every if step > event["step"] or event["step"] == 0}
-        elif (kind == TOLD and logger in event["trackers"]) or (
+            missing |= {step for step in all_steps if step > event["step"] or event["step"] == 0}
+        elif (kind == DELIVERED and logger in event["trackers"]) or (
             kind == SYNCED and event["tracker"] == logger
         ):
-            found = set[int]()
+            missing = set[int]()
         elif kind == MISSED and event["tracker"] == logger:
-            found = {
+            missing = {
                 step for first, last in event["steps"] for step in range(first, last + 1)
-            } & every
-    return found
+            } & all_steps
+    return missing
 
 
 def history(run: RunInfo, steps: Collection[int]) -> History:
-    """These steps with their shown answers and metrics, oldest first. Errors: ConfigError for a record that is damaged."""
+    """Return calls that replay the metrics and selected samples of `steps`, oldest first.
+
+    The calls raise ConfigError if the run's files are damaged.
+    """
     if not steps:
         return steps, ()
     return steps, (
-        _both(run, row) for row in read_metrics(run.folder / METRICS_FILE) if row["step"] in steps
+        _replay_call(run, row)
+        for row in read_metrics(run.folder / METRICS_FILE)
+        if row["step"] in steps
     )
 
 
-def _both(run: RunInfo, row: Mapping[str, float]) -> TrackerCall:
+def _replay_call(run: RunInfo, row: Mapping[str, float]) -> TrackerCall:
     step = int(row["step"])
     log = log_call(step, {name: value for name, value in row.items() if name != "step"})
-    shown = run.shown(read_generations(generations_file(run.folder, step)))
-    if not shown:
+    selected = run.select_samples(read_generations(generations_file(run.folder, step)))
+    if not selected:
         return log
-    answers = sample_call(step, shown)
-    return TrackerCall("log", step, lambda tracker: (answers.say(tracker), log.say(tracker)))
+    samples = sample_call(step, selected)
+    return TrackerCall("log", step, lambda tracker: (samples.apply(tracker), log.apply(tracker)))
 
 
 def log_call(step: int, metrics: Mapping[str, float]) -> TrackerCall:
-    """The finite metrics of a step, as Python's own numbers."""
+    """Return a `Tracker.log` call with the finite metrics of a step, as Python ints and floats."""
     row = {
         name: value if isinstance(value, int) else float(value)
         for name, value in metrics.items()
@@ -73,4 +79,5 @@ def log_call(step: int, metrics: Mapping[str, float]) -> TrackerCall:
 
 
 def sample_call(step: int, samples: Sequence[Sample]) -> TrackerCall:
+    """Return a `Tracker.generations` call with the samples of a step."""
     return TrackerCall("generations", step, lambda tracker: tracker.generations(step, samples))

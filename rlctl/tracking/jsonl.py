@@ -1,6 +1,7 @@
-"""The record of a run as lines of JSON: `metrics.jsonl` is the truth that every other tracker mirrors, `generations/` holds the answers.
+"""Record of a run as JSON lines: `metrics.jsonl` (the source of truth) and `generations/`.
 
-A line is written and flushed a step, so that a killed process loses at most the line it was writing; readers skip such a torn tail.
+Each step writes one line without buffering, so a killed process loses at most the line that it was
+writing. Readers skip such an incomplete last line.
 """
 
 from __future__ import annotations
@@ -22,23 +23,25 @@ METRICS_FILE = "metrics.jsonl"
 
 
 def generations_file(folder: Path, step: int) -> Path:
-    """Where the validation answers of `step` lie in a run's folder."""
+    """Return the file of the validation samples of `step` in a run's folder."""
     return folder / "generations" / f"step_{step:06d}.jsonl"
 
 
 class JsonlTracker:
-    """Writes `metrics.jsonl` and `generations/`. Floats read back as the same bits; NaN and infinities, unknown to JSON, are null.
+    """Tracker that writes `metrics.jsonl` and `generations/`.
 
-    A row that the disk refuses is kept, and written before the next one: no part of it stays in the file, and no row is left out.
+    Floats read back as the same bits; NaN and infinities are written as null. A row that cannot be
+    written stays in memory, leaves no partial line in the file, and is written with the next row.
     """
 
     def __init__(self) -> None:
         self.folder = Path()
         self.file: FileIO | None = None
-        self.end = 0  # of the last whole row in the file, in bytes
-        self.waiting = b""
+        self.end = 0  # end of the last complete row in the file, in bytes
+        self.pending = b""
 
     def start(self, run: RunInfo) -> None:
+        """Open `metrics.jsonl` for appending, without an incomplete last line."""
         self.folder = run.folder
         path = run.folder / METRICS_FILE
         drop_torn_tail(path)
@@ -46,14 +49,17 @@ class JsonlTracker:
         self.end = self.file.tell()
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Append the metrics of a step as one row; raise OSError if the disk refuses."""
         row = {"step": step} | {name: _number(value) for name, value in metrics.items()}
-        self.waiting += json.dumps(row, allow_nan=False).encode() + b"\n"
+        self.pending += json.dumps(row, allow_nan=False).encode() + b"\n"
         self._write()
 
     def generations(self, step: int, samples: Sequence[Sample]) -> None:
+        """Write all validation samples of a step to `generations/step_N.jsonl`."""
         write_samples(generations_file(self.folder, step), samples)
 
     def finish(self, state: str) -> None:  # noqa: ARG002
+        """Write pending rows and close the file."""
         if self.file is not None:
             try:
                 self._write()
@@ -61,19 +67,19 @@ class JsonlTracker:
                 self.file.close()
 
     def _write(self) -> None:
-        """Write what waits after the last whole row, in place of what a signal or a full disk left there half done. `OSError`."""
+        """Write pending rows after the last complete one, over any partial row; raise OSError."""
         assert self.file is not None
         self.file.truncate(self.end)
-        written = self.file.write(self.waiting)
-        if written < len(self.waiting):
+        written = self.file.write(self.pending)
+        if written < len(self.pending):
             self.file.truncate(self.end)
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), METRICS_FILE)
         self.end += written
-        self.waiting = b""
+        self.pending = b""
 
 
 def write_samples(path: Path, samples: Sequence[Sample]) -> None:
-    """One line of JSON a sample, into a file that is whole or not there."""
+    """Write one JSON line per sample; the file appears only when it is complete."""
     path.parent.mkdir(exist_ok=True)
     whole = path.with_suffix(".tmp")
     with whole.open("w", encoding="utf-8") as file:
@@ -91,9 +97,10 @@ def write_samples(path: Path, samples: Sequence[Sample]) -> None:
 
 
 def read_metrics(path: Path) -> list[dict[str, float]]:
-    """The rows of a `metrics.jsonl`, oldest first; null reads as NaN. A run without metrics has no such file, and no rows.
+    """Return the rows of a `metrics.jsonl`, oldest first, null as NaN; empty if there is no file.
 
-    Errors: ConfigError for a line, other than a torn last one, that is no row: `step` and numbers.
+    Raises ConfigError for a line that is not an object of numbers with `step`. An incomplete last
+    line is skipped.
     """
     rows = [
         {name: math.nan if value is None else value for name, value in row.items()}
@@ -101,12 +108,17 @@ def read_metrics(path: Path) -> list[dict[str, float]]:
     ]
     for number, row in enumerate(rows, start=1):
         if "step" not in row or not all(isinstance(value, int | float) for value in row.values()):
-            raise ConfigError("a row of metrics holds `step` and numbers", where=f"{path}:{number}")
+            raise ConfigError(
+                "a row of metrics must have `step` and only numbers", where=f"{path}:{number}"
+            )
     return rows
 
 
 def read_generations(path: Path) -> list[Sample]:
-    """The samples of one `generations/step_N.jsonl`. Errors: ConfigError as in `read_metrics`, also for a line that lacks a field."""
+    """Return the samples of a `generations/step_N.jsonl`; empty if there is no file.
+
+    Raises ConfigError as `read_metrics` does, and for missing or unknown fields.
+    """
     try:
         return [Sample(**row) for row in read_lines(path)]
     except TypeError as error:
@@ -114,7 +126,10 @@ def read_generations(path: Path) -> list[Sample]:
 
 
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """The objects of a file of JSON lines that may be absent, or being written to: a last line without its end does not count."""
+    """Yield the objects of a JSON lines file, which may be missing or still growing.
+
+    A last line without a newline is skipped. Raises ConfigError for a line that is no JSON object.
+    """
     if not path.exists():
         return
     with path.open(encoding="utf-8", errors="replace") as file:
@@ -124,19 +139,17 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
             try:
                 row = json.loads(line)
             except ValueError as error:
-                raise ConfigError(
-                    f"not a line of JSON: {error}", where=f"{path}:{number}"
-                ) from error
+                raise ConfigError(f"not valid JSON: {error}", where=f"{path}:{number}") from error
             if not isinstance(row, dict):
                 raise ConfigError(
-                    f"a line must be an object, this is {type(row).__name__}",
+                    f"a line must be a JSON object, found {type(row).__name__}",
                     where=f"{path}:{number}",
                 )
             yield row
 
 
 def drop_torn_tail(path: Path) -> None:
-    """Cut what a killed process or a full disk left after the last whole line, so that the next line starts on its own."""
+    """Remove an incomplete last line, left by a killed process or a full disk."""
     if not path.exists() or path.stat().st_size == 0:
         return
     with path.open("rb+") as file:
@@ -148,7 +161,7 @@ def drop_torn_tail(path: Path) -> None:
 
 
 def _number(value: float) -> float | int | None:
-    """As JSON writes it: ints stay ints, numpy's and torch's scalars become Python's."""
+    """Convert a number (also of numpy or torch) to a Python int or float, None if not finite."""
     number = value if isinstance(value, int) else float(value)
     return number if math.isfinite(number) else None
 

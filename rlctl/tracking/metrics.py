@@ -1,7 +1,7 @@
-"""Metrics as values that know how to be joined.
+"""Mergeable metric values.
 
-A mean of means is wrong as soon as the parts differ in size, so nothing here ever averages averages: a `Mean` carries its total and its
-count until the very end. Parts come from micro-batches and ranks; `merge` joins them in any order.
+Parts come from micro-batches and ranks of different sizes, and a mean of means would be wrong. So a
+`Mean` keeps its total and count until it is reported; `merge` joins parts in any order.
 """
 
 from __future__ import annotations
@@ -12,12 +12,16 @@ from typing import Protocol, Self
 
 
 class Metric(Protocol):
-    """A partial result. `join` is associative and commutative (up to rounding); `value` is what is reported."""
+    """Partial result whose `join` is associative and commutative, up to rounding."""
 
     @property
-    def value(self) -> float: ...
+    def value(self) -> float:
+        """Value to report."""
+        ...
 
-    def join(self, other: Self, /) -> Self: ...
+    def join(self, other: Self, /) -> Self:
+        """Combine two parts."""
+        ...
 
 
 Metrics = dict[str, Metric]
@@ -25,52 +29,60 @@ Metrics = dict[str, Metric]
 
 @dataclass(frozen=True, slots=True)
 class Mean:
-    """`total` over `count` items; NaN when there were none."""
+    """Mean of `count` items with sum `total`; NaN without items."""
 
     total: float
     count: float = 1.0
 
     @property
     def value(self) -> float:
+        """Return `total / count`."""
         return self.total / self.count if self.count else float("nan")
 
     def join(self, other: Mean, /) -> Mean:
+        """Add totals and counts."""
         return Mean(self.total + other.total, self.count + other.count)
 
 
 @dataclass(frozen=True, slots=True)
 class Sum:
-    """A total."""
+    """Sum of all items."""
 
     value: float
 
     def join(self, other: Sum, /) -> Sum:
+        """Add both sums."""
         return Sum(self.value + other.value)
 
 
 @dataclass(frozen=True, slots=True)
 class Max:
-    """The largest value seen."""
+    """Largest value."""
 
     value: float
 
     def join(self, other: Max, /) -> Max:
+        """Return the larger value."""
         return Max(max(self.value, other.value))
 
 
 @dataclass(frozen=True, slots=True)
 class Min:
-    """The smallest value seen."""
+    """Smallest value."""
 
     value: float
 
     def join(self, other: Min, /) -> Min:
+        """Return the smaller value."""
         return Min(min(self.value, other.value))
 
 
 @dataclass(frozen=True, slots=True)
 class Std:
-    """The unbiased standard deviation of `count` items, from their sum and their sum of squares; NaN for fewer than two."""
+    """Unbiased standard deviation of `count` items from their sum and their sum of squares.
+
+    NaN for fewer than two items.
+    """
 
     count: float
     total: float
@@ -78,6 +90,7 @@ class Std:
 
     @property
     def value(self) -> float:
+        """Return the square root of the unbiased variance."""
         return (
             max(_variance(self.count, self.total, self.squares), 0.0) ** 0.5
             if self.count > 1
@@ -85,14 +98,16 @@ class Std:
         )
 
     def join(self, other: Std, /) -> Std:
+        """Add counts, sums and sums of squares."""
         return Std(self.count + other.count, self.total + other.total, self.squares + other.squares)
 
 
 @dataclass(frozen=True, slots=True)
 class ExplainedVariance:
-    """1 − Var(error)/(Var(target) + 1e-5), from the sums and sums of squares of `count` targets and errors; NaN for fewer than two.
+    """1 − Var(error)/(Var(target) + 1e-5) of `count` pairs, from sums and sums of squares.
 
-    1e-5 is verl's: it makes a constant target give about 0 or a large negative number, not an error.
+    NaN for fewer than two pairs. The 1e-5, as in verl, avoids a division by zero if the target is
+    constant.
     """
 
     count: float
@@ -103,12 +118,14 @@ class ExplainedVariance:
 
     @property
     def value(self) -> float:
+        """Return the explained variance; at most 1."""
         if self.count <= 1:
             return float("nan")
         target_variance = _variance(self.count, self.targets, self.target_squares)
         return 1 - _variance(self.count, self.errors, self.error_squares) / (target_variance + 1e-5)
 
     def join(self, other: ExplainedVariance, /) -> ExplainedVariance:
+        """Add all counts and sums."""
         return ExplainedVariance(
             self.count + other.count,
             self.targets + other.targets,
@@ -123,7 +140,7 @@ def _variance(count: float, total: float, squares: float) -> float:
 
 
 def merge(parts: Iterable[Mapping[str, Metric]]) -> Metrics:
-    """Join the metrics of several micro-batches, ranks or roles, name by name, in the order given."""
+    """Join the metrics of micro-batches, ranks or roles by name, in the given order."""
     joined: Metrics = {}
     for part in parts:
         for name, metric in part.items():
@@ -132,5 +149,5 @@ def merge(parts: Iterable[Mapping[str, Metric]]) -> Metrics:
 
 
 def to_floats(metrics: Mapping[str, Metric]) -> dict[str, float]:
-    """What is reported: one float a name."""
+    """Return the value to report for each metric."""
     return {name: metric.value for name, metric in metrics.items()}

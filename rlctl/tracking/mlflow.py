@@ -1,6 +1,7 @@
-"""The run in MLflow: on the server or in the database that `MLFLOW_TRACKING_URI` names, else in `mlflow.db` beside all runs.
+"""MLflow tracker: logs to `MLFLOW_TRACKING_URI`, by default to the database `runs/mlflow.db`.
 
-`mlflow ui --backend-store-uri sqlite:///runs/mlflow.db` shows the latter (it needs the whole of `mlflow`; writing does not).
+`mlflow ui --backend-store-uri sqlite:///runs/mlflow.db` shows the database. The command needs the
+full `mlflow` package; writing needs only `mlflow-skinny`.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from importlib.util import find_spec
 from typing import Any
 from urllib.parse import urlsplit
 
-# Read when mlflow is imported: its own patience with a server that is gone is several minutes a call.
+# mlflow reads these at import; its defaults wait minutes per call for a server that is down.
 os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
 os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
 
@@ -28,15 +29,15 @@ from rlctl.tracking.connectivity import reachable
 from rlctl.tracking.tracker import RunInfo, Sample
 
 _STATES = {"finished": "FINISHED", "failed": "FAILED", "stopped": "KILLED"}
-_MAX_METRICS, _MAX_PARAMS, _MAX_PARAM = (
-    1000,
-    100,
-    6000,
-)  # of one request, and the length of a parameter's value
+_MAX_METRICS, _MAX_PARAMS = 1000, 100  # per request
+_MAX_PARAM_LENGTH = 6000  # characters of a parameter's value
 
 
 class MlflowTracker:
-    """Implements `Tracker` and `Preflight`. A later attempt goes on with the same run. MLflow knows no `@`: `mean@1` is `mean_at_1`."""
+    """MLflow tracker (`Tracker`, `Preflight`); a later attempt continues the same run.
+
+    MLflow allows no `@` in names: `mean@1` becomes `mean_at_1`.
+    """
 
     def __init__(self) -> None:
         self.client: MlflowClient | None = None
@@ -44,19 +45,24 @@ class MlflowTracker:
 
     @classmethod
     def preflight(cls, mode: str | None) -> str:
-        """Errors: ConfigError for a mode, MissingExtraError where a local database needs a package, ResourceError where nobody answers."""
+        """Return `local` or the server's host.
+
+        Raises ConfigError if a mode is given, MissingExtraError if the local database needs a
+        package, ResourceError if the server does not respond.
+        """
         if mode is not None:
             raise ConfigError(
                 "logger mlflow has no modes",
                 where=f"trainer.tracking.modes.mlflow={mode}",
-                hint="MLFLOW_TRACKING_URI decides",
+                hint="set MLFLOW_TRACKING_URI instead",
             )
         uri = os.environ.get("MLFLOW_TRACKING_URI")
         server = urlsplit(uri or "sqlite:")
         if server.scheme in ("http", "https") and not reachable(uri or ""):
             hint = "start it, or unset MLFLOW_TRACKING_URI for a local database"
             raise ResourceError(
-                f"MLflow's server {server.scheme}://{server.hostname} does not answer", hint=hint
+                f"the MLflow server {server.scheme}://{server.hostname} does not respond",
+                hint=hint,
             )
         if server.scheme.startswith("sqlite") and not (
             find_spec("sqlalchemy") and find_spec("alembic")
@@ -68,7 +74,10 @@ class MlflowTracker:
         return f"server {server.hostname}" if server.scheme in ("http", "https") else "local"
 
     def start(self, run: RunInfo) -> str:
-        """Open the run, or go on with the one that is known. Errors: MlflowException."""
+        """Create the run, or continue that of an earlier attempt, and return its id.
+
+        Raises MlflowException.
+        """
         logging.getLogger("mlflow").setLevel(logging.WARNING)
         root = run.folder.absolute().parent.parent
         self.client = MlflowClient(
@@ -92,13 +101,16 @@ class MlflowTracker:
         self.id = self.client.create_run(
             _experiment(self.client, run.project, local), run_name=run.name, tags=tags
         ).info.run_id
-        params = [Param(_legal(key), str(value)[:_MAX_PARAM]) for key, value in _leaves(run.config)]
+        params = [
+            Param(_legal(key), str(value)[:_MAX_PARAM_LENGTH]) for key, value in _leaves(run.config)
+        ]
         for first in range(0, len(params), _MAX_PARAMS):
             self.client.log_batch(self.id, params=params[first : first + _MAX_PARAMS])
         self.client.log_dict(self.id, dict(run.config), "config.yaml")
         return self.id
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Log the metrics of a step, in as many requests as MLflow's limit needs."""
         assert self.client is not None
         now = int(time.time() * 1000)
         row = [Metric(_legal(name), float(value), now, step) for name, value in metrics.items()]
@@ -106,6 +118,7 @@ class MlflowTracker:
             self.client.log_batch(self.id, metrics=row[first : first + _MAX_METRICS])
 
     def generations(self, step: int, samples: Sequence[Sample]) -> None:
+        """Log samples as the artifact `generations/step_N.json`."""
         assert self.client is not None
         self.client.log_dict(
             self.id,
@@ -114,6 +127,7 @@ class MlflowTracker:
         )
 
     def finish(self, state: str) -> None:
+        """End the run with MLflow's name of the state."""
         assert self.client is not None
         self.client.set_terminated(self.id, _STATES[state])
 
@@ -133,7 +147,7 @@ def _experiment(client: MlflowClient, name: str, folder: str | None) -> str:
     if found is None:
         try:
             return client.create_experiment(name, artifact_location=folder)
-        except MlflowException:  # another run may have been faster
+        except MlflowException:  # another run may have created it in the meantime
             found = client.get_experiment_by_name(name)
             if found is None:
                 raise

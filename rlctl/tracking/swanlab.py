@@ -1,8 +1,10 @@
-"""The run as a SwanLab experiment: scalars at the training step, validation answers as texts.
+"""SwanLab tracker: metrics over the training step, validation samples as texts.
 
-The mode is decided here, so that nothing ever asks a question: what the recipe says, or `SWANLAB_MODE` (`cloud` is `online`); else online
-where there is a key and its server answers; else local where SwanLab's own dashboard is installed; else offline. Offline files lie in the
-run's folder, local ones in the project's, for `swanlab watch` shows one folder with many runs; `SWANLAB_LOG_DIR` moves both.
+The tracker chooses the mode, so that SwanLab never prompts: the mode in the recipe, or
+`SWANLAB_MODE` (`cloud` means `online`); else online if there is a key and the server responds; else
+local if SwanLab's dashboard is installed; else offline. Offline files are in the run's folder;
+local ones in the project's, because `swanlab watch` shows all runs of one folder. `SWANLAB_LOG_DIR`
+moves both.
 """
 
 from __future__ import annotations
@@ -33,22 +35,31 @@ _STATES: dict[str, Literal["success", "aborted", "crashed"]] = {
     "stopped": "aborted",
     "failed": "crashed",
 }
-_NO_NETWORK = "SWANLAB_MODE=offline (or trainer.tracking.modes.swanlab=offline) needs no account and no network"
+_NO_NETWORK = (
+    "SWANLAB_MODE=offline (or trainer.tracking.modes.swanlab=offline) needs no account, no network"
+)
 
 
 class SwanLabTracker:
-    """Implements `Tracker` and `Preflight`. Only an online experiment can be continued; local and offline ones begin anew."""
+    """SwanLab tracker (`Tracker`, `Preflight`).
+
+    A later attempt continues an online experiment; in local and offline mode it creates a new one.
+    """
 
     run: swanlab.Run | None = None
 
     @classmethod
     def preflight(cls, mode: str | None) -> str:
-        chosen, why = _decide(mode)
-        return f"{chosen}: {why}"
+        """Return the mode and its reason; raise the errors of `_choose_mode`."""
+        chosen, reason = _choose_mode(mode)
+        return f"{chosen}: {reason}"
 
     def start(self, run: RunInfo) -> str | None:
-        """Open the experiment; returns its id. Errors: as `_decide`; RlctlError when SwanLab refuses."""
-        mode, _ = _decide(run.modes.get("swanlab"))
+        """Open the experiment and return its id.
+
+        Raises the errors of `_choose_mode`, and RlctlError if SwanLab refuses.
+        """
+        mode, _ = _choose_mode(run.modes.get("swanlab"))
         folder = run.folder.parent if mode == "local" else run.folder
         try:
             self.run = swanlab.init(
@@ -65,14 +76,16 @@ class SwanLabTracker:
                 settings=_settings(),
             )
         except (RuntimeError, ValueError, OSError) as error:
-            raise RlctlError(f"SwanLab does not start: {error}", hint=_NO_NETWORK) from error
+            raise RlctlError(f"SwanLab failed to start: {error}", hint=_NO_NETWORK) from error
         return None if mode == "disabled" else self.run.id
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Log the metrics of a step."""
         assert self.run is not None
         self.run.log(dict(metrics), step=step)
 
     def generations(self, step: int, samples: Sequence[Sample]) -> None:
+        """Log samples as texts under `val/generations`."""
         assert self.run is not None
         texts = [
             swanlab.Text(
@@ -84,30 +97,34 @@ class SwanLabTracker:
         self.run.log({"val/generations": texts}, step=step)
 
     def finish(self, state: str) -> None:
+        """Close the experiment with SwanLab's name of the state."""
         assert self.run is not None
         self.run.finish(state=_STATES[state])
 
 
-def _decide(asked: str | None) -> tuple[_Mode, str]:
-    """The mode and why. Errors: ConfigError for a mode that does not exist, or for online without a key; MissingExtraError for local
-    without a dashboard; ResourceError where online was asked for and nobody answers."""
-    given = asked or os.environ.get("SWANLAB_MODE")
+def _choose_mode(recipe_mode: str | None) -> tuple[_Mode, str]:
+    """Return the mode and its reason.
+
+    Raises ConfigError for an unknown mode or online without a key, MissingExtraError for local
+    without a dashboard, ResourceError if online was requested and the server does not respond.
+    """
+    given = recipe_mode or os.environ.get("SWANLAB_MODE")
     if given is not None and given not in _MODES:
-        where = "trainer.tracking.modes.swanlab" if asked else "SWANLAB_MODE"
+        where = "trainer.tracking.modes.swanlab" if recipe_mode else "SWANLAB_MODE"
         raise ConfigError(
-            f"{where}={given} is no mode of SwanLab", hint=f"one of {', '.join(_MODES)}"
+            f"{where}={given} is not a mode of SwanLab", hint=f"one of {', '.join(_MODES)}"
         )
     mode = _MODES[given] if given else None
     settings = _settings()
     if mode == "online" or (mode is None and settings.api_key is not None):
-        return _online(settings, asked=mode is not None)
+        return _online(settings, requested=mode is not None)
     if mode == "local" and find_spec("swanboard") is None:
         raise MissingExtraError(
             "SwanLab's local mode needs its dashboard",
-            hint="pip install 'swanlab[dashboard]', or another mode",
+            hint="pip install 'swanlab[dashboard]', or use another mode",
         )
     if mode is not None:
-        return mode, "as asked"
+        return mode, "as requested"
     return (
         ("local", "no key")
         if find_spec("swanboard")
@@ -115,23 +132,26 @@ def _decide(asked: str | None) -> tuple[_Mode, str]:
     )
 
 
-def _online(settings: swanlab.Settings, *, asked: bool) -> tuple[_Mode, str]:
+def _online(settings: swanlab.Settings, *, requested: bool) -> tuple[_Mode, str]:
     if settings.api_key is None:
         raise ConfigError(
             "SwanLab's online mode needs a key",
-            hint=f"`swanlab login` or SWANLAB_API_KEY; {_NO_NETWORK}",
+            hint=f"run `swanlab login` or set SWANLAB_API_KEY; {_NO_NETWORK}",
         )
     if reachable(str(settings.api_host)):
-        return "online", "as asked" if asked else "there is a key"
-    if asked:
+        return "online", "as requested" if requested else "key found"
+    if requested:
         raise ResourceError(
-            f"SwanLab's server {settings.api_host} does not answer", hint=_NO_NETWORK
+            f"the SwanLab server {settings.api_host} does not respond", hint=_NO_NETWORK
         )
-    return "offline", f"{settings.api_host} does not answer; `swanlab sync` sends the files later"
+    return "offline", f"{settings.api_host} does not respond; `swanlab sync` sends the files later"
 
 
 def _settings() -> swanlab.Settings:
-    """Without questions, and without hands on stdout or hardware. Errors: ConfigError for variables that SwanLab cannot read."""
+    """Build settings without prompts, capture of stdout or hardware probes.
+
+    Raises ConfigError for environment variables that SwanLab cannot parse.
+    """
     try:
         return swanlab.Settings(
             interactive=False,
@@ -140,5 +160,8 @@ def _settings() -> swanlab.Settings:
         )
     except (SettingsError, ValidationError) as error:
         names = [name for name in os.environ if name.startswith("SWANLAB_")]
-        hint = f"one of {', '.join(names) or 'its settings files'}; the project's name is trainer.project_name, or SWANLAB_PROJ_NAME"
+        hint = (
+            f"check {', '.join(names) or 'its settings files'}; "
+            "the project's name is trainer.project_name, or SWANLAB_PROJ_NAME"
+        )
         raise ConfigError(f"SwanLab cannot read its settings: {error}", hint=hint) from error

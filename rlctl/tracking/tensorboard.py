@@ -1,7 +1,8 @@
-"""The run as TensorBoard's event files, in the run's folder (`TENSORBOARD_DIR` moves them): scalars, validation answers as texts.
+"""TensorBoard tracker: event files in the run's folder, or in `TENSORBOARD_DIR`.
 
-tensorboardX's own `SummaryWriter` hands everything to a thread that dies silently of a full disk and is then waited for for ever, also
-when the process ends. Its record writer below that raises instead, and a step is on disk when `log` returns.
+It uses tensorboardX's record writer and not its `SummaryWriter`: on a full disk the thread of the
+latter ends silently, and then the process never exits. The record writer raises, and a step is on
+disk when `log` returns.
 """
 
 from __future__ import annotations
@@ -21,19 +22,26 @@ from rlctl.tracking.tracker import RunInfo, Sample
 
 
 class TensorBoardTracker:
-    """Implements `Tracker`. Values are 32-bit floats, as TensorBoard's are; characters that its tags must not have become `_`."""
+    """TensorBoard tracker (`Tracker`).
+
+    Values are stored as 32-bit floats; characters that tags must not contain become `_`.
+    """
 
     def __init__(self) -> None:
         self.events: EventsWriter | None = None
 
     def start(self, run: RunInfo) -> str:
-        """Open a file beside those of earlier attempts, whose steps after `resume_step` are hidden from then on."""
+        """Open a new event file and return its folder as the run's id.
+
+        TensorBoard hides steps after `resume_step` in the files of earlier attempts.
+        """
         root = os.environ.get("TENSORBOARD_DIR")
         folder = Path(root) / run.project / run.name if root else run.folder / "tensorboard"
         folder.mkdir(parents=True, exist_ok=True)
         self.events = EventsWriter(
-            str(folder / "events"), f".{time.time_ns()}"
-        )  # two in a second are two files
+            str(folder / "events"),
+            f".{time.time_ns()}",  # else two attempts in one second share a file
+        )
         known = str(folder.absolute()) if root else folder.name
         if run.trackers.get("tensorboard") == known:
             self.events.write_event(
@@ -44,26 +52,25 @@ class TensorBoardTracker:
                 )
             )
         else:
-            self._write(
-                0,
-                text(
-                    "config",
-                    f"```yaml\n{yaml.safe_dump(dict(run.config), sort_keys=False, allow_unicode=True)}```",
-                ),
-            )
+            config = yaml.safe_dump(dict(run.config), sort_keys=False, allow_unicode=True)
+            self._write(0, text("config", f"```yaml\n{config}```"))
         self.events.flush()
         return known
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Write the metrics of a step to disk."""
         parts = [scalar(name, float(value)) for name, value in metrics.items()]
         self._write(step, Summary(value=[value for part in parts for value in part.value]))
 
     def generations(self, step: int, samples: Sequence[Sample]) -> None:
+        """Write each sample as a text `val/generations/N`."""
         for number, each in enumerate(samples):
-            answer = f"score {each.score:g}, truth {each.ground_truth}\n\n{_quoted(each.prompt)}\n\n{_quoted(each.response)}"
-            self._write(step, text(f"val/generations/{number}", answer))
+            head = f"score {each.score:g}, truth {each.ground_truth}"
+            markdown = f"{head}\n\n{_code_block(each.prompt)}\n\n{_code_block(each.response)}"
+            self._write(step, text(f"val/generations/{number}", markdown))
 
     def finish(self, state: str) -> None:  # noqa: ARG002
+        """Close the event file."""
         assert self.events is not None
         self.events.close()
 
@@ -73,6 +80,6 @@ class TensorBoardTracker:
         self.events.flush()
 
 
-def _quoted(words: str) -> str:
-    """As a block of Markdown's code, in which nothing that a model writes is markup."""
-    return "\n".join(f"    {line}" for line in words.splitlines())
+def _code_block(content: str) -> str:
+    """Format as a Markdown code block, so that generated text is not rendered as markup."""
+    return "\n".join(f"    {line}" for line in content.splitlines())

@@ -1,4 +1,4 @@
-"""What a tracker is and what it is told: the run, its metrics, its validation answers."""
+"""Tracker protocol, and the data that trackers receive."""
 
 from __future__ import annotations
 
@@ -11,11 +11,13 @@ from typing import Any, Protocol, runtime_checkable
 
 @dataclass(frozen=True)
 class RunInfo:
-    """What a tracker may know of its run. `total_steps` is the last training step; `config` is the composed configuration as plain data.
+    """Facts about a run for its trackers.
 
-    `trackers` maps a logger to the id that it gave the run in an earlier attempt; `resume_step` is the last step of the history that the
-    tracker is known to have, 0 in a new run; the steps after it are told, or told again. `modes` has what the recipe says of a logger
-    (online, offline, …); a logger that is not in it decides by its own environment variables.
+    `total_steps` is the last training step and `config` the composed configuration as plain data.
+    `trackers` maps a logger to the id that it gave the run in an earlier attempt. `resume_step` is
+    the last step that the tracker is known to have (0 in a new run); later steps are sent, some of
+    them perhaps again. `modes` maps a logger to its mode in the recipe (online, offline, …); other
+    loggers decide by their environment variables.
     """
 
     id: str
@@ -32,8 +34,8 @@ class RunInfo:
     num_samples: int = 0
     sample_seed: int = 0
 
-    def shown(self, samples: Sequence[Sample]) -> list[Sample]:
-        """The `num_samples` of a step's answers that trackers show: those to the same prompts each time, chosen by `sample_seed`."""
+    def select_samples(self, samples: Sequence[Sample]) -> list[Sample]:
+        """Select `num_samples` of a step's samples, at positions fixed by `sample_seed`."""
         chosen = random.Random(self.sample_seed).sample(
             range(len(samples)), min(self.num_samples, len(samples))
         )
@@ -42,7 +44,11 @@ class RunInfo:
 
 @dataclass(frozen=True)
 class Sample:
-    """One validation answer: `length` in response tokens, `finish` says why it ended, `components` are the parts of `score` by name."""
+    """One validation response with its prompt and score.
+
+    `length` counts response tokens, `finish` is the reason why generation ended, and `components`
+    are the named parts of `score`.
+    """
 
     prompt: str
     response: str
@@ -55,53 +61,68 @@ class Sample:
 
     @property
     def right(self) -> bool:
-        """Whether it counts as a correct answer: its accuracy (the component `acc`, or else the score) is at least a half."""
+        """True if the accuracy (the component `acc`, or else the score) is at least 0.5."""
         return self.components.get("acc", self.score) >= 0.5
 
 
 class Tracker(Protocol):
-    """Takes the record of a run, in this order: `start`, then `log` and `generations` with growing steps, then `finish`.
+    """Logger integration. Built without arguments and called from one thread, not the run's own.
 
-    Made without arguments and called from one thread, which is not the run's own: it may be slow, and what it raises stops nothing but
-    itself. `start` returns the id under which a later attempt finds the same history (`RunInfo.trackers`), or None where there is no such
-    thing; an id that is new although the run has a history gets that history first. `log` gets finite numbers only. `state` is the run's
-    last: finished, failed or stopped.
+    Calls come in this order: `start`, then `log` and `generations` with increasing steps, then
+    `finish`. A tracker may be slow, and its exceptions never stop the run.
     """
 
-    def start(self, run: RunInfo) -> str | None: ...
+    def start(self, run: RunInfo) -> str | None:
+        """Start or resume tracking, and return the tracker's id of the run, None without one.
 
-    def log(self, step: int, metrics: Mapping[str, float]) -> None: ...
+        A later attempt receives the id in `RunInfo.trackers`. If the id is new although the run has
+        a history, that history is sent first.
+        """
+        ...
 
-    def generations(self, step: int, samples: Sequence[Sample]) -> None: ...
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Record the metrics of a training step; all values are finite."""
+        ...
 
-    def finish(self, state: str) -> None: ...
+    def generations(self, step: int, samples: Sequence[Sample]) -> None:
+        """Record validation samples of a training step."""
+        ...
+
+    def finish(self, state: str) -> None:
+        """Close the run; `state` is finished, failed or stopped."""
+        ...
 
 
 @runtime_checkable
 class Preflight(Protocol):
-    """A tracker class that can say before a run what it would do."""
+    """Tracker class that can report its mode before the run starts."""
 
     @classmethod
     def preflight(cls, mode: str | None) -> str:
-        """The mode that it would run in, in a few words; `mode` is what the recipe says. Errors: RlctlError with cause and remedy.
+        """Return in a few words the mode that the tracker would use; `mode` comes from the recipe.
 
-        Opens nothing, writes nothing, and takes two seconds at most.
+        Opens and writes nothing, and takes at most two seconds. Raises RlctlError with a hint if
+        the tracker cannot start.
         """
         ...
 
 
 @runtime_checkable
 class ShowsPhases(Protocol):
-    """A tracker that shows what the run is doing now, and is therefore called in the run's own thread: it must not wait for anything.
+    """Tracker that shows the current phase. It runs in the run's own thread and must not block.
 
-    Phases before `start` are those of starting up; a run that fails early may `finish` before it starts. It gets every metric, NaN and
-    infinities included.
+    Phases before `start` belong to the startup. A run that fails early may call `finish` without
+    `start`. Such a tracker receives all metrics, including NaN and infinities.
     """
 
-    def phase(self, name: str) -> None: ...
+    def phase(self, name: str) -> None:
+        """Show that the run enters the phase `name`."""
+        ...
 
 
 class Event(Protocol):
-    """Where events go: `RunDir.event`."""
+    """Function that appends an event to the run's event log; see `RunDir.event`."""
 
-    def __call__(self, kind: str, /, **fields: Any) -> None: ...
+    def __call__(self, kind: str, /, **fields: Any) -> None:
+        """Append an event with these fields."""
+        ...

@@ -1,4 +1,7 @@
-"""The run in Trackio: in its local database (`TRACKIO_DIR`), which `trackio show` shows, or wherever its own variables lead."""
+"""Trackio tracker: logs to Trackio's local database (`TRACKIO_DIR`), or to a Space or server.
+
+`trackio show` shows the database; Trackio's environment variables select another destination.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +14,15 @@ from rlctl.tracking.tracker import RunInfo, Sample
 
 
 class TrackioTracker:
-    """Implements `Tracker`. A later attempt goes on with the same run, which Trackio knows by its name."""
+    """Trackio tracker (`Tracker`); a later attempt continues the run of the same name."""
 
     run: Run | None = None
 
     def start(self, run: RunInfo) -> str:
-        """Open the run, or go on with the latest of its name if it was tracked before; returns its id."""
+        """Create the run, or continue the latest run of this name after an earlier attempt.
+
+        Returns its id.
+        """
         self.run = trackio.init(
             project=run.project,
             name=run.name,
@@ -29,10 +35,12 @@ class TrackioTracker:
         return str(self.run.id)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Log the metrics of a step."""
         assert self.run is not None
         self.run.log(dict(metrics), step=step)
 
     def generations(self, step: int, samples: Sequence[Sample]) -> None:
+        """Log samples as a table `val/generations`."""
         assert self.run is not None
         columns = ["prompt", "response", "ground_truth", "score", "length", "finish", "data_source"]
         rows = [
@@ -50,5 +58,6 @@ class TrackioTracker:
         self.run.log({"val/generations": trackio.Table(columns=columns, data=rows)}, step=step)
 
     def finish(self, state: str) -> None:  # noqa: ARG002
+        """Close the run."""
         assert self.run is not None
         self.run.finish()

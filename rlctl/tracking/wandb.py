@@ -1,15 +1,15 @@
-"""The run in Weights & Biases: metrics over the training step, validation answers as a growing table, the configuration as an artifact.
+"""Weights & Biases tracker: metrics, validation samples as a table, the config as an artifact.
 
-The mode is decided here, and `wandb.login` is never called, so that nothing asks or waits: what the recipe says, or `WANDB_MODE`; else
-online where there is a key and its server answers, else offline. `wandb sync` sends offline files later; those of one run, written by
-several attempts, become one run there.
+The tracker chooses the mode and never calls `wandb.login`, so that W&B never prompts: the mode in
+the recipe, or `WANDB_MODE`; else online if there is a key and the server responds, else offline.
+`wandb sync` sends offline files later, and joins those of several attempts to one run.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal
@@ -23,9 +23,12 @@ from rlctl.monitoring.alarms import Alarm
 from rlctl.tracking.connectivity import reachable
 from rlctl.tracking.tracker import RunInfo, Sample
 
+log = logging.getLogger(__name__)
+
 _Mode = Literal["online", "offline", "disabled"]
 _MODES: dict[str, _Mode] = {"online": "online", "offline": "offline", "disabled": "disabled"}
-# W&B wants its own steps to grow. A resumed run steps back, so the training step is a metric, and the axis of all others.
+# W&B's own steps must increase, but a resumed run repeats steps. So the training step is a metric,
+# and the x-axis of all other metrics.
 STEP = "training/global_step"
 INIT_TIMEOUT_S = 20
 _HEADER_BYTES = 7
@@ -46,7 +49,7 @@ _NO_NETWORK = (
 
 
 class WandbTracker:
-    """Implements `Tracker`, `Preflight` and `ShowsAlarms`. A later attempt goes on with the same run."""
+    """W&B tracker (`Tracker`, `Preflight`, `ShowsAlarms`); later attempts continue the same run."""
 
     def __init__(self) -> None:
         self.run: wandb.Run | None = None
@@ -54,40 +57,45 @@ class WandbTracker:
 
     @classmethod
     def preflight(cls, mode: str | None) -> str:
-        chosen, why = _decide(mode)
-        return f"{chosen}: {why}"
+        """Return the mode and its reason; raise the errors of `_choose_mode`."""
+        chosen, reason = _choose_mode(mode)
+        return f"{chosen}: {reason}"
 
     def start(self, run: RunInfo) -> str | None:
-        """Open the run; returns its id. What was written offline is not known online, so an offline id is another one.
+        """Open the run and return its id.
 
-        Errors: as `_decide`; RlctlError when W&B refuses a mode that was asked for. One that was not asked for becomes offline.
+        An offline id differs from the online id of the same run, because the server does not have
+        offline steps. If W&B refuses to start, an unrequested online mode becomes offline. Raises
+        the errors of `_choose_mode`, and RlctlError if W&B refuses a requested mode.
         """
-        asked = run.modes.get("wandb") or os.environ.get("WANDB_MODE")
-        mode, _ = _decide(run.modes.get("wandb"))
+        requested = run.modes.get("wandb") or os.environ.get("WANDB_MODE")
+        mode, _ = _choose_mode(run.modes.get("wandb"))
         _remove_empty_files(run)
         try:
             self.run = _init(run, mode)
         except (AuthenticationError, CommError, UsageError) as error:
-            if asked is not None or mode != "online":
-                raise RlctlError(f"W&B does not start: {error}", hint=_NO_NETWORK) from error
-            print(
-                f"note: W&B does not start ({error}); it writes offline files, `wandb sync` sends them later",
-                file=sys.stderr,
+            if requested is not None or mode != "online":
+                raise RlctlError(f"W&B failed to start: {error}", hint=_NO_NETWORK) from error
+            log.warning(
+                "W&B failed to start (%s); it writes offline files, `wandb sync` sends them later",
+                error,
             )
             mode = "offline"
             self.run = _init(run, mode)
         self.run.define_metric(STEP)
         self.run.define_metric("*", step_metric=STEP)
-        given = {"online": run.id, "offline": f"{run.id} (offline)", "disabled": None}[mode]
-        if given is not None and given != run.trackers.get("wandb"):
-            self._keep_configuration(self.run, run)
-        return given
+        run_id = {"online": run.id, "offline": f"{run.id} (offline)", "disabled": None}[mode]
+        if run_id is not None and run_id != run.trackers.get("wandb"):
+            self._log_config(self.run, run)
+        return run_id
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Log the metrics of a step, with the step itself as a metric."""
         assert self.run is not None
         self.run.log({**metrics, STEP: step})
 
     def generations(self, step: int, samples: Sequence[Sample]) -> None:
+        """Append samples to the table `val/generations` and log the new rows."""
         assert self.run is not None
         if self.table is None:
             self.table = wandb.Table(columns=list(_COLUMNS), log_mode="INCREMENTAL")
@@ -107,14 +115,16 @@ class WandbTracker:
         self.run.log({"val/generations": self.table, STEP: step})
 
     def alarm(self, alarm: Alarm) -> None:
+        """Send an alert for a new alarm."""
         if self.run is not None and not alarm.over:
             self.run.alert(alarm.name, str(alarm), level="WARN")
 
     def finish(self, state: str) -> None:
+        """Close the run; W&B shows a failed or stopped run as failed."""
         assert self.run is not None
         self.run.finish(exit_code=0 if state == "finished" else 1)
 
-    def _keep_configuration(self, opened: wandb.Run, run: RunInfo) -> None:
+    def _log_config(self, opened: wandb.Run, run: RunInfo) -> None:
         artifact = wandb.Artifact(f"config-{run.id}", type="config")
         for name in ("config.yaml", "origins.json"):
             if (run.folder / name).exists():
@@ -123,7 +133,10 @@ class WandbTracker:
 
 
 def _remove_empty_files(run: RunInfo) -> None:
-    """An attempt that was killed leaves offline files with W&B's header and nothing else, for which `wandb sync` refuses all of a run."""
+    """Remove offline files that have only a header, left by a killed attempt.
+
+    `wandb sync` rejects all files of a run that has such a file.
+    """
     for file in Path(os.environ.get("WANDB_DIR") or run.folder).glob(
         f"wandb/offline-run-*-{run.id}/run-{run.id}.wandb"
     ):
@@ -153,15 +166,20 @@ def _init(run: RunInfo, mode: _Mode) -> wandb.Run:
     )
 
 
-def _decide(asked: str | None) -> tuple[_Mode, str]:
-    """The mode and why. Errors: ConfigError for a mode that does not exist, or for online without a key; ResourceError where online was
-    asked for and nobody answers."""
-    given = asked or os.environ.get("WANDB_MODE")
+def _choose_mode(recipe_mode: str | None) -> tuple[_Mode, str]:
+    """Return the mode and its reason.
+
+    Raises ConfigError for an unknown mode or online without a key, ResourceError if online was
+    requested and the server does not respond.
+    """
+    given = recipe_mode or os.environ.get("WANDB_MODE")
     if given is not None and given not in _MODES:
-        where = "trainer.tracking.modes.wandb" if asked else "WANDB_MODE"
-        raise ConfigError(f"{where}={given} is no mode of W&B", hint=f"one of {', '.join(_MODES)}")
+        where = "trainer.tracking.modes.wandb" if recipe_mode else "WANDB_MODE"
+        raise ConfigError(
+            f"{where}={given} is not a mode of W&B", hint=f"one of {', '.join(_MODES)}"
+        )
     if given is not None and _MODES[given] != "online":
-        return _MODES[given], "as asked"
+        return _MODES[given], "as requested"
     settings = wandb.Settings()
     settings.update_from_env_vars(dict(os.environ))
     key = settings.api_key or read_netrc_auth(host=settings.base_url)
@@ -169,10 +187,13 @@ def _decide(asked: str | None) -> tuple[_Mode, str]:
         if given is None:
             return "offline", "no key; `wandb sync` sends the files later"
         raise ConfigError(
-            "W&B's online mode needs a key", hint=f"`wandb login` or WANDB_API_KEY; {_NO_NETWORK}"
+            "W&B's online mode needs a key",
+            hint=f"run `wandb login` or set WANDB_API_KEY; {_NO_NETWORK}",
         )
     if reachable(settings.base_url):
-        return "online", "as asked" if given else "there is a key"
+        return "online", "as requested" if given else "key found"
     if given is not None:
-        raise ResourceError(f"W&B's server {settings.base_url} does not answer", hint=_NO_NETWORK)
-    return "offline", f"{settings.base_url} does not answer; `wandb sync` sends the files later"
+        raise ResourceError(
+            f"the W&B server {settings.base_url} does not respond", hint=_NO_NETWORK
+        )
+    return "offline", f"{settings.base_url} does not respond; `wandb sync` sends the files later"

@@ -22,9 +22,9 @@ NAMES_THAT_SAY_NOTHING = {"utils", "util", "common", "helpers", "helper", "misc"
 # A broad handler that does not raise must have a fallback: where, and which.
 MAY_CATCH_EVERYTHING = {
     "rlctl/__main__.py::main": "outermost frame: one line, a crash file and exit code 70",
-    "rlctl/tracking/fanout.py::Trackers._tell": "a tracker may fail; the run continues and warns once",
-    "rlctl/tracking/async_tracker.py::AsyncTracker._say": "a tracker may fail; the run continues and warns once",
-    "rlctl/tracking/async_tracker.py::AsyncTracker._work": "re-raised in the waiting thread",
+    "rlctl/tracking/fanout.py::Trackers._call_direct": "a tracker may fail; the run continues and warns once",
+    "rlctl/tracking/async_tracker.py::AsyncTracker._apply": "a tracker may fail; the run continues and warns once",
+    "rlctl/tracking/async_tracker.py::AsyncTracker._run": "re-raised in the waiting thread",
     "rlctl/runtime/cluster/session.py::_start.start": "re-raised in the waiting thread",
     "rlctl/runtime/cluster/jobs.py::_within.ask": "re-raised in the waiting thread",
     "rlctl/runtime/rewards/functions.py::answer": "user code may raise anything: scores 0 with the reason",

@@ -180,11 +180,11 @@ def test_a_tracker_says_its_mode_and_what_is_wrong_with_its_variables(tmp_path: 
         for each in json.loads(doctor(tmp_path, "--json", **keyless).stdout)
         if each["check"] == "trackers"
     ]
-    assert "swanlab (offline: as asked)" in listed[-1]["message"]
+    assert "swanlab (offline: as requested)" in listed[-1]["message"]
     done = doctor(tmp_path, "--json", **keyless | {"SWANLAB_MODE": "ofline"})
     first = next(each for each in json.loads(done.stdout) if each["check"] == "trackers")
     assert (done.returncode, first["state"]) == (0, "warning")
-    assert first["message"] == "swanlab: SWANLAB_MODE=ofline is no mode of SwanLab"
+    assert first["message"] == "swanlab: SWANLAB_MODE=ofline is not a mode of SwanLab"
     assert "offline" in first["remedy"]
 
 

@@ -24,8 +24,9 @@ STEP = "training/global_step"
 
 
 def in_a_home(folder: Path) -> dict[str, str]:
-    """An environment with a home of its own and without keys."""
-    return {name: os.environ[name] for name in ("PATH", "TMPDIR")} | {"HOME": str(folder)}
+    """Return an environment with its own home and without API keys."""
+    kept = ("PATH", "TMPDIR", "PYTHONPATH")
+    return {name: os.environ[name] for name in kept if name in os.environ} | {"HOME": str(folder)}
 
 
 def attempt(
@@ -259,14 +260,14 @@ except RlctlError as error:
         (
             ["wandb"],
             {"WANDB_API_KEY": "k" * 40, "WANDB_BASE_URL": "http://127.0.0.1:9"},
-            "offline: http://127.0.0.1:9 does not answer",
+            "offline: http://127.0.0.1:9 does not respond",
         ),
         (
             ["wandb", "online"],
             {"WANDB_API_KEY": "k" * 40, "WANDB_BASE_URL": "http://127.0.0.1:9"},
-            "ResourceError W&B's server",
+            "ResourceError the W&B server",
         ),
-        (["wandb"], {"WANDB_MODE": "dryrun"}, "ConfigError WANDB_MODE=dryrun is no mode"),
+        (["wandb"], {"WANDB_MODE": "dryrun"}, "ConfigError WANDB_MODE=dryrun is not a mode"),
         (
             ["swanlab"],
             {"SWANLAB_API_KEY": "k" * 21, "SWANLAB_API_HOST": "http://127.0.0.1:9"},
@@ -278,7 +279,7 @@ except RlctlError as error:
         (
             ["mlflow"],
             {"MLFLOW_TRACKING_URI": "http://127.0.0.1:9"},
-            "ResourceError MLflow's server http://127.0.0.1 does not answer",
+            "ResourceError the MLflow server http://127.0.0.1 does not respond",
         ),
         (["mlflow"], {}, "local"),
     ],

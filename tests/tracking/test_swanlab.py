@@ -59,4 +59,4 @@ def test_disabled_writes_nothing_and_an_unknown_mode_is_named(tmp_path: Path) ->
     assert not list(tmp_path.glob("swanlog/run-*/*.swanlab"))
     done = run(tmp_path, SWANLAB_MODE="clowd")
     assert done.returncode != 0
-    assert "SWANLAB_MODE=clowd is no mode" in done.stderr
+    assert "SWANLAB_MODE=clowd is not a mode" in done.stderr
