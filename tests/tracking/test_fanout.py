@@ -32,8 +32,9 @@ class Notebook:
     fails_at: Sequence[int] = ()
     calls: list[Any] = field(default_factory=list)
 
-    def start(self, run: RunInfo) -> None:
+    def start(self, run: RunInfo) -> str | None:
         self.calls.append(("start", run.name))
+        return None
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         if step in self.fails_at:
