@@ -15,13 +15,14 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from rlctl.errors import ConfigError, MissingExtraError, NotFoundError, ResourceError, RlctlError
+from rlctl.files import free_space, replacing
 
 LOG = logging.getLogger(__name__)
 CACHE_VARIABLE = "RLCTL_CACHE"
@@ -126,12 +127,16 @@ def listing(fs: Any, path: str) -> Listing:
 
 def get(fs: Any, found: Listing, names: list[str], target: Path) -> None:
     """Copy the files `names` of a listing below the folder `target`. ResourceError for one that came in another length."""
-    places = [target / name for name in names]
-    for place in places:
+    _get(fs, found, {name: target / name for name in names})
+
+
+def _get(fs: Any, found: Listing, files: Mapping[str, Path]) -> None:
+    """Copy each file of a listing to its path. Raises ResourceError for a wrong length."""
+    for place in files.values():
         place.parent.mkdir(parents=True, exist_ok=True)
-    if names:
-        fs.get([found.paths[name] for name in names], [str(place) for place in places])
-    for name, place in zip(names, places, strict=True):
+    if files:
+        fs.get([found.paths[name] for name in files], [str(place) for place in files.values()])
+    for name, place in files.items():
         wanted = found.files[name].get("size")
         if wanted is not None and place.stat().st_size != wanted:
             raise ResourceError(
@@ -148,10 +153,9 @@ def put(fs: Any, files: dict[Path, str]) -> None:
         fs.put([str(file) for file in files], list(files.values()))
         return
     for file, place in files.items():
-        aside = Path(place).with_name(f".{Path(place).name}.partial")
-        aside.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(file, aside)
-        aside.replace(place)
+        Path(place).parent.mkdir(parents=True, exist_ok=True)
+        with replacing(Path(place), unique=False, sync=False) as aside:
+            shutil.copyfile(file, aside)
 
 
 @contextmanager
@@ -213,20 +217,15 @@ def _fetch(fs: Any, found: Listing, target: Path, url: str) -> None:
     """Into a folder beside, then renamed: what carries the name is whole."""
     size, number = found.num_bytes / 2**20, len(found.files)
     LOG.info("fetching %s (%d file%s, %.1f MiB)", url, number, "s" if number > 1 else "", size)
-    aside = target.with_name(f".{target.name}.partial")
-    shutil.rmtree(aside, ignore_errors=True)
-    try:
-        with explained(url):
-            free = shutil.disk_usage(target.parent).free
-            if free < found.num_bytes:
-                reason = f"{size:.0f} MiB to be fetched, {free / 2**20:.0f} MiB free"
-                raise ResourceError(
-                    reason, where=str(target.parent), hint=f"{CACHE_VARIABLE}=DIR on a larger disk"
-                )
-            get(fs, found, list(found.files), aside)
-        (aside / target.name if found.is_file else aside).replace(target)
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
+    free = free_space(target.parent)
+    if free < found.num_bytes:
+        raise ResourceError(
+            f"{size:.0f} MiB to be fetched, {free / 2**20:.0f} MiB free",
+            where=str(target.parent),
+            hint=f"{CACHE_VARIABLE}=DIR on a larger disk",
+        )
+    with explained(url), replacing(target, unique=False, sync=False) as aside:
+        _get(fs, found, {name: aside if found.is_file else aside / name for name in found.files})
 
 
 @contextmanager

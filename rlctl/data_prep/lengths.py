@@ -28,7 +28,7 @@ class Lengths:
     def histogram(self) -> list[tuple[int, int, int]]:
         """(first, last, count) of at most ten bins of equal width that cover all lengths; bounds are inclusive."""
         low, high = self.values[0], self.values[-1]
-        width = -(-(high - low + 1) // NUM_BINS)
+        width = (high - low) // NUM_BINS + 1
         starts = range(low, high + 1, width)
         return [
             (start, start + width - 1, sum(start <= value < start + width for value in self.values))

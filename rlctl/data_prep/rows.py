@@ -13,7 +13,6 @@ The columns are verl's, so its files are read as they are. Arrow knows one type 
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +20,7 @@ from typing import Any
 
 from rlctl.data_prep.records import raise_capped, read_records
 from rlctl.errors import ConfigError, Problem, ResourceError
+from rlctl.files import replacing
 from rlctl.storage import local
 
 _JSON_COLUMNS = b"rlctl.json_columns"
@@ -119,18 +119,14 @@ def write_rows(path: str | Path, rows: Sequence[PromptRow]) -> None:
         {_JSON_COLUMNS: ",".join(as_json).encode()} if as_json else None
     )
     path = Path(path).expanduser()
-    aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        pq.write_table(table, aside)
-        aside.replace(path)
+        with replacing(path) as aside:
+            pq.write_table(table, aside)
     except OSError as error:
         raise ResourceError(
             f"cannot write the data file: {error.strerror or error}", where=str(path)
         ) from error
-    finally:
-        if aside.exists():
-            aside.unlink()
 
 
 def _column(values: list[Any]) -> tuple[Any, bool]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rlctl.errors import UsageError
-from rlctl.runs.record import write_whole
+from rlctl.files import write_text
 
 LABELS_FILE = "labels.json"
 
@@ -51,7 +51,7 @@ def set_note(folder: Path, note: str) -> Labels:
 
 
 def _write(folder: Path, labels: Labels) -> Labels:
-    write_whole(
+    write_text(
         folder / LABELS_FILE,
         json.dumps(dataclasses.asdict(labels), ensure_ascii=False, indent=2) + "\n",
     )

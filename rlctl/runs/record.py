@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from rlctl.errors import ConfigError, RlctlError, as_ours
+from rlctl.files import write_text
 from rlctl.runs.process import DriverProcess
 
 # `lost` (the process is gone without a word) and `broken` (no readable run.json) are never written: RunStore concludes them.
@@ -51,7 +51,7 @@ class RunRecord:
     sweep: str | None = None
 
     def write(self, path: Path) -> None:
-        write_whole(path, json.dumps(dataclasses.asdict(self), indent=2, ensure_ascii=False) + "\n")
+        write_text(path, json.dumps(dataclasses.asdict(self), indent=2, ensure_ascii=False) + "\n")
 
     @classmethod
     def read(cls, path: Path) -> RunRecord:
@@ -92,21 +92,3 @@ def ending(tell: Callable[[Last, int], object]) -> Iterator[None]:
 def now() -> str:
     """UTC to the millisecond, ISO 8601."""
     return datetime.now(UTC).isoformat(timespec="milliseconds")
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Write a file that is at every moment, also after a power cut, either the old one or the new one: aside, synced, renamed."""
-    aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with aside.open("w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        aside.replace(path)
-    finally:
-        aside.unlink(missing_ok=True)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)

@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-from rlctl.runs.record import write_whole
+from rlctl.files import write_text
 from rlctl.runs.run_dir import RunDir
 
 TAKEN_BACK = "taken_back"
@@ -31,9 +31,9 @@ def rewind(run: RunDir, step: int | None) -> int:
                 shutil.move(file, folder / part / file.name)
     if taken:
         folder.mkdir(parents=True, exist_ok=True)
-        write_whole(folder / run.metrics.name, "".join(taken))
+        write_text(folder / run.metrics.name, "".join(taken))
     if run.metrics.exists():
-        write_whole(run.metrics, "".join(kept))
+        write_text(run.metrics, "".join(kept))
     return len(taken)
 
 

@@ -17,10 +17,11 @@ from pathlib import Path
 from typing import Any, Protocol, Self
 
 from rlctl.errors import ConflictError, ResourceError, UsageError
+from rlctl.files import write_text
 from rlctl.runs.events import EVENTS_FILE
 from rlctl.runs.process import DriverProcess
 from rlctl.runs.provenance import git_state, installed_versions
-from rlctl.runs.record import RunRecord, State, now, write_whole
+from rlctl.runs.record import RunRecord, State, now
 from rlctl.tracking.jsonl import METRICS_FILE, drop_torn_tail, generations_file
 
 RECORD_FILE = "run.json"
@@ -158,8 +159,8 @@ class RunDir:
             key: [{"value": each.value, "where": each.where, "level": each.level} for each in chain]
             for key, chain in origins.items()
         }
-        write_whole(self.path / "config.yaml", config)
-        write_whole(
+        write_text(self.path / "config.yaml", config)
+        write_text(
             self.path / "origins.json", json.dumps(chains, ensure_ascii=False, default=str) + "\n"
         )
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from rlctl.errors import DeviceMemoryError
 from rlctl.runtime.balance import micro_batches
+from rlctl.runtime.ops import ceil_div
 
 _MOST_HALVINGS = 3
 
@@ -55,7 +56,7 @@ class Budget:
         """Index tensors of the rows of each micro-batch, for rows of `lengths` (B,) tokens."""
         if not self.by_rows:
             return micro_batches(lengths, self.size, at_least)
-        parts = max(at_least, -(-len(lengths) // self.size))
+        parts = max(at_least, ceil_div(len(lengths), self.size))
         return list(lengths.argsort(stable=True).tensor_split(min(parts, len(lengths))))
 
     def halve(self, parts: Sequence[Tensor], failed: int, alone: bool, reason: str) -> OomRetry:

@@ -22,6 +22,11 @@ _CHUNK_CPU = 2**20
 _LOG_ZERO = -1e4
 
 
+def ceil_div(a: int, b: int) -> int:
+    """Return a / b rounded up."""
+    return -(-a // b)
+
+
 def masked_sum(x: Tensor, mask: Tensor) -> Tensor:
     """Σ x·mask as a scalar; what stands where the mask is 0 does not count, be it NaN or infinite. Same shapes."""
     return (torch.where(mask > 0, x, 0.0) * mask).sum()

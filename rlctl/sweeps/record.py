@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from rlctl.errors import ConfigError, NotFoundError, UsageError
+from rlctl.files import write_text
 from rlctl.runs.process import DriverProcess
-from rlctl.runs.record import now, write_whole
+from rlctl.runs.record import now
 
 RECORD_FILE = "sweep.json"
 State = Literal["running", "finished", "failed", "stopped"]
@@ -164,7 +165,7 @@ def names_sweep(root: Path, selector: str) -> bool:
 
 
 def _write(path: Path, record: SweepRecord) -> None:
-    write_whole(
+    write_text(
         path / RECORD_FILE,
         json.dumps(dataclasses.asdict(record), indent=2, ensure_ascii=False) + "\n",
     )

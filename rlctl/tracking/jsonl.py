@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from rlctl.errors import ConfigError
+from rlctl.files import replacing
 from rlctl.tracking.tracker import RunInfo, Sample
 
 METRICS_FILE = "metrics.jsonl"
@@ -81,8 +82,7 @@ class JsonlTracker:
 def write_samples(path: Path, samples: Sequence[Sample]) -> None:
     """Write one JSON line per sample; the file appears only when it is complete."""
     path.parent.mkdir(exist_ok=True)
-    whole = path.with_suffix(".tmp")
-    with whole.open("w", encoding="utf-8") as file:
+    with replacing(path) as aside, aside.open("w", encoding="utf-8") as file:
         for sample in samples:
             file.write(
                 json.dumps(
@@ -93,7 +93,6 @@ def write_samples(path: Path, samples: Sequence[Sample]) -> None:
                 )
                 + "\n"
             )
-    whole.replace(path)
 
 
 def read_metrics(path: Path) -> list[dict[str, float]]:

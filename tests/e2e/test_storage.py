@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import shutil
 import socket
 import subprocess
@@ -164,8 +165,9 @@ def steps(copy: str) -> list[str]:
 
 
 def test_fetched_once_and_again_when_it_has_changed(
-    bucket: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    bucket: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level(logging.INFO, "rlctl")
     fs, path = storage.open_url(f"{bucket}/folder")
     for text in ("old", "new"):
         fs.pipe({f"{path}/a.txt": text.encode(), f"{path}/deep/b.txt": b"same"})
@@ -175,7 +177,8 @@ def test_fetched_once_and_again_when_it_has_changed(
             assert folder.name == "folder"
             assert (folder / "a.txt").read_text() == text
             assert (folder / "deep" / "b.txt").read_text() == "same"
-        assert capfd.readouterr().err.count("fetching s3://shelf/folder (2 files") == 1
+        assert caplog.text.count("fetching s3://shelf/folder (2 files") == 1
+        caplog.clear()
     assert storage.local("models/mine") == "models/mine"
     assert storage.local(f"file://{tmp_path}") == str(tmp_path)
 

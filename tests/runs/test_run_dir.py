@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 
 from rlctl.errors import ConfigError, ConflictError, ResourceError, UsageError
+from rlctl.files import write_text
 from rlctl.recipes.layers import Origin
 from rlctl.runs import provenance
 from rlctl.runs.details import changed_settings
-from rlctl.runs.record import RunRecord, write_whole
+from rlctl.runs.record import RunRecord
 from rlctl.runs.run_dir import RunDir, check_free
 
 
@@ -154,9 +155,9 @@ def test_a_record_of_a_later_rlctl_is_read_and_one_that_is_damaged_is_an_error(t
 
 def test_a_write_that_fails_leaves_the_old_file(tmp_path):
     path = tmp_path / "run.json"
-    write_whole(path, "old")
+    write_text(path, "old")
     with pytest.raises(UnicodeEncodeError):
-        write_whole(path, "new \ud800")
+        write_text(path, "new \ud800")
     assert path.read_text() == "old"
     assert list(tmp_path.iterdir()) == [path]
 

@@ -62,7 +62,7 @@ def report(
     """
     from rlctl.cli.console import notice
     from rlctl.errors import ResourceError
-    from rlctl.runs.record import write_whole
+    from rlctl.files import write_text
     from rlctl.runs.report.content import content
     from rlctl.runs.report.page import page
     from rlctl.runs.store import RunStore
@@ -84,7 +84,7 @@ def report(
     target = output or folder / "report.html"
     text = page(content(found, samples, search(sweep) if sweep else None))
     try:
-        write_whole(target, text)
+        write_text(target, text)
     except OSError as error:
         raise ResourceError(
             f"cannot write the report: {error}", where=str(target), hint="-o FILE writes elsewhere"

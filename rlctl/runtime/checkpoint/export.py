@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from rlctl.errors import ConfigError, ConflictError, NotFoundError, ResourceError
+from rlctl.files import replacing
 from rlctl.monitoring.run_summary import RunSummary, validation_metric
 from rlctl.monitoring.text import percent_or_number
 from rlctl.recipes.stored import recompose
@@ -65,22 +66,18 @@ def _aside(target: Path, force: bool) -> Iterator[Path]:
         )
     if taken and not target.is_dir():
         raise ConflictError(f"{target} is a file", hint="another folder")
-    aside = target.absolute().with_name(f".{target.absolute().name}.partial")
+    target = target.absolute()
+    old = target.with_name(f".{target.name}.old")
     try:
-        shutil.rmtree(aside, ignore_errors=True)
-        aside.mkdir(parents=True)
-        yield aside
-        if target.exists():
-            old = aside.with_name(f".{target.absolute().name}.old")
-            target.rename(old)
-            aside.rename(target)
+        with replacing(target, unique=False, sync=False) as aside:
+            aside.mkdir(parents=True)
+            yield aside
+            if taken:
+                target.rename(old)
+        if taken:
             shutil.rmtree(old)
-        else:
-            aside.rename(target)
     except OSError as error:
         raise ResourceError(f"cannot write {target}: {error}") from error
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
 
 
 def rebuild(run: Path, checkpoint: Path, folder: Path) -> None:

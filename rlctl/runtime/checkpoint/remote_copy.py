@@ -18,6 +18,7 @@ from typing import Any
 
 from rlctl import storage
 from rlctl.errors import ConflictError, NotFoundError, RlctlError
+from rlctl.files import replacing
 from rlctl.recipes import schema
 from rlctl.runs.record import RunRecord
 from rlctl.runs.run_dir import RECORD_FILE, RunDir, check_free
@@ -198,8 +199,7 @@ def pull(url: str, root: Path) -> Path:
             _check_not_behind(target, steps, url)
             return target
         check_free(root, record.project, record.name)
-        aside = target.with_name(f".{target.name}.{os.getpid()}.partial")
-        try:
+        with replacing(target, sync=False) as aside:
             for part in ("generations", "attempts", _CHECKPOINTS):
                 (aside / part).mkdir(parents=True)
             storage.get(
@@ -209,9 +209,6 @@ def pull(url: str, root: Path) -> Path:
                 aside,
             )
             _get_newest(fs, found, steps, aside)
-            aside.rename(target)
-        finally:
-            shutil.rmtree(aside, ignore_errors=True)
     return target
 
 

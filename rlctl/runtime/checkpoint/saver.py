@@ -6,7 +6,6 @@ that fails is told and harms nothing that was there; only if it was the run's la
 
 from __future__ import annotations
 
-import os
 import shutil
 import sys
 import threading
@@ -20,6 +19,7 @@ from typing import Self
 from transformers import PreTrainedTokenizerBase
 
 from rlctl.errors import ConfigError, ResourceError, RlctlError
+from rlctl.files import free_space, fsync
 from rlctl.recipes import schema
 from rlctl.runs.run_dir import RunDir
 from rlctl.runtime.checkpoint.store import CONFIG, CheckpointStore, ControllerState
@@ -175,7 +175,7 @@ class Saver:
         roles = ["actor"] if self.roles.critic_role is None else ["actor", "critic"]
         try:
             await_written([aside / role for role in roles], self.timeout_s)
-            _sync(self.run.metrics)  # after a power cut, no checkpoint is ahead of the metrics
+            fsync(self.run.metrics)  # after a power cut, no checkpoint is ahead of the metrics
             folder = self.store.finish(step)
             self.run.event("checkpoint", step=step, path=str(folder.relative_to(self.run.path)))
             self.retain()
@@ -188,7 +188,7 @@ class Saver:
         need = self.roles.actor.state_bytes() * 4 // 3  # its weights once more, for `huggingface/`
         need += self.roles.critic.state_bytes() if self.roles.critic_role is not None else 0
         self.store.folder.mkdir(parents=True, exist_ok=True)
-        free = shutil.disk_usage(self.store.folder).free
+        free = free_space(self.store.folder)
         if free < need:
             raise ResourceError(
                 f"the checkpoint of step {step} needs {need / 2**20:.0f} MiB and {free / 2**20:.0f} MiB are free"
@@ -223,11 +223,3 @@ def _metrics(checkpoint: Path) -> Mapping[str, float | None]:
         return ControllerState.read(checkpoint).metrics
     except ConfigError:
         return {}
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -10,14 +10,13 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import os
 import shutil
-from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
 from rlctl.errors import ConfigError, NotFoundError
+from rlctl.files import put_in_place
 from rlctl.runs.provenance import installed_versions
 
 MANIFEST, STATE, CONFIG = "manifest.json", "state.json", "config.yaml"
@@ -101,13 +100,9 @@ class CheckpointStore:
             "files": listing,
         }
         (aside / MANIFEST).write_text(json.dumps(manifest, indent=1))
-        _flush(
-            [*files, aside / MANIFEST, *(path for path in aside.rglob("*") if path.is_dir()), aside]
-        )
         if final.exists():
             shutil.rmtree(final)
-        aside.rename(final)
-        _flush([self.folder])
+        put_in_place(aside, final)
         return final
 
     def clear(self) -> None:
@@ -171,12 +166,3 @@ def damage(folder: Path) -> str | None:
 def _digest(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _flush(paths: Iterable[Path]) -> None:
-    for path in paths:
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)

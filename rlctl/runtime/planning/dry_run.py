@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import shutil
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from rlctl.files import free_space
 from rlctl.recipes import schema
 from rlctl.recipes.compose import Recipe
 from rlctl.recipes.roles import REFERENCE, is_adapter_base
@@ -16,6 +16,7 @@ from rlctl.recipes.unused_keys import report_unused_keys
 from rlctl.runtime.algorithms.base import Needs
 from rlctl.runtime.data.tokenizer import render_prompt
 from rlctl.runtime.model.load import compute_dtype, master_dtype
+from rlctl.runtime.ops import ceil_div
 from rlctl.runtime.planning.memory import (
     ModelSize,
     RoleMemory,
@@ -224,7 +225,7 @@ def _updates(
         fitting = max_rows or max(
             1, int(learner.ppo_max_token_len_per_gpu // (mean_prompt + answer))
         )
-        return -(-a_rank // fitting)
+        return ceil_div(a_rank, fitting)
 
     epochs = (
         learner.ppo_epochs if Needs.GROUPS in plan.algorithm.needs else 1
@@ -275,7 +276,7 @@ def _work(plan: Plan, role: str) -> Work:
         if plan.rollout_pool and actor_rollout.rollout.mode == "sync":  # one request at a time
             parts = num_requests(actor_rollout.rollout, data.train_batch_size, ranks)
         prompts = min(
-            -(-data.train_batch_size // parts), max(1, actor_rollout.rollout.max_num_seqs // n)
+            ceil_div(data.train_batch_size, parts), max(1, actor_rollout.rollout.max_num_seqs // n)
         )
         kv_tokens = prompts * (data.max_prompt_length + n * data.max_response_length)
     if role == "rollout":
@@ -297,7 +298,7 @@ def _work(plan: Plan, role: str) -> Work:
     )
     if max_rows is not None and not dynamic:
         budget = max_rows * longest
-    tokens = max(longest, min(budget, -(-rows // ranks) * longest))
+    tokens = max(longest, min(budget, ceil_div(rows, ranks) * longest))
     checkpointing = _model_of(plan, role).enable_gradient_checkpointing
     return Work(tokens, learner is not None, checkpointing, role != "critic", kv_tokens)
 
@@ -324,7 +325,6 @@ def _memory(plan: Plan) -> tuple[list[RoleMemory], dict[str, int]]:
 def _disk(plan: Plan, memory: list[RoleMemory]) -> Disk:
     trainer = plan.config.trainer
     root = Path(trainer.default_local_dir or trainer.run_dir).expanduser().absolute()
-    existing = next(folder for folder in [root, *root.parents] if folder.exists())
     learning = {
         each.role: 3 * each.num_trained * _storage(plan, each.role).master
         for each in memory
@@ -338,10 +338,8 @@ def _disk(plan: Plan, memory: list[RoleMemory]) -> Disk:
     known = all(role in learning for role in _pools(plan) if role in ("actor", "critic"))
     count = 0
     if trainer.save_freq > 0:
-        count = -(-plan.num_steps // trainer.save_freq)  # the last step is saved too
+        count = ceil_div(plan.num_steps, trainer.save_freq)  # the last step is saved too
     if trainer.max_ckpt_to_keep is not None:  # and one more while it is written
         best = trainer.keep_best.k if trainer.keep_best.metric is not None else 0
         count = min(count, trainer.max_ckpt_to_keep + best + 1)
-    return Disk(
-        sum(learning.values()) + export if known else None, count, shutil.disk_usage(existing).free
-    )
+    return Disk(sum(learning.values()) + export if known else None, count, free_space(root))

@@ -24,6 +24,7 @@ from rlctl.recipes import schema
 from rlctl.runtime.model.causal_lm import MAX_LOGITS
 from rlctl.runtime.model.load import Kind
 from rlctl.runtime.model.lora import add_adapters
+from rlctl.runtime.ops import ceil_div
 from rlctl.storage import local
 
 _INTERMEDIATE = (
@@ -172,7 +173,7 @@ class RoleMemory:
 def role_memory(role: str, size: ModelSize, storage: Storage, work: Work) -> RoleMemory:
     """The plan of one role. With checkpointing each layer keeps its input and one layer at a time keeps all."""
     own, trained = (
-        0 if storage.offload else -(-number // storage.shards) * storage.master
+        0 if storage.offload else ceil_div(number, storage.shards) * storage.master
         for number in (size.num_parameters, size.num_trained)
     )
     has_own_engine = storage.wrapped or size.num_trained < size.num_parameters

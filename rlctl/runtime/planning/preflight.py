@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +12,7 @@ from transformers import AutoConfig, PretrainedConfig
 
 from rlctl.data_prep.rows import PromptRow
 from rlctl.errors import ConfigError, Problem, ResourceError, RlctlError
+from rlctl.files import existing_parent, free_space
 from rlctl.plugins import load
 from rlctl.recipes import schema
 from rlctl.runtime.algorithms.base import Needs
@@ -309,11 +309,10 @@ def check_disk(config: schema.Config, root: Path) -> None:
     )
     need = 64 * 2**20 + (8 * weights if config.trainer.save_freq > 0 else 0)
     root = Path(config.trainer.default_local_dir or root).expanduser().absolute()
-    existing = next(folder for folder in [root, *root.parents] if folder.exists())
-    free = shutil.disk_usage(existing).free
+    free = free_space(root)
     if free < need:
         raise ResourceError(
-            f"{existing} has {free / 2**20:.0f} MiB free, and the run needs about {need / 2**20:.0f} MiB",
+            f"{existing_parent(root)} has {free / 2**20:.0f} MiB free, and the run needs about {need / 2**20:.0f} MiB",
             hint="trainer.default_local_dir=DIR on a larger disk, or trainer.save_freq=-1",
         )
 

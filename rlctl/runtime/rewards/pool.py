@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import signal
 import subprocess
@@ -211,7 +212,7 @@ class RewardPool:
         if tasks and not self._workers:
             raise InternalError("the reward pool is closed")
         answers: list[Answer | None] = [None] * len(tasks)
-        size = max(1, -(-len(tasks) // (PORTIONS * max(1, len(self._workers)))))
+        size = max(1, math.ceil(len(tasks) / (PORTIONS * max(1, len(self._workers)))))
         portions = deque(
             (start, min(start + size, len(tasks))) for start in range(0, len(tasks), size)
         )

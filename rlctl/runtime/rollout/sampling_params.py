@@ -9,6 +9,7 @@ from torch import Tensor
 
 from rlctl.recipes import schema
 from rlctl.runtime.batch import Prompts, Rollouts
+from rlctl.runtime.ops import ceil_div
 from rlctl.runtime.rollout.engine import Responses, SamplingParams, random_streams
 
 _REQUESTS = (
@@ -28,7 +29,7 @@ def max_in_flight(rollout: schema.Rollout) -> int:
     """How many requests an engine of a pool of its own is given before the first is answered: so many that it never waits for the next."""
     if rollout.mode == "sync":
         return 2
-    return -(-rollout.max_num_seqs // min(rollout.n, rollout.val_kwargs.n)) + 1
+    return ceil_div(rollout.max_num_seqs, min(rollout.n, rollout.val_kwargs.n)) + 1
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ from transformers import AutoConfig, PreTrainedModel
 from rlctl.errors import ConfigError, MissingExtraError, Problem, RlctlError, raise_problems
 from rlctl.recipes import schema
 from rlctl.runtime.batch import Ragged
+from rlctl.runtime.ops import ceil_div
 from rlctl.runtime.rollout.engine import (
     EngineSpec,
     Responses,
@@ -142,7 +143,7 @@ class SGLangEngine:
         ]
         starts = range(0, num_rows, _ROWS_PER_REQUEST)
         with ThreadPoolExecutor(
-            max(1, -(-self.spec.rollout.max_num_seqs // _ROWS_PER_REQUEST))
+            max(1, ceil_div(self.spec.rollout.max_num_seqs, _ROWS_PER_REQUEST))
         ) as pool:
             parts = pool.map(
                 lambda at: self._ask(

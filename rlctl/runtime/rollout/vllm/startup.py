@@ -22,6 +22,7 @@ import torch.distributed as dist
 from transformers import AutoConfig
 
 from rlctl.errors import ConfigError, ResourceError, RlctlError
+from rlctl.runtime.ops import ceil_div
 from rlctl.runtime.rollout.engine import EngineSpec
 from rlctl.runtime.rollout.vllm.cpu import keep_weights_plain, pad_heads, padded_head_size
 
@@ -145,7 +146,7 @@ def kv_cache_bytes(spec: EngineSpec) -> int:
         * spec.dtype.itemsize
         * _BLOCK
     )
-    blocks_of_a_row = -(-spec.max_length // _BLOCK)
+    blocks_of_a_row = ceil_div(spec.max_length, _BLOCK)
     wanted = (rollout.max_num_seqs * blocks_of_a_row + 1) * block  # one block stays empty
     allowed = int(
         psutil.virtual_memory().available
