@@ -1,8 +1,11 @@
-"""Ragged per-token fields and the stages of a batch.
+"""Data model of a training step: ragged per-token fields and the stages of a batch.
 
-`Prompts → Rollouts → Scored → Experience`: each stage is a frozen dataclass that adds fields to the one before. Per-token fields are
-`Ragged`: one flat tensor of values and the lengths of the rows, so that memory and transfers follow the tokens that exist. B is the
-number of rows, T the number of tokens of all rows together, R the length of the longest row.
+`Prompts → Rollouts → Scored → Experience`: each stage is a frozen dataclass that adds fields to the
+previous one; earlier stages are never modified. Per-token fields are `Ragged`, one flat tensor plus
+row lengths, so memory and transfers scale with the actual number of tokens.
+
+Axes: B rows (one response each, or one prompt before generation), T tokens of all rows together,
+R tokens of the longest row.
 """
 
 from __future__ import annotations
@@ -21,10 +24,10 @@ from rlctl.data_prep.rows import PromptRow
 
 @dataclass(frozen=True, eq=False)
 class Ragged:
-    """Rows of different lengths, end to end: `values` (T, ...) and `lengths` (B,) int64 with `lengths.sum() == T`."""
+    """Rows of different lengths, concatenated into one flat tensor."""
 
-    values: Tensor
-    lengths: Tensor
+    values: Tensor  # (T, ...)
+    lengths: Tensor  # (B,) int64, sums to T
 
     @classmethod
     def from_rows(
@@ -32,7 +35,7 @@ class Ragged:
         rows: Sequence[Sequence[int] | Sequence[float] | Tensor],
         dtype: torch.dtype | None = None,
     ) -> Ragged:
-        """From one list or tensor a row."""
+        """Concatenate B lists or tensors, one per row; float32 unless `dtype` is given."""
         lengths = torch.tensor([len(row) for row in rows], dtype=torch.int64)
         parts = [torch.as_tensor(row, dtype=dtype) for row in rows if len(row)]
         return cls(
@@ -41,35 +44,36 @@ class Ragged:
 
     @classmethod
     def from_padded(cls, padded: Tensor, lengths: Tensor) -> Ragged:
-        """From a right-padded (B, R, ...): what stands behind a row's length is dropped."""
+        """Drop the padding of a right-padded (B, R, ...), given the row `lengths` (B,)."""
         keep = torch.arange(padded.shape[1], device=padded.device) < lengths[:, None]  # (B, R)
         return cls(padded[keep], lengths)
 
     def __len__(self) -> int:
+        """Return the number of rows B."""
         return len(self.lengths)
 
     @cached_property
     def offsets(self) -> Tensor:
-        """Where each row starts, and the end of the last: (B + 1,)."""
+        """Start of each row in `values`, then the end of the last row: (B + 1,) int64."""
         return torch.nn.functional.pad(self.lengths.cumsum(0), (1, 0))
 
     @cached_property
     def row_of_token(self) -> Tensor:
-        """The row each token belongs to: (T,)."""
+        """Row index of each token: (T,) int64."""
         return torch.arange(len(self), device=self.lengths.device).repeat_interleave(self.lengths)
 
     def rows(self) -> list[Tensor]:
-        """One view a row."""
+        """Return one view (length, ...) per row."""
         return list(self.values.split(self.lengths.tolist()))
 
     def like(self, values: Tensor) -> Ragged:
-        """Other values for the same rows; `values` is (T, ...)."""
+        """Return the same rows with other `values` (T, ...). Raises ValueError for another T."""
         if len(values) != len(self.values):
-            raise ValueError(f"{len(values)} values for {len(self.values)} tokens")
+            raise ValueError(f"expected {len(self.values)} values, got {len(values)}")
         return Ragged(values, self.lengths)
 
     def padded(self, fill: float = 0.0, width: int | None = None) -> Tensor:
-        """The rectangle (B, R, ...), padded on the right with `fill`."""
+        """Return a rectangle (B, R, ...), right-padded with `fill`, or (B, width, ...)."""
         longest = int(self.lengths.max()) if len(self) else 0
         out = self.values.new_full(
             (len(self), longest if width is None else width, *self.values.shape[1:]), fill
@@ -78,16 +82,16 @@ class Ragged:
         return out
 
     def mask(self, width: int | None = None) -> Tensor:
-        """True where the rectangle of `padded` holds a token: (B, R)."""
+        """Return a bool mask (B, R), or (B, width): True where `padded` holds a token."""
         width = (int(self.lengths.max()) if len(self) else 0) if width is None else width
         return torch.arange(width, device=self.lengths.device) < self.lengths[:, None]
 
     def sums(self) -> Tensor:
-        """The sum of each row: (B,). Rows without tokens give 0."""
+        """Sum each row: values (T,) -> (B,). Empty rows give 0."""
         return self.values.new_zeros(len(self)).index_add_(0, self.row_of_token, self.values)
 
     def select(self, index: Tensor) -> Ragged:
-        """The rows at `index` (int64), in that order, as a copy."""
+        """Copy the rows at `index` (N,) int64, in that order, into a Ragged of N rows."""
         lengths = self.lengths[index]
         starts = self.offsets[:-1][index]
         shift = starts - torch.nn.functional.pad(lengths.cumsum(0), (1, 0))[:-1]
@@ -95,30 +99,33 @@ class Ragged:
         return Ragged(self.values[positions], lengths)
 
     def to(self, device: torch.device | str) -> Ragged:
+        """Return the same rows on `device`."""
         return Ragged(self.values.to(device), self.lengths.to(device))
 
 
 def concat_ragged(first: Ragged, second: Ragged) -> Ragged:
-    """Row by row, `first` then `second`: prompt and response as one sequence."""
+    """Concatenate row by row: row i of the result is row i of `first`, then row i of `second`.
+
+    Both have B rows, with flat values (T1,) and (T2,); the result has (T1 + T2,).
+    """
     both = Ragged(
         torch.cat([first.values, second.values]), torch.cat([first.lengths, second.lengths])
     )
     num_rows = len(first)
-    order = (
-        torch.arange(2 * num_rows).view(2, num_rows).T.reshape(-1)
-    )  # row 0 of first, row 0 of second, row 1 of first, ...
+    # row 0 of first, row 0 of second, row 1 of first, ...
+    order = torch.arange(2 * num_rows).view(2, num_rows).T.reshape(-1)
     return Ragged(both.select(order).values, first.lengths + second.lengths)
 
 
 B = TypeVar("B", bound="Batch")
 N = TypeVar("N", bound="Batch")
 
-_LOCAL: dict[str, bool] = {
-    "local": True
-}  # marks a field that stays with the controller: workers get an empty one
+# Metadata of a field that stays on the controller: workers receive an empty list instead.
+_LOCAL: dict[str, bool] = {"local": True}
 
 
 def _take(value: Any, index: Tensor) -> Any:
+    """Copy the rows at `index` (N,) of a field of B rows."""
     if value is None:
         return None
     if isinstance(value, Ragged):
@@ -131,6 +138,7 @@ def _take(value: Any, index: Tensor) -> Any:
 
 
 def _join(values: Sequence[Any]) -> Any:
+    """Concatenate the rows of one field of several batches."""
     first = values[0]
     if first is None:
         return None
@@ -144,6 +152,7 @@ def _join(values: Sequence[Any]) -> Any:
 
 
 def _to(value: Any, device: torch.device | str) -> Any:
+    """Move a field to `device`; lists and None are returned unchanged."""
     if isinstance(value, dict):
         return {name: _to(part, device) for name, part in value.items()}
     return value.to(device) if isinstance(value, Ragged | Tensor) else value
@@ -151,24 +160,32 @@ def _to(value: Any, device: torch.device | str) -> Any:
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """B rows. A field is Ragged (per token), a Tensor (B, ...), a dict of those, or a list of B; None where a config has no use for it."""
+    """Base class of frozen batches of B rows.
+
+    A field is a Ragged of B rows, a Tensor (B, ...), a dict of those, a list of length B, or None
+    if the configuration does not need it. Rows keep their order in every field.
+    """
 
     def __len__(self) -> int:
+        """Return the number of rows B."""
         raise NotImplementedError
 
     def select(self, index: Tensor) -> Self:
-        """The rows at `index` (int64), in that order. Always a copy: a pickled view would carry its whole storage."""
+        """Copy the rows at `index` (N,) int64, in that order.
+
+        Always a copy: pickling a view would send the storage of the entire batch.
+        """
         return type(self)(
             **{f.name: _take(getattr(self, f.name), index) for f in dataclasses.fields(self)}
         )
 
     def repeat(self, times: int) -> Self:
-        """Each row `times` times, one behind the other."""
+        """Repeat each row `times` times; copies of a row are adjacent: (B,) -> (B·times,)."""
         return self.select(torch.arange(len(self)).repeat_interleave(times))
 
     @staticmethod
     def concat(batches: Sequence[B]) -> B:
-        """The rows of all, in order."""
+        """Concatenate the rows of batches of the same class, in order."""
         cls = type(batches[0])
         return cls(
             **{
@@ -178,21 +195,21 @@ class Batch:
         )
 
     def chunk(self, parts: Sequence[Tensor]) -> list[Self]:
-        """One batch for each index tensor in `parts`."""
+        """Return one batch per index tensor (N,) int64 in `parts`; each is a copy."""
         return [self.select(index) for index in parts]
 
     def grow(self, into: type[N], **fields: Any) -> N:
-        """The same rows one stage later: the fields there are, and `fields` new ones."""
+        """Create the next stage: the same rows as class `into`, with new `fields` added."""
         present = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
         return into(**present, **fields)
 
     def without_local(self) -> Self:
-        """Without what only the controller needs; this is what is sent to workers."""
+        """Return a copy to send to workers, with controller-only fields (`rows`) emptied."""
         empty = {f.name: [] for f in dataclasses.fields(self) if f.metadata.get("local")}
         return dataclasses.replace(self, **empty)
 
     def with_local_from(self, owner: Batch) -> Self:
-        """With the controller's own fields taken back from `owner`, whose rows are the same."""
+        """Restore controller-only fields from `owner`, which has the same rows."""
         own = {
             f.name: getattr(owner, f.name)
             for f in dataclasses.fields(self)
@@ -201,6 +218,7 @@ class Batch:
         return dataclasses.replace(self, **own)
 
     def to(self, device: torch.device | str) -> Self:
+        """Return the same batch with all tensors on `device`."""
         return type(self)(
             **{f.name: _to(getattr(self, f.name), device) for f in dataclasses.fields(self)}
         )
@@ -208,84 +226,85 @@ class Batch:
 
 @dataclass(frozen=True, eq=False)
 class Prompts(Batch):
-    """What is asked. Rows of one prompt share a `group` and stand side by side."""
+    """Stage 1: prompts. Rows of the same prompt share a `group` and are adjacent."""
 
     prompt_ids: Ragged  # (B rows) int64
-    group: Tensor  # (B,) int64: the prompt's number in its batch
-    rows: list[PromptRow] = dataclasses.field(metadata=_LOCAL)  # B
+    group: Tensor  # (B,) int64: index of the prompt in its batch
+    rows: list[PromptRow] = dataclasses.field(metadata=_LOCAL)  # B; empty on workers
 
     def __len__(self) -> int:
+        """Return the number of rows B."""
         return len(self.group)
 
 
 @dataclass(frozen=True, eq=False)
 class Rollouts(Prompts):
-    """What was answered. `response_mask` is 1 where the policy wrote the token, 0 where a tool did."""
+    """Stage 2: sampled responses."""
 
     response_ids: Ragged  # (B rows) int64
-    response_mask: Ragged  # (B rows) float32
-    rollout_log_probs: Ragged  # (B rows) float32, by the engine that sampled them
+    response_mask: Ragged  # (B rows) float32: 1 = sampled by the policy, 0 = tool output
+    rollout_log_probs: Ragged  # (B rows) float32, as reported by the rollout engine
     finish: list[str]  # B: "stop" or "length"
 
     @cached_property
     def num_tokens(self) -> Tensor:
-        """Prompt and response tokens of each row: (B,)."""
+        """Prompt plus response tokens of each row: (B,) int64."""
         return self.prompt_ids.lengths + self.response_ids.lengths
 
 
 @dataclass(frozen=True, eq=False)
 class Scored(Rollouts):
-    """What it was worth: one score a row, and the components it was made of."""
+    """Stage 3: one score per response, and the components it is computed from."""
 
     scores: Tensor  # (B,) float32
     components: dict[str, Tensor]  # name -> (B,) float32
-    failed: (
-        Tensor  # (B,) bool: the reward function raised, hung or answered nonsense; the score is 0
-    )
-    greedy_scores: Tensor | None = dataclasses.field(
-        default=None, kw_only=True
-    )  # (B,) of a greedy answer to the row's prompt
+    failed: Tensor  # (B,) bool: the reward function raised, timed out or returned no number
+    greedy_scores: Tensor | None = dataclasses.field(default=None, kw_only=True)  # (B,), ReMax
 
 
 @dataclass(frozen=True, eq=False)
 class Experience(Scored):
-    """What a worker learns from. `response_mask` is 0 also where rollout correction leaves a token out. The last four are None where the
-    algorithm has no use for them.
+    """Stage 4: input of an update. Optional fields are None if the algorithm does not use them.
+
+    Rollout correction also sets `response_mask` to 0 for the tokens that it rejects.
     """
 
-    rewards: Ragged  # (B rows) float32, per token
+    rewards: Ragged  # (B rows) float32
     old_log_probs: Ragged  # (B rows) float32
     advantages: Ragged  # (B rows) float32
-    ref_log_probs: Ragged | None = None
-    values: Ragged | None = None
-    returns: Ragged | None = None
-    is_weights: Ragged | None = None  # importance weights of rollout correction
+    ref_log_probs: Ragged | None = None  # (B rows) float32
+    values: Ragged | None = None  # (B rows) float32
+    returns: Ragged | None = None  # (B rows) float32
+    is_weights: Ragged | None = None  # (B rows) float32: importance weights of rollout correction
 
 
 @dataclass(frozen=True, eq=False)
 class LogProbs(Batch):
-    """What a policy says of the response tokens."""
+    """Log-probs of the response tokens under a policy."""
 
     log_probs: Ragged  # (B rows) float32
     entropy: Ragged | None  # (B rows) float32, nats
-    sum_pi_squared: Ragged | None = None  # (B rows) float32
+    sum_pi_squared: Ragged | None = None  # (B rows) float32: Σ_v π(v)²
 
     def __len__(self) -> int:
+        """Return the number of rows B."""
         return len(self.log_probs)
 
 
 @dataclass(frozen=True, eq=False)
 class Scores(Batch):
-    """What the reward functions say of the answers: the fields that make `Rollouts` into `Scored`."""
+    """Output of the reward functions: the fields that turn `Rollouts` into `Scored`."""
 
-    scores: Tensor
-    components: dict[str, Tensor]
-    failed: Tensor
+    scores: Tensor  # (B,) float32
+    components: dict[str, Tensor]  # name -> (B,) float32
+    failed: Tensor  # (B,) bool
 
     def __len__(self) -> int:
+        """Return the number of rows B."""
         return len(self.scores)
 
     def to_scored(self, rollouts: Rollouts) -> Scored:
+        """Attach the scores to the B `rollouts` that they were computed for."""
         return rollouts.grow(
             Scored, scores=self.scores, components=self.components, failed=self.failed
         )

@@ -1,4 +1,4 @@
-"""How much is computed at a time, and what becomes of that where the device's memory does not suffice."""
+"""Micro-batch limits, and their reduction after out-of-memory errors."""
 
 from __future__ import annotations
 
@@ -13,26 +13,33 @@ from rlctl.errors import DeviceMemoryError
 from rlctl.runtime.balance import micro_batches
 from rlctl.runtime.ops import ceil_div
 
-_MOST_HALVINGS = 3
+_MAX_RETRIES = 3
 
 
 @dataclass(frozen=True)
 class OomRetry:
-    """What a budget was, in `unit`s, when memory did not suffice, and what it is since."""
+    """Reduction of a micro-batch limit after an out-of-memory error."""
 
-    key: str
+    key: str  # config key of the limit
     before: int
     after: int
-    unit: str
+    unit: str  # "tokens" or "rows"
 
     def __str__(self) -> str:
-        return f"{self.before} {self.unit} at a time are too many for the device's memory: {self.key} is {self.after} from now on"
+        """Describe the reduction in one sentence."""
+        return (
+            f"out of memory with {self.before} {self.unit} at a time: "
+            f"retrying with {self.key}={self.after}"
+        )
 
 
 class Budget:
-    """The most that is computed at a time, in tokens or in rows. It only ever shrinks.
+    """Micro-batch limit in tokens or rows; halved after an out-of-memory error.
 
-    `key` of the configuration says what it is in the beginning: `value`.
+    Args:
+        key: config key that sets the limit, for messages.
+        value: initial limit, ≥ 1.
+        unit: "tokens" or "rows".
     """
 
     def __init__(self, key: str, value: int, unit: str) -> None:
@@ -40,11 +47,14 @@ class Budget:
         self.value = self.size = value
         self.unit = unit
         self.by_rows = unit == "rows"
-        self.halvings = 0
+        self.num_retries = 0
 
     @classmethod
     def for_passes(cls, section: str, passes: str, max_tokens: int, max_rows: int | None) -> Budget:
-        """The largest micro-batch of a role: in tokens, or in rows where a number of rows is given."""
+        """Build the limit of a role's forward passes: `max_rows` rows if given, else `max_tokens`.
+
+        `section` and `passes` ("ppo", "log_prob", …) form the config key.
+        """
         name, value, unit = (
             ("max_token_len", max_tokens, "tokens")
             if max_rows is None
@@ -53,59 +63,69 @@ class Budget:
         return cls(f"{section}.{passes}_{name}_per_gpu", value, unit)
 
     def cut(self, lengths: Tensor, at_least: int = 1) -> list[Tensor]:
-        """Index tensors of the rows of each micro-batch, for rows of `lengths` (B,) tokens."""
+        """Split rows of `lengths` (B,) tokens into micro-batches: int64 index tensors.
+
+        Returns at least `at_least` of them, or B if there are fewer rows.
+        """
         if not self.by_rows:
             return micro_batches(lengths, self.size, at_least)
         parts = max(at_least, ceil_div(len(lengths), self.size))
         return list(lengths.argsort(stable=True).tensor_split(min(parts, len(lengths))))
 
     def halve(self, parts: Sequence[Tensor], failed: int, alone: bool, reason: str) -> OomRetry:
-        """Memory did not suffice for `parts[failed]`, where `parts` are lengths: half of the largest of them is allowed from now on.
+        """Halve the limit after an out-of-memory error in `parts[failed]`.
 
-        Raises `DeviceMemoryError` for a single row, after three halvings, and where the rank is not `alone`: others wait in a
-        collective for what this one will not do, so nothing can be agreed upon with them.
+        `parts` are the row lengths of each micro-batch, (rows,) int64. The new limit is half of the
+        largest micro-batch.
+
+        Raises:
+            DeviceMemoryError: for a single row, after three retries, or unless the rank is `alone`:
+                other ranks wait in a collective, so the retry cannot be coordinated.
         """
         if len(parts[failed]) == 1:
             raise DeviceMemoryError(
-                f"the device's memory does not suffice for a single row of {int(parts[failed].sum())} tokens, whatever {self.key} is",
+                f"out of memory with a single row of {int(parts[failed].sum())} tokens; "
+                f"a smaller {self.key} does not help",
                 key=self.key,
                 value=self.value,
                 proposed=None,
                 where=reason,
-                hint="a shorter data.max_response_length, enable_gradient_checkpointing=true of the model, more ranks, or a larger device",
+                hint="set a shorter data.max_response_length or the model's "
+                "enable_gradient_checkpointing=true, or use more ranks or a larger device",
             )
         before = min(
             self.size, max(len(part) if self.by_rows else int(part.sum()) for part in parts)
         )
         after = before // 2
-        if not alone or self.halvings == _MOST_HALVINGS:
+        if not alone or self.num_retries == _MAX_RETRIES:
             why = (
-                f"it was halved {_MOST_HALVINGS} times"
+                f"already halved {_MAX_RETRIES} times"
                 if alone
-                else "while it runs on several ranks, nothing can be halved"
+                else "it cannot be halved while running on several ranks"
             )
             raise DeviceMemoryError(
-                f"the device's memory does not suffice for {before} {self.unit} at a time ({self.key}={self.value}): {why}",
+                f"out of memory with {before} {self.unit} at a time "
+                f"({self.key}={self.value}): {why}",
                 key=self.key,
                 value=self.value,
                 proposed=after,
                 where=reason,
                 hint=f"rlctl resume @failed {self.key}={after}",
             )
-        self.halvings += 1
+        self.num_retries += 1
         self.size = after
         return OomRetry(self.key, before, after, self.unit)
 
 
 def is_oom(error: RuntimeError) -> bool:
-    """Whether torch raised `error` because a device has no memory left. On a CPU it has no class of its own for it."""
+    """Return True if `error` is an out-of-memory error of torch (a plain RuntimeError on a CPU)."""
     return isinstance(
         error, torch.OutOfMemoryError
     ) or "DefaultCPUAllocator: can't allocate memory" in str(error)
 
 
 def free_memory(device: str) -> None:
-    """What nothing holds any longer is there for others."""
+    """Collect garbage and release torch's cached memory back to the device."""
     gc.collect()
     if device == "cuda":
         torch.cuda.empty_cache()

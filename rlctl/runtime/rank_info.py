@@ -1,4 +1,4 @@
-"""Where a process stands in its pool and what it may use."""
+"""Rank, device and resources of one process of a pool."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class RankInfo:
-    """One of `world_size` processes, each with one device."""
+    """Identity and limits of one of `world_size` processes with one device each."""
 
     rank: int
     world_size: int
     device: str  # "cpu" or "cuda"
     num_threads: int
-    timeout_s: float  # deadline of a collective
+    timeout_s: float  # of collectives and calls
     deterministic: bool
-    log_path: Path | None  # what the process prints goes there; None: where it went before
-    seed: int = 0  # of what has no random stream of its own, with the rank added
+    log_path: Path | None  # stdout and stderr are redirected there; None: not redirected
+    seed: int = 0  # global seed of the process is seed + rank
 
 
 def process_resources(device: str, fraction: float) -> dict[str, float]:
-    """What one process takes of a cluster: `fraction` of a GPU and a CPU slot, or of a CPU slot where there is no GPU."""
+    """Return the Ray resources of one process: `fraction` of a GPU plus a CPU, or of a CPU."""
     return {"CPU": 1.0, "GPU": fraction} if device == "cuda" else {"CPU": fraction}
 
 
 def available_cores() -> int:
-    """The cores this process may use: its CPU affinity, or less where the container's quota (cgroup v2) allows less."""
+    """Return the number of usable cores: the CPU affinity, limited by the cgroup v2 quota."""
     cores = (
         len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     )

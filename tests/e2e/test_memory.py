@@ -45,7 +45,7 @@ def test_alone_it_goes_on_with_less(tmp_path: Path, hungry: list[str]) -> None:
         "tokens",
     )
     assert event["after"] == event["before"] // 2
-    assert f"{KEY} is {event['after']} from now on" in done.stderr
+    assert f"retrying with {KEY}={event['after']}" in done.stderr
     assert [row.get("actor/oom_retries") for row in metrics(run)] == [None, 1.0, None]
 
 
@@ -54,7 +54,7 @@ def test_where_no_budget_would_do_it_is_not_tried_again(tmp_path: Path, hungry: 
     failed = rlctl(
         "train", "ppo", *options, *hungry, f"{LOSS_MODE}=hungry:starving", cwd=tmp_path, code=7
     )
-    assert "does not suffice for a single row of" in failed.stderr
+    assert "out of memory with a single row of" in failed.stderr
     events = read_events(tmp_path / "runs" / "quickstart" / "starved")
     assert [each["proposed"] for each in events if each["kind"] == "out_of_memory"] == [None]
     assert len([each for each in events if each["kind"] == "attempt"]) == 1

@@ -143,7 +143,7 @@ def test_what_a_pool_of_engines_cannot_be_is_said(
     assert main(["train", "ppo", *settings, *SEPARATE, "actor_rollout_ref.rollout.mode=async"]) == 3
     said = capsys.readouterr().err
     assert (
-        "actor_rollout_ref.rollout.mode=async is set, but the engine hf answers one batch after the other"
+        "actor_rollout_ref.rollout.mode=async is set, but the engine hf runs one batch at a time"
         in said
     )
 

@@ -262,7 +262,7 @@ def test_an_answer_is_cut_where_the_context_ends(shared: Shared) -> None:
 def test_a_prompt_without_room_for_an_answer_is_an_error(shared: Shared) -> None:
     with pytest.raises(
         ConfigError,
-        match=rf"prompt 1 of the batch has {MAX_LENGTH} tokens; 1 to {MAX_LENGTH - 1} leave room",
+        match=rf"prompt 1 of the batch has {MAX_LENGTH} tokens; 1 to {MAX_LENGTH - 1} leave space",
     ) as caught:
         shared.generate(prompts(15, MAX_LENGTH, MAX_LENGTH + 9))
     assert len(caught.value.problems) == 2

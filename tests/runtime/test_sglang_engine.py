@@ -177,7 +177,7 @@ def test_greedy_stops_limits_and_the_end_of_the_context(server: Server, folder: 
         prompts(15, 19), sampling(n=2, max_tokens=torch.tensor([3, 9, 4, 4]), stop_token_ids=())
     )
     assert cut.response_ids.lengths.tolist() == [3, 5, 1, 1]
-    with pytest.raises(ConfigError, match="1 to 19 leave room"):
+    with pytest.raises(ConfigError, match="1 to 19 leave space"):
         engine.generate(prompts(20), sampling())
     assert engine.generate(prompts(), sampling()).finish == []
 

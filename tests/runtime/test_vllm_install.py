@@ -12,7 +12,7 @@ from packaging.requirements import Requirement
 
 from rlctl.errors import ConfigError, MissingExtraError
 from rlctl.recipes.compose import compose
-from rlctl.runtime.rollout.auto import AutoEngine, chosen
+from rlctl.runtime.rollout.auto import AutoEngine, select_engine
 from rlctl.runtime.rollout.hf import HFEngine
 from rlctl.runtime.rollout.vllm.cpu import HEAD_SIZES
 from rlctl.runtime.rollout.vllm.engine import VLLMEngine
@@ -68,8 +68,8 @@ def test_another_installation_is_named_with_what_mends_it(
 
 
 def test_auto_is_hf_without_a_gpu_or_without_its_vllm() -> None:
-    assert chosen("cpu") is HFEngine
-    assert chosen("cuda") is (
+    assert select_engine("cpu") is HFEngine
+    assert select_engine("cuda") is (
         VLLMEngine if find_spec("vllm") and not find_spec("vllm._C_AVX2") else HFEngine
     )
     AutoEngine.check(rollout(), "cpu", 2)

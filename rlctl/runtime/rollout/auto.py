@@ -1,4 +1,4 @@
-"""The engine `auto`: vLLM where there is a GPU and vLLM for it, otherwise the training model itself."""
+"""Engine `auto`: vLLM on GPUs if it is installed, otherwise `hf`."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ from rlctl.runtime.rollout.vllm.versions import check_installed
 
 
 class AutoEngine:
-    """Chooses; the engine that it makes is another's."""
+    """Engine that delegates to vLLM on GPUs and to `hf` elsewhere."""
 
     @classmethod
     def check(cls, rollout: schema.Rollout, device: str, num_ranks: int) -> None:
-        """See `RolloutEngine.check`: that of the engine chosen."""
-        chosen(device).check(rollout, device, num_ranks)
+        """Validate the config for the selected engine."""
+        select_engine(device).check(rollout, device, num_ranks)
 
     @classmethod
     def from_spec(cls, spec: EngineSpec, policy: PreTrainedModel | None) -> RolloutEngine:
-        """See `RolloutEngine.from_spec`."""
+        """Build the selected engine."""
         return run_startup(cls.startup_phases(spec, policy))
 
     @classmethod
     def startup_phases(
         cls, spec: EngineSpec, policy: PreTrainedModel | None
     ) -> Generator[str, None, RolloutEngine]:
-        """See `PhasedStartup`: in those of the engine chosen."""
-        return (yield from start_in_phases(chosen(spec.rank_info.device), spec, policy))
+        """Build the selected engine, yielding its startup phases."""
+        return (yield from start_in_phases(select_engine(spec.rank_info.device), spec, policy))
 
 
-def chosen(device: str) -> type[HFEngine] | type[VLLMEngine]:
-    """What `auto` means on a `device`."""
+def select_engine(device: str) -> type[HFEngine] | type[VLLMEngine]:
+    """Return the engine class that `auto` uses on `device` ("cpu" or "cuda")."""
     if device != "cuda":
         return HFEngine
     try:

@@ -1,8 +1,8 @@
-"""What a rollout engine is: prompts in, sampled answers with their log-probs out, under weights that the trainer hands over."""
+"""Rollout engines: protocol and types for sampling responses with synced weights."""
 
 from __future__ import annotations
 
-import sys
+import logging
 from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass
 from typing import Protocol, Self, TypeVar, runtime_checkable
@@ -19,42 +19,43 @@ from rlctl.runtime.rank_info import RankInfo
 
 E = TypeVar("E")
 
+_log = logging.getLogger(__name__)
 
-def _print_halving(halving: OomRetry) -> None:
-    print(f"warning: {halving}", file=sys.stderr, flush=True)
+
+def log_oom_retry(retry: OomRetry) -> None:
+    """Log a reduced batch size as a warning."""
+    _log.warning("%s", retry)
 
 
 @dataclass(frozen=True)
 class EngineSpec:
-    """What an engine is made of."""
+    """Arguments that every engine is built from."""
 
     model: schema.Model
     rollout: schema.Rollout
     dtype: torch.dtype  # of computation
     rank_info: RankInfo
-    max_length: int  # the most tokens of a prompt and its answer together
+    max_length: int  # limit of prompt and response tokens together
     seed: int
-    concurrent: bool = False  # `generate` is called from several threads
-    on_oom: Callable[[OomRetry], None] = (
-        _print_halving  # is told when memory has room for fewer rows at a time
-    )
+    concurrent: bool = False  # `generate` will be called from several threads
+    on_oom: Callable[[OomRetry], None] = log_oom_retry  # called when the batch size is reduced
 
 
 @dataclass(frozen=True, eq=False)
 class SamplingParams:
-    """How answers are sampled.
+    """Sampling parameters of one call of `generate`.
 
-    `temperature` 0 is greedy decoding; `top_p` and `top_k` then have no effect. `top_k` ≤ 0 and `top_p` 1 restrict nothing; where both
-    do, `top_p` is a share of the `top_k` that are left.
+    `temperature` 0 is greedy decoding and ignores `top_p` and `top_k`. `top_k` ≤ 0 and `top_p` 1
+    mean no restriction. If both restrict, `top_p` applies to the renormalized `top_k` tokens.
     """
 
     temperature: float
     top_p: float
     top_k: int
-    max_tokens: int | Tensor  # of an answer, ≥ 1; a Tensor (B·n,) int64 has one number a row
+    max_tokens: int | Tensor  # response tokens, ≥ 1; a Tensor (B·n,) int64 sets a limit per row
     stop_token_ids: tuple[int, ...]
-    seed: int | Tensor  # a Tensor (B·n,) int64 has one random stream a row
-    n: int  # answers a prompt
+    seed: int | Tensor  # a Tensor (B·n,) int64 sets one random stream per row
+    n: int  # responses per prompt
 
     def __post_init__(self) -> None:
         wrong = {
@@ -63,167 +64,171 @@ class SamplingParams:
             "n": self.n < 1,
             "max_tokens": bool((torch.as_tensor(self.max_tokens) < 1).any()),
         }
-        if any(wrong.values()):
-            raise ValueError(
-                f"out of range: {', '.join(f'{name}={getattr(self, name)}' for name, bad in wrong.items() if bad)}"
-            )
+        given = [f"{name}={getattr(self, name)}" for name, is_wrong in wrong.items() if is_wrong]
+        if given:
+            raise ValueError(f"sampling parameters out of range: {', '.join(given)}")
 
     def row_seeds(self, num_rows: int) -> Tensor:
-        """The random stream of each of the B·n rows, (B·n,) int64, none negative."""
-        return (
-            self.seed
-            if isinstance(self.seed, Tensor)
-            else random_streams(self.seed, torch.arange(num_rows))
-        )
+        """Return the seed of each of the `num_rows` = B·n rows: (B·n,) int64, none negative."""
+        if isinstance(self.seed, Tensor):
+            return self.seed
+        return random_streams(self.seed, torch.arange(num_rows))
 
 
 def random_streams(seed: int, rows: Tensor) -> Tensor:
-    """A seed for each of `rows` (B,), which are row numbers of a whole batch: (B,) int64, none negative.
+    """Derive one seed per row from `seed` and row indices of the batch: (B,) -> (B,) int64 ≥ 0.
 
-    It hangs on `seed` and the row's number alone, so an answer is the same whichever engine of how many gives it. The bits are mixed as by
-    SplitMix64 (Steele, Lea & Flood 2014), because generators take neighbouring seeds for neighbouring streams.
+    Responses therefore do not depend on which engine samples a row, or on the number of engines.
+    Bits are mixed as in SplitMix64 (Steele, Lea & Flood 2014), because generators produce
+    correlated streams from neighbouring seeds.
     """
-    x = rows.to(torch.int64) * -7046029254386353131 + (
-        seed & (2**63 - 1)
-    )  # 0x9E3779B97F4A7C15; products wrap around
-    for shift, factor in (
-        (30, -4658895280553007687),
-        (27, -7723592293110705685),
-    ):  # 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+    # 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9 and 0x94D049BB133111EB as int64; products wrap around.
+    x = rows.to(torch.int64) * -7046029254386353131 + (seed & (2**63 - 1))
+    for shift, factor in ((30, -4658895280553007687), (27, -7723592293110705685)):
         x = (x ^ ((x >> shift) & (2 ** (64 - shift) - 1))) * factor
     return (x ^ ((x >> 31) & (2**33 - 1))) & (2**63 - 1)
 
 
 @dataclass(frozen=True, eq=False)
 class Responses:
-    """B·n answers on the CPU; the n answers of a prompt stand side by side."""
+    """B·n responses on the CPU; the n responses of a prompt are adjacent."""
 
-    response_ids: Ragged  # (B·n rows) int64, with the stop token if there was one
+    response_ids: Ragged  # (B·n rows) int64, including the stop token, if any
     log_probs: Ragged  # (B·n rows) float32
-    finish: list[
-        str
-    ]  # B·n: "stop" = wrote a stop token, "length" = reached max_tokens or the end of the context
+    finish: list[str]  # B·n: "stop" = stop token, "length" = limit or end of the context
 
 
 class RolloutEngine(Protocol):
-    """Samples answers from the policy whose weights it was handed last.
+    """Sampler of responses from the policy, under the weights loaded last.
 
-    An engine is made awake. Whoever owns it calls `load_weights` before the first `generate` and whenever the policy has changed.
+    An engine is awake after construction. Its owner calls `load_weights` before the first
+    `generate` and after every change of the policy.
     """
 
     @classmethod
     def check(cls, rollout: schema.Rollout, device: str, num_ranks: int) -> None:
-        """What can be said before anything starts: that the engine is installed and can do what `rollout` asks for on `num_ranks` processes
-        with a `device` ("cpu" or "cuda") each. Light: imports no engine.
+        """Validate the config on `num_ranks` processes with a `device` ("cpu" or "cuda") each.
+
+        Called before anything starts; must not import the engine's library.
 
         Raises:
-            ConfigError: it cannot. MissingExtraError: it is not installed; the hint says how to.
+            ConfigError: the engine does not support what `rollout` asks for.
+            MissingExtraError: the library is not installed; the hint gives the command.
         """
         ...
 
     @classmethod
     def from_spec(cls, spec: EngineSpec, policy: PreTrainedModel | None) -> Self:
-        """Build the engine on `spec.place`, without reading weights from disk where it can be avoided.
+        """Build the engine on `spec.rank_info`'s device, if possible without reading weights.
 
-        `policy` is the training model, if it lies whole in this process and in `spec.dtype`: the engine may use it as it is, or let its own
-        parameters be the policy's. None: there is no such model here, and all weights come by `load_weights`.
+        `policy` is the training model if it is unsharded in this process and in `spec.dtype`: the
+        engine may use it directly or share its parameters. None: `load_weights` provides them.
 
         Raises:
-            ConfigError: the engine cannot do what `spec` asks for. MissingExtraError, ResourceError: it is not there, or does not fit.
+            ConfigError: the engine does not support what `spec` asks for.
+            MissingExtraError: the library is not installed.
+            ResourceError: memory does not suffice.
         """
         ...
 
     def generate(self, prompt_ids: Ragged, sampling: SamplingParams) -> Responses:
-        """`sampling.n` answers to each of the B prompts.
+        """Sample `sampling.n` responses to each of B prompts.
 
-        `log_probs` are those of the sampled tokens under `log_softmax(logits / temperature)` over the *whole* vocabulary (temperature 1
-        for greedy decoding), which is what the trainer computes: `top_k` and `top_p` restrict what is sampled, not what is reported.
-        A row's random numbers are those of its stream (`sampling.row_seeds`), whatever else is in the batch: the same seed gives the same
-        tokens on the same kind of device, but for rounding where other rows are computed beside it.
+        `log_probs` are those of the sampled tokens under `log_softmax(logits / temperature)` over
+        the entire vocabulary (temperature 1 for greedy decoding), as computed by the trainer:
+        `top_k` and `top_p` restrict sampling, not the reported log-probs.
 
-        With `spec.concurrent` it is called from several threads, whose prompts are best answered together, and nothing else meanwhile. An
-        engine that cannot do that refuses `rollout.mode=async` in `check`.
+        Each row uses its own random stream (`sampling.row_seeds`), independent of the rest of the
+        batch: the same seed gives the same tokens on the same kind of device, except for rounding
+        differences between batch compositions.
+
+        With `spec.concurrent`, several threads call `generate` at once and the engine batches their
+        prompts; no other method is called meanwhile. Engines without support refuse
+        `rollout.mode=async` in `check`.
 
         Raises:
-            ConfigError: a prompt is empty or fills the model's context, so that there is no answer to it.
+            ConfigError: a prompt is empty or fills the model's context.
         """
         ...
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
-        """Take up the policy's present weights: each parameter whole, under its name in the transformers model; tied ones come once.
+        """Load the policy's current weights: full parameters by their name in transformers.
 
-        `weights` makes them one at a time, so that there never is a second copy of the model on the device; a tensor is only valid until
-        the next one is asked for. Unless the engine was given a `policy`, it goes through all of them, because making one may be a
-        collective call; an engine that shares the policy's tensors may leave them. What was cached under the old weights is dropped.
+        Tied parameters come once. `weights` yields one parameter at a time, so there is no second
+        copy of the model on the device; a tensor is valid until the next one is requested. The
+        iterator may involve collectives and must be exhausted, unless the engine was built with a
+        `policy`, whose tensors it shares. Caches computed with the old weights are dropped.
         """
         ...
 
     def sleep(self) -> bool:
-        """Give memory back while training runs. True if the weights went too, so that they must be loaded again after `wake`."""
+        """Release memory during training; True if weights must be reloaded after `wake`."""
         ...
 
     def wake(self) -> None:
-        """Take back what `sleep` gave away. Nothing to do for an engine that is awake."""
+        """Reacquire the memory that `sleep` released; no-op for an engine that is awake."""
         ...
 
     def close(self) -> None:
-        """End the engine: memory, threads and processes of its own are gone."""
+        """Shut down: free memory and end the engine's own threads and processes."""
         ...
 
 
 @runtime_checkable
 class PhasedStartup(Protocol):
-    """An engine class whose start takes so long that one wants to know what it is at."""
+    """Engine class with a slow start that reports its phases."""
 
     @classmethod
     def startup_phases(
         cls, spec: EngineSpec, policy: PreTrainedModel | None
     ) -> Generator[str, None, RolloutEngine]:
-        """As `RolloutEngine.from_spec`, in parts: before each it says what comes next."""
+        """Build the engine like `from_spec`, yielding a description before each phase."""
         ...
 
 
 def start_in_phases(
     engine: type[RolloutEngine], spec: EngineSpec, policy: PreTrainedModel | None
 ) -> Generator[str, None, RolloutEngine]:
-    """Make `engine`, in its phases where it has any."""
+    """Build an engine, yielding its startup phases if it reports any."""
     if isinstance(engine, PhasedStartup):
         return (yield from engine.startup_phases(spec, policy))
     return engine.from_spec(spec, policy)
 
 
 def run_startup(phases: Generator[str, None, E]) -> E:
-    """What comes of it, without a break."""
+    """Run the startup generator to completion and return the engine."""
     while True:
         try:
             next(phases)
-        except StopIteration as made:
-            return made.value
+        except StopIteration as finished:
+            return finished.value
 
 
 def response_limits(
     prompt_lengths: Tensor, sampling: SamplingParams, context_length: int
 ) -> Tensor:
-    """The most tokens that each of the B·n answers may have, so that prompt and answer fit into `context_length` tokens: (B·n,).
+    """Return the token limit of each response: prompt_lengths (B,) -> (B·n,) int64.
 
-    An answer is cut there (finish "length"). A prompt that leaves no room for an answer is an error and not an empty answer: data is
-    filtered by length before training starts, and an answer of no tokens would go through it unseen.
+    Prompt and response together fit into `context_length` tokens. Raises ConfigError for an empty
+    prompt or one that leaves no space: data is filtered by length before training, and an empty
+    response would go through training unnoticed.
     """
     problems = [
         Problem(
-            f"prompt {row} of the batch has {length} tokens; 1 to {context_length - 1} leave room for an answer in the model's context",
-            hint="filter the data by data.max_prompt_length" if length else None,
+            f"prompt {row} of the batch has {length} tokens; "
+            f"1 to {context_length - 1} leave space for a response in the model's context",
+            hint="set data.max_prompt_length to filter the data" if length else None,
         )
         for row, length in enumerate(prompt_lengths.tolist())
         if not 0 < length < context_length
     ]
     raise_problems(problems, ConfigError)
-    room = (context_length - prompt_lengths).repeat_interleave(sampling.n)
-    return torch.minimum(room, torch.as_tensor(sampling.max_tokens, dtype=torch.int64))
+    space = (context_length - prompt_lengths).repeat_interleave(sampling.n)
+    return torch.minimum(space, torch.as_tensor(sampling.max_tokens, dtype=torch.int64))
 
 
 def finish_reasons(response_ids: Ragged, stop_token_ids: tuple[int, ...]) -> list[str]:
-    """ "stop" where an answer ends with a stop token, otherwise "length"."""
+    """Return "stop" for each of B responses that ends with a stop token, else "length"."""
     last = response_ids.values[response_ids.offsets[1:] - 1]
     stopped = torch.isin(last, torch.tensor(stop_token_ids, dtype=torch.int64))
     return ["stop" if stop else "length" for stop in stopped.tolist()]

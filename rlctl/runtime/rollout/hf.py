@@ -1,8 +1,8 @@
-"""The engine `hf`: answers sampled from the training model itself, by its own Hugging Face modules.
+"""Engine `hf`: sampling from the training model itself, through its Hugging Face modules.
 
-Where the policy lies whole in this process no copy of it is made, so an answer is always the current policy's; nothing else is held
-between calls. Prompts are prefilled once for their n answers, only answers that still grow are computed, and the head runs on last
-positions only.
+If the policy is unsharded in this process, no copy is made: responses always come from the current
+policy, and nothing else is held between calls. Prompts are prefilled once for their n responses,
+only unfinished responses are computed, and the LM head runs on last positions only.
 """
 
 from __future__ import annotations
@@ -26,35 +26,39 @@ from rlctl.runtime.rollout.engine import (
     Responses,
     SamplingParams,
     finish_reasons,
+    log_oom_retry,
     response_limits,
 )
 from rlctl.runtime.rollout.kv_cache import KVCache, Prefill
 from rlctl.runtime.rollout.sampling import sample
 
-_PREFILL_TOKENS = 8192  # a forward pass over prompts is at most about this long: more saves no time and costs memory
+# Approximate limit of a forward pass over prompts: more tokens cost memory and save no time.
+_PREFILL_TOKENS = 8192
 
 
 class _Step(NamedTuple):
-    """One token of some of the answers."""
+    """One token for each of R active responses."""
 
-    rows: Tensor  # numbers among all B·n answers, on the CPU
-    tokens: Tensor
-    log_probs: Tensor
+    rows: Tensor  # (R,) int64 on the CPU: indices into the B·n responses
+    tokens: Tensor  # (R,) int64
+    log_probs: Tensor  # (R,) float32
 
 
 class HFEngine:
-    """Batched sampling from `model`, whose parameters are looked up at each call and used in place.
+    """Engine that samples in batches from `model`, whose parameters are used in place.
 
-    The model is switched to rlctl's attention (`use_rlctl_attention`). Of a model under FSDP2 the parameters must be unsharded during
-    `generate`, and stay so between its forward passes.
+    The model is switched to rlctl's attention (`use_rlctl_attention`). Under FSDP2, parameters must
+    be unsharded for the duration of `generate`.
 
     Args:
-        model: any causal language model with transformers' attention interface and plain causal attention.
-        max_num_seqs: answers generated at a time; more come in waves of about equally long prompts, whose answers are only split where
-            they are more. None: all at once. Where memory does not suffice, it is halved and the wave begins anew.
-        max_length: a bound of prompt and answer together, besides the model's context. None: the context alone.
+        model: causal language model with transformers' attention interface and plain causal
+            attention.
+        max_num_seqs: limit of concurrent responses, None for no limit. More responses are sampled
+            in waves of prompts of similar length; the responses to a prompt are split only if they
+            exceed the limit. Halved, and the wave restarted, after an out-of-memory error.
+        max_length: limit of prompt plus response, None for the model's context length.
         owned: the model is the engine's own copy, which `load_weights` fills.
-        on_halving: is told of less at a time.
+        on_oom: called when the batch size is reduced.
     """
 
     def __init__(
@@ -64,7 +68,7 @@ class HFEngine:
         max_length: int | None = None,
         *,
         owned: bool = False,
-        on_oom: Callable[[OomRetry], None] = print,
+        on_oom: Callable[[OomRetry], None] = log_oom_retry,
     ) -> None:
         use_rlctl_attention(model)
         self.model = model
@@ -78,31 +82,37 @@ class HFEngine:
 
     @classmethod
     def check(cls, rollout: schema.Rollout, device: str, num_ranks: int) -> None:
-        """See `RolloutEngine.check`."""
+        """Refuse settings that `hf` does not support: see `RolloutEngine.check`."""
         del device, num_ranks
+        section = "actor_rollout_ref.rollout"
         problems = []
         if rollout.tensor_model_parallel_size > 1:
-            what = "actor_rollout_ref.rollout.tensor_model_parallel_size is set, but the engine hf runs on one rank"
             problems.append(
-                Problem(what, hint="set it to 1, or actor_rollout_ref.rollout.name=vllm")
+                Problem(
+                    f"{section}.tensor_model_parallel_size is set, "
+                    "but the engine hf runs on one rank",
+                    hint=f"set it to 1, or {section}.name=vllm",
+                )
             )
         if rollout.engine_kwargs:
             problems.append(
                 Problem(
-                    "actor_rollout_ref.rollout.engine_kwargs is set, but the engine hf takes none",
+                    f"{section}.engine_kwargs is set, but the engine hf takes none",
                     hint="leave it {}",
                 )
             )
         if rollout.mode == "async":
-            what = "actor_rollout_ref.rollout.mode=async is set, but the engine hf answers one batch after the other"
             problems.append(
-                Problem(what, hint="leave it sync, or actor_rollout_ref.rollout.name=vllm")
+                Problem(
+                    f"{section}.mode=async is set, but the engine hf runs one batch at a time",
+                    hint=f"set it to sync, or {section}.name=vllm",
+                )
             )
         raise_problems(problems)
 
     @classmethod
     def from_spec(cls, spec: EngineSpec, policy: PreTrainedModel | None) -> Self:
-        """See `RolloutEngine.from_spec`. Without a policy the engine keeps a model of its own."""
+        """Build the engine around `policy`, or around a separate model if it is None."""
         model = policy
         if model is None:
             model = load_model(spec.model, "policy", spec.dtype, spec.seed)
@@ -116,25 +126,29 @@ class HFEngine:
         )
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
-        """See `RolloutEngine.load_weights`. A model that the engine shares has them already."""
+        """Copy the weights into an owned model; no-op if the model is shared with the trainer."""
         if self.owned:
             own = dict(self.model.named_parameters())
             for name, value in weights:
                 own[name].data.copy_(value)
 
     def sleep(self) -> bool:
-        """Between calls nothing is held but the model."""
+        """Do nothing: no memory except the model is held between calls."""
         return False
 
     def wake(self) -> None:
-        """Nothing was given away."""
+        """Do nothing: `sleep` releases nothing."""
 
     def close(self) -> None:
-        """There is nothing to end."""
+        """Do nothing: there are no processes to end."""
 
-    @torch.no_grad()  # not inference_mode: what a module keeps from a forward pass must stay usable in training
+    # Not inference_mode: tensors that a module caches must stay usable in training.
+    @torch.no_grad()
     def generate(self, prompt_ids: Ragged, sampling: SamplingParams) -> Responses:
-        """See `RolloutEngine.generate`. Random numbers belong to a row and a position: the size of waves does not change them."""
+        """Sample responses: see `RolloutEngine.generate`.
+
+        Random numbers depend on row and position only, not on the size of waves.
+        """
         prompt_ids = prompt_ids.to("cpu")
         num_rows = len(prompt_ids) * sampling.n
         limits = response_limits(prompt_ids.lengths, sampling, self.max_length)
@@ -144,11 +158,9 @@ class HFEngine:
         uniforms = None
         if sampling.temperature > 0:
             uniforms = _uniforms(sampling.row_seeds(num_rows), int(limits.max()))
-        # long prompts first, so that too little memory shows at once
-        left = (
-            prompt_ids.lengths.argsort(descending=True, stable=True)[:, None] * sampling.n
-            + torch.arange(sampling.n)
-        ).flatten()
+        # Long prompts first, so that an out-of-memory error occurs early.
+        order = prompt_ids.lengths.argsort(descending=True, stable=True)
+        left = (order[:, None] * sampling.n + torch.arange(sampling.n)).flatten()
         steps: list[_Step] = []
         with _evaluating(self.model):
             while len(left):
@@ -162,7 +174,7 @@ class HFEngine:
                     if not is_oom(error):
                         raise
                     reason = str(error).splitlines()[0]
-                # not in the handler: the error holds the frames that hold the memory
+                # Outside of the handler: the error references the frames that hold the memory.
                 lengths = prompt_ids.lengths[wave // sampling.n] + limits[wave]
                 self.on_oom(self.budget.halve([lengths], failed=0, alone=True, reason=reason))
                 free_memory(self.model.device.type)
@@ -179,9 +191,10 @@ class HFEngine:
         uniforms: Tensor | None,
         sampling: SamplingParams,
     ) -> Iterator[_Step]:
-        """The answers `rows` (numbers among all B·n; those to a prompt stand side by side), token by token.
+        """Sample the responses `rows` (R,) (indices into all B·n), token by token.
 
-        What decides who goes on is on the CPU; of a step's work on the device, only who stopped is waited for.
+        `limits` (B·n,), `uniforms` (longest, B·n). Rows of a prompt are adjacent. Which rows are
+        active is tracked on the CPU; per step, only the stop decision is waited for.
         """
         device = next(self.model.parameters()).device
         stops = torch.tensor(sampling.stop_token_ids, dtype=torch.int64, device=device)
@@ -193,9 +206,9 @@ class HFEngine:
             draw = None if uniforms is None else uniforms[step, rows].to(device)
             tokens, log_probs = sample(logits, draw, sampling)
             yield _Step(rows, tokens, log_probs)
-            alive = (tokens[:, None] != stops).all(1).cpu() & (limits[rows] > step + 1)
-            if not alive.all():
-                kept = cache.keep(alive)
+            active = (tokens[:, None] != stops).all(1).cpu() & (limits[rows] > step + 1)
+            if not active.all():
+                kept = cache.compact(active)
                 if len(kept) == 0:
                     return
                 rows, tokens, positions = (
@@ -207,7 +220,7 @@ class HFEngine:
             cache.advance()
 
     def _prefill(self, cache: KVCache, prompt_ids: Ragged) -> Tensor:
-        """Run the prompts through the model into `cache`; the logits behind their last tokens: (G, V)."""
+        """Run G prompts through the model into `cache`; return the logits after each, (G, V)."""
         device = next(self.model.parameters()).device
         logits, first = [], 0
         chunk_of_prompt = (prompt_ids.offsets[1:] - 1).div(_PREFILL_TOKENS, rounding_mode="floor")
@@ -230,7 +243,7 @@ class HFEngine:
     def _forward(
         self, tokens: Tensor, positions: Tensor, attention: TokenAttention, keep: Tensor | int = 0
     ) -> Tensor:
-        """Logits (·, V) of the tokens (T,) at `keep`; 0 is all of them."""
+        """Return the logits (N, V) of the tokens (T,) at indices `keep` (N,); 0 keeps all T."""
         output = self.model(
             input_ids=tokens[None],
             position_ids=positions[None],
@@ -242,7 +255,10 @@ class HFEngine:
 
 
 def _uniforms(seeds: Tensor, max_tokens: int) -> Tensor:
-    """A number in [0, 1) for each position and row, from the row's own stream: (max_tokens, R). A longer row begins as a shorter one."""
+    """Draw uniform numbers (max_tokens, R) in [0, 1), each row from its own seed (R,).
+
+    A longer row begins with the numbers of a shorter one.
+    """
     uniforms, generator = torch.empty(len(seeds), max_tokens), torch.Generator()
     for row, seed in zip(uniforms, seeds.tolist(), strict=True):
         row.uniform_(generator=generator.manual_seed(seed))
@@ -250,7 +266,7 @@ def _uniforms(seeds: Tensor, max_tokens: int) -> Tensor:
 
 
 def _by_row(steps: list[_Step], num_rows: int) -> tuple[Ragged, Ragged]:
-    """Tokens and log-probs of each row, on the CPU. The steps of a row are in order already."""
+    """Regroup steps into tokens and log-probs of `num_rows` rows each, on the CPU."""
     rows = torch.cat([step.rows for step in steps])
     order, lengths = rows.argsort(stable=True), torch.bincount(rows, minlength=num_rows)
     tokens = torch.cat([step.tokens for step in steps]).cpu()
@@ -260,7 +276,7 @@ def _by_row(steps: list[_Step], num_rows: int) -> tuple[Ragged, Ragged]:
 
 @contextmanager
 def _evaluating(model: nn.Module) -> Iterator[None]:
-    """Without dropout; afterwards every module is in the mode it was in."""
+    """Disable dropout, and restore the mode of every module afterwards."""
     training = [module for module in model.modules() if module.training]
     model.eval()
     try:

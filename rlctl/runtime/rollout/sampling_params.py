@@ -1,4 +1,4 @@
-"""From prompts to sampling parameters, and from an engine's answers to a batch: the same wherever the engine lives."""
+"""Conversion of prompts to sampling parameters, and of responses to a batch, for all engines."""
 
 from __future__ import annotations
 
@@ -12,21 +12,23 @@ from rlctl.runtime.batch import Prompts, Rollouts
 from rlctl.runtime.ops import ceil_div
 from rlctl.runtime.rollout.engine import Responses, SamplingParams, random_streams
 
-_REQUESTS = (
-    4  # for each engine: what a slow or dead one holds up is little, and a request is still a batch
-)
+# Few enough that each request is still a batch; enough that a slow or lost engine delays little.
+_REQUESTS_PER_ENGINE = 4
 
 
 def num_requests(rollout: schema.Rollout, num_prompts: int, num_engines: int) -> int:
-    """Into how many requests a batch is cut, for engines of a pool of their own. It hangs on their number, not on how many live.
+    """Return the number of requests that a batch for a pool of engines is split into.
 
-    In mode `async` each prompt is a request, because it joins those that are being answered.
+    Depends on the configured, not the live, engine count. In mode `async` each prompt is a request,
+    so that it joins the running batch of an engine.
     """
-    return num_prompts if rollout.mode == "async" else min(num_prompts, _REQUESTS * num_engines)
+    if rollout.mode == "async":
+        return num_prompts
+    return min(num_prompts, _REQUESTS_PER_ENGINE * num_engines)
 
 
 def max_in_flight(rollout: schema.Rollout) -> int:
-    """How many requests an engine of a pool of its own is given before the first is answered: so many that it never waits for the next."""
+    """Return the number of requests sent to an engine before it replies, so that it never idles."""
     if rollout.mode == "sync":
         return 2
     return ceil_div(rollout.max_num_seqs, min(rollout.n, rollout.val_kwargs.n)) + 1
@@ -34,39 +36,38 @@ def max_in_flight(rollout: schema.Rollout) -> int:
 
 @dataclass(frozen=True)
 class SamplingConfig:
-    """How prompts of this run are answered, in training and in validation."""
+    """Sampling settings of a run, for training and validation."""
 
     rollout: schema.Rollout
     max_response_length: int
     stop_token_ids: tuple[int, ...]
 
     def params(self, prompts: Tensor, seed: int, validate: bool, greedy: bool) -> SamplingParams:
-        """For `prompts` (B,), numbers in the whole batch: a row's random stream does not hang on the process that answers it.
+        """Build the sampling parameters of prompts with indices `prompts` (B,) in the batch.
 
-        `greedy` is one greedy answer a prompt, whatever the configuration says.
+        Random streams depend on `seed` and these indices, not on the process that samples.
+        `greedy` requests one greedy response per prompt, regardless of the configuration.
         """
         if greedy:
             return SamplingParams(
                 0.0, 1.0, -1, self.max_response_length, self.stop_token_ids, seed=0, n=1
             )
         chosen = self.rollout.val_kwargs if validate else self.rollout
+        sampled = not validate or self.rollout.val_kwargs.do_sample
+        rows = (prompts[:, None] * chosen.n + torch.arange(chosen.n)).flatten()
         return SamplingParams(
-            temperature=0.0
-            if validate and not self.rollout.val_kwargs.do_sample
-            else chosen.temperature,
+            temperature=chosen.temperature if sampled else 0.0,
             top_p=chosen.top_p,
             top_k=chosen.top_k,
             max_tokens=self.max_response_length,
             stop_token_ids=self.stop_token_ids,
-            seed=random_streams(
-                seed, (prompts[:, None] * chosen.n + torch.arange(chosen.n)).flatten()
-            ),
+            seed=random_streams(seed, rows),
             n=chosen.n,
         )
 
 
 def to_rollouts(prompts: Prompts, n: int, responses: Responses) -> Rollouts:
-    """`n` rows for each of `prompts`, side by side, on the CPU."""
+    """Join B `prompts` and their `responses` into B·n rows on the CPU; groups are adjacent."""
     ids = responses.response_ids.to("cpu")
     return prompts.repeat(n).grow(
         Rollouts,
