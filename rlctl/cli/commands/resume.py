@@ -132,6 +132,7 @@ def resume(
 
 def _go_on(run: Path, overrides: list[str], wish: ResumeOptions, end_by: float | None) -> None:
     from rlctl.cli.console import notice
+    from rlctl.cli.views.run_end import print_end
     from rlctl.runtime.launch import train
     from rlctl.runtime.resume import plan_resume
 
@@ -143,7 +144,7 @@ def _go_on(run: Path, overrides: list[str], wish: ResumeOptions, end_by: float |
         )
         return
     announce(run.name, resumption)
-    train(resumption.plan, resumption.start, end_by)
+    train(resumption.plan, resumption.start, end_by, print_end)
 
 
 def announce(name: str, resumption: ResumePlan) -> None:

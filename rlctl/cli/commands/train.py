@@ -182,6 +182,7 @@ def _train(
         report.show(recipe, inline=inline, strict=strict, as_json=as_json)
         return
     from rlctl.cli.commands.resume import announce
+    from rlctl.cli.views.run_end import print_end
     from rlctl.runtime.launch import train
     from rlctl.runtime.resume import plan_train
 
@@ -194,4 +195,4 @@ def _train(
         )
         return
     announce(recipe.config.trainer.experiment_name or "the new run", begun)
-    train(begun.plan, begun.start, end_by)
+    train(begun.plan, begun.start, end_by, print_end)

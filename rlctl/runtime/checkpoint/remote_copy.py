@@ -29,7 +29,7 @@ _NOT_SENT = (".pt",)  # batches kept for a post-mortem: as large as the step was
 
 
 @contextmanager
-def mirrored(run: RunDir, trainer: schema.Trainer) -> Iterator[Callable[[], None]]:
+def keep_remote_copy(run: RunDir, trainer: schema.Trainer) -> Iterator[Callable[[], None]]:
     """Gives what is to be called when there is something new; at the end waits for the last copy, `trainer.timeouts.mirror_s` at most."""
     if trainer.mirror is None:
         yield lambda: None

@@ -1,0 +1,62 @@
+"""State that a run starts from: where it resumes, and the state of the checkpoint it restores."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rlctl.runtime.algorithms.base import Algorithm
+from rlctl.runtime.checkpoint.store import ControllerState
+from rlctl.runtime.roles import Roles
+from rlctl.runtime.training.collector import Collector
+from rlctl.runtime.training.trainer import TrainerState
+from rlctl.runtime.workers.rng import set_rng_state
+
+
+@dataclass(frozen=True)
+class ResumePoint:
+    """Run and checkpoint that training starts from.
+
+    `run` is the folder of the resumed run; None for a new run that starts from the state of another
+    one. `checkpoint` is None where the resumed run has none: it starts from the beginning.
+    """
+
+    run: Path | None
+    checkpoint: Path | None
+    step: int
+    changes: Sequence[str] = ()  # config changes since the run started, for its record
+    parent: Mapping[str, Any] | None = None  # of a new run: the run and step that it starts from
+    force: bool = False  # resume although the driver of `run`, on another machine, may be alive
+
+    @property
+    def resume_step(self) -> int:
+        """Last step that the run has already reported to its trackers; 0 for a new run."""
+        return 0 if self.run is None or self.checkpoint is None else self.step
+
+
+def restore(
+    start: ResumePoint | None,
+    algorithm: Algorithm,
+    collector: Collector,
+    roles: Roles,
+    on_phase: Callable[[str], None],
+) -> TrainerState:
+    """Load the checkpoint of `start` into roles, algorithm, collector and random generators.
+
+    Roles missing from the checkpoint start from scratch, except the actor, which every checkpoint
+    has.
+    """
+    if start is None or start.checkpoint is None:
+        return TrainerState()
+    on_phase(f"loading the checkpoint of step {start.step}")
+    state = ControllerState.read(start.checkpoint)
+    for role, member in roles.learning().items():
+        folder = start.checkpoint / role.name
+        if role.needed_for is None or folder.is_dir():
+            member.load(folder.absolute())
+    algorithm.load_state_dict(state.algorithm)
+    collector.load_state_dict(state.loader, state.step)
+    set_rng_state(state.rng)
+    return TrainerState(state.step, state.skipped_in_a_row, new_run=start.run is None)

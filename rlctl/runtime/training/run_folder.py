@@ -1,0 +1,82 @@
+"""Folder of a run: created for a new run, rewound to the checkpoint for a resumed one."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from rlctl.recipes import schema
+from rlctl.recipes.compose import Recipe
+from rlctl.runs.provenance import data_hashes, installed_versions
+from rlctl.runs.rewind import rewind
+from rlctl.runs.run_dir import RunDir
+from rlctl.runtime.checkpoint.store import CheckpointStore
+from rlctl.runtime.training.restore import ResumePoint
+
+
+def open_run(recipe: Recipe, config: schema.Config, start: ResumePoint | None) -> RunDir:
+    """Create the folder of a new run, or reopen and rewind that of a resumed one.
+
+    A folder that cannot be created completely is removed. `config` is the recipe's with the
+    quickstart resolved.
+    """
+    if start is not None and start.run is not None:
+        run = RunDir.reopen(start.run, start.force)
+        _rewind(run, start)
+        _write_config(run, recipe, config, None)
+        return run
+    trainer = config.trainer
+    run = RunDir.create(
+        Path(trainer.run_dir),
+        trainer.project_name,
+        trainer.experiment_name,
+        recipe.name.removesuffix("_trainer"),
+    )
+    folders_elsewhere = {
+        "checkpoints": trainer.default_local_dir,
+        "rollouts": trainer.rollout_data_dir,
+        "generations": trainer.validation_data_dir,
+    }
+    try:
+        for part, folder in folders_elsewhere.items():
+            run.place(part, folder)
+        _write_config(run, recipe, config, start.parent if start is not None else None)
+    except BaseException:
+        shutil.rmtree(run.path, ignore_errors=True)
+        raise
+    return run
+
+
+def _write_config(
+    run: RunDir, recipe: Recipe, config: schema.Config, parent: Mapping[str, Any] | None
+) -> None:
+    """Write the composed configuration, and record seeds, data hashes and the parent run."""
+    trainer, data = config.trainer, config.data
+    run.write_config(
+        yaml.safe_dump(recipe.container, sort_keys=False, allow_unicode=True), recipe.origins
+    )
+    run.update(
+        seeds={"trainer": trainer.seed, "data": data.seed},
+        data=data_hashes([*data.train_files, *(data.val_files or ())]),
+        parent=parent or run.record.parent,
+    )
+
+
+def _rewind(run: RunDir, start: ResumePoint) -> None:
+    """Remove what the run recorded after the step that it resumes from."""
+    lines = rewind(run, start.step if start.checkpoint is not None else None)
+    later = CheckpointStore(run.path / "checkpoints").set_aside_after(
+        start.step, f"before_attempt_{run.record.attempts}"
+    )
+    run.update(versions=installed_versions())
+    run.event(
+        "resume",
+        step=start.step,
+        changes=list(start.changes),
+        taken_back=lines,
+        checkpoints_set_aside=later,
+    )
