@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from rlctl.runs.process import die_with_parent
+from tests.progress import wait_until
 
 FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(
@@ -69,16 +70,17 @@ class Forked:
     def poll(self) -> int | None:
         return self.returncode
 
-    def wait(self, timeout: float) -> int:
-        """Raises `subprocess.TimeoutExpired`."""
-        self._process.join(timeout)
-        code = self.returncode
-        if code is None:
-            raise subprocess.TimeoutExpired("rlctl", timeout)
-        return code
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for the exit code; raise `subprocess.TimeoutExpired` if the process stalls.
 
-    def communicate(self, timeout: float) -> tuple[str, str]:
-        """What it has written since it was last asked, when it has ended."""
+        `timeout` is for compatibility with `Popen` and ignored: the deadline is by progress.
+        """
+        wait_until(lambda: self.returncode is not None, self.pid, "rlctl")
+        assert self.returncode is not None
+        return self.returncode
+
+    def communicate(self, timeout: float | None = None) -> tuple[str, str]:
+        """Wait for the end; return what was written to stdout and stderr since the last call."""
         self.wait(timeout)
         return self.stdout.read(), self.stderr.read()
 
@@ -90,16 +92,15 @@ def completed(
     arguments: list[str],
     cwd: Path,
     environment: Mapping[str, str],
-    timeout: float,
     largest_file: int | None = None,
 ) -> subprocess.CompletedProcess[str]:
     """`Forked`, to its end; killed where that does not come in time."""
     process = Forked(arguments, cwd, environment, largest_file)
     try:
-        out, err = process.communicate(timeout)
+        out, err = process.communicate()
     finally:
         process.kill()
-    return subprocess.CompletedProcess(arguments, process.wait(timeout), out, err)
+    return subprocess.CompletedProcess(arguments, process.wait(), out, err)
 
 
 def _child(

@@ -60,7 +60,7 @@ def start(shell: str, home: Path) -> Iterator[pexpect.spawn]:
         cwd=home,
         check=True,
         capture_output=True,
-        timeout=60,
+        timeout=600,
     )
     arguments = {"bash": ["--noprofile", "-i"], "zsh": ["-d", "-i"]}[shell]
     child = pexpect.spawn(
@@ -69,7 +69,7 @@ def start(shell: str, home: Path) -> Iterator[pexpect.spawn]:
         env=settings,
         cwd=str(home),
         encoding="utf-8",
-        timeout=20,
+        timeout=600,
         dimensions=(50, 400),
     )
     child.sendline(
@@ -211,7 +211,7 @@ def test_the_protocol_that_all_scripts_speak(home: Path, line: str, offers: list
         env=environment(home, "fish") | asked,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=600,
     )
     assert sorted(done.stdout.split()) == sorted(offers)
     assert done.stderr == ""
@@ -231,7 +231,7 @@ def test_fish(home: Path, line: str, offers: list[str]) -> None:
     command = f"rlctl --show-completion fish | source; complete -C '{line}'"
     settings = environment(home, "fish") | {"_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"}
     done = subprocess.run(
-        ["fish", "-c", command], env=settings, capture_output=True, text=True, timeout=60
+        ["fish", "-c", command], env=settings, capture_output=True, text=True, timeout=600
     )
     assert sorted(done.stdout.split()) == offers
 
@@ -270,4 +270,4 @@ assert complete_override("algorithm.adv_estimator=")
 assert complete_override("actor_rollout_ref.rollout.name=")
 assert not {"torch", "hydra", "transformers", "ray"} & set(sys.modules)
 """
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=600)

@@ -34,7 +34,7 @@ def doctor(
     if not process:
         return completed(["doctor", *arguments], Path.cwd(), environment, 60)
     command = [sys.executable, "-m", "rlctl", "doctor", *arguments]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
 
 
 def findings(done: subprocess.CompletedProcess[str]) -> dict[str, dict[str, str | None]]:

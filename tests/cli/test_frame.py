@@ -41,7 +41,12 @@ def environment(**changes: str) -> dict[str, str]:
 def rlctl(*arguments: str, **changes: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "rlctl", *arguments]
     return subprocess.run(
-        command, capture_output=True, text=True, env=environment(**changes), timeout=60, check=False
+        command,
+        capture_output=True,
+        text=True,
+        env=environment(**changes),
+        timeout=600,
+        check=False,
     )
 
 
@@ -98,7 +103,7 @@ def run(*arguments: str, **changes: str) -> subprocess.CompletedProcess[str]:
         capture_output=True,
         text=True,
         env=environment(**changes),
-        timeout=60,
+        timeout=600,
         check=False,
     )
 
@@ -274,7 +279,7 @@ def test_signals_unwind_the_command_and_have_their_code(signals, code):
     assert child.stdout.readline() == "ready\n"
     for number in signals:
         child.send_signal(number)
-    out, err = child.communicate(timeout=30)
+    out, err = child.communicate(timeout=600)
     assert (child.returncode, out, err) == (code, "cleaned up\n", "")
 
 

@@ -73,7 +73,7 @@ def rlctl(root: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
         text=True,
         env=environment,
         cwd=root.parent,
-        timeout=60,
+        timeout=600,
         check=False,
     )
 
@@ -189,7 +189,7 @@ def test_samples_go_through_a_pager_on_a_terminal(root, changes, colours):
         env=environment,
         encoding="utf-8",
         dimensions=(9, 80),
-        timeout=60,
+        timeout=600,
     )
     child.expect(pexpect.EOF)
     seen = child.before or ""

@@ -32,7 +32,7 @@ def address() -> Iterator[str]:
         initialize_head=True, connect=False, head_node_args=node | {"include_dashboard": False}
     )
     cluster.add_node(**node)
-    cluster.wait_for_nodes(timeout=60)
+    cluster.wait_for_nodes(timeout=600)
     yield cluster.address
     ray.shutdown()
     cluster.shutdown()
@@ -137,7 +137,7 @@ def dashboard(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         start_new_session=True,
     )
     url = f"http://127.0.0.1:{ports[1]}"
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 300
     while True:
         try:
             urllib.request.urlopen(f"{url}/api/version", timeout=5).read()
@@ -148,7 +148,7 @@ def dashboard(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     yield url
     for started in [*psutil.Process(process.pid).children(recursive=True), process]:
         started.kill()
-    process.wait(timeout=30)
+    process.wait(timeout=600)
     shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -138,7 +138,7 @@ class Stage:
 
     def wait_for_restart(self) -> Rollouts:
         """Answers until a lost engine is there again; those of the last time."""
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 300
         while True:
             rollouts = self.actor.generate_sequences(prompts(), seed=3)
             if "engine_restarted" in self.kinds():

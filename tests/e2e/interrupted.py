@@ -22,7 +22,7 @@ from tests.e2e.command import environment as usual_environment
 from tests.forks import completed
 
 KILL_AT = "RLCTL_TEST_KILL_AT"
-TIMEOUT_S = 120.0
+KILLED_FILE = "RLCTL_TEST_KILLED_FILE"
 LOGGER = "trainer.logger=['tests.e2e.interrupted:Killer']"
 SCORE = """
 def compute_score(data_source, solution_str, ground_truth, extra_info=None):
@@ -57,11 +57,9 @@ class Killer:
     def finish(self, state: str) -> None: ...
 
     def _kill(self) -> None:
-        if self.folder is not None:
-            writing = any(self.folder.glob("checkpoints/.*.partial"))
-            (self.folder / "killed.txt").write_text(
-                self.doing + (" while a checkpoint is written" if writing else "")
-            )
+        writing = self.folder is not None and any(self.folder.glob("checkpoints/.*.partial"))
+        if file := os.environ.get(KILLED_FILE):
+            Path(file).write_text(self.doing + (" while writing a checkpoint" if writing else ""))
         os.kill(os.getpid(), self.signal)
 
 
@@ -85,7 +83,7 @@ def run(
         KILL_AT: kill_at,
         **(environment or {}),
     }
-    done = completed([str(each) for each in arguments], cwd, variables, TIMEOUT_S, largest_file)
+    done = completed([str(each) for each in arguments], cwd, variables, largest_file)
     return Ended(done.returncode, done.stdout + done.stderr)
 
 
@@ -94,14 +92,17 @@ def finish_in_spite_of(
 ) -> list[str]:
     """Start a run, kill it, resume it, kill it…, and let it end. What it was doing at each kill."""
     doing: list[str] = []
-    folder = cwd / "runs" / "quickstart" / name
+    file = cwd / f"{name}.killed.txt"
     arguments = command
     for kill_at in [*kills, ""]:
-        ended = run(*arguments, cwd=cwd, kill_at=kill_at)
+        ended = run(*arguments, cwd=cwd, kill_at=kill_at, environment={KILLED_FILE: str(file)})
         if ended.code == 0:
             return doing
-        assert ended.code == -signal.SIGKILL, ended.talk
-        doing.append((folder / "killed.txt").read_text())
+        at = f"killed at {kills}, {doing}; attempt {len(doing) + 1} to be killed at {kill_at!r}"
+        assert ended.code == -signal.SIGKILL, f"{at}\n{ended.talk}"
+        assert file.exists(), f"{at}: killed by something else"
+        doing.append(file.read_text())
+        file.unlink()
         arguments = ["resume", name, *inline]
     raise AssertionError(f"{name} did not finish: {ended.talk}")
 

@@ -192,7 +192,7 @@ def test_vllm_loads_what_is_exported(trained: Path, folder: Path) -> None:
     }
     command = [sys.executable, "-c", VLLM, str(folder / "for-vllm"), json.dumps(prompt)]
     done = subprocess.run(
-        command, env=variables, capture_output=True, text=True, timeout=240, check=False
+        command, env=variables, capture_output=True, text=True, timeout=600, check=False
     )
     assert done.returncode == 0, done.stderr[-3000:]
     (line,) = [line for line in done.stdout.splitlines() if line.startswith("answer ")]

@@ -120,6 +120,7 @@ def test_killed_at_any_moment(verb: str, more: list[str], small: list[str], fold
         )  # there is something to keep
     seed = random.SystemRandom().randrange(10**6)
     kills = random_kills(3, 24, random.Random(seed))
+    print(f"seed {seed}: {kills}")  # pytest shows it if the test fails
     name = f"{verb}-killed"
     doing = finish_in_spite_of(
         kills, name, ["train", verb, "--inline", "--name", name, *small, *more], folder, "--inline"

@@ -80,7 +80,7 @@ def test_a_signal_ends_everything(
         if each.path.startswith("/dev/shm/")
     }
     os.killpg(process.pid, number)
-    _, talk = process.communicate(timeout=60)
+    _, talk = process.communicate(timeout=600)
     assert process.returncode == code, talk
     assert "Traceback" not in talk
     assert record(run) == ("stopped", code)
@@ -198,7 +198,7 @@ def test_what_hangs_is_told_with_its_stacks(
         cwd=tmp_path,
         marker=marker,
     )
-    _, talk = process.communicate(timeout=120)
+    _, talk = process.communicate(timeout=600)
     assert process.returncode == 1, talk
     assert record(run) == ("failed", 1)
     log = run / "attempts" / "1" / ("stacks.txt" if inline else "main-0.log")

@@ -175,6 +175,6 @@ def end(words: list[str], cwd: Path, run: Path, number: int, code: int) -> None:
     process = begun(*words, cwd=cwd, marker=marker)
     wait_for_steps(process, run, 2)
     os.kill(process.pid, number)
-    _, talk = process.communicate(timeout=120)
+    _, talk = process.communicate(timeout=600)
     assert process.returncode == code, talk
     wait_until_gone(marker)

@@ -88,7 +88,7 @@ def test_killed_and_resumed_every_tracker_shows_one_whole_curve(
 
     reader = [sys.executable, "-m", "tests.tracking.real", "read", str(folder)]
     done = subprocess.run(
-        reader, env=os.environ | home, capture_output=True, text=True, timeout=120, check=True
+        reader, env=os.environ | home, capture_output=True, text=True, timeout=600, check=True
     )
     kept = json.loads(done.stdout)
     rows = metrics(folder)

@@ -72,7 +72,7 @@ def rows() -> Callable[[int], list[PromptRow]]:
 
 def gone(pid: int) -> bool:
     """Whether the process has ended (a zombie has)."""
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 300
     while time.monotonic() < deadline:
         try:
             if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":

@@ -25,7 +25,7 @@ def test_blocks_come_whole_and_in_order() -> None:
         for block in blocks:
             fetched = elsewhere.submit(receiver.fetch, block.header())
             sender.send(block)
-            arrived = fetched.result(timeout=20)
+            arrived = fetched.result(timeout=600)
             arrived.verify()
             for one, other in zip(arrived.parameters, block.parameters, strict=True):
                 assert torch.equal(one.tensor(), other.tensor())
