@@ -1,4 +1,4 @@
-"""One run of a trial as a process of its own: `rlctl train`, or `rlctl resume` where its folder is there already."""
+"""Process of one run of a trial: `rlctl train`, or `rlctl resume` if the run's folder exists."""
 
 from __future__ import annotations
 
@@ -26,7 +26,11 @@ State = Literal["waiting", "running", "finished", "failed", "stopped"]
 
 @dataclass
 class Child:
-    """A run of `trial` with one seed. `state` is that of the process; `rows` are the metrics read so far."""
+    """Run of `trial` with one seed.
+
+    `need` are its Ray resources, `state` is that of the process, and `rows` are the metrics read so
+    far.
+    """
 
     trial: Trial
     seed: int
@@ -35,20 +39,20 @@ class Child:
     need: Mapping[str, float]
     state: State = "waiting"
     process: subprocess.Popen[bytes] | None = None
-    told_to_stop: float | None = None  # when, by time.monotonic
+    stop_requested_at: float | None = None  # time.monotonic
     rows: list[dict[str, float]] = field(default_factory=list)
-    _read: tuple[float, int] = (0.0, -1)
+    _read_status: tuple[float, int] = (0.0, -1)  # mtime and size of the file that was read
 
     @property
     def record(self) -> RunRecord | None:
-        """The run's own record, if it has come so far."""
+        """Record `run.json` of the run, None before it exists."""
         try:
             return RunRecord.read(self.folder / RECORD_FILE)
         except ConfigError:
             return None
 
-    def still_runs(self) -> str | None:
-        """A line that says so while a process of an earlier, killed sweep has not ended yet."""
+    def old_process(self) -> str | None:
+        """Return a phrase about the run's process of an earlier, killed sweep if it is alive."""
         record = self.record
         alive = record is not None and record.state in ACTIVE and record.process.alive()
         return (
@@ -56,7 +60,10 @@ class Child:
         )
 
     def start(self, sweep: SweepDir, cluster: Sequence[str]) -> None:
-        """Start the process; `cluster` are the overrides that place it. It is told to end when this process dies, however that happens."""
+        """Start the process with the overrides `cluster`, which place the run.
+
+        The process receives SIGTERM when this process ends for any reason.
+        """
         if (self.folder / RECORD_FILE).exists():
             words = ["resume", str(self.folder), *cluster]
         else:
@@ -71,40 +78,40 @@ class Child:
                 stderr=subprocess.STDOUT,
                 cwd=sweep.record.cwd,
                 env=os.environ | {SWEEP_VARIABLE: sweep.record.name, "PYTHONDONTWRITEBYTECODE": ""},
-                start_new_session=True,  # Ctrl-C reaches the sweep alone, which then stops its runs in order
+                start_new_session=True,  # Ctrl-C reaches only the sweep, which then stops its runs
                 preexec_fn=die_with_parent,
             )
-        self.state, self.told_to_stop = "running", None
+        self.state, self.stop_requested_at = "running", None
 
     def poll(self) -> int | None:
-        """The exit code of a process that has ended, once; None while it runs."""
+        """Return the exit code once after the process ends; otherwise None."""
         code = None if self.process is None else self.process.poll()
         if code is not None:
             self.process = None
         return code
 
     def stop(self, deadline_s: float) -> None:
-        """Ask the process to save and end; kill it when it was asked longer ago than `deadline_s`."""
+        """Send SIGTERM, so that the run saves and exits; SIGKILL after `deadline_s` seconds."""
         if self.process is None:
             return
-        if self.told_to_stop is None:
-            self.told_to_stop = time.monotonic()
+        if self.stop_requested_at is None:
+            self.stop_requested_at = time.monotonic()
             self.process.terminate()
-        elif time.monotonic() - self.told_to_stop > deadline_s:
+        elif time.monotonic() - self.stop_requested_at > deadline_s:
             os.killpg(self.process.pid, signal.SIGKILL)
 
     def read(self) -> bool:
-        """Read the run's metrics anew if they have changed; whether they have."""
+        """Read the run's metrics if the file has changed, and return True if it has."""
         path = self.folder / METRICS_FILE
         if not path.exists():
             return False
         status = path.stat()
-        if (status.st_mtime, status.st_size) == self._read:
+        if (status.st_mtime, status.st_size) == self._read_status:
             return False
-        self._read = (status.st_mtime, status.st_size)
+        self._read_status = (status.st_mtime, status.st_size)
         self.rows = read_metrics(path)
         return True
 
     def values(self, metric: str) -> dict[int, float]:
-        """The metric after each validation, by step."""
+        """Return the values of a metric by step, for the steps that have it."""
         return {int(row["step"]): row[metric] for row in self.rows if metric in row}

@@ -1,4 +1,4 @@
-"""`sweep.json`: what a sweep is and how it stands, in the sweep's own folder beside the folders of its runs."""
+"""Folder of a sweep and its record `sweep.json`, next to the folders of its runs."""
 
 from __future__ import annotations
 
@@ -20,11 +20,12 @@ State = Literal["running", "finished", "failed", "stopped"]
 
 @dataclass(frozen=True)
 class SweepRecord:
-    """What is known of a sweep. Times are UTC in ISO 8601.
+    """Contents of `sweep.json`. Times are UTC in ISO 8601.
 
-    `fixed` are the overrides that all trials share and `axes` those that name several values, as a command line writes them; `settings`
-    is the section `sweep` as composed; `base` names the level-1 recipe under `recipe`; `config_sha256` tells whether the recipe still
-    says what it said when the sweep began.
+    `fixed` are the overrides that all trials share and `axes` those with several values, both as on
+    a command line. `settings` is the composed section `sweep`, `base` the level-1 recipe below
+    `recipe`, and `config_sha256` the digest that detects a changed recipe. `retried` counts the
+    restarts of each run after a crash.
     """
 
     name: str
@@ -45,13 +46,11 @@ class SweepRecord:
     state: State = "running"
     exit_code: int | None = None
     ended: str | None = None
-    retried: Mapping[str, int] = field(
-        default_factory=dict
-    )  # run -> how often it was started again after a crash
+    retried: Mapping[str, int] = field(default_factory=dict)
 
     @classmethod
     def read(cls, folder: Path) -> SweepRecord:
-        """Raises ConfigError when the folder holds no readable record."""
+        """Read the record in `folder`; raise ConfigError if there is none or it is damaged."""
         path = folder / RECORD_FILE
         try:
             raw: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
@@ -60,11 +59,13 @@ class SweepRecord:
             fields["process"] = DriverProcess(**raw["process"])
             return cls(**fields)
         except (OSError, ValueError, TypeError, LookupError) as error:
-            raise ConfigError(f"no readable record of a sweep: {error}", where=str(path)) from error
+            raise ConfigError(
+                f"cannot read the record of a sweep: {error}", where=str(path)
+            ) from error
 
 
 class SweepDir:
-    """The folder `runs/<project>/<sweep>/`: `sweep.json`, the study of Optuna, and what each trial's process printed."""
+    """Folder `runs/<project>/<sweep>/` with `sweep.json`, Optuna's study and logs of all runs."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -72,34 +73,37 @@ class SweepDir:
 
     @classmethod
     def create(cls, root: Path, record: SweepRecord) -> SweepDir:
+        """Create the folder of a new sweep."""
         path = root / record.project / record.name
         (path / "logs").mkdir(parents=True)
         _write(path, record)
         return cls(path)
 
     def update(self, **changes: Any) -> None:
-        """Change fields of `sweep.json`, all at once or not at all."""
+        """Change fields of `sweep.json` atomically."""
         self.record = dataclasses.replace(self.record, **changes)
         _write(self.path, self.record)
 
     def finish(self, state: State, exit_code: int) -> None:
-        """The last word of a sweep, until it is resumed."""
+        """Record the final state and exit code."""
         self.update(state=state, exit_code=exit_code, ended=now())
 
     @property
     def storage(self) -> Path:
+        """Database of Optuna's study."""
         return self.path / "study.db"
 
     def log(self, run: str) -> Path:
-        """What the process of a run printed."""
+        """Return the file with the output of a run's process."""
         return self.path / "logs" / f"{run}.log"
 
     def run_folder(self, run: str) -> Path:
+        """Return the folder of a run."""
         return self.path.parent / run
 
     @property
     def state(self) -> str:
-        """As recorded, but `lost` when it should be running and its process is gone."""
+        """Recorded state, or `lost` if the sweep should be running but its process is gone."""
         return (
             "lost"
             if self.record.state == "running" and self.record.process.alive() is False
@@ -107,14 +111,14 @@ class SweepDir:
         )
 
     def run_name(self, trial: int, seed: int) -> str:
-        """The name of one run of a trial: made of the numbers, so that no run is ever started under two names."""
+        """Return the name of a trial's run; a function of the numbers only, so it is stable."""
         return f"{self.record.name}-{trial:03d}" + (
             f"-seed{seed}" if self.record.settings["seeds"] > 1 else ""
         )
 
 
 def sweeps(root: Path) -> list[SweepDir]:
-    """All sweeps under `root` whose record can be read, newest first."""
+    """Return all sweeps under `root` with a readable record, newest first."""
     found: list[SweepDir] = []
     for path in root.glob(f"[!.]*/[!.]*/{RECORD_FILE}"):
         try:
@@ -125,37 +129,37 @@ def sweeps(root: Path) -> list[SweepDir]:
 
 
 def find_sweep(root: Path, selector: str) -> SweepDir:
-    """The sweep that `selector` names: `@last`, its folder, its name, or a beginning of the name that no other sweep shares.
+    """Return the sweep that `selector` names: `@last`, a folder, a name, or a unique name prefix.
 
-    Raises NotFoundError when there is none, UsageError when there are several.
+    Raises NotFoundError without a match, UsageError for several matches.
     """
     if (Path(selector) / RECORD_FILE).is_file():
         return SweepDir(Path(selector))
-    there = sweeps(root)
-    if selector == "@last" and there:
-        return there[0]
-    matches = [each for each in there if each.record.name == selector] or [
-        each for each in there if each.record.name.startswith(selector)
+    known = sweeps(root)
+    if selector == "@last" and known:
+        return known[0]
+    matches = [each for each in known if each.record.name == selector] or [
+        each for each in known if each.record.name.startswith(selector)
     ]
     if len(matches) > 1:
         raise UsageError(
-            f"{selector!r} names {len(matches)} sweeps",
+            f"{selector!r} matches {len(matches)} sweeps",
             hint=f"one of: {', '.join(each.record.name for each in matches[:8])}",
         )
     if not matches:
-        listing = ", ".join(each.record.name for each in there[:8]) or "none"
+        listing = ", ".join(each.record.name for each in known[:8]) or "none"
         raise NotFoundError(
             f"no sweep is named {selector!r}",
             where=str(root.resolve()),
-            hint=f"sweeps there: {listing}",
+            hint=f"sweeps in this folder: {listing}",
         )
     return matches[0]
 
 
 def names_sweep(root: Path, selector: str) -> bool:
-    """Whether `selector` names a sweep, for the commands that take a run as well: its folder, or its name from the beginning on.
+    """Return True if `selector` is a sweep's folder, name or name prefix, and not a run.
 
-    A run of a sweep is named after it with a number behind, so what is longer than every sweep's name names a run.
+    The name of a sweep's run is the sweep's name plus a number, so it matches no sweep.
     """
     if (Path(selector) / RECORD_FILE).is_file():
         return True

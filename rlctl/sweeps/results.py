@@ -1,4 +1,4 @@
-"""What came of a sweep: its trials ranked, the winner as a recipe."""
+"""Results of a sweep: its trials ranked by value, and export of a trial as a recipe."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from rlctl.sweeps.record import SweepDir
 from rlctl.sweeps.study import Outcome, Study
 from rlctl.tracking.jsonl import METRICS_FILE, read_metrics
 
-# What belongs to a run's place and name and not to the experiment.
+# Keys of a run's place and name, which are not part of the experiment.
 _NOT_EXPORTED = (
     "sweep",
     "ray_kwargs",
@@ -37,8 +37,11 @@ _NOT_EXPORTED = (
 
 @dataclass(frozen=True)
 class TrialResult:
-    """One trial: the `value` it is judged by (None while it has none) with the standard error over its seeds (None for one seed), the
-    best value on the way, how far it came, and its runs."""
+    """Result of one trial.
+
+    `value` is its objective (None without one), `error` the standard error over seeds (None for one
+    seed), `best` the best validation value, `step` the last validated step, `runs` the run names.
+    """
 
     number: int
     overrides: Sequence[str]
@@ -52,7 +55,7 @@ class TrialResult:
 
 @dataclass(frozen=True)
 class SweepResult:
-    """All trials, best first; what ended without a value comes last. `importances` is by key, empty while unknown."""
+    """All trials, best first, those without a value last; importances by key, empty if unknown."""
 
     sweep: SweepDir
     trials: Sequence[TrialResult]
@@ -60,7 +63,7 @@ class SweepResult:
 
 
 def open_study(sweep: SweepDir) -> Study:
-    """The study of a sweep as it lies on the disk."""
+    """Open the study of a sweep; raise NotFoundError if there is none."""
     if not sweep.storage.exists():
         raise NotFoundError(f"the sweep {sweep.record.name} has no study", where=str(sweep.storage))
     _, axes = split_axes(sweep.record.axes, sweep.record.recipe)
@@ -73,7 +76,7 @@ def open_study(sweep: SweepDir) -> Study:
 
 
 def results(sweep: SweepDir) -> SweepResult:
-    """How all trials stand. Raises NotFoundError when the sweep has no study."""
+    """Return the results of all trials; raise NotFoundError if the sweep has no study."""
     study = open_study(sweep)
     sign = -1.0 if sweep.record.settings["mode"] == "max" else 1.0
     trials = [_result(sweep, outcome) for outcome in study.outcomes()]
@@ -86,23 +89,25 @@ def results(sweep: SweepDir) -> SweepResult:
 
 
 def best(sweep: SweepDir) -> TrialResult:
-    """The finished trial with the best value. Raises NotFoundError when none has finished."""
+    """Return the finished trial with the best value; raise NotFoundError if none has finished."""
     ranked = results(sweep).trials
     if not ranked or ranked[0].state != "finished":
         raise NotFoundError(
             f"no trial of {sweep.record.name} has finished",
-            hint=f"`rlctl show {sweep.record.name}` shows how they stand",
+            hint=f"`rlctl show {sweep.record.name}` shows the state of each trial",
         )
     return ranked[0]
 
 
 def export(sweep: SweepDir, trial: TrialResult, path: Path) -> None:
-    """Write a trial as a recipe that stands on its own: the base, and every value that its recipe and overrides set.
+    """Write a trial as a self-contained recipe: the base plus all values of recipe and overrides.
 
-    Raises ConflictError when the file is there already.
+    Raises ConflictError if the file exists.
     """
     if path.exists():
-        raise ConflictError(f"{path} exists already", hint="another name, or remove it first")
+        raise ConflictError(
+            f"the file {path} already exists", hint="choose another name, or remove the file"
+        )
     composed = compose(sweep.record.recipe, [*sweep.record.fixed, *trial.overrides])
     values = {
         key: lookup(composed.container, key)
@@ -110,8 +115,9 @@ def export(sweep: SweepDir, trial: TrialResult, path: Path) -> None:
         if chain[-1].level > 1
         and not any(key == each or key.startswith(f"{each}.") for each in _NOT_EXPORTED)
     }
-    format_resources = "" if trial.value is None else f", value {trial.value:.6g}"
-    head = f"# Trial {trial.number} of the sweep {sweep.record.name}{format_resources}: {' '.join(trial.overrides)}\n"
+    value = "" if trial.value is None else f", value {trial.value:.6g}"
+    overrides = " ".join(trial.overrides)
+    head = f"# Trial {trial.number} of the sweep {sweep.record.name}{value}: {overrides}\n"
     body = yaml.safe_dump(
         {"defaults": [sweep.record.base, "_self_"]} | nested(values),
         sort_keys=False,
@@ -121,10 +127,9 @@ def export(sweep: SweepDir, trial: TrialResult, path: Path) -> None:
 
 
 def overview(sweep: SweepDir) -> dict[str, Any]:
-    """One line of `rlctl sweeps`."""
+    """Return the fields of one line of `rlctl sweeps`."""
     record = sweep.record
-    there = results(sweep) if sweep.storage.exists() else None
-    trials = there.trials if there else []
+    trials = results(sweep).trials if sweep.storage.exists() else []
     counts = {
         state: sum(trial.state == state for trial in trials)
         for state in ("waiting", "running", "finished", "pruned", "failed")
@@ -144,7 +149,7 @@ def overview(sweep: SweepDir) -> dict[str, Any]:
 
 
 def plain(value: Any) -> Any:
-    """A result as plain data for JSON."""
+    """Convert a SweepResult or TrialResult to plain data for JSON."""
     if isinstance(value, SweepResult):
         shown = {
             "name": value.sweep.record.name,
@@ -159,7 +164,10 @@ def plain(value: Any) -> Any:
 
 
 def search(sweep: SweepDir) -> dict[str, Any]:
-    """A sweep as its report draws it: the keys searched, and of every trial its number, values by key (as text), state and value."""
+    """Return a sweep as data for its report: searched keys, importances, and all trials.
+
+    A trial has its number, its values by key as text, its state and its value.
+    """
     found = results(sweep)
     settings = sweep.record.settings
     shared = {
@@ -186,10 +194,10 @@ def search(sweep: SweepDir) -> dict[str, Any]:
 
 
 def runs_of(sweep: SweepDir) -> list[Run]:
-    """The runs of all trials, by name."""
+    """Return the runs of all trials, sorted by name."""
     store = RunStore(sweep.path.parent.parent)
-    there = [name for trial in results(sweep).trials for name in trial.runs]
-    return [store.find(str(sweep.run_folder(name))) for name in sorted(there)]
+    names = [name for trial in results(sweep).trials for name in trial.runs]
+    return [store.find(str(sweep.run_folder(name))) for name in sorted(names)]
 
 
 def _result(sweep: SweepDir, outcome: Outcome) -> TrialResult:
@@ -198,7 +206,9 @@ def _result(sweep: SweepDir, outcome: Outcome) -> TrialResult:
     names = [name for name in names if sweep.run_folder(name).is_dir()]
     values = outcome.values
     last = (
-        [value for name in names if (value := _last(sweep, name)) is not None] if count > 1 else []
+        [value for name in names if (value := _last_value(sweep, name)) is not None]
+        if count > 1
+        else []
     )
     choose = max if sweep.record.settings["mode"] == "max" else min
     return TrialResult(
@@ -215,8 +225,8 @@ def _result(sweep: SweepDir, outcome: Outcome) -> TrialResult:
     )
 
 
-def _last(sweep: SweepDir, name: str) -> float | None:
-    """The last value of one run by which its trial is judged."""
+def _last_value(sweep: SweepDir, name: str) -> float | None:
+    """Return the last value of a run's objective metric."""
     rows = read_metrics(sweep.run_folder(name) / METRICS_FILE)
     metric = judged_by(rows, sweep.record.settings["metric"])
     values = [value for row in rows if metric and (value := figure(row, (metric,))) is not None]

@@ -1,11 +1,11 @@
-"""The loop of a sweep: give out trials while there is room, hear what their runs report, stop the hopeless ones, judge the ended ones."""
+"""Scheduling loop of a sweep: starts trials while resources are free, prunes and completes them."""
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from rlctl.errors import ASKED, HOPELESS, ConfigError, ResourceError, RlctlError
 from rlctl.monitoring.run_summary import judged_by
@@ -13,57 +13,45 @@ from rlctl.recipes.schema import Sweep
 from rlctl.runs.logs import tail_of
 from rlctl.runs.run_dir import RunDir
 from rlctl.sweeps.child import Child
+from rlctl.sweeps.cluster import Cluster
 from rlctl.sweeps.record import SweepDir
 from rlctl.sweeps.study import Study, Trial
 
 POLL_S = 0.5
 
-
-class Cluster(Protocol):
-    """Where runs are placed."""
-
-    def need(self, trial: Trial) -> Mapping[str, float]:
-        """What one run of a trial takes. Raises ConfigError when its configuration cannot be composed, ResourceError when it asks for more
-        than the whole cluster has."""
-        ...
-
-    def lacks(self, need: Mapping[str, float], pending: list[Mapping[str, float]]) -> str | None:
-        """None when there is room for `need` beside what was started and has not reserved yet; otherwise a line that says what is free."""
-        ...
-
-    def overrides(self) -> list[str]:
-        """The overrides that place a run here."""
-        ...
+log = logging.getLogger(__name__)
 
 
 @dataclass
 class Scheduler:
-    """Runs a sweep to its end. `on_change` is called with all children after anything happened; `say` takes one line for a person."""
+    """Scheduler of all runs of a sweep. `on_change` is called with all children after each poll."""
 
     sweep: SweepDir
     settings: Sweep
     study: Study
     cluster: Cluster
     on_change: Callable[[list[Child]], None]
-    say: Callable[[str], None]
     children: list[Child] = field(default_factory=list)
-    ended: set[int] = field(default_factory=set)  # trials that have been judged
+    ended: set[int] = field(default_factory=set)  # numbers of trials with a result
     _short_since: float | None = None
 
     def run(self) -> None:
-        """Until every trial is judged. Raises ResourceError when there is no room for a run for `wait_s` while none of ours runs,
-        ConfigError when trials end without the metric that they are judged by."""
-        for trial in self.study.running():  # of a sweep that died
+        """Run until every trial has a result.
+
+        Raises ResourceError if a run does not fit for `wait_s` seconds while no other run of the
+        sweep is active, and ConfigError if trials end without the objective metric.
+        """
+        for trial in self.study.running():  # started by an earlier process of this sweep
             self._add(trial)
-        while self._more() or self._live() or self._processes():
-            self._hear()
-            self._fill()
+        while self._more() or self._active() or self._processes():
+            self._poll()
+            self._start_runs()
             self.on_change(self.children)
             if self._processes():
                 time.sleep(POLL_S)
 
     def stop(self) -> None:
-        """Stop every run, each with a checkpoint where its configuration writes any; their trials stay open and can be resumed."""
+        """Stop every run, with a checkpoint if its config saves any; the sweep can be resumed."""
         while self._processes():
             for child in self._processes():
                 child.stop(self.settings.stop_s)
@@ -75,7 +63,7 @@ class Scheduler:
     def _processes(self) -> list[Child]:
         return [child for child in self.children if child.process is not None]
 
-    def _live(self) -> list[Child]:
+    def _active(self) -> list[Child]:
         return [
             child
             for child in self.children
@@ -89,11 +77,11 @@ class Scheduler:
         )
 
     def _add(self, trial: Trial) -> None:
-        """One child for each seed of a trial; a trial that cannot be composed has failed."""
+        """Add one child per seed of a trial; a trial that cannot be composed fails."""
         try:
             need = self.cluster.need(trial)
         except ConfigError as error:
-            self._judge(trial, "failed", because=str(error))
+            self._complete(trial, "failed", reason=str(error))
             return
         first = self.sweep.record.first_seed
         for seed in range(first, first + self.settings.seeds):
@@ -104,12 +92,12 @@ class Scheduler:
                 child.state = "finished"
                 child.read()
             self.children.append(child)
-        self._judge_when_ended(trial)
+        self._complete_if_ended(trial)
 
-    def _fill(self) -> None:
-        """Start what is waiting, then ask for more, while there is room."""
+    def _start_runs(self) -> None:
+        """Start waiting runs, then those of new trials, while resources are free."""
         while True:
-            waiting = next((child for child in self._live() if child.state == "waiting"), None)
+            waiting = next((child for child in self._active() if child.state == "waiting"), None)
             if waiting is None:
                 if self._full() or not self._more():
                     return
@@ -117,10 +105,10 @@ class Scheduler:
                 if trial is not None:
                     self._add(trial)
                 continue
-            if self._full() or not self._room(waiting):
+            if self._full() or not self._fits(waiting):
                 return
             waiting.start(self.sweep, self.cluster.overrides())
-            self.say(f"{waiting.name} starts: {' '.join(waiting.trial.overrides)}")
+            log.info("%s starts: %s", waiting.name, " ".join(waiting.trial.overrides))
 
     def _full(self) -> bool:
         limit = self.settings.parallel
@@ -128,15 +116,16 @@ class Scheduler:
             limit is not None and sum(child.state == "running" for child in self.children) >= limit
         )
 
-    def _room(self, child: Child) -> bool:
+    def _fits(self, child: Child) -> bool:
+        """Return True if the run fits now; raise ResourceError after waiting `wait_s` in vain."""
         running = [each for each in self.children if each.state == "running"]
         pending = [
             each.need
             for each in running
             if (record := each.record) is None or record.state == "starting"
         ]
-        lack = child.still_runs() or self.cluster.lacks(child.need, pending)
-        if lack is None:
+        shortage = child.old_process() or self.cluster.shortage(child.need, pending)
+        if shortage is None:
             self._short_since = None
             return True
         if running:
@@ -145,35 +134,38 @@ class Scheduler:
         self._short_since = self._short_since or time.monotonic()
         if time.monotonic() - self._short_since > self.settings.wait_s:
             raise ResourceError(
-                f"{child.name} {lack}, for {self.settings.wait_s:g} s",
-                hint="sweep.wait_s sets how long to wait",
+                f"{child.name} {shortage}, for {self.settings.wait_s:g} s",
+                hint="free resources, or wait longer with sweep.wait_s",
             )
         time.sleep(POLL_S)
         return False
 
-    def _hear(self) -> None:
+    def _poll(self) -> None:
+        """Read the metrics and exit codes of all running children."""
         for child in self.children:
             if child.state != "running":
                 continue
             code = child.poll()
             if child.read():
                 self._report(child.trial)
-            if child.told_to_stop is not None and code is None:
+            if child.stop_requested_at is not None and code is None:
                 child.stop(self.settings.stop_s)
             if code is not None:
                 self._ended(child, code)
 
     def _report(self, trial: Trial) -> None:
-        """Tell the study every value that all seeds of a trial have reached, and stop the trial if that is what its rule says."""
+        """Report the values that all seeds of a trial have reached, and stop it if it is pruned."""
         if trial.number in self.ended:
             return
         for step, value in sorted(self.values(trial).items()):
             self.study.report(trial, step, value)
         if self.study.should_prune(trial):
-            mine = [child for child in self._of(trial) if child.state in ("waiting", "running")]
-            if mine:
-                self._judge(trial, "pruned")
-            for child in mine:
+            open_runs = [
+                child for child in self._runs_of(trial) if child.state in ("waiting", "running")
+            ]
+            if open_runs:
+                self._complete(trial, "pruned")
+            for child in open_runs:
                 child.stop(self.settings.stop_s)
                 child.state = "stopped" if child.state == "waiting" else child.state
                 if child.record is not None:
@@ -182,7 +174,7 @@ class Scheduler:
                     )
 
     def _ended(self, child: Child, code: int) -> None:
-        if child.told_to_stop is not None:
+        if child.stop_requested_at is not None:
             child.state = "stopped"
             return
         if code == 0:
@@ -197,70 +189,77 @@ class Scheduler:
                 retried[child.name] = retried.get(child.name, 0) + 1
                 self.sweep.update(retried=retried)
                 child.state = "waiting"
-                self.say(f"{child.name} ended with exit code {code}; it is started again")
-        self._judge_when_ended(child.trial)
+                log.info("%s ended with exit code %d and is restarted", child.name, code)
+        self._complete_if_ended(child.trial)
 
-    def _judge_when_ended(self, trial: Trial) -> None:
-        """The last run of a trial decides: its value is the mean of the last values of all seeds, or it has failed."""
-        mine = self._of(trial)
+    def _complete_if_ended(self, trial: Trial) -> None:
+        """Complete a trial if all runs have ended; its value is the mean of their last values."""
+        runs = self._runs_of(trial)
         if trial.number in self.ended or any(
-            child.state in ("waiting", "running") for child in mine
+            child.state in ("waiting", "running") for child in runs
         ):
             return
-        failed = next((child for child in mine if child.state == "failed"), None)
+        failed = next((child for child in runs if child.state == "failed"), None)
         values = self.values(trial)
         if failed is not None:
-            self._judge(trial, "failed", because=tail_of([self.sweep.log(failed.name)], 5))
+            self._complete(trial, "failed", reason=tail_of([self.sweep.log(failed.name)], 5))
         elif not values:
-            names = sorted(
-                {
-                    name
-                    for child in mine
-                    for row in child.rows
-                    for name in row
-                    if name.startswith("val")
-                }
-            )
-            because = f"no validation gave {self.settings.metric or 'a metric'}; there are: {', '.join(names) or 'none'}"
-            self._judge(trial, "failed", because=because)
-            if not any(outcome.values for outcome in self.study.outcomes()):
-                raise ConfigError(
-                    f"{because}. No other trial has one either",
-                    where="sweep.metric",
-                    hint="a new sweep with --metric NAME",
-                )
+            self._fail_without_metric(trial)
         else:
             for step, value in sorted(values.items()):
                 self.study.report(trial, step, value)
-            self._judge(trial, "finished", values[max(values)])
+            self._complete(trial, "finished", values[max(values)])
 
-    def _judge(
-        self, trial: Trial, state: str, value: float | None = None, because: str = ""
+    def _fail_without_metric(self, trial: Trial) -> None:
+        """Fail a trial without values; raise ConfigError if no other trial has a value either."""
+        names = sorted(
+            {
+                name
+                for child in self._runs_of(trial)
+                for row in child.rows
+                for name in row
+                if name.startswith("val")
+            }
+        )
+        reason = (
+            f"no validation logged {self.settings.metric or 'a metric'}; "
+            f"validation metrics: {', '.join(names) or 'none'}"
+        )
+        self._complete(trial, "failed", reason=reason)
+        if not any(outcome.values for outcome in self.study.outcomes()):
+            raise ConfigError(
+                f"{reason}, and no other trial has a value",
+                where="sweep.metric",
+                hint="start a new sweep with --metric NAME",
+            )
+
+    def _complete(
+        self, trial: Trial, state: str, value: float | None = None, reason: str = ""
     ) -> None:
+        """Record the result of a trial and log it."""
         self.study.tell(trial, state, value)
         self.ended.add(trial.number)
-        self.say(
-            f"trial {trial.number} {state}{'' if value is None else f': {value:.4g}'}{because and ': ' + because}"
-        )
+        detail = "" if value is None else f": {value:.4g}"
+        log.info("trial %d %s%s%s", trial.number, state, detail, reason and ": " + reason)
 
-    def _of(self, trial: Trial) -> list[Child]:
+    def _runs_of(self, trial: Trial) -> list[Child]:
         return [child for child in self.children if child.trial.number == trial.number]
 
     def values(self, trial: Trial) -> dict[int, float]:
-        """The mean over its seeds of a trial's metric, at the steps that every seed has validated."""
-        courses = [
+        """Return a trial's objective by step: the mean over seeds, at steps that all have."""
+        per_seed = [
             child.values(metric) if (metric := judged_by(child.rows, self.settings.metric)) else {}
-            for child in self._of(trial)
+            for child in self._runs_of(trial)
         ]
-        shared = set.intersection(*(set(course) for course in courses)) if courses else set()
-        return {step: sum(course[step] for course in courses) / len(courses) for step in shared}
+        common = set.intersection(*(set(values) for values in per_seed)) if per_seed else set()
+        return {step: sum(values[step] for values in per_seed) / len(per_seed) for step in common}
 
 
 def raise_if_none_finished(study: Study) -> None:
-    """Raises RlctlError when not one trial has a value."""
+    """Raise RlctlError if no trial has finished."""
     states = [outcome.state for outcome in study.outcomes()]
     if "finished" not in states:
         raise RlctlError(
             f"no trial finished: {states.count('failed')} failed, {states.count('pruned')} pruned",
-            hint="`rlctl show` the sweep",
+            hint="run `rlctl show SWEEP` for the reasons",
         )

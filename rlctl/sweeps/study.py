@@ -1,7 +1,8 @@
-"""The study: which values are tried next and which trials stop early, kept on disk. The one file that knows Optuna.
+"""Optuna study on disk: selects the next values and prunes trials. Only this file imports Optuna.
 
-Akiba et al., "Optuna: A Next-generation Hyperparameter Optimization Framework", arXiv:1907.10902. Every draw is a function of the
-sampler's seed, the number of the trial and the trials before it, so a study that was interrupted goes on as if it had not been.
+Akiba et al., "Optuna: A Next-generation Hyperparameter Optimization Framework", arXiv:1907.10902.
+Every draw is a function of the sampler's seed, the trial's number and the earlier trials, so an
+interrupted study continues with the same draws.
 """
 
 from __future__ import annotations
@@ -27,9 +28,8 @@ from rlctl.recipes.axes import Axis
 from rlctl.recipes.schema import Sweep
 
 _SAMPLERS: dict[str, Callable[[int], optuna.samplers.BaseSampler]] = {
-    "grid": lambda seed: optuna.samplers.RandomSampler(
-        seed=seed
-    ),  # the points are enqueued beforehand; nothing is drawn
+    # All points of a grid are enqueued, so its sampler draws nothing.
+    "grid": lambda seed: optuna.samplers.RandomSampler(seed=seed),
     "random": lambda seed: optuna.samplers.RandomSampler(seed=seed),
     "tpe": lambda seed: optuna.samplers.TPESampler(seed=seed, constant_liar=True),
     "cmaes": lambda seed: optuna.samplers.CmaEsSampler(seed=seed),
@@ -43,7 +43,7 @@ _PRUNERS: dict[str, Callable[[int], optuna.pruners.BasePruner]] = {
 
 @dataclass(frozen=True)
 class Trial:
-    """One choice of values. `overrides` set them."""
+    """Number of a trial and the overrides that set its values."""
 
     number: int
     overrides: Sequence[str]
@@ -51,7 +51,10 @@ class Trial:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a trial stands: `values` by step as reported, `state` waiting, running, finished, pruned or failed."""
+    """State of a trial: waiting, running, finished, pruned or failed.
+
+    `value` is its objective, `values` the reported values by step.
+    """
 
     trial: Trial
     state: str
@@ -69,7 +72,7 @@ _STATES = {
 
 
 class Study:
-    """The trials of one sweep. Made anew from the same file, it goes on where it was."""
+    """Trials of one sweep; a study opened from the same file continues."""
 
     def __init__(
         self, storage: Path, axes: Sequence[Axis], settings: Sweep, total_steps: int
@@ -89,54 +92,57 @@ class Study:
 
     @property
     def num_trials(self) -> int:
+        """Total number of trials of the sweep."""
         return num_trials(self.axes, self.settings)
 
     def ask(self) -> Trial | None:
-        """The next trial to run, or None when all have been given out."""
+        """Return the next trial to run, None when all have started."""
         trials = self._study.get_trials(deepcopy=False)
         if sum(trial.state != TrialState.WAITING for trial in trials) >= self.num_trials:
             return None
-        # A sampler of its own for every draw: what is drawn depends on the number of the trial, not on what this process drew before.
+        # A new sampler per draw: the draw must not depend on earlier draws of this process.
         self._study.sampler = _SAMPLERS[self.settings.sampler](self.settings.seed + len(trials))
         return self._trial(self._frozen(self._study.ask(self._space).number))
 
     def running(self) -> list[Trial]:
-        """Trials that were given out and never judged, by this process or by one that died."""
+        """Return the trials that have started and not ended, in this process or an earlier one."""
         found: list[Trial] = []
         for each in self._study.get_trials(deepcopy=False, states=[TrialState.RUNNING]):
             if set(_params(each)) >= set(self._space):
                 found.append(self._trial(each))
-            else:  # the process died while its values were drawn
+            else:  # an earlier process was killed while it drew the values
                 self._study.tell(each.number, state=TrialState.FAIL)
         return found
 
     def report(self, trial: Trial, step: int, value: float) -> None:
-        """The value of a trial after the validation of a step. A step is told once."""
+        """Report the value of a trial after the validation of a step; ignore repeated steps."""
         open_trial = self._open(trial)
         if math.isfinite(value) and step not in self._frozen(trial.number).intermediate_values:
             open_trial.report(value, step)
 
     def should_prune(self, trial: Trial) -> bool:
+        """Return True if the pruner would stop the trial now."""
         return self._open(trial).should_prune()
 
     def tell(self, trial: Trial, state: str, value: float | None = None) -> None:
-        """The end of a trial: `finished` with its value, `pruned`, or `failed`."""
+        """Record the end of a trial: `finished` with its value, `pruned` or `failed`."""
         states = {name: each for each, name in _STATES.items()}
         self._study.tell(
             trial.number, values=value if state == "finished" else None, state=states[state]
         )
 
     def outcomes(self) -> list[Outcome]:
-        """Every trial so far, in order."""
+        """Return the state of every trial so far, by number."""
         return [
             Outcome(self._trial(each), _STATES[each.state], each.value, each.intermediate_values)
             for each in self._study.get_trials(deepcopy=False)
         ]
 
     def importances(self) -> dict[str, float]:
-        """How much each axis tells the best quarter of the trials from the rest (PED-ANOVA, arXiv:2304.10255), as shares of 1.
+        """Return the importance of each axis for the best quarter of the trials; they sum to 1.
 
-        Empty for a single axis, and until two finished trials differ. A tenth, Optuna's default, is two trials of a sweep of twenty.
+        Uses PED-ANOVA (arXiv:2304.10255). The best tenth, Optuna's default, would be too few trials
+        in a small sweep. Empty for a single axis, and until two finished trials differ.
         """
         finished = self._study.get_trials(deepcopy=False, states=[TrialState.COMPLETE])
         if len({trial.value for trial in finished}) < 2 or len(self.axes) < 2:
@@ -161,20 +167,20 @@ class Study:
 
 
 def _params(trial: FrozenTrial) -> dict[str, Any]:
-    """The values of a trial; a point of a grid has them before it is given out."""
+    """Return the values of a trial; an enqueued point of a grid has fixed ones."""
     return trial.system_attrs.get("fixed_params", {}) | trial.params
 
 
 def points(axes: Sequence[Axis], settings: Sweep) -> list[dict[str, Any]] | None:
-    """All combinations of the axes' values in order, the last axis changing first, at most `settings.trials`; None where nothing is a grid.
+    """Return the points of a grid, the last axis changing fastest; None for other samplers.
 
-    Raises ConfigError when a grid should be made of an interval.
+    Returns at most `settings.trials` points. Raises ConfigError if an axis is an interval.
     """
     if settings.sampler != "grid":
         return None
-    hint = "name its values, as a range(…) or a list, or draw from it: --sampler random --trials N"
+    hint = "list its values or give a range(…), or sample from it: --sampler random --trials N"
     endless = [
-        Problem(f"{axis.key} ranges over an interval, which has no end of values", axis.text, hint)
+        Problem(f"a grid needs values, but {axis.key} is an interval", axis.text, hint)
         for axis in axes
         if not axis.values
     ]
@@ -187,27 +193,30 @@ def points(axes: Sequence[Axis], settings: Sweep) -> list[dict[str, Any]] | None
 
 
 def num_trials(axes: Sequence[Axis], settings: Sweep) -> int:
-    """How many trials there will be. Raises ConfigError when nobody said so."""
+    """Return the number of trials; raise ConfigError if a sampler needs it and it is not set."""
     grid = points(axes, settings)
     if grid is not None:
         return len(grid)
     if settings.trials is None:
         raise ConfigError(
-            f"--sampler {settings.sampler} draws for as long as it is asked",
+            f"--sampler {settings.sampler} needs the number of trials",
             where="sweep.trials",
-            hint="--trials N",
+            hint="add --trials N",
         )
     return settings.trials
 
 
 def check_axes(axes: Sequence[Axis], settings: Sweep) -> None:
-    """Raises ConfigError when the sampler cannot search these axes, or there is nothing to search."""
+    """Raise ConfigError if there are no axes, or the sampler cannot search them."""
     if not axes:
-        hint = "name several values: actor_rollout_ref.actor.optim.lr=1e-6,1e-5, or a section sweep.params in the recipe"
+        hint = (
+            "give several values, such as actor_rollout_ref.actor.optim.lr=1e-6,1e-5, "
+            "or a section sweep.params in the recipe"
+        )
         raise ConfigError("there is nothing to search: every key has one value", hint=hint)
     num_trials(axes, settings)
     if settings.sampler == "cmaes":
-        hint = "an interval(…) or a range(…) of numbers, or --sampler tpe"
+        hint = "use an interval(…) or a range(…) of numbers, or --sampler tpe"
         raise_problems(
             [
                 Problem(f"CMA-ES searches numbers; {axis.key} is a choice", axis.text, hint)

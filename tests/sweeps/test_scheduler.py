@@ -1,4 +1,4 @@
-"""The scheduler with a study and runs that lie on the disk already."""
+"""Tests of the scheduler with a study and runs that exist on disk."""
 
 from __future__ import annotations
 
@@ -14,19 +14,22 @@ from rlctl.sweeps.scheduler import Scheduler
 from tests.sweeps.test_study import settings, study
 
 
-class Room:
-    """A cluster where everything fits."""
+class FreeCluster:
+    """Cluster with room for every run."""
 
     def need(self, trial: object) -> dict[str, float]:
         return {"CPU": 1.0}
 
-    def lacks(self, need: object, pending: object) -> None: ...
+    def shortage(self, need: object, pending: object) -> None: ...
 
     def overrides(self) -> list[str]:
         raise AssertionError("no run is started")
 
 
-def test_a_metric_that_no_trial_has_ends_the_sweep_with_the_first(tmp_path: Path) -> None:
+def test_unknown_metric_ends_the_sweep_after_the_first_trial(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "rlctl")
     made, chosen = study(tmp_path, ["a=1,2,3"], metric="val/none"), settings(metric="val/none")
     process = DriverProcess.current()
     record = SweepRecord(
@@ -51,7 +54,8 @@ def test_a_metric_that_no_trial_has_ends_the_sweep_with_the_first(tmp_path: Path
     run = RunDir.create(tmp_path, "p", "s-000", "ppo")
     run.metrics.write_text('{"step": 9, "val-core/x/acc": 0.5}\n')
     run.finish("finished", 0)
-    said: list[str] = []
-    with pytest.raises(ConfigError, match="no validation gave val/none; there are: val-core/x/acc"):
-        Scheduler(sweep, chosen, made, Room(), lambda _: None, said.append).run()
-    assert [line.split(":")[0] for line in said] == ["trial 0 failed"]
+    with pytest.raises(
+        ConfigError, match="no validation logged val/none; validation metrics: val-core/x/acc"
+    ):
+        Scheduler(sweep, chosen, made, FreeCluster(), lambda _: None).run()
+    assert [line.split(":")[0] for line in caplog.messages] == ["trial 0 failed"]

@@ -1,4 +1,4 @@
-"""The study with the real Optuna: what is tried, what is stopped, and that a study read from the disk goes on as if never closed."""
+"""Tests of the study with real Optuna: draws, pruning, and resumption from disk."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def study(folder: Path, overrides: list[str], steps: int = 9, **changes: object)
     return Study(folder / "study.db", axes, settings(**changes), steps)
 
 
-def test_a_grid_is_tried_in_order_and_ends(tmp_path: Path) -> None:
+def test_grid_yields_all_points_in_order(tmp_path: Path) -> None:
     made = study(tmp_path, ["a=1,2", "b=range(0,2)"])
     asked = [trial.overrides for trial in iter(made.ask, None)]
     assert asked == [["a=1", "b=0"], ["a=1", "b=1"], ["a=2", "b=0"], ["a=2", "b=1"]]
@@ -33,9 +33,7 @@ def test_a_grid_is_tried_in_order_and_ends(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("sampler", ["random", "tpe", "cmaes"])
-def test_an_interrupted_study_draws_what_an_uninterrupted_one_draws(
-    sampler: str, tmp_path: Path
-) -> None:
+def test_interrupted_study_draws_the_same_values(sampler: str, tmp_path: Path) -> None:
     axes = ["lr=tag(log,interval(1e-6,1e-3))", "n=range(2,9,2)"]
 
     def draw(folder: Path, reopen: bool) -> list[object]:
@@ -57,7 +55,7 @@ def test_an_interrupted_study_draws_what_an_uninterrupted_one_draws(
     assert draw(tmp_path / "once", reopen=False) == draw(tmp_path / "again", reopen=True)
 
 
-def test_hyperband_stops_the_worse_ones(tmp_path: Path) -> None:
+def test_hyperband_prunes_the_worse_trials(tmp_path: Path) -> None:
     made = study(tmp_path, ["a=range(0,9)"], pruner="hyperband")
     states = {}
     for trial in iter(made.ask, None):
@@ -74,7 +72,7 @@ def test_hyperband_stops_the_worse_ones(tmp_path: Path) -> None:
     assert list(states.values()).count("pruned") >= 4
 
 
-def test_trials_of_a_process_that_died_are_found(tmp_path: Path) -> None:
+def test_reopened_study_finds_open_trials(tmp_path: Path) -> None:
     first = study(tmp_path, ["a=1,2,3"])
     done, lost = first.ask(), first.ask()
     assert done is not None
@@ -83,14 +81,14 @@ def test_trials_of_a_process_that_died_are_found(tmp_path: Path) -> None:
     first.report(lost, 3, 0.25)
     again = study(tmp_path, ["a=1,2,3"])
     assert again.running() == [lost]
-    again.report(lost, 3, 0.25)  # told twice, kept once
+    again.report(lost, 3, 0.25)  # reported twice, kept once
     again.report(lost, 6, 0.75)
     again.tell(lost, "finished", 0.75)
     assert [outcome.state for outcome in again.outcomes()] == ["finished", "finished", "waiting"]
     assert dict(again.outcomes()[1].values) == {3: 0.25, 6: 0.75}
 
 
-def test_importance_finds_the_axis_that_matters(tmp_path: Path) -> None:
+def test_importances_find_the_relevant_axis(tmp_path: Path) -> None:
     made = study(tmp_path, ["a=range(0,6)", "b=range(0,6)"])
     for trial in iter(made.ask, None):
         made.tell(trial, "finished", float(trial.overrides[0].partition("=")[2]))
@@ -98,13 +96,13 @@ def test_importance_finds_the_axis_that_matters(tmp_path: Path) -> None:
     assert found["a"] > 0.9 > 0.1 > found["b"]
 
 
-def test_what_cannot_be_searched_is_refused() -> None:
+def test_invalid_axes_are_rejected() -> None:
     _, numbers = split_axes(["a=interval(0,1)"], "ppo")
     _, choices = split_axes(["a=x,y"], "ppo")
     for axes, changes, message in (
         ([], {}, "nothing to search"),
-        (numbers, {}, "no end of values"),
-        (numbers, {"sampler": "tpe"}, "as long as it is asked"),
+        (numbers, {}, "is an interval"),
+        (numbers, {"sampler": "tpe"}, "needs the number of trials"),
         (choices, {"sampler": "cmaes", "trials": 3}, "searches numbers"),
     ):
         with pytest.raises(ConfigError, match=message):

@@ -189,8 +189,8 @@ def resume_sweep(root: Path, selector: str) -> None:
     if found.state == "finished":
         notice(f"{found.record.name} has finished: every trial has ended")
         return
-    with sweep_view.live() as (view, say):
-        done = launch.resume(found, view, say)
+    with sweep_view.live() as view:
+        done = launch.resume(found, view)
     sweep_view.print_sweep(done)
 
 
@@ -203,18 +203,19 @@ def _sweep(verb: str, source: str, settings: list[str], dry_run: bool, as_json: 
     from rlctl.cli.views import sweep as sweep_view
     from rlctl.errors import UsageError
     from rlctl.sweeps import launch
+    from rlctl.sweeps.plan import make_sweep_plan
 
     if as_json and not dry_run:
         raise UsageError(
             "--json goes with --dry-run",
             hint="`rlctl show SWEEP --json` shows what came of a sweep",
         )
-    plan = launch.make_sweep_plan(verb, source, settings)
+    plan = make_sweep_plan(verb, source, settings)
     if dry_run:
         sweep_view.print_plan(plan, as_json)
         return
-    with sweep_view.live() as (view, say):
-        done = launch.start(plan, view, say)
+    with sweep_view.live() as view:
+        done = launch.start(plan, view)
     sweep_view.print_sweep(done)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +17,8 @@ from rlctl.cli.console import notice, print_json, stderr, stdout, table
 
 if TYPE_CHECKING:
     from rlctl.sweeps.child import Child
-    from rlctl.sweeps.launch import SweepPlan, View
+    from rlctl.sweeps.launch import View
+    from rlctl.sweeps.plan import SweepPlan
     from rlctl.sweeps.record import SweepDir
     from rlctl.sweeps.results import TrialResult
     from rlctl.sweeps.study import Outcome, Study
@@ -34,16 +35,13 @@ _COLOURS = {
 
 
 @contextmanager
-def live() -> Iterator[tuple[View, Callable[[str], None]]]:
-    """A table that follows the sweep where somebody looks at a terminal; otherwise one line for each thing that happens."""
+def live() -> Iterator[View]:
+    """Show a live table of the sweep on a terminal; log lines appear above it."""
     if not stderr().is_terminal:
-        yield lambda _study, _children: None, lambda line: stderr().print(Text(line))
+        yield lambda _study, _children: None
         return
     with Live(console=stderr(), refresh_per_second=2, transient=True) as panel:
-        yield (
-            lambda study, children: panel.update(_follow(study, children)),
-            lambda line: stderr().print(Text(line)),
-        )
+        yield lambda study, children: panel.update(_follow(study, children))
 
 
 def _follow(study: Study, children: Sequence[Child]) -> Table:

@@ -1,0 +1,119 @@
+"""Placement of a sweep's runs: the resources of a run, and what the Ray cluster has free."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from rlctl.errors import ResourceError
+from rlctl.recipes import schema
+from rlctl.recipes.compose import compose
+from rlctl.runtime.build import load_algorithm
+from rlctl.runtime.planning.plan import pool_sizes
+from rlctl.runtime.planning.preflight import Devices
+from rlctl.runtime.rank_info import available_cores, process_resources
+from rlctl.sweeps.record import SweepRecord
+from rlctl.sweeps.study import Trial
+
+
+class Cluster(Protocol):
+    """Resources for the runs of a sweep."""
+
+    def need(self, trial: Trial) -> Mapping[str, float]:
+        """Return the resources of one run of a trial.
+
+        Raises ConfigError if its configuration cannot be composed, and ResourceError if it needs
+        more than the cluster has in total.
+        """
+        ...
+
+    def shortage(self, need: Mapping[str, float], pending: list[Mapping[str, float]]) -> str | None:
+        """Return None if `need` fits, otherwise a phrase that names the free resources.
+
+        `pending` are the needs of runs that have started but not reserved their resources.
+        """
+        ...
+
+    def overrides(self) -> list[str]:
+        """Return the overrides that place a run on this cluster."""
+        ...
+
+
+class RayCluster:
+    """Cluster of the Ray session of this process."""
+
+    def __init__(self, record: SweepRecord, config: schema.Config) -> None:
+        from rlctl.runtime.cluster import resources
+
+        self.resources = resources
+        self.record = record
+        self.config = config
+        self.threads: int | None = None
+
+    def split_cores(self, settings: schema.Sweep) -> str:
+        """Share the CPU cores among the processes of parallel runs, and return a summary line."""
+        first = run_resources(self.config)
+        total = self.resources.total()
+        capacity = max(
+            1, min(int(total[name] / amount + 1e-6) for name, amount in first.items() if amount)
+        )
+        parallel = min(
+            capacity, settings.parallel or capacity, settings.seeds * (settings.trials or capacity)
+        )
+        processes = parallel * num_processes(self.config)
+        self.threads = self.config.trainer.num_threads or max(1, available_cores() // processes)
+        describe = self.resources.format_resources
+        return (
+            f"cluster: {describe(total)}; a run takes {describe(first)}: {parallel} at once, "
+            f"{self.threads} CPU thread{'s' if self.threads > 1 else ''} a process"
+        )
+
+    def need(self, trial: Trial) -> Mapping[str, float]:
+        """Return the resources of one run of a trial; see `Cluster.need`."""
+        config = compose(self.record.recipe, [*self.record.fixed, *trial.overrides]).config
+        need = run_resources(config)
+        total = self.resources.total()
+        if self.resources.exceeds(need, total):
+            describe = self.resources.format_resources
+            raise ResourceError(
+                f"trial {trial.number} needs {describe(need)}; "
+                f"the whole cluster has {describe(total)}",
+                where=" ".join(trial.overrides),
+                hint="use a larger cluster, fewer trainer.n_gpus_per_node, "
+                "or a smaller trainer.placement.device_fraction",
+            )
+        return need
+
+    def shortage(self, need: Mapping[str, float], pending: list[Mapping[str, float]]) -> str | None:
+        """Return None if `need` fits beside `pending`; see `Cluster.shortage`."""
+        free = {
+            name: amount - sum(each.get(name, 0.0) for each in pending)
+            for name, amount in self.resources.free().items()
+        }
+        if not self.resources.exceeds(need, free):
+            return None
+        describe = self.resources.format_resources
+        return f"needs {describe(need)}, free {describe(free)}"
+
+    def overrides(self) -> list[str]:
+        """Return the overrides for the address of the cluster and the threads per process."""
+        return [
+            f"ray_kwargs.ray_init.address={self.resources.address()}",
+            f"trainer.num_threads={self.threads}",
+        ]
+
+
+def run_resources(config: schema.Config) -> dict[str, float]:
+    """Return the Ray resources of one run: those of a process times the number of processes."""
+    each = process_resources(
+        Devices.of(config.trainer).kind, config.trainer.placement.device_fraction
+    )
+    return {name: num_processes(config) * amount for name, amount in each.items()}
+
+
+def num_processes(config: schema.Config) -> int:
+    """Return the number of worker processes of one run."""
+    sizes = pool_sizes(
+        config.trainer.placement, Devices.of(config.trainer), load_algorithm(config, 1).needs
+    )
+    return sum(sizes.values())

@@ -1,0 +1,136 @@
+"""Checks of a sweep before it starts: axes, values, data, model, and the resources of each run."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rlctl.errors import Problem, RlctlError, raise_problems
+from rlctl.recipes import schema
+from rlctl.recipes.axes import Axis, axes_of, split_axes
+from rlctl.recipes.compose import Recipe, compose
+from rlctl.runs.run_dir import check_free
+from rlctl.runtime.planning.plan import make_plan
+from rlctl.sweeps.cluster import run_resources
+from rlctl.sweeps.study import check_axes, num_trials, points
+
+_MAX_CHECKED_POINTS = 32
+
+
+@dataclass(frozen=True)
+class SweepPlan:
+    """Sweep that passed all checks; nothing is written yet.
+
+    `recipe` is composed with the first value of every axis. `needs` pairs overrides with the
+    resources of a run: one pair per trial of a small grid, otherwise one per value of each axis.
+    """
+
+    verb: str
+    source: str
+    fixed: Sequence[str]
+    axes: Sequence[Axis]
+    recipe: Recipe
+    total_steps: int
+    needs: Sequence[tuple[Sequence[str], Mapping[str, float]]]
+
+    @property
+    def settings(self) -> schema.Sweep:
+        """Section `sweep` of the recipe."""
+        return self.recipe.config.sweep
+
+    @property
+    def num_runs(self) -> int:
+        """Number of trials times the number of seeds."""
+        return num_trials(self.axes, self.settings) * self.settings.seeds
+
+
+def make_sweep_plan(verb: str, source: str, overrides: Sequence[str]) -> SweepPlan:
+    """Check all axes and their values, and the data and model of the first trial.
+
+    Starts no process and writes nothing. Raises all problems at once.
+    """
+    fixed, axes = split_axes(overrides, source)
+    base = compose(source, fixed)
+    given = {axis.key for axis in axes}
+    axes = [
+        axis for axis in axes_of(base.config.sweep.params, source) if axis.key not in given
+    ] + axes
+    settings = base.config.sweep
+    check_axes(axes, settings)
+    first = {axis.key: _first_value(axis) for axis in axes}
+    recipe = compose(source, [*fixed, *_overrides(first)])
+    plan = make_plan(recipe, inline=False)
+    trainer = recipe.config.trainer
+    check_free(Path(trainer.run_dir), trainer.project_name, trainer.experiment_name)
+    if trainer.test_freq < 1 and not trainer.val_only:
+        problem = Problem(
+            "trials would never run validation, so they have no value to compare",
+            f"trainer.test_freq={trainer.test_freq}",
+            "set trainer.test_freq=N",
+        )
+        raise_problems([problem])
+    needs = _resources(source, fixed, axes, settings, first)
+    return SweepPlan(verb, source, fixed, axes, recipe, plan.num_steps, needs)
+
+
+def config_digest(recipe: Recipe) -> str:
+    """Return the SHA-256 of the config that all trials share, without how they are scheduled."""
+    container = {
+        name: section
+        for name, section in recipe.container.items()
+        if name not in ("sweep", "ray_kwargs")
+    }
+    return hashlib.sha256(json.dumps(container, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def _resources(
+    source: str,
+    fixed: Sequence[str],
+    axes: Sequence[Axis],
+    settings: schema.Sweep,
+    first: Mapping[str, str],
+) -> list[tuple[Sequence[str], Mapping[str, float]]]:
+    """Compose configs and return the resources of their runs.
+
+    Checks each point of a small grid; otherwise each value of each axis, with the first values of
+    the other axes.
+    """
+    grid = points(axes, settings)
+    if grid is None or len(grid) > _MAX_CHECKED_POINTS:
+        grid = [
+            {**first, axis.key: value} for axis in axes for value in (axis.values or _bounds(axis))
+        ]
+    checked = [list(each) for each in dict.fromkeys(tuple(_overrides(point)) for point in grid)]
+    needs: list[tuple[Sequence[str], Mapping[str, float]]] = []
+    problems: list[Problem] = []
+    for overrides in checked:
+        try:
+            needs.append((overrides, run_resources(compose(source, [*fixed, *overrides]).config)))
+        except RlctlError as error:
+            problems += [
+                Problem(
+                    each.message,
+                    f"trial {shlex.join(overrides)}: {each.where or ''}".rstrip(": "),
+                    each.hint,
+                )
+                for each in error.problems
+            ]
+    raise_problems(problems)
+    return needs
+
+
+def _overrides(point: Mapping[str, str]) -> list[str]:
+    return [f"{key}={value}" for key, value in point.items()]
+
+
+def _first_value(axis: Axis) -> str:
+    return axis.values[0] if axis.values else _bounds(axis)[0]
+
+
+def _bounds(axis: Axis) -> tuple[str, str]:
+    assert axis.interval is not None, "an axis has values or an interval"
+    return str(axis.interval.low), str(axis.interval.high)
