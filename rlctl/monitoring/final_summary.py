@@ -1,4 +1,4 @@
-"""What a run says when it ends."""
+"""Summary printed when a run ends."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from rlctl.monitoring.text import count, duration, percent_or_number, sparkline
 def print_summary(
     state: str, folder: Path, rows: Iterable[Row], seconds: float, next_commands: Sequence[str]
 ) -> None:
-    """On stderr: steps, `seconds` of wall-clock time and tokens, validation before and after and at its best, the course of the reward,
-    where the run lies, and what to type next. `rows` as `read_metrics` gives them."""
+    """Print the outcome to stderr: steps, wall-clock `seconds`, tokens, validation, reward curve,
+    the run's folder and the commands to type next. `rows` are as `read_metrics` returns them."""
     rows = list(rows)
-    head = RunSummary.of(rows)
+    head = RunSummary.from_rows(rows)
     steps = sum(row["step"] > 0 for row in rows)
     console = Console(stderr=True, highlight=False)
     tokens = f", {count(head.tokens)} tokens" if head.tokens else ""

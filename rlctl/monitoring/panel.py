@@ -1,4 +1,4 @@
-"""A run as a person watches it: one plain line a step, or a panel that fills with curves. Where the rows come from is the caller's."""
+"""Progress display of a run: one plain line per step, or a rich panel with curves."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
-from rlctl.monitoring import run_summary as figures
+from rlctl.monitoring import run_summary
 from rlctl.monitoring.alarms import Alarm
 from rlctl.monitoring.run_summary import Row, figure, lower_is_better
 from rlctl.monitoring.text import count, duration, percent_or_number, sparkline
 
-# The phases of a step go by the names of their timings (`timing_s/gen`); here in words, with a colour each.
+# Phases of a step by the name of their timing (`timing_s/gen`): label and colour.
 PHASES = {
     "gen": ("rollout", "blue"),
     "reward": ("reward", "yellow"),
@@ -32,37 +32,40 @@ PHASES = {
     "testing": ("validation", "bright_black"),
     "save_checkpoint": ("saving a checkpoint", "bright_yellow"),
 }
-ETA_WINDOW = 20  # steps: long enough to smooth, short enough to follow answers that grow
+ETA_WINDOW = 20  # steps: enough to smooth, few enough to follow a growing response length
 CURVE, NARROW_CURVE = 40, 12  # characters
-NARROW, NARROWER = 90, 60  # terminals with fewer columns get short curves, or no remarks either
+NARROW, NARROWER = 90, 60  # columns below which curves are short, and notes left out
 BAR = 30
 
 
 @dataclass
-class _Course:
-    """One figure over the run: its name, the metrics of which a row has one, how its value is written, and its values so far."""
+class _Series:
+    """One figure over the steps: the first of `metrics` that a row has, and how to format it."""
 
     name: str
     metrics: tuple[str, ...]
-    form: Callable[[float], str]
-    in_line: bool = True  # also in the plain line of a step
+    format: Callable[[float], str]
+    in_line: bool = True  # shown in the plain line, too
     values: list[float] = field(default_factory=list)
 
 
-def _courses() -> list[_Course]:
+def _empty_series() -> list[_Series]:
     return [
-        _Course("reward", figures.REWARD, "{:.3f}".format),
-        _Course("loss", figures.LOSS, "{:.4f}".format),
-        _Course("kl", figures.KL, "{:.2g}".format),
-        _Course("entropy", ("actor/entropy",), "{:.3g}".format, in_line=False),
-        _Course("length", figures.LENGTH, "{:.0f}".format),
-        _Course("tok/s", figures.THROUGHPUT, count),
+        _Series("reward", run_summary.REWARD, "{:.3f}".format),
+        _Series("loss", run_summary.LOSS, "{:.4f}".format),
+        _Series("kl", run_summary.KL, "{:.2g}".format),
+        _Series("entropy", ("actor/entropy",), "{:.3g}".format, in_line=False),
+        _Series("length", run_summary.LENGTH, "{:.0f}".format),
+        _Series("tok/s", run_summary.THROUGHPUT, count),
     ]
 
 
 @dataclass
 class Panel:
-    """What a run shows so far. `began` is on the clock of `time.monotonic`; `doing` says what goes on now."""
+    """State of a run's display; renders itself with rich.
+
+    `began` is a time of `time.monotonic`; `doing` returns the text beside the spinner.
+    """
 
     name: str = ""
     total_steps: int = 0
@@ -70,26 +73,24 @@ class Panel:
     doing: Callable[[], str] = str
     step: int | None = None
     latest: dict[str, float] = field(default_factory=dict)
-    courses: list[_Course] = field(default_factory=_courses)
-    validation: _Course | None = None
-    best: tuple[float, int] | None = None  # of validation: value and step
+    series: list[_Series] = field(default_factory=_empty_series)
+    validation: _Series | None = None
+    best: tuple[float, int] | None = None  # best validation value and its step
     stamps: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=ETA_WINDOW + 1))
-    ringing: dict[str, tuple[int, str]] = field(
-        default_factory=dict
-    )  # alarms: since when, and what
+    alarms: dict[str, tuple[int, str]] = field(default_factory=dict)  # active: step and message
     spinner: Spinner = field(default_factory=lambda: Spinner("dots"))
 
     def add(self, step: int, row: Row, at: float) -> None:
-        """The metrics of a step that was done at `at` seconds, on any clock."""
+        """Add the metrics of a step that ended at `at`, in seconds of any monotonic clock."""
         self.step = step
         self.latest = dict(row)
         self.stamps.append((step, at))
-        for course in self.courses:
-            if (value := figure(row, course.metrics)) is not None:
-                course.values.append(value)
-        if (metric := figures.validation_metric(row)) and self.validation is None:
+        for series in self.series:
+            if (value := figure(row, series.metrics)) is not None:
+                series.values.append(value)
+        if (metric := run_summary.validation_metric(row)) and self.validation is None:
             name = "val loss" if lower_is_better(metric) else "val acc"
-            self.validation = _Course(
+            self.validation = _Series(
                 name, (metric,), lambda value: percent_or_number(metric, value)
             )
         if self.validation and (value := figure(row, self.validation.metrics)) is not None:
@@ -99,29 +100,27 @@ class Panel:
                 self.best = value, step
 
     def alarm(self, alarm: Alarm) -> None:
-        """An alarm that begins or ends."""
+        """Show an alarm that starts, or hide one that ends."""
         if alarm.over:
-            self.ringing.pop(alarm.name, None)
+            self.alarms.pop(alarm.name, None)
         else:
-            self.ringing[alarm.name] = alarm.step, alarm.message
+            self.alarms[alarm.name] = alarm.step, alarm.message
 
     def clear(self) -> None:
-        """Forget all steps: the run went back, and its rows come once more."""
-        self.step, self.latest, self.courses, self.validation, self.best = (
-            None,
-            {},
-            _courses(),
-            None,
-            None,
-        )
+        """Remove all steps, before the rows of a run that was rewound are added again."""
+        self.step, self.latest, self.series = None, {}, _empty_series()
+        self.validation, self.best = None, None
         self.stamps.clear()
 
     def forget_alarms_after(self, step: int) -> None:
-        """What was seen after `step` has not happened."""
-        self.ringing = {name: alarm for name, alarm in self.ringing.items() if alarm[0] <= step}
+        """Remove alarms that started after `step`."""
+        self.alarms = {name: alarm for name, alarm in self.alarms.items() if alarm[0] <= step}
 
     def eta(self) -> float | None:
-        """Seconds to the last step at the pace of the latest steps, or None before two steps were seen or after the last."""
+        """Return the seconds left at the pace of the latest steps.
+
+        None with fewer than two steps, or after the last one.
+        """
         if not self.total_steps or len(self.stamps) < 2:
             return None
         (first, then), (last, now) = self.stamps[0], self.stamps[-1]
@@ -129,17 +128,19 @@ class Panel:
         return (now - then) / (last - first) * left if last > first and left > 0 else None
 
     def line(self) -> str:
-        """The latest step as a line of text, in which a validation shows only where it took place."""
+        """Return the latest step as one line; validation appears only in steps that ran one."""
         total = f"/{self.total_steps}" if self.total_steps else ""
         parts = [f"step {self.step}{total}"]
-        shown = [course for course in self.courses if course.in_line]
-        for course in [*shown[:1], *([self.validation] if self.validation else []), *shown[1:]]:
-            if (value := figure(self.latest, course.metrics)) is not None:
+        shown = [series for series in self.series if series.in_line]
+        for series in [*shown[:1], *([self.validation] if self.validation else []), *shown[1:]]:
+            if (value := figure(self.latest, series.metrics)) is not None:
                 first = (
-                    f" (first {course.form(course.values[0])})" if course is self.validation else ""
+                    f" (first {series.format(series.values[0])})"
+                    if series is self.validation
+                    else ""
                 )
-                parts.append(f"{course.name} {course.form(value)}{first}")
-        if seconds := figure(self.latest, figures.SECONDS):
+                parts.append(f"{series.name} {series.format(value)}{first}")
+        if seconds := figure(self.latest, run_summary.SECONDS):
             parts.append(f"{duration(seconds)}/step")
         if (eta := self.eta()) is not None:
             parts.append(f"eta {duration(eta)}")
@@ -154,7 +155,7 @@ class Panel:
         if options.height is None or options.height > 3:
             yield self._figures(options.max_width)
             yield from self._time(options.max_width, console.no_color)
-        for since, message in self.ringing.values():
+        for since, message in self.alarms.values():
             yield Text.assemble(
                 ("alarm", "bold red"),
                 f" since step {since}: {message}",
@@ -179,36 +180,36 @@ class Panel:
         return head
 
     def _figures(self, width: int) -> Table:
-        """A line a figure: name, latest value, course, and what else is worth saying."""
+        """Return one row per figure: name, latest value, curve, note."""
         table = Table.grid(padding=(0, 2))
         table.add_column(style="dim", min_width=7, no_wrap=True)
         table.add_column(justify="right", min_width=7, no_wrap=True)
         table.add_column(style="cyan", no_wrap=True)
         table.add_column(style="dim", no_wrap=True)
         notes = dict(self._notes()) if width >= NARROWER else {}
-        for course in [
-            *self.courses[:2],
+        for series in [
+            *self.series[:2],
             *([self.validation] if self.validation else []),
-            *self.courses[2:],
+            *self.series[2:],
         ]:
-            if course.values:
-                curve = sparkline(course.values, CURVE if width >= NARROW else NARROW_CURVE)
+            if series.values:
+                curve = sparkline(series.values, CURVE if width >= NARROW else NARROW_CURVE)
                 table.add_row(
-                    course.name, course.form(course.values[-1]), curve, notes.get(course.name, "")
+                    series.name, series.format(series.values[-1]), curve, notes.get(series.name, "")
                 )
         return table
 
     def _notes(self) -> Iterator[tuple[str, str]]:
         if self.validation and self.best:
             first, best = (
-                self.validation.form(value) for value in (self.validation.values[0], self.best[0])
+                self.validation.format(value) for value in (self.validation.values[0], self.best[0])
             )
             yield self.validation.name, f"first {first}, best {best} at step {self.best[1]}"
         if (truncated := figure(self.latest, ("response_length/clip_ratio",))) is not None:
             yield "length", f"{truncated:.1%} truncated"
 
     def _time(self, width: int, no_color: bool) -> Iterator[Table]:
-        """Where the time of the latest step went."""
+        """Yield the time of the latest step, split into its phases."""
         parts = [
             (word, colour, self.latest.get(f"timing_s/{phase}", 0.0))
             for phase, (word, colour) in PHASES.items()

@@ -1,4 +1,4 @@
-"""The few figures that a person wants of a run, found in its metrics by their names: for the console, `rlctl runs` and `rlctl show`."""
+"""Key figures of a run, found in its metrics by name; shared by console, listings and reports."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 Row = Mapping[str, float]
 
-# The first of the names that a row has is what the figure shows. Algorithms differ in what they report: SFT has a loss and no reward.
+# A figure is the first of these metrics that a row has: algorithms report different ones
+# (SFT has a loss and no reward).
 REWARD = ("critic/score/mean",)
 KL = ("actor/reward_kl_penalty", "actor/kl_loss", "actor/ppo_kl")
 LOSS = ("train/loss",)
@@ -23,35 +24,39 @@ _VALIDATION = re.compile(r"val-core/.+/mean@\d+|val/loss")
 
 
 def figure(row: Row, names: Sequence[str]) -> float | None:
-    """The value of the first of `names` that the row has, if it is finite."""
+    """Return the value of the first of `names` in the row, or None if absent or not finite."""
     value = next((row[name] for name in names if name in row), None)
     return value if value is not None and math.isfinite(value) else None
 
 
 def validation_metric(row: Row) -> str | None:
-    """The name of what validation is judged by in this row: an accuracy before a reward or a loss; of several data sets, the first."""
+    """Return the main validation metric of the row: the first accuracy, else the first other."""
     names = [name for name in row if _VALIDATION.fullmatch(name)]
     return next((name for name in names if _ACCURACY.fullmatch(name)), names[0] if names else None)
 
 
-def judged_by(rows: Iterable[Row], chosen: str | None = None) -> str | None:
-    """The name of what a run is judged by: the one `chosen`, or what its first validation is judged by. None while there is neither."""
+def primary_metric(rows: Iterable[Row], chosen: str | None = None) -> str | None:
+    """Return `chosen`, else the main metric of the first validation, else None."""
     return chosen or next((name for row in rows if (name := validation_metric(row))), None)
 
 
 def is_accuracy(metric: str | None) -> bool:
-    """Whether the metric is a share of right answers."""
+    """Return True for a metric that is a share of correct responses."""
     return metric is not None and _ACCURACY.fullmatch(metric) is not None
 
 
 def lower_is_better(metric: str) -> bool:
-    """Whether the best value of a validation metric is its smallest."""
+    """Return True for a metric whose best value is its smallest."""
     return metric.endswith("loss")
 
 
 @dataclass(frozen=True)
 class RunSummary:
-    """A run in figures: `first`, `last` and `best` (at `best_step`) of the validation `metric`, sums of `seconds` and `tokens`."""
+    """Key figures of a run.
+
+    `first`, `last` and `best` (at `best_step`) are values of the validation `metric`; `seconds` and
+    `tokens` are sums over all steps.
+    """
 
     step: int | None
     metric: str | None
@@ -63,10 +68,10 @@ class RunSummary:
     tokens: int
 
     @classmethod
-    def of(cls, rows: Iterable[Row]) -> RunSummary:
-        """Of rows as `read_metrics` gives them, oldest first."""
+    def from_rows(cls, rows: Iterable[Row]) -> RunSummary:
+        """Build the summary from rows as `read_metrics` returns them, oldest first."""
         rows = list(rows)
-        metric = judged_by(rows)
+        metric = primary_metric(rows)
         points = [
             (value, int(row["step"]))
             for row in rows
@@ -86,5 +91,5 @@ class RunSummary:
 
 
 def _best(points: Sequence[tuple[float, int]], lowest: bool) -> tuple[float, int]:
-    """The best value and the first step that reached it."""
+    """Return the best value and the first step that reached it."""
     return min(points, key=lambda point: (point[0] if lowest else -point[0], point[1]))

@@ -1,4 +1,4 @@
-"""Numbers as people read them: durations, counts, percentages, and a curve in one line of text."""
+"""Formatting for people: durations, counts, percentages and sparklines."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ BLOCKS = "▁▂▃▄▅▆▇█"
 
 
 def percent_or_number(metric: str | None, value: float | None) -> str:
-    """An accuracy as a percentage, any other metric with three digits, nothing as a dash."""
+    """Format an accuracy as a percentage, other metrics with three digits, None as a dash."""
     if value is None:
         return "-"
     return f"{100 * value:.1f} %" if is_accuracy(metric) else f"{value:.3g}"
 
 
 def duration(seconds: float) -> str:
-    """Seconds as people say them: 4.1 s, 3m 20s, 2h 05m, 3d 4h."""
+    """Format seconds: 4.1 s, 3m 20s, 2h 05m, 3d 4h."""
     if round(seconds, 1) < 60:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)
@@ -30,7 +30,7 @@ def duration(seconds: float) -> str:
 
 
 def ago(seconds: float) -> str:
-    """How long ago, in one unit: just now, 5 min ago, 3 h ago, 2 days ago."""
+    """Format an age in one unit: just now, 5 min ago, 3 h ago, 2 days ago."""
     for unit, size in (("days", 86400), ("h", 3600), ("min", 60)):
         if seconds >= 2 * size or (seconds >= size and unit != "days"):
             return f"{int(seconds // size)} {unit} ago"
@@ -38,7 +38,7 @@ def ago(seconds: float) -> str:
 
 
 def count(number: float) -> str:
-    """A count with three digits and a unit: 950, 12.3k, 4.56M."""
+    """Format a count with three digits and a unit: 950, 12.3k, 4.56M."""
     for limit, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if abs(number) >= 0.9995 * limit:  # 999,500 is 1M, not 1e+03k
             return f"{number / limit:.3g}{unit}"
@@ -46,7 +46,7 @@ def count(number: float) -> str:
 
 
 def sparkline(values: Sequence[float], width: int = 40) -> str:
-    """The course of the finite values in at most `width` characters; where there are more, each character is the mean of its share."""
+    """Draw the finite values in at most `width` characters; each shows the mean of its share."""
     finite = [value for value in values if math.isfinite(value)]
     if not finite:
         return ""

@@ -33,7 +33,7 @@ def overview(run: Run) -> dict[str, Any]:
         "total_steps": record.total_steps if record else None,
         "tags": list(run.labels.tags),
         "note": run.labels.note,
-        **dataclasses.asdict(headline or RunSummary.of([])),
+        **dataclasses.asdict(headline or RunSummary.from_rows([])),
         "problem": run.problem or problem,
     }
 

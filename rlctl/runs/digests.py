@@ -41,7 +41,7 @@ def metrics_digest(path: Path) -> dict[str, Any]:
                 columns.setdefault(name, []).append((value, int(row["step"])))
     courses = {name: _course(points) for name, points in columns.items()}
     return {
-        "headline": dataclasses.asdict(RunSummary.of(rows)),
+        "headline": dataclasses.asdict(RunSummary.from_rows(rows)),
         "courses": courses,
         "problem": None,
     }

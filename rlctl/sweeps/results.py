@@ -13,7 +13,7 @@ from typing import Any
 import yaml
 
 from rlctl.errors import ConflictError, NotFoundError
-from rlctl.monitoring.run_summary import figure, judged_by
+from rlctl.monitoring.run_summary import figure, primary_metric
 from rlctl.recipes import schema
 from rlctl.recipes.axes import split_axes
 from rlctl.recipes.compose import compose
@@ -228,6 +228,6 @@ def _result(sweep: SweepDir, outcome: Outcome) -> TrialResult:
 def _last_value(sweep: SweepDir, name: str) -> float | None:
     """Return the last value of a run's objective metric."""
     rows = read_metrics(sweep.run_folder(name) / METRICS_FILE)
-    metric = judged_by(rows, sweep.record.settings["metric"])
+    metric = primary_metric(rows, sweep.record.settings["metric"])
     values = [value for row in rows if metric and (value := figure(row, (metric,))) is not None]
     return values[-1] if values else None

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from rlctl.errors import ASKED, HOPELESS, ConfigError, ResourceError, RlctlError
-from rlctl.monitoring.run_summary import judged_by
+from rlctl.monitoring.run_summary import primary_metric
 from rlctl.recipes.schema import Sweep
 from rlctl.runs.logs import tail_of
 from rlctl.runs.run_dir import RunDir
@@ -248,7 +248,7 @@ class Scheduler:
     def values(self, trial: Trial) -> dict[int, float]:
         """Return a trial's objective by step: the mean over seeds, at steps that all have."""
         per_seed = [
-            child.values(metric) if (metric := judged_by(child.rows, self.settings.metric)) else {}
+            child.values(metric) if (metric := primary_metric(child.rows, self.settings.metric)) else {}
             for child in self._runs_of(trial)
         ]
         common = set.intersection(*(set(values) for values in per_seed)) if per_seed else set()

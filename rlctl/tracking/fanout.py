@@ -183,7 +183,7 @@ class Trackers:
         self._report_alarms(step, metrics)
 
     def _report_alarms(self, step: int, metrics: Mapping[str, float]) -> None:
-        for alarm in self.alarms.see({**metrics, "step": step}) if self.alarms else ():
+        for alarm in self.alarms.add({**metrics, "step": step}) if self.alarms else ():
             fields = {
                 name: value for name, value in dataclasses.asdict(alarm).items() if name != "over"
             }

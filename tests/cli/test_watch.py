@@ -254,7 +254,7 @@ def test_a_run_that_goes_back_is_shown_anew(tmp_path: Path) -> None:
     (run.path / "aside").replace(run.metrics)
     assert len(list(watched.read())) == 2
     assert watched.panel.step == 2
-    assert next(course for course in watched.panel.courses if course.name == "reward").values == [
+    assert next(series for series in watched.panel.series if series.name == "reward").values == [
         1.0,
         7.0,
     ]

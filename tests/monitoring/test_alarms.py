@@ -1,4 +1,4 @@
-"""Alarms: each rule on a series worked by hand, once each, and the same whether or not a run was interrupted."""
+"""Alarm rules on series worked out by hand, and their independence of interruptions."""
 
 from __future__ import annotations
 
@@ -7,14 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from rlctl.monitoring.alarms import (
-    RULES,
-    Alarms,
-    Limits,
-    drift,
-    fall_under_rising_reward,
-    share_of_start,
-)
+from rlctl.monitoring.alarms import Alarms, Limits
+from rlctl.monitoring.rules import RULES, drift, fall_under_rising_reward, share_of_start
 from rlctl.monitoring.run_summary import Row
 from rlctl.recipes.compose import base_settings
 from rlctl.tracking.async_tracker import TrackerTimeouts
@@ -26,10 +20,10 @@ from rlctl.tracking.tracker import RunInfo
 ACC = "val-core/x/acc/mean@1"
 
 
-def rung(limits: Limits, rows: list[Row]) -> list[tuple[str, int, bool]]:
-    """Name, step and whether it ended, of every alarm."""
+def changes(limits: Limits, rows: list[Row]) -> list[tuple[str, int, bool]]:
+    """Return (name, step, over) of every alarm."""
     alarms = Alarms(limits)
-    return [(alarm.name, alarm.step, alarm.over) for row in rows for alarm in alarms.see(row)]
+    return [(alarm.name, alarm.step, alarm.over) for row in rows for alarm in alarms.add(row)]
 
 
 def column(name: str, *values: float) -> list[Row]:
@@ -39,7 +33,8 @@ def column(name: str, *values: float) -> list[Row]:
 @pytest.mark.parametrize(
     ("name", "limit", "metric", "values", "expected"),
     [
-        # the start is (2 + 1 + 3) / 3 = 2, so a tenth is 0.2; steps 5, 6, 8 are below, and only 8, 9, 10 in a row; 0.22 is back
+        # The start is (2 + 1 + 3) / 3 = 2, so the limit is 0.2. Steps 5, 6, 8 are below it, and
+        # only 8, 9, 10 in a row; 0.22 has recovered.
         (
             "entropy_collapse",
             0.1,
@@ -100,18 +95,18 @@ def column(name: str, *values: float) -> list[Row]:
         ),
     ],
 )
-def test_each_alarm_rings_once_and_ends(name, limit, metric, values, expected) -> None:
+def test_alarm_starts_and_ends_once(name, limit, metric, values, expected) -> None:
     rows = column(metric, *values)
-    assert rung(Limits(**{name: limit}), rows) == [(name, step, over) for step, over in expected]
-    assert rung(Limits(), rows) == []  # null is off
+    assert changes(Limits(**{name: limit}), rows) == [(name, step, over) for step, over in expected]
+    assert changes(Limits(), rows) == []  # null is off
 
 
-def test_reward_up_while_validation_falls() -> None:
+def test_alarm_when_validation_falls_while_reward_rises() -> None:
     rewards = [0.1, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8]
     rows = [dict(row) for row in column("critic/score/mean", *rewards)]
     for step, value in ((2, 0.5), (4, 0.46), (6, 0.44), (8, 0.49)):
         rows[step - 1][ACC] = value
-    assert rung(Limits(validation_falls=0.1), rows) == [
+    assert changes(Limits(validation_falls=0.1), rows) == [
         ("validation_falls", 6, False),
         ("validation_falls", 8, True),
     ]
@@ -126,27 +121,27 @@ def test_reward_up_while_validation_falls() -> None:
     assert fall_under_rising_reward(validation[:1], reward) is None
 
 
-def test_a_validation_loss_falls_by_rising() -> None:
+def test_alarm_when_validation_loss_rises() -> None:
     rows = [
         {"step": step, "critic/score/mean": step / 10, "val/loss": loss}
         for step, loss in enumerate([1.0, 0.8, 1.2], start=1)
     ]
-    assert rung(Limits(validation_falls=0.4), rows) == [("validation_falls", 3, False)]
+    assert changes(Limits(validation_falls=0.4), rows) == [("validation_falls", 3, False)]
 
 
-def test_readings_at_the_start() -> None:
+def test_readings_relative_to_the_start() -> None:
     assert share_of_start([(1, 1.0), (2, 1.0), (3, 1.0)]) is None
     assert share_of_start([(1, 1.0), (2, 2.0), (3, 3.0), (4, 1.0)]) == 0.5
     assert drift([(1, 1.0), (2, 1.0), (3, 1.0), (4, 0.25)]) == 4.0
     assert drift([(1, 1.0), (2, 1.0), (3, 1.0), (4, 0.0)]) == float("inf")
 
 
-def test_a_resumed_run_rings_like_one_that_was_not_interrupted(tmp_path: Path) -> None:
-    """At every step: stopped, its history read back from metrics.jsonl, and gone on with."""
+def test_resumed_run_raises_the_same_alarms(tmp_path: Path) -> None:
+    """Interrupt after each step in turn; read the history back from metrics.jsonl."""
     values = [2, 1, 3, 0.1, 0.1, float("nan"), 0.1, 1, 1, 1, 0.15, 0.15, 0.15]
     rows = column("actor/entropy", *values)
-    whole = rung(Limits(entropy_collapse=0.1), rows)
-    assert [step for _, step, _ in whole] == [7, 10, 13]
+    expected = changes(Limits(entropy_collapse=0.1), rows)
+    assert [step for _, step, _ in expected] == [7, 10, 13]
     for stop in range(1, len(rows)):
         tracker = JsonlTracker()
         folder = tmp_path / str(stop)
@@ -157,12 +152,12 @@ def test_a_resumed_run_rings_like_one_that_was_not_interrupted(tmp_path: Path) -
         tracker.finish("failed")
         alarms = Alarms(Limits(entropy_collapse=0.1), read_metrics(folder / "metrics.jsonl"))
         later = [
-            (alarm.name, alarm.step, alarm.over) for row in rows[stop:] for alarm in alarms.see(row)
+            (alarm.name, alarm.step, alarm.over) for row in rows[stop:] for alarm in alarms.add(row)
         ]
-        assert later == [alarm for alarm in whole if alarm[1] > stop]
+        assert later == [alarm for alarm in expected if alarm[1] > stop]
 
 
-def test_an_alarm_is_an_event_and_a_line_on_the_console(capsys) -> None:
+def test_alarm_writes_an_event_and_a_console_line(capsys) -> None:
     events: list[str] = []
     trackers = Trackers(
         {"console": ConsoleTracker()},
@@ -179,12 +174,12 @@ def test_an_alarm_is_an_event_and_a_line_on_the_console(capsys) -> None:
     assert kinds == [("alarm", 3, "truncation", 0.5), ("alarm_over", 7, "truncation", 0.0)]
     shown = [line for line in capsys.readouterr().err.splitlines() if line.startswith("alarm")]
     assert shown[0].startswith(
-        "alarm: step 3: truncation: 50% of the answers reach data.max_response_length (a larger"
+        "alarm: step 3: truncation: 50% of the responses reach data.max_response_length (try"
     )
-    assert shown[1] == "alarm over: step 7: truncation is back at 0% of the answers"
+    assert shown[1] == "alarm over: step 7: truncation is back at 0% of the responses"
 
 
-def test_every_alarm_has_a_key_and_a_default() -> None:
+def test_every_alarm_has_a_config_key_and_a_limit() -> None:
     names = {
         key.removeprefix("trainer.alarms.")
         for key in base_settings()

@@ -7,7 +7,7 @@ from rlctl.monitoring.final_summary import print_summary
 ACC = "val-core/arithmetic/acc/mean@1"
 
 
-def test_the_summary(capsys):
+def test_summary_of_a_finished_run(capsys):
     rows = [
         {"step": 0, ACC: 0.25},
         {"step": 1, "critic/score/mean": 0.25, "perf/total_num_tokens": 1500.0},
@@ -28,7 +28,7 @@ def test_the_summary(capsys):
     ]
 
 
-def test_the_summary_of_a_run_that_failed_at_once(capsys):
+def test_summary_of_a_run_without_steps(capsys):
     print_summary("failed", Path("runs/p/r"), [], 3.0, [])
     assert [line.rstrip() for line in capsys.readouterr().err.splitlines()] == [
         "failed: 0 steps in 3.0 s",

@@ -5,7 +5,7 @@ import pytest
 from rlctl.monitoring.panel import Panel
 
 
-def test_the_eta_is_the_pace_of_the_latest_steps_times_what_is_left():
+def test_eta_is_pace_of_latest_steps_times_steps_left():
     panel = Panel(total_steps=100)
     assert panel.eta() is None
     panel.add(0, {}, at=0.0)

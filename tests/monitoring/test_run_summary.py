@@ -1,4 +1,4 @@
-"""The figures of a run against worked values."""
+"""Key figures and number formats, against worked values."""
 
 import math
 
@@ -10,7 +10,7 @@ from rlctl.monitoring.text import ago, count, duration, percent_or_number, spark
 ACC, REWARD = "val-core/openai/gsm8k/acc/mean@1", "val-core/openai/gsm8k/reward/mean@1"
 
 
-def test_an_accuracy_is_preferred_to_a_reward_whatever_the_order():
+def test_validation_metric_prefers_accuracy():
     assert (
         validation_metric({"step": 1, "val-aux/x/acc/mean@1": 0.1, REWARD: 0.5, ACC: 0.25}) == ACC
     )
@@ -18,7 +18,7 @@ def test_an_accuracy_is_preferred_to_a_reward_whatever_the_order():
     assert validation_metric({"critic/score/mean": 0.5}) is None
 
 
-def test_the_headline_of_a_run():
+def test_run_summary():
     rows = [
         {"step": 0, ACC: 0.25, REWARD: 0.3},
         {"step": 1, "timing_s/step": 2.0, "perf/total_num_tokens": 1000},
@@ -27,23 +27,23 @@ def test_the_headline_of_a_run():
         {"step": 4, "timing_s/step": 1.5, ACC: 0.75},
         {"step": 5, ACC: 0.5},
     ]
-    assert RunSummary.of(rows) == RunSummary(
+    assert RunSummary.from_rows(rows) == RunSummary(
         step=5, metric=ACC, first=0.25, last=0.5, best=0.75, best_step=2, seconds=6.5, tokens=2200
     )
 
 
-def test_of_a_loss_the_lowest_is_the_best():
-    head = RunSummary.of(
+def test_best_loss_is_the_lowest():
+    summary = RunSummary.from_rows(
         [{"step": 1, "val/loss": 2.0}, {"step": 2, "val/loss": 1.0}, {"step": 3, "val/loss": 1.5}]
     )
-    assert (head.first, head.last, head.best, head.best_step) == (2.0, 1.5, 1.0, 2)
+    assert (summary.first, summary.last, summary.best, summary.best_step) == (2.0, 1.5, 1.0, 2)
 
 
-def test_no_rows_no_figures():
-    assert RunSummary.of([]) == RunSummary(None, None, None, None, None, None, 0.0, 0)
+def test_run_summary_without_rows():
+    assert RunSummary.from_rows([]) == RunSummary(None, None, None, None, None, None, 0.0, 0)
 
 
-def test_a_figure_is_the_first_name_that_the_row_has_if_finite():
+def test_figure_is_the_first_metric_present_if_finite():
     assert figure({"b": 2.0, "a": 1.0}, ("x", "a", "b")) == 1.0
     assert figure({"a": math.nan}, ("a",)) is None
     assert figure({}, ("a",)) is None
@@ -94,7 +94,7 @@ def test_counts(number, text):
     assert count(number) == text
 
 
-def test_percentages_are_for_accuracies():
+def test_only_accuracies_are_percentages():
     assert percent_or_number(ACC, 0.2424) == "24.2 %"
     assert percent_or_number(REWARD, -0.25) == "-0.25"
     assert percent_or_number(ACC, None) == "-"

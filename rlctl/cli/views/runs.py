@@ -98,7 +98,7 @@ def _cell(key: str, value: object) -> str | Text:
 
 
 def _usual(run: Run) -> list[str | Text]:
-    headline = run.figures[0] or RunSummary.of([])
+    headline = run.figures[0] or RunSummary.from_rows([])
     total = run.record.total_steps if run.record else None
     steps = "-" if headline.step is None else str(headline.step)
     return [

@@ -154,7 +154,7 @@ def _results(rows: list[dict[str, float]], step: int) -> str:
     metric = next((name for row in rows if (name := validation_metric(row))), None)
     if metric is None:
         return "The run was not validated."
-    headline = RunSummary.of(rows)
+    headline = RunSummary.from_rows(rows)
     points = [
         (int(row["step"]), row[metric])
         for row in rows
