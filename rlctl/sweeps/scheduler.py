@@ -248,7 +248,9 @@ class Scheduler:
     def values(self, trial: Trial) -> dict[int, float]:
         """Return a trial's objective by step: the mean over seeds, at steps that all have."""
         per_seed = [
-            child.values(metric) if (metric := primary_metric(child.rows, self.settings.metric)) else {}
+            child.values(metric)
+            if (metric := primary_metric(child.rows, self.settings.metric))
+            else {}
             for child in self._runs_of(trial)
         ]
         common = set.intersection(*(set(values) for values in per_seed)) if per_seed else set()
