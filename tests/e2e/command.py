@@ -1,4 +1,4 @@
-"""The command `rlctl` as a user runs it, and what a run leaves behind."""
+"""The command `rlctl` as a user runs it, and the records that a run leaves."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.progress import wait_until
 
 TIMEOUT_S = 1200  # of commands that are not forked
 
-# What depends on the clock or the machine; everything else a seed decides.
+# Metrics that depend on the clock or the machine; the seed determines all others.
 _OF_THE_CLOCK = (
     "timing_s/",
     "timing_per_token_ms/",
@@ -30,8 +30,10 @@ _OF_THE_CLOCK = (
 
 
 def environment() -> dict[str, str]:
-    """A shell's. What Ray has left in this process's, when a test has started it here, is none of the command's: its way to authenticate is
-    known to Ray's library before a forked process sees it."""
+    """Return the environment of a shell, without the variables that Ray set in this process.
+
+    A forked process must not inherit them: Ray reads its authentication mode before the fork.
+    """
     own = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     return own | {"OMP_NUM_THREADS": "1", "NO_COLOR": "1", "PYTHONDONTWRITEBYTECODE": ""}
 
@@ -43,9 +45,10 @@ def rlctl(
     more: Mapping[str, str] | None = None,
     process: bool = False,
 ) -> subprocess.CompletedProcess[str]:
-    """Run it to its end, with `more` in its environment, and check the exit code.
+    """Run a command to its end, with `more` in its environment, and check the exit code.
 
-    The process is forked from one that has imported everything; with `process` it is `python -m rlctl` as a shell starts it.
+    The process is forked from one that has imported everything; with `process` it is
+    `python -m rlctl`.
     """
     words, env = list(map(str, arguments)), environment() | (more or {})
     if process:
@@ -67,10 +70,10 @@ def rlctl(
     return done
 
 
-def begun(
+def start(
     *arguments: object, cwd: Path, marker: str = "", process: bool = False
 ) -> subprocess.Popen[str] | Forked:
-    """Started, in a session of its own, with `marker` in the environment of whatever it starts."""
+    """Start a command in its own session, with `marker` in the environment of all its processes."""
     words, env = list(map(str, arguments)), environment() | {"RLCTL_TEST_MARKER": marker}
     if not process:
         return Forked(words, cwd, env)
@@ -92,7 +95,10 @@ def wait_for_steps(process: subprocess.Popen[str] | Forked, run: Path, steps: in
 
 
 def with_marker(marker: str) -> list[psutil.Process]:
-    """Every process whose environment carries the marker: Ray's daemons leave the process tree, not their environment."""
+    """Return every process whose environment has the marker.
+
+    Ray's daemons leave the process tree but keep their environment.
+    """
     found = []
     for process in psutil.process_iter():
         try:
@@ -107,7 +113,7 @@ def with_marker(marker: str) -> list[psutil.Process]:
 
 
 def wait_until_gone(marker: str) -> None:
-    """None of them lives on, after a moment for those that are just ending."""
+    """Wait until no process with the marker is left."""
     deadline = time.monotonic() + 300
     while with_marker(marker) and time.monotonic() < deadline:
         time.sleep(0.2)
@@ -115,12 +121,12 @@ def wait_until_gone(marker: str) -> None:
 
 
 def metrics(run: Path) -> list[dict[str, Any]]:
-    """The lines of metrics.jsonl."""
+    """Return the rows of metrics.jsonl."""
     return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
 
 
 def reproducible(run: Path) -> list[dict[str, Any]]:
-    """The lines of metrics.jsonl without what depends on the clock."""
+    """Return the rows of metrics.jsonl without values that depend on the clock or machine."""
     return [
         {name: value for name, value in row.items() if not name.startswith(_OF_THE_CLOCK)}
         for row in metrics(run)

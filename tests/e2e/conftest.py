@@ -11,7 +11,7 @@ from tests.models import write_tiny_model
 
 @pytest.fixture(scope="session")
 def shelf(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with `model/`, `train.parquet` and `val.parquet`."""
+    """Return a folder with `model/`, `train.parquet` and `val.parquet`."""
     folder = tmp_path_factory.mktemp("shelf")
     write_tiny_model(folder / "model")
     train, val = train_and_validation(64, 8, seed=1, level=1, careless=0.0)
@@ -22,7 +22,7 @@ def shelf(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def settings(shelf: Path) -> list[str]:
-    """Overrides that make any recipe small: two steps of eight prompts."""
+    """Return overrides that make any recipe small: two steps of eight prompts."""
     return [
         f"data.train_files={shelf}/train.parquet",
         f"data.val_files={shelf}/val.parquet",

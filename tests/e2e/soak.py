@@ -1,7 +1,7 @@
-"""`make soak`: runs that are killed again and again, at random moments, and must end as if nothing had happened.
+"""`make soak`: runs that are killed at random moments and must equal undisturbed ones.
 
-Twenty kills by default: PPO and GRPO in one process, and PPO on two ranks. Prints what each run was doing when it was killed, and fails
-when one of them differs from its undisturbed twin in a single byte of what it recorded or learnt.
+Twenty kills by default: PPO and GRPO in one process, and PPO on two ranks. Prints what each run was
+doing when it was killed, and fails if any recorded or learned byte differs.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from pathlib import Path
 from rlctl.data_prep.arithmetic import train_and_validation
 from rlctl.data_prep.rows import write_rows
 from tests.e2e.command import reproducible
-from tests.e2e.interrupted import (
+from tests.e2e.killed_runs import (
     LOGGER,
     SCORE,
-    answers,
-    finish_in_spite_of,
-    learnt,
+    finish_despite,
+    learned,
     random_kills,
+    responses,
     run,
     state,
 )
@@ -85,7 +85,10 @@ def main() -> int:
 
 
 def _survives(case: str, num_kills: int, generator: random.Random, folder: Path) -> bool:
-    """Whether the run of `case` ends as its twin, killed so often as its share says. A run that ends too early is begun anew."""
+    """Return True if the run of `case`, killed as often as its share says, equals its twin.
+
+    A run that finishes too early is started again.
+    """
     verb, settings, options, share = CASES[case]
     name = case.replace(" ", "-")
     command = ["train", verb, *options, *SETTINGS, *settings, "--name"]
@@ -95,13 +98,13 @@ def _survives(case: str, num_kills: int, generator: random.Random, folder: Path)
     while killed < round(num_kills * share):
         kills = random_kills(round(num_kills * share) - killed, 50, generator)
         begin = time.monotonic()
-        doing = finish_in_spite_of(kills, "killed", [*command, "killed"], folder, *options)
+        doing = finish_despite(kills, "killed", [*command, "killed"], folder, *options)
         path = straight.with_name("killed")
         verdict = {
             "metrics": reproducible(path) == reproducible(straight),
-            "weights, moments, random state": learnt(path) == learnt(straight),
+            "weights, moments, random state": learned(path) == learned(straight),
             "controller": state(path) == state(straight),
-            "answers": answers(path) == answers(straight),
+            "answers": responses(path) == responses(straight),
         }
         for at, what in zip(kills, doing, strict=False):
             print(f"{case:18}  {at:>9}  {what}")

@@ -1,4 +1,4 @@
-"""What is wrong is said before anything starts: one clear error, its exit code, and nothing left behind."""
+"""Bad input: one clear error before anything starts, its exit code, and nothing left behind."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.e2e.command import rlctl
 Capsys = pytest.CaptureFixture[str]
 
 
-def spoilt_parquet(folder: Path) -> str:
+def corrupt_parquet(folder: Path) -> str:
     pq.write_table(pa.table({"data_source": ["a"], "question": ["b"]}), folder / "spoilt.parquet")
     return f"data.train_files={folder}/spoilt.parquet"
 
@@ -41,7 +41,7 @@ def not_parquet(folder: Path) -> str:
 CASES = {
     "missing file": ("data.train_files=/nowhere/train.parquet", 3, "/nowhere/train.parquet"),
     "not parquet": (not_parquet, 3, "text.parquet"),
-    "missing column": (spoilt_parquet, 3, "prompt"),
+    "missing column": (corrupt_parquet, 3, "prompt"),
     "long prompts": (
         ["data.max_prompt_length=8", "data.filter_overlong_prompts=false"],
         3,
@@ -69,7 +69,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_one_clear_error(
+def test_bad_input_gives_one_clear_error(
     case: str, settings: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capsys
 ) -> None:
     make, code, wanted = CASES[case]
@@ -85,7 +85,7 @@ def test_one_clear_error(
     assert not (tmp_path / "runs").exists()
 
 
-def test_a_name_that_is_taken(
+def test_existing_run_name_is_refused(
     settings: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capsys
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -94,15 +94,15 @@ def test_a_name_that_is_taken(
     assert "mine-2" in capsys.readouterr().err
 
 
-def test_inline_is_one_process(settings: list[str], capsys: Capsys) -> None:
+def test_inline_refuses_several_processes(settings: list[str], capsys: Capsys) -> None:
     assert main(["train", "ppo", "--inline", *settings, "trainer.n_gpus_per_node=2"]) == 2
     assert "--inline" in capsys.readouterr().err
 
 
-def test_a_disk_that_is_too_small(
+def test_too_little_disk_space_is_refused(
     shelf: Path, settings: list[str], tmp_path: Path, capsys: Capsys
 ) -> None:
-    """The model's weights seem to be eight terabytes: a sparse file takes no room."""
+    """Pretend that the model's weights are eight terabytes with a sparse file."""
     model = tmp_path / "model"
     shutil.copytree(shelf / "model", model)
     with (model / "more.safetensors").open("wb") as file:
@@ -118,7 +118,7 @@ def test_a_disk_that_is_too_small(
 
 
 @pytest.mark.slow
-def test_ray_that_does_not_start_in_time(settings: list[str], tmp_path: Path) -> None:
+def test_ray_start_timeout(settings: list[str], tmp_path: Path) -> None:
     done = rlctl(
         "train", "ppo", *settings, "trainer.timeouts.ray_start_s=0.05", cwd=tmp_path, code=7
     )

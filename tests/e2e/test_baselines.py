@@ -1,4 +1,4 @@
-"""Baselines that need more than scores: ReMax the score of a greedy answer, the optimal token baseline the whole distribution."""
+"""Baselines that need more than scores: ReMax and the optimal token baseline."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ from rlctl.runtime.workers.actor import ActorWorker
 
 
 @pytest.mark.parametrize("buffer", [False, True])
-def test_the_greedy_answers_score_is_taken_off(
+def test_remax_subtracts_the_greedy_score(
     buffer: bool, settings: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "letters.py").write_text(
-        "def compute_score(data_source, solution_str, ground_truth, extra_info=None):\n    return float(len(set(solution_str)))\n"
+        "def compute_score(data_source, solution_str, ground_truth, extra_info=None):\n"
+        "    return float(len(set(solution_str)))\n"
     )
     greedy: list[Rollouts] = []
     sampled: list[Scored] = []
@@ -79,10 +80,10 @@ def test_the_greedy_answers_score_is_taken_off(
     assert torch.equal(batch.prompt_ids.values, answers.repeat(2).prompt_ids.values)
 
 
-def test_the_optimal_token_baseline_is_given_what_the_policy_says(
+def test_optimal_token_baseline_receives_sum_pi_squared(
     settings: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Σ_v π(v)² of each response token, against a plain forward pass of each row."""
+    """Compare Σ_v π(v)² of each response token with a plain forward pass of each row."""
     compute, compared = ActorWorker.compute_log_probs, []
 
     def watch(self: ActorWorker, batch: Rollouts) -> LogProbs:

@@ -1,4 +1,4 @@
-"""The command of SwanLab's documentation trains word for word, where a small model lies at the name that it asks for."""
+"""The command of SwanLab's documentation, word for word, with a small model at the path it names."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ GSM8K = Path(__file__).parents[3] / "shared" / "data" / "gsm8k"
 
 
 @pytest.mark.slow
-def test_the_documented_command_trains_and_reports_to_swanlab(
+def test_documented_command_trains_and_logs_to_swanlab(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("swanlab")
@@ -37,8 +37,11 @@ def test_the_documented_command_trains_and_reports_to_swanlab(
             write_rows(data / f"{name}.parquet", rows)
     write_tiny_model(tmp_path / "Qwen" / "Qwen2.5-0.5B-Instruct", max_position_embeddings=1024)
     words = [os.path.expandvars(word) for word in shlex.split(SWANLAB)]
-    # A random model earns nothing on GSM8K, so that nothing would be learned: the longer an answer, the better.
-    longer = "def compute_score(data_source, solution_str, ground_truth, extra_info=None):\n    return len(solution_str)\n"
+    # A random model scores 0 on GSM8K and would learn nothing: reward long responses instead.
+    longer = (
+        "def compute_score(data_source, solution_str, ground_truth, extra_info=None):\n"
+        "    return len(solution_str)\n"
+    )
     (tmp_path / "longer.py").write_text(longer)
     few = ["data.train_max_samples=300", "data.val_max_samples=8", "trainer.num_threads=1"]
     short = [

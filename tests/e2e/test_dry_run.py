@@ -1,4 +1,4 @@
-"""`--dry-run`: the numbers by hand, every problem at once, and nothing left behind."""
+"""`--dry-run`: figures computed by hand, all problems at once, and nothing left behind."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def test_the_arithmetic_of_a_step(settings: list[str], capsys: Capsys) -> None:
+def test_step_arithmetic(settings: list[str], capsys: Capsys) -> None:
     found = report(
         capsys,
         "grpo",
@@ -49,7 +49,7 @@ def test_the_arithmetic_of_a_step(settings: list[str], capsys: Capsys) -> None:
     assert (actor["epochs"], actor["updates"]) == (2, 4)
 
 
-def test_micro_batches_by_the_token_budget(settings: list[str], capsys: Capsys) -> None:
+def test_micro_batches_follow_the_token_budget(settings: list[str], capsys: Capsys) -> None:
     budget = 300
     found = report(
         capsys,
@@ -66,8 +66,11 @@ def test_micro_batches_by_the_token_budget(settings: list[str], capsys: Capsys) 
     assert critic["role"] == "critic"
 
 
-def test_the_memory_of_a_tiny_model(settings: list[str], capsys: Capsys) -> None:
-    """Two layers of 32, gated 64, 4 heads of 8 over 2, 259 tokens, tied head, query/key/value biases (Qwen2), all float32."""
+def test_memory_of_a_tiny_model(settings: list[str], capsys: Capsys) -> None:
+    """Compare memory figures of a Qwen2 with two layers of 32 with values computed by hand.
+
+    Gated MLP of 64, 4 heads of 8 over 2, 259 tokens, tied head, query/key/value biases, float32.
+    """
     found = report(
         capsys,
         "ppo",
@@ -109,11 +112,12 @@ def test_the_memory_of_a_tiny_model(settings: list[str], capsys: Capsys) -> None
     assert found["disk"]["num_checkpoints"] == 2
 
 
-def test_every_problem_at_once_and_a_start_says_the_same(
+def test_dry_run_and_start_report_all_problems(
     settings: list[str], tmp_path: Path, capsys: Capsys
 ) -> None:
     (tmp_path / "mine.py").write_text(
-        "def compute_score(data_source, solution_str, ground_truth, extra_info):\n    raise KeyError('gold')\n"
+        "def compute_score(data_source, solution_str, ground_truth, extra_info):\n"
+        "    raise KeyError('gold')\n"
     )
     wrong = [
         "actor_rollout_ref.actor.ppo_mini_batch_size=3",
@@ -141,7 +145,7 @@ def test_every_problem_at_once_and_a_start_says_the_same(
     assert [path.name for path in tmp_path.iterdir() if path.name != "__pycache__"] == ["mine.py"]
 
 
-def test_the_quickstart_writes_nothing(tmp_path: Path, capsys: Capsys) -> None:
+def test_dry_run_of_the_quickstart_writes_nothing(tmp_path: Path, capsys: Capsys) -> None:
     assert main(["train", "grpo", "--dry-run", "data.seed=7"]) == 0
     assert not list(tmp_path.iterdir())
     out = capsys.readouterr().out
@@ -156,7 +160,7 @@ def test_the_quickstart_writes_nothing(tmp_path: Path, capsys: Capsys) -> None:
         assert words in out
 
 
-def test_idle_keys_and_changed_values(settings: list[str], capsys: Capsys) -> None:
+def test_unused_keys_and_changed_values(settings: list[str], capsys: Capsys) -> None:
     found = report(capsys, "grpo", *settings, "algorithm.kl_ctrl.kl_coef=0.1")
     assert any("algorithm.kl_ctrl.kl_coef has no effect" in line for line in found["idle"])
     changed = {each["key"]: each for each in found["changed"]}
@@ -170,6 +174,6 @@ def test_idle_keys_and_changed_values(settings: list[str], capsys: Capsys) -> No
     )["ok"]
 
 
-def test_json_goes_with_dry_run(settings: list[str], capsys: Capsys) -> None:
+def test_json_requires_dry_run(settings: list[str], capsys: Capsys) -> None:
     assert main(["train", "ppo", *settings, "--json"]) == 2
     assert "--dry-run" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""From a run to a model folder and back: what is exported answers exactly as the run's last validation did, in transformers and vLLM."""
+"""Export to a model folder: it reproduces the run's last validation in transformers and vLLM."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model with heads of a size that vLLM has kernels for."""
+    """Return a model whose head size has vLLM kernels."""
     return write_tiny_model(tmp_path_factory.mktemp("base"), hidden_size=128, head_dim=32)
 
 
 @pytest.fixture(scope="module")
 def trained(folder: Path, shelf: Path, base: Path) -> Path:
-    """A run of GRPO with LoRA, the KL against the base as a loss, for a reward that also an untrained model gets parts of."""
+    """Return a GRPO run with LoRA and a KL loss, with a reward that an untrained model gets in part."""
     (folder / "reward.py").write_text(REWARD)
     settings = [
         f"data.train_files={shelf}/train.parquet",
@@ -77,7 +77,7 @@ def weights(path: Path) -> dict[str, torch.Tensor]:
     return dict(AutoModelForCausalLM.from_pretrained(path).named_parameters())
 
 
-def test_a_lora_run_learns_agrees_with_its_engine_and_has_the_base_as_reference(
+def test_lora_run_learns_and_uses_its_base_as_reference(
     trained: Path,
 ) -> None:
     rows = metrics(trained)
@@ -90,7 +90,7 @@ def test_a_lora_run_learns_agrees_with_its_engine_and_has_the_base_as_reference(
         assert row["actor/grad_norm"] > 0
 
 
-def test_what_is_exported_scores_as_the_run_did(trained: Path, folder: Path, shelf: Path) -> None:
+def test_exported_model_scores_as_the_run_did(trained: Path, folder: Path, shelf: Path) -> None:
     rlctl("export", "lora", "model", cwd=folder, process=True)
     files = {path.name for path in (folder / "model").iterdir()}
     assert {
@@ -122,7 +122,7 @@ def test_what_is_exported_scores_as_the_run_did(trained: Path, folder: Path, she
     assert AutoTokenizer.from_pretrained(folder / "model").chat_template
 
 
-def test_an_adapter_alone_and_a_checkpoint_without_its_model_folder(
+def test_export_of_adapter_and_of_checkpoint_without_model_folder(
     trained: Path, folder: Path, base: Path
 ) -> None:
     import peft
@@ -151,10 +151,10 @@ def test_an_adapter_alone_and_a_checkpoint_without_its_model_folder(
     assert AutoTokenizer.from_pretrained(folder / "rebuilt").chat_template
 
 
-def test_nothing_is_overwritten_or_half_written(trained: Path, folder: Path) -> None:
+def test_export_never_overwrites_or_leaves_partial_files(trained: Path, folder: Path) -> None:
     taken = folder / "taken"
     taken.mkdir()
-    export(found(trained), None, taken)  # an empty folder will do
+    export(found(trained), None, taken)  # an empty folder is accepted
     (taken / "mine.txt").write_text("mine")
     assert "--force" in rlctl("export", "lora", "taken", cwd=folder, code=5).stderr
     assert (taken / "mine.txt").exists()
@@ -174,14 +174,16 @@ def test_nothing_is_overwritten_or_half_written(trained: Path, folder: Path) -> 
 VLLM = """
 import json, sys
 from vllm import LLM, SamplingParams
-engine = LLM(sys.argv[1], dtype="float32", max_model_len=128, enforce_eager=True, kv_cache_memory_bytes=2**26, max_num_seqs=1)
-(answer,) = engine.generate([{"prompt_token_ids": json.loads(sys.argv[2])}], SamplingParams(temperature=0, max_tokens=8, ignore_eos=True))
+options = dict(enforce_eager=True, kv_cache_memory_bytes=2**26, max_num_seqs=1)
+engine = LLM(sys.argv[1], dtype="float32", max_model_len=128, **options)
+params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
+(answer,) = engine.generate([{"prompt_token_ids": json.loads(sys.argv[2])}], params)
 print("answer", list(answer.outputs[0].token_ids))
 """
 
 
 @pytest.mark.vllm
-def test_vllm_loads_what_is_exported(trained: Path, folder: Path) -> None:
+def test_vllm_loads_an_export(trained: Path, folder: Path) -> None:
     pytest.importorskip("vllm")
     export(found(trained), None, folder / "for-vllm")
     prompt = [5, 9, 20, 33, 7, 12]

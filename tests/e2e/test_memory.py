@@ -1,4 +1,4 @@
-"""Runs whose device lacks memory: alone a rank helps itself; of several, one ends the run with what would do instead."""
+"""Out of memory: one rank retries with less; several ranks fail with a proposed budget."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def hungry(tmp_path: Path, settings: list[str], monkeypatch: pytest.MonkeyPatch)
     return [*settings, f"{LOSS_MODE}=hungry:hungry"]
 
 
-def test_alone_it_goes_on_with_less(tmp_path: Path, hungry: list[str]) -> None:
+def test_single_rank_retries_with_half_the_budget(tmp_path: Path, hungry: list[str]) -> None:
     done = rlctl("train", "ppo", "--inline", "--name", "alone", *hungry, cwd=tmp_path)
     run = tmp_path / "runs" / "quickstart" / "alone"
     (event,) = [each for each in read_events(run) if each["kind"] == "oom_retry"]
@@ -49,7 +49,7 @@ def test_alone_it_goes_on_with_less(tmp_path: Path, hungry: list[str]) -> None:
     assert [row.get("actor/oom_retries") for row in metrics(run)] == [None, 1.0, None]
 
 
-def test_where_no_budget_would_do_it_is_not_tried_again(tmp_path: Path, hungry: list[str]) -> None:
+def test_single_row_is_not_retried(tmp_path: Path, hungry: list[str]) -> None:
     options = ["--inline", "--name", "starved", "--retries", "3"]
     failed = rlctl(
         "train", "ppo", *options, *hungry, f"{LOSS_MODE}=hungry:starving", cwd=tmp_path, code=7
@@ -61,10 +61,8 @@ def test_where_no_budget_would_do_it_is_not_tried_again(tmp_path: Path, hungry: 
 
 
 @pytest.mark.slow
-def test_of_several_ranks_one_ends_the_run_and_says_what_would_do(
-    tmp_path: Path, hungry: list[str]
-) -> None:
-    """At once, although the other rank waits for it in a collective, for as long as `trainer.timeouts.call_s` allows."""
+def test_several_ranks_fail_with_a_proposed_budget(tmp_path: Path, hungry: list[str]) -> None:
+    """Fail at once, although the other rank waits in a collective for up to `call_s`."""
     two = ["trainer.n_gpus_per_node=2", "trainer.save_freq=1"]
     done = rlctl("train", "ppo", "--name", "several", "--retries", "1", *hungry, *two, cwd=tmp_path)
     run = tmp_path / "runs" / "quickstart" / "several"

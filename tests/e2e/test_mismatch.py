@@ -1,4 +1,4 @@
-"""An engine that goes on with old weights: warned of, stopped, and put right as far as weights can."""
+"""An engine with outdated weights: reported, stopped, and corrected as far as weights can."""
 
 from __future__ import annotations
 
@@ -39,7 +39,8 @@ class StaleEngine(HFEngine):
 @pytest.fixture
 def stale(settings: list[str], tmp_path: Path) -> list[str]:
     (tmp_path / "letters.py").write_text(
-        "def compute_score(data_source, solution_str, ground_truth, extra_info=None):\n    return float(len(set(solution_str)) % 3)\n"
+        "def compute_score(data_source, solution_str, ground_truth, extra_info=None):\n"
+        "    return float(len(set(solution_str)) % 3)\n"
     )
     return [
         *settings,
@@ -53,7 +54,7 @@ def stale(settings: list[str], tmp_path: Path) -> list[str]:
 
 
 def steps(run: Path) -> dict[int, dict[str, Any]]:
-    """The metrics of each training step."""
+    """Return the metrics of each training step."""
     return {
         row["training/global_step"]: row
         for row in command.metrics(run)
@@ -69,9 +70,7 @@ def events(run: Path, kind: str) -> list[dict[str, Any]]:
     ]
 
 
-def test_halt_stops_before_the_batch_is_learned_from(
-    stale: list[str], tmp_path: Path, capsys: Capsys
-) -> None:
+def test_halt_stops_before_learning(stale: list[str], tmp_path: Path, capsys: Capsys) -> None:
     assert (
         main(["train", "ppo", "--inline", "--name", "x", *stale, "trainer.mismatch.halt=0.005"])
         == 1
@@ -94,7 +93,9 @@ def test_halt_stops_before_the_batch_is_learned_from(
     assert json.loads((run / "run.json").read_text())["exit_code"] == 1
 
 
-def test_warn_is_an_alarm_and_goes_on(stale: list[str], tmp_path: Path, capsys: Capsys) -> None:
+def test_warn_raises_an_alarm_and_continues(
+    stale: list[str], tmp_path: Path, capsys: Capsys
+) -> None:
     limits = ["trainer.mismatch.warn=0.001", "trainer.mismatch.halt=null"]
     assert (
         main(
@@ -117,8 +118,8 @@ def test_warn_is_an_alarm_and_goes_on(stale: list[str], tmp_path: Path, capsys: 
     assert "rollout mismatch: engine and trainer differ" in capsys.readouterr().err
 
 
-def test_correction_takes_part_in_a_run(stale: list[str], tmp_path: Path) -> None:
-    """With a correct engine it changes nothing that rounding does not; with a stale one it changes what is learned."""
+def test_correction_changes_only_stale_runs(stale: list[str], tmp_path: Path) -> None:
+    """Change only rounding with a correct engine, and the result with a stale one."""
     settings = [*stale, "trainer.mismatch.halt=null"]
     on = [
         "algorithm.rollout_correction.rollout_is=token",

@@ -1,4 +1,4 @@
-"""N steps are k steps, `kill -9`, `rlctl resume` and N − k steps: the same bytes in the metrics and in what was learnt."""
+"""N steps equal k steps, `kill -9`, `rlctl resume` and N − k steps, byte for byte."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from rlctl.data_prep.rows import write_rows
 from rlctl.runs.process import DriverProcess
 from rlctl.runtime.checkpoint.store import damage
 from tests.e2e.command import metrics, reproducible
-from tests.e2e.interrupted import (
+from tests.e2e.killed_runs import (
     LOGGER,
     SCORE,
     Ended,
-    answers,
     events,
-    finish_in_spite_of,
-    learnt,
+    finish_despite,
+    learned,
     random_kills,
+    responses,
     run,
     state,
 )
@@ -62,7 +62,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory, shelf: Path) -> Path:
 
 @pytest.fixture
 def small(settings: list[str]) -> list[str]:
-    """Two epochs of three steps of eight prompts, answers scored 0 to 1; validated and saved every second step."""
+    """Return settings for two epochs of three steps, validated and saved every second step."""
     return [
         *settings,
         "data.train_files=train.parquet",
@@ -78,7 +78,7 @@ def small(settings: list[str]) -> list[str]:
 
 
 def train(verb: str, name: str, settings: list[str], folder: Path, *options: str) -> Path:
-    """A run that nothing disturbs; made once a module."""
+    """Return an undisturbed run, made once per module."""
     path = folder / "runs" / "quickstart" / name
     if not path.exists():
         ended = run("train", verb, *options, "--name", name, *settings, cwd=folder)
@@ -87,7 +87,7 @@ def train(verb: str, name: str, settings: list[str], folder: Path, *options: str
 
 
 def copy_of(path: Path, name: str, **record: Any) -> Path:
-    """The same run under another name, with changes to its record: a run is its folder."""
+    """Return a copy of a run under another name, with changes to its record."""
     shutil.copytree(path, path.with_name(name), symlinks=True)
     file = path.with_name(name) / "run.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"name": name} | record))
@@ -102,27 +102,27 @@ def resume(path: Path, folder: Path, *arguments: str, code: int = 0, **limits: i
 
 def assert_same(resumed: Path, straight: Path, why: str = "") -> None:
     assert reproducible(resumed) == reproducible(straight), why
-    assert learnt(resumed) == learnt(straight), why
+    assert learned(resumed) == learned(straight), why
     assert state(resumed) == state(straight), why
-    assert answers(resumed) == answers(straight), why
+    assert responses(resumed) == responses(straight), why
 
 
 @pytest.mark.parametrize(("verb", "more"), [("ppo", PPO), ("grpo", GRPO)])
 def test_killed_at_any_moment(verb: str, more: list[str], small: list[str], folder: Path) -> None:
-    """Three random moments each, one after the other in the same run."""
+    """Kill a run at three random moments, one after the other."""
     straight = train(verb, verb, [*small, *more], folder, "--inline")
     assert (
         len({row["critic/score/mean"] for row in metrics(straight)[1:]}) > 1
-    )  # there is something to learn from
+    )  # rewards differ, so the run learns
     if verb == "grpo":
         assert (
             sum(row["filter_groups/surplus_groups"] for row in metrics(straight)[1:-1]) > 0
-        )  # there is something to keep
+        )  # surplus groups exist
     seed = random.SystemRandom().randrange(10**6)
     kills = random_kills(3, 24, random.Random(seed))
     print(f"seed {seed}: {kills}")  # pytest shows it if the test fails
     name = f"{verb}-killed"
-    doing = finish_in_spite_of(
+    doing = finish_despite(
         kills, name, ["train", verb, "--inline", "--name", name, *small, *more], folder, "--inline"
     )
     killed = straight.with_name(name)
@@ -131,8 +131,8 @@ def test_killed_at_any_moment(verb: str, more: list[str], small: list[str], fold
     assert not list(killed.glob("checkpoints/.*"))
 
 
-def test_adapters_go_on_as_well(small: list[str], folder: Path) -> None:
-    """LoRA of actor and critic, with the actor's base as the reference; killed after the first checkpoint."""
+def test_killed_lora_run(small: list[str], folder: Path) -> None:
+    """Kill a run with LoRA on actor and critic after its first checkpoint."""
     more = [
         "trainer.total_epochs=1",
         "trainer.save_freq=1",
@@ -143,7 +143,7 @@ def test_adapters_go_on_as_well(small: list[str], folder: Path) -> None:
     straight = train("ppo", "lora", settings, folder, "--inline")
     assert metrics(straight)[-1]["actor/reward_kl_penalty"] > 0
     command = ["train", "ppo", "--inline", "--name", "lora-killed", *settings]
-    doing = finish_in_spite_of(["38:0"], "lora-killed", command, folder, "--inline")
+    doing = finish_despite(["38:0"], "lora-killed", command, folder, "--inline")
     killed = straight.with_name("lora-killed")
     assert doing
     assert [event["step"] for event in events(killed, "resume")] in ([1], [2])
@@ -152,10 +152,10 @@ def test_adapters_go_on_as_well(small: list[str], folder: Path) -> None:
 
 @pytest.mark.slow
 def test_killed_on_two_ranks(small: list[str], folder: Path) -> None:
-    """Real Ray, real FSDP2 over gloo; killed in the step after the first checkpoint."""
+    """Kill a run on Ray with FSDP2 over gloo in the step after the first checkpoint."""
     settings = [*small, *PPO, "trainer.total_epochs=1", "trainer.n_gpus_per_node=2"]
     straight = train("ppo", "two", settings, folder)
-    doing = finish_in_spite_of(
+    doing = finish_despite(
         ["34:0.1"], "two-killed", ["train", "ppo", "--name", "two-killed", *settings], folder
     )
     killed = straight.with_name("two-killed")
@@ -173,10 +173,8 @@ def longer(small: list[str], folder: Path) -> Path:
     return train("ppo", "longer", [*small, *PPO, "trainer.total_epochs=3"], folder, "--inline")
 
 
-def test_a_finished_run_says_so_and_goes_on_with_more_epochs(
-    finished: Path, longer: Path, folder: Path
-) -> None:
-    """At the boundary of an epoch no prompt is left out or met twice; the checkpoints that need not be kept go."""
+def test_finished_run_can_be_extended(finished: Path, longer: Path, folder: Path) -> None:
+    """Extend a run at an epoch boundary: no prompt is skipped or repeated."""
     copied = copy_of(finished, "boundary")
     assert "has finished its 6 steps" in resume(copied, folder).talk
     assert len(events(copied, "attempt")) == 1
@@ -198,7 +196,7 @@ def test_a_finished_run_says_so_and_goes_on_with_more_epochs(
     assert left == {9, *best}
 
 
-def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(
+def test_damaged_checkpoint_falls_back_to_the_previous(
     finished: Path, longer: Path, folder: Path
 ) -> None:
     copied = copy_of(finished, "damaged")
@@ -218,7 +216,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(
     assert (copied / "checkpoints" / "before_attempt_2" / "step_000006").is_dir()
 
 
-def test_every_kind_of_damage_is_seen(finished: Path, tmp_path: Path) -> None:
+def test_every_kind_of_damage_is_detected(finished: Path, tmp_path: Path) -> None:
     whole = finished / "checkpoints" / "step_000006"
     assert damage(whole) is None
     for number, (spoil, words) in enumerate(
@@ -240,8 +238,8 @@ def test_every_kind_of_damage_is_seen(finished: Path, tmp_path: Path) -> None:
         assert words in (damage(spoilt) or "")
 
 
-def test_another_configuration_is_another_run(finished: Path, folder: Path) -> None:
-    """Refused; or a fork. A fork that changes nothing of weight does what the original did."""
+def test_changed_configuration_is_refused_or_forked(finished: Path, folder: Path) -> None:
+    """Refuse the change or fork; a fork without relevant changes equals the original."""
     drift = "actor_rollout_ref.actor.optim.lr=1e-3"
     refused = resume(finished, folder, drift, "trainer.total_epochs=3", code=3).talk
     assert "actor_rollout_ref.actor.optim.lr" in refused
@@ -262,7 +260,7 @@ def test_another_configuration_is_another_run(finished: Path, folder: Path) -> N
     assert [row["step"] for row in metrics(copied)] == list(range(7))
 
 
-def test_data_that_has_changed_is_named(finished: Path, shelf: Path, folder: Path) -> None:
+def test_changed_data_is_refused(finished: Path, shelf: Path, folder: Path) -> None:
     write_rows(
         folder / "train.parquet", train_and_validation(32, 0, seed=9, level=1, careless=0.0)[0]
     )
@@ -273,7 +271,7 @@ def test_data_that_has_changed_is_named(finished: Path, shelf: Path, folder: Pat
     assert "train.parquet has changed since the run began" in talk
 
 
-def test_a_run_that_lives_is_left_alone(finished: Path, folder: Path) -> None:
+def test_running_run_is_refused(finished: Path, folder: Path) -> None:
     here = asdict(DriverProcess.current())
     living = copy_of(finished, "living", state="running", process=here)
     assert (
@@ -284,7 +282,7 @@ def test_a_run_that_lives_is_left_alone(finished: Path, folder: Path) -> None:
     resume(far, folder, "--force")
 
 
-def test_without_a_checkpoint_it_begins_again(finished: Path, folder: Path) -> None:
+def test_resume_without_a_checkpoint_starts_over(finished: Path, folder: Path) -> None:
     copied = copy_of(finished, "none", state="failed")
     shutil.rmtree(copied / "checkpoints")
     (copied / "checkpoints").mkdir()
@@ -296,7 +294,7 @@ def test_without_a_checkpoint_it_begins_again(finished: Path, folder: Path) -> N
 
 
 def test_resume_mode(finished: Path, longer: Path, small: list[str], folder: Path) -> None:
-    """As verl's users know it, through `rlctl train`."""
+    """Resume from `rlctl train` with verl's keys."""
     auto = ["train", "ppo", "--inline", *small, *PPO, "--name", "named", "trainer.resume_mode=auto"]
     named = finished.with_name("named")
     for more, words in (
@@ -306,7 +304,7 @@ def test_resume_mode(finished: Path, longer: Path, small: list[str], folder: Pat
     ):
         assert words in run(*auto, *more, cwd=folder).talk
     assert [row["step"] for row in metrics(named)] == list(range(10))
-    assert learnt(named) == learnt(longer)
+    assert learned(named) == learned(longer)
     assert run(*auto, "data.seed=7", cwd=folder).code == 3
     path = [
         "trainer.resume_mode=resume_path",
@@ -321,8 +319,8 @@ def test_resume_mode(finished: Path, longer: Path, small: list[str], folder: Pat
     ]
 
 
-def test_a_full_disk_harms_no_checkpoint(finished: Path, folder: Path) -> None:
-    """The write fails, the run goes on; as the last checkpoint fails too, it ends with exit code 7."""
+def test_full_disk_keeps_earlier_checkpoints(finished: Path, folder: Path) -> None:
+    """Continue after a failed write; exit with code 7 if the last checkpoint fails too."""
     copied = copy_of(finished, "full")
     limit = next(copied.glob("checkpoints/*/huggingface/*.safetensors")).stat().st_size - 1
     talk = resume(copied, folder, "trainer.total_epochs=3", code=7, largest_file=limit).talk
@@ -338,7 +336,7 @@ def test_a_full_disk_harms_no_checkpoint(finished: Path, folder: Path) -> None:
 def test_a_signal_finishes_the_step_and_saves(
     name: str, code: int, small: list[str], folder: Path
 ) -> None:
-    """Also where checkpoints are not asked for; what is resumed from it is the run that was never stopped."""
+    """Save even if no checkpoints are configured, and resume to the undisturbed result."""
     settings = [*small, *PPO, "trainer.save_freq=-1"]
     whole = train("ppo", "never-stopped", settings, folder, "--inline")
     ended = run(
@@ -359,4 +357,4 @@ def test_a_signal_finishes_the_step_and_saves(
     assert [path.name for path in (stopped / "checkpoints").glob("step_*")] == [f"step_{last:06d}"]
     resume(stopped, folder)
     assert reproducible(stopped) == reproducible(whole)
-    assert answers(stopped) == answers(whole)
+    assert responses(stopped) == responses(whole)

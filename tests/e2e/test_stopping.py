@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: the run says how it ended, and no process stays behind."""
+"""Ctrl-C and SIGTERM: the run records how it ended and no process remains."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.command import (
-    begun,
     metrics,
     reproducible,
     rlctl,
+    start,
     wait_for_steps,
     wait_until_gone,
     with_marker,
 )
-from tests.e2e.interrupted import KILL_AT, LOGGER, SCORE, events, learnt
+from tests.e2e.killed_runs import KILL_AT, LOGGER, SCORE, events, learned
 
 ENDLESS = [
     "trainer.total_training_steps=100000",
@@ -26,7 +26,7 @@ ENDLESS = [
     "trainer.test_freq=-1",
 ]
 
-# An engine that never answers.
+# An engine that never responds.
 ENGINE = """
 import time
 from rlctl.runtime.rollout.hf import HFEngine
@@ -44,11 +44,11 @@ def record(run: Path) -> tuple[str, int]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_ends_everything(
+def test_signal_stops_every_process(
     number: int, code: int, settings: list[str], tmp_path: Path
 ) -> None:
     marker, run = f"{os.getpid()}-{number}", tmp_path / "runs" / "quickstart" / "long"
-    process = begun(
+    process = start(
         "train",
         "ppo",
         "--name",
@@ -90,11 +90,9 @@ def test_a_signal_ends_everything(
 
 
 @pytest.mark.slow
-def test_stopped_from_another_shell_then_from_another_host(
-    settings: list[str], tmp_path: Path
-) -> None:
+def test_stop_from_another_shell_and_host(settings: list[str], tmp_path: Path) -> None:
     run = tmp_path / "runs" / "quickstart" / "long"
-    process = begun(
+    process = start(
         "train", "grpo", "--inline", "--name", "long", *settings, *ENDLESS, cwd=tmp_path
     )
     wait_for_steps(process, run, 2)
@@ -103,20 +101,18 @@ def test_stopped_from_another_shell_then_from_another_host(
     assert record(run) == ("stopped", 143)
     step = metrics(run)[-1]["step"]
     assert (run / "checkpoints" / f"step_{step:06d}").is_dir()
-    assert (
-        rlctl("stop", "long", cwd=tmp_path).stderr == "note: long: stopped\n"
-    )  # there is nothing to do
-    process = begun("resume", "long", "--inline", cwd=tmp_path)
+    assert rlctl("stop", "long", cwd=tmp_path).stderr == "note: long: stopped\n"  # nothing to do
+    process = start("resume", "long", "--inline", cwd=tmp_path)
     wait_for_steps(process, run, step + 2)
     assert not (run / "stop").exists()
-    (run / "stop").touch()  # what `rlctl stop` does where it can send no signal
+    (run / "stop").touch()  # what `rlctl stop` does if it cannot send a signal
     assert process.wait(60) == 143
     assert record(run) == ("stopped", 143)
     assert not (run / "stop").exists()
 
 
 @pytest.mark.slow
-def test_a_run_ends_in_time_and_goes_on(settings: list[str], tmp_path: Path) -> None:
+def test_max_time_stops_a_run_that_resumes(settings: list[str], tmp_path: Path) -> None:
     run = tmp_path / "runs" / "quickstart" / "long"
     done = rlctl(
         "train",
@@ -139,8 +135,8 @@ def test_a_run_ends_in_time_and_goes_on(settings: list[str], tmp_path: Path) -> 
 
 
 @pytest.mark.slow
-def test_a_run_that_crashes_is_started_again(settings: list[str], tmp_path: Path) -> None:
-    """Killed in its third step it becomes the run that nothing disturbed; a mistake in the configuration is not tried again."""
+def test_retries_restart_a_crashed_run(settings: list[str], tmp_path: Path) -> None:
+    """Restart a run killed in its third step, but not one with an invalid configuration."""
     (tmp_path / "score.py").write_text(SCORE)
     settings = [
         *settings,
@@ -167,7 +163,7 @@ def test_a_run_that_crashes_is_started_again(settings: list[str], tmp_path: Path
     assert "harried ended with exit code 137; it is started again (1 of 1)" in done.stderr
     assert [event["exit_code"] for event in events(folder / "harried", "retry")] == [137]
     assert reproducible(folder / "harried") == reproducible(folder / "calm")
-    assert learnt(folder / "harried") == learnt(folder / "calm")
+    assert learned(folder / "harried") == learned(folder / "calm")
     assert (
         "started again"
         not in rlctl(
@@ -178,9 +174,7 @@ def test_a_run_that_crashes_is_started_again(settings: list[str], tmp_path: Path
 
 @pytest.mark.slow
 @pytest.mark.parametrize("inline", [True, False])
-def test_what_hangs_is_told_with_its_stacks(
-    inline: bool, settings: list[str], tmp_path: Path
-) -> None:
+def test_hung_call_ends_with_stacks(inline: bool, settings: list[str], tmp_path: Path) -> None:
     (tmp_path / "hanging.py").write_text(ENGINE)
     marker, run = f"{os.getpid()}-hangs-{inline}", tmp_path / "runs" / "quickstart" / "hangs"
     settings = [
@@ -188,7 +182,7 @@ def test_what_hangs_is_told_with_its_stacks(
         "actor_rollout_ref.rollout.name=hanging:Engine",
         "trainer.timeouts.call_s=4",
     ]
-    process = begun(
+    process = start(
         "train",
         "grpo",
         "--name",

@@ -1,4 +1,4 @@
-"""Data, model, recipe and the run itself on shared storage: a folder, and S3 as moto's server speaks it."""
+"""Data, model, recipe and run on shared storage: a folder, and S3 served by moto."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.e2e.command import metrics, reproducible
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[str]:
-    """In a process of its own: what moto imports does not bear being looked at by vLLM's tests in this one."""
+    """Start moto in its own process: vLLM's tests must not import its modules in this one."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -48,7 +48,7 @@ def server() -> Iterator[str]:
 
 @pytest.fixture(autouse=True)
 def surroundings(server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A cache of this test's own, and credentials that moto takes; nothing of the machine's."""
+    """Use a cache and credentials of this test only."""
     for name in ("AWS_PROFILE", "AWS_SESSION_TOKEN"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("AWS_ENDPOINT_URL", server)
@@ -66,7 +66,7 @@ def surroundings(server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 def forget() -> None:
-    """As in a new process."""
+    """Clear cached look-ups, as in a new process."""
     storage._fetched.cache_clear()
     import s3fs
 
@@ -83,7 +83,7 @@ def bucket() -> str:
 
 @pytest.fixture(params=["s3", "file"])
 def shared(request: pytest.FixtureRequest, bucket: str, shelf: Path, tmp_path: Path) -> str:
-    """An address that holds what `shelf` holds, and a recipe."""
+    """Return a URL with the files of `shelf` and a recipe."""
     url = bucket if request.param == "s3" else f"file://{tmp_path}/shared"
     fs, path = storage.open_url(url)
     files = {
@@ -91,17 +91,18 @@ def shared(request: pytest.FixtureRequest, bucket: str, shelf: Path, tmp_path: P
     }
     recipe = tmp_path / "tiny.yaml"
     recipe.write_text(
-        "defaults: [ppo_trainer, _self_]\ntrainer: {save_freq: 1, max_ckpt_to_keep: 1, test_freq: 2}\n"
+        "defaults: [ppo_trainer, _self_]\n"
+        "trainer: {save_freq: 1, max_ckpt_to_keep: 1, test_freq: 2}\n"
     )
     storage.put(fs, files | {recipe: f"{path}/tiny.yaml"})
     recipe.unlink()
     return url
 
 
-def test_a_run_moves_to_another_machine(
+def test_run_resumes_from_its_remote_copy(
     shared: str, settings: list[str], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Everything is read from there and the run goes there; its folder is lost, and its copy goes on as if nothing had happened."""
+    """Read and store everything remotely, lose the local folder, and resume from the copy."""
     own = [
         each
         for each in settings
@@ -134,7 +135,7 @@ def test_a_run_moves_to_another_machine(
     runs, copy = Path("runs/quickstart"), f"{shared}/runs/quickstart/moved"
     record = json.loads((runs / "moved" / "run.json").read_text())
     assert record["data"] == data_hashes([f"{shared}/train.parquet", f"{shared}/val.parquet"])
-    assert steps(copy) == ["step_000002"]  # what is no longer kept here is not kept there
+    assert steps(copy) == ["step_000002"]  # checkpoints removed here are removed there
     shutil.rmtree(runs / "moved")
     forget()
     assert main(["resume", copy, "--inline", "trainer.total_training_steps=4"]) == 0
@@ -150,7 +151,7 @@ def test_a_run_moves_to_another_machine(
     shutil.rmtree(runs / "moved")
     assert (
         main([*train, "--name", "moved"]) == ConflictError.exit_code
-    )  # its copy would be written over
+    )  # its copy would be overwritten
 
 
 def steps(copy: str) -> list[str]:
@@ -164,7 +165,7 @@ def steps(copy: str) -> list[str]:
     )
 
 
-def test_fetched_once_and_again_when_it_has_changed(
+def test_files_are_fetched_once_until_they_change(
     bucket: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "rlctl")
@@ -183,7 +184,7 @@ def test_fetched_once_and_again_when_it_has_changed(
     assert storage.local(f"file://{tmp_path}") == str(tmp_path)
 
 
-def test_what_cannot_be_fetched_is_named(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fetch_errors_name_the_url(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(NotFoundError, match=f"{bucket}/nothing"):
         storage.local(f"{bucket}/nothing")
     with pytest.raises(MissingExtraError, match="pip install gcsfs") as error:
@@ -198,10 +199,10 @@ def test_what_cannot_be_fetched_is_named(bucket: str, monkeypatch: pytest.Monkey
         storage.local(f"{bucket}/nothing")
 
 
-def test_a_copy_that_fails_does_not_stop_the_run(
+def test_failed_copy_does_not_stop_the_run(
     settings: list[str], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """A file stands in the way."""
+    """Block the copy with a file at its location."""
     (tmp_path / "full").touch()
     mirror = f"trainer.mirror=file://{tmp_path}/full"
     assert (
@@ -234,7 +235,7 @@ def test_a_copy_that_fails_does_not_stop_the_run(
     ) >= 2
 
 
-def test_a_damaged_checkpoint_of_a_copy_is_not_taken(
+def test_damaged_remote_checkpoint_is_skipped(
     bucket: str, settings: list[str], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     saved = [*settings, "trainer.save_freq=1", f"trainer.mirror={bucket}/runs"]

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from rlctl.recipes.compose import compose
-from tests.e2e.command import begun, metrics, rlctl, wait_for_steps, wait_until_gone
-from tests.e2e.interrupted import events
+from tests.e2e.command import metrics, rlctl, start, wait_for_steps, wait_until_gone
+from tests.e2e.killed_runs import events
 
 LR = "actor_rollout_ref.actor.optim.lr"
 # A metric that is known beforehand, so that which trial is the best, and which is stopped, is no matter of luck.
@@ -172,7 +172,7 @@ def test_ended_and_resumed(settings: list[str], tmp_path: Path) -> None:
 def end(words: list[str], cwd: Path, run: Path, number: int, code: int) -> None:
     """Start the sweep, and end it by a signal when the run has made two steps; nothing stays behind."""
     marker = f"{os.getpid()}-sweep-{number}"
-    process = begun(*words, cwd=cwd, marker=marker)
+    process = start(*words, cwd=cwd, marker=marker)
     wait_for_steps(process, run, 2)
     os.kill(process.pid, number)
     _, talk = process.communicate(timeout=600)

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from tests.e2e.command import metrics
-from tests.e2e.interrupted import run
+from tests.e2e.killed_runs import run
 from tests.tracking.real import LOGGERS
 
 STEP = "training/global_step"
@@ -54,7 +54,7 @@ def test_killed_and_resumed_every_tracker_shows_one_whole_curve(
     settings: list[str], tmp_path: Path
 ) -> None:
     own = ["trainer.total_training_steps=4", "trainer.save_freq=2", "trainer.log_val_generations=2"]
-    loggers = f"trainer.logger=['tests.e2e.interrupted:Killer',{','.join(LOGGERS)}]"
+    loggers = f"trainer.logger=['tests.e2e.killed_runs:Killer',{','.join(LOGGERS)}]"
     home = {
         "HOME": str(tmp_path),
         "TRACKIO_DIR": str(tmp_path / "trackio"),

@@ -1,4 +1,4 @@
-"""Whole runs through the command line: real Ray, real FSDP2 over gloo, real files."""
+"""Complete runs through the command line: real Ray, real FSDP2 over gloo, real files."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.slow
 def test_ppo_inline_on_ray_and_on_two_ranks(folder: Path, settings: list[str]) -> None:
-    """One seed, three ways to run: the same metrics bit for bit in this process and on Ray, and nearly so on two ranks."""
+    """Run one seed three ways: equal bit for bit inline and on Ray, nearly so on two ranks."""
     settings = [
         *settings,
         "algorithm.use_kl_in_reward=true",
@@ -55,7 +55,7 @@ def test_ppo_inline_on_ray_and_on_two_ranks(folder: Path, settings: list[str]) -
     } <= {p.name for p in (runs / "ray").iterdir()}
 
 
-def test_a_step_reports_what_it_should(folder: Path, settings: list[str]) -> None:
+def test_metrics_of_a_step(folder: Path, settings: list[str]) -> None:
     rlctl(
         "train",
         "ppo",
@@ -67,14 +67,20 @@ def test_a_step_reports_what_it_should(folder: Path, settings: list[str]) -> Non
         cwd=folder,
     )
     step = metrics(folder / "runs" / "quickstart" / "names")[2]
-    wanted = """actor/entropy actor/pg_loss actor/pg_clipfrac actor/pg_clipfrac_lower actor/ppo_kl actor/kl_loss actor/kl_coef actor/loss
-        actor/grad_norm actor/lr actor/skipped_updates critic/vf_loss critic/vf_clipfrac critic/vpred_mean critic/grad_norm critic/lr
-        critic/vf_explained_var critic/score/mean critic/rewards/max critic/advantages/min critic/returns/mean critic/values/mean
-        response_length/mean response_length/clip_ratio prompt_length/mean timing_s/step timing_s/gen timing_s/reward timing_s/old_log_prob
-        timing_s/update_weights timing_s/ref timing_s/values timing_s/adv timing_s/update_critic timing_s/update_actor
-        timing_s/testing timing_per_token_ms/gen
-        perf/throughput perf/time_per_step perf/total_num_tokens global_seqlen/mean training/global_step training/epoch
-        training/rollout_probs_diff_mean training/rollout_probs_diff_max rollout_corr/kl""".split()
+    wanted = """
+        actor/entropy actor/pg_loss actor/pg_clipfrac actor/pg_clipfrac_lower actor/ppo_kl
+        actor/kl_loss actor/kl_coef actor/loss actor/grad_norm actor/lr
+        actor/skipped_updates critic/vf_loss critic/vf_clipfrac critic/vpred_mean
+        critic/grad_norm critic/lr critic/vf_explained_var critic/score/mean
+        critic/rewards/max critic/advantages/min critic/returns/mean critic/values/mean
+        response_length/mean response_length/clip_ratio prompt_length/mean timing_s/step
+        timing_s/gen timing_s/reward timing_s/old_log_prob timing_s/update_weights
+        timing_s/ref timing_s/values timing_s/adv timing_s/update_critic
+        timing_s/update_actor timing_s/testing timing_per_token_ms/gen perf/throughput
+        perf/time_per_step perf/total_num_tokens global_seqlen/mean training/global_step
+        training/epoch training/rollout_probs_diff_mean training/rollout_probs_diff_max
+        rollout_corr/kl
+    """.split()
     assert [name for name in wanted if name not in step] == []
     assert any(name.startswith("val-core/rlctl/arithmetic/") for name in step)
     phases = sum(
@@ -87,7 +93,7 @@ def test_a_step_reports_what_it_should(folder: Path, settings: list[str]) -> Non
 
 
 def test_grpo_then_eval_then_generate(folder: Path, settings: list[str], shelf: Path) -> None:
-    """A checkpoint holds what its manifest says, loads in transformers, and can be evaluated and asked."""
+    """Check that a checkpoint matches its manifest, loads in transformers, evaluates and generates."""
     settings = [*settings, "actor_rollout_ref.rollout.n=4", "trainer.save_freq=2"]
     rlctl("train", "grpo", "--inline", "--name", "group", *settings, cwd=folder)
     checkpoint = folder / "runs" / "quickstart" / "group" / "checkpoints" / "step_000002"
@@ -119,8 +125,8 @@ def test_grpo_then_eval_then_generate(folder: Path, settings: list[str], shelf: 
         cwd=folder,
         process=True,
     )
-    answers = json.loads(asked.stdout)
-    assert [answer["prompt"] for answer in answers] == ["1 + 1?"] * 2
+    responses = json.loads(asked.stdout)
+    assert [answer["prompt"] for answer in responses] == ["1 + 1?"] * 2
 
 
 def test_sft_learns_the_solutions(folder: Path, settings: list[str]) -> None:
@@ -150,8 +156,8 @@ def test_sft_learns_the_solutions(folder: Path, settings: list[str]) -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(not GSM8K.is_dir(), reason="GSM8K's files are not here")
-def test_real_gsm8k_with_a_local_model(folder: Path, shelf: Path) -> None:
-    """Prepare the real data, look at it, and train a step on a subset of its prompts."""
+def test_gsm8k_with_a_local_model(folder: Path, shelf: Path) -> None:
+    """Prepare GSM8K problems, show them, and train a step on a subset."""
     rlctl("prep", "gsm8k", "--source", GSM8K, "--out", folder / "gsm8k", cwd=folder, process=True)
     shown = rlctl(
         "data",
@@ -186,7 +192,7 @@ def test_real_gsm8k_with_a_local_model(folder: Path, shelf: Path) -> None:
     )
 
 
-def test_a_users_reward_function_that_fails_never_stops_a_run(
+def test_failing_reward_function_never_stops_a_run(
     folder: Path, settings: list[str], tmp_path: Path
 ) -> None:
     (tmp_path / "mine.py").write_text(
@@ -204,7 +210,7 @@ def test_a_users_reward_function_that_fails_never_stops_a_run(
     trained = rlctl("train", "ppo", "--inline", "--name", "mine", *settings, cwd=folder)
     assert (
         "looking at" not in trained.stderr.partition("building the actor")[2]
-    )  # after the checks, it would break into the live panel
+    )  # after the checks, output would break the live panel
     assert (
         "looking at rlctl/arithmetic\n"
         in rlctl("logs", "mine", "--role", "reward", "--rank", "0", cwd=folder).stdout

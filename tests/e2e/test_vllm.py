@@ -1,4 +1,4 @@
-"""Whole runs that answer with vLLM: in this process, on Ray, and with one engine for two ranks."""
+"""Complete runs with vLLM: in this process, on Ray, and with one engine for two ranks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = [
 ]
 
 
-def test_inline_on_ray_and_one_engine_for_two_ranks(tmp_path: Path, settings: list[str]) -> None:
+def test_vllm_inline_on_ray_and_shared_by_two_ranks(tmp_path: Path, settings: list[str]) -> None:
     settings = [*settings, "actor_rollout_ref.rollout.name=vllm"]
     two_ranks = [
         "trainer.n_gpus_per_node=2",
@@ -44,13 +44,11 @@ def test_inline_on_ray_and_one_engine_for_two_ranks(tmp_path: Path, settings: li
             assert step["training/rollout_probs_diff_mean"] <= 1e-5
             assert step["training/rollout_probs_diff_max"] <= 1e-3
     one, two = metrics(runs / "inline")[1], metrics(runs / "two")[1]
-    for name in ("critic/score/mean", "response_length/mean"):  # the same answers
+    for name in ("critic/score/mean", "response_length/mean"):  # the same responses
         assert two[name] == pytest.approx(one[name])
 
 
-def test_an_engine_in_a_process_of_its_own_has_the_trainers_weights(
-    tmp_path: Path, settings: list[str]
-) -> None:
+def test_vllm_pool_receives_the_trainers_weights(tmp_path: Path, settings: list[str]) -> None:
     apart = [
         "trainer.placement.rollout=engines",
         "trainer.placement.pools={engines: 1}",
@@ -60,7 +58,7 @@ def test_an_engine_in_a_process_of_its_own_has_the_trainers_weights(
     steep = [
         "actor_rollout_ref.actor.optim.lr=0.01",
         "actor_rollout_ref.actor.entropy_coeff=-1",
-    ]  # old weights would be seen
+    ]  # outdated weights would show
     rlctl("train", "ppo", "--name", "apart", *settings, *apart, *steep, cwd=tmp_path)
     steps = metrics(tmp_path / "runs" / "quickstart" / "apart")[1:]
     assert [step["training/global_step"] for step in steps] == [1, 2]
@@ -70,7 +68,7 @@ def test_an_engine_in_a_process_of_its_own_has_the_trainers_weights(
         assert 0 < step["timing_s/update_weights"] < step["timing_s/step"]
 
 
-def test_adapters_reach_the_engine(tmp_path: Path, settings: list[str]) -> None:
+def test_vllm_receives_merged_adapters(tmp_path: Path, settings: list[str]) -> None:
     lora = [f"actor_rollout_ref.model.{setting}" for setting in ("lora_rank=8", "lora_alpha=16")]
     steep = [
         "actor_rollout_ref.actor.optim.lr=0.05",
@@ -92,4 +90,4 @@ def test_adapters_reach_the_engine(tmp_path: Path, settings: list[str]) -> None:
         assert 0 < step["training/rollout_probs_diff_max"] < 1e-4
     assert (
         abs(steps[-1]["actor/entropy"] - steps[0]["actor/entropy"]) > 0.01
-    )  # it has learnt: old weights would be seen
+    )  # it has learned: outdated weights would show

@@ -1,4 +1,4 @@
-"""Rollout engines in a pool of their own, through the command line: the run is the same as without, and outlives its engines."""
+"""Rollout engines in their own pool: the same run, which survives crashes of its engines."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 
 from rlctl.__main__ import main
-from tests.e2e.command import begun, metrics, rlctl, wait_for_steps, with_marker
+from tests.e2e.command import metrics, rlctl, start, wait_for_steps, with_marker
 
 SEPARATE = ["trainer.placement.rollout=engines", "trainer.placement.pools={engines: 2}"]
 
-# An engine that is killed in the middle of an answer as often as there are files `die-*` beside it, and does not start if there is `full`.
+# An engine that is killed during a response once per file `die-*` beside it, and does not start
+# if the file `full` exists.
 ENGINE = """
 import os, pathlib, signal
 from rlctl.runtime.rollout.hf import HFEngine
@@ -40,7 +41,7 @@ class Engine(HFEngine):
 
 
 @pytest.mark.slow
-def test_a_run_whose_engine_is_killed_is_the_run_without_engines_of_its_own(
+def test_run_with_a_killed_engine_equals_a_colocated_run(
     settings: list[str], tmp_path: Path
 ) -> None:
     settings = [
@@ -83,9 +84,7 @@ def test_a_run_whose_engine_is_killed_is_the_run_without_engines_of_its_own(
 
 
 @pytest.mark.slow
-def test_a_run_without_engines_fails_in_time_leaves_nothing_and_can_be_resumed(
-    settings: list[str], tmp_path: Path
-) -> None:
+def test_run_without_engines_fails_and_can_be_resumed(settings: list[str], tmp_path: Path) -> None:
     (tmp_path / "mortal.py").write_text(ENGINE)
     marker = f"{os.getpid()}-engines"
     overrides = [
@@ -101,7 +100,7 @@ def test_a_run_without_engines_fails_in_time_leaves_nothing_and_can_be_resumed(
     ]
     overrides += ["trainer.save_freq=1", "trainer.max_ckpt_to_keep=1"]
     run = tmp_path / "runs" / "quickstart" / "alone"
-    process = begun("train", "grpo", "--name", "alone", *overrides, cwd=tmp_path, marker=marker)
+    process = start("train", "grpo", "--name", "alone", *overrides, cwd=tmp_path, marker=marker)
     wait_for_steps(process, run, 4)
     (tmp_path / "full").touch()
     for log in (run / "attempts" / "1").glob("engines-*.log"):
@@ -128,7 +127,7 @@ def test_a_run_without_engines_fails_in_time_leaves_nothing_and_can_be_resumed(
     assert json.loads((run / "run.json").read_text())["exit_code"] == 0
 
 
-def test_what_a_pool_of_engines_cannot_be_is_said(
+def test_invalid_engine_pools_are_refused(
     settings: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert (
@@ -148,9 +147,7 @@ def test_what_a_pool_of_engines_cannot_be_is_said(
     )
 
 
-def test_a_dry_run_shows_the_engines(
-    settings: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_dry_run_shows_the_engines(settings: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert (
         main(
             [
@@ -170,6 +167,6 @@ def test_a_dry_run_shows_the_engines(
     assert (rollout["pool"], rollout["processes"]) == ("engines", 2)
     memory = {each["role"]: each for each in planned["memory"]}
     assert memory["actor"]["kv_cache"] == 0
-    # a request holds one of eight prompts and its two answers: keys and values, layers, sizes
+    # a request has one of eight prompts and two responses: keys and values, layers, sizes
     assert memory["rollout"]["kv_cache"] == 2 * 2 * 16 * (160 + 2 * 12) * 4
     assert memory["rollout"]["parameters"] == 4 * memory["rollout"]["num_parameters"]

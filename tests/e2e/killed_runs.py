@@ -1,7 +1,7 @@
-"""Runs that are killed on purpose, at a chosen moment, and what they leave behind.
+"""Runs that are killed at a chosen moment, and the records that they leave.
 
-A run is a process of its own that ends by `kill -9`, sent by the run itself through a tracker, which is told of every phase: so each
-moment of a step can be hit.
+The run kills itself through a tracker that receives every phase, so each moment of a step can be
+hit.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tests.forks import completed
 
 KILL_AT = "RLCTL_TEST_KILL_AT"
 KILLED_FILE = "RLCTL_TEST_KILLED_FILE"
-LOGGER = "trainer.logger=['tests.e2e.interrupted:Killer']"
+LOGGER = "trainer.logger=['tests.e2e.killed_runs:Killer']"
 SCORE = """
 def compute_score(data_source, solution_str, ground_truth, extra_info=None):
     total = sum(map(ord, solution_str))
@@ -32,7 +32,10 @@ def compute_score(data_source, solution_str, ground_truth, extra_info=None):
 
 
 class Killer:
-    """A tracker that ends its run at the phase and after the delay that the environment names, and notes in a file what it was doing."""
+    """Tracker that kills its run after a delay within a phase, both given by the environment.
+
+    It writes what the run was doing into a file that the environment names.
+    """
 
     def __init__(self) -> None:
         at, delay, name = ([*os.environ.get(KILL_AT, "").split(":"), "", ""])[:3]
@@ -76,8 +79,11 @@ def run(
     largest_file: int | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> Ended:
-    """`rlctl` with these arguments, to its end; `kill_at` is `<n>:<seconds>`, with `:SIGTERM` another signal: so
-    long after the n-th phase begins. A write beyond `largest_file` bytes fails, as on a full disk."""
+    """Run `rlctl` with these arguments to its end.
+
+    `kill_at` is `<n>:<seconds>[:SIGNAL]`: the delay after the n-th phase begins. A write beyond
+    `largest_file` bytes fails, as on a full disk.
+    """
     variables = usual_environment() | {
         "TOKENIZERS_PARALLELISM": "false",
         KILL_AT: kill_at,
@@ -87,10 +93,10 @@ def run(
     return Ended(done.returncode, done.stdout + done.stderr)
 
 
-def finish_in_spite_of(
+def finish_despite(
     kills: Sequence[str], name: str, command: Sequence[str], cwd: Path, *inline: str
 ) -> list[str]:
-    """Start a run, kill it, resume it, kill it…, and let it end. What it was doing at each kill."""
+    """Start, kill and resume a run until it finishes; return what it was doing at each kill."""
     doing: list[str] = []
     file = cwd / f"{name}.killed.txt"
     arguments = command
@@ -108,14 +114,14 @@ def finish_in_spite_of(
 
 
 def random_kills(number: int, phases: int, generator: random.Random) -> list[str]:
-    """So many moments in an attempt of about so many phases."""
+    """Return `number` random moments in an attempt of about `phases` phases."""
     return [
         f"{generator.randint(4, phases)}:{generator.uniform(0, 0.06):.3f}" for _ in range(number)
     ]
 
 
-def learnt(run: Path) -> dict[str, str]:
-    """SHA-256 of every file of the last checkpoint that holds weights, moments or random state; what a step measured is not among them."""
+def learned(run: Path) -> dict[str, str]:
+    """Return the SHA-256 of the last checkpoint's files with weights, moments or random state."""
     newest = sorted((run / "checkpoints").glob("step_*"))[-1]
     files = [
         *newest.glob("*/*.distcp"),
@@ -127,8 +133,8 @@ def learnt(run: Path) -> dict[str, str]:
     }
 
 
-def answers(run: Path) -> dict[str, str]:
-    """What was answered in training and validation: file by file, as bytes."""
+def responses(run: Path) -> dict[str, str]:
+    """Return the SHA-256 of each file with training or validation responses."""
     files = [*(run / "generations").glob("*"), *(run / "rollouts").glob("*")]
     return {
         f"{file.parent.name}/{file.name}": hashlib.sha256(file.read_bytes()).hexdigest()
@@ -137,7 +143,7 @@ def answers(run: Path) -> dict[str, str]:
 
 
 def state(run: Path) -> dict[str, Any]:
-    """The controller's part of the last checkpoint, without what the clock decides."""
+    """Return the controller's part of the last checkpoint, without values of the clock."""
     newest = sorted((run / "checkpoints").glob("step_*"))[-1]
     whole: dict[str, Any] = json.loads((newest / "state.json").read_text())
     return {name: value for name, value in whole.items() if name not in ("run", "metrics")}
