@@ -145,6 +145,14 @@ def rollout_pool(placement: Placement, needs: Flag) -> str | None:
     return ROLLOUT.pool(placement) if ROLLOUT in needed_roles(placement, needs) else None
 
 
+def engine_role(placement: Placement, needs: Flag) -> Role | None:
+    """Return the role whose processes hold the rollout engines; None where none are needed."""
+    if ROLLOUT in needed_roles(placement, needs):
+        return ROLLOUT
+    flags = {flag.name for flag in needs}
+    return ACTOR if ROLLOUT.needed_for in flags else None
+
+
 def _has_own_pool(role: Role, placement: Placement) -> bool:
     return role.pool(placement) not in (None, ACTOR.pool(placement))
 

@@ -15,7 +15,8 @@ from rlctl.runtime.build import build_actor, build_reward, load_algorithm
 from rlctl.runtime.cluster.inline import InlinePool
 from rlctl.runtime.data.loader import PromptSet
 from rlctl.runtime.data.tokenizer import encode_prompt, load_tokenizer
-from rlctl.runtime.planning.preflight import Devices, check_model
+from rlctl.runtime.planning.devices import Devices
+from rlctl.runtime.planning.preflight import check_model
 from rlctl.runtime.rank_info import RankInfo, available_cores
 from rlctl.runtime.roles import Roles
 from rlctl.runtime.training.validation import Validation, Validator
@@ -84,7 +85,7 @@ def _tokenizer(config: schema.Config) -> PreTrainedTokenizerBase:
 def _roles(config: schema.Config, tokenizer: PreTrainedTokenizerBase) -> Iterator[Roles]:
     """An actor with its engine and the reward functions; no critic, no reference, whatever the configuration says of training."""
     raise_problems(check_model(config))
-    devices = Devices.of(config.trainer)
+    devices = Devices.from_config(config.trainer)
     reward, close = build_reward(config, tokenizer, available_cores())
     rank_info = RankInfo(
         0,

@@ -9,8 +9,7 @@ from rlctl.errors import ResourceError
 from rlctl.recipes import schema
 from rlctl.recipes.compose import compose
 from rlctl.runtime.build import load_algorithm
-from rlctl.runtime.planning.plan import pool_sizes
-from rlctl.runtime.planning.preflight import Devices
+from rlctl.runtime.planning.devices import Devices, pool_sizes
 from rlctl.runtime.rank_info import available_cores, process_resources
 from rlctl.sweeps.record import SweepRecord
 from rlctl.sweeps.study import Trial
@@ -106,7 +105,7 @@ class RayCluster:
 def run_resources(config: schema.Config) -> dict[str, float]:
     """Return the Ray resources of one run: those of a process times the number of processes."""
     each = process_resources(
-        Devices.of(config.trainer).kind, config.trainer.placement.device_fraction
+        Devices.from_config(config.trainer).kind, config.trainer.placement.device_fraction
     )
     return {name: num_processes(config) * amount for name, amount in each.items()}
 
@@ -114,6 +113,6 @@ def run_resources(config: schema.Config) -> dict[str, float]:
 def num_processes(config: schema.Config) -> int:
     """Return the number of worker processes of one run."""
     sizes = pool_sizes(
-        config.trainer.placement, Devices.of(config.trainer), load_algorithm(config, 1).needs
+        config.trainer.placement, Devices.from_config(config.trainer), load_algorithm(config, 1).needs
     )
     return sum(sizes.values())

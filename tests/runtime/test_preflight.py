@@ -9,17 +9,23 @@ from pathlib import Path
 import pytest
 from transformers import AutoModelForCausalLM, GPT2Config, OPTConfig, PretrainedConfig, T5Config
 
-from rlctl.errors import ConfigError
+from rlctl.errors import ConfigError, Problem
 from rlctl.recipes.compose import compose
 from rlctl.recipes.schema import Config
 from rlctl.runtime.algorithms.base import Needs
-from rlctl.runtime.planning.capacity import check_capacity
+from rlctl.runtime.planning.devices import Devices
 from rlctl.runtime.planning.memory import ModelSize
 from rlctl.runtime.planning.model_files import check_weights
-from rlctl.runtime.planning.preflight import Devices, check_batches, check_model
+from rlctl.runtime.planning.preflight import check_batches, check_model
+from rlctl.runtime.planning.role_memory import check_capacity, plan_memory
 from tests.models import write_tiny_model
 
 NEEDS = Needs.GROUPS | Needs.CRITIC
+CPU, ONE_RANK = Devices("cpu", 1, 1), {"main": 1}
+
+
+def capacity_problems(config: Config, needs: Needs) -> list[Problem]:
+    return check_capacity(plan_memory(config, CPU, ONE_RANK, needs), CPU, ONE_RANK)
 
 
 @pytest.fixture
@@ -91,7 +97,7 @@ def test_heads_are_shared_out_evenly(model: Path) -> None:
     assert said.hint.endswith("=2 or 4")
 
 
-def test_each_role_is_judged_by_its_own_pool(model: Path) -> None:
+def test_check_batches_uses_the_pool_of_each_role(model: Path) -> None:
     own = [
         "trainer.placement.critic=judge",
         "critic.ppo_mini_batch_size=6",
@@ -100,10 +106,10 @@ def test_each_role_is_judged_by_its_own_pool(model: Path) -> None:
     chosen = config(model, *own, "data.train_batch_size=12")
     assert check_batches(chosen, {"main": 4, "judge": 3}, NEEDS) == []
     [said] = check_batches(chosen, {"main": 3, "judge": 3}, NEEDS)
-    assert "cannot be shared out evenly to the 3 ranks of the pool main" in said.message
+    assert "cannot be split evenly over the 3 ranks of the pool main" in said.message
 
 
-def test_tensor_parallel_ranks_come_from_the_pool(model: Path) -> None:
+def test_tensor_parallel_size_divides_the_ranks_of_the_pool(model: Path) -> None:
     chosen = config(
         model, "actor_rollout_ref.rollout.tensor_model_parallel_size=2", "data.train_batch_size=768"
     )
@@ -115,14 +121,13 @@ def test_tensor_parallel_ranks_come_from_the_pool(model: Path) -> None:
     )
 
 
-def test_a_model_that_cannot_fit_is_a_problem(model: Path) -> None:
-    devices = Devices("cpu", 1, 1)
-    assert check_capacity(config(model), devices, {"main": 1}, NEEDS) == []
+def test_model_larger_than_the_device_is_a_problem(model: Path) -> None:
+    assert capacity_problems(config(model), NEEDS) == []
     settings = json.loads((model / "config.json").read_text())
     (model / "config.json").write_text(
         json.dumps(settings | {"vocab_size": 10**12})
     )  # 4 numbers of 4 bytes each × 32 × 10¹²: 466 TiB
-    [said] = check_capacity(config(model), devices, {"main": 1}, Needs.GROUPS)
+    [said] = capacity_problems(config(model), Needs.GROUPS)
     assert "(actor) needs 476837" in said.message
     assert said.where == "trainer.placement"
 
@@ -134,27 +139,25 @@ def test_a_model_that_cannot_fit_is_a_problem(model: Path) -> None:
         OPTConfig(num_hidden_layers=2, hidden_size=32, ffn_dim=64, num_attention_heads=4),
     ],
 )
-def test_architectures_with_other_words_for_their_sizes(
+def test_model_size_of_architectures_with_other_config_keys(
     other: PretrainedConfig, model: Path
 ) -> None:
     other.save_pretrained(model)
     settings = config(model).actor_rollout_ref.model
-    size = ModelSize.of(settings, "policy")
+    size = ModelSize.from_config(settings, "policy")
     built = AutoModelForCausalLM.from_config(other)
     assert size.num_parameters == sum(each.numel() for each in built.parameters())
     assert size.intermediate == (128 if isinstance(other, GPT2Config) else 64)
 
 
-def test_a_model_of_a_kind_that_writes_no_text_is_a_problem(model: Path) -> None:
+def test_model_that_generates_no_text_is_a_problem(model: Path) -> None:
     T5Config(num_layers=1, num_decoder_layers=1).save_pretrained(model)
     with pytest.raises(ConfigError, match="cannot be built: Unrecognized configuration class"):
-        check_capacity(config(model), Devices("cpu", 1, 1), {"main": 1}, Needs.GROUPS)
+        capacity_problems(config(model), Needs.GROUPS)
 
 
-def test_a_model_whose_code_needs_numbers_is_left_out_with_a_warning(
-    model: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """As code from the hub may do: it looks at a value while it is built."""
+def test_model_that_reads_values_while_it_is_built_is_left_out_with_a_warning(model: Path) -> None:
+    """Code from the hub may read a parameter's value in its constructor."""
     (model / "modeling_nosy.py").write_text(
         "import torch\nfrom transformers import Qwen2ForCausalLM\n"
         "class Nosy(Qwen2ForCausalLM):\n"
@@ -169,7 +172,8 @@ def test_a_model_whose_code_needs_numbers_is_left_out_with_a_warning(
         "actor_rollout_ref.model.trust_remote_code=true",
         "critic.model.trust_remote_code=false",
     )
-    assert check_capacity(chosen, Devices("cpu", 1, 1), {"main": 1}, NEEDS) == []
-    said = capsys.readouterr().err.splitlines()
-    assert [line for line in said if line.startswith("warning: ")] == [said[-1]]
-    assert "is not known beforehand" in said[-1]
+    memory = plan_memory(chosen, CPU, ONE_RANK, NEEDS)
+    assert check_capacity(memory, CPU, ONE_RANK) == []
+    [warning] = memory.warnings
+    assert "is unknown before it is loaded" in warning
+    assert [each.role for each in memory.known()] == ["critic"]

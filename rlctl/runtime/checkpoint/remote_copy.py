@@ -156,7 +156,7 @@ class RemoteCopy:
         print(f"warning: {message}", file=sys.stderr, flush=True)
 
 
-def check_mirror(mirror: str, project: str, name: str | None, run: Path | None) -> None:
+def check_remote_copy(mirror: str, project: str, name: str | None, run: Path | None) -> None:
     """Whether the storage answers, and nobody else's run lies in the place. ConflictError, and what `storage.local` raises."""
     with storage.explained(mirror):
         fs, root = storage.open_url(mirror)

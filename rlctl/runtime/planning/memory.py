@@ -1,13 +1,15 @@
-"""What each role will hold on one device, estimated from the model's config alone: no weights are read.
+"""Memory of one role on one device, estimated from the model's config; no weights are read.
 
-Parameters, gradients and moments are exact. Activations and gathered blocks are estimates of a decoder with a gated feed-forward and an
-attention that keeps no scores; fragmentation, the framework's own memory and communication buffers are not in it.
+Parameters, gradients and moments are exact. Activations and gathered blocks are estimates for a
+decoder with a gated feed-forward layer and an attention that stores no scores. Fragmentation, the
+framework's own memory and communication buffers are not included.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 import torch
 from torch import nn
@@ -27,26 +29,22 @@ from rlctl.runtime.model.lora import add_adapters
 from rlctl.runtime.ops import ceil_div
 from rlctl.storage import local
 
-_INTERMEDIATE = (
-    "intermediate_size",
-    "ffn_dim",
-    "n_inner",
-    "d_ff",
-)  # what architectures call the width of their feed-forward layer
+# Names of the width of the feed-forward layer, by architecture.
+_INTERMEDIATE = ("intermediate_size", "ffn_dim", "n_inner", "d_ff")
 
 
 class UnknownSizeError(RlctlError):
-    """How large a model is cannot be told beforehand."""
+    """The size of a model is unknown before it is loaded."""
 
 
 @dataclass(frozen=True)
 class ModelSize:
-    """Of a decoder: sizes of its layers, and how many numbers its parameters are."""
+    """Layer sizes and parameter counts of a decoder."""
 
     num_parameters: int
     num_trained: int  # fewer than all with LoRA
-    largest_block: int  # parameters of the largest block that FSDP gathers at a time
-    outside_blocks: int  # parameters that belong to no block: embeddings, the last norm, the head
+    largest_block: int  # parameters of the largest block; FSDP gathers one at a time
+    outside_blocks: int  # parameters of no block: embeddings, the last norm, the head
     num_layers: int
     hidden: int
     intermediate: int
@@ -55,11 +53,11 @@ class ModelSize:
     vocab: int
 
     @classmethod
-    def of(cls, model: schema.Model, kind: Kind) -> ModelSize:
-        """Built on torch's meta device, where parameters have shapes and no storage; a value function's head is counted.
+    def from_config(cls, model: schema.Model, kind: Kind) -> Self:
+        """Count the parameters of a model built on torch's meta device, value head included.
 
-        Raises:
-            ConfigError: transformers cannot build such a model. UnknownSizeError: the model's code does not run without storage.
+        Raises `ConfigError` where transformers cannot build the model, and `UnknownSizeError`
+        where the model's code does not run on the meta device.
         """
         config = AutoConfig.from_pretrained(
             local(model.path), trust_remote_code=model.trust_remote_code
@@ -92,31 +90,41 @@ class ModelSize:
         )
 
     @property
-    def activations_of_a_token(self) -> int:
-        """Numbers that one layer keeps for the backward pass: 6·hidden (residual stream, norms), query, keys, values and their output, and
-        4·intermediate (gate, its activation, up, their product)."""
+    def activations_per_token(self) -> int:
+        """Numbers per token that one layer stores for the backward pass.
+
+        6·hidden (residual stream, norms), query, keys, values and their output, and 4·intermediate
+        (gate, its activation, up, their product).
+        """
         return 6 * self.hidden + 2 * self.query + 2 * self.key_value + 4 * self.intermediate
 
 
 @dataclass(frozen=True)
 class Storage:
-    """How a model lies on the devices: bytes a number, and over how many ranks it is cut."""
+    """Storage of a model on the devices."""
 
-    master: int
-    compute: int
-    shards: int
+    master: int  # bytes per stored parameter
+    compute: int  # bytes per parameter or activation in the forward pass
+    shards: int  # ranks that one copy of the parameters is split over
     wrapped: bool  # by FSDP, which gathers blocks before use
-    reshard: bool
-    offload: bool
+    reshard: bool  # free gathered blocks after the forward pass
+    offload: bool  # keep parameters and moments in host memory
 
     @classmethod
-    def of(
+    def unsharded(cls, dtype: torch.dtype) -> Self:
+        """Return the storage of a complete copy on every device, in the type of computation."""
+        size = dtype.itemsize
+        return cls(size, size, shards=1, wrapped=False, reshard=False, offload=False)
+
+    @classmethod
+    def from_config(
         cls,
         master: torch.dtype,
         compute: torch.dtype,
         ranks: int,
         fsdp: schema.FSDP | schema.FrozenFSDP,
-    ) -> Storage:
+    ) -> Self:
+        """Return the storage of a model that FSDP shards over `ranks` as configured."""
         wrapped = ranks > 1 or master != compute
         shards = ranks if fsdp.fsdp_size == -1 else min(ranks, fsdp.fsdp_size)
         return cls(
@@ -131,18 +139,18 @@ class Storage:
 
 @dataclass(frozen=True)
 class Work:
-    """The largest pieces that a role works on at a time, on one rank. 0 where it does no such thing."""
+    """Largest amount of work of a role at a time, on one rank."""
 
-    tokens: int
+    tokens: int  # of a micro-batch; 0 without forward passes
     learns: bool
     checkpointing: bool
     has_logits: bool
-    kv_tokens: int
+    kv_tokens: int  # in the engine's cache; 0 without an engine
 
 
 @dataclass(frozen=True)
 class RoleMemory:
-    """Bytes on one device. What stands before `gradients` is held throughout; the rest comes and goes."""
+    """Bytes of a role on one device: held all the time before `gradients`, temporary from there."""
 
     role: str
     num_parameters: int
@@ -158,20 +166,25 @@ class RoleMemory:
 
     @property
     def held(self) -> int:
+        """Bytes held all the time."""
         return self.parameters + self.moments + self.gathered + self.engine_copy
 
     @property
     def passing(self) -> int:
-        """Generating and learning take turns: the larger of the two."""
+        """Temporary bytes: the larger of generation and learning, which take turns."""
         return max(self.kv_cache, self.gradients + self.activations + self.logits)
 
     @property
     def peak(self) -> int:
+        """Largest number of bytes at any time."""
         return self.held + self.passing
 
 
 def role_memory(role: str, size: ModelSize, storage: Storage, work: Work) -> RoleMemory:
-    """The plan of one role. With checkpointing each layer keeps its input and one layer at a time keeps all."""
+    """Estimate the memory of one role.
+
+    With checkpointing each layer stores its input, and one layer at a time all activations.
+    """
     own, trained = (
         0 if storage.offload else ceil_div(number, storage.shards) * storage.master
         for number in (size.num_parameters, size.num_trained)
@@ -180,7 +193,7 @@ def role_memory(role: str, size: ModelSize, storage: Storage, work: Work) -> Rol
     in_use = (
         2 * size.largest_block + size.outside_blocks if storage.reshard else size.num_parameters
     )
-    layer = work.tokens * size.activations_of_a_token * storage.compute
+    layer = work.tokens * size.activations_per_token * storage.compute
     if not work.learns:
         activations = layer
     elif work.checkpointing:
@@ -205,8 +218,12 @@ def role_memory(role: str, size: ModelSize, storage: Storage, work: Work) -> Rol
     )
 
 
-def device_memory(kind: str, processes_a_node: int) -> int:
-    """Bytes that one process may take: its GPU's memory, or its share of the host's (or the container's) where it computes on the CPU."""
+def device_memory(kind: str, processes_per_node: int) -> int:
+    """Return the bytes available to one process.
+
+    On a GPU that is the memory of the GPU, on a CPU an equal share of the host's memory or of the
+    container's limit.
+    """
     if kind == "cuda":
         return torch.cuda.get_device_properties(0).total_memory
     import psutil
@@ -215,7 +232,7 @@ def device_memory(kind: str, processes_a_node: int) -> int:
     limit = Path("/sys/fs/cgroup/memory.max")
     if limit.is_file() and (text := limit.read_text().strip()) != "max":
         total = min(total, int(text))
-    return total // processes_a_node
+    return total // processes_per_node
 
 
 def _build(config: PretrainedConfig, model: schema.Model, kind: Kind) -> PreTrainedModel:
@@ -227,13 +244,10 @@ def _build(config: PretrainedConfig, model: schema.Model, kind: Kind) -> PreTrai
         raise ConfigError(
             f"the model {model.path!r} cannot be built: {_first_line(error)}"
         ) from error
-    except (
-        RuntimeError,
-        TypeError,
-        AttributeError,
-    ) as error:  # the model's own code computes with numbers that are not there
+    except (RuntimeError, TypeError, AttributeError) as error:
+        # The model's own code computes with values, which the meta device does not have.
         raise UnknownSizeError(
-            f"the memory that {model.path!r} takes is not known beforehand: {_first_line(error)}"
+            f"the memory of {model.path!r} is unknown before it is loaded: {_first_line(error)}"
         ) from error
 
 
@@ -242,5 +256,5 @@ def _first_line(error: Exception) -> str:
 
 
 def _count(module: nn.Module) -> int:
-    """Tied parameters count once."""
+    """Return the number of parameters, tied ones once."""
     return sum(parameter.numel() for parameter in module.parameters())

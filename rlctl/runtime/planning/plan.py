@@ -1,7 +1,9 @@
-"""What a run is going to do, judged as a whole: every check that needs no process, and all that is wrong at once."""
+"""Plan of a run: configuration, data, devices and memory, all checked without a process."""
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,32 +14,35 @@ from rlctl.errors import ConfigError, UsageError, raise_problems
 from rlctl.plugins import load
 from rlctl.recipes import schema
 from rlctl.recipes.compose import Recipe
-from rlctl.recipes.roles import needed_roles, pool_names, rollout_pool
+from rlctl.recipes.roles import needed_roles, rollout_pool
 from rlctl.runs.run_dir import check_free
 from rlctl.runtime.algorithms.base import Algorithm, Needs
 from rlctl.runtime.build import load_algorithm
-from rlctl.runtime.checkpoint.remote_copy import check_mirror
+from rlctl.runtime.checkpoint.remote_copy import check_remote_copy
 from rlctl.runtime.data import quickstart
 from rlctl.runtime.data.loader import PromptLoader, PromptSet
 from rlctl.runtime.data.samplers import sequential_order
 from rlctl.runtime.data.tokenizer import load_tokenizer
 from rlctl.runtime.planning import preflight
-from rlctl.runtime.planning.capacity import check_capacity
-from rlctl.runtime.planning.model_files import check_weights
-from rlctl.runtime.planning.preflight import Devices, ErrorCollector
+from rlctl.runtime.planning.devices import Devices, pool_sizes
+from rlctl.runtime.planning.error_collector import ErrorCollector
+from rlctl.runtime.planning.role_memory import MemoryPlan, check_capacity, plan_memory
 from rlctl.runtime.rank_info import available_cores
 from rlctl.runtime.training.validation import Validator
 from rlctl.tracking.fanout import preflight as check_logger
 
+LOG = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True)
 class Plan:
-    """A run that has passed every check and has touched nothing yet."""
+    """A run that has passed every check; nothing is started or written yet."""
 
     recipe: Recipe
     config: schema.Config  # with `quickstart` resolved
     devices: Devices
     algorithm: Algorithm
+    memory: MemoryPlan
     tokenizer: PreTrainedTokenizerBase
     loader: PromptLoader
     validator: Validator | None
@@ -46,18 +51,18 @@ class Plan:
 
     @property
     def roles(self) -> set[str]:
-        """Return the names of the roles that the algorithm uses, the reward aside."""
+        """Names of the roles that the algorithm uses, without the reward."""
         needed = needed_roles(self.config.trainer.placement, self.algorithm.needs)
         return {role.name for role in needed}
 
     @property
     def rollout_pool(self) -> str | None:
-        """The pool of the rollout engines; None where they live in the actor's processes."""
+        """Pool of the rollout engines; None where they run in the actor's processes."""
         return rollout_pool(self.config.trainer.placement, self.algorithm.needs)
 
     @property
-    def pool_sizes(self) -> dict[str, int]:
-        """The processes of each pool on all nodes, the actor's first. With `inline` it is one process for all of them."""
+    def pool_sizes(self) -> Mapping[str, int]:
+        """Processes of each pool on all nodes, the actor's first; with `inline` they share one."""
         return pool_sizes(self.config.trainer.placement, self.devices, self.algorithm.needs)
 
     @property
@@ -68,117 +73,118 @@ class Plan:
         )
 
 
-def pool_sizes(placement: schema.Placement, devices: Devices, needs: Needs) -> dict[str, int]:
-    """The processes of each pool on all nodes, the actor's first."""
-    names = pool_names(placement, needs)
-    return {name: placement.pools.get(name, devices.per_node) * devices.num_nodes for name in names}
-
-
 def make_plan(
     recipe: Recipe, inline: bool, data_root: Path | None = None, run: Path | None = None
 ) -> Plan:
-    """Read the data and check everything that can be checked without starting a process that stays. Raises what is wrong, all at once.
+    """Read the data and run every check that needs no process. Raises all problems at once.
 
-    `data_root` is the folder in which the quickstart's data are made, where they are asked for; None: that of the runs. `run` is the run
-    that goes on with this plan; None: a new one, whose name must be free.
+    `data_root` is the folder for the quickstart's data; None: the root of the runs. `run` is the
+    folder of the run that resumes with this plan; None: a new run, whose name must be free.
     """
-    trainer, found = recipe.config.trainer, ErrorCollector()
+    trainer, errors = recipe.config.trainer, ErrorCollector()
     root = Path(trainer.run_dir)
-    if run is None:
-        found.run(check_free, root, trainer.project_name, trainer.experiment_name)
-    if trainer.mirror is not None:
-        found.run(check_mirror, trainer.mirror, trainer.project_name, trainer.experiment_name, run)
-    found.run(load, "engines", recipe.config.actor_rollout_ref.rollout.name)
-    for name in trainer.logger:
-        found.run(check_logger, name, trainer.tracking.modes.get(name))
+    _check_surroundings(recipe.config, run, errors)
     config = quickstart.resolve(recipe.config, data_root or root)
-    devices = found.run(Devices.of, trainer)
+    devices = errors.run(Devices.from_config, trainer)
     if inline and devices is not None and devices.total > 1:
-        found.add(
+        errors.add(
             UsageError(
                 f"--inline runs one process, but the configuration asks for {devices.total}",
                 hint="trainer.n_gpus_per_node=1",
             )
         )
-    found.run(raise_problems, preflight.check_built(config))
+    errors.run(raise_problems, preflight.check_built(config))
     if devices is not None:
-        found.run(
-            preflight.check_engine,
-            config,
-            devices,
-            trainer.placement.rollout not in (None, trainer.placement.actor),
-        )
-    algorithm = found.run(load_algorithm, config, 1)
+        errors.run(preflight.check_engine, config, devices)
+    algorithm = errors.run(load_algorithm, config, 1)
+    memory = None
     if algorithm is not None:
-        found.run(preflight.check_adapters, config, algorithm.needs)
-    if algorithm is not None and devices is not None:
-        ranks = pool_sizes(trainer.placement, devices, algorithm.needs)
-        separate = rollout_pool(trainer.placement, algorithm.needs)
-        if inline and separate is not None:
-            found.add(
-                UsageError(
-                    "--inline runs one process, but trainer.placement.rollout puts engines into others",
-                    hint="leave one out",
-                )
-            )
-        placed = preflight.check_placement(
-            config, devices, pool_names(trainer.placement, algorithm.needs), separate
-        )
-        found.run(
-            raise_problems, [*placed, *preflight.check_batches(config, ranks, algorithm.needs)]
-        )
-        found.run(
-            raise_problems, found.run(check_capacity, config, devices, ranks, algorithm.needs) or []
-        )
-    found.run(raise_problems, preflight.check_model(config))
-    if (
-        algorithm is not None
-        and Needs.CRITIC in algorithm.needs
-        and config.critic.model != config.actor_rollout_ref.model
-    ):
-        found.run(preflight.read_model_config, config.critic.model, "critic.model.path")
-        found.run(raise_problems, check_weights(config.critic.model, "critic.model.path"))
-    found.run(preflight.check_disk, config, root)
-    tokenizer, loader, validator = _read_data(config, found)
-    found.raise_all()
-    assert devices is not None, "or something has been found"
-    assert tokenizer is not None, "or something has been found"
-    assert loader is not None, "or something has been found"
+        errors.run(preflight.check_adapters, config, algorithm.needs)
+        if devices is not None:
+            memory = _check_roles(config, devices, algorithm.needs, inline, errors)
+    errors.run(raise_problems, preflight.check_model(config))
+    if algorithm is not None:
+        problems = errors.run(preflight.check_role_models, config, algorithm.needs)
+        errors.run(raise_problems, problems or [])
+    errors.run(preflight.check_disk, config, root)
+    tokenizer, loader, validator = _read_data(config, errors)
+    errors.raise_all()
+    assert devices is not None, "otherwise there is an error"
+    assert memory is not None, "otherwise there is an error"
+    assert tokenizer is not None, "otherwise there is an error"
+    assert loader is not None, "otherwise there is an error"
     num_steps = trainer.total_training_steps or trainer.total_epochs * loader.steps_per_epoch
     return Plan(
-        recipe,
-        config,
-        devices,
-        load_algorithm(config, num_steps),
-        tokenizer,
-        loader,
-        validator,
-        num_steps,
-        inline,
+        recipe=recipe,
+        config=config,
+        devices=devices,
+        algorithm=load_algorithm(config, num_steps),
+        memory=memory,
+        tokenizer=tokenizer,
+        loader=loader,
+        validator=validator,
+        num_steps=num_steps,
+        inline=inline,
     )
 
 
+def _check_surroundings(config: schema.Config, run: Path | None, errors: ErrorCollector) -> None:
+    """Check the name of the run, its remote copy, and that engine and loggers can be used."""
+    trainer, name = config.trainer, config.trainer.experiment_name
+    if run is None:
+        errors.run(check_free, Path(trainer.run_dir), trainer.project_name, name)
+    if trainer.mirror is not None:
+        errors.run(check_remote_copy, trainer.mirror, trainer.project_name, name, run)
+    errors.run(load, "engines", config.actor_rollout_ref.rollout.name)
+    for logger in trainer.logger:
+        errors.run(check_logger, logger, trainer.tracking.modes.get(logger))
+
+
+def _check_roles(
+    config: schema.Config, devices: Devices, needs: Needs, inline: bool, errors: ErrorCollector
+) -> MemoryPlan | None:
+    """Check placement, batch sizes and memory of the roles; return their memory if it is known."""
+    placement = config.trainer.placement
+    ranks, engines = pool_sizes(placement, devices, needs), rollout_pool(placement, needs)
+    if inline and engines is not None:
+        errors.add(
+            UsageError(
+                "--inline runs one process, but trainer.placement.rollout puts engines into others",
+                hint="leave one out",
+            )
+        )
+    problems = preflight.check_placement(config, devices, list(ranks), engines)
+    errors.run(raise_problems, [*problems, *preflight.check_batches(config, ranks, needs)])
+    memory = errors.run(plan_memory, config, devices, ranks, needs)
+    if memory is not None:
+        for warning in memory.warnings:
+            LOG.warning(warning)
+        errors.run(raise_problems, check_capacity(memory, devices, ranks))
+    return memory
+
+
 def _read_data(
-    config: schema.Config, found: ErrorCollector
+    config: schema.Config, errors: ErrorCollector
 ) -> tuple[PreTrainedTokenizerBase | None, PromptLoader | None, Validator | None]:
-    """Tokenizer, training prompts and validation; without a tokenizer the files are still read and the reward function still tried."""
+    """Load the tokenizer, training prompts and validation prompts.
+
+    Without a tokenizer it still reads the files and tries the reward function.
+    """
     data, model = config.data, config.actor_rollout_ref.model
     tokenizer = None
-    if model.tokenizer_path or not preflight.is_missing(
-        model.path
-    ):  # a missing model has been reported once
-        tokenizer = found.run(
+    if model.tokenizer_path or not preflight.is_missing(model.path):  # which is reported already
+        tokenizer = errors.run(
             load_tokenizer, model.tokenizer_path or model.path, model.trust_remote_code
         )
     if tokenizer is None:
-        rows = [each for file in data.train_files for each in found.run(_rows, file, data) or []]
+        rows = [each for file in data.train_files for each in errors.run(_rows, file, data) or []]
         for file in data.val_files or ():
-            found.run(_rows, file, data)
-        found.run(preflight.check_reward, config.reward, rows)
+            errors.run(_rows, file, data)
+        errors.run(preflight.check_reward, config.reward, rows)
         return None, None, None
-    loader = found.run(_load_train, config, tokenizer)
-    validator = found.run(_load_val, config, tokenizer)
-    found.run(preflight.check_reward, config.reward, loader.prompts.rows if loader else [])
+    loader = errors.run(_load_train, config, tokenizer)
+    validator = errors.run(_load_val, config, tokenizer)
+    errors.run(preflight.check_reward, config.reward, loader.prompts.rows if loader else [])
     return tokenizer, loader, validator
 
 
@@ -192,7 +198,8 @@ def _load_train(config: schema.Config, tokenizer: PreTrainedTokenizerBase) -> Pr
     prompts = PromptSet.load(data.train_files, data, tokenizer, data.train_max_samples)
     if len(prompts) < data.train_batch_size:
         raise ConfigError(
-            f"{len(prompts)} training prompts do not fill one batch of data.train_batch_size={data.train_batch_size}",
+            f"{len(prompts)} training prompts do not fill one batch of "
+            f"data.train_batch_size={data.train_batch_size}",
             hint=f"data.train_batch_size={len(prompts)} or less",
         )
     return PromptLoader(prompts, data.train_batch_size, sampler, data.seed)

@@ -1,131 +1,68 @@
-"""Everything that can be found wrong before a process is started or a file written, found at once."""
+"""Checks of a configuration that need no process and write nothing."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from enum import Flag
 from pathlib import Path
-from typing import ParamSpec, TypeVar
 
-import torch
 from transformers import AutoConfig, PretrainedConfig
 
 from rlctl.data_prep.rows import PromptRow
-from rlctl.errors import ConfigError, Problem, ResourceError, RlctlError
+from rlctl.errors import ConfigError, Problem, ResourceError
 from rlctl.files import existing_parent, free_space
 from rlctl.plugins import load
 from rlctl.recipes import schema
+from rlctl.recipes.roles import ACTOR, ROLES, ROLLOUT, needed_roles
 from rlctl.runtime.algorithms.base import Needs
 from rlctl.runtime.model.lora import check_peft
+from rlctl.runtime.planning.devices import Devices
 from rlctl.runtime.planning.model_files import check_weights
 from rlctl.runtime.rewards.pool import RewardPool
 from rlctl.runtime.rewards.specs import reward_specs
 from rlctl.runtime.rollout.weight_sync import uses_host_memory
 from rlctl.storage import local
 
-NUM_REWARD_ROWS = 10
-
-P = ParamSpec("P")
-T = TypeVar("T")
+NUM_REWARD_ROWS = 10  # training rows that the reward functions are tried on
 
 
-@dataclass
-class ErrorCollector:
-    """What the separate checks have found wrong, so that all of it is said at once."""
+def check_batches(config: schema.Config, ranks: Mapping[str, int], needs: Flag) -> list[Problem]:
+    """Return a problem for each batch, mini-batch or number of ranks that leaves a remainder.
 
-    errors: list[RlctlError] = field(default_factory=list)
-
-    def run(self, check: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | None:
-        """What `check` returns, or None when it raises an error of ours, which is kept."""
-        try:
-            return check(*args, **kwargs)
-        except RlctlError as error:
-            self.add(error)
-            return None
-
-    def add(self, error: RlctlError) -> None:
-        self.errors.append(error)
-
-    def raise_all(self) -> None:
-        """One error with every problem, once each: of the kind that all of them share, or a `ConfigError` for a mixture."""
-        if not self.errors:
-            return
-        kinds = {type(error) for error in self.errors}
-        problems = dict.fromkeys(problem for error in self.errors for problem in error.problems)
-        raise (kinds.pop() if len(kinds) == 1 else ConfigError)(*problems)
-
-
-@dataclass(frozen=True)
-class Devices:
-    """What a run computes on: `per_node` processes on each of `num_nodes` nodes, each with one device."""
-
-    kind: str  # "cpu" or "cuda"
-    num_nodes: int
-    per_node: int
-
-    @property
-    def total(self) -> int:
-        return self.num_nodes * self.per_node
-
-    @classmethod
-    def of(cls, trainer: schema.Trainer) -> Devices:
-        """`trainer.device: auto` is the GPU where there is one; `n_gpus_per_node: 0` is every GPU, or one process on a CPU."""
-        kind = (
-            trainer.device
-            if trainer.device != "auto"
-            else ("cuda" if torch.cuda.is_available() else "cpu")
-        )
-        found = torch.cuda.device_count() if kind == "cuda" else 1
-        per_node = trainer.n_gpus_per_node or found
-        if kind == "cuda" and (per_node == 0 or (trainer.nnodes == 1 and per_node > found)):
-            raise ResourceError(
-                f"trainer.device={trainer.device} and trainer.n_gpus_per_node={trainer.n_gpus_per_node}, but this machine has {found} GPUs",
-                hint=f"trainer.n_gpus_per_node={found}" if found else "trainer.device=cpu",
-            )
-        return cls(kind, trainer.nnodes, per_node)
-
-
-def check_batches(config: schema.Config, ranks: Mapping[str, int], needs: Needs) -> list[Problem]:
-    """Batches, mini-batches and ranks must divide without a remainder; the nearest numbers that do are named.
-
-    `ranks` are pool -> processes: a role is judged by its own pool.
+    Each problem names the nearest numbers that work. `ranks` maps pools to processes.
     """
-    data, actor_rollout = config.data, config.actor_rollout_ref
-    n = actor_rollout.rollout.n if Needs.GROUPS in needs else 1
-    placement = config.trainer.placement
-    sizes = {
-        "actor_rollout_ref.actor.ppo_mini_batch_size": (
-            actor_rollout.actor.ppo_mini_batch_size,
-            placement.actor,
-        )
-    }
-    if Needs.CRITIC in needs:
-        sizes["critic.ppo_mini_batch_size"] = (config.critic.ppo_mini_batch_size, placement.critic)
+    batch, placement = config.data.train_batch_size, config.trainer.placement
+    n = config.actor_rollout_ref.rollout.n if Needs.GROUPS in needs else 1
     problems: list[Problem] = []
-    for key, (size, pool) in sizes.items():
+    for role in (each for each in needed_roles(placement, needs) if each.learns):
+        key, size = f"{role.section}.ppo_mini_batch_size", role.learner(config).ppo_mini_batch_size
+        pool = role.pool(placement) or ""
         num_ranks = ranks[pool]
-        if size > data.train_batch_size or data.train_batch_size % size:
+        if size > batch or batch % size:
             problems.append(
                 Problem(
-                    f"{key}={size} does not divide data.train_batch_size={data.train_batch_size}",
-                    hint=f"nearest that do: {key}={_near(size, _divisors(data.train_batch_size))}"
-                    f", or data.train_batch_size={_near_multiple(data.train_batch_size, size)}",
+                    f"{key}={size} does not divide data.train_batch_size={batch}",
+                    hint=f"nearest that do: {key}={_near(size, _divisors(batch))}"
+                    f", or data.train_batch_size={_near_multiple(batch, size)}",
                 )
             )
         if size * n % num_ranks:
             fitting = [k for k in range(1, size + num_ranks + 1) if k * n % num_ranks == 0]
             problems.append(
                 Problem(
-                    f"{key}={size} × {n} answers = {size * n} rows cannot be shared out evenly to the {num_ranks} ranks of the pool {pool}",
+                    f"{key}={size} × {n} responses = {size * n} rows cannot be split evenly over "
+                    f"the {num_ranks} ranks of the pool {pool}",
                     hint=f"nearest that can: {key}={_near(size, fitting)}",
                 )
             )
+    num_ranks = ranks[placement.actor]
     for key, size in _tensor_parallel(config).items():
-        if ranks[placement.actor] % size:
+        if num_ranks % size:
             problems.append(
                 Problem(
-                    f"{key}={size} does not divide the {ranks[placement.actor]} ranks of the pool {placement.actor}",
-                    hint=f"nearest that do: {key}={_near(size, _divisors(ranks[placement.actor]))}",
+                    f"{key}={size} does not divide the {num_ranks} ranks of the pool "
+                    f"{placement.actor}",
+                    hint=f"nearest that do: {key}={_near(size, _divisors(num_ranks))}",
                 )
             )
     return problems
@@ -140,13 +77,13 @@ def _tensor_parallel(config: schema.Config) -> dict[str, int]:
 
 
 def is_missing(model_path: str) -> bool:
-    """Whether this can only be a folder, and there is none."""
+    """Return whether the path can only be a folder, and the folder does not exist."""
     path = Path(local(model_path)).expanduser()
     return not path.exists() and (path.is_absolute() or len(path.parts) != 2)
 
 
 def read_model_config(model: schema.Model, key: str) -> PretrainedConfig:
-    """The model's config.json; `key` is the one that named it. `ConfigError`."""
+    """Return the model's config.json; raise `ConfigError`, at `key`, where it cannot be read."""
     try:
         return AutoConfig.from_pretrained(
             local(model.path), trust_remote_code=model.trust_remote_code
@@ -159,7 +96,11 @@ def read_model_config(model: schema.Model, key: str) -> PretrainedConfig:
 
 
 def check_model(config: schema.Config) -> list[Problem]:
-    """The model's folder is complete, its heads can be shared out, and its context holds a prompt and an answer of the longest kind."""
+    """Return the problems of the actor's model.
+
+    Its folder is complete, its attention heads can be split over the ranks, and its context holds
+    a prompt and a response of the longest length.
+    """
     data = config.data
     try:
         loaded = read_model_config(config.actor_rollout_ref.model, "actor_rollout_ref.model.path")
@@ -181,21 +122,35 @@ def check_model(config: schema.Config) -> list[Problem]:
     if context is not None and longest > context:
         problems.append(
             Problem(
-                f"data.max_prompt_length + data.max_response_length = {longest} tokens, but the model's context is {context}",
-                hint=f"data.max_response_length={max(1, context - data.max_prompt_length)}, or shorter prompts",
+                f"data.max_prompt_length + data.max_response_length = {longest} tokens, but the "
+                f"model's context is {context}",
+                hint=f"data.max_response_length={max(1, context - data.max_prompt_length)}, "
+                "or shorter prompts",
             )
         )
     return problems
 
 
-def check_engine(config: schema.Config, devices: Devices, separate: bool) -> None:
-    """The rollout engine is there and can do what is asked of it; a `separate` one has one device. `ConfigError`, `MissingExtraError`."""
+def check_role_models(config: schema.Config, needs: Flag) -> list[Problem]:
+    """Return the problems of models other than the actor's. Raises `ConfigError`."""
+    problems: list[Problem] = []
+    for role in needed_roles(config.trainer.placement, needs):
+        model, key = role.model(config), f"{role.model_key}.path"
+        if model != ACTOR.model(config):
+            read_model_config(model, key)
+            problems += check_weights(model, key)
+    return problems
+
+
+def check_engine(config: schema.Config, devices: Devices) -> None:
+    """Check that the rollout engine is installed and supports the configuration.
+
+    Raises `ConfigError` or `MissingExtraError`.
+    """
     rollout, placement = config.actor_rollout_ref.rollout, config.trainer.placement
-    num_ranks = (
-        1
-        if separate
-        else placement.pools.get(placement.actor, devices.per_node) * devices.num_nodes
-    )
+    num_ranks = placement.pools.get(placement.actor, devices.per_node) * devices.num_nodes
+    if placement.rollout not in (None, placement.actor):
+        num_ranks = 1  # an engine in a pool of its own has one device
     load("engines", rollout.name).check(rollout, devices.kind, num_ranks)
     uses_host_memory(rollout, devices.kind)
 
@@ -203,9 +158,9 @@ def check_engine(config: schema.Config, devices: Devices, separate: bool) -> Non
 def check_placement(
     config: schema.Config, devices: Devices, pools: Sequence[str], rollout_pool: str | None
 ) -> list[Problem]:
-    """The pools share the GPUs of a node out among them: together they cannot have more than there are. Of a CPU all have a part.
+    """Return a problem where the pools need more GPUs than a node has; they share CPUs.
 
-    A pool of rollout engines has no other role: an engine may die, and is started again.
+    A pool of rollout engines may hold no other role, because a failed engine is restarted.
     """
     sizes = {name: config.trainer.placement.pools.get(name, devices.per_node) for name in pools}
     problems = [] if rollout_pool is None else _check_rollout_pool(config, rollout_pool)
@@ -215,9 +170,11 @@ def check_placement(
     return [
         *problems,
         Problem(
-            f"the pools want {sum(sizes.values())} GPUs a node ({listing}), but each node has {devices.per_node}",
+            f"the pools need {sum(sizes.values())} GPUs per node ({listing}), but each node has "
+            f"{devices.per_node}",
             where="trainer.placement",
-            hint="say in trainer.placement.pools how many each pool has, or put the roles into one pool",
+            hint="set the size of each pool in trainer.placement.pools, or put the roles into one "
+            "pool",
         ),
     ]
 
@@ -225,20 +182,21 @@ def check_placement(
 def _check_rollout_pool(config: schema.Config, pool: str) -> list[Problem]:
     placement, rollout = config.trainer.placement, config.actor_rollout_ref.rollout
     problems: list[Problem] = []
-    if pool in (placement.reference, placement.critic):
-        others = [role for role in ("reference", "critic") if getattr(placement, role) == pool]
+    others = [role.name for role in ROLES if role is not ROLLOUT and role.pool(placement) == pool]
+    if others:
         problems.append(
             Problem(
                 f"pool {pool!r} holds the rollout engines and {' and '.join(others)}",
                 "trainer.placement",
-                "a pool of its own: an engine that dies is started again, and would take other roles with it",
+                "a separate pool: the restart of a failed engine would end the other roles",
             )
         )
     if rollout.tensor_model_parallel_size > 1:
         problems.append(
             Problem(
-                f"actor_rollout_ref.rollout.tensor_model_parallel_size={rollout.tensor_model_parallel_size}: an engine of a pool of its own"
-                " has one device",
+                "actor_rollout_ref.rollout.tensor_model_parallel_size="
+                f"{rollout.tensor_model_parallel_size}: an engine in a pool of its own has one "
+                "device",
                 "trainer.placement.rollout",
                 "1, or the engines in the actor's processes (trainer.placement.rollout=null)",
             )
@@ -247,10 +205,10 @@ def _check_rollout_pool(config: schema.Config, pool: str) -> list[Problem]:
 
 
 def check_reward(reward: schema.Reward, rows: Sequence[PromptRow]) -> None:
-    """Call the reward functions on ten real rows, each answered with its own ground truth. `ConfigError` when not one call succeeds.
+    """Call the reward functions on ten training rows, with their own ground truth as response.
 
-    A single failure is no mistake of the configuration: an answer that cannot be scored scores 0. The first row goes alone, so that a
-    function that always hangs takes one timeout and not ten.
+    Raises `ConfigError` if no call succeeds; a single failure scores 0 and is no config error. The
+    first row is scored alone, so that a function that hangs costs one timeout instead of ten.
     """
     with RewardPool(reward_specs(reward), timeout_s=reward.timeout_s, num_processes=1) as pool:
         some = rows[:NUM_REWARD_ROWS]
@@ -264,8 +222,9 @@ def check_reward(reward: schema.Reward, rows: Sequence[PromptRow]) -> None:
                 return
         if first_error is not None:
             raise ConfigError(
-                f"the reward function fails on every one of the first {len(some)} training rows: {first_error}",
-                hint="`rlctl reward` tries it on one answer",
+                f"the reward function fails on all of the first {len(some)} training rows: "
+                f"{first_error}",
+                hint="`rlctl reward` tries it on one response",
             )
 
 
@@ -293,16 +252,18 @@ def check_built(config: schema.Config) -> list[Problem]:
     ]
 
 
-def check_adapters(config: schema.Config, needs: Needs) -> None:
-    """What trains adapters must be there. `MissingExtraError`."""
-    if config.actor_rollout_ref.model.lora_rank > 0 or (
-        Needs.CRITIC in needs and config.critic.model.lora_rank > 0
-    ):
+def check_adapters(config: schema.Config, needs: Flag) -> None:
+    """Raise `MissingExtraError` where LoRA adapters are trained and peft is not installed."""
+    roles = needed_roles(config.trainer.placement, needs)
+    if any(role.model(config).lora_rank > 0 for role in roles):
         check_peft()
 
 
 def check_disk(config: schema.Config, root: Path) -> None:
-    """A checkpoint of the model must fit: weights for export, and weights with two moments for actor and critic. `ResourceError`."""
+    """Raise `ResourceError` where a checkpoint does not fit on the disk.
+
+    A checkpoint holds the exported weights, and weights and two moments of actor and critic.
+    """
     weights = sum(
         file.stat().st_size
         for file in Path(local(config.actor_rollout_ref.model.path)).glob("*.safetensors")
@@ -312,7 +273,8 @@ def check_disk(config: schema.Config, root: Path) -> None:
     free = free_space(root)
     if free < need:
         raise ResourceError(
-            f"{existing_parent(root)} has {free / 2**20:.0f} MiB free, and the run needs about {need / 2**20:.0f} MiB",
+            f"{existing_parent(root)} has {free / 2**20:.0f} MiB free, and the run needs about "
+            f"{need / 2**20:.0f} MiB",
             hint="trainer.default_local_dir=DIR on a larger disk, or trainer.save_freq=-1",
         )
 

@@ -1,0 +1,92 @@
+"""Batch arithmetic of a step: from prompts to optimizer updates. All sizes are numbers of rows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from statistics import fmean
+
+from rlctl.recipes.roles import Role, needed_roles
+from rlctl.runtime.algorithms.base import Needs
+from rlctl.runtime.ops import ceil_div
+from rlctl.runtime.planning.plan import Plan
+
+
+@dataclass(frozen=True)
+class Updates:
+    """Updates of one learning role in a step.
+
+    Micro-batches are counted per update and rank, for prompts of the mean length and responses of
+    half of `data.max_response_length` or all of it.
+    """
+
+    role: str
+    mini_batches: int
+    prompts: int
+    rows: int
+    rows_a_rank: int
+    micro_batches_half: int
+    micro_batches_full: int
+    epochs: int
+    updates: int
+
+
+@dataclass(frozen=True)
+class Batches:
+    """Numbers of prompts, rows, updates and steps."""
+
+    train_prompts: int
+    dropped_prompts: int
+    val_prompts: int
+    mean_prompt_length: float
+    prompts: int
+    answers_a_prompt: int
+    rows: int
+    updates: list[Updates]
+    steps_per_epoch: int
+    total_steps: int
+
+
+def plan_batches(plan: Plan) -> Batches:
+    """Return the batch sizes of a step and the number of steps."""
+    data, loader, needs = plan.config.data, plan.loader, plan.algorithm.needs
+    n = plan.config.actor_rollout_ref.rollout.n if Needs.GROUPS in needs else 1
+    mean = fmean(map(len, loader.prompts.prompt_ids))
+    learning = [each for each in needed_roles(plan.config.trainer.placement, needs) if each.learns]
+    return Batches(
+        train_prompts=len(loader.prompts),
+        dropped_prompts=loader.prompts.num_dropped,
+        val_prompts=len(plan.validator.prompts) if plan.validator else 0,
+        mean_prompt_length=mean,
+        prompts=data.train_batch_size,
+        answers_a_prompt=n,
+        rows=data.train_batch_size * n,
+        updates=[_updates(plan, role, n, mean) for role in learning],
+        steps_per_epoch=loader.steps_per_epoch,
+        total_steps=plan.num_steps,
+    )
+
+
+def _updates(plan: Plan, role: Role, n: int, mean_prompt: float) -> Updates:
+    config, learner = plan.config, role.learner(plan.config)
+    size, rows = learner.ppo_mini_batch_size, learner.ppo_mini_batch_size * n
+    rows_per_rank = rows // plan.pool_sizes[role.pool(config.trainer.placement) or ""]
+    max_rows = role.max_rows(config)
+
+    def micro_batches(response: float) -> int:
+        fitting = int(role.max_tokens(config) // (mean_prompt + response))
+        return ceil_div(rows_per_rank, max_rows or max(1, fitting))
+
+    count = config.data.train_batch_size // size
+    epochs = learner.ppo_epochs if Needs.GROUPS in plan.algorithm.needs else 1
+    longest = config.data.max_response_length
+    return Updates(
+        role=role.name,
+        mini_batches=count,
+        prompts=size,
+        rows=rows,
+        rows_a_rank=rows_per_rank,
+        micro_batches_half=micro_batches(longest / 2),
+        micro_batches_full=micro_batches(longest),
+        epochs=epochs,
+        updates=count * epochs,
+    )

@@ -1,0 +1,57 @@
+"""Devices that a run computes on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Flag
+from typing import Self
+
+import torch
+
+from rlctl.errors import ResourceError
+from rlctl.recipes import schema
+from rlctl.recipes.roles import pool_names
+
+
+@dataclass(frozen=True)
+class Devices:
+    """Devices of a run: `per_node` processes on each of `num_nodes` nodes, with one device each."""
+
+    kind: str  # "cpu" or "cuda"
+    num_nodes: int
+    per_node: int
+
+    @property
+    def total(self) -> int:
+        """Number of devices on all nodes."""
+        return self.num_nodes * self.per_node
+
+    @classmethod
+    def from_config(cls, trainer: schema.Trainer) -> Self:
+        """Resolve `trainer.device=auto` and `trainer.n_gpus_per_node=0` on this machine.
+
+        `auto` is the GPU where there is one; 0 is every GPU, or one process on a CPU. Raises
+        `ResourceError` where this machine has fewer GPUs than asked for.
+        """
+        kind = trainer.device
+        if kind == "auto":
+            kind = "cuda" if torch.cuda.is_available() else "cpu"
+        found = torch.cuda.device_count() if kind == "cuda" else 1
+        per_node = trainer.n_gpus_per_node or found
+        if kind == "cuda" and (per_node == 0 or (trainer.nnodes == 1 and per_node > found)):
+            raise ResourceError(
+                f"trainer.device={trainer.device} and "
+                f"trainer.n_gpus_per_node={trainer.n_gpus_per_node}, "
+                f"but this machine has {found} GPUs",
+                hint=f"trainer.n_gpus_per_node={found}" if found else "trainer.device=cpu",
+            )
+        return cls(kind, trainer.nnodes, per_node)
+
+
+def pool_sizes(placement: schema.Placement, devices: Devices, needs: Flag) -> Mapping[str, int]:
+    """Return the number of processes of each pool on all nodes, the actor's first."""
+    return {
+        name: placement.pools.get(name, devices.per_node) * devices.num_nodes
+        for name in pool_names(placement, needs)
+    }

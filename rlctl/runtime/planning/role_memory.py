@@ -1,0 +1,159 @@
+"""Memory plan of a run: what its roles and pools take on one device, from config alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Flag
+
+from rlctl.errors import Problem
+from rlctl.recipes import schema
+from rlctl.recipes.roles import Role, built_roles, engine_role, rollout_pool
+from rlctl.runtime.algorithms.base import Needs
+from rlctl.runtime.model.load import compute_dtype, master_dtype
+from rlctl.runtime.ops import ceil_div
+from rlctl.runtime.planning.devices import Devices
+from rlctl.runtime.planning.memory import (
+    ModelSize,
+    RoleMemory,
+    Storage,
+    UnknownSizeError,
+    Work,
+    device_memory,
+    role_memory,
+)
+from rlctl.runtime.planning.preflight import read_model_config
+from rlctl.runtime.rollout.sampling_params import num_requests
+
+GIB = 2**30
+
+
+@dataclass(frozen=True)
+class PlannedRole:
+    """A role with a model of its own, and its storage and memory on one device."""
+
+    role: Role
+    pool: str
+    storage: Storage
+    memory: RoleMemory | None  # None: the size of the model is unknown
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """Memory of every role on one device."""
+
+    roles: list[PlannedRole]
+    warnings: list[str]  # why the size of a model is unknown
+
+    def known(self) -> list[RoleMemory]:
+        """Return the memory of the roles whose size is known."""
+        return [each.memory for each in self.roles if each.memory is not None]
+
+    def pools(self) -> dict[str, list[RoleMemory]]:
+        """Return the memory of the roles of each pool, as far as it is known."""
+        pools: dict[str, list[RoleMemory]] = {}
+        for each in self.roles:
+            if each.memory is not None:
+                pools.setdefault(each.pool, []).append(each.memory)
+        return pools
+
+
+def plan_memory(
+    config: schema.Config, devices: Devices, ranks: Mapping[str, int], needs: Flag
+) -> MemoryPlan:
+    """Estimate the memory of every role on one device.
+
+    `ranks` maps pools to processes. Raises `ConfigError` for a model whose config.json cannot be
+    read or built.
+    """
+    roles: list[PlannedRole] = []
+    warnings: list[str] = []
+    for role in built_roles(config, needs):
+        pool, model = role.pool(config.trainer.placement), role.model(config)
+        assert pool is not None, f"the role {role.name} is built, so it has a pool"
+        read_model_config(model, f"{role.model_key}.path")
+        storage = _storage(role, config, devices.kind, ranks[pool])
+        memory: RoleMemory | None = None
+        try:
+            size = ModelSize.from_config(model, role.kind)
+            memory = role_memory(role.name, size, storage, _work(role, config, ranks[pool], needs))
+        except UnknownSizeError as error:
+            warnings.append(error.problems[0].message)
+        roles.append(PlannedRole(role, pool, storage, memory))
+    return MemoryPlan(roles, list(dict.fromkeys(warnings)))
+
+
+def check_capacity(plan: MemoryPlan, devices: Devices, ranks: Mapping[str, int]) -> list[Problem]:
+    """Return a problem for each pool whose exact part of the memory exceeds a device.
+
+    Exact are the weights and moments of all roles of a pool, and the gradients of one of them.
+    Activations and caches are estimates, so only a dry run warns of them.
+    """
+    available = device_memory(devices.kind, max(1, sum(ranks.values()) // devices.num_nodes))
+    problems: list[Problem] = []
+    for pool, roles in plan.pools().items():
+        needed = sum(each.parameters + each.moments for each in roles)
+        needed += max(each.gradients for each in roles)
+        if needed > available:
+            names = ", ".join(each.role for each in roles)
+            problems.append(
+                Problem(
+                    f"the pool {pool} ({names}) needs {needed / GIB:.1f} GiB on each device for "
+                    f"weights, moments and gradients, and {available / GIB:.1f} GiB are available",
+                    "trainer.placement",
+                    "more devices, a smaller model, or "
+                    "actor_rollout_ref.actor.fsdp_config.model_dtype=bf16",
+                )
+            )
+    return problems
+
+
+def _storage(role: Role, config: schema.Config, device: str, num_ranks: int) -> Storage:
+    """Return how the model of `role` is stored on each of `num_ranks` devices."""
+    compute, fsdp = compute_dtype(role.model(config), device), role.fsdp(config)
+    if fsdp is None:
+        return Storage.unsharded(compute)
+    return Storage.from_config(master_dtype(fsdp), compute, num_ranks, fsdp)
+
+
+def _work(role: Role, config: schema.Config, num_ranks: int, needs: Flag) -> Work:
+    """Return the largest micro-batch of `role` on one rank.
+
+    That is the token budget, or fewer tokens where a rank does not have as many, but at least one
+    row of the longest length.
+    """
+    data, n = config.data, _responses_per_prompt(config, needs)
+    kv_tokens = 0
+    if role is engine_role(config.trainer.placement, needs):
+        kv_tokens = _kv_tokens(config, num_ranks, needs)
+    if role.passes is None:
+        return Work(0, learns=False, checkpointing=False, has_logits=False, kv_tokens=kv_tokens)
+    longest = data.max_prompt_length + data.max_response_length
+    prompts = role.learner(config).ppo_mini_batch_size if role.learns else data.train_batch_size
+    max_rows = role.max_rows(config)
+    budget = role.max_tokens(config) if max_rows is None else max_rows * longest
+    return Work(
+        tokens=max(longest, min(budget, ceil_div(prompts * n, num_ranks) * longest)),
+        learns=role.learns,
+        checkpointing=role.model(config).enable_gradient_checkpointing,
+        has_logits=role.kind == "policy",
+        kv_tokens=kv_tokens,
+    )
+
+
+def _kv_tokens(config: schema.Config, num_ranks: int, needs: Flag) -> int:
+    """Return the tokens that an engine caches at a time, for responses of the longest length."""
+    data, rollout, n = (
+        config.data,
+        config.actor_rollout_ref.rollout,
+        _responses_per_prompt(config, needs),
+    )
+    parts = num_ranks
+    if rollout_pool(config.trainer.placement, needs) is not None and rollout.mode == "sync":
+        parts = num_requests(rollout, data.train_batch_size, num_ranks)  # one request at a time
+    prompts = min(ceil_div(data.train_batch_size, parts), max(1, rollout.max_num_seqs // n))
+    return prompts * (data.max_prompt_length + n * data.max_response_length)
+
+
+def _responses_per_prompt(config: schema.Config, needs: Flag) -> int:
+    return config.actor_rollout_ref.rollout.n if Needs.GROUPS in needs else 1
