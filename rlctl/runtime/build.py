@@ -1,18 +1,28 @@
-"""From a configuration to roles: which workers are built, of what, and in which pool."""
+"""Construction of algorithm, reward and roles from a configuration."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from pkgutil import resolve_name
+from typing import TYPE_CHECKING, Any, cast
 
 from transformers import PreTrainedTokenizerBase
 
 from rlctl.plugins import load
 from rlctl.recipes import schema
-from rlctl.recipes.roles import REFERENCE, is_adapter_base, rollout_pool
-from rlctl.runtime.algorithms.base import Algorithm, Needs, ValueLoss
+from rlctl.recipes.roles import (
+    ACTOR,
+    CRITIC,
+    REFERENCE,
+    ROLLOUT,
+    Role,
+    engine_role,
+    is_adapter_base,
+    needed_roles,
+)
+from rlctl.runtime.algorithms.base import Algorithm, ValueLoss
 from rlctl.runtime.batch import LogProbs, Rollouts
 from rlctl.runtime.budget import OomRetry
 from rlctl.runtime.cluster.disaggregated import DisaggregatedActor
@@ -24,16 +34,16 @@ from rlctl.runtime.rewards.specs import reward_specs
 from rlctl.runtime.roles import Actor, Critic, Reference, Reward, Roles
 from rlctl.runtime.rollout.sampling_params import SamplingConfig
 from rlctl.runtime.workers.actor import ActorSpec, ActorWorker
-from rlctl.runtime.workers.critic import CriticSpec, CriticWorker
-from rlctl.runtime.workers.reference import ReferenceSpec, ReferenceWorker
-from rlctl.runtime.workers.rollout import RolloutSpec, RolloutWorker
+from rlctl.runtime.workers.critic import CriticSpec
+from rlctl.runtime.workers.reference import ReferenceSpec
+from rlctl.runtime.workers.rollout import RolloutSpec
 
 if TYPE_CHECKING:
     from rlctl.runtime.cluster.engine_group import EngineGroup
 
 
 def load_algorithm(config: schema.Config, num_steps: int) -> Algorithm:
-    """The algorithm `algorithm.name`, judged against the rest of the configuration."""
+    """Return the algorithm `algorithm.name`; it raises `ConfigError` where settings conflict."""
     return load("algorithms", config.algorithm.name).from_config(config, num_steps)
 
 
@@ -43,9 +53,10 @@ def build_reward(
     num_processes: int,
     logs: Path | None = None,
 ) -> tuple[RuleReward, Callable[[], None]]:
-    """The reward role on the controller, and what closes it; what its functions print goes to files in `logs`, or to stderr.
+    """Return the reward role, which runs on the controller, and the function that closes it.
 
-    Raises `ConfigError` for a function that cannot be used.
+    What the reward functions print goes to files in `logs`, or to stderr. Raises `ConfigError` for
+    a function that cannot be loaded.
     """
     number = config.reward.num_processes or num_processes
     pool = RewardPool(
@@ -65,36 +76,31 @@ def build_roles(
     reward: Reward,
     on_phase: Callable[[str], None],
 ) -> Roles:
-    """Build the workers that `algorithm` needs, each in its pool. `on_phase` is told what is being built."""
+    """Build the roles that `algorithm` needs, each in its pool.
+
+    Calls `on_phase` with a description of each part before it is built.
+    """
     placement, needs = config.trainer.placement, algorithm.needs
-    separate = rollout_pool(placement, needs)
+    needed, engine_host = needed_roles(placement, needs), engine_role(placement, needs)
     engines: EngineGroup | None = None
-    if separate is not None:  # they start while everything else is built
-        engines = cast(
-            "EngineGroup",
-            pools[separate].spawn("rollout", RolloutWorker, _rollout_spec(config, tokenizer)),
-        )
+    if engine_host is ROLLOUT:  # engines start while the other roles are built
+        engines = _spawn(ROLLOUT, placement, pools, _rollout_spec(config, tokenizer))
     on_phase("building the actor")
     actor = build_actor(config, algorithm, tokenizer, pools[placement.actor])
-    if Needs.ENGINE in needs and engines is None:
+    if engine_host is ACTOR:
         on_phase(f"starting the rollout engine ({config.actor_rollout_ref.rollout.name})")
         while (phase := actor.continue_startup()) is not None:
             on_phase(phase)
     reference: Reference | None = None
-    if Needs.REFERENCE in needs:
-        if is_adapter_base(REFERENCE, config):
-            reference = BaseOfActor(actor)
-        else:
-            on_phase("building the reference")
-            reference = pools[placement.reference].spawn(
-                "reference", ReferenceWorker, _reference_spec(config)
-            )
+    if is_adapter_base(REFERENCE, config) and REFERENCE in needed:
+        reference = BaseOfActor(actor)
+    elif REFERENCE in needed:
+        on_phase("building the reference")
+        reference = _spawn(REFERENCE, placement, pools, _reference_spec(config))
     critic: Critic | None = None
-    if Needs.CRITIC in needs:
+    if CRITIC in needed:
         on_phase("building the critic")
-        critic = pools[placement.critic].spawn(
-            "critic", CriticWorker, _critic_spec(config, algorithm)
-        )
+        critic = _spawn(CRITIC, placement, pools, _critic_spec(config, algorithm))
     if engines is not None:
         on_phase("building the rollout engines")
         engines.wait()
@@ -103,24 +109,32 @@ def build_roles(
     return Roles(actor=actor, reward=reward, critic_role=critic, reference_role=reference)
 
 
+def _spawn(role: Role, placement: schema.Placement, pools: Mapping[str, Pool], spec: object) -> Any:
+    """Build the worker class of `role` in the processes of its pool."""
+    pool = role.pool(placement)
+    assert pool is not None, f"the role {role.name} is needed, so it has a pool"
+    return pools[pool].spawn(role.name, resolve_name(role.worker), spec)
+
+
 @dataclass(frozen=True)
 class BaseOfActor:
-    """Implements `Reference` by the actor's frozen base."""
+    """Reference served by the frozen base model of an actor with LoRA adapters."""
 
     actor: Actor
 
     def compute_log_probs(self, batch: Rollouts) -> LogProbs:
+        """Return the log-probs of the response tokens under the base model."""
         return self.actor.compute_base_log_probs(batch)
 
     def pop_oom_retries(self) -> list[OomRetry]:
-        """None: the actor tells of its own."""
+        """Return an empty list: the actor reports its own OOM retries."""
         return []
 
 
 def build_actor(
     config: schema.Config, algorithm: Algorithm, tokenizer: PreTrainedTokenizerBase, pool: Pool
 ) -> ActorWorker:
-    """The actor alone, its engine not started."""
+    """Build the actor without starting its rollout engine."""
     actor_rollout = config.actor_rollout_ref
     spec = ActorSpec(
         model=actor_rollout.model,
@@ -130,7 +144,7 @@ def build_actor(
         algorithm=algorithm,
         seed=config.trainer.seed,
     )
-    return pool.spawn("actor", ActorWorker, spec)
+    return pool.spawn(ACTOR.name, ActorWorker, spec)
 
 
 def _sampling(config: schema.Config, tokenizer: PreTrainedTokenizerBase) -> SamplingConfig:

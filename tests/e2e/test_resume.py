@@ -325,7 +325,7 @@ def test_full_disk_keeps_earlier_checkpoints(finished: Path, folder: Path) -> No
     limit = next(copied.glob("checkpoints/*/huggingface/*.safetensors")).stat().st_size - 1
     talk = resume(copied, folder, "trainer.total_epochs=3", code=7, largest_file=limit).talk
     assert "the checkpoint of step 8 was not written: " in talk
-    assert "the newest that is there: step 6" in talk
+    assert "the latest checkpoint is that of step 6" in talk
     assert [row["step"] for row in metrics(copied)] == list(range(10))
     assert [each["step"] for each in events(copied, "checkpoint_failed")] == [8, 9]
     assert [damage(each) for each in sorted(copied.glob("checkpoints/*"))] == [None] * 3

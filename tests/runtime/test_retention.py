@@ -31,11 +31,11 @@ SCORES: dict[int, dict[str, float | None]] = {
     ],
 )
 def test_what_is_kept(retention: Retention, kept: list[int]) -> None:
-    assert [step for step in SCORES if step not in retention.superfluous(SCORES)] == kept
+    assert [step for step in SCORES if step not in retention.to_delete(SCORES)] == kept
     left: dict[int, dict[str, float | None]] = {}
     for step, metrics in SCORES.items():  # one more checkpoint at a time ends at the same
         left[step] = metrics
-        for gone in retention.superfluous(left):
+        for gone in retention.to_delete(left):
             del left[gone]
         assert step in left
     assert list(left) == kept

@@ -1,16 +1,17 @@
-"""When and what to save, and what to keep: the trainer's side of checkpoints.
+"""Saving of checkpoints during training, and their retention.
 
-A step pays for the copy; a thread waits for the workers, makes the folder whole and removes what need not be kept. One at a time. A write
-that fails is told and harms nothing that was there; only if it was the run's last, the run ends with the error.
+The training step only copies the state. A thread waits for the workers' writes, completes the
+checkpoint and removes those that retention drops; one checkpoint at a time. A failed write is
+reported and leaves earlier checkpoints intact; if it was the last one, the run ends with its error.
 """
 
 from __future__ import annotations
 
+import logging
 import shutil
-import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -26,12 +27,17 @@ from rlctl.runtime.checkpoint.store import CONFIG, CheckpointStore, ControllerSt
 from rlctl.runtime.roles import Roles
 from rlctl.runtime.workers.background import await_written
 
-_ABANDON_S = 10.0  # what a write may still take when the run ends by an error or a signal
+LOG = logging.getLogger(__name__)
+
+_ABANDON_S = 10.0  # time left for a write when the run ends by an error or a signal
 
 
 @dataclass(frozen=True)
 class Retention:
-    """The newest `newest` (None: all) are kept, and the `k` best by `metric` (None: no metric) besides."""
+    """Which checkpoints are kept: the newest, and the best by a metric.
+
+    `newest` is their number; None: all. `metric` is None where no best ones are kept.
+    """
 
     newest: int | None
     metric: str | None
@@ -39,12 +45,17 @@ class Retention:
     k: int
 
     @classmethod
-    def of(cls, trainer: schema.Trainer) -> Retention:
+    def from_config(cls, trainer: schema.Trainer) -> Retention:
+        """Return the retention set by `trainer.max_ckpt_to_keep` and `trainer.keep_best`."""
         best = trainer.keep_best
         return cls(trainer.max_ckpt_to_keep, best.metric, best.mode == "max", best.k)
 
-    def superfluous(self, metrics: Mapping[int, Mapping[str, float | None]]) -> list[int]:
-        """Of checkpoints given as step -> metrics of that step, those that need not be kept; never the newest. Of equals, the older."""
+    def to_delete(self, metrics: Mapping[int, Mapping[str, float | None]]) -> list[int]:
+        """Return the steps whose checkpoints may be deleted, never the newest.
+
+        `metrics` maps each step with a checkpoint to its metrics. Of equal checkpoints the older
+        one counts as better.
+        """
         steps = sorted(metrics)
         if self.newest is None:
             return []
@@ -60,7 +71,11 @@ class Retention:
 
 
 class Saver:
-    """Saves one run. In this order: `begin` (the copy), the step's line into the metrics, `commit`; at the end `close`."""
+    """Saver of one run's checkpoints.
+
+    The order of calls is `begin`, which copies the state, the step's line in metrics.jsonl,
+    `commit`, and at the end `close`.
+    """
 
     def __init__(
         self,
@@ -68,30 +83,32 @@ class Saver:
         roles: Roles,
         tokenizer: PreTrainedTokenizerBase,
         config: schema.Trainer,
-        on_whole: Callable[[], None],
+        on_checkpoint: Callable[[], None],
     ) -> None:
         self.run = run
         self.roles = roles
         self.tokenizer = tokenizer
-        self.on_whole = on_whole  # called when a checkpoint is there and superfluous ones are gone
-        self.retention = Retention.of(config)
+        self.on_checkpoint = (
+            on_checkpoint  # called when a checkpoint is complete and others are removed
+        )
+        self.retention = Retention.from_config(config)
         self.timeout_s = config.timeouts.call_s
         self.store = CheckpointStore(run.path / "checkpoints")
         self.failure: RlctlError | None = None  # of the latest save
-        self.longest_s = 0.0  # from the copy until it was whole
+        self.longest_s = 0.0  # from the copy to the complete checkpoint
         self._began = 0.0
         self._pending: int | None = None
         self._thread: threading.Thread | None = None
         self._warned = False
 
     def begin(self, state: ControllerState) -> None:
-        """Copy everything that belongs to the checkpoint, once the one before is written."""
+        """Copy the state of the run, after the previous checkpoint is written."""
         self._wait()
         self._began = time.monotonic()
         step = state.step
         self.failure = None
         try:
-            self._check_room(step)
+            self._check_space(step)
             aside = self.store.begin(step)
             self.tokenizer.save_pretrained(aside / "huggingface")
             shutil.copyfile(self.run.path / CONFIG, aside / CONFIG)
@@ -101,9 +118,8 @@ class Saver:
             return
         self._pending = step
         self.roles.actor.export(aside / "huggingface")
-        self.roles.actor.save(aside / "actor")
-        if self.roles.critic_role is not None:
-            self.roles.critic.save(aside / "critic")
+        for role, member in self.roles.learning().items():
+            member.save(aside / role.name)
         best = self.retention.metric
         if (
             self.retention.newest is not None
@@ -112,12 +128,13 @@ class Saver:
             and not self._warned
         ):
             self._warned = True
-            self._warn(
-                f"trainer.keep_best.metric={best} is not among the metrics of step {step}, so this checkpoint cannot be a best one"
+            LOG.warning(
+                f"trainer.keep_best.metric={best} is not among the metrics of step {step}, "
+                "so this checkpoint cannot be one of the best"
             )
 
     def commit(self) -> None:
-        """The step's metrics are written: from here on its checkpoint may become whole."""
+        """Complete the checkpoint in the background, now that the step's metrics are written."""
         if self._pending is None:
             return
         self._thread = threading.Thread(
@@ -128,7 +145,7 @@ class Saver:
 
     def __enter__(self) -> Self:
         self.store.clear()
-        self.retain()  # what to keep may have changed since the run began
+        self.retain()  # the retention settings may have changed since the run started
         return self
 
     def __exit__(
@@ -147,51 +164,52 @@ class Saver:
             raise
 
     def close(self) -> None:
-        """Wait for the last write. Raises if it failed: a run without its last checkpoint has not given what it was asked for."""
+        """Wait for the last write; raise its error if it failed."""
         self._wait()
         if self.failure is not None:
             raise self.failure
 
     def abandon(self) -> None:
-        """The run ends before its time: a write that is about to end may do so, another leaves nothing behind."""
+        """Give a running write a short time to finish, then remove what is incomplete."""
         if self._thread is not None:
             self._thread.join(_ABANDON_S)
         self.store.clear()
 
     def retain(self) -> None:
-        """Remove the checkpoints that need not be kept, judged by the folder alone."""
+        """Remove the checkpoints in the folder that retention does not keep."""
         metrics = {step: _metrics(self.store.path(step)) for step in self.store.steps()}
-        for step in self.retention.superfluous(metrics):
+        for step in self.retention.to_delete(metrics):
             self.store.remove(step)
             self.run.event("checkpoint_removed", step=step)
 
     def _wait(self) -> None:
         if self._thread is not None:
-            self._thread.join()  # its own waits have deadlines
+            self._thread.join()  # its own waits have timeouts
             self._thread = None
 
     def _write(self, step: int) -> None:
         aside = self.store.folder / f".{self.store.path(step).name}.partial"
-        roles = ["actor"] if self.roles.critic_role is None else ["actor", "critic"]
         try:
-            await_written([aside / role for role in roles], self.timeout_s)
-            fsync(self.run.metrics)  # after a power cut, no checkpoint is ahead of the metrics
+            await_written([aside / role.name for role in self.roles.learning()], self.timeout_s)
+            fsync(self.run.metrics)  # after a power failure no checkpoint is ahead of the metrics
             folder = self.store.finish(step)
             self.run.event("checkpoint", step=step, path=str(folder.relative_to(self.run.path)))
             self.retain()
-            self.on_whole()
+            self.on_checkpoint()
             self.longest_s = max(self.longest_s, time.monotonic() - self._began)
         except (OSError, RlctlError) as error:
             self._failed(step, error)
 
-    def _check_room(self, step: int) -> None:
-        need = self.roles.actor.state_bytes() * 4 // 3  # its weights once more, for `huggingface/`
-        need += self.roles.critic.state_bytes() if self.roles.critic_role is not None else 0
+    def _check_space(self, step: int) -> None:
+        actor_bytes = self.roles.actor.state_bytes()
+        need = actor_bytes // 3  # the weights again, in `huggingface/`
+        need += sum(member.state_bytes() for member in self.roles.learning().values())
         self.store.folder.mkdir(parents=True, exist_ok=True)
         free = free_space(self.store.folder)
         if free < need:
             raise ResourceError(
-                f"the checkpoint of step {step} needs {need / 2**20:.0f} MiB and {free / 2**20:.0f} MiB are free"
+                f"the checkpoint of step {step} needs {need / 2**20:.0f} MiB and "
+                f"{free / 2**20:.0f} MiB are free"
             )
 
     def _failed(self, step: int, error: Exception) -> None:
@@ -202,23 +220,20 @@ class Saver:
             if isinstance(error, RlctlError)
             else f"{type(error).__name__}: {error}"
         )
-        there: Sequence[int] = self.store.steps()
+        steps = self.store.steps()
         self.failure = ResourceError(
             f"the checkpoint of step {step} was not written: {reason}",
             where=str(self.store.folder),
-            hint=f"the newest that is there: step {there[-1]}"
-            if there
-            else "no checkpoint is there",
+            hint=f"the latest checkpoint is that of step {steps[-1]}"
+            if steps
+            else "the run has no checkpoint",
         )
         self.run.event("checkpoint_failed", step=step, reason=reason)
-        self._warn(f"{self.failure.problems[0].message}; the run goes on")
-
-    def _warn(self, message: str) -> None:
-        print(f"warning: {message}", file=sys.stderr, flush=True)
+        LOG.warning("%s; the run continues", self.failure.problems[0].message)
 
 
 def _metrics(checkpoint: Path) -> Mapping[str, float | None]:
-    """The metrics of a checkpoint's step; none of one whose state cannot be read, which so is no best one."""
+    """Return the metrics of a checkpoint's step; empty, so never best, if they cannot be read."""
     try:
         return ControllerState.read(checkpoint).metrics
     except ConfigError:
