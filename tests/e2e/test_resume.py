@@ -204,7 +204,7 @@ def test_damaged_checkpoint_falls_back_to_the_previous(
         file.seek(1000)
         file.write(b"\xff\xff\xff\xff")
     talk = resume(copied, folder, "trainer.total_epochs=3").talk
-    assert "step_000006 is damaged: actor/__0_0.distcp is not what was written" in talk
+    assert "step_000006 is damaged: actor/__0_0.distcp has changed since it was written" in talk
     assert "goes on from step 4" in talk
     assert_same(copied, longer)
     taken_back = copied / "attempts" / "2" / "taken_back"
@@ -224,9 +224,7 @@ def test_every_kind_of_damage_is_detected(finished: Path, tmp_path: Path) -> Non
             lambda folder: (
                 folder / "critic" / ".metadata"
             ).unlink(): "critic/.metadata is missing",
-            lambda folder: (folder / "state.json").write_text(
-                "{}"
-            ): "state.json has 2 bytes and should have",
+            lambda folder: (folder / "state.json").write_text("{}"): "state.json has 2 bytes, not",
             lambda folder: (folder / "manifest.json").write_text(
                 "{"
             ): "manifest.json cannot be read",
@@ -268,7 +266,7 @@ def test_changed_data_is_refused(finished: Path, shelf: Path, folder: Path) -> N
         talk = resume(finished, folder, "trainer.total_epochs=3", code=3).talk
     finally:
         shutil.copy(shelf / "train.parquet", folder)
-    assert "train.parquet has changed since the run began" in talk
+    assert "train.parquet has changed since the run started" in talk
 
 
 def test_running_run_is_refused(finished: Path, folder: Path) -> None:
@@ -289,7 +287,10 @@ def test_resume_without_a_checkpoint_starts_over(finished: Path, folder: Path) -
     assert "from the beginning: it has no checkpoint" in resume(copied, folder).talk
     assert_same(copied, finished)
     assert (
-        resume(copied, folder, "--from-step", "3", code=4).talk.count("steps there: 2, 4, 6") == 1
+        resume(copied, folder, "--from-step", "3", code=4).talk.count(
+            "steps with a checkpoint: 2, 4, 6"
+        )
+        == 1
     )
 
 

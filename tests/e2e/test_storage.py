@@ -248,7 +248,10 @@ def test_damaged_remote_checkpoint_is_skipped(
     name = f"{path}/checkpoints/step_000002/state.json"
     fs.pipe_file(name, fs.cat_file(name).replace(b"2", b"3"))
     assert main(["runs", "pull", copy, "--root", str(tmp_path / "elsewhere")]) == 0
-    assert "step_000002 is damaged: state.json is not what was written" in capfd.readouterr().err
+    assert (
+        "step_000002 is damaged: state.json has changed since it was written"
+        in capfd.readouterr().err
+    )
     assert [
         each.name for each in (tmp_path / "elsewhere/quickstart/hurt/checkpoints").iterdir()
     ] == ["step_000001"]

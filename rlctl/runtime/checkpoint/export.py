@@ -1,4 +1,4 @@
-"""A run's policy as a folder for everyone else: transformers and vLLM load it, and a model card says where it comes from."""
+"""Export of a run's policy in the format of transformers and vLLM, with a model card."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from rlctl.errors import ConfigError, ConflictError, NotFoundError, ResourceErro
 from rlctl.files import replacing
 from rlctl.monitoring.run_summary import RunSummary, validation_metric
 from rlctl.monitoring.text import percent_or_number
+from rlctl.recipes.roles import ACTOR
 from rlctl.recipes.stored import recompose
 from rlctl.runs.details import changed_settings
 from rlctl.runs.store import Run
@@ -28,10 +29,11 @@ _FOLDERS: dict[Kind, str] = {"merged": "huggingface", "adapter": "adapter"}
 def export(
     run: Run, step: int | None, target: Path, kind: Kind = "merged", force: bool = False
 ) -> int:
-    """Write the policy of the checkpoint of `step` (None: the newest) to `target`: the step. What is there is replaced only with `force`.
+    """Write the policy of `step` (None: the latest) to `target` and return the step.
 
-    Written aside and renamed. Errors: NotFoundError without such a checkpoint or adapter, ConfigError for a damaged one, ConflictError
-    where `target` is not empty, ResourceError of the disk.
+    The folder appears complete or not at all; `force` replaces an existing one. Raises
+    `NotFoundError` without such a checkpoint or adapter, `ConfigError` for a damaged one,
+    `ConflictError` where `target` is not empty, and `ResourceError` for disk errors.
     """
     store = CheckpointStore(run.path / "checkpoints")
     checkpoint = store.policy(step).parent
@@ -48,7 +50,7 @@ def export(
             raise NotFoundError(
                 f"{checkpoint.name} has no adapter",
                 where=str(run.path),
-                hint="the run was not made with lora_rank > 0",
+                hint="the run did not train adapters (lora_rank > 0)",
             )
         else:
             rebuild(run.path, checkpoint, folder)
@@ -58,11 +60,11 @@ def export(
 
 @contextmanager
 def _aside(target: Path, force: bool) -> Iterator[Path]:
-    """A new folder beside `target` that takes its place when all has gone well."""
+    """Yield a temporary folder that replaces `target` if the block succeeds."""
     taken = target.exists() and not (target.is_dir() and not any(target.iterdir()))
     if taken and not force:
         raise ConflictError(
-            f"{target} is there already", hint="another folder, or --force to replace it"
+            f"{target} already exists", hint="another folder, or --force to replace it"
         )
     if taken and not target.is_dir():
         raise ConflictError(f"{target} is a file", hint="another folder")
@@ -81,7 +83,7 @@ def _aside(target: Path, force: bool) -> Iterator[Path]:
 
 
 def rebuild(run: Path, checkpoint: Path, folder: Path) -> None:
-    """Write the policy into `folder` from the distributed state alone, in this process, whatever the number of ranks that saved it."""
+    """Write the policy to `folder` from the distributed state, saved by any number of ranks."""
     from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
     from torch.distributed.checkpoint.state_dict_loader import load
 
@@ -104,7 +106,7 @@ def rebuild(run: Path, checkpoint: Path, folder: Path) -> None:
     warnings.filterwarnings(
         "ignore", message="torch.distributed is disabled"
     )  # one process needs none
-    load(state, checkpoint_id=checkpoint / "actor", no_dist=True)
+    load(state, checkpoint_id=checkpoint / ACTOR.name, no_dist=True)
     set_model_state_dict(policy, state["model"], options=StateDictOptions(strict=False))
     hf.save_pretrained(folder, state_dict=dict(merged_parameters(hf)))
     load_tokenizer(model.tokenizer_path or model.path, model.trust_remote_code).save_pretrained(
@@ -113,7 +115,7 @@ def rebuild(run: Path, checkpoint: Path, folder: Path) -> None:
 
 
 def model_card(run: Run, step: int, kind: Kind) -> str:
-    """README.md in the form that the hub reads: how the model was made, and what it reached. Figures are those of the run's record."""
+    """Return the model's README.md: training settings and results, from the run's record."""
     settings = {key: each["value"] for key, each in changed_settings(run.path).items()}
     base = str(settings.get("actor_rollout_ref.model.path", "unknown"))
     rows = read_metrics(run.path / METRICS_FILE)
@@ -145,7 +147,8 @@ def model_card(run: Run, step: int, kind: Kind) -> str:
             ("package", "version"),
             {k: v for k, v in record.versions.items() if v} if record else {},
         ),
-        "## License\n\nNot stated: the licenses of the base model and of the data apply. Add `license:` above before you publish this.",
+        "## License\n\nNot stated: the licenses of the base model and of the data apply. "
+        "Add `license:` above before you publish this.",
     ]
     return "\n\n".join(parts) + "\n"
 

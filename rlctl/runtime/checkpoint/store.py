@@ -1,8 +1,9 @@
-"""Checkpoints: one folder a step, whole or not there.
+"""Checkpoints of a run: one folder per step, complete or absent.
 
-A checkpoint is written into a folder beside its place, listed with sizes and hashes, flushed to the disk and renamed. It holds the
-distributed state of actor and critic (`actor/`, `critic/`, independent of the number of ranks), the controller's state (`state.json`),
-the configuration (`config.yaml`) and the policy as transformers and vLLM load it (`huggingface/`).
+A checkpoint is written to a temporary folder, listed with sizes and hashes, flushed to disk and
+renamed. It holds the distributed state of each learning role (`actor/`, `critic/`, independent of
+the number of ranks), the controller's state (`state.json`), the configuration (`config.yaml`) and
+the policy in the format of transformers and vLLM (`huggingface/`).
 """
 
 from __future__ import annotations
@@ -24,10 +25,10 @@ MANIFEST, STATE, CONFIG = "manifest.json", "state.json", "config.yaml"
 
 @dataclass(frozen=True)
 class ControllerState:
-    """What the controller needs to go on after `step`, beside what the workers have saved.
+    """State of the controller after `step`, beside what the workers save.
 
-    `metrics` are those of the step: by them the best checkpoints are known. `loader` is what `Collector` goes on from. `trackers` is a
-    record for readers: the run's own record holds the ids.
+    `metrics` are those of the step; the best checkpoints are selected by them. `loader` is the
+    state of the `Collector`. `trackers` is for readers only: the run's record holds the ids.
     """
 
     step: int
@@ -42,6 +43,7 @@ class ControllerState:
     seeds: dict[str, int] = field(default_factory=dict)
 
     def write(self, folder: Path) -> None:
+        """Write `state.json` into `folder`, with null for metrics that are not finite."""
         metrics = {
             name: value if value is not None and math.isfinite(value) else None
             for name, value in self.metrics.items()
@@ -52,40 +54,41 @@ class ControllerState:
 
     @classmethod
     def read(cls, folder: Path) -> Self:
-        """Errors: ConfigError when `folder` is no checkpoint, or one of another format."""
+        """Read `state.json`; raise `ConfigError` if `folder` is not a checkpoint of this format."""
         try:
             return cls(**json.loads((folder / STATE).read_text()))
         except (OSError, ValueError, TypeError) as error:
             raise ConfigError(
-                f"not a checkpoint of rlctl: {type(error).__name__}: {error}", where=str(folder)
+                f"not an rlctl checkpoint: {type(error).__name__}: {error}", where=str(folder)
             ) from error
 
 
 @dataclass(frozen=True)
 class CheckpointStore:
-    """The checkpoints of one run, in `folder`."""
+    """Checkpoints of one run, in `folder`."""
 
     folder: Path
 
     def path(self, step: int) -> Path:
+        """Return the folder of the checkpoint of `step`."""
         return self.folder / f"step_{step:06d}"
 
     def steps(self) -> list[int]:
-        """The steps with a checkpoint that was written to its end, oldest first."""
+        """Return the steps with a completely written checkpoint, oldest first."""
         return sorted(
             int(path.parent.name.removeprefix("step_"))
             for path in self.folder.glob(f"step_*/{MANIFEST}")
         )
 
     def begin(self, step: int) -> Path:
-        """An empty folder beside the place of `step`, to write into. What an interrupted write left behind is removed."""
+        """Create an empty temporary folder for `step`, and remove those of interrupted writes."""
         self.clear()
         aside = self.folder / f".{self.path(step).name}.partial"
         aside.mkdir(parents=True)
         return aside
 
     def finish(self, step: int) -> Path:
-        """List what was written for `step`, flush it to the disk and give it its name. Nothing half-written ever carries that."""
+        """Write the manifest of the temporary folder of `step`, flush it to disk and rename it."""
         final = self.path(step)
         aside = self.folder / f".{final.name}.partial"
         files = sorted(path for path in aside.rglob("*") if path.is_file())
@@ -106,18 +109,18 @@ class CheckpointStore:
         return final
 
     def clear(self) -> None:
-        """Remove what writes that did not come to their end have left."""
+        """Remove the temporary folders of interrupted writes."""
         for partial in self.folder.glob(".step_*.partial"):
             shutil.rmtree(partial, ignore_errors=True)
 
     def remove(self, step: int) -> None:
-        """Delete a checkpoint; from the first moment on it no longer counts as one."""
-        doomed = self.path(step).with_name(f".{self.path(step).name}.partial")
-        self.path(step).rename(doomed)
-        shutil.rmtree(doomed)
+        """Delete a checkpoint. It is renamed first, so a partly deleted one is never listed."""
+        temporary = self.path(step).with_name(f".{self.path(step).name}.partial")
+        self.path(step).rename(temporary)
+        shutil.rmtree(temporary)
 
-    def newest_whole(self) -> tuple[int | None, list[str]]:
-        """The newest step whose checkpoint is undamaged (None: there is none), and what is wrong with each newer one."""
+    def latest_complete(self) -> tuple[int | None, list[str]]:
+        """Return the latest step with an undamaged checkpoint, or None, and newer ones' damage."""
         damaged: list[str] = []
         for step in reversed(self.steps()):
             problem = damage(self.path(step))
@@ -127,7 +130,7 @@ class CheckpointStore:
         return None, damaged
 
     def set_aside_after(self, step: int, into: str) -> list[int]:
-        """Move the checkpoints of steps after `step` into a folder `into` among the others, where they no longer count. Their steps."""
+        """Move the checkpoints after `step` into the subfolder `into`; return their steps."""
         later = [each for each in self.steps() if each > step]
         for each in later:
             (self.folder / into).mkdir(exist_ok=True)
@@ -135,19 +138,22 @@ class CheckpointStore:
         return later
 
     def policy(self, step: int | None = None) -> Path:
-        """The transformers folder of `step`, or of the newest checkpoint."""
+        """Return the transformers folder of `step`, or of the latest checkpoint."""
         steps = self.steps()
         if not steps or (step is not None and step not in steps):
             there = ", ".join(map(str, steps)) or "none"
             raise NotFoundError(
                 f"no checkpoint {'' if step is None else f'of step {step} '}in {self.folder}",
-                hint=f"steps there: {there}",
+                hint=f"steps with a checkpoint: {there}",
             )
         return self.path(steps[-1] if step is None else step) / "huggingface"
 
 
 def damage(folder: Path) -> str | None:
-    """What is wrong with a checkpoint, or None: every file of its manifest must be there, of its size and with its SHA-256."""
+    """Return what is wrong with a checkpoint, or None.
+
+    Every file of its manifest must exist with the size and SHA-256 listed there.
+    """
     try:
         listing: dict[str, dict[str, Any]] = json.loads((folder / MANIFEST).read_text())["files"]
     except (OSError, ValueError, KeyError) as error:
@@ -157,9 +163,11 @@ def damage(folder: Path) -> str | None:
         if not file.is_file():
             return f"{folder.name} is damaged: {name} is missing"
         if file.stat().st_size != wanted["bytes"]:
-            return f"{folder.name} is damaged: {name} has {file.stat().st_size} bytes and should have {wanted['bytes']}"
+            size = file.stat().st_size
+            return f"{folder.name} is damaged: {name} has {size} bytes, not {wanted['bytes']}"
         if _digest(file) != wanted["sha256"]:
-            return f"{folder.name} is damaged: {name} is not what was written (its SHA-256 differs)"
+            changed = f"{name} has changed since it was written (its SHA-256 differs)"
+            return f"{folder.name} is damaged: {changed}"
     return None
 
 

@@ -1,4 +1,4 @@
-"""Whether the weights of a model's folder are all there, from sizes and headers alone: nothing is loaded."""
+"""Check that the weight files of a model are complete, by sizes and headers only."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from rlctl.recipes import schema
 from rlctl.storage import local
 
 _INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
-_WHOLE = ("model.safetensors", "pytorch_model.bin")
+_SINGLE_FILES = ("model.safetensors", "pytorch_model.bin")
 
 
 def check_weights(model: schema.Model, key: str) -> list[Problem]:
-    """No weights, shards that the index names and that are missing, files cut off. `key` is the one that named the model.
+    """Return a problem for missing weights, missing shards of an index, or truncated files.
 
-    A name on the hub is not looked into, nor a model that starts with random weights.
+    `key` is the config key of the model. Hub names and models with random weights are not checked.
     """
     folder = Path(local(model.path)).expanduser()
     if model.init != "auto" or not folder.is_dir():
         return []
     again = "copy or download the model again"
-    files = [folder / name for name in _WHOLE if (folder / name).is_file()][:1]
+    files = [folder / name for name in _SINGLE_FILES if (folder / name).is_file()][:1]
     index = next((folder / name for name in _INDEXES if (folder / name).is_file()), None)
     if not files and index is not None:
         try:
@@ -33,7 +33,8 @@ def check_weights(model: schema.Model, key: str) -> list[Problem]:
         if missing:
             return [
                 Problem(
-                    f"{len(missing)} of {len(names)} weight files are missing in {folder}: {', '.join(missing)}",
+                    f"{len(missing)} of {len(names)} weight files are missing in {folder}: "
+                    f"{', '.join(missing)}",
                     key,
                     again,
                 )
@@ -45,21 +46,25 @@ def check_weights(model: schema.Model, key: str) -> list[Problem]:
         )
         return [
             Problem(
-                f"{folder} holds no weights: neither {' nor '.join(_WHOLE)} nor an index of shards",
+                f"{folder} holds no weights: neither {' nor '.join(_SINGLE_FILES)} "
+                "nor an index of shards",
                 key,
                 hint,
             )
         ]
-    faults = {file: _fault(file) for file in files if file.suffix == ".safetensors"}
+    damaged = {file: _damage(file) for file in files if file.suffix == ".safetensors"}
     return [
-        Problem(f"{file} is damaged: {fault}", key, again)
-        for file, fault in faults.items()
-        if fault
+        Problem(f"{file} is damaged: {problem}", key, again)
+        for file, problem in damaged.items()
+        if problem
     ]
 
 
-def _fault(file: Path) -> str | None:
-    """What is wrong with a safetensors file: eight bytes of length, a header in JSON, and as many bytes as that says."""
+def _damage(file: Path) -> str | None:
+    """Return what is wrong with a safetensors file, or None.
+
+    It has eight bytes with the length of the header, the header in JSON, and the data it lists.
+    """
     size = file.stat().st_size
     with file.open("rb") as stream:
         length = int.from_bytes(stream.read(8), "little")
