@@ -1,11 +1,14 @@
-"""Word problems made from templates: GSM8K's shape and scoring, small enough for a model of a million parameters on a CPU.
+"""Arithmetic word problems from templates, in GSM8K's format, for a tiny model on a CPU.
 
-A problem starts with a number of things and changes it in one to three steps; its solution is one equation a step and `#### N`:
+A problem starts with a number of items and changes it in one to three steps. Its solution has one
+equation per step and ends with `#### N`:
 
-    Tom has 12 apples. He buys 5 more. Then he gives 3 to a friend. How many apples does Tom have now?
+    Tom has 12 apples. He buys 5 more. Then he gives 3 to a friend.
+    How many apples does Tom have now?
     12 + 5 = 17 ; 17 - 3 = 14 ; #### 14
 
-The words are few (some eighty) and the prompt is the bare question: every token of a prompt is paid for in every step.
+The vocabulary is small (about eighty words) and the prompt is only the question, because each
+prompt token costs time in each step.
 """
 
 from __future__ import annotations
@@ -56,16 +59,16 @@ ASK = (
     "How many {items} are there now?",
 )
 
-# How many draws in a row may repeat a question before the templates count as used up.
-PATIENCE = 2000
+# Consecutive draws of known questions after which the templates count as exhausted.
+MAX_REPEATS = 2000
 
 
 @dataclass(frozen=True)
 class Level:
-    """How hard: `steps` is drawn from (what stands twice is twice as likely); no number of a problem or its solution exceeds `largest`."""
+    """Difficulty of problems. No number of a problem or its solution exceeds `largest`."""
 
-    steps: tuple[int, ...]
-    largest_given: int  # of the numbers that the text gives
+    steps: tuple[int, ...]  # drawn uniformly; a repeated entry is more likely
+    largest_given: int  # limit of the numbers in the text
     largest_factor: int
     largest: int
 
@@ -79,14 +82,17 @@ LEVELS = {
 
 @dataclass(frozen=True)
 class Problem:
-    """A question, the equations that solve it, and the value after each."""
+    """Question, the equations of its solution, and the value after each equation."""
 
     question: str
     equations: tuple[str, ...]
     values: tuple[int, ...]
 
     def solution(self, stop_early: bool) -> str:
-        """The worked solution; `stop_early` leaves out the last of two or more equations and reports the value before it."""
+        """Return the solution text; `stop_early` omits the last of several equations.
+
+        Then the reported result is the value before that equation.
+        """
         num_equations = len(self.equations) - (stop_early and len(self.equations) > 1)
         return " ; ".join(
             (*self.equations[:num_equations], f"#### {self.values[num_equations - 1]}")
@@ -94,12 +100,15 @@ class Problem:
 
 
 def generate(count: int, *, seed: int, level: int, careless: float, split: str) -> list[PromptRow]:
-    """`count` rows with different questions, the same ones for the same `seed` and `level`.
+    """Generate `count` rows with different questions, determined by `seed` and `level`.
 
-    With probability `careless` (0 to 1) the worked solution in `extra_info["answer"]` stops one equation early and reports that
-    intermediate value, which is always wrong; `ground_truth` stays right. Problems of one step have no earlier value and stay right.
-    A model that has learned from such solutions knows the steps and does not finish them: something to learn for RL.
-    Raises UsageError for an unknown level, a `careless` outside [0, 1], or a `count` that the templates cannot make.
+    With probability `careless` (0 to 1) the solution in `extra_info["answer"]` stops one equation
+    early and reports that intermediate value, which is always wrong; `ground_truth` stays correct.
+    Solutions with one equation stay correct. A model trained on such solutions has the steps but
+    omits the last one, which reinforcement learning can correct.
+
+    Raises UsageError for an unknown level, a `careless` outside [0, 1], or a `count` that exceeds
+    the number of different problems.
     """
     return _rows(_problems(count, seed, level), seed, careless, split)
 
@@ -107,23 +116,24 @@ def generate(count: int, *, seed: int, level: int, careless: float, split: str) 
 def train_and_validation(
     num_train: int, num_val: int, *, seed: int, level: int, careless: float
 ) -> tuple[list[PromptRow], list[PromptRow]]:
-    """Rows for training and for validation that share no question. Only the training solutions are `careless`; see `generate`."""
+    """Generate training and validation rows without common questions; see `generate`.
+
+    Only training solutions are `careless`.
+    """
     problems = _problems(num_train + num_val, seed, level)
     train, val = problems[:num_train], problems[num_train:]
-    shared = {problem.question for problem in train} & {problem.question for problem in val}
-    if shared:
-        raise InternalError(
-            f"{len(shared)} questions stand in both the training and the validation set"
-        )
+    common = {problem.question for problem in train} & {problem.question for problem in val}
+    if common:
+        raise InternalError(f"{len(common)} questions are in both the training and validation set")
     return _rows(train, seed, careless, "train"), _rows(val, seed, 0.0, "val")
 
 
 def _rows(problems: list[Problem], seed: int, careless: float, split: str) -> list[PromptRow]:
     if not 0 <= careless <= 1:
         raise UsageError(
-            f"careless is a probability, given {careless}", hint="a number from 0 to 1"
+            f"careless must be a probability, given {careless}", hint="use a number from 0 to 1"
         )
-    coin = random.Random(f"careless-{seed}")  # its own stream: the questions do not depend on it
+    coin = random.Random(f"careless-{seed}")  # own stream, so that the questions do not change
     rows = []
     for index, problem in enumerate(problems):
         answer = problem.solution(stop_early=coin.random() < careless)
@@ -148,10 +158,10 @@ def _rows(problems: list[Problem], seed: int, careless: float, split: str) -> li
 def _problems(count: int, seed: int, level: int) -> list[Problem]:
     if level not in LEVELS:
         raise UsageError(
-            f"level {level} does not exist", hint=f"one of {', '.join(map(str, LEVELS))}"
+            f"level {level} does not exist", hint=f"use one of {', '.join(map(str, LEVELS))}"
         )
     if count < 0:
-        raise UsageError(f"cannot make {count} problems", hint="a number from 0 on")
+        raise UsageError(f"cannot generate {count} problems", hint="use a number ≥ 0")
     unique: dict[str, Problem] = {}
     repeats = 0
     for problem in _draws(random.Random(seed), LEVELS[level]):
@@ -159,10 +169,10 @@ def _problems(count: int, seed: int, level: int) -> list[Problem]:
             break
         repeats = repeats + 1 if problem.question in unique else 0
         unique.setdefault(problem.question, problem)
-        if repeats > PATIENCE:
+        if repeats > MAX_REPEATS:
             raise UsageError(
-                f"level {level} has about {len(unique)} different problems, asked for {count}",
-                hint="a higher --level or fewer rows",
+                f"level {level} has about {len(unique)} different problems, requested {count}",
+                hint="use a higher --level or fewer rows",
             )
     return list(unique.values())
 
@@ -204,14 +214,17 @@ def _draw(rng: random.Random, level: Level) -> Problem:
 
 
 def _step(rng: random.Random, level: Level, value: int, items: str) -> tuple[str, str, int]:
-    """A template, its operator and its number, such that the result lies in 1..largest. Numbers are at least 2: the items stay plural."""
-    most = {
+    """Draw a template, its operator and its number, so that the result is in 1..largest.
+
+    Numbers are at least 2, because the templates use the plural.
+    """
+    limits = {
         "+": min(level.largest_given, level.largest - value),
         "-": min(level.largest_given, value - 1),
         "*": min(level.largest_factor, level.largest // value),
     }
-    operator = rng.choice([each for each in "++--*" if most[each] >= 2])
+    operator = rng.choice([each for each in "++--*" if limits[each] >= 2])
     templates = {"+": ADD, "-": SUBTRACT_FOOD if items in FOOD else SUBTRACT, "*": MULTIPLY}[
         operator
     ]
-    return rng.choice(templates), operator, rng.randint(2, most[operator])
+    return rng.choice(templates), operator, rng.randint(2, limits[operator])

@@ -1,4 +1,4 @@
-"""GSM8K (arXiv 2110.14168) as rows: 7,473 training and 1,319 test problems, with the prompt that verl uses."""
+"""GSM8K data set (arXiv:2110.14168): 7,473 training and 1,319 test problems with verl's prompt."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ _MARK = "#### "
 
 
 def load_gsm8k(source: Path | None) -> dict[str, list[PromptRow]]:
-    """The rows of both splits, from the folder `source` or else from the hub.
+    """Return the rows of both splits, from the folder `source` or from the Hugging Face hub.
 
-    A folder holds `train.jsonl` and `test.jsonl` (the official files) or `train*.parquet` and `test*.parquet` (the hub's; also under
-    `main/`). Raises NotFoundError when it does not, ConfigError for malformed records, ResourceError when the hub cannot be reached.
+    The folder has the official `train.jsonl` and `test.jsonl`, or the hub's `train*.parquet` and
+    `test*.parquet`, which may be in `main/`. Raises NotFoundError for missing files, ConfigError
+    for malformed records, ResourceError if the hub cannot be reached.
     """
     return {
         split: _rows(_find(source, split) if source else _download(split), split)
@@ -42,13 +43,14 @@ def _rows(path: Path, split: str) -> list[PromptRow]:
         else:
             problems.append(
                 Problem(
-                    "not a GSM8K record: wanted {question, answer}, both text, the answer with `#### number`",
+                    "not a GSM8K record: expected {question, answer}, both text, "
+                    "and `#### number` in the answer",
                     where,
                 )
             )
     raise_capped(problems, path)
     if not rows:
-        raise ConfigError("the file has no records", where=str(path))
+        raise ConfigError("the file contains no records", where=str(path))
     return rows
 
 
@@ -69,7 +71,7 @@ def _find(source: Path, split: str) -> Path:
         raise NotFoundError(
             "the source is not a folder",
             where=str(source),
-            hint="a folder with train.jsonl and test.jsonl",
+            hint="give a folder with train.jsonl and test.jsonl",
         )
     for pattern in (f"{split}.jsonl", f"{split}*.parquet", f"main/{split}*.parquet"):
         if found := sorted(source.glob(pattern)):
@@ -77,7 +79,7 @@ def _find(source: Path, split: str) -> Path:
     raise NotFoundError(
         f"the source has no {split} split",
         where=str(source),
-        hint=f"{split}.jsonl, {split}*.parquet or main/{split}*.parquet",
+        hint=f"expected {split}.jsonl, {split}*.parquet or main/{split}*.parquet",
     )
 
 
@@ -93,7 +95,8 @@ def _download(split: str) -> Path:
         return Path(hf_hub_download(**where, local_files_only=not hub_answers()))
     except OSError as error:
         raise ResourceError(
-            f"GSM8K's {split} split is not in the hub's cache on this machine, and the hub did not give it",
+            f"GSM8K's {split} split is not in the local cache and cannot be downloaded",
             where=f"{DATA_SOURCE}, {where['filename']}",
-            hint="--source DIR with the official train.jsonl and test.jsonl (github.com/openai/grade-school-math)",
+            hint="use --source DIR with the official train.jsonl and test.jsonl "
+            "(github.com/openai/grade-school-math)",
         ) from error

@@ -1,4 +1,4 @@
-"""Whether the Hugging Face hub can be reached. Its own client tries for half a minute before it says that it cannot."""
+"""Quick connection test for the Hugging Face hub, whose own client retries for half a minute."""
 
 from __future__ import annotations
 
@@ -6,14 +6,15 @@ TIMEOUT_S = 5.0
 
 
 def hub_answers() -> bool:
-    """One short request to the hub (or the mirror in HF_ENDPOINT). False without a network, and when HF_HUB_OFFLINE is set."""
+    """Return True if the hub, or HF_ENDPOINT, responds to one request in `TIMEOUT_S` seconds.
+
+    False without a network, or if HF_HUB_OFFLINE is set.
+    """
     from huggingface_hub import constants
     from huggingface_hub.utils import get_session
 
     try:
         get_session().head(constants.ENDPOINT, timeout=TIMEOUT_S)
-    except (
-        Exception
-    ):  # each release of the client brings another HTTP library, whose errors share no other class
+    except Exception:  # the HTTP library changes with the client, and the errors share no class
         return False
     return True

@@ -1,4 +1,4 @@
-"""A user's own questions and answers as rows."""
+"""Data set from a user's own records of questions and answers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,11 @@ from rlctl.errors import ConfigError, NotFoundError, Problem, UsageError
 
 @dataclass(frozen=True)
 class Fields:
-    """Which key of a record is what; a dot goes deeper (`meta.answer`). `system` and `instruction` are put around every prompt."""
+    """Keys of a record's fields, and text for every prompt.
+
+    A dot in a key selects a nested field (`meta.answer`). `system` becomes a system message;
+    `instruction` is appended to the last message.
+    """
 
     prompt_key: str
     answer_key: str
@@ -24,11 +28,11 @@ class Fields:
 
 
 def rows_from_records(path: Path, fields: Fields) -> list[PromptRow]:
-    """One row for each record of a JSONL, JSON-list or parquet file.
+    """Return one row per record of a JSONL, JSON-list or parquet file.
 
-    The prompt is a text or already a chat (a list of {role, content}); the answer, which becomes the ground truth, is anything but null.
-    `extra_info` holds `index` and, for a text, the bare `question`. Raises NotFoundError for a missing file, and one ConfigError with
-    file:line of each bad record (the first ten in full).
+    The prompt is a text or a chat (a list of {role, content}). The answer becomes the ground truth
+    and must not be null. `extra_info` has `index` and, for a text, the bare `question`. Raises
+    NotFoundError for a missing file, and one ConfigError with the positions of all bad records.
     """
     path = path.expanduser()
     if not path.is_file():
@@ -41,23 +45,25 @@ def rows_from_records(path: Path, fields: Fields) -> list[PromptRow]:
             problems.append(Problem(str(error), where))
     raise_capped(problems, path)
     if not rows:
-        raise ConfigError("the file has no records", where=str(path))
+        raise ConfigError("the file contains no records", where=str(path))
     return rows
 
 
 def split_off(rows: list[PromptRow], fraction: float, seed: int) -> dict[str, list[PromptRow]]:
-    """`train` and `val`: `fraction` of the rows, chosen by `seed`, are for validation; 0 makes no `val`. Both keep the file's order.
+    """Split rows into `train` and `val`, with a `fraction` of them, chosen by `seed`, in `val`.
 
-    `extra_info["split"]` names the split. Raises UsageError for a fraction that leaves either of the two empty.
+    Both keep the file's order; there is no `val` if `fraction` is 0. Sets `extra_info["split"]`.
+    Raises UsageError for a fraction that leaves a split empty.
     """
     if not 0 <= fraction < 1:
         raise UsageError(
-            f"the validation fraction is {fraction}", hint="a number from 0 to below 1"
+            f"the validation fraction is {fraction}", hint="use a number from 0 to below 1"
         )
     num_val = round(len(rows) * fraction)
     if fraction and not 0 < num_val < len(rows):
         raise UsageError(
-            f"{fraction} of {len(rows)} rows leaves {num_val} for validation and {len(rows) - num_val} for training"
+            f"a validation fraction of {fraction} splits {len(rows)} rows "
+            f"into {num_val} for validation and {len(rows) - num_val} for training"
         )
     chosen = set(random.Random(seed).sample(range(len(rows)), num_val))
     splits: dict[str, list[PromptRow]] = {"train": []} | ({"val": []} if chosen else {})
@@ -80,7 +86,8 @@ def _row(record: Any, index: int, fields: Fields) -> PromptRow:
         chat = [{"role": message["role"], "content": message["content"]} for message in prompt]
     else:
         raise ValueError(
-            f"{fields.prompt_key!r} is {prompt!r:.60}, wanted a text or a list of {{role, content}} that is not empty"
+            f"{fields.prompt_key!r} is {prompt!r:.60}, "
+            "expected a non-empty text or list of {role, content}"
         )
     if fields.instruction:
         chat[-1]["content"] = f"{chat[-1]['content']} {fields.instruction}"
@@ -103,9 +110,9 @@ def _at(record: Any, dotted: str) -> Any:
     for part in [dotted] if isinstance(record, dict) and dotted in record else dotted.split("."):
         if not isinstance(value, dict):
             raise ValueError(
-                f"the record is {type(record).__name__}, wanted an object"
+                f"the record is {type(record).__name__}, expected an object"
                 if value is record
-                else f"{dotted!r} leads into {value!r:.60}"
+                else f"cannot resolve {dotted!r}: {value!r:.60} is not an object"
             )
         if part not in value:
             raise ValueError(f"no key {dotted!r}; keys: {', '.join(map(str, value))}")

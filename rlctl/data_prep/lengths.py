@@ -1,4 +1,4 @@
-"""How long prompts are, in tokens of the model that will read them, and dropping those that are too long."""
+"""Prompt lengths in tokens, and removal of prompts that are too long."""
 
 from __future__ import annotations
 
@@ -12,21 +12,22 @@ NUM_BINS = 10
 
 @dataclass(frozen=True)
 class Lengths:
-    """The lengths of all prompts, and how many of them were dropped for being longer than `limit` (None: nothing is too long)."""
+    """Lengths of all prompts; those longer than `limit` were dropped (None keeps all)."""
 
-    values: Sequence[int]  # one a row, sorted
+    values: Sequence[int]  # one per row, sorted
     limit: int | None
 
     @property
     def num_dropped(self) -> int:
+        """Number of prompts that were dropped."""
         return sum(self.limit is not None and value > self.limit for value in self.values)
 
     def quantile(self, share: float) -> int:
-        """The length that `share` (0 to 1) of the prompts do not exceed."""
+        """Return the length that a `share` (0 to 1) of the prompts does not exceed."""
         return self.values[round(share * (len(self.values) - 1))]
 
     def histogram(self) -> list[tuple[int, int, int]]:
-        """(first, last, count) of at most ten bins of equal width that cover all lengths; bounds are inclusive."""
+        """Return (first, last, count) of at most ten bins of equal width, both bounds inclusive."""
         low, high = self.values[0], self.values[-1]
         width = (high - low) // NUM_BINS + 1
         starts = range(low, high + 1, width)
@@ -39,7 +40,10 @@ class Lengths:
 def drop_overlong(
     rows: Sequence[PromptRow], num_tokens: Callable[[list[dict[str, str]]], int], limit: int | None
 ) -> tuple[list[PromptRow], Lengths]:
-    """The rows whose prompt has at most `limit` tokens, as `num_tokens` counts a chat, and the lengths of all."""
+    """Return the rows with at most `limit` prompt tokens, and the lengths of all prompts.
+
+    `num_tokens` counts the tokens of a chat.
+    """
     lengths = [num_tokens(row.prompt) for row in rows]
     kept = [
         row for row, length in zip(rows, lengths, strict=True) if limit is None or length <= limit

@@ -1,4 +1,4 @@
-"""Foreign data as they lie: JSONL, a JSON list, or parquet, each record with the place it stands at."""
+"""Readers of raw records in JSONL, JSON or parquet, each record with its position for errors."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ from typing import Any
 
 from rlctl.errors import ConfigError, Problem
 
-# Of one file's problems, so many are listed; the rest is counted.
+# Problems of one file that are listed in full; the others are counted.
 MAX_PROBLEMS = 10
 
 
 def read_records(path: Path) -> list[tuple[str, Any]]:
-    """(place, record) of every record: `file:line` in JSONL, `file, record N` in a JSON list, `file, row N` in parquet, both from 0.
+    """Return (position, record) of every record in a file.
 
-    Raises one ConfigError when the file cannot be read or a line of it is not JSON (the first ten in full).
+    Positions are `file:line` in JSONL, `file, record N` in a JSON list and `file, row N` in
+    parquet; N starts at 0. Raises one ConfigError for a file or lines that cannot be parsed.
     """
     match path.suffix:
         case ".parquet":
@@ -27,7 +28,7 @@ def read_records(path: Path) -> list[tuple[str, Any]]:
 
 
 def raise_capped(problems: list[Problem], path: Path) -> None:
-    """Raise one ConfigError that holds the first problems of a file and the number of the others, if there are any."""
+    """Raise one ConfigError with the first problems of a file and a count of the others, if any."""
     hidden = len(problems) - MAX_PROBLEMS
     if hidden > 0:
         problems = [
@@ -48,9 +49,8 @@ def _text(path: Path) -> str:
 def _jsonl(path: Path) -> list[tuple[str, Any]]:
     records: list[tuple[str, Any]] = []
     problems: list[Problem] = []
-    for number, line in enumerate(
-        _text(path).split("\n"), start=1
-    ):  # not splitlines: JSON text may hold U+2028
+    # `str.splitlines` would also split at U+2028, which JSON text may contain.
+    for number, line in enumerate(_text(path).split("\n"), start=1):
         if not line.strip():
             continue
         try:
@@ -72,7 +72,8 @@ def _json(path: Path) -> list[tuple[str, Any]]:
         ) from error
     if not isinstance(records, list):
         raise ConfigError(
-            f"the file holds {type(records).__name__}, wanted a list of records", where=str(path)
+            f"the file contains {type(records).__name__}, expected a list of records",
+            where=str(path),
         )
     return [(f"{path}, record {index}", record) for index, record in enumerate(records)]
 

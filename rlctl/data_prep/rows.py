@@ -1,4 +1,4 @@
-"""The data contract: what one row of prompts holds, and its parquet and JSONL forms.
+"""Data contract: fields of a prompt row, and its parquet and JSONL files.
 
     data_source   string
     prompt        list<struct<role: string, content: string>>
@@ -6,8 +6,9 @@
     reward_model  struct<style: string, ground_truth: anything>
     extra_info    struct of anything                              (may be missing)
 
-The columns are verl's, so its files are read as they are. Arrow knows one type a column: where rows differ in the keys or the types of
-`extra_info` or `ground_truth`, the column is written as JSON text and the file's metadata says so.
+The columns are verl's, so its files can be read unchanged. An Arrow column has one type: if rows
+differ in the keys or types of `extra_info` or `ground_truth`, the column is written as JSON text
+and named in the file's metadata.
 """
 
 from __future__ import annotations
@@ -18,20 +19,22 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from rlctl.data_prep.contract import CONTRACT_HINT, row_faults, schema_problems
 from rlctl.data_prep.records import raise_capped, read_records
 from rlctl.errors import ConfigError, Problem, ResourceError
 from rlctl.files import replacing
 from rlctl.storage import local
 
 _JSON_COLUMNS = b"rlctl.json_columns"
-_CONTRACT_HINT = (
-    "`rlctl prep jsonl` makes such a file from your own; `rlctl data show FILE` looks into one"
-)
 
 
 @dataclass(frozen=True, slots=True)
 class PromptRow:
-    """One problem. `prompt` is a chat (a list of {role, content}); `ground_truth` is what the reward function compares with."""
+    """One problem.
+
+    `prompt` is a chat (a list of {role, content}), `ground_truth` an argument of the reward.
+    `style` is verl's kind of reward, `extra_info` any further fields.
+    """
 
     data_source: str
     prompt: list[dict[str, str]]
@@ -44,11 +47,11 @@ class PromptRow:
 def read_rows(
     path: str | Path, *, prompt_key: str = "prompt", reward_fn_key: str = "data_source"
 ) -> list[PromptRow]:
-    """All rows of a parquet file, or of a `.jsonl` file of the same shape, here or at an address;
-    `prompt_key` and `reward_fn_key` name the columns to use.
+    """Return all rows of a parquet file or a `.jsonl` file of the same shape, local or at a URL.
 
-    Raises one ConfigError with every problem of the file (the first ten in full): it is missing or unreadable, a column is missing or
-    of another type, a row is malformed. Parquet rows count from 0, JSONL lines from 1.
+    `prompt_key` and `reward_fn_key` name the columns to use. Raises one ConfigError with all
+    problems of the file: missing, unreadable, wrong columns or malformed rows. Parquet rows are
+    numbered from 0, JSONL lines from 1.
     """
     path = Path(local(str(path))).expanduser()
     if not path.is_file():
@@ -62,7 +65,7 @@ def read_rows(
         hint = (
             f"data files in {path.parent}: {', '.join(near)}"
             if near
-            else "`rlctl prep gsm8k` or `rlctl prep arithmetic` makes one"
+            else "create one with `rlctl prep gsm8k` or `rlctl prep arithmetic`"
         )
         raise ConfigError(
             "the data file is a folder" if path.is_dir() else "the data file does not exist",
@@ -79,7 +82,7 @@ def read_rows(
     rows: list[PromptRow] = []
     problems: list[Problem] = []
     for where, record in records:
-        faults = _faults(record, prompt_key, reward_fn_key)
+        faults = row_faults(record, prompt_key, reward_fn_key)
         problems += [Problem(fault, where) for fault in faults]
         if not faults:
             rows.append(_row(record, prompt_key, reward_fn_key))
@@ -88,9 +91,9 @@ def read_rows(
 
 
 def write_rows(path: str | Path, rows: Sequence[PromptRow]) -> None:
-    """Write a parquet file: aside first, then renamed, so that a file of this name is always a whole one. Replaces what was there.
+    """Write a parquet file atomically, replacing an existing one.
 
-    Raises ResourceError when the disk is full or the place is not writable; nothing is left behind then.
+    Raises ResourceError if it cannot be written; then an existing file stays unchanged.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -130,7 +133,10 @@ def write_rows(path: str | Path, rows: Sequence[PromptRow]) -> None:
 
 
 def _column(values: list[Any]) -> tuple[Any, bool]:
-    """An arrow array of `values`, and whether it holds them as JSON text because arrow could not give them back as they are."""
+    """Return an Arrow array of `values`, and True if they had to be encoded as JSON text.
+
+    That is the case if Arrow would not return equal values.
+    """
     import pyarrow as pa
 
     try:
@@ -143,7 +149,7 @@ def _column(values: list[Any]) -> tuple[Any, bool]:
 
 
 def _storable(kind: Any) -> bool:
-    """Parquet cannot hold a struct without fields."""
+    """Return True if parquet can store the Arrow type: it has no structs without fields."""
     import pyarrow.types as types
 
     if types.is_struct(kind):
@@ -164,13 +170,13 @@ def _read_parquet(path: Path, prompt_key: str, reward_fn_key: str) -> list[tuple
             for name in (prompt_key, reward_fn_key, "reward_model", "ability", "extra_info")
             if name in file.schema_arrow.names
         ]
-        raise_capped(_schema_problems(file.schema_arrow, path, prompt_key, reward_fn_key), path)
+        raise_capped(schema_problems(file.schema_arrow, path, prompt_key, reward_fn_key), path)
         table = file.read(columns=columns)
     except (pa.ArrowException, OSError) as error:
         raise ConfigError(
             f"not a readable parquet file: {str(error).splitlines()[0]}",
             where=str(path),
-            hint=_CONTRACT_HINT,
+            hint=CONTRACT_HINT,
         ) from error
     as_json = (table.schema.metadata or {}).get(_JSON_COLUMNS, b"").decode().split(",")
     records = table.to_pylist()
@@ -182,95 +188,6 @@ def _read_parquet(path: Path, prompt_key: str, reward_fn_key: str) -> list[tuple
                 record["reward_model"]["ground_truth"]
             )
     return [(f"{path}, row {index}", record) for index, record in enumerate(records)]
-
-
-def _schema_problems(schema: Any, path: Path, prompt_key: str, reward_fn_key: str) -> list[Problem]:
-    import pyarrow.types as types
-
-    def is_text(kind: Any) -> bool:
-        return (
-            types.is_string(kind)
-            or types.is_large_string(kind)
-            or (types.is_dictionary(kind) and is_text(kind.value_type))
-        )
-
-    def has_fields(kind: Any, names: tuple[str, ...]) -> bool:
-        return types.is_struct(kind) and all(kind.get_field_index(name) >= 0 for name in names)
-
-    def is_chat(kind: Any) -> bool:
-        return (types.is_list(kind) or types.is_large_list(kind)) and has_fields(
-            kind.value_type, ("role", "content")
-        )
-
-    wanted = {
-        prompt_key: (is_chat, "list<struct<role: string, content: string>>"),
-        reward_fn_key: (is_text, "string"),
-        "reward_model": (
-            lambda kind: has_fields(kind, ("ground_truth",)),
-            "struct<style: string, ground_truth: ...>",
-        ),
-        "extra_info": (
-            lambda kind: types.is_struct(kind) or types.is_null(kind) or is_text(kind),
-            "struct<...>",
-        ),
-    }
-    problems = []
-    for name, (fits, description) in wanted.items():
-        where = f"{path}, column {name}"
-        if name in schema.names:
-            if not fits(schema.field(name).type):
-                problems.append(
-                    Problem(
-                        f"column {name!r} is {schema.field(name).type}, wanted {description}",
-                        where,
-                        _CONTRACT_HINT,
-                    )
-                )
-        elif name != "extra_info":
-            problems.append(
-                Problem(
-                    f"there is no column {name!r} ({description}); columns: {', '.join(schema.names)}",
-                    where,
-                    _CONTRACT_HINT,
-                )
-            )
-    return problems
-
-
-def _faults(record: Any, prompt_key: str, reward_fn_key: str) -> list[str]:
-    """What is wrong with one row, in words; empty when it is a good one."""
-    if not isinstance(record, dict):
-        return [
-            f"the row is {type(record).__name__}, wanted an object with the columns {prompt_key}, {reward_fn_key}, reward_model"
-        ]
-    faults = []
-    source = record.get(reward_fn_key)
-    if not isinstance(source, str) or not source:
-        faults.append(f"column {reward_fn_key!r} is {source!r}, wanted a text that is not empty")
-    chat = record.get(prompt_key)
-    if not isinstance(chat, list) or not chat:
-        faults.append(
-            f"column {prompt_key!r} is {_short(chat)}, wanted a list of {{role, content}} that is not empty"
-        )
-    else:
-        for position, message in enumerate(chat):
-            texts = (
-                (message.get("role"), message.get("content"))
-                if isinstance(message, dict)
-                else (None,)
-            )
-            if not all(isinstance(text, str) for text in texts) or not texts[0]:
-                faults.append(
-                    f"column {prompt_key!r}, message {position} is {_short(message)}, wanted {{role, content}}, both text"
-                )
-    reward = record.get("reward_model")
-    if not isinstance(reward, dict) or reward.get("ground_truth") is None:
-        faults.append(
-            f"column 'reward_model' is {_short(reward)}, wanted {{style, ground_truth}} with a ground_truth that is not null"
-        )
-    if not isinstance(record.get("extra_info"), dict | None):
-        faults.append(f"column 'extra_info' is {_short(record['extra_info'])}, wanted an object")
-    return faults
 
 
 def _row(record: dict[str, Any], prompt_key: str, reward_fn_key: str) -> PromptRow:
@@ -286,8 +203,3 @@ def _row(record: dict[str, Any], prompt_key: str, reward_fn_key: str) -> PromptR
         style=reward.get("style") or "rule",
         extra_info=record.get("extra_info") or {},
     )
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."

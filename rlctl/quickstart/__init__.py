@@ -1,4 +1,4 @@
-"""The embedded quickstart's model (`model/`), how it was made (`python -m rlctl.quickstart.make_model`), and the name it goes by."""
+"""Model of the embedded quickstart: `model/`, made by `python -m rlctl.quickstart.make_model`."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ NAME = "quickstart"
 
 
 def real_path(model: str) -> str:
-    """The folder of a model path: the shipped model's for `quickstart`, any other as it is."""
+    """Return the folder of the shipped model for `quickstart`; any other path unchanged."""
     return str(Path(__file__).parent / "model") if model == NAME else model

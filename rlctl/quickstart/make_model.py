@@ -1,7 +1,7 @@
-"""Makes the quickstart's model from a seed: a tokenizer trained on arithmetic problems, and a Llama of a million parameters.
+"""Builder of the quickstart's model: a tokenizer for arithmetic problems and a tiny Llama.
 
-The base is taught by `rlctl train sft` from the worked solutions of a mostly careless annotator, who stops one equation early: it knows the
-steps and seldom takes all of them. That is what reinforcement learning mends in `make demo`.
+`rlctl train sft` trains it on solutions that mostly omit the last equation, so the model has the
+steps but rarely completes them. `make demo` corrects this with reinforcement learning.
 """
 
 from __future__ import annotations
@@ -36,13 +36,15 @@ SFT = {
 }
 
 CHAT_TEMPLATE = (
-    "{% for message in messages %}<|{{ message['role'] }}|>{{ message['content'] }}<|end|>{% endfor %}"
+    "{% for message in messages %}"
+    "<|{{ message['role'] }}|>{{ message['content'] }}<|end|>"
+    "{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
 
 
 def write_blank(folder: Path) -> None:
-    """A folder with tokenizer and config.json, and no weights: `actor_rollout_ref.model.init=random` makes them from the seed."""
+    """Write tokenizer and config.json; `actor_rollout_ref.model.init=random` makes the weights."""
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import LlamaConfig, PreTrainedTokenizerFast
 
@@ -51,9 +53,8 @@ def write_blank(folder: Path) -> None:
     rows, _ = train_and_validation(4000, 0, seed=SEED + 1, level=3, careless=0.0)
     texts = [text for row in rows for text in (row.prompt[0]["content"], row.extra_info["answer"])]
     tokenizer = Tokenizer(models.BPE())
-    words_and_digits = Regex(
-        r" ?\d| ?\p{L}+| ?[^\s\p{L}\d]+|\s+"
-    )  # one token a digit: numbers of any length are spelt alike
+    # One token per digit, so that numbers of any length are spelled the same way.
+    words_and_digits = Regex(r" ?\d| ?\p{L}+| ?[^\s\p{L}\d]+|\s+")
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
             pre_tokenizers.Split(words_and_digits, "isolated"),
@@ -95,7 +96,7 @@ def write_blank(folder: Path) -> None:
 
 
 def main(target: Path) -> None:
-    """Write the model into `target`, replacing what is there."""
+    """Train the model and write it to the folder `target`, replacing its contents."""
     with tempfile.TemporaryDirectory() as work:
         blank, data, runs = (Path(work) / name for name in ("blank", "data", "runs"))
         write_blank(blank)
@@ -128,7 +129,7 @@ def main(target: Path) -> None:
         newest = max(runs.glob("*/quickstart-model/checkpoints/step_*/huggingface"))
         shutil.rmtree(target, ignore_errors=True)
         shutil.copytree(newest, target)
-    print(f"wrote {target}", file=sys.stderr)
+    print(f"wrote {target}")
 
 
 def _rlctl(*arguments: object) -> None:

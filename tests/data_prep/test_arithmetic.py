@@ -1,4 +1,4 @@
-"""Templated word problems: right, sensible, distinct, the same for the same seed."""
+"""Tests of the arithmetic word problems: correct, distinct, and determined by the seed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ EQUATION = re.compile(r"(\d+) ([+*-]) (\d+) = (\d+)")
 
 
 def solve(question: str) -> int:
-    """Reads the English, not the template: an independent solver of the problems."""
+    """Solve a problem from its text, independently of the templates."""
     sentences = [s for s in re.split(r"(?<=[.?])\s", question) if s.endswith(".")]
     numbers = [int(n) for n in re.findall(r"\d+", sentences[0])]
     value = numbers[0] * numbers[1] if len(numbers) == 2 else numbers[0]
@@ -30,7 +30,7 @@ def solve(question: str) -> int:
 
 
 @pytest.mark.parametrize("level", [1, 2, 3])
-def test_every_solution_is_the_answer_to_its_question(level: int) -> None:
+def test_solutions_are_correct(level: int) -> None:
     for row in generate(500, seed=3, level=level, careless=0.0, split="train"):
         question, answer = row.extra_info["question"], row.extra_info["answer"]
         assert row.prompt == [{"role": "user", "content": question}]
@@ -45,13 +45,13 @@ def test_every_solution_is_the_answer_to_its_question(level: int) -> None:
         assert results == [int(result) for *_, result in equations]
         assert [int(a) for a, *_ in equations[1:]] == results[
             :-1
-        ]  # each step goes on from the one before
+        ]  # each step starts from the previous result
         assert all(
             1 <= int(n) <= LEVELS[level].largest for n in re.findall(r"\d+", question + answer)
         )
 
 
-def test_careless_solutions_stop_one_equation_early_and_are_wrong() -> None:
+def test_careless_solutions_omit_one_equation_and_are_wrong() -> None:
     good = generate(800, seed=5, level=2, careless=0.0, split="train")
     all_careless = generate(800, seed=5, level=2, careless=1.0, split="train")
     some = generate(800, seed=5, level=2, careless=0.6, split="train")
@@ -70,10 +70,10 @@ def test_careless_solutions_stop_one_equation_early_and_are_wrong() -> None:
         cut += maybe.extra_info["answer"] == wrong.extra_info["answer"]
     assert cut / several_steps == pytest.approx(
         0.6, abs=0.06
-    )  # two and a half standard deviations of some 600 coins
+    )  # 2.5 standard deviations of about 600 draws
 
 
-def test_training_and_validation_are_disjoint_and_seeded() -> None:
+def test_training_and_validation_rows_are_disjoint_and_seeded() -> None:
     train, val = train_and_validation(3000, 500, seed=1, level=1, careless=0.5)
     questions = [row.extra_info["question"] for row in train + val]
     assert len(set(questions)) == 3500
@@ -89,7 +89,7 @@ def test_training_and_validation_are_disjoint_and_seeded() -> None:
     assert {row.extra_info["split"] for row in val} == {"val"}
 
 
-def test_the_words_are_few_and_the_questions_short() -> None:
+def test_vocabulary_is_small_and_questions_are_short() -> None:
     rows = generate(3000, seed=0, level=2, careless=0.0, split="train")
     words = {word for row in rows for word in re.findall(r"[A-Za-z]+", row.extra_info["question"])}
     assert len(words) <= 80
@@ -100,13 +100,13 @@ def test_the_words_are_few_and_the_questions_short() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "says"),
+    ("given", "message"),
     [
         ({"level": 4}, "level 4 does not exist"),
-        ({"careless": 1.5}, "careless is a probability"),
-        ({"count": -1}, "cannot make -1"),
+        ({"careless": 1.5}, "careless must be a probability"),
+        ({"count": -1}, "cannot generate -1"),
     ],
 )
-def test_bad_requests(given: dict[str, float], says: str) -> None:
-    with pytest.raises(UsageError, match=says):
+def test_invalid_arguments_raise(given: dict[str, float], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
         generate(**{"count": 3, "seed": 0, "level": 1, "careless": 0.0, "split": "train", **given})  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""GSM8K: the text and the schema of SEMANTICS, from any of its forms."""
+"""Tests of the GSM8K data set: prompts and rows, from each form of its files."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ from rlctl.data_prep.rows import PromptRow, read_rows, write_rows
 from rlctl.errors import ConfigError, NotFoundError, ResourceError
 from rlctl.runtime.rewards.gsm8k import METHODS, score
 
-REAL = Path(__file__).parents[3] / "shared" / "data" / "gsm8k"
+EXTRACT = Path(__file__).parents[1] / "data" / "gsm8k"
+TRAIN = "72 10 5 42 624 35 48 16 41 990 121 5 85 35 5 448000 800 43 1080 850000".split()
+TEST = "18 3 70000 540 20 64 260 160 45 2125".split()
 RECORDS = [
     {
         "question": "How many?  Two\u2019s.",
@@ -26,7 +28,7 @@ RECORDS = [
 SUFFIX = ' Let\'s think step by step and output the final answer after "####".'
 
 
-def wanted(split: str) -> list[PromptRow]:
+def expected(split: str) -> list[PromptRow]:
     return [
         PromptRow(
             data_source="openai/gsm8k",
@@ -48,7 +50,7 @@ def wanted(split: str) -> list[PromptRow]:
 @pytest.mark.parametrize(
     "form", ["train.jsonl", "train-00000-of-00001.parquet", "main/train-00000-of-00001.parquet"]
 )
-def test_every_form_of_the_source(tmp_path: Path, form: str) -> None:
+def test_all_forms_of_the_source_give_the_same_rows(tmp_path: Path, form: str) -> None:
     for split in ("train", "test"):
         path = tmp_path / form.replace("train", split)
         path.parent.mkdir(exist_ok=True)
@@ -56,10 +58,10 @@ def test_every_form_of_the_source(tmp_path: Path, form: str) -> None:
             path.write_text("\n".join(json.dumps(record) for record in RECORDS))
         else:
             pq.write_table(pa.Table.from_pylist(RECORDS), path)
-    assert load_gsm8k(tmp_path) == {"train": wanted("train"), "test": wanted("test")}
+    assert load_gsm8k(tmp_path) == {"train": expected("train"), "test": expected("test")}
 
 
-def test_sources_that_will_not_do(tmp_path: Path) -> None:
+def test_invalid_sources_raise(tmp_path: Path) -> None:
     with pytest.raises(NotFoundError, match="not a folder"):
         load_gsm8k(tmp_path / "none")
     with pytest.raises(NotFoundError, match="no train split"):
@@ -72,12 +74,10 @@ def test_sources_that_will_not_do(tmp_path: Path) -> None:
     assert [problem.where for problem in caught.value.problems] == [f"{tmp_path}/train.jsonl:2"]
 
 
-def test_without_a_hub_the_error_names_the_way_out(
+def test_unreachable_hub_raises_with_a_hint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        "huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9"
-    )  # nobody listens there
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")  # no server
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     started = time.monotonic()
     with pytest.raises(ResourceError, match="--source DIR"):
@@ -85,24 +85,22 @@ def test_without_a_hub_the_error_names_the_way_out(
     assert time.monotonic() - started < 10
 
 
-@pytest.mark.skipif(not REAL.is_dir(), reason="the real GSM8K is not here")
-def test_the_real_one(tmp_path: Path) -> None:
-    splits = load_gsm8k(REAL)
-    assert {split: len(rows) for split, rows in splits.items()} == {"train": 7473, "test": 1319}
+def test_real_records(tmp_path: Path) -> None:
+    splits = load_gsm8k(EXTRACT)
+    truths = {split: [row.ground_truth for row in rows] for split, rows in splits.items()}
+    assert truths["train"] == TRAIN
+    assert truths["test"] == TEST
     first = splits["test"][0]
     assert first.prompt[0]["content"].startswith("Janet\u2019s ducks lay 16 eggs per day.")
     assert first.prompt[0]["content"].endswith("farmers' market?" + SUFFIX)
-    assert first.ground_truth == "18"
-    assert not any("," in row.ground_truth for rows in splits.values() for row in rows)
-    for method in METHODS:  # every reference solution is right, by every scorer; verl's flexible one stumbles over commas
-        missed = sum(
-            score("", row.extra_info["answer"], row.ground_truth, method=method) != 1
-            for row in splits["train"]
-        )
-        assert missed == (
-            sum("," in row.extra_info["answer"].split("#### ")[1] for row in splits["train"])
-            if method == "verl_flexible"
-            else 0
-        )
     write_rows(tmp_path / "test.parquet", splits["test"])
     assert read_rows(tmp_path / "test.parquet") == splits["test"]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_reference_solutions_score_1(method: str) -> None:
+    """All solutions score 1, but verl's flexible method fails at thousands separators."""
+    for row in [row for rows in load_gsm8k(EXTRACT).values() for row in rows]:
+        solution = row.extra_info["answer"]
+        fails = method == "verl_flexible" and "," in solution.split("#### ")[1]
+        assert score("", solution, row.ground_truth, method=method) == (0 if fails else 1)

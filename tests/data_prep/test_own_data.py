@@ -1,4 +1,4 @@
-"""A user's own records as rows."""
+"""Tests of data sets from a user's own records."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def write(path: Path, *records: Any) -> Path:
     return path
 
 
-def test_texts_and_chats(tmp_path: Path) -> None:
+def test_prompts_may_be_texts_or_chats(tmp_path: Path) -> None:
     chat = [
         {"role": "user", "content": "a"},
         {"role": "assistant", "content": "b"},
@@ -40,7 +40,7 @@ def test_texts_and_chats(tmp_path: Path) -> None:
     ]
 
 
-def test_system_instruction_and_deep_keys_of_a_json_list(tmp_path: Path) -> None:
+def test_system_instruction_and_nested_keys(tmp_path: Path) -> None:
     path = tmp_path / "x.json"
     path.write_text(json.dumps([{"q": {"text": "2 + 2?"}, "meta.a": "4"}]))
     (row,) = rows_from_records(
@@ -54,7 +54,7 @@ def test_system_instruction_and_deep_keys_of_a_json_list(tmp_path: Path) -> None
     assert row.extra_info == {"index": 0, "question": "2 + 2?"}
 
 
-def test_bad_records_are_named_by_line(tmp_path: Path) -> None:
+def test_bad_records_are_reported_by_line(tmp_path: Path) -> None:
     path = write(
         tmp_path / "x.jsonl",
         {"q": "x", "a": "1"},
@@ -68,15 +68,15 @@ def test_bad_records_are_named_by_line(tmp_path: Path) -> None:
         rows_from_records(path, PLAIN)
     assert [(problem.message, problem.where) for problem in caught.value.problems] == [
         ("no key 'q'; keys: question, a", f"{path}:2"),
-        ("the record is int, wanted an object", f"{path}:3"),
-        ("'q' is ' ', wanted a text or a list of {role, content} that is not empty", f"{path}:4"),
+        ("the record is int, expected an object", f"{path}:3"),
+        ("'q' is ' ', expected a non-empty text or list of {role, content}", f"{path}:4"),
         ("'a' is null", f"{path}:5"),
-        ("'q' is [{}], wanted a text or a list of {role, content} that is not empty", f"{path}:6"),
+        ("'q' is [{}], expected a non-empty text or list of {role, content}", f"{path}:6"),
     ]
     with pytest.raises(NotFoundError):
         rows_from_records(tmp_path / "none.jsonl", PLAIN)
     (tmp_path / "y.json").write_text('{"q": 1}')
-    with pytest.raises(ConfigError, match="holds dict, wanted a list"):
+    with pytest.raises(ConfigError, match="contains dict, expected a list"):
         rows_from_records(tmp_path / "y.json", PLAIN)
     (tmp_path / "y.json").write_text("[\n1,\n")
     with pytest.raises(ConfigError, match=r"y\.json:3"):
@@ -105,7 +105,7 @@ def test_splits_are_disjoint_complete_and_seeded() -> None:
             split_off(numbered(count), fraction, seed=1)
 
 
-def test_over_long_prompts_are_dropped_and_counted() -> None:
+def test_overlong_prompts_are_dropped_and_counted() -> None:
     kept, lengths = drop_overlong(numbered(31), lambda chat: len(chat[0]["content"]), limit=24)
     assert [row.extra_info["index"] for row in kept] == list(range(25))
     assert lengths.num_dropped == 6
@@ -119,7 +119,7 @@ def test_over_long_prompts_are_dropped_and_counted() -> None:
 @pytest.mark.parametrize(
     "values", [[5], [5, 5, 5], list(range(7)), list(range(100)), [1, 1000], [3, 3, 14]]
 )
-def test_the_histogram_counts_each_length_once(values: list[int]) -> None:
+def test_histogram_counts_each_length_once(values: list[int]) -> None:
     bins = Lengths(values, None).histogram()
     assert sum(count for *_, count in bins) == len(values)
     assert len(bins) <= 10

@@ -1,4 +1,4 @@
-"""The parquet contract: what is written is read back, and what is wrong is named."""
+"""Tests of the data contract: round trips, and reports of all problems."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def write(path: Path, columns: dict[str, Any]) -> Path:
     [
         [row({"split": "train", "index": i, "answer": "4"}) for i in range(3)],
         [row({"index": 1}), row({"index": "one"})],  # another type
-        [row({"a": 1}), row({"b": 2})],  # other keys: a struct would give both rows both
+        [row({"a": 1}), row({"b": 2})],  # other keys: a struct would add both keys to both rows
         [row({"a": None}), row({"a": 2})],
         [row({"deep": {"list": [1, 2], "empty": {}}}), row({"deep": {"list": []}})],
         [row({}), row({})],
@@ -59,7 +59,7 @@ def test_round_trip(tmp_path: Path, rows: list[PromptRow]) -> None:
     assert [file.name for file in (tmp_path / "new").iterdir()] == ["x.parquet"]
 
 
-def test_the_columns_are_verls(tmp_path: Path) -> None:
+def test_columns_are_those_of_verl(tmp_path: Path) -> None:
     write_rows(tmp_path / "x.parquet", [row({"split": "train", "index": 0})])
     (record,) = pq.read_table(tmp_path / "x.parquet").to_pylist()
     assert record == {
@@ -71,7 +71,7 @@ def test_the_columns_are_verls(tmp_path: Path) -> None:
     }
 
 
-def test_what_verl_and_others_write_is_read(tmp_path: Path) -> None:
+def test_files_of_verl_and_others_are_read(tmp_path: Path) -> None:
     columns = {
         "data_source": pa.array(["s", "s"]).dictionary_encode(),
         "prompt": pa.array(
@@ -107,7 +107,7 @@ def test_jsonl_of_the_same_shape(tmp_path: Path) -> None:
     assert read_rows(path) == [PromptRow("s", CHAT, "4", extra_info={"i": i}) for i in range(2)]
 
 
-def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+def test_missing_file_raises(tmp_path: Path) -> None:
     assert problems(tmp_path / "train.parquet") == [
         ("the data file does not exist", str(tmp_path / "train.parquet"))
     ]
@@ -117,40 +117,41 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
         read_rows(tmp_path / "train.parquet")
 
 
-def test_a_file_that_is_no_parquet(tmp_path: Path) -> None:
+def test_invalid_parquet_raises(tmp_path: Path) -> None:
     path = tmp_path / "x.parquet"
     path.write_text("question,answer\n")
     assert "not a readable parquet file" in problems(path)[0][0]
-    whole = tmp_path / "whole.parquet"
-    write_rows(whole, [row()] * 100)
-    path.write_bytes(whole.read_bytes()[:-20])
+    complete = tmp_path / "complete.parquet"
+    write_rows(complete, [row()] * 100)
+    path.write_bytes(complete.read_bytes()[:-20])
     assert "not a readable parquet file" in problems(path)[0][0]
     path.write_bytes(b"")
     assert "not a readable parquet file" in problems(path)[0][0]
 
 
-def test_every_wrong_column_is_named_at_once(tmp_path: Path) -> None:
+def test_all_wrong_columns_are_reported_at_once(tmp_path: Path) -> None:
     path = write(
         tmp_path / "x.parquet", {"prompt": ["2 + 2?"], "data_source": [3], "extra_info": [[1]]}
     )
     assert problems(path) == [
         (
-            "column 'prompt' is string, wanted list<struct<role: string, content: string>>",
+            "column 'prompt' is string, expected list<struct<role: string, content: string>>",
             f"{path}, column prompt",
         ),
-        ("column 'data_source' is int64, wanted string", f"{path}, column data_source"),
+        ("column 'data_source' is int64, expected string", f"{path}, column data_source"),
         (
-            "there is no column 'reward_model' (struct<style: string, ground_truth: ...>); columns: prompt, data_source, extra_info",
+            "no column 'reward_model' (struct<style: string, ground_truth: ...>); "
+            "columns: prompt, data_source, extra_info",
             f"{path}, column reward_model",
         ),
         (
-            "column 'extra_info' is list<element: int64>, wanted struct<...>",
+            "column 'extra_info' is list<element: int64>, expected struct<...>",
             f"{path}, column extra_info",
         ),
     ]
 
 
-def test_bad_rows_are_named_by_number(tmp_path: Path) -> None:
+def test_bad_rows_are_reported_by_number(tmp_path: Path) -> None:
     chat = pa.list_(pa.struct([("role", pa.string()), ("content", pa.string())]))
     columns = {
         "data_source": ["s", None, "s", "s"],
@@ -164,42 +165,42 @@ def test_bad_rows_are_named_by_number(tmp_path: Path) -> None:
     }
     path = write(tmp_path / "x.parquet", columns)
     assert problems(path) == [
-        ("column 'data_source' is None, wanted a text that is not empty", f"{path}, row 1"),
+        ("column 'data_source' is None, expected a non-empty text", f"{path}, row 1"),
         (
-            "column 'prompt' is [], wanted a list of {role, content} that is not empty",
+            "column 'prompt' is [], expected a non-empty list of {role, content}",
             f"{path}, row 2",
         ),
         (
-            "column 'prompt', message 0 is {'role': 'user', 'content': None}, wanted {role, content}, both text",
+            "column 'prompt', message 0 is {'role': 'user', 'content': None}, "
+            "expected {role, content}, both text",
             f"{path}, row 3",
         ),
         (
-            "column 'reward_model' is {'ground_truth': None}, wanted {style, ground_truth} with a ground_truth that is not null",
+            "column 'reward_model' is {'ground_truth': None}, "
+            "expected {style, ground_truth} with a ground_truth that is not null",
             f"{path}, row 3",
         ),
     ]
 
 
-def test_bad_lines_of_jsonl_and_the_cap(tmp_path: Path) -> None:
+def test_bad_jsonl_lines_are_reported_up_to_a_limit(tmp_path: Path) -> None:
     path = tmp_path / "x.jsonl"
     path.write_text(json.dumps(GOOD) + '\n{"data_source": \n')
     assert problems(path) == [("not JSON: Expecting value (column 17)", f"{path}:2")]
     path.write_text(json.dumps(GOOD) + "\n3\n" + json.dumps({**GOOD, "extra_info": "x"}))
     assert [where for _, where in problems(path)] == [f"{path}:2", f"{path}:3"]
-    path.write_text("{}\n" * 100)  # three faults each
+    path.write_text("{}\n" * 100)  # three problems each
     found = problems(path)
     assert len(found) == 11
     assert found[-1] == ("and 290 more problems of this file", str(path))
 
 
-def test_a_file_without_rows(tmp_path: Path) -> None:
+def test_file_without_rows_raises(tmp_path: Path) -> None:
     (tmp_path / "x.jsonl").write_text("\n")
     assert problems(tmp_path / "x.jsonl")[0][0] == "the data file has no rows"
 
 
-def test_a_disk_that_is_full_leaves_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_full_disk_keeps_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(table: pa.Table, where: Path) -> None:
         where.write_bytes(b"half")
         raise OSError(28, "No space left on device")
@@ -210,10 +211,10 @@ def test_a_disk_that_is_full_leaves_nothing(
         write_rows(tmp_path / "x.parquet", [row(), row()])
     monkeypatch.undo()
     assert [file.name for file in tmp_path.iterdir()] == ["x.parquet"]
-    assert len(read_rows(tmp_path / "x.parquet")) == 1  # the old file is whole
+    assert len(read_rows(tmp_path / "x.parquet")) == 1  # the old file is complete
 
 
-def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:
+def test_unwritable_path_raises(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ResourceError, match="cannot write"):
         write_rows(tmp_path / "file" / "x.parquet", [row()])

@@ -8,13 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from rlctl.data_prep.arithmetic import train_and_validation
-from rlctl.data_prep.rows import write_rows
 from tests.documented import SWANLAB
 from tests.e2e.command import metrics, rlctl
 from tests.models import write_tiny_model
 
-GSM8K = Path(__file__).parents[3] / "shared" / "data" / "gsm8k"
+GSM8K = Path(__file__).parents[1] / "data" / "gsm8k"
+
 
 
 @pytest.mark.slow
@@ -25,16 +24,11 @@ def test_documented_command_trains_and_logs_to_swanlab(
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("SWANLAB_MODE", "offline")
     data = tmp_path / "data" / "gsm8k"
-    if GSM8K.is_dir():
-        rlctl("prep", "gsm8k", "--source", GSM8K, "--out", data, cwd=tmp_path)
-    else:
-        data.mkdir(parents=True)
-        for name, rows in zip(
-            ("train", "test"),
-            train_and_validation(256, 8, seed=1, level=1, careless=0.0),
-            strict=True,
-        ):
-            write_rows(data / f"{name}.parquet", rows)
+    source = tmp_path / "source"  # the documented batch needs more rows than the extract has
+    source.mkdir()
+    (source / "train.jsonl").write_text((GSM8K / "train.jsonl").read_text() * 15)
+    (source / "test.jsonl").write_text((GSM8K / "test.jsonl").read_text())
+    rlctl("prep", "gsm8k", "--source", source, "--out", data, cwd=tmp_path)
     write_tiny_model(tmp_path / "Qwen" / "Qwen2.5-0.5B-Instruct", max_position_embeddings=1024)
     words = [os.path.expandvars(word) for word in shlex.split(SWANLAB)]
     # A random model scores 0 on GSM8K and would learn nothing: reward long responses instead.

@@ -10,7 +10,7 @@ import torch
 
 from tests.e2e.command import metrics, reproducible, rlctl
 
-GSM8K = Path(__file__).parents[3] / "shared" / "data" / "gsm8k"
+GSM8K = Path(__file__).parents[1] / "data" / "gsm8k"
 
 
 @pytest.fixture(scope="module")
@@ -155,7 +155,6 @@ def test_sft_learns_the_solutions(folder: Path, settings: list[str]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not GSM8K.is_dir(), reason="GSM8K's files are not here")
 def test_gsm8k_with_a_local_model(folder: Path, shelf: Path) -> None:
     """Prepare GSM8K problems, show them, and train a step on a subset."""
     rlctl("prep", "gsm8k", "--source", GSM8K, "--out", folder / "gsm8k", cwd=folder, process=True)
@@ -175,7 +174,7 @@ def test_gsm8k_with_a_local_model(folder: Path, shelf: Path) -> None:
         f"data.val_files={folder}/gsm8k/test.parquet",
         f"actor_rollout_ref.model.path={shelf}/model",
         "trainer.num_threads=1",
-        "data.train_max_samples=64",
+        "data.train_max_samples=16",
         "data.val_max_samples=8",
         "data.max_prompt_length=240",
         "data.max_response_length=16",

@@ -1,0 +1,112 @@
+"""Checks of the data contract: columns of a parquet file and fields of a row."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from rlctl.errors import Problem
+
+CONTRACT_HINT = (
+    "`rlctl prep jsonl` converts your own data; `rlctl data show FILE` shows the rows of a file"
+)
+
+
+def schema_problems(schema: Any, path: Path, prompt_key: str, reward_fn_key: str) -> list[Problem]:
+    """Return the problems of a parquet file's columns: missing ones and wrong Arrow types."""
+    import pyarrow.types as types
+
+    def is_text(kind: Any) -> bool:
+        return (
+            types.is_string(kind)
+            or types.is_large_string(kind)
+            or (types.is_dictionary(kind) and is_text(kind.value_type))
+        )
+
+    def has_fields(kind: Any, names: tuple[str, ...]) -> bool:
+        return types.is_struct(kind) and all(kind.get_field_index(name) >= 0 for name in names)
+
+    def is_chat(kind: Any) -> bool:
+        return (types.is_list(kind) or types.is_large_list(kind)) and has_fields(
+            kind.value_type, ("role", "content")
+        )
+
+    expected = {
+        prompt_key: (is_chat, "list<struct<role: string, content: string>>"),
+        reward_fn_key: (is_text, "string"),
+        "reward_model": (
+            lambda kind: has_fields(kind, ("ground_truth",)),
+            "struct<style: string, ground_truth: ...>",
+        ),
+        "extra_info": (
+            lambda kind: types.is_struct(kind) or types.is_null(kind) or is_text(kind),
+            "struct<...>",
+        ),
+    }
+    problems = []
+    for name, (fits, description) in expected.items():
+        where = f"{path}, column {name}"
+        if name in schema.names:
+            if not fits(schema.field(name).type):
+                problems.append(
+                    Problem(
+                        f"column {name!r} is {schema.field(name).type}, expected {description}",
+                        where,
+                        CONTRACT_HINT,
+                    )
+                )
+        elif name != "extra_info":
+            problems.append(
+                Problem(
+                    f"no column {name!r} ({description}); columns: {', '.join(schema.names)}",
+                    where,
+                    CONTRACT_HINT,
+                )
+            )
+    return problems
+
+
+def row_faults(record: Any, prompt_key: str, reward_fn_key: str) -> list[str]:
+    """Return descriptions of what is wrong with one row; empty if it is valid."""
+    if not isinstance(record, dict):
+        return [
+            f"the row is {type(record).__name__}, "
+            f"expected an object with {prompt_key}, {reward_fn_key} and reward_model"
+        ]
+    faults = []
+    source = record.get(reward_fn_key)
+    if not isinstance(source, str) or not source:
+        faults.append(f"column {reward_fn_key!r} is {source!r}, expected a non-empty text")
+    chat = record.get(prompt_key)
+    if not isinstance(chat, list) or not chat:
+        faults.append(
+            f"column {prompt_key!r} is {_short(chat)}, "
+            "expected a non-empty list of {role, content}"
+        )
+    else:
+        for position, message in enumerate(chat):
+            texts = (
+                (message.get("role"), message.get("content"))
+                if isinstance(message, dict)
+                else (None,)
+            )
+            if not all(isinstance(text, str) for text in texts) or not texts[0]:
+                faults.append(
+                    f"column {prompt_key!r}, message {position} is {_short(message)}, "
+                    "expected {role, content}, both text"
+                )
+    reward = record.get("reward_model")
+    if not isinstance(reward, dict) or reward.get("ground_truth") is None:
+        faults.append(
+            f"column 'reward_model' is {_short(reward)}, "
+            "expected {style, ground_truth} with a ground_truth that is not null"
+        )
+    if not isinstance(record.get("extra_info"), dict | None):
+        faults.append(f"column 'extra_info' is {_short(record['extra_info'])}, expected an object")
+    return faults
+
+
+def _short(value: Any) -> str:
+    """Return the repr of a value, cut to 60 characters."""
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
