@@ -15,7 +15,6 @@ from tests.models import write_tiny_model
 GSM8K = Path(__file__).parents[1] / "data" / "gsm8k"
 
 
-
 @pytest.mark.slow
 def test_documented_command_trains_and_logs_to_swanlab(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
