@@ -1,4 +1,4 @@
-"""Sweeps through the command line: real Ray, real Optuna, real runs."""
+"""Tests of `rlctl sweep` with real Ray, real Optuna and real runs."""
 
 from __future__ import annotations
 
@@ -14,15 +14,30 @@ from tests.e2e.command import metrics, rlctl, start, wait_for_steps, wait_until_
 from tests.e2e.killed_runs import events
 
 LR = "actor_rollout_ref.actor.optim.lr"
-# A metric that is known beforehand, so that which trial is the best, and which is stopped, is no matter of luck.
-JUDGED_BY_LR = ("--metric", "actor/lr", "ray_kwargs.ray_init.num_cpus=2")
+# A metric that is known in advance, so that the best and the pruned trials are too.
+KNOWN_METRIC = ("--metric", "actor/lr", "ray_kwargs.ray_init.num_cpus=2")
 
+# Reward that waits while `held(name, num_steps, signalled)` is true for its run: the number of
+# logged steps, and True once the run has logged SIGTERM. So no test depends on the machine's speed.
+HELD_REWARD = """
+import os, pathlib, time
+HERE = pathlib.Path(__file__).parent
+RUNS = HERE / "runs" / "quickstart"
 
-# A reward that gives a step time to be ended in, until there is a file `calm` beside it.
-SLOW_UNTIL_CALM = """
-import pathlib, time
+def num_steps_of(name):
+    path = RUNS / name / "metrics.jsonl"
+    return path.read_text().count("\\n") if path.exists() else 0
+
+def held(name, num_steps, signalled):
+    return {condition}
+
 def compute_score(data_source, solution_str, ground_truth, extra_info=None):
-    time.sleep(0 if pathlib.Path(__file__).with_name("calm").exists() else {seconds})
+    words = pathlib.Path(f"/proc/{{os.getppid()}}/cmdline").read_text().split("\\0")
+    option = "--name" if "--name" in words else "resume"
+    name = pathlib.Path(words[words.index(option) + 1]).name
+    log = RUNS / "sweep" / "logs" / (name + ".log")
+    while held(name, num_steps_of(name), "SIGTERM" in log.read_text()):
+        time.sleep(0.05)
     return 1.0
 """
 
@@ -32,20 +47,26 @@ def record(run: Path) -> dict[str, object]:
 
 
 def trials(folder: Path, name: str) -> list[dict[str, object]]:
-    """As `rlctl show NAME --json` gives them, in order of their numbers."""
+    """Return the trials of `rlctl show NAME --json`, by number."""
     found = json.loads(rlctl("show", name, "--json", cwd=folder).stdout)["trials"]
     return sorted(found, key=lambda trial: trial["number"])
 
 
 @pytest.mark.slow
-def test_a_grid_of_four_two_at_once_of_which_hyperband_stops_some_then_the_winner_as_a_recipe(
-    settings: list[str], tmp_path: Path
-) -> None:
-    """Two at once because each takes half of the only slot that there is. By the name of the sweep the last three are in one bracket, where
-    the last two are worse than one that has been seen before they start."""
-    (tmp_path / "score.py").write_text(SLOW_UNTIL_CALM.format(seconds=0.1))
+def test_grid_is_pruned_and_its_best_trial_exported(settings: list[str], tmp_path: Path) -> None:
+    """Run four trials, two at once, of which hyperband prunes two.
+
+    By the name of the sweep the last three trials are in one bracket. The last two are worse than
+    the second, and are held until that one is complete, and then until they are pruned.
+    """
+    condition = """{
+        "sweep-000": not (RUNS / "sweep-001" / "run.json").exists(),
+        "sweep-001": False,
+    }.get(name, num_steps_of("sweep-001") < 9 or (num_steps >= 4 and not signalled))"""
+    (tmp_path / "score.py").write_text(HELD_REWARD.format(condition=condition))
     own = [
         "reward.custom_reward_function.path=score.py",
+        "reward.timeout_s=300",
         "trainer.total_training_steps=9",
         "trainer.val_before_train=false",
         "trainer.test_freq=9",
@@ -85,12 +106,13 @@ def test_a_grid_of_four_two_at_once_of_which_hyperband_stops_some_then_the_winne
 
 
 @pytest.mark.slow
-def test_a_failing_trial_is_tried_again_and_the_sweep_goes_on(
-    settings: list[str], tmp_path: Path
-) -> None:
+def test_crashed_trial_is_retried_and_then_fails_alone(settings: list[str], tmp_path: Path) -> None:
     (tmp_path / "reward.py").write_text(
-        "import os\n\ndef score(data_source, solution_str, ground_truth, extra_info=None, crash=False):\n"
-        "    if crash and os.environ.get('RLCTL_SWEEP'):\n        os.kill(os.getppid(), 9)\n    return 1.0\n"
+        "import os\n\n"
+        "def score(data_source, solution_str, ground_truth, extra_info=None, crash=False):\n"
+        "    if crash and os.environ.get('RLCTL_SWEEP'):\n"
+        "        os.kill(os.getppid(), 9)\n"
+        "    return 1.0\n"
     )
     reward = "reward.custom_reward_function"
     short = (
@@ -104,7 +126,7 @@ def test_a_failing_trial_is_tried_again_and_the_sweep_goes_on(
         f"{reward}.name=score",
         f"{reward}.reward_kwargs.crash=true,false",
     )
-    rlctl("sweep", "grpo", *settings, *crash, *JUDGED_BY_LR, "--name", "crash", cwd=tmp_path)
+    rlctl("sweep", "grpo", *settings, *crash, *KNOWN_METRIC, "--name", "crash", cwd=tmp_path)
     found = trials(tmp_path, "crash")
     assert [trial["state"] for trial in found] == ["failed", "finished"]
     record = json.loads((tmp_path / "runs" / "quickstart" / "crash" / "sweep.json").read_text())
@@ -112,7 +134,7 @@ def test_a_failing_trial_is_tried_again_and_the_sweep_goes_on(
     assert record["exit_code"] == 0
 
 
-def test_more_than_there_is_and_what_cannot_be_composed_is_refused(
+def test_excessive_resources_and_invalid_values_are_rejected(
     settings: list[str], tmp_path: Path
 ) -> None:
     too_many = ("trainer.n_gpus_per_node=1,4", "ray_kwargs.ray_init.num_cpus=2")
@@ -134,31 +156,34 @@ def test_more_than_there_is_and_what_cannot_be_composed_is_refused(
 
 
 @pytest.mark.slow
-def test_ended_and_resumed(settings: list[str], tmp_path: Path) -> None:
-    """Ctrl-C with the first trial on its way, and kill -9 with the second: what has finished stays, what ran goes on from its checkpoint,
-    none runs twice."""
-    (tmp_path / "score.py").write_text(SLOW_UNTIL_CALM.format(seconds=0.02))
-    slow = ("reward.custom_reward_function.path=score.py", f"{LR}=choice(1e-4,2e-4)")
+def test_interrupted_sweep_resumes(settings: list[str], tmp_path: Path) -> None:
+    """Interrupt the first trial with Ctrl-C and the second with kill -9, and resume the sweep.
+
+    The completed trial stays, the others continue from their checkpoints, and no step runs twice.
+    """
+    condition = "num_steps >= 2 and not signalled"
+    (tmp_path / "score.py").write_text(HELD_REWARD.format(condition=condition))
+    reward = ("reward.custom_reward_function.path=score.py", "reward.timeout_s=300")
     own = [
         "trainer.total_training_steps=6",
         "trainer.test_freq=6",
         "trainer.val_before_train=false",
         "trainer.save_freq=1",
-        *slow,
+        *reward,
+        f"{LR}=choice(1e-4,2e-4)",
     ]
-    words = ["sweep", "grpo", *settings, *own, *JUDGED_BY_LR, "--parallel", "1", "--name", "ended"]
-    first, second = (tmp_path / "runs" / "quickstart" / f"ended-{trial:03d}" for trial in range(2))
-    end(words, tmp_path, first, signal.SIGINT, 130)
+    words = ["sweep", "grpo", *settings, *own, *KNOWN_METRIC, "--parallel", "1", "--name", "sweep"]
+    first, second = (tmp_path / "runs" / "quickstart" / f"sweep-{trial:03d}" for trial in range(2))
+    interrupt(words, tmp_path, first, signal.SIGINT, 130)
     assert "stopped" in rlctl("sweeps", cwd=tmp_path).stdout
     assert record(first)["state"] == "stopped"
     assert not second.exists()
-    end(["resume", "ended"], tmp_path, second, signal.SIGKILL, -signal.SIGKILL)
+    interrupt(["resume", "sweep"], tmp_path, second, signal.SIGKILL, -signal.SIGKILL)
     assert "lost" in rlctl("sweeps", cwd=tmp_path).stdout
     before = record(first)
     assert before["state"] == "finished"
-    (tmp_path / "calm").touch()
-    rlctl("resume", "ended", cwd=tmp_path)
-    assert [(trial["state"], trial["value"]) for trial in trials(tmp_path, "ended")] == [
+    rlctl("resume", "sweep", cwd=tmp_path)
+    assert [(trial["state"], trial["value"]) for trial in trials(tmp_path, "sweep")] == [
         ("finished", 1e-4),
         ("finished", 2e-4),
     ]
@@ -169,12 +194,12 @@ def test_ended_and_resumed(settings: list[str], tmp_path: Path) -> None:
         assert [each["step"] > 0 for each in events(run, "resume")] == [True], "from a checkpoint"
 
 
-def end(words: list[str], cwd: Path, run: Path, number: int, code: int) -> None:
-    """Start the sweep, and end it by a signal when the run has made two steps; nothing stays behind."""
+def interrupt(words: list[str], cwd: Path, run: Path, number: int, code: int) -> None:
+    """Send the sweep a signal after two steps of the run; check that no process is left."""
     marker = f"{os.getpid()}-sweep-{number}"
     process = start(*words, cwd=cwd, marker=marker)
     wait_for_steps(process, run, 2)
     os.kill(process.pid, number)
-    _, talk = process.communicate(timeout=600)
-    assert process.returncode == code, talk
+    _, output = process.communicate(timeout=600)
+    assert process.returncode == code, output
     wait_until_gone(marker)

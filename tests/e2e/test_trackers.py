@@ -1,4 +1,4 @@
-"""A run with all five trackers at once is killed and goes on: what each of them shows, read with its own reader."""
+"""Test of a killed and resumed run with five trackers, each read with its own reader."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.e2e.killed_runs import run
 from tests.tracking.real import LOGGERS
 
 STEP = "training/global_step"
-IN_STEP_4 = "35"  # the phase: step 3 is told to all, and the checkpoint is of step 2
+IN_STEP_4 = "35"  # phase at which all trackers have step 3 and the checkpoint is of step 2
 
 
 def curves(
@@ -27,7 +27,7 @@ def curves(
     single: bool = False,
     leave_out: str = "",
 ) -> dict[str, dict[str, float]]:
-    """The lines of metrics.jsonl by name and step, as JSON has them; with `single` as 32-bit floats."""
+    """Return rows of metrics.jsonl by name and step; `single` rounds to 32-bit floats."""
     found: dict[str, dict[str, float]] = {}
     for each in rows:
         for name, value in each.items():
@@ -38,7 +38,7 @@ def curves(
 
 
 def joined_by_step(parts: list[list[dict[str, Any]]]) -> dict[str, dict[str, float]]:
-    """W&B's history over the training step, later values for earlier ones: what its pages draw."""
+    """Return W&B's history by name and training step; later values replace earlier ones."""
     found: dict[str, dict[str, float]] = {}
     for item in (
         each["history"]["item"] for part in parts for each in part if each["type"] == "history"
@@ -50,9 +50,7 @@ def joined_by_step(parts: list[list[dict[str, Any]]]) -> dict[str, dict[str, flo
 
 
 @pytest.mark.slow
-def test_killed_and_resumed_every_tracker_shows_one_whole_curve(
-    settings: list[str], tmp_path: Path
-) -> None:
+def test_trackers_show_one_complete_curve_after_a_kill(settings: list[str], tmp_path: Path) -> None:
     own = ["trainer.total_training_steps=4", "trainer.save_freq=2", "trainer.log_val_generations=2"]
     loggers = f"trainer.logger=['tests.e2e.killed_runs:Killer',{','.join(LOGGERS)}]"
     home = {
@@ -97,7 +95,7 @@ def test_killed_and_resumed_every_tracker_shows_one_whole_curve(
     assert shown.pop("val/generations") == {"0": 2, "2": 2, "4": 2}
     assert shown == curves(rows)
     assert len(kept["wandb"]) == 1, (
-        "what the kill left of the first part was nothing but a header, at which wandb sync gives up"
+        "the killed attempt left only a header, which wandb sync would reject"
     )
     assert joined_by_step(kept["wandb"]) == curves(rows, leave_out=STEP)
     assert kept["tensorboard"]["scalars"] == curves(rows, ("@", "_"), single=True)
