@@ -1,6 +1,7 @@
-"""One attempt of a run with every real tracker, or those in LOGGERS, in a process of its own; and what each of them has kept.
+"""One attempt of a run with all real trackers, or those in LOGGERS, and readers of their files.
 
-`python -m tests.tracking.real write FOLDER FIRST LAST RESUME_STEP` prints the ids as JSON, `… read RUN` what was read back.
+`python -m tests.tracking.real write FOLDER FIRST LAST RESUME_STEP` prints the run ids as JSON,
+`… read RUN` the contents of all trackers.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ Curves = dict[str, dict[int, float]]
 
 
 def row(step: int) -> dict[str, float]:
-    """A step's metrics, among them what trackers stumble over: an int, a name with @, tiny and large numbers, NaN."""
+    """Return metrics with hard cases: an int, a name with @, tiny and large values, NaN."""
     val = {"val-core/openai/gsm8k/acc/mean@1": step / 7} if step % 2 == 0 else {}
     return {
         "critic/score/mean": math.sin(step),
@@ -112,7 +113,7 @@ def read(run: Path) -> dict[str, Any]:
 
 
 def swanlab_curves(file: Path) -> Curves:
-    """What is whole in the file: that of a killed run ends within a record."""
+    """Return the complete records of the file; that of a killed run ends within a record."""
     from swanlab.exceptions import DataStoreError
     from swanlab.proto.swanlab.record.v1.record_pb2 import Record
     from swanlab.sdk.internal.core_python.store import DataStoreReader
@@ -154,7 +155,7 @@ def tensorboard_events(folder: Path) -> Iterator[Any]:
 
 
 def tensorboard_curves(folder: Path) -> dict[str, Any]:
-    """As TensorBoard shows them: a session's start hides what earlier files have from its step on."""
+    """Return curves as TensorBoard shows them: a session start hides later steps of older files."""
     scalars: Curves = {}
     texts: dict[str, dict[int, str]] = {}
     for event in tensorboard_events(folder):

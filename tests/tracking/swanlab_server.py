@@ -1,4 +1,4 @@
-"""What SwanLab 0.10.3 asks its server for in online mode: who somebody is, a project, an experiment and what of it is there."""
+"""Substitute for SwanLab's server (0.10.3, online mode): login, project, experiment, summaries."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _PROJECT = {
 
 @dataclass
 class Experiment:
-    """What the server was told of one: the points of its curves in the order that they came, the steps of its texts, its last state."""
+    """Received data of an experiment: curve points in order, steps of texts, last state."""
 
     curves: dict[str, list[tuple[int, float]]] = field(default_factory=dict)
     media: dict[str, list[int]] = field(default_factory=dict)
@@ -103,7 +103,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 @contextmanager
 def swanlab_server() -> Iterator[tuple[str, dict[str, Experiment]]]:
-    """Its address, and the experiments by their id."""
+    """Serve, and yield the address and the experiments by id."""
     handler = type("Handler", (_Handler,), {"experiments": {}})
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()

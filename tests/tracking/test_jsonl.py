@@ -1,4 +1,4 @@
-"""metrics.jsonl is the record of a run: what is written must be what is read, whatever happens to the process in between."""
+"""Tests of the record: rows read back unchanged, also after a kill or a damaged line."""
 
 import json
 import math
@@ -41,7 +41,7 @@ def test_floats_read_back_as_the_same_bits(tmp_path_factory, values):
     ]
 
 
-def test_a_line_holds_the_step_first_then_the_metrics_in_their_order(tmp_path):
+def test_row_has_the_step_first_and_keeps_the_order_of_metrics(tmp_path):
     started(tmp_path).log(3, {"b": 0.1, "a": 7, "timing_s/step": 1e-9})
     assert (
         tmp_path / "metrics.jsonl"
@@ -55,7 +55,7 @@ def test_numpy_scalars_become_numbers(tmp_path):
     assert row == {"step": 1, "x": 0.10000000149011612, "y": 0.1}
 
 
-def test_what_json_has_no_word_for_is_null_and_reads_as_nan(tmp_path):
+def test_non_finite_values_are_null_and_read_as_nan(tmp_path):
     started(tmp_path).log(1, {"nan": math.nan, "inf": -math.inf, "fine": 1.0})
     assert (
         tmp_path / "metrics.jsonl"
@@ -66,7 +66,7 @@ def test_what_json_has_no_word_for_is_null_and_reads_as_nan(tmp_path):
     assert row["fine"] == 1.0
 
 
-def test_a_torn_last_line_is_not_read_and_is_cut_before_the_next(tmp_path):
+def test_incomplete_last_line_is_skipped_and_removed(tmp_path):
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"step": 1, "x": 0.5}\n{"step": 2, "x": 0.')
     assert read_metrics(path) == [{"step": 1, "x": 0.5}]
@@ -75,7 +75,7 @@ def test_a_torn_last_line_is_not_read_and_is_cut_before_the_next(tmp_path):
 
 
 @pytest.mark.parametrize("line", ["not json", "[1, 2]", '{"x": 1.0}', '{"step": 1, "x": "text"}'])
-def test_any_other_damage_is_an_error_that_names_the_line(tmp_path, line):
+def test_damaged_line_raises_with_its_number(tmp_path, line):
     path = tmp_path / "metrics.jsonl"
     path.write_text(f'{{"step": 0}}\n{line}\n{{"step": 2}}\n')
     with pytest.raises(ConfigError) as caught:
@@ -96,7 +96,7 @@ for step in range(1, 10**9):
 """
 
 
-def test_kill_9_loses_at_most_the_line_that_was_being_written(tmp_path):
+def test_kill_9_loses_at_most_the_last_line(tmp_path):
     writer = subprocess.Popen(
         [sys.executable, "-c", WRITER, str(tmp_path)], stdout=subprocess.PIPE, text=True
     )
@@ -104,13 +104,13 @@ def test_kill_9_loses_at_most_the_line_that_was_being_written(tmp_path):
     writer.stdout.readline()
     time.sleep(0.3)
     os.kill(writer.pid, signal.SIGKILL)
-    told = [1, *(int(line) for line in writer.stdout.read().split())]
+    reported = [1, *(int(line) for line in writer.stdout.read().split())]
     writer.wait()
     rows = read_metrics(tmp_path / "metrics.jsonl")
     assert [
-        row["step"] for row in rows[: len(told)]
-    ] == told  # every step that was reported is there
-    assert len(rows) <= len(told) + 1
+        row["step"] for row in rows[: len(reported)]
+    ] == reported  # every reported step was recorded
+    assert len(rows) <= len(reported) + 1
     assert rows[-1]["metric/59"] == rows[-1]["step"] / 3 + 59
 
 
@@ -126,9 +126,7 @@ def test_samples_read_back_equal(tmp_path):
     path = generations_file(tmp_path, 20)
     assert path == tmp_path / "generations" / "step_000020.jsonl"
     assert read_generations(path) == samples
-    assert [file.name for file in path.parent.iterdir()] == [
-        path.name
-    ]  # nothing half-written beside it
+    assert [file.name for file in path.parent.iterdir()] == [path.name]  # no temporary file is left
 
 
 VERDICTS = [
@@ -140,5 +138,5 @@ VERDICTS = [
 
 
 @pytest.mark.parametrize(("components", "score", "right"), VERDICTS)
-def test_right_is_told_by_the_accuracy_and_else_by_the_score(components, score, right):
+def test_right_depends_on_the_accuracy_or_else_the_score(components, score, right):
     assert Sample("", "", "", score, components, 1, "stop", "").right is right

@@ -1,4 +1,4 @@
-"""A run and its resumption with the real SwanLab, W&B, TensorBoard, MLflow and Trackio, offline: what each of them has of it."""
+"""Tests of a run and its resumption with real SwanLab, W&B, TensorBoard, MLflow and Trackio."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def in_a_home(folder: Path) -> dict[str, str]:
 def attempt(
     folder: Path, *arguments: object, ids: dict[str, str] | None = None, **environment: str
 ) -> Any:
-    """What `tests.tracking.real` prints, and nothing else on stdout."""
+    """Run `tests.tracking.real` and parse its stdout, which must be only JSON."""
     environment |= in_a_home(folder) | {
         "TRACKIO_DIR": str(folder / "trackio"),
         "IDS": json.dumps(ids or {}),
@@ -53,7 +53,7 @@ def attempt(
 
 @pytest.fixture(scope="module")
 def kept(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """An attempt until step 5 with a checkpoint at step 3, and one that goes on from there to step 7."""
+    """Run to step 5 with a checkpoint at step 3, then resume from there to step 7."""
     folder = tmp_path_factory.mktemp("house")
     first = attempt(folder, "write", folder, 0, 5, 0)
     metrics = folder / "runs" / "house" / "first" / METRICS_FILE
@@ -71,7 +71,7 @@ def kept(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 def expected(
     rename: tuple[str, str] = ("", ""), single: bool = False
 ) -> dict[str, dict[str, float]]:
-    """Every finite metric of the whole run; with `single` as 32-bit floats. Steps are text, as JSON has them."""
+    """Return all finite metrics by name and step (text, as in JSON); `single` rounds to 32 bits."""
     curves: dict[str, dict[str, float]] = {}
     for step in range(LAST + 1):
         for name, value in row(step).items():
@@ -83,7 +83,7 @@ def expected(
     return curves
 
 
-def test_the_record_has_everything(kept):
+def test_record_has_every_step(kept):
     assert list(kept["rows"]) == list(range(LAST + 1))
     for step, given in kept["rows"].items():
         assert given.pop("step") == step
@@ -91,13 +91,13 @@ def test_the_record_has_everything(kept):
         assert given == {name: value for name, value in row(step).items() if name != "odd"}
 
 
-def test_ids_stay_where_a_run_can_be_continued(kept):
+def test_ids_stay_the_same_if_the_run_can_be_continued(kept):
     first, second = kept["ids"]
     assert set(first) == set(second) == set(LOGGERS)
     assert {name for name in LOGGERS if first[name] != second[name]} == {"swanlab"}
 
 
-def test_swanlab_offline_begins_anew_with_the_whole_history(kept):
+def test_swanlab_offline_creates_a_run_with_the_complete_history(kept):
     before, after = kept["swanlab"]
     shown = after.pop("val/generations")
     assert after == expected()
@@ -106,7 +106,7 @@ def test_swanlab_offline_begins_anew_with_the_whole_history(kept):
 
 
 def over_the_training_step(lines: Iterable[dict[str, Any]]) -> dict[str, dict[str, float]]:
-    """W&B's history as its pages draw it: later values for earlier ones."""
+    """Return W&B's history by name and training step; later values replace earlier ones."""
     curves: dict[str, dict[str, float]] = {}
     for line in lines:
         for name, value in line.items():
@@ -115,7 +115,7 @@ def over_the_training_step(lines: Iterable[dict[str, Any]]) -> dict[str, dict[st
     return curves
 
 
-def test_wandb_has_one_run_of_two_parts_over_the_training_step(kept):
+def test_wandb_has_one_run_of_two_parts_by_training_step(kept):
     for part in kept["wandb"]:
         (opened,) = [
             each["run"] for each in part if each["type"] == "run" and "display_name" in each["run"]
@@ -148,11 +148,11 @@ def test_wandb_has_one_run_of_two_parts_over_the_training_step(kept):
     ]
     assert (
         sum("val/generations" in json.dumps(table) for table in tables) == 5
-    )  # steps 0, 2, 4 and again 4, 6, each with its rows only
+    )  # steps 0, 2, 4 and again 4, 6, each with its own rows
 
 
-def test_wandb_sync_joins_the_parts_under_one_id(kept):
-    """`wandb sync` in earnest, with a stand-in for the server: the second part goes on behind the first one."""
+def test_wandb_sync_joins_the_parts_to_one_run(kept):
+    """Run `wandb sync` with a substitute server, which receives both parts in order."""
     with wandb_server() as (address, runs):
         command = [
             str(Path(sys.executable).parent / "wandb"),
@@ -179,7 +179,7 @@ def test_wandb_sync_joins_the_parts_under_one_id(kept):
 
 
 def two_attempts(folder: Path, logger: str, **environment: str) -> None:
-    """Online, the second one as after a kill: it goes on behind the checkpoint, under the same id."""
+    """Run two attempts online, the second one after the checkpoint and with the same id."""
     first = attempt(folder, "write", folder, 0, 5, 0, LOGGERS=logger, **environment)
     second = attempt(
         folder,
@@ -195,7 +195,7 @@ def two_attempts(folder: Path, logger: str, **environment: str) -> None:
     assert first == second == {logger: "abc123"}
 
 
-def test_wandb_online_goes_on_with_its_run(tmp_path):
+def test_wandb_online_continues_its_run(tmp_path):
     with wandb_server() as (address, runs):
         two_attempts(
             tmp_path, "wandb", WANDB_MODE="online", WANDB_API_KEY="k" * 40, WANDB_BASE_URL=address
@@ -206,8 +206,8 @@ def test_wandb_online_goes_on_with_its_run(tmp_path):
     assert over_the_training_step(lines) == expected()
 
 
-def test_swanlab_online_goes_on_with_its_experiment(tmp_path):
-    """It is not sent again what it has."""
+def test_swanlab_online_continues_its_experiment(tmp_path):
+    """Check also that no step is sent twice."""
     with swanlab_server() as (address, experiments):
         hosts = {"SWANLAB_API_HOST": address, "SWANLAB_WEB_HOST": address}
         two_attempts(tmp_path, "swanlab", SWANLAB_MODE="online", SWANLAB_API_KEY="k" * 21, **hosts)
@@ -219,7 +219,7 @@ def test_swanlab_online_goes_on_with_its_experiment(tmp_path):
     assert (kept.media, kept.state) == ({"val/generations": [0, 2, 4, 6]}, "FINISHED")
 
 
-def test_tensorboard_shows_one_curve_and_the_answers(kept):
+def test_tensorboard_shows_one_curve_and_the_samples(kept):
     assert kept["tensorboard"]["scalars"] == expected(("@", "_"), single=True)
     texts = kept["tensorboard"]["texts"]
     assert "# answer 1 of step 6" in texts["val/generations/0/text_summary"]["6"]
@@ -253,7 +253,7 @@ except RlctlError as error:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "environment", "said"),
+    ("arguments", "environment", "message"),
     [
         (["wandb"], {}, "offline: no key"),
         (["wandb", "online"], {}, "ConfigError W&B's online mode needs a key"),
@@ -284,7 +284,9 @@ except RlctlError as error:
         (["mlflow"], {}, "local"),
     ],
 )
-def test_what_cannot_start_is_known_before_and_nothing_asks(tmp_path, arguments, environment, said):
+def test_preflight_reports_modes_and_problems_without_prompts(
+    tmp_path, arguments, environment, message
+):
     command = [sys.executable, "-c", MODES, *arguments]
     environment = in_a_home(tmp_path) | environment
     done = subprocess.run(
@@ -296,5 +298,5 @@ def test_what_cannot_start_is_known_before_and_nothing_asks(tmp_path, arguments,
         timeout=60,
         check=False,
     )
-    assert done.stdout.startswith(said), done.stdout + done.stderr
+    assert done.stdout.startswith(message), done.stdout + done.stderr
     assert not [path for path in tmp_path.iterdir() if not path.name.startswith(".")]

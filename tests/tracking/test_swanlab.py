@@ -1,4 +1,4 @@
-"""The real SwanLab, offline."""
+"""Tests of real SwanLab in offline mode."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def records(folder: Path) -> bytes:
     return file.read_bytes()
 
 
-def test_without_a_key_it_is_offline_and_asks_nothing(tmp_path: Path) -> None:
+def test_without_a_key_swanlab_is_offline_and_never_prompts(tmp_path: Path) -> None:
     done = run(tmp_path)
     assert done.returncode == 0, done.stderr
     written = records(tmp_path)
@@ -54,7 +54,7 @@ def test_without_a_key_it_is_offline_and_asks_nothing(tmp_path: Path) -> None:
     assert any("two #### 2" in text for text in texts) or b"two #### 2" in written
 
 
-def test_disabled_writes_nothing_and_an_unknown_mode_is_named(tmp_path: Path) -> None:
+def test_disabled_writes_nothing_and_unknown_modes_raise(tmp_path: Path) -> None:
     assert run(tmp_path, SWANLAB_MODE="disabled").returncode == 0
     assert not list(tmp_path.glob("swanlog/run-*/*.swanlab"))
     done = run(tmp_path, SWANLAB_MODE="clowd")

@@ -1,4 +1,7 @@
-"""A run in SwanLab's local mode, seen through the HTTP interface of `swanlab watch`; its dashboard lives in an environment of its own."""
+"""Test of SwanLab's local mode through the HTTP interface of `swanlab watch`.
+
+The dashboard needs its own environment.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +21,8 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 METRIC = "val-core/openai/gsm8k/acc/mean@1"
-DASHBOARD = [
-    "swanlab[dashboard]==0.10.3"
-]  # brings an older rich than rlctl's, so that it cannot share its environment
+# It needs an older rich than rlctl, so it cannot share rlctl's environment.
+DASHBOARD = ["swanlab[dashboard]==0.10.3"]
 
 RUN = f"""
 import sys
@@ -39,18 +41,22 @@ for first, last, resume_step in ((0, 3, 0), (3, 5, 2)):
     if resume_step:
         lines = (folder / "metrics.jsonl").read_text().splitlines(keepends=True)
         (folder / "metrics.jsonl").write_text("".join(lines[:resume_step + 1]))
-    trackers = Trackers({{"jsonl": JsonlTracker(), "swanlab": SwanLabTracker()}}, lambda *_, **__: None, TrackerTimeouts(100, 60, 60, 60))
-    ids = trackers.start(RunInfo("abc", "house", "first", folder, 5, {{"lr": 0.5}}, ids, resume_step, num_samples=1))
+    both = {{"jsonl": JsonlTracker(), "swanlab": SwanLabTracker()}}
+    trackers = Trackers(both, lambda *_, **__: None, TrackerTimeouts(100, 60, 60, 60))
+    config = {{"lr": 0.5}}
+    info = RunInfo("abc", "house", "first", folder, 5, config, ids, resume_step, num_samples=1)
+    ids = trackers.start(info)
     for step in range(first, last + 1):
         trackers.log(step, {{{METRIC!r}: step / 8, "odd": float("nan")}})
-        trackers.generations(step, [Sample("1+1?", f"answer of step {{step}}", "2", 1.0, {{}}, 4, "stop", "x")])
+        sample = Sample("1+1?", f"response of step {{step}}", "2", 1.0, {{}}, 4, "stop", "x")
+        trackers.generations(step, [sample])
     trackers.finish("finished")
 """
 
 
 @pytest.fixture(scope="module")
 def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The interpreter of an environment with SwanLab's dashboard."""
+    """Install SwanLab's dashboard in a new environment and return its interpreter."""
     place = tmp_path_factory.mktemp("dashboard") / "venv"
     links = (
         ["--find-links", os.environ["PIP_FIND_LINKS"]] if os.environ.get("PIP_FIND_LINKS") else []
@@ -80,7 +86,7 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def watch(python: Path, tmp_path: Path) -> Iterator[str]:
-    """The address of a dashboard that shows a resumed run."""
+    """Yield the address of a dashboard that shows a resumed run."""
     environment = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
         [str(python), "-c", RUN, str(tmp_path)],
@@ -121,7 +127,7 @@ def watch(python: Path, tmp_path: Path) -> Iterator[str]:
 
 
 def get(address: str) -> Any:
-    """What the dashboard answers, waited for while it starts."""
+    """Return the dashboard's response; retry while it starts."""
     deadline = time.monotonic() + 60
     while True:
         try:
@@ -141,7 +147,7 @@ def test_swanlab_watch_shows_a_resumed_run_as_one_curve(watch):
     project = get(f"{watch}/project")
     assert (
         len(project["experiments"]) == 2
-    )  # local mode cannot go on with an experiment: the second one has the whole history
+    )  # local mode cannot continue an experiment: the second one has the complete history
     newest = max(experiment["id"] for experiment in project["experiments"])
     curve = get(f"{watch}/experiment/{newest}/tag/{quote(METRIC, safe='')}")["list"]
     assert [(int(point["index"]), point["data"]) for point in curve] == [

@@ -1,4 +1,4 @@
-"""A logger from a package of its own, installed for real: rlctl finds it by its entry point, trains with it, and syncs to it."""
+"""Tests of a logger in an installed third-party package: listing, training and syncing."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ EXAMPLE = ROOT / "docs" / "examples" / "diary"
 
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """With the example's package on the path; its metadata are what an installer writes."""
+    """Install the example package, and return an environment with it on the path."""
     place = tmp_path_factory.mktemp("site")
     installer = [
         sys.executable,
@@ -60,7 +60,7 @@ def rlctl(
     )
 
 
-def test_it_is_listed_with_its_package(environment, tmp_path):
+def test_logger_is_listed_with_its_package(environment, tmp_path):
     done = rlctl(environment, tmp_path, "loggers", "--json")
     assert done.returncode == 0, done.stderr
     found = {each["name"]: each for each in json.loads(done.stdout)}
@@ -77,7 +77,7 @@ def test_it_is_listed_with_its_package(environment, tmp_path):
     assert found["wandb"]["message"].startswith("offline: no key")
 
 
-def test_a_run_writes_to_it_and_later_sends_another_what_it_never_had(environment, tmp_path):
+def test_run_logs_to_it_and_syncs_to_another_logger(environment, tmp_path):
     settings = [
         "trainer.total_training_steps=3",
         "trainer.test_freq=2",
@@ -121,9 +121,7 @@ def test_a_run_writes_to_it_and_later_sends_another_what_it_never_had(environmen
     assert list((run / "tensorboard").glob("events*"))
 
 
-def test_a_logger_whose_package_is_missing_is_exit_code_6_with_the_command_that_installs_it(
-    environment, tmp_path
-):
+def test_missing_package_of_a_logger_exits_6_with_the_install_command(environment, tmp_path):
     blocker = tmp_path / "block"
     blocker.mkdir()
     (blocker / "sitecustomize.py").write_text("import sys\nsys.modules['wandb'] = None\n")

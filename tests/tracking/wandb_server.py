@@ -1,6 +1,6 @@
-"""What W&B needs of its server for a run that goes on: who asks, how much of the run's history is there. It keeps what is streamed.
+"""Substitute for W&B's server: user, state of a resumed run, and the streamed history.
 
-Files, artifacts and tables are not taken: W&B's process notes that down and goes on.
+It rejects files, artifacts and tables; W&B's process logs that and continues.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _PROJECT = {"id": "p", "name": "house", "entity": {"id": "e", "name": "me"}}
 
 
 class _Handler(BaseHTTPRequestHandler):
-    runs: dict[str, dict[int, dict[str, Any]]]  # the lines of history of each run, by their place
+    runs: dict[str, dict[int, dict[str, Any]]]  # history lines by run and offset
 
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers["Content-Length"]))
@@ -42,7 +42,7 @@ class _Handler(BaseHTTPRequestHandler):
         run = variables.get("name", "")
         if name == "RunResumeStatus" and run in self.runs:
             lines = self.runs[run]
-            told = {
+            counts = {
                 "historyLineCount": len(lines),
                 "logLineCount": 0,
                 "eventsLineCount": 0,
@@ -57,7 +57,7 @@ class _Handler(BaseHTTPRequestHandler):
                 "tags": [],
                 "wandbConfig": '{"t":1}',
                 "historyTail": tail,
-                **told,
+                **counts,
             }
             return {"data": {"model": {**_PROJECT, "bucket": bucket}}}
         if name == "RunResumeStatus":
@@ -83,7 +83,7 @@ class _Handler(BaseHTTPRequestHandler):
                 "project": _PROJECT,
             }
             return {"data": {"upsertBucket": {"bucket": bucket, "inserted": True}}}
-        return {"data": None, "errors": [{"message": f"{name} is not known here"}]}
+        return {"data": None, "errors": [{"message": f"{name} is not implemented"}]}
 
     def _answer(self, what: dict[str, Any]) -> None:
         body = json.dumps(what).encode()
@@ -97,7 +97,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 @contextmanager
 def wandb_server() -> Iterator[tuple[str, dict[str, dict[int, dict[str, Any]]]]]:
-    """Its address, and for each run the lines of history that it was sent, by their place."""
+    """Serve, and yield the address and the received history lines by run and offset."""
     handler = type("Handler", (_Handler,), {"runs": {}})
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
