@@ -1,4 +1,4 @@
-"""What happened in a run, from its `events.jsonl`."""
+"""Reading of a run's `events.jsonl`."""
 
 from __future__ import annotations
 
@@ -12,14 +12,18 @@ EVENTS_FILE = "events.jsonl"
 
 
 def read_events(folder: Path) -> list[dict[str, Any]]:
-    """The events of the run in `folder`, oldest first: `time`, `kind` and what belongs to it. Errors: ConfigError for a damaged file."""
+    """Return the events of the run in `folder`, oldest first: `time`, `kind` and other fields.
+
+    Raises ConfigError for a damaged file.
+    """
     return list(read_lines(folder / EVENTS_FILE))
 
 
 def alarms_of(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The alarms, oldest first: `name`, `step`, `message`, `hint`, and `over`, the step at which it ended, None while it rings.
+    """Return the alarms, oldest first: `name`, `step`, `message`, `hint`, `over`.
 
-    What an attempt saw after the step that the next one went on from has not happened.
+    `over` is the step at which the alarm ended, None while it is active. Alarms after the resumed
+    step are ignored.
     """
     found: list[dict[str, Any]] = []
     for event in events:

@@ -1,4 +1,7 @@
-"""Tags and a note that people give a run. They have a file of their own: `run.json` belongs to the process that drives the run."""
+"""User-defined tags and note of a run.
+
+They have their own file because only the driver of the run writes `run.json`.
+"""
 
 from __future__ import annotations
 
@@ -15,14 +18,14 @@ LABELS_FILE = "labels.json"
 
 @dataclass(frozen=True)
 class Labels:
-    """`tags` in the order they were given, `note` in free text."""
+    """Tags, in the order in which they were added, and a free-text note."""
 
     tags: tuple[str, ...] = ()
     note: str = ""
 
 
 def read_labels(folder: Path) -> Labels:
-    """The labels of the run in `folder`; none where there is no such file or it is damaged: nothing hangs on them."""
+    """Return the labels of the run in `folder`; empty if the file is missing or damaged."""
     try:
         raw = json.loads((folder / LABELS_FILE).read_text(encoding="utf-8"))
         return Labels(tuple(str(tag) for tag in raw["tags"]), str(raw["note"]))
@@ -31,22 +34,25 @@ def read_labels(folder: Path) -> Labels:
 
 
 def change_tags(folder: Path, changes: list[str]) -> Labels:
-    """Apply `changes` (`TAG` or `+TAG` adds, `-TAG` or `^TAG` takes away) and write the labels. UsageError for a tag with blanks."""
+    """Add (`TAG`, `+TAG`) and remove (`-TAG`, `^TAG`) tags, and write the labels.
+
+    Raises UsageError for a tag with spaces, commas or @.
+    """
     labels = read_labels(folder)
     tags = list(labels.tags)
     for change in changes:
         tag = change.lstrip("+-^")
         if not tag or any(char.isspace() or char in ",@" for char in tag):
             raise UsageError(
-                f"{change!r} is no tag",
-                hint="a tag is one word without commas; `^TAG` takes one away",
+                f"{change!r} is not a tag",
+                hint="a tag is one word without commas; `^TAG` removes one",
             )
         tags = [each for each in tags if each != tag] + ([] if change[0] in "-^" else [tag])
     return _write(folder, dataclasses.replace(labels, tags=tuple(tags)))
 
 
 def set_note(folder: Path, note: str) -> Labels:
-    """Write the note; an empty one takes it away."""
+    """Write the note; an empty one removes it."""
     return _write(folder, dataclasses.replace(read_labels(folder), note=note))
 
 

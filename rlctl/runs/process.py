@@ -1,4 +1,4 @@
-"""Which process drives a run, told well enough to know later whether it still lives: after kill -9 nobody says so."""
+"""Identity of the process that drives a run, used to detect later that it has exited."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ import psutil
 
 @dataclass(frozen=True)
 class DriverProcess:
-    """A process, told apart from a later one of the same number by when it started, in the machine's boot of that time.
+    """Process identified by pid, start time, host and boot, so that a reused pid is not confused.
 
-    `started` is in clock ticks since boot on Linux, which no change of the wall clock moves, elsewhere in seconds since the epoch.
+    `started` is in clock ticks since boot on Linux (unaffected by clock changes), elsewhere in
+    seconds since the epoch.
     """
 
     pid: int
@@ -27,28 +28,33 @@ class DriverProcess:
 
     @classmethod
     def current(cls) -> DriverProcess:
+        """Return the identity of this process."""
         started = _started(os.getpid())
-        assert started is not None  # it is this process
+        assert started is not None  # this process exists
         return cls(os.getpid(), started, socket.gethostname(), _boot_id())
 
     def alive(self) -> bool | None:
-        """Whether it still runs; None when it is on another host and cannot be told from here."""
+        """Return True if the process is running; None if it is on another host."""
         if self.host != socket.gethostname():
             return None
         return self.boot_id == _boot_id() and _started(self.pid) == self.started
 
 
 def die_with_parent() -> None:
-    """For `preexec_fn`. Linux: SIGTERM when the parent ends (prctl, PR_SET_PDEATHSIG = 1). Elsewhere the child goes on."""
+    """Send SIGTERM to this process when its parent exits; for `preexec_fn`.
+
+    Linux only (prctl, PR_SET_PDEATHSIG = 1); no-op elsewhere.
+    """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGTERM)
 
 
 def _started(pid: int) -> float | None:
-    """When the process started, or None when there is none or only its zombie."""
+    """Return the start time of the process, or None if it does not exist or is a zombie."""
     if Path("/proc/self/stat").exists():
         try:
-            # proc(5): field 2, the command, stands in parentheses and may hold any character; field 3 is the state, field 22 the start.
+            # proc(5): field 2, the command, is in parentheses and may contain any character;
+            # field 3 is the state, field 22 the start time.
             fields = (
                 Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
             )

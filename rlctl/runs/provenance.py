@@ -1,4 +1,4 @@
-"""What a run was made of: the versions that were installed, the state of the user's git repository, the content of the data files."""
+"""Provenance of a run: package versions, git state and data hashes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,10 @@ PACKAGES = (
 
 
 def installed_versions() -> dict[str, str | None]:
-    """The versions of rlctl, Python and what rlctl stands on, None for what is not installed. Read from metadata: nothing is imported."""
+    """Return the versions of rlctl, Python and `PACKAGES`; None for those not installed.
+
+    Reads package metadata; imports nothing.
+    """
     return {
         "rlctl": __version__,
         "python": platform.python_version(),
@@ -44,9 +47,10 @@ def _version(package: str) -> str | None:
 
 
 def git_state(folder: Path) -> dict[str, str | None] | None:
-    """The commit of the repository around `folder` and the SHA-256 of what differs from it in tracked files (None: nothing does).
+    """Return the commit of the repository around `folder` and the SHA-256 of uncommitted changes.
 
-    None where there is no repository, no commit or no git.
+    The hash covers tracked files and is None without changes. Returns None without a repository, a
+    commit or git.
     """
     commit = _git(folder, "rev-parse", "HEAD")
     difference = _git(folder, "diff", "HEAD", "--binary")
@@ -68,7 +72,7 @@ def _git(folder: Path, *arguments: str) -> bytes | None:
 
 
 def data_hashes(files: Iterable[str]) -> dict[str, str]:
-    """The SHA-256 of each file's content by its path or address as given."""
+    """Return the SHA-256 of each file's content, by path or URL as given."""
     hashes = {}
     for path in files:
         with Path(local(path)).open("rb") as file:

@@ -1,4 +1,4 @@
-"""`run.json`: what a run is and how it stands, in one small file that is always whole."""
+"""Contents of `run.json`: identity, state and provenance of a run."""
 
 from __future__ import annotations
 
@@ -15,18 +15,19 @@ from rlctl.errors import ConfigError, RlctlError, as_ours
 from rlctl.files import write_text
 from rlctl.runs.process import DriverProcess
 
-# `lost` (the process is gone without a word) and `broken` (no readable run.json) are never written: RunStore concludes them.
+# RunStore derives two more states, which are never written: `lost` (the process disappeared while
+# the run was active) and `broken` (no readable run.json).
 State = Literal["starting", "running", "finished", "failed", "stopped"]
 Last = Literal["finished", "failed", "stopped"]
 
 
 @dataclass(frozen=True)
 class RunRecord:
-    """What is known of a run. Times are UTC in ISO 8601.
+    """Record of a run. Times are UTC in ISO 8601.
 
-    `id` names the run to trackers, which keep one history under it over all `attempts`; `data` maps each data file to its SHA-256;
-    `trackers` maps a logger to the id that it gave the run; `parent` is the checkpoint whose state the run began with, if it had one;
-    `sweep` names the sweep that it belongs to.
+    `id` identifies the run to trackers across all `attempts`; `data` maps each data file to its
+    SHA-256; `trackers` maps a logger to the id that it assigned; `parent` is the checkpoint that
+    initialised the run, if any; `sweep` is the name of the sweep that started it.
     """
 
     id: str
@@ -51,11 +52,15 @@ class RunRecord:
     sweep: str | None = None
 
     def write(self, path: Path) -> None:
+        """Write the record atomically."""
         write_text(path, json.dumps(dataclasses.asdict(self), indent=2, ensure_ascii=False) + "\n")
 
     @classmethod
     def read(cls, path: Path) -> RunRecord:
-        """Errors: ConfigError when the file is absent or not a record. Fields of a later rlctl are passed over."""
+        """Read a record; ignore fields written by a later version of rlctl.
+
+        Raises ConfigError when the file is missing or not a record.
+        """
         try:
             raw: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
             known = {each.name for each in dataclasses.fields(cls)}
@@ -69,8 +74,8 @@ class RunRecord:
 
 
 @contextmanager
-def ending(tell: Callable[[Last, int], object]) -> Iterator[None]:
-    """Whatever ends the block, `tell` hears how: the last state, and the exit code of the process."""
+def ending(report: Callable[[Last, int], object]) -> Iterator[None]:
+    """Call `report` with the final state and exit code however the block ends."""
     state, code = "failed", 70
     try:
         yield
@@ -82,13 +87,13 @@ def ending(tell: Callable[[Last, int], object]) -> Iterator[None]:
         state, code = "stopped", int(asked.code or 0)
         raise
     except (RlctlError, OSError) as error:
-        ours = as_ours(error)
-        code = ours.exit_code if ours else code
+        known = as_ours(error)
+        code = known.exit_code if known else code
         raise
     finally:
-        tell(state, code)
+        report(state, code)
 
 
 def now() -> str:
-    """UTC to the millisecond, ISO 8601."""
+    """Return the current time: UTC, ISO 8601, milliseconds."""
     return datetime.now(UTC).isoformat(timespec="milliseconds")

@@ -1,4 +1,4 @@
-"""A run that goes on from an earlier step: what was recorded after that step is taken back, so that nothing is there twice."""
+"""Rewinding of a run to the step of a checkpoint, so that no step is recorded twice."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from rlctl.files import write_text
 from rlctl.runs.run_dir import RunDir
 
 TAKEN_BACK = "taken_back"
-_BY_STEP = ("generations", "rollouts")  # folders with one `step_<number>.jsonl` a step
+_BY_STEP = ("generations", "rollouts")  # folders with one `step_<number>.jsonl` per step
 
 
 def rewind(run: RunDir, step: int | None) -> int:
-    """Take back the metrics and answers of all steps after `step` (None: of all steps); how many lines of metrics that were.
+    """Remove metrics and samples of all steps after `step` (None: of all steps).
 
-    They are kept in the folder of the current attempt, under `taken_back/`. A last line that a killed process left half-written is dropped.
+    They are moved to `taken_back/` in the folder of the current attempt. An incomplete last line,
+    left by a killed process, is dropped. Returns the number of metrics lines that were removed.
     """
     last = -1 if step is None else step
     folder = run.attempt / TAKEN_BACK
@@ -25,7 +26,7 @@ def rewind(run: RunDir, step: int | None) -> int:
     for part in _BY_STEP:
         for file in sorted((run.path / part).glob("step_*")):
             if file.suffix != ".jsonl":
-                file.unlink()  # half-written
+                file.unlink()  # incomplete
             elif int(file.stem.removeprefix("step_")) > last:
                 (folder / part).mkdir(parents=True, exist_ok=True)
                 shutil.move(file, folder / part / file.name)
@@ -38,7 +39,7 @@ def rewind(run: RunDir, step: int | None) -> int:
 
 
 def _split(metrics: Path, last: int) -> tuple[Sequence[str], Sequence[str]]:
-    """The whole lines up to step `last`, and those after it."""
+    """Return the complete lines up to step `last`, and those after it."""
     lines = (
         metrics.read_text(encoding="utf-8").splitlines(keepends=True) if metrics.exists() else []
     )

@@ -1,4 +1,4 @@
-"""A run's folder: who writes what where. The folder is the run: copied elsewhere, it is complete."""
+"""Folder of a run: layout and writing. A copy of the folder is a complete run."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from rlctl.tracking.jsonl import METRICS_FILE, drop_torn_tail, generations_file
 
 RECORD_FILE = "run.json"
 STOP_FILE = "stop"
-SWEEP_VARIABLE = "RLCTL_SWEEP"  # a sweep tells its runs so to which it they belong
+SWEEP_VARIABLE = "RLCTL_SWEEP"  # set by a sweep for its runs: the name of the sweep
 
 
 class Origin(Protocol):
@@ -43,9 +43,10 @@ class Origin(Protocol):
 
 
 class RunDir:
-    """The folder `runs/<project>/<run>/` of one run, open for writing by the process that drives it.
+    """Folder `runs/<project>/<run>/` of a run, written by the process that drives it.
 
-    `RunDir(path)` opens one that is there (ConfigError when it holds no readable record), `RunDir.create` makes a new one.
+    `RunDir(path)` opens an existing folder (ConfigError without a readable record);
+    `RunDir.create` makes a new one.
     """
 
     def __init__(self, path: Path) -> None:
@@ -54,9 +55,10 @@ class RunDir:
 
     @classmethod
     def create(cls, root: Path, project: str, name: str | None, recipe: str) -> RunDir:
-        """Make the folder of a new run, called `name` or `<recipe>-<yymmdd-hhmmss>-<3 letters>`. The first thing written: check all before.
+        """Create the folder of a new run named `name` or `<recipe>-<yymmdd-hhmmss>-<3 letters>`.
 
-        Errors: ConflictError when the name is taken, UsageError when it is no file name, ResourceError when the disk refuses.
+        Raises ConflictError when the name is taken, UsageError when it is not a valid folder name,
+        ResourceError when the folder cannot be written.
         """
         chosen = name or fresh_name(recipe)
         check_free(root, project, chosen)
@@ -80,13 +82,13 @@ class RunDir:
             record.write(path / RECORD_FILE)
             for part in ("generations", "attempts", "checkpoints"):
                 (path / part).mkdir()
-        except FileExistsError as error:  # somebody else was faster
+        except FileExistsError as error:  # created by another process in the meantime
             raise _taken(path) from error
         except OSError as error:
             shutil.rmtree(path, ignore_errors=True)
             raise ResourceError(
-                f"cannot make the run's folder: {error}",
-                hint="trainer.run_dir=DIR chooses another place",
+                f"cannot create the run's folder: {error}",
+                hint="trainer.run_dir=DIR selects another folder",
             ) from error
         run = cls(path)
         run.new_attempt()
@@ -94,9 +96,10 @@ class RunDir:
 
     @classmethod
     def reopen(cls, path: Path, force: bool = False) -> Self:
-        """A run that is there, for its next attempt: this process becomes its driver.
+        """Open an existing run for its next attempt; this process becomes its driver.
 
-        Errors: ConflictError while another process drives it; also while it is recorded as running on another host, unless `force`.
+        Raises ConflictError while another process drives the run or, without `force`, while it is
+        recorded as running on another host.
         """
         with (path / ".lock").open("w") as lock:
             try:
@@ -105,7 +108,7 @@ class RunDir:
                 )  # until the record names this process
             except BlockingIOError as error:
                 raise ConflictError(
-                    f"another process is just taking up {path.name!r}", where=str(path)
+                    f"another process is resuming {path.name!r}", where=str(path)
                 ) from error
             run = cls(path)
             check_idle(run.path, run.record, force)
@@ -113,18 +116,18 @@ class RunDir:
         return run
 
     def place(self, part: str, outside: str | None) -> None:
-        """Keep the folder `part` of the run in `outside/<project>/<run>` instead, with a link in its place. None: leave it as it is.
+        """Replace the subfolder `part` by a link to `outside/<project>/<run>`; no-op for None.
 
-        Errors: ConflictError when another run's files lie there.
+        Raises ConflictError when that folder has files of another run.
         """
         if outside is None:
             return
         folder = Path(outside).expanduser().absolute() / self.record.project / self.record.name
         if folder.exists() and any(folder.iterdir()):
             raise ConflictError(
-                f"there are files of another run named {self.record.name!r}",
+                f"the folder has files of another run named {self.record.name!r}",
                 where=str(folder),
-                hint="another --name",
+                hint="choose another --name",
             )
         folder.mkdir(parents=True, exist_ok=True)
         link = self.path / part
@@ -133,18 +136,18 @@ class RunDir:
         link.symlink_to(folder)
 
     def update(self, **changes: Any) -> None:
-        """Change fields of `run.json`, all at once or not at all."""
+        """Change fields of `run.json` atomically."""
         self.record = dataclasses.replace(self.record, **changes)
         self.record.write(self.path / RECORD_FILE)
 
     def finish(self, state: State, exit_code: int) -> None:
-        """The last word of a run: finished, failed or stopped."""
+        """Record the final state: finished, failed or stopped."""
         self.update(state=state, exit_code=exit_code, ended=now())
         self.stop_request.unlink(missing_ok=True)
         self.event(state, exit_code=exit_code)
 
     def event(self, kind: str, /, **fields: Any) -> None:
-        """Append one line to `events.jsonl`: its time (UTC), its kind and what belongs to it."""
+        """Append one line to `events.jsonl`: time (UTC), kind and `fields`."""
         path = self.path / EVENTS_FILE
         drop_torn_tail(path)
         with path.open("a", encoding="utf-8") as file:
@@ -154,7 +157,7 @@ class RunDir:
             )
 
     def write_config(self, config: str, origins: Mapping[str, Sequence[Origin]]) -> None:
-        """Write the composed configuration (YAML) and for every key the chain of its settings, newest last."""
+        """Write the composed config (YAML) and the origins of every key, newest last."""
         chains = {
             key: [{"value": each.value, "where": each.where, "level": each.level} for each in chain]
             for key, chain in origins.items()
@@ -165,7 +168,10 @@ class RunDir:
         )
 
     def new_attempt(self) -> Path:
-        """The folder for the logs of the attempt that begins now; `attempts/latest` points to it, and this process is the run's driver."""
+        """Start a new attempt driven by this process; return its log folder.
+
+        `attempts/latest` links to the folder.
+        """
         number = self.record.attempts + 1
         folder = self.path / "attempts" / str(number)
         folder.mkdir()
@@ -173,7 +179,7 @@ class RunDir:
         aside.symlink_to(folder.name)
         latest = folder.with_name("latest")
         if latest.is_dir() and not latest.is_symlink():
-            shutil.rmtree(latest)  # a copy that was made without links
+            shutil.rmtree(latest)  # the run was copied without symbolic links
         aside.replace(latest)
         self.stop_request.unlink(missing_ok=True)
         self.update(
@@ -190,47 +196,52 @@ class RunDir:
 
     @property
     def attempt(self) -> Path:
-        """The folder of the current attempt's logs."""
+        """Log folder of the current attempt."""
         return self.path / "attempts" / str(self.record.attempts)
 
     @property
     def stop_request(self) -> Path:
-        """A file that asks the driver, wherever it runs, to save and end after its step."""
+        """File whose presence asks the driver, on any host, to save and exit after its step."""
         return self.path / STOP_FILE
 
     @property
     def metrics(self) -> Path:
+        """Metrics file of the run."""
         return self.path / METRICS_FILE
 
     def generations(self, step: int) -> Path:
-        """The file of the validation samples of a step."""
+        """Return the file of a step's validation samples."""
         return generations_file(self.path, step)
 
     def rollouts(self, step: int) -> Path:
-        """The file of the training answers of a step."""
+        """Return the file of a step's training responses."""
         return self.path / "rollouts" / self.generations(step).name
 
     def checkpoint(self, step: int) -> Path:
-        """The folder of the checkpoint of a step."""
+        """Return the folder of a step's checkpoint."""
         return self.path / "checkpoints" / f"step_{step:06d}"
 
 
 def check_idle(path: Path, record: RunRecord, force: bool = False) -> None:
-    """ConflictError when the run's driver lives, or might live: on another host nobody can tell, and `force` says that it does not."""
+    """Raise ConflictError if the driver is running or, without `force`, may run on another host."""
     process = record.process
     alive = process.alive() if record.state in ("starting", "running") else False
     if alive or (alive is None and not force):
-        told = "is running" if alive else "is recorded as running"
-        hint = "`rlctl show` shows it" if alive else "make sure that it is gone, then --force"
+        status = "is running" if alive else "is recorded as running"
+        hint = (
+            "`rlctl watch` follows it"
+            if alive
+            else "make sure that the process has exited, then use --force"
+        )
         raise ConflictError(
-            f"{record.name!r} {told}: process {process.pid} on {process.host}",
+            f"{record.name!r} {status}: process {process.pid} on {process.host}",
             where=str(path),
             hint=hint,
         )
 
 
 def check_free(root: Path, project: str, name: str | None) -> None:
-    """Complain now about a project or run name that `create` would refuse, and write nothing; for the checks before a start."""
+    """Raise the error that `create` would raise for these names; write nothing."""
     for what, given in (("project", project), ("run", name)):
         if given is not None and (
             not given
@@ -239,7 +250,8 @@ def check_free(root: Path, project: str, name: str | None) -> None:
             or not given.isprintable()
         ):
             raise UsageError(
-                f"{given!r} cannot name a {what}: it becomes a folder, so it must not be empty, hold a slash or begin with '.', '-' or '@'",
+                f"{given!r} is not a valid {what} name: it must not be empty, contain a slash "
+                "or begin with '.', '-' or '@'",
                 where="trainer.project_name" if what == "project" else "trainer.experiment_name",
             )
     if name is not None and (root / project / name).exists():
@@ -252,11 +264,11 @@ def _taken(path: Path) -> ConflictError:
         for number in range(2, sys.maxsize)
         if not (path.parent / (name := f"{path.name}-{number}")).exists()
     )
-    hint = f"trainer.experiment_name={free} is free, and without a name each run gets a fresh one; `rlctl show {path.name}` shows that one"
+    hint = f"trainer.experiment_name={free} is free; without a name each run gets a new one"
     return ConflictError(f"a run named {path.name!r} exists already", where=str(path), hint=hint)
 
 
 def fresh_name(recipe: str) -> str:
-    """`<recipe>-<yymmdd-hhmmss>-<3 letters>`. Letters that no seed touches: two runs of one second and one seed still differ."""
+    """Return `<recipe>-<yymmdd-hhmmss>-<3 letters>`; the letters do not depend on a seed."""
     letters = "".join(random.SystemRandom().choices(string.ascii_lowercase, k=3))
     return f"{Path(recipe).stem}-{time.strftime('%y%m%d-%H%M%S')}-{letters}"

@@ -1,4 +1,4 @@
-"""Asking whoever drives a run or a sweep to save and end, and waiting until that is so."""
+"""Stop requests to the driver of a run or sweep."""
 
 from __future__ import annotations
 
@@ -15,12 +15,16 @@ from rlctl.runs.follow import POLL_S
 from rlctl.runs.process import DriverProcess
 from rlctl.runs.store import ACTIVE
 
-_AGAIN_S = 1.5  # two signals within a second are one wish
+_AGAIN_S = 1.5  # signals within one second count as one
 
 
 @dataclass(frozen=True)
 class Driven:
-    """What a process drives. `state` reads how it stands now; `request` is a file that its driver looks for after each step, if it does."""
+    """Run or sweep with its driver.
+
+    `state` reads the present state; `request` is the file for which the driver checks after each
+    step, None if it does not.
+    """
 
     name: str
     process: DriverProcess
@@ -29,15 +33,15 @@ class Driven:
 
 
 def ask(driven: Driven, now: bool) -> None:
-    """Ask the driver to finish its step, save and end, or with `now` to end at once. Nothing is done to what does not run.
+    """Ask the driver to finish its step, save and exit, or with `now` to exit at once.
 
-    A driver on this machine gets a signal. Another host is asked through the file `request`, on the disk that both see. Raises UsageError
-    where neither is possible.
+    No-op for an inactive run. A local driver gets a signal, one on another host the file `request`
+    on the shared disk. Raises UsageError where neither is possible.
     """
     if driven.state() not in ACTIVE:
         return
     if driven.process.alive():
-        with suppress(ProcessLookupError):  # it has just ended
+        with suppress(ProcessLookupError):  # it has just exited
             os.kill(driven.process.pid, signal.SIGTERM)
             if now:
                 time.sleep(_AGAIN_S)
@@ -53,13 +57,13 @@ def ask(driven: Driven, now: bool) -> None:
 
 
 def wait(driven: Driven, timeout_s: float) -> str:
-    """How it has ended. Raises RlctlError when it has not within `timeout_s`."""
+    """Wait until the driver has exited; return the state. Raises RlctlError after `timeout_s`."""
     deadline = time.monotonic() + timeout_s
     while (state := driven.state()) in ACTIVE or driven.process.alive():
         if time.monotonic() > deadline:
             place = f"process {driven.process.pid} on {driven.process.host}"
             raise RlctlError(
-                f"{driven.name} is {state} still, {timeout_s:g} s after it was asked",
+                f"{driven.name} is still {state} {timeout_s:g} s after the request to stop",
                 where=place,
                 hint="--now",
             )

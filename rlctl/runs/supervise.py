@@ -1,4 +1,4 @@
-"""A run that is started again when it crashes, from its last checkpoint."""
+"""Restart of a crashed run from its latest checkpoint (`--retries`)."""
 
 from __future__ import annotations
 
@@ -24,10 +24,11 @@ def supervise(
     retries: int,
     say: Callable[[str], object],
 ) -> int:
-    """Run `rlctl WORDS`, whose run is in `folder`; as often as it crashes, and `retries` times at most, `rlctl AGAIN`. The last exit code.
+    """Run `rlctl WORDS`; after each crash, at most `retries` times, run `rlctl AGAIN`.
 
-    A crash is what neither was asked for nor would happen again for sure: not Ctrl-C or SIGTERM, not a wrong configuration. After running
-    out of memory the run goes on with the smaller token budget that it proposed, and ends where none would do.
+    `folder` is the run's. Ctrl-C, SIGTERM and errors that would recur, such as a wrong config, are
+    not crashes. After an out-of-memory error the run resumes with the smaller token budget that it
+    proposed, or ends if none would fit. Returns the last exit code.
     """
     code = _run(words)
     for number in range(1, retries + 1):
@@ -36,20 +37,18 @@ def supervise(
         if (smaller := _proposed(folder)) is None:
             break
         RunDir(folder).event("retry", number=number, exit_code=code)
-        told = f", with {' '.join(smaller)}" if smaller else ""
-        say(
-            f"{folder.name} ended with exit code {code}; it is started again ({number} of {retries}){told}"
-        )
+        changes = f" with {' '.join(smaller)}" if smaller else ""
+        say(f"{folder.name} failed with exit code {code}; retry {number} of {retries}{changes}")
         code = _run([*again, *smaller])
     return code
 
 
 def _run(words: Sequence[str]) -> int:
-    """`rlctl WORDS` to its end; signals to this process are passed on. The exit code, 128 + N for signal N."""
+    """Run `rlctl WORDS` and forward signals; return the exit code, 128 + N for signal N."""
     command = [sys.executable, "-m", "rlctl", *words]
     process = subprocess.Popen(
         command, preexec_fn=die_with_parent, process_group=0
-    )  # Ctrl-C comes from here alone, once
+    )  # only this process forwards Ctrl-C
 
     def forward(number: int, _frame: FrameType | None) -> None:
         process.send_signal(number)
@@ -68,7 +67,7 @@ def _run(words: Sequence[str]) -> int:
 
 
 def _proposed(folder: Path) -> list[str] | None:
-    """What the last attempt said it would need, as overrides; None where it said that nothing would do."""
+    """Return the overrides that the last attempt proposed; None if it found none that fits."""
     found: list[str] | None = []
     for event in read_events(folder):
         if event["kind"] == "attempt":

@@ -1,7 +1,7 @@
-"""Runs that were removed: moved into a hidden folder under the same root, from where they can be brought back.
+"""Removal of runs into a hidden folder of the same root, and their restoration.
 
-`.trash/<time>/<project>/<run>/`: a run may be removed, made anew under its name and removed again. Moving is one rename, so that a run is
-at every moment whole, in one place or in the other.
+A removed run is in `.trash/<time>/<project>/<run>/`, so that several runs of one name can be in the
+trash. Each move is one atomic rename.
 """
 
 from __future__ import annotations
@@ -20,17 +20,19 @@ _TIME = "%Y%m%d-%H%M%S-%f"
 
 @dataclass(frozen=True)
 class Removed:
-    """A run in the trash: where it lies, and when it was removed (UTC)."""
+    """Run in the trash: its present path and the time of its removal (UTC)."""
 
     path: Path
     removed: datetime
 
     @property
     def key(self) -> str:
+        """`project/name` of the run."""
         return f"{self.path.parent.name}/{self.path.name}"
 
     @property
     def num_bytes(self) -> int:
+        """Size of all files of the run."""
         return sum(
             file.lstat().st_size
             for file in self.path.rglob("*")
@@ -39,12 +41,12 @@ class Removed:
 
 
 def check_removable(run: Run) -> None:
-    """Errors: ConflictError for a run that goes on, here or on a host that cannot be asked."""
+    """Raise ConflictError for an active run, here or on another host."""
     if run.state in ACTIVE:
         host = run.record.process.host if run.record else "?"
         elsewhere = run.record is not None and run.record.process.alive() is None
         hint = (
-            "a run on another host cannot be asked whether it lives: --force"
+            "the state of a process on another host is unknown: --force removes the run"
             if elsewhere
             else "stop it first"
         )
@@ -54,10 +56,13 @@ def check_removable(run: Run) -> None:
 
 
 def remove(root: Path, run: Run) -> Path:
-    """Move a run into the trash of `root`. Where it lies then. Errors: UsageError for a run elsewhere, ResourceError of the disk."""
+    """Move a run into the trash of `root`; return its new path.
+
+    Raises UsageError for a run outside `root`, ResourceError when it cannot be moved.
+    """
     if run.path.resolve().parent.parent != root.resolve():
         raise UsageError(
-            f"{run.path} is no run of {root.resolve()}",
+            f"{run.path} is not a run of {root.resolve()}",
             hint=f"--root {run.path.resolve().parent.parent}",
         )
     target = root / TRASH / datetime.now(UTC).strftime(_TIME) / run.project / run.name
@@ -72,7 +77,7 @@ def remove(root: Path, run: Run) -> Path:
 
 
 def removed_runs(root: Path) -> list[Removed]:
-    """What is in the trash, what was removed last first."""
+    """Return the runs in the trash, most recently removed first."""
     found = []
     for path in (root / TRASH).glob("*/*/*/"):
         try:
@@ -84,14 +89,15 @@ def removed_runs(root: Path) -> list[Removed]:
 
 
 def restore(root: Path, name: str) -> Path:
-    """Bring the run removed last under `name` (or `project/name`, or a beginning that no other shares) back to its place: where that is.
+    """Restore the most recently removed run of this name; return its path.
 
-    Errors: NotFoundError, UsageError when several match, ConflictError when its name is taken again.
+    `name` may be `project/name` or an unambiguous prefix. Raises NotFoundError, UsageError when
+    several runs match, ConflictError when the name is in use.
     """
-    there = removed_runs(root)
-    exact = [each for each in there if name in (each.path.name, each.key)]
+    removed = removed_runs(root)
+    exact = [each for each in removed if name in (each.path.name, each.key)]
     matches = exact or [
-        each for each in there if each.path.name.startswith(name) or each.key.startswith(name)
+        each for each in removed if each.path.name.startswith(name) or each.key.startswith(name)
     ]
     keys = list(dict.fromkeys(each.key for each in matches))
     if not keys:
@@ -107,14 +113,14 @@ def restore(root: Path, name: str) -> Path:
     chosen, place = matches[0], root / keys[0]
     place.parent.mkdir(parents=True, exist_ok=True)
     try:
-        chosen.path.rename(place)  # onto an empty folder it would succeed, but no run is one
+        chosen.path.rename(place)  # fails for a folder that is not empty
     except OSError as error:
         if not place.exists():
             raise ResourceError(
-                f"cannot bring the run back: {error}", where=str(chosen.path)
+                f"cannot restore the run: {error}", where=str(chosen.path)
             ) from error
         raise ConflictError(
-            f"there is a run {keys[0]} again", where=str(place), hint="remove that one first"
+            f"a run {keys[0]} exists already", where=str(place), hint="remove that run first"
         ) from error
     for folder in (chosen.path.parent, chosen.path.parent.parent):
         folder.rmdir()
@@ -122,7 +128,7 @@ def restore(root: Path, name: str) -> Path:
 
 
 def empty(root: Path) -> list[Removed]:
-    """Delete what is in the trash for good, and list it."""
+    """Delete all runs in the trash permanently; return them."""
     gone = removed_runs(root)
     shutil.rmtree(root / TRASH, ignore_errors=True)
     return gone

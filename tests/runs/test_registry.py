@@ -196,7 +196,7 @@ def test_what_is_removed_can_be_brought_back(root):
     trash.remove(root, store.find("a"))
     assert [run.name for run in store.runs()] == ["c", "b"]
     make(root, "a", 4, 1.0, [0.3])
-    with pytest.raises(ConflictError, match="there is a run p/a again"):
+    with pytest.raises(ConflictError, match="a run p/a exists already"):
         trash.restore(root, "a")
     trash.remove(root, store.find("a"))
     assert [each.key for each in trash.removed_runs(root)] == ["p/a", "p/a"]

@@ -129,7 +129,7 @@ def test_names_of_other_alphabets_are_fine(tmp_path):
 
 def test_a_place_that_cannot_be_written_is_a_resource_error(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(ResourceError, match="cannot make the run's folder"):
+    with pytest.raises(ResourceError, match="cannot create the run's folder"):
         RunDir.create(tmp_path / "file", "p", "r", "ppo")
 
 
