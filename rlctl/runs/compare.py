@@ -1,4 +1,4 @@
-"""Several runs side by side: the settings they differ in, and their metrics at the same step."""
+"""Comparison of runs: settings that differ, and metrics at the same step."""
 
 from __future__ import annotations
 
@@ -13,12 +13,15 @@ from rlctl.runs.digests import config_digest
 from rlctl.runs.store import Run
 from rlctl.tracking.jsonl import METRICS_FILE, read_metrics
 
-Curve = Mapping[int, float]  # a value by its step
+Curve = Mapping[int, float]  # step -> value
 
 
 @dataclass(frozen=True)
 class MetricRow:
-    """One metric of every run, None where it has none: `at` the last step that all who have it share, the last value, the best."""
+    """One metric of every run, None for runs without it.
+
+    `at` are the values at `step`, the last step shared by all runs that have the metric.
+    """
 
     step: int | None
     at: Sequence[float | None]
@@ -27,8 +30,8 @@ class MetricRow:
     best_step: Sequence[int | None]
 
     @classmethod
-    def of(cls, name: str, curves: Sequence[Curve]) -> MetricRow:
-        """Of the runs' curves; a run without the metric has an empty one. Best is the smallest value of a loss, the greatest of others."""
+    def from_curves(cls, name: str, curves: Sequence[Curve]) -> MetricRow:
+        """Build the row from one curve per run, empty for a run without the metric."""
         shared = set.intersection(*(set(curve) for curve in curves if curve))
         step = max(shared, default=None)
         sign = 1 if lower_is_better(name) else -1
@@ -50,7 +53,7 @@ class MetricRow:
 
 @dataclass(frozen=True)
 class Comparison:
-    """`settings`: by key the value of each run. `metrics`: by name. `curves`: by name, then by step, the value of each run."""
+    """Values of all runs: `settings` by key, `metrics` by name, `curves` by name and step."""
 
     runs: Sequence[str]
     settings: Mapping[str, Sequence[Any]]
@@ -59,31 +62,30 @@ class Comparison:
 
 
 def compare(runs: Sequence[Run], changed: bool = False) -> Comparison:
-    """Compare runs: settings in which one of them differs from the base, and all metrics; with `changed`, what differs between them.
+    """Compare runs: settings that any of them changes from the base, and all metrics.
 
-    Errors: ConfigError for a run whose metrics are damaged.
+    With `changed`, only what differs between the runs. Raises ConfigError for damaged metrics.
     """
-    configs = [config_digest(run.path / "config.yaml") for run in runs]
-    touched = set() if changed else {key for run in runs for key in changed_settings(run.path)}
-    keys = dict.fromkeys(key for config in configs for key in config)
-    settings = {
-        key: row
-        for key in keys
-        if _differ(row := [config.get(key) for config in configs]) or key in touched
-    }
     columns = [_curves(run) for run in runs]
-    curves = {
-        name: [column.get(name, {}) for column in columns]
-        for name in dict.fromkeys(name for column in columns for name in column)
-    }
+    names = dict.fromkeys(name for column in columns for name in column)
+    curves = {name: [column.get(name, {}) for column in columns] for name in names}
     if changed:
         curves = {name: each for name, each in curves.items() if _differ(each)}
     return Comparison(
         runs=[run.key for run in runs],
-        settings=settings,
-        metrics={name: MetricRow.of(name, each) for name, each in curves.items()},
+        settings=_settings(runs, changed),
+        metrics={name: MetricRow.from_curves(name, each) for name, each in curves.items()},
         curves={name: _by_step(each) for name, each in curves.items()},
     )
+
+
+def _settings(runs: Sequence[Run], changed: bool) -> dict[str, list[Any]]:
+    """Return settings that differ between runs or, unless `changed`, from the base config."""
+    configs = [config_digest(run.path / "config.yaml") for run in runs]
+    touched = set() if changed else {key for run in runs for key in changed_settings(run.path)}
+    keys = dict.fromkeys(key for config in configs for key in config)
+    rows = {key: [config.get(key) for config in configs] for key in keys}
+    return {key: row for key, row in rows.items() if key in touched or _differ(row)}
 
 
 def _differ(row: Sequence[Any]) -> bool:

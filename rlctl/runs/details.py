@@ -1,4 +1,4 @@
-"""One run in full, as plain data: what `rlctl show` prints and `rlctl show --json` writes."""
+"""Details of one run as plain data, for `rlctl show` and `rlctl show --json`."""
 
 from __future__ import annotations
 
@@ -17,9 +17,12 @@ from rlctl.tracking.tracker import Sample
 
 
 def overview(run: Run) -> dict[str, Any]:
-    """A run as one object of `rlctl runs --json`. What cannot be read is null, and `problem` says why."""
+    """Return a run as one object of `rlctl runs --json`.
+
+    Unreadable values are null, and `problem` gives the reason.
+    """
     record = run.record
-    headline, problem = run.figures
+    summary, problem = run.figures
     return {
         "name": run.name,
         "project": run.project,
@@ -33,17 +36,17 @@ def overview(run: Run) -> dict[str, Any]:
         "total_steps": record.total_steps if record else None,
         "tags": list(run.labels.tags),
         "note": run.labels.note,
-        **dataclasses.asdict(headline or RunSummary.from_rows([])),
+        **dataclasses.asdict(summary or RunSummary.from_rows([])),
         "problem": run.problem or problem,
     }
 
 
 def details(run: Run) -> dict[str, Any]:
-    """All of it: the overview, the record, what differs from the base, and of every metric first, last, least, greatest and how many."""
+    """Return the overview, record, changed settings, metrics, alarms, samples and checkpoints."""
     return overview(run) | {
         "record": dataclasses.asdict(run.record) if run.record else None,
         "changed": changed_settings(run.path),
-        "metrics": {name: _course(values) for name, values in curves(run).items()},
+        "metrics": {name: _extremes(values) for name, values in curves(run).items()},
         "alarms": alarms(run),
         "generations": generation_steps(run.path),
         "checkpoints": sorted(folder.name for folder in run.path.glob("checkpoints/step_*")),
@@ -51,7 +54,7 @@ def details(run: Run) -> dict[str, Any]:
 
 
 def curves(run: Run) -> dict[str, list[float]]:
-    """Every metric's values, oldest first, as far as they are finite; nothing where the metrics cannot be read (`Run.figures` says why)."""
+    """Return the finite values of every metric, oldest first; empty for an unreadable file."""
     _, problem = run.figures
     path = run.path / METRICS_FILE
     columns: dict[str, list[float]] = {}
@@ -63,7 +66,10 @@ def curves(run: Run) -> dict[str, list[float]]:
 
 
 def changed_settings(folder: Path) -> dict[str, dict[str, Any]]:
-    """The settings that differ from the base: the value and the base's as written, and where it was set. Empty where this is not known."""
+    """Return the settings that differ from the base config: `value`, `base` and `where` it was set.
+
+    Empty if the origins cannot be read.
+    """
     try:
         origins: dict[str, list[dict[str, Any]]] = json.loads(
             (folder / "origins.json").read_text(encoding="utf-8")
@@ -82,7 +88,7 @@ def changed_settings(folder: Path) -> dict[str, dict[str, Any]]:
         return {}
 
 
-def _course(values: list[float]) -> dict[str, float | int]:
+def _extremes(values: list[float]) -> dict[str, float | int]:
     return {
         "first": values[0],
         "last": values[-1],
@@ -93,14 +99,14 @@ def _course(values: list[float]) -> dict[str, float | int]:
 
 
 def generation_steps(folder: Path) -> list[int]:
-    """The steps whose validation samples the folder of a run holds, in order."""
+    """Return the steps with validation samples in the folder of a run, sorted."""
     return sorted(
         int(path.stem.removeprefix("step_")) for path in folder.glob("generations/step_*.jsonl")
     )
 
 
 def alarms(run: Run) -> list[dict[str, Any]]:
-    """The alarms of the run, as `alarms_of` gives them; none where its events cannot be read."""
+    """Return the alarms of the run (`alarms_of`); empty if its events cannot be read."""
     try:
         return alarms_of(read_events(run.path))
     except (RlctlError, OSError):
@@ -110,10 +116,11 @@ def alarms(run: Run) -> list[dict[str, Any]]:
 def samples(
     run: Run, step: int | None, right: bool | None, text: str | None = None
 ) -> tuple[int, list[Sample]]:
-    """The validation samples of `step` (the last that has any where None): all, or only the right or the wrong ones, or only those that
-    hold `text` in the prompt, the answer or the truth, whatever the case.
+    """Return a step and its validation samples; None selects the last step that has any.
 
-    Errors: NotFoundError when there are none of that step, ConfigError when the file is damaged.
+    `right` keeps only correct (True) or wrong (False) samples; `text` those whose prompt, response
+    or ground truth contains it, ignoring case. Raises NotFoundError without samples of the step,
+    ConfigError for a damaged file.
     """
     steps = generation_steps(run.path)
     if not steps:
@@ -127,17 +134,17 @@ def samples(
         raise NotFoundError(
             f"no validation samples of step {chosen}",
             where=str(run.path),
-            hint=f"there are those of {', '.join(map(str, steps))}",
+            hint=f"steps with samples: {', '.join(map(str, steps))}",
         )
     found = read_generations(generations_file(run.path, chosen))
     return chosen, [
         sample
         for sample in found
-        if right in (None, sample.right) and (text is None or _holds(sample, text))
+        if right in (None, sample.right) and (text is None or _contains(sample, text))
     ]
 
 
-def _holds(sample: Sample, text: str) -> bool:
+def _contains(sample: Sample, text: str) -> bool:
     return any(
         text.casefold() in part.casefold()
         for part in (sample.prompt, sample.response, str(sample.ground_truth))

@@ -1,4 +1,4 @@
-"""What the registry wants to know of each file of a run: a small JSON value that can be kept as long as the file does not change."""
+"""Digests of a run's files: small JSON values that the index caches until the file changes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from rlctl.tracking.jsonl import METRICS_FILE, read_metrics
 
 @dataclass(frozen=True)
 class Part:
-    """A file of a run's folder, what is kept of it, and what stands for a file that is not there."""
+    """File of a run's folder, the function that digests it, and the digest of a missing file."""
 
     file: str
     digest: Callable[[Path], Any]
@@ -29,26 +29,29 @@ class Part:
 
 
 def metrics_digest(path: Path) -> dict[str, Any]:
-    """`headline` (the fields of `RunSummary`), the `courses` of all metrics, and why they are null or empty where the file is damaged."""
+    """Return `summary` (fields of `RunSummary`), `series` of all metrics, and `problem`.
+
+    For a damaged file `problem` is the reason, `summary` null and `series` empty.
+    """
     try:
         rows = read_metrics(path)
     except (RlctlError, OSError) as error:
-        return {"headline": None, "courses": {}, "problem": str(error)}
+        return {"summary": None, "series": {}, "problem": str(error)}
     columns: dict[str, list[tuple[float, int]]] = {}
     for row in rows:
         for name, value in row.items():
             if name != "step" and math.isfinite(value):
                 columns.setdefault(name, []).append((value, int(row["step"])))
-    courses = {name: _course(points) for name, points in columns.items()}
+    series = {name: _extremes(points) for name, points in columns.items()}
     return {
-        "headline": dataclasses.asdict(RunSummary.from_rows(rows)),
-        "courses": courses,
+        "summary": dataclasses.asdict(RunSummary.from_rows(rows)),
+        "series": series,
         "problem": None,
     }
 
 
-def _course(points: list[tuple[float, int]]) -> dict[str, float | int]:
-    """First and last value, the least and the greatest with the step that had it first, and how many there are."""
+def _extremes(points: list[tuple[float, int]]) -> dict[str, float | int]:
+    """Return first and last value, minimum and maximum with their first steps, and the count."""
     least, greatest = min(points), max(points, key=lambda point: (point[0], -point[1]))
     return {
         "first": points[0][0],
@@ -62,7 +65,7 @@ def _course(points: list[tuple[float, int]]) -> dict[str, float | int]:
 
 
 def config_digest(path: Path) -> dict[str, Any]:
-    """Every key of a composed configuration with its value; empty for a file that cannot be read."""
+    """Return the composed config as dotted key -> value; empty for an unreadable file."""
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
         container = yaml.load(path.read_text(encoding="utf-8"), loader)

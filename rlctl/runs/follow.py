@@ -32,7 +32,7 @@ class Tail:
     def lines(self, last: bool = False) -> Iterator[str]:
         """Yield the lines added since the previous call, without line ends.
 
-        An unterminated line is kept back until it is complete, or until `last`: no more will follow.
+        An unterminated line is kept back until it is complete, or until `last` (no more follows).
         """
         if not self.path.exists():
             return

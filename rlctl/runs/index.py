@@ -1,7 +1,8 @@
-"""An index of the folders of runs, so that a listing of thousands reads only what has changed.
+"""SQLite cache of run digests, so that a listing of thousands of runs reads only changed files.
 
-The folders are the truth. The index keeps a digest of a file together with the file's stamp (inode, size, time of change); a digest whose
-stamp differs is made anew. So the index is never wrong about the disk, may be deleted at any time, and is shared by several processes.
+The folders are authoritative. The index stores each digest with the file's stamp (inode, size,
+modification time) and recomputes it when the stamp differs. The index may be deleted at any time
+and is shared by processes.
 """
 
 from __future__ import annotations
@@ -22,30 +23,32 @@ from rlctl.runs.process import DriverProcess
 from rlctl.runs.record import RunRecord
 
 INDEX_FILE = ".index.sqlite"
-# Of what the digests hold: an index with another version is emptied.
+# Version of the digests' layout: an index with another version is emptied.
+_LAYOUT = ("summary", "series")
 _VERSION = (
     crc32(
         repr(
             [
-                field.name
-                for kind in (RunRecord, DriverProcess, RunSummary)
-                for field in fields(kind)
+                *_LAYOUT,
+                *(
+                    field.name
+                    for kind in (RunRecord, DriverProcess, RunSummary)
+                    for field in fields(kind)
+                ),
             ]
         ).encode()
     )
     & 0x7FFFFFFF
 )
-_PATIENCE_S = (
-    2.0  # how long to wait for another process's write; without the index a listing is only slower
-)
-_FEW = 100  # up to so many runs are looked up one by one
+_LOCK_TIMEOUT_S = 2.0  # for another process's write; without the index a listing is only slower
+_FEW = 100  # up to this number runs are looked up one by one
 
 Key = tuple[str, ...]
 T = TypeVar("T")
 
 
 class Index:
-    """The index of the runs under `root`. Where it cannot be written (no folder yet, somebody else's, a full disk) nothing is kept."""
+    """Index of the runs under `root`. Caches nothing where its file cannot be written."""
 
     def __init__(self, root: Path) -> None:
         self.file = root / INDEX_FILE
@@ -54,10 +57,10 @@ class Index:
     def read(
         self, part: Part, folders: Mapping[str, str], keys: Sequence[Key] | None = None
     ) -> dict[str, Any]:
-        """The digest of the file `part` of every run in `folders` (its id to its folder), `part.absent` where the file is not there.
+        """Return the digest of `part` for each run in `folders` (id -> folder).
 
-        With `keys`, paths into the digest, a list of the values at these paths instead (null where there is none): of thousands of digests
-        only what is asked for is decoded.
+        A missing file has the digest `part.absent`. With `keys` (paths into the digest) return the
+        list of values at these paths instead, null where absent: only these are decoded.
         """
         stamps = {run: stamp(f"{folder}/{part.file}") for run, folder in folders.items()}
         kept = self._guard(lambda: self._select(part, stamps, keys), {})
@@ -66,7 +69,7 @@ class Index:
             for run, now in stamps.items()
             if now is not None and kept.get(run, (None, ""))[0] == now
         ]
-        # Thousands of small documents are decoded faster as one.
+        # Decoding one large document is faster than decoding thousands of small ones.
         found: dict[str, Any] = dict(
             zip(same, json.loads(f"[{','.join(kept[run][1] for run in same)}]"), strict=True)
         )
@@ -87,7 +90,7 @@ class Index:
         return found
 
     def forget_others(self, runs: Mapping[str, Any]) -> None:
-        """Drop what is kept of runs that are no longer there."""
+        """Remove the digests of runs that no longer exist."""
 
         def drop(connection: sqlite3.Connection) -> None:
             known = {
@@ -105,7 +108,7 @@ class Index:
         self._guard(lambda: drop(self._open()), None)
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Remove all digests."""
 
         def empty(connection: sqlite3.Connection) -> None:
             with connection:
@@ -117,7 +120,8 @@ class Index:
         self, part: Part, stamps: Mapping[str, str | None], keys: Sequence[Key] | None
     ) -> dict[str, tuple[str, str]]:
         paths = [_json_path(key) for key in keys or ()]
-        # With two paths or more SQLite gives a JSON array of the values, with one the bare value: the first is asked for once more.
+        # SQLite returns a JSON array for two or more paths but a bare value for one: the first path
+        # is repeated.
         value = f"json_extract(value, {', '.join('?' * (len(paths) + 1))})" if paths else "value"
         query = f"SELECT run, stamp, {value} FROM digests WHERE file = ?"
         given = [*paths, paths[0], part.file] if paths else [part.file]
@@ -141,7 +145,7 @@ class Index:
         return self._connection
 
     def _guard(self, use: Callable[[], T], otherwise: T) -> T:
-        """What `use` gives; a damaged index is thrown away and made anew, and one that is locked or cannot be written is done without."""
+        """Return `use()`; recreate a damaged index, and return `otherwise` for an unusable one."""
         for _ in range(2):
             try:
                 return use()
@@ -155,7 +159,7 @@ class Index:
 
 
 def stamp(path: str) -> str | None:
-    """What changes when the file does; None where there is none."""
+    """Return a string that changes whenever the file does; None for a missing file."""
     try:
         found = os.stat(path)
     except OSError:
@@ -164,15 +168,18 @@ def stamp(path: str) -> str | None:
 
 
 def _connect(file: Path) -> sqlite3.Connection:
-    """Not in WAL mode: its shared memory does not work between hosts, and runs often lie on a network file system."""
-    connection = sqlite3.connect(file if file.parent.is_dir() else ":memory:", timeout=_PATIENCE_S)
+    """Open the index. WAL mode is not used: it does not work on network file systems."""
+    connection = sqlite3.connect(
+        file if file.parent.is_dir() else ":memory:", timeout=_LOCK_TIMEOUT_S
+    )
     (version,) = connection.execute("PRAGMA user_version").fetchone()
     if version != _VERSION:
         with connection:
             connection.execute("BEGIN IMMEDIATE")
             connection.execute("DROP TABLE IF EXISTS digests")
             connection.execute(
-                "CREATE TABLE digests (file TEXT, run TEXT, stamp TEXT, value TEXT, PRIMARY KEY (file, run)) WITHOUT ROWID"
+                "CREATE TABLE digests (file TEXT, run TEXT, stamp TEXT, value TEXT,"
+                " PRIMARY KEY (file, run)) WITHOUT ROWID"
             )
             connection.execute(f"PRAGMA user_version = {_VERSION}")
     return connection

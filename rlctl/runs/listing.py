@@ -1,4 +1,4 @@
-"""What a listing of runs is asked for, and the page that answers it."""
+"""Query for a listing of runs, and the resulting page."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rlctl.runs.store import Run, RunStore
 
 @dataclass(frozen=True)
 class RunPage:
-    """The runs to show, the values of the extra columns of each, and how many runs there are in all and beyond the page."""
+    """Page of a listing: runs, values of their extra columns, number of runs beyond it and in all."""
 
     runs: Sequence[Run]
     columns: Sequence[Mapping[str, Any]]
@@ -22,7 +22,7 @@ class RunPage:
     of_how_many: int
 
     def as_json(self) -> list[dict[str, Any]]:
-        """Each run's overview, with the extra columns under their own names."""
+        """Return each run's overview, with the extra columns under their names."""
         return [
             {**overview(run), **cells} for run, cells in zip(self.runs, self.columns, strict=True)
         ]
@@ -30,7 +30,7 @@ class RunPage:
 
 @dataclass(frozen=True)
 class RunQuery:
-    """The runs in `state` that `where` is true of, in the order of `sort`, the first `number` of them, with the columns `cols`."""
+    """Filter (`state`, `where`), order (`sort`), size (`number`) and columns (`cols`) of a listing."""
 
     state: str | None
     where: str | None
@@ -39,7 +39,7 @@ class RunQuery:
     number: int | None
 
     def page(self, store: RunStore) -> RunPage:
-        """Read it. Errors: UsageError for an expression or a name that means nothing."""
+        """Return the matching runs. Raises UsageError for an invalid expression or unknown name."""
         every = store.runs()
         found = where(store, every, self.where) if self.where is not None else every
         found = [run for run in found if self.state in (None, run.state)]

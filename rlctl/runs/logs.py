@@ -1,4 +1,4 @@
-"""The logs of a run: what its worker processes printed, one file a process, in the folder of each attempt."""
+"""Logs of a run: the output of its worker processes, one file per process and attempt."""
 
 from __future__ import annotations
 
@@ -19,11 +19,27 @@ _NAME = re.compile(r"(?P<pool>.+)-(?P<rank>\d+)\.log")
 
 
 def log_files(run: Run, attempt: int | None, role: str | None, rank: int | None) -> list[Path]:
-    """The logs of an attempt (the newest where None), of a pool or the pool of a role, of one rank; sorted by pool and rank.
+    """Return the logs of an attempt (None: the newest), sorted by pool and rank.
 
-    Errors: NotFoundError for an attempt, a role or a rank that has none, naming those that there are.
+    `role` selects one pool, by its name or that of a role in it, `rank` one rank. Raises
+    NotFoundError, naming what exists, for an attempt, role or rank without a log.
     """
     folder = run.path / "attempts" / (str(attempt) if attempt is not None else "latest")
+    found = _all_logs(run, folder, attempt)
+    if role is not None:
+        pool = _pool_of(run, role, {pool for pool, _, _ in found}, folder)
+        found = [each for each in found if each[0] == pool]
+    chosen = [path for _, number, path in found if rank in (None, number)]
+    if not chosen:
+        ranks = ", ".join(str(number) for _, number, _ in found)
+        raise NotFoundError(
+            f"no process of rank {rank} has a log", where=str(folder), hint=f"there are: {ranks}"
+        )
+    return chosen
+
+
+def _all_logs(run: Run, folder: Path, attempt: int | None) -> list[tuple[str, int, Path]]:
+    """Return (pool, rank, path) of every log in the folder of an attempt, sorted."""
     if not folder.is_dir():
         known = sorted((each.name for each in folder.parent.glob("[0-9]*")), key=int)
         raise NotFoundError(
@@ -42,28 +58,25 @@ def log_files(run: Run, attempt: int | None, role: str | None, rank: int | None)
             where=str(folder),
             hint="workers of --inline print to the terminal that started the run",
         )
-    pools = sorted({pool for pool, _, _ in found})
-    if role is not None:
-        wanted = role if role in pools else _placement(run).get(role)
-        if wanted not in pools:
-            roles = [name for name, pool in _placement(run).items() if pool in pools]
-            raise NotFoundError(
-                f"no process of role {role!r} has a log",
-                where=str(folder),
-                hint=f"there are: {', '.join([*roles, *pools])}",
-            )
-        found = [each for each in found if each[0] == wanted]
-    chosen = [path for _, number, path in found if rank in (None, number)]
-    if not chosen:
-        ranks = ", ".join(str(number) for _, number, _ in found)
+    return found
+
+
+def _pool_of(run: Run, role: str, pools: set[str], folder: Path) -> str:
+    """Return the pool named `role` or that hosts the role."""
+    placement = _placement(run)
+    pool = role if role in pools else placement.get(role)
+    if pool not in pools:
+        roles = [name for name, hosting in placement.items() if hosting in pools]
         raise NotFoundError(
-            f"no process of rank {rank} has a log", where=str(folder), hint=f"there are: {ranks}"
+            f"no process of role {role!r} has a log",
+            where=str(folder),
+            hint=f"there are: {', '.join([*roles, *sorted(pools)])}",
         )
-    return chosen
+    return pool
 
 
 def _placement(run: Run) -> dict[str, str]:
-    """The pool of each role, as the run was configured."""
+    """Return the pool of each role in the run's config."""
     try:
         config: Any = yaml.safe_load((run.path / "config.yaml").read_text(encoding="utf-8"))
         placement = config["trainer"]["placement"]
@@ -73,7 +86,7 @@ def _placement(run: Run) -> dict[str, str]:
 
 
 def lines_of(files: Sequence[Path], last: int | None) -> Iterator[tuple[str, str]]:
-    """Name of the process and line, file after file; of each only its `last` lines, if given."""
+    """Yield process name and line, file by file; only the `last` lines of each, if given."""
     for path in files:
         lines: Iterator[str] | deque[str] = Tail(path).lines(last=True)
         yield from (
@@ -82,7 +95,7 @@ def lines_of(files: Sequence[Path], last: int | None) -> Iterator[tuple[str, str
 
 
 def tail_of(logs: Sequence[Path], num_lines: int = 15) -> str:
-    """The last lines of each log, behind its name."""
+    """Return the path and last lines of each log."""
     parts: list[str] = []
     for log in logs:
         lines = log.read_text(errors="replace").splitlines()[-num_lines:] if log.is_file() else []
@@ -91,7 +104,7 @@ def tail_of(logs: Sequence[Path], num_lines: int = 15) -> str:
 
 
 def follow(run: Run, files: Sequence[Path], last: int | None) -> Iterator[tuple[str, str]]:
-    """As `lines_of`, and then what is added, until the run ends or goes on in another attempt."""
+    """Yield as `lines_of`, then new lines until the attempt ends."""
     tails = [Tail(path) for path in files]
     for tail in tails:
         lines = list(tail.lines())
@@ -100,7 +113,7 @@ def follow(run: Run, files: Sequence[Path], last: int | None) -> Iterator[tuple[
             for line in (lines if last is None else lines[-last:] if last else [])
         )
     while True:
-        ended = not _goes_on(run)  # asked before reading: what was written until then is read
+        ended = not _is_active(run)  # before reading, so that nothing written until the end is lost
         for tail in tails:
             yield from ((tail.path.stem, line) for line in tail.lines(last=ended))
         if ended:
@@ -108,8 +121,8 @@ def follow(run: Run, files: Sequence[Path], last: int | None) -> Iterator[tuple[
         time.sleep(POLL_S)
 
 
-def _goes_on(run: Run) -> bool:
-    """Whether the attempt that `run` knows still runs."""
+def _is_active(run: Run) -> bool:
+    """Return True while the attempt recorded in `run` is active."""
     now = reread(run)
     same = now.record is None or run.record is None or now.record.attempts == run.record.attempts
     return now.state in ACTIVE and same

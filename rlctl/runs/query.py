@@ -1,11 +1,12 @@
-"""The little language of `rlctl runs --where`, `--sort`, `--cols` and `@best:METRIC`.
+"""Expression language of `rlctl runs --where`, `--sort`, `--cols` and `@best:METRIC`.
 
     state == "finished" and val-core/arithmetic/acc/mean@1 > 0.9 and data.train_batch_size in [128, 256]
 
-A name is a field of the listing (`state`, `created`), a metric (with a slash: its last value) or a key of the configuration (with dots).
-It goes on over `.`, `/`, `-` and `@`; one with other characters stands in back-quotes. `best(METRIC)`, `first`, `min` and `max` are other
-values of a metric, `like(NAME, "ppo-*")` compares with a pattern. Python's own parser reads it; nothing is executed but the few nodes named
-here. What a run does not have is null, and a comparison with null by size is false.
+A name is a field of the listing (`state`, `created`), a metric (with a slash: its last value) or a
+config key (with dots). It may contain `.`, `/`, `-` and `@`; a name with other characters is quoted
+with backticks. `best(METRIC)`, `first`, `min` and `max` select other values of a metric;
+`like(NAME, "ppo-*")` matches a pattern. Python's parser reads the text, and only the nodes listed
+here are evaluated. A missing value is null; ordering comparisons with null are false.
 """
 
 from __future__ import annotations
@@ -32,12 +33,12 @@ _COMPARE: dict[type[ast.cmpop], tuple[str, Callable[[Any, Any], bool]]] = {
     ast.Lt: ("<", operator.lt), ast.LtE: ("<=", operator.le), ast.Gt: (">", operator.gt), ast.GtE: (">=", operator.ge),
     ast.In: ("in", lambda a, b: a in b), ast.NotIn: ("not in", lambda a, b: a not in b),
 }  # fmt: skip
-_HINT = """for example: state == "finished" and best(critic/score/mean) > 0.9; `rlctl runs --help` says more"""
+_HINT = """for example: state == "finished" and best(critic/score/mean) > 0.9; see `rlctl runs --help`"""
 
 
 @dataclass(frozen=True)
 class Term:
-    """One value of a run: the field, the configuration's key or the metric `name`; of a metric, its `aspect`; `at`, its place."""
+    """Field, config key or metric `name`, with the `aspect` of a metric; `at` is the text position."""
 
     name: str
     aspect: str = "last"
@@ -45,13 +46,14 @@ class Term:
 
     @property
     def is_metric(self) -> bool:
+        """True for a metric."""
         return "/" in self.name
 
-    def of_course(self, course: Mapping[str, Any] | None) -> float | None:
-        """The value in a metric's course, as `metrics_digest` gives it."""
-        if course is None:
+    def value_in(self, series: Mapping[str, Any] | None) -> float | None:
+        """Return the value of this aspect in a metric's `series` of `metrics_digest`."""
+        if series is None:
             return None
-        return course[
+        return series[
             ("min" if lower_is_better(self.name) else "max")
             if self.aspect == "best"
             else self.aspect
@@ -63,39 +65,39 @@ Values = Mapping[Term, Any]
 
 @dataclass(frozen=True)
 class Query:
-    """A parsed expression: the `terms` it needs, and what it says of a run's values for them."""
+    """Parsed expression and the `terms` that it needs."""
 
     text: str
     tree: ast.expr
-    places: tuple[int, ...]  # of every character of what Python parsed, its place in `text`
+    places: tuple[int, ...]  # position in `text` of every character that Python parsed
     names: Mapping[str, str]
     terms: tuple[Term, ...]
 
     @classmethod
     def parse(cls, text: str) -> Query:
-        """Errors: UsageError that points at the place."""
+        """Parse an expression. Raises UsageError that points at the position of the error."""
         source, places, names = _python(text)
         try:
             tree = ast.parse(source, mode="eval").body
         except SyntaxError as error:
             raise _unreadable(text, source, places, error) from error
         except (ValueError, RecursionError, MemoryError) as error:
-            raise _wrong(text, 0, "this is too deep, or holds what no text may hold") from error
+            raise _wrong(text, 0, "too deeply nested, or contains invalid characters") from error
         query = cls(text, tree, tuple(places), names, ())
         return replace(query, terms=tuple(dict.fromkeys(query._terms(tree))))
 
     def value(self, values: Values) -> Any:
-        """What the expression comes to for a run with `values`. Errors: UsageError for what cannot be compared."""
+        """Evaluate the expression for `values`. Raises UsageError for an invalid comparison."""
         return self._value(self.tree, values)
 
     def term(self) -> Term:
-        """The one term that the text is, for a column or an order. Errors: UsageError when it is more than that."""
+        """Return the single term of a column or order. Raises UsageError for anything else."""
         if len(self.terms) != 1 or not isinstance(self.tree, ast.Name | ast.Call):
-            raise _wrong(self.text, 0, "one name is wanted, or best(METRIC) and the like")
+            raise _wrong(self.text, 0, "expected one name, or an aspect such as best(METRIC)")
         return self.terms[0]
 
     def unknown(self, term: Term, near: str) -> UsageError:
-        """The error for a name that nothing is called by."""
+        """Return the error for an unknown name."""
         return _wrong(
             self.text,
             term.at,
@@ -107,7 +109,7 @@ class Query:
         return self.places[min(node.col_offset, len(self.places) - 1)]
 
     def _terms(self, node: ast.expr) -> list[Term]:
-        """The terms of a tree, which must hold nothing but what the language has."""
+        """Return the terms of a tree. Raises UsageError for nodes outside the language."""
         match node:
             case ast.BoolOp(values=values):
                 return [term for value in values for term in self._terms(value)]
@@ -133,7 +135,7 @@ class Query:
                 raise _wrong(
                     self.text,
                     self._at(name),
-                    f"{self.names[function]}(…) wants a metric, such as critic/score/mean",
+                    f"{self.names[function]}(…) expects a metric, such as critic/score/mean",
                 )
             case ast.Call(
                 func=ast.Name(id=function), args=[text, ast.Constant(value=str())], keywords=[]
@@ -185,9 +187,11 @@ class Query:
 
 
 def _python(text: str) -> tuple[str, list[int], dict[str, str]]:
-    """The text with each name replaced by an identifier of Python, the places its characters come from, and the names of the identifiers.
+    """Replace each name by a Python identifier.
 
-    Characters beyond ASCII, which only names and texts hold, are written so that Python's columns count characters.
+    Returns the source, the position in `text` of each of its characters, and the name of each
+    identifier. Non-ASCII characters of strings are escaped so that Python's columns count
+    characters.
     """
     source, places, names, end = "", [], {}, 0
     for match in _TOKEN.finditer(text):
@@ -205,9 +209,9 @@ def _python(text: str) -> tuple[str, list[int], dict[str, str]]:
 
 
 def _unreadable(text: str, source: str, places: Sequence[int], error: SyntaxError) -> UsageError:
-    """What Python says of the text, at the place it means; at its end where Python names none."""
+    """Return a UsageError for a syntax error, at its position or the end of the text."""
     if not text.strip():
-        return _wrong(text, 0, "an expression is wanted")
+        return _wrong(text, 0, "the expression is empty")
     if lone := re.search(r"(?<![=!<>])=(?!=)", source):
         return _wrong(text, places[lone.start()], "`=` sets a value, `==` compares")
     return _wrong(

@@ -1,12 +1,13 @@
-"""The values of terms (`rlctl.runs.query`) for many runs at once, and what is made of them: selections and orders."""
+"""Values of query terms for many runs, and the selections and orders built on them."""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from rlctl.runs.digests import CONFIG, METRICS
+from rlctl.runs.digests import CONFIG, METRICS, Part
+from rlctl.runs.index import Key
 from rlctl.runs.query import Query, Term
 
 if TYPE_CHECKING:
@@ -27,47 +28,57 @@ FIELDS: Mapping[str, Callable[[Run], Any]] = {
     },
     "host": lambda run: run.record.process.host if run.record else None,
 }
-HEADLINE = ("step", "metric", "first", "last", "best", "best_step", "seconds", "tokens")
+SUMMARY_FIELDS = ("step", "metric", "first", "last", "best", "best_step", "seconds", "tokens")
 
 
 def read_values(
     store: RunStore, runs: Sequence[Run], terms: Sequence[Term]
 ) -> list[dict[Term, Any]]:
-    """For each run the value of every term, None for what it does not have. Files that no term asks for are not read."""
+    """Return the value of every term for each run, None if absent; read only the files needed."""
     rows: list[dict[Term, Any]] = [{} for _ in runs]
     folders = {run.key: str(run.path) for run in runs}
     metrics = [term for term in terms if term.is_metric]
-    headline = [term for term in terms if term.name in HEADLINE]
+    summary = [term for term in terms if term.name in SUMMARY_FIELDS]
     settings = [
         term
         for term in terms
-        if not term.is_metric and term.name not in HEADLINE and term.name not in FIELDS
+        if not term.is_metric and term.name not in SUMMARY_FIELDS and term.name not in FIELDS
     ]
-    for part, wanted, keys in (
-        (METRICS, metrics, [("courses", term.name) for term in metrics]),
-        (METRICS, headline, [("headline", term.name) for term in headline]),
-        (CONFIG, settings, [(term.name,) for term in settings]),
-    ):
-        found = store.index.read(part, folders, keys) if keys else {}
-        for row, run in zip(rows, runs, strict=True):
-            for term, value in zip(wanted, found.get(run.key, ()), strict=False):
-                row[term] = term.of_course(value) if term.is_metric else value
-    for term in terms:
-        if term.name in FIELDS:
-            for row, run in zip(rows, runs, strict=True):
-                row[term] = FIELDS[term.name](run)
+    fields = [term for term in terms if term.name in FIELDS]
+    series = _digest_values(store, METRICS, folders, metrics, ("series",))
+    other = (
+        _digest_values(store, METRICS, folders, summary, ("summary",)),
+        _digest_values(store, CONFIG, folders, settings, ()),
+    )
+    for row, run in zip(rows, runs, strict=True):
+        row.update({term: term.value_in(value) for term, value in series(run)})
+        for values in other:
+            row.update(values(run))
+        row.update({term: FIELDS[term.name](run) for term in fields})
     return rows
 
 
+def _digest_values(
+    store: RunStore, part: Part, folders: Mapping[str, str], terms: Sequence[Term], path: Key
+) -> Callable[[Run], Iterator[tuple[Term, Any]]]:
+    """Read the values of `terms` below `path` in the digests; return a look-up by run."""
+    keys = [(*path, term.name) for term in terms]
+    found = store.index.read(part, folders, keys) if keys else {}
+    return lambda run: zip(terms, found.get(run.key, ()), strict=False)
+
+
 def where(store: RunStore, runs: Sequence[Run], text: str) -> list[Run]:
-    """The runs that an expression is true of, in their order. Errors: UsageError for one that cannot be read or names nothing there is."""
+    """Return the runs that match an expression, in order.
+
+    Raises UsageError for an invalid expression or an unknown name.
+    """
     query = Query.parse(text)
     rows = _known(store, runs, query, query.terms)
     return [run for run, row in zip(runs, rows, strict=True) if query.value(row)]
 
 
 def ordered(store: RunStore, runs: Sequence[Run], text: str) -> list[Run]:
-    """The runs by a value, least first, greatest first with a `-` before it; those without it come last."""
+    """Sort the runs by a value, ascending, or descending with a leading `-`; missing values last."""
     query = Query.parse(text.removeprefix("-"))
     term = query.term()
     rows = _known(store, runs, query, [term])
@@ -80,7 +91,7 @@ def ordered(store: RunStore, runs: Sequence[Run], text: str) -> list[Run]:
 
 
 def columns(store: RunStore, runs: Sequence[Run], texts: Sequence[str]) -> list[dict[str, Any]]:
-    """For each run the value of every one of `texts`."""
+    """Return the value of each of `texts` for every run."""
     queries = [Query.parse(text) for text in texts]
     terms = [query.term() for query in queries]
     for query, term in zip(queries, terms, strict=True):
@@ -92,12 +103,14 @@ def columns(store: RunStore, runs: Sequence[Run], texts: Sequence[str]) -> list[
 def _known(
     store: RunStore, runs: Sequence[Run], query: Query, terms: Sequence[Term]
 ) -> list[dict[Term, Any]]:
-    """The values; a name that is no field and that not one of the runs has is a mistake, and said."""
+    """Return the values. Raises UsageError for a name that no run has."""
     rows = read_values(store, runs, terms)
     absent = [
         term
         for term in terms
-        if runs and term.name not in (*FIELDS, *HEADLINE) and all(row[term] is None for row in rows)
+        if runs
+        and term.name not in (*FIELDS, *SUMMARY_FIELDS)
+        and all(row[term] is None for row in rows)
     ]
     for term in absent:
         near = _near(store, runs, term)
@@ -107,18 +120,16 @@ def _known(
 
 
 def _near(store: RunStore, runs: Sequence[Run], term: Term) -> str | None:
-    """What may have been meant; None where the name is right (a key whose value is null everywhere)."""
+    """Return a hint for an unknown name; None for a known one, whose value is null in all runs."""
     some = {run.key: str(run.path) for run in runs[:50]}
     if term.is_metric:
         names = {
-            name
-            for digest in store.index.read(METRICS, some).values()
-            for name in digest["courses"]
+            name for digest in store.index.read(METRICS, some).values() for name in digest["series"]
         }
     else:
         names = {name for digest in store.index.read(CONFIG, some).values() for name in digest} | {
             *FIELDS,
-            *HEADLINE,
+            *SUMMARY_FIELDS,
         }
     if term.name in names:
         return None

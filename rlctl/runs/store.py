@@ -1,4 +1,4 @@
-"""The registry of runs: their folders, read through an index that is checked against the disk each time."""
+"""Registry of runs: their folders, read through an index that is validated on each access."""
 
 from __future__ import annotations
 
@@ -29,29 +29,35 @@ ACTIVE = ("running", "starting")
 
 @dataclass(frozen=True)
 class Run:
-    """One run as the registry sees it. Where `run.json` cannot be read, `record` is None, `problem` says why and the state is `broken`."""
+    """Run in the registry.
+
+    If `run.json` cannot be read, `record` is None, `problem` the reason and the state `broken`.
+    """
 
     path: Path
     record: RunRecord | None
     problem: str | None = None
     labels: Labels = field(default_factory=Labels)
+    metrics_cache: list[dict[str, Any]] = field(default_factory=list, compare=False, repr=False)
 
     @property
     def name(self) -> str:
+        """Name of the run: its folder's."""
         return self.path.name
 
     @property
     def project(self) -> str:
+        """Project of the run: the parent folder's name."""
         return self.path.parent.name
 
     @property
     def key(self) -> str:
-        """What no other run under the same root is called."""
+        """`project/name`, unique under one root."""
         return f"{self.project}/{self.name}"
 
     @cached_property
     def state(self) -> str:
-        """As recorded, but `lost` when it should be active and its process is gone. On another host there is no telling: as recorded."""
+        """Recorded state, or `lost` for an active run whose local process has exited."""
         if self.record is None:
             return "broken"
         return (
@@ -62,14 +68,14 @@ class Run:
 
     @cached_property
     def created(self) -> datetime:
-        """When the run was made; of a broken one, when its folder last changed."""
+        """Time of creation; for a broken run, the last change of its folder."""
         if self.record is None:
             return datetime.fromtimestamp(self.path.stat().st_mtime, UTC)
         return datetime.fromisoformat(self.record.created)
 
     @property
     def seconds(self) -> float | None:
-        """Wall-clock time from its beginning to its end, or to its latest metrics while it has not ended."""
+        """Wall-clock time from the creation to the end, or to the latest metrics before that."""
         if self.record is not None and self.record.ended is not None:
             return (datetime.fromisoformat(self.record.ended) - self.created).total_seconds()
         metrics = self.path / METRICS_FILE
@@ -79,16 +85,18 @@ class Run:
             else None
         )
 
-    @cached_property
+    @property
     def metrics(self) -> dict[str, Any]:
-        """See `metrics_digest`; `RunStore.preload` reads those of many runs."""
-        return metrics_digest(self.path / METRICS_FILE)
+        """Digest of the metrics (`metrics_digest`), read once; see `RunStore.preload`."""
+        if not self.metrics_cache:
+            self.metrics_cache.append(metrics_digest(self.path / METRICS_FILE))
+        return self.metrics_cache[-1]
 
     @property
     def figures(self) -> tuple[RunSummary | None, str | None]:
-        """The figures of its metrics, or why they cannot be read: a listing must go on to the next run."""
-        headline = self.metrics["headline"]
-        return (RunSummary(**headline) if headline else None), self.metrics["problem"]
+        """Summary of the metrics, or None and the reason why they cannot be read."""
+        summary = self.metrics["summary"]
+        return (RunSummary(**summary) if summary else None), self.metrics["problem"]
 
 
 class RunStore:
@@ -100,11 +108,11 @@ class RunStore:
 
     @classmethod
     def at(cls, root: Path | None) -> RunStore:
-        """The store in `root`, or where runs lie unless somebody says otherwise."""
+        """Return the store of `root`, by default `runs`."""
         return cls(root or DEFAULT_ROOT)
 
     def runs(self) -> list[Run]:
-        """Active runs first, then the others, newest first in both."""
+        """Return active runs, then the others; both newest first."""
         folders = {
             f"{project.name}/{run.name}": run.path
             for project in _subfolders(self.root)
@@ -124,10 +132,10 @@ class RunStore:
         """Read the metrics of `runs` through the index, so that their `figures` cost nothing afterwards."""
         digests = self.index.read(METRICS, {run.key: str(run.path) for run in runs})
         for run in runs:
-            vars(run)["metrics"] = digests[run.key]  # where the cached property keeps it
+            run.metrics_cache.append(digests[run.key])
 
     def reindex(self) -> int:
-        """Make the whole index anew. The number of runs."""
+        """Rebuild the index; return the number of runs."""
         self.index.clear()
         runs = self.runs()
         folders = {run.key: str(run.path) for run in runs}
@@ -136,10 +144,12 @@ class RunStore:
         return len(runs)
 
     def find(self, selector: str) -> Run:
-        """The run that `selector` names: `@last`, `@failed` (the newest failed or lost one), `@best:METRIC`, `@tag:TAG` (the newest),
-        the path of its folder, its name, `project/name` or id, or a beginning of one of these that no other run shares.
+        """Return the run that `selector` names.
 
-        Errors: UsageError when several runs match, NotFoundError when none does.
+        A selector is `@last`, `@failed` (the newest failed or lost run), `@best:METRIC`,
+        `@tag:TAG` (the newest), the path of a folder, or a name, `project/name` or id, of which an
+        unambiguous prefix is enough. Raises UsageError when several runs match, NotFoundError when
+        none does.
         """
         if _is_run(Path(selector)):
             return _open(Path(selector))
@@ -174,14 +184,14 @@ class RunStore:
         else:
             raise UsageError(
                 f"unknown selector {selector!r}",
-                hint="@last, @failed, @best:METRIC, @tag:TAG, or the beginning of a name",
+                hint="use @last, @failed, @best:METRIC, @tag:TAG, or the beginning of a name",
             )
         if found is None:
             raise NotFoundError(self._none(selector, runs))
         return found
 
     def _best(self, metric: str, runs: Sequence[Run]) -> Run | None:
-        """The run that came farthest in a metric (`best(METRIC)`, unless another value is asked for); of equals the newest."""
+        """Return the run with the best value of a metric or aspect; ties go to the newest."""
         term = Query.parse(metric if "(" in metric else f"best({metric})").term()
         found = [
             (row[term], run)
@@ -216,7 +226,7 @@ def _names(run: Run) -> tuple[str, ...]:
 
 
 def _is_run(folder: Path) -> bool:
-    """Also a folder that lost its run.json, so that it is shown as broken and not passed over."""
+    """Return True for a run's folder, even without run.json: it is then listed as broken."""
     return any(
         (folder / name).exists()
         for name in (RECORD_FILE, METRICS_FILE, "config.yaml", "events.jsonl")
@@ -237,7 +247,7 @@ def _read(folder: Path) -> Run:
 
 
 def _run(folder: Path, record: dict[str, Any] | None, labels: dict[str, Any] | None) -> Run:
-    """Of the digests of its files."""
+    """Build a `Run` from cached file digests."""
     made_of = Labels(tuple(labels["tags"]), labels["note"]) if labels else Labels()
     if record is None or record["record"] is None:
         return Run(
@@ -255,7 +265,7 @@ def _run(folder: Path, record: dict[str, Any] | None, labels: dict[str, Any] | N
 
 
 def _subfolders(folder: Path | str) -> Iterator[os.DirEntry[str]]:
-    """Those that are not hidden: the trash and the index are."""
+    """Yield the subfolders that are not hidden (the trash is)."""
     try:
         entries = os.scandir(folder)
     except OSError:

@@ -1,4 +1,4 @@
-"""A run as trackers know it, and the sending of what one of them does not have yet."""
+"""Sending of a finished run's metrics to a tracker that missed some of them."""
 
 from __future__ import annotations
 

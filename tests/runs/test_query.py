@@ -1,4 +1,4 @@
-"""The language of `--where`: what it means, and what is said of what it does not have."""
+"""Expressions of `--where`: values and error messages."""
 
 import pytest
 
@@ -29,7 +29,7 @@ VALUES = {
         ("actor.optim.lr > -1", True),
         ('"baseline" in tags and "c" not in tags', True),
         ("note == null", True),
-        ("note > 3 or note <= 3", False),  # what a run lacks is neither great nor small
+        ("note > 3 or note <= 3", False),  # ordering comparisons with null are false
         ('"x" in note', False),
         ("`odd/name with=signs` == 3", True),
         ('like(name, "ppo-*")', True),
@@ -38,7 +38,7 @@ VALUES = {
         ("(state == 'failed' or state == 'finished') and not note", True),
     ],
 )
-def test_what_an_expression_says(text, expected):
+def test_value_of_an_expression(text, expected):
     assert bool(Query.parse(text).value(VALUES)) is expected
 
 
@@ -48,18 +48,18 @@ def test_what_an_expression_says(text, expected):
         ('state = "x"', 6, "compares"),
         ('состояние == "я" and (x', 21, "never closed"),
         ("a b", 2, "invalid syntax"),
-        ("", 0, "an expression is wanted"),
+        ("", 0, "the expression is empty"),
         ("step >", 6, "invalid syntax"),
         ("__import__('os').system('true')", 0, "not part of the language"),
         ("step + 1 > 2", 0, "not part of the language"),
         ("{state} == 1", 0, "not part of the language"),
         ("state == 'a' and name.upper() == 'B'", 17, "not part of the language"),
-        ("best(state) > 1", 5, "wants a metric"),
+        ("best(state) > 1", 5, "expects a metric"),
         ("x == 1 and lambda: state", 17, "invalid syntax"),
         ("(" * 500 + "step" + ")" * 500, 0, "too"),
     ],
 )
-def test_a_bad_expression_is_one_error_that_points_at_the_place(text, column, message):
+def test_syntax_error_points_at_its_position(text, column, message):
     with pytest.raises(UsageError, match=message) as caught:
         Query.parse(text)
     (problem,) = caught.value.problems
@@ -69,14 +69,14 @@ def test_a_bad_expression_is_one_error_that_points_at_the_place(text, column, me
         assert caret == " " * (6 + column) + "^"
 
 
-def test_what_cannot_be_compared_is_said():
+def test_invalid_comparison_is_an_error():
     with pytest.raises(UsageError, match="'finished' > 3 cannot be compared"):
         Query.parse("state > 3").value(VALUES)
 
 
 def test_a_column_is_one_value():
     assert Query.parse("best(train/loss)").term() == Term("train/loss", "best")
-    course = {
+    series = {
         "first": 3.0,
         "last": 2.0,
         "min": 1.0,
@@ -85,9 +85,9 @@ def test_a_column_is_one_value():
         "max_step": 2,
         "count": 4,
     }
-    assert Term("train/loss", "best").of_course(course) == 1.0  # of a loss the best is the smallest
-    assert Term("critic/score/mean", "best").of_course(course) == 5.0
-    assert Term("critic/score/mean").of_course(course) == 2.0
+    assert Term("train/loss", "best").value_in(series) == 1.0  # of a loss the best is the smallest
+    assert Term("critic/score/mean", "best").value_in(series) == 5.0
+    assert Term("critic/score/mean").value_in(series) == 2.0
     for text in ("a and b", "3", "a < b"):
-        with pytest.raises(UsageError, match="one name is wanted"):
+        with pytest.raises(UsageError, match="expected one name"):
             Query.parse(text).term()

@@ -211,4 +211,4 @@ def test_samples_of_a_step_right_or_wrong(tmp_path):
     assert [sample.score for sample in samples(found, 0, False)[1]] == [0.0, 0.0]
     with pytest.raises(NotFoundError, match="of step 3") as caught:
         samples(found, 3, None)
-    assert caught.value.problems[0].hint == "there are those of 0, 4"
+    assert caught.value.problems[0].hint == "steps with samples: 0, 4"
