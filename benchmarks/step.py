@@ -17,8 +17,11 @@ from pathlib import Path
 import torch
 
 from rlctl.recipes.compose import compose
-from rlctl.runtime.algorithms.policy_losses.base import ClipParams, PolicyTokens
-from rlctl.runtime.algorithms.policy_losses.clipped import get_policy_loss
+from rlctl.runtime.algorithms.policy_losses.base import (
+    ClipRange,
+    PolicyTokens,
+    load_policy_loss,
+)
 from rlctl.runtime.balance import micro_batches
 from rlctl.runtime.batch import Prompts, Ragged
 from rlctl.runtime.build import build_reward, build_roles
@@ -109,7 +112,7 @@ class Bare:
             )
             order = torch.cat(parts)
             old = Ragged(flat, answered.lengths[order]).select(order.argsort())
-        loss = get_policy_loss(actor.policy_loss.loss_mode)
+        loss = load_policy_loss(actor.policy_loss.loss_mode, actor.policy_loss.params)
         for rows in torch.arange(len(lengths)).split(actor.ppo_mini_batch_size * 8):
             count = int(answered.lengths[rows].sum())
             for part in micro_batches(lengths[rows], actor.ppo_max_token_len_per_gpu):
@@ -123,7 +126,7 @@ class Bare:
                     row=mine.row_of_token,
                     num_rows=len(index),
                 )
-                (loss(tokens, ClipParams.of(actor))[0].sum() / count).backward()
+                (loss(tokens, ClipRange.from_config(actor))[0].sum() / count).backward()
             torch.nn.utils.clip_grad_norm_(self.model.parameters(), actor.grad_clip)
             self.optimizer.step()
             self.optimizer.zero_grad()

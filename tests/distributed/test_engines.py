@@ -218,7 +218,9 @@ def same(first: Rollouts, second: Rollouts) -> bool:
 
 def largest_difference(rollouts: Rollouts, old: LogProbs) -> float:
     """Of the probabilities of the sampled tokens, between engines and trainer."""
-    return to_floats(mismatch(SampledTokens.of(rollouts, old)))["training/rollout_probs_diff_max"]
+    return to_floats(mismatch(SampledTokens.from_rollouts(rollouts, old)))[
+        "training/rollout_probs_diff_max"
+    ]
 
 
 def test_engines_answer_as_one_would_under_the_weights_of_the_moment(stage: Stage) -> None:

@@ -99,7 +99,9 @@ def test_prompt_by_prompt_are_the_answers_of_part_by_part(stages: tuple[Stage, S
     log_probs = single.trainer.compute_log_probs(first).log_probs
     single.actor.update(experience(first, log_probs), lr=1e-2)
     after = single.actor.generate_sequences(prompts(), seed=1)
-    found = to_floats(mismatch(SampledTokens.of(after, single.trainer.compute_log_probs(after))))
+    found = to_floats(
+        mismatch(SampledTokens.from_rollouts(after, single.trainer.compute_log_probs(after)))
+    )
     assert found["training/rollout_probs_diff_mean"] <= 1e-5
     assert found["training/rollout_probs_diff_max"] <= 1e-3
     assert not same(after, first)

@@ -13,16 +13,16 @@ KEY = "actor_rollout_ref.actor.ppo_max_token_len_per_gpu"
 LOSS_MODE = "actor_rollout_ref.actor.policy_loss.loss_mode"
 LOSS = '''
 import torch
-from rlctl.runtime.algorithms.policy_losses.clipped import get_policy_loss
+from rlctl.runtime.algorithms.policy_losses.vanilla import vanilla
 
-def hungry(tokens, params):
+def hungry(tokens, clip):
     """The last rank has no memory for more than half of the rows."""
     ranks = torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
     last = ranks == 1 or torch.distributed.get_rank() == ranks - 1
     torch.empty(2**60 if last and tokens.num_rows > 2 // ranks else 1)
-    return get_policy_loss("vanilla")(tokens, params)
+    return vanilla(tokens, clip)
 
-def starving(tokens, params):
+def starving(tokens, clip):
     torch.empty(2**60)
 '''
 

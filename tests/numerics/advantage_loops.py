@@ -1,4 +1,4 @@
-"""Every advantage estimator once more, as a loop over plain Python numbers; what they give on masked tokens is not looked at."""
+"""Reference loops of all advantage estimators in plain Python; masked tokens are not compared."""
 
 from __future__ import annotations
 
@@ -6,9 +6,18 @@ import math
 import statistics
 from collections.abc import Callable
 
-from rlctl.runtime.algorithms.advantages.token_level import AdvantageInputs, AdvantageParams
+from rlctl.runtime.algorithms.advantages.base import AdvantageConfig, AdvantageInputs
 
 Table = list[list[float]]
+
+# The settings with which the estimators are compared with the loops.
+GDPO_WEIGHTS = {"correct": 2.0, "format": 0.5}
+SETTINGS = {
+    "gdpo": {
+        "reward_keys": list(GDPO_WEIGHTS),
+        "reward_weights": list(GDPO_WEIGHTS.values()),
+    }
+}
 
 
 def _groups(rows: AdvantageInputs) -> list[list[int]]:
@@ -46,7 +55,7 @@ def _grpo_rows(rows: AdvantageInputs, scores: list[float], by_std: bool) -> dict
     return out
 
 
-def _loop_gae(rows: AdvantageInputs, params: AdvantageParams) -> Table:
+def _loop_gae(rows: AdvantageInputs, config: AdvantageConfig) -> Table:
     """By the definition: Σ_l (γλ)^l δ_{t+l} over the tokens that the policy wrote."""
     table = [[0.0] * rows.mask.shape[1] for _ in range(len(rows.mask))]
     for i, (r, v, m) in enumerate(
@@ -54,21 +63,21 @@ def _loop_gae(rows: AdvantageInputs, params: AdvantageParams) -> Table:
     ):
         steps = [t for t, keep in enumerate(m) if keep]
         deltas = [
-            r[t] + (params.gamma * v[steps[k + 1]] if k + 1 < len(steps) else 0.0) - v[t]
+            r[t] + (config.gamma * v[steps[k + 1]] if k + 1 < len(steps) else 0.0) - v[t]
             for k, t in enumerate(steps)
         ]
         for k, t in enumerate(steps):
             table[i][t] = sum(
-                (params.gamma * params.lam) ** (j - k) * deltas[j] for j in range(k, len(steps))
+                (config.gamma * config.lam) ** (j - k) * deltas[j] for j in range(k, len(steps))
             )
     return _whiten(rows, table, remask=True)
 
 
-def _loop_grpo(rows: AdvantageInputs, params: AdvantageParams) -> Table:
-    return _spread(rows, _grpo_rows(rows, rows.scores.tolist(), params.norm_by_std))
+def _loop_grpo(rows: AdvantageInputs, config: AdvantageConfig) -> Table:
+    return _spread(rows, _grpo_rows(rows, rows.scores.tolist(), config.norm_by_std))
 
 
-def _loop_rloo(rows: AdvantageInputs, params: AdvantageParams) -> Table:
+def _loop_rloo(rows: AdvantageInputs, config: AdvantageConfig) -> Table:
     s, out = rows.scores.tolist(), {}
     for members in _groups(rows):
         for i in members:
@@ -77,22 +86,22 @@ def _loop_rloo(rows: AdvantageInputs, params: AdvantageParams) -> Table:
     return _spread(rows, out)
 
 
-def _loop_rf_baseline(rows: AdvantageInputs, params: AdvantageParams) -> Table:
+def _loop_rf_baseline(rows: AdvantageInputs, config: AdvantageConfig) -> Table:
     return _whiten(
         rows, _spread(rows, _grpo_rows(rows, rows.scores.tolist(), by_std=False)), remask=True
     )
 
 
-def _loop_rf(rows: AdvantageInputs, params: AdvantageParams) -> Table:
+def _loop_rf(rows: AdvantageInputs, config: AdvantageConfig) -> Table:
     table = [[0.0] * rows.mask.shape[1] for _ in range(len(rows.mask))]
     for i, (r, m) in enumerate(zip(rows.rewards.tolist(), rows.mask.tolist(), strict=True)):
         steps = [t for t, keep in enumerate(m) if keep]
         for k, t in enumerate(steps):
-            table[i][t] = sum(params.gamma ** (j - k) * r[steps[j]] for j in range(k, len(steps)))
+            table[i][t] = sum(config.gamma ** (j - k) * r[steps[j]] for j in range(k, len(steps)))
     return _whiten(rows, table, remask=True)
 
 
-def _loop_remax(rows: AdvantageInputs, params: AdvantageParams) -> Table:
+def _loop_remax(rows: AdvantageInputs, config: AdvantageConfig) -> Table:
     greedy = rows.given("greedy_scores").tolist()
     tables = zip(rows.rewards.tolist(), rows.mask.tolist(), greedy, strict=True)
     return [
@@ -101,7 +110,7 @@ def _loop_remax(rows: AdvantageInputs, params: AdvantageParams) -> Table:
     ]
 
 
-def _loop_opo(rows: AdvantageInputs, params: AdvantageParams) -> Table:
+def _loop_opo(rows: AdvantageInputs, config: AdvantageConfig) -> Table:
     s, n, out = rows.scores.tolist(), rows.mask.sum(-1).tolist(), {}
     for members in _groups(rows):
         baseline = (
@@ -113,34 +122,34 @@ def _loop_opo(rows: AdvantageInputs, params: AdvantageParams) -> Table:
     return _spread(rows, out)
 
 
-def _loop_gpg(rows: AdvantageInputs, params: AdvantageParams) -> Table:
+def _loop_gpg(rows: AdvantageInputs, config: AdvantageConfig) -> Table:
     s = rows.scores.tolist()
     alpha = len(s) / max(1, sum(x != 0 for x in s))
     return _spread(rows, {i: alpha * a for i, a in _grpo_rows(rows, s, by_std=False).items()})
 
 
-def _loop_passk(rows: AdvantageInputs, params: AdvantageParams) -> Table:
+def _loop_passk(rows: AdvantageInputs, config: AdvantageConfig) -> Table:
     s, out = rows.scores.tolist(), {}
     for members in _groups(rows):
         best, second = sorted(members, key=lambda i: -s[i])[:2]
-        std = statistics.stdev([s[i] for i in members]) + 1e-6 if params.norm_by_std else 1.0
+        std = statistics.stdev([s[i] for i in members]) + 1e-6 if config.norm_by_std else 1.0
         out |= dict.fromkeys(members, 0.0) | {best: (s[best] - s[second]) / std}
     return _spread(rows, out)
 
 
-def _loop_gdpo(rows: AdvantageInputs, params: AdvantageParams) -> Table:
+def _loop_gdpo(rows: AdvantageInputs, config: AdvantageConfig) -> Table:
     parts = {
-        name: _grpo_rows(rows, scores.tolist(), params.norm_by_std)
+        name: _grpo_rows(rows, scores.tolist(), config.norm_by_std)
         for name, scores in rows.components.items()
     }
     total = {
-        i: sum(params.weights[name] * part[i] for name, part in parts.items())
+        i: sum(GDPO_WEIGHTS[name] * part[i] for name, part in parts.items())
         for i in range(len(rows.mask))
     }
     return _whiten(rows, _spread(rows, total), remask=True)
 
 
-def _loop_otb(rows: AdvantageInputs, params: AdvantageParams) -> Table:
+def _loop_otb(rows: AdvantageInputs, config: AdvantageConfig) -> Table:
     r, m = rows.rewards.tolist(), rows.mask.tolist()
     lp, sq = rows.given("log_probs").tolist(), rows.given("sum_pi_squared").tolist()
     width = len(r[0])
@@ -158,18 +167,18 @@ def _loop_otb(rows: AdvantageInputs, params: AdvantageParams) -> Table:
     table = [[0.0] * width for _ in r]
     for members in _groups(rows):
         for t in range(width):
-            there = [i for i in members if m[i][t]]
+            reaching = [i for i in members if m[i][t]]
             baseline = 0.0
-            if len(there) > 1:
-                baseline = sum(to_go[i][t] * energy[i][t] for i in there) / (
-                    sum(energy[i][t] for i in there) + 1e-8
+            if len(reaching) > 1:
+                baseline = sum(to_go[i][t] * energy[i][t] for i in reaching) / (
+                    sum(energy[i][t] for i in reaching) + 1e-8
                 )
-            for i in there:
+            for i in reaching:
                 table[i][t] = to_go[i][t] - baseline
     return table
 
 
-LOOPS: dict[str, Callable[[AdvantageInputs, AdvantageParams], Table]] = {
+LOOPS: dict[str, Callable[[AdvantageInputs, AdvantageConfig], Table]] = {
     "gae": _loop_gae,
     "grpo": _loop_grpo,
     "rloo": _loop_rloo,

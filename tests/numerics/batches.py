@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from rlctl.runtime.algorithms.advantages.token_level import AdvantageInputs
-from rlctl.runtime.algorithms.policy_losses.clipped import PolicyTokens
+from rlctl.runtime.algorithms.advantages.base import AdvantageInputs
+from rlctl.runtime.algorithms.policy_losses.base import PolicyTokens
 
 
 def golden_rows() -> AdvantageInputs:

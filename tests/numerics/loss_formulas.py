@@ -1,23 +1,23 @@
-"""Every policy loss once more, in plain Python numbers: the value and the gradient by the token's log-prob of each unmasked token."""
+"""Reference formulas of all policy losses in plain Python.
+
+Each returns the value, and the gradient by the token's log-prob, of each unmasked token.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
 
-from rlctl.runtime.algorithms.policy_losses.clipped import ClipParams, PolicyTokens
+from rlctl.runtime.algorithms.policy_losses.base import ClipRange, PolicyTokens
 
-PARAMS = ClipParams(
-    low=0.2,
-    high=0.3,
-    c=2.0,
-    clip_cov_ratio=1.0,
-    kl_cov_ratio=1.0,
-    cov_low=0.1,
-    cov_high=2.0,
-    kl_coef=0.3,
-    beta=0.4,
-)
+CLIP = ClipRange(low=0.2, high=0.3, c=2.0)
+COV_LOW, COV_HIGH, KL_COEF, BETA = 0.1, 2.0, 0.3, 0.4
+# The settings with which the losses are compared with the formulas.
+SETTINGS: dict[str, dict[str, float]] = {
+    "clip_cov": {"clip_cov_ratio": 1.0, "clip_cov_lb": COV_LOW, "clip_cov_ub": COV_HIGH},
+    "kl_cov": {"kl_cov_ratio": 1.0, "ppo_kl_coef": KL_COEF},
+    "dro": {"beta": BETA},
+}
 Pairs = dict[int, tuple[float, float]]
 
 
@@ -46,7 +46,7 @@ class Plain:
 
 
 def _ppo(adv: float, ratio: float) -> tuple[float, float]:
-    free, held = -adv * ratio, -adv * min(max(ratio, 1 - PARAMS.low), 1 + PARAMS.high)
+    free, held = -adv * ratio, -adv * min(max(ratio, 1 - CLIP.low), 1 + CLIP.high)
     return (held, 0.0) if held > free else (free, free)  # d ratio / d lp = ratio
 
 
@@ -54,7 +54,7 @@ def _vanilla(x: Plain) -> Pairs:
     out = {}
     for t in x.kept:
         value, slope = _ppo(x.adv[t], math.exp(x.d[t]))
-        ceiling = -x.adv[t] * PARAMS.c
+        ceiling = -x.adv[t] * CLIP.c
         out[t] = (ceiling, 0.0) if x.adv[t] < 0 and value > ceiling else (value, slope)
     return out
 
@@ -64,7 +64,7 @@ def _gspo(x: Plain) -> Pairs:
 
 
 def _cispo(x: Plain) -> Pairs:
-    weight = {t: min(max(math.exp(x.d[t]), 1 - PARAMS.low), 1 + PARAMS.high) for t in x.kept}
+    weight = {t: min(max(math.exp(x.d[t]), 1 - CLIP.low), 1 + CLIP.high) for t in x.kept}
     return {t: (-weight[t] * x.adv[t] * x.lp[t], -weight[t] * x.adv[t]) for t in x.kept}
 
 
@@ -85,7 +85,7 @@ def _geo_mean(x: Plain) -> Pairs:
     """The row's loss on each token. Its gradient by one log-prob, times the row's length, is that of the sum over the tokens."""
     pessimistic, slope = {}, {}
     for t in x.kept:
-        held = min(max(x.d[t], -PARAMS.low), PARAMS.high)
+        held = min(max(x.d[t], -CLIP.low), CLIP.high)
         value = min(x.d[t], held) if x.adv[t] > 0 else max(x.d[t], held) if x.adv[t] < 0 else 0.0
         pessimistic[t], slope[t] = value, float(value == x.d[t])
     out = {}
@@ -98,8 +98,8 @@ def _geo_mean(x: Plain) -> Pairs:
 def _dro(x: Plain) -> Pairs:
     return {
         t: (
-            -(x.adv[t] * x.lp[t] - PARAMS.beta / 2 * x.d[t] ** 2),
-            -(x.adv[t] - PARAMS.beta * x.d[t]),
+            -(x.adv[t] * x.lp[t] - BETA / 2 * x.d[t] ** 2),
+            -(x.adv[t] - BETA * x.d[t]),
         )
         for t in x.kept
     }
@@ -111,7 +111,7 @@ def _clip_cov(x: Plain) -> Pairs:
     for t in x.kept:
         value, slope = _ppo(x.adv[t], math.exp(x.d[t]))
         is_clipped = slope == 0.0 and x.adv[t] != 0
-        drawn = not is_clipped and PARAMS.cov_low < covariance[t] < PARAMS.cov_high
+        drawn = not is_clipped and COV_LOW < covariance[t] < COV_HIGH
         out[t] = (0.0, 0.0) if drawn else (value, slope)
     return out
 
@@ -120,8 +120,8 @@ def _kl_cov(x: Plain) -> Pairs:
     """With a share of 1, every token pays."""
     return {
         t: (
-            -x.adv[t] * math.exp(x.d[t]) + PARAMS.kl_coef * abs(x.d[t]),
-            -x.adv[t] * math.exp(x.d[t]) + PARAMS.kl_coef * math.copysign(1, x.d[t]),
+            -x.adv[t] * math.exp(x.d[t]) + KL_COEF * abs(x.d[t]),
+            -x.adv[t] * math.exp(x.d[t]) + KL_COEF * math.copysign(1, x.d[t]),
         )
         for t in x.kept
     }
@@ -132,7 +132,7 @@ def _dppo(x: Plain, keeps: Callable[[float, float, float], bool]) -> Pairs:
     for t in x.kept:
         slope = (
             -x.adv[t]
-            * min(math.exp(x.d[t]), PARAMS.c)
+            * min(math.exp(x.d[t]), CLIP.c)
             * keeps(x.adv[t], math.exp(x.lp[t]), math.exp(x.old[t]))
         )
         out[t] = (slope * x.lp[t], slope)
@@ -140,7 +140,7 @@ def _dppo(x: Plain, keeps: Callable[[float, float, float], bool]) -> Pairs:
 
 
 def _dppo_tv(x: Plain) -> Pairs:
-    return _dppo(x, lambda adv, p, q: p - q <= PARAMS.high if adv > 0 else q - p <= PARAMS.low)
+    return _dppo(x, lambda adv, p, q: p - q <= CLIP.high if adv > 0 else q - p <= CLIP.low)
 
 
 def _dppo_kl(x: Plain) -> Pairs:
@@ -148,7 +148,7 @@ def _dppo_kl(x: Plain) -> Pairs:
         if (adv > 0 and p <= q) or (adv <= 0 and p >= q):
             return True
         kl = q * math.log(q / p) + (1 - q) * math.log((1 - q + 1e-8) / (1 - p + 1e-8))
-        return kl <= (PARAMS.high if adv > 0 else PARAMS.low)
+        return kl <= (CLIP.high if adv > 0 else CLIP.low)
 
     return _dppo(x, keeps)
 

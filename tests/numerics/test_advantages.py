@@ -1,30 +1,38 @@
-"""Every estimator against verl's golden numbers where there are some, and against a loop over plain Python numbers."""
+"""Advantage estimators against verl's golden numbers and against loops in plain Python."""
 
 from __future__ import annotations
 
+import pickle
 from dataclasses import replace
 
 import pytest
 import torch
 
 from rlctl.errors import ConfigError, InternalError
+from rlctl.plugins import names
 from rlctl.recipes.compose import compose
-from rlctl.runtime.algorithms.advantages.token_level import (
-    ESTIMATORS,
+from rlctl.runtime.algorithms.advantages.base import (
+    AdvantageConfig,
     AdvantageInputs,
-    AdvantageParams,
-    Need,
-    estimator,
-    get_estimator,
+    Estimator,
+    load_estimator,
 )
-from tests.numerics.advantage_loops import LOOPS, Table
+from rlctl.runtime.algorithms.base import Needs
+from rlctl.runtime.algorithms.ppo import PPO
+from tests.numerics.advantage_loops import LOOPS, SETTINGS, Table
 from tests.numerics.batches import golden_rows, random_rows
 
 FILES = ["data.train_files=[t.parquet]", "actor_rollout_ref.model.path=m"]
-PLAIN = AdvantageParams(gamma=1.0, lam=1.0, norm_by_std=True)
+PLAIN = AdvantageConfig(gamma=1.0, lam=1.0, norm_by_std=True)
+ESTIMATORS = names("advantages")
+
+
+def get_estimator(name: str, **settings: object) -> Estimator:
+    return load_estimator(name, settings)
+
 
 # Computed with verl 0.9.1 on `golden_rows`: advantages (and returns) at all positions.
-GOLDEN: dict[str, tuple[AdvantageParams, Table]] = {
+GOLDEN: dict[str, tuple[AdvantageConfig, Table]] = {
     "gae": (
         PLAIN,
         [
@@ -63,14 +71,14 @@ def test_golden_returns_and_discounts() -> None:
         returns, torch.tensor([[1, 1, 1, 0.4], [0.5, 0.5, 0.3, 0.2], [2, 1.9, 2, 2]])
     )
     advantages, returns = get_estimator("gae")(
-        golden_rows(), AdvantageParams(gamma=0.99, lam=0.95, norm_by_std=True)
+        golden_rows(), AdvantageConfig(gamma=0.99, lam=0.95, norm_by_std=True)
     )
     assert advantages[0].tolist() == pytest.approx(
         [-0.187611, -0.261663, -0.338916, -1.315917], abs=2e-6
     )
     assert returns[0].tolist() == pytest.approx([0.908407, 0.955350, 1, 0.4], abs=2e-6)
     advantages, returns = get_estimator("reinforce_plus_plus")(
-        golden_rows(), AdvantageParams(gamma=0.9, lam=1.0, norm_by_std=True)
+        golden_rows(), AdvantageConfig(gamma=0.9, lam=1.0, norm_by_std=True)
     )
     assert advantages[0].tolist() == pytest.approx([-0.546326, -0.395036, -0.226935, 0], abs=2e-6)
     assert advantages[2].tolist() == pytest.approx([0.815286, 0, 1.117867, 1.454068], abs=2e-6)
@@ -79,7 +87,7 @@ def test_golden_returns_and_discounts() -> None:
 
 def test_golden_dr_grpo() -> None:
     advantages, _ = get_estimator("grpo")(
-        golden_rows(), AdvantageParams(gamma=1.0, lam=1.0, norm_by_std=False)
+        golden_rows(), AdvantageConfig(gamma=1.0, lam=1.0, norm_by_std=False)
     )
     assert advantages[:, 0].tolist() == [0.25, -0.25, 2.0]
 
@@ -89,7 +97,7 @@ def test_reinforce_plus_plus_passes_over_tool_output() -> None:
         torch.tensor([[0.0, 0, 0, 0, 2]]), torch.tensor([[1.0, 1, 0, 0, 1]]), torch.tensor([0])
     )
     _, returns = get_estimator("reinforce_plus_plus")(
-        rows, AdvantageParams(gamma=0.5, lam=1.0, norm_by_std=True)
+        rows, AdvantageConfig(gamma=0.5, lam=1.0, norm_by_std=True)
     )
     assert returns[0].tolist() == [0.5, 1, 0, 0, 2]
 
@@ -101,14 +109,14 @@ def test_gae_ignores_what_stands_on_masked_tokens() -> None:
         rows.rewards + noise, rows.mask, rows.group, rows.given("values") + noise
     )
     expected, got = (
-        get_estimator("gae")(each, AdvantageParams(0.9, 0.8, True)) for each in (rows, noisy)
+        get_estimator("gae")(each, AdvantageConfig(0.9, 0.8, True)) for each in (rows, noisy)
     )
     keep = rows.mask > 0
     for a, b in zip(expected, got, strict=True):
         torch.testing.assert_close(a[keep], b[keep])
 
 
-@pytest.mark.parametrize("name", sorted(ESTIMATORS))
+@pytest.mark.parametrize("name", ESTIMATORS)
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("norm_by_std", [True, False])
 def test_equals_an_independent_loop(name: str, seed: int, norm_by_std: bool) -> None:
@@ -116,11 +124,9 @@ def test_equals_an_independent_loop(name: str, seed: int, norm_by_std: bool) -> 
     rows = random_rows(
         seed, rows=6 if name == "grpo_passk" else 9
     )  # the first six are three pairs of groups, none of one
-    params = AdvantageParams(
-        gamma=0.9, lam=0.8, norm_by_std=norm_by_std, weights={"correct": 2.0, "format": 0.5}
-    )
-    advantages, returns = get_estimator(name)(rows, params)
-    expected = torch.tensor(LOOPS[name](rows, params))
+    config = AdvantageConfig(gamma=0.9, lam=0.8, norm_by_std=norm_by_std)
+    advantages, returns = load_estimator(name, SETTINGS.get(name, {}))(rows, config)
+    expected = torch.tensor(LOOPS[name](rows, config))
     keep = rows.mask > 0
     torch.testing.assert_close(advantages[keep], expected[keep], rtol=2e-5, atol=2e-5)
     assert returns.shape == advantages.shape == rows.mask.shape
@@ -131,7 +137,7 @@ def test_equals_an_independent_loop(name: str, seed: int, norm_by_std: bool) -> 
         assert torch.equal(advantages[~keep], torch.zeros_like(advantages[~keep]))
 
 
-@pytest.mark.parametrize("name", sorted(ESTIMATORS))
+@pytest.mark.parametrize("name", ESTIMATORS)
 def test_rows_may_come_in_any_order(name: str) -> None:
     rows = random_rows(7, rows=6)
     order = torch.randperm(6, generator=torch.Generator().manual_seed(1))
@@ -156,7 +162,7 @@ def test_rows_may_come_in_any_order(name: str) -> None:
     torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", sorted(ESTIMATORS))
+@pytest.mark.parametrize("name", ESTIMATORS)
 def test_needs_are_declared(name: str) -> None:
     """With what it says it needs, and nothing else, an estimator runs; without, it names what is missing."""
     needs, rows = get_estimator(name).needs, random_rows(0, rows=6)
@@ -164,14 +170,14 @@ def test_needs_are_declared(name: str) -> None:
         rows.rewards,
         rows.mask,
         rows.group,
-        values=rows.values if Need.VALUES in needs else None,
-        greedy_scores=rows.greedy_scores if Need.GREEDY_BASELINE in needs else None,
-        components=rows.components if Need.COMPONENTS in needs else {},
-        log_probs=rows.log_probs if Need.SUM_PI_SQUARED in needs else None,
-        sum_pi_squared=rows.sum_pi_squared if Need.SUM_PI_SQUARED in needs else None,
+        values=rows.values if Needs.CRITIC in needs else None,
+        greedy_scores=rows.greedy_scores if Needs.GREEDY_BASELINE in needs else None,
+        components=rows.components if Needs.COMPONENTS in needs else {},
+        log_probs=rows.log_probs if Needs.SUM_PI_SQUARED in needs else None,
+        sum_pi_squared=rows.sum_pi_squared if Needs.SUM_PI_SQUARED in needs else None,
     )
     assert bool(torch.isfinite(get_estimator(name)(only, PLAIN)[0]).all())
-    if needs & (Need.VALUES | Need.GREEDY_BASELINE | Need.SUM_PI_SQUARED):
+    if needs & (Needs.CRITIC | Needs.GREEDY_BASELINE | Needs.SUM_PI_SQUARED):
         with pytest.raises(InternalError, match="without"):
             get_estimator(name)(AdvantageInputs(rows.rewards, rows.mask, rows.group), PLAIN)
 
@@ -183,38 +189,39 @@ def test_a_group_of_equal_scores_teaches_nothing() -> None:
 
 
 def test_pass_at_k_refuses_a_group_of_one() -> None:
-    with pytest.raises(ValueError, match="at least two answers"):
+    with pytest.raises(ValueError, match="at least two responses"):
         get_estimator("grpo_passk")(golden_rows(), PLAIN)
 
 
 def test_gdpo_refuses_weights_of_other_components() -> None:
     with pytest.raises(ConfigError, match=r"helpful.*correct, format"):
-        get_estimator("gdpo")(
-            random_rows(0), AdvantageParams(1.0, 1.0, True, weights={"helpful": 1.0})
-        )
+        get_estimator("gdpo", reward_keys=["helpful"])(random_rows(0), PLAIN)
 
 
 def test_gdpo_leaves_out_components_without_a_weight() -> None:
-    rows, config = (
-        random_rows(0),
-        compose("ppo_trainer", [*FILES, "algorithm.gdpo_reward_keys=[correct]"]).config.algorithm,
-    )
+    rows = random_rows(0)
     alone = replace(rows, components={"correct": rows.components["correct"]})
-    chosen, plain = (
-        get_estimator("gdpo")(rows, AdvantageParams.of(config)),
-        get_estimator("gdpo")(alone, PLAIN),
-    )
-    assert torch.equal(chosen[0], plain[0])
+    chosen = get_estimator("gdpo", reward_keys=["correct"])(rows, PLAIN)
+    assert torch.equal(chosen[0], get_estimator("gdpo")(alone, PLAIN)[0])
     assert not torch.equal(chosen[0], get_estimator("gdpo")(rows, PLAIN)[0])
 
 
 def test_gdpo_takes_one_weight_for_each_component() -> None:
-    config = compose(
-        "ppo_trainer",
-        [*FILES, "algorithm.gdpo_reward_keys=[a]", "algorithm.gdpo_reward_weights=[1, 2]"],
-    ).config
-    with pytest.raises(ConfigError, match="2 weights for 1 components"):
-        AdvantageParams.of(config.algorithm)
+    with pytest.raises(ConfigError, match="2 weights for 1 reward_keys") as caught:
+        get_estimator("gdpo", reward_keys=["a"], reward_weights=[1, 2])
+    assert caught.value.problems[0].where == "algorithm.adv_estimator_params"
+
+
+def test_gdpo_accepts_flat_keys_and_params() -> None:
+    flat = ["algorithm.gdpo_reward_keys=[a]", "algorithm.gdpo_reward_weights=[2]"]
+    params = "algorithm.adv_estimator_params={reward_keys: [a], reward_weights: [2]}"
+    settings = [*FILES, "algorithm.adv_estimator=gdpo", "actor_rollout_ref.rollout.n=2"]
+    found = [
+        PPO.from_config(compose("ppo_trainer", [*settings, *given]).config, 1).estimator
+        for given in (flat, [params])
+    ]
+    expected = load_estimator("gdpo", {"reward_keys": ["a"], "reward_weights": [2.0]})
+    assert found == [expected, expected]
 
 
 def test_unknown_names_get_a_suggestion() -> None:
@@ -226,19 +233,19 @@ def test_unknown_names_get_a_suggestion() -> None:
 
 
 def my_estimator(
-    inputs: AdvantageInputs, params: AdvantageParams
+    inputs: AdvantageInputs, config: AdvantageConfig
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """A user's own: the reward itself."""
-    return inputs.rewards * params.gamma, inputs.rewards
+    """Return the rewards: an estimator outside of rlctl."""
+    return inputs.rewards * config.gamma, inputs.rewards
 
 
 def test_a_users_function_by_module_and_name() -> None:
     found = get_estimator("tests.numerics.test_advantages:my_estimator")
-    assert found.needs == Need.NOTHING
+    assert found.needs == Needs.NOTHING
     assert torch.equal(found(golden_rows(), PLAIN)[0], golden_rows().rewards)
-    assert get_estimator("rlctl.runtime.algorithms.advantages.token_level:gae").needs == Need.VALUES
+    assert get_estimator("rlctl.runtime.algorithms.advantages.gae:gae").needs == Needs.CRITIC
 
 
-def test_a_name_is_taken_once() -> None:
-    with pytest.raises(InternalError, match="registered twice"):
-        estimator("grpo")(my_estimator)
+def test_an_estimator_is_pickled_by_reference() -> None:
+    gdpo = get_estimator("gdpo", reward_keys=["a"])
+    assert pickle.loads(pickle.dumps(gdpo)) == gdpo

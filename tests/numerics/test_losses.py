@@ -1,34 +1,44 @@
-"""Every policy loss against verl's golden numbers, and, value and gradient, against formulas in plain Python numbers."""
+"""Policy losses against verl's golden numbers; values and gradients against plain Python."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import astuple, replace
+import pickle
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import Tensor
 
 from rlctl.errors import ConfigError
+from rlctl.plugins import names
 from rlctl.recipes.compose import compose
 from rlctl.runtime.algorithms.aggregate import aggregate, count
-from rlctl.runtime.algorithms.policy_losses.clipped import (
-    POLICY_LOSSES,
-    ClipParams,
+from rlctl.runtime.algorithms.policy_losses.base import (
+    ClipRange,
     PolicyTokens,
-    get_policy_loss,
+    TokenLoss,
+    load_policy_loss,
 )
+from rlctl.runtime.algorithms.ppo import PPO
+from tests.numerics import loss_formulas
 from tests.numerics.batches import golden_tokens, random_tokens
-from tests.numerics.loss_formulas import FORMULAS, PARAMS, Plain
+from tests.numerics.loss_formulas import FORMULAS, SETTINGS, Plain
 
-CLIP = ClipParams(low=0.2, high=0.2, c=3.0)
+CLIP = ClipRange(low=0.2, high=0.2, c=3.0)
+POLICY_LOSSES = names("policy_losses")
+
+
+def get_policy_loss(name: str, **settings: float) -> TokenLoss:
+    """Load a loss with the settings of the formulas, or with others."""
+    return load_policy_loss(name, SETTINGS.get(name, {}) | settings)
 
 
 def loss_of(
-    name: str, tokens: PolicyTokens, params: ClipParams = CLIP, mode: str = "token-mean"
+    name: str, tokens: PolicyTokens, clip: ClipRange = CLIP, mode: str = "token-mean"
 ) -> tuple[Tensor, dict[str, float]]:
     function = get_policy_loss(name)
-    losses, metrics = function(tokens, params)
+    losses, metrics = function(tokens, clip)
     mode = function.aggregation or mode
     part = (tokens.mask, tokens.row, tokens.num_rows, mode)
     return aggregate(losses, *part) / (count(*part) or 1.0), {
@@ -82,13 +92,13 @@ def tempered(seed: int) -> PolicyTokens:
     )
 
 
-@pytest.mark.parametrize("name", sorted(POLICY_LOSSES))
+@pytest.mark.parametrize("name", POLICY_LOSSES)
 @pytest.mark.parametrize("seed", range(4))
 def test_value_and_gradient_of_each_token(name: str, seed: int) -> None:
     """A new loss without a formula of its own fails here."""
     tokens = tempered(seed)
     leaf = tokens.log_probs.clone().requires_grad_()
-    losses, _ = get_policy_loss(name)(replace(tokens, log_probs=leaf), PARAMS)
+    losses, _ = get_policy_loss(name)(replace(tokens, log_probs=leaf), loss_formulas.CLIP)
     (losses * tokens.mask).sum().backward()
     assert leaf.grad is not None
     expected = FORMULAS[name](Plain(tokens))
@@ -99,22 +109,26 @@ def test_value_and_gradient_of_each_token(name: str, seed: int) -> None:
         assert float(leaf.grad[t]) == pytest.approx(slope, rel=2e-5, abs=1e-6), t
 
 
-@pytest.mark.parametrize("name", sorted(POLICY_LOSSES))
+@pytest.mark.parametrize("name", POLICY_LOSSES)
 def test_on_policy_all_losses_follow_the_policy_gradient(name: str) -> None:
-    """At π = π_old, with one advantage a row, every loss of a mean has the gradient −A/count (DPPO, CISPO and GPG too)."""
+    """At π = π_old, with one advantage per row, the gradient of every loss is −A/count."""
     tokens = tempered(0)
     advantages = torch.randn(tokens.num_rows)[tokens.row]
     leaf = tokens.old_log_probs.clone().requires_grad_()
     on_policy = replace(tokens, log_probs=leaf, advantages=advantages)
-    params = replace(PARAMS, cov_low=1e9, cov_high=2e9, kl_coef=0.0)  # no token is treated
-    losses, metrics = get_policy_loss(name)(on_policy, params)
+    untreated = {
+        "clip_cov": {"clip_cov_lb": 1e9, "clip_cov_ub": 2e9},
+        "kl_cov": {"ppo_kl_coef": 0.0},
+    }
+    function = get_policy_loss(name, **untreated.get(name, {}))
+    losses, metrics = function(on_policy, loss_formulas.CLIP)
     (losses * tokens.mask).sum().backward()
     assert leaf.grad is not None
     torch.testing.assert_close(leaf.grad, -advantages * tokens.mask, rtol=1e-5, atol=1e-6)
     assert metrics["actor/ppo_kl"].value == 0.0
 
 
-@pytest.mark.parametrize("name", sorted(POLICY_LOSSES))
+@pytest.mark.parametrize("name", POLICY_LOSSES)
 def test_far_off_policy_nothing_overflows(name: str) -> None:
     tokens = tempered(1)
     far = replace(
@@ -123,7 +137,7 @@ def test_far_off_policy_nothing_overflows(name: str) -> None:
         + 100 * (tokens.old_log_probs - tokens.old_log_probs.mean()).sign(),
     )
     leaf = far.log_probs.requires_grad_()
-    losses, _ = get_policy_loss(name)(far, PARAMS)
+    losses, _ = get_policy_loss(name)(far, loss_formulas.CLIP)
     losses.sum().backward()
     assert leaf.grad is not None
     assert bool(torch.isfinite(losses).all())
@@ -145,8 +159,9 @@ def test_dual_clip_stops_a_negative_advantage_at_c() -> None:
 def test_clip_cov_draws_no_more_than_its_share() -> None:
     torch.manual_seed(0)
     tokens = random_tokens(2, lengths=(50, 50))
-    params = ClipParams(low=10.0, high=10.0, c=3.0, clip_cov_ratio=0.1, cov_low=0.0, cov_high=1e9)
-    losses, metrics = get_policy_loss("clip_cov")(tokens, params)
+    clip = ClipRange(low=10.0, high=10.0, c=3.0)
+    clip_cov = get_policy_loss("clip_cov", clip_cov_ratio=0.1, clip_cov_lb=0.0, clip_cov_ub=1e9)
+    losses, metrics = clip_cov(tokens, clip)
     num_tokens = int(tokens.mask.sum())
     assert metrics["actor/pg_clipfrac"].value == pytest.approx(int(0.1 * num_tokens) / num_tokens)
     assert int(((losses == 0) & (tokens.advantages != 0)).sum()) == int(0.1 * num_tokens)
@@ -155,7 +170,7 @@ def test_clip_cov_draws_no_more_than_its_share() -> None:
 def test_kl_cov_treats_the_largest_covariances() -> None:
     tokens = random_tokens(2, lengths=(50, 50))
     few, none = (
-        get_policy_loss("kl_cov")(tokens, replace(PARAMS, kl_cov_ratio=0.1, kl_coef=k))[0]
+        get_policy_loss("kl_cov", kl_cov_ratio=0.1, ppo_kl_coef=k)(tokens, CLIP)[0]
         for k in (0.3, 0.0)
     )
     covariance = Plain(tokens).covariance()
@@ -165,7 +180,7 @@ def test_kl_cov_treats_the_largest_covariances() -> None:
 
 def test_metrics_of_parts_join_to_those_of_the_whole() -> None:
     tokens = random_tokens(3)
-    _, whole = get_policy_loss("vanilla")(tokens, PARAMS)
+    _, whole = get_policy_loss("vanilla")(tokens, loss_formulas.CLIP)
     first, second = tokens.row < 2, tokens.row >= 2
     parts = [
         get_policy_loss("vanilla")(
@@ -177,7 +192,7 @@ def test_metrics_of_parts_join_to_those_of_the_whole() -> None:
                 tokens.row[k],
                 5,
             ),
-            PARAMS,
+            loss_formulas.CLIP,
         )[1]
         for k in (first, second)
     ]
@@ -190,8 +205,8 @@ def test_unknown_names_get_a_suggestion() -> None:
         get_policy_loss("vanila")
 
 
-def my_loss(tokens: PolicyTokens, params: ClipParams) -> tuple[Tensor, dict[str, object]]:
-    """A user's own."""
+def my_loss(tokens: PolicyTokens, clip: ClipRange) -> tuple[Tensor, dict[str, object]]:
+    """Return −log π: a loss outside of rlctl."""
     return -tokens.log_probs, {}
 
 
@@ -201,21 +216,38 @@ def test_a_users_function_by_module_and_name() -> None:
     assert torch.equal(found(golden_tokens(), CLIP)[0], -golden_tokens().log_probs)
 
 
-def test_a_recipe_sets_every_constant_of_the_losses() -> None:
+def from_config(*settings: str) -> PPO:
     files = ["data.train_files=[t.parquet]", "actor_rollout_ref.model.path=m"]
-    assert ClipParams.of(compose("ppo_trainer", files).config.actor_rollout_ref.actor) == CLIP
+    return PPO.from_config(compose("ppo_trainer", [*files, *settings]).config, 1)
+
+
+def test_the_default_clip_range_is_verls() -> None:
+    assert from_config().clip == CLIP
+
+
+FLAT_KEYS = {
+    "sapo": {"tau_pos": "tau_pos", "tau_neg": "tau_neg"},
+    "clip_cov": {
+        f"policy_loss.{key}": key for key in ("clip_cov_ratio", "clip_cov_lb", "clip_cov_ub")
+    },
+    "kl_cov": {f"policy_loss.{key}": key for key in ("kl_cov_ratio", "ppo_kl_coef")},
+    "dro": {"policy_loss.dro_beta": "beta"},
+}
+
+
+@pytest.mark.parametrize("name", FLAT_KEYS)
+def test_flat_keys_and_params_set_the_same_settings(name: str) -> None:
     actor = "actor_rollout_ref.actor"
-    keys = (
-        "tau_pos",
-        "tau_neg",
-        *(
-            f"policy_loss.{key}"
-            for key in ("clip_cov_ratio", "kl_cov_ratio", "clip_cov_lb", "clip_cov_ub")
-        ),
-    )
-    keys = (*keys, "policy_loss.ppo_kl_coef", "policy_loss.dro_beta")
-    config = compose(
-        "ppo_trainer", [*files, *(f"{actor}.{key}={(i + 1) / 16}" for i, key in enumerate(keys))]
-    ).config
-    numbers = astuple(ClipParams.of(config.actor_rollout_ref.actor))[3:]
-    assert numbers == tuple((i + 1) / 16 for i in range(8))
+    values = {key: (i + 1) / 16 for i, key in enumerate(FLAT_KEYS[name])}
+    params = {FLAT_KEYS[name][key]: value for key, value in values.items()}
+    mode = f"{actor}.policy_loss.loss_mode={name}"
+    flat = from_config(mode, *(f"{actor}.{key}={value}" for key, value in values.items()))
+    listed = ", ".join(f"{key}: {value}" for key, value in params.items())
+    nested = from_config(mode, f"{actor}.policy_loss.params={{{listed}}}")
+    assert flat.policy_loss == nested.policy_loss == load_policy_loss(name, params)
+    assert from_config(mode).policy_loss == load_policy_loss(name, {})
+
+
+def test_a_loss_is_pickled_by_reference() -> None:
+    sapo = get_policy_loss("sapo", tau_pos=2.0)
+    assert pickle.loads(pickle.dumps(sapo)) == sapo

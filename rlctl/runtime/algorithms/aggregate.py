@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from rlctl.runtime.algorithms.registry import unknown_name
+from rlctl.errors import ConfigError
+from rlctl.plugins import suggestion
 from rlctl.runtime.ops import masked_sum, row_sum
 
 MODES = (
@@ -24,8 +25,10 @@ MODES = (
 def check_mode(mode: str) -> str:
     """`mode` itself if it is one of `MODES`; `ConfigError` otherwise."""
     if mode not in MODES:
-        raise unknown_name(
-            "aggregation of losses", mode, MODES, "actor_rollout_ref.actor.loss_agg_mode"
+        raise ConfigError(
+            f"unknown aggregation of losses {mode!r}",
+            where="actor_rollout_ref.actor.loss_agg_mode",
+            hint=suggestion(mode, MODES),
         )
     return mode
 

@@ -29,15 +29,18 @@ class Loss:
 
 
 class Needs(Flag):
-    """Beside actor and reward, which roles an algorithm calls and what else it asks of a run."""
+    """Requirements of an algorithm or an advantage estimator, beside actor and reward."""
 
     NOTHING = 0
-    CRITIC = auto()
-    REFERENCE = auto()
+    CRITIC = auto()  # a critic and its values
+    REFERENCE = auto()  # a reference policy
     ENGINE = auto()  # a rollout engine in the actor
+    GROUPS = auto()  # mini-batches with a group of `rollout.n` rows for each prompt
+    COMPARISON = auto()  # groups of at least two rows: responses to one prompt are compared
+    GREEDY_BASELINE = auto()  # the score of one greedy response to each prompt
+    COMPONENTS = auto()  # the components of the reward
     ENTROPY = auto()  # the entropy of the policy in the update
-    SUM_PI_SQUARED = auto()  # Σ_v π(v)² beside the old log-probs
-    GROUPS = auto()  # a mini-batch holds `rollout.n` rows for each of its prompts
+    SUM_PI_SQUARED = auto()  # Σ_v π(v)² and the log-probs before the update
 
 
 class PolicyLoss(Protocol):

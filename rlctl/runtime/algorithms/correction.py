@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from rlctl.errors import ConfigError
+from rlctl.plugins import suggestion
 from rlctl.runtime.algorithms.policy_losses.base import MAX_LOG_RATIO
-from rlctl.runtime.algorithms.registry import unknown_name
 from rlctl.runtime.batch import LogProbs, Rollouts
 from rlctl.runtime.ops import row_mean, row_sum
 from rlctl.tracking.metrics import Max, Mean, Metrics, Min, Std
@@ -44,7 +44,7 @@ class SampledTokens:
     num_rows: int
 
     @classmethod
-    def of(cls, rollouts: Rollouts, old: LogProbs) -> Self:
+    def from_rollouts(cls, rollouts: Rollouts, old: LogProbs) -> Self:
         """`old` are the trainer's log-probs under the weights that answered."""
         mask, row = rollouts.response_mask.values, rollouts.response_ids.row_of_token
         return cls(
@@ -116,7 +116,11 @@ def parse_criteria(kinds: str, thresholds: str | float) -> list[Criterion]:
     criteria: list[Criterion] = []
     for name, entry in zip(names, entries, strict=True):
         if name not in CRITERIA:
-            raise unknown_name("rejection criterion", name, CRITERIA, f"{_KEY}.rollout_rs")
+            raise ConfigError(
+                f"unknown rejection criterion {name!r}",
+                where=f"{_KEY}.rollout_rs",
+                hint=suggestion(name, CRITERIA),
+            )
         bounds = Bounds.parse(entry, "rollout_rs_threshold")
         if name.endswith("k1"):
             bounds = bounds.around_one("rollout_rs_threshold")

@@ -1,8 +1,9 @@
 """The PPO family: one step with a chosen advantage estimator and a chosen policy loss.
 
-PPO (arXiv 1707.06347), GRPO (2402.03300), RLOO (2402.14740), REINFORCE++ (2501.03262), Dr.GRPO, DAPO's loss, GSPO, CISPO and others are
-this step: `algorithm.adv_estimator` and `actor_rollout_ref.actor.policy_loss.loss_mode` name plain functions of tensors, and what those
-declare to need decides which roles are built.
+PPO (arXiv 1707.06347), GRPO (2402.03300), RLOO (2402.14740), REINFORCE++ (2501.03262), Dr.GRPO,
+DAPO's loss, GSPO, CISPO and others are this step. `algorithm.adv_estimator` and
+`actor_rollout_ref.actor.policy_loss.loss_mode` name plain functions of tensors; what they declare
+to need decides which roles are built.
 """
 
 from __future__ import annotations
@@ -14,18 +15,24 @@ from torch import Tensor
 
 from rlctl.errors import Problem, raise_problems
 from rlctl.recipes import schema
-from rlctl.runtime.algorithms.advantages.token_level import (
+from rlctl.runtime.algorithms.advantages.base import (
+    AdvantageConfig,
     AdvantageInputs,
-    AdvantageParams,
-    Need,
-    get_estimator,
+    Estimator,
+    load_estimator,
 )
 from rlctl.runtime.algorithms.aggregate import aggregate, count
 from rlctl.runtime.algorithms.base import Loss, Needs, mini_batches
 from rlctl.runtime.algorithms.correction import Correction, SampledTokens, mismatch
-from rlctl.runtime.algorithms.kl import KLController, kl_penalty, make_kl_controller
-from rlctl.runtime.algorithms.policy_losses.base import ClipParams, PolicyTokens
-from rlctl.runtime.algorithms.policy_losses.clipped import get_policy_loss
+from rlctl.runtime.algorithms.flat_settings import estimator_settings, policy_loss_settings
+from rlctl.runtime.algorithms.kl_controllers import KLController, make_kl_controller
+from rlctl.runtime.algorithms.kl_estimators import KLEstimator, load_kl_estimator
+from rlctl.runtime.algorithms.policy_losses.base import (
+    ClipRange,
+    PolicyTokens,
+    TokenLoss,
+    load_policy_loss,
+)
 from rlctl.runtime.algorithms.schedule import Schedule
 from rlctl.runtime.algorithms.stats import experience_metrics, spread
 from rlctl.runtime.algorithms.token_rewards import overlong_penalty, penalise_kl, score_at_end
@@ -38,12 +45,20 @@ from rlctl.tracking.metrics import Mean, Metrics, Sum, merge
 
 @dataclass(frozen=True)
 class PPO:
-    """See the module. `kl` is the only thing in it that changes, and only on the controller."""
+    """PPO-family algorithm. Immutable except for the KL controller, which only the controller uses.
+
+    It is pickled to the workers, the plug-in functions by reference.
+    """
 
     algorithm: schema.Algorithm
     actor: schema.Actor
     critic: schema.Critic
-    answers_per_prompt: int
+    estimator: Estimator
+    policy_loss: TokenLoss
+    clip: ClipRange
+    reward_kl: KLEstimator  # of the KL in the reward
+    loss_kl: KLEstimator  # of the KL in the loss
+    responses_per_prompt: int
     max_response_length: int
     seed: int
     actor_lr: Schedule
@@ -54,69 +69,56 @@ class PPO:
 
     @classmethod
     def from_config(cls, config: schema.Config, num_steps: int) -> Self:
-        """Judges everything that only this family can: names of functions, and what they need."""
+        """Load the plug-ins and build the algorithm.
+
+        Raises ConfigError for unknown plug-ins, wrong settings of plug-ins, and groups of one
+        response where responses are compared.
+        """
         algorithm, actor = config.algorithm, config.actor_rollout_ref.actor
-        AdvantageParams.of(algorithm)
         rollout = config.actor_rollout_ref.rollout
-        n = rollout.n
-        compares = {
-            "algorithm.filter_groups.enable=true": algorithm.filter_groups.enable,
-            f"algorithm.adv_estimator={algorithm.adv_estimator}": Need.GROUPS
-            in get_estimator(algorithm.adv_estimator).needs,
-        }
-        problems = [
-            Problem(
-                f"{setting} compares the answers to one prompt, but rollout.n is {n}",
-                hint="actor_rollout_ref.rollout.n=8",
-            )
-            for setting, does in compares.items()
-            if does and n < 2
-        ]
-        get_policy_loss(actor.policy_loss.loss_mode)
-        raise_problems(problems)
-        kl_ctrl = algorithm.kl_ctrl
+        estimator = load_estimator(algorithm.adv_estimator, estimator_settings(algorithm))
+        _check_group_size(algorithm, estimator, rollout.n)
         return cls(
             algorithm=algorithm,
             actor=actor,
             critic=config.critic,
-            answers_per_prompt=n,
+            estimator=estimator,
+            policy_loss=load_policy_loss(actor.policy_loss.loss_mode, policy_loss_settings(actor)),
+            clip=ClipRange.from_config(actor),
+            reward_kl=load_kl_estimator(algorithm.kl_penalty),
+            loss_kl=load_kl_estimator(actor.kl_loss_type),
+            responses_per_prompt=rollout.n,
             max_response_length=config.data.max_response_length,
             seed=config.trainer.seed if rollout.seed is None else rollout.seed,
-            actor_lr=Schedule.of(actor.optim, num_steps),
-            critic_lr=Schedule.of(config.critic.optim, num_steps),
+            actor_lr=Schedule.from_config(actor.optim, num_steps),
+            critic_lr=Schedule.from_config(config.critic.optim, num_steps),
             critic_warmup=config.trainer.critic_warmup,
-            kl=make_kl_controller(
-                kl_ctrl.type, kl_ctrl.kl_coef, kl_ctrl.target_kl, kl_ctrl.horizon
-            ),
+            kl=make_kl_controller(algorithm.kl_ctrl),
             correction=Correction.from_config(algorithm.rollout_correction),
         )
 
     @property
     def needs(self) -> Needs:
-        needs, asked = (
-            Needs.ENGINE | Needs.GROUPS,
-            get_estimator(self.algorithm.adv_estimator).needs,
-        )
-        if Need.VALUES in asked:
-            needs |= Needs.CRITIC
-        if Need.SUM_PI_SQUARED in asked:
-            needs |= Needs.SUM_PI_SQUARED
+        """Return what the configured step calls: roles, engine, and what the estimator declares."""
+        needs = Needs.ENGINE | Needs.GROUPS | self.estimator.needs
         if self.algorithm.use_kl_in_reward or self.actor.use_kl_loss:
             needs |= Needs.REFERENCE
         return needs | Needs.ENTROPY if self.actor.entropy_coeff else needs
 
     def collect(self, prompts: Prompts, roles: Roles, step: int) -> Scored:
+        """Generate `rollout.n` responses to each prompt and score them."""
         rollouts = roles.actor.generate_sequences(prompts, seed=_seed(self.seed, step))
         scored = roles.reward.compute_scores(rollouts).to_scored(rollouts)
-        if Need.GREEDY_BASELINE not in get_estimator(self.algorithm.adv_estimator).needs:
+        if Needs.GREEDY_BASELINE not in self.needs:
             return scored
         greedy = roles.actor.generate_sequences(prompts, seed=0, greedy=True)
         baseline = self._with_penalty(
             roles.reward.compute_scores(greedy).scores, greedy.response_ids.lengths
         )
-        return replace(scored, greedy_scores=baseline.repeat_interleave(self.answers_per_prompt))
+        return replace(scored, greedy_scores=baseline.repeat_interleave(self.responses_per_prompt))
 
     def learn(self, scored: Scored, roles: Roles, step: int) -> Metrics:
+        """Compute log-probs, values and advantages, then update critic and actor in mini-batches."""
         old = roles.actor.compute_log_probs(scored)
         ref = roles.reference.compute_log_probs(scored) if Needs.REFERENCE in self.needs else None
         values = roles.critic.compute_values(scored) if Needs.CRITIC in self.needs else None
@@ -124,18 +126,21 @@ class PPO:
         updates: list[Metrics] = []
         if Needs.CRITIC in self.needs:
             shuffle = _seed(self.critic.data_loader_seed, step) if self.critic.shuffle else None
-            rows = self.critic.ppo_mini_batch_size * self.answers_per_prompt
+            rows = self.critic.ppo_mini_batch_size * self.responses_per_prompt
             for batch in mini_batches(experience, rows, self.critic.ppo_epochs, shuffle):
                 updates.append(roles.critic.update(batch, self.critic_lr(step)))
         if step > self.critic_warmup:
             shuffle = _seed(self.actor.data_loader_seed, step) if self.actor.shuffle else None
-            rows = self.actor.ppo_mini_batch_size * self.answers_per_prompt
+            rows = self.actor.ppo_mini_batch_size * self.responses_per_prompt
             for batch in mini_batches(experience, rows, self.actor.ppo_epochs, shuffle):
                 updates.append(roles.actor.update(batch, self.actor_lr(step)))
         return merge([metrics, *updates])
 
     def loss(self, outputs: PolicyOutputs, batch: Rollouts) -> Loss:
-        """pg − entropy_coeff · entropy + kl_loss_coef · KL(policy, reference), all aggregated alike."""
+        """Return pg − entropy_coeff · entropy + kl_loss_coef · KL(policy, reference), aggregated.
+
+        `outputs` hold (T,) for the T response tokens of the micro-batch; the total is a scalar.
+        """
         assert isinstance(batch, Experience)
         actor, mask, num_rows = self.actor, batch.response_mask.values, len(batch)
         row = batch.response_ids.row_of_token
@@ -147,11 +152,10 @@ class PPO:
             row,
             num_rows,
         )
-        function = get_policy_loss(actor.policy_loss.loss_mode)
-        losses, metrics = function(tokens, ClipParams.of(actor))
+        losses, metrics = self.policy_loss(tokens, self.clip)
         if batch.is_weights is not None:
             losses = losses * batch.is_weights.values
-        mode = function.aggregation or actor.loss_agg_mode
+        mode = self.policy_loss.aggregation or actor.loss_agg_mode
         width = actor.loss_scale_factor or self.max_response_length
         divisor = count(mask, row, num_rows, mode, width)
         extra = 0.0
@@ -165,40 +169,32 @@ class PPO:
             extra = extra - actor.entropy_coeff * outputs.entropy
         if actor.use_kl_loss:
             assert batch.ref_log_probs is not None
-            kl = kl_penalty(outputs.log_probs, batch.ref_log_probs.values, actor.kl_loss_type)
+            kl = self.loss_kl(outputs.log_probs - batch.ref_log_probs.values)
             extra = extra + actor.kl_loss_coef * kl
             metrics["actor/kl_loss"] = mean_of(kl)
             metrics["actor/kl_coef"] = Mean(actor.kl_loss_coef)
         return Loss(aggregate(losses + extra, mask, row, num_rows, mode), divisor, metrics)
 
     def value_loss(self, values: Tensor, batch: Rollouts) -> Loss:
-        """The clipped value loss, aggregated like the policy's."""
+        """Return the clipped value loss of `values` (T,), aggregated by `critic.loss_agg_mode`."""
         assert isinstance(batch, Experience)
         assert batch.values is not None
         assert batch.returns is not None
-        mask, row, num_rows = (
-            batch.response_mask.values,
-            batch.response_ids.row_of_token,
-            len(batch),
-        )
+        mask, row = batch.response_mask.values, batch.response_ids.row_of_token
         losses, metrics = value_loss(
             values, batch.values.values, batch.returns.values, mask, self.critic.cliprange_value
         )
-        mode, width = self.critic.loss_agg_mode, self.max_response_length
-        total, divisor = (
-            aggregate(losses, mask, row, num_rows, mode),
-            count(mask, row, num_rows, mode, width),
-        )
-        metrics["critic/vf_loss"] = (
-            Sum(float(total.detach())) if divisor is None else Mean(float(total.detach()), divisor)
-        )
+        part = (mask, row, len(batch), self.critic.loss_agg_mode, self.max_response_length)
+        total, divisor = aggregate(losses, *part), count(*part)
+        value = float(total.detach())
+        metrics["critic/vf_loss"] = Sum(value) if divisor is None else Mean(value, divisor)
         return Loss(total, divisor, metrics)
 
     def _experience(
         self, scored: Scored, old: LogProbs, ref: LogProbs | None, values: Ragged | None
     ) -> tuple[Experience, Metrics]:
-        """Token rewards, advantages and returns; what `learn` reads between inference and the updates."""
-        mask, tokens = scored.response_mask, SampledTokens.of(scored, old)
+        """Add token rewards, advantages and returns: all that `learn` needs for the updates."""
+        mask, tokens = scored.response_mask, SampledTokens.from_rollouts(scored, old)
         metrics = mismatch(tokens)
         if scored.greedy_scores is not None:
             metrics |= spread("critic/greedy_score", scored.greedy_scores)
@@ -208,7 +204,7 @@ class PPO:
         if self.algorithm.use_kl_in_reward:
             assert ref is not None
             rewards, kl_metrics = penalise_kl(
-                rewards, old.log_probs, ref.log_probs, mask, self.algorithm.kl_penalty, self.kl
+                rewards, old.log_probs, ref.log_probs, mask, self.reward_kl, self.kl
             )
             metrics |= kl_metrics
         inputs = AdvantageInputs(
@@ -221,9 +217,8 @@ class PPO:
             log_probs=old.log_probs.padded(),
             sum_pi_squared=old.sum_pi_squared.padded() if old.sum_pi_squared is not None else None,
         )
-        estimator = get_estimator(self.algorithm.adv_estimator)
-        params = AdvantageParams.of(self.algorithm)
-        advantages, returns = estimator(inputs, params)
+        config = AdvantageConfig.from_config(self.algorithm)
+        advantages, returns = self.estimator(inputs, config)
         lengths = scored.response_ids.lengths
         experience = scored.grow(
             Experience,
@@ -237,27 +232,45 @@ class PPO:
         metrics |= experience_metrics(experience, old)
         kept, weights, corrections = self.correction(tokens)
         is_weights = mask.like(weights) if weights is not None else None
-        # after the advantages: the reward of an answer is not lost with a token that is left out of the loss
+        # After the advantages: rejecting a token must not remove the reward of its response.
         return replace(
             experience, response_mask=mask.like(kept), is_weights=is_weights
         ), metrics | corrections
 
     def _with_penalty(self, scores: Tensor, lengths: Tensor) -> Tensor:
-        """Scores (B,) of answers of `lengths` (B,), less what is taken off for those that near the limit."""
+        """Return scores (B,) minus the overlong penalty of responses of `lengths` (B,)."""
         buffer = self.algorithm.overlong_buffer
-        return (
-            scores + overlong_penalty(lengths, self.max_response_length, buffer)
-            if buffer.enable
-            else scores
-        )
+        if not buffer.enable:
+            return scores
+        return scores + overlong_penalty(lengths, self.max_response_length, buffer)
 
     def state_dict(self) -> dict[str, Any]:
+        """Return the state of the KL controller."""
         return {"kl": self.kl.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore the state of the KL controller."""
         self.kl.load_state_dict(state["kl"])
 
 
+def _check_group_size(algorithm: schema.Algorithm, estimator: Estimator, n: int) -> None:
+    """Raise ConfigError if responses to one prompt are compared and `rollout.n` is 1."""
+    compares = {
+        "algorithm.filter_groups.enable=true": algorithm.filter_groups.enable,
+        f"algorithm.adv_estimator={algorithm.adv_estimator}": Needs.COMPARISON in estimator.needs,
+    }
+    raise_problems(
+        [
+            Problem(
+                f"{setting} compares the responses to one prompt, but rollout.n is {n}",
+                hint="actor_rollout_ref.rollout.n=8",
+            )
+            for setting, does in compares.items()
+            if does and n < 2
+        ]
+    )
+
+
 def _seed(seed: int, step: int) -> int:
-    """A random stream for each step: nothing to save, and a resumed run draws what it would have drawn."""
+    """Return the seed of a step: no random state to save, and a resumed run repeats the draws."""
     return seed * 1_000_000_007 + step * 1_009

@@ -20,7 +20,7 @@ class Schedule:
     min_ratio: float
 
     @classmethod
-    def of(cls, optim: schema.Optim, num_steps: int) -> Self:
+    def from_config(cls, optim: schema.Optim, num_steps: int) -> Self:
         """`lr_warmup_steps` wins over `lr_warmup_steps_ratio`, which counts from all steps of the run."""
         warmup = (
             optim.lr_warmup_steps

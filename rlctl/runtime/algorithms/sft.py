@@ -44,7 +44,7 @@ class SFT:
             max_response_length=config.data.max_response_length,
             tokenizer_path=model.tokenizer_path or model.path,
             trust_remote_code=model.trust_remote_code,
-            schedule=Schedule.of(config.actor_rollout_ref.actor.optim, num_steps),
+            schedule=Schedule.from_config(config.actor_rollout_ref.actor.optim, num_steps),
         )
 
     @property

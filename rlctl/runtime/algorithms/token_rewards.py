@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from rlctl.recipes import schema
-from rlctl.runtime.algorithms.kl import KLController, kl_penalty
+from rlctl.runtime.algorithms.kl_controllers import KLController
+from rlctl.runtime.algorithms.kl_estimators import KLEstimator
 from rlctl.runtime.batch import Ragged
 from rlctl.tracking.metrics import Mean, Metrics
 
@@ -24,14 +25,14 @@ def penalise_kl(
     log_probs: Ragged,
     ref_log_probs: Ragged,
     mask: Ragged,
-    kind: str,
+    estimator: KLEstimator,
     kl: KLController,
 ) -> tuple[Ragged, Metrics]:
     """r_t − β·k_t·m_t (arXiv 1909.08593, eq. 2, a token at a time). β is used first and adapted afterwards.
 
     The KL that β is adapted to is the mean over rows of the mean over the row's tokens.
     """
-    penalty = kl_penalty(log_probs.values, ref_log_probs.values, kind) * mask.values  # (T,)
+    penalty = estimator(log_probs.values - ref_log_probs.values) * mask.values  # (T,)
     per_row = mask.like(penalty).sums() / (mask.sums() + 1e-8)  # (B,)
     coefficient = kl.coef
     kl.update(float(per_row.mean()), len(per_row))

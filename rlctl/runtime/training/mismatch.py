@@ -30,7 +30,7 @@ class MismatchGuard:
 
     def check(self, batch: Rollouts, old: LogProbs) -> None:
         """`old` are the trainer's log-probs under the weights that answered. `RlctlError` beyond `halt`; NaN is beyond everything."""
-        diff = probs_diff(SampledTokens.of(batch, old))
+        diff = probs_diff(SampledTokens.from_rollouts(batch, old))
         value = float(diff.mean()) if len(diff) else 0.0
         if self.halt is not None and not value <= self.halt:
             self._halt(value, self.halt, batch, old)

@@ -1,43 +1,41 @@
-"""What an advantage estimator is: its inputs, its parameters, what it needs, and where it is registered."""
+"""Advantage estimators: their inputs, what they declare, and how they are loaded.
+
+An estimator is a function `(inputs, config) -> (advantages, returns)`, or `(inputs, config, params)`
+if it has settings of its own. Both results are (B, R). It is found by an entry point of the group
+`rlctl.advantages` or as `module:function`. Names and definitions are verl's.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from enum import Flag, auto
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from torch import Tensor
 
-from rlctl.errors import ConfigError, InternalError
-from rlctl.runtime.algorithms.registry import Registry
+from rlctl import plugins
+from rlctl.errors import InternalError
+from rlctl.runtime.algorithms.base import Needs
+from rlctl.runtime.ops import group_stats
 
 if TYPE_CHECKING:
     from rlctl.recipes.schema import Algorithm
 
-
-class Need(Flag):
-    """What an estimator asks of a run beyond token rewards; checked before anything starts."""
-
-    NOTHING = 0
-    VALUES = auto()  # a critic's values
-    GREEDY_BASELINE = auto()  # the score of one greedy answer to each prompt
-    GROUPS = auto()  # several answers to each prompt
-    COMPONENTS = auto()  # the reward's components, apart
-    SUM_PI_SQUARED = auto()  # Σ_v π(v)² and log-probs of the actor's forward pass
+# Keeps the advantages of a group of equal scores at 0 instead of 0/0. verl adds the same number.
+STD_EPS = 1e-6
 
 
 @dataclass(frozen=True, eq=False)
 class AdvantageInputs:
-    """A whole global batch: B rows, right-padded to R response tokens."""
+    """A global batch: B rows, right-padded to R response tokens."""
 
     rewards: Tensor  # (B, R) float, 0 on padding
-    mask: Tensor  # (B, R) float, 1 where the policy wrote the token
+    mask: Tensor  # (B, R) float, 1 on tokens that the policy wrote
     group: Tensor  # (B,) int64, the prompt of each row
     values: Tensor | None = None  # (B, R)
-    greedy_scores: Tensor | None = None  # (B,) the score of a greedy answer to the row's prompt
+    greedy_scores: Tensor | None = None  # (B,) score of a greedy response to the row's prompt
     components: dict[str, Tensor] = field(default_factory=dict)  # name -> (B,)
-    log_probs: Tensor | None = None  # (B, R) of the policy that wrote the answers
+    log_probs: Tensor | None = None  # (B, R) under the policy that wrote the responses
     sum_pi_squared: Tensor | None = None  # (B, R)
 
     @property
@@ -46,7 +44,7 @@ class AdvantageInputs:
         return self.rewards.sum(-1)
 
     def given(self, name: str) -> Tensor:
-        """The field of that name, where the estimator declared that it needs it."""
+        """Return an optional field. Raises InternalError if it is missing (an undeclared need)."""
         value = getattr(self, name)
         if value is None:
             raise InternalError(f"the advantage estimator was called without {name}")
@@ -54,58 +52,75 @@ class AdvantageInputs:
 
 
 @dataclass(frozen=True)
-class AdvantageParams:
-    """The numbers of `algorithm.*` that estimators use."""
+class AdvantageConfig:
+    """The keys of `algorithm` that several estimators use."""
 
-    gamma: float  # discount a token
+    gamma: float  # discount per token
     lam: float  # λ of GAE
-    norm_by_std: bool  # divide by the group's std (GRPO) or not (Dr.GRPO)
-    weights: dict[str, float] = field(
-        default_factory=dict
-    )  # of the reward's components that count; empty: all, 1 each
+    norm_by_std: bool  # divide by the group's standard deviation (GRPO) or not (Dr.GRPO)
 
     @classmethod
-    def of(cls, config: Algorithm) -> AdvantageParams:
-        """From the section `algorithm`. `ConfigError` for weights without a component each."""
-        keys, weights = config.gdpo_reward_keys or (), config.gdpo_reward_weights
-        if weights is not None and len(weights) != len(keys):
-            raise ConfigError(
-                f"{len(weights)} weights for {len(keys)} components of the reward",
-                where="algorithm.gdpo_reward_weights",
-                hint="name the components in algorithm.gdpo_reward_keys, one for each weight",
-            )
-        named = dict(zip(keys, weights or (1.0,) * len(keys), strict=True))
-        return cls(
-            gamma=config.gamma,
-            lam=config.lam,
-            norm_by_std=config.norm_adv_by_std_in_grpo,
-            weights=named,
-        )
+    def from_config(cls, config: Algorithm) -> Self:
+        """Build from the config section `algorithm`."""
+        return cls(config.gamma, config.lam, config.norm_adv_by_std_in_grpo)
 
 
-Compute = Callable[[AdvantageInputs, AdvantageParams], tuple[Tensor, Tensor]]
+EstimatorFunction = Callable[..., tuple[Tensor, Tensor]]
+F = TypeVar("F", bound=EstimatorFunction)
 
 
 @dataclass(frozen=True)
 class Estimator:
-    """A registered estimator. Calling it gives advantages and returns, (B, R) each."""
+    """An advantage estimator with its settings. Calling it returns advantages and returns (B, R)."""
 
-    name: str
-    needs: Need
-    compute: Compute
+    function: EstimatorFunction
+    params: plugins.Params | None = None
 
-    def __call__(self, inputs: AdvantageInputs, params: AdvantageParams) -> tuple[Tensor, Tensor]:
-        return self.compute(inputs, params)
+    @property
+    def needs(self) -> Needs:
+        """What the function declared with `@estimator`; nothing otherwise."""
+        return getattr(self.function, "needs", Needs.NOTHING)
+
+    def __call__(self, inputs: AdvantageInputs, config: AdvantageConfig) -> tuple[Tensor, Tensor]:
+        """Return advantages and returns, (B, R) each."""
+        if self.params is None:
+            return self.function(inputs, config)
+        return self.function(inputs, config, self.params)
 
 
-ESTIMATORS: Registry[Estimator] = Registry("advantage estimator", "algorithm.adv_estimator")
+def estimator(
+    needs: Needs = Needs.NOTHING, params: type[plugins.Params] | None = None
+) -> Callable[[F], F]:
+    """Declare what an estimator needs and the class of its settings."""
+    return plugins.declare(needs=needs, Params=params)
 
 
-def estimator(name: str, needs: Need = Need.NOTHING) -> Callable[[Compute], Compute]:
-    """Register a function as the estimator `name`; it stays the plain function that it is."""
+def load_estimator(name: str, settings: Mapping[str, Any]) -> Estimator:
+    """Load an estimator by name or `module:function` and validate its settings.
 
-    def register(compute: Compute) -> Compute:
-        ESTIMATORS.add(name, Estimator(name, needs, compute))
-        return compute
+    Raises ConfigError for an unknown name or wrong settings.
+    """
+    function = plugins.load("advantages", name)
+    params = plugins.parse_params(function, name, settings, "algorithm.adv_estimator_params")
+    return Estimator(function, params)
 
-    return register
+
+def on_tokens(row_advantages: Tensor, inputs: AdvantageInputs) -> tuple[Tensor, Tensor]:
+    """Copy one number per row (B,) to its unmasked tokens: advantages and returns, (B, R) each."""
+    advantages = row_advantages[:, None] * inputs.mask  # (B, R)
+    return advantages, advantages
+
+
+def normalised(scores: Tensor, group: Tensor, by_std: bool) -> Tensor:
+    """Return s − μ_g, divided by σ_g + 1e-6 if `by_std`. `scores`, `group` and the result: (B,).
+
+    σ_g is the unbiased standard deviation. A group of one has μ = 0 and σ = 1.
+    """
+    stats = group_stats(scores, group)
+    centred = scores - stats.mean
+    return centred / (stats.std + STD_EPS) if by_std else centred
+
+
+def reward_to_go(inputs: AdvantageInputs) -> Tensor:
+    """Return the undiscounted sum of the rewards from each token on, Σ_{t' ≥ t} r·m: (B, R)."""
+    return (inputs.rewards * inputs.mask).flip(-1).cumsum(-1).flip(-1)

@@ -1,0 +1,1 @@
+"""Policy losses, one file per method; `base` has the machinery."""

@@ -1,17 +1,20 @@
-"""Clip-Cov and KL-Cov, arXiv 2505.22617: treat the few tokens whose log-prob and advantage vary together most; they cost the most entropy.
+"""Clip-Cov and KL-Cov, arXiv 2505.22617: special treatment of tokens that reduce the entropy most.
 
-The covariance of a token is (A − mean A)·(log π − mean log π). The authors' code and verl take the means, and the share of tokens to treat,
-over the micro-batch at hand, and so do we. So **these two losses depend on how a mini-batch is cut** into ranks and micro-batches, unlike
-all others.
+Those are the tokens whose log-prob and advantage have the largest covariance,
+(A − mean A)·(log π − mean log π). As in verl and in the authors' code, the means and the share of
+treated tokens refer to the micro-batch. So **these two losses depend on how a mini-batch is split**
+into ranks and micro-batches, unlike all others.
 """
 
 from __future__ import annotations
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
+from rlctl.plugins import Params
 from rlctl.runtime.algorithms.policy_losses.base import (
-    ClipParams,
+    ClipRange,
     PolicyTokens,
     clipped,
     policy_loss,
@@ -21,7 +24,37 @@ from rlctl.runtime.ops import masked_mean
 from rlctl.tracking.metrics import Metrics
 
 
+class ClipCovParams(Params):
+    """Which tokens get no gradient."""
+
+    clip_cov_ratio: float = Field(
+        default=0.0002, gt=0, le=1, description="share of tokens that get no gradient"
+    )
+    clip_cov_lb: float = Field(
+        default=1.0,
+        allow_inf_nan=False,
+        description="lower bound of the covariance of tokens that may be drawn",
+    )
+    clip_cov_ub: float = Field(
+        default=5.0,
+        allow_inf_nan=False,
+        description="upper bound of the covariance of tokens that may be drawn",
+    )
+
+
+class KlCovParams(Params):
+    """Which tokens get a penalty, and its weight."""
+
+    kl_cov_ratio: float = Field(
+        default=0.0002, gt=0, le=1, description="share of tokens that get a KL penalty"
+    )
+    ppo_kl_coef: float = Field(
+        default=0.1, ge=0, allow_inf_nan=False, description="weight of that penalty"
+    )
+
+
 def _covariance(tokens: PolicyTokens) -> Tensor:
+    """Return (A − mean A)·(log π − mean log π) of each token: (T,), without a graph."""
     log_probs = tokens.log_probs.detach()
     return (tokens.advantages - masked_mean(tokens.advantages, tokens.mask)) * (
         log_probs - masked_mean(log_probs, tokens.mask)
@@ -29,45 +62,40 @@ def _covariance(tokens: PolicyTokens) -> Tensor:
 
 
 def _num_treated(tokens: PolicyTokens, ratio: float) -> int:
+    """Return `ratio` of the number of unmasked tokens, at least 1."""
     return max(1, int(ratio * float(tokens.mask.sum())))
 
 
-@policy_loss("clip_cov")
-def clip_cov(tokens: PolicyTokens, params: ClipParams) -> tuple[Tensor, Metrics]:
-    """PPO's clip without dual clip; besides, `clip_cov_ratio` of the tokens (at least one) get no gradient. arXiv 2505.22617.
+@policy_loss(params=ClipCovParams)
+def clip_cov(
+    tokens: PolicyTokens, clip: ClipRange, params: ClipCovParams
+) -> tuple[Tensor, Metrics]:
+    """Return PPO's clipped loss without dual clip, 0 on a few drawn tokens: (T,).
 
-    They are drawn, by torch's global generator, from the unclipped ones with a covariance strictly between `cov_low` and `cov_high`.
+    `clip_cov_ratio` of the tokens, at least one, are drawn by torch's global generator from the
+    unclipped tokens with a covariance strictly between `clip_cov_lb` and `clip_cov_ub`.
     `actor/pg_clipfrac` is the share of drawn tokens.
     """
     d = tokens.log_ratio
-    bound, is_clipped = clipped(d.exp(), tokens, params)
+    bound, is_clipped = clipped(d.exp(), tokens, clip)
     covariance = _covariance(tokens)
-    eligible = (
-        (covariance > params.cov_low)
-        & (covariance < params.cov_high)
-        & ~is_clipped
-        & (tokens.mask > 0)
-    )
-    candidates = eligible.nonzero().squeeze(-1)
-    drawn = candidates[
-        torch.randperm(len(candidates), device=candidates.device)[
-            : _num_treated(tokens, params.clip_cov_ratio)
-        ]
-    ]
+    in_range = (covariance > params.clip_cov_lb) & (covariance < params.clip_cov_ub)
+    candidates = (in_range & ~is_clipped & (tokens.mask > 0)).nonzero().squeeze(-1)
+    order = torch.randperm(len(candidates), device=candidates.device)
+    drawn = candidates[order[: _num_treated(tokens, params.clip_cov_ratio)]]
     kept = torch.ones_like(bound).index_fill(0, drawn, 0.0)
-    return bound * kept, token_means(
-        tokens.mask, {"actor/pg_clipfrac": kept == 0, "actor/ppo_kl": -d}
-    )
+    metrics = {"actor/pg_clipfrac": kept == 0, "actor/ppo_kl": -d}
+    return bound * kept, token_means(tokens.mask, metrics)
 
 
-@policy_loss("kl_cov")
-def kl_cov(tokens: PolicyTokens, params: ClipParams) -> tuple[Tensor, Metrics]:
-    """−Aρ without a clip; the `kl_cov_ratio` of the tokens (at least one) with the largest covariance pay `kl_coef`·|d|.
+@policy_loss(params=KlCovParams)
+def kl_cov(tokens: PolicyTokens, clip: ClipRange, params: KlCovParams) -> tuple[Tensor, Metrics]:
+    """Return −Aρ without a clip, plus `ppo_kl_coef`·|d| on a few tokens: (T,).
 
-    arXiv 2505.22617.
+    These are `kl_cov_ratio` of the tokens, at least one: those with the largest covariance.
     """
     d = tokens.log_ratio
     covariance = _covariance(tokens).masked_fill(tokens.mask == 0, -torch.inf)
     top = covariance.topk(min(_num_treated(tokens, params.kl_cov_ratio), len(covariance))).indices
-    penalty = torch.zeros_like(d).index_fill(0, top, params.kl_coef) * d.abs()
+    penalty = torch.zeros_like(d).index_fill(0, top, params.ppo_kl_coef) * d.abs()
     return -tokens.advantages * d.exp() + penalty, token_means(tokens.mask, {"actor/ppo_kl": -d})

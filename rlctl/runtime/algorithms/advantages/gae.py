@@ -1,0 +1,32 @@
+"""Generalised advantage estimation (PPO)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from rlctl.runtime.algorithms.advantages.base import AdvantageConfig, AdvantageInputs, estimator
+from rlctl.runtime.algorithms.base import Needs
+from rlctl.runtime.ops import masked_whiten
+
+
+@estimator(needs=Needs.CRITIC)
+def gae(inputs: AdvantageInputs, config: AdvantageConfig) -> tuple[Tensor, Tensor]:
+    """Return A_t = δ_t + γλ·A_{t+1}, δ_t = r_t + γ·V_{t+1} − V_t, and A + V: (B, R) each.
+
+    arXiv 1506.02438, equation 16. Masked tokens are skipped: t+1 is the next token that the policy
+    wrote, so a tool's output is no time step. After the returns are computed, A is whitened over
+    all unmasked tokens of the batch (not in the paper). Masked entries are not zeroed.
+    """
+    # (R, B): each step of the loop reads one contiguous row
+    rewards, values = inputs.rewards.T.contiguous(), inputs.given("values").T.contiguous()
+    written = inputs.mask.T.contiguous() > 0
+    raw = torch.empty_like(rewards)
+    next_value = last = rewards.new_zeros(rewards.shape[1])
+    for t in reversed(range(len(rewards))):
+        delta = rewards[t] + config.gamma * next_value - values[t]
+        last = torch.where(written[t], delta + config.gamma * config.lam * last, last)
+        next_value = torch.where(written[t], values[t], next_value)
+        raw[t] = last
+    returns, raw = (raw + values).T.contiguous(), raw.T.contiguous()
+    return masked_whiten(raw, inputs.mask), returns

@@ -1,0 +1,74 @@
+"""Controllers of the weight β of the KL penalty in the reward."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from rlctl.recipes import schema
+
+
+class KLController(Protocol):
+    """The weight β of a KL penalty in the reward.
+
+    `coef` is used for a batch first, then updated with that batch's KL.
+    """
+
+    coef: float
+
+    def update(self, kl: float, num_rows: int) -> None:
+        """Adapt `coef` to `kl`, the mean over the batch's `num_rows` rows of the mean over tokens."""
+        ...
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state that a checkpoint keeps."""
+        ...
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` returned."""
+        ...
+
+
+@dataclass
+class FixedKL:
+    """A constant β."""
+
+    coef: float
+
+    def update(self, kl: float, num_rows: int) -> None:
+        """Do nothing."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return an empty state: a resumed run uses the β of its configuration."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Do nothing."""
+
+
+@dataclass
+class AdaptiveKL(FixedKL):
+    """β ×= 1 + clip(kl/target − 1, ±0.2)·rows/horizon. Ziegler et al., arXiv 1909.08593, sec. 2.2."""
+
+    target: float
+    horizon: float
+
+    def update(self, kl: float, num_rows: int) -> None:
+        """Raise β if `kl` is above the target, lower it otherwise."""
+        error = min(max(kl / self.target - 1, -0.2), 0.2)
+        self.coef *= 1 + error * num_rows / self.horizon
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the present β."""
+        return {"coef": self.coef}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore β; keep the configuration's if it was fixed in the checkpoint."""
+        self.coef = state.get("coef", self.coef)
+
+
+def make_kl_controller(config: schema.KLControl) -> KLController:
+    """Build the controller that `algorithm.kl_ctrl` describes."""
+    if config.type == "adaptive":
+        return AdaptiveKL(config.kl_coef, config.target_kl, config.horizon)
+    return FixedKL(config.kl_coef)
