@@ -17,8 +17,12 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from pydantic import Field
+
+from rlctl.data_prep.datasets import dataset
 from rlctl.data_prep.rows import PromptRow
 from rlctl.errors import InternalError, UsageError
+from rlctl.plugins import Params
 
 DATA_SOURCE = "rlctl/arithmetic"
 
@@ -97,6 +101,54 @@ class Problem:
         return " ; ".join(
             (*self.equations[:num_equations], f"#### {self.values[num_equations - 1]}")
         )
+
+
+class ArithmeticParams(Params):
+    """Options of `rlctl prep arithmetic`."""
+
+    train: int = Field(
+        default=4096, ge=1, description="Training problems.", json_schema_extra={"metavar": "N"}
+    )
+    val: int = Field(
+        default=256,
+        ge=1,
+        description="Validation problems; none of them is among the training problems.",
+        json_schema_extra={"metavar": "M"},
+    )
+    seed: int = Field(default=0, description="The same seed makes the same files.")
+    level: int = Field(
+        default=2,
+        description="1: one or two steps, numbers to 30. 2: one to three steps, to 99. "
+        "3: two or three steps, to 999.",
+    )
+    careless: float = Field(
+        default=0.0,
+        description="With this probability a training solution of several steps stops one early "
+        "and reports that value: for making a base model that has something to learn. The ground "
+        "truth stays right.",
+        json_schema_extra={"metavar": "P"},
+    )
+
+
+@dataset(
+    ArithmeticParams,
+    "rlctl prep arithmetic --out data/arithmetic --train 4096 --val 256 --seed 1 --level 2",
+    default_out="data/arithmetic",
+)
+def arithmetic(params: ArithmeticParams) -> dict[str, list[PromptRow]]:
+    """Word problems from templates, with GSM8K's schema and scorer: train.parquet, val.parquet.
+
+    The prompt is the bare question, without an instruction: on a CPU every token counts. The worked
+    solution, such as "12 + 5 = 17 ; 17 - 3 = 14 ; #### 14", is in extra_info.answer.
+    """
+    train, val = train_and_validation(
+        params.train,
+        params.val,
+        seed=params.seed,
+        level=params.level,
+        careless=params.careless,
+    )
+    return {"train": train, "val": val}
 
 
 def generate(count: int, *, seed: int, level: int, careless: float, split: str) -> list[PromptRow]:

@@ -5,16 +5,41 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from pydantic import Field
+
+from rlctl.data_prep.datasets import dataset
 from rlctl.data_prep.hub import hub_answers
 from rlctl.data_prep.records import raise_capped, read_records
 from rlctl.data_prep.rows import PromptRow
 from rlctl.errors import ConfigError, NotFoundError, Problem, ResourceError
+from rlctl.plugins import Params
 
 DATA_SOURCE = "openai/gsm8k"
 INSTRUCTION = 'Let\'s think step by step and output the final answer after "####".'
 SPLITS = ("train", "test")
 
 _MARK = "#### "
+
+
+class Gsm8kParams(Params):
+    """Options of `rlctl prep gsm8k`."""
+
+    source: Path | None = Field(
+        default=None,
+        description="Folder with train.jsonl and test.jsonl or the hub's parquet files; "
+        "by default from the hub.",
+        json_schema_extra={"metavar": "DIR"},
+    )
+
+
+@dataset(
+    Gsm8kParams,
+    "rlctl prep gsm8k --out data/gsm8k --model Qwen/Qwen2.5-0.5B-Instruct --max-prompt-length 512",
+    default_out="data/gsm8k",
+)
+def gsm8k(params: Gsm8kParams) -> dict[str, list[PromptRow]]:
+    """GSM8K: 7,473 training and 1,319 test problems, in train.parquet and test.parquet."""
+    return load_gsm8k(params.source)
 
 
 def load_gsm8k(source: Path | None) -> dict[str, list[PromptRow]]:

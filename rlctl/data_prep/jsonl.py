@@ -7,9 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pydantic import Field
+
+from rlctl.data_prep.datasets import dataset
 from rlctl.data_prep.records import raise_capped, read_records
 from rlctl.data_prep.rows import PromptRow
 from rlctl.errors import ConfigError, NotFoundError, Problem, UsageError
+from rlctl.plugins import Params
 
 
 @dataclass(frozen=True)
@@ -25,6 +29,57 @@ class Fields:
     data_source: str
     system: str | None
     instruction: str | None
+
+
+class JsonlParams(Params):
+    """Options of `rlctl prep jsonl`."""
+
+    file: Path = Field(
+        description="JSONL, a JSON list or parquet; one record per problem.",
+        json_schema_extra={"metavar": "FILE", "argument": True},
+    )
+    prompt_key: str = Field(
+        description="Key of the prompt: a text, or a list of {role, content}; a dot goes deeper.",
+        json_schema_extra={"metavar": "KEY"},
+    )
+    answer_key: str = Field(
+        description="Key of the ground truth for the reward function; a dot goes deeper.",
+        json_schema_extra={"metavar": "KEY"},
+    )
+    data_source: str | None = Field(
+        default=None,
+        description="Name of the data in metrics and for the reward function; by default the "
+        "file's.",
+        json_schema_extra={"metavar": "NAME"},
+    )
+    system: str | None = Field(
+        default=None,
+        description="A system message before every prompt.",
+        json_schema_extra={"metavar": "TEXT"},
+    )
+    instruction: str | None = Field(
+        default=None,
+        description="A sentence after every prompt, such as how to end the response.",
+        json_schema_extra={"metavar": "TEXT"},
+    )
+    val_fraction: float = Field(
+        default=0.0,
+        description="Share of the records that goes to val.parquet.",
+        json_schema_extra={"metavar": "P"},
+    )
+    seed: int = Field(default=0, description="The same seed makes the same files.")
+
+
+@dataset(
+    JsonlParams,
+    "rlctl prep jsonl questions.jsonl --prompt-key question --answer-key answer "
+    "--out data/mine --val-fraction 0.1",
+)
+def jsonl(params: JsonlParams) -> dict[str, list[PromptRow]]:
+    """Your own questions and answers: train.parquet and, with --val-fraction, val.parquet."""
+    source = params.data_source or params.file.stem
+    fields = Fields(params.prompt_key, params.answer_key, source, params.system, params.instruction)
+    return split_off(rows_from_records(params.file, fields), params.val_fraction, params.seed)
 
 
 def rows_from_records(path: Path, fields: Fields) -> list[PromptRow]:

@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 
 from rlctl.errors import ConfigError
+from rlctl.recipes.compose import compose
 from rlctl.runtime.rewards import gsm8k
 from rlctl.runtime.rewards.functions import Call, RewardSpec, answer, load_reward, runs_in_process
+from rlctl.runtime.rewards.specs import reward_specs
 
 CALL = Call("source", "text", "truth", {"index": 3})
 
@@ -146,3 +148,18 @@ def test_an_error_names_the_line_that_raised(tmp_path: Path) -> None:
         "def inner():\n    raise KeyError('x')\ndef compute_score(**kwargs):\n    return inner()\n",
     )
     assert answer(function, CALL, {}).error == f"KeyError: 'x' ({tmp_path}/mine.py:2)"  # type: ignore[arg-type]
+
+
+def test_settings_of_a_reward_are_validated_by_its_params() -> None:
+    base = ["data.train_files=[t.parquet]", "actor_rollout_ref.model.path=m"]
+
+    def specs(*settings: str) -> list[RewardSpec]:
+        return reward_specs(compose("ppo_trainer", [*base, *settings]).config.reward)
+
+    assert specs()[0].kwargs == {"method": "strict"}
+    flexible = [{"method": "flexible"}]
+    assert [each.kwargs for each in specs("reward.gsm8k.method=flexible")] == flexible
+    assert [each.kwargs for each in specs("reward.params.gsm8k={method: flexible}")] == flexible
+    with pytest.raises(ConfigError, match="method of gsm8k should be") as caught:
+        specs("reward.params.gsm8k={method: loose}")
+    assert caught.value.problems[0].where == "reward.params.gsm8k.method"

@@ -1,21 +1,59 @@
-"""`rlctl prep`: write the parquet files that training reads."""
+"""`rlctl prep`: write the parquet files that training reads.
+
+The commands are the plug-ins of kind `datasets`: the fields of their settings become options.
+"""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+import click
 import typer
+from typer.core import TyperGroup
+from typer.main import get_command
+
+from rlctl import plugins
 
 if TYPE_CHECKING:
+    from pydantic.fields import FieldInfo
+
+    from rlctl.data_prep.datasets import Dataset
     from rlctl.data_prep.lengths import Lengths
     from rlctl.data_prep.rows import PromptRow
 
+
+class DatasetGroup(TyperGroup):
+    """Commands made of the data sets that are installed, loaded when they are needed."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
+        """Return the names of the data sets."""
+        return plugins.names("datasets")
+
+    def get_command(
+        self,
+        ctx: click.Context,
+        cmd_name: str,  # noqa: ARG002
+    ) -> click.Command | None:
+        """Return the command of a data set, or None if there is no data set of that name."""
+        if cmd_name not in plugins.names("datasets"):
+            return None
+        return dataset_command(cmd_name, plugins.load("datasets", cmd_name))
+
+
 app = typer.Typer(
+    cls=DatasetGroup,
     no_args_is_help=True,
     help="Write the parquet files that training reads: GSM8K, arithmetic, your own.",
 )
+
+
+@app.callback()
+def _group() -> None:
+    """Write the parquet files that training reads: GSM8K, arithmetic, your own."""
+
 
 Out = Annotated[
     Path,
@@ -23,7 +61,7 @@ Out = Annotated[
         "--out",
         "-o",
         metavar="DIR",
-        help="Folder for one parquet file a split; files of that name are replaced.",
+        help="Folder for one parquet file per split; files of that name are replaced.",
     ),
 ]
 Model = Annotated[
@@ -41,136 +79,56 @@ MaxPromptLength = Annotated[
         min=1, metavar="N", help="Drop and count prompts of more than N tokens; needs --model."
     ),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="The summary as JSON on stdout.")]
-Seed = Annotated[int, typer.Option(help="The same seed makes the same files.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the summary as JSON on stdout.")]
 
 
-@app.command(
-    epilog="Example: rlctl prep gsm8k --out data/gsm8k --model Qwen/Qwen2.5-0.5B-Instruct --max-prompt-length 512"
-)
-def gsm8k(
-    out: Out = Path("data/gsm8k"),
-    source: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="DIR",
-            help="A folder with train.jsonl and test.jsonl or the hub's parquet files; else from the hub.",
-        ),
-    ] = None,
-    model: Model = None,
-    max_prompt_length: MaxPromptLength = None,
-    as_json: AsJson = False,
-) -> None:
-    """GSM8K: 7,473 training and 1,319 test problems, in train.parquet and test.parquet."""
-    from rlctl.data_prep.gsm8k import load_gsm8k
+def dataset_command(name: str, dataset: Dataset) -> click.Command:
+    """Build the command of a data set from its docstring, its example and its settings."""
+    model = plugins.params_model(dataset)
+    fields = model.model_fields if model else {}
 
-    _write(lambda: load_gsm8k(source), out, model, max_prompt_length, as_json)
+    def command(
+        out: Path, model: str | None, max_prompt_length: int | None, as_json: bool, **values: Any
+    ) -> None:
+        params = plugins.parse_params(dataset, name, values, f"rlctl prep {name}")
+        _write(lambda: dataset(params), out, model, max_prompt_length, as_json)
 
-
-@app.command(
-    epilog="Example: rlctl prep arithmetic --out data/arithmetic --train 4096 --val 256 --seed 1 --level 2"
-)
-def arithmetic(
-    out: Out = Path("data/arithmetic"),
-    train: Annotated[int, typer.Option(min=1, metavar="N", help="Training problems.")] = 4096,
-    val: Annotated[
-        int,
-        typer.Option(
-            min=1,
-            metavar="M",
-            help="Validation problems; none of them is among the training problems.",
-        ),
-    ] = 256,
-    seed: Seed = 0,
-    level: Annotated[
-        int,
-        typer.Option(
-            help="1: one or two steps, numbers to 30. 2: one to three steps, to 99. 3: two or three steps, to 999."
-        ),
-    ] = 2,
-    careless: Annotated[
-        float,
-        typer.Option(
-            metavar="P",
-            help="With this probability a training solution of several steps stops one early and reports that value: "
-            "for making a base model that has something to learn. The ground truth stays right.",
-        ),
-    ] = 0.0,
-    model: Model = None,
-    max_prompt_length: MaxPromptLength = None,
-    as_json: AsJson = False,
-) -> None:
-    """English word problems made from templates, with GSM8K's schema and scorer, in train.parquet and val.parquet.
-
-    The prompt is the bare question, without an instruction: on a CPU every token counts. The worked solution, such as
-    "12 + 5 = 17 ; 17 - 3 = 14 ; #### 14", is in extra_info.answer.
-    """
-    from rlctl.data_prep.arithmetic import train_and_validation
-
-    def load() -> dict[str, list[PromptRow]]:
-        rows = train_and_validation(train, val, seed=seed, level=level, careless=careless)
-        return dict(zip(("train", "val"), rows, strict=True))
-
-    _write(load, out, model, max_prompt_length, as_json)
+    default_out = getattr(dataset, "default_out", None)
+    out = Path(default_out) if default_out else inspect.Parameter.empty
+    parameters = [
+        _parameter("out", Out, out),
+        *(_field_parameter(field_name, field) for field_name, field in fields.items()),
+        _parameter("model", Model, None),
+        _parameter("max_prompt_length", MaxPromptLength, None),
+        _parameter("as_json", AsJson, False),
+    ]
+    vars(command)["__signature__"] = inspect.Signature(parameters)
+    command.__annotations__ = {each.name: each.annotation for each in parameters}
+    command.__doc__ = inspect.getdoc(dataset)
+    single = typer.Typer(add_completion=False)
+    epilog = getattr(dataset, "example", None)
+    single.command(name, epilog=f"Example: {epilog}" if epilog else None)(command)
+    return get_command(single)
 
 
-@app.command(
-    epilog="Example: rlctl prep jsonl questions.jsonl --prompt-key question --answer-key answer --out data/mine --val-fraction 0.1"
-)
-def jsonl(
-    file: Annotated[
-        Path,
-        typer.Argument(metavar="FILE", help="JSONL, a JSON list or parquet; one record a problem."),
-    ],
-    prompt_key: Annotated[
-        str,
-        typer.Option(
-            metavar="KEY",
-            help="The prompt: a text, or a list of {role, content}; a dot goes deeper.",
-        ),
-    ],
-    answer_key: Annotated[
-        str,
-        typer.Option(
-            metavar="KEY", help="The ground truth that the reward function gets; a dot goes deeper."
-        ),
-    ],
-    out: Out,
-    data_source: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME",
-            help="Name of the data in metrics and for the reward function; by default the file's.",
-        ),
-    ] = None,
-    system: Annotated[
-        str | None, typer.Option(metavar="TEXT", help="A system message before every prompt.")
-    ] = None,
-    instruction: Annotated[
-        str | None,
-        typer.Option(
-            metavar="TEXT", help="A sentence after every prompt, such as how to end the answer."
-        ),
-    ] = None,
-    val_fraction: Annotated[
-        float, typer.Option(metavar="P", help="Share of the records that goes to val.parquet.")
-    ] = 0.0,
-    seed: Seed = 0,
-    model: Model = None,
-    max_prompt_length: MaxPromptLength = None,
-    as_json: AsJson = False,
-) -> None:
-    """Your own questions and answers, in train.parquet and, with --val-fraction, val.parquet."""
-    from rlctl.data_prep.jsonl import Fields, rows_from_records, split_off
+def _parameter(name: str, annotation: Any, default: Any) -> inspect.Parameter:
+    kind = inspect.Parameter.KEYWORD_ONLY
+    return inspect.Parameter(name, kind, default=default, annotation=annotation)
 
-    fields = Fields(prompt_key, answer_key, data_source or file.stem, system, instruction)
-    _write(
-        lambda: split_off(rows_from_records(file, fields), val_fraction, seed),
-        out,
-        model,
-        max_prompt_length,
-        as_json,
-    )
+
+def _field_parameter(name: str, field: FieldInfo) -> inspect.Parameter:
+    """Return the option, or positional argument, that sets a field of the settings."""
+    extra = field.json_schema_extra if isinstance(field.json_schema_extra, dict) else {}
+    bounds = {
+        option: getattr(limit, bound)
+        for option, bound in (("min", "ge"), ("max", "le"))
+        for limit in field.metadata
+        if hasattr(limit, bound)
+    }
+    make: Any = typer.Argument if extra.get("argument") else typer.Option
+    info = make(help=field.description, metavar=extra.get("metavar"), **bounds)
+    default = inspect.Parameter.empty if field.is_required() else field.default
+    return _parameter(name, Annotated[field.annotation, info], default)
 
 
 def _write(

@@ -5,6 +5,7 @@ It runs on the same trainer, workers and validation as everything else; `learn` 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Self
@@ -49,7 +50,14 @@ class SFT:
 
     @property
     def needs(self) -> Needs:
-        return Needs.ENGINE  # for validation, which is by generation as for every algorithm
+        """Return the engine, which validation uses to generate responses."""
+        return Needs.ENGINE
+
+    @staticmethod
+    def unused_keys(config: schema.Config) -> Mapping[str, str]:
+        """Return the keys about sampling for training, which SFT does not do."""
+        reason = f"algorithm.name is {config.algorithm.name}"
+        return {"algorithm.rollout_correction.*": reason, "trainer.mismatch.*": reason}
 
     def collect(self, prompts: Prompts, roles: Roles, step: int) -> Scored:  # noqa: ARG002
         """The data's own solutions, cut at `max_response_length`. Nothing is generated."""

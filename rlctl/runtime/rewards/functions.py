@@ -76,32 +76,38 @@ def runs_in_process(function: RewardFunction) -> bool:
     return getattr(function, _IN_PROCESS, False)
 
 
-def load_reward(spec: RewardSpec) -> RewardFunction:
-    """The function that `spec` names, checked to take the arguments it will get.
+def find_reward(given: str) -> RewardFunction:
+    """Return the function of an entry point's name, `module:function` or `path.py:function`.
 
-    Raises ConfigError with file:line of the cause when there is none of that name, its file does not import, or it takes other arguments.
+    Raises ConfigError, with file:line of the cause if a file does not import.
     """
-    path, _, name = spec.function.rpartition(":")
-    if spec.function.endswith(".py"):
+    path, _, name = given.rpartition(":")
+    if given.endswith(".py"):
         raise ConfigError(
-            f"reward function {spec.function!r} names a file and no function",
-            hint=f"{spec.function}:compute_score",
+            f"reward function {given!r} names a file and no function",
+            hint=f"{given}:compute_score",
         )
     function = (
         _from_file(Path(path).expanduser(), name)
         if path.endswith(".py")
-        else plugins.load("rewards", spec.function)
+        else plugins.load("rewards", given)
     )
     if not callable(function):
         raise ConfigError(
-            f"reward function {spec.function!r} is {type(function).__name__}, wanted a function",
+            f"reward function {given!r} is {type(function).__name__}, wanted a function",
             where=path or None,
         )
     if inspect.iscoroutinefunction(function):
         raise ConfigError(
-            f"reward function {spec.function!r} is async, wanted a plain function",
+            f"reward function {given!r} is async, wanted a plain function",
             where=_line_of(function),
         )
+    return function
+
+
+def load_reward(spec: RewardSpec) -> RewardFunction:
+    """Return the function that `spec` names. Raises ConfigError if it cannot be called with `kwargs`."""
+    function = find_reward(spec.function)
     try:
         inspect.signature(function).bind(
             data_source="", solution_str="", ground_truth="", extra_info={}, **spec.kwargs

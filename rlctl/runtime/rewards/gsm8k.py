@@ -1,9 +1,10 @@
 """The GSM8K scorer: 1 for the right final number, 0 for anything else.
 
 Two methods compare numbers (`18` = `18.0` = `18.` = `$18` = `\\boxed{18}`, `1,000` = `1000`):
-    strict    the last `#### <number>` of the answer
-    flexible  the last number of the answer, wherever it stands
-and two reproduce verl's scorer, which compares strings in the last 300 characters (so that "#### 18." is wrong there):
+    strict    the last `#### <number>` of the response
+    flexible  the last number anywhere in the response
+Two methods reproduce verl's scorer, which compares strings in the last 300 characters, so that
+"#### 18." is wrong:
     verl_strict, verl_flexible
 """
 
@@ -12,8 +13,11 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from decimal import Decimal, InvalidOperation
-from typing import Any
+from typing import Any, Literal
 
+from pydantic import Field
+
+from rlctl.plugins import Params, declare
 from rlctl.runtime.rewards.functions import in_process
 
 _NUMBER = r"(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|\.\d+"
@@ -64,6 +68,16 @@ def _verl_flexible(solution: str, truth: str) -> bool:
     return bool(found) and found[-1] == truth
 
 
+class Gsm8kParams(Params):
+    """How a response is compared with the ground truth."""
+
+    method: Literal["strict", "flexible", "verl_strict", "verl_flexible"] = Field(
+        default="strict",
+        description="strict = the last `#### number`, flexible = the last number; "
+        "verl_* compare strings as verl does",
+    )
+
+
 METHODS: dict[str, Callable[[str, str], bool]] = {
     "strict": _strict,
     "flexible": _flexible,
@@ -72,6 +86,7 @@ METHODS: dict[str, Callable[[str, str], bool]] = {
 }
 
 
+@declare(Params=Gsm8kParams)
 @in_process
 def score(
     data_source: str,
@@ -81,9 +96,10 @@ def score(
     *,
     method: str,
 ) -> float:
-    """1.0 when the answer's final number is `ground_truth`, else 0.0; `method` is a key of `METHODS`.
+    """Return 1.0 if the final number of the response is `ground_truth`, else 0.0.
 
-    Raises ValueError for an unknown method or, where numbers are compared, for a ground truth that is none.
+    `method` is a key of `METHODS`. Raises ValueError for an unknown method and, if numbers are
+    compared, for a ground truth that is not a number.
     """
     del data_source, extra_info
     if method not in METHODS:

@@ -1,0 +1,28 @@
+"""Data sets of `rlctl prep NAME`: what they declare.
+
+A data set is a function `(params) -> {split: rows}`, found by an entry point of the group
+`rlctl.datasets`. Its docstring is the help of the command and the fields of its `Params` are the
+command's options; `--out`, `--model`, `--max-prompt-length` and `--json` come from the command.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from rlctl.data_prep.rows import PromptRow
+from rlctl.plugins import Params, declare
+
+Dataset = Callable[[Any], dict[str, list[PromptRow]]]
+D = TypeVar("D", bound=Dataset)
+
+
+def dataset(
+    params: type[Params], example: str, *, default_out: str | None = None
+) -> Callable[[D], D]:
+    """Declare a data set: its settings, an example command line, and the default of `--out`.
+
+    A field with `json_schema_extra={"argument": True}` is a positional argument, and "metavar"
+    names its value in the help. `--out` is required if `default_out` is None.
+    """
+    return declare(Params=params, example=example, default_out=default_out)
