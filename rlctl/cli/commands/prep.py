@@ -34,8 +34,8 @@ class DatasetGroup(TyperGroup):
 
     def get_command(
         self,
-        ctx: click.Context,
-        cmd_name: str,  # noqa: ARG002
+        ctx: click.Context,  # noqa: ARG002
+        cmd_name: str,
     ) -> click.Command | None:
         """Return the command of a data set, or None if there is no data set of that name."""
         if cmd_name not in plugins.names("datasets"):
