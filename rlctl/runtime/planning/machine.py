@@ -1,0 +1,143 @@
+"""Checks of the machine for `rlctl doctor`: GPUs, cores, memory, disks."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Literal
+
+from rlctl.files import existing_parent
+from rlctl.runtime.rank_info import available_cores
+
+GIB = 1024**3
+
+
+@dataclass(frozen=True)
+class Check:
+    """Result of one check.
+
+    With a warning runs are slower or fail later; with a fault they do not start. `remedy` is the
+    command that fixes it.
+    """
+
+    check: str
+    state: Literal["ok", "warning", "fault"]
+    message: str
+    remedy: str | None = None
+
+
+def check_space(check: str, path: Path, free: int, total: int) -> Check:
+    """Check that a disk has enough free space, given in bytes.
+
+    Ray stops writing objects at 95 % (its `local_fs_capacity_threshold`).
+    """
+    message = f"{free / GIB:.1f} of {total / GIB:.1f} GiB free at {path}"
+    remedy = f"du -xh -d1 {path} | sort -h | tail"
+    if free < GIB:
+        return Check(check, "fault", f"{message}: less than 1 GiB", remedy)
+    if free < 0.05 * total or free < 5 * GIB:
+        return Check(
+            check,
+            "warning",
+            f"{message}: checkpoints fill that soon, and Ray stops writing objects at 95 %",
+            remedy,
+        )
+    return Check(check, "ok", message)
+
+
+def visible_gpus() -> list[str]:
+    """Return name, memory and driver of each NVIDIA GPU; empty without a working driver."""
+    tool = shutil.which("nvidia-smi")
+    if tool is None:
+        return []
+    query = [tool, "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
+    try:
+        done = subprocess.run(query, capture_output=True, text=True, timeout=10, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return []
+    return (
+        [" ".join(line.split()) for line in done.stdout.splitlines() if line.strip()]
+        if done.returncode == 0
+        else []
+    )
+
+
+def cores_check() -> Check:
+    """Check that OMP_NUM_THREADS does not exceed the available cores."""
+    cores, threads = available_cores(), os.environ.get("OMP_NUM_THREADS")
+    message = f"{cores} of {os.cpu_count()} may be used; OMP_NUM_THREADS is {threads or 'not set'}"
+    if threads is not None and threads.isdecimal() and int(threads) > cores:
+        return Check(
+            "cores", "warning", f"{message}: threads wait for each other", "unset OMP_NUM_THREADS"
+        )
+    return Check("cores", "ok", message)
+
+
+def memory_checks() -> Iterator[Check]:
+    """Check that Ray and one worker fit into memory; empty without psutil."""
+    if find_spec("psutil") is None:  # reported with the packages
+        return
+    import psutil
+
+    memory, limit = psutil.virtual_memory(), Path("/sys/fs/cgroup/memory.max")
+    bound = limit.read_text().strip() if limit.is_file() else "max"
+    message = f"{memory.available / GIB:.1f} of {memory.total / GIB:.1f} GiB available"
+    message += f", the container may use {int(bound) / GIB:.1f}" if bound != "max" else ""
+    if memory.available < 2 * GIB:
+        yield Check(
+            "memory",
+            "warning",
+            f"{message}: Ray and one worker need about 2",
+            "ps aux --sort=-rss | head",
+        )
+    else:
+        yield Check("memory", "ok", message)
+
+
+def disk_check(check: str, folder: Path) -> Check:
+    """Check that `folder`, or its first parent that exists, is writable and has free space."""
+    path = existing_parent(folder)
+    if not path.is_dir() or not os.access(path, os.W_OK | os.X_OK):
+        reason = "is not a folder" if not path.is_dir() else "cannot be written to"
+        remedy = (
+            f"sudo chmod 1777 {path}" if check == "disk of Ray" else "export RLCTL_RUNS=$HOME/runs"
+        )
+        return Check(check, "fault", f"{path} {reason}", remedy)
+    usage = shutil.disk_usage(path)
+    return check_space(check, path, usage.free, usage.total)
+
+
+def shared_memory_checks() -> Iterator[Check]:
+    """Check the size of /dev/shm, where Ray keeps its objects; empty without it."""
+    path = Path("/dev/shm")
+    if not path.is_dir():
+        return
+    usage = shutil.disk_usage(path)
+    message = f"{usage.free / GIB:.1f} of {usage.total / GIB:.1f} GiB free at {path}"
+    if usage.free < GIB:
+        remedy = (
+            "docker run --shm-size=8g …"
+            if Path("/.dockerenv").exists()
+            else "sudo mount -o remount,size=8G /dev/shm"
+        )
+        yield Check(
+            "shared memory", "warning", f"{message}: Ray keeps its objects in files instead", remedy
+        )
+    else:
+        yield Check("shared memory", "ok", message)
+
+
+def bytecode_check() -> Check:
+    """Check that Python caches compiled modules."""
+    if os.environ.get("PYTHONDONTWRITEBYTECODE"):
+        message = (
+            "PYTHONDONTWRITEBYTECODE is set: every process compiles torch and transformers again, "
+            "which takes seconds"
+        )
+        return Check("bytecode", "warning", message, "unset PYTHONDONTWRITEBYTECODE")
+    return Check("bytecode", "ok", "compiled modules are cached")
