@@ -223,8 +223,8 @@ def test_failed_copy_does_not_stop_the_run(
         == 0
     )
     talk = capfd.readouterr().err
-    assert talk.count("lags behind") == 1
-    assert talk.count("is not complete") == 1
+    assert talk.count("is out of date") == 1
+    assert talk.count("is incomplete") == 1
     assert len(metrics(tmp_path / "runs" / "quickstart" / "mine")) == 3
     events: list[dict[str, Any]] = [
         json.loads(line)

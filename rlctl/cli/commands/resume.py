@@ -115,7 +115,7 @@ def resume(
         resume_sweep(store.root, run)
         return
     if is_url(run):
-        from rlctl.runtime.checkpoint.remote_copy import pull
+        from rlctl.runtime.checkpoint.remote_fetch import pull
 
         run = str(pull(run, store.root))
         notice(f"the copy is in {run}")

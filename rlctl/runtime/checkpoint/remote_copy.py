@@ -1,14 +1,14 @@
-"""The copy of a run on shared storage (`trainer.mirror`): kept while it runs, and fetched again to go on elsewhere.
+"""Remote copy of a run on shared storage (`trainer.mirror`), kept up to date while it runs.
 
-A thread of its own sends what is new after each whole checkpoint and at the end. A checkpoint's manifest goes last, so what has one is
-whole. Nothing that goes wrong there stops the run.
+A thread sends new files after each complete checkpoint and at the end. It sends the manifest of a
+checkpoint last, so a remote checkpoint with a manifest is complete. Errors never stop the run.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,20 +17,24 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from rlctl import storage
-from rlctl.errors import ConflictError, NotFoundError, RlctlError
-from rlctl.files import replacing
+from rlctl.errors import ConflictError, RlctlError
 from rlctl.recipes import schema
 from rlctl.runs.record import RunRecord
-from rlctl.runs.run_dir import RECORD_FILE, RunDir, check_free
-from rlctl.runtime.checkpoint.store import MANIFEST, CheckpointStore, damage
+from rlctl.runs.run_dir import RECORD_FILE, RunDir
+from rlctl.runtime.checkpoint.store import MANIFEST, CheckpointStore
 
-_CHECKPOINTS = "checkpoints"
-_NOT_SENT = (".pt",)  # batches kept for a post-mortem: as large as the step was
+LOG = logging.getLogger(__name__)
+
+CHECKPOINTS = "checkpoints"
+_NOT_SENT = (".pt",)  # batches dumped for debugging, which are large
 
 
 @contextmanager
 def keep_remote_copy(run: RunDir, trainer: schema.Trainer) -> Iterator[Callable[[], None]]:
-    """Gives what is to be called when there is something new; at the end waits for the last copy, `trainer.timeouts.mirror_s` at most."""
+    """Yield the function that requests a copy; without `trainer.mirror` it does nothing.
+
+    At the end waits for the last copy, at most `trainer.timeouts.mirror_s`.
+    """
     if trainer.mirror is None:
         yield lambda: None
         return
@@ -44,20 +48,19 @@ def keep_remote_copy(run: RunDir, trainer: schema.Trainer) -> Iterator[Callable[
 
 
 def address(mirror: str, project: str, name: str) -> str:
+    """Return the URL of the remote copy of a run."""
     return f"{mirror.rstrip('/')}/{project}/{name}"
 
 
 class RemoteCopy:
-    """Everything but `_work` and what it calls runs in the threads of the run, and never waits but for `close`."""
+    """Remote copy of one run, written by a thread; only `close` waits for it."""
 
-    def __init__(self, run: RunDir, url: str, patience_s: float) -> None:
+    def __init__(self, run: RunDir, url: str, timeout_s: float) -> None:
         self.run = run
         self.url = url
-        self.patience_s = patience_s
+        self.timeout_s = timeout_s
         self.failure: str | None = None  # of the latest attempt
-        self._sent: dict[
-            str, tuple[int, int]
-        ] = {}  # relative name -> size and time of change, as sent
+        self._sent: dict[str, tuple[int, int]] = {}  # relative name -> stamp when it was sent
         self._wanted = threading.Event()
         self._closing = False
         self._warned = False
@@ -65,24 +68,24 @@ class RemoteCopy:
         self._thread.start()
 
     def push(self) -> None:
-        """There is something new to be copied."""
+        """Request a copy of what is new, without waiting."""
         self._wanted.set()
 
     def close(self) -> None:
-        """Copy a last time and wait for it. A copy that is not complete then is a warning."""
+        """Copy a last time and wait for it; warn if the copy is incomplete."""
         self._closing = True
         self._wanted.set()
-        self._thread.join(self.patience_s)
+        self._thread.join(self.timeout_s)
         if self._thread.is_alive():
             self.failure = (
-                f"it was not done within {self.patience_s:g} s (trainer.timeouts.mirror_s)"
+                f"it did not finish within {self.timeout_s:g} s (trainer.timeouts.mirror_s)"
             )
             self.run.event("mirror_failed", url=self.url, reason=self.failure)
         if self.failure is not None:
-            self._warn(f"the copy of this run at {self.url} is not complete: {self.failure}")
+            LOG.warning("the copy of this run at %s is incomplete: %s", self.url, self.failure)
 
     def _work(self) -> None:
-        for left in self.run.path.glob(f"{_CHECKPOINTS}/.mirrored_*"):
+        for left in self.run.path.glob(f"{CHECKPOINTS}/.mirrored_*"):
             shutil.rmtree(left, ignore_errors=True)
         while True:
             self._wanted.wait()
@@ -98,66 +101,68 @@ class RemoteCopy:
                 self.run.event("mirror_failed", url=self.url, reason=self.failure)
                 if not self._warned and not closing:
                     self._warned = True
-                    self._warn(
-                        f"the copy of this run at {self.url} lags behind: {self.failure}; the run goes on"
+                    LOG.warning(
+                        "the copy of this run at %s is out of date: %s; the run continues",
+                        self.url,
+                        self.failure,
                     )
             if closing:
                 return
 
     def _copy(self) -> int:
-        """Send what is new and remove what is gone; how many files were sent."""
+        """Send new files and remove deleted ones; return the number of files sent."""
         fs, root = storage.open_url(self.url)
-        there = _names(fs, root)
-        here = _plain_files(self.run.path)
+        remote = _names(fs, root)
+        local = _plain_files(self.run.path)
         new = {
             name: stamp
-            for name, file in here.items()
+            for name, file in local.items()
             if self._sent.get(name) != (stamp := _stamp(file))
         }
-        storage.put(fs, {here[name]: f"{root}/{name}" for name in new})
+        storage.put(fs, {local[name]: f"{root}/{name}" for name in new})
         self._sent |= new
-        gone = [
-            name for name in there if not name.startswith(f"{_CHECKPOINTS}/") and name not in here
+        deleted = [
+            name for name in remote if not name.startswith(f"{CHECKPOINTS}/") and name not in local
         ]
-        if gone:
-            fs.rm([f"{root}/{name}" for name in gone])
-        return len(new) + self._copy_checkpoints(fs, root, there)
+        if deleted:
+            fs.rm([f"{root}/{name}" for name in deleted])
+        return len(new) + self._copy_checkpoints(fs, root, remote)
 
-    def _copy_checkpoints(self, fs: Any, root: str, there: set[str]) -> int:
-        store = CheckpointStore(self.run.path / _CHECKPOINTS)
+    def _copy_checkpoints(self, fs: Any, root: str, remote: set[str]) -> int:
+        store = CheckpointStore(self.run.path / CHECKPOINTS)
         steps, number = store.steps(), 0
         for step in reversed(steps):
             folder = store.path(step)
-            manifest = f"{_CHECKPOINTS}/{folder.name}/{MANIFEST}"
+            manifest = f"{CHECKPOINTS}/{folder.name}/{MANIFEST}"
             stamp = _stamp(folder / MANIFEST)
             if self._sent.get(manifest) == stamp:
                 continue
             if (
-                manifest not in there
+                manifest not in remote
                 or fs.cat_file(f"{root}/{manifest}") != (folder / MANIFEST).read_bytes()
             ):
-                if manifest in there:
+                if manifest in remote:
                     fs.rm_file(f"{root}/{manifest}")
-                number += _send_checkpoint(fs, f"{root}/{_CHECKPOINTS}/{folder.name}", folder)
+                number += _send_checkpoint(fs, f"{root}/{CHECKPOINTS}/{folder.name}", folder)
             self._sent[manifest] = stamp
-        if steps:  # or what lies there is all that is left
+        if steps:  # otherwise the remote checkpoints are the only ones
             kept = {store.path(step).name for step in steps}
             for name in {
-                name.split("/")[1] for name in there if name.startswith(f"{_CHECKPOINTS}/")
+                name.split("/")[1] for name in remote if name.startswith(f"{CHECKPOINTS}/")
             } - kept:
-                if f"{_CHECKPOINTS}/{name}/{MANIFEST}" in there:
+                if f"{CHECKPOINTS}/{name}/{MANIFEST}" in remote:
                     fs.rm_file(
-                        f"{root}/{_CHECKPOINTS}/{name}/{MANIFEST}"
-                    )  # from here on it no longer counts as a checkpoint
-                fs.rm(f"{root}/{_CHECKPOINTS}/{name}", recursive=True)
+                        f"{root}/{CHECKPOINTS}/{name}/{MANIFEST}"
+                    )  # without its manifest it is no longer a checkpoint
+                fs.rm(f"{root}/{CHECKPOINTS}/{name}", recursive=True)
         return number
-
-    def _warn(self, message: str) -> None:
-        print(f"warning: {message}", file=sys.stderr, flush=True)
 
 
 def check_remote_copy(mirror: str, project: str, name: str | None, run: Path | None) -> None:
-    """Whether the storage answers, and nobody else's run lies in the place. ConflictError, and what `storage.local` raises."""
+    """Check that the storage can be reached and has no other run of that name.
+
+    Raises `ConflictError`, and the errors of `storage.local`.
+    """
     with storage.explained(mirror):
         fs, root = storage.open_url(mirror)
         fs.invalidate_cache()
@@ -165,81 +170,16 @@ def check_remote_copy(mirror: str, project: str, name: str | None, run: Path | N
         if name is None:
             return
         url = address(mirror, project, name)
-        there = _record(url)
-    if there is not None and (run is None or there.id != RunRecord.read(run / RECORD_FILE).id):
-        hint = f"another --name, or `rlctl resume {url}` to go on with that one"
+        record = remote_record(url)
+    if record is not None and (run is None or record.id != RunRecord.read(run / RECORD_FILE).id):
+        hint = f"another --name, or `rlctl resume {url}` to resume that one"
         raise ConflictError(
             f"trainer.mirror has a copy of another run named {name!r}", where=url, hint=hint
         )
 
 
-def pull(url: str, root: Path) -> Path:
-    """Fetch the copy of a run into its place below `root`, with the newest checkpoint that is whole; the run's folder.
-
-    A run that is here already is left as it is, if no newer checkpoint lies there. Errors: NotFoundError when there is no run,
-    ConflictError when another run of that name is here or this one is behind; what `storage.local` raises.
-    """
-    with storage.explained(url):
-        record = _record(url)
-        if record is None:
-            raise NotFoundError(
-                "no copy of a run is there",
-                where=url,
-                hint="trainer.mirror=URL writes one to URL/<project>/<run>",
-            )
-        fs, path = storage.open_url(url)
-        found = storage.listing(fs, path)
-        target = root / record.project / record.name
-        steps = sorted(
-            (name.split("/")[1] for name in found.files if _is_manifest(name)), reverse=True
-        )
-        if (target / RECORD_FILE).is_file() and RunRecord.read(
-            target / RECORD_FILE
-        ).id == record.id:
-            _check_not_behind(target, steps, url)
-            return target
-        check_free(root, record.project, record.name)
-        with replacing(target, sync=False) as aside:
-            for part in ("generations", "attempts", _CHECKPOINTS):
-                (aside / part).mkdir(parents=True)
-            storage.get(
-                fs,
-                found,
-                [name for name in found.files if not name.startswith(f"{_CHECKPOINTS}/")],
-                aside,
-            )
-            _get_newest(fs, found, steps, aside)
-    return target
-
-
-def _get_newest(fs: Any, found: storage.Listing, steps: list[str], target: Path) -> None:
-    for step in steps:
-        folder = f"{_CHECKPOINTS}/{step}"
-        storage.get(
-            fs, found, [name for name in found.files if name.startswith(f"{folder}/")], target
-        )
-        problem = damage(target / folder)
-        if problem is None:
-            return
-        print(f"warning: {problem}; the one before it is fetched", file=sys.stderr, flush=True)
-        shutil.rmtree(target / folder)
-
-
-def _check_not_behind(run: Path, steps: list[str], url: str) -> None:
-    here = CheckpointStore(run / _CHECKPOINTS)
-    if steps and steps[0] > max((here.path(step).name for step in here.steps()), default=""):
-        hint = (
-            f"`rlctl runs rm {run.name}` puts that one into the trash, and the copy can be fetched"
-        )
-        raise ConflictError(
-            f"{run.name!r} is here already, and behind its copy at {url}, which has {steps[0]}",
-            where=str(run),
-            hint=hint,
-        )
-
-
-def _record(url: str) -> RunRecord | None:
-    """The record of the run whose copy lies at `url`, or None."""
+def remote_record(url: str) -> RunRecord | None:
+    """Return the record of the run copied to `url`, or None."""
     fs, path = storage.open_url(url)
     fs.invalidate_cache()
     if not fs.exists(f"{path}/{RECORD_FILE}"):
@@ -251,21 +191,21 @@ def _record(url: str) -> RunRecord | None:
 
 
 def _names(fs: Any, root: str) -> set[str]:
+    """Return the names of all remote files, relative to `root`."""
     try:
         return set(storage.listing(fs, root).files)
     except FileNotFoundError:
         return set()
 
 
-def _is_manifest(name: str) -> bool:
-    return name.startswith(f"{_CHECKPOINTS}/step_") and name.endswith(f"/{MANIFEST}")
-
-
 def _plain_files(run: Path) -> dict[str, Path]:
-    """All files but those of checkpoints, by relative name. Parts that are kept elsewhere are followed, other links are not."""
+    """Return all files except those of checkpoints, by relative name.
+
+    Follows links of the run's parts that are stored elsewhere, and no others.
+    """
     found = {}
     for part in run.iterdir():
-        if part.name.startswith(".") or part.name == _CHECKPOINTS:
+        if part.name.startswith(".") or part.name == CHECKPOINTS:
             continue
         for file in [part] if part.is_file() else part.resolve().rglob("*"):
             name = (
@@ -278,17 +218,20 @@ def _plain_files(run: Path) -> dict[str, Path]:
     return found
 
 
-def _send_checkpoint(fs: Any, rank_info: str, folder: Path) -> int:
-    """The manifest last. Links hold the files meanwhile, so that a checkpoint that is no longer kept here still arrives whole."""
+def _send_checkpoint(fs: Any, target: str, folder: Path) -> int:
+    """Send a checkpoint, its manifest last; return the number of files.
+
+    Hard links keep the files alive while they are sent, so that retention cannot delete them.
+    """
     held = folder.with_name(f".mirrored_{folder.name}")
     try:
         shutil.copytree(folder, held, copy_function=os.link)
-    except (OSError, shutil.Error):  # a file system without links
+    except (OSError, shutil.Error):  # a file system without hard links
         shutil.rmtree(held, ignore_errors=True)
         held = folder
     try:
         files = {
-            file: f"{rank_info}/{file.relative_to(held).as_posix()}"
+            file: f"{target}/{file.relative_to(held).as_posix()}"
             for file in held.rglob("*")
             if file.is_file()
         }
@@ -302,5 +245,6 @@ def _send_checkpoint(fs: Any, rank_info: str, folder: Path) -> int:
 
 
 def _stamp(file: Path) -> tuple[int, int]:
+    """Return size and modification time, by which changed files are found."""
     status = file.stat()
     return status.st_size, status.st_mtime_ns
