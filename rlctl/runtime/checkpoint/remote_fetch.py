@@ -78,8 +78,7 @@ def _check_not_behind(run: Path, steps: list[str], url: str) -> None:
     if steps and steps[0] > max((local.path(step).name for step in local.steps()), default=""):
         hint = f"`rlctl runs rm {run.name}` moves the local run to the trash; then fetch the copy again"
         raise ConflictError(
-            f"{run.name!r} exists here and is older than its copy at {url}, "
-            f"which has {steps[0]}",
+            f"{run.name!r} exists here and is older than its copy at {url}, which has {steps[0]}",
             where=str(run),
             hint=hint,
         )
