@@ -129,7 +129,7 @@ class RunStore:
         return sorted(found, key=lambda run: (run.state in ACTIVE, run.created), reverse=True)
 
     def preload(self, runs: Sequence[Run]) -> None:
-        """Read the metrics of `runs` through the index, so that their `figures` cost nothing afterwards."""
+        """Read the metrics of `runs` through the index, for their `metrics` and `figures`."""
         digests = self.index.read(METRICS, {run.key: str(run.path) for run in runs})
         for run in runs:
             run.metrics_cache.append(digests[run.key])
