@@ -39,7 +39,9 @@ _COMPARE: dict[type[ast.cmpop], tuple[str, Callable[[Any, Any], bool]]] = {
     ast.In: ("in", lambda a, b: a in b),
     ast.NotIn: ("not in", lambda a, b: a not in b),
 }
-_HINT = """for example: state == "finished" and best(critic/score/mean) > 0.9; see `rlctl runs --help`"""
+_HINT = (
+    """example: state == "finished" and best(critic/score/mean) > 0.9; see `rlctl runs --help`"""
+)
 
 
 @dataclass(frozen=True)
