@@ -93,7 +93,7 @@ def test_metrics_of_a_step(folder: Path, settings: list[str]) -> None:
 
 
 def test_grpo_then_eval_then_generate(folder: Path, settings: list[str], shelf: Path) -> None:
-    """Check that a checkpoint matches its manifest, loads in transformers, evaluates and generates."""
+    """Check that a checkpoint matches its manifest, loads in transformers and generates."""
     settings = [*settings, "actor_rollout_ref.rollout.n=4", "trainer.save_freq=2"]
     rlctl("train", "grpo", "--inline", "--name", "group", *settings, cwd=folder)
     checkpoint = folder / "runs" / "quickstart" / "group" / "checkpoints" / "step_000002"
