@@ -1,4 +1,4 @@
-"""Which checkpoints go: worked out from what lies in the folder, step by step and all at once."""
+"""Retention of checkpoints: the newest and the best ones, step by step and all at once."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SCORES: dict[int, dict[str, float | None]] = {
     [
         (Retention(None, "acc", True, 1), [10, 20, 30, 40, 50, 60, 70]),
         (Retention(2, None, True, 1), [60, 70]),
-        (Retention(1, "acc", True, 1), [20, 70]),  # of equals the older
+        (Retention(1, "acc", True, 1), [20, 70]),  # ties go to the older
         (Retention(1, "acc", True, 2), [20, 50, 70]),
         (Retention(1, "acc", False, 1), [60, 70]),
         (Retention(2, "acc", False, 2), [60, 70]),
@@ -30,10 +30,10 @@ SCORES: dict[int, dict[str, float | None]] = {
         (Retention(9, "acc", True, 1), [10, 20, 30, 40, 50, 60, 70]),
     ],
 )
-def test_what_is_kept(retention: Retention, kept: list[int]) -> None:
+def test_retention_keeps_the_newest_and_the_best(retention: Retention, kept: list[int]) -> None:
     assert [step for step in SCORES if step not in retention.to_delete(SCORES)] == kept
     left: dict[int, dict[str, float | None]] = {}
-    for step, metrics in SCORES.items():  # one more checkpoint at a time ends at the same
+    for step, metrics in SCORES.items():  # adding one checkpoint at a time gives the same result
         left[step] = metrics
         for gone in retention.to_delete(left):
             del left[gone]

@@ -70,9 +70,10 @@ def check_batches(config: schema.Config, ranks: Mapping[str, int], needs: Flag) 
 
 def _tensor_parallel(config: schema.Config) -> dict[str, int]:
     actor_rollout = config.actor_rollout_ref
+    actor, rollout = actor_rollout.actor, actor_rollout.rollout
     return {
-        "actor_rollout_ref.actor.tensor_parallel_size": actor_rollout.actor.tensor_parallel_size,
-        "actor_rollout_ref.rollout.tensor_model_parallel_size": actor_rollout.rollout.tensor_model_parallel_size,
+        "actor_rollout_ref.actor.tensor_parallel_size": actor.tensor_parallel_size,
+        "actor_rollout_ref.rollout.tensor_model_parallel_size": rollout.tensor_model_parallel_size,
     }
 
 
