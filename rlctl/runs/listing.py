@@ -13,7 +13,7 @@ from rlctl.runs.store import Run, RunStore
 
 @dataclass(frozen=True)
 class RunPage:
-    """Page of a listing, with the values of extra columns and the number of further runs."""
+    """Page of a listing: runs, values of their extra columns, number of runs beyond it and in all."""
 
     runs: Sequence[Run]
     columns: Sequence[Mapping[str, Any]]
@@ -30,7 +30,7 @@ class RunPage:
 
 @dataclass(frozen=True)
 class RunQuery:
-    """Filter (`state`, `where`), order, size and columns of a listing."""
+    """Filter (`state`, `where`), order (`sort`), size (`number`) and columns (`cols`) of a listing."""
 
     state: str | None
     where: str | None

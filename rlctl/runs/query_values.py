@@ -78,7 +78,7 @@ def where(store: RunStore, runs: Sequence[Run], text: str) -> list[Run]:
 
 
 def ordered(store: RunStore, runs: Sequence[Run], text: str) -> list[Run]:
-    """Sort the runs by a value (descending with a leading `-`); missing values come last."""
+    """Sort the runs by a value, ascending, or descending with a leading `-`; missing values last."""
     query = Query.parse(text.removeprefix("-"))
     term = query.term()
     rows = _known(store, runs, query, [term])

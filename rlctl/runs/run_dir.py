@@ -30,7 +30,7 @@ SWEEP_VARIABLE = "RLCTL_SWEEP"  # set by a sweep for its runs: the name of the s
 
 
 class Origin(Protocol):
-    """One setting of a key, at level 1 (base), 2 (recipe) or 3 (command line)."""
+    """One setting of a key: `rlctl.recipes.layers.Origin`, which knows the level (1 base, 2 recipe, 3 command line)."""
 
     @property
     def value(self) -> Any: ...

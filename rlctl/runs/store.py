@@ -21,7 +21,8 @@ from rlctl.runs.query import Query
 from rlctl.runs.query_values import read_values
 from rlctl.runs.record import RunRecord
 from rlctl.runs.run_dir import RECORD_FILE
-from rlctl.tracking.jsonl import METRICS_FILE
+from rlctl.tracking.jsonl import METRICS_FILE, generations_file, read_generations, read_metrics
+from rlctl.tracking.tracker import Sample
 
 DEFAULT_ROOT = Path("runs")
 ACTIVE = ("running", "starting")
@@ -92,6 +93,17 @@ class Run:
             self.metrics_cache.append(metrics_digest(self.path / METRICS_FILE))
         return self.metrics_cache[-1]
 
+    def history(self) -> list[dict[str, float]]:
+        """Return the rows of `metrics.jsonl`, one per step: `step` and the metrics of that step."""
+        return read_metrics(self.path / METRICS_FILE)
+
+    def samples(self, step: int | None = None) -> list[Sample]:
+        """Return the validation samples of `step`, or of the last validation; [] without any."""
+        if step is not None:
+            return read_generations(generations_file(self.path, step))
+        files = sorted(self.path.glob("generations/step_*.jsonl"))
+        return read_generations(files[-1]) if files else []
+
     @property
     def figures(self) -> tuple[RunSummary | None, str | None]:
         """Summary of the metrics, or None and the reason why they cannot be read."""
@@ -129,7 +141,7 @@ class RunStore:
         return sorted(found, key=lambda run: (run.state in ACTIVE, run.created), reverse=True)
 
     def preload(self, runs: Sequence[Run]) -> None:
-        """Read the metrics of `runs` through the index, for their `metrics` and `figures`."""
+        """Read the metrics of `runs` through the index, so that their `figures` cost nothing afterwards."""
         digests = self.index.read(METRICS, {run.key: str(run.path) for run in runs})
         for run in runs:
             run.metrics_cache.append(digests[run.key])

@@ -52,10 +52,11 @@ def loaded_by(statements: str) -> set[str]:
     "statements",
     [
         "from rlctl.__main__ import main; main(['--help'])",
+        "import rlctl; rlctl.train, rlctl.open_run, rlctl.RlctlError",
         "import " + ", ".join(sorted({command.module for command in COMMANDS})),
         "import rlctl.runs.details, rlctl.tracking.console, rlctl.monitoring.final_summary",
     ],
-    ids=["help", "command modules", "runs and trackers"],
+    ids=["help", "python api", "command modules", "runs and trackers"],
 )
 def test_nothing_heavy_is_loaded(statements):
     loaded = loaded_by(statements)

@@ -176,7 +176,7 @@ def longer(small: list[str], folder: Path) -> Path:
 def test_finished_run_can_be_extended(finished: Path, longer: Path, folder: Path) -> None:
     """Extend a run at an epoch boundary: no prompt is skipped or repeated."""
     copied = copy_of(finished, "boundary")
-    assert "has finished its 6 steps" in resume(copied, folder).talk
+    assert "has already finished its 6 steps" in resume(copied, folder).talk
     assert len(events(copied, "attempt")) == 1
     keep = [
         "trainer.max_ckpt_to_keep=1",
@@ -205,7 +205,7 @@ def test_damaged_checkpoint_falls_back_to_the_previous(
         file.write(b"\xff\xff\xff\xff")
     talk = resume(copied, folder, "trainer.total_epochs=3").talk
     assert "step_000006 is damaged: actor/__0_0.distcp has changed since it was written" in talk
-    assert "goes on from step 4" in talk
+    assert "resumes from step 4" in talk
     assert_same(copied, longer)
     taken_back = copied / "attempts" / "2" / "taken_back"
     assert [
@@ -300,8 +300,8 @@ def test_resume_mode(finished: Path, longer: Path, small: list[str], folder: Pat
     named = finished.with_name("named")
     for more, words in (
         (["trainer.total_epochs=1"], "finished: 3 steps"),
-        (["trainer.total_epochs=1"], "named has finished its 3 steps"),
-        (["trainer.total_epochs=3"], "named goes on from step 3, of 9 steps"),
+        (["trainer.total_epochs=1"], "named has already finished its 3 steps"),
+        (["trainer.total_epochs=3"], "named resumes from step 3 of 9"),
     ):
         assert words in run(*auto, *more, cwd=folder).talk
     assert [row["step"] for row in metrics(named)] == list(range(10))

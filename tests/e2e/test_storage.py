@@ -139,7 +139,7 @@ def test_run_resumes_from_its_remote_copy(
     shutil.rmtree(runs / "moved")
     forget()
     assert main(["resume", copy, "--inline", "trainer.total_training_steps=4"]) == 0
-    assert "moved goes on from step 2, of 4 steps" in capfd.readouterr().err
+    assert "moved resumes from step 2 of 4" in capfd.readouterr().err
     assert len(metrics(runs / "moved")) == 5
     assert reproducible(runs / "moved") == reproducible(runs / "straight")
     assert steps(copy) == ["step_000004"]

@@ -44,21 +44,16 @@ def compare(
     """
     import dataclasses
 
+    from rlctl import api
     from rlctl.cli.console import print_json
     from rlctl.cli.views.sweep import show_sweep
-    from rlctl.errors import NotFoundError, UsageError
-    from rlctl.runs.compare import compare as compare_runs
-    from rlctl.runs.store import RunStore
-    from rlctl.sweeps.record import names_sweep
+    from rlctl.errors import NotFoundError
+    from rlctl.sweeps.record import SweepDir
 
-    store = RunStore.at(root)
-    if len(runs) == 1 and names_sweep(store.root, runs[0]):
-        show_sweep(store.root, runs[0], as_json)
+    if len(runs) == 1 and isinstance(sweep := api.find_run_or_sweep(runs[0], root), SweepDir):
+        show_sweep(sweep, as_json)
         return
-    found = list({run.path.resolve(): run for run in map(store.find, runs)}.values())
-    if len(found) < 2:
-        raise UsageError("compare takes two different runs or more", hint="`rlctl runs` lists them")
-    comparison = compare_runs(found, changed)
+    comparison = api.compare(runs, changed=changed, root=root)
     for name in metrics or []:
         if name not in comparison.curves:
             raise NotFoundError(

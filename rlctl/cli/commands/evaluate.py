@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from rlctl.cli import complete
-
-if TYPE_CHECKING:
-    from rlctl.recipes.schema import Config
+from rlctl.cli.options import Json, Root
 
 app = typer.Typer(no_args_is_help=True, help="Try a run or a model folder, without training.")
 
@@ -35,13 +32,6 @@ Overrides = Annotated[
 Step = Annotated[
     int | None,
     typer.Option("--step", help="The run's checkpoint of this step; by default the newest."),
-]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-Root = Annotated[
-    Path | None,
-    typer.Option(
-        "--root", help="The folder of all runs.", envvar="RLCTL_RUNS", show_default="runs"
-    ),
 ]
 
 _EVAL_EXAMPLES = """
@@ -83,12 +73,10 @@ def evaluate(
     root: Root = None,
 ) -> None:
     """Answer the validation prompts and score the answers; a run uses its own configuration and data."""
+    from rlctl import api
     from rlctl.cli.console import print_json, stdout, table
 
-    config = _config(target, overrides or [], recipe, step, root)
-    from rlctl.runtime import evaluate as runtime
-
-    validation = runtime.evaluate(config)
+    validation = api.evaluate(target, overrides or [], recipe=recipe, step=step, root=root)
     if as_json:
         print_json(validation.metrics)
         return
@@ -138,54 +126,23 @@ def generate(
     """Answer prompts, through the model's chat template."""
     import dataclasses
 
+    from rlctl import api
     from rlctl.cli.console import print_json, stdout
 
-    sampling = {
-        "n": num_answers,
-        "temperature": temperature,
-        "do_sample": str(temperature > 0).lower(),
-    }
-    settings = [
-        f"actor_rollout_ref.rollout.val_kwargs.{key}={value}" for key, value in sampling.items()
-    ]
-    settings += [f"data.max_response_length={max_tokens}"] if max_tokens else []
-    config = _config(target, [*settings, *(overrides or [])], recipe, step, root)
-    from rlctl.runtime.evaluate import answer
-
-    answers = answer(config, [[{"role": "user", "content": prompt}] for prompt in prompts], seed)
+    answers = api.generate(
+        target,
+        prompts,
+        overrides or [],
+        n=num_answers,
+        temperature=temperature,
+        max_tokens=max_tokens,
+        seed=seed,
+        recipe=recipe,
+        step=step,
+        root=root,
+    )
     if as_json:
         print_json([dataclasses.asdict(each) for each in answers])
         return
     for each in answers:
         stdout().print(each.text, markup=False)
-
-
-def _config(
-    target: str, overrides: list[str], recipe: str, step: int | None, root: Path | None
-) -> Config:
-    """The configuration of a run with its checkpoint as the model, or `recipe` with the model folder; `overrides` on top."""
-    from rlctl.recipes.compose import compose
-    from rlctl.recipes.stored import recompose
-    from rlctl.runs.store import RunStore
-    from rlctl.runtime.checkpoint.store import CheckpointStore
-    from rlctl.runtime.data import quickstart
-    from rlctl.storage import is_url
-
-    changes = [
-        "actor_rollout_ref.model.tokenizer_path=null",
-        "actor_rollout_ref.model.init=auto",
-        "trainer.n_gpus_per_node=1",
-        "actor_rollout_ref.model.lora_rank=0",  # a checkpoint has its adapters merged
-        *overrides,
-    ]
-    if (
-        is_url(target)
-        or (Path(target).expanduser() / "config.json").is_file()
-        or target == quickstart.NAME
-    ):
-        composed = compose(recipe, [f"actor_rollout_ref.model.path={target}", *changes])
-    else:
-        run = RunStore.at(root).find(target)
-        model = CheckpointStore(run.path / "checkpoints").policy(step)
-        composed = recompose(run.path, [f"actor_rollout_ref.model.path={model}", *changes])
-    return quickstart.resolve(composed.config, Path(composed.config.trainer.run_dir))

@@ -102,18 +102,18 @@ def check(
 ) -> None:
     """Compose recipes and name everything that is wrong with them, and every key that has no effect."""
     from rlctl.cli.console import print_json, print_problems, stdout, warn
-    from rlctl.cli.recipe_check import examine
     from rlctl.recipes.sources import library_recipes
+    from rlctl.runtime.planning.recipe_check import check_recipe
 
     names = recipes or [name for name in library_recipes() if not name.endswith("_trainer")]
-    verdicts = [examine(name, strict) for name in names]
+    checks = [check_recipe(name, strict=strict) for name in names]
     if as_json:
-        print_json([verdict.as_dict() for verdict in verdicts])
-    for verdict in verdicts if not as_json else ():
-        print_problems(verdict.problems)
-        for line in verdict.idle:
-            warn(f"{verdict.name}: {line}")
-        stdout().print(f"{'ok' if not verdict.problems else 'wrong':6}{verdict.name}", markup=False)
-    code = max((verdict.exit_code for verdict in verdicts), default=0)
+        print_json([each.as_dict() for each in checks])
+    for each in checks if not as_json else ():
+        print_problems(each.problems)
+        for line in each.unused:
+            warn(f"{each.name}: {line}")
+        stdout().print(f"{'ok' if not each.problems else 'wrong':6}{each.name}", markup=False)
+    code = max((each.exit_code for each in checks), default=0)
     if code:
         raise typer.Exit(code)

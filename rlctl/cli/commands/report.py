@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from rlctl.cli import complete
+from rlctl.cli.options import Root
 
 app = typer.Typer(add_completion=False)
 
@@ -46,40 +47,24 @@ def report(
         int,
         typer.Option("--samples", min=0, help="Answers of each validation in the sample browser."),
     ] = 50,
-    root: Annotated[
-        Path | None,
-        typer.Option(
-            "--root",
-            envvar="RLCTL_RUNS",
-            help="The folder of all runs.  [default: runs]",
-            show_default=False,
-        ),
-    ] = None,
+    root: Root = None,
 ) -> None:
     """Make one self-contained HTML file of runs: curves, alarms, answers, settings.
 
     Prints its path.
     """
+    from rlctl.api import distinct, find_run_or_sweep, open_run
     from rlctl.cli.console import notice
     from rlctl.errors import ResourceError
     from rlctl.files import write_text
     from rlctl.runs.report.content import content
     from rlctl.runs.report.page import page
-    from rlctl.runs.store import RunStore
-    from rlctl.sweeps.record import find_sweep, names_sweep
+    from rlctl.sweeps.record import SweepDir
     from rlctl.sweeps.results import runs_of, search
 
-    store = RunStore.at(root)
-    sweep = (
-        find_sweep(store.root, runs[0])
-        if len(runs) == 1 and names_sweep(store.root, runs[0])
-        else None
-    )
-    found = (
-        runs_of(sweep)
-        if sweep
-        else list({run.path.resolve(): run for run in map(store.find, runs)}.values())
-    )
+    first = find_run_or_sweep(runs[0], root) if len(runs) == 1 else None
+    sweep = first if isinstance(first, SweepDir) else None
+    found = runs_of(sweep) if sweep else distinct([open_run(each, root) for each in runs])
     folder = sweep.path if sweep else found[0].path if len(found) == 1 else Path()
     target = output or folder / "report.html"
     text = page(content(found, samples, search(sweep) if sweep else None))
@@ -90,4 +75,4 @@ def report(
             f"cannot write the report: {error}", where=str(target), hint="-o FILE writes elsewhere"
         ) from error
     typer.echo(target)
-    notice(f"{len(text.encode()) / 1e6:.1f} MB; any browser opens it, also without a network")
+    notice(f"{len(text.encode()) / 1e6:.1f} MB; opens in any browser, without a network")

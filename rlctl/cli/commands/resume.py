@@ -14,7 +14,8 @@ from rlctl.cli.options import Root
 from rlctl.cli.remote import Address, Detach
 
 if TYPE_CHECKING:
-    from rlctl.runtime.resume import ResumeOptions, ResumePlan
+    from rlctl.runs.store import Run
+    from rlctl.sweeps.record import SweepDir
 
 app = typer.Typer(add_completion=False)
 
@@ -78,95 +79,77 @@ def resume(
     detach: Detach = False,
     root: Root = None,
 ) -> None:
-    """Go on from the newest whole checkpoint, as if the run had never stopped."""
-    from rlctl.cli.commands.sweep import resume_sweep
-    from rlctl.cli.console import notice
-    from rlctl.errors import UsageError
-    from rlctl.runs.store import RunStore
+    """Resume a run from its latest complete checkpoint, or the unfinished trials of a sweep."""
+    from rlctl import api
+    from rlctl.cli.views.run_end import print_end
+    from rlctl.runs.store import Run, RunStore
     from rlctl.storage import is_url
-    from rlctl.sweeps.record import names_sweep
 
-    store, limits = RunStore.at(root), Limits(max_time, save_by, retries)
-    given = {"--from-step": from_step, "--fork": fork}
-    options = [
-        *(["--force"] if force else []),
-        *(str(word) for option, value in given.items() if value for word in (option, value)),
-    ]
+    limits = Limits(max_time, save_by, retries)
+    options = _options(from_step, fork, force)
+    words = [*(overrides or []), *options]
     if address is not None:
-        words = [
-            "resume",
-            run,
-            *(overrides or []),
-            *options,
-            *limits.words,
-            "--root",
-            str(store.root.absolute()),
-        ]
-        remote.run(
-            address, detach, f"{Path(run).name.lstrip('@')}-{time.strftime('%y%m%d-%H%M%S')}", words
-        )
+        words += [*limits.words, "--root", str(RunStore.at(root).root.absolute())]
+        name = f"{Path(run).name.lstrip('@')}-{time.strftime('%y%m%d-%H%M%S')}"
+        remote.run(address, detach, name, ["resume", run, *words])
         return
-    if names_sweep(store.root, run):
-        if overrides or options or inline or limits.words:
-            raise UsageError(
-                f"{run!r} is a sweep, which goes on as it is",
-                hint="its runs, named SWEEP-NNN, take overrides and options",
-            )
-        resume_sweep(store.root, run)
+    found = _pull(run, root) if is_url(run) else api.find_run_or_sweep(run, root)
+    if not isinstance(found, Run):
+        _resume_sweep(found, plain=not (words or inline or limits.words))
         return
-    if is_url(run):
-        from rlctl.runtime.checkpoint.remote_fetch import pull
-
-        run = str(pull(run, store.root))
-        notice(f"the copy is in {run}")
-    found = store.find(run)
     if retries:
         folder = found.path.with_name(fork) if fork else found.path
-        limits.supervise(["resume", str(found.path), *(overrides or []), *options], folder, inline)
-    from rlctl.runtime.resume import ResumeOptions
-
-    _go_on(
-        found.path, overrides or [], ResumeOptions(from_step, fork, force, inline), limits.end_by()
+        limits.supervise(["resume", str(found.path), *words], folder, inline)
+    api.resume(
+        found,
+        overrides or [],
+        from_step=from_step,
+        fork=fork,
+        force=force,
+        inline=inline,
+        progress=True,
+        end_by=limits.end_by(),
+        on_end=print_end,
     )
 
 
-def _go_on(run: Path, overrides: list[str], wish: ResumeOptions, end_by: float | None) -> None:
+def _options(from_step: int | None, fork: str | None, force: bool) -> list[str]:
+    """Return the options as words of a command line."""
+    given = {"--from-step": from_step, "--fork": fork}
+    return [
+        *(["--force"] if force else []),
+        *(str(word) for option, value in given.items() if value for word in (option, value)),
+    ]
+
+
+def _pull(url: str, root: Path | None) -> Run:
+    """Download the remote copy of a run into its folder under `root`."""
+    from rlctl.api import open_run
     from rlctl.cli.console import notice
-    from rlctl.cli.views.run_end import print_end
-    from rlctl.runtime.launch import train
-    from rlctl.runtime.resume import plan_resume
+    from rlctl.runs.store import RunStore
+    from rlctl.runtime.checkpoint.remote_fetch import pull
 
-    resumption = plan_resume(run, overrides, wish)
-    if resumption.finished:
-        steps = resumption.plan.num_steps
-        notice(
-            f"{run.name} has finished its {steps} steps; a larger trainer.total_epochs or trainer.total_training_steps makes it go on"
+    folder = pull(url, RunStore.at(root).root)
+    notice(f"downloaded the copy to {folder}")
+    return open_run(folder)
+
+
+def _resume_sweep(sweep: SweepDir, plain: bool) -> None:
+    """Resume a sweep; `plain` says that neither overrides nor options are given."""
+    from rlctl import api
+    from rlctl.cli.console import notice
+    from rlctl.cli.views import sweep as sweep_view
+    from rlctl.errors import UsageError
+
+    name = sweep.record.name
+    if not plain:
+        raise UsageError(
+            f"{name!r} is a sweep: it resumes without overrides and options",
+            hint="its runs, named SWEEP-NNN, take overrides and options",
         )
+    if sweep.state == "finished":
+        notice(f"{name} has finished all of its trials")
         return
-    announce(run.name, resumption)
-    train(resumption.plan, resumption.start, end_by, print_end)
-
-
-def announce(name: str, resumption: ResumePlan) -> None:
-    """On stderr: where it goes on, what is different from before."""
-    from rlctl.cli.console import notice, warn
-
-    start = resumption.start
-    for line in resumption.warnings:
-        warn(line)
-    for change in resumption.changes:
-        notice(f"changed: {change}")
-    for line in resumption.notes:
-        notice(line)
-    if start is not None:
-        where = (
-            f"step {start.step}"
-            if start.checkpoint is not None
-            else "the beginning: it has no checkpoint"
-        )
-        verb = (
-            "goes on from"
-            if start.run is not None and start.checkpoint is not None
-            else "starts from"
-        )
-        notice(f"{name} {verb} {where}, of {resumption.plan.num_steps} steps")
+    with sweep_view.live() as view:
+        done = api.resume_sweep(sweep, view=view)
+    sweep_view.print_sweep(done.sweep)

@@ -180,21 +180,20 @@ def show(
     """Show one run: its curves, its settings, its validation samples."""
     import dataclasses
 
+    from rlctl.api import find_run_or_sweep
     from rlctl.cli.console import print_json
     from rlctl.cli.views.runs import print_run, print_samples
     from rlctl.cli.views.sweep import show_sweep
     from rlctl.errors import UsageError
     from rlctl.runs import details
-    from rlctl.runs.store import RunStore
-    from rlctl.sweeps.record import names_sweep
+    from rlctl.sweeps.record import SweepDir
 
-    store = RunStore.at(root)
-    if names_sweep(store.root, run):
-        show_sweep(store.root, run, as_json)
+    found = find_run_or_sweep(run, root)
+    if isinstance(found, SweepDir):
+        show_sweep(found, as_json)
         return
     if wrong and right:
         raise UsageError("--wrong and --right exclude each other", hint="leave out both to see all")
-    found = store.find(run)
     if not (samples or wrong or right or grep or step is not None):
         print_json(details.details(found)) if as_json else print_run(found)
         return

@@ -10,7 +10,8 @@ from rlctl.cli.options import Root, RunNames
 
 if TYPE_CHECKING:
     from rlctl.runs.stop import Driven
-    from rlctl.runs.store import RunStore
+    from rlctl.runs.store import Run
+    from rlctl.sweeps.record import SweepDir
 
 app = typer.Typer(add_completion=False)
 
@@ -37,31 +38,28 @@ def stop(
 
     `rlctl resume` goes on with them.
     """
+    from rlctl.api import find_run_or_sweep
     from rlctl.cli.console import notice
     from rlctl.runs.stop import ask, wait
-    from rlctl.runs.store import RunStore
 
-    store = RunStore.at(root)
-    found = [_driven(store, each) for each in runs]
+    found = [_driven(find_run_or_sweep(each, root)) for each in runs]
     for each in found:
         ask(each, now)
     for each in found:
         notice(f"{each.name}: {wait(each, timeout_s)}")
 
 
-def _driven(store: RunStore, selector: str) -> Driven:
+def _driven(target: Run | SweepDir) -> Driven:
     from rlctl.errors import ConfigError
     from rlctl.runs.follow import reread
     from rlctl.runs.run_dir import STOP_FILE
     from rlctl.runs.stop import Driven
-    from rlctl.sweeps.record import SweepDir, find_sweep, names_sweep
+    from rlctl.sweeps.record import SweepDir
 
-    if names_sweep(store.root, selector):
-        sweep = find_sweep(store.root, selector)
-        return Driven(
-            sweep.record.name, sweep.record.process, lambda: SweepDir(sweep.path).state, None
-        )
-    run = store.find(selector)
-    if run.record is None:
-        raise ConfigError(run.problem or "no readable record", where=str(run.path))
-    return Driven(run.name, run.record.process, lambda: reread(run).state, run.path / STOP_FILE)
+    if isinstance(target, SweepDir):
+        record = target.record
+        return Driven(record.name, record.process, lambda: SweepDir(target.path).state, None)
+    if target.record is None:
+        raise ConfigError(target.problem or "no readable record", where=str(target.path))
+    stop_file = target.path / STOP_FILE
+    return Driven(target.name, target.record.process, lambda: reread(target).state, stop_file)

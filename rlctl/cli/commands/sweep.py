@@ -178,31 +178,15 @@ def best(
     print_json(results.plain(winner)) if as_json else sweep_view.print_best(found, winner)
 
 
-def resume_sweep(root: Path, selector: str) -> None:
-    """Go on with the sweep that `selector` names."""
-    from rlctl.cli.console import notice
-    from rlctl.cli.views import sweep as sweep_view
-    from rlctl.sweeps import launch
-    from rlctl.sweeps.record import find_sweep
-
-    found = find_sweep(root, selector)
-    if found.state == "finished":
-        notice(f"{found.record.name} has finished: every trial has ended")
-        return
-    with sweep_view.live() as view:
-        done = launch.resume(found, view)
-    sweep_view.print_sweep(done)
-
-
 def _options(**given: Any) -> list[str]:
     """What the options say, as overrides of the section `sweep`."""
     return [f"sweep.{name}={value}" for name, value in given.items() if value is not None]
 
 
 def _sweep(verb: str, source: str, settings: list[str], dry_run: bool, as_json: bool) -> None:
+    from rlctl import api
     from rlctl.cli.views import sweep as sweep_view
     from rlctl.errors import UsageError
-    from rlctl.sweeps import launch
     from rlctl.sweeps.plan import make_sweep_plan
 
     if as_json and not dry_run:
@@ -210,13 +194,12 @@ def _sweep(verb: str, source: str, settings: list[str], dry_run: bool, as_json: 
             "--json goes with --dry-run",
             hint="`rlctl show SWEEP --json` shows what came of a sweep",
         )
-    plan = make_sweep_plan(verb, source, settings)
     if dry_run:
-        sweep_view.print_plan(plan, as_json)
+        sweep_view.print_plan(make_sweep_plan(verb, source, settings), as_json)
         return
     with sweep_view.live() as view:
-        done = launch.start(plan, view)
-    sweep_view.print_sweep(done)
+        done = api.sweep(source, settings, verb=verb, view=view)
+    sweep_view.print_sweep(done.sweep)
 
 
 def _submit(verb: str, source: str, settings: list[str], address: str, detach: bool) -> None:

@@ -170,9 +170,9 @@ def _train_again_and_again(words: list[str], recipe: Recipe, inline: bool, limit
 def _train(
     recipe: Recipe, inline: bool, strict: bool, dry_run: bool, as_json: bool, end_by: float | None
 ) -> None:
-    from rlctl.cli.console import notice, warn
+    from rlctl import api
     from rlctl.cli.views import dry_run as report
-    from rlctl.recipes.unused_keys import report_unused_keys
+    from rlctl.cli.views.run_end import print_end
 
     if as_json and not dry_run:
         raise UsageError(
@@ -180,19 +180,7 @@ def _train(
         )
     if dry_run:
         report.show(recipe, inline=inline, strict=strict, as_json=as_json)
-        return
-    from rlctl.cli.commands.resume import announce
-    from rlctl.cli.views.run_end import print_end
-    from rlctl.runtime.launch import train
-    from rlctl.runtime.resume import plan_train
-
-    begun = plan_train(recipe, inline)
-    for line in report_unused_keys(recipe, begun.plan.roles, strict=strict):
-        warn(line)
-    if begun.finished:
-        notice(
-            f"{recipe.config.trainer.experiment_name} has finished its {begun.plan.num_steps} steps"
+    else:
+        api.train(
+            recipe, inline=inline, strict=strict, progress=True, end_by=end_by, on_end=print_end
         )
-        return
-    announce(recipe.config.trainer.experiment_name or "the new run", begun)
-    train(begun.plan, begun.start, end_by, print_end)

@@ -6,7 +6,6 @@ import re
 import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.live import Live
@@ -154,13 +153,11 @@ def print_sweep(sweep: SweepDir) -> None:
         )
 
 
-def show_sweep(root: Path, selector: str, as_json: bool) -> None:
-    """What `rlctl show` says of a sweep."""
-    from rlctl.sweeps.record import find_sweep
+def show_sweep(sweep: SweepDir, as_json: bool) -> None:
+    """Print a sweep as `rlctl show` does."""
     from rlctl.sweeps.results import plain, results
 
-    found = find_sweep(root, selector)
-    print_json(plain(results(found))) if as_json else print_sweep(found)
+    print_json(plain(results(sweep))) if as_json else print_sweep(sweep)
 
 
 def print_best(sweep: SweepDir, trial: TrialResult) -> None:

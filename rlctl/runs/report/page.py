@@ -1,4 +1,4 @@
-"""HTML page of a report: one file without network access or other dependencies."""
+"""A report as one HTML file that needs nothing else: no network, no server, no other file."""
 
 from __future__ import annotations
 
@@ -13,10 +13,7 @@ from rlctl.errors import MissingExtraError
 
 
 def page(content: Mapping[str, Any]) -> str:
-    """Return the page for `content.content`, with plotly's JavaScript inlined.
-
-    Raises MissingExtraError without plotly.
-    """
+    """The page of what `content.content` gave. Errors: MissingExtraError without plotly, whose JavaScript is put into the page."""
     try:
         from plotly.offline import get_plotlyjs
     except ModuleNotFoundError as error:
@@ -41,7 +38,7 @@ def _part(name: str) -> str:
 
 
 def _inside_a_script(content: Mapping[str, Any]) -> str:
-    """Encode as JSON with `<` escaped, so that no text can end the script element."""
+    """JSON in which no answer of a model can end the script element, or begin a comment: `<` is written as its code."""
     return json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":")).replace(
         "<", "\\u003c"
     )

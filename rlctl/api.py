@@ -1,0 +1,315 @@
+"""Python API: what the `rlctl` command does, as functions. `import rlctl` offers all of them.
+
+    import rlctl
+
+    run = rlctl.train("ppo", ["trainer.total_training_steps=2"], inline=True)
+    print(run.path, run.history()[-1]["critic/score/mean"])
+
+Functions raise the errors of `rlctl.errors` and print nothing. Remarks and warnings go to the
+`rlctl` logger: `logging.basicConfig(level="INFO")` shows them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from rlctl.recipes.layers import Recipe
+    from rlctl.recipes.schema import Config
+    from rlctl.runs.compare import Comparison
+    from rlctl.runs.store import Run
+    from rlctl.runtime.evaluate import Answer
+    from rlctl.runtime.launch import OnEnd
+    from rlctl.runtime.planning.plan import Plan
+    from rlctl.runtime.resume import ResumePlan
+    from rlctl.runtime.training.validation import Validation
+    from rlctl.sweeps.launch import View
+    from rlctl.sweeps.record import SweepDir
+    from rlctl.sweeps.results import SweepResult
+
+LOG = logging.getLogger(__name__)
+
+State = Literal["starting", "running", "finished", "failed", "stopped", "lost", "broken"]
+
+
+def compose(recipe: str | Path = "ppo", overrides: Sequence[str] = ()) -> Recipe:
+    """Compose a recipe, by name or file, with overrides in Hydra's grammar, and validate it.
+
+    Raises NotFoundError for an unknown recipe and ConfigError with all problems of its values.
+
+        rlctl.compose("ppo", ["trainer.total_epochs=1"]).config.trainer.total_epochs  # 1
+    """
+    from rlctl.recipes.compose import compose
+
+    return compose(recipe, overrides)
+
+
+def train(
+    recipe: str | Path | Recipe = "ppo",
+    overrides: Sequence[str] = (),
+    *,
+    inline: bool = False,
+    strict: bool = False,
+    progress: bool = False,
+    end_by: float | None = None,
+    on_end: OnEnd | None = None,
+) -> Run:
+    """Train a model and return its run; `trainer.resume_mode` may make it resume an earlier one.
+
+    `inline` runs in this process, without Ray. `strict` refuses keys that have no effect.
+    `progress` prints the console tracker's lines. `end_by`, in seconds since the epoch, saves and
+    stops the run in time. `on_end` is called with the run, its final state and its seconds.
+
+        run = rlctl.train("ppo", ["trainer.total_training_steps=2"], inline=True)
+        run.state  # "finished"
+    """
+    from rlctl.recipes.unused_keys import report_unused_keys
+    from rlctl.runtime.resume import plan_train
+
+    composed = compose(recipe, overrides) if isinstance(recipe, str | Path) else recipe
+    planned = plan_train(composed, inline)
+    for line in report_unused_keys(composed, planned.plan.roles, strict=strict):
+        LOG.warning(line)
+    trainer = composed.config.trainer
+    folder = Path(trainer.run_dir) / trainer.project_name / (trainer.experiment_name or "")
+    return _run(planned, folder, progress, end_by, on_end)
+
+
+def resume(
+    run: str | Path | Run = "@last",
+    overrides: Sequence[str] = (),
+    *,
+    from_step: int | None = None,
+    fork: str | None = None,
+    force: bool = False,
+    inline: bool = False,
+    progress: bool = False,
+    end_by: float | None = None,
+    on_end: OnEnd | None = None,
+    root: Path | None = None,
+) -> Run:
+    """Resume a run from its latest complete checkpoint, or from that of `from_step`.
+
+    `fork` starts a new run of that name from the checkpoint; `force` accepts changes of settings or
+    data that make it a different run. A finished run is returned as it is, unless `overrides` make
+    it longer. Other arguments are those of `train` and `open_run`.
+
+        rlctl.resume("@last", ["trainer.total_training_steps=4"], inline=True)
+    """
+    from rlctl.runtime.resume import ResumeOptions, plan_resume
+
+    folder = _run_of(run, root).path
+    planned = plan_resume(folder, overrides, ResumeOptions(from_step, fork, force, inline))
+    return _run(planned, folder, progress, end_by, on_end)
+
+
+def evaluate(
+    target: str | Path | Run = "@last",
+    overrides: Sequence[str] = (),
+    *,
+    recipe: str | Path = "ppo",
+    step: int | None = None,
+    root: Path | None = None,
+) -> Validation:
+    """Generate and score responses to the validation prompts; write nothing.
+
+    `target` is a run (its checkpoint of `step`, the latest by default, with its own settings and
+    data) or a model folder or `quickstart` (with the settings of `recipe`).
+
+        validation = rlctl.evaluate("@last", ["data.val_max_samples=8"])
+        validation.metrics, validation.samples[0].response
+    """
+    from rlctl.runtime.evaluate import evaluate
+
+    return evaluate(_model_config(target, overrides, recipe, step, root))
+
+
+def generate(
+    target: str | Path | Run,
+    prompts: Sequence[str],
+    overrides: Sequence[str] = (),
+    *,
+    n: int = 1,
+    temperature: float = 0.0,
+    max_tokens: int | None = None,
+    seed: int = 0,
+    recipe: str | Path = "ppo",
+    step: int | None = None,
+    root: Path | None = None,
+) -> list[Answer]:
+    """Generate `n` responses to each prompt through the chat template of the model.
+
+    Temperature 0 is greedy. `target`, `recipe`, `step` and `root` are those of `evaluate`.
+
+        rlctl.generate("quickstart", ["Tom has 2 apples and buys 3. How many has he?"])[0].text
+    """
+    from rlctl.runtime.evaluate import answer
+
+    sampling = {"n": n, "temperature": temperature, "do_sample": str(temperature > 0).lower()}
+    settings = [
+        f"actor_rollout_ref.rollout.val_kwargs.{key}={value}" for key, value in sampling.items()
+    ]
+    settings += [f"data.max_response_length={max_tokens}"] if max_tokens else []
+    config = _model_config(target, [*settings, *overrides], recipe, step, root)
+    return answer(config, [[{"role": "user", "content": prompt}] for prompt in prompts], seed)
+
+
+def sweep(
+    recipe: str | Path = "ppo",
+    overrides: Sequence[str] = (),
+    *,
+    verb: str = "ppo",
+    view: View | None = None,
+) -> SweepResult:
+    """Train with several settings on one Ray cluster and return the trials, best first.
+
+    Overrides with several values (`key=1,2`, `key=interval(0,1)`) are searched; `sweep.*` keys set
+    sampler, number of trials and metric. `verb` is the command of the trials, `rlctl train VERB`.
+    `view` is called with the study and all runs after each change.
+
+        trials = rlctl.sweep("ppo", ["actor_rollout_ref.actor.optim.lr=1e-5,1e-4"]).trials
+        trials[0].overrides, trials[0].value
+    """
+    from rlctl.sweeps import launch
+    from rlctl.sweeps.plan import make_sweep_plan
+    from rlctl.sweeps.results import results
+
+    plan = make_sweep_plan(verb, str(recipe), overrides)
+    return results(launch.start(plan, view or _no_view))
+
+
+def resume_sweep(sweep: SweepDir, *, view: View | None = None) -> SweepResult:
+    """Resume unfinished trials. Raises ConflictError if the sweep runs or its recipe has changed."""
+    from rlctl.sweeps import launch
+    from rlctl.sweeps.results import results
+
+    return results(launch.resume(sweep, view or _no_view))
+
+
+def open_run(run: str | Path = "@last", root: Path | None = None) -> Run:
+    """Return a run by name or a prefix of it, folder, id, `@last`, `@failed` or `@best:METRIC`.
+
+    `root` is the folder of all runs, `runs` by default. Raises NotFoundError, or UsageError if
+    several runs match.
+
+        run = rlctl.open_run("@last")
+        run.state, run.history(), run.samples()
+    """
+    from rlctl.runs.store import RunStore
+
+    return RunStore.at(root).find(str(run))
+
+
+def list_runs(
+    root: Path | None = None,
+    *,
+    state: State | None = None,
+    where: str | None = None,
+    sort: str | None = None,
+    number: int | None = None,
+) -> list[Run]:
+    """Return runs, active and newest first, with the filters of `rlctl runs`.
+
+        rlctl.list_runs(where="best(val-core/gsm8k/acc/mean@1) > 0.5", sort="-best")
+
+    Raises UsageError for an expression that cannot be read.
+    """
+    from rlctl.runs.listing import RunQuery
+    from rlctl.runs.store import RunStore
+
+    return list(RunQuery(state, where, sort, None, number).page(RunStore.at(root)).runs)
+
+
+def compare(
+    runs: Sequence[str | Path | Run], *, changed: bool = False, root: Path | None = None
+) -> Comparison:
+    """Compare the settings of two or more runs, and their metrics at the same step.
+
+    `changed` keeps only what differs. Raises UsageError for fewer than two different runs.
+
+        rlctl.compare(["ppo-a", "ppo-b"], changed=True).settings
+    """
+    from rlctl.errors import UsageError
+    from rlctl.runs.compare import compare
+
+    found = distinct([_run_of(each, root) for each in runs])
+    if len(found) < 2:
+        raise UsageError("compare takes two different runs or more", hint="`rlctl runs` lists them")
+    return compare(found, changed)
+
+
+def find_run_or_sweep(selector: str, root: Path | None = None) -> Run | SweepDir:
+    """Return the sweep that `selector` names, or else the run. Errors as of `open_run`."""
+    from rlctl.runs.store import RunStore
+    from rlctl.sweeps.record import find_sweep, names_sweep
+
+    store = RunStore.at(root)
+    if names_sweep(store.root, selector):
+        return find_sweep(store.root, selector)
+    return store.find(selector)
+
+
+def distinct(runs: Sequence[Run]) -> list[Run]:
+    """Return the runs without repeated folders, in order."""
+    return list({run.path.resolve(): run for run in runs}.values())
+
+
+def _run(
+    planned: ResumePlan, folder: Path, progress: bool, end_by: float | None, on_end: OnEnd | None
+) -> Run:
+    """Log where the run starts from, train it, and return it as the registry shows it."""
+    from rlctl.runtime.launch import train
+
+    start, num_steps = planned.start, planned.plan.num_steps
+    if planned.finished:
+        LOG.info("%s has already finished its %d steps", folder.name, num_steps)
+        return open_run(folder)
+    for line in planned.warnings:
+        LOG.warning(line)
+    for change in planned.changes:
+        LOG.info("changed: %s", change)
+    for line in planned.notes:
+        LOG.info(line)
+    if start is not None:
+        where = "the beginning: it has no checkpoint"
+        if start.checkpoint is not None:
+            where = f"step {start.step} of {num_steps}"
+        resumed = start.run is not None and start.checkpoint is not None
+        name = planned.plan.config.trainer.experiment_name or "the new run"
+        LOG.info("%s %s from %s", name, "resumes" if resumed else "starts", where)
+    plan = planned.plan if progress else _without_console(planned.plan)
+    return open_run(train(plan, start, end_by, on_end).path)
+
+
+def _without_console(plan: Plan) -> Plan:
+    """Return the plan without the tracker that prints; the stored configuration keeps it."""
+    trainer = plan.config.trainer
+    logger = [name for name in trainer.logger if name != "console"]
+    quiet = trainer.model_copy(update={"logger": logger})
+    return dataclasses.replace(plan, config=plan.config.model_copy(update={"trainer": quiet}))
+
+
+def _run_of(run: str | Path | Run, root: Path | None) -> Run:
+    return open_run(run, root) if isinstance(run, str | Path) else run
+
+
+def _model_config(
+    target: str | Path | Run,
+    overrides: Sequence[str],
+    recipe: str | Path,
+    step: int | None,
+    root: Path | None,
+) -> Config:
+    from rlctl.runtime.planning.evaluation import is_model, model_config, run_config
+
+    if isinstance(target, str | Path) and is_model(str(target)):
+        return model_config(str(target), recipe, overrides)
+    return run_config(_run_of(target, root).path, step, overrides)
+
+
+def _no_view(*_: object) -> None:
+    pass

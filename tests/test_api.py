@@ -1,0 +1,41 @@
+"""Tests of the Python API: the blocks of docs/python.md run, quietly, and `import rlctl` is light."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+import rlctl
+from rlctl import api, errors
+
+PAGE = Path(__file__).parents[1] / "docs" / "python.md"
+
+
+def test_documented_blocks_run(tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    assert len(blocks) >= 6
+    scope: dict[str, object] = {"print": lambda *_: None}
+    for block in blocks:
+        exec(compile(block, str(PAGE), "exec"), scope)
+    assert capfd.readouterr().out == ""
+    assert (tmp_path / "runs" / "quickstart" / "first" / "run.json").is_file()
+
+
+@pytest.mark.parametrize("name", rlctl.__all__)
+def test_public_names_are_documented(name):
+    found = getattr(rlctl, name)
+    assert found is getattr(errors if name.endswith("Error") else api, name)
+    assert found.__doc__
+    assert name in dir(rlctl)
+
+
+def test_unknown_attribute_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="no_such_name"):
+        rlctl.no_such_name  # noqa: B018
+
+
+def test_run_or_sweep_that_does_not_exist_is_not_found(tmp_path):
+    with pytest.raises(rlctl.NotFoundError):
+        api.find_run_or_sweep("ppo-a", tmp_path)
