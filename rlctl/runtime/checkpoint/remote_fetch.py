@@ -76,7 +76,7 @@ def _check_not_behind(run: Path, steps: list[str], url: str) -> None:
     """Raise `ConflictError` if the remote copy has a later checkpoint than the local run."""
     local = CheckpointStore(run / CHECKPOINTS)
     if steps and steps[0] > max((local.path(step).name for step in local.steps()), default=""):
-        hint = f"`rlctl runs rm {run.name}` moves the local run to the trash; then fetch the copy again"
+        hint = f"`rlctl runs rm {run.name}` moves the local run to the trash; then fetch again"
         raise ConflictError(
             f"{run.name!r} exists here and is older than its copy at {url}, which has {steps[0]}",
             where=str(run),
