@@ -15,6 +15,7 @@ from __future__ import annotations
 import importlib
 import json
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, TypeVar
 
@@ -101,6 +102,16 @@ def parse_params(plugin: Any, name: str, values: Mapping[str, Any], key: str) ->
         errors = {item["loc"][:1]: item for item in reversed(error.errors(include_url=False))}
         problems = [_problem(model, name, key, item) for item in reversed(errors.values())]
         raise ConfigError(*problems) from None
+
+
+def load_with_params(kind: str, name: str, values: Mapping[str, Any], key: str) -> Any:
+    """Load a plug-in and validate its settings `values`, found at the config key `key`.
+
+    Returns the plug-in; one with settings as a partial that passes them as the argument `params`.
+    """
+    plugin = load(kind, name)
+    params = parse_params(plugin, name, values, key)
+    return plugin if params is None else partial(plugin, params=params)
 
 
 def unused_keys(plugin: Any, config: Any) -> Mapping[str, str]:

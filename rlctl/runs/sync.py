@@ -18,7 +18,7 @@ from rlctl.runs.record import RunRecord
 from rlctl.runs.run_dir import RunDir
 from rlctl.runs.store import ACTIVE, Run
 from rlctl.tracking.async_tracker import AsyncTracker, TrackerCall, TrackerTimeouts
-from rlctl.tracking.fanout import RECORD, preflight
+from rlctl.tracking.fanout import RECORD, make_tracker, preflight
 from rlctl.tracking.history import MISSED, SYNCED, history, missing_steps
 from rlctl.tracking.jsonl import METRICS_FILE, read_metrics
 from rlctl.tracking.tracker import RunInfo, ShowsPhases
@@ -108,7 +108,7 @@ def _send(run: RunDir, info: RunInfo, logger: str, wanted: set[int], state: str)
     steps = [int(row["step"]) for row in read_metrics(run.metrics)]
     tracking, known = info.config["trainer"]["tracking"], info.trackers.get(logger)
     timeouts = TrackerTimeouts(1, tracking["start_s"], tracking["call_s"], tracking["finish_s"])
-    tracker = AsyncTracker(logger, load("loggers", logger)(), timeouts)
+    tracker = AsyncTracker(logger, make_tracker(logger, tracking.get("params", {})), timeouts)
     with contextlib.redirect_stdout(sys.stderr):  # SDKs greet on stdout, which belongs to data
         tracker.start(info, lambda full_replay: history(info, steps if full_replay else wanted))
         given = tracker.wait_for_start()

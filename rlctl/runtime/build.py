@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from transformers import PreTrainedTokenizerBase
 
-from rlctl.plugins import load
+from rlctl.plugins import load, parse_params
 from rlctl.recipes import schema
 from rlctl.recipes.roles import (
     ACTOR,
@@ -43,8 +43,16 @@ if TYPE_CHECKING:
 
 
 def load_algorithm(config: schema.Config, num_steps: int) -> Algorithm:
-    """Return the algorithm `algorithm.name`; it raises `ConfigError` where settings conflict."""
-    return load("algorithms", config.algorithm.name).from_config(config, num_steps)
+    """Return the algorithm `algorithm.name`; it raises `ConfigError` where settings conflict.
+
+    An algorithm with settings of its own gets them as the argument `params` of `from_config`.
+    """
+    name = config.algorithm.name
+    found = load("algorithms", name)
+    params = parse_params(found, name, config.algorithm.params, "algorithm.params")
+    if params is None:
+        return found.from_config(config, num_steps)
+    return found.from_config(config, num_steps, params=params)
 
 
 def build_reward(

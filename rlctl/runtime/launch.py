@@ -175,7 +175,8 @@ def _load_trackers(trainer: schema.Trainer, run: RunDir) -> Trackers:
     )
     limits = Limits(**trainer.alarms.model_dump(), rollout_mismatch=trainer.mismatch.warn)
     alarms = Alarms(limits, read_metrics(run.metrics))
-    return Trackers.load(trainer.logger, run.event, timeouts, alarms)
+    params = trainer.tracking.params
+    return Trackers.load(trainer.logger, run.event, timeouts, alarms, params)
 
 
 def _start_trackers(trackers: Trackers, run: RunDir, plan: Plan, resume_step: int) -> None:

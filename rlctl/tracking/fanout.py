@@ -19,7 +19,7 @@ from typing import Any, Literal, Self
 
 from rlctl.errors import ConfigError, MissingExtraError, RlctlError
 from rlctl.monitoring.alarms import EVENT, OVER, Alarm, Alarms, ShowsAlarms
-from rlctl.plugins import load, packages
+from rlctl.plugins import load, load_with_params, packages
 from rlctl.tracking.async_tracker import (
     MAX_FAILURES,
     AsyncTracker,
@@ -40,6 +40,12 @@ from rlctl.tracking.tracker import Event, Preflight, RunInfo, Sample, ShowsPhase
 RECORD = "jsonl"  # every run has this tracker: its files are the source of truth
 
 log = logging.getLogger(__name__)
+
+
+def make_tracker(name: str, params: Mapping[str, Mapping[str, Any]]) -> Tracker:
+    """Build a tracker with its settings, `params[name]`."""
+    settings = params.get(name, {})
+    return load_with_params("loggers", name, settings, f"trainer.tracking.params.{name}")()
 
 
 def preflight(name: str, mode: str | None) -> str:
@@ -129,13 +135,14 @@ class Trackers:
         event: Event,
         timeouts: TrackerTimeouts,
         alarms: Alarms | None = None,
+        params: Mapping[str, Mapping[str, Any]] | None = None,
     ) -> Self:
-        """Build the trackers of these entry points (group `rlctl.loggers`); the record comes first.
+        """Build the trackers of these entry points, the record first; `params` are their settings.
 
-        Raises NotFoundError for an unknown name and MissingExtraError if its package is missing.
+        Raises ConfigError for unknown names or settings, MissingExtraError for missing packages.
         """
         return cls(
-            {name: load("loggers", name)() for name in dict.fromkeys([RECORD, *names])},
+            {name: make_tracker(name, params or {}) for name in dict.fromkeys([RECORD, *names])},
             event,
             timeouts,
             alarms,

@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerBase
 
 from rlctl.data_prep.rows import PromptRow, read_rows
 from rlctl.errors import ConfigError, UsageError, raise_problems
-from rlctl.plugins import load
+from rlctl.plugins import load, load_with_params
 from rlctl.recipes import schema
 from rlctl.recipes.compose import Recipe
 from rlctl.recipes.roles import needed_roles, rollout_pool
@@ -194,7 +194,10 @@ def _rows(file: str, data: schema.Data) -> list[PromptRow]:
 
 def _load_train(config: schema.Config, tokenizer: PreTrainedTokenizerBase) -> PromptLoader:
     data = config.data
-    sampler = load("samplers", data.sampler) if data.shuffle else sequential_order
+    sampler = sequential_order
+    if data.shuffle:
+        settings = data.sampler_params
+        sampler = load_with_params("samplers", data.sampler, settings, "data.sampler_params")
     prompts = PromptSet.load(data.train_files, data, tokenizer, data.train_max_samples)
     if len(prompts) < data.train_batch_size:
         raise ConfigError(

@@ -11,7 +11,7 @@ from transformers import AutoConfig, PretrainedConfig
 from rlctl.data_prep.rows import PromptRow
 from rlctl.errors import ConfigError, Problem, ResourceError
 from rlctl.files import existing_parent, free_space
-from rlctl.plugins import load
+from rlctl.plugins import load, parse_params
 from rlctl.recipes import schema
 from rlctl.recipes.roles import ACTOR, ROLES, ROLLOUT, needed_roles
 from rlctl.runtime.algorithms.base import Needs
@@ -152,7 +152,9 @@ def check_engine(config: schema.Config, devices: Devices) -> None:
     num_ranks = placement.pools.get(placement.actor, devices.per_node) * devices.num_nodes
     if placement.rollout not in (None, placement.actor):
         num_ranks = 1  # an engine in a pool of its own has one device
-    load("engines", rollout.name).check(rollout, devices.kind, num_ranks)
+    engine = load("engines", rollout.name)
+    parse_params(engine, rollout.name, rollout.params, "actor_rollout_ref.rollout.params")
+    engine.check(rollout, devices.kind, num_ranks)
     uses_host_memory(rollout, devices.kind)
 
 

@@ -1,0 +1,84 @@
+"""An installed package with one plug-in of each kind, each with a setting."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+EXAMPLE = ROOT / "docs" / "examples" / "plugins"
+ACTOR = "actor_rollout_ref.actor"
+SETTINGS = [
+    "algorithm.adv_estimator=scaled_score",
+    "algorithm.adv_estimator_params={scale: 2.0}",
+    f"{ACTOR}.policy_loss.loss_mode=leashed",
+    f"{ACTOR}.policy_loss.params={{beta: 0.5}}",
+    "actor_rollout_ref.rollout.name=cool",
+    "actor_rollout_ref.rollout.params={min_top_k: 2}",
+    "reward.functions=[contains]",
+    "reward.params.contains={reward: 0.25}",
+    "trainer.logger=[console, tsv]",
+    "trainer.tracking.params.tsv={file: lines.tsv}",
+    "trainer.total_training_steps=2",
+    "trainer.test_freq=-1",
+    "trainer.val_before_train=false",
+    "trainer.num_threads=1",
+]
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Install the package, and return an environment with it on the path."""
+    site = tmp_path_factory.mktemp("site")
+    install = [sys.executable, "-m", "uv", "pip", "install", "--quiet", "--no-deps", "--target"]
+    done = subprocess.run(
+        [*install, str(site), str(EXAMPLE)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    path = [str(site), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(path)}
+
+
+def rlctl(
+    environment: dict[str, str], folder: Path, *arguments: str
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "rlctl", *arguments],
+        env=environment,
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_a_run_uses_the_plug_ins_and_their_settings(environment, tmp_path):
+    done = rlctl(environment, tmp_path, "train", "grpo", "--inline", "--name", "one", *SETTINGS)
+    assert done.returncode == 0, done.stderr
+    run = tmp_path / "runs" / "quickstart" / "one"
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert len((run / "lines.tsv").read_text().splitlines()) == len(rows)
+    assert all("actor/leash" in row for row in rows)
+    assert {row["critic/score/max"] for row in rows} <= {0.0, 0.25}
+
+
+def test_wrong_settings_are_refused_before_the_run(environment, tmp_path):
+    wrong = "algorithm.adv_estimator_params={scael: 2.0}"
+    done = rlctl(environment, tmp_path, "train", "grpo", "--inline", *SETTINGS, wrong)
+    assert done.returncode == 3
+    assert "scaled_score has no setting 'scael'" in done.stderr
+    assert "did you mean 'scale'" in done.stderr
+
+
+def test_prep_offers_the_data_set(environment, tmp_path):
+    done = rlctl(environment, tmp_path, "prep", "sums", "--count", "3", "--json")
+    assert done.returncode == 0, done.stderr
+    assert {split: each["num_rows"] for split, each in json.loads(done.stdout).items()} == {
+        "train": 3,
+        "val": 3,
+    }
