@@ -340,7 +340,7 @@ def test_weights_that_arrive_damaged_stop_the_run(
     stage.tell("spoil")
     with pytest.raises(
         RlctlError,
-        match=r"weights arrived damaged: block 0 was sent with checksum [0-9a-f]{8} and has [0-9a-f]{8}",
+        match=r"corrupted in transit: bucket 0 was sent with checksum [0-9a-f]{8} and arrived with [0-9a-f]{8}",
     ):
         stage.actor.generate_sequences(prompts(), seed=1)
 

@@ -144,7 +144,7 @@ def test_padding_stays_small() -> None:
     )
     packing = Packing.from_lengths(lengths, "cpu")
     assert len(packing.token_of_slot) <= 1.2 * int(lengths.sum())
-    assert sum(bucket.rows for bucket in packing.buckets) == 500
+    assert sum(rectangle.rows for rectangle in packing.rectangles) == 500
 
 
 def test_no_mask_is_built(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -61,7 +61,7 @@ def test_the_way_that_weights_go(backend: str, device: str, host: bool) -> None:
 def test_a_way_that_cannot_carry_the_devices_tensors_is_refused() -> None:
     overrides = ["actor_rollout_ref.rollout.checkpoint_engine.backend=nccl"]
     with pytest.raises(
-        ConfigError, match=r"backend=nccl does not carry tensors of trainer\.device=cpu"
+        ConfigError, match=r"backend=nccl does not support trainer\.device=cpu"
     ) as refused:
         uses_host_memory(compose("ppo", overrides).config.actor_rollout_ref.rollout, "cpu")
     assert "auto, object_store or gloo" in str(refused.value)

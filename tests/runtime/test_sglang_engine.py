@@ -121,7 +121,7 @@ def test_weights_are_replaced_and_nothing_of_the_old_ones_is_cached(
 def test_weights_go_with_the_memory_and_come_back_by_name(server: Server, folder: Path) -> None:
     engine = attach(server, folder)
     assert engine.sleep()
-    with pytest.raises(RlctlError, match="answered 500 to /generate"):
+    with pytest.raises(RlctlError, match="replied 500 to /generate"):
         engine.generate(prompts(4), sampling())
     engine.wake()
     engine.load_weights(tiny_model(seed=3).named_parameters())
@@ -185,9 +185,9 @@ def test_greedy_stops_limits_and_the_end_of_the_context(server: Server, folder: 
 @pytest.mark.parametrize(
     ("how", "message"),
     [
-        ("error", "answered 500 to /generate: .*illegal memory access"),
-        ("abort", "broke an answer off"),
-        ("hang", "did not answer /generate within 0.5 s"),
+        ("error", "replied 500 to /generate: .*illegal memory access"),
+        ("abort", "aborted a response"),
+        ("hang", "did not reply to /generate within 0.5 s"),
     ],
 )
 def test_what_goes_wrong_is_named(server: Server, folder: Path, how: str, message: str) -> None:
@@ -200,7 +200,7 @@ def test_what_goes_wrong_is_named(server: Server, folder: Path, how: str, messag
 
 def test_weights_of_another_model_are_refused(server: Server, folder: Path) -> None:
     with pytest.raises(
-        RlctlError, match=r"answered 400 to /update_weights_from_disk: .*does not fit"
+        RlctlError, match=r"replied 400 to /update_weights_from_disk: .*does not fit"
     ):
         attach(server, folder).load_weights(tiny_model(hidden_size=16).named_parameters())
 
@@ -217,13 +217,13 @@ def test_nobody_at_the_address(folder: Path) -> None:
     [
         ([], 1, MissingExtraError, "needs the package sglang"),
         ([f"+{KWARGS}.ulr=http://a:1"], 1, ConfigError, "no argument 'ulr'"),
-        ([f"+{KWARGS}.url=localhost"], 1, ConfigError, "no address of a server"),
+        ([f"+{KWARGS}.url=localhost"], 1, ConfigError, "not the address of a server"),
         ([f"+{KWARGS}.url=http://a:1"], 2, ConfigError, "1 servers for 2 ranks"),
         (
             [f"+{KWARGS}.url=http://a:1", "actor_rollout_ref.rollout.tensor_model_parallel_size=2"],
             2,
             ConfigError,
-            "the server's",
+            "one server per rank",
         ),
     ],
 )
@@ -256,7 +256,9 @@ def test_a_server_that_is_started_here_ends_here(folder: Path) -> None:
     engine.load_weights(policy.named_parameters())  # it began with dummy weights
     assert_log_probs_of(policy, engine)
     engine.server.call("POST", "/break", {"how": "die"}, 10)
-    with pytest.raises(RlctlError, match="went away during /generate") as caught:
+    with pytest.raises(
+        RlctlError, match="lost the connection to the SGLang server during /generate"
+    ) as caught:
         engine.generate(prompts(4), sampling(n=1))
     assert "the device is gone" in str(caught.value)
     engine.close()
@@ -266,7 +268,7 @@ def test_a_server_that_is_started_here_ends_here(folder: Path) -> None:
 
 @pytest.mark.usefixtures("installed")
 def test_a_server_that_does_not_start_says_why(folder: Path) -> None:
-    with pytest.raises(ResourceError, match="ended at its start, with code 1") as caught:
+    with pytest.raises(ResourceError, match="exited during startup with code 1") as caught:
         SGLangEngine.from_spec(spec(folder, f"+{KWARGS}.server_args=[--refuse]"), None)
     assert "no such model" in str(caught.value)
 

@@ -59,7 +59,7 @@ def test_a_template_that_refuses_a_chat_says_why(folder: Path) -> None:
     tokenizer = load_tokenizer(str(folder))
     tokenizer.chat_template = "{{ raise_exception('no system role') }}"
     with pytest.raises(
-        ConfigError, match="refuses a prompt with the roles system, user: no system role"
+        ConfigError, match="rejects a prompt with the roles system, user: no system role"
     ):
         encode_prompt(tokenizer, CHAT)
 
@@ -70,7 +70,7 @@ def test_folders_that_will_not_do(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no tokenizer"):
         load_tokenizer(str(tmp_path))
     (tmp_path / "config.json").write_text("{}")
-    with pytest.raises(ConfigError, match="wanted a folder"):
+    with pytest.raises(ConfigError, match="is a file, not a folder"):
         load_tokenizer(str(tmp_path / "config.json"))
     for broken in ("{ broken", '{"version": "1.0", "model": {"type": "none"}}'):
         (tmp_path / "tokenizer.json").write_text(broken)
@@ -101,7 +101,7 @@ def test_what_ends_an_answer(folder: Path) -> None:
         stop_token_ids(tokenizer, str(folder))
     (folder / "generation_config.json").unlink()
     tokenizer.eos_token = None
-    with pytest.raises(ConfigError, match="ends an answer"):
+    with pytest.raises(ConfigError, match="defines a stop token"):
         stop_token_ids(tokenizer, str(folder))
 
 

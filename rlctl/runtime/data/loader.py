@@ -1,5 +1,8 @@
-"""From rows to batches of prompts. The prompts are an endless stream, epoch after epoch in another order, which is a function of the seed
-alone: there is no state to save."""
+"""Batches of prompts from data files.
+
+Prompts form an endless stream, one epoch after another in a different order. The order is a
+function of the seed and the epoch, so there is no state to save.
+"""
 
 from __future__ import annotations
 
@@ -19,11 +22,11 @@ from rlctl.runtime.data.tokenizer import encode_prompt
 
 @dataclass(frozen=True)
 class PromptSet:
-    """Rows and their token ids, over-long ones dealt with."""
+    """Rows of the data files with their token ids, after filtering or truncation."""
 
     rows: list[PromptRow]
     prompt_ids: list[list[int]]
-    num_dropped: int
+    num_dropped: int  # rows dropped as over-long
 
     @classmethod
     def load(
@@ -33,9 +36,11 @@ class PromptSet:
         tokenizer: PreTrainedTokenizerBase,
         max_samples: int,
     ) -> PromptSet:
-        """Read parquet (or JSONL) files, at most `max_samples` rows (-1: all), and tokenise with the model's chat template.
+        """Read parquet or JSONL files and tokenize prompts with the model's chat template.
 
-        A prompt longer than `data.max_prompt_length` is dropped and counted (`filter_overlong_prompts`), or `data.truncation` decides.
+        Reads at most `max_samples` rows (-1: all). Prompts longer than `data.max_prompt_length` are
+        dropped if `data.filter_overlong_prompts`, else handled by `data.truncation`. Raises
+        ConfigError if no prompt remains, or for an over-long prompt with `truncation=error`.
         """
         rows = [
             row
@@ -56,57 +61,65 @@ class PromptSet:
             ids.append(prompt)
         if not kept:
             raise ConfigError(
-                f"no prompt is left: {dropped} of {len(rows)} are longer than data.max_prompt_length={data.max_prompt_length} tokens",
+                f"no prompt is left: {dropped} of {len(rows)} are longer than "
+                f"data.max_prompt_length={data.max_prompt_length} tokens",
                 where=", ".join(files),
-                hint="a larger data.max_prompt_length",
+                hint="set a larger data.max_prompt_length",
             )
         return cls(kept, ids, dropped)
 
     def batch(self, index: Sequence[int]) -> Prompts:
-        """The prompts at `index`, as a batch whose groups count from 0."""
+        """Return the N prompts at `index` as a batch with groups 0 … N−1."""
         ids = Ragged.from_rows([self.prompt_ids[i] for i in index], dtype=torch.int64)
         return Prompts(
             prompt_ids=ids, group=torch.arange(len(index)), rows=[self.rows[i] for i in index]
         )
 
     def __len__(self) -> int:
+        """Return the number of prompts."""
         return len(self.rows)
 
 
 @dataclass(frozen=True)
 class PromptLoader:
-    """Steps count from 1, epochs and places in the stream of prompts from 0; the last rows of an epoch that do not fill a batch are left
-    out of that epoch."""
+    """Stream of prompts in batches of `batch_size`.
+
+    Steps count from 1; epochs and positions in the stream from 0. An epoch omits the last prompts
+    that do not fill a batch.
+    """
 
     prompts: PromptSet
     batch_size: int
-    sampler: Callable[[int, int, int], Tensor]  # see `samplers`
+    sampler: Callable[[int, int, int], Tensor]  # see the module `samplers`
     seed: int
 
     @property
     def steps_per_epoch(self) -> int:
+        """Number of full batches in an epoch."""
         return len(self.prompts) // self.batch_size
 
-    def epoch_of(self, rank_info: int) -> int:
-        return rank_info // (self.steps_per_epoch * self.batch_size)
+    def epoch_of(self, position: int) -> int:
+        """Return the epoch of a position in the stream."""
+        return position // (self.steps_per_epoch * self.batch_size)
 
     def batch_at(self, step: int) -> Prompts:
-        """The prompts of one step, the same ones whenever it is asked for."""
+        """Return the prompts of `step` (from 1); the same for every call."""
         return self.at(range((step - 1) * self.batch_size, step * self.batch_size))
 
-    def at(self, places: Sequence[int]) -> Prompts:
-        """The prompts at these places of the stream, as a batch whose groups count from 0."""
+    def at(self, positions: Sequence[int]) -> Prompts:
+        """Return the N prompts at `positions` of the stream as a batch with groups 0 … N−1."""
         orders = {
             epoch: self.sampler(len(self.prompts), epoch, self.seed)
-            for epoch in {self.epoch_of(rank_info) for rank_info in places}
+            for epoch in {self.epoch_of(position) for position in positions}
         }
-        an_epoch = self.steps_per_epoch * self.batch_size
+        per_epoch = self.steps_per_epoch * self.batch_size
         return self.prompts.batch(
-            [int(orders[self.epoch_of(rank_info)][rank_info % an_epoch]) for rank_info in places]
+            [int(orders[self.epoch_of(each)][each % per_epoch]) for each in positions]
         )
 
 
 def _truncate(ids: list[int], data: schema.Data, where: str) -> list[int]:
+    """Shorten a prompt to `data.max_prompt_length` by `data.truncation`, or raise ConfigError."""
     limit = data.max_prompt_length
     match data.truncation:
         case "left":
@@ -119,5 +132,6 @@ def _truncate(ids: list[int], data: schema.Data, where: str) -> list[int]:
             raise ConfigError(
                 f"a prompt of {len(ids)} tokens is longer than data.max_prompt_length={limit}",
                 where=where,
-                hint="a larger data.max_prompt_length, data.filter_overlong_prompts=true, or data.truncation=left|right|middle",
+                hint="set a larger data.max_prompt_length, data.filter_overlong_prompts=true or "
+                "data.truncation=left|right|middle",
             )

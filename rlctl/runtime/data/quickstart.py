@@ -1,4 +1,4 @@
-"""The names of what the package brings along: `quickstart` as a model path or a data file."""
+"""The bundled model and data, named `quickstart` as a model path or data file."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ NUM_TRAIN, NUM_VAL, SEED, LEVEL = 4096, 256, 0, 2
 
 
 def resolve(config: schema.Config, root: Path) -> schema.Config:
-    """The same configuration with real paths in place of `quickstart`; the data are written under `root` the first time."""
+    """Replace `quickstart` by real paths; the data is written under `root` on first use."""
     actor_rollout, critic, data = config.actor_rollout_ref, config.critic, config.data
     return config.model_copy(
         update={
@@ -33,6 +33,7 @@ def resolve(config: schema.Config, root: Path) -> schema.Config:
 
 
 def _model(model: schema.Model) -> schema.Model:
+    """Replace `quickstart` in the paths of model and tokenizer."""
     tokenizer_path = model.tokenizer_path and real_path(model.tokenizer_path)
     return model.model_copy(
         update={"path": real_path(model.path), "tokenizer_path": tokenizer_path}
@@ -40,6 +41,7 @@ def _model(model: schema.Model) -> schema.Model:
 
 
 def _data(file: str, split: str, root: Path) -> str:
+    """Return the path of the file, generating the quickstart data if necessary."""
     if file != NAME:
         return file
     folder = root / ".quickstart"

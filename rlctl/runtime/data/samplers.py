@@ -1,6 +1,7 @@
-"""In which order an epoch goes through the prompts: `data.sampler` names a function `(num_prompts, epoch, seed) -> order (num_prompts,)`.
+"""Orders of the prompts in an epoch, selected by `data.sampler`.
 
-It must depend on nothing else: a resumed run asks again for the order of the epoch that it stopped in.
+A sampler is a function `(num_prompts, epoch, seed) -> order`, a permutation (num_prompts,) int64.
+It must depend on these arguments only, so that a resumed run continues in the same order.
 """
 
 from __future__ import annotations
@@ -10,12 +11,13 @@ from torch import Tensor
 
 
 def random_order(num_prompts: int, epoch: int, seed: int) -> Tensor:
-    """Another permutation for each epoch."""
+    """Return a different random permutation (num_prompts,) for each epoch."""
     return torch.randperm(
         num_prompts, generator=torch.Generator().manual_seed(seed * 1_000_003 + epoch)
     )
 
 
-def sequential_order(num_prompts: int, epoch: int, seed: int) -> Tensor:  # noqa: ARG001
-    """As they stand in the files."""
+def sequential_order(num_prompts: int, epoch: int, seed: int) -> Tensor:
+    """Return the order of the files, (num_prompts,), in every epoch."""
+    del epoch, seed
     return torch.arange(num_prompts)

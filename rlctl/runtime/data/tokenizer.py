@@ -1,4 +1,4 @@
-"""The model's tokenizer and chat template: what turns a row's chat into the token ids that the model continues."""
+"""The model's tokenizer and chat template: from chat messages to the token ids of a prompt."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 
 
 def load_tokenizer(path: str, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:
-    """The tokenizer of a model folder (or its address), or of a model on the hub (`owner/name`), with a chat template.
+    """Load the tokenizer of a model folder, remote address or hub model (`owner/name`).
 
-    Raises ConfigError when the folder is missing, holds no tokenizer, or its tokenizer has no chat template.
+    Raises ConfigError if the folder is missing or has no tokenizer, the tokenizer cannot be loaded,
+    or it has no chat template.
     """
     folder = Path(local(real_path(path))).expanduser()
     if folder.is_dir():
@@ -31,31 +32,29 @@ def load_tokenizer(path: str, trust_remote_code: bool = False) -> PreTrainedToke
             raise ConfigError(
                 "the model folder has no tokenizer",
                 where=str(folder),
-                hint=f"one of {', '.join(_FILES)} must be in it",
+                hint=f"the folder must contain one of {', '.join(_FILES)}",
             )
         source = str(folder)
     elif folder.exists():
-        raise ConfigError("the model path is a file, wanted a folder", where=str(folder))
+        raise ConfigError("the model path is a file, not a folder", where=str(folder))
     elif _HUB_NAME.fullmatch(path):
         source = path
     else:
         raise ConfigError(
             "the model folder does not exist",
             where=str(folder),
-            hint="a folder in transformers' format, or owner/name on the hub",
+            hint="give a folder in transformers' format, or owner/name on the hub",
         )
     try:
-        only_here = not folder.is_dir() and not hub_answers()
+        offline = not folder.is_dir() and not hub_answers()
         tokenizer = AutoTokenizer.from_pretrained(
-            source, trust_remote_code=trust_remote_code, local_files_only=only_here
+            source, trust_remote_code=trust_remote_code, local_files_only=offline
         )
-    except (
-        Exception
-    ) as error:  # a broken tokenizer.json makes the tokenizers library raise this very class
+    except Exception as error:  # tokenizers raises this class itself for a broken tokenizer.json
         hint = (
             None
             if folder.is_dir()
-            else "a folder of that name does not exist here, so it was looked up on the hub"
+            else "no folder of that name exists, so it was looked up on the hub"
         )
         raise ConfigError(
             f"the tokenizer cannot be loaded: {str(error).splitlines()[0]}", where=source, hint=hint
@@ -64,7 +63,7 @@ def load_tokenizer(path: str, trust_remote_code: bool = False) -> PreTrainedToke
         raise ConfigError(
             "the tokenizer has no chat template",
             where=source,
-            hint="the model's instruct variant, or a chat_template.jinja in the folder that you write",
+            hint="use the model's instruct variant, or add a chat_template.jinja to the folder",
         )
     return tokenizer
 
@@ -72,9 +71,9 @@ def load_tokenizer(path: str, trust_remote_code: bool = False) -> PreTrainedToke
 def render_prompt(
     tokenizer: PreTrainedTokenizerBase, chat: Chat, **apply_chat_template_kwargs: Any
 ) -> str:
-    """The text that the model continues: `chat` in the model's template, ending where the assistant's turn begins.
+    """Render `chat` with the model's template, up to the start of the assistant's turn.
 
-    Raises ConfigError when the template refuses the chat (a role it does not know, turns in an order it does not take).
+    Raises ConfigError if the template rejects the chat, for example an unknown role.
     """
     import jinja2
 
@@ -85,7 +84,7 @@ def render_prompt(
     except jinja2.TemplateError as error:
         roles = ", ".join(message["role"] for message in chat)
         raise ConfigError(
-            f"the chat template refuses a prompt with the roles {roles}: {error}",
+            f"the chat template rejects a prompt with the roles {roles}: {error}",
             where=tokenizer.name_or_path,
         ) from error
     assert isinstance(text, str)  # one chat, not tokenized
@@ -95,17 +94,16 @@ def render_prompt(
 def encode_prompt(
     tokenizer: PreTrainedTokenizerBase, chat: Chat, **apply_chat_template_kwargs: Any
 ) -> list[int]:
-    """The token ids of `render_prompt`. Special tokens are the template's: none is added."""
+    """Tokenize `render_prompt`. The template contains all special tokens; none is added."""
     text = render_prompt(tokenizer, chat, **apply_chat_template_kwargs)
-    return tokenizer.encode(
-        text, add_special_tokens=False, verbose=False
-    )  # how long is too long is the caller's affair
+    # verbose=False: the caller checks the length.
+    return tokenizer.encode(text, add_special_tokens=False, verbose=False)
 
 
 def stop_token_ids(tokenizer: PreTrainedTokenizerBase, model_path: str) -> tuple[int, ...]:
-    """The tokens that end an answer: the tokenizer's, and those of the model's generation_config.json where it has one; sorted.
+    """Return the sorted stop tokens of the tokenizer and the model's generation_config.json.
 
-    Raises ConfigError when there is none: no answer would ever end.
+    Raises ConfigError if there are none, since responses would never end.
     """
     own = tokenizer.eos_token_id
     found = {own} if isinstance(own, int) else set[int]()
@@ -120,11 +118,11 @@ def stop_token_ids(tokenizer: PreTrainedTokenizerBase, model_path: str) -> tuple
                 raise ConfigError(
                     f"generation_config.json cannot be read: {error}", where=str(folder)
                 ) from error
-            ends = None  # a model on the hub need not have one
+            ends = None  # optional for a model on the hub
         found |= {ends} if isinstance(ends, int) else set(ends or ())
     if not found:
         raise ConfigError(
-            "neither the tokenizer nor generation_config.json names a token that ends an answer",
+            "neither the tokenizer nor generation_config.json defines a stop token",
             where=model_path,
         )
     return tuple(sorted(found))

@@ -1,7 +1,7 @@
-"""The two models that learn: a policy (log-probs of response tokens) and a value function, both on a transformers backbone.
+"""The two trained models: a policy (log-probs of response tokens) and a value function.
 
-They take packed `Sequences` and give flat per-token results, so that neither linear layers nor the vocabulary projection ever see padding
-or a token whose output nobody asked for.
+Both wrap a transformers backbone, take packed `Sequences` and return flat per-token results, so no
+layer processes padding, and the vocabulary projection only processes predicting positions.
 """
 
 from __future__ import annotations
@@ -16,21 +16,22 @@ from transformers import PreTrainedModel
 from rlctl.runtime.model.sequences import Sequences
 from rlctl.runtime.ops import log_probs_and_entropy, sum_of_squared_probs
 
-# Logits of at most this many elements exist at a time (1 GiB in fp32); beyond it, chunks are recomputed in the backward pass.
+# Maximum elements of logits in memory (1 GiB in fp32); larger ones are processed in chunks that are
+# recomputed in the backward pass.
 MAX_LOGITS = 2**28
 
 
 @dataclass(frozen=True, eq=False)
 class PolicyOutputs:
-    """Of every response token: (T,) each; None where it was not asked for. `entropy` in nats; `sum_pi_squared` without a gradient."""
+    """Outputs for T response tokens; None if not requested."""
 
-    log_probs: Tensor
-    entropy: Tensor | None
-    sum_pi_squared: Tensor | None = None
+    log_probs: Tensor  # (T,)
+    entropy: Tensor | None  # (T,), nats
+    sum_pi_squared: Tensor | None = None  # (T,): Σ_v π(v)², without a gradient
 
 
 def _hidden_states(backbone: nn.Module, sequences: Sequences) -> Tensor:
-    """The last hidden states at the predicting positions: (T_response, H)."""
+    """Return the last hidden states at predicting positions: (T_response, H)."""
     packing = sequences.packing
     out = backbone(
         input_ids=sequences.ids[None],
@@ -42,7 +43,7 @@ def _hidden_states(backbone: nn.Module, sequences: Sequences) -> Tensor:
 
 
 class PolicyModel(nn.Module):
-    """log π(token | what stands before it) at `temperature`."""
+    """Policy: log π(token | preceding tokens) at `temperature`."""
 
     def __init__(self, hf: PreTrainedModel, temperature: float) -> None:
         super().__init__()
@@ -52,7 +53,7 @@ class PolicyModel(nn.Module):
     def forward(
         self, sequences: Sequences, with_entropy: bool, with_squares: bool = False
     ) -> PolicyOutputs:
-        """Packed sequences in, one log-prob (and entropy, and Σ_v π(v)²) a response token out: (T_response,)."""
+        """Return log-probs, and optionally entropies and Σ_v π(v)², (T_response,) each."""
         hidden = _hidden_states(self.hf.get_decoder(), sequences)  # (T, H)
         head = self.hf.get_output_embeddings()
         assert head is not None, "a causal language model has a vocabulary projection"
@@ -84,13 +85,14 @@ class PolicyModel(nn.Module):
         with_entropy: bool,
         with_squares: bool,
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """Score a chunk: hidden (T, H), targets (T,) int64 -> three tensors (T,) or None."""
         logits = head(hidden)
         scores = log_probs_and_entropy(logits, targets, self.temperature, with_entropy)
         return *scores, sum_of_squared_probs(logits, self.temperature) if with_squares else None
 
 
 class ValueModel(nn.Module):
-    """V(what stands before a token), one linear head on the backbone. The head starts at zero, so that learning starts from V = 0."""
+    """Value function V(preceding tokens): a linear head on the backbone, initialized to V = 0."""
 
     def __init__(self, hf: PreTrainedModel) -> None:
         super().__init__()
@@ -100,5 +102,5 @@ class ValueModel(nn.Module):
         nn.init.zeros_(self.head.bias)
 
     def forward(self, sequences: Sequences) -> Tensor:
-        """Packed sequences in, one value a response token out: (T_response,) float32."""
+        """Return one value per response token: (T_response,) float32."""
         return self.head(_hidden_states(self.hf, sequences))[:, 0].float()

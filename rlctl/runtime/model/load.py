@@ -1,4 +1,4 @@
-"""From a folder or a hub name to a transformers model that runs packed sequences."""
+"""Loading of transformers models, prepared for packed sequences."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ _DTYPES = {
 
 
 def load_model(model: schema.Model, kind: Kind, dtype: torch.dtype, seed: int) -> PreTrainedModel:
-    """Load the weights (`init: auto`) or make new ones of the folder's config.json from `seed` (`init: random`), on the CPU.
+    """Load a model on the CPU (`init: auto`), or initialize it from `seed` (`init: random`).
 
-    An address is with_local_path by each machine that needs it.
-    A model without weights, or of an architecture that transformers does not know, is a `ConfigError`.
+    `kind` "policy" includes the LM head, "backbone" does not. A remote address is downloaded to
+    this machine first. Raises ConfigError if weights are missing or the architecture is unknown.
     """
-    logging.disable_progress_bar()  # the run has its own
+    logging.disable_progress_bar()  # the run shows its own
     auto = AutoModelForCausalLM if kind == "policy" else AutoModel
     options = {"trust_remote_code": model.trust_remote_code, "dtype": dtype}
     try:
@@ -47,26 +47,25 @@ def load_model(model: schema.Model, kind: Kind, dtype: torch.dtype, seed: int) -
         reason = str(error).strip().splitlines()[0]
         raise ConfigError(
             f"the model {model.path!r} cannot be loaded: {reason}",
-            hint="a folder with config.json and *.safetensors of a transformers architecture, or the name of one on the hub",
+            hint="give a folder with config.json and *.safetensors of a transformers architecture, "
+            "or owner/name on the hub",
         ) from error
     use_rlctl_attention(loaded)
     return loaded
 
 
 def with_local_path(model: schema.Model) -> schema.Model:
-    """The same with a path of this machine, for engines that load it themselves."""
+    """Download the model to this machine if necessary, and return it with the local path."""
     return model.model_copy(update={"path": local(model.path)})
 
 
 def compute_dtype(model: schema.Model, device: str) -> torch.dtype:
-    """What forward and backward passes run in: `model.dtype`, or bfloat16 on a GPU and float32 on a CPU."""
-    return (
-        (torch.bfloat16 if device == "cuda" else torch.float32)
-        if model.dtype == "auto"
-        else _DTYPES[model.dtype]
-    )
+    """Return the dtype of passes: `model.dtype`; `auto` is bfloat16 on a GPU, float32 on a CPU."""
+    if model.dtype == "auto":
+        return torch.bfloat16 if device == "cuda" else torch.float32
+    return _DTYPES[model.dtype]
 
 
 def master_dtype(fsdp: schema.FSDP | schema.FrozenFSDP) -> torch.dtype:
-    """What weights and optimizer state are kept in."""
+    """Return the dtype in which weights and optimizer state are stored."""
     return _DTYPES[fsdp.model_dtype]

@@ -1,7 +1,7 @@
-"""LoRA: small trained matrices beside linear layers of a frozen model, W + lora_alpha / lora_rank · B A (Hu et al. 2021, arXiv 2106.09685).
+"""LoRA adapters: W + lora_alpha / lora_rank · B A, W frozen (Hu et al. 2021, arXiv 2106.09685).
 
-`peft` puts them into the model's own layers, so training needs no other code. Who stands outside of training, a rollout engine or a folder
-on the disk, gets ordinary weights, base and adapter added up, under the names that they have without adapters.
+`peft` injects them into the model's layers, so training needs no other code. Rollout engines and
+exports receive ordinary weights, base plus adapter, under the names of the model without adapters.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from rlctl.errors import ConfigError, MissingExtraError
 from rlctl.recipes import schema
 from rlctl.runtime.model.sharding import full_tensor
 
-_NAME = "default"  # what peft calls the only adapter
+_NAME = "default"  # peft's name of the only adapter
 _BASE, _A, _B = ".base_layer.", f".lora_A.{_NAME}.", f".lora_B.{_NAME}."
 
 
 def check_peft() -> None:
-    """Errors: MissingExtraError where `peft` is not installed."""
+    """Raise MissingExtraError if `peft` is not installed."""
     if find_spec("peft") is None:
         raise MissingExtraError(
             "LoRA needs peft, which is not installed",
@@ -35,9 +35,13 @@ def check_peft() -> None:
 
 
 def add_adapters(hf: PreTrainedModel, model: schema.Model, seed: int) -> None:
-    """Freeze `hf` and give it adapters, if `model.lora_rank` says so. In place. They add nothing yet: B is zero; A is drawn from `seed`.
+    """Freeze `hf` and inject adapters, in place; no-op if `model.lora_rank` is 0.
 
-    Errors: MissingExtraError, ConfigError for target modules that the model has not, or that are no linear layers.
+    Initially adapters add nothing: B is zero and A is drawn from `seed`.
+
+    Raises:
+        MissingExtraError: peft is not installed.
+        ConfigError: target modules are missing from the model or not linear layers.
     """
     if model.lora_rank == 0:
         return
@@ -58,14 +62,14 @@ def add_adapters(hf: PreTrainedModel, model: schema.Model, seed: int) -> None:
             torch.manual_seed(seed)
             inject_adapter_in_model(config, hf, adapter_name=_NAME)
     except ValueError as error:
-        hint = "all-linear, or names such as [q_proj, v_proj]"
+        hint = "use all-linear, or names such as [q_proj, v_proj]"
         raise ConfigError(str(error).splitlines()[0], where="target_modules", hint=hint) from error
     others = {name for name, layer in _adapted(hf).items() if not isinstance(layer, Linear)}
     if others:
         raise ConfigError(
-            f"adapters are for linear layers; {sorted(others)[0]} is none",
+            f"adapters require linear layers; {sorted(others)[0]} is not linear",
             where="target_modules",
-            hint="all-linear",
+            hint="use all-linear",
         )
     for name, parameter in hf.named_parameters():
         parameter.requires_grad_(_A in name or _B in name)
@@ -74,12 +78,16 @@ def add_adapters(hf: PreTrainedModel, model: schema.Model, seed: int) -> None:
 
 
 def has_adapters(module: nn.Module) -> bool:
+    """Return True if the module has LoRA adapters."""
     return bool(_adapted(module))
 
 
 @contextmanager
 def without_adapters(module: nn.Module) -> Iterator[None]:
-    """Inside, the model is the frozen base. peft's own switch would also touch `requires_grad`, which the optimizer relies on."""
+    """Disable adapters within the block, leaving the frozen base model.
+
+    peft's own switch would also change `requires_grad`, which the optimizer relies on.
+    """
     layers: list[Any] = list(_adapted(module).values())
     try:
         for layer in layers:
@@ -91,7 +99,7 @@ def without_adapters(module: nn.Module) -> Iterator[None]:
 
 
 def merged_parameters(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Every parameter whole, with its adapter added, one at a time, under its name in the model without adapters. Collective."""
+    """Yield full parameters with adapters merged, by their name without adapters. Collective."""
     layers = _adapted(module)
     for name, parameter in module.named_parameters():
         if _A in name or _B in name:
@@ -104,7 +112,7 @@ def merged_parameters(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def _delta(layer: Any) -> Tensor:
-    """What the adapter adds to the weight, in float32, as the layer stores it."""
+    """Return the adapter's change of the weight (out, in), in float32 and the layer's layout."""
     b, a = (
         full_tensor(layer.lora_B[_NAME].weight).float(),
         full_tensor(layer.lora_A[_NAME].weight).float(),
@@ -114,14 +122,14 @@ def _delta(layer: Any) -> Tensor:
 
 
 def adapter_parameters(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """The adapters' matrices whole, under the names of peft's files. Collective."""
+    """Yield the full adapter matrices under the names in peft's files. Collective."""
     for name, parameter in module.named_parameters():
         if _A in name or _B in name:
             yield f"base_model.model.{name.replace(f'.{_NAME}.', '.')}", full_tensor(parameter)
 
 
 def write_adapter(folder: Path, hf: PreTrainedModel, weights: Mapping[str, Tensor]) -> None:
-    """A folder that `PeftModel.from_pretrained(base, folder)` loads."""
+    """Write a folder that `PeftModel.from_pretrained(base, folder)` can load."""
     from safetensors.torch import save_file
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -130,11 +138,12 @@ def write_adapter(folder: Path, hf: PreTrainedModel, weights: Mapping[str, Tenso
         folder / "adapter_model.safetensors",
         {"format": "pt"},
     )
-    config: Any = hf.peft_config  # where peft keeps what it did to the model
+    config: Any = hf.peft_config  # set by peft, unknown to transformers' types
     config[_NAME].save_pretrained(str(folder))
 
 
 def _adapted(module: nn.Module) -> dict[str, nn.Module]:
+    """Return the layers with adapters, by name."""
     return {
         name: layer
         for name, layer in module.named_modules()

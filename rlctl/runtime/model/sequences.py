@@ -1,4 +1,4 @@
-"""Prompts and responses as one packed row for a model, and where in it the responses are predicted."""
+"""Prompts and responses as one packed row, with the positions that predict response tokens."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rlctl.runtime.model.attention import Packing
 
 @dataclass(frozen=True, eq=False)
 class Sequences:
-    """B sequences end to end. `predictors[i]` is the position whose output predicts response token `targets[i]`."""
+    """B packed sequences; the output at `predictors[i]` predicts response token `targets[i]`."""
 
     ids: Tensor  # (T,) int64
     packing: Packing
@@ -22,14 +22,17 @@ class Sequences:
 
     @classmethod
     def from_ragged(cls, prompt_ids: Ragged, response_ids: Ragged) -> Sequences:
-        """Every prompt must hold at least one token: the first response token is predicted from the last of the prompt."""
-        whole = concat_ragged(prompt_ids, response_ids)
-        # In the flat row, response token j of row b stands behind the prompts of rows 0..b and the responses before it.
-        position = torch.arange(len(response_ids.values), device=whole.values.device)
+        """Pack prompts and responses of B rows.
+
+        Prompts must not be empty: the last prompt token predicts the first response token.
+        """
+        packed = concat_ragged(prompt_ids, response_ids)
+        # A response token of row b follows the prompts of rows 0..b and all earlier responses.
+        position = torch.arange(len(response_ids.values), device=packed.values.device)
         predictors = position + prompt_ids.lengths.cumsum(0)[response_ids.row_of_token] - 1
         return cls(
-            whole.values,
-            Packing.from_lengths(whole.lengths, whole.values.device),
+            packed.values,
+            Packing.from_lengths(packed.lengths, packed.values.device),
             predictors,
             response_ids.values,
         )

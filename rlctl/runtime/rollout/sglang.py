@@ -1,8 +1,11 @@
-"""The engine `sglang`: answers sampled by an SGLang server, started here or reached at an address.
+"""Engine `sglang` (experimental): an SGLang server, started by the engine or reached at a URL.
 
-SGLang reports log-probs at the sampling temperature and before top-k and top-p (unless its SGLANG_RETURN_ORIGINAL_LOGPROB is set), which is
-what an engine owes. It honours seeds under `--enable-deterministic-inference`, which a server that is started here gets. Endpoints are
-those of docs.sglang.io, "SGLang for RL Systems".
+It has only been run against a test server that implements the same endpoints, never against SGLang
+itself. Endpoints follow docs.sglang.io, "SGLang for RL Systems".
+
+SGLang reports log-probs at the sampling temperature and before top-k and top-p (unless its
+SGLANG_RETURN_ORIGINAL_LOGPROB is set), as `RolloutEngine.generate` requires. It uses seeds only
+with `--enable-deterministic-inference`, which servers started here receive.
 """
 
 from __future__ import annotations
@@ -35,34 +38,28 @@ from rlctl.runtime.rollout.sglang_server import SGLangServer
 
 _KEY = "actor_rollout_ref.rollout.engine_kwargs"
 _ROWS_PER_REQUEST = 32
-_SHARD_BYTES = (
-    2**30
-)  # of a file of weights: so much of the model is in this process's memory a second time, at most
+_SHARD_BYTES = 2**30  # of a file of weights: limits the additional host memory in this process
 _SHARED_MEMORY = Path("/dev/shm")
 
 
 @dataclass(frozen=True)
 class SGLangArguments:
-    """What `rollout.engine_kwargs` may hold for this engine."""
+    """Keys of `rollout.engine_kwargs` for this engine."""
 
-    url: str | tuple[str, ...] | None = (
-        None  # of running servers, one a rank; None: each rank starts one
-    )
-    server_args: tuple[str, ...] = ()  # further arguments of sglang.launch_server
-    start_timeout_s: float = 300.0  # in which the server must be ready
-    weights_dir: str | None = (
-        None  # where new weights pass through files that the server can read; None: shared memory
-    )
+    url: str | tuple[str, ...] | None = None  # running servers, one per rank; None: start one each
+    server_args: tuple[str, ...] = ()  # additional arguments of sglang.launch_server
+    start_timeout_s: float = 300.0  # until the server must be ready
+    weights_dir: str | None = None  # folder shared with the server for weights; None: shared memory
 
     @classmethod
     def from_config(cls, rollout: schema.Rollout) -> Self:
-        """`ConfigError` for a key that is none of these."""
+        """Read `rollout.engine_kwargs`. Raises ConfigError for an unknown key."""
         known = cls.__dataclass_fields__
         unknown = [key for key in rollout.engine_kwargs if key not in known]
         hint = f"known: {', '.join(known)}"
         raise_problems(
             [
-                Problem(f"the engine sglang takes no argument {key!r}", where=_KEY, hint=hint)
+                Problem(f"the engine sglang has no argument {key!r}", where=_KEY, hint=hint)
                 for key in unknown
             ]
         )
@@ -74,11 +71,17 @@ class SGLangArguments:
 
     @property
     def urls(self) -> tuple[str, ...]:
-        return () if self.url is None else (self.url,) if isinstance(self.url, str) else self.url
+        """URLs of running servers; empty if each rank starts its own."""
+        if self.url is None:
+            return ()
+        return (self.url,) if isinstance(self.url, str) else self.url
 
 
 class SGLangEngine:
-    """One server for one rank. New weights pass through safetensors files: in shared memory, or in `weights_dir` for a server elsewhere."""
+    """Client of one SGLang server for one rank.
+
+    Weights are synced through safetensors files in shared memory, or in `weights_dir`.
+    """
 
     def __init__(self, server: SGLangServer, spec: EngineSpec, weights_dir: str | None) -> None:
         self.server = server
@@ -91,33 +94,36 @@ class SGLangEngine:
         self.asleep = False
 
     @classmethod
-    def check(cls, rollout: schema.Rollout, device: str, num_ranks: int) -> None:  # noqa: ARG003
-        """See `RolloutEngine.check`."""
+    def check(cls, rollout: schema.Rollout, device: str, num_ranks: int) -> None:
+        """Validate `engine_kwargs` and the installation: see `RolloutEngine.check`."""
+        del device
         arguments = SGLangArguments.from_config(rollout)
         if rollout.tensor_model_parallel_size > 1:
             raise ConfigError(
-                "the engine sglang has one server a rank; tensor parallelism is the server's",
+                "the engine sglang runs one server per rank without tensor parallelism of its own",
                 where="actor_rollout_ref.rollout.tensor_model_parallel_size",
-                hint="leave it 1 and give --tp-size to servers of your own",
+                hint="set it to 1, and start your own servers with --tp-size",
             )
         for url in arguments.urls:
-            SGLangServer(url)  # judges the address
+            SGLangServer(url)  # validates the address
         if arguments.urls and len(arguments.urls) != num_ranks:
             raise ConfigError(
                 f"{len(arguments.urls)} servers for {num_ranks} ranks",
                 where=f"{_KEY}.url",
-                hint="one address a rank",
+                hint="give one address per rank",
             )
         if not arguments.urls and importlib.util.find_spec("sglang") is None:
             raise MissingExtraError(
                 "the engine sglang needs the package sglang, or the address of a server",
                 where="actor_rollout_ref.rollout.name",
-                hint=f"pip install 'sglang>=0.5.3' (in an environment of its own if its torch is another), or +{_KEY}.url=http://HOST:PORT",
+                hint="pip install 'sglang>=0.5.3', or run a server in another environment and set "
+                f"+{_KEY}.url=http://HOST:PORT",
             )
 
     @classmethod
-    def from_spec(cls, spec: EngineSpec, policy: PreTrainedModel | None) -> Self:  # noqa: ARG003
-        """See `RolloutEngine.from_spec`. A server that is started here begins with dummy weights."""
+    def from_spec(cls, spec: EngineSpec, policy: PreTrainedModel | None) -> Self:
+        """Connect to a server, or start one with dummy weights; `policy` is not used."""
+        del policy
         cls.check(spec.rollout, spec.rank_info.device, spec.rank_info.world_size)
         arguments = SGLangArguments.from_config(spec.rollout)
         if arguments.urls:
@@ -130,7 +136,10 @@ class SGLangEngine:
         return cls(server, spec, arguments.weights_dir)
 
     def generate(self, prompt_ids: Ragged, sampling: SamplingParams) -> Responses:
-        """See `RolloutEngine.generate`. Where both restrict, SGLang may take `top_p` of the whole distribution."""
+        """Sample responses: see `RolloutEngine.generate`.
+
+        With both `top_k` and `top_p`, SGLang may apply `top_p` to the full distribution.
+        """
         prompt_ids = prompt_ids.to("cpu")
         num_rows = len(prompt_ids) * sampling.n
         limits = response_limits(prompt_ids.lengths, sampling, self.max_length)
@@ -146,7 +155,7 @@ class SGLangEngine:
             max(1, ceil_div(self.spec.rollout.max_num_seqs, _ROWS_PER_REQUEST))
         ) as pool:
             parts = pool.map(
-                lambda at: self._ask(
+                lambda at: self._request(
                     prompts[at : at + _ROWS_PER_REQUEST], params[at : at + _ROWS_PER_REQUEST]
                 ),
                 starts,
@@ -159,63 +168,68 @@ class SGLangEngine:
         return Responses(ids, log_probs, finish_reasons(ids, sampling.stop_token_ids))
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
-        """See `RolloutEngine.load_weights`. All weights lie in files for as long as the server reads them."""
+        """Sync weights through temporary files, which exist until the server has read them."""
         with tempfile.TemporaryDirectory(prefix="rlctl-weights-", dir=self.weights_dir) as folder:
             for number, shard in enumerate(_shards(weights)):
                 save_file(shard, Path(folder) / f"model-{number:05d}.safetensors", {"format": "pt"})
-            answer = self._call(
+            reply = self._call(
                 "/update_weights_from_disk", {"model_path": folder, "load_format": "safetensors"}
             )
-        if not isinstance(answer, dict) or not answer.get("success"):
+        if not isinstance(reply, dict) or not reply.get("success"):
             raise RlctlError(
-                f"SGLang did not take the new weights: {answer}",
+                f"SGLang rejected the new weights: {reply}",
                 where=self.server.url,
                 hint=self.server.last_lines(),
             )
         self._call("/flush_cache", {})
 
     def sleep(self) -> bool:
-        """See `RolloutEngine.sleep`. With `rollout.free_cache_engine` weights and cache go; the server needs `--enable-memory-saver`."""
+        """Release weights and cache if `rollout.free_cache_engine` is set.
+
+        The server must have been started with `--enable-memory-saver`.
+        """
         if self.spec.rollout.free_cache_engine and not self.asleep:
             self._call("/release_memory_occupation", {"tags": ["kv_cache", "weights"]})
             self.asleep = True
         return self.asleep
 
     def wake(self) -> None:
-        """See `RolloutEngine.wake`."""
+        """Reacquire the memory for weights and cache, if it was released."""
         if self.asleep:
             self._call("/resume_memory_occupation", {"tags": ["kv_cache", "weights"]})
             self.asleep = False
 
     def close(self) -> None:
-        """End a server that was started here; another one is left as it is."""
+        """End the server if this engine started it."""
         self.server.close()
 
     def _call(self, path: str, body: dict[str, Any]) -> Any:
+        """POST `body` to an endpoint with the call timeout of the run."""
         return self.server.call("POST", path, body, self.spec.rank_info.timeout_s)
 
-    def _ask(
+    def _request(
         self, prompts: Sequence[list[int]], params: Sequence[dict[str, Any]]
     ) -> list[list[list[Any]]]:
-        """Of each answer the list of [log-prob, token, …]."""
+        """Sample one response per prompt: for each, the list of its [log-prob, token, …]."""
         body = {"input_ids": prompts, "sampling_params": params, "return_logprob": True}
-        answers = self._call("/generate", body)
-        if not isinstance(answers, list) or len(answers) != len(prompts):
+        replies = self._call("/generate", body)
+        if not isinstance(replies, list) or len(replies) != len(prompts):
             raise RlctlError(
-                f"SGLang gave no {len(prompts)} answers to {len(prompts)} prompts: {str(answers)[:500]}",
+                f"SGLang did not return {len(prompts)} responses: {str(replies)[:500]}",
                 where=self.server.url,
             )
-        rows = [answer.get("meta_info", {}).get("output_token_logprobs") for answer in answers]
-        for answer, row in zip(answers, rows, strict=True):
-            if not row or answer["meta_info"].get("finish_reason", {}).get("type") == "abort":
+        rows = [reply.get("meta_info", {}).get("output_token_logprobs") for reply in replies]
+        for reply, row in zip(replies, rows, strict=True):
+            if not row or reply["meta_info"].get("finish_reason", {}).get("type") == "abort":
                 raise RlctlError(
-                    f"SGLang broke an answer off, or gave no log-probs: {str(answer)[:500]}",
+                    f"SGLang aborted a response, or returned no log-probs: {str(reply)[:500]}",
                     where=self.server.url,
                 )
         return rows
 
 
 def _launch_arguments(spec: EngineSpec) -> list[str]:
+    """Return the arguments of `sglang.launch_server` that follow from the configuration."""
     rollout = spec.rollout
     switches = {
         "--skip-tokenizer-init": True,
@@ -241,7 +255,7 @@ def _launch_arguments(spec: EngineSpec) -> list[str]:
 
 
 def _params(sampling: SamplingParams, limit: int, seed: int) -> dict[str, Any]:
-    """SGLang's sampling parameters of one row; its seeds have 31 bits."""
+    """Return SGLang's sampling parameters of one row; its seeds have 31 bits."""
     return {
         "temperature": sampling.temperature,
         "top_p": sampling.top_p if sampling.temperature else 1.0,
@@ -253,7 +267,7 @@ def _params(sampling: SamplingParams, limit: int, seed: int) -> dict[str, Any]:
 
 
 def _shards(weights: Iterable[tuple[str, Tensor]]) -> Iterable[dict[str, Tensor]]:
-    """Copies on the CPU in dicts of about `_SHARD_BYTES`; each tensor is copied before the next one is asked for."""
+    """Copy weights to the CPU in shards of about `_SHARD_BYTES`, one tensor at a time."""
     shard: dict[str, Tensor] = {}
     size = 0
     for name, value in weights:

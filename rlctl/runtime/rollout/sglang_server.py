@@ -1,4 +1,4 @@
-"""An SGLang server: started here as a child process, or somebody else's; spoken to in JSON over HTTP. Every wait has a deadline."""
+"""HTTP client of an SGLang server, which it can start as a child process."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from rlctl.errors import ConfigError, ResourceError, RlctlError
 
 _POLL_S = 0.2
 _HEALTH_S = 10.0
-_GRACE_S = 10.0  # between asking a server to end and ending it
+_GRACE_S = 10.0  # between SIGTERM and SIGKILL
 _LOG_LINES = 20
 _PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True)
 class SGLangServer:
-    """A server at `url`; with its `process` and the file that it `log`s to where it was started here."""
+    """Server at `url`, with `process` and `log` file if it was started here."""
 
     url: str
     process: subprocess.Popen[bytes] | None = None
@@ -41,16 +41,17 @@ class SGLangServer:
         parts = urlsplit(self.url)
         if parts.scheme not in ("http", "https") or parts.hostname is None:
             raise ConfigError(
-                f"{self.url!r} is no address of a server",
+                f"{self.url!r} is not the address of a server",
                 where="engine_kwargs.url",
-                hint="such as http://127.0.0.1:30000",
+                hint="use an address such as http://127.0.0.1:30000",
             )
 
     @classmethod
     def launch(cls, arguments: Sequence[str], timeout_s: float) -> SGLangServer:
-        """`python -m sglang.launch_server` on a free port of this machine, ready to answer. It ends when this process does.
+        """Start `python -m sglang.launch_server` on a free local port and wait until it is ready.
 
-        `ResourceError` with the server's last lines if it ends, or is not ready in time.
+        The server ends with this process. Raises ResourceError, with the last lines of the server's
+        log, if it exits or is not ready after `timeout_s`.
         """
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
@@ -72,7 +73,7 @@ class SGLangServer:
                 stdout=file,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                preexec_fn=_die_with_parent,
+                preexec_fn=_end_with_parent,
             )
         server = cls(f"http://127.0.0.1:{port}", process, log)
         weakref.finalize(server, _end, process, log)
@@ -84,7 +85,7 @@ class SGLangServer:
         return server
 
     def wait_until_ready(self, timeout_s: float) -> None:
-        """Until `/health_generate` answers. `ResourceError` when it does not in time."""
+        """Wait until `/health_generate` succeeds. Raises ResourceError after `timeout_s`."""
         deadline = time.monotonic() + timeout_s
         while True:
             try:
@@ -99,19 +100,23 @@ class SGLangServer:
                 last = error.problems[0].message
             if self.process is not None and self.process.poll() is not None:
                 raise ResourceError(
-                    f"the SGLang server ended at its start, with code {self.process.returncode}",
+                    f"the SGLang server exited during startup with code {self.process.returncode}",
                     hint=self.last_lines(),
                 )
             if time.monotonic() > deadline:
                 raise ResourceError(
                     f"the SGLang server is not ready after {timeout_s:g} s: {last}",
                     where=self.url,
-                    hint=self.last_lines() or "engine_kwargs.start_timeout_s gives it more time",
+                    hint=self.last_lines() or "set a larger engine_kwargs.start_timeout_s",
                 )
             time.sleep(_POLL_S)
 
     def call(self, method: str, path: str, body: object, timeout_s: float) -> Any:
-        """The JSON that comes back, or the text where it is none. `RlctlError` that names `path` for everything else than success."""
+        """Send a request and return the reply, decoded from JSON if possible.
+
+        Raises RlctlError, naming `path`, for any failure, or if the reply is not complete after
+        `timeout_s`.
+        """
         connection = _connection(self.url, timeout_s)
         deadline = time.monotonic() + timeout_s
         parts: list[bytes] = []
@@ -130,14 +135,14 @@ class SGLangServer:
                     raise TimeoutError
         except TimeoutError as error:
             raise RlctlError(
-                f"SGLang did not answer {path} within {timeout_s:g} s",
+                f"SGLang did not reply to {path} within {timeout_s:g} s",
                 where=self.url,
                 hint=self.last_lines(),
             ) from error
         except (OSError, http.client.HTTPException) as error:
             why = f"{type(error).__name__}: {error}"
             raise RlctlError(
-                f"the SGLang server went away during {path} ({why})",
+                f"lost the connection to the SGLang server during {path} ({why})",
                 where=self.url,
                 hint=self.last_lines(),
             ) from error
@@ -146,7 +151,7 @@ class SGLangServer:
         text = b"".join(parts).decode(errors="replace")
         if response.status >= 400:
             raise RlctlError(
-                f"SGLang answered {response.status} to {path}: {text[:1000]}",
+                f"SGLang replied {response.status} to {path}: {text[:1000]}",
                 where=self.url,
                 hint=self.last_lines(),
             )
@@ -156,32 +161,33 @@ class SGLangServer:
             return text
 
     def last_lines(self) -> str | None:
-        """The end of the log of a server that was started here."""
+        """Return the end of the log for use as a hint; None unless the server was started here."""
         if self.log is None or not self.log.exists():
             return None
         lines = self.log.read_text(errors="replace").splitlines()[-_LOG_LINES:]
-        return f"its log, {self.log}, ends:\n" + "\n".join(f"    {line}" for line in lines)
+        return f"last lines of its log {self.log}:\n" + "\n".join(f"    {line}" for line in lines)
 
     def close(self) -> None:
-        """End a server that was started here, with all its processes, and remove its log."""
+        """End the server, with all its processes, and remove its log, if it was started here."""
         if self.process is not None:
             _end(self.process, self.log)
 
 
 def _connection(url: str, timeout_s: float) -> http.client.HTTPConnection:
+    """Create an HTTP or HTTPS connection, according to `url`."""
     parts = urlsplit(url)
     kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
     return kind(parts.hostname or "", parts.port, timeout=timeout_s)
 
 
-def _die_with_parent() -> None:
-    """In the child, before it becomes the server: the kernel ends it when whoever started it is gone, however that came."""
+def _end_with_parent() -> None:
+    """Have the kernel end this process with its parent; called in the child before exec."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def _end(process: subprocess.Popen[bytes], log: Path | None) -> None:
-    """The server leads a process group of its own: it is asked to end, and then what is left of the group is made to."""
+    """Send SIGTERM, then SIGKILL, to the process group of the server, and remove its log."""
     if process.poll() is None:
         for number in (signal.SIGTERM, signal.SIGKILL):
             with contextlib.suppress(ProcessLookupError, PermissionError):

@@ -1,7 +1,7 @@
-"""Weights on their way to engines in other processes: blocks of whole parameters, each with a checksum that the receiver compares.
+"""Weight sync to engines in other processes: buckets of full parameters with checksums.
 
-Between GPUs a block stays on the device. On a CPU it is pickled as numpy arrays, which cross process borders without a copy where the
-transport allows it (Ray's object store does).
+Between GPUs a bucket stays on the device. On a CPU it is pickled as numpy arrays, which are shared
+between processes without a copy if the transport supports it (Ray's object store does).
 """
 
 from __future__ import annotations
@@ -19,21 +19,24 @@ from torch import Tensor
 from rlctl.errors import ConfigError, RlctlError
 from rlctl.recipes import schema
 
-_WIDTH = 1024  # columns of the matrix whose sums are the checksum
+_WIDTH = 1024  # columns of the matrix whose row and column sums enter the checksum
 
 
 @dataclass(frozen=True, eq=False)
 class Parameter:
-    """One parameter: its bytes (N,) uint8, and what they mean."""
+    """One parameter as bytes, with its dtype and shape."""
 
     name: str
     dtype: torch.dtype
     shape: tuple[int, ...]
-    data: Tensor
+    data: Tensor  # (N,) uint8
 
     @classmethod
     def from_tensor(cls, name: str, value: Tensor, dtype: torch.dtype, device: str) -> Self:
-        """`value` as `dtype` (where it is a number with a fraction) on `device`; not copied where it is so already."""
+        """Convert `value` (any shape) to `device`, and to `dtype` if it is floating-point.
+
+        Copies only if necessary.
+        """
         value = value.to(
             device=device, dtype=dtype if value.is_floating_point() else None
         ).contiguous()
@@ -47,7 +50,7 @@ class Parameter:
 
     @classmethod
     def empty(cls, name: str, dtype: torch.dtype, shape: tuple[int, ...], device: str) -> Self:
-        """For a parameter that has yet to arrive."""
+        """Allocate a parameter to receive into."""
         return cls(
             name,
             dtype,
@@ -56,7 +59,7 @@ class Parameter:
         )
 
     def tensor(self) -> Tensor:
-        """The parameter, not copied: valid as long as the block."""
+        """Return the parameter in its shape and dtype, as a view of the bucket's memory."""
         return self.data.view(self.dtype).reshape(self.shape)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -66,7 +69,7 @@ class Parameter:
 def _unpickled(
     name: str, dtype: torch.dtype, shape: tuple[int, ...], data: np.ndarray[Any, np.dtype[np.uint8]]
 ) -> Parameter:
-    # torch sees no stride in an array without elements
+    # torch.from_numpy refuses the strides of an empty array.
     return Parameter(
         name,
         dtype,
@@ -77,7 +80,7 @@ def _unpickled(
 
 @dataclass(frozen=True, eq=False)
 class Bucket:
-    """Some parameters, and the checksum that they had when they were sent."""
+    """Parameters that are sent together, with their checksum at the sender."""
 
     number: int
     parameters: tuple[Parameter, ...]
@@ -85,11 +88,12 @@ class Bucket:
 
     @classmethod
     def from_parameters(cls, number: int, parameters: Iterable[Parameter]) -> Self:
+        """Build bucket `number` of a weight sync and compute its checksum."""
         parameters = tuple(parameters)
         return cls(number, parameters, _checksum(parameters))
 
     def header(self) -> BucketHeader:
-        """All but the bytes."""
+        """Return everything except the bytes."""
         return BucketHeader(
             self.number,
             tuple((each.name, each.dtype, each.shape) for each in self.parameters),
@@ -97,26 +101,27 @@ class Bucket:
         )
 
     def verify(self) -> None:
-        """Raises `RlctlError` if what arrived is not what was sent."""
+        """Recompute the checksum; raise RlctlError if it differs from the sender's."""
         found = _checksum(self.parameters)
         if found != self.checksum:
             raise RlctlError(
-                f"weights arrived damaged: block {self.number} was sent with checksum {self.checksum:08x} and has {found:08x}",
+                f"weights were corrupted in transit: bucket {self.number} was sent with checksum "
+                f"{self.checksum:08x} and arrived with {found:08x}",
                 where=f"{self.parameters[0].name} to {self.parameters[-1].name}",
-                hint="answers under wrong weights would spoil the run, so it stops; look for faulty memory, or go on from a checkpoint",
+                hint="check the machine for faulty memory, then resume from the latest checkpoint",
             )
 
 
 @dataclass(frozen=True)
 class BucketHeader:
-    """A block whose bytes come another way."""
+    """Bucket without its bytes, which are sent separately."""
 
     number: int
     parameters: tuple[tuple[str, torch.dtype, tuple[int, ...]], ...]
     checksum: int
 
     def empty(self, device: str) -> Bucket:
-        """The block, with room for its bytes on `device`."""
+        """Allocate the bucket on `device`, to receive its bytes into."""
         return Bucket(
             self.number,
             tuple(Parameter.empty(*each, device) for each in self.parameters),
@@ -125,30 +130,30 @@ class BucketHeader:
 
 
 class WeightChannel(Protocol):
-    """Where the trainer's first rank sends blocks; the others may hold it and must not use it."""
+    """Transport of buckets to engines. Only the trainer's first rank may use it."""
 
-    device: str  # where it takes them
+    device: str  # on which buckets must be
 
-    def send(self, block: Bucket) -> None:
-        """Returns when another block may be made: few are on their way at a time."""
+    def send(self, bucket: Bucket, /) -> None:
+        """Send a bucket; return once the next one may be built (few are in flight)."""
         ...
 
     def close(self) -> dict[int, str]:
-        """All have been sent. The engines that were lost on the way, by number, with the reason."""
+        """Finish the sync; return the engines lost during it: number -> reason."""
         ...
 
 
 def uses_host_memory(rollout: schema.Rollout, device: str) -> bool:
-    """Whether blocks go through the host's memory, as is right on a CPU, or from device to device.
+    """Return True if buckets go through host memory, False if they go from device to device.
 
-    Raises `ConfigError` where they cannot go the way that the configuration names.
+    Raises ConfigError if the configured backend does not support `device` ("cpu" or "cuda").
     """
     backend, own = rollout.checkpoint_engine.backend, "nccl" if device == "cuda" else "gloo"
     if backend not in ("auto", "object_store", own):
         key = "actor_rollout_ref.rollout.checkpoint_engine.backend"
         raise ConfigError(
-            f"{key}={backend} does not carry tensors of trainer.device={device}",
-            hint=f"auto, object_store or {own}",
+            f"{key}={backend} does not support trainer.device={device}",
+            hint=f"use auto, object_store or {own}",
         )
     return backend == "object_store" or (backend == "auto" and device == "cpu")
 
@@ -159,9 +164,9 @@ def to_buckets(
     max_bytes: int,
     device: str = "cpu",
 ) -> Iterator[Bucket]:
-    """Cut a stream of parameters into blocks of up to `max_bytes`, or one larger parameter, on `device`.
+    """Group a stream of parameters into buckets of up to `max_bytes`, or one larger parameter.
 
-    At no moment more than one block and one parameter are held.
+    Parameters are converted to `dtype` on `device`. At most one bucket and one parameter are held.
     """
     number, held, size = 0, [], 0
     for name, value in parameters:
@@ -176,16 +181,17 @@ def to_buckets(
 
 
 def _checksum(parameters: Iterable[Parameter]) -> int:
-    """CRC-32 of names, shapes and bytes.
+    """Return a CRC-32 of names, dtypes, shapes and contents.
 
-    Bytes are read as a matrix of 64-bit words, whose row and column sums, made on the device, go into the CRC: any changed or moved word
-    changes one of them, and it is several times as quick as the CRC of the bytes themselves.
+    Contents are read as a matrix (rows, 1024) of 64-bit words; its row and column sums, computed on
+    the device, enter the CRC. Any changed or moved word changes one of them, and this is several
+    times faster than a CRC of the bytes.
     """
     crc = 0
     for each in parameters:
         crc = zlib.crc32(f"{each.name} {each.dtype} {each.shape}".encode(), crc)
-        whole = each.data.nbytes // (8 * _WIDTH) * (8 * _WIDTH)
-        words = each.data[:whole].view(torch.int64).view(-1, _WIDTH)
-        for part in (words.sum(0), words.sum(1), each.data[whole:]):
+        num_bytes = each.data.nbytes // (8 * _WIDTH) * (8 * _WIDTH)
+        words = each.data[:num_bytes].view(torch.int64).view(-1, _WIDTH)
+        for part in (words.sum(0), words.sum(1), each.data[num_bytes:]):
             crc = zlib.crc32(part.cpu().numpy().tobytes(), crc)
     return crc

@@ -7,6 +7,7 @@ a cluster wraps it in an actor, `--inline` uses it as it is.
 from __future__ import annotations
 
 import faulthandler
+import logging
 import os
 import socket
 import sys
@@ -34,6 +35,7 @@ class Process:
         self._calling: set[int] = set()  # threads
         if rank_info.log_path is not None:
             _redirect_output(rank_info.log_path)
+            _log_to_stderr()
             log_to_stderr()
         torch.set_num_threads(rank_info.num_threads)
         seed_all(rank_info.seed + rank_info.rank)
@@ -106,3 +108,10 @@ def _redirect_output(path: Path) -> None:
     os.dup2(log, 1)
     os.dup2(log, 2)
     os.close(log)
+
+
+def _log_to_stderr() -> None:
+    """Write rlctl's log records, from level INFO, to stderr, which is the worker's log file."""
+    logger = logging.getLogger("rlctl")
+    logger.addHandler(logging.StreamHandler())
+    logger.setLevel(logging.INFO)

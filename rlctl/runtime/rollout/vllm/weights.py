@@ -1,0 +1,69 @@
+"""Sharing of parameters between the policy and vLLM's model in the same process."""
+
+# pyright: reportMissingImports=false, reportMissingModuleSource=false
+# (an extra: types are checked where it is installed)
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from vllm import LLM
+
+
+def model_runner(llm: LLM) -> Any:
+    """Return vLLM's model runner of this rank."""
+    return llm.llm_engine.model_executor.driver_worker.model_runner
+
+
+def parameter_views(model: nn.Module, policy: nn.Module) -> dict[str, Tensor] | None:
+    """Map the name of each parameter of `policy` to a view of the same shape in vLLM's `model`.
+
+    vLLM stacks query, key and value, and gate and up, into one matrix each
+    (`packed_modules_mapping`), and pads the vocabulary. Returns None if a parameter has no
+    counterpart, because the layout differs or vLLM holds only a part of the model.
+    """
+    targets = dict(model.named_parameters())
+    sources = dict(policy.named_parameters())
+    packed = {
+        part: (name, parts)
+        for name, parts in getattr(model, "packed_modules_mapping", {}).items()
+        for part in parts
+    }
+    views: dict[str, Tensor] = {}
+    for name, value in sources.items():
+        part = next((each for each in name.split(".") if each in packed), None)
+        first, target = 0, targets.get(name)
+        if part is not None:
+            stacked, parts = packed[part]
+            target = targets.get(name.replace(f".{part}.", f".{stacked}."))
+            preceding = [
+                sources.get(name.replace(f".{part}.", f".{each}."))
+                for each in parts[: parts.index(part)]
+            ]
+            first = sum(len(each) for each in preceding if each is not None)
+        if (
+            target is None
+            or target.shape[1:] != value.shape[1:]
+            or first + len(value) > len(target)
+        ):
+            return None
+        views[name] = target.data[first : first + len(value)]
+    return views
+
+
+def share_parameters(model: nn.Module, policy: nn.Module) -> dict[str, Tensor] | None:
+    """Replace the parameters of `policy` by views of vLLM's, so that no weight sync is needed.
+
+    Returns the views by name, or None if the layouts or dtypes differ: see `parameter_views`.
+    """
+    views = parameter_views(model, policy)
+    if views is None or any(
+        views[name].dtype != parameter.dtype for name, parameter in policy.named_parameters()
+    ):
+        return None
+    for name, parameter in policy.named_parameters():
+        views[name].copy_(parameter.data)
+        parameter.data = views[name]
+    return views
