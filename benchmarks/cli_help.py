@@ -1,8 +1,8 @@
-"""How long `rlctl --help` takes, as a ratio to the help of a bare Typer app. Aim: at most 1.5.
+"""Time of `rlctl --help` relative to the help of a minimal Typer app. Target: at most 1.5.
 
     python benchmarks/cli_help.py [ROUNDS]
 
-The two run in turn, so that a busy machine slows both; the ratio is that of the medians.
+Both commands alternate, so that a busy machine slows both; the ratio is that of the medians.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ app()
 
 
 def seconds(command: list[str]) -> float:
-    """The wall-clock time of a process that must succeed."""
-    began = time.perf_counter()
+    """Return the wall-clock time of a process; raise if it fails."""
+    start = time.perf_counter()
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-    return time.perf_counter() - began
+    return time.perf_counter() - start
 
 
 def measure(rounds: int) -> tuple[float, float]:
-    """The median seconds of (bare, rlctl) over `rounds` alternations, after one of each to fill the caches of bytecode and disk."""
+    """Return the median seconds of (bare, rlctl) over `rounds` alternations, after a warm-up."""
     with tempfile.TemporaryDirectory() as folder:
         script = Path(folder) / "bare.py"
         script.write_text(BARE)
@@ -53,11 +53,12 @@ def measure(rounds: int) -> tuple[float, float]:
 
 
 def main() -> None:
+    """Measure and print."""
     rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 10
     bare, rlctl = measure(rounds)
     print(f"bare typer --help  {bare * 1e3:6.0f} ms")
     print(f"rlctl --help       {rlctl * 1e3:6.0f} ms")
-    print(f"ratio              {rlctl / bare:6.2f}  (aim: at most 1.5)")
+    print(f"ratio              {rlctl / bare:6.2f}  (target: at most 1.5)")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""How long composing a shipped recipe takes, as a ratio to Hydra's own composing of the same files without checks and origins.
+"""Time to compose a shipped recipe relative to Hydra composing the same files without checks.
 
     python benchmarks/compose.py [ROUNDS]
 
-The two run in turn, in one process with everything imported; the ratio is that of the medians.
+Both alternate in one process with everything imported; the ratio is that of the medians.
 """
 
 from __future__ import annotations
@@ -20,13 +20,14 @@ from rlctl.recipes.sources import LIBRARY, library_recipes
 
 
 def seconds(call: Callable[[str], object], name: str) -> float:
-    began = time.perf_counter()
+    """Return the wall-clock time of `call(name)`."""
+    start = time.perf_counter()
     call(name)
-    return time.perf_counter() - began
+    return time.perf_counter() - start
 
 
 def measure(name: str, rounds: int) -> tuple[float, float]:
-    """The median seconds of (Hydra, rlctl) over `rounds` alternations, after one of each."""
+    """Return the median seconds of (Hydra, rlctl) over `rounds` alternations, after a warm-up."""
     with initialize_config_dir(str(LIBRARY), version_base="1.3"):
         times = [(seconds(hydra_compose, name), seconds(compose, name)) for _ in range(rounds + 1)][
             1:
@@ -37,12 +38,14 @@ def measure(name: str, rounds: int) -> tuple[float, float]:
 
 
 def main() -> None:
+    """Measure and print."""
     rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 10
     for name in library_recipes():
         if not name.endswith("_trainer"):
             hydra, rlctl = measure(name, rounds)
             print(
-                f"{name:18} hydra {hydra * 1e3:5.0f} ms   rlctl {rlctl * 1e3:5.0f} ms (aim: at most 600)   ratio {rlctl / hydra:5.2f}"
+                f"{name:18} hydra {hydra * 1e3:5.0f} ms   rlctl {rlctl * 1e3:5.0f} ms "
+                f"(target: at most 600)   ratio {rlctl / hydra:5.2f}"
             )
 
 

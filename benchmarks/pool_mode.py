@@ -1,9 +1,10 @@
-"""Tokens per second of vLLM engines in a pool of their own that answer prompt by prompt (`rollout.mode=async`), against part by part.
+"""Tokens per second of separate vLLM engines with `rollout.mode=async`, relative to `sync`.
 
     python -m benchmarks.pool_mode [--runs 5] [--sizes 1m,20m] [--engines 1,2] [--json]
 
-256 answers: 64 prompts of 30 to 90 tokens, 4 answers each, that end with a stop token (1 in 40: 37 tokens in the mean, at most 128).
-One thread an engine, at most 64 rows at a time. Both pools take turns; a ratio is the median over turns.
+256 responses: 64 prompts of 30 to 90 tokens, 4 responses each, which end with a stop token (1 in
+40: 37 tokens on average, at most 128). One thread per engine, at most 64 concurrent rows. Both
+pools alternate; a ratio is the median over runs.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ import time
 import torch
 
 from benchmarks.rollout import build
-from benchmarks.table import Row, asked, in_a_process, show
-from benchmarks.weight_sync import engines_apart
+from benchmarks.table import Row, in_fresh_process, parse_arguments, show
+from benchmarks.weight_sync import engine_pool
 from rlctl.recipes.compose import compose
 from rlctl.runtime.batch import Prompts, Ragged
 from rlctl.runtime.cluster.session import ray_session
@@ -25,7 +26,7 @@ NUM_PROMPTS, N = 64, 4
 
 
 def measure(size: str, runs: int, num_engines: int) -> list[Row]:
-    """One row for each mode."""
+    """Return one row per mode."""
     model = build(size)
     random = torch.Generator().manual_seed(0)
     lengths = torch.randint(30, 91, (NUM_PROMPTS,), generator=random)
@@ -43,7 +44,7 @@ def measure(size: str, runs: int, num_engines: int) -> list[Row]:
     with tempfile.TemporaryDirectory() as folder, ray_session(ray, 2 * num_engines, 1, 120.0, None):
         model.save_pretrained(folder)
         groups = {
-            mode: engines_apart(
+            mode: engine_pool(
                 model, folder, num_engines, 128, *settings, f"actor_rollout_ref.rollout.mode={mode}"
             )
             for mode in ("sync", "async")
@@ -52,18 +53,18 @@ def measure(size: str, runs: int, num_engines: int) -> list[Row]:
             group.wait()
             group.update_weights()
         speeds: dict[str, list[float]] = {mode: [] for mode in groups}
-        for run in range(runs + 1):  # the first warms up
+        for run in range(runs + 1):  # the first run warms up
             for mode, group in groups.items():
                 start = time.perf_counter()
-                answers = group.generate_sequences(prompts, seed=run)
+                rollouts = group.generate_sequences(prompts, seed=run)
                 if run:
                     speeds[mode].append(
-                        len(answers.response_ids.values) / (time.perf_counter() - start)
+                        len(rollouts.response_ids.values) / (time.perf_counter() - start)
                     )
         for group in groups.values():
             group.pool.close()
     ratios = {
-        mode: [ours / theirs for ours, theirs in zip(speed, speeds["sync"], strict=True)]
+        mode: [value / base for value, base in zip(speed, speeds["sync"], strict=True)]
         for mode, speed in speeds.items()
     }
     return [
@@ -81,7 +82,8 @@ def measure(size: str, runs: int, num_engines: int) -> list[Row]:
 
 
 def main() -> None:
-    arguments = asked(__doc__, runs=5, sizes="1m,20m", engines="1,2")
+    """Measure and print."""
+    arguments = parse_arguments(__doc__, runs=5, sizes="1m,20m", engines="1,2")
     cases = [
         (size, int(engines))
         for size in arguments.sizes.split(",")
@@ -90,10 +92,10 @@ def main() -> None:
     rows = [
         row
         for size, engines in cases
-        for row in in_a_process(measure, size, arguments.runs, engines)
+        for row in in_fresh_process(measure, size, arguments.runs, engines)
     ]
     show(
-        f"engines apart, prompt by prompt against part by part, median of {arguments.runs} turns",
+        f"separate engines, async relative to sync, median of {arguments.runs} runs",
         rows,
         arguments.json,
     )

@@ -1,13 +1,16 @@
-"""Tokens per second of rlctl's engines against transformers' `model.generate`, on the same model, in turn, in one process.
-
-1 M and 20 M parameters: 256 answers, 32 prompts of 30 to 90 tokens, 8 answers each, lengths spread evenly over 8 to 64 tokens; 100 M: 64
-answers, 16 prompts, 4 answers each, 8 to 32 tokens. Lengths are forced on all (`max_tokens` a row here, a stopping criterion a row there).
-All sample at temperature 1 from the whole vocabulary without gradients; `generate` runs with SDPA, left padding and num_return_sequences,
-and is not asked for the log-probs that the others return. Counted are the tokens of the answers; a ratio is the median over turns.
+"""Tokens per second of rlctl's engines relative to transformers' `model.generate`.
 
     python -m benchmarks.rollout [--runs 3] [--threads 2] [--sizes 1m,20m,100m] [--json]
 
-`vllm` is measured where it is installed, with the policy's weights. See also `benchmarks.weight_sync` and `benchmarks.vllm_start`.
+1 M and 20 M parameters: 256 responses, 32 prompts of 30 to 90 tokens, 8 responses each, lengths
+spread evenly over 8 to 64 tokens; 100 M: 64 responses, 16 prompts, 4 responses each, 8 to 32
+tokens. Lengths are forced for all (`max_tokens` per row here, a stopping criterion per row there).
+All sample at temperature 1 from the entire vocabulary without gradients. `generate` uses SDPA, left
+padding and num_return_sequences, and returns no log-probs. Response tokens are counted; engines
+alternate in one process and a ratio is the median over runs.
+
+`vllm` is measured if it is installed, with the policy's weights. See also `benchmarks.weight_sync`
+and `benchmarks.vllm_start`.
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ import torch
 from torch import Tensor
 from transformers import Qwen2Config, Qwen2ForCausalLM, StoppingCriteria, StoppingCriteriaList
 
-from benchmarks.table import Row, asked, in_a_process, show
+from benchmarks.table import Row, in_fresh_process, parse_arguments, show
 from rlctl.recipes import schema
 from rlctl.recipes.compose import compose
 from rlctl.runtime.batch import Ragged
@@ -30,11 +33,8 @@ from rlctl.runtime.rank_info import RankInfo, available_cores
 from rlctl.runtime.rollout.engine import EngineSpec, RolloutEngine, SamplingParams
 from rlctl.runtime.rollout.hf import HFEngine
 
-WORK = {
-    "1m": (32, 8, 64),
-    "20m": (32, 8, 64),
-    "100m": (16, 4, 32),
-}  # prompts, answers each, longest answer
+# prompts, responses each, longest response
+WORK = {"1m": (32, 8, 64), "20m": (32, 8, 64), "100m": (16, 4, 32)}
 SHAPES = {  # layers, hidden, intermediate, heads, key-value heads, vocabulary
     "1m": (4, 128, 384, 4, 2, 2048),
     "20m": (10, 384, 1152, 6, 2, 8192),
@@ -43,16 +43,18 @@ SHAPES = {  # layers, hidden, intermediate, heads, key-value heads, vocabulary
 
 
 class RowLimits(StoppingCriteria):
-    """Ends row i after limits[i] new tokens."""
+    """Criterion that ends row i after limits[i] new tokens; limits (B,)."""
 
     def __init__(self, prompt_length: int, limits: Tensor) -> None:
         self.ends = prompt_length + limits
 
     def __call__(self, input_ids: Tensor, *_: object, **__: object) -> Tensor:  # type: ignore[override]
+        """Return which rows are finished: input_ids (B, T) -> (B,) bool."""
         return input_ids.shape[1] >= self.ends
 
 
 def build(size: str) -> Qwen2ForCausalLM:
+    """Build a random model of a size in `SHAPES`."""
     layers, hidden, intermediate, heads, kv_heads, vocabulary = SHAPES[size]
     torch.manual_seed(0)
     config = Qwen2Config(
@@ -69,7 +71,10 @@ def build(size: str) -> Qwen2ForCausalLM:
 
 
 def generate(model: Qwen2ForCausalLM, prompts: Ragged, limits: Tensor) -> int:
-    """transformers: left-padded prompts, answers cut by a stopping criterion."""
+    """Sample with transformers from left-padded prompts; return the number of response tokens.
+
+    `limits` (B·n,) are the lengths of the responses.
+    """
     width = int(prompts.lengths.max())
     ids = torch.zeros(len(prompts), width, dtype=torch.int64)
     mask = torch.arange(width) >= width - prompts.lengths[:, None]
@@ -93,8 +98,8 @@ def generate(model: Qwen2ForCausalLM, prompts: Ragged, limits: Tensor) -> int:
     return int(limits.sum())
 
 
-def answer(engine: RolloutEngine, prompts: Ragged, limits: Tensor) -> int:
-    """One of rlctl's engines, with log-probs."""
+def sample(engine: RolloutEngine, prompts: Ragged, limits: Tensor) -> int:
+    """Sample with an engine of rlctl; return the number of response tokens. limits (B·n,)."""
     sampling = SamplingParams(
         temperature=1.0,
         top_p=1.0,
@@ -110,7 +115,7 @@ def answer(engine: RolloutEngine, prompts: Ragged, limits: Tensor) -> int:
 
 
 def vllm_engine(model: Qwen2ForCausalLM, shared: bool) -> RolloutEngine:
-    """With the model's weights, or with a copy."""
+    """Build a vLLM engine that shares the model's weights, or has a copy."""
     from rlctl.runtime.rollout.vllm.engine import VLLMEngine
 
     rank_info = RankInfo(0, 1, "cpu", torch.get_num_threads(), 600.0, False, None)
@@ -126,6 +131,7 @@ def vllm_engine(model: Qwen2ForCausalLM, shared: bool) -> RolloutEngine:
 
 
 def vllm_settings(folder: str, *more: str) -> schema.ActorRolloutRef:
+    """Return the config of a vLLM engine for the model in `folder`."""
     settings = [
         f"actor_rollout_ref.model.path={folder}",
         "data.train_files=none",
@@ -135,7 +141,7 @@ def vllm_settings(folder: str, *more: str) -> schema.ActorRolloutRef:
 
 
 def measure(size: str, runs: int, threads: int) -> list[Row]:
-    """One row for each engine."""
+    """Return one row per engine."""
     torch.set_num_threads(threads)
     num_prompts, n, longest = WORK[size]
     random = torch.Generator().manual_seed(0)
@@ -156,21 +162,21 @@ def measure(size: str, runs: int, threads: int) -> list[Row]:
     if find_spec("vllm"):
         engines["vllm"] = vllm_engine(model, shared=True)
     speeds: dict[str, list[float]] = {name: [] for name in engines}
-    for run in range(runs + 1):  # the first warms up
+    for run in range(runs + 1):  # the first run warms up
         for name, engine in engines.items():
             if isinstance(engine, HFEngine):
-                use_rlctl_attention(model)  # `generate` has its own
+                use_rlctl_attention(model)  # `generate` uses its own
             start = time.perf_counter()
             tokens = (
                 generate(model, prompts, limits)
                 if engine is None
-                else answer(engine, prompts, limits)
+                else sample(engine, prompts, limits)
             )
             if run:
                 speeds[name].append(tokens / (time.perf_counter() - start))
     rows: list[Row] = []
     for name, speed in speeds.items():
-        ratios = [ours / theirs for ours, theirs in zip(speed, speeds["generate"], strict=True)]
+        ratios = [value / base for value, base in zip(speed, speeds["generate"], strict=True)]
         rows.append(
             {
                 "parameters": f"{sum(p.numel() for p in model.parameters()) / 1e6:.1f} M",
@@ -185,14 +191,15 @@ def measure(size: str, runs: int, threads: int) -> list[Row]:
 
 
 def main() -> None:
-    arguments = asked(__doc__, runs=3, threads=available_cores(), sizes="1m,20m,100m")
+    """Measure and print."""
+    arguments = parse_arguments(__doc__, runs=3, threads=available_cores(), sizes="1m,20m,100m")
     rows = [
         row
         for size in arguments.sizes.split(",")
-        for row in in_a_process(measure, size, arguments.runs, arguments.threads)
+        for row in in_fresh_process(measure, size, arguments.runs, arguments.threads)
     ]
     show(
-        f"against generate, {arguments.threads} threads, median of {arguments.runs} turns",
+        f"relative to generate, {arguments.threads} threads, median of {arguments.runs} runs",
         rows,
         arguments.json,
     )

@@ -1,8 +1,9 @@
-"""How long `rlctl runs` takes among 10,000 runs, in seconds and relative to a bare start of the command (`rlctl --version`). Aim: 1 s.
+"""Time of `rlctl runs` with 10,000 runs, in seconds and relative to `rlctl --version`. Target: 1 s.
 
     python -m benchmarks.runs [RUNS [ROUNDS]]
 
-`first` is the first listing, without an index; the others find one. The commands run in turn, so that a busy machine slows all.
+`first` is the first listing, which builds the index. Commands alternate, so that a busy machine
+slows all of them.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ METRIC = "val-core/gsm8k/acc/mean@1"
 
 
 def make_runs(root: Path, number: int) -> None:
-    """`number` finished runs of 20 steps in `root`, copies of a real one that differ in name, time, learning rate and accuracy."""
+    """Create `number` finished runs of 20 steps in `root`, which differ in name and metrics."""
     template = RunDir.create(root, "p0", "template", "ppo")
     template.finish("finished", 0)
     record = json.loads((template.path / "run.json").read_text())
@@ -46,13 +47,15 @@ def make_runs(root: Path, number: int) -> None:
 
 
 def seconds(root: Path, *arguments: str) -> float:
-    began = time.perf_counter()
+    """Return the wall-clock time of an rlctl command run beside `root`."""
+    start = time.perf_counter()
     command = [sys.executable, "-m", "rlctl", *arguments]
     subprocess.run(command, check=True, capture_output=True, cwd=root.parent)
-    return time.perf_counter() - began
+    return time.perf_counter() - start
 
 
 def main() -> None:
+    """Measure and print."""
     number, rounds = (
         (int(sys.argv[1]) if len(sys.argv) > 1 else 10_000),
         (int(sys.argv[2]) if len(sys.argv) > 2 else 5),

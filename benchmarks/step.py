@@ -1,9 +1,10 @@
-"""What the house costs: a GRPO step of rlctl on Ray against a bare loop that does the same mathematics with the same model code.
+"""Time of a GRPO step of rlctl on Ray relative to a plain loop with the same model code.
 
     python -m benchmarks.step [--steps 12]
 
-Both start from the same weights and draw the same answers, so that every step is the same work; they take turns in one run. The bare loop
-has no Ray, no configuration, no roles. Printed: the ratio of the medians, and where the time of a step of rlctl goes.
+Both start from the same weights and sample the same responses, so that every step does the same
+work; they alternate. The plain loop has no Ray, configuration or roles. Prints the ratio of the
+medians and the phases of rlctl's step.
 """
 
 from __future__ import annotations
@@ -76,12 +77,14 @@ class Bare:
     def log_probs(
         self, prompts: Ragged, responses: Ragged, index: torch.Tensor, with_entropy: bool
     ) -> torch.Tensor:
+        """Return log-probs (T,) of the responses of the rows at `index` (N,)."""
         return self.model(
             Sequences.from_ragged(prompts.select(index), responses.select(index)),
             with_entropy=with_entropy,
         ).log_probs
 
     def step(self, prompts: Prompts, seed: int) -> None:
+        """Run rollout, advantages and update for one batch of prompts."""
         actor = self.plan.config.actor_rollout_ref.actor
         out = self.engine.generate(
             prompts.prompt_ids, SamplingParams(**{**self.sampling.__dict__, "seed": seed})
@@ -100,26 +103,26 @@ class Bare:
         advantages = (
             (groups - groups.mean(1, keepdim=True)) / (groups.std(1, keepdim=True) + 1e-6)
         ).flatten()
-        asked, answered = (
+        prompt_ids, responses = (
             prompts.prompt_ids.select(torch.arange(len(prompts)).repeat_interleave(8)),
             out.response_ids,
         )
-        lengths = asked.lengths + answered.lengths
+        lengths = prompt_ids.lengths + responses.lengths
         with torch.no_grad():
             parts = micro_batches(lengths, actor.ppo_max_token_len_per_gpu)
             flat = torch.cat(
-                [self.log_probs(asked, answered, index, with_entropy=True) for index in parts]
+                [self.log_probs(prompt_ids, responses, index, with_entropy=True) for index in parts]
             )
             order = torch.cat(parts)
-            old = Ragged(flat, answered.lengths[order]).select(order.argsort())
+            old = Ragged(flat, responses.lengths[order]).select(order.argsort())
         loss = load_policy_loss(actor.policy_loss.loss_mode, actor.policy_loss.params)
         for rows in torch.arange(len(lengths)).split(actor.ppo_mini_batch_size * 8):
-            count = int(answered.lengths[rows].sum())
+            count = int(responses.lengths[rows].sum())
             for part in micro_batches(lengths[rows], actor.ppo_max_token_len_per_gpu):
                 index = rows[part]
                 mine = old.select(index)
                 tokens = PolicyTokens(
-                    log_probs=self.log_probs(asked, answered, index, with_entropy=False),
+                    log_probs=self.log_probs(prompt_ids, responses, index, with_entropy=False),
                     old_log_probs=mine.values,
                     advantages=advantages[index][mine.row_of_token],
                     mask=torch.ones(len(mine.values)),
@@ -161,10 +164,11 @@ def main() -> None:
                 bare.step(plan.loader.batch_at(step), seed=step)
                 bare_s.append(time.perf_counter() - begin)
         close()
-    ratios = [ours / theirs for ours, theirs in zip(rlctl_s[2:], bare_s[2:], strict=True)]
-    ours, theirs = statistics.median(rlctl_s[2:]), statistics.median(bare_s[2:])
+    ratios = [a / b for a, b in zip(rlctl_s[2:], bare_s[2:], strict=True)]
+    rlctl_median, bare_median = statistics.median(rlctl_s[2:]), statistics.median(bare_s[2:])
     print(
-        f"rlctl {ours:.3f} s, bare {theirs:.3f} s a step; ratio {statistics.median(ratios):.3f} (median of {steps} pairs)"
+        f"rlctl {rlctl_median:.3f} s, bare {bare_median:.3f} s per step; "
+        f"ratio {statistics.median(ratios):.3f} (median of {steps} pairs)"
     )
     for name in phases[-1]:
         print(f"  {name:14s} {statistics.median(p[name] for p in phases[2:]):7.3f} s")

@@ -1,4 +1,4 @@
-"""What a benchmark is asked, where it measures, and what it prints."""
+"""Command line, process isolation and output shared by the benchmarks."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from rich.table import Table
 Row = dict[str, str | float]
 
 
-def asked(description: str | None, **defaults: str | int) -> argparse.Namespace:
-    """What the command line says: `--json`, and an option for each of `defaults`, of its type."""
+def parse_arguments(description: str | None, **defaults: str | int) -> argparse.Namespace:
+    """Parse the command line: `--json`, and an option of the same type for each of `defaults`."""
     parser = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -27,7 +27,7 @@ def asked(description: str | None, **defaults: str | int) -> argparse.Namespace:
 
 
 def show(title: str, rows: Sequence[Row], as_json: bool) -> None:
-    """A table, or the rows as a list of objects. All rows have the same columns."""
+    """Print a table, or a JSON list of objects. All rows have the same columns."""
     if as_json:
         print(json.dumps(list(rows), indent=1))
         return
@@ -49,7 +49,7 @@ def show(title: str, rows: Sequence[Row], as_json: bool) -> None:
     Console(width=120).print(table)
 
 
-def in_a_process(function: Callable[..., Any], *args: object) -> Any:
-    """The answer of `function(*args)` from a fresh process, so that nothing is measured twice warm and all memory comes back."""
+def in_fresh_process(function: Callable[..., Any], *args: object) -> Any:
+    """Call `function(*args)` in a fresh process, so that measurements share no caches or memory."""
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
         return process.submit(function, *args).result()

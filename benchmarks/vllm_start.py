@@ -1,10 +1,12 @@
-"""How long vLLM takes from nothing to its first answer, in seconds: as rlctl starts it, against its own defaults.
+"""Time from import to first response of vLLM, in seconds, as rlctl starts it and with its defaults.
 
     python -m benchmarks.vllm_start [--runs 3] [--threads 2] [--json]
 
-A model of a million parameters; each start in a fresh process, in turn. `import`: torch and vLLM. `engine`: until it can be asked. `first`:
-one prompt, four tokens, and for rlctl the weights before it. The default start is `vllm.LLM(model, load_format="dummy")` with a small cache
-and no tokenizer, nothing else changed: processes of its own, and everything compiled that vLLM compiles on a CPU.
+A model of a million parameters; each start in a fresh process, alternating. `import`: torch and
+vLLM. `engine`: until it accepts requests. `first`: one prompt, four tokens, and for rlctl the
+weight sync before it. The default start is `vllm.LLM(model, load_format="dummy")` with a small
+cache and no tokenizer, otherwise unchanged: separate processes, and everything compiled that vLLM
+compiles on a CPU.
 """
 
 from __future__ import annotations
@@ -14,13 +16,14 @@ import statistics
 import tempfile
 import time
 
-from benchmarks.table import Row, asked, in_a_process, show
+from benchmarks.table import Row, in_fresh_process, parse_arguments, show
 
 PHASES = ("import", "engine", "first")
 
 
-def as_rlctl_starts_it(folder: str, num_threads: int) -> dict[str, float]:
-    begun = time.perf_counter()
+def start_as_rlctl(folder: str, num_threads: int) -> dict[str, float]:
+    """Start vLLM as rlctl does; return the seconds of each phase."""
+    begin = time.perf_counter()
     import vllm  # noqa: F401  # pyright: ignore[reportMissingImports, reportUnusedImport]
 
     imported = time.perf_counter()
@@ -52,14 +55,15 @@ def as_rlctl_starts_it(folder: str, num_threads: int) -> dict[str, float]:
         Ragged.from_rows([[5, 6, 7]], torch.int64), SamplingParams(1.0, 1.0, -1, 4, (), seed=0, n=1)
     )
     return {
-        "import": imported - begun,
+        "import": imported - begin,
         "engine": started - ready,
         "first": time.perf_counter() - started,
     }
 
 
-def as_vllm_starts(folder: str, num_threads: int) -> dict[str, float]:
-    begun = time.perf_counter()
+def start_with_defaults(folder: str, num_threads: int) -> dict[str, float]:
+    """Start vLLM with its defaults; return the seconds of each phase."""
+    begin = time.perf_counter()
     from vllm import LLM, SamplingParams  # pyright: ignore[reportMissingImports]
 
     imported = time.perf_counter()
@@ -76,28 +80,30 @@ def as_vllm_starts(folder: str, num_threads: int) -> dict[str, float]:
         SamplingParams(max_tokens=4, detokenize=False),
         use_tqdm=False,
     )
-    answered = time.perf_counter()
-    llm.llm_engine.engine_core.shutdown()  # its processes would keep this one
-    del num_threads  # it takes what it finds
-    return {"import": imported - begun, "engine": started - imported, "first": answered - started}
+    responded = time.perf_counter()
+    llm.llm_engine.engine_core.shutdown()  # otherwise its processes keep this one alive
+    del num_threads  # vLLM chooses its own number
+    return {"import": imported - begin, "engine": started - imported, "first": responded - started}
 
 
 def save_model(folder: str) -> None:
+    """Save a small random model in `folder`."""
     from benchmarks.rollout import build
 
     build("1m").save_pretrained(folder)
 
 
 def main() -> None:
-    arguments = asked(__doc__, runs=3, threads=2)
-    starts = {"rlctl": as_rlctl_starts_it, "default": as_vllm_starts}
-    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # it writes to stdout
+    """Measure and print."""
+    arguments = parse_arguments(__doc__, runs=3, threads=2)
+    starts = {"rlctl": start_as_rlctl, "default": start_with_defaults}
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # it logs to stdout
     found: dict[str, list[dict[str, float]]] = {name: [] for name in starts}
     with tempfile.TemporaryDirectory() as folder:
-        in_a_process(save_model, folder)
+        in_fresh_process(save_model, folder)
         for _ in range(arguments.runs):
             for name, start in starts.items():
-                found[name].append(in_a_process(start, folder, arguments.threads))
+                found[name].append(in_fresh_process(start, folder, arguments.threads))
     totals = {
         name: statistics.median(sum(each.values()) for each in times)
         for name, times in found.items()
@@ -109,7 +115,7 @@ def main() -> None:
         for name, times in found.items()
     ]
     show(
-        f"vLLM until its first answer, seconds, median of {arguments.runs} starts",
+        f"vLLM until its first response, seconds, median of {arguments.runs} starts",
         rows,
         arguments.json,
     )

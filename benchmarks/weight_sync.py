@@ -1,9 +1,10 @@
-"""How long the weights take into vLLM after an update, in milliseconds and relative to a plain copy of all parameters in memory.
+"""Time of weight sync to vLLM, in milliseconds and relative to a plain copy of all parameters.
 
     python -m benchmarks.weight_sync [--runs 5] [--sizes 1m,20m,100m] [--engines 2] [--json]
 
-`shared`: on one CPU rank vLLM's parameters are the trainer's. `streamed`: an engine in the trainer's process with weights of its own.
-`pool`: engines in processes of their own, with checksums, through Ray's object store or by a gloo link to each. They take turns.
+`shared`: on one CPU rank vLLM's parameters are the trainer's. `streamed`: an engine in the
+trainer's process with separate weights. `pool`: engines in separate processes, with checksums,
+through Ray's object store or a gloo link to each. The variants alternate.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from torch import Tensor
 from transformers import Qwen2ForCausalLM
 
 from benchmarks.rollout import build, vllm_engine, vllm_settings
-from benchmarks.table import Row, asked, in_a_process, show
+from benchmarks.table import Row, in_fresh_process, parse_arguments, show
 from rlctl.recipes.compose import compose
 from rlctl.runtime.cluster.engine_group import EngineGroup, EnginePool
 from rlctl.runtime.cluster.pool import PoolSpec
@@ -30,13 +31,17 @@ from rlctl.runtime.workers.rollout import RolloutSpec, RolloutWorker
 
 
 def weights(model: Qwen2ForCausalLM) -> Iterator[tuple[str, Tensor]]:
+    """Yield the model's parameters by name, detached."""
     return ((name, value.detach()) for name, value in model.named_parameters())
 
 
-def engines_apart(
+def engine_pool(
     model: Qwen2ForCausalLM, folder: str, num_engines: int, max_tokens: int, *settings: str
 ) -> EngineGroup:
-    """`num_engines` of vLLM on Ray, one thread each, that will be sent the model's weights. `folder` has the model."""
+    """Start `num_engines` of vLLM on Ray, one thread each, which receive the model's weights.
+
+    The model is saved in `folder`.
+    """
     part = vllm_settings(folder, *settings)
     spec = PoolSpec(
         "engines",
@@ -59,8 +64,8 @@ def engines_apart(
     max_bytes = part.rollout.checkpoint_engine.update_weights_bucket_megabytes * 2**20
 
     def send(channel: WeightChannel) -> dict[int, str]:
-        for block in to_buckets(weights(model), torch.float32, max_bytes, channel.device):
-            channel.send(block)
+        for bucket in to_buckets(weights(model), torch.float32, max_bytes, channel.device):
+            channel.send(bucket)
         return channel.close()
 
     group.send_weights = send
@@ -68,14 +73,15 @@ def engines_apart(
 
 
 def to_pool(engines: EngineGroup, backend: str) -> None:
-    way = engines.rollout.checkpoint_engine.model_copy(update={"backend": backend})
-    engines.rollout = engines.rollout.model_copy(update={"checkpoint_engine": way})
+    """Sync weights to all engines through `backend`."""
+    section = engines.rollout.checkpoint_engine.model_copy(update={"backend": backend})
+    engines.rollout = engines.rollout.model_copy(update={"checkpoint_engine": section})
     engines.mark_stale()
     engines.update_weights()
 
 
 def measure(size: str, runs: int, num_engines: int) -> list[Row]:
-    """One row for each way."""
+    """Return one row per variant."""
     model, copy = build(size), build(size)
     shared, streamed = vllm_engine(model, shared=True), vllm_engine(model, shared=False)
     ray = compose(
@@ -83,42 +89,43 @@ def measure(size: str, runs: int, num_engines: int) -> list[Row]:
     ).config.ray_kwargs.ray_init
     with tempfile.TemporaryDirectory() as folder, ray_session(ray, num_engines, 1, 120.0, None):
         model.save_pretrained(folder)
-        apart = engines_apart(
+        engines = engine_pool(
             model, folder, num_engines, 64, "actor_rollout_ref.rollout.max_num_seqs=16"
         )
-        apart.wait()
-        ways: dict[str, Callable[[], object]] = {
+        engines.wait()
+        variants: dict[str, Callable[[], object]] = {
             "copy": lambda: copy.load_state_dict(model.state_dict()),
             "shared": lambda: shared.load_weights(weights(model)),
             "streamed": lambda: streamed.load_weights(weights(model)),
-            f"pool of {num_engines}, object_store": lambda: to_pool(apart, "object_store"),
-            f"pool of {num_engines}, gloo": lambda: to_pool(apart, "gloo"),
+            f"pool of {num_engines}, object_store": lambda: to_pool(engines, "object_store"),
+            f"pool of {num_engines}, gloo": lambda: to_pool(engines, "gloo"),
         }
-        took: dict[str, list[float]] = {name: [] for name in ways}
-        for run in range(runs + 2):  # two warm up: the first use of Ray's store is slow
-            for name, sync_id in ways.items():
+        took: dict[str, list[float]] = {name: [] for name in variants}
+        for run in range(runs + 2):  # two warm-up runs: the first use of Ray's store is slow
+            for name, sync in variants.items():
                 start = time.perf_counter()
-                sync_id()
+                sync()
                 if run >= 2:
                     took[name].append(1000 * (time.perf_counter() - start))
-        apart.pool.close()
+        engines.pool.close()
     parameters = f"{sum(p.numel() for p in model.parameters()) / 1e6:.1f} M"
-    usual = {name: statistics.median(times) for name, times in took.items()}
+    medians = {name: statistics.median(times) for name, times in took.items()}
     return [
-        {"parameters": parameters, "way": name, "ms": ms, "copies": ms / usual["copy"]}
-        for name, ms in usual.items()
+        {"parameters": parameters, "variant": name, "ms": ms, "copies": ms / medians["copy"]}
+        for name, ms in medians.items()
     ]
 
 
 def main() -> None:
-    arguments = asked(__doc__, runs=5, sizes="1m,20m,100m", engines=2)
+    """Measure and print."""
+    arguments = parse_arguments(__doc__, runs=5, sizes="1m,20m,100m", engines=2)
     rows = [
         row
         for size in arguments.sizes.split(",")
-        for row in in_a_process(measure, size, arguments.runs, arguments.engines)
+        for row in in_fresh_process(measure, size, arguments.runs, arguments.engines)
     ]
     show(
-        f"hand-over of weights to vLLM, float32, median of {arguments.runs} turns",
+        f"weight sync to vLLM, float32, median of {arguments.runs} runs",
         rows,
         arguments.json,
     )
