@@ -1,6 +1,7 @@
-"""Tiny random models for the tests: made from a seed, nothing is downloaded.
+"""Tiny random models for the tests, generated from a seed without downloads.
 
-`tiny_model` gives the model alone, `write_tiny_model` a folder with model, tokenizer and chat template as a user would have it.
+`tiny_model` returns a model, `write_tiny_model` writes a folder with model, tokenizer and chat
+template.
 """
 
 from __future__ import annotations
@@ -42,10 +43,10 @@ CHAT_TEMPLATE = (
 
 
 def tiny_model(arch: Arch = "qwen2", seed: int = 0, **overrides: Any) -> PreTrainedModel:
-    """A model of some 25 k parameters: 2 layers, 4 heads over 2 key-value heads, float32, in training mode.
+    """Build a model of about 25 k parameters: 2 layers, 4 heads, 2 KV heads, float32, training mode.
 
-    Biases and norms are random too (a fresh model has zeros and ones, which hides mistakes), and the head is sharp enough that
-    greedy decoding is not a tie. `overrides` are fields of the config.
+    Biases and norms are random (the defaults of zeros and ones hide mistakes), and the head is sharp
+    enough to avoid ties in greedy decoding. `overrides` are fields of the config.
     """
     config_class, model_class = _CLASSES[arch]
     settings: dict[str, Any] = {
@@ -72,7 +73,7 @@ def tiny_model(arch: Arch = "qwen2", seed: int = 0, **overrides: Any) -> PreTrai
 
 
 def tiny_tokenizer() -> PreTrainedTokenizerFast:
-    """One token a byte, and three special ones; with a chat template of the ChatML kind."""
+    """Build a tokenizer with one token per byte, three special tokens and a ChatML template."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocabulary = {token: number for number, token in enumerate((*SPECIAL_TOKENS, *alphabet))}
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
@@ -89,7 +90,7 @@ def tiny_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def write_tiny_model(folder: Path, arch: Arch = "qwen2", seed: int = 0, **overrides: Any) -> Path:
-    """Write model, tokenizer and chat template into `folder` as `from_pretrained` wants them; returns the folder."""
+    """Write model, tokenizer and chat template for `from_pretrained`; return the folder."""
     tokenizer = tiny_tokenizer()
     tokenizer.save_pretrained(folder)
     tiny_model(arch, seed, **({"vocab_size": len(tokenizer)} | overrides)).save_pretrained(folder)

@@ -1,6 +1,7 @@
-"""A small server that speaks SGLang's documented endpoints over real HTTP and really generates, on a CPU with a model of transformers.
+"""Test server with SGLang's documented endpoints, which samples from a transformers model on a CPU.
 
-What it does not have: tokenizers, streaming, tensor parallelism. What it adds: `POST /break {"how": …}`, which spoils the next `/generate`.
+It lacks tokenizers, streaming and tensor parallelism. `POST /break {"how": …}` makes the next
+`/generate` fail.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 
 class Server(ThreadingHTTPServer):
-    """`calls` are the paths that were asked for, in order; `cache` holds logits by prefix, as a prefix cache holds keys and values."""
+    """HTTP server; `calls` are the requested paths, `cache` holds logits by prefix."""
 
     daemon_threads = True
 
@@ -37,19 +38,23 @@ class Server(ThreadingHTTPServer):
 
     @property
     def url(self) -> str:
+        """Address of the server."""
         return f"http://127.0.0.1:{self.server_address[1]}"
 
     def start(self) -> Server:
+        """Serve in a thread."""
         threading.Thread(target=self.serve_forever, daemon=True).start()
         return self
 
     @torch.no_grad()
     def logits(self, ids: tuple[int, ...]) -> Tensor:
+        """Return the logits (V,) after a prefix, cached."""
         if ids not in self.cache:
             self.cache[ids] = self.model(torch.tensor([ids])).logits[0, -1].float()
         return self.cache[ids]
 
-    def answer(self, prompt: list[int], params: dict[str, Any]) -> dict[str, Any]:
+    def respond(self, prompt: list[int], params: dict[str, Any]) -> dict[str, Any]:
+        """Sample one response."""
         generator = torch.Generator().manual_seed(params["sampling_seed"])
         ids, tokens, reason = tuple(prompt), [], "length"
         temperature, top_k = params["temperature"], params["top_k"]
@@ -72,7 +77,7 @@ class Server(ThreadingHTTPServer):
         }
 
     def update(self, folder: str) -> str | None:
-        """None, or what is wrong with the weights."""
+        """Load weights from a folder; return an error message or None."""
         own = dict(self.model.named_parameters())
         for file in sorted(Path(folder).glob("*.safetensors")):
             for name, value in load_file(file).items():
@@ -83,6 +88,8 @@ class Server(ThreadingHTTPServer):
 
 
 class Handler(BaseHTTPRequestHandler):
+    """Request handler for SGLang's endpoints."""
+
     server: Server
 
     def log_message(self, format: str, *args: Any) -> None:
@@ -148,19 +155,19 @@ class Handler(BaseHTTPRequestHandler):
             )
         assert body["return_logprob"]
         server.params += body["sampling_params"]
-        answers = [
-            server.answer(ids, params)
+        responses = [
+            server.respond(ids, params)
             for ids, params in zip(body["input_ids"], body["sampling_params"], strict=True)
         ]
         if how == "abort":
-            answers[-1]["meta_info"] |= {
+            responses[-1]["meta_info"] |= {
                 "finish_reason": {"type": "abort", "message": "Abort before prefill"}
             }
-        return self.reply(200, answers)
+        return self.reply(200, responses)
 
 
 def main() -> None:
-    """The command line of `sglang.launch_server`, as far as it is understood here."""
+    """Run the server with the supported options of `sglang.launch_server`."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--model-path", required=True)
     parser.add_argument("--port", type=int, required=True)

@@ -1,4 +1,4 @@
-"""Packed attention gives what single sequences give: numbers, gradients, through checkpointing and FSDP2."""
+"""Packed attention compared with single sequences: values, gradients, checkpointing, FSDP2."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def token_ids(lengths: Tensor = LENGTHS) -> Tensor:
 
 
 def one_by_one(model: PreTrainedModel, ids: Tensor) -> Tensor:
-    """Log-probs (T, V) of each sequence alone, by transformers' own attention, which `model` must still have."""
+    """Return log-probs (T, V) of each sequence alone, with transformers' attention."""
     return torch.cat(
         [model(part[None]).logits[0].log_softmax(-1) for part in ids.split(LENGTHS.tolist())]
     )
@@ -59,9 +59,7 @@ def relative(value: Tensor, reference: Tensor) -> float:
 
 @pytest.mark.parametrize("arch", ARCHS)
 @pytest.mark.parametrize("heads", [(4, 2), (4, 1), (2, 2)], ids=["gqa", "mqa", "mha"])
-def test_values_and_gradients_are_those_of_single_sequences(
-    arch: Arch, heads: tuple[int, int]
-) -> None:
+def test_values_and_gradients_match_single_sequences(arch: Arch, heads: tuple[int, int]) -> None:
     model = tiny_model(arch, num_attention_heads=heads[0], num_key_value_heads=heads[1])
     expected = one_by_one(model, token_ids())
     expected_gradient = gradient(model, expected)
@@ -71,7 +69,7 @@ def test_values_and_gradients_are_those_of_single_sequences(
     assert relative(gradient(model, log_probs), expected_gradient) < 1e-6
 
 
-def test_through_gradient_checkpointing() -> None:
+def test_gradient_checkpointing() -> None:
     model = tiny_model("qwen2")
     use_rlctl_attention(model)
     plain = gradient(model, packed(model, token_ids()))
@@ -79,7 +77,7 @@ def test_through_gradient_checkpointing() -> None:
     assert torch.equal(gradient(model, packed(model, token_ids())), plain)
 
 
-def test_through_fully_shard(tmp_path: Path) -> None:
+def test_fully_shard(tmp_path: Path) -> None:
     model = tiny_model("llama")
     reference = one_by_one(model, token_ids())
     use_rlctl_attention(model)
@@ -106,7 +104,7 @@ def test_through_fully_shard(tmp_path: Path) -> None:
         dist.destroy_process_group()
 
 
-def test_attend_is_softmax_over_a_tokens_own_past() -> None:
+def test_attend_is_causal_softmax_attention() -> None:
     generator = torch.Generator().manual_seed(0)
     num_tokens = int(LENGTHS.sum())
     query = torch.randn(num_tokens, 4, 8, generator=generator, dtype=torch.float64)
@@ -125,7 +123,7 @@ def test_attend_is_softmax_over_a_tokens_own_past() -> None:
         start += length
 
 
-def test_position_ids_and_sequences_of_no_tokens() -> None:
+def test_position_ids_with_empty_sequences() -> None:
     packing = Packing.from_lengths(torch.tensor([3, 0, 1, 2]), "cpu")
     assert packing.position_ids.tolist() == [0, 1, 2, 0, 0, 1]
     x = torch.randn(6, 2, 4)
@@ -182,7 +180,7 @@ def test_dropout_is_refused() -> None:
         use_rlctl_attention(tiny_model("llama", attention_dropout=0.1))
 
 
-def test_a_call_without_packing_is_a_defect() -> None:
+def test_call_without_packing_is_an_internal_error() -> None:
     model = tiny_model("llama")
     use_rlctl_attention(model)
     with pytest.raises(InternalError, match="without `packing`"):

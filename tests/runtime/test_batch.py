@@ -13,7 +13,7 @@ rows_of_ints = st.lists(st.lists(st.integers(0, 99), max_size=5), min_size=1, ma
 
 
 @given(rows_of_ints)
-def test_ragged_is_what_a_list_of_lists_is(rows: list[list[int]]) -> None:
+def test_ragged_matches_a_list_of_lists(rows: list[list[int]]) -> None:
     ragged = Ragged.from_rows(rows, dtype=torch.int64)
     assert [row.tolist() for row in ragged.rows()] == rows
     assert ragged.sums().tolist() == [sum(row) for row in rows]
@@ -27,13 +27,13 @@ def test_ragged_is_what_a_list_of_lists_is(rows: list[list[int]]) -> None:
 
 
 @given(rows_of_ints, st.randoms())
-def test_rows_can_be_taken_in_any_order(rows: list[list[int]], random: st.DrawFn) -> None:
+def test_select_in_any_order(rows: list[list[int]], random: st.DrawFn) -> None:
     index = [random.randrange(len(rows)) for _ in range(4)]
     taken = Ragged.from_rows(rows, dtype=torch.int64).select(torch.tensor(index))
     assert [row.tolist() for row in taken.rows()] == [rows[i] for i in index]
 
 
-def test_a_chunk_carries_its_own_rows_only() -> None:
+def test_chunk_copies_only_its_rows() -> None:
     """A pickled view would carry the storage of the whole batch."""
     batch = experience()
     one = batch.chunk([torch.tensor([0])])[0]
@@ -43,7 +43,7 @@ def test_a_chunk_carries_its_own_rows_only() -> None:
     )
 
 
-def test_growing_keeps_the_fields_there_are() -> None:
+def test_chunk_and_concat_keep_all_fields() -> None:
     batch = experience()
     assert [len(part) for part in batch.chunk([torch.arange(3), torch.arange(3, 8)])] == [3, 5]
     parts = batch.chunk([torch.arange(3), torch.arange(3, 8)])

@@ -1,6 +1,7 @@
-"""What every rollout engine promises, held against each one that is installed here: entry points of `rlctl.engines`.
+"""Contract of rollout engines, checked for every installed one (entry points `rlctl.engines`).
 
-An engine takes seconds to build, so most tests share one of each kind, built around a policy of its own.
+An engine takes seconds to build, so most tests share one of each kind, built around a separate
+policy.
 """
 
 from __future__ import annotations
@@ -31,13 +32,13 @@ from rlctl.runtime.rollout.engine import (
 from tests.models import Arch, tiny_model
 
 STOP, MAX_LENGTH = 2, 192
-CHOOSES = {"auto"}  # answers with one of the others
+CHOOSES = {"auto"}  # delegates to one of the others
 MARKS = {"vllm": pytest.mark.vllm}
 
 
 @dataclass(frozen=True)
 class Kind:
-    """An engine that is installed and runs on a CPU."""
+    """Installed engine that runs on a CPU."""
 
     name: str
     folder: Path
@@ -62,7 +63,7 @@ class Kind:
     def build(
         self, model: PreTrainedModel, policy: PreTrainedModel | None, **changes: Any
     ) -> RolloutEngine:
-        """An engine of `model`'s shape; its weights are at first whatever they are, unless there is a `policy`."""
+        """Build an engine for `model`; without a `policy` its weights are not initialized."""
         model.save_pretrained(self.folder)
         return load("engines", self.name).from_spec(self.spec(**changes), policy)
 
@@ -97,7 +98,7 @@ class Shared:
 
 @pytest.fixture(scope="module")
 def shared(kind: Kind) -> Iterator[Shared]:
-    """An engine with tied embeddings around a policy in this process."""
+    """Engine with tied embeddings around a policy in this process."""
     policy = tiny_model(hidden_size=128, head_dim=32)
     engine = kind.build(policy, policy)
     engine.load_weights(weights(policy))
@@ -133,44 +134,44 @@ def sampling(**changes: Any) -> SamplingParams:
 def full_forward(
     policy: PreTrainedModel, prompt: Tensor, response: Tensor, temperature: float
 ) -> Tensor:
-    """Log-probs (len(response),) by transformers alone."""
+    """Return log-probs (len(response),) computed by transformers."""
     with torch.no_grad():
         logits = policy(torch.cat([prompt, response])[None]).logits[0, len(prompt) - 1 : -1]
     return (logits / temperature).log_softmax(-1).gather(1, response[:, None]).squeeze(1)
 
 
 def assert_agree(
-    answers: Responses, asked: Ragged, policy: PreTrainedModel, temperature: float = 1.0
+    responses: Responses, prompt_ids: Ragged, policy: PreTrainedModel, temperature: float = 1.0
 ) -> None:
-    """The log-probs are those of a full forward of the policy as it is now, in transformers' own attention."""
+    """Compare log-probs with a full forward of the current policy in transformers' attention."""
     plain = copy.deepcopy(policy).eval()
     plain.set_attn_implementation("sdpa")
-    n = len(answers.response_ids) // len(asked)
+    n = len(responses.response_ids) // len(prompt_ids)
     for row, (response, log_probs) in enumerate(
-        zip(answers.response_ids.rows(), answers.log_probs.rows(), strict=True)
+        zip(responses.response_ids.rows(), responses.log_probs.rows(), strict=True)
     ):
-        expected = full_forward(plain, asked.rows()[row // n], response, temperature)
+        expected = full_forward(plain, prompt_ids.rows()[row // n], response, temperature)
         torch.testing.assert_close(
             log_probs, expected, atol=1e-4, rtol=0
         )  # of numbers down to -20, in float32
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.6, 0.0])
-def test_log_probs_are_those_of_the_policy_over_the_whole_vocabulary(
-    shared: Shared, temperature: float
-) -> None:
-    asked = prompts(9, 1, 40)
-    # 130 tokens are more than the cache of `hf` has place for at first, and the answers end at many different steps
-    answers = shared.generate(asked, temperature=temperature, max_tokens=130, top_k=40, top_p=0.95)
-    assert answers.response_ids.lengths.max() == 130
-    assert_agree(answers, asked, shared.policy, temperature or 1.0)
+def test_log_probs_cover_the_entire_vocabulary(shared: Shared, temperature: float) -> None:
+    prompt_ids = prompts(9, 1, 40)
+    # 130 tokens exceed the first capacity of hf's cache; responses end at many different steps.
+    responses = shared.generate(
+        prompt_ids, temperature=temperature, max_tokens=130, top_k=40, top_p=0.95
+    )
+    assert responses.response_ids.lengths.max() == 130
+    assert_agree(responses, prompt_ids, shared.policy, temperature or 1.0)
 
 
-def test_greedy_is_the_naive_loop(shared: Shared) -> None:
-    asked, plain = prompts(9, 1, 40), copy.deepcopy(shared.policy).eval()
+def test_greedy_decoding_matches_a_naive_loop(shared: Shared) -> None:
+    prompt_ids, plain = prompts(9, 1, 40), copy.deepcopy(shared.policy).eval()
     plain.set_attn_implementation("sdpa")
-    answers = shared.generate(asked, temperature=0.0, n=1, max_tokens=12, stop_token_ids=())
-    for prompt, response in zip(asked.rows(), answers.response_ids.rows(), strict=True):
+    responses = shared.generate(prompt_ids, temperature=0.0, n=1, max_tokens=12, stop_token_ids=())
+    for prompt, response in zip(prompt_ids.rows(), responses.response_ids.rows(), strict=True):
         ids = prompt
         with torch.no_grad():
             for _ in range(12):
@@ -178,24 +179,24 @@ def test_greedy_is_the_naive_loop(shared: Shared) -> None:
         assert response.tolist() == ids[len(prompt) :].tolist()
 
 
-def test_stop_tokens_end_an_answer_and_belong_to_it(shared: Shared) -> None:
+def test_stop_tokens_end_a_response_and_are_included(shared: Shared) -> None:
     stops = (STOP, 5, 6, 7, 8)
-    answers = shared.generate(prompts(4, 7, 2), stop_token_ids=stops, n=8, max_tokens=20)
-    assert set(answers.finish) == {"stop", "length"}
-    for response, finish in zip(answers.response_ids.rows(), answers.finish, strict=True):
+    responses = shared.generate(prompts(4, 7, 2), stop_token_ids=stops, n=8, max_tokens=20)
+    assert set(responses.finish) == {"stop", "length"}
+    for response, finish in zip(responses.response_ids.rows(), responses.finish, strict=True):
         assert not set(response[:-1].tolist()) & set(stops)
         assert finish == ("stop" if int(response[-1]) in stops else "length")
         assert finish == "stop" or len(response) == 20
 
 
-def test_each_row_has_its_own_max_tokens(shared: Shared) -> None:
+def test_max_tokens_per_row(shared: Shared) -> None:
     limits = torch.tensor([3, 9, 1, 5, 5, 2])
-    answers = shared.generate(prompts(4, 7), max_tokens=limits, stop_token_ids=())
-    assert answers.response_ids.lengths.tolist() == limits.tolist()
-    assert answers.finish == ["length"] * 6
+    responses = shared.generate(prompts(4, 7), max_tokens=limits, stop_token_ids=())
+    assert responses.response_ids.lengths.tolist() == limits.tolist()
+    assert responses.finish == ["length"] * 6
 
 
-def test_the_seed_decides(shared: Shared) -> None:
+def test_seed_determines_responses(shared: Shared) -> None:
     first, again, other = (shared.generate(prompts(4, 7), seed=seed) for seed in (1, 1, 2))
     assert torch.equal(first.response_ids.values, again.response_ids.values)
     assert first.response_ids.values.tolist() != other.response_ids.values.tolist()
@@ -203,10 +204,10 @@ def test_the_seed_decides(shared: Shared) -> None:
     assert one != two != three
 
 
-def test_a_row_draws_from_its_own_stream_whatever_stands_beside_it(shared: Shared) -> None:
-    asked, streams = prompts(9, 1, 40, 17), random_streams(5, torch.arange(8))
-    whole = shared.generate(asked, n=2, seed=streams)
-    part = shared.generate(asked.select(torch.tensor([2, 1])), n=2, seed=streams[[4, 5, 2, 3]])
+def test_random_stream_of_a_row_is_independent_of_the_batch(shared: Shared) -> None:
+    prompt_ids, streams = prompts(9, 1, 40, 17), random_streams(5, torch.arange(8))
+    whole = shared.generate(prompt_ids, n=2, seed=streams)
+    part = shared.generate(prompt_ids.select(torch.tensor([2, 1])), n=2, seed=streams[[4, 5, 2, 3]])
     rows = whole.response_ids.rows()
     assert [row.tolist() for row in part.response_ids.rows()] == [
         rows[i].tolist() for i in (4, 5, 2, 3)
@@ -214,7 +215,7 @@ def test_a_row_draws_from_its_own_stream_whatever_stands_beside_it(shared: Share
 
 
 def allowed(probs: Tensor, top_k: int, top_p: float) -> Tensor:
-    """The distribution (V,) that top-k, then top-p leave of `probs` (V,), token by token."""
+    """Restrict `probs` (V,) by top-k, then top-p, token by token: (V,)."""
     left, held = torch.zeros_like(probs), 0.0
     order = probs.argsort(descending=True).tolist()[: top_k if top_k > 0 else None]
     mass = float(probs[order].sum())
@@ -228,12 +229,12 @@ def allowed(probs: Tensor, top_k: int, top_p: float) -> Tensor:
 @pytest.mark.parametrize(
     ("top_k", "top_p", "temperature"), [(-1, 1.0, 1.0), (9, 0.75, 1.3), (1, 1.0, 1.0)]
 )
-def test_tokens_have_their_distribution(
+def test_tokens_follow_their_distribution(
     shared: Shared, top_k: int, top_p: float, temperature: float
 ) -> None:
-    asked, num = prompts(5), 1500
-    answers = shared.generate(
-        asked,
+    prompt_ids, num = prompts(5), 1500
+    responses = shared.generate(
+        prompt_ids,
         n=num,
         max_tokens=1,
         stop_token_ids=(),
@@ -244,22 +245,22 @@ def test_tokens_have_their_distribution(
     with torch.no_grad():
         plain = copy.deepcopy(shared.policy).eval()
         plain.set_attn_implementation("sdpa")
-        probs = (plain(asked.values[None]).logits[0, -1] / temperature).softmax(-1)
+        probs = (plain(prompt_ids.values[None]).logits[0, -1] / temperature).softmax(-1)
     expected = allowed(probs, top_k, top_p)
-    observed = torch.bincount(answers.response_ids.values, minlength=64) / num
+    observed = torch.bincount(responses.response_ids.values, minlength=64) / num
     deviation = 4 * (expected * (1 - expected) / num).sqrt() + 1e-9 + 1 / num * (expected > 0)
     assert ((observed - expected).abs() <= deviation).all(), (observed, expected)
 
 
-def test_an_answer_is_cut_where_the_context_ends(shared: Shared) -> None:
-    answers = shared.generate(
+def test_response_ends_with_the_context(shared: Shared) -> None:
+    responses = shared.generate(
         prompts(MAX_LENGTH - 5, MAX_LENGTH - 1, 4), n=2, max_tokens=10, stop_token_ids=()
     )
-    assert answers.response_ids.lengths.tolist() == [5, 5, 1, 1, 10, 10]
-    assert answers.finish == ["length"] * 6
+    assert responses.response_ids.lengths.tolist() == [5, 5, 1, 1, 10, 10]
+    assert responses.finish == ["length"] * 6
 
 
-def test_a_prompt_without_room_for_an_answer_is_an_error(shared: Shared) -> None:
+def test_prompt_without_space_for_a_response_is_an_error(shared: Shared) -> None:
     with pytest.raises(
         ConfigError,
         match=rf"prompt 1 of the batch has {MAX_LENGTH} tokens; 1 to {MAX_LENGTH - 1} leave space",
@@ -268,58 +269,60 @@ def test_a_prompt_without_room_for_an_answer_is_an_error(shared: Shared) -> None
     assert len(caught.value.problems) == 2
     with pytest.raises(ConfigError, match="prompt 0 of the batch has 0 tokens"):
         shared.generate(prompts(0, 5))
-    assert len(shared.generate(prompts(4)).response_ids) == 3  # and goes on
+    assert len(shared.generate(prompts(4)).response_ids) == 3  # still usable
 
 
-def test_no_prompts_no_answers(shared: Shared) -> None:
-    answers = shared.generate(prompts())
-    assert len(answers.response_ids) == len(answers.log_probs) == len(answers.finish) == 0
+def test_empty_batch_of_prompts(shared: Shared) -> None:
+    responses = shared.generate(prompts())
+    assert len(responses.response_ids) == len(responses.log_probs) == len(responses.finish) == 0
 
 
 def change(policy: PreTrainedModel, seed: int) -> None:
-    """As an optimizer does: every parameter, in place."""
+    """Change every parameter in place, like an optimizer."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in policy.parameters():
             parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.1)
 
 
-def test_changed_weights_are_taken_up_and_nothing_cached_stays(shared: Shared) -> None:
-    asked = prompts(150, 9)  # long enough to be cached in blocks
-    before = shared.generate(asked)
+def test_weight_sync_drops_caches(shared: Shared) -> None:
+    prompt_ids = prompts(150, 9)  # long enough for prefix caching
+    before = shared.generate(prompt_ids)
     change(shared.policy, seed=1)
     shared.engine.load_weights(weights(shared.policy))
-    after = shared.generate(asked)
-    assert_agree(after, asked, shared.policy)
+    after = shared.generate(prompt_ids)
+    assert_agree(after, prompt_ids, shared.policy)
     assert after.response_ids.values.tolist() != before.response_ids.values.tolist()
 
 
-def test_asleep_and_awake_again(shared: Shared) -> None:
-    asked = prompts(9, 30)
-    before = shared.generate(asked)
+def test_sleep_and_wake(shared: Shared) -> None:
+    prompt_ids = prompts(9, 30)
+    before = shared.generate(prompt_ids)
     for _ in range(2):
         if shared.engine.sleep():
             shared.engine.wake()
             shared.engine.load_weights(weights(shared.policy))
         shared.engine.wake()
-        assert torch.equal(shared.generate(asked).response_ids.values, before.response_ids.values)
+        assert torch.equal(
+            shared.generate(prompt_ids).response_ids.values, before.response_ids.values
+        )
 
 
 @pytest.mark.parametrize(("arch", "tied"), [("llama", False), ("qwen3", True)])
-def test_without_a_policy_the_weights_come_by_name(kind: Kind, arch: Arch, tied: bool) -> None:
-    """In batches that do not fit in one wave, and with weights replaced twice."""
-    policy, asked = tiny_model(arch, seed=2, tie_word_embeddings=tied), prompts(9, 1, 40, 17)
+def test_weights_by_name_without_a_policy(kind: Kind, arch: Arch, tied: bool) -> None:
+    """Uses batches that exceed one wave, and replaces weights twice."""
+    policy, prompt_ids = tiny_model(arch, seed=2, tie_word_embeddings=tied), prompts(9, 1, 40, 17)
     engine = kind.build(tiny_model(arch, seed=1, tie_word_embeddings=tied), None, max_num_seqs=4)
     try:
         for _ in range(2):
             change(policy, seed=3)
             engine.load_weights(weights(policy))
-            assert_agree(engine.generate(asked, sampling()), asked, policy)
+            assert_agree(engine.generate(prompt_ids, sampling()), prompt_ids, policy)
     finally:
         engine.close()
 
 
-def test_bad_params_are_named() -> None:
+def test_out_of_range_params_are_named() -> None:
     with pytest.raises(ValueError, match=r"top_p=1\.5, n=0"):
         sampling(top_p=1.5, n=0)
     with pytest.raises(ValueError, match="max_tokens"):

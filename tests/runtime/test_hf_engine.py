@@ -1,4 +1,4 @@
-"""What only the engine `hf` promises: it is the training model itself, and it computes no token twice. The rest is in the contract test."""
+"""Engine `hf`: it uses the training model and computes no token twice."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def sampling(**changes: Any) -> SamplingParams:
 def full_forward(
     model: PreTrainedModel, prompt: Tensor, response: Tensor, temperature: float
 ) -> Tensor:
-    """Log-probs (len(response),) by transformers alone."""
+    """Return log-probs (len(response),) computed by transformers."""
     with torch.no_grad():
         logits = model(torch.cat([prompt, response])[None]).logits[0, len(prompt) - 1 : -1]
     return (logits / temperature).log_softmax(-1).gather(1, response[:, None]).squeeze(1)
@@ -56,28 +56,30 @@ def full_forward(
 
 @pytest.mark.parametrize("arch", ARCHS)
 @pytest.mark.parametrize("temperature", [1.0, 0.6, 0.0])
-def test_log_probs_are_those_of_a_full_forward(arch: Arch, temperature: float) -> None:
+def test_log_probs_match_a_full_forward(arch: Arch, temperature: float) -> None:
     model = tiny_model(arch)
     reference = copy.deepcopy(model)
-    asked = prompts(9, 1, 40)
-    # 130 tokens are more than the cache has place for at first, and the answers end at many different steps
-    answers = HFEngine(model, None).generate(
-        asked, sampling(temperature=temperature, max_tokens=130, top_k=40, top_p=0.95)
+    prompt_ids = prompts(9, 1, 40)
+    # 130 tokens exceed the first capacity of the cache; responses end at many different steps.
+    responses = HFEngine(model, None).generate(
+        prompt_ids, sampling(temperature=temperature, max_tokens=130, top_k=40, top_p=0.95)
     )
-    assert answers.response_ids.lengths.max() == 130
+    assert responses.response_ids.lengths.max() == 130
     for row, (response, log_probs) in enumerate(
-        zip(answers.response_ids.rows(), answers.log_probs.rows(), strict=True)
+        zip(responses.response_ids.rows(), responses.log_probs.rows(), strict=True)
     ):
-        expected = full_forward(reference, asked.rows()[row // 3], response, temperature or 1.0)
+        expected = full_forward(
+            reference, prompt_ids.rows()[row // 3], response, temperature or 1.0
+        )
         torch.testing.assert_close(log_probs, expected, atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("max_num_seqs", [1, 6, 7])
-def test_waves_give_what_one_batch_gives(max_num_seqs: int, temperature: float) -> None:
-    asked, params = prompts(9, 1, 40, 17, 3), sampling(temperature=temperature, seed=5)
-    whole = HFEngine(tiny_model(), None).generate(asked, params)
-    waves = HFEngine(tiny_model(), max_num_seqs).generate(asked, params)
+def test_waves_match_one_batch(max_num_seqs: int, temperature: float) -> None:
+    prompt_ids, params = prompts(9, 1, 40, 17, 3), sampling(temperature=temperature, seed=5)
+    whole = HFEngine(tiny_model(), None).generate(prompt_ids, params)
+    waves = HFEngine(tiny_model(), max_num_seqs).generate(prompt_ids, params)
     assert torch.equal(whole.response_ids.values, waves.response_ids.values)
     assert whole.finish == waves.finish
     torch.testing.assert_close(whole.log_probs.values, waves.log_probs.values, atol=1e-5, rtol=0)
@@ -95,7 +97,7 @@ def tokens_seen() -> Callable[[PreTrainedModel], list[int]]:
     return watch
 
 
-def test_a_prompt_is_prefilled_once_and_finished_rows_cost_nothing(
+def test_prompts_are_prefilled_once_and_finished_rows_are_skipped(
     tokens_seen: Callable[[PreTrainedModel], list[int]],
 ) -> None:
     model, limits = tiny_model(), torch.tensor([3, 9, 1, 5, 5, 2])
@@ -105,20 +107,20 @@ def test_a_prompt_is_prefilled_once_and_finished_rows_cost_nothing(
     assert seen[1:] == [int((limits > step).sum()) for step in range(1, 9)]
 
 
-def test_long_prefills_are_cut_between_prompts(
+def test_long_prefills_are_split_between_prompts(
     monkeypatch: pytest.MonkeyPatch, tokens_seen: Callable[[PreTrainedModel], list[int]]
 ) -> None:
-    asked, params = prompts(9, 1, 40, 17, 3), sampling()
-    whole = HFEngine(tiny_model(), None).generate(asked, params)
+    prompt_ids, params = prompts(9, 1, 40, 17, 3), sampling()
+    whole = HFEngine(tiny_model(), None).generate(prompt_ids, params)
     monkeypatch.setattr(hf, "_PREFILL_TOKENS", 16)
     model = tiny_model()
     seen = tokens_seen(model)
-    cut = HFEngine(model, None).generate(asked, params)
+    cut = HFEngine(model, None).generate(prompt_ids, params)
     assert seen[:3] == [40, 17, 9 + 3 + 1]
     assert torch.equal(whole.response_ids.values, cut.response_ids.values)
 
 
-def test_the_model_is_left_as_it_was_and_can_learn() -> None:
+def test_model_mode_is_restored_and_gradients_flow() -> None:
     model = tiny_model()
     model.model.layers[0].eval()
     modes = [module.training for module in model.modules()]
@@ -143,13 +145,13 @@ def test_the_model_is_left_as_it_was_and_can_learn() -> None:
     )
     with torch.no_grad():
         weight.add_(torch.randn(weight.shape, generator=torch.Generator().manual_seed(0)))
-    after = engine.generate(prompts(4, 7), sampling(temperature=0.0))  # of the policy as it is now
+    after = engine.generate(prompts(4, 7), sampling(temperature=0.0))  # of the current policy
     fresh = HFEngine(copy.deepcopy(model), None).generate(prompts(4, 7), sampling(temperature=0.0))
     assert after.response_ids.values.tolist() != before.response_ids.values.tolist()
     assert torch.equal(after.response_ids.values, fresh.response_ids.values)
 
 
-def test_an_error_leaves_the_mode_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_model_mode_is_restored_after_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> None:
         raise RuntimeError("out of memory")
 
@@ -161,7 +163,7 @@ def test_an_error_leaves_the_mode_too(monkeypatch: pytest.MonkeyPatch) -> None:
     assert all(module.training for module in model.modules())
 
 
-def test_under_fsdp2_with_parameters_unsharded(tmp_path: Path) -> None:
+def test_fsdp2_with_unsharded_parameters(tmp_path: Path) -> None:
     expected = HFEngine(tiny_model(), None).generate(prompts(4, 7), sampling())
     model = tiny_model()
     engine = HFEngine(model, None)
@@ -176,10 +178,10 @@ def test_under_fsdp2_with_parameters_unsharded(tmp_path: Path) -> None:
         for module in sharded:
             module.set_reshard_after_forward(False, recurse=False)
             module.unshard()
-        answers = engine.generate(prompts(4, 7), sampling())
+        responses = engine.generate(prompts(4, 7), sampling())
         for module in sharded:
             module.reshard()
     finally:
         dist.destroy_process_group()
-    assert torch.equal(answers.response_ids.values, expected.response_ids.values)
-    assert torch.equal(answers.log_probs.values, expected.log_probs.values)
+    assert torch.equal(responses.response_ids.values, expected.response_ids.values)
+    assert torch.equal(responses.log_probs.values, expected.log_probs.values)

@@ -18,7 +18,7 @@ def asked(loader: PromptLoader, step: int) -> list[str]:
     return [row.ground_truth for row in loader.batch_at(step).rows]
 
 
-def test_an_epoch_asks_every_prompt_once_and_the_next_in_another_order() -> None:
+def test_epochs_contain_every_prompt_in_different_orders() -> None:
     loader = PromptLoader(prompts(10), 3, random_order, seed=4)
     assert loader.steps_per_epoch == 3
     first = [truth for step in (1, 2, 3) for truth in asked(loader, step)]
@@ -28,7 +28,7 @@ def test_an_epoch_asks_every_prompt_once_and_the_next_in_another_order() -> None
     assert [loader.epoch_of(rank_info) for rank_info in (0, 8, 9)] == [0, 0, 1]
 
 
-def test_a_step_is_a_function_of_the_seed_and_the_step() -> None:
+def test_batch_depends_on_seed_and_step() -> None:
     one, other = (PromptLoader(prompts(10), 3, random_order, seed=seed) for seed in (4, 5))
     again = PromptLoader(prompts(10), 3, random_order, seed=4)
     assert asked(again, 5) == asked(one, 5)
@@ -36,7 +36,7 @@ def test_a_step_is_a_function_of_the_seed_and_the_step() -> None:
     assert asked(PromptLoader(prompts(10), 3, sequential_order, seed=4), 2) == ["3", "4", "5"]
 
 
-def test_a_batch_holds_ids_groups_and_rows_in_one_order() -> None:
+def test_batch_fields_have_the_same_order() -> None:
     batch = PromptLoader(prompts(10), 3, random_order, seed=4).batch_at(2)
     assert [ids.tolist() for ids in batch.prompt_ids.rows()] == [
         [int(r.ground_truth), int(r.ground_truth) + 1] for r in batch.rows

@@ -1,4 +1,4 @@
-"""What rollout correction does to a step: the weights and the mask that reach the update, and the loss that is made of them."""
+"""Rollout correction in a step: weights and mask of the update, and the resulting loss."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CORRECTION = "algorithm.rollout_correction"
 
 
 class Recorder:
-    """An actor that knows its log-probs and keeps what it is to learn from."""
+    """Actor with fixed log-probs that records its updates."""
 
     def __init__(self) -> None:
         self.learned: list[Experience] = []
@@ -47,7 +47,7 @@ def ppo(*overrides: str) -> PPO:
 
 
 def learned(*overrides: str) -> tuple[PPO, Experience, dict[str, float]]:
-    """One step over two groups of two answers: what reached the update, and the metrics."""
+    """Run one step with two groups of two responses; return the update batch and metrics."""
     algorithm, actor, ids = (
         ppo(*overrides),
         Recorder(),
@@ -82,7 +82,7 @@ def rows_of(field: Ragged | None) -> list[list[float]]:
     return [row.tolist() for row in field.rows()]
 
 
-def test_without_it_nothing_is_weighed_or_left_out() -> None:
+def test_no_weights_or_mask_without_correction() -> None:
     _, batch, metrics = learned()
     assert batch.is_weights is None
     assert rows_of(batch.response_mask) == [[1.0] * len(row) for row in OLD]
@@ -105,7 +105,7 @@ def test_without_it_nothing_is_weighed_or_left_out() -> None:
         ("sequence", "1.2", [[min(math.prod(row), 1.2)] * len(row) for row in ratios()]),
     ],
 )
-def test_the_weights_reach_the_loss(
+def test_importance_weights_reach_the_loss(
     level: str, threshold: str, expected: list[list[float]]
 ) -> None:
     algorithm, batch, metrics = learned(
@@ -136,8 +136,8 @@ def test_the_weights_reach_the_loss(
     assert loss.count == num_tokens
 
 
-def test_what_is_rejected_is_in_no_loss_but_its_reward_counts() -> None:
-    """Two criteria at once; the answer whose last token goes still has its score in the advantages of its group."""
+def test_rejected_tokens_are_masked_but_keep_their_reward() -> None:
+    """Two criteria at once; a masked response still contributes its score to its group."""
     chain = [
         f'{CORRECTION}.rollout_rs="token_k1,seq_mean_k2"',
         f'{CORRECTION}.rollout_rs_threshold="0.5_2,0.2"',
@@ -172,6 +172,6 @@ def test_what_is_rejected_is_in_no_loss_but_its_reward_counts() -> None:
         ),
     ],
 )
-def test_what_makes_no_sense_is_refused(overrides: list[str], message: str) -> None:
+def test_inconsistent_settings_are_refused(overrides: list[str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         ppo(*[f"{CORRECTION}.{each}" for each in overrides])

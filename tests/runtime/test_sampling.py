@@ -1,4 +1,4 @@
-"""The corners of drawing one token: mass that is rounded, tokens without probability, more asked for than there is."""
+"""Corner cases of sampling one token: rounded mass, probability zero, large top-k."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def params(top_k: int = 0, top_p: float = 1.0, temperature: float = 1.0) -> Samp
     return SamplingParams(temperature, top_p, top_k, max_tokens=1, stop_token_ids=(), seed=0, n=1)
 
 
-def test_a_token_without_probability_is_never_drawn() -> None:
+def test_tokens_of_probability_zero_are_never_sampled() -> None:
     for size in (5, 1000, 50_000):
         logits = torch.randn(1, size, generator=torch.Generator().manual_seed(0))
         logits[:, 0] = logits[:, size // 2 :] = -torch.inf
@@ -25,7 +25,7 @@ def test_a_token_without_probability_is_never_drawn() -> None:
                 assert log_prob.isfinite().all()
 
 
-def test_worked_draws() -> None:
+def test_worked_samples() -> None:
     logits = torch.tensor([[0.1, 0.2, 0.3, 0.4]]).log().repeat(6, 1)
     uniforms = torch.tensor([0.0, 0.09, 0.11, 0.29, 0.59, 0.61])
     assert sample(logits, uniforms, params())[0].tolist() == [0, 0, 1, 1, 2, 3]
@@ -40,7 +40,7 @@ def test_worked_draws() -> None:
     )
 
 
-def test_temperature_is_part_of_the_log_probs_and_greedy_is_at_one() -> None:
+def test_log_probs_include_the_temperature() -> None:
     logits = torch.tensor([[0.0, 1.0, 3.0]])
     token, log_prob = sample(logits, torch.tensor([LARGEST]), params(temperature=2.0))
     assert int(token) == 2
@@ -50,7 +50,7 @@ def test_temperature_is_part_of_the_log_probs_and_greedy_is_at_one() -> None:
     torch.testing.assert_close(log_prob, logits.log_softmax(-1)[:, 2])
 
 
-def test_half_precision_is_drawn_in_float32() -> None:
+def test_half_precision_is_sampled_in_float32() -> None:
     logits = torch.randn(4, 1000, generator=torch.Generator().manual_seed(0)).bfloat16()
     token, log_prob = sample(logits, torch.tensor([0.1, 0.4, 0.7, 0.999]), params())
     assert log_prob.dtype == torch.float32

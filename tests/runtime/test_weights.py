@@ -1,4 +1,4 @@
-"""Weights on their way: nothing is lost, and nothing that changed on the way is taken for what was sent."""
+"""Weight sync: buckets are complete, and corruption is detected."""
 
 from __future__ import annotations
 
@@ -32,22 +32,22 @@ def parameters(seed: int = 0) -> Iterator[tuple[str, Tensor]]:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_every_parameter_arrives_in_the_engines_type(dtype: torch.dtype) -> None:
+def test_parameters_arrive_in_the_engine_dtype(dtype: torch.dtype) -> None:
     sent, small = dict(parameters()), 30_000
-    blocks = list(to_buckets(parameters(), dtype, max_bytes=small))
-    assert [block.number for block in blocks] == list(range(len(blocks)))
-    assert len(blocks) > 1
+    buckets = list(to_buckets(parameters(), dtype, max_bytes=small))
+    assert [bucket.number for bucket in buckets] == list(range(len(buckets)))
+    assert len(buckets) > 1
     assert all(
-        len(block.parameters) == 1 or sum(each.data.nbytes for each in block.parameters) <= small
-        for block in blocks
+        len(bucket.parameters) == 1 or sum(each.data.nbytes for each in bucket.parameters) <= small
+        for bucket in buckets
     )
-    arrived = {each.name: each.tensor() for block in blocks for each in block.parameters}
+    arrived = {each.name: each.tensor() for bucket in buckets for each in bucket.parameters}
     assert list(arrived) == list(sent)
     for name, value in sent.items():
         assert torch.equal(arrived[name], value if name == "steps" else value.to(dtype)), name
 
 
-def test_blocks_are_made_one_at_a_time() -> None:
+def test_buckets_are_built_one_at_a_time() -> None:
     made: list[str] = []
 
     def watched() -> Iterator[tuple[str, Tensor]]:
@@ -56,11 +56,11 @@ def test_blocks_are_made_one_at_a_time() -> None:
             yield name, value
 
     next(iter(to_buckets(watched(), torch.float32, max_bytes=1)))
-    assert len(made) == 2  # the one that is sent, and the one that did not fit beside it
+    assert len(made) == 2  # the one that is sent, and the one that exceeded the bucket
 
 
-def damaged(block: Bucket, how: str) -> Bucket:
-    first, *rest = block.parameters
+def damaged(bucket: Bucket, how: str) -> Bucket:
+    first, *rest = bucket.parameters
     data = first.data.clone()
     words = data.view(torch.int64)
     if how == "one bit":
@@ -77,11 +77,11 @@ def damaged(block: Bucket, how: str) -> Bucket:
         data = next(iter(to_buckets(parameters(1), torch.float32, 2**20))).parameters[0].data
     elif how == "another name":
         return dataclasses.replace(
-            block, parameters=(dataclasses.replace(first, name="other"), *rest)
+            bucket, parameters=(dataclasses.replace(first, name="other"), *rest)
         )
     elif how == "another order":
-        return dataclasses.replace(block, parameters=tuple(reversed(block.parameters)))
-    return dataclasses.replace(block, parameters=(dataclasses.replace(first, data=data), *rest))
+        return dataclasses.replace(bucket, parameters=tuple(reversed(bucket.parameters)))
+    return dataclasses.replace(bucket, parameters=(dataclasses.replace(first, data=data), *rest))
 
 
 @pytest.mark.parametrize(
@@ -97,23 +97,23 @@ def damaged(block: Bucket, how: str) -> Bucket:
         "another order",
     ],
 )
-def test_damage_is_seen(how: str) -> None:
-    (block,) = to_buckets(parameters(), torch.float32, 2**20)
-    block.verify()
+def test_corruption_is_detected(how: str) -> None:
+    (bucket,) = to_buckets(parameters(), torch.float32, 2**20)
+    bucket.verify()
     with pytest.raises(RlctlError, match="weights were corrupted in transit: bucket 0"):
-        damaged(block, how).verify()
+        damaged(bucket, how).verify()
 
 
-def test_a_block_that_is_missing_and_a_hand_over_that_was_given_up(tiny_worker) -> None:
-    """The engine takes up whole hand-overs only, and blocks of one that was given up disturb no later one."""
+def test_missing_bucket_and_aborted_weight_sync(tiny_worker) -> None:
+    """Only complete syncs succeed, and buckets of an aborted one do not affect later ones."""
     worker, model = tiny_worker
-    blocks = list(to_buckets(model.named_parameters(), torch.float32, max_bytes=10_000))
+    buckets = list(to_buckets(model.named_parameters(), torch.float32, max_bytes=10_000))
 
-    def sync_id(version: int, sent: list[Bucket], num_blocks: int) -> None:
+    def sync(version: int, sent: list[Bucket], num_buckets: int) -> None:
         def send() -> None:
-            for block in sent:
-                worker.receive(version, block)
-            worker.end(version, num_blocks)
+            for bucket in sent:
+                worker.receive(version, bucket)
+            worker.end(version, num_buckets)
 
         sender = threading.Thread(target=send)
         sender.start()
@@ -125,14 +125,14 @@ def test_a_block_that_is_missing_and_a_hand_over_that_was_given_up(tiny_worker) 
 
     with pytest.raises(
         RlctlError,
-        match=f"{len(blocks) - 1} blocks of weights arrived, and {len(blocks)} were sent",
+        match=f"{len(buckets) - 1} blocks of weights arrived, and {len(buckets)} were sent",
     ):
-        sync_id(1, blocks[1:], len(blocks))
+        sync(1, buckets[1:], len(buckets))
     with pytest.raises(RlctlError, match="no block of weights came from the trainer within"):
         worker.load_weights(2, timeout_s=0.05)
     with pytest.raises(RlctlError, match="corrupted"):
-        sync_id(3, [damaged(blocks[0], "one bit"), *blocks[1:]], len(blocks))
-    sync_id(4, blocks, len(blocks))
+        sync(3, [damaged(buckets[0], "one bit"), *buckets[1:]], len(buckets))
+    sync(4, buckets, len(buckets))
     engine = dict(worker.engine.model.named_parameters())
     assert all(torch.equal(engine[name], value) for name, value in model.named_parameters())
 
