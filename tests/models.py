@@ -37,16 +37,17 @@ SPECIAL_TOKENS = (
     "<|im_end|>",
 )  # ids 0 (padding), 1, 2 (end); bytes follow
 CHAT_TEMPLATE = (
-    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}"
+    "<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 
 
 def tiny_model(arch: Arch = "qwen2", seed: int = 0, **overrides: Any) -> PreTrainedModel:
-    """Build a model of about 25 k parameters: 2 layers, 4 heads, 2 KV heads, float32, training mode.
+    """Build a model of about 25 k parameters: 2 layers, 4 heads, 2 KV heads, float32, trainable.
 
-    Biases and norms are random (the defaults of zeros and ones hide mistakes), and the head is sharp
-    enough to avoid ties in greedy decoding. `overrides` are fields of the config.
+    Biases and norms are random (the defaults of zeros and ones hide mistakes), and the head is
+    sharp enough to avoid ties in greedy decoding. `overrides` are fields of the config.
     """
     config_class, model_class = _CLASSES[arch]
     settings: dict[str, Any] = {

@@ -82,7 +82,7 @@ class Server(ThreadingHTTPServer):
         for file in sorted(Path(folder).glob("*.safetensors")):
             for name, value in load_file(file).items():
                 if name not in own or own[name].shape != value.shape:
-                    return f"Failed to update weights: {name} of shape {tuple(value.shape)} does not fit"
+                    return f"Failed to update weights: {name} {tuple(value.shape)} does not fit"
                 own.pop(name).data.copy_(value)
         return f"Failed to update weights: {len(own)} are missing" if own else None
 

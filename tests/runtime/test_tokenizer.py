@@ -18,7 +18,10 @@ from rlctl.runtime.data.tokenizer import (
 from tests.models import CHAT_TEMPLATE, tiny_tokenizer
 
 CHAT = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "2 + 2?"}]
-RENDERED = "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\n2 + 2?<|im_end|>\n<|im_start|>assistant\n"
+RENDERED = (
+    "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\n2 + 2?<|im_end|>\n"
+    "<|im_start|>assistant\n"
+)
 
 
 @pytest.fixture

@@ -96,7 +96,10 @@ def test_check_reports_all_problems() -> None:
 
 
 def test_check_does_not_import_vllm() -> None:
-    probe = "import sys; from rlctl.plugins import load; load('engines', 'vllm'); print('vllm' in sys.modules)"
+    probe = (
+        "import sys; from rlctl.plugins import load; load('engines', 'vllm'); "
+        "print('vllm' in sys.modules)"
+    )
     assert (
         subprocess.run(
             [sys.executable, "-c", probe], capture_output=True, text=True, check=True
