@@ -31,7 +31,7 @@ def test_what_is_masked_does_not_count_whatever_it_is() -> None:
 def test_a_variance_needs_two_tokens(n: int) -> None:
     mask = torch.zeros(3)
     mask[:n] = 1
-    with pytest.raises(ValueError, match=f"given: {n}"):
+    with pytest.raises(ValueError, match=f"got {n}"):
         ops.masked_var(torch.ones(3), mask)
 
 

@@ -10,9 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import click
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
 from rlctl import plugins
@@ -28,15 +27,15 @@ if TYPE_CHECKING:
 class DatasetGroup(TyperGroup):
     """Commands made of the data sets that are installed, loaded when they are needed."""
 
-    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
+    def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002
         """Return the names of the data sets."""
         return plugins.names("datasets")
 
     def get_command(
         self,
-        ctx: click.Context,  # noqa: ARG002
+        ctx: Any,  # noqa: ARG002
         cmd_name: str,
-    ) -> click.Command | None:
+    ) -> TyperCommand | None:
         """Return the command of a data set, or None if there is no data set of that name."""
         if cmd_name not in plugins.names("datasets"):
             return None
@@ -82,7 +81,7 @@ MaxPromptLength = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="Print the summary as JSON on stdout.")]
 
 
-def dataset_command(name: str, dataset: Dataset) -> click.Command:
+def dataset_command(name: str, dataset: Dataset) -> TyperCommand:
     """Build the command of a data set from its docstring, its example and its settings."""
     model = plugins.params_model(dataset)
     fields = model.model_fields if model else {}
@@ -108,7 +107,9 @@ def dataset_command(name: str, dataset: Dataset) -> click.Command:
     single = typer.Typer(add_completion=False)
     epilog = getattr(dataset, "example", None)
     single.command(name, epilog=f"Example: {epilog}" if epilog else None)(command)
-    return get_command(single)
+    built = get_command(single)
+    assert isinstance(built, TyperCommand)  # a Typer app with one command
+    return built
 
 
 def _parameter(name: str, annotation: Any, default: Any) -> inspect.Parameter:
