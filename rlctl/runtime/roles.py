@@ -1,4 +1,8 @@
-"""What an algorithm can ask for. A role is a protocol; a worker in this process or a group of workers on a cluster answers it alike."""
+"""Protocols of the roles that an algorithm calls.
+
+Implemented by workers in this process, by handles of worker groups on a cluster, and by wrappers
+that time or check the calls.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +18,7 @@ from rlctl.tracking.metrics import Metrics
 
 
 class ModelRole(Protocol):
-    """A role of the table in `recipes/roles.py`: it holds a model."""
+    """Role that holds a model; one of the table in `recipes/roles.py`."""
 
     def pop_oom_retries(self) -> list[OomRetry]:
         """Return the reductions of the micro-batch limit since the last call."""
@@ -22,7 +26,7 @@ class ModelRole(Protocol):
 
 
 class LearningRole(ModelRole, Protocol):
-    """A role whose weights are trained and saved in checkpoints."""
+    """Role whose weights are trained and saved in checkpoints."""
 
     def save(self, folder: Path) -> None:
         """Copy weights, optimizer and random state, and write them to `folder` in the background."""
@@ -38,65 +42,133 @@ class LearningRole(ModelRole, Protocol):
 
 
 class Actor(LearningRole, Protocol):
-    """The policy: it answers prompts and learns."""
+    """The policy: generates responses and learns."""
 
     def update_weights(self) -> None:
-        """Hand the present weights to the rollout engine, if it does not have them. `generate_sequences` does so where nobody has asked."""
+        """Sync the policy's weights to the rollout engine and wake it.
+
+        Call it before every `generate_sequences`. Transfers nothing where the engine's weights are
+        current.
+        """
         ...
 
     def generate_sequences(
         self, prompts: Prompts, seed: int, validate: bool = False, greedy: bool = False
     ) -> Rollouts:
-        """Answer B prompts, `rollout.n` times each (`rollout.val_kwargs.n` with `validate`): B·n rows, answers of a prompt side by side.
+        """Return n responses for each of B prompts: B·n rows, the responses of a prompt adjacent.
 
-        `greedy`: one greedy answer each, whatever the configuration says.
+        n is `rollout.n`, or `rollout.val_kwargs.n` with `validate`, or 1 with `greedy`, which
+        decodes greedily whatever the config says. Raises InternalError when the engine's weights
+        are stale.
         """
         ...
 
     def compute_log_probs(self, batch: Rollouts) -> LogProbs:
-        """Log-probs and entropies of the response tokens under the present weights."""
+        """Return log-probs and entropies of the response tokens under the current weights."""
         ...
 
     def compute_base_log_probs(self, batch: Rollouts) -> LogProbs:
-        """Log-probs under the model that the adapters are trained beside, without entropies. Without adapters it is the policy itself."""
+        """Return log-probs with the LoRA adapters disabled, without entropies.
+
+        Without adapters these are the policy's own log-probs.
+        """
         ...
 
     def update(self, batch: Rollouts, lr: float) -> Metrics:
-        """One optimizer step on one mini-batch."""
+        """Take one optimizer step on one mini-batch."""
         ...
 
     def export(self, folder: Path) -> None:
-        """Copy the weights, and write a transformers folder (without tokenizer) in the background, before what is saved later."""
+        """Write the weights to `folder` in transformers format, in the background.
+
+        The tokenizer is not included. The folder is complete before any later `save`.
+        """
         ...
 
 
 class Reference(ModelRole, Protocol):
-    """The frozen policy that the KL penalty is measured against."""
+    """The frozen policy of the KL penalty."""
 
-    def compute_log_probs(self, batch: Rollouts) -> LogProbs: ...
+    def compute_log_probs(self, batch: Rollouts) -> LogProbs:
+        """Return the log-probs of the response tokens, without entropies."""
+        ...
 
 
 class Critic(LearningRole, Protocol):
     """The value function."""
 
     def compute_values(self, batch: Rollouts) -> Ragged:
-        """The value before each response token is written."""
+        """Return the value of the state before each response token: B rows, float32."""
         ...
 
     def update(self, batch: Rollouts, lr: float) -> Metrics:
-        """One optimizer step on one mini-batch."""
+        """Take one optimizer step on one mini-batch."""
         ...
 
 
 class Reward(Protocol):
-    """What an answer is worth."""
+    """The reward functions or models of a run."""
 
-    def compute_scores(self, rollouts: Rollouts) -> Scores: ...
+    def compute_scores(self, rollouts: Rollouts) -> Scores:
+        """Return one score per response: (B,)."""
+        ...
+
+
+class DelegatingActor(Actor):
+    """Base of actors that extend some calls of another actor and delegate the rest."""
+
+    def __init__(self, actor: Actor) -> None:
+        self.actor = actor
+
+    def update_weights(self) -> None:
+        """See `Actor`."""
+        self.actor.update_weights()
+
+    def generate_sequences(
+        self, prompts: Prompts, seed: int, validate: bool = False, greedy: bool = False
+    ) -> Rollouts:
+        """See `Actor`."""
+        return self.actor.generate_sequences(prompts, seed, validate, greedy)
+
+    def compute_log_probs(self, batch: Rollouts) -> LogProbs:
+        """See `Actor`."""
+        return self.actor.compute_log_probs(batch)
+
+    def compute_base_log_probs(self, batch: Rollouts) -> LogProbs:
+        """See `Actor`."""
+        return self.actor.compute_base_log_probs(batch)
+
+    def update(self, batch: Rollouts, lr: float) -> Metrics:
+        """See `Actor`."""
+        return self.actor.update(batch, lr)
+
+    def save(self, folder: Path) -> None:
+        """See `LearningRole`."""
+        self.actor.save(folder)
+
+    def state_bytes(self) -> int:
+        """See `LearningRole`."""
+        return self.actor.state_bytes()
+
+    def load(self, folder: Path) -> None:
+        """See `LearningRole`."""
+        self.actor.load(folder)
+
+    def export(self, folder: Path) -> None:
+        """See `Actor`."""
+        self.actor.export(folder)
+
+    def pop_oom_retries(self) -> list[OomRetry]:
+        """See `ModelRole`."""
+        return self.actor.pop_oom_retries()
 
 
 @dataclass(frozen=True)
 class Roles:
-    """The roles of one run. Only those that the algorithm and its config need are there; asking for another is a defect."""
+    """The roles of one run: those that the algorithm and its config need.
+
+    `critic` and `reference` raise InternalError where the algorithm did not declare the need.
+    """
 
     actor: Actor
     reward: Reward
@@ -105,14 +177,16 @@ class Roles:
 
     @property
     def critic(self) -> Critic:
+        """The critic; InternalError where there is none."""
         if self.critic_role is None:
-            raise InternalError("the algorithm asks for a critic that it did not declare")
+            raise InternalError("the algorithm uses a critic without declaring Needs.CRITIC")
         return self.critic_role
 
     @property
     def reference(self) -> Reference:
+        """The reference; InternalError where there is none."""
         if self.reference_role is None:
-            raise InternalError("the algorithm asks for a reference that it did not declare")
+            raise InternalError("the algorithm uses a reference without declaring Needs.REFERENCE")
         return self.reference_role
 
     def models(self) -> dict[Role, ModelRole]:

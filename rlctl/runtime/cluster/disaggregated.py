@@ -1,41 +1,36 @@
-"""An actor in two pools: one learns, the other answers."""
+"""An actor in two pools: one trains, the engines of the other generate."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from rlctl.runtime.batch import Prompts, Rollouts
-from rlctl.runtime.roles import Actor
+from rlctl.runtime.roles import DelegatingActor
+from rlctl.runtime.workers.actor import ActorWorker
 from rlctl.tracking.metrics import Metrics
 
+if TYPE_CHECKING:  # imports Ray
+    from rlctl.runtime.cluster.engine_group import EngineGroup
 
-class Engines(Protocol):
-    """Engines in processes of their own, which fetch the weights they lack before they answer."""
+
+class DisaggregatedActor(DelegatingActor):
+    """Actor whose `trainer` learns and whose `engines` generate under the trainer's weights."""
+
+    def __init__(self, trainer: ActorWorker, engines: EngineGroup) -> None:
+        super().__init__(trainer)
+        self.trainer = trainer
+        self.engines = engines
+
+    def update_weights(self) -> None:
+        """See `Actor`. The trainer's ranks send their weights to every stale engine."""
+        self.engines.update_weights(self.trainer.send_weights)
 
     def generate_sequences(
         self, prompts: Prompts, seed: int, validate: bool = False, greedy: bool = False
-    ) -> Rollouts: ...
-
-    def update_weights(self) -> None: ...
-
-    def mark_stale(self) -> None: ...
-
-
-class DisaggregatedActor:
-    """Implements `Actor`: `trainer` learns, `engines` answer under its present weights."""
-
-    def __init__(self, trainer: Actor, engines: Engines) -> None:
-        self.trainer = trainer
-        self.engines = engines
-        self.compute_log_probs = trainer.compute_log_probs
-        self.compute_base_log_probs = trainer.compute_base_log_probs
-        self.save = trainer.save
-        self.state_bytes = trainer.state_bytes
-        self.export = trainer.export
-        self.pop_oom_retries = trainer.pop_oom_retries
-        self.generate_sequences = engines.generate_sequences
-        self.update_weights = engines.update_weights
+    ) -> Rollouts:
+        """See `Actor`."""
+        return self.engines.generate_sequences(prompts, seed, validate, greedy)
 
     def update(self, batch: Rollouts, lr: float) -> Metrics:
         """See `Actor`."""
@@ -43,6 +38,6 @@ class DisaggregatedActor:
         return self.trainer.update(batch, lr)
 
     def load(self, folder: Path) -> None:
-        """See `Actor`."""
+        """See `LearningRole`."""
         self.engines.mark_stale()
         self.trainer.load(folder)

@@ -1,4 +1,4 @@
-"""Rollout engines as processes of their own: each stands alone, takes weights in, may die, and is started again in its place."""
+"""Rollout engines in processes of their own, each started, stopped and restarted independently."""
 
 from __future__ import annotations
 
@@ -12,126 +12,130 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 from ray.util.placement_group import remove_placement_group
 
 from rlctl.errors import RlctlError
+from rlctl.recipes.roles import ROLLOUT
 from rlctl.runs.logs import tail_of
 from rlctl.runtime.batch import Prompts
 from rlctl.runtime.cluster.link import Link
 from rlctl.runtime.cluster.pool import PoolSpec, process_options, reserve
-from rlctl.runtime.rank_info import RankInfo
-from rlctl.runtime.rollout.sampling_params import max_in_flight
-from rlctl.runtime.rollout.weight_sync import Bucket, BucketHeader
+from rlctl.runtime.rollout.sampling_params import at_a_time
+from rlctl.runtime.rollout.weight_sync import BlockHeader, Bucket
 from rlctl.runtime.workers.process import Process
-from rlctl.runtime.workers.rollout import RolloutSpec
+from rlctl.runtime.workers.rollout import RolloutSpec, RolloutWorker
 
-ROLE = "rollout"
-_MOST_WAIT_S = 30.0  # between two starts of an engine that answers nothing
+_MAX_BACKOFF_S = 30.0  # between two starts of an engine that fails without any result
+_WEIGHTS, _GENERATE = "weights", "generate"  # Ray concurrency groups
 
 
 class EngineProcess(Process):
-    """A process with one rollout worker. Weights come in beside whatever call is running, and where its engine answers requests one by
-    one (`rollout.mode=async`) so do they, by `call` in the concurrency group `answers`."""
+    """Process with one rollout worker.
 
-    @ray.method(concurrency_group="weights")
+    Weights arrive concurrently with any other call. With `rollout.mode=async` the engine serves
+    several requests at once: `call` then runs in a concurrency group of its own.
+    """
+
+    @ray.method(concurrency_group=_WEIGHTS)
     def connect(self, host: str, port: int) -> None:
-        """Open the trainer's link to this process."""
+        """Open this end of the link that the trainer listens for at `host:port`."""
         self.link = Link.to_trainer(host, port, self.rank_info)
 
-    @ray.method(concurrency_group="weights")
-    def receive(self, sync_id: int, block: Bucket | BucketHeader) -> None:
-        """See `RolloutWorker.receive`. `block` is read where it lies in Ray's shared memory, or comes by the link."""
-        self.workers[ROLE].receive(
-            sync_id, self.link.fetch(block) if isinstance(block, BucketHeader) else block
-        )
+    @ray.method(concurrency_group=_WEIGHTS)
+    def receive(self, sync_id: int, block: Bucket | BlockHeader) -> None:
+        """See `RolloutWorker.receive`. A header's data is fetched by the link."""
+        bucket = self.link.fetch(block) if isinstance(block, BlockHeader) else block
+        self.workers[ROLLOUT.name].receive(sync_id, bucket)
 
-    @ray.method(concurrency_group="weights")
+    @ray.method(concurrency_group=_WEIGHTS)
     def end(self, sync_id: int, num_blocks: int) -> None:
         """See `RolloutWorker.end`."""
-        self.workers[ROLE].end(sync_id, num_blocks)
+        self.workers[ROLLOUT.name].end(sync_id, num_blocks)
 
 
 @dataclass(eq=False)
 class Request:
-    """Some of a batch's prompts on their way through an engine."""
+    """Some prompts of a batch, processed by one engine."""
 
     number: int
     prompts: Prompts
-    begun: float = 0.0
-    num_failures: int = 0  # engines that were lost with it
+    sent_at: float = 0.0
+    num_failures: int = 0  # engines that were lost with this request in flight
 
 
 @dataclass(eq=False)
 class Engine:
-    """One place of the pool: a process that is lost (no handle), starting (not built yet) or living."""
+    """One slot of the pool: down (no handle), starting (`start_result` is pending) or ready."""
 
     number: int
     log: Path | None
     handle: Any = None
-    built: ray.ObjectRef | None = None
-    begun: float = 0.0  # when it was started
-    version: int = -1  # of the weights that it has
-    failures: int = 0  # how often it was lost since it answered last
+    start_result: ray.ObjectRef | None = None
+    started_at: float = 0.0
+    version: int = -1  # of its weights; -1: none
+    num_failures: int = 0  # since its last result
     retry_at: float = 0.0
     in_flight: dict[ray.ObjectRef, Request] = field(default_factory=dict)
 
     @property
     def ready(self) -> bool:
-        return self.handle is not None and self.built is None
+        """Whether the engine is built and can take calls."""
+        return self.handle is not None and self.start_result is None
 
     @property
     def load(self) -> int:
-        """Prompts that it has been given and not answered."""
+        """Number of prompts in flight."""
         return sum(len(request.prompts) for request in self.in_flight.values())
 
     def call(self, method: str, *args: Any) -> ray.ObjectRef:
-        """After what it was asked before."""
-        return self.handle.call.remote(ROLE, method, args, {})
+        """Queue a call of the worker's `method` after earlier calls."""
+        return self.handle.call.remote(ROLLOUT.name, method, args, {})
 
-    def call_beside(self, method: str, *args: Any) -> ray.ObjectRef:
-        """At once."""
-        return self.handle.call.options(concurrency_group="answers").remote(ROLE, method, args, {})
+    def call_concurrently(self, method: str, *args: Any) -> ray.ObjectRef:
+        """Call the worker's `method` beside the calls that are running."""
+        options = self.handle.call.options(concurrency_group=_GENERATE)
+        return options.remote(ROLLOUT.name, method, args, {})
 
     def tail(self) -> str:
-        """What it printed last."""
+        """Return the last lines of the engine's log."""
         return tail_of([self.log]) if self.log else "the worker's output on this terminal"
 
 
 class EngineProcesses:
-    """The processes of a pool of engines, by number. Starts them and ends them; what they are asked is `EngineGroup`'s."""
+    """Engine slots of a pool and their processes. `EngineGroup` distributes the work."""
 
     def __init__(self, spec: PoolSpec, restart_timeout_s: float) -> None:
         self.spec = spec
-        self.restart_timeout_s = (
-            restart_timeout_s  # in which one must be there again when none is left
-        )
+        self.restart_timeout_s = restart_timeout_s  # for one to be ready again when all are down
         self.group = reserve(spec)
         self.engines = [Engine(number, self._log(number)) for number in range(spec.num_processes)]
 
-    def start(self, engine: Engine, worker: type, spec: RolloutSpec) -> None:
-        """Begin to start `engine`: a process, and `worker(place, spec)` in it. Waits for nothing."""
-        rank_info: RankInfo = replace(
-            self.spec.rank_info, rank=0, world_size=1, log_path=engine.log
-        )
-        remote: Any = ray.remote  # its stubs do not know concurrency groups
-        threads = {"weights": 1, "answers": max_in_flight(spec.sampling.rollout)}
+    def start(self, engine: Engine, spec: RolloutSpec) -> None:
+        """Start the engine's process and build its worker, asynchronously."""
+        rank_info = replace(self.spec.rank_info, rank=0, world_size=1, log_path=engine.log)
+        remote: Any = ray.remote  # Ray's stubs lack `concurrency_groups`
+        threads = {_WEIGHTS: 1, _GENERATE: at_a_time(spec.sampling.rollout)}
         process = remote(concurrency_groups=threads)(EngineProcess)
-        engine.handle = process.options(
-            **process_options(self.spec, self.group, engine.number)
-        ).remote(rank_info)
-        engine.built = engine.handle.build.remote(ROLE, worker, (spec,))
-        engine.begun, engine.version = time.monotonic(), -1
+        options = process_options(self.spec, self.group, engine.number)
+        engine.handle = process.options(**options).remote(rank_info)
+        engine.start_result = engine.handle.build.remote(ROLLOUT.name, RolloutWorker, spec)
+        engine.started_at, engine.version = time.monotonic(), -1
 
     def stop(self, engine: Engine) -> None:
-        """End its process, if there is one. It may be started again at once, or after a while where it has answered nothing since."""
+        """Kill the engine's process, if there is one, and forget its requests.
+
+        Sets `retry_at`: at once after a first failure, with exponential backoff after repeated ones.
+        """
         if engine.handle is None:
             return
-        engine.failures += 1
-        engine.retry_at = time.monotonic() + (
-            min(_MOST_WAIT_S, 2.0 ** (engine.failures - 2)) if engine.failures > 1 else 0.0
-        )
+        engine.num_failures += 1
+        backoff_s = 0.0
+        if engine.num_failures > 1:
+            backoff_s = min(_MAX_BACKOFF_S, 2.0 ** (engine.num_failures - 2))
+        engine.retry_at = time.monotonic() + backoff_s
         ray.kill(engine.handle)
-        engine.handle = engine.built = None
+        engine.handle = engine.start_result = None
         engine.in_flight.clear()
 
     def close(self) -> None:
+        """Kill all processes and release their devices."""
         for engine in self.engines:
             self.stop(engine)
         remove_placement_group(self.group)
@@ -141,21 +145,22 @@ class EngineProcesses:
         return log and log.with_name(f"{self.spec.name}-{number}.log")
 
 
-def failure(
-    answer: ray.ObjectRef, timeout_s: float | None = None, ours_ends_the_run: bool = True
+def failure_reason(
+    result: ray.ObjectRef, timeout_s: float | None = None, raise_rlctl_errors: bool = True
 ) -> str | None:
-    """Why an engine is lost, or None if it has answered.
+    """Return why an engine's call failed, or None if it succeeded.
 
-    An error of ours that it raised is raised here, because another engine would raise it too; not so when it only could not start.
+    An RlctlError of the call is raised, because every other engine would raise it too. Pass
+    `raise_rlctl_errors=False` where only this engine is concerned, as when it cannot start.
     """
     try:
-        ray.get(answer, timeout=timeout_s)
+        ray.get(result, timeout=timeout_s)
     except RayTaskError as error:
-        if ours_ends_the_run and isinstance(error.cause, RlctlError):
+        if raise_rlctl_errors and isinstance(error.cause, RlctlError):
             raise error.cause from error
         return f"{type(error.cause).__name__}: {error.cause}"
     except RayActorError as error:
         return str(error.error_msg)
     except GetTimeoutError:
-        return f"it did not take up its weights within {timeout_s:g} s"
+        return f"it did not load its weights within {timeout_s:g} s"
     return None

@@ -1,81 +1,92 @@
-"""The guard between engine and trainer: a run does not learn from answers that another model gave. (Smaller drifts ring an alarm.)"""
+"""Check that the rollout engine and the trainer compute the same probabilities.
+
+A difference above `trainer.mismatch.halt` ends the run before it learns from the batch; smaller ones
+only raise the alarm `rollout_mismatch`.
+"""
 
 from __future__ import annotations
-
-from dataclasses import dataclass, replace
-from typing import Any, cast
 
 import torch
 
 from rlctl.errors import RlctlError
 from rlctl.runs.run_dir import RunDir
 from rlctl.runtime.algorithms.correction import SampledTokens, probs_diff
-from rlctl.runtime.batch import LogProbs, Rollouts
-from rlctl.runtime.roles import Actor, Roles
+from rlctl.runtime.batch import LogProbs, Prompts, Rollouts
+from rlctl.runtime.roles import Actor, DelegatingActor
+from rlctl.tracking.metrics import Metrics
 
 METRIC = "training/rollout_probs_diff_mean"
 
 
-@dataclass
-class MismatchGuard:
-    """Compares the engine's log-probs with the trainer's as soon as an algorithm asks for them: before it learns from the batch."""
+class RolloutMismatch(Exception):
+    """Engine and trainer differ by `value`, more than `limit`, on the tokens of `batch`."""
 
-    halt: float | None
-    run: RunDir
-    step: int = 0  # set by the trainer
-
-    def watch(self, roles: Roles) -> Roles:
-        """The same roles; what the actor says of its own answers is checked."""
-        return replace(roles, actor=cast(Actor, _WatchedActor(roles.actor, self)))
-
-    def check(self, batch: Rollouts, old: LogProbs) -> None:
-        """`old` are the trainer's log-probs under the weights that answered. `RlctlError` beyond `halt`; NaN is beyond everything."""
-        diff = probs_diff(SampledTokens.from_rollouts(batch, old))
-        value = float(diff.mean()) if len(diff) else 0.0
-        if self.halt is not None and not value <= self.halt:
-            self._halt(value, self.halt, batch, old)
-
-    def _halt(self, value: float, limit: float, batch: Rollouts, old: LogProbs) -> None:
-        dump = self.run.attempt / f"mismatch_step_{self.step:06d}.pt"
-        torch.save({"batch": batch, "log_probs": old.log_probs}, dump)
-        self.run.event(
-            "mismatch_halt",
-            step=self.step,
-            metric=METRIC,
-            value=value,
-            limit=limit,
-            batch=str(dump),
-        )
-        raise RlctlError(
-            f"{METRIC} is {value:.3g} in step {self.step}, above trainer.mismatch.halt={limit:g}: "
-            "the rollout engine does not answer with the weights that are trained, or computes something else with them",
-            where=str(dump),
-            hint="look at the batch with torch.load(…, weights_only=False): `batch.rollout_log_probs` are the engine's, `log_probs` the "
-            "trainer's; rollout.name=hf is an engine to compare with, trainer.mismatch.halt=null goes on regardless",
-        )
+    def __init__(self, value: float, limit: float, batch: Rollouts, log_probs: LogProbs) -> None:
+        super().__init__(f"{METRIC} is {value:.3g}, above {limit:g}")
+        self.value = value
+        self.limit = limit
+        self.batch = batch
+        self.log_probs = log_probs
 
 
-class _WatchedActor:
-    """An actor whose log-probs are checked, as long as its weights are those that answered: after an update they are others."""
+class CheckedActor(DelegatingActor):
+    """Actor that compares its log-probs with the engine's until the first update of the step.
 
-    def __init__(self, actor: Actor, guard: MismatchGuard) -> None:
-        self._actor = actor
-        self._guard = guard
-        self._answered = False
+    `compute_log_probs` raises RolloutMismatch where they differ by more than `limit`. After an
+    update the policy is not the one that generated the responses, so nothing is compared.
+    """
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._actor, name)
+    def __init__(self, actor: Actor, limit: float) -> None:
+        super().__init__(actor)
+        self.limit = limit
+        self._is_sampling_policy = False
 
-    def generate_sequences(self, *args: Any, **kwargs: Any) -> Rollouts:
-        self._answered = True
-        return self._actor.generate_sequences(*args, **kwargs)
+    def generate_sequences(
+        self, prompts: Prompts, seed: int, validate: bool = False, greedy: bool = False
+    ) -> Rollouts:
+        """See `Actor`."""
+        self._is_sampling_policy = True
+        return self.actor.generate_sequences(prompts, seed, validate, greedy)
 
     def compute_log_probs(self, batch: Rollouts) -> LogProbs:
-        old = self._actor.compute_log_probs(batch)
-        if self._answered:
-            self._guard.check(batch, old)
-        return old
+        """See `Actor`."""
+        log_probs = self.actor.compute_log_probs(batch)
+        if self._is_sampling_policy:
+            check_rollout(batch, log_probs, self.limit)
+        return log_probs
 
-    def update(self, *args: Any, **kwargs: Any) -> Any:
-        self._answered = False
-        return self._actor.update(*args, **kwargs)
+    def update(self, batch: Rollouts, lr: float) -> Metrics:
+        """See `Actor`."""
+        self._is_sampling_policy = False
+        return self.actor.update(batch, lr)
+
+
+def check_rollout(batch: Rollouts, log_probs: LogProbs, limit: float) -> None:
+    """Raise RolloutMismatch if the mean |π_engine − π_trainer| per token is above `limit` or NaN."""
+    diff = probs_diff(SampledTokens.from_rollouts(batch, log_probs))
+    value = float(diff.mean()) if len(diff) else 0.0
+    if not value <= limit:
+        raise RolloutMismatch(value, limit, batch, log_probs)
+
+
+def record_mismatch(error: RolloutMismatch, step: int, run: RunDir) -> RlctlError:
+    """Write the batch to the attempt's folder and an event; return the error that ends the run."""
+    dump = run.attempt / f"mismatch_step_{step:06d}.pt"
+    torch.save({"batch": error.batch, "log_probs": error.log_probs.log_probs}, dump)
+    run.event(
+        "mismatch_halt",
+        step=step,
+        metric=METRIC,
+        value=error.value,
+        limit=error.limit,
+        batch=str(dump),
+    )
+    return RlctlError(
+        f"{METRIC} is {error.value:.3g} in step {step}, above "
+        f"trainer.mismatch.halt={error.limit:g}: the rollout engine has other weights than the "
+        "trainer, or computes other probabilities with them",
+        where=str(dump),
+        hint="inspect the batch with torch.load(…, weights_only=False): `batch.rollout_log_probs` "
+        "are the engine's, `log_probs` the trainer's; compare with rollout.name=hf, or set "
+        "trainer.mismatch.halt=null to continue regardless",
+    )

@@ -1,14 +1,17 @@
-"""How one call on a group of workers becomes N calls, and N answers become one.
+"""Routing of one call on a worker handle to N workers, and of N results back to one.
 
-`@dispatch(Dispatch.SPLIT)` on a worker's method is all a worker says about it; `split` and `join` are used by the group. Nothing here knows
-how a call travels.
+`@dispatch(mode)` decorates the methods of a `Worker` that may be called from the controller. On a
+worker the method runs as written. On a handle (see `bind`) the call goes to the handle's transport,
+which sends it to the workers; `split` and `join` divide its batch and combine the results.
 """
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from enum import Enum
-from typing import Any, ParamSpec, TypeVar
+from functools import wraps
+from typing import Any, Concatenate, NoReturn, ParamSpec, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -18,46 +21,80 @@ from rlctl.runtime.balance import balance, row_cost
 from rlctl.runtime.batch import Batch, Ragged, Rollouts
 from rlctl.tracking.metrics import merge
 
-P = ParamSpec("P")
-R = TypeVar("R")
-
-_ATTRIBUTE = "__dispatch__"
-_HIDDEN_SIZE = 1024  # of a typical small model: it weighs linear layers against attention in the cost of a row, and need not be exact
+_MARK = "__dispatch__"
+# Of a typical small model: weighs linear layers against attention in a row's cost; need not be exact.
+_HIDDEN_SIZE = 1024
 
 
 class Dispatch(Enum):
-    """SPLIT: the first argument, a batch, is shared out by rows. BROADCAST: all get the same. RANK_ZERO: only the first is asked."""
+    """Distribution of one call over the workers of a group."""
 
-    SPLIT = "split"
-    BROADCAST = "broadcast"
-    RANK_ZERO = "rank_zero"
-
-
-def dispatch(mode: Dispatch) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Say how a group calls this method. Called on a worker itself, the method is unchanged."""
-
-    def mark(method: Callable[P, R]) -> Callable[P, R]:
-        setattr(method, _ATTRIBUTE, mode)
-        return method
-
-    return mark
+    SPLIT = "split"  # the first argument is a batch; each worker gets some of its rows
+    BROADCAST = "broadcast"  # all workers get the same arguments; the first one's result is used
+    RANK_ZERO = "rank_zero"  # only the first worker is called
 
 
-def mode_of(worker: type, method: str) -> Dispatch:
-    """The mode that `worker.method` was marked with."""
-    mode = getattr(getattr(worker, method, None), _ATTRIBUTE, None)
-    if mode is None:
-        raise InternalError(
-            f"{worker.__name__}.{method} cannot be called on a group: it carries no @dispatch"
-        )
-    return mode
+class Transport(Protocol):
+    """Connection from a worker handle to its workers."""
+
+    def send(
+        self, method: str, mode: Dispatch, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Call `method` on the workers that `mode` selects and return the combined result."""
+        ...
+
+
+class Worker:
+    """One role on one rank, or a handle: an instance without state whose calls go to a group."""
+
+    transport: Transport | None = None  # set on handles only
+
+
+W = TypeVar("W", bound=Worker)
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def dispatch(
+    mode: Dispatch,
+) -> Callable[[Callable[Concatenate[W, P], R]], Callable[Concatenate[W, P], R]]:
+    """Make a worker's method callable on a handle; `mode` distributes the call over the workers."""
+
+    def decorate(method: Callable[Concatenate[W, P], R]) -> Callable[Concatenate[W, P], R]:
+        @wraps(method)
+        def call(worker: W, *args: P.args, **kwargs: P.kwargs) -> R:
+            if worker.transport is None:
+                return method(worker, *args, **kwargs)
+            return worker.transport.send(method.__name__, mode, args, kwargs)
+
+        setattr(call, _MARK, mode)
+        return call
+
+    return decorate
+
+
+def bind(worker: type[W], transport: Transport) -> W:
+    """Return a handle: calls of `@dispatch` methods go to `transport`, others raise InternalError."""
+    handle = object.__new__(worker)
+    handle.transport = transport
+    for name, method in inspect.getmembers(worker, inspect.isfunction):
+        if not name.startswith("__") and _MARK not in vars(method):
+            vars(handle)[name] = _refusal(f"{worker.__name__}.{name}")
+    return handle
+
+
+def _refusal(name: str) -> Callable[..., NoReturn]:
+    def refuse(*_args: object, **_kwargs: object) -> NoReturn:
+        raise InternalError(f"{name} has no @dispatch: it cannot be called on a group of workers")
+
+    return refuse
 
 
 def split(batch: Batch, num_parts: int, balanced: bool) -> list[Tensor]:
-    """Which rows each of `num_parts` workers gets, as index tensors.
+    """Return the row indices of each of `num_parts` workers, as int64 tensors.
 
-    Rows that have been answered are shared out by their cost if `balanced`, the same number to each, because training waits for the
-    slowest. Prompts are cut in order: nobody knows yet how long the answers will be.
+    With `balanced`, rollouts are distributed by compute cost with equal row counts, because training
+    waits for the slowest worker. Prompts are cut in order: their response lengths are not known yet.
     """
     if num_parts > 1 and balanced and isinstance(batch, Rollouts):
         return balance(row_cost(batch.num_tokens, _HIDDEN_SIZE), num_parts, equal_size=True)
@@ -65,33 +102,35 @@ def split(batch: Batch, num_parts: int, balanced: bool) -> list[Tensor]:
 
 
 def join(results: Sequence[Any], parts: Sequence[Tensor], batch: Batch) -> Any:
-    """One answer of N: rows come back in the order of `batch`, metrics are merged.
+    """Combine the workers' results: rows return to the order of `batch`, metrics are merged.
 
-    An answer may hold k rows for each row it was given (n responses to a prompt). A `Batch` takes back the fields that stayed with the
-    controller.
+    A result may hold k rows for each row of its part (k responses to a prompt). A `Batch` gets back
+    the fields that stayed on the controller. Raises InternalError for any other type of result.
     """
     first = results[0]
     if isinstance(first, dict):
         return merge(results)
     if isinstance(first, Ragged):
-        joined = Ragged(
-            torch.cat([r.values for r in results]), torch.cat([r.lengths for r in results])
-        )
+        values = torch.cat([result.values for result in results])
+        joined = Ragged(values, torch.cat([result.lengths for result in results]))
         return joined if len(parts) == 1 else joined.select(_inverse(parts))
     if isinstance(first, Batch):
-        whole = first if len(parts) == 1 else Batch.concat(results)
-        times = len(whole) // max(len(batch), 1)
+        rows = first if len(parts) == 1 else Batch.concat(results)
+        times = len(rows) // max(len(batch), 1)
         if len(parts) > 1:
-            whole = whole.select(_each(_inverse(parts), times))
-        return whole.with_local_from(batch if times == 1 else batch.repeat(times))
+            rows = rows.select(_each(_inverse(parts), times))
+        return rows.with_local_from(batch if times == 1 else batch.repeat(times))
     raise InternalError(
-        f"a split call answered {type(first).__name__}: only a batch, a ragged field or metrics can be joined"
+        f"a split call returned {type(first).__name__}: only a batch, a ragged field or metrics "
+        "can be joined"
     )
 
 
 def _inverse(parts: Sequence[Tensor]) -> Tensor:
+    """Return the permutation (B,) that undoes a split into `parts`."""
     return torch.cat(list(parts)).argsort()
 
 
 def _each(index: Tensor, times: int) -> Tensor:
+    """Return the indices (B·times,) of `times` adjacent rows for each of `index` (B,)."""
     return (index[:, None] * times + torch.arange(times)).reshape(-1)

@@ -1,0 +1,116 @@
+"""Roles whose calls are timed; the phase names are those of the `timing_s/*` metrics."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rlctl.runtime.batch import LogProbs, Prompts, Ragged, Rollouts, Scores
+from rlctl.runtime.budget import OomRetry
+from rlctl.runtime.roles import Actor, Critic, DelegatingActor, Reference, Reward, Roles
+from rlctl.runtime.training.clock import Clock
+from rlctl.tracking.metrics import Metrics
+
+
+def timed_roles(roles: Roles, clock: Clock) -> Roles:
+    """Return the roles with each call of a step timed as a phase on `clock`."""
+    critic, reference = roles.critic_role, roles.reference_role
+    return Roles(
+        actor=TimedActor(roles.actor, clock),
+        reward=TimedReward(roles.reward, clock),
+        critic_role=TimedCritic(critic, clock) if critic is not None else None,
+        reference_role=TimedReference(reference, clock) if reference is not None else None,
+    )
+
+
+class TimedActor(DelegatingActor):
+    """Actor that times weight sync, generation, log-probs and updates."""
+
+    def __init__(self, actor: Actor, clock: Clock) -> None:
+        super().__init__(actor)
+        self.clock = clock
+
+    def update_weights(self) -> None:
+        """See `Actor`."""
+        with self.clock.phase("update_weights"):
+            self.actor.update_weights()
+
+    def generate_sequences(
+        self, prompts: Prompts, seed: int, validate: bool = False, greedy: bool = False
+    ) -> Rollouts:
+        """See `Actor`."""
+        with self.clock.phase("gen"):
+            return self.actor.generate_sequences(prompts, seed, validate, greedy)
+
+    def compute_log_probs(self, batch: Rollouts) -> LogProbs:
+        """See `Actor`."""
+        with self.clock.phase("old_log_prob"):
+            return self.actor.compute_log_probs(batch)
+
+    def update(self, batch: Rollouts, lr: float) -> Metrics:
+        """See `Actor`."""
+        with self.clock.phase("update_actor"):
+            return self.actor.update(batch, lr)
+
+
+class TimedCritic(Critic):
+    """Critic that times values and updates."""
+
+    def __init__(self, critic: Critic, clock: Clock) -> None:
+        self.wrapped = critic
+        self.clock = clock
+
+    def compute_values(self, batch: Rollouts) -> Ragged:
+        """See `Critic`."""
+        with self.clock.phase("values"):
+            return self.wrapped.compute_values(batch)
+
+    def update(self, batch: Rollouts, lr: float) -> Metrics:
+        """See `Critic`."""
+        with self.clock.phase("update_critic"):
+            return self.wrapped.update(batch, lr)
+
+    def save(self, folder: Path) -> None:
+        """See `LearningRole`."""
+        self.wrapped.save(folder)
+
+    def state_bytes(self) -> int:
+        """See `LearningRole`."""
+        return self.wrapped.state_bytes()
+
+    def load(self, folder: Path) -> None:
+        """See `LearningRole`."""
+        self.wrapped.load(folder)
+
+    def pop_oom_retries(self) -> list[OomRetry]:
+        """See `ModelRole`."""
+        return self.wrapped.pop_oom_retries()
+
+
+class TimedReference(Reference):
+    """Reference that times log-probs."""
+
+    def __init__(self, reference: Reference, clock: Clock) -> None:
+        self.wrapped = reference
+        self.clock = clock
+
+    def compute_log_probs(self, batch: Rollouts) -> LogProbs:
+        """See `Reference`."""
+        with self.clock.phase("ref"):
+            return self.wrapped.compute_log_probs(batch)
+
+    def pop_oom_retries(self) -> list[OomRetry]:
+        """See `ModelRole`."""
+        return self.wrapped.pop_oom_retries()
+
+
+class TimedReward(Reward):
+    """Reward that times scoring."""
+
+    def __init__(self, reward: Reward, clock: Clock) -> None:
+        self.wrapped = reward
+        self.clock = clock
+
+    def compute_scores(self, rollouts: Rollouts) -> Scores:
+        """See `Reward`."""
+        with self.clock.phase("reward"):
+            return self.wrapped.compute_scores(rollouts)
