@@ -17,7 +17,7 @@ import torch
 
 from benchmarks.rollout import build
 from benchmarks.table import Row, in_fresh_process, parse_arguments, show
-from benchmarks.weight_sync import engine_pool
+from benchmarks.weight_sync import engine_pool, send_to
 from rlctl.recipes.compose import compose
 from rlctl.runtime.batch import Prompts, Ragged
 from rlctl.runtime.cluster.session import ray_session
@@ -51,7 +51,7 @@ def measure(size: str, runs: int, num_engines: int) -> list[Row]:
         }
         for group in groups.values():
             group.wait()
-            group.update_weights()
+            send_to(group, model)
         speeds: dict[str, list[float]] = {mode: [] for mode in groups}
         for run in range(runs + 1):  # the first run warms up
             for mode, group in groups.items():

@@ -36,7 +36,8 @@ from rlctl.runtime.rank_info import available_cores
 from rlctl.runtime.rewards.gsm8k import score
 from rlctl.runtime.rollout.engine import SamplingParams
 from rlctl.runtime.rollout.hf import HFEngine
-from rlctl.runtime.training.clock import Clock, timed_roles
+from rlctl.runtime.training.clock import Clock
+from rlctl.runtime.training.timed_roles import timed_roles
 
 OVERRIDES = [
     "actor_rollout_ref.actor.use_kl_loss=false",

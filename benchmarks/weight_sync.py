@@ -27,7 +27,7 @@ from rlctl.runtime.cluster.session import ray_session
 from rlctl.runtime.rank_info import RankInfo
 from rlctl.runtime.rollout.sampling_params import SamplingConfig
 from rlctl.runtime.rollout.weight_sync import WeightChannel, to_buckets
-from rlctl.runtime.workers.rollout import RolloutSpec, RolloutWorker
+from rlctl.runtime.workers.rollout import RolloutSpec
 
 
 def weights(model: Qwen2ForCausalLM) -> Iterator[tuple[str, Tensor]]:
@@ -56,28 +56,28 @@ def engine_pool(
     rollout = RolloutSpec(
         part.model, SamplingConfig(part.rollout, max_tokens, stop_token_ids), 96, seed=1
     )
-    group = EnginePool(spec, 60.0, lambda kind, **fields: print(kind, fields)).spawn(
-        "rollout", RolloutWorker, rollout
-    )
-    assert isinstance(group, EngineGroup)
+    return EnginePool(spec, 60.0, lambda kind, **fields: print(kind, fields)).spawn(rollout)
 
-    max_bytes = part.rollout.checkpoint_engine.update_weights_bucket_megabytes * 2**20
 
-    def send(channel: WeightChannel) -> dict[int, str]:
+def send_to(engines: EngineGroup, model: Qwen2ForCausalLM) -> None:
+    """Send the model's weights to all engines."""
+    settings = engines.rollout.checkpoint_engine
+    max_bytes = settings.update_weights_bucket_megabytes * 2**20
+
+    def send_weights(channel: WeightChannel) -> dict[int, str]:
         for bucket in to_buckets(weights(model), torch.float32, max_bytes, channel.device):
             channel.send(bucket)
         return channel.close()
 
-    group.send_weights = send
-    return group
+    engines.update_weights(send_weights)
 
 
-def to_pool(engines: EngineGroup, backend: str) -> None:
+def to_pool(engines: EngineGroup, model: Qwen2ForCausalLM, backend: str) -> None:
     """Sync weights to all engines through `backend`."""
     section = engines.rollout.checkpoint_engine.model_copy(update={"backend": backend})
     engines.rollout = engines.rollout.model_copy(update={"checkpoint_engine": section})
     engines.mark_stale()
-    engines.update_weights()
+    send_to(engines, model)
 
 
 def measure(size: str, runs: int, num_engines: int) -> list[Row]:
@@ -97,8 +97,8 @@ def measure(size: str, runs: int, num_engines: int) -> list[Row]:
             "copy": lambda: copy.load_state_dict(model.state_dict()),
             "shared": lambda: shared.load_weights(weights(model)),
             "streamed": lambda: streamed.load_weights(weights(model)),
-            f"pool of {num_engines}, object_store": lambda: to_pool(engines, "object_store"),
-            f"pool of {num_engines}, gloo": lambda: to_pool(engines, "gloo"),
+            f"pool of {num_engines}, object_store": lambda: to_pool(engines, model, "object_store"),
+            f"pool of {num_engines}, gloo": lambda: to_pool(engines, model, "gloo"),
         }
         took: dict[str, list[float]] = {name: [] for name in variants}
         for run in range(runs + 2):  # two warm-up runs: the first use of Ray's store is slow

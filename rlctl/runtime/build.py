@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from pkgutil import resolve_name
@@ -16,7 +16,6 @@ from rlctl.recipes.roles import (
     ACTOR,
     CRITIC,
     REFERENCE,
-    ROLLOUT,
     Role,
     engine_role,
     is_adapter_base,
@@ -26,7 +25,7 @@ from rlctl.runtime.algorithms.base import Algorithm, ValueLoss
 from rlctl.runtime.batch import LogProbs, Rollouts
 from rlctl.runtime.budget import OomRetry
 from rlctl.runtime.cluster.disaggregated import DisaggregatedActor
-from rlctl.runtime.cluster.inline import Pool
+from rlctl.runtime.cluster.pools import Pool, Pools
 from rlctl.runtime.data.tokenizer import stop_token_ids
 from rlctl.runtime.rewards.pool import RewardPool
 from rlctl.runtime.rewards.role import RuleReward
@@ -80,7 +79,7 @@ def build_roles(
     config: schema.Config,
     algorithm: Algorithm,
     tokenizer: PreTrainedTokenizerBase,
-    pools: Mapping[str, Pool],
+    pools: Pools,
     reward: Reward,
     on_phase: Callable[[str], None],
 ) -> Roles:
@@ -91,13 +90,14 @@ def build_roles(
     placement, needs = config.trainer.placement, algorithm.needs
     needed, engine_host = needed_roles(placement, needs), engine_role(placement, needs)
     engines: EngineGroup | None = None
-    if engine_host is ROLLOUT:  # engines start while the other roles are built
-        engines = _spawn(ROLLOUT, placement, pools, _rollout_spec(config, tokenizer))
+    if pools.engines is not None:  # engines start while the other roles are built
+        engines = pools.engines.spawn(_rollout_spec(config, tokenizer))
     on_phase("building the actor")
-    actor = build_actor(config, algorithm, tokenizer, pools[placement.actor])
+    trainer = build_actor(config, algorithm, tokenizer, pools.workers[placement.actor])
+    actor: Actor = trainer
     if engine_host is ACTOR:
         on_phase(f"starting the rollout engine ({config.actor_rollout_ref.rollout.name})")
-        while (phase := actor.continue_startup()) is not None:
+        while (phase := trainer.continue_startup()) is not None:
             on_phase(phase)
     reference: Reference | None = None
     if is_adapter_base(REFERENCE, config) and REFERENCE in needed:
@@ -112,20 +112,19 @@ def build_roles(
     if engines is not None:
         on_phase("building the rollout engines")
         engines.wait()
-        engines.send_weights = actor.send_weights
-        actor = DisaggregatedActor(actor, engines)
+        actor = DisaggregatedActor(trainer, engines)
     return Roles(actor=actor, reward=reward, critic_role=critic, reference_role=reference)
 
 
-def _spawn(role: Role, placement: schema.Placement, pools: Mapping[str, Pool], spec: object) -> Any:
+def _spawn(role: Role, placement: schema.Placement, pools: Pools, spec: object) -> Any:
     """Build the worker class of `role` in the processes of its pool."""
     pool = role.pool(placement)
     assert pool is not None, f"the role {role.name} is needed, so it has a pool"
-    return pools[pool].spawn(role.name, resolve_name(role.worker), spec)
+    return pools.workers[pool].spawn(role.name, resolve_name(role.worker), spec)
 
 
 @dataclass(frozen=True)
-class BaseOfActor:
+class BaseOfActor(Reference):
     """Reference served by the frozen base model of an actor with LoRA adapters."""
 
     actor: Actor

@@ -59,6 +59,7 @@ def answer(config: schema.Config, chats: Sequence[list[dict[str, str]]], seed: i
     ]
     data = config.data.model_copy(update={"max_prompt_length": max(map(len, ids))})
     with _roles(config.model_copy(update={"data": data}), tokenizer) as roles:
+        roles.actor.update_weights()
         rollouts = roles.actor.generate_sequences(
             PromptSet(rows, ids, 0).batch(range(len(rows))), seed=seed, validate=True
         )

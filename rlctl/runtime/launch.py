@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
@@ -17,7 +17,8 @@ from rlctl.runs.run_dir import RunDir
 from rlctl.runs.sync import run_info
 from rlctl.runtime.build import build_reward, build_roles
 from rlctl.runtime.checkpoint.remote_copy import keep_remote_copy
-from rlctl.runtime.cluster.inline import InlinePool, Pool
+from rlctl.runtime.cluster.inline import InlinePool
+from rlctl.runtime.cluster.pools import Pool, Pools
 from rlctl.runtime.planning.plan import Plan
 from rlctl.runtime.rank_info import RankInfo, available_cores
 from rlctl.runtime.training.collector import Collector
@@ -64,7 +65,7 @@ def train(
             trackers.phase(name)
 
         pools = stack.enter_context(open_pools(plan, run.attempt, on_phase, run.event))
-        run.event("placed", **{name: pool.nodes for name, pool in pools.items()})
+        run.event("placed", **pools.nodes())
         reward, close_reward = build_reward(config, plan.tokenizer, available_cores(), run.attempt)
         stack.callback(close_reward)
         stack.enter_context(watchdog)  # starting and closing the pools has its own timeouts
@@ -98,7 +99,7 @@ def train(
 @contextmanager
 def open_pools(
     plan: Plan, logs: Path, on_phase: Callable[[str], None], event: Event
-) -> Iterator[Mapping[str, Pool]]:
+) -> Iterator[Pools]:
     """Start the pools of a run by name, or one pool in this process with `--inline`.
 
     Their processes log to files in `logs`. Closes them at the end, and Ray if the run started it.
@@ -107,14 +108,14 @@ def open_pools(
         if plan.inline:
             pool = InlinePool(_first_rank(plan))
             stack.callback(pool.close)
-            yield dict.fromkeys(plan.pool_sizes, pool)
+            yield Pools(dict.fromkeys(plan.pool_sizes, pool))
         else:
             yield _open_ray_pools(plan, logs, on_phase, event, stack)
 
 
 def _open_ray_pools(
     plan: Plan, logs: Path, on_phase: Callable[[str], None], event: Event, stack: ExitStack
-) -> Mapping[str, Pool]:
+) -> Pools:
     from rlctl.runtime.cluster.engine_group import EnginePool
     from rlctl.runtime.cluster.pool import PoolSpec, ResourcePool
     from rlctl.runtime.cluster.session import ray_session
@@ -132,7 +133,8 @@ def _open_ray_pools(
     stack.enter_context(session)
     on_phase(f"starting {num_processes} worker process{'es' if num_processes > 1 else ''}")
     rank_info = _first_rank(plan)
-    pools: dict[str, ResourcePool | EnginePool] = {}
+    workers: dict[str, Pool] = {}
+    engines: EnginePool | None = None
     for name, size in plan.pool_sizes.items():
         log_path = (logs / f"{name}.log").absolute()
         spec = PoolSpec(
@@ -144,14 +146,13 @@ def _open_ray_pools(
             trainer.balance_batch,
             trainer.placement.device_fraction,
         )
-        pools[name] = (
-            EnginePool(spec, trainer.timeouts.rollout_restart_s, event)
-            if name == plan.rollout_pool
-            else ResourcePool(spec)
-        )
+        if name == plan.rollout_pool:
+            pool = engines = EnginePool(spec, trainer.timeouts.rollout_restart_s, event)
+        else:
+            pool = workers[name] = ResourcePool(spec)
         if ray_kwargs.ray_init.address is not None:  # else the session ends the cluster and them
-            stack.callback(pools[name].close)
-    return pools
+            stack.callback(pool.close)
+    return Pools(workers, engines)
 
 
 def _first_rank(plan: Plan) -> RankInfo:

@@ -27,7 +27,7 @@ from rlctl.runtime.rollout.sampling_params import SamplingConfig
 from rlctl.runtime.rollout.weight_sync import to_buckets
 from rlctl.runtime.workers import actor
 from rlctl.runtime.workers.actor import ActorSpec, ActorWorker
-from rlctl.runtime.workers.rollout import RolloutSpec, RolloutWorker
+from rlctl.runtime.workers.rollout import RolloutSpec
 from rlctl.tracking.metrics import to_floats
 from tests.distributed.ranks import rank_info
 from tests.models import write_tiny_model
@@ -119,9 +119,7 @@ class Stage:
         self.pool = EnginePool(spec, 4.0, lambda kind, **fields: self.events.append((kind, fields)))
         sampling = SamplingConfig(config.actor_rollout_ref.rollout, 12, (2,))
         model = config.actor_rollout_ref.model
-        self.engines: Any = self.pool.spawn(
-            "rollout", RolloutWorker, RolloutSpec(model, sampling, 40, seed=1)
-        )
+        self.engines = self.pool.spawn(RolloutSpec(model, sampling, 40, seed=1))
         self.trainer = ActorWorker(
             rank_info(),
             ActorSpec(
@@ -129,8 +127,12 @@ class Stage:
             ),
         )
         self.engines.wait()
-        self.engines.send_weights = self.trainer.send_weights
         self.actor = DisaggregatedActor(self.trainer, self.engines)
+
+    def generate(self, seed: int) -> Rollouts:
+        """Sync the weights and generate responses to the usual prompts."""
+        self.actor.update_weights()
+        return self.actor.generate_sequences(prompts(), seed=seed)
 
     def tell(self, what: str, times: int = 1) -> None:
         for number in range(times):
@@ -140,7 +142,7 @@ class Stage:
         """Answers until a lost engine is there again; those of the last time."""
         deadline = time.monotonic() + 300
         while True:
-            rollouts = self.actor.generate_sequences(prompts(), seed=3)
+            rollouts = self.generate(seed=3)
             if "engine_restarted" in self.kinds():
                 return rollouts
             assert time.monotonic() < deadline
@@ -226,7 +228,7 @@ def largest_difference(rollouts: Rollouts, old: LogProbs) -> float:
 def test_engines_answer_as_one_would_under_the_weights_of_the_moment(stage: Stage) -> None:
     """After every one of ten updates the engines' log-probs are the trainer's; their tokens are those of an engine beside the trainer."""
     for step in range(11):
-        rollouts = stage.actor.generate_sequences(prompts(), seed=step)
+        rollouts = stage.generate(seed=step)
         old = stage.actor.compute_log_probs(rollouts)
         assert largest_difference(rollouts, old) < 1e-4
         if step < 10:
@@ -239,9 +241,11 @@ def test_engines_answer_as_one_would_under_the_weights_of_the_moment(stage: Stag
     )
     whole = ActorWorker(rank_info(), replace(stage.trainer.spec, sampling=sampling))
     whole.start_engine()
+    whole.update_weights()
     before = whole.generate_sequences(prompts(), seed=10)
     whole.policy.load_state_dict(stage.trainer.policy.state_dict())
     whole.engine_is_stale = True
+    whole.update_weights()
     after = whole.generate_sequences(prompts(), seed=10)
     assert torch.equal(rollouts.response_ids.values, after.response_ids.values)
     assert not torch.equal(after.response_ids.values[:100], before.response_ids.values[:100])
@@ -258,6 +262,7 @@ def test_engines_answer_as_one_would_under_the_weights_of_the_moment(stage: Stag
 
 def test_an_error_of_the_configuration_is_said_as_it_is(stage: Stage) -> None:
     """An engine is not started again because a prompt is too long for the model."""
+    stage.actor.update_weights()
     long = Prompts(Ragged(torch.full((300,), 5), torch.tensor([300])), torch.arange(1), [])
     with pytest.raises(RlctlError, match="prompt 0 of the batch has 300 tokens"):
         stage.actor.generate_sequences(long, seed=1)
@@ -266,21 +271,21 @@ def test_an_error_of_the_configuration_is_said_as_it_is(stage: Stage) -> None:
 
 @pytest.mark.parametrize("what", ["die", "hang"])
 def test_an_engine_that_is_lost_in_the_middle_of_an_answer_changes_nothing(
-    stage: Stage, what: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    stage: Stage, what: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    undisturbed = stage.actor.generate_sequences(prompts(), seed=3)
+    undisturbed = stage.generate(seed=3)
     if what == "hang":
         monkeypatch.setattr(
             stage.pool.engines, "spec", replace(stage.pool.engines.spec, call_timeout_s=6.0)
         )
     stage.tell(what)
-    assert same(stage.actor.generate_sequences(prompts(), seed=3), undisturbed)
+    assert same(stage.generate(seed=3), undisturbed)
     assert stage.kinds()[0] == "engine_lost"
     assert stage.events[0][1]["requests"] >= 1
-    assert "is lost" in capsys.readouterr().err
+    assert "is lost" in caplog.text
     assert same(stage.wait_for_restart(), undisturbed)
     stage.actor.update(experience(undisturbed, undisturbed.rollout_log_probs), lr=1e-2)
-    rollouts = stage.actor.generate_sequences(prompts(), seed=4)
+    rollouts = stage.generate(seed=4)
     assert {engine.version for engine in stage.pool.engines.engines} == {stage.engines.version}
     assert largest_difference(rollouts, stage.actor.compute_log_probs(rollouts)) < 1e-4
     assert stage.kinds() == ["engine_lost", "engine_restarted"]
@@ -302,7 +307,7 @@ def links(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("links")
 def test_weights_that_go_by_links_are_the_trainers(stage: Stage) -> None:
     for step in range(3):
-        rollouts = stage.actor.generate_sequences(prompts(), seed=step)
+        rollouts = stage.generate(seed=step)
         old = stage.actor.compute_log_probs(rollouts)
         assert largest_difference(rollouts, old) < 1e-4
         stage.actor.update(experience(rollouts, old.log_probs), lr=1e-2)
@@ -322,7 +327,7 @@ def test_an_engine_that_is_lost_in_the_middle_of_a_hand_over_by_links(
             stage.pool.engines, "spec", replace(stage.pool.engines.spec, call_timeout_s=3.0)
         )
     stage.tell(what)
-    answered = stage.actor.generate_sequences(prompts(), seed=3)
+    answered = stage.generate(seed=3)
     assert stage.kinds()[0] == "engine_lost"
     assert largest_difference(answered, stage.actor.compute_log_probs(answered)) < 1e-4
     assert same(stage.wait_for_restart(), answered)
@@ -335,18 +340,18 @@ def test_weights_that_arrive_damaged_stop_the_run(
 ) -> None:
     if way == "links":
         request.getfixturevalue("links")
-    stage.actor.generate_sequences(prompts(), seed=1)
+    stage.generate(seed=1)
     stage.engines.mark_stale()
     stage.tell("spoil")
     with pytest.raises(
         RlctlError,
         match=r"corrupted in transit: bucket 0 was sent with checksum [0-9a-f]{8} and arrived with [0-9a-f]{8}",
     ):
-        stage.actor.generate_sequences(prompts(), seed=1)
+        stage.generate(seed=1)
 
 
 def test_when_no_engine_is_left_the_run_ends_and_says_why(stage: Stage) -> None:
-    stage.actor.generate_sequences(prompts(), seed=1)
+    stage.generate(seed=1)
     (stage.folder / "full").touch()
     for pid in engine_pids(stage.folder):
         os.kill(pid, signal.SIGKILL)
@@ -354,7 +359,7 @@ def test_when_no_engine_is_left_the_run_ends_and_says_why(stage: Stage) -> None:
     with pytest.raises(
         RlctlError, match="no rollout engine is left, and none could be started again within 4 s"
     ) as caught:
-        stage.actor.generate_sequences(prompts(), seed=1)
+        stage.generate(seed=1)
     assert 4 <= time.monotonic() - begin < 30
     assert str(caught.value).count("the engine is there") >= 2  # the last lines of both logs
 

@@ -14,7 +14,7 @@ from rlctl.runtime.algorithms.correction import SampledTokens, mismatch
 from rlctl.runtime.batch import Rollouts
 from rlctl.runtime.cluster.session import ray_session
 from rlctl.tracking.metrics import to_floats
-from tests.distributed.test_engines import MODEL, OVERRIDES, Stage, experience, prompts
+from tests.distributed.test_engines import MODEL, OVERRIDES, Stage, experience
 from tests.models import write_tiny_model
 
 pytestmark = [
@@ -91,14 +91,14 @@ def same(first: Rollouts, second: Rollouts) -> bool:
 def test_prompt_by_prompt_are_the_answers_of_part_by_part(stages: tuple[Stage, Stage]) -> None:
     """Before an update and after it, and when an engine is lost that holds several prompts."""
     single, whole = stages
-    first = single.actor.generate_sequences(prompts(), seed=1)
-    assert same(first, whole.actor.generate_sequences(prompts(), seed=1))
+    first = single.generate(seed=1)
+    assert same(first, whole.generate(seed=1))
     assert {int(path.read_text()) for path in single.folder.glob("*.most")} == {
         3
     }  # prompts of three rows: two answered, the next at hand
     log_probs = single.trainer.compute_log_probs(first).log_probs
     single.actor.update(experience(first, log_probs), lr=1e-2)
-    after = single.actor.generate_sequences(prompts(), seed=1)
+    after = single.generate(seed=1)
     found = to_floats(
         mismatch(SampledTokens.from_rollouts(after, single.trainer.compute_log_probs(after)))
     )
@@ -106,6 +106,6 @@ def test_prompt_by_prompt_are_the_answers_of_part_by_part(stages: tuple[Stage, S
     assert found["training/rollout_probs_diff_max"] <= 1e-3
     assert not same(after, first)
     (single.folder / "die").touch()
-    assert same(single.actor.generate_sequences(prompts(), seed=1), after)
+    assert same(single.generate(seed=1), after)
     assert single.kinds()[0] == "engine_lost"
     assert single.events[0][1]["requests"] > 1

@@ -150,6 +150,7 @@ def learn_and_look(where: RankInfo, model: str, folder: Path) -> dict[str, Any]:
     update(worker)
     await_written([folder / "actor"], timeout_s=60)
     prompts = Ragged(torch.tensor([5, 6, 7, 8, 9]), torch.tensor([2, 3]))
+    worker.update_weights()
     rollouts = worker.generate_sequences(Prompts(prompts, torch.arange(2), [None, None]), seed=3)  # type: ignore[list-item]
     mismatch = (
         (rollouts.rollout_log_probs.values - worker.compute_log_probs(rollouts).log_probs.values)

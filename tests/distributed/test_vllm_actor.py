@@ -116,6 +116,7 @@ def course(worker: ActorWorker, updates: int) -> Course:
         "a process that is killed would leave it behind"
     )
     for step in range(updates + 1):
+        worker.update_weights()
         rollouts = worker.generate_sequences(questions(worker.rank_info), seed=step)
         log_probs = worker.compute_log_probs(rollouts).log_probs
         found.append((log_probs.values.exp() - rollouts.rollout_log_probs.values.exp()).abs())
@@ -162,14 +163,17 @@ def goes_on(_where: RankInfo, tied: Path, tmp_path: Path) -> None:
     worker = actor(rank_info(), tied, 1)
     worker.save(tmp_path / "state")
     asked = questions(rank_info())
+    worker.update_weights()
     before = worker.generate_sequences(asked, seed=1)
     for _ in range(2):
         worker.update(with_advantages(before, worker.compute_log_probs(before).log_probs), lr=1e-2)
+    worker.update_weights()
     assert (
         worker.generate_sequences(asked, seed=1).response_ids.values.tolist()
         != before.response_ids.values.tolist()
     )
     worker.load(tmp_path / "state")
+    worker.update_weights()
     assert torch.equal(
         worker.generate_sequences(asked, seed=1).response_ids.values, before.response_ids.values
     )

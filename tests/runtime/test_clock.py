@@ -1,17 +1,19 @@
 from __future__ import annotations
 
 import time
-from typing import Any, cast
 
 import pytest
+import torch
 
-from rlctl.runtime.roles import Actor, Reward, Roles
-from rlctl.runtime.training.clock import Clock, timed_roles
+from rlctl.runtime.batch import Prompts, Ragged, Rollouts, Scores
+from rlctl.runtime.roles import Actor, DelegatingActor, Reward, Roles
+from rlctl.runtime.training.clock import Clock
+from rlctl.runtime.training.timed_roles import timed_roles
 
 
-def test_phases_exclude_the_phases_inside_them_and_add_up() -> None:
-    told: list[str] = []
-    clock = Clock(told.append)
+def test_phases_exclude_nested_phases_and_add_up() -> None:
+    phases: list[str] = []
+    clock = Clock(phases.append)
     begin = time.perf_counter()
     with clock.phase("outer"):
         time.sleep(0.02)
@@ -21,27 +23,52 @@ def test_phases_exclude_the_phases_inside_them_and_add_up() -> None:
             time.sleep(0.01)
     total = time.perf_counter() - begin
     seconds = clock.take()
-    assert told == ["outer", "inner", "inner"]
+    assert phases == ["outer", "inner", "inner"]
     assert seconds["inner"] >= 0.06 > seconds["outer"] >= 0.02
     assert sum(seconds.values()) == pytest.approx(total, abs=2e-3)
     assert clock.take() == {}
 
 
-def test_the_hand_over_of_weights_is_told_apart_from_generation() -> None:
-    class Slow:
-        def update_weights(self) -> None:
-            time.sleep(0.03)
+class SlowActor(DelegatingActor):
+    """Takes 30 ms for a weight sync and 10 ms for generation."""
 
-        def generate_sequences(self, seed: int) -> int:
-            time.sleep(0.01)
-            return seed
+    def __init__(self) -> None:
+        self.calls: list[tuple[int, bool, bool]] = []
 
-    told: list[str] = []
-    clock = Clock(told.append)
-    actor = cast(
-        Any, timed_roles(Roles(actor=cast(Actor, Slow()), reward=cast(Reward, None)), clock).actor
-    )
-    assert actor.generate_sequences(seed=5) == 5
-    assert told == ["update_weights", "gen"]
+    def update_weights(self) -> None:
+        time.sleep(0.03)
+
+    def generate_sequences(
+        self, prompts: Prompts, seed: int, validate: bool = False, greedy: bool = False
+    ) -> Rollouts:
+        self.calls.append((seed, validate, greedy))
+        time.sleep(0.01)
+        ids = prompts.prompt_ids
+        ones = ids.like(torch.ones(len(ids.values)))
+        return prompts.grow(
+            Rollouts,
+            response_ids=ids,
+            response_mask=ones,
+            rollout_log_probs=ones,
+            finish=["stop"] * len(prompts),
+        )
+
+
+class NoReward(Reward):
+    def compute_scores(self, rollouts: Rollouts) -> Scores:
+        raise NotImplementedError
+
+
+def test_weight_sync_and_generation_are_separate_phases() -> None:
+    phases: list[str] = []
+    clock = Clock(phases.append)
+    slow = SlowActor()
+    actor: Actor = timed_roles(Roles(actor=slow, reward=NoReward()), clock).actor
+    prompts = Prompts(Ragged.from_rows([[1, 2], [3]], torch.int64), torch.arange(2), [])
+    actor.update_weights()
+    rollouts = actor.generate_sequences(prompts, seed=5, greedy=True)
+    assert slow.calls == [(5, False, True)]
+    assert rollouts.response_ids.values.tolist() == [1, 2, 3]
+    assert phases == ["update_weights", "gen"]
     seconds = clock.take()
     assert seconds["update_weights"] >= 0.03 > seconds["gen"] >= 0.01

@@ -107,10 +107,12 @@ class PPO:
 
     def collect(self, prompts: Prompts, roles: Roles, step: int) -> Scored:
         """Generate `rollout.n` responses to each prompt and score them."""
+        roles.actor.update_weights()
         rollouts = roles.actor.generate_sequences(prompts, seed=_seed(self.seed, step))
         scored = roles.reward.compute_scores(rollouts).to_scored(rollouts)
         if Needs.GREEDY_BASELINE not in self.needs:
             return scored
+        roles.actor.update_weights()  # the engine may have released its weights
         greedy = roles.actor.generate_sequences(prompts, seed=0, greedy=True)
         baseline = self._with_penalty(
             roles.reward.compute_scores(greedy).scores, greedy.response_ids.lengths

@@ -1,4 +1,4 @@
-"""The ways of weights from the trainer to engines in other processes: through Ray's object store, or from device to device."""
+"""Weight channels from the trainer to engines in other processes: Ray's object store, or links."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import ray
 from ray.exceptions import RayActorError
 
 from rlctl.recipes import schema
-from rlctl.runtime.cluster.engines import failure
+from rlctl.runtime.cluster.engines import failure_reason
 from rlctl.runtime.cluster.link import Link
 from rlctl.runtime.rank_info import RankInfo
 from rlctl.runtime.rollout.weight_sync import Bucket, WeightChannel, uses_host_memory
@@ -18,90 +18,85 @@ from rlctl.runtime.rollout.weight_sync import Bucket, WeightChannel, uses_host_m
 def channel(
     rollout: schema.Rollout, engines: dict[int, Any], sync_id: int, rank_info: RankInfo
 ) -> WeightChannel:
-    """The way to `engines` (handles, by number) that the configuration names."""
-    return (StoreChannel if uses_host_memory(rollout, rank_info.device) else LinkChannel)(
-        engines, sync_id, rank_info
-    )
+    """Return the configured channel to `engines` (Ray handles by engine number)."""
+    if uses_host_memory(rollout, rank_info.device):
+        return StoreChannel(engines, sync_id, rank_info)
+    return LinkChannel(engines, sync_id, rank_info)
 
 
 class StoreChannel:
-    """Implements `WeightChannel`: each block is put into Ray's object store once, and all engines read it there.
+    """Implements `WeightChannel` with Ray's object store: all engines read one copy of a bucket.
 
-    One block is on its way at a time: an engine takes one up, has another at hand and checks a third, and no more are in the store.
+    `send` waits until the previous bucket was received, so the store holds only a few buckets.
     """
 
     device = "cpu"
 
     def __init__(self, engines: dict[int, Any], sync_id: int, rank_info: RankInfo) -> None:
         self.engines = engines
-        self.sync_id = sync_id  # its number
+        self.sync_id = sync_id
         self.rank_info = rank_info
-        self.lost: dict[int, str] = {}
+        self.lost: dict[int, str] = {}  # reason by engine number
         self.num_blocks = 0
-        self.on_the_way: dict[ray.ObjectRef, int] = {}
+        self.in_flight: dict[ray.ObjectRef, int] = {}  # engine number by pending call
 
     def send(self, block: Bucket) -> None:
         """See `WeightChannel`."""
         stored = ray.put(block)
         self.num_blocks += 1
         self._wait()
-        self.on_the_way = {
+        self.in_flight = {
             engine.receive.remote(self.sync_id, stored): number
-            for number, engine in self._living().items()
+            for number, engine in self._remaining().items()
         }
 
     def close(self) -> dict[int, str]:
         """See `WeightChannel`."""
         self._wait()
-        self.on_the_way = {
+        self.in_flight = {
             engine.end.remote(self.sync_id, self.num_blocks): number
-            for number, engine in self._living().items()
+            for number, engine in self._remaining().items()
         }
         self._wait()
         return self.lost
 
-    def _living(self) -> dict[int, Any]:
-        return {
-            number: engine for number, engine in self.engines.items() if number not in self.lost
-        }
+    def _remaining(self) -> dict[int, Any]:
+        return {number: each for number, each in self.engines.items() if number not in self.lost}
 
     def _mark_failed(self, number: int, reason: str) -> None:
         self.lost[number] = reason
 
     def _wait(self) -> None:
-        """Until every engine has taken the block before, or is lost."""
-        if not self.on_the_way:
+        """Wait until every engine has received the previous bucket; mark those that fail."""
+        if not self.in_flight:
             return
         timeout_s = self.rank_info.timeout_s
-        taken, late = ray.wait(
-            list(self.on_the_way), num_returns=len(self.on_the_way), timeout=timeout_s
-        )
-        for answer in taken:
+        calls = list(self.in_flight)
+        received, late = ray.wait(calls, num_returns=len(calls), timeout=timeout_s)
+        for result in received:
             try:
-                ray.get(answer)
+                ray.get(result)
             except RayActorError as error:
-                self._mark_failed(self.on_the_way[answer], str(error.error_msg))
-        for answer in late:
-            self._mark_failed(
-                self.on_the_way[answer],
-                f"it did not take a block of weights within {timeout_s:g} s",
-            )
-        self.on_the_way = {}
+                self._mark_failed(self.in_flight[result], str(error.error_msg))
+        for result in late:
+            reason = f"it did not receive a bucket of weights within {timeout_s:g} s"
+            self._mark_failed(self.in_flight[result], reason)
+        self.in_flight = {}
 
 
 @dataclass
-class _Held:
-    engine: Any  # its id: one that is started again in the same place has another
+class _CachedLink:
+    engine: Any  # Ray actor id: a restarted engine has another one
     link: Link
 
 
 class LinkChannel(StoreChannel):
-    """Implements `WeightChannel`: a block is announced to every engine by Ray, and its bytes go by links from device to device.
+    """Implements `WeightChannel` with links: Ray carries headers, links carry data between devices.
 
-    Links are made at an engine's first hand-over and kept in this process until the engine is lost.
+    A link is made at an engine's first weight sync and cached in this process until it is lost.
     """
 
-    links: ClassVar[dict[int, _Held]] = {}
+    links: ClassVar[dict[int, _CachedLink]] = {}
 
     def __init__(self, engines: dict[int, Any], sync_id: int, rank_info: RankInfo) -> None:
         super().__init__(engines, sync_id, rank_info)
@@ -111,32 +106,34 @@ class LinkChannel(StoreChannel):
         """See `WeightChannel`."""
         self.num_blocks += 1
         self._wait()
-        for number, engine in self._living().items():
+        for number, engine in self._remaining().items():
             link = self._link(number, engine)
             if link is not None:
-                self.on_the_way[engine.receive.remote(self.sync_id, block.header())] = number
+                self.in_flight[engine.receive.remote(self.sync_id, block.header())] = number
                 link.send(block)
 
     def _link(self, number: int, engine: Any) -> Link | None:
-        held = self.links.get(number)
-        if held is not None and held.engine == engine._actor_id:
-            return held.link
+        """Return the link to `engine`, or None if it cannot be made and the engine is lost."""
+        cached = self.links.get(number)
+        if cached is not None and cached.engine == engine._actor_id:
+            return cached.link
         self._close(number)
         host = ray.util.get_node_ip_address()
-        door = Link.listen(host)
-        there = engine.connect.remote(host, door.port)
+        listener = Link.listen(host)
+        connected = engine.connect.remote(host, listener.port)
         try:
-            link = Link.to_engine(door, self.rank_info)
-        except RuntimeError as error:  # whatever torch raises of stores, sockets and NCCL is one
-            reason = (
-                failure(there, ours_ends_the_run=False) if ray.wait([there], timeout=0)[0] else None
-            ) or error
+            link = Link.to_engine(listener, self.rank_info)
+        except RuntimeError as error:  # torch raises it for stores, sockets and NCCL alike
+            reason: object = error
+            if ray.wait([connected], timeout=0)[0]:
+                reason = failure_reason(connected, raise_rlctl_errors=False) or error
             self._mark_failed(
                 number,
-                f"no link to it could be made ({reason}); rollout.checkpoint_engine.backend=object_store needs none",
+                f"no link to it could be made ({reason}); "
+                "rollout.checkpoint_engine.backend=object_store does not need one",
             )
             return None
-        self.links[number] = _Held(engine._actor_id, link)
+        self.links[number] = _CachedLink(engine._actor_id, link)
         return link
 
     def _mark_failed(self, number: int, reason: str) -> None:
@@ -144,6 +141,6 @@ class LinkChannel(StoreChannel):
         self._close(number)
 
     def _close(self, number: int) -> None:
-        held = self.links.pop(number, None)
-        if held is not None:
-            held.link.close()
+        cached = self.links.pop(number, None)
+        if cached is not None:
+            cached.link.close()

@@ -1,21 +1,20 @@
-"""What all engines of a pool do together: answer a batch, whoever of them lives, and take the trainer's weights."""
+"""A pool of rollout engines that behaves like one engine and survives the loss of single ones."""
 
 from __future__ import annotations
 
-import sys
+import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any, TypeVar, cast
 
 import ray
 
-from rlctl.errors import RlctlError
+from rlctl.errors import InternalError, RlctlError
 from rlctl.runs.logs import tail_of
 from rlctl.runtime.batch import Prompts, Rollouts
 from rlctl.runtime.cluster.channels import channel
-from rlctl.runtime.cluster.engines import ROLE, Engine, EngineProcesses, Request, failure
+from rlctl.runtime.cluster.engines import Engine, EngineProcesses, Request, failure_reason
 from rlctl.runtime.cluster.pool import PoolSpec, gather, nodes_of
 from rlctl.runtime.rollout.sampling_params import max_in_flight, num_requests
 from rlctl.runtime.rollout.weight_sync import WeightChannel
@@ -23,189 +22,185 @@ from rlctl.runtime.workers.dispatch import join, split
 from rlctl.runtime.workers.rollout import RolloutSpec
 from rlctl.tracking.tracker import Event
 
-W = TypeVar("W")
-SendWeights = Callable[[WeightChannel], dict[int, str]]
+logger = logging.getLogger(__name__)
 
-_MAX_FAILURES = 3  # engines that may die of one request before it is held to be its fault
-_LOOK_S = 1.0  # how often deadlines are looked at while nothing happens
+SendWeights = Callable[[WeightChannel], dict[int, str]]  # returns the engines lost, with reasons
+
+_MAX_FAILURES = 3  # engines that one request may be lost with before the run fails
+_POLL_S = 1.0  # interval at which deadlines are checked
 
 
 class EngineGroup:
-    """Answers like one engine, and hides that single ones die: their requests go to the others, and they are started again.
+    """Engines that share the requests of a batch.
 
-    Which engine answers a request does not change the answer: a row's random stream hangs on the seed and the row's number, and how a
-    batch is cut hangs on the number of engines that there should be.
+    Requests of a lost engine are reassigned and the engine is restarted. Responses do not depend on
+    which engine generates them: a row's random stream is a function of the seed and the row's
+    number, and the size of requests depends on the configured, not the live, number of engines.
     """
 
-    def __init__(
-        self, pool: EngineProcesses, worker: type, spec: RolloutSpec, event: Event
-    ) -> None:
+    def __init__(self, pool: EngineProcesses, spec: RolloutSpec, event: Event) -> None:
         self.pool = pool
-        self.worker = worker
         self.spec = spec
         self.rollout = spec.sampling.rollout
         self.event = event
-        self.send_weights: SendWeights | None = None
         self.version = 0  # of the trainer's weights
-        self.num_hand_overs = 0
-        self.all_down_since: float | None = None  # since when no engine can answer
+        self.num_syncs = 0
+        self.all_down_since: float | None = None  # when the last ready engine was lost
+        self._send_weights: SendWeights | None = None  # None: the engines' weights are stale
         for engine in pool.engines:
-            pool.start(engine, worker, spec)
+            pool.start(engine, spec)
 
     def wait(self) -> None:
-        """Until all engines are built; at the start of a run, one that cannot be is the run's end."""
+        """Wait until all engines are built. Raises RlctlError if one fails to start."""
         engines = self.pool.engines
-        starting = [engine.built for engine in engines if engine.built is not None]
+        starting = [each.start_result for each in engines if each.start_result is not None]
         gather(starting, "building the rollout engines", self.pool.spec.start_timeout_s, self._tail)
         for engine in engines:
-            engine.built = None
+            engine.start_result = None
 
     def mark_stale(self) -> None:
-        """The trainer's weights have changed: no engine answers before it has the new ones."""
+        """Require `update_weights` before the next `generate_sequences`: the policy changes."""
         self.version += 1
+        self._send_weights = None
 
-    def update_weights(self) -> None:
-        """See `Actor`; to the engines that live. One that is lost meanwhile gets them when it is there again."""
+    def update_weights(self, send_weights: SendWeights) -> None:
+        """Send the trainer's weights to every ready engine that lacks them.
+
+        `send_weights` is kept until `mark_stale`, for engines that restart while they are needed.
+        """
+        self._send_weights = send_weights
         self.all_down_since = None
-        self._refresh(deque())
+        self._sync_weights(send_weights, deque())
 
     def generate_sequences(
         self, prompts: Prompts, seed: int, validate: bool = False, greedy: bool = False
     ) -> Rollouts:
-        """See `Actor`. Raises `RlctlError` when no engine can answer for `restart_timeout_s`."""
+        """See `Actor`. Raises RlctlError if all engines are down for `restart_timeout_s`."""
+        send_weights = self._send_weights
+        if send_weights is None:
+            raise InternalError(
+                "generate_sequences with stale engine weights: call update_weights before it"
+            )
         self.all_down_since = None
-        parts = split(
-            prompts,
-            num_requests(self.rollout, len(prompts), len(self.pool.engines)),
-            balanced=False,
-        )
-        waiting = deque(
-            Request(number, part)
-            for number, part in enumerate(prompts.without_local().chunk(parts))
-        )
-        answers: dict[int, Rollouts] = {}
+        num_parts = num_requests(self.rollout, len(prompts), len(self.pool.engines))
+        parts = split(prompts, num_parts, balanced=False)
+        shards = prompts.without_local().chunk(parts)
+        waiting = deque(Request(number, shard) for number, shard in enumerate(shards))
+        results: dict[int, Rollouts] = {}
         try:
-            while len(answers) < len(parts):
-                self._revive(waiting)
-                self._refresh(waiting)
-                for engine, request in self._hand_out(waiting):
-                    request.begun = time.monotonic()
-                    ask = engine.call_beside if self.rollout.mode == "async" else engine.call
-                    engine.in_flight[
-                        ask("generate_sequences", request.prompts, seed, validate, greedy)
-                    ] = request
-                self._collect(waiting, answers)
-        finally:  # after an error nobody wants what is still on its way
+            while len(results) < len(parts):
+                self._restart_lost(waiting)
+                self._sync_weights(send_weights, waiting)
+                for engine, request in self._assign(waiting):
+                    request.sent_at = time.monotonic()
+                    call = engine.call_concurrently if self.rollout.mode == "async" else engine.call
+                    args = (request.prompts, seed, validate, greedy)
+                    engine.in_flight[call("generate_sequences", *args)] = request
+                self._receive(waiting, results)
+        finally:  # after an error, results in flight are discarded
             for engine in self.pool.engines:
                 engine.in_flight.clear()
-        return join([answers[number] for number in range(len(parts))], parts, prompts)
+        return join([results[number] for number in range(len(parts))], parts, prompts)
 
-    def _revive(self, waiting: deque[Request]) -> None:
-        """Start lost engines again, and take in those that have started."""
+    def _restart_lost(self, waiting: deque[Request]) -> None:
+        """Start lost engines, and finish or give up starts that are under way."""
         now, limit = time.monotonic(), self.pool.spec.start_timeout_s
         for engine in self.pool.engines:
             if engine.handle is None and now >= engine.retry_at:
-                self.pool.start(engine, self.worker, self.spec)
-            elif engine.built is not None and ray.wait([engine.built], timeout=0)[0]:
-                reason = failure(engine.built, ours_ends_the_run=False)
+                self.pool.start(engine, self.spec)
+            elif engine.start_result is None:
+                continue
+            elif ray.wait([engine.start_result], timeout=0)[0]:
+                reason = failure_reason(engine.start_result, raise_rlctl_errors=False)
                 if reason is None:
-                    engine.built = None
-                    self.event(
-                        "engine_restarted",
-                        engine=engine.number,
-                        seconds=round(now - engine.begun, 1),
-                    )
+                    engine.start_result = None
+                    seconds = round(now - engine.started_at, 1)
+                    self.event("engine_restarted", engine=engine.number, seconds=seconds)
                 else:
                     self._mark_failed(engine, reason, waiting)
-            elif engine.built is not None and now - engine.begun > limit:
+            elif now - engine.started_at > limit:
                 self._mark_failed(engine, f"it did not start within {limit:g} s", waiting)
 
-    def _refresh(self, waiting: deque[Request]) -> None:
-        """Send the trainer's weights to every living engine that does not have them."""
+    def _sync_weights(self, send_weights: SendWeights, waiting: deque[Request]) -> None:
+        """Send weights to ready engines that lack them; give up when all are down for too long."""
         engines, limit = self.pool.engines, self.pool.restart_timeout_s
-        self._send_to(
-            [engine for engine in engines if engine.ready and engine.version != self.version],
-            waiting,
-        )
+        stale = [each for each in engines if each.ready and each.version != self.version]
+        if stale:
+            self._send_to(stale, send_weights, waiting)
         if any(engine.version == self.version for engine in engines):
             self.all_down_since = None
-        else:
-            self.all_down_since = self.all_down_since or time.monotonic()
-            if time.monotonic() - self.all_down_since > limit:
-                raise RlctlError(
-                    f"no rollout engine is left, and none could be started again within {limit:g} s",
-                    where=self._tail(),
-                    hint="trainer.timeouts.rollout_restart_s sets the deadline",
-                )
-
-    def _send_to(self, stale: list[Engine], waiting: deque[Request]) -> None:
-        if not stale:
             return
-        assert self.send_weights is not None, "nobody sends these engines weights"
-        self.num_hand_overs += 1
-        number, timeout_s = self.num_hand_overs, self.pool.spec.call_timeout_s
-        # An engine waits longer for a block than the trainer does for another engine that hangs.
-        loading = {engine: engine.call("load_weights", number, 2 * timeout_s) for engine in stale}
-        handles = {engine.number: engine.handle for engine in stale}
-        lost = self.send_weights(
-            channel(
-                self.rollout,
-                handles,
-                number,
-                replace(self.pool.spec.rank_info, timeout_s=timeout_s),
+        self.all_down_since = self.all_down_since or time.monotonic()
+        if time.monotonic() - self.all_down_since > limit:
+            raise RlctlError(
+                f"no rollout engine is left, and none could be started again within {limit:g} s",
+                where=self._tail(),
+                hint="trainer.timeouts.rollout_restart_s sets the deadline",
             )
-        )
-        for engine, answer in loading.items():
-            reason = lost.get(engine.number) or failure(answer, timeout_s)
+
+    def _send_to(
+        self, stale: list[Engine], send_weights: SendWeights, waiting: deque[Request]
+    ) -> None:
+        """Run one weight sync from the trainer to the engines in `stale`."""
+        self.num_syncs += 1
+        sync_id, timeout_s = self.num_syncs, self.pool.spec.call_timeout_s
+        # Twice the trainer's timeout: while the trainer waits for a hung engine, the others wait too.
+        loading = {engine: engine.call("load_weights", sync_id, 2 * timeout_s) for engine in stale}
+        handles = {engine.number: engine.handle for engine in stale}
+        rank_info = replace(self.pool.spec.rank_info, timeout_s=timeout_s)
+        lost = send_weights(channel(self.rollout, handles, sync_id, rank_info))
+        for engine, result in loading.items():
+            reason = lost.get(engine.number) or failure_reason(result, timeout_s)
             if reason is None:
                 engine.version = self.version
             else:
                 self._mark_failed(engine, reason, waiting)
 
-    def _hand_out(self, waiting: deque[Request]) -> Iterator[tuple[Engine, Request]]:
-        """The next requests, each for the engine with the least to do."""
-        most = max_in_flight(self.rollout)
+    def _assign(self, waiting: deque[Request]) -> Iterator[tuple[Engine, Request]]:
+        """Yield the next requests, each with the least loaded engine that has capacity."""
+        capacity = max_in_flight(self.rollout)
         while waiting:
             free = [
                 engine
                 for engine in self.pool.engines
-                if engine.version == self.version and len(engine.in_flight) < most
+                if engine.version == self.version and len(engine.in_flight) < capacity
             ]
             if not free:
                 return
             yield min(free, key=lambda engine: engine.load), waiting.popleft()
 
-    def _collect(self, waiting: deque[Request], answers: dict[int, Rollouts]) -> None:
-        """Wait until something happens, and take what has been answered."""
+    def _receive(self, waiting: deque[Request], results: dict[int, Rollouts]) -> None:
+        """Wait for any result or start and store the results; enforce the call timeout."""
         engines = self.pool.engines
-        starting = [engine.built for engine in engines if engine.built is not None]
-        in_flight = [answer for engine in engines for answer in engine.in_flight]
+        starting = [each.start_result for each in engines if each.start_result is not None]
+        in_flight = [result for engine in engines for result in engine.in_flight]
         if not starting and not in_flight:
-            time.sleep(_LOOK_S / 10)
+            time.sleep(_POLL_S / 10)
             return
-        ray.wait([*in_flight, *starting], timeout=_LOOK_S)
-        answered = (
-            set(ray.wait(in_flight, num_returns=len(in_flight), timeout=0)[0])
-            if in_flight
-            else set()
-        )
+        ray.wait([*in_flight, *starting], timeout=_POLL_S)
+        done: set[ray.ObjectRef] = set()
+        if in_flight:
+            done.update(ray.wait(in_flight, num_returns=len(in_flight), timeout=0)[0])
         now, limit = time.monotonic(), self.pool.spec.call_timeout_s
         for engine in engines:
-            for answer, request in list(engine.in_flight.items()):
-                if answer not in engine.in_flight:  # it was lost with another request
+            for result, request in list(engine.in_flight.items()):
+                if result not in engine.in_flight:  # reassigned with another request of the engine
                     continue
-                if answer in answered:
-                    reason = failure(answer)
+                if result in done:
+                    reason = failure_reason(result)
                     if reason is None:
-                        answers[engine.in_flight.pop(answer).number] = ray.get(answer)
-                        engine.failures = 0
+                        results[engine.in_flight.pop(result).number] = ray.get(result)
+                        engine.num_failures = 0
                     else:
                         self._mark_failed(engine, reason, waiting)
-                elif now - request.begun > limit:
+                elif now - request.sent_at > limit:
                     self._mark_failed(engine, f"it did not answer within {limit:g} s", waiting)
 
     def _mark_failed(self, engine: Engine, reason: str, waiting: deque[Request]) -> None:
-        """What it was asked goes to the others, first of all; it is ended for certain and will be started again."""
+        """Kill the engine and put its requests at the front of the queue.
+
+        Raises RlctlError for a request that was lost with `_MAX_FAILURES` engines.
+        """
         requests, tail = list(engine.in_flight.values()), engine.tail()
         self.pool.stop(engine)
         engine.version = -1
@@ -214,10 +209,7 @@ class EngineGroup:
         waiting.extendleft(reversed(requests))
         first_line = reason.strip().splitlines()[0] if reason.strip() else "no reason was given"
         self.event("engine_lost", engine=engine.number, reason=reason, requests=len(requests))
-        print(
-            f"warning: rollout engine {engine.number} is lost ({first_line}); it is started again",
-            file=sys.stderr,
-        )
+        logger.warning("rollout engine %d is lost (%s); restarting it", engine.number, first_line)
         if any(request.num_failures >= _MAX_FAILURES for request in requests):
             raise RlctlError(
                 f"{_MAX_FAILURES} rollout engines were lost with the same prompts: {reason}",
@@ -229,21 +221,22 @@ class EngineGroup:
 
 
 class EnginePool:
-    """Implements `Pool` for rollout engines, one a device. It holds one role."""
+    """Pool of rollout engines, one per device."""
 
     def __init__(self, spec: PoolSpec, restart_timeout_s: float, event: Event) -> None:
+        self.name = spec.name
         self.engines = EngineProcesses(spec, restart_timeout_s)
         self.event = event
 
-    def spawn(self, role: str, worker: type[W], *args: Any) -> W:
-        """Begin to build `worker(place, spec)` in every process; `EngineGroup.wait` waits for them."""
-        assert role == ROLE, f"{role} does not go into a pool of rollout engines"
-        (spec,) = args
-        return cast(W, EngineGroup(self.engines, worker, spec, self.event))
+    def spawn(self, spec: RolloutSpec) -> EngineGroup:
+        """Start an engine in every process, asynchronously; `EngineGroup.wait` waits for them."""
+        return EngineGroup(self.engines, spec, self.event)
 
     @property
     def nodes(self) -> list[str]:
+        """The machine of each engine."""
         return nodes_of(self.engines.group)
 
     def close(self) -> None:
+        """Kill the engines and release their devices."""
         self.engines.close()

@@ -17,8 +17,8 @@ from rlctl.runs.logs import tail_of
 from rlctl.runtime.batch import Prompts
 from rlctl.runtime.cluster.link import Link
 from rlctl.runtime.cluster.pool import PoolSpec, process_options, reserve
-from rlctl.runtime.rollout.sampling_params import at_a_time
-from rlctl.runtime.rollout.weight_sync import BlockHeader, Bucket
+from rlctl.runtime.rollout.sampling_params import max_in_flight
+from rlctl.runtime.rollout.weight_sync import Bucket, BucketHeader
 from rlctl.runtime.workers.process import Process
 from rlctl.runtime.workers.rollout import RolloutSpec, RolloutWorker
 
@@ -39,9 +39,9 @@ class EngineProcess(Process):
         self.link = Link.to_trainer(host, port, self.rank_info)
 
     @ray.method(concurrency_group=_WEIGHTS)
-    def receive(self, sync_id: int, block: Bucket | BlockHeader) -> None:
+    def receive(self, sync_id: int, block: Bucket | BucketHeader) -> None:
         """See `RolloutWorker.receive`. A header's data is fetched by the link."""
-        bucket = self.link.fetch(block) if isinstance(block, BlockHeader) else block
+        bucket = self.link.fetch(block) if isinstance(block, BucketHeader) else block
         self.workers[ROLLOUT.name].receive(sync_id, bucket)
 
     @ray.method(concurrency_group=_WEIGHTS)
@@ -111,7 +111,7 @@ class EngineProcesses:
         """Start the engine's process and build its worker, asynchronously."""
         rank_info = replace(self.spec.rank_info, rank=0, world_size=1, log_path=engine.log)
         remote: Any = ray.remote  # Ray's stubs lack `concurrency_groups`
-        threads = {_WEIGHTS: 1, _GENERATE: at_a_time(spec.sampling.rollout)}
+        threads = {_WEIGHTS: 1, _GENERATE: max_in_flight(spec.sampling.rollout)}
         process = remote(concurrency_groups=threads)(EngineProcess)
         options = process_options(self.spec, self.group, engine.number)
         engine.handle = process.options(**options).remote(rank_info)

@@ -18,7 +18,8 @@ class InlinePool(Pool):
 
     def spawn(self, role: str, worker: type[W], spec: object) -> W:
         """See `Pool`."""
-        return self.process.build(role, worker, spec)
+        self.process.build(role, worker, spec)
+        return self.process.workers[role]
 
     @property
     def nodes(self) -> list[str]:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, TypeVar, cast
+from typing import Any
 
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
@@ -20,11 +20,11 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from rlctl.errors import ResourceError, RlctlError
 from rlctl.runs.logs import tail_of
-from rlctl.runtime.cluster.group import WorkerGroup
+from rlctl.runtime.cluster.group import GroupTransport
+from rlctl.runtime.cluster.pools import Pool, W
 from rlctl.runtime.rank_info import RankInfo, process_resources
+from rlctl.runtime.workers.dispatch import bind
 from rlctl.runtime.workers.process import Process
-
-W = TypeVar("W")
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class PoolSpec:
         return process_resources(self.rank_info.device, self.device_fraction)
 
 
-class ResourcePool:
+class ResourcePool(Pool):
     """Implements `Pool` on Ray. Every wait has a deadline and names what it waits for."""
 
     def __init__(self, spec: PoolSpec) -> None:
@@ -69,14 +69,16 @@ class ResourcePool:
     def nodes(self) -> list[str]:
         return nodes_of(self.group)
 
-    def spawn(self, role: str, worker: type[W], *args: Any) -> W:
-        answers = [process.build.remote(role, worker, args) for process in self.processes]
-        self._gather(answers, f"building {role}", self.spec.start_timeout_s)
-        return cast(W, WorkerGroup(role, worker, self.processes, self.gather, self.spec.balanced))
+    def spawn(self, role: str, worker: type[W], spec: object) -> W:
+        """See `Pool`. Returns a handle of the group."""
+        built = [process.build.remote(role, worker, spec) for process in self.processes]
+        self._gather(built, f"building {role}", self.spec.start_timeout_s)
+        transport = GroupTransport(role, self.processes, self.gather, self.spec.balanced)
+        return bind(worker, transport)
 
-    def gather(self, answers: list[ray.ObjectRef], what: str) -> list[Any]:
-        """One answer a process, within `call_timeout_s`."""
-        return self._gather(answers, what, self.spec.call_timeout_s)
+    def gather(self, results: list[ray.ObjectRef], what: str) -> list[Any]:
+        """Return one result per process. Raises RlctlError after `call_timeout_s`."""
+        return self._gather(results, what, self.spec.call_timeout_s)
 
     def close(self) -> None:
         for process in self.processes:

@@ -40,6 +40,7 @@ class Validator:
         scored: list[Scored] = []
         for start in range(0, len(self.prompts), size):
             batch = self.prompts.batch(range(start, min(start + size, len(self.prompts))))
+            roles.actor.update_weights()
             rollouts = roles.actor.generate_sequences(batch, seed=self.seed + start, validate=True)
             scored.append(roles.reward.compute_scores(rollouts).to_scored(rollouts))
         samples = [sample for part in scored for sample in samples_of(part, self.tokenizer)]

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from torch import Tensor
 
+from rlctl.errors import InternalError
 from rlctl.plugins import load
 from rlctl.recipes import schema
 from rlctl.runtime.algorithms.base import Loss, Needs, PolicyLoss
@@ -27,6 +28,7 @@ from rlctl.runtime.model.lora import (
 from rlctl.runtime.model.sequences import Sequences
 from rlctl.runtime.model.sharding import is_sharded, shard
 from rlctl.runtime.rank_info import RankInfo
+from rlctl.runtime.roles import Actor
 from rlctl.runtime.rollout.engine import EngineSpec, RolloutEngine, start_in_phases
 from rlctl.runtime.rollout.sampling_params import SamplingConfig, to_rollouts
 from rlctl.runtime.rollout.weight_sync import WeightChannel, to_buckets
@@ -47,7 +49,7 @@ class ActorSpec:
     seed: int
 
 
-class ActorWorker(LearningWorker):
+class ActorWorker(LearningWorker, Actor):
     """Implements `Actor`. It answers once its engine is started, where not others do."""
 
     def __init__(self, rank_info: RankInfo, spec: ActorSpec) -> None:
@@ -129,8 +131,12 @@ class ActorWorker(LearningWorker):
     ) -> Rollouts:
         """See `Actor`."""
         assert self.engine is not None, "this actor's rollout engine was not started"
+        if self.engine_is_stale:
+            raise InternalError(
+                "generate_sequences with stale engine weights: call update_weights before it"
+            )
+        self.engine.wake()
         sampling = self.spec.sampling.params(prompts.group, seed, validate, greedy)
-        self.update_weights()
         responses = self.engine.generate(prompts.prompt_ids.to(self.rank_info.device), sampling)
         self.engine_is_stale = self.engine.sleep()
         return to_rollouts(prompts, sampling.n, responses)

@@ -16,6 +16,7 @@ from rlctl.runtime.model.lora import add_adapters
 from rlctl.runtime.model.sequences import Sequences
 from rlctl.runtime.model.sharding import shard
 from rlctl.runtime.rank_info import RankInfo
+from rlctl.runtime.roles import Critic
 from rlctl.runtime.workers.dispatch import Dispatch, dispatch
 from rlctl.runtime.workers.learner import Learner, LearningWorker
 from rlctl.tracking.metrics import Metrics
@@ -30,7 +31,7 @@ class CriticSpec:
     seed: int
 
 
-class CriticWorker(LearningWorker):
+class CriticWorker(LearningWorker, Critic):
     """Implements `Critic`."""
 
     def __init__(self, rank_info: RankInfo, spec: CriticSpec) -> None:

@@ -49,6 +49,9 @@ class Worker:
 
     transport: Transport | None = None  # set on handles only
 
+    def close(self) -> None:
+        """Release what the worker has started. Does nothing by default."""
+
 
 W = TypeVar("W", bound=Worker)
 P = ParamSpec("P")

@@ -32,7 +32,7 @@ from rlctl.runtime.model.sharding import (
 )
 from rlctl.runtime.rank_info import RankInfo
 from rlctl.runtime.workers.background import BackgroundWriter
-from rlctl.runtime.workers.dispatch import Dispatch, dispatch
+from rlctl.runtime.workers.dispatch import Dispatch, Worker, dispatch
 from rlctl.runtime.workers.flops import DecoderShape, peak_flops
 from rlctl.runtime.workers.rng import rng_state, set_rng_state
 from rlctl.tracking.metrics import Max, Mean, Metrics, Sum, merge
@@ -41,7 +41,7 @@ B = TypeVar("B", bound=Rollouts)
 R = TypeVar("R")
 
 
-class ModelWorker:
+class ModelWorker(Worker):
     """A worker with a model, whose passes may lack memory."""
 
     learner: Learner

@@ -70,9 +70,9 @@ class Process:
                 timeout=timeout,
             )
 
-    def build(self, role: str, worker: type, args: tuple[Any, ...]) -> None:
+    def build(self, role: str, worker: type, spec: object) -> None:
         """Make the worker of `role`."""
-        self.workers[role] = worker(self.rank_info, *args)
+        self.workers[role] = worker(self.rank_info, spec)
 
     def call(self, role: str, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call a method of the worker of `role`. One that hangs leaves the stacks of all threads in the log."""
@@ -91,8 +91,7 @@ class Process:
     def leave(self) -> None:
         """End what workers have started, and take the process group down."""
         for worker in self.workers.values():
-            if hasattr(worker, "close"):
-                worker.close()
+            worker.close()
         self.workers.clear()
         if dist.is_initialized():
             dist.destroy_process_group()

@@ -14,6 +14,7 @@ from rlctl.runtime.model.load import compute_dtype, load_model, master_dtype
 from rlctl.runtime.model.sequences import Sequences
 from rlctl.runtime.model.sharding import shard
 from rlctl.runtime.rank_info import RankInfo
+from rlctl.runtime.roles import Reference
 from rlctl.runtime.workers.dispatch import Dispatch, dispatch
 from rlctl.runtime.workers.learner import Learner, ModelWorker
 
@@ -29,7 +30,7 @@ class ReferenceSpec:
     seed: int
 
 
-class ReferenceWorker(ModelWorker):
+class ReferenceWorker(ModelWorker, Reference):
     """Implements `Reference`."""
 
     def __init__(self, rank_info: RankInfo, spec: ReferenceSpec) -> None:

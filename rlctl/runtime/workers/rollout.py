@@ -19,6 +19,7 @@ from rlctl.runtime.rank_info import RankInfo
 from rlctl.runtime.rollout.engine import EngineSpec, RolloutEngine
 from rlctl.runtime.rollout.sampling_params import SamplingConfig, to_rollouts
 from rlctl.runtime.rollout.weight_sync import Bucket
+from rlctl.runtime.workers.dispatch import Worker
 
 _LOOK_S = 0.5  # how often a block that waits looks whether anybody still wants it
 
@@ -38,7 +39,7 @@ class _End:
     num_blocks: int
 
 
-class RolloutWorker:
+class RolloutWorker(Worker):
     """One engine. `receive` and `end` are called from another thread while `load_weights` runs; everything else comes one at a time."""
 
     def __init__(self, rank_info: RankInfo, spec: RolloutSpec) -> None:

@@ -1,0 +1,56 @@
+"""Speed and sequence-length metrics of a training step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import psutil
+
+from rlctl.runtime.batch import Rollouts
+from rlctl.runtime.workers.dispatch import split
+
+# Phases reported per token as `timing_per_token_ms/*`: per response token, and per token of any kind.
+_PER_RESPONSE_TOKEN = ("gen",)
+_PER_TOKEN = ("ref", "values", "adv", "update_critic", "update_actor")
+
+
+def speed_metrics(
+    phases: Mapping[str, float], batch: Rollouts, seconds: float, num_devices: int
+) -> dict[str, float]:
+    """Return `timing_s/*`, `timing_per_token_ms/*` and `perf/*` of a step that took `seconds`.
+
+    `phases` gives seconds by phase; `num_devices` counts the devices of all pools.
+    """
+    num_response = int(batch.response_ids.lengths.sum())
+    num_tokens = int(batch.num_tokens.sum())
+    per_token = dict.fromkeys(_PER_RESPONSE_TOKEN, num_response)
+    per_token |= dict.fromkeys(_PER_TOKEN, num_tokens)
+    return {
+        **{f"timing_s/{name}": value for name, value in phases.items()},
+        "timing_s/step": seconds,
+        **{
+            f"timing_per_token_ms/{name}": 1000 * phases[name] / n
+            for name, n in per_token.items()
+            if name in phases
+        },
+        "perf/total_num_tokens": num_tokens,
+        "perf/time_per_step": seconds,
+        "perf/throughput": num_tokens / seconds / num_devices,
+        "perf/cpu_memory_used_gb": psutil.virtual_memory().used / 2**30,
+    }
+
+
+def length_metrics(batch: Rollouts, num_ranks: int) -> dict[str, float]:
+    """Return `global_seqlen/*`: tokens per rank with rows split in order and balanced by cost."""
+    in_order, balanced = (
+        [int(batch.num_tokens[part].sum()) for part in split(batch, num_ranks, balanced=by_cost)]
+        for by_cost in (False, True)
+    )
+    return {
+        "global_seqlen/min": min(in_order),
+        "global_seqlen/max": max(in_order),
+        "global_seqlen/minmax_diff": max(in_order) - min(in_order),
+        "global_seqlen/balanced_min": min(balanced),
+        "global_seqlen/balanced_max": max(balanced),
+        "global_seqlen/mean": sum(in_order) / num_ranks,
+    }

@@ -1,0 +1,218 @@
+"""Calls on a worker handle: split, broadcast and joined through a transport in this process."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from rlctl.data_prep.rows import PromptRow
+from rlctl.errors import InternalError
+from rlctl.runtime.batch import LogProbs, Prompts, Ragged, Rollouts
+from rlctl.runtime.workers.actor import ActorWorker
+from rlctl.runtime.workers.critic import CriticWorker
+from rlctl.runtime.workers.dispatch import Dispatch, Worker, bind, dispatch, join, split
+from rlctl.runtime.workers.reference import ReferenceWorker
+from rlctl.tracking.metrics import Mean, Metrics, Sum
+
+LENGTHS = [3, 1, 4, 2, 5]
+
+
+def prompts(num_rows: int = 5) -> Prompts:
+    ids = Ragged.from_rows([[10 + row] * 2 for row in range(num_rows)], torch.int64)
+    rows = [PromptRow("x", [{"role": "user", "content": str(i)}], str(i)) for i in range(num_rows)]
+    return Prompts(ids, torch.arange(num_rows), rows)
+
+
+def rollouts(lengths: list[int]) -> Rollouts:
+    """Rows whose response tokens are all the row's number."""
+    ids = Ragged.from_rows([[row] * n for row, n in enumerate(lengths)], torch.int64)
+    ones = ids.like(torch.ones(len(ids.values)))
+    return prompts(len(lengths)).grow(
+        Rollouts,
+        response_ids=ids,
+        response_mask=ones,
+        rollout_log_probs=ones,
+        finish=["stop"] * len(lengths),
+    )
+
+
+class Recorder(Worker):
+    """A worker that works on row numbers and records its calls."""
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+        self.calls: list[str] = []
+
+    @dispatch(Dispatch.SPLIT)
+    def squares(self, batch: Rollouts, scale: float = 1.0) -> Ragged:
+        """Return the scaled square of each response token, and no row of the controller's own."""
+        self.calls.append(f"squares of {len(batch)} rows, {len(batch.rows)} prompt rows")
+        return batch.response_ids.like(batch.response_ids.values.float() ** 2 * scale)
+
+    @dispatch(Dispatch.SPLIT)
+    def log_probs(self, batch: Rollouts) -> LogProbs:
+        return LogProbs(batch.response_ids.like(batch.response_ids.values.float()), None)
+
+    @dispatch(Dispatch.SPLIT)
+    def respond(self, batch: Prompts, n: int) -> Rollouts:
+        """Return n responses per prompt: response i of a prompt is its group number, i + 1 times."""
+        rows = [[int(group)] * (i + 1) for group in batch.group for i in range(n)]
+        ids = Ragged.from_rows(rows, torch.int64)
+        ones = ids.like(torch.ones(len(ids.values)))
+        return batch.repeat(n).grow(
+            Rollouts,
+            response_ids=ids,
+            response_mask=ones,
+            rollout_log_probs=ones,
+            finish=["stop"] * len(rows),
+        )
+
+    @dispatch(Dispatch.SPLIT)
+    def update(self, batch: Rollouts, lr: float) -> Metrics:
+        return {"loss": Mean(float(len(batch.response_ids.values)), len(batch)), "lr": Sum(lr)}
+
+    @dispatch(Dispatch.SPLIT)
+    def count(self, batch: Rollouts) -> int:
+        return len(batch)
+
+    @dispatch(Dispatch.BROADCAST)
+    def load(self, path: str) -> int:
+        self.calls.append(f"load {path}")
+        return self.rank
+
+    @dispatch(Dispatch.RANK_ZERO)
+    def size(self) -> int:
+        self.calls.append("size")
+        return 7
+
+    def helper(self) -> int:
+        return self.rank
+
+
+class LocalTransport:
+    """The group transport without Ray: as many workers in this process."""
+
+    def __init__(self, num_workers: int, balanced: bool) -> None:
+        self.workers = [Recorder(rank) for rank in range(num_workers)]
+        self.balanced = balanced
+
+    def send(
+        self, method: str, mode: Dispatch, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        if mode is not Dispatch.SPLIT:
+            workers = self.workers if mode is Dispatch.BROADCAST else self.workers[:1]
+            results = [getattr(worker, method)(*args, **kwargs) for worker in workers]
+            return results[0]
+        batch, *rest = args
+        parts = split(batch, len(self.workers), self.balanced)
+        shards = batch.without_local().chunk(parts)
+        results = [
+            getattr(worker, method)(shard, *rest, **kwargs)
+            for worker, shard in zip(self.workers, shards, strict=True)
+        ]
+        return join(results, parts, batch)
+
+
+@pytest.mark.parametrize("balanced", [False, True])
+@pytest.mark.parametrize("num_workers", [1, 2, 3])
+def test_split_results_return_in_the_order_of_the_batch(num_workers: int, balanced: bool) -> None:
+    transport = LocalTransport(num_workers, balanced)
+    handle = bind(Recorder, transport)
+    batch = rollouts(LENGTHS)
+    result = handle.squares(batch, scale=2.0)
+    assert result.lengths.tolist() == LENGTHS
+    assert result.values.tolist() == [
+        2.0 * row**2 for row, n in enumerate(LENGTHS) for _ in range(n)
+    ]
+    assert handle.log_probs(batch).log_probs.values.tolist() == batch.response_ids.values.tolist()
+    assert all("0 prompt rows" in worker.calls[0] for worker in transport.workers)
+    sizes = [int(worker.calls[0].split()[2]) for worker in transport.workers]
+    assert sum(sizes) == 5
+    assert max(sizes) - min(sizes) <= 1
+
+
+@pytest.mark.parametrize("num_workers", [1, 2, 3])
+def test_several_rows_per_prompt_stay_adjacent_and_get_their_prompt_rows_back(
+    num_workers: int,
+) -> None:
+    handle = bind(Recorder, LocalTransport(num_workers, balanced=True))
+    result = handle.respond(prompts(), 3)
+    assert result.group.tolist() == [group for group in range(5) for _ in range(3)]
+    assert result.response_ids.lengths.tolist() == [1, 2, 3] * 5
+    assert [row.ground_truth for row in result.rows] == [str(g) for g in range(5) for _ in range(3)]
+
+
+def test_metrics_of_a_split_call_are_merged() -> None:
+    handle = bind(Recorder, LocalTransport(2, balanced=False))
+    assert handle.update(rollouts(LENGTHS), lr=0.5) == {"loss": Mean(15.0, 5), "lr": Sum(1.0)}
+
+
+def test_broadcast_calls_all_workers_and_rank_zero_only_the_first() -> None:
+    transport = LocalTransport(3, balanced=False)
+    handle = bind(Recorder, transport)
+    assert handle.load("a") == 0
+    assert handle.size() == 7
+    assert [worker.calls for worker in transport.workers] == [
+        ["load a", "size"],
+        ["load a"],
+        ["load a"],
+    ]
+
+
+def test_a_method_without_dispatch_is_refused_on_a_handle() -> None:
+    handle = bind(Recorder, LocalTransport(2, balanced=False))
+    with pytest.raises(InternalError, match=r"Recorder\.helper has no @dispatch"):
+        handle.helper()
+    assert isinstance(handle, Recorder)
+    assert Recorder(4).helper() == 4
+
+
+def test_a_worker_runs_a_decorated_method_itself() -> None:
+    worker = Recorder(2)
+    assert worker.load("a") == 2
+    assert worker.calls == ["load a"]
+    assert Recorder.load.__name__ == "load"
+
+
+def test_a_result_that_cannot_be_joined_is_refused() -> None:
+    handle = bind(Recorder, LocalTransport(2, balanced=False))
+    with pytest.raises(InternalError, match="returned int"):
+        handle.count(rollouts(LENGTHS))
+
+
+def test_split_balances_rollouts_by_cost_and_cuts_prompts_in_order() -> None:
+    batch = rollouts([100, 1, 1, 98])
+    in_order = split(batch, 2, balanced=False)
+    assert [part.tolist() for part in in_order] == [[0, 1], [2, 3]]
+    parts = [set(part.tolist()) for part in split(batch, 2, balanced=True)]
+    assert sorted(len(part) for part in parts) == [2, 2]
+    assert all(len(part & {0, 3}) == 1 for part in parts)
+    assert [part.tolist() for part in split(prompts(4), 2, balanced=True)] == [[0, 1], [2, 3]]
+
+
+def test_join_without_local_rows_leaves_them_empty() -> None:
+    batch = replace(rollouts([1, 2]), rows=[])
+    parts = split(batch, 2, balanced=False)
+    joined = join(batch.chunk(parts), parts, batch)
+    assert joined.rows == []
+
+
+@pytest.mark.parametrize("worker", [ActorWorker, CriticWorker, ReferenceWorker])
+def test_the_protocol_methods_of_every_worker_carry_dispatch(worker: type[Worker]) -> None:
+    """Each call that the controller makes is routed; `close` is the process's own."""
+    sent: list[str] = []
+
+    class Sent:
+        def send(self, method: str, mode: Dispatch, args: Any, kwargs: Any) -> None:
+            sent.append(method)
+
+    handle = bind(worker, Sent())
+    roles = [each for each in worker.__mro__ if each.__module__ == "rlctl.runtime.roles"]
+    names = {name for role in roles for name in vars(role) if not name.startswith("_")}
+    for name in names:
+        getattr(handle, name)()
+    assert set(sent) == names
+    assert "pop_oom_retries" in names

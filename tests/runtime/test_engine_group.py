@@ -1,0 +1,251 @@
+"""Requests of lost engines: reassigned, given up, and engines restarted. Ray is replaced in process.
+
+Real processes are in tests/distributed/test_engines.py.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from ray.exceptions import RayActorError, RayTaskError
+
+from rlctl.errors import ConfigError, InternalError, RlctlError
+from rlctl.recipes.compose import compose
+from rlctl.runtime.batch import Prompts, Ragged, Rollouts
+from rlctl.runtime.cluster import engine_group, engines
+from rlctl.runtime.cluster.engine_group import EngineGroup
+from rlctl.runtime.cluster.engines import Engine, EngineProcesses
+from rlctl.runtime.cluster.pool import PoolSpec
+from rlctl.runtime.rollout.sampling_params import SamplingConfig
+from rlctl.runtime.rollout.weight_sync import WeightChannel
+from rlctl.runtime.workers.rollout import RolloutSpec
+from tests.distributed.ranks import rank_info
+
+NUM_PROMPTS = 16
+
+
+@dataclass(eq=False)
+class Ref:
+    """A finished call, or one that never finishes."""
+
+    value: Any = None
+    hangs: bool = False
+
+
+def wait(refs: list[Ref], num_returns: int = 1, timeout: float | None = None) -> Any:
+    del num_returns, timeout
+    return [ref for ref in refs if not ref.hangs], [ref for ref in refs if ref.hangs]
+
+
+def get(ref: Ref, timeout: float | None = None) -> Any:
+    del timeout
+    if isinstance(ref.value, Exception):
+        raise ref.value
+    return ref.value
+
+
+Script = Callable[[str, tuple[Any, ...]], Any]
+
+
+class Handle:
+    """A process whose calls return what `script(method, args)` returns, or raise it later."""
+
+    def __init__(self, script: Script) -> None:
+        self.script = script
+        self.call = SimpleNamespace(remote=self._call)
+
+    def _call(self, role: str, method: str, args: tuple[Any, ...], kwargs: Any) -> Ref:
+        result = self.script(method, args)
+        return result if isinstance(result, Ref) else Ref(result)
+
+
+def generated(prompts: Prompts) -> Rollouts:
+    ids = prompts.prompt_ids
+    ones = ids.like(torch.ones(len(ids.values)))
+    return prompts.grow(
+        Rollouts,
+        response_ids=ids,
+        response_mask=ones,
+        rollout_log_probs=ones,
+        finish=["stop"] * len(prompts),
+    )
+
+
+class Processes(EngineProcesses):
+    """Engine slots without Ray. `scripts` gives the behaviour of each process, by order of start."""
+
+    def __init__(self, scripts: list[Script], num_engines: int = 2, call_timeout_s: float = 60.0):
+        self.spec = PoolSpec("engines", num_engines, rank_info(), 60.0, call_timeout_s, False, 1.0)
+        self.restart_timeout_s = 0.3
+        self.engines = [Engine(number, None) for number in range(num_engines)]
+        self.scripts = scripts
+        self.num_starts = 0
+
+    def start(self, engine: Engine, spec: RolloutSpec) -> None:
+        script = self.scripts[min(self.num_starts, len(self.scripts) - 1)]
+        self.num_starts += 1
+        engine.handle = Handle(script)
+        engine.start_result = engine.handle.call.remote("rollout", "build", (), {})
+        engine.started_at, engine.version = time.monotonic(), -1
+
+
+def healthy(method: str, args: tuple[Any, ...]) -> Any:
+    return generated(args[0]) if method == "generate_sequences" else None
+
+
+def dying(method: str, args: tuple[Any, ...]) -> Any:
+    return RayActorError() if method == "generate_sequences" else None
+
+
+def hanging(method: str, args: tuple[Any, ...]) -> Any:
+    return Ref(hangs=method == "generate_sequences")
+
+
+def broken_start(method: str, args: tuple[Any, ...]) -> Any:
+    return RayActorError() if method == "build" else None
+
+
+class Setup:
+    """A group of fake engines and what it does."""
+
+    def __init__(self, *scripts: Script, **settings: Any) -> None:
+        self.events: list[tuple[str, dict[str, Any]]] = []
+        self.synced: list[list[int]] = []  # engine numbers of each weight sync
+        config = compose("grpo", ["actor_rollout_ref.rollout.n=1"]).config.actor_rollout_ref
+        spec = RolloutSpec(config.model, SamplingConfig(config.rollout, 8, (2,)), 8, seed=1)
+        self.pool = Processes(list(scripts), **settings)
+        self.group = EngineGroup(
+            self.pool, spec, lambda kind, **fields: self.events.append((kind, fields))
+        )
+        self.group.wait()
+
+    def send_weights(self, channel: WeightChannel) -> dict[int, str]:
+        self.synced.append(sorted(vars(channel)["engines"]))
+        return {}
+
+    def generate(self) -> Rollouts:
+        self.group.update_weights(self.send_weights)
+        return self.group.generate_sequences(prompts(), seed=1)
+
+    def kinds(self) -> list[str]:
+        return [kind for kind, _ in self.events]
+
+
+@pytest.fixture(autouse=True)
+def no_ray(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = SimpleNamespace(wait=wait, get=get, kill=lambda _: None)
+    monkeypatch.setattr(engine_group, "ray", fake)
+    monkeypatch.setattr(engines, "ray", fake)
+    monkeypatch.setattr(engine_group, "_POLL_S", 0.01)
+    monkeypatch.setattr(engine_group, "gather", lambda *_: None)
+
+
+def prompts() -> Prompts:
+    ids = Ragged.from_rows([[5 + row] for row in range(NUM_PROMPTS)], torch.int64)
+    return Prompts(ids, torch.arange(NUM_PROMPTS), [])
+
+
+def assert_complete(rollouts: Rollouts) -> None:
+    assert rollouts.group.tolist() == list(range(NUM_PROMPTS))
+    assert rollouts.response_ids.values.tolist() == [5 + row for row in range(NUM_PROMPTS)]
+
+
+def test_healthy_engines_share_the_requests_after_one_weight_sync() -> None:
+    setup = Setup(healthy)
+    for _ in range(2):
+        assert_complete(setup.generate())
+    assert setup.synced == [[0, 1]]
+    setup.group.mark_stale()
+    assert_complete(setup.generate())
+    assert setup.synced == [[0, 1], [0, 1]]
+    assert setup.events == []
+
+
+def test_generation_with_stale_weights_names_the_missing_call() -> None:
+    setup = Setup(healthy)
+    with pytest.raises(InternalError, match="call update_weights before it"):
+        setup.group.generate_sequences(prompts(), seed=1)
+    setup.generate()
+    setup.group.mark_stale()
+    with pytest.raises(InternalError, match="call update_weights before it"):
+        setup.group.generate_sequences(prompts(), seed=1)
+
+
+def test_requests_of_a_lost_engine_are_reassigned_and_it_restarts(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    setup = Setup(dying, healthy)
+    assert_complete(setup.generate())
+    assert setup.kinds() == ["engine_lost", "engine_restarted"]
+    assert setup.events[0][1]["requests"] == 2  # a synchronous engine holds two
+    assert "rollout engine 0 is lost (" in caplog.text
+    assert setup.synced == [[0, 1], [0]]  # the restarted engine needs the weights
+    assert_complete(setup.generate())
+    assert [engine.num_failures for engine in setup.pool.engines] == [0, 0]
+
+
+def test_a_hung_engine_is_lost_after_the_call_timeout() -> None:
+    setup = Setup(hanging, healthy, call_timeout_s=0.05)
+    assert_complete(setup.generate())
+    assert setup.kinds()[0] == "engine_lost"
+    assert setup.events[0][1]["reason"] == "it did not answer within 0.05 s"
+
+
+def test_a_request_that_is_lost_with_three_engines_ends_the_run() -> None:
+    setup = Setup(dying)
+    setup.pool.restart_timeout_s = 30.0  # longer than the backoff after a second failure
+    with pytest.raises(RlctlError, match="3 rollout engines were lost with the same prompts"):
+        setup.generate()
+    assert not any(engine.in_flight for engine in setup.pool.engines)
+
+
+def test_an_error_of_the_request_is_raised_and_no_engine_is_lost() -> None:
+    cause = ConfigError("prompt 0 has too many tokens")
+    error = RayTaskError("call", "traceback", cause)
+
+    def refusing(method: str, args: tuple[Any, ...]) -> Any:
+        return error if method == "generate_sequences" else None
+
+    setup = Setup(refusing)
+    with pytest.raises(ConfigError, match="too many tokens"):
+        setup.generate()
+    assert setup.events == []
+
+
+def test_the_run_ends_when_all_engines_are_down_for_too_long() -> None:
+    def last_words(method: str, args: tuple[Any, ...]) -> Any:
+        return RayActorError() if method == "load_weights" else None
+
+    setup = Setup(last_words, last_words, broken_start)
+    begin = time.monotonic()
+    with pytest.raises(RlctlError, match=r"none could be started again within 0\.3 s"):
+        setup.generate()
+    assert time.monotonic() - begin >= 0.3
+
+
+def test_repeated_failures_of_an_engine_delay_its_restart() -> None:
+    pool = Processes([healthy], num_engines=1)
+    [engine] = pool.engines
+    delays = []
+    for _ in range(8):
+        engine.handle = object()
+        pool.stop(engine)
+        delays.append(engine.retry_at - time.monotonic())
+    assert delays == pytest.approx([0, 1, 2, 4, 8, 16, 30, 30], abs=0.1)
+
+
+def test_least_loaded_engines_get_the_next_requests() -> None:
+    setup = Setup(healthy)
+    group = setup.group
+    group.update_weights(setup.send_weights)
+    first, second = setup.pool.engines
+    request = engine_group.Request(0, prompts())
+    first.in_flight = {Ref(): request}  # not a Ray reference
+    waiting = engine_group.deque([replace(request, number=1)])
+    assert [engine.number for engine, _ in group._assign(waiting)] == [second.number]
