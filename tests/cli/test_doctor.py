@@ -26,7 +26,7 @@ def doctor(
     }
     environment = kept | {"RLCTL_RUNS": str(runs)} | changes
     if not process:
-        return completed(["doctor", *arguments], Path.cwd(), environment, 60)
+        return completed(["doctor", *arguments], Path.cwd(), environment)
     command = [sys.executable, "-m", "rlctl", "doctor", *arguments]
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
 
