@@ -16,7 +16,7 @@ from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
 
 from rlctl.recipes.compose import compose
-from rlctl.recipes.sources import LIBRARY, library_recipes
+from rlctl.recipes.search_path import LIBRARY, library_recipes
 
 
 def seconds(call: Callable[[str], object], name: str) -> float:

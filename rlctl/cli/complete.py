@@ -21,11 +21,11 @@ def key(incomplete: str) -> list[str]:
     return complete_key(incomplete)
 
 
-def override(incomplete: str) -> list[str]:
-    """`key=value`, section by section, then the values of the key."""
+def override(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Complete `key=value` one section at a time, then the values of the key."""
     from rlctl.recipes.completion import complete_override
 
-    return complete_override(incomplete)
+    return complete_override(incomplete, ctx.params.get("overrides") or ())
 
 
 def run(ctx: typer.Context, incomplete: str) -> list[str]:

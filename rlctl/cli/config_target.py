@@ -9,7 +9,8 @@ from typing import Any
 
 from rlctl.errors import NotFoundError, Problem, UsageError
 from rlctl.recipes.layers import Origin
-from rlctl.recipes.sources import find_recipe, read
+from rlctl.recipes.search_path import find_recipe
+from rlctl.recipes.sources import read
 from rlctl.recipes.stored import stored_origins
 
 

@@ -1,6 +1,6 @@
-"""The axes of a sweep: overrides that name several values, in Hydra's own sweep grammar (`a=1,2`, `choice`, `range`, `interval`, `glob`).
+"""Axes of a sweep: overrides with several values, in Hydra's sweep grammar.
 
-The second and last user of Hydra beside `compose.py`: its parser alone says which overrides are sweeps and what they range over.
+The grammar has `a=1,2`, `choice`, `range`, `interval` and `glob`.
 """
 
 from __future__ import annotations
@@ -15,12 +15,13 @@ from hydra.core.override_parser.types import Glob, IntervalSweep, Override, Rang
 from hydra.errors import HydraException
 
 from rlctl.errors import ConfigError, Problem, raise_problems
-from rlctl.recipes.sources import find_recipe, read, search_folders
+from rlctl.recipes.search_path import find_recipe, search_folders
+from rlctl.recipes.sources import read
 
 
 @dataclass(frozen=True)
 class Interval:
-    """Every number from `low` to `high`, both included; with `log` drawn evenly in the logarithm; with `step` in steps."""
+    """Numbers from `low` to `high`, both included; `log` = uniform in the logarithm."""
 
     low: float
     high: float
@@ -29,27 +30,28 @@ class Interval:
 
     @property
     def whole(self) -> bool:
-        """Whether only whole numbers are meant."""
+        """True if the interval has whole numbers only."""
         return all(isinstance(number, int) for number in (self.low, self.high, self.step or 1))
 
 
 @dataclass(frozen=True)
 class Axis:
-    """One key and what is tried for it: `values` as overrides write them, or, where there is no end of them, an `interval`.
+    """One key and the values to try: `values` as overrides write them, or an `interval`.
 
-    An evenly spaced `range` has both: a grid takes the values, a sampler that knows of order takes the interval.
+    An evenly spaced `range` has both: a grid uses the values, an ordered sampler the interval.
     """
 
     key: str
-    text: str  # as it was given
+    text: str  # as typed
     values: tuple[str, ...] = ()
     interval: Interval | None = None
 
 
 def split_axes(overrides: Sequence[str], recipe: str | Path) -> tuple[list[str], list[Axis]]:
-    """Overrides with one value, as they are, and the axes among them. What cannot be parsed stays in the first: `compose` says why.
+    """Split overrides into those with one value and axes.
 
-    Raises ConfigError with every axis that has no values or too odd ones.
+    Overrides that cannot be parsed are returned with the first; `compose` reports them. Raises
+    ConfigError with all invalid axes.
     """
     fixed: list[str] = []
     axes: list[Axis] = []
@@ -73,16 +75,19 @@ def split_axes(overrides: Sequence[str], recipe: str | Path) -> tuple[list[str],
 
 
 def axes_of(params: Mapping[str, Any], recipe: str | Path) -> list[Axis]:
-    """The axes of a recipe's section `sweep.params`: key -> what an override has after its `=`, or a list of values.
+    """Return the axes of a recipe's section `sweep.params`: key -> sweep grammar or list.
 
-    Raises ConfigError where a key has only one value or cannot be parsed.
+    Raises ConfigError if a key has only one value or cannot be parsed.
     """
     texts = [
         f"{key}={','.join(map(_written, value)) if isinstance(value, list) else value}"
         for key, value in params.items()
     ]
     fixed, axes = split_axes(texts, recipe)
-    hint = "two or more values: [1e-6, 1e-5], 'choice(a,b)', 'range(1,4)', 'interval(0,1)', 'tag(log,interval(1e-7,1e-5))', 'glob(*)'"
+    hint = (
+        "give two or more values: [1e-6, 1e-5], 'choice(a,b)', 'range(1,4)', 'interval(0,1)', "
+        "'tag(log,interval(1e-7,1e-5))', 'glob(*)'"
+    )
     raise_problems([Problem(f"{text} is not an axis", "sweep.params", hint) for text in fixed])
     return axes
 
@@ -127,7 +132,7 @@ def _axis(override: Override, text: str, recipe: str | Path) -> Axis:
 
 
 def _interval(value: RangeSweep) -> Interval | None:
-    """An ascending range as numbers with their step; its end is not included, so the last number is found by counting."""
+    """Return an ascending range as an interval, or None. The end of a range is exclusive."""
     start, stop, step = value.start, value.stop, value.step
     if start is None or stop is None or step <= 0 or stop <= start:
         return None
@@ -143,7 +148,7 @@ def _parts(group: str, recipe: str | Path) -> list[str]:
 
 
 def _written(value: Any) -> str:
-    """A value of a YAML list as an override writes it."""
+    """Return a value of a YAML list as an override writes it."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     if isinstance(value, (list, dict)):

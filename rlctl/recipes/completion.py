@@ -1,45 +1,37 @@
-"""What the TAB key offers for recipes and overrides. Imports neither Hydra nor anything else that is slow."""
+"""Completion of recipes, keys and overrides. Imports neither Hydra nor other slow modules.
+
+Only the settings of a plug-in need a slow import: that of the plug-in.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-from rlctl.plugins import names
-from rlctl.recipes.keys import schema_keys
-from rlctl.recipes.sources import library_recipes
-
-# Keys whose values are plug-ins, and the kind of plug-in.
-_PLUGINS = {
-    "algorithm.name": "algorithms",
-    "actor_rollout_ref.rollout.name": "engines",
-    "reward.functions": "rewards",
-    "trainer.logger": "loggers",
-    "data.sampler": "samplers",
-}
-# Keys whose values register themselves in modules that import torch, which would take seconds: a test compares these lists with those.
-REGISTERED = {
-    "algorithm.adv_estimator": (
-        "gae", "grpo", "rloo", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "remax", "opo", "gpg", "grpo_passk", "gdpo",
-        "optimal_token_baseline",
-    ),
-    "actor_rollout_ref.actor.policy_loss.loss_mode": (
-        "vanilla", "gspo", "cispo", "sapo", "gpg", "geo_mean", "dro", "clip_cov", "kl_cov", "dppo_tv", "dppo_kl",
-    ),
-}  # fmt: skip
+from rlctl.errors import RlctlError
+from rlctl.recipes.keys import Key, schema_keys
+from rlctl.recipes.params import known_names, plugin_keys
+from rlctl.recipes.search_path import LIBRARY, library_recipes
+from rlctl.recipes.slots import Slot, slot_of, slot_with_setting
+from rlctl.recipes.sources import read
 
 
-def complete_override(incomplete: str) -> list[str]:
-    """What may stand in place of a half-typed override: `trainer.to` gives `trainer.total_epochs=`, `trainer.device=` gives its values.
+def complete_override(incomplete: str, given: Sequence[str] = ()) -> list[str]:
+    """Return completions of a partial override, one section at a time, then values of the key.
 
-    Sections are offered one level at a time (`tr` gives `trainer.`). A leading `+` or `++` stays.
+    `tr` gives `trainer.`, `trainer.device=` gives its values. A leading `+` or `++` is kept.
+    `given` are the other overrides of the command line, which may select a plug-in.
     """
     bare = incomplete.lstrip("+")
     sign = incomplete[: len(incomplete) - len(bare)]
     key, equals, value = bare.partition("=")
     if equals:
-        return [
-            f"{sign}{key}={choice}" for choice in _values(key, value) if choice.startswith(value)
-        ]
+        values = _values(key, value, given)
+        return [f"{sign}{key}={choice}" for choice in values if choice.startswith(value)]
+    slot = slot_with_setting(key)
+    if slot is not None:
+        return [f"{sign}{name}" for name in _settings(slot, key, given)]
     depth = key.count(".")
     entries = [
         entry
@@ -50,7 +42,7 @@ def complete_override(incomplete: str) -> list[str]:
 
 
 def complete_key(incomplete: str) -> list[str]:
-    """Full dotted keys that begin with what was typed, or else whose last part does."""
+    """Return full keys that start with `incomplete`, or whose last part does."""
     keys = [name for name, entry in schema_keys().items() if entry.kind != "section"]
     return [name for name in keys if name.startswith(incomplete)] or [
         key for key in keys if key.rpartition(".")[2].startswith(incomplete)
@@ -58,7 +50,7 @@ def complete_key(incomplete: str) -> list[str]:
 
 
 def complete_recipe(incomplete: str) -> list[str]:
-    """Names of shipped recipes, and YAML files and folders at the path that was begun."""
+    """Return names of shipped recipes, and YAML files and folders at a partial path."""
     shipped = [
         name
         for name in library_recipes()
@@ -66,30 +58,68 @@ def complete_recipe(incomplete: str) -> list[str]:
     ]
     head, slash, start = incomplete.rpartition("/")
     folder = Path(f"{head}{slash}").expanduser()
-    entries = sorted(folder.iterdir()) if folder.is_dir() else []
-    begun = [
+    entries = [
         entry
-        for entry in entries
+        for entry in (sorted(folder.iterdir()) if folder.is_dir() else [])
         if entry.name.startswith(start) and (start or not entry.name.startswith("."))
     ]
-    files = [f"{head}{slash}{entry.name}" for entry in begun if entry.suffix in (".yaml", ".yml")]
-    return (
-        shipped
-        + files
-        + [f"{head}{slash}{entry.name}/" for entry in begun if entry.is_dir() and (slash or start)]
-    )
+    files = [f"{head}{slash}{entry.name}" for entry in entries if entry.suffix in (".yaml", ".yml")]
+    folders = [f"{head}{slash}{entry.name}/" for entry in entries if entry.is_dir()]
+    return shipped + files + (folders if slash or start else [])
 
 
-def _values(key: str, begun: str) -> list[str]:
-    """Values of a key: its choices, plug-ins, null. In a list, what may follow the last comma."""
+def _values(key: str, partial: str, given: Sequence[str]) -> list[str]:
+    """Return values of a key: its choices, plug-ins, null. In a list, those after the comma."""
     entry = schema_keys().get(key)
+    slot = slot_of(key)
+    if entry is None:
+        setting = slot_with_setting(key)
+        matches = [] if setting is None else _plugin_keys(setting, key, given)
+        entry = next((each for each in matches if each.name == key), None)
     if entry is None:
         return []
-    choices = list(entry.choices or REGISTERED.get(key, ())) or (
-        names(_PLUGINS[key]) if key in _PLUGINS else []
-    )
-    if begun.startswith("["):
-        head = begun[: max(begun.rfind(","), 0) + 1]
-        taken = begun[1:].split(",")[:-1]
+    choices = list(entry.choices)
+    if slot is not None:
+        choices = known_names(slot.kind)
+    if partial.startswith("["):
+        head = partial[: max(partial.rfind(","), 0) + 1]
+        taken = partial[1:].split(",")[:-1]
         return [f"{head}{choice}" for choice in choices if choice not in taken]
     return [*choices, "null"] if entry.nullable else choices
+
+
+def _settings(slot: Slot, key: str, given: Sequence[str]) -> list[str]:
+    """Return completions of a key in the settings of the selected plug-ins."""
+    names = [f"{entry.name}=" for entry in _plugin_keys(slot, key, given)]
+    if slot.several and key.count(".") == f"{slot.params}.".count("."):
+        names = [f"{slot.params}.{name}." for name in _selected(slot, given)]
+    return [name for name in names if name.startswith(key)]
+
+
+def _plugin_keys(slot: Slot, key: str, given: Sequence[str]) -> list[Key]:
+    """Return the settings of the selected plug-ins, of one plug-in if `key` names it."""
+    found: list[Key] = []
+    for name in _selected(slot, given):
+        if not slot.several or key.startswith(f"{slot.params}.{name}."):
+            try:
+                found += plugin_keys(slot, name)
+            except RlctlError:  # an unknown name, or a missing package
+                continue
+    return found
+
+
+def _selected(slot: Slot, given: Sequence[str]) -> list[str]:
+    """Return the plug-ins that the command line selects, or else those of the base."""
+    for text in reversed(given):
+        key, equals, value = text.lstrip("+").partition("=")
+        if key == slot.key and equals:
+            return [name.strip("'\" ") for name in value.strip("[]").split(",")]
+    tree: dict[str, Any] = {}
+    for entry in read(LIBRARY / "ppo_trainer.yaml").defaults:
+        for group, part in entry.items() if isinstance(entry, dict) else ():
+            folder, _, package = group.partition("@")
+            section = tree
+            for name in (package or folder).split("."):
+                section = section.setdefault(name, {})
+            section.update(read(LIBRARY / folder / f"{part}.yaml").data)
+    return slot.selected(tree)

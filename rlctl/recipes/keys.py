@@ -1,4 +1,4 @@
-"""The key table: every dotted key of the schema with its kind, its type in words and its help."""
+"""Table of all keys of the schema, with kind, type in words and help."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-from pydantic import Field
+from pydantic import BaseModel, Field
 from pydantic.fields import FieldInfo
 
 from rlctl.recipes.schema import Config, Section
@@ -25,7 +25,7 @@ _SIGNS = (("ge", "≥"), ("gt", ">"), ("le", "≤"), ("lt", "<"))
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """One key of the configuration. `kind`: a section, a value, or open (a mapping whose keys the user chooses)."""
+    """One key of the configuration: a section, a value, or open (a mapping with free keys)."""
 
     name: str
     kind: Literal["section", "value", "open"]
@@ -37,12 +37,12 @@ class Key:
 
 @cache
 def schema_keys() -> dict[str, Key]:
-    """All keys, sections included, in the order of the schema."""
-    return {key.name: key for key in _walk(Config, "")}
+    """Return all keys, sections included, in the order of the schema."""
+    return {key.name: key for key in model_keys(Config, "")}
 
 
 def known_key(name: str) -> Key | None:
-    """The key of that name, or the open mapping in which it stands; None where the schema knows neither."""
+    """Return the key of that name, or the open mapping that contains it, or None if unknown."""
     keys = schema_keys()
     if name in keys:
         return keys[name]
@@ -54,20 +54,14 @@ def known_key(name: str) -> Key | None:
     return None
 
 
-def _walk(model: type[Section], prefix: str) -> Iterator[Key]:
+def model_keys(model: type[BaseModel], prefix: str) -> Iterator[Key]:
+    """Yield the fields of a model as keys below `prefix`, those of its sections included."""
     for name, field in model.model_fields.items():
         annotation: Any = field.annotation
         dotted = f"{prefix}{name}"
         if isinstance(annotation, type) and issubclass(annotation, Section):
-            yield Key(
-                dotted,
-                "section",
-                "section",
-                (annotation.__doc__ or "").partition("\n")[0]
-                if "__doc__" in vars(annotation)
-                else "",
-            )
-            yield from _walk(annotation, f"{dotted}.")
+            yield Key(dotted, "section", "section", "")
+            yield from model_keys(annotation, f"{dotted}.")
             continue
         parts = _members(annotation)
         limits = [*field.metadata, Field(json_schema_extra=field.json_schema_extra)]
@@ -91,7 +85,7 @@ def _walk(model: type[Section], prefix: str) -> Iterator[Key]:
 
 
 def _members(annotation: Any) -> list[Any]:
-    """The alternatives of a union, or the one annotation."""
+    """Return the alternatives of a union, or the annotation itself."""
     return (
         list(get_args(annotation))
         if get_origin(annotation) in (Union, types.UnionType)
@@ -100,7 +94,7 @@ def _members(annotation: Any) -> list[Any]:
 
 
 def _words(annotation: Any, metadata: list[Any]) -> str:
-    """A type in the words of an error message: `whole number ≥ 1`, `list of text`, `fixed | adaptive`."""
+    """Describe a type for messages: `whole number ≥ 1`, `list of text`, `fixed | adaptive`."""
     origin, args = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
         return _words(args[0], [*metadata, *args[1:]])
@@ -114,11 +108,11 @@ def _words(annotation: Any, metadata: list[Any]) -> str:
         )
     if origin is dict:
         return "mapping" if args[1] is Any else f"mapping of {_words(args[1], [])}"
-    return " ".join([_PRIMITIVES[annotation], *_bounds(metadata)]).strip()
+    return " ".join([_PRIMITIVES.get(annotation, str(annotation)), *_bounds(metadata)]).strip()
 
 
 def _bounds(metadata: list[Any]) -> Iterator[str]:
-    """Bounds in words, from the marks that pydantic keeps of `Field(ge=…)` and from a field's own `bounds` text."""
+    """Yield bounds in words, from pydantic's metadata and a field's `bounds` text."""
     marks: list[Any] = []
     for item in metadata:
         if isinstance(item, FieldInfo):

@@ -1,4 +1,4 @@
-"""Layers of values over each other, and the record of where each value came from."""
+"""Merged layers of values, and the origin of every value."""
 
 from __future__ import annotations
 
@@ -21,20 +21,36 @@ Level = Literal[1, 2, 3]
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """One setting of a key: the value as written (an interpolation stays one), where, and at which level (base, recipe, command line)."""
+    """One setting of a key: its value as written, its place and its level.
+
+    Levels: 1 = base, 2 = recipe, 3 = command line. An interpolation is kept as written.
+    """
 
     value: Any
     where: str
     level: Level
 
 
+@dataclass(frozen=True, slots=True)
+class UnusedKey:
+    """A key that was set and has no effect, with the reason."""
+
+    key: str
+    where: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.key} has no effect: {self.reason}"
+
+
 @dataclass(frozen=True)
 class Recipe:
-    """A composed configuration.
+    """A composed, validated configuration.
 
-    `config` is judged; `container` is the same as plain data, interpolations resolved; `origins` has for every key the chain of its
-    settings, newest last; `notices` are one-line remarks for the user (old keys that were accepted); `layers` are the files that were
-    laid over each other, lowest first, with the package of each.
+    `container` is `config` as plain data, interpolations resolved. `origins` has the settings of
+    every key, newest last. `notices` are lines for the user about old keys that were accepted.
+    `layers` are the merged files, lowest first, each with its package. `unused` are the keys that
+    composition dropped because they have no effect.
     """
 
     name: str
@@ -44,6 +60,7 @@ class Recipe:
     origins: dict[str, list[Origin]]
     notices: list[str]
     layers: list[tuple[Path, str]]
+    unused: list[UnusedKey] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,25 +74,29 @@ class Setting:
 
     @property
     def where(self) -> str:
+        """Place of the setting in messages."""
         return f"override {self.text}"
 
 
 @dataclass
 class Layers:
-    """Merges layers, lowest first. Problems are collected, not raised, so that a user sees all of them at once.
+    """Merged layers, lowest first. Problems are collected so that a user sees all of them at once.
 
-    `faulty` names the keys of which a problem was noted already.
+    `faulty` has the keys with a problem already noted. `flat` maps a plug-in's setting to verl's
+    key, if that was used to set it.
     """
 
     tree: dict[str, Any] = field(default_factory=dict)
     origins: dict[str, list[Origin]] = field(default_factory=dict)
     notices: list[str] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
+    unused: list[UnusedKey] = field(default_factory=list)
     faulty: set[str] = field(default_factory=set)
+    flat: dict[str, str] = field(default_factory=dict)
     _refused: set[tuple[str, str]] = field(default_factory=set)
 
     def add_file(self, source: Source, package: str, level: Level) -> None:
-        """Lay a file's values over what is there, below `package` (dotted; empty = the root)."""
+        """Merge a file's values below `package` (dotted; empty = the root)."""
         prefix = tuple(package.split(".")) if package else ()
         cut = len(package) + 1 if package else 0
         for path, value in _leaves(source.data, prefix):
@@ -83,7 +104,7 @@ class Layers:
                 self._set(path, value, lambda name: source.where(name[cut:]), level)
 
     def add_setting(self, setting: Setting) -> None:
-        """Lay one override of the command line over what is there."""
+        """Merge one override of the command line."""
         path = tuple(setting.key.split("."))
         if setting.delete:
             self._delete(path, setting)
@@ -92,14 +113,28 @@ class Layers:
                 self._set(inner, value, lambda _: setting.where, 3)
 
     def add_problem(self, name: str, message: str, where: str | None, hint: str | None) -> None:
-        """Note a problem with a key; the judge says nothing more of it."""
+        """Add a problem of a key; validation skips the key."""
         self.faulty.add(name)
         self.problems.append(Problem(message, where, hint))
+
+    def remove(self, path: tuple[str, ...], container: dict[str, Any]) -> None:
+        """Remove a value and the values below it from `container` and from the origins."""
+        node: Any = container
+        for part in path[:-1]:
+            node = node.get(part) if isinstance(node, dict) else None
+        if isinstance(node, dict):
+            node.pop(path[-1], None)
+        name = ".".join(path)
+        for key in [key for key in self.origins if key == name or key.startswith(f"{name}.")]:
+            del self.origins[key]
 
     def _set(
         self, path: tuple[str, ...], value: Any, place: Callable[[str], str], level: Level
     ) -> None:
-        """Set one leaf, unless the schema refuses it. `place` gives where a key (or the section above it) stands."""
+        """Set one leaf, unless the schema refuses it.
+
+        `place` returns the place of a key, or of the nearest section above it.
+        """
         name = ".".join(path)
         where = place(name)
         translated = translate(name, value, where)
@@ -107,10 +142,16 @@ class Layers:
             self.problems.append(translated.problem)
         if translated.notice is not None and translated.notice not in self.notices:
             self.notices.append(translated.notice)
+        if translated.unused is not None:
+            self.unused.append(UnusedKey(name, where, translated.unused))
         if translated.key is None:
             return
         if translated.key != name:
+            if translated.flat:
+                self.flat[translated.key] = name
             name, path = translated.key, tuple(translated.key.split("."))
+        else:
+            self.flat.pop(name, None)
         if not (self._is_known(path, place, level) and self._fits(name, value, where)):
             return
         node = self.tree
@@ -124,42 +165,19 @@ class Layers:
         self.origins.setdefault(name, []).append(Origin(value, where, level))
 
     def _is_known(self, path: tuple[str, ...], place: Callable[[str], str], level: Level) -> bool:
-        """Whether the schema has this key. An unknown one becomes a problem, once for each section and place."""
+        """Return True if the schema has this key. An unknown key becomes one problem per place."""
         prefixes = [".".join(path[: i + 1]) for i in range(len(path))]
         unknown = next((prefix for prefix in prefixes if known_key(prefix) is None), None)
-        key = known_key(prefixes[-1])
-        if unknown is None and key is not None:
-            dotted = next(
-                (
-                    part
-                    for part, prefix in zip(path, prefixes, strict=True)
-                    if "." in part and prefix in schema_keys()
-                ),
-                None,
-            )
-            if dotted is not None:
-                self.problems.append(
-                    Problem(
-                        f"{dotted} is written with dots",
-                        place(prefixes[-1]),
-                        "in YAML, sections are nested",
-                    )
-                )
-            return dotted is None
-        unknown = unknown or prefixes[-1]
+        if unknown is None:
+            return not self._has_dotted_part(path, prefixes, place)
         where = place(unknown)
         if (unknown, where) in self._refused:
             return False
         self._refused.add((unknown, where))
         above = known_key(unknown.rpartition(".")[0])
         if above is not None and above.kind == "value":
-            self.problems.append(
-                Problem(
-                    f"{above.name} is a {above.type}: it has no keys of its own",
-                    where,
-                    f"set {above.name} as a whole",
-                )
-            )
+            message = f"{above.name} is a {above.type}: it has no keys of its own"
+            self.problems.append(Problem(message, where, f"set {above.name} as a whole"))
             return False
         shown, other = (prefixes[-1], unknown) if level == 3 else (unknown, prefixes[-1])
         hint = (
@@ -170,61 +188,63 @@ class Layers:
         self.problems.append(Problem(f"unknown key {shown}", where, hint))
         return False
 
+    def _has_dotted_part(
+        self, path: tuple[str, ...], prefixes: list[str], place: Callable[[str], str]
+    ) -> bool:
+        """Return True for a key that YAML writes as `a.b: …`, which becomes a problem."""
+        pairs = zip(path, prefixes, strict=True)
+        dotted = next((part for part, key in pairs if "." in part and key in schema_keys()), None)
+        if dotted is not None:
+            where = place(prefixes[-1])
+            message = f"the key {dotted} contains dots"
+            self.problems.append(Problem(message, where, "in YAML, write nested sections"))
+        return dotted is not None
+
     def _fits(self, name: str, value: Any, where: str) -> bool:
-        """Whether a section is not overwritten by a value, nor a mapping by something else."""
+        """Return False if a value would replace a section, or a non-mapping a mapping."""
         key = schema_keys().get(name)
         if key is None or key.kind == "value":
             return True
         if key.kind == "open":
-            if isinstance(value, dict) or _reference(value):
+            if isinstance(value, dict) or _is_reference(value):
                 return True
-            self.add_problem(
-                name, f"{name} should be a mapping, not {value!r}", where, f"{name}={{name: value}}"
-            )
+            message = f"{name} should be a mapping, not {value!r}"
+            self.add_problem(name, message, where, f"{name}={{name: value}}")
         elif value != {}:
             first = next(other for other in schema_keys() if other.startswith(f"{name}."))
-            given = (
-                "is an empty section"
-                if value is None
-                else f"is a section, not a value (given: {value!r})"
-            )
-            self.add_problem(
-                name, f"{name} {given}", where, f"leave it out, or set a key of it, such as {first}"
-            )
+            given = f"is a section, not a value (given: {value!r})"
+            if value is None:
+                given = "is an empty section"
+            hint = f"remove it, or set a key of it, such as {first}"
+            self.add_problem(name, f"{name} {given}", where, hint)
         return False
 
     def _delete(self, path: tuple[str, ...], setting: Setting) -> None:
+        """Delete a key of an open mapping; other deletions become a problem."""
         name = ".".join(path)
         key = known_key(name)
         if key is None:
-            self.problems.append(
-                Problem(f"unknown key {name}", setting.where, did_you_mean(name, schema_keys()))
-            )
+            hint = did_you_mean(name, schema_keys())
+            self.problems.append(Problem(f"unknown key {name}", setting.where, hint))
             return
         if key.kind != "open" or key.name == name:
-            hint = "every key of the schema has a value; set another one" + (
-                ", or null" if key.nullable else ""
-            )
-            self.problems.append(Problem(f"{name} cannot be taken out", setting.where, hint))
+            hint = "every key of the schema has a value; set a different value"
+            hint += ", or null" if key.nullable else ""
+            self.problems.append(Problem(f"{name} cannot be removed", setting.where, hint))
             return
         node: Any = self.tree
         for part in path[:-1]:
             node = node.get(part) if isinstance(node, dict) else None
         if not isinstance(node, dict) or path[-1] not in node:
-            self.problems.append(
-                Problem(f"{name} is not set, so it cannot be taken out", setting.where)
-            )
+            message = f"{name} is not set, so it cannot be removed"
+            self.problems.append(Problem(message, setting.where))
             return
-        del node[path[-1]]
-        for gone in [
-            other for other in self.origins if other == name or other.startswith(f"{name}.")
-        ]:
-            del self.origins[gone]
+        self.remove(path, self.tree)
         if not node:
             self.origins.setdefault(".".join(path[:-1]), []).append(Origin({}, setting.where, 3))
 
 
-def _reference(value: Any) -> bool:
+def _is_reference(value: Any) -> bool:
     return isinstance(value, str) and ("${" in value or value == MISSING)
 
 
@@ -237,12 +257,12 @@ def _leaves(value: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...]
 
 
 def leaves(container: dict[str, Any]) -> dict[str, Any]:
-    """Dotted key -> value of a nested container; lists and empty mappings are values."""
+    """Return the values of a nested container by dotted key; empty mappings are values."""
     return {".".join(path): value for path, value in _leaves(container, ()) if path}
 
 
 def nested(values: dict[str, Any]) -> dict[str, Any]:
-    """The other way round: dotted keys as sections in sections."""
+    """Return values by dotted key as nested sections: the inverse of `leaves`."""
     tree: dict[str, Any] = {}
     for name, value in values.items():
         *sections, leaf = name.split(".")

@@ -10,7 +10,7 @@ from enum import Flag
 from operator import attrgetter
 from typing import Any, Literal
 
-from rlctl.recipes.schema import FSDP, Actor, Config, Critic, FrozenFSDP, Model, Placement
+from rlctl.recipes.schema import FSDP, Actor, Config, Critic, Model, Placement
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Role:
         """Return the section that describes the role's model."""
         return _lookup(config, self.model_key)
 
-    def fsdp(self, config: Config) -> FSDP | FrozenFSDP | None:
+    def fsdp(self, config: Config) -> FSDP | None:
         """Return the role's sharding settings; None where its model is not sharded."""
         return None if self.fsdp_key is None else _lookup(config, self.fsdp_key)
 

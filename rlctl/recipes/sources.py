@@ -1,4 +1,4 @@
-"""YAML files as layers: what they say and on which line, where recipes are looked for, and which files a recipe leads to."""
+"""YAML files of recipes and parts, with the line of every key."""
 
 from __future__ import annotations
 
@@ -6,38 +6,24 @@ import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache, cached_property
-from importlib.util import find_spec
+from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import yaml
 
-from rlctl.errors import ConfigError, NotFoundError, Problem
-from rlctl.storage import local
-from rlctl.suggest import did_you_mean
+from rlctl.errors import ConfigError
 
-_PACKAGE = Path(__file__).parents[1]
-# A wheel carries the top-level folder `recipes/` inside the package; a checkout has it beside the package.
-LIBRARY = next(
-    folder
-    for folder in (_PACKAGE / "recipes" / "library", _PACKAGE.parent / "recipes")
-    if folder.is_dir()
-)
-_ENV = re.compile(r"\$\{oc\.env:\s*(\w+)\s*(?:,\s*([^}]*))?\}")
 _FLOAT = re.compile(
-    r"^(?:[-+]?[0-9][0-9_]*\.[0-9_]*(?:[eE][-+]?[0-9]+)?|[-+]?[0-9][0-9_]*[eE][-+]?[0-9]+|\.[0-9][0-9_]*(?:[eE][-+]?[0-9]+)?"
-    r"|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))$"
+    r"^(?:[-+]?[0-9][0-9_]*\.[0-9_]*(?:[eE][-+]?[0-9]+)?|[-+]?[0-9][0-9_]*[eE][-+]?[0-9]+"
+    r"|\.[0-9][0-9_]*(?:[eE][-+]?[0-9]+)?|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))$"
 )
-
-
-_Base: type[yaml.SafeLoader] = getattr(
-    yaml, "CSafeLoader", yaml.SafeLoader
-)  # libyaml where PyYAML was built with it
+# libyaml, if PyYAML was built with it
+_Base: type[yaml.SafeLoader] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 class _Loader(_Base):
-    """PyYAML's safe loader with `1e-6` a number (as in YAML 1.2) and dates left as text."""
+    """PyYAML's safe loader that reads `1e-6` as a number (as in YAML 1.2) and dates as text."""
 
 
 _Loader.yaml_implicit_resolvers = {
@@ -53,29 +39,29 @@ _Loader.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+0123456
 
 @dataclass(frozen=True)
 class Source:
-    """One YAML file: its mapping without `defaults` and `hydra`, those two apart, and the line of every dotted key."""
+    """One YAML file: its values, its defaults list, its search path and the line of every key."""
 
     path: Path
     text: str
-    data: dict[str, Any]
+    data: dict[str, Any]  # without `defaults` and `hydra`
     defaults: list[Any]
-    searchpath: list[Path]
+    searchpath: list[str]
     lines: dict[str, int]
 
     def where(self, key: str) -> str:
-        """`file:line` of a key of this file, or of the nearest section above it."""
+        """Return `file:line` of a key, or of the nearest section above it that the file has."""
         while key and key not in self.lines:
             key = key.rpartition(".")[0]
         return f"{self.name}:{self.lines[key]}" if key else self.name
 
     @cached_property
     def name(self) -> str:
-        """The path as shown to the user."""
+        """Path as shown to the user."""
         return shown(self.path)
 
     @property
     def about(self) -> str:
-        """The comment at the top of the file, up to its first full stop."""
+        """First sentence of the comment at the top of the file."""
         comment = " ".join(
             line.lstrip("# ")
             for line in self.text.partition("defaults:")[0].splitlines()
@@ -85,7 +71,7 @@ class Source:
 
     @property
     def included(self) -> list[str]:
-        """The recipes that this one is built on."""
+        """Names of the recipes and bases that this recipe includes."""
         return [
             entry.partition("@")[0]
             for entry in self.defaults
@@ -94,12 +80,12 @@ class Source:
 
 
 def shown(path: Path) -> str:
-    """A path as the user would type it: relative where it lies below the current folder."""
+    """Return a path as the user would type it: relative if it is below the current folder."""
     return os.path.relpath(path) if path.is_relative_to(Path.cwd()) else str(path)
 
 
 def read(path: Path) -> Source:
-    """Read one YAML file. Raises ConfigError with file:line where it is not what a recipe or a part must be."""
+    """Read one YAML file. Raises ConfigError with file:line if it is not a valid recipe or part."""
     try:
         text = path.read_text(encoding="utf-8")
         loader = _Loader(text)
@@ -108,10 +94,9 @@ def read(path: Path) -> Source:
         data = loader.construct_document(node) if node is not None else {}
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
-        place = f"{shown(path)}:{mark.line + 1}:{mark.column + 1}" if mark else shown(path)
         raise ConfigError(
-            f"not valid YAML: {error.problem}",
-            where=place,
+            f"invalid YAML: {error.problem}",
+            where=f"{shown(path)}:{mark.line + 1}:{mark.column + 1}" if mark else shown(path),
             hint="check indentation, colons and quotes there",
         ) from error
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
@@ -121,7 +106,7 @@ def read(path: Path) -> Source:
             f"a recipe must be a mapping of keys, not {type(data).__name__}",
             where=f"{shown(path)}:1",
         )
-    defaults = data.pop("defaults", None)
+    defaults, hydra = data.pop("defaults", None), data.pop("hydra", None)
     source = Source(path, text, data, [] if defaults is None else defaults, [], lines)
     if not isinstance(source.defaults, list):
         raise ConfigError(
@@ -129,12 +114,13 @@ def read(path: Path) -> Source:
             where=source.where("defaults"),
             hint="defaults: [ppo_trainer, _self_]",
         )
-    source.searchpath.extend(_searchpath(source))
+    if hydra is not None:
+        source.searchpath.extend(_searchpath(hydra, source))
     return source
 
 
 def _lines(node: yaml.Node, prefix: str, path: Path) -> Iterator[tuple[str, int]]:
-    """Dotted key -> 1-based line; a key that is no text or stands twice is an error."""
+    """Yield each dotted key and its line. Raises ConfigError for duplicates and non-text."""
     if not isinstance(node, yaml.MappingNode):
         return
     seen: dict[str, int] = {}
@@ -150,7 +136,7 @@ def _lines(node: yaml.Node, prefix: str, path: Path) -> Iterator[tuple[str, int]
             )
         if key.value in seen:
             raise ConfigError(
-                f"the key `{prefix}{key.value}` stands twice",
+                f"the key `{prefix}{key.value}` occurs twice",
                 where=f"{shown(path)}:{line}",
                 hint=f"first on line {seen[key.value]}",
             )
@@ -159,18 +145,15 @@ def _lines(node: yaml.Node, prefix: str, path: Path) -> Iterator[tuple[str, int]
         yield from _lines(value, f"{prefix}{key.value}.", path)
 
 
-def _searchpath(source: Source) -> Iterator[Path]:
-    """Folders of `hydra.searchpath`, relative ones below the file's own folder. Takes `hydra` out of the data."""
-    hydra = source.data.pop("hydra", None)
-    if hydra is None:
-        return
-    entries = hydra.pop("searchpath", []) if isinstance(hydra, dict) else None
-    if isinstance(hydra, dict) and hydra:
-        other = next(iter(hydra))
+def _searchpath(hydra: Any, source: Source) -> list[str]:
+    """Return the entries of `hydra.searchpath`. Raises ConfigError for other keys of `hydra`."""
+    entries = hydra.get("searchpath", []) if isinstance(hydra, dict) else None
+    other = [key for key in hydra if key != "searchpath"] if isinstance(hydra, dict) else []
+    if other:
         raise ConfigError(
-            f"unknown key hydra.{other}",
-            where=source.where(f"hydra.{other}"),
-            hint="only hydra.searchpath has a meaning in a recipe of rlctl",
+            f"unknown key hydra.{other[0]}",
+            where=source.where(f"hydra.{other[0]}"),
+            hint="recipes may only set hydra.searchpath",
         )
     if not isinstance(entries, list) or not all(isinstance(entry, str) for entry in entries):
         raise ConfigError(
@@ -178,129 +161,4 @@ def _searchpath(source: Source) -> Iterator[Path]:
             where=source.where("hydra.searchpath"),
             hint="[file://parts]",
         )
-    for entry in entries:
-        yield folder(entry, source.path.parent, source.where("hydra.searchpath"))
-
-
-def folder(entry: str, base: Path, where: str) -> Path:
-    """One entry of a search path as a folder: `file://DIR`, `pkg://package` or a bare DIR; `${oc.env:X}` and `~` are expanded."""
-
-    def environment(match: re.Match[str]) -> str:
-        name, default = match.group(1), match.group(2)
-        if name in os.environ:
-            return os.environ[name]
-        if default is None:
-            raise ConfigError(
-                f"the environment variable {name} is not set", where=where, hint=f"export {name}=…"
-            )
-        return default
-
-    text = _ENV.sub(environment, entry)
-    scheme, _, rest = text.partition("://") if "://" in text else ("file", "", text)
-    if scheme == "pkg":
-        spec = find_spec(rest)
-        if spec is None or not spec.submodule_search_locations:
-            raise ConfigError(
-                f"the search path {entry} names no package that can be imported", where=where
-            )
-        return Path(next(iter(spec.submodule_search_locations)))
-    if scheme != "file":
-        raise ConfigError(
-            f"the search path {entry} has an unknown scheme",
-            where=where,
-            hint="file://DIR or pkg://package",
-        )
-    path = (base / Path(rest).expanduser()).resolve()
-    if not path.is_dir():
-        raise ConfigError(
-            f"the search path {entry} is no folder", where=where, hint=f"it stands for {path}"
-        )
-    return path
-
-
-@cache
-def library_recipes() -> dict[str, Path]:
-    """The shipped recipes by name; level 1 (`*_trainer`) included."""
-    return {path.stem: path for path in sorted(LIBRARY.glob("*.yaml"))}
-
-
-def find_recipe(recipe: str | Path) -> Path:
-    """The file of a recipe: a shipped name, a path or an address. Raises NotFoundError, which lists what there is."""
-    text = os.fspath(recipe)
-    if isinstance(recipe, str) and text in library_recipes():
-        return library_recipes()[text]
-    path = Path(local(text)).expanduser()
-    if path.is_file():
-        return path.resolve()
-    beside = next(
-        (p for p in (path.with_name(path.name + end) for end in (".yaml", ".yml")) if p.is_file()),
-        None,
-    )
-    if beside is not None:
-        return beside.resolve()
-    names = list(library_recipes())
-    raise NotFoundError(
-        Problem(
-            f"no recipe {text!r}",
-            hint=did_you_mean(text, names)
-            or f"shipped: {', '.join(names)}; or the path of a YAML file",
-        )
-    )
-
-
-def search_folders(primary: Source, extra: list[Path]) -> list[Path]:
-    """Where the parts of a recipe are looked for: its folder, its search path, those of the recipes it includes, the library.
-
-    Raises ConfigError where recipes include each other in a circle.
-    """
-    folders: list[Path] = []
-
-    def add(paths: list[Path]) -> None:
-        folders.extend(path for path in paths if path not in folders)
-
-    def visit(source: Source, trail: list[Path]) -> None:
-        if source.path in trail:
-            circle = " -> ".join(
-                shown(path) for path in [*trail[trail.index(source.path) :], source.path]
-            )
-            raise ConfigError(
-                f"a recipe includes itself: {circle}",
-                where=source.where("defaults"),
-                hint="take one of these out of `defaults`",
-            )
-        add(source.searchpath)
-        for entry in source.defaults:
-            if isinstance(entry, str) and entry != "_self_":
-                if ".." in entry.split("/"):
-                    hint = "write /group/part, or name the folder in hydra.searchpath"
-                    raise ConfigError(
-                        f"`..` has no meaning in a defaults list: {entry}",
-                        where=source.where("defaults"),
-                        hint=hint,
-                    )
-                found = find_part(entry.partition("@")[0].lstrip("/"), [*folders, LIBRARY])
-                if found is not None:
-                    visit(read(found), [*trail, source.path])
-
-    add([primary.path.parent, *extra])
-    visit(primary, [])
-    return [*folders, LIBRARY] if LIBRARY not in folders else folders
-
-
-def level_of(path: Path) -> Literal[1, 2]:
-    """1 for the base and its parts, 2 for everything else on disk."""
-    return (
-        1
-        if path.is_relative_to(LIBRARY)
-        and (path.parent != LIBRARY or path.stem.endswith("_trainer"))
-        else 2
-    )
-
-
-def find_part(name: str, folders: list[Path]) -> Path | None:
-    """The file of a part or recipe by its name in `defaults` (`grpo`, `actor/dp_actor`), or None."""
-    for base in folders:
-        path = base / (name if name.endswith(".yaml") else f"{name}.yaml")
-        if path.is_file():
-            return path.resolve()
-    return None
+    return entries

@@ -1,4 +1,4 @@
-"""The configuration that a run was made with, composed anew with overrides, and what they change."""
+"""Configuration of an earlier run, recomposed with overrides, and the differences to it."""
 
 from __future__ import annotations
 
@@ -11,11 +11,16 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
+import yaml
+
+from rlctl import plugins
 from rlctl.errors import ConfigError, NotFoundError
-from rlctl.recipes.layers import Origin, Recipe, leaves
+from rlctl.recipes.aliases import translate
+from rlctl.recipes.layers import Origin, Recipe, leaves, nested
+from rlctl.recipes.slots import slot_with_setting
 from rlctl.recipes.sources import read
 
-# What a run may change and stay the same run: how long and where it runs, what it writes down, and how much it computes at a time.
+# Keys that a resumed run may change: duration, placement, logging, and the size of passes.
 FREE = (
     "trainer.total_epochs",
     "trainer.total_training_steps",
@@ -29,7 +34,6 @@ FREE = (
     "trainer.max_skipped_updates",
     "trainer.alarms.*",
     "trainer.mismatch.*",
-    "trainer.tracking.*",
     "trainer.nnodes",
     "trainer.n_gpus_per_node",
     "trainer.device",
@@ -48,7 +52,6 @@ FREE = (
     "*.log_prob_micro_batch_size_per_gpu",
     "*.enable_gradient_checkpointing",
     "*.fsdp_config.param_offload",
-    "*.fsdp_config.optimizer_offload",
     "*.fsdp_config.reshard_after_forward",
     "*.fsdp_config.fsdp_size",
     "actor_rollout_ref.rollout.gpu_memory_utilization",
@@ -58,7 +61,7 @@ FREE = (
 
 @dataclass(frozen=True)
 class Change:
-    """A key whose value is another than the stored one."""
+    """A key whose value differs from the stored one."""
 
     key: str
     old: Any
@@ -66,6 +69,7 @@ class Change:
 
     @property
     def free(self) -> bool:
+        """True if a resumed run may change the key."""
         return any(fnmatchcase(self.key, pattern) for pattern in FREE)
 
     def __str__(self) -> str:
@@ -73,45 +77,84 @@ class Change:
 
 
 def recompose(folder: Path, overrides: Sequence[str] = ()) -> Recipe:
-    """The stored `config.yaml` of `folder` (a run or a checkpoint) with overrides on top; keys keep the origins that they had.
+    """Compose the `config.yaml` of a run or checkpoint folder with overrides.
 
-    Errors: NotFoundError when there is none, ConfigError as `compose`.
+    Keys keep their stored origins. Raises NotFoundError if there is no configuration, and
+    ConfigError as `compose` does.
     """
     from rlctl.recipes.compose import compose
 
     stored = folder / "config.yaml"
     if not stored.is_file():
         raise NotFoundError(f"{folder.name} has no configuration", where=str(stored))
-    with tempfile.NamedTemporaryFile(
-        "w", suffix=".yaml"
-    ) as file:  # it names every key; as a recipe on a base it takes overrides
-        file.write("defaults: [ppo_trainer, _self_]\n" + stored.read_text(encoding="utf-8"))
+    with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
+        file.write("defaults: [ppo_trainer, _self_]\n")
+        yaml.safe_dump(nested(stored_values(folder)), file, allow_unicode=True)
         file.flush()
         recipe = compose(file.name, overrides)
-    origins = stored_origins(folder)
+    stored_chains = stored_origins(folder)
+    origins: dict[str, list[Origin]] = {}
     for key, chain in recipe.origins.items():
-        if chain[-1].level == 3 or key not in origins:
-            origins[key] = [*origins.get(key, ()), chain[-1]]
+        is_override = chain[-1].level == 3
+        earlier = stored_chains.get(key, [])
+        origins[key] = [*earlier, chain[-1]] if is_override or not earlier else earlier
     return dataclasses.replace(recipe, name=folder.name, path=stored, origins=origins)
 
 
+def stored_values(folder: Path) -> dict[str, Any]:
+    """Return the values of a folder's `config.yaml` under their present keys.
+
+    Leaves out the keys of earlier versions that have no effect, and the settings, then stored for
+    every plug-in, of plug-ins that are not selected.
+    """
+    data = read(folder / "config.yaml").data
+    values: dict[str, Any] = {}
+    flat: set[str] = set()
+    for key, value in leaves(data).items():
+        present = translate(key, value, str(folder))
+        if present.problem is not None:
+            values[key] = value
+        elif present.key is not None:
+            values[present.key] = value
+            flat |= {present.key} if present.flat else set()
+    for key in flat:
+        slot = slot_with_setting(key)
+        assert slot is not None
+        section, _, field = key.rpartition(".")
+        selected = [name for name in slot.selected(data) if slot.section(name) == section]
+        models = [plugins.params_model(plugins.load(slot.kind, name)) for name in selected]
+        has_field = any(model is not None and field in model.model_fields for model in models)
+        keywords = slot.keywords and None in models
+        if values[key] is None or not (has_field or keywords):
+            del values[key]
+    return values
+
+
 def stored_origins(folder: Path) -> dict[str, list[Origin]]:
-    """What `origins.json` of a run's folder says, or nothing where there is none. ConfigError for one that cannot be read."""
+    """Return the origins stored in a run folder by present key, or nothing if there are none.
+
+    Raises ConfigError if `origins.json` cannot be read.
+    """
     path = folder / "origins.json"
     if not path.is_file():
         return {}
     try:
         chains = json.loads(path.read_text(encoding="utf-8"))
-        return {key: [Origin(**origin) for origin in chain] for key, chain in chains.items()}
+        return {
+            translate(key, None, str(path)).key or key: [Origin(**origin) for origin in chain]
+            for key, chain in chains.items()
+        }
     except (ValueError, TypeError, AttributeError) as error:
-        raise ConfigError(
-            f"cannot read where the values came from: {error}", where=str(path)
-        ) from error
+        message = f"cannot read the origins of the configuration: {error}"
+        raise ConfigError(message, where=str(path)) from error
 
 
 def changes(folder: Path, container: Mapping[str, Any]) -> list[Change]:
-    """Where `container` differs from the configuration stored in `folder`. Keys that the stored one does not know are of a newer rlctl."""
-    old = leaves(read(folder / "config.yaml").data)
+    """Return the differences of `container` to the configuration stored in `folder`.
+
+    Keys that a newer version of rlctl added are left out.
+    """
+    old = stored_values(folder)
     new = leaves(dict(container))
     differing = [key for key in dict.fromkeys([*old, *new]) if old.get(key) != new.get(key)]
     known = [
@@ -124,6 +167,7 @@ def changes(folder: Path, container: Mapping[str, Any]) -> list[Change]:
 
 
 def _shown(value: Any) -> str:
-    return (
-        "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
-    )
+    """Return a value as YAML writes it."""
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    return str(value)

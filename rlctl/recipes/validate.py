@@ -1,4 +1,4 @@
-"""The verdict on a composed configuration: types and bounds by pydantic, in words that name key, value and place."""
+"""Validation of a composed configuration: problems name the key, the value and its place."""
 
 from __future__ import annotations
 
@@ -12,17 +12,21 @@ from rlctl.errors import ConfigError, Problem
 from rlctl.recipes.keys import Key, known_key, schema_keys
 from rlctl.recipes.layers import Origin
 from rlctl.recipes.schema import Config
+from rlctl.recipes.slots import lookup
 from rlctl.suggest import did_you_mean
 
 
 def validate(
     container: dict[str, Any], origins: Mapping[str, list[Origin]], faulty: Collection[str] = ()
 ) -> tuple[Config | None, list[Problem]]:
-    """Validate a resolved container. Returns the config, or None and every problem, one a key; of `faulty` keys nothing more is said."""
+    """Validate a resolved container. Returns the config, or None and the problems, one per key.
+
+    Keys in `faulty` have a problem already and are skipped.
+    """
     problems = [
         problem
         for key in schema_keys().values()
-        if (problem := _written_null(key, container, origins.get(key.name, [])))
+        if (problem := _text_none(key, container, origins.get(key.name, [])))
     ]
     config: Config | None = None
     missing: dict[str, list[str]] = {}
@@ -48,7 +52,7 @@ def validate(
 
 
 def load_config(container: dict[str, Any]) -> Config:
-    """Validate a plain dict that was composed earlier (a run's config.yaml). Raises ConfigError with all problems."""
+    """Validate a container that was composed earlier. Raises ConfigError with all problems."""
     config, problems = validate(container, {})
     if config is None:
         raise ConfigError(*problems)
@@ -56,7 +60,10 @@ def load_config(container: dict[str, Any]) -> Config:
 
 
 def _key_of(loc: tuple[int | str, ...]) -> str:
-    """pydantic's location without indices and names of union branches: the longest prefix that is a key, or one beyond a section."""
+    """Return the key of a pydantic location, without indices and names of union branches.
+
+    For an unknown key of a section, this is the first unknown prefix.
+    """
     name = ""
     for part in loc:
         longer = f"{name}.{part}" if name else str(part)
@@ -68,6 +75,7 @@ def _key_of(loc: tuple[int | str, ...]) -> str:
 
 
 def _problem(name: str, container: dict[str, Any], origins: Mapping[str, list[Origin]]) -> Problem:
+    """Return the problem of one key: unknown, or of the wrong type or out of bounds."""
     chain = origins.get(name, [])
     where = chain[-1].where if chain else None
     key = known_key(name)
@@ -77,66 +85,49 @@ def _problem(name: str, container: dict[str, Any], origins: Mapping[str, list[Or
     expected = key.type if key.name == name else key.type.removeprefix("mapping of ")
     whole = isinstance(value, float) and value.is_integer() and "whole number" in key.type
     return Problem(
-        f"{name} should be {expected}, not {_written(value)}",
+        f"{name} should be {expected}, not {_as_yaml(value)}",
         where,
         f"write {int(value)}" if whole else key.help or None,
     )
 
 
-def _written(value: object) -> str:
-    """As YAML has it: `None` is what nobody wrote."""
+def _as_yaml(value: object) -> str:
+    """Return a value as YAML writes it."""
     return "null" if value is None else repr(value)
 
 
 def _incomplete(section: str, names: list[str], origins: Mapping[str, list[Origin]]) -> Problem:
-    """A part that took another's place sets only some of the section's keys, or a recipe is not built on the base."""
-    some = ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
-    there = [chain[0] for key, chain in origins.items() if key.startswith(f"{section}.")]
-    beside = next(
-        (each.where for each in sorted(there, key=lambda each: each.level == 1)), None
-    )  # ours are complete
-    hint = "a part sets every key of its section; let it begin with the shipped one: `defaults: [adamw, _self_]`, say"
+    """Return the problem of a section in which the part chosen for it leaves keys unset."""
+    more = f" and {len(names) - 4} more" if len(names) > 4 else ""
+    present = [chain[0] for key, chain in origins.items() if key.startswith(f"{section}.")]
+    # the shipped parts (level 1) are complete, so a file of the user is named first
+    present.sort(key=lambda origin: origin.level == 1)
     return Problem(
-        f"{section or 'the configuration'} lacks {some}",
-        beside.rpartition(":")[0] if beside else None,
-        hint,
+        f"{section or 'the configuration'} lacks {', '.join(names[:4])}{more}",
+        present[0].where.rpartition(":")[0] if present else None,
+        "a part sets every key of its section; include the shipped one, such as "
+        "`defaults: [adamw, _self_]`",
     )
 
 
-def _written_null(key: Key, container: dict[str, Any], chain: list[Origin]) -> Problem | None:
-    """`None` in a key that may be null is Python's word for it, not a name: YAML says null."""
+def _text_none(key: Key, container: dict[str, Any], chain: list[Origin]) -> Problem | None:
+    """Return a problem if a nullable text key has the text `None`, where YAML writes `null`."""
     if (
         key.nullable
         and "text" in key.type
         and lookup(container, key.name) in ("None", "none", "NULL")
     ):
-        return Problem(
-            f"{key.name} is the text 'None'",
-            chain[-1].where if chain else None,
-            f"write {key.name}=null",
-        )
+        where = chain[-1].where if chain else None
+        return Problem(f"{key.name} is the text 'None'", where, f"write {key.name}=null")
     return None
 
 
-def lookup(container: Any, name: str) -> Any:
-    """The value of a dotted key, or None where there is none."""
-    for part in name.split("."):
-        container = container.get(part) if isinstance(container, dict) else None
-    return container
-
-
-def dangling(name: str, reason: str, where: str) -> tuple[str, str, str | None]:
-    """Message, place and help for an interpolation that points nowhere."""
+def unresolved(name: str, reason: str, where: str) -> tuple[str, str, str | None]:
+    """Return message, place and hint for an interpolation that cannot be resolved."""
     if match := re.search(r"Environment variable '(\w+)' not found", reason):
-        return (
-            f"the environment variable {match[1]} is not set ({name} needs it)",
-            where,
-            f"export {match[1]}=…",
-        )
+        message = f"the environment variable {match[1]} is not set ({name} needs it)"
+        return message, where, f"export {match[1]}=…"
     if match := re.search(r"Interpolation key '([\w.]+)' not found", reason):
-        return (
-            f"{name} refers to {match[1]}, which does not exist",
-            where,
-            did_you_mean(match[1], schema_keys()),
-        )
+        message = f"{name} refers to {match[1]}, which does not exist"
+        return message, where, did_you_mean(match[1], schema_keys())
     return f"{name} cannot be resolved: {reason.splitlines()[0]}", where, None

@@ -12,7 +12,7 @@ from rlctl.errors import ConflictError
 from rlctl.recipes import schema
 from rlctl.recipes.axes import Axis, split_axes
 from rlctl.recipes.compose import compose
-from rlctl.recipes.sources import level_of
+from rlctl.recipes.search_path import level_of
 from rlctl.runs.process import DriverProcess
 from rlctl.runs.record import ending, now
 from rlctl.runs.run_dir import fresh_name

@@ -253,16 +253,6 @@ def test_the_scripts_parse(shell: str, home: Path) -> None:
     assert subprocess.run([shell, "-n"], input=script, capture_output=True, text=True).stderr == ""
 
 
-def test_the_names_offered_are_those_that_the_code_registers() -> None:
-    from rlctl.plugins import names
-    from rlctl.recipes.completion import REGISTERED
-
-    kinds = {"algorithm.adv_estimator": "advantages"}
-    kinds["actor_rollout_ref.actor.policy_loss.loss_mode"] = "policy_losses"
-    for key, kind in kinds.items():
-        assert sorted(REGISTERED[key]) == names(kind)
-
-
 def test_no_completion_of_values_waits_for_torch() -> None:
     code = """
 import sys

@@ -11,7 +11,7 @@ import pexpect
 import pytest
 import yaml
 
-from rlctl.recipes.sources import LIBRARY
+from rlctl.recipes.search_path import LIBRARY
 from rlctl.runs.run_dir import RunDir
 from rlctl.runs.store import DEFAULT_ROOT
 from rlctl.tracking.jsonl import JsonlTracker

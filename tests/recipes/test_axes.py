@@ -6,7 +6,7 @@ from rlctl.errors import ConfigError
 from rlctl.recipes.axes import Interval, axes_of, split_axes
 
 
-def test_overrides_with_one_value_and_axes_part() -> None:
+def test_split_separates_axes_from_single_values() -> None:
     fixed, axes = split_axes(
         ["trainer.seed=5", "a.b=1e-6,1e-5", "x=[1,2]", "y='a,b'", "broken=("], "ppo"
     )
@@ -41,12 +41,12 @@ def test_grammar(text: str, values: tuple[str, ...], interval: Interval | None) 
         ("optim@critic.optim=glob(z*)", "no values"),
     ],
 )
-def test_odd_axes_are_refused(text: str, message: str) -> None:
+def test_invalid_axes_are_refused(text: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         split_axes([text], "ppo")
 
 
-def test_axes_of_a_recipe() -> None:
+def test_axes_of_sweep_params() -> None:
     axes = axes_of({"a.b": [0.5, None, True, [1, 2]], "c": "tag(log,interval(1e-7,1e-5))"}, "ppo")
     assert axes[0].values == ("0.5", "null", "True", "[1,2]")
     assert axes[1].interval == Interval(1e-7, 1e-5, True)

@@ -13,7 +13,7 @@ from rlctl.__main__ import main
 from rlctl.recipes.compose import compose
 from rlctl.recipes.keys import schema_keys
 from rlctl.recipes.layers import Origin, leaves
-from rlctl.recipes.sources import library_recipes
+from rlctl.recipes.search_path import library_recipes
 from rlctl.runs.run_dir import RunDir
 
 Captured = pytest.CaptureFixture[str]
@@ -41,11 +41,11 @@ def test_why_prints_the_chain_newest_first(capsys: Captured) -> None:
     assert "gsm8k_grpo_lora.yaml:12" in lines[4]
 
 
-def test_why_says_when_a_value_follows_another_or_does_nothing(capsys: Captured) -> None:
+def test_why_reports_references_and_unused_keys(capsys: Captured) -> None:
     assert "rlctl config why actor_rollout_ref.actor.ppo_epochs" in run(
         capsys, "config", "why", "critic.ppo_epochs"
     )
-    told = json.loads(
+    shown = json.loads(
         run(
             capsys,
             "config",
@@ -57,16 +57,16 @@ def test_why_says_when_a_value_follows_another_or_does_nothing(capsys: Captured)
             "--json",
         )
     )
-    assert told["key"] == "algorithm.kl_ctrl.kl_coef"
-    assert told["origins"][0] == {
+    assert shown["key"] == "algorithm.kl_ctrl.kl_coef"
+    assert shown["origins"][0] == {
         "value": 0.1,
         "where": "override algorithm.kl_ctrl.kl_coef=0.1",
         "level": 3,
     }
-    assert told["no_effect"] == "algorithm.use_kl_in_reward is false"
+    assert shown["no_effect"] == "algorithm.use_kl_in_reward is false"
 
 
-def test_why_of_what_is_no_single_key(capsys: Captured) -> None:
+def test_why_refuses_sections_and_unknown_or_ambiguous_keys(capsys: Captured) -> None:
     assert main(["config", "why", "optim.lr"]) == 4
     assert "actor_rollout_ref.actor.optim.lr or critic.optim.lr" in capsys.readouterr().err
     assert main(["config", "why", "critic.optim"]) == 2
@@ -81,7 +81,7 @@ def test_show_as_yaml_can_be_read_back(capsys: Captured) -> None:
     )
 
 
-def test_show_only_what_changed_with_its_origin(capsys: Captured) -> None:
+def test_show_changed_values_with_their_origins(capsys: Captured) -> None:
     shown = json.loads(
         run(
             capsys,
@@ -108,7 +108,7 @@ def test_show_only_what_changed_with_its_origin(capsys: Captured) -> None:
     assert main(["config", "show", "qqqqqqqq"]) == 4
 
 
-def test_keys_are_found_by_words_and_by_near_misses(capsys: Captured) -> None:
+def test_keys_finds_words_and_misspelled_keys(capsys: Captured) -> None:
     everything = json.loads(run(capsys, "config", "keys", "--json"))
     assert [row["key"] for row in everything] == [
         key.name for key in schema_keys().values() if key.kind != "section"
@@ -137,7 +137,7 @@ def test_diff_of_two_recipes(capsys: Captured) -> None:
     )
 
 
-def test_a_stored_run_is_shown_explained_and_compared(
+def test_config_commands_accept_a_stored_run(
     capsys: Captured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recipe = compose("ppo", ["trainer.seed=9"])
@@ -146,8 +146,8 @@ def test_a_stored_run_is_shown_explained_and_compared(
     monkeypatch.chdir(tmp_path)
     [row] = json.loads(run(capsys, "config", "diff", "ppo", "stored", "--json"))
     assert row == {"key": "trainer.seed", "a": 1, "b": 9}
-    told = json.loads(run(capsys, "config", "why", "trainer.seed", "-r", "@last", "--json"))
-    assert [origin["value"] for origin in told["origins"]] == [9, 1]
+    shown = json.loads(run(capsys, "config", "why", "trainer.seed", "-r", "@last", "--json"))
+    assert [origin["value"] for origin in shown["origins"]] == [9, 1]
     assert (
         json.loads(run(capsys, "config", "show", "-r", str(folder.path / "config.yaml"), "--json"))
         == recipe.container
@@ -156,7 +156,7 @@ def test_a_stored_run_is_shown_explained_and_compared(
     assert main(["config", "show", "-r", "nobody"]) == 4
 
 
-def test_recipes_are_listed_shown_and_copied(
+def test_recipes_ls_show_and_cp(
     capsys: Captured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     listed = json.loads(run(capsys, "recipes", "ls", "--json"))
@@ -173,26 +173,24 @@ def test_recipes_are_listed_shown_and_copied(
     assert main(["recipes", "cp", "grpo", "no/such/folder.yaml"]) == 7
 
 
-def test_shipped_recipes_pass_the_check_and_wrong_ones_do_not(
-    capsys: Captured, tmp_path: Path
-) -> None:
+def test_recipes_check_passes_shipped_recipes_only(capsys: Captured, tmp_path: Path) -> None:
     names = [name for name in library_recipes() if not name.endswith("_trainer")]
     assert run(capsys, "recipes", "check").split() == [
         word for name in names for word in ("ok", name)
     ]
-    idle = tmp_path / "idle.yaml"
-    idle.write_text("defaults: [gsm8k_grpo, _self_]\ncritic: {optim: {lr: 1.0}}\n")
-    [verdict] = json.loads(run(capsys, "recipes", "check", str(idle), "--json"))
-    assert verdict["ok"]
-    assert verdict["no_effect"][0].startswith("critic.optim.lr has no effect: no critic is built")
-    assert main(["recipes", "check", "--strict", str(idle)]) == 3
+    unused = tmp_path / "unused.yaml"
+    unused.write_text("defaults: [gsm8k_grpo, _self_]\ncritic: {optim: {lr: 1.0}}\n")
+    [report] = json.loads(run(capsys, "recipes", "check", str(unused), "--json"))
+    assert report["ok"]
+    assert report["no_effect"][0].startswith("critic.optim.lr has no effect: no critic is built")
+    assert main(["recipes", "check", "--strict", str(unused)]) == 3
     wrong = tmp_path / "wrong.yaml"
     wrong.write_text("defaults: [ppo, _self_]\nalgorithm: {adv_estimator: gea}\n")
     assert main(["recipes", "check", "grpo", str(wrong)]) == 3
     assert "gea" in capsys.readouterr().err
 
 
-def test_origins_survive_being_stored() -> None:
+def test_origins_survive_json() -> None:
     chain = compose("ppo", ["trainer.logger=[console]"]).origins["trainer.logger"]
     stored = json.loads(
         json.dumps(

@@ -1,4 +1,4 @@
-"""Composing: the shipped recipes, the documented command lines, the record of origins."""
+"""Composition of shipped recipes and documented command lines, and their origins."""
 
 from __future__ import annotations
 
@@ -10,33 +10,40 @@ import pytest
 from rlctl.recipes.compose import Recipe, compose, load_config
 from rlctl.recipes.keys import schema_keys
 from rlctl.recipes.layers import leaves
-from rlctl.recipes.sources import LIBRARY, library_recipes
+from rlctl.recipes.search_path import LIBRARY, library_recipes
 from tests.documented import SWANLAB
 
 EXPERIMENTS = [name for name in library_recipes() if not name.endswith("_trainer")]
 FILES = ["data.train_files=[t.parquet]", "actor_rollout_ref.model.path=m"]
 
 VERL_QUICKSTART = """
-data.train_files=$HOME/data/gsm8k/train.parquet data.val_files=$HOME/data/gsm8k/test.parquet data.train_batch_size=256
-data.max_prompt_length=512 data.max_response_length=512 actor_rollout_ref.model.path=Qwen/Qwen2.5-0.5B-Instruct
-actor_rollout_ref.actor.optim.lr=1e-6 actor_rollout_ref.actor.ppo_mini_batch_size=64 actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=4
+data.train_files=$HOME/data/gsm8k/train.parquet data.val_files=$HOME/data/gsm8k/test.parquet
+data.train_batch_size=256
+data.max_prompt_length=512 data.max_response_length=512
+actor_rollout_ref.model.path=Qwen/Qwen2.5-0.5B-Instruct
+actor_rollout_ref.actor.optim.lr=1e-6 actor_rollout_ref.actor.ppo_mini_batch_size=64
+actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=4
 actor_rollout_ref.rollout.name=vllm actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=8
-actor_rollout_ref.rollout.tensor_model_parallel_size=1 actor_rollout_ref.rollout.gpu_memory_utilization=0.4
-actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu=4 critic.optim.lr=1e-5 critic.model.path=Qwen/Qwen2.5-0.5B-Instruct
-critic.ppo_micro_batch_size_per_gpu=4 algorithm.kl_ctrl.kl_coef=0.001 trainer.logger=console trainer.val_before_train=False
-trainer.n_gpus_per_node=1 trainer.nnodes=1 trainer.save_freq=10 trainer.test_freq=10 trainer.total_epochs=15
+actor_rollout_ref.rollout.tensor_model_parallel_size=1
+actor_rollout_ref.rollout.gpu_memory_utilization=0.4
+actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu=4 critic.optim.lr=1e-5
+critic.model.path=Qwen/Qwen2.5-0.5B-Instruct
+critic.ppo_micro_batch_size_per_gpu=4 algorithm.kl_ctrl.kl_coef=0.001 trainer.logger=console
+trainer.val_before_train=False
+trainer.n_gpus_per_node=1 trainer.nnodes=1 trainer.save_freq=10 trainer.test_freq=10
+trainer.total_epochs=15
 """
 
 
 def values_by_origin(recipe: Recipe) -> dict[str, object]:
-    """What the newest origin of each key says; an interpolation is looked up by hand."""
-    said: dict[str, object] = {}
+    """Return the value of each key's newest origin, with interpolations looked up by hand."""
+    values: dict[str, object] = {}
     for key in leaves(recipe.container):
         value = recipe.origins[key][-1].value
         while isinstance(value, str) and value.startswith("${"):
             value = recipe.origins[value[2:-1]][-1].value
-        said[key] = value
-    return said
+        values[key] = value
+    return values
 
 
 def test_schema_and_base_list_the_same_keys() -> None:
@@ -48,24 +55,24 @@ def test_schema_and_base_list_the_same_keys() -> None:
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
-def test_a_shipped_recipe_composes_and_its_last_origins_are_its_values(name: str) -> None:
+def test_shipped_recipe_composes_with_matching_origins(name: str) -> None:
     recipe = compose(name)
     assert values_by_origin(recipe) == leaves(recipe.container)
     assert recipe.notices == []
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
-def test_no_recipe_repeats_what_it_would_have_anyway(name: str) -> None:
+def test_no_recipe_repeats_a_default(name: str) -> None:
     for key, chain in compose(name).origins.items():
-        ours = [i for i, origin in enumerate(chain) if origin.level == 2]
-        for i in ours:
+        indices = [i for i, origin in enumerate(chain) if origin.level == 2]
+        for i in indices:
             assert i == 0 or chain[i].value != chain[i - 1].value, (
                 f"{chain[i].where} repeats {key} of {chain[i - 1].where}"
             )
 
 
 @pytest.mark.parametrize("name", ["ppo", "ppo_trainer"])
-def test_the_command_of_the_swanlab_documentation_composes_word_for_word(name: str) -> None:
+def test_swanlab_documentation_command_composes(name: str) -> None:
     recipe = compose(name, shlex.split(SWANLAB))
     config = recipe.config
     assert config.trainer.logger == ("console", "swanlab")
@@ -75,18 +82,18 @@ def test_the_command_of_the_swanlab_documentation_composes_word_for_word(name: s
     assert config.data.train_files == ("$HOME/data/gsm8k/train.parquet",)
     assert (config.actor_rollout_ref.actor.optim.lr, config.critic.optim.lr) == (1e-6, 1e-5)
     assert recipe.notices == [
-        "trainer.default_hdfs_dir is not needed: dropped",
+        "trainer.default_hdfs_dir=null is dropped: it is not needed",
         "val_generations_to_log_to_wandb is now trainer.log_val_generations",
     ]
 
 
-def test_verls_quickstart_composes_word_for_word() -> None:
+def test_verl_quickstart_command_composes() -> None:
     config = compose("ppo_trainer", shlex.split(VERL_QUICKSTART)).config
     assert config.trainer.logger == ("console",)
     assert config.actor_rollout_ref.rollout.name == "vllm"
 
 
-def test_a_value_knows_its_whole_past() -> None:
+def test_origins_list_every_setting_of_a_key() -> None:
     chain = compose("gsm8k_grpo_lora", ["+actor_rollout_ref.actor.optim.lr=5e-5"]).origins[
         "actor_rollout_ref.actor.optim.lr"
     ]
@@ -99,6 +106,6 @@ def test_a_value_knows_its_whole_past() -> None:
     assert chain[-1].where == "override +actor_rollout_ref.actor.optim.lr=5e-5"
 
 
-def test_a_stored_container_is_judged_again() -> None:
+def test_load_config_validates_a_stored_container() -> None:
     recipe = compose("grpo")
     assert load_config(recipe.container) == recipe.config

@@ -1,4 +1,4 @@
-"""Every mistake in a recipe or on the command line is one clear problem, and all of them come at once."""
+"""Each mistake in a recipe or on the command line is one problem; all are reported at once."""
 
 from __future__ import annotations
 
@@ -64,13 +64,13 @@ def write(folder: Path, text: str, name: str = "mine.yaml") -> Path:
         ("~trainer.sed", "unknown key trainer.sed", "did you mean trainer.seed"),
         (
             "trainer=3",
-            "there is no part trainer/3",
+            "part trainer/3 does not exist",
             "parts in trainer/: local; to set a key of the section trainer: trainer.total_epochs=…",
         ),
         (
-            "reward.reward_model=x",
-            "reward.reward_model is a section, not a value (given: 'x')",
-            "such as reward.reward_model.enable",
+            "trainer.keep_best=x",
+            "trainer.keep_best is a section, not a value (given: 'x')",
+            "such as trainer.keep_best.metric",
         ),
         (
             "trainer.keep_best=null",
@@ -137,21 +137,21 @@ def write(folder: Path, text: str, name: str = "mine.yaml") -> Path:
         ("=3", "'' is not a key", "write key=VALUE"),
         (
             "trainer.total_epochs=1,2",
-            "trainer.total_epochs=1,2 names several values",
+            "trainer.total_epochs=1,2 has several values",
             "rlctl sweep",
         ),
-        ("data.seed=range(1,3)", "data.seed=range(1,3) names several values", "rlctl sweep"),
+        ("data.seed=range(1,3)", "data.seed=range(1,3) has several values", "rlctl sweep"),
         (
             "optim=adamw",
             "the recipe has no part at optim",
             "optim@actor_rollout_ref.actor.optim=adamw",
         ),
-        ("optim@critic.optim=sgd", "there is no part optim/sgd", "parts in optim/: adamw"),
-        ("nogroup@critic.optim=adamw", "there is no group of parts named nogroup", "optim"),
-        ("~trainer", "trainer cannot be taken out", "trainer=local"),
-        ("~trainer.seed", "trainer.seed cannot be taken out", "set another one"),
-        ("hydra.run.dir=x", "hydra.run.dir has no meaning here", "hydra.searchpath"),
-        ("hydra.searchpath=[nowhere]", "the search path nowhere is no folder", "nowhere"),
+        ("optim@critic.optim=sgd", "part optim/sgd does not exist", "parts in optim/: adamw"),
+        ("nogroup@critic.optim=adamw", "group nogroup does not exist", "optim"),
+        ("~trainer", "trainer cannot be removed", "trainer=local"),
+        ("~trainer.seed", "trainer.seed cannot be removed", "set a different value"),
+        ("hydra.run.dir=x", "hydra.run.dir is not supported", "hydra.searchpath"),
+        ("hydra.searchpath=[nowhere]", "the search path nowhere is not a folder", "nowhere"),
         (
             "trainer.seed=${trainer.sed}",
             "trainer.seed refers to trainer.sed, which does not exist",
@@ -164,17 +164,17 @@ def write(folder: Path, text: str, name: str = "mine.yaml") -> Path:
         ),
         (
             "trainer.default_hdfs_dir=hdfs://x",
-            "trainer.default_hdfs_dir does not exist here",
+            "trainer.default_hdfs_dir=hdfs://x is not supported",
             "trainer.default_local_dir=hdfs://x",
         ),
         (
             "actor_rollout_ref.rollout.dtype=bfloat16",
             "unknown key actor_rollout_ref.rollout.dtype",
-            "leave this out",
+            "remove it",
         ),
     ],
 )
-def test_a_mistake_on_the_command_line(override: str, message: str, hint: str) -> None:
+def test_mistake_on_the_command_line_is_reported(override: str, message: str, hint: str) -> None:
     problem = only("ppo", override)
     assert problem.message == message
     assert problem.where == f"override {override}"
@@ -182,14 +182,14 @@ def test_a_mistake_on_the_command_line(override: str, message: str, hint: str) -
 
 
 @pytest.mark.parametrize("value", ["s3://x/y?z=1", "it's", "a=b", 'say "hi" = \\now', "#y"])
-def test_an_override_that_cannot_be_parsed_is_shown_as_the_shell_needs_it(value: str) -> None:
+def test_unparsable_override_has_a_quoted_hint(value: str) -> None:
     problem = only("ppo", "trainer.seed=2", f"data.train_files={value}")
     assert problem.message == "the value of data.train_files cannot be parsed"
     quoted = (problem.hint or "").removeprefix("quote it: ")
     assert compose("ppo", shlex.split(quoted)).config.data.train_files == (value,)
 
 
-def test_a_list_that_was_not_closed_is_shown_closed() -> None:
+def test_unclosed_list_has_a_closed_hint() -> None:
     hint = only("ppo", "data.train_files=[a,b").hint or ""
     assert compose("ppo", shlex.split(hint.removeprefix("close it: "))).config.data.train_files == (
         "a",
@@ -197,10 +197,8 @@ def test_a_list_that_was_not_closed_is_shown_closed() -> None:
     )
 
 
-def test_a_reference_to_a_key_that_is_wrong_is_not_told_again() -> None:
-    only(
-        "ppo", "actor_rollout_ref.model.path=${oc.env:RLCTL_NOPE}"
-    )  # the critic takes it from there
+def test_reference_to_a_wrong_key_is_not_reported_twice() -> None:
+    only("ppo", "actor_rollout_ref.model.path=${oc.env:RLCTL_NOPE}")  # the critic refers to it
 
 
 @pytest.mark.parametrize(
@@ -219,7 +217,7 @@ def test_a_reference_to_a_key_that_is_wrong_is_not_told_again() -> None:
             "did you mean actor_rollout_ref?",
         ),
         ("data:\n", 4, "data is an empty section", "data.train_files"),
-        ("critic: 5\n", 4, "critic is a section, not a value (given: 5)", "critic.strategy"),
+        ("critic: 5\n", 4, "critic is a section, not a value (given: 5)", "critic.model.path"),
         ("data: {seed: 1.5}\n", 4, "data.seed should be whole number ≥ 0, not 1.5", "order"),
         (
             "data: {seed: {a: 1}}\n",
@@ -228,11 +226,11 @@ def test_a_reference_to_a_key_that_is_wrong_is_not_told_again() -> None:
             "as a whole",
         ),
         ("data:\n  trainer.seed: 1\n", 5, "unknown key data.trainer.seed", "trainer.seed"),
-        ("trainer.seed: 1\n", 4, "trainer.seed is written with dots", "nested"),
+        ("trainer.seed: 1\n", 4, "the key trainer.seed contains dots", "nested"),
         (
             "trainer: {seed: 1, seed: 2}\n",
             4,
-            "the key `trainer.seed` stands twice",
+            "the key `trainer.seed` occurs twice",
             "first on line 4",
         ),
         ("data: {on: 1}\n", 4, "the key `on` is not text", "quotes"),
@@ -240,7 +238,7 @@ def test_a_reference_to_a_key_that_is_wrong_is_not_told_again() -> None:
         (
             "hydra: {searchpath: [file://nowhere]}\n",
             4,
-            "the search path file://nowhere is no folder",
+            "the search path file://nowhere is not a folder",
             "nowhere",
         ),
         (
@@ -251,7 +249,7 @@ def test_a_reference_to_a_key_that_is_wrong_is_not_told_again() -> None:
         ),
     ],
 )
-def test_a_mistake_in_a_recipe_is_named_with_its_line(
+def test_mistake_in_a_recipe_is_reported_with_its_line(
     tmp_path: Path, text: str, line: int, message: str, hint: str
 ) -> None:
     path = write(tmp_path, f"defaults:\n  - ppo\n  - _self_\n{text}")
@@ -267,30 +265,30 @@ def test_a_mistake_in_a_recipe_is_named_with_its_line(
         (
             "trainer: {seed: 1}\n",
             1,
-            "this recipe is not built on a base",
+            "this recipe does not include a base",
             "defaults: [ppo_trainer, _self_]",
         ),
-        ("", 1, "this recipe is not built on a base", "defaults: [ppo_trainer, _self_]"),
+        ("", 1, "this recipe does not include a base", "defaults: [ppo_trainer, _self_]"),
         ("- a\n", 1, "a recipe must be a mapping of keys, not list", ""),
         ("defaults: ppo\n", 1, "`defaults` must be a list", "[ppo_trainer, _self_]"),
         ("defaults: [ppo]\ntrainer: {seed: 1}\n", 1, "the defaults list lacks _self_", "- _self_"),
-        ("defaults:\n  - grop\n  - _self_\n", 2, "there is no part grop", "did you mean grpo?"),
+        ("defaults:\n  - grop\n  - _self_\n", 2, "part grop does not exist", "did you mean grpo?"),
         (
             "defaults:\n  - ppo\n  - override optim@critic.optim: sgd\n  - _self_\n",
             3,
-            "there is no part optim/sgd",
-            "there are: adamw",
+            "part optim/sgd does not exist",
+            "existing parts: adamw",
         ),
         (
             "defaults: [../ppo, _self_]\n",
             1,
-            "`..` has no meaning in a defaults list: ../ppo",
+            "`..` is not allowed in a defaults list: ../ppo",
             "hydra.searchpath",
         ),
-        ("defaults: [mine, _self_]\n", 1, "a recipe includes itself", "take one of these out"),
+        ("defaults: [mine, _self_]\n", 1, "a recipe includes itself", "remove one of these"),
     ],
 )
-def test_a_mistake_in_what_a_recipe_is_built_on(
+def test_mistake_in_a_defaults_list_is_reported(
     tmp_path: Path, text: str, line: int, message: str, hint: str
 ) -> None:
     path = write(tmp_path, text)
@@ -300,7 +298,7 @@ def test_a_mistake_in_what_a_recipe_is_built_on(
     assert hint in (problem.hint or "")
 
 
-def test_a_part_included_twice_and_recipes_that_include_each_other(tmp_path: Path) -> None:
+def test_duplicate_and_circular_includes_are_reported(tmp_path: Path) -> None:
     twice = write(
         tmp_path, "defaults: [ppo, optim@critic.optim: adamw, _self_]\ntrainer: {seed: 1}\n"
     )
@@ -311,14 +309,14 @@ def test_a_part_included_twice_and_recipes_that_include_each_other(tmp_path: Pat
 
 
 @pytest.mark.parametrize("text", ["a: [1\nb: 2\n", "trainer:\n\tseed: 1\n", "a: b: c\n"])
-def test_yaml_that_cannot_be_read(tmp_path: Path, text: str) -> None:
+def test_invalid_yaml_is_reported(tmp_path: Path, text: str) -> None:
     path = write(tmp_path, text)
     problem = only(path)
-    assert problem.message.startswith("not valid YAML: ")
+    assert problem.message.startswith("invalid YAML: ")
     assert (problem.where or "").startswith(f"{path}:")
 
 
-def test_what_must_be_set_and_is_not(tmp_path: Path) -> None:
+def test_missing_required_values_are_reported(tmp_path: Path) -> None:
     first, second = problems("ppo_trainer")
     assert (first.message, second.message) == (
         "data.train_files is not set",
@@ -327,25 +325,26 @@ def test_what_must_be_set_and_is_not(tmp_path: Path) -> None:
     assert "pass data.train_files=…" in (first.hint or "")
 
 
-def test_a_part_that_sets_only_some_keys_of_its_section(tmp_path: Path) -> None:
+def test_incomplete_part_is_reported(tmp_path: Path) -> None:
     write(tmp_path, "lr: 1.0\nweight_decay: 0.5\n", "optim/mine.yaml")
     path = write(tmp_path, "defaults: [ppo, override optim@critic.optim: mine, _self_]\n")
     problem = only(path)
     assert (
         problem.message
-        == "critic.optim lacks betas, lr_warmup_steps, lr_warmup_steps_ratio, lr_scheduler_type and 1 more"
+        == "critic.optim lacks betas, lr_warmup_steps, lr_warmup_steps_ratio, lr_scheduler_type "
+        "and 1 more"
     )
     assert problem.where == str(tmp_path / "optim" / "mine.yaml")
 
 
-def test_a_recipe_that_does_not_exist() -> None:
+def test_unknown_recipe_is_reported_with_suggestions() -> None:
     with pytest.raises(NotFoundError, match="did you mean grpo"):
         compose("grop")
-    with pytest.raises(NotFoundError, match="shipped: grpo"):
+    with pytest.raises(NotFoundError, match="shipped recipes: grpo"):
         compose("some/where.yaml")
 
 
-def test_all_problems_come_at_once(tmp_path: Path) -> None:
+def test_all_problems_are_reported_at_once(tmp_path: Path) -> None:
     path = write(tmp_path, "defaults: [ppo, _self_]\ntrainer: {sed: 1, device: tpu}\ncritic:\n")
     found = problems(
         path,
@@ -356,12 +355,13 @@ def test_all_problems_come_at_once(tmp_path: Path) -> None:
         "trainer.run_dir=${oc.env:RLCTL_NOPE}",
     )
     assert [problem.message.split()[0] for problem in found] == [
-        "'a", "trainer.seed=1,2", "unknown", "critic", "unknown", "the", "data.seed", "trainer.device",
+        "'a", "trainer.seed=1,2", "unknown", "critic", "unknown", "the", "data.seed",
+        "trainer.device",
     ]  # fmt: skip
 
 
 def typos(number: int) -> list[tuple[str, str]]:
-    """(misspelt, meant): one letter of a key left out, doubled by another, replaced, or swapped with its neighbour."""
+    """Return (typo, key) pairs: one letter deleted, inserted, replaced or swapped."""
     rng = random.Random(7)
     letters = "abcdefghijklmnopqrstuvwxyz"
     keys = [key.name for key in schema_keys().values() if key.kind == "value"]
@@ -389,7 +389,7 @@ def typos(number: int) -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize("plus", ["", "+"])
-def test_of_200_typos_on_the_command_line_all_are_refused_and_nearly_all_understood(
+def test_typos_on_the_command_line_get_the_right_suggestion(
     plus: str,
 ) -> None:
     made = typos(200)
@@ -405,7 +405,7 @@ def test_of_200_typos_on_the_command_line_all_are_refused_and_nearly_all_underst
     assert len(missed) <= 10, missed
 
 
-def test_of_200_typos_in_a_recipe_all_are_refused_and_nearly_all_understood(tmp_path: Path) -> None:
+def test_typos_in_a_recipe_get_the_right_suggestion(tmp_path: Path) -> None:
     wrong_keys: dict[str, str] = {}
     for wrong, meant in typos(500):
         names = wrong.split(".")
@@ -433,5 +433,5 @@ def test_of_200_typos_in_a_recipe_all_are_refused_and_nearly_all_understood(tmp_
 
 
 def first(problem: Problem, meant: str) -> bool:
-    """Whether the first suggestion is the key that was meant."""
+    """Return True if the first suggestion is the intended key."""
     return (problem.hint or "").removeprefix("did you mean ").split(" or ")[0].rstrip("?") == meant

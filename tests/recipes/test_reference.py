@@ -1,4 +1,4 @@
-"""The reference is up to date; suggestions, the key table and completion."""
+"""Reference page, suggestions, key table and completion."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rlctl.recipes.reference import reference
 from rlctl.suggest import distance, nearest
 
 
-def test_the_written_reference_is_not_stale() -> None:
+def test_reference_page_is_up_to_date() -> None:
     written = Path(__file__).parents[2] / "docs" / "reference.md"
     assert written.read_text(encoding="utf-8") == reference(), (
         "run: python -m rlctl.recipes.reference"
@@ -37,7 +37,7 @@ def test_edit_distance(a: str, b: str, edits: int) -> None:
     assert distance(a, b) == distance(b, a) == edits
 
 
-def test_edit_distance_against_the_recurrence_itself() -> None:
+def test_edit_distance_matches_the_recurrence() -> None:
     @cache
     def plain(a: str, b: str) -> int:
         if not a or not b:
@@ -55,7 +55,7 @@ def test_edit_distance_against_the_recurrence_itself() -> None:
         assert distance(a, b, 2) in ((exact,) if exact <= 2 else (exact, float("inf")))
 
 
-def test_the_nearest_names_come_in_order() -> None:
+def test_nearest_names_are_sorted() -> None:
     known = ["trainer.seed", "data.seed", "trainer.nnodes", "reward"]
     assert nearest("trainer.sed", known, limit=1) == ["trainer.seed"]
     assert nearest("seed", known) == ["data.seed", "trainer.seed"]
@@ -103,7 +103,7 @@ def test_completion_of_overrides(begun: str, offered: list[str]) -> None:
     assert complete_override(begun) == offered
 
 
-def test_typing_what_completion_offers_leads_to_every_key() -> None:
+def test_completion_reaches_every_key() -> None:
     reached, todo = set(), [""]
     while todo:
         for offer in complete_override(todo.pop()):
@@ -126,8 +126,11 @@ def test_completion_of_keys_and_recipes(tmp_path: Path) -> None:
     assert complete_recipe(f"{tmp_path}/") == [f"{tmp_path}/mine.yaml", f"{tmp_path}/mod/"]
 
 
-def test_completion_imports_nothing_slow() -> None:
-    code = "import sys; from rlctl.recipes.completion import complete_override as f; f('tr'); f('trainer.logger='); print(*sys.modules)"
+def test_completion_imports_no_slow_module() -> None:
+    code = (
+        "import sys; from rlctl.recipes.completion import complete_override as f; "
+        "f('tr'); f('trainer.logger='); print(*sys.modules)"
+    )
     loaded = set(
         subprocess.run(
             [sys.executable, "-c", code], capture_output=True, text=True, check=True

@@ -117,7 +117,7 @@ def why(
     from rlctl.cli.config_target import subject
     from rlctl.cli.console import print_json, stdout, table
     from rlctl.recipes.keys import known_key
-    from rlctl.recipes.reference import as_text
+    from rlctl.recipes.reference import as_text, selected_setting
     from rlctl.recipes.unused_keys import unused_keys
     from rlctl.recipes.validate import lookup
 
@@ -125,8 +125,7 @@ def why(
     name = _resolve(key, found)
     value, chain = lookup(found.container, name), list(reversed(found.origins.get(name, ())))
     idle = next(
-        (each.reason for each in unused_keys(found.container, found.origins) if each.key == name),
-        None,
+        (each.reason for each in unused_keys(found.container, found.origins, keys=[name])), None
     )
     if as_json:
         settings = [
@@ -134,8 +133,10 @@ def why(
         ]
         print_json({"key": name, "value": value, "origins": settings, "no_effect": idle})
         return
-    entry = known_key(name)
-    stdout().print(f"{name} = {as_text(value)}", markup=False)
+    setting = selected_setting(name, found.container)
+    entry = setting.key if setting else known_key(name)
+    shown = setting.default if setting and not chain else as_text(value)
+    stdout().print(f"{name} = {shown}", markup=False)
     if entry is not None:
         stdout().print(f"  {entry.help}; {entry.type}", markup=False, style="dim")
     if chain:
@@ -159,9 +160,11 @@ def keys(
 ) -> None:
     """Look keys up: type, default and help of each."""
     from rlctl.cli.console import print_json, stdout, table
-    from rlctl.recipes.reference import key_rows, matching
+    from rlctl.recipes.reference import key_rows, matching, shipped_settings
 
     rows = {row.key.name: row for row in key_rows()}
+    if any("params" in word for word in pattern or ()):
+        rows |= {row.key.name: row for row in shipped_settings()}
     names = matching(" ".join(pattern), list(rows)) if pattern else list(rows)
     _require(names, pattern)
     chosen = [rows[name] for name in names]
@@ -258,10 +261,11 @@ def _resolve(key: str, found: Subject) -> str:
     from rlctl.errors import NotFoundError, UsageError
     from rlctl.recipes.keys import schema_keys
     from rlctl.recipes.layers import leaves
+    from rlctl.recipes.reference import selected_setting
     from rlctl.suggest import did_you_mean
 
     names = leaves(found.container)
-    if key in names:
+    if key in names or selected_setting(key, found.container) is not None:
         return key
     if key in schema_keys() and schema_keys()[key].kind == "section":
         raise UsageError(

@@ -26,7 +26,8 @@ Name = Annotated[
 def list_recipes(as_json: Json = False) -> None:
     """List the shipped recipes."""
     from rlctl.cli.console import print_json, stdout, table
-    from rlctl.recipes.sources import library_recipes, read
+    from rlctl.recipes.search_path import library_recipes
+    from rlctl.recipes.sources import read
 
     found = [(name, read(path)) for name, path in library_recipes().items()]
     if as_json:
@@ -53,7 +54,7 @@ def list_recipes(as_json: Json = False) -> None:
 @app.command()
 def show(recipe: Name) -> None:
     """Print a recipe as it is written; `rlctl config show -r NAME` shows what it composes to."""
-    from rlctl.recipes.sources import find_recipe
+    from rlctl.recipes.search_path import find_recipe
 
     print(find_recipe(recipe).read_text(encoding="utf-8"), end="")
 
@@ -70,7 +71,7 @@ def cp(
     """Copy a recipe into a file of your own, to be changed and trained with `--recipe FILE`."""
     from rlctl.cli.console import notice
     from rlctl.errors import ConflictError, ResourceError
-    from rlctl.recipes.sources import find_recipe
+    from rlctl.recipes.search_path import find_recipe
 
     source = find_recipe(recipe)
     target = to or Path(f"{source.stem}.yaml")
@@ -102,7 +103,7 @@ def check(
 ) -> None:
     """Compose recipes and name everything that is wrong with them, and every key that has no effect."""
     from rlctl.cli.console import print_json, print_problems, stdout, warn
-    from rlctl.recipes.sources import library_recipes
+    from rlctl.recipes.search_path import library_recipes
     from rlctl.runtime.planning.recipe_check import check_recipe
 
     names = recipes or [name for name in library_recipes() if not name.endswith("_trainer")]

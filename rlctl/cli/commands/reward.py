@@ -42,7 +42,7 @@ def try_reward(
         list[str] | None,
         typer.Argument(
             metavar="[KEY=VALUE]...",
-            help="Overrides of the recipe, such as reward.gsm8k.method=flexible.",
+            help="Overrides of the recipe, such as reward.params.gsm8k.method=flexible.",
         ),
     ] = None,
     function: Annotated[

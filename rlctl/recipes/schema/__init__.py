@@ -1,4 +1,4 @@
-"""The schema of the configuration: type, bounds and one line of help for each key. Defaults have their one home in library/*.yaml."""
+"""Schema of the configuration: type, bounds and help of each key. Defaults are in the base YAML."""
 
 from __future__ import annotations
 
@@ -16,16 +16,14 @@ from rlctl.recipes.schema.policy import (
     FSDP,
     Actor,
     ActorRolloutRef,
-    FrozenFSDP,
     Model,
-    MultiTurn,
     Optim,
     PolicyLoss,
     Ref,
     Rollout,
     ValKwargs,
 )
-from rlctl.recipes.schema.reward import CustomRewardFunction, Reward, RewardModel
+from rlctl.recipes.schema.reward import CustomRewardFunction, Reward
 from rlctl.recipes.schema.sweep import Sweep
 from rlctl.recipes.schema.trainer import (
     Alarms,
@@ -40,15 +38,41 @@ from rlctl.recipes.schema.trainer import (
 )
 
 __all__ = [
-    "FSDP", "Actor", "ActorRolloutRef", "Alarms", "Algorithm", "Config", "Critic", "CustomRewardFunction", "Data", "FilterGroups",
-    "FrozenFSDP", "KLControl", "KeepBest", "Mismatch", "Model", "MultiTurn", "Optim", "OverlongBuffer", "Placement", "PolicyLoss",
-    "RayInit", "RayKwargs", "Ref", "Reward", "RewardModel", "Rollout", "RolloutCorrection", "Section", "Sweep", "Timeouts",
-    "Tracking", "Trainer", "ValKwargs",
-]  # fmt: skip
+    "FSDP",
+    "Actor",
+    "ActorRolloutRef",
+    "Alarms",
+    "Algorithm",
+    "Config",
+    "Critic",
+    "CustomRewardFunction",
+    "Data",
+    "FilterGroups",
+    "KLControl",
+    "KeepBest",
+    "Mismatch",
+    "Model",
+    "Optim",
+    "OverlongBuffer",
+    "Placement",
+    "PolicyLoss",
+    "RayInit",
+    "RayKwargs",
+    "Ref",
+    "Reward",
+    "Rollout",
+    "RolloutCorrection",
+    "Section",
+    "Sweep",
+    "Timeouts",
+    "Tracking",
+    "Trainer",
+    "ValKwargs",
+]
 
 
 class Config(Section):
-    """The whole configuration of a run, judged. Sections are handed to those who use them; nobody passes the whole."""
+    """Configuration of a run. Code receives the sections that it uses, not the complete object."""
 
     data: Data
     actor_rollout_ref: ActorRolloutRef

@@ -1,4 +1,4 @@
-"""What the sections of the schema are made of: a strict, frozen base class and the value types they share."""
+"""Base class and shared value types of the schema."""
 
 from __future__ import annotations
 
@@ -8,13 +8,16 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 
 class Section(BaseModel):
-    """One section of the configuration: frozen, no unknown keys, no defaults (those stand in the base YAML), no guessing of types."""
+    """Section of the configuration: frozen and strict, without unknown keys or defaults.
+
+    Defaults are in the base YAML only.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, defer_build=True)
 
 
 def _one_or_many(value: Any) -> Any:
-    """`logger=console` means `logger=[console]`; YAML's lists become tuples, so that a frozen section is frozen all through."""
+    """Accept `logger=console` for `logger=[console]` and convert lists to (frozen) tuples."""
     if isinstance(value, str):
         return (value,)
     return tuple(value) if isinstance(value, list) else value
@@ -25,11 +28,12 @@ def _as_tuple(value: Any) -> Any:
 
 
 def _number_as_text(value: Any) -> Any:
-    """`experiment_name=7` is a name, although YAML reads a number."""
+    """Accept `experiment_name=7`, which YAML reads as a number, as text."""
     return str(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
 
 
 def _all_or_some(value: int) -> int:
+    """Refuse counts other than -1 (all) and positive ones."""
     if value == 0 or value < -1:
         raise ValueError("should be -1 or at least 1")
     return value
@@ -57,6 +61,3 @@ LossAggregation = Literal[
     "seq-mean-token-sum-norm",
     "seq-mean-token-mean",
 ]
-KLKind = Literal[
-    "kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3", "kl+", "k1+", "abs+", "mse+", "k2+", "low_var_kl+", "k3+"
-]  # fmt: skip

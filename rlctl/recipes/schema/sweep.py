@@ -1,4 +1,4 @@
-"""`sweep`: what `rlctl sweep` searches, and how."""
+"""Section `sweep`: search space and schedule of `rlctl sweep`."""
 
 from __future__ import annotations
 
@@ -10,33 +10,34 @@ from rlctl.recipes.schema.fields import Count, NonNegativeInt, PositiveFloat, Se
 
 
 class Sweep(Section):
+    """Settings of `sweep`."""
+
     params: dict[str, Any] = Field(
-        description="key to what is tried for it: a list, or Hydra's sweep grammar such as 'interval(0,1)'"
+        description="values to try per key: a list, or Hydra's sweep grammar such as "
+        "'interval(0,1)'"
     )
     sampler: Literal["grid", "random", "tpe", "cmaes"] = Field(
-        description="how values are chosen: every combination, or by Optuna"
+        description="choice of values: grid = all combinations, others = by Optuna"
     )
-    trials: Count | None = Field(description="how many trials; null = all of a grid")
+    trials: Count | None = Field(description="number of trials; null = the complete grid")
     seed: NonNegativeInt = Field(description="seed of the sampler")
     seeds: Count = Field(
-        description="runs of each trial, with seeds trainer.seed, trainer.seed + 1, …; a trial's value is their mean"
+        description="runs per trial with seeds trainer.seed, trainer.seed + 1, …; the value of a "
+        "trial is their mean"
     )
     metric: Text | None = Field(
-        description="what a trial is judged by; null = the first validation metric of the runs, an accuracy if there is one"
+        description="metric to optimize; null = the runs' first validation metric, an accuracy "
+        "if there is one"
     )
-    mode: Literal["max", "min"] = Field(description="whether more or less of it is better")
+    mode: Literal["max", "min"] = Field(description="direction of the metric")
     pruner: Literal["none", "median", "hyperband"] = Field(
-        description="which rule stops trials early, after a validation"
+        description="rule that stops trials early, after a validation"
     )
-    parallel: Count | None = Field(
-        description="runs at once; null = as many as the cluster has room for"
-    )
+    parallel: Count | None = Field(description="concurrent runs; null = as many as devices allow")
     retries: NonNegativeInt = Field(
-        description="how often a crashed run is started again from its last checkpoint"
+        description="restarts of a crashed run from its last checkpoint"
     )
     wait_s: PositiveFloat = Field(
-        description="seconds to wait for free devices while no run of the sweep holds any"
+        description="seconds to wait for free devices if no run of the sweep holds any"
     )
-    stop_s: PositiveFloat = Field(
-        description="seconds in which a run that is told to stop must have saved and ended"
-    )
+    stop_s: PositiveFloat = Field(description="seconds that a stopped run has to save and exit")

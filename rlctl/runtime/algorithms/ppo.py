@@ -24,7 +24,6 @@ from rlctl.runtime.algorithms.advantages.base import (
 from rlctl.runtime.algorithms.aggregate import aggregate, count
 from rlctl.runtime.algorithms.base import Loss, Needs, mini_batches
 from rlctl.runtime.algorithms.correction import Correction, SampledTokens, mismatch
-from rlctl.runtime.algorithms.flat_settings import estimator_settings, policy_loss_settings
 from rlctl.runtime.algorithms.kl_controllers import KLController, make_kl_controller
 from rlctl.runtime.algorithms.kl_estimators import KLEstimator, load_kl_estimator
 from rlctl.runtime.algorithms.policy_losses.base import (
@@ -76,14 +75,14 @@ class PPO:
         """
         algorithm, actor = config.algorithm, config.actor_rollout_ref.actor
         rollout = config.actor_rollout_ref.rollout
-        estimator = load_estimator(algorithm.adv_estimator, estimator_settings(algorithm))
+        estimator = load_estimator(algorithm.adv_estimator, algorithm.adv_estimator_params)
         _check_group_size(algorithm, estimator, rollout.n)
         return cls(
             algorithm=algorithm,
             actor=actor,
             critic=config.critic,
             estimator=estimator,
-            policy_loss=load_policy_loss(actor.policy_loss.loss_mode, policy_loss_settings(actor)),
+            policy_loss=load_policy_loss(actor.policy_loss.loss_mode, actor.policy_loss.params),
             clip=ClipRange.from_config(actor),
             reward_kl=load_kl_estimator(algorithm.kl_penalty),
             loss_kl=load_kl_estimator(actor.kl_loss_type),

@@ -22,7 +22,7 @@ from ray.job_submission import JobStatus, JobSubmissionClient
 
 import rlctl
 from rlctl.errors import ConflictError, NotFoundError, ResourceError, UsageError
-from rlctl.recipes.sources import LIBRARY
+from rlctl.recipes.search_path import LIBRARY
 
 T = TypeVar("T")
 

@@ -66,6 +66,6 @@ def compute_dtype(model: schema.Model, device: str) -> torch.dtype:
     return _DTYPES[model.dtype]
 
 
-def master_dtype(fsdp: schema.FSDP | schema.FrozenFSDP) -> torch.dtype:
+def master_dtype(fsdp: schema.FSDP) -> torch.dtype:
     """Return the dtype in which weights and optimizer state are stored."""
     return _DTYPES[fsdp.model_dtype]

@@ -31,7 +31,7 @@ def shard(
     model: nn.Module,
     hf: PreTrainedModel,
     rank_info: RankInfo,
-    fsdp: schema.FSDP | schema.FrozenFSDP,
+    fsdp: schema.FSDP,
     compute_dtype: torch.dtype,
 ) -> None:
     """Move `model`, a wrapper of `hf`, to its device and shard it block by block, in place.

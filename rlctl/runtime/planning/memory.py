@@ -122,7 +122,7 @@ class Storage:
         master: torch.dtype,
         compute: torch.dtype,
         ranks: int,
-        fsdp: schema.FSDP | schema.FrozenFSDP,
+        fsdp: schema.FSDP,
     ) -> Self:
         """Return the storage of a model that FSDP shards over `ranks` as configured."""
         wrapped = ranks > 1 or master != compute

@@ -93,7 +93,6 @@ def make_plan(
                 hint="trainer.n_gpus_per_node=1",
             )
         )
-    errors.run(raise_problems, preflight.check_built(config))
     if devices is not None:
         errors.run(preflight.check_engine, config, devices)
     algorithm = errors.run(load_algorithm, config, 1)

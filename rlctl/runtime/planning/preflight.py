@@ -69,12 +69,8 @@ def check_batches(config: schema.Config, ranks: Mapping[str, int], needs: Flag) 
 
 
 def _tensor_parallel(config: schema.Config) -> dict[str, int]:
-    actor_rollout = config.actor_rollout_ref
-    actor, rollout = actor_rollout.actor, actor_rollout.rollout
-    return {
-        "actor_rollout_ref.actor.tensor_parallel_size": actor.tensor_parallel_size,
-        "actor_rollout_ref.rollout.tensor_model_parallel_size": rollout.tensor_model_parallel_size,
-    }
+    size = config.actor_rollout_ref.rollout.tensor_model_parallel_size
+    return {"actor_rollout_ref.rollout.tensor_model_parallel_size": size}
 
 
 def is_missing(model_path: str) -> bool:
@@ -229,30 +225,6 @@ def check_reward(reward: schema.Reward, rows: Sequence[PromptRow]) -> None:
                 f"{first_error}",
                 hint="`rlctl reward` tries it on one response",
             )
-
-
-def check_built(config: schema.Config) -> list[Problem]:
-    """Keys that the schema knows and that nothing behind them does yet: said, not silently passed over."""
-    actor_rollout, critic = config.actor_rollout_ref, config.critic
-    wanted = {
-        "actor_rollout_ref.actor.tensor_parallel_size": actor_rollout.actor.tensor_parallel_size
-        > 1,
-        "actor_rollout_ref.actor.context_parallel_size": actor_rollout.actor.context_parallel_size
-        > 1,
-        "actor_rollout_ref.rollout.multi_turn.enable": actor_rollout.rollout.multi_turn.enable,
-        "actor_rollout_ref.model.use_remove_padding": not actor_rollout.model.use_remove_padding,
-        "critic.model.use_remove_padding": not critic.model.use_remove_padding,
-        "actor_rollout_ref.actor.fsdp_config.optimizer_offload": actor_rollout.actor.fsdp_config.optimizer_offload,
-        "critic.tensor_parallel_size": critic.tensor_parallel_size > 1,
-        "critic.context_parallel_size": critic.context_parallel_size > 1,
-        "critic.fsdp_config.optimizer_offload": critic.fsdp_config.optimizer_offload,
-        "reward.reward_model.enable": config.reward.reward_model.enable,
-    }
-    set_keys = [key for key, is_set in wanted.items() if is_set]
-    return [
-        Problem(f"{key} is set, but rlctl cannot do that yet", hint="leave it at its default")
-        for key in set_keys
-    ]
 
 
 def check_adapters(config: schema.Config, needs: Flag) -> None:

@@ -35,7 +35,6 @@ def reward_specs(reward: schema.Reward) -> list[RewardSpec]:
 
 def _with_settings(spec: RewardSpec, reward: schema.Reward) -> RewardSpec:
     function, name = find_reward(spec.function), spec.name
-    flat = {key: value for key, value in reward if isinstance(value, schema.Section)}
-    settings = (flat[name].model_dump() if name in flat else {}) | reward.params.get(name, {})
+    settings = reward.params.get(name, {})
     params = plugins.parse_params(function, name, settings, f"reward.params.{name}")
     return RewardSpec(spec.function, spec.weight, params.model_dump() if params else {})

@@ -61,6 +61,14 @@ class HFEngine:
         on_oom: called when the batch size is reduced.
     """
 
+    @staticmethod
+    def unused_keys(config: schema.Config) -> dict[str, str]:
+        """Return the config keys that this engine does not use, with reasons."""
+        del config
+        keys = ("gpu_memory_utilization", "max_num_batched_tokens", "enforce_eager")
+        reason = "it decodes with the actor's own model"
+        return {f"actor_rollout_ref.rollout.{key}": reason for key in (*keys, "free_cache_engine")}
+
     def __init__(
         self,
         model: PreTrainedModel,

@@ -83,6 +83,15 @@ class SGLangEngine:
     Weights are synced through safetensors files in shared memory, or in `weights_dir`.
     """
 
+    @staticmethod
+    def unused_keys(config: schema.Config) -> dict[str, str]:
+        """Return the config keys that this engine does not use, with reasons."""
+        if config.actor_rollout_ref.rollout.engine_kwargs.get("url") is None:
+            return {}
+        keys = ("gpu_memory_utilization", "max_num_batched_tokens", "enforce_eager")
+        reason = "actor_rollout_ref.rollout.engine_kwargs.url is a running server"
+        return {f"actor_rollout_ref.rollout.{key}": reason for key in keys}
+
     def __init__(self, server: SGLangServer, spec: EngineSpec, weights_dir: str | None) -> None:
         self.server = server
         self.spec = spec

@@ -62,6 +62,14 @@ class _Request:
 class VLLMEngine:
     """Engine that runs vLLM in this process: see `RolloutEngine`."""
 
+    @staticmethod
+    def unused_keys(config: schema.Config) -> dict[str, str]:
+        """Return the config keys that this engine does not use, with reasons."""
+        if config.trainer.device != "cpu":
+            return {}
+        keys = ("enforce_eager", "free_cache_engine")
+        return {f"actor_rollout_ref.rollout.{key}": "trainer.device is cpu" for key in keys}
+
     def __init__(
         self, llm: LLM, spec: EngineSpec, policy: PreTrainedModel | None, *, owns_group: bool
     ) -> None:

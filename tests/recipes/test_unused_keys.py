@@ -1,4 +1,4 @@
-"""A key that was set and does nothing is named with the reason."""
+"""Keys that were set and have no effect are reported with the reason."""
 
 from __future__ import annotations
 
@@ -9,19 +9,23 @@ import pytest
 from rlctl.errors import ConfigError
 from rlctl.recipes.compose import compose
 from rlctl.recipes.keys import schema_keys
-from rlctl.recipes.sources import library_recipes
-from rlctl.recipes.unused_keys import ROLE_RULES, RULES, report_unused_keys, unused_keys
+from rlctl.recipes.search_path import library_recipes
+from rlctl.recipes.unused_key_rules import ROLE_RULES, RULES
+from rlctl.recipes.unused_keys import report_unused_keys, unused_keys
 
 FILES = ("data.train_files=[t.parquet]", "actor_rollout_ref.model.path=m")
 ROLLOUT = "actor_rollout_ref.rollout"
 
 
-def idle(*overrides: str, recipe: str = "ppo_trainer", roles: set[str] | None = None) -> list[str]:
+def unused(
+    *overrides: str, recipe: str = "ppo_trainer", roles: set[str] | None = None
+) -> list[str]:
     composed = compose(recipe, [*FILES, *overrides])
-    return [str(each) for each in unused_keys(composed.container, composed.origins, roles)]
+    found = [*composed.unused, *unused_keys(composed.container, composed.origins, roles)]
+    return [str(each) for each in found]
 
 
-def test_every_rule_speaks_of_keys_that_exist() -> None:
+def test_rules_name_existing_keys() -> None:
     keys = [key.name for key in schema_keys().values() if key.kind != "section"]
     for rule in (*RULES, *ROLE_RULES):
         for pattern in rule.keys:
@@ -36,7 +40,7 @@ def test_every_rule_speaks_of_keys_that_exist() -> None:
 @pytest.mark.parametrize(
     "name", [name for name in library_recipes() if not name.endswith("_trainer")]
 )
-def test_no_shipped_recipe_sets_a_key_that_does_nothing(name: str) -> None:
+def test_shipped_recipe_has_no_unused_key(name: str) -> None:
     composed = compose(name)
     assert unused_keys(composed.container, composed.origins) == []
 
@@ -54,11 +58,13 @@ def test_no_shipped_recipe_sets_a_key_that_does_nothing(name: str) -> None:
         ),
         (
             ["trainer.total_epochs=3", "trainer.total_training_steps=7"],
-            "trainer.total_epochs has no effect: trainer.total_training_steps is 7 (override trainer.total_training_steps=7)",
+            "trainer.total_epochs has no effect: trainer.total_training_steps is 7 "
+            "(override trainer.total_training_steps=7)",
         ),
         (
             ["actor_rollout_ref.actor.tau_pos=2"],
-            "tau_pos has no effect: actor_rollout_ref.actor.policy_loss.loss_mode is vanilla",
+            "actor_rollout_ref.actor.tau_pos has no effect: "
+            "actor_rollout_ref.actor.policy_loss.loss_mode is vanilla",
         ),
         (
             ["algorithm.gdpo_reward_keys=[a]"],
@@ -69,8 +75,10 @@ def test_no_shipped_recipe_sets_a_key_that_does_nothing(name: str) -> None:
                 "actor_rollout_ref.model.lora_rank=8",
                 "actor_rollout_ref.ref.fsdp_config.param_offload=true",
             ],
-            "actor_rollout_ref.ref.fsdp_config.param_offload has no effect: actor_rollout_ref.model.lora_rank is 8 (override "
-            "actor_rollout_ref.model.lora_rank=8) and trainer.placement.actor is main and trainer.placement.reference is main",
+            "actor_rollout_ref.ref.fsdp_config.param_offload has no effect: "
+            "actor_rollout_ref.model.lora_rank is 8 (override "
+            "actor_rollout_ref.model.lora_rank=8) and trainer.placement.actor is main "
+            "and trainer.placement.reference is main",
         ),
         (
             ["critic.data_loader_seed=3"],
@@ -79,15 +87,26 @@ def test_no_shipped_recipe_sets_a_key_that_does_nothing(name: str) -> None:
         (["trainer.test_freq=5"], "trainer.test_freq has no effect: data.val_files is null"),
         (
             ["actor_rollout_ref.rollout.multi_turn.format=x"],
-            "format has no effect: actor_rollout_ref.rollout.multi_turn.enable is false",
+            "multi_turn.format has no effect: responses have a single turn",
+        ),
+        (
+            ["reward_model.model.path=m"],
+            "reward_model.model.path has no effect: rewards come from functions, not from a model",
+        ),
+        (
+            ["actor_rollout_ref.actor.policy_loss.dro_beta=1", "reward.gsm8k.method=strict"],
+            "policy_loss.dro_beta has no effect: actor_rollout_ref.actor.policy_loss.loss_mode "
+            "is vanilla",
         ),
         (
             ["+reward.custom_reward_function.reward_kwargs.a=1"],
-            "reward.custom_reward_function.reward_kwargs.a has no effect: reward.custom_reward_function.path is null",
+            "reward.custom_reward_function.reward_kwargs.a has no effect: "
+            "reward.custom_reward_function.path is null",
         ),
         (
             ["actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=4"],
-            "ppo_micro_batch_size_per_gpu has no effect: actor_rollout_ref.actor.use_dynamic_bsz is true",
+            "ppo_micro_batch_size_per_gpu has no effect: "
+            "actor_rollout_ref.actor.use_dynamic_bsz is true",
         ),
         (
             [f"{ROLLOUT}.name=hf", f"{ROLLOUT}.enforce_eager=true"],
@@ -99,29 +118,32 @@ def test_no_shipped_recipe_sets_a_key_that_does_nothing(name: str) -> None:
                 f"+{ROLLOUT}.engine_kwargs.url=http://a:1",
                 f"{ROLLOUT}.gpu_memory_utilization=0.4",
             ],
-            f"{ROLLOUT}.engine_kwargs is {{'url': 'http://a:1'}}",
+            f"{ROLLOUT}.engine_kwargs.url is a running server",
         ),
         (
             [f"{ROLLOUT}.name=vllm", "trainer.device=cpu", f"{ROLLOUT}.free_cache_engine=true"],
-            "trainer.device is cpu (override trainer.device=cpu)",
+            f"{ROLLOUT}.name is vllm (override {ROLLOUT}.name=vllm): trainer.device is cpu",
         ),
         (
             [f"{ROLLOUT}.mode=async"],
-            f"mode has no effect: {ROLLOUT}.mode is async (override {ROLLOUT}.mode=async) and trainer.placement.rollout is null",
+            f"mode has no effect: {ROLLOUT}.mode is async (override "
+            f"{ROLLOUT}.mode=async) and trainer.placement.rollout is null",
         ),
         (
             ["algorithm.name=sft", "algorithm.rollout_correction.rollout_is=token"],
-            "rollout_correction.rollout_is has no effect: algorithm.name is sft (override algorithm.name=sft)",
+            "rollout_correction.rollout_is has no effect: algorithm.name is sft "
+            "(override algorithm.name=sft)",
         ),
         (
             ["algorithm.name=sft", "trainer.mismatch.halt=0.1"],
-            "trainer.mismatch.halt has no effect: algorithm.name is sft (override algorithm.name=sft)",
+            "trainer.mismatch.halt has no effect: algorithm.name is sft (override "
+            "algorithm.name=sft)",
         ),
     ],
 )
-def test_the_reason_is_given(overrides: list[str], reason: str) -> None:
-    [said] = idle(*overrides)
-    assert said.endswith(reason)
+def test_report_gives_the_reason(overrides: list[str], reason: str) -> None:
+    [line] = unused(*overrides)
+    assert reason in line
 
 
 @pytest.mark.parametrize(
@@ -137,6 +159,10 @@ def test_the_reason_is_given(overrides: list[str], reason: str) -> None:
         ["data.val_files=[v.parquet]", "trainer.test_freq=5"],
         ["actor_rollout_ref.rollout.multi_turn.enable=false"],
         [
+            "actor_rollout_ref.actor.policy_loss.loss_mode=sapo",
+            "actor_rollout_ref.actor.tau_pos=2",
+        ],
+        [
             f"{ROLLOUT}.name=vllm",
             f"{ROLLOUT}.gpu_memory_utilization=0.4",
             f"{ROLLOUT}.max_num_batched_tokens=512",
@@ -149,23 +175,23 @@ def test_the_reason_is_given(overrides: list[str], reason: str) -> None:
         ],
     ],
 )
-def test_a_key_that_has_an_effect_is_left_alone(overrides: list[str]) -> None:
-    assert idle(*overrides) == []
+def test_used_keys_are_not_reported(overrides: list[str]) -> None:
+    assert unused(*overrides) == []
 
 
-def test_a_later_switch_may_idle_what_a_recipe_set() -> None:
-    assert idle("trainer.total_training_steps=5", recipe="gsm8k_ppo") == []
-    [said] = idle("trainer.total_epochs=5", "trainer.total_training_steps=5", recipe="gsm8k_ppo")
-    assert said.startswith("trainer.total_epochs has no effect")
+def test_switch_of_a_higher_level_is_not_reported() -> None:
+    assert unused("trainer.total_training_steps=5", recipe="gsm8k_ppo") == []
+    [line] = unused("trainer.total_epochs=5", "trainer.total_training_steps=5", recipe="gsm8k_ppo")
+    assert line.startswith("trainer.total_epochs has no effect")
 
 
-def test_sections_of_roles_that_are_not_built() -> None:
+def test_sections_of_roles_that_are_not_built_are_reported() -> None:
     overrides = (
         "algorithm.adv_estimator=grpo",
         "critic.optim.lr=1e-5",
         "actor_rollout_ref.ref.log_prob_max_token_len_per_gpu=9",
     )
-    reference, critic = idle(*overrides, roles=set())
+    reference, critic = unused(*overrides, roles=set())
     grpo = "algorithm.adv_estimator is grpo (override algorithm.adv_estimator=grpo)"
     assert (
         critic
@@ -173,10 +199,16 @@ def test_sections_of_roles_that_are_not_built() -> None:
     )
     assert "no reference is built" in reference
     assert "algorithm.use_kl_in_reward is false" in reference
-    assert idle(*overrides, roles={"critic", "reference"}) == []
+    assert unused(*overrides, roles={"critic", "reference"}) == []
 
 
-def test_strict_makes_it_an_error() -> None:
+def test_strict_raises_for_verl_settings_of_other_plugins() -> None:
+    composed = compose("ppo_trainer", [*FILES, "actor_rollout_ref.actor.tau_pos=2"])
+    with pytest.raises(ConfigError, match="tau_pos has no effect"):
+        report_unused_keys(composed, None, strict=True)
+
+
+def test_strict_raises() -> None:
     composed = compose("ppo_trainer", [*FILES, "algorithm.kl_ctrl.kl_coef=0.001"])
     assert len(report_unused_keys(composed, None, strict=False)) == 1
     with pytest.raises(ConfigError, match="use_kl_in_reward is false"):

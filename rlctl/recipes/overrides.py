@@ -1,0 +1,166 @@
+"""Overrides of the command line, parsed by Hydra's grammar into settings and choices of parts."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hydra.core.object_type import ObjectType
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override, QuotedString
+from hydra.errors import HydraException
+
+from rlctl.errors import ConfigError, Problem
+from rlctl.recipes.keys import known_key, schema_keys
+from rlctl.recipes.layers import Setting
+from rlctl.recipes.search_path import resolve_folder
+from rlctl.recipes.yaml_repository import YamlRepository
+from rlctl.suggest import did_you_mean, quote_hint, quoted
+
+_KEY = re.compile(r"[~+]{0,2}[A-Za-z_$][\w/@.:$-]*")
+
+
+@dataclass
+class Choices:
+    """Parsed overrides: settings of keys, choices of parts for Hydra, and the problems found."""
+
+    settings: list[Setting] = field(default_factory=list)
+    parts: list[Override] = field(default_factory=list)
+    problems: list[Problem] = field(default_factory=list)
+
+    def add_problem(self, message: str, override: Override, hint: str | None) -> None:
+        """Add a problem of one override."""
+        self.problems.append(Problem(message, f"override {override.input_line}", hint))
+
+
+def parse(overrides: Sequence[str]) -> tuple[list[Override], list[Problem]]:
+    """Parse each override on its own, so that a problem names the override."""
+    parser = OverridesParser.create()
+    parsed: list[Override] = []
+    problems: list[Problem] = []
+    for text in overrides:
+        key, equals, value = text.partition("=")
+        where = f"override {text}"
+        if not _KEY.fullmatch(key):
+            hint = "write key=VALUE, such as trainer.seed=2"
+            problems.append(Problem(f"{key!r} is not a key", where, hint))
+            continue
+        if not equals and not text.startswith("~"):
+            problems.append(Problem(f"{text!r} is not key=value", where, f"write {text}=VALUE"))
+            continue
+        try:
+            override = parser.parse_overrides([text])[0]
+        except HydraException:
+            message = f"the value of {key} cannot be parsed"
+            problems.append(Problem(message, where, quote_hint(key, value)))
+            continue
+        if override.is_sweep_override():
+            hint = "use `rlctl sweep` to try several values"
+            if "(" not in value:
+                single = quoted(key, value)
+                hint = f"a list is {key}=[{value}]; one value with a comma is {single}; {hint}"
+            problems.append(Problem(f"{text} has several values", where, hint))
+            continue
+        parsed.append(override)
+    return parsed, problems
+
+
+def search_path_override(parsed: list[Override]) -> list[Path]:
+    """Return the folders of `hydra.searchpath=[…]`, relative to the current folder."""
+    for override in parsed:
+        if override.key_or_group == "hydra.searchpath":
+            entries = _plain(override.value())
+            where = f"override {override.input_line}"
+            if not isinstance(entries, list):
+                raise ConfigError("hydra.searchpath must be a list of folders", where=where)
+            return [resolve_folder(str(entry), Path.cwd(), where) for entry in entries]
+    return []
+
+
+def sort_overrides(parsed: list[Override], repository: YamlRepository) -> Choices:
+    """Split overrides into settings of keys and choices of parts (`optim@critic.optim=adamw`)."""
+    choices = Choices()
+    for override in parsed:
+        name, value = override.key_or_group, override.value()
+        if name.split(".")[0] == "hydra":
+            if name != "hydra.searchpath":
+                choices.add_problem(
+                    f"{name} is not supported", override, "only hydra.searchpath is read"
+                )
+        elif _is_setting(override, repository):
+            if override.package is None:
+                text = override.input_line or ""
+                choices.settings.append(Setting(name, _plain(value), text, override.is_delete()))
+            else:
+                groups = ", ".join(repository.get_group_options("", ObjectType.GROUP))
+                choices.add_problem(
+                    f"group {name} does not exist", override, f"existing groups: {groups}"
+                )
+        elif override.is_delete():
+            _add_removal(override, repository, choices)
+        elif str(value) not in repository.get_group_options(name):
+            options = ", ".join(repository.get_group_options(name))
+            hint = f"parts in {name}/: {options}"
+            first = next((key for key in schema_keys() if key.startswith(f"{name}.")), None)
+            if first is not None:
+                hint += f"; to set a key of the section {name}: {first}=…"
+            choices.add_problem(f"part {name}/{value} does not exist", override, hint)
+        else:
+            choices.parts.append(override)
+    _drop_unknown_groups(choices, repository)
+    return choices
+
+
+def _is_setting(override: Override, repository: YamlRepository) -> bool:
+    """Return True for an override of a key, False for a choice of a part."""
+    return (
+        isinstance(override.value(), dict)
+        or not repository.group_exists(override.key_or_group)
+        or (override.package is None and "." in override.key_or_group)
+    )
+
+
+def _add_removal(override: Override, repository: YamlRepository, choices: Choices) -> None:
+    """Add the removal of a part, or a problem if the schema requires its section."""
+    section = override.package or override.key_or_group
+    if known_key(section) is None:
+        choices.parts.append(override)
+        return
+    options = "|".join(repository.get_group_options(override.key_or_group))
+    group = override.get_key_element().lstrip("~")
+    choices.add_problem(
+        f"{section} cannot be removed", override, f"choose another part: {group}={options}"
+    )
+
+
+def _drop_unknown_groups(choices: Choices, repository: YamlRepository) -> None:
+    """Replace choices of parts that the recipe does not have by problems."""
+    if not choices.parts:
+        return
+    known = repository.known_choices()
+    kept: list[Override] = []
+    for override in choices.parts:
+        name = override.get_key_element().lstrip("+~")
+        if override.is_add() or name in known:
+            kept.append(override)
+            continue
+        same = [choice for choice in known if choice.split("@")[0] == override.key_or_group]
+        hint = did_you_mean(name, known)
+        if same:
+            hint = f"write {' or '.join(f'{choice}={override.value()}' for choice in same)}"
+        choices.add_problem(f"the recipe has no part at {name}", override, hint)
+    choices.parts = kept
+
+
+def _plain(value: Any) -> Any:
+    """Convert Hydra's parsed value to plain data."""
+    if isinstance(value, QuotedString):
+        return value.text
+    if isinstance(value, list):
+        return [_plain(item) for item in value]
+    if isinstance(value, dict):
+        return {str(_plain(k)): _plain(v) for k, v in value.items()}
+    return value

@@ -1,0 +1,130 @@
+"""Names and settings of plug-ins, validated against the plug-ins that a configuration selects."""
+
+from __future__ import annotations
+
+import dataclasses
+from functools import cache
+from typing import Any
+
+from rlctl import plugins
+from rlctl.errors import ConfigError, Problem, RlctlError
+from rlctl.recipes.keys import Key, model_keys
+from rlctl.recipes.layers import Layers, Origin, UnusedKey
+from rlctl.recipes.slots import SLOTS, Slot
+
+
+def check_plugins(container: dict[str, Any], layers: Layers) -> list[Problem]:
+    """Return the problems of the plug-ins' names and settings.
+
+    Removes settings of plug-ins that are not selected from `container` if verl's flat keys or a
+    lower layer set them, and notes the flat ones as unused keys. Loads a plug-in only if it has
+    settings.
+    """
+    problems: list[Problem] = []
+    for slot in SLOTS:
+        problems += _unknown_names(slot, container, layers)
+        for name, section, values in list(slot.settings(container)):
+            try:
+                problems += _check_settings(slot, name, section, values, container, layers)
+            except RlctlError as error:
+                where = layers.origins[slot.key][-1].where
+                problems += [dataclasses.replace(each, where=where) for each in error.problems]
+    return list(dict.fromkeys(problems))
+
+
+def plugin_keys(slot: Slot, name: str) -> list[Key]:
+    """Return the settings of a plug-in as keys below its section. Loads the plug-in.
+
+    Raises the errors of `plugins.load`.
+    """
+    section = slot.section(name)
+    model = plugins.params_model(_load(slot, name))
+    return [] if model is None or section is None else list(model_keys(model, f"{section}."))
+
+
+def _unknown_names(slot: Slot, container: dict[str, Any], layers: Layers) -> list[Problem]:
+    """Return problems for selected names that are neither entry points nor `module:Name`."""
+    chain = layers.origins.get(slot.key)
+    if not chain or chain[-1].level == 1 or slot.key in layers.faulty:
+        return []
+    problems: list[Problem] = []
+    for name in slot.selected(container):
+        if ":" not in name and name not in known_names(slot.kind):
+            try:
+                plugins.load(slot.kind, name)
+            except ConfigError as error:
+                where = chain[-1].where
+                problems += [dataclasses.replace(each, where=where) for each in error.problems]
+    return problems
+
+
+def _check_settings(
+    slot: Slot,
+    name: str,
+    section: str,
+    values: dict[str, Any],
+    container: dict[str, Any],
+    layers: Layers,
+) -> list[Problem]:
+    selected = slot.selected(container)
+    if slot.keywords and name in [full.rpartition(":")[2] for full in selected if ":" in full]:
+        return []
+    accepted: set[str] = set()
+    if name in selected:
+        if ":" not in name and name not in known_names(slot.kind):
+            return []  # reported already
+        model = plugins.params_model(_load(slot, name))
+        accepted = set() if model is None else set(model.model_fields)
+    problems: list[Problem] = []
+    for field in [field for field in values if field not in accepted]:
+        key = f"{section}.{field}"
+        origin = _origin(key, layers)
+        if key in layers.flat:
+            place = layers.origins[slot.key][-1]
+            selection = f"{slot.key} is {', '.join(selected)}" + (
+                f" ({place.where})" if place.level > 1 else ""
+            )
+            layers.unused.append(UnusedKey(layers.flat[key], origin.where, selection))
+            flat_notice = f"{layers.flat[key]} is now {key}"
+            layers.notices[:] = [each for each in layers.notices if each != flat_notice]
+        elif origin.level >= layers.origins[slot.key][-1].level and name not in selected:
+            message = f"{key} is set, but {slot.key} is {', '.join(selected)}"
+            problems.append(Problem(message, origin.where, f"add {name} to {slot.key}"))
+            continue
+        elif origin.level >= layers.origins[slot.key][-1].level:
+            continue  # reported by parse_params
+        layers.remove((*section.split("."), field), container)
+    if name not in selected:
+        return problems
+    try:
+        plugins.parse_params(_load(slot, name), name, values, section)
+    except ConfigError as error:
+        for each in error.problems:
+            key = (
+                each.where
+                if each.where not in (None, section)
+                else f"{section}.{next(iter(values))}"
+            )
+            problems.append(dataclasses.replace(each, where=_origin(key or section, layers).where))
+    return problems
+
+
+def _origin(key: str, layers: Layers) -> Origin:
+    """Return the newest setting of a key, or of a key below it, or of the section above it."""
+    while key:
+        for name in (key, *(other for other in layers.origins if other.startswith(f"{key}."))):
+            if name in layers.origins:
+                return layers.origins[name][-1]
+        key = key.rpartition(".")[0]
+    raise KeyError(key)
+
+
+@cache
+def known_names(kind: str) -> list[str]:
+    """Return the entry points of `kind`, read once per process."""
+    return plugins.names(kind)
+
+
+@cache
+def _load(slot: Slot, name: str) -> Any:
+    return plugins.load(slot.kind, name)

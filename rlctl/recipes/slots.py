@@ -1,0 +1,81 @@
+"""Table of the config keys that select plug-ins and of the sections with their settings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """A key that selects one plug-in of `kind`, or several if its value is a list.
+
+    `params` is the section with the settings. A slot of several plug-ins has one section per name
+    below it. `keywords`: a plug-in without declared settings accepts them as keyword arguments.
+    """
+
+    kind: str
+    key: str
+    params: str | None = None
+    several: bool = False
+    keywords: bool = False
+
+    def selected(self, container: Mapping[str, Any]) -> list[str]:
+        """Return the names of the selected plug-ins."""
+        value = lookup(container, self.key)
+        if isinstance(value, str):
+            return [value]
+        if isinstance(value, list | tuple):
+            return [name for name in value if isinstance(name, str)]
+        return []
+
+    def settings(self, container: Mapping[str, Any]) -> Iterator[tuple[str, str, dict[str, Any]]]:
+        """Yield name, section and settings of every plug-in with settings in `container`."""
+        values = lookup(container, self.params) if self.params else None
+        if not isinstance(values, dict) or not values:
+            return
+        assert self.params is not None
+        if not self.several:
+            for name in self.selected(container):
+                yield name, self.params, values
+            return
+        for name, inner in values.items():
+            if isinstance(inner, dict):
+                yield name, f"{self.params}.{name}", inner
+
+    def section(self, name: str) -> str | None:
+        """Return the section with the settings of the plug-in `name`."""
+        return f"{self.params}.{name}" if self.params and self.several else self.params
+
+
+_ACTOR = "actor_rollout_ref.actor"
+
+SLOTS: tuple[Slot, ...] = (
+    Slot("algorithms", "algorithm.name", "algorithm.params"),
+    Slot("advantages", "algorithm.adv_estimator", "algorithm.adv_estimator_params"),
+    Slot("policy_losses", f"{_ACTOR}.policy_loss.loss_mode", f"{_ACTOR}.policy_loss.params"),
+    Slot("kl_estimators", "algorithm.kl_penalty"),
+    Slot("kl_estimators", f"{_ACTOR}.kl_loss_type"),
+    Slot("rewards", "reward.functions", "reward.params", several=True, keywords=True),
+    Slot("engines", "actor_rollout_ref.rollout.name", "actor_rollout_ref.rollout.params"),
+    Slot("loggers", "trainer.logger", "trainer.tracking.params", several=True),
+    Slot("samplers", "data.sampler", "data.sampler_params"),
+)
+
+
+def slot_of(key: str) -> Slot | None:
+    """Return the slot that `key` selects a plug-in for, or None."""
+    return next((slot for slot in SLOTS if slot.key == key), None)
+
+
+def slot_with_setting(key: str) -> Slot | None:
+    """Return the slot whose settings contain `key`, or None."""
+    return next((slot for slot in SLOTS if slot.params and key.startswith(f"{slot.params}.")), None)
+
+
+def lookup(container: Any, key: str) -> Any:
+    """Return the value of a dotted key, or None if it is not set."""
+    for part in key.split("."):
+        container = container.get(part) if isinstance(container, dict) else None
+    return container

@@ -1,0 +1,206 @@
+"""Table of keys that have no effect because of other keys, or because a role is not built."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from rlctl.recipes.roles import CRITIC, REFERENCE, Role
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """Patterns of keys without effect if every condition holds.
+
+    `causes` are conditions on the values of keys. The keys of `alike` must have equal values.
+    """
+
+    keys: tuple[str, ...]
+    causes: tuple[tuple[str, Callable[[Any], bool]], ...]
+    alike: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RoleRule:
+    """Patterns of keys without effect if a role is not built.
+
+    `causes` are the keys that decide about the role.
+    """
+
+    role: Role
+    causes: tuple[str, ...]
+    further_keys: tuple[str, ...] = ()
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """Patterns of the role's own section, its placement, and `further_keys`."""
+        placement = f"trainer.placement.{self.role.pool_key}"
+        return (f"{self.role.section}.*", placement, *self.further_keys)
+
+
+def _is(*values: Any) -> Callable[[Any], bool]:
+    return lambda given: given in values
+
+
+def _is_not(*values: Any) -> Callable[[Any], bool]:
+    return lambda given: given not in values
+
+
+def _positive(given: Any) -> bool:
+    return given > 0
+
+
+_ACTOR, _ROLLOUT, _REF = (
+    "actor_rollout_ref.actor",
+    "actor_rollout_ref.rollout",
+    "actor_rollout_ref.ref",
+)
+
+
+def _trained(model: str, section: str) -> Iterator[Rule]:
+    """Yield the rules shared by actor and critic."""
+    yield Rule((f"{section}.data_loader_seed",), ((f"{section}.shuffle", _is(False)),))
+    yield Rule(
+        (f"{section}.ppo_micro_batch_size_per_gpu",), ((f"{section}.use_dynamic_bsz", _is(True)),)
+    )
+    by_rows = (
+        (f"{section}.use_dynamic_bsz", _is(False)),
+        (f"{section}.ppo_micro_batch_size_per_gpu", _is_not(None)),
+    )
+    yield Rule((f"{section}.ppo_max_token_len_per_gpu",), by_rows)
+    yield Rule(
+        (f"{section}.optim.lr_warmup_steps_ratio",),
+        ((f"{section}.optim.lr_warmup_steps", _positive),),
+    )
+    yield Rule(
+        (f"{section}.optim.min_lr_ratio",),
+        ((f"{section}.optim.lr_scheduler_type", _is("constant")),),
+    )
+    yield Rule(
+        (f"{model}.lora_alpha", f"{model}.target_modules"), ((f"{model}.lora_rank", _is(0)),)
+    )
+
+
+RULES: tuple[Rule, ...] = (
+    *_trained("actor_rollout_ref.model", _ACTOR),
+    *_trained("critic.model", "critic"),
+    # lengths, order, validation
+    Rule(("data.truncation",), (("data.filter_overlong_prompts", _is(True)),)),
+    Rule(("data.seed",), (("data.shuffle", _is(False)),)),
+    Rule(
+        (
+            "data.val_batch_size",
+            "data.val_max_samples",
+            "trainer.test_freq",
+            "trainer.log_val_generations",
+            f"{_ROLLOUT}.val_kwargs.*",
+        ),
+        (("data.val_files", _is(None)),),
+    ),
+    Rule(
+        tuple(f"{_ROLLOUT}.val_kwargs.{key}" for key in ("temperature", "top_p", "top_k")),
+        ((f"{_ROLLOUT}.val_kwargs.do_sample", _is(False)),),
+    ),
+    # the policy's loss
+    Rule(
+        (f"{_ACTOR}.clip_ratio",),
+        ((f"{_ACTOR}.clip_ratio_low", _is_not(None)), (f"{_ACTOR}.clip_ratio_high", _is_not(None))),
+    ),
+    Rule(
+        (f"{_ACTOR}.kl_loss_coef", f"{_ACTOR}.kl_loss_type"),
+        ((f"{_ACTOR}.use_kl_loss", _is(False)),),
+    ),
+    Rule(
+        (f"{_ACTOR}.loss_scale_factor",),
+        ((f"{_ACTOR}.loss_agg_mode", _is_not("seq-mean-token-sum-norm")),),
+    ),
+    # rollout and log-probs
+    Rule(
+        (
+            f"{_ROLLOUT}.log_prob_micro_batch_size_per_gpu",
+            f"{_REF}.log_prob_micro_batch_size_per_gpu",
+        ),
+        ((f"{_ACTOR}.use_dynamic_bsz", _is(True)),),
+    ),
+    # with adapters, the actor's base model is the reference
+    Rule(
+        (f"{_REF}.*",),
+        (("actor_rollout_ref.model.lora_rank", _positive),),
+        ("trainer.placement.actor", "trainer.placement.reference"),
+    ),
+    Rule((f"{_ROLLOUT}.free_cache_engine",), (("trainer.placement.rollout", _is_not(None)),)),
+    Rule(("trainer.timeouts.rollout_restart_s",), (("trainer.placement.rollout", _is(None)),)),
+    Rule(
+        (f"{_ROLLOUT}.mode",),
+        ((f"{_ROLLOUT}.mode", _is("async")), ("trainer.placement.rollout", _is(None))),
+    ),
+    Rule((f"{_ROLLOUT}.checkpoint_engine.*",), (("trainer.placement.rollout", _is(None)),)),
+    # algorithm
+    Rule(
+        ("algorithm.kl_ctrl.*", "algorithm.kl_penalty"),
+        (("algorithm.use_kl_in_reward", _is(False)),),
+    ),
+    Rule(
+        ("algorithm.kl_ctrl.horizon", "algorithm.kl_ctrl.target_kl"),
+        (("algorithm.kl_ctrl.type", _is("fixed")),),
+    ),
+    Rule(("algorithm.filter_groups.m*",), (("algorithm.filter_groups.enable", _is(False)),)),
+    Rule(
+        ("algorithm.overlong_buffer.len", "algorithm.overlong_buffer.penalty_factor"),
+        (("algorithm.overlong_buffer.enable", _is(False)),),
+    ),
+    Rule(
+        ("algorithm.rollout_correction.rollout_is_threshold",),
+        (("algorithm.rollout_correction.rollout_is", _is(None)),),
+    ),
+    Rule(
+        ("algorithm.rollout_correction.rollout_rs_threshold",),
+        (("algorithm.rollout_correction.rollout_rs", _is(None)),),
+    ),
+    # reward
+    Rule(
+        ("reward.functions", "reward.weights", "reward.params.*"),
+        (("reward.custom_reward_function.path", _is_not(None)),),
+    ),
+    Rule(
+        ("reward.custom_reward_function.name", "reward.custom_reward_function.reward_kwargs*"),
+        (("reward.custom_reward_function.path", _is(None)),),
+    ),
+    # trainer and Ray
+    Rule(("trainer.alarms.validation_falls",), (("data.val_files", _is(None)),)),
+    Rule(("trainer.total_epochs",), (("trainer.total_training_steps", _is_not(None)),)),
+    Rule(
+        ("trainer.keep_best.mode", "trainer.keep_best.k"),
+        (("trainer.keep_best.metric", _is(None)),),
+    ),
+    Rule(
+        ("trainer.max_ckpt_to_keep", "trainer.keep_best.metric"), (("trainer.save_freq", _is(-1)),)
+    ),
+    Rule(("trainer.keep_best.*",), (("trainer.max_ckpt_to_keep", _is(None)),)),
+    Rule(("trainer.timeouts.mirror_s",), (("trainer.mirror", _is(None)),)),
+    Rule(
+        ("trainer.resume_mode",),
+        (("trainer.resume_mode", _is("auto")), ("trainer.experiment_name", _is(None))),
+    ),
+    Rule(("trainer.resume_from_path",), (("trainer.resume_mode", _is_not("resume_path")),)),
+    Rule(
+        tuple(
+            f"ray_kwargs.ray_init.{key}"
+            for key in ("num_cpus", "num_gpus", "object_store_memory", "include_dashboard")
+        ),
+        (("ray_kwargs.ray_init.address", _is_not(None)),),
+    ),
+)
+
+ROLE_RULES: tuple[RoleRule, ...] = (
+    RoleRule(
+        CRITIC,
+        ("algorithm.name", "algorithm.adv_estimator"),
+        ("trainer.critic_warmup", "algorithm.lam"),
+    ),
+    RoleRule(
+        REFERENCE,
+        ("algorithm.name", "algorithm.use_kl_in_reward", f"{_ACTOR}.use_kl_loss"),
+    ),
+)

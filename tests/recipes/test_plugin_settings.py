@@ -1,0 +1,154 @@
+"""Names and settings of plug-ins: validation, verl's flat keys, origins, completion."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from rlctl.errors import ConfigError, Problem
+from rlctl.recipes.completion import complete_override
+from rlctl.recipes.compose import compose
+from rlctl.recipes.layers import nested
+from rlctl.recipes.stored import changes, recompose
+
+LOSS = "actor_rollout_ref.actor.policy_loss"
+
+
+def problem(*overrides: str) -> Problem:
+    with pytest.raises(ConfigError) as caught:
+        compose("ppo", overrides)
+    [found] = caught.value.problems
+    return found
+
+
+@pytest.mark.parametrize(
+    ("override", "hint"),
+    [
+        (f"{LOSS}.loss_mode=sapoo", "did you mean 'sapo'?"),
+        ("algorithm.adv_estimator=gea", "did you mean 'gae'?"),
+        ("algorithm.kl_penalty=k4", "low_var_kl"),
+        ("actor_rollout_ref.rollout.name=vlm", "did you mean 'vllm'?"),
+        ("trainer.logger=[console,wandbb]", "did you mean 'wandb'?"),
+        ("reward.functions=[gsm9k]", "did you mean 'gsm8k'?"),
+        ("data.sampler=randon", "did you mean 'random'?"),
+    ],
+)
+def test_unknown_plugin_is_a_problem_with_a_suggestion(override: str, hint: str) -> None:
+    found = problem(override)
+    assert found.where == f"override {override}"
+    assert hint in (found.hint or "")
+
+
+@pytest.mark.parametrize(
+    ("override", "word"),
+    [
+        (f"{LOSS}.params.tau_pos=x", "tau_pos"),
+        (f"{LOSS}.params.tau_pos=-1", "tau_pos"),
+        (f"{LOSS}.params.tau_poss=1", "'tau_poss'"),
+    ],
+)
+def test_wrong_setting_is_a_problem_at_its_place(override: str, word: str) -> None:
+    found = problem(f"{LOSS}.loss_mode=sapo", override)
+    assert found.where == f"override {override}"
+    assert word in found.message
+
+
+def test_setting_of_another_plugin_is_a_problem() -> None:
+    override = f"{LOSS}.params.tau_pos=2"
+    assert problem(override).where == f"override {override}"
+    override = "reward.params.other.x=2"
+    assert problem(override).where == f"override {override}"
+
+
+def test_settings_in_a_recipe_keep_their_line(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(
+        "defaults: [ppo, _self_]\nactor_rollout_ref:\n  actor:\n    policy_loss:\n"
+        "      loss_mode: sapo\n      params: {tau_pos: 2}\n"
+    )
+    [origin] = compose(path).origins[f"{LOSS}.params.tau_pos"]
+    assert (origin.value, origin.where, origin.level) == (2, f"{path}:6", 2)
+    switched = compose(path, [f"{LOSS}.loss_mode=vanilla"])
+    assert switched.config.actor_rollout_ref.actor.policy_loss.params == {}
+    assert switched.unused == []
+
+
+@pytest.mark.parametrize(
+    ("overrides", "key", "value"),
+    [
+        ([f"{LOSS}.loss_mode=sapo", "actor_rollout_ref.actor.tau_neg=3"], "tau_neg", 3),
+        ([f"{LOSS}.loss_mode=dro", f"{LOSS}.dro_beta=0.1"], "beta", 0.1),
+        ([f"{LOSS}.loss_mode=kl_cov", f"{LOSS}.ppo_kl_coef=0.5"], "ppo_kl_coef", 0.5),
+    ],
+)
+def test_flat_keys_of_verl_set_the_selected_plugin(
+    overrides: list[str], key: str, value: float
+) -> None:
+    recipe = compose("ppo", overrides)
+    assert recipe.config.actor_rollout_ref.actor.policy_loss.params == {key: value}
+    assert len(recipe.notices) == 1
+    assert recipe.unused == []
+
+
+def test_flat_keys_of_other_plugins_are_unused() -> None:
+    recipe = compose("ppo", ["actor_rollout_ref.actor.tau_neg=3", "algorithm.gdpo_reward_keys=[a]"])
+    assert [each.key for each in recipe.unused] == [
+        "algorithm.gdpo_reward_keys",
+        "actor_rollout_ref.actor.tau_neg",
+    ]
+    assert recipe.notices == []
+    assert recipe.config.algorithm.adv_estimator_params == {}
+
+
+def test_completion_offers_the_settings_of_the_selected_plugin() -> None:
+    selected = ["algorithm.adv_estimator=gdpo"]
+    assert complete_override("algorithm.adv_estimator_params.", selected) == [
+        "algorithm.adv_estimator_params.reward_keys=",
+        "algorithm.adv_estimator_params.reward_weights=",
+    ]
+    assert complete_override("algorithm.adv_estimator_params.") == []
+    assert complete_override("reward.params.") == ["reward.params.gsm8k."]
+    assert complete_override("reward.params.gsm8k.method=f") == [
+        "reward.params.gsm8k.method=flexible"
+    ]
+    assert complete_override(f"{LOSS}.loss_mode=sa") == [f"{LOSS}.loss_mode=sapo"]
+
+
+def test_configuration_of_an_earlier_version_is_recomposed(tmp_path: Path) -> None:
+    container = compose("ppo", [f"{LOSS}.loss_mode=sapo"]).container
+    actor = "actor_rollout_ref.actor"
+    earlier = {
+        f"{actor}.tau_pos": 2.0,
+        f"{actor}.strategy": "fsdp2",
+        f"{actor}.tensor_parallel_size": 1,
+        f"{LOSS}.dro_beta": 0.05,
+        "algorithm.gdpo_reward_keys": None,
+        "reward.gsm8k.method": "flexible",
+        "reward.reward_model.enable": False,
+        "reward.reward_model.path": None,
+        "trainer.placement.reward": "main",
+        "actor_rollout_ref.rollout.multi_turn.enable": False,
+        "actor_rollout_ref.rollout.multi_turn.format": "hermes",
+    }
+    _update(container, nested(earlier))
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(container))
+    chain = [{"value": 2.0, "where": "mine.yaml:3", "level": 2}]
+    (tmp_path / "origins.json").write_text(json.dumps({f"{actor}.tau_pos": chain}))
+    recipe = recompose(tmp_path, ["trainer.seed=9"])
+    assert (recipe.notices, recipe.unused) == ([], [])
+    assert recipe.config.actor_rollout_ref.actor.policy_loss.params == {"tau_pos": 2.0}
+    assert recipe.config.reward.params == {"gsm8k": {"method": "flexible"}}
+    assert recipe.origins[f"{LOSS}.params.tau_pos"][-1].where == "mine.yaml:3"
+    assert [change.key for change in changes(tmp_path, recipe.container)] == ["trainer.seed"]
+
+
+def _update(container: dict[str, object], values: dict[str, object]) -> None:
+    for key, value in values.items():
+        inner = container.get(key)
+        if isinstance(inner, dict) and isinstance(value, dict):
+            _update(inner, value)
+        else:
+            container[key] = value
