@@ -211,7 +211,8 @@ class Layers:
             message = f"{name} should be a mapping, not {value!r}"
             self.add_problem(name, message, where, f"{name}={{name: value}}")
         elif value != {}:
-            first = next(other for other in schema_keys() if other.startswith(f"{name}."))
+            below = (each for each in schema_keys().values() if each.name.startswith(f"{name}."))
+            first = next(each.name for each in below if each.kind == "value")
             given = f"is a section, not a value (given: {value!r})"
             if value is None:
                 given = "is an empty section"
@@ -262,12 +263,16 @@ def leaves(container: dict[str, Any]) -> dict[str, Any]:
 
 
 def nested(values: dict[str, Any]) -> dict[str, Any]:
-    """Return values by dotted key as nested sections: the inverse of `leaves`."""
+    """Return values by dotted key as nested sections: the inverse of `leaves`.
+
+    An empty mapping does not replace values.
+    """
     tree: dict[str, Any] = {}
     for name, value in values.items():
         *sections, leaf = name.split(".")
         node = tree
         for section in sections:
             node = node.setdefault(section, {})
-        node[leaf] = value
+        if value != {} or leaf not in node:
+            node[leaf] = value
     return tree

@@ -160,7 +160,7 @@ RULES: tuple[Rule, ...] = (
     ),
     # reward
     Rule(
-        ("reward.functions", "reward.weights", "reward.params.*"),
+        ("reward.functions", "reward.weights", "reward.params*"),
         (("reward.custom_reward_function.path", _is_not(None)),),
     ),
     Rule(
