@@ -161,9 +161,8 @@ def _first_line(point: EntryPoint) -> str:
     spec = find_spec(point.module)
     source = Path(spec.origin).read_text(encoding="utf-8") if spec and spec.origin else ""
     for node in ast.walk(ast.parse(source)):
-        named = isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name == point.attr
-        if named and (text := ast.get_docstring(node)):
-            return text.partition("\n")[0]
+        if isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name == point.attr:
+            return (ast.get_docstring(node) or "").partition("\n")[0]
     return ""
 
 
