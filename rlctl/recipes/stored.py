@@ -154,7 +154,7 @@ def changes(folder: Path, container: Mapping[str, Any]) -> list[Change]:
 
     Keys that a newer version of rlctl added are left out.
     """
-    old = stored_values(folder)
+    old = leaves(nested(stored_values(folder)))  # an empty section is no value
     new = leaves(dict(container))
     differing = [key for key in dict.fromkeys([*old, *new]) if old.get(key) != new.get(key)]
     known = [
