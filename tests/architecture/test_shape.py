@@ -33,7 +33,10 @@ MAY_CATCH_EVERYTHING = {
     "rlctl/data_prep/hub.py::hub_answers": "only checks the network; HTTP errors share no class",
 }
 # Names of plug-ins that are also words of the configuration with another meaning.
-ALSO_A_WORD = {"auto": "trainer.device and the like have an `auto` of their own"}
+ALSO_A_WORD = {
+    "auto": "trainer.device and the like have an `auto` of their own",
+    "kl": "the state of the KL controller in a checkpoint",
+}
 
 
 def test_files_are_short():

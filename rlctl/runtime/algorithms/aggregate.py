@@ -1,8 +1,9 @@
-"""From the losses of tokens to the loss of a mini-batch, whatever pieces it was cut into.
+"""Aggregation of token losses to the loss of a mini-batch that is split into micro-batches.
 
-A loss is Σ_parts `aggregate` / Σ_parts `count`, the parts being the micro-batches of all ranks. Both are plain sums over rows or tokens, so
-the quotient and its gradient do not depend on the cut; rows are never cut. `token-sum` is not divided at all: its count is None.
-Both functions take the same description of a part, whether or not the mode looks at all of it.
+A loss is Σ `aggregate` / Σ `count`, summed over the micro-batches of all ranks. Both are plain sums
+over rows or tokens and rows are never split, so the quotient and its gradient do not depend on the
+split. `token-sum` is not divided: its count is None. Both functions take the same arguments, though
+not every mode uses all of them.
 """
 
 from __future__ import annotations
@@ -23,10 +24,10 @@ MODES = (
 
 
 def check_mode(mode: str) -> str:
-    """`mode` itself if it is one of `MODES`; `ConfigError` otherwise."""
+    """Return `mode`. Raises ConfigError if it is not one of `MODES`."""
     if mode not in MODES:
         raise ConfigError(
-            f"unknown aggregation of losses {mode!r}",
+            f"unknown aggregation of losses: {mode!r}",
             where="actor_rollout_ref.actor.loss_agg_mode",
             hint=suggestion(mode, MODES),
         )
@@ -41,9 +42,11 @@ def aggregate(
     mode: str,
     width: float | None = None,
 ) -> Tensor:
-    """This part's share of the sum, a scalar with a graph. Losses, mask (1 where a token counts) and row (each token's row, int64): (T,).
+    """Return the numerator of a micro-batch's loss, a scalar with a graph.
 
-    Σ_rows Σ_t L for all modes but seq-mean-token-mean, where a token weighs one over the number of unmasked tokens of its row.
+    It is Σ_rows Σ_t L over the unmasked tokens; for seq-mean-token-mean each token is divided by
+    the number of unmasked tokens of its row. `token_losses`, `mask` (1 where a token counts) and
+    `row` (the row of each token, int64): (T,). Raises ConfigError for an unknown mode.
     """
     if check_mode(mode) == "seq-mean-token-mean":
         length = row_sum(mask, row, num_rows).clamp(min=1.0)  # (num_rows,)
@@ -54,11 +57,12 @@ def aggregate(
 def count(
     mask: Tensor, row: Tensor, num_rows: int, mode: str, width: float | None = None
 ) -> float | None:
-    """This part's share of what the sum is divided by; None where it is not divided (token-sum).
+    """Return the denominator of a micro-batch's loss; None for token-sum, which is not divided.
 
-    Unmasked tokens for token-mean, rows for the seq-mean modes (a row without unmasked tokens counts, with a loss of 0), rows × `width`
-    for seq-mean-token-sum-norm. `width` is a number of the configuration (Dr.GRPO, arXiv 2503.20783), not of the batch; `ValueError`
-    without it.
+    token-mean: the number of unmasked tokens. seq-mean modes: the number of rows, including rows
+    without unmasked tokens, whose loss is 0. seq-mean-token-sum-norm: rows × `width`, a constant of
+    the configuration (Dr.GRPO, arXiv 2503.20783). `mask` and `row`: (T,). Raises ConfigError for an
+    unknown mode, ValueError if `width` is missing.
     """
     match check_mode(mode):
         case "token-mean":
@@ -67,9 +71,7 @@ def count(
             return None
         case "seq-mean-token-sum-norm":
             if width is None:
-                raise ValueError(
-                    "seq-mean-token-sum-norm needs a width: loss_scale_factor or max_response_length"
-                )
+                raise ValueError(f"{mode} needs a width: loss_scale_factor or max_response_length")
             return float(num_rows * width)
         case _:
             return float(num_rows)

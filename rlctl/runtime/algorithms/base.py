@@ -1,4 +1,4 @@
-"""What an algorithm is: two halves of a step that the controller runs, and a loss that the workers run."""
+"""Protocols of an algorithm: a step in two halves on the controller, losses on the workers."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ from rlctl.tracking.metrics import Metrics
 
 @dataclass(frozen=True, eq=False)
 class Loss:
-    """A sum and what it has to be divided by. Never a mean: only the worker divides, once, by the count of all ranks and micro-batches.
+    """A sum of losses and its divisor.
 
-    `total` is a scalar with a graph; `count` is None for a loss that is a sum and is not divided at all.
+    It is never a mean: the worker divides once, by the total count of all ranks and micro-batches.
+    `total` is a scalar with a graph. `count` is None for a loss that is not divided.
     """
 
     total: Tensor
@@ -29,7 +30,7 @@ class Loss:
 
 
 class Needs(Flag):
-    """Requirements of an algorithm or an advantage estimator, beside actor and reward."""
+    """Requirements of an algorithm or an advantage estimator, in addition to actor and reward."""
 
     NOTHING = 0
     CRITIC = auto()  # a critic and its values
@@ -44,51 +45,61 @@ class Needs(Flag):
 
 
 class PolicyLoss(Protocol):
-    """The mathematics that the actor's workers run; pickled to them once."""
+    """The actor's loss; pickled to the actor's workers once."""
 
     @property
-    def needs(self) -> Needs: ...
+    def needs(self) -> Needs:
+        """Roles and inputs that the algorithm uses."""
+        ...
 
     def loss(self, outputs: PolicyOutputs, batch: Rollouts) -> Loss:
-        """Of a micro-batch: `outputs` hold (T,) for its response tokens."""
+        """Return the loss of a micro-batch; `outputs` hold (T,) for its response tokens."""
         ...
 
 
 class ValueLoss(Protocol):
-    """The mathematics that the critic's workers run; pickled to them once."""
+    """The critic's loss; pickled to the critic's workers once."""
 
     def value_loss(self, values: Tensor, batch: Rollouts) -> Loss:
-        """Of a micro-batch: `values` (T,) for its response tokens."""
+        """Return the loss of a micro-batch; `values` (T,) are those of its response tokens."""
         ...
 
 
 class Algorithm(PolicyLoss, Protocol):
-    """One reinforcement-learning algorithm. Found by entry point `rlctl.algorithms` or `module:Name`."""
+    """Training algorithm, found by an entry point of `rlctl.algorithms` or as `module:Name`."""
 
     @classmethod
     def from_config(cls, config: schema.Config, num_steps: int) -> Self:
-        """Built once on the controller; raises `ConfigError` with everything that does not fit together."""
+        """Build the algorithm, once per run, on the controller.
+
+        `num_steps` is the length of the run. Raises ConfigError with all conflicting settings.
+        """
         ...
 
     def collect(self, prompts: Prompts, roles: Roles, step: int) -> Scored:
-        """The first half of a step: ask, answer, score."""
+        """Run the first half of a step: return scored responses to `prompts`."""
         ...
 
     def learn(self, scored: Scored, roles: Roles, step: int) -> Metrics:
-        """The second half: make experience of it and learn."""
+        """Run the second half of a step: update the roles with `scored` and return metrics."""
         ...
 
     def state_dict(self) -> dict[str, Any]:
-        """What changes from step to step on the controller."""
+        """Return the controller's state that changes between steps; it is saved in checkpoints."""
         ...
 
-    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` returned."""
+        ...
 
 
 def mini_batches(
     experience: Experience, num_rows: int, epochs: int, seed: int | None
 ) -> Sequence[Experience]:
-    """Cut a batch into mini-batches of `num_rows` rows, `epochs` times over, each epoch in another order if `seed` is given."""
+    """Return `epochs` passes over a batch in mini-batches of `num_rows` rows.
+
+    Each epoch is shuffled with its own seed, derived from `seed`; None keeps the order.
+    """
     import torch
 
     cuts: list[Tensor] = []

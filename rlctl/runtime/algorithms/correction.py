@@ -1,8 +1,10 @@
-"""Rollout correction: the engine that samples and the trainer that learns do not give a token quite the same probability.
+"""Rollout correction for the difference between the log-probs of rollout engine and trainer.
 
-Importance weights π_train/π_rollout, truncated (TIS: Yao et al., "Your Efficient RL Framework Secretly Brings You Off-Policy RL Training",
-2025) or zeroed outside of bounds (IcePop: arXiv 2510.18855); rejection of tokens or rows by an estimate of the divergence; metrics of the
-mismatch. Names and definitions are verl's. All of it is for a whole global batch at once, on the controller.
+Three parts: importance weights π_train/π_rollout, truncated (TIS: Yao et al., "Your Efficient RL
+Framework Secretly Brings You Off-Policy RL Training", 2025) or set to 0 outside of bounds (IcePop:
+arXiv 2510.18855); rejection of tokens or rows by an estimate of the divergence; metrics of the
+mismatch. Names and definitions are verl's. All functions take the complete global batch and run on
+the controller.
 """
 
 from __future__ import annotations
@@ -35,17 +37,17 @@ CRITERIA = tuple(
 
 @dataclass(frozen=True, eq=False)
 class SampledTokens:
-    """The response tokens of whole rows, end to end: (T,) each."""
+    """The response tokens of complete rows, concatenated: (T,) each."""
 
-    old_log_probs: Tensor  # by the trainer
-    rollout_log_probs: Tensor  # by the engine that sampled them
+    old_log_probs: Tensor  # computed by the trainer
+    rollout_log_probs: Tensor  # computed by the engine that sampled the tokens
     mask: Tensor  # float, 1 where the policy wrote the token
     row: Tensor  # int64, the row of each token
     num_rows: int
 
     @classmethod
     def from_rollouts(cls, rollouts: Rollouts, old: LogProbs) -> Self:
-        """`old` are the trainer's log-probs under the weights that answered."""
+        """Build from rollouts; `old` has the trainer's log-probs under the sampling weights."""
         mask, row = rollouts.response_mask.values, rollouts.response_ids.row_of_token
         return cls(
             old.log_probs.values, rollouts.rollout_log_probs.values, mask, row, len(rollouts)
@@ -59,14 +61,14 @@ class SampledTokens:
 
 @dataclass(frozen=True)
 class Bounds:
-    """0 < low < high; `low` is None where there is only an upper bound."""
+    """Bounds 0 < low < high; `low` is None if there is only an upper bound."""
 
     low: float | None
     high: float
 
     @classmethod
     def parse(cls, given: str | float, key: str) -> Bounds:
-        """From `2.0` or `"0.5_2.0"`; `ConfigError` for anything else."""
+        """Parse `2.0` or `"0.5_2.0"`. Raises ConfigError for anything else."""
         try:
             *low, high = [float(part) for part in str(given).split("_")]
         except ValueError:
@@ -80,10 +82,15 @@ class Bounds:
         return cls(low[0] if low else None, high)
 
     def around_one(self, key: str) -> Bounds:
-        """Itself; `ConfigError` where 1 is outside. Both ratios are 1 where nothing differs, and YAML reads 0.5_2 as the number 0.52."""
+        """Return these bounds. Raises ConfigError if they exclude 1, the ratio without mismatch.
+
+        The usual cause is YAML, which reads 0.5_2 as the number 0.52.
+        """
         if not (self.low or 0.0) <= 1 <= self.high:
             low = "" if self.low is None else f"{self.low:g}_"
-            hint = 'two bounds are written with a point in each, as in "0.5_2.0": YAML reads 0.5_2 as one number'
+            hint = (
+                'write two bounds with a point in each, as in "0.5_2.0": YAML reads 0.5_2 as 0.52'
+            )
             raise ConfigError(
                 f"{key}={low}{self.high:g} leaves out a ratio of 1", where=_KEY, hint=hint
             )
@@ -92,22 +99,21 @@ class Bounds:
 
 @dataclass(frozen=True)
 class Criterion:
-    """What a token or a row must fulfil to be learned from: `kind` is one of CRITERIA."""
+    """Bounds of a divergence that a token or row must meet; `kind` is one of `CRITERIA`."""
 
     kind: str
     bounds: Bounds
 
 
 def parse_criteria(kinds: str, thresholds: str | float) -> list[Criterion]:
-    """From `rollout_rs`, such as "token_k1,seq_mean_k3", and `rollout_rs_threshold`, one entry a criterion: "0.5_2,0.01".
+    """Parse `rollout_rs` ("token_k1,seq_mean_k3") and `rollout_rs_threshold` ("0.5_2,0.01").
 
-    For k1 an entry bounds the ratio π_rollout/π_train, one number x meaning [1/x, x]; for k2 and k3 it is the largest divergence.
-    `ConfigError` for an unknown kind, a number of entries that differs, or a lower bound where none is used.
+    There is one threshold per criterion. For k1 it bounds the ratio π_rollout/π_train, and one
+    number x means [1/x, x]; for k2 and k3 it is the largest allowed divergence. Raises ConfigError
+    for an unknown kind, unequal numbers of entries, or a lower bound of k2 or k3.
     """
-    names, entries = (
-        [name.strip() for name in kinds.split(",")],
-        [entry.strip() for entry in str(thresholds).split(",")],
-    )
+    names = [name.strip() for name in kinds.split(",")]
+    entries = [entry.strip() for entry in str(thresholds).split(",")]
     if len(names) != len(entries):
         raise ConfigError(
             f"rollout_rs has {len(names)} criteria, rollout_rs_threshold has {len(entries)}",
@@ -122,7 +128,7 @@ def parse_criteria(kinds: str, thresholds: str | float) -> list[Criterion]:
                 hint=suggestion(name, CRITERIA),
             )
         bounds = Bounds.parse(entry, "rollout_rs_threshold")
-        if name.endswith("k1"):
+        if name.endswith("_k1"):
             bounds = bounds.around_one("rollout_rs_threshold")
             bounds = Bounds(1 / bounds.high, bounds.high) if bounds.low is None else bounds
         elif bounds.low is not None:
@@ -138,28 +144,30 @@ def parse_criteria(kinds: str, thresholds: str | float) -> list[Criterion]:
 def importance_weights(
     tokens: SampledTokens, level: Literal["token", "sequence"], bounds: Bounds
 ) -> tuple[Tensor, Metrics]:
-    """π_train/π_rollout of each token, or the product over its row, on unmasked tokens; 0 elsewhere: (T,), without a graph.
+    """Return weights w = π_train/π_rollout of unmasked tokens, 0 elsewhere: (T,), without a graph.
 
-    Only an upper bound: min(w, high), TIS. Two bounds: 0 where w is outside, IcePop. The log-ratio is clamped to ±20 first.
+    At level "sequence", w is the product over the row. With an upper bound only: min(w, high), TIS.
+    With two bounds: 0 where w is outside, IcePop. The log-ratio is clamped to ±20 first.
     """
     mask, log_ratio = tokens.mask, tokens.log_ratio
     if level == "sequence":
         log_ratio = row_sum(log_ratio * mask, tokens.row, tokens.num_rows)[tokens.row]
     raw = log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
-    is_high, is_low = (
-        raw > bounds.high,
-        raw < (1 / bounds.high if bounds.low is None else bounds.low),
-    )
-    weights = (
-        raw.clamp(max=bounds.high) if bounds.low is None else raw.masked_fill(is_high | is_low, 0.0)
-    )
-    return weights * mask, _weight_metrics(
-        weights[mask > 0].double(), is_high[mask > 0], is_low[mask > 0]
-    )
+    is_high = raw > bounds.high
+    is_low = raw < (1 / bounds.high if bounds.low is None else bounds.low)
+    if bounds.low is None:
+        weights = raw.clamp(max=bounds.high)
+    else:
+        weights = raw.masked_fill(is_high | is_low, 0.0)
+    keep = mask > 0
+    return weights * mask, _weight_metrics(weights[keep].double(), is_high[keep], is_low[keep])
 
 
 def _weight_metrics(weights: Tensor, high: Tensor, low: Tensor) -> Metrics:
-    """Of the unmasked tokens (N,): the weights as applied, and where they were beyond the bounds before. Nothing if N = 0."""
+    """Return metrics of the weights (N,) of N unmasked tokens; an empty dict if N = 0.
+
+    `weights` are bounded; `high` and `low` (N,) are True where a weight was outside the bounds.
+    """
     n = len(weights)
     if not n:
         return {}
@@ -178,10 +186,13 @@ def _weight_metrics(weights: Tensor, high: Tensor, low: Tensor) -> Metrics:
 
 
 def _divergence(kind: str, tokens: SampledTokens) -> Tensor:
-    """The statistic of a criterion, (T,): a row's on each of its tokens. k1 is the log of π_rollout/π_train."""
+    """Return the divergence that a criterion bounds: (T,). A row's value is on each of its tokens.
+
+    With d = log π_train/π_rollout, k1 is −d, k2 is d²/2 and k3 is e^d − 1 − d.
+    """
     d = tokens.log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
-    scope, _, k = kind.rpartition("_")
-    each = {"k1": -d, "k2": d.square() / 2, "k3": d.exp() - 1 - d}[k]
+    scope, _, order = kind.rpartition("_k")
+    each = {"1": -d, "2": d.square() / 2, "3": d.exp() - 1 - d}[order]
     row, num_rows, mask = tokens.row, tokens.num_rows, tokens.mask
     match scope:
         case "token":
@@ -196,7 +207,7 @@ def _divergence(kind: str, tokens: SampledTokens) -> Tensor:
 
 @torch.no_grad()
 def rejection_mask(tokens: SampledTokens, criteria: Sequence[Criterion]) -> tuple[Tensor, Metrics]:
-    """The mask without the tokens, or the whole rows, that fail any of the criteria: (T,)."""
+    """Return the mask without the tokens or rows that fail a criterion, (T,), and metrics."""
     kept = torch.ones_like(tokens.mask)
     num_tokens, metrics = float(tokens.mask.sum()), Metrics()
     for criterion in criteria:
@@ -221,7 +232,7 @@ def rejection_mask(tokens: SampledTokens, criteria: Sequence[Criterion]) -> tupl
 
 @dataclass(frozen=True)
 class Correction:
-    """What `algorithm.rollout_correction` asks for: weights of each `level`, None for no weights, and `criteria` of rejection."""
+    """The correction that `algorithm.rollout_correction` configures; `level` None = no weights."""
 
     level: Literal["token", "sequence"] | None
     bounds: Bounds
@@ -229,11 +240,14 @@ class Correction:
 
     @classmethod
     def from_config(cls, config: RolloutCorrection) -> Self:
-        """`ConfigError` for bounds and criteria that are none, and for criteria without a threshold."""
+        """Build from the config section. Raises ConfigError for wrong or missing settings."""
         criteria: list[Criterion] = []
         if config.rollout_rs is not None:
             if config.rollout_rs_threshold is None:
-                hint = f"{_KEY}.rollout_rs_threshold=2.0 bounds a ratio (k1), 0.01 a divergence (k2, k3); one entry a criterion"
+                hint = (
+                    f"set {_KEY}.rollout_rs_threshold, one entry per criterion: "
+                    "2.0 bounds a ratio (k1), 0.01 a divergence (k2, k3)"
+                )
                 raise ConfigError(
                     f"rollout_rs={config.rollout_rs} has no threshold", where=_KEY, hint=hint
                 )
@@ -244,7 +258,7 @@ class Correction:
         return cls(config.rollout_is, bounds, tuple(criteria))
 
     def __call__(self, tokens: SampledTokens) -> tuple[Tensor, Tensor | None, Metrics]:
-        """The mask of the tokens that are learned from (T,), the weights of their losses (T,) if any, and metrics of both."""
+        """Return the mask of tokens to learn from (T,), loss weights (T,) or None, and metrics."""
         mask, weights, metrics = tokens.mask, None, Metrics()
         if self.level is not None:
             weights, metrics = importance_weights(tokens, self.level, self.bounds)
@@ -255,7 +269,7 @@ class Correction:
 
 
 def probs_diff(tokens: SampledTokens) -> Tensor:
-    """|π_train − π_rollout| of the N unmasked tokens, in float64: (N,)."""
+    """Return |π_train − π_rollout| of the N unmasked tokens, in float64: (N,)."""
     keep = tokens.mask > 0
     return (
         tokens.old_log_probs[keep].double().exp() - tokens.rollout_log_probs[keep].double().exp()
@@ -264,21 +278,25 @@ def probs_diff(tokens: SampledTokens) -> Tensor:
 
 @torch.no_grad()
 def mismatch(tokens: SampledTokens) -> Metrics:
-    """How far engine and trainer are apart, before any correction. Rows without unmasked tokens do not count.
+    """Return metrics of the difference between engine and trainer, before any correction.
 
-    `training/rollout_probs_diff_*`: |π_train − π_rollout| of the sampled tokens. `rollout_corr/kl`, `k3_kl`: estimates of
-    KL(π_rollout ‖ π_train); `*_ppl`: perplexity of an answer, mean over rows; `chi2_*`: the mean of ρ² − 1, over tokens and over rows
-    (there ρ is the product over the row).
+    `training/rollout_probs_diff_*`: |π_train − π_rollout| of the sampled tokens. `rollout_corr/kl`,
+    `k3_kl`: estimates of KL(π_rollout ‖ π_train). `*_ppl`: perplexity of a response, mean over
+    rows. `chi2_*`: the mean of ρ² − 1 over tokens, and over rows with ρ the product over the row.
+    Rows without unmasked tokens do not count. The fields of `tokens` are (T,).
     """
     keep = tokens.mask > 0
-    ours, theirs = tokens.old_log_probs[keep].double(), tokens.rollout_log_probs[keep].double()
-    n = len(ours)
+    trainer = tokens.old_log_probs[keep].double()  # (N,)
+    engine = tokens.rollout_log_probs[keep].double()  # (N,)
+    n = len(trainer)
     if not n:
         return {}
-    d, diff = ours - theirs, probs_diff(tokens)
+    d, diff = trainer - engine, probs_diff(tokens)
     _, row = tokens.row[keep].unique(return_inverse=True)
     num_rows, ones = int(row.max()) + 1, torch.ones_like(d)
-    our_row, their_row = row_mean(ours, ones, row, num_rows), row_mean(theirs, ones, row, num_rows)
+    trainer_row = row_mean(trainer, ones, row, num_rows)  # (num_rows,)
+    engine_row = row_mean(engine, ones, row, num_rows)  # (num_rows,)
+    ppl_diff = engine_row - trainer_row
     d_row = row_sum(d, row, num_rows).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
     rho = d.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
     return {
@@ -287,11 +305,11 @@ def mismatch(tokens: SampledTokens) -> Metrics:
         "training/rollout_probs_diff_std": Std(n, float(diff.sum()), float(diff.square().sum())),
         "rollout_corr/kl": Mean(float(-d.sum()), n),
         "rollout_corr/k3_kl": Mean(float((d.exp() - d - 1).sum()), n),
-        "rollout_corr/training_ppl": Mean(float((-our_row).exp().sum()), num_rows),
-        "rollout_corr/rollout_ppl": Mean(float((-their_row).exp().sum()), num_rows),
-        "rollout_corr/log_ppl_diff": Mean(float((their_row - our_row).sum()), num_rows),
-        "rollout_corr/log_ppl_abs_diff": Mean(float((their_row - our_row).abs().sum()), num_rows),
-        "rollout_corr/ppl_ratio": Mean(float((their_row - our_row).exp().sum()), num_rows),
+        "rollout_corr/training_ppl": Mean(float((-trainer_row).exp().sum()), num_rows),
+        "rollout_corr/rollout_ppl": Mean(float((-engine_row).exp().sum()), num_rows),
+        "rollout_corr/log_ppl_diff": Mean(float(ppl_diff.sum()), num_rows),
+        "rollout_corr/log_ppl_abs_diff": Mean(float(ppl_diff.abs().sum()), num_rows),
+        "rollout_corr/ppl_ratio": Mean(float(ppl_diff.exp().sum()), num_rows),
         "rollout_corr/chi2_token": Mean(float((rho.square() - 1).sum()), n),
         "rollout_corr/chi2_seq": Mean(float(((2 * d_row).exp() - 1).sum()), num_rows),
     }

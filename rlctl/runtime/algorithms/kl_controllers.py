@@ -17,7 +17,7 @@ class KLController(Protocol):
     coef: float
 
     def update(self, kl: float, num_rows: int) -> None:
-        """Adapt `coef` to `kl`, the mean over the batch's `num_rows` rows of the mean over tokens."""
+        """Adapt `coef` to `kl`, the mean over the `num_rows` rows of the mean over tokens."""
         ...
 
     def state_dict(self) -> dict[str, Any]:
@@ -48,7 +48,10 @@ class FixedKL:
 
 @dataclass
 class AdaptiveKL(FixedKL):
-    """β ×= 1 + clip(kl/target − 1, ±0.2)·rows/horizon. Ziegler et al., arXiv 1909.08593, sec. 2.2."""
+    """A β that follows the KL: β ×= 1 + clip(kl/target − 1, ±0.2)·rows/horizon.
+
+    Ziegler et al., arXiv 1909.08593, section 2.2.
+    """
 
     target: float
     horizon: float

@@ -98,7 +98,7 @@ class PPO:
 
     @property
     def needs(self) -> Needs:
-        """Return what the configured step calls: roles, engine, and what the estimator declares."""
+        """Roles and inputs of the configured step, including those that the estimator declares."""
         needs = Needs.ENGINE | Needs.GROUPS | self.estimator.needs
         if self.algorithm.use_kl_in_reward or self.actor.use_kl_loss:
             needs |= Needs.REFERENCE
@@ -119,7 +119,7 @@ class PPO:
         return replace(scored, greedy_scores=baseline.repeat_interleave(self.responses_per_prompt))
 
     def learn(self, scored: Scored, roles: Roles, step: int) -> Metrics:
-        """Compute log-probs, values and advantages, then update critic and actor in mini-batches."""
+        """Compute log-probs, values and advantages; update critic and actor in mini-batches."""
         old = roles.actor.compute_log_probs(scored)
         ref = roles.reference.compute_log_probs(scored) if Needs.REFERENCE in self.needs else None
         values = roles.critic.compute_values(scored) if Needs.CRITIC in self.needs else None
@@ -194,7 +194,7 @@ class PPO:
     def _experience(
         self, scored: Scored, old: LogProbs, ref: LogProbs | None, values: Ragged | None
     ) -> tuple[Experience, Metrics]:
-        """Add token rewards, advantages and returns: all that `learn` needs for the updates."""
+        """Return the batch with token rewards, advantages and returns, and metrics."""
         mask, tokens = scored.response_mask, SampledTokens.from_rollouts(scored, old)
         metrics = mismatch(tokens)
         if scored.greedy_scores is not None:

@@ -1,4 +1,4 @@
-"""Learning rates as a function of the step: nothing to save, nothing to restore."""
+"""Learning-rate schedules: functions of the step, without state."""
 
 from __future__ import annotations
 
@@ -11,7 +11,11 @@ from rlctl.recipes import schema
 
 @dataclass(frozen=True)
 class Schedule:
-    """Linear warm-up from 0 over `num_warmup` steps, then constant, cosine or linear down to `min_ratio` of the peak at `num_steps`."""
+    """Learning rate with linear warm-up and optional decay.
+
+    It rises from 0 over `num_warmup` steps, then stays constant or falls (cosine or linear) to
+    `min_ratio` of the peak at step `num_steps`.
+    """
 
     peak: float
     num_steps: int
@@ -21,7 +25,10 @@ class Schedule:
 
     @classmethod
     def from_config(cls, optim: schema.Optim, num_steps: int) -> Self:
-        """`lr_warmup_steps` wins over `lr_warmup_steps_ratio`, which counts from all steps of the run."""
+        """Build from an `optim` section.
+
+        `lr_warmup_steps` has precedence over `lr_warmup_steps_ratio`, a share of `num_steps`.
+        """
         warmup = (
             optim.lr_warmup_steps
             if optim.lr_warmup_steps > 0
@@ -30,7 +37,7 @@ class Schedule:
         return cls(optim.lr, num_steps, warmup, optim.lr_scheduler_type, optim.min_lr_ratio)
 
     def __call__(self, step: int) -> float:
-        """The learning rate of step `step`, counted from 1. The first step of a warm-up already learns: 1/num_warmup of the peak."""
+        """Return the learning rate of `step`, counted from 1: peak/num_warmup at the first step."""
         if step <= self.num_warmup:
             return self.peak * step / self.num_warmup
         if self.kind == "constant":

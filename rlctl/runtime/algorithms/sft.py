@@ -1,6 +1,7 @@
-"""Supervised fine-tuning as an algorithm: the "answers" are the worked solutions of the data, the loss is their negative log-likelihood.
+"""Supervised fine-tuning: the negative log-likelihood of the data's own solutions.
 
-It runs on the same trainer, workers and validation as everything else; `learn` is one optimizer step a mini-batch.
+The solutions take the place of sampled responses. Trainer, workers and validation are those of the
+other algorithms. `learn` makes one optimizer step per mini-batch.
 """
 
 from __future__ import annotations
@@ -27,7 +28,10 @@ from rlctl.tracking.metrics import Mean, Metrics, merge
 
 @dataclass(frozen=True)
 class SFT:
-    """−Σ log π(solution token) / number of solution tokens, the end-of-sequence token included."""
+    """Supervised fine-tuning with the mean negative log-likelihood of the solution tokens.
+
+    The end-of-sequence token is one of them.
+    """
 
     actor: schema.Actor
     response_key: str
@@ -38,6 +42,7 @@ class SFT:
 
     @classmethod
     def from_config(cls, config: schema.Config, num_steps: int) -> Self:
+        """Build the algorithm; `num_steps` is the length of the learning-rate schedule."""
         model = config.actor_rollout_ref.model
         return cls(
             actor=config.actor_rollout_ref.actor,
@@ -50,7 +55,7 @@ class SFT:
 
     @property
     def needs(self) -> Needs:
-        """Return the engine, which validation uses to generate responses."""
+        """The engine: validation generates responses with it."""
         return Needs.ENGINE
 
     @staticmethod
@@ -60,7 +65,7 @@ class SFT:
         return {"algorithm.rollout_correction.*": reason, "trainer.mismatch.*": reason}
 
     def collect(self, prompts: Prompts, roles: Roles, step: int) -> Scored:  # noqa: ARG002
-        """The data's own solutions, cut at `max_response_length`. Nothing is generated."""
+        """Return the data's solutions, truncated to `max_response_length`, as scored responses."""
         ids = Ragged.from_rows([self._solution(row) for row in prompts.rows], dtype=torch.int64)
         ones, zeros = torch.ones(len(ids.values)), torch.zeros(len(ids.values))
         return prompts.grow(
@@ -75,39 +80,43 @@ class SFT:
         )
 
     def learn(self, scored: Scored, roles: Roles, step: int) -> Metrics:
+        """Update the actor once per mini-batch and return metrics."""
         order = torch.arange(len(scored)).split(self.actor.ppo_mini_batch_size)
         return merge(
             [roles.actor.update(batch, self.schedule(step)) for batch in scored.chunk(order)]
         )
 
     def loss(self, outputs: PolicyOutputs, batch: Rollouts) -> Loss:
+        """Return −Σ log π over the response tokens (T,), a scalar, and their number."""
         total = -outputs.log_probs.sum()
         num_tokens = float(len(batch.response_ids.values))
         return Loss(total, num_tokens, {"train/loss": Mean(float(total.detach()), num_tokens)})
 
     def state_dict(self) -> dict[str, Any]:
+        """Return an empty state."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        pass
+        """Do nothing."""
 
     @cached_property
     def _tokenizer(self) -> PreTrainedTokenizerBase:
         return load_tokenizer(self.tokenizer_path, self.trust_remote_code)
 
     def _solution(self, row: PromptRow) -> list[int]:
-        text = _at(row, self.response_key)
+        """Return the tokens of a row's solution with the end-of-sequence token, truncated."""
+        text = _field_of(row, self.response_key)
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False)
         return [*ids, self._tokenizer.eos_token_id][: self.max_response_length]
 
 
-def _at(row: PromptRow, dotted: str) -> str:
-    """The text at `data.response_key`, such as `extra_info.answer`."""
+def _field_of(row: PromptRow, dotted: str) -> str:
+    """Return the text at `dotted`, such as `extra_info.answer`. Raises ConfigError if missing."""
     value: Any = {"extra_info": row.extra_info, "ground_truth": row.ground_truth}
     for part in dotted.split("."):
         if not isinstance(value, dict) or part not in value:
             raise ConfigError(
-                f"data.response_key={dotted!r} is not in a row of {row.data_source!r}",
+                f"a row of {row.data_source!r} has no field {dotted!r} (data.response_key)",
                 hint=f"extra_info has: {', '.join(row.extra_info) or 'nothing'}",
             )
         value = value[part]

@@ -1,4 +1,4 @@
-"""What is reported of a batch before anything is learned from it."""
+"""Metrics of a batch, computed before the updates."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rlctl.tracking.metrics import Max, Mean, Metrics, Min, Sum
 
 
 def spread(name: str, values: Tensor) -> Metrics:
-    """mean, max and min of `values` (N,); nothing if there are none."""
+    """Return mean, max and min of `values` (N,); an empty dict if N = 0."""
     if not len(values):
         return {}
     values = values.float()
@@ -22,7 +22,10 @@ def spread(name: str, values: Tensor) -> Metrics:
 
 
 def rollout_metrics(scored: Scored, max_response_length: int) -> Metrics:
-    """Lengths, scores and reward components. `clip_ratio` is the share of rows that reached `max_response_length`."""
+    """Return metrics of lengths, scores and reward components.
+
+    `response_length/clip_ratio` is the share of rows that reached `max_response_length`.
+    """
     responses, prompts = scored.response_ids.lengths, scored.prompt_ids.lengths
     metrics = (
         spread("response_length", responses)
@@ -40,7 +43,11 @@ def rollout_metrics(scored: Scored, max_response_length: int) -> Metrics:
 
 
 def uniform_groups(scores: Tensor, group: Tensor) -> Metrics:
-    """The share of rows (B,) whose whole group has one score, among those in groups of two or more: a group's advantages are then all 0."""
+    """Return the share of rows in groups with equal scores; `scores` and `group`: (B,).
+
+    The advantages of such a group are 0. Groups of one do not count; the metric is missing if there
+    are no others.
+    """
     stats = group_stats(scores, group)
     compared = stats.std[stats.size > 1]
     return (
@@ -51,7 +58,7 @@ def uniform_groups(scores: Tensor, group: Tensor) -> Metrics:
 
 
 def experience_metrics(experience: Experience, old: LogProbs) -> Metrics:
-    """Rewards (a row), advantages, returns and values (a token), and the entropy of the policy that answered."""
+    """Return metrics of rewards per row, and of advantages, values and entropy per token."""
     keep = experience.response_mask.values.bool()
     metrics = spread("critic/rewards", experience.rewards.sums())
     per_token: dict[str, Ragged | None] = {

@@ -1,4 +1,4 @@
-"""From one score an answer to a reward a token."""
+"""Token rewards: the score at the last token, the KL penalty and the overlong penalty."""
 
 from __future__ import annotations
 
@@ -13,10 +13,13 @@ from rlctl.tracking.metrics import Mean, Metrics
 
 
 def score_at_end(scores: Tensor, response_ids: Ragged) -> Ragged:
-    """The score of each row (B,) at its last response token, 0 elsewhere. A row without tokens has nowhere to put it."""
+    """Return rewards (T,) with each row's score at its last token, 0 elsewhere; `scores`: (B,).
+
+    The score of a row without tokens is dropped.
+    """
     rewards = torch.zeros(len(response_ids.values))
-    answered = response_ids.lengths > 0
-    rewards[response_ids.offsets[1:][answered] - 1] = scores[answered].float()
+    has_tokens = response_ids.lengths > 0
+    rewards[response_ids.offsets[1:][has_tokens] - 1] = scores[has_tokens].float()
     return response_ids.like(rewards)
 
 
@@ -28,9 +31,9 @@ def penalise_kl(
     estimator: KLEstimator,
     kl: KLController,
 ) -> tuple[Ragged, Metrics]:
-    """r_t − β·k_t·m_t (arXiv 1909.08593, eq. 2, a token at a time). β is used first and adapted afterwards.
+    """Return r_t − β·k_t·m_t, (T,), and metrics. arXiv 1909.08593, equation 2, per token.
 
-    The KL that β is adapted to is the mean over rows of the mean over the row's tokens.
+    Afterwards β is updated with the KL of the batch: the mean over rows of the mean over tokens.
     """
     penalty = estimator(log_probs.values - ref_log_probs.values) * mask.values  # (T,)
     per_row = mask.like(penalty).sums() / (mask.sums() + 1e-8)  # (B,)
@@ -46,6 +49,10 @@ def penalise_kl(
 def overlong_penalty(
     lengths: Tensor, max_response_length: int, buffer: schema.OverlongBuffer
 ) -> Tensor:
-    """DAPO's soft punishment (arXiv 2503.14476, eq. 13): 0 up to max − buffer tokens, then linear down to −penalty_factor. (B,)"""
+    """Return DAPO's soft overlong punishment for responses of `lengths` (B,): (B,).
+
+    arXiv 2503.14476, equation 13: 0 up to max_response_length − buffer.len tokens, then linear down
+    to −penalty_factor.
+    """
     exceeding = lengths - (max_response_length - buffer.len)
     return torch.clamp(-exceeding / buffer.len * buffer.penalty_factor, max=0.0)

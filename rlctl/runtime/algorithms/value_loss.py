@@ -1,4 +1,4 @@
-"""The value function's loss."""
+"""Clipped loss of the value function."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from rlctl.tracking.metrics import ExplainedVariance, Mean, Metrics
 def value_loss(
     values: Tensor, old_values: Tensor, returns: Tensor, mask: Tensor, cliprange: float
 ) -> tuple[Tensor, Metrics]:
-    """½·max((V − ret)², (clip(V, old ± cliprange) − ret)²) for each token: (T,) all. To be aggregated like a policy loss.
+    """Return ½·max((V − ret)², (clip(V, old ± cliprange) − ret)²) of each token, and metrics.
 
-    PPO's clipped value loss, as introduced by OpenAI's baselines, not by the paper. Metrics: `critic/vf_clipfrac` (the clipped side is the
-    larger), `critic/vpred_mean`, `critic/vf_explained_var` (1 − Var(ret − old)/Var(ret): of the values that made the advantages).
+    All tensors are (T,). This is the clipped loss of OpenAI's baselines; the PPO paper has none.
+    Metrics: `critic/vf_clipfrac` (share of tokens whose clipped side is the larger),
+    `critic/vpred_mean` and `critic/vf_explained_var`, 1 − Var(ret − old)/Var(ret).
     """
     held = values.clamp(old_values - cliprange, old_values + cliprange)
     free_error, held_error = (values - returns).square(), (held - returns).square()
@@ -27,7 +28,10 @@ def value_loss(
 def _metrics(
     values: Tensor, old_values: Tensor, returns: Tensor, mask: Tensor, is_clipped: Tensor
 ) -> Metrics:
-    """In float64, for sums of squares; one wait for the device in all."""
+    """Return the metrics of `value_loss`; all tensors are (T,). Waits for the device once.
+
+    The sums of squares need float64.
+    """
     rets, error = returns.double(), (returns - old_values).double()
     columns = [
         torch.ones_like(rets),

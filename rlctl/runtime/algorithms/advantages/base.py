@@ -1,8 +1,8 @@
 """Advantage estimators: their inputs, what they declare, and how they are loaded.
 
-An estimator is a function `(inputs, config) -> (advantages, returns)`, or `(inputs, config, params)`
-if it has settings of its own. Both results are (B, R). It is found by an entry point of the group
-`rlctl.advantages` or as `module:function`. Names and definitions are verl's.
+An estimator is a function `(inputs, config) -> (advantages, returns)`, or
+`(inputs, config, params) -> …` if it has settings of its own. Both results are (B, R). It is found
+by an entry point of the group `rlctl.advantages` or as `module:function`. Names and definitions are verl's.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class AdvantageInputs:
         return self.rewards.sum(-1)
 
     def given(self, name: str) -> Tensor:
-        """Return an optional field. Raises InternalError if it is missing (an undeclared need)."""
+        """Return an optional field, (B,) or (B, R). Raises InternalError for an undeclared need."""
         value = getattr(self, name)
         if value is None:
             raise InternalError(f"the advantage estimator was called without {name}")
@@ -71,14 +71,14 @@ F = TypeVar("F", bound=EstimatorFunction)
 
 @dataclass(frozen=True)
 class Estimator:
-    """An advantage estimator with its settings. Calling it returns advantages and returns (B, R)."""
+    """Advantage estimator with its settings. Calling it returns advantages and returns (B, R)."""
 
     function: EstimatorFunction
     params: plugins.Params | None = None
 
     @property
     def needs(self) -> Needs:
-        """What the function declared with `@estimator`; nothing otherwise."""
+        """Requirements that the function declares with `@estimator`; none by default."""
         return getattr(self.function, "needs", Needs.NOTHING)
 
     def __call__(self, inputs: AdvantageInputs, config: AdvantageConfig) -> tuple[Tensor, Tensor]:

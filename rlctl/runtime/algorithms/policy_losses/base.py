@@ -48,7 +48,7 @@ class PolicyTokens:
         return (self.log_probs - self.old_log_probs).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
 
     def mean_of_row(self, x: Tensor) -> Tensor:
-        """Return the mean of x (T,) over each row's unmasked tokens, on each of its tokens: (T,)."""
+        """Return the mean of x (T,) over the unmasked tokens of each token's row: (T,)."""
         return row_mean(x, self.mask, self.row, self.num_rows)[self.row]
 
 

@@ -25,7 +25,7 @@ from rlctl.tracking.metrics import Metrics
 
 
 class ClipCovParams(Params):
-    """Which tokens get no gradient."""
+    """Selection of the tokens that get no gradient."""
 
     clip_cov_ratio: float = Field(
         default=0.0002, gt=0, le=1, description="share of tokens that get no gradient"
@@ -43,7 +43,7 @@ class ClipCovParams(Params):
 
 
 class KlCovParams(Params):
-    """Which tokens get a penalty, and its weight."""
+    """Selection of the tokens that get a penalty, and its weight."""
 
     kl_cov_ratio: float = Field(
         default=0.0002, gt=0, le=1, description="share of tokens that get a KL penalty"
