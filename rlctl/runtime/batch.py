@@ -4,8 +4,7 @@
 previous one; earlier stages are never modified. Per-token fields are `Ragged`, one flat tensor plus
 row lengths, so memory and transfers scale with the actual number of tokens.
 
-Axes: B rows (one response each, or one prompt before generation), T tokens of all rows together,
-R tokens of the longest row.
+Axes: B rows (responses, or prompts before generation), T tokens of all rows, R of the longest.
 """
 
 from __future__ import annotations
@@ -35,12 +34,11 @@ class Ragged:
         rows: Sequence[Sequence[int] | Sequence[float] | Tensor],
         dtype: torch.dtype | None = None,
     ) -> Ragged:
-        """Concatenate B lists or tensors, one per row; float32 unless `dtype` is given."""
+        """Concatenate B lists or tensors (N,) of any N; float32 if empty without `dtype`."""
         lengths = torch.tensor([len(row) for row in rows], dtype=torch.int64)
         parts = [torch.as_tensor(row, dtype=dtype) for row in rows if len(row)]
-        return cls(
-            torch.cat(parts) if parts else torch.empty(0, dtype=dtype or torch.float32), lengths
-        )
+        empty = torch.empty(0, dtype=dtype or torch.float32)
+        return cls(torch.cat(parts) if parts else empty, lengths)
 
     @classmethod
     def from_padded(cls, padded: Tensor, lengths: Tensor) -> Ragged:
@@ -54,7 +52,7 @@ class Ragged:
 
     @cached_property
     def offsets(self) -> Tensor:
-        """Start of each row in `values`, then the end of the last row: (B + 1,) int64."""
+        """Start of each row in `values`, then the end of the last, int64: (B+1,)."""
         return torch.nn.functional.pad(self.lengths.cumsum(0), (1, 0))
 
     @cached_property
@@ -63,7 +61,7 @@ class Ragged:
         return torch.arange(len(self), device=self.lengths.device).repeat_interleave(self.lengths)
 
     def rows(self) -> list[Tensor]:
-        """Return one view (length, ...) per row."""
+        """Return one view of `values` (T, ...) per row."""
         return list(self.values.split(self.lengths.tolist()))
 
     def like(self, values: Tensor) -> Ragged:
@@ -108,9 +106,7 @@ def concat_ragged(first: Ragged, second: Ragged) -> Ragged:
 
     Both have B rows, with flat values (T1,) and (T2,); the result has (T1 + T2,).
     """
-    both = Ragged(
-        torch.cat([first.values, second.values]), torch.cat([first.lengths, second.lengths])
-    )
+    both = _join([first, second])
     num_rows = len(first)
     # row 0 of first, row 0 of second, row 1 of first, ...
     order = torch.arange(2 * num_rows).view(2, num_rows).T.reshape(-1)
@@ -175,9 +171,8 @@ class Batch:
 
         Always a copy: pickling a view would send the storage of the entire batch.
         """
-        return type(self)(
-            **{f.name: _take(getattr(self, f.name), index) for f in dataclasses.fields(self)}
-        )
+        fields = dataclasses.fields(self)
+        return type(self)(**{f.name: _take(getattr(self, f.name), index) for f in fields})
 
     def repeat(self, times: int) -> Self:
         """Repeat each row `times` times; copies of a row are adjacent: (B,) -> (B·times,)."""
@@ -187,12 +182,8 @@ class Batch:
     def concat(batches: Sequence[B]) -> B:
         """Concatenate the rows of batches of the same class, in order."""
         cls = type(batches[0])
-        return cls(
-            **{
-                f.name: _join([getattr(b, f.name) for b in batches])
-                for f in dataclasses.fields(cls)
-            }
-        )
+        names = [f.name for f in dataclasses.fields(cls)]
+        return cls(**{name: _join([getattr(b, name) for b in batches]) for name in names})
 
     def chunk(self, parts: Sequence[Tensor]) -> list[Self]:
         """Return one batch per index tensor (N,) int64 in `parts`; each is a copy."""
@@ -219,9 +210,8 @@ class Batch:
 
     def to(self, device: torch.device | str) -> Self:
         """Return the same batch with all tensors on `device`."""
-        return type(self)(
-            **{f.name: _to(getattr(self, f.name), device) for f in dataclasses.fields(self)}
-        )
+        fields = dataclasses.fields(self)
+        return type(self)(**{f.name: _to(getattr(self, f.name), device) for f in fields})
 
 
 @dataclass(frozen=True, eq=False)

@@ -75,7 +75,7 @@ class Budget:
     def halve(self, parts: Sequence[Tensor], failed: int, alone: bool, reason: str) -> OomRetry:
         """Halve the limit after an out-of-memory error in `parts[failed]`.
 
-        `parts` are the row lengths of each micro-batch, (rows,) int64. The new limit is half of the
+        `parts` are the row lengths of each micro-batch, (N,) int64. The new limit is half of the
         largest micro-batch.
 
         Raises:

@@ -50,9 +50,10 @@ def masked_var(x: Tensor, mask: Tensor) -> Tensor:
 
 
 def masked_whiten(x: Tensor, mask: Tensor) -> Tensor:
-    """Return (x − μ)·rsqrt(σ² + 1e-8) in the shape of `x`, with the moments of unmasked entries.
+    """Return (x − μ)·rsqrt(σ² + 1e-8) with the moments of unmasked entries.
 
-    `mask` has the same shape; masked entries are transformed too, not zeroed.
+    `x`, `mask` and the result have the same shape, such as (B, R); masked entries are transformed
+    too, not zeroed.
     """
     return (x - masked_mean(x, mask)) * torch.rsqrt(masked_var(x, mask) + EPS)
 

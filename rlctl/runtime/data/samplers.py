@@ -11,13 +11,13 @@ from torch import Tensor
 
 
 def random_order(num_prompts: int, epoch: int, seed: int) -> Tensor:
-    """Return a different random permutation (num_prompts,) for each epoch."""
+    """Return a different random permutation (N,) of N = `num_prompts` for each epoch."""
     return torch.randperm(
         num_prompts, generator=torch.Generator().manual_seed(seed * 1_000_003 + epoch)
     )
 
 
 def sequential_order(num_prompts: int, epoch: int, seed: int) -> Tensor:
-    """Return the order of the files, (num_prompts,), in every epoch."""
+    """Return the order of the files, (N,) for N = `num_prompts`, in every epoch."""
     del epoch, seed
     return torch.arange(num_prompts)

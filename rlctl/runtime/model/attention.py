@@ -100,7 +100,7 @@ class Packing:
 
     @cached_property
     def boundaries(self) -> Tensor:
-        """Start of each sequence, then the end of the last: (B + 1,) int32, for flash attention."""
+        """Starts of the sequences (B,), then the end of the last, int32: for flash attention."""
         return F.pad(self.lengths.cumsum(0), (1, 0)).to(self.position_ids.device, torch.int32)
 
     @cached_property

@@ -99,7 +99,7 @@ def without_adapters(module: nn.Module) -> Iterator[None]:
 
 
 def merged_parameters(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Yield full parameters with adapters merged, by their name without adapters. Collective."""
+    """Yield full parameters (N, ...) with adapters merged, by name without adapters. Collective."""
     layers = _adapted(module)
     for name, parameter in module.named_parameters():
         if _A in name or _B in name:
@@ -122,14 +122,14 @@ def _delta(layer: Any) -> Tensor:
 
 
 def adapter_parameters(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Yield the full adapter matrices under the names in peft's files. Collective."""
+    """Yield the full adapter matrices, (R, in) and (out, R), by peft's names. Collective."""
     for name, parameter in module.named_parameters():
         if _A in name or _B in name:
             yield f"base_model.model.{name.replace(f'.{_NAME}.', '.')}", full_tensor(parameter)
 
 
 def write_adapter(folder: Path, hf: PreTrainedModel, weights: Mapping[str, Tensor]) -> None:
-    """Write a folder that `PeftModel.from_pretrained(base, folder)` can load."""
+    """Write adapters (R, in), (out, R) for `PeftModel.from_pretrained(base, folder)`."""
     from safetensors.torch import save_file
 
     folder.mkdir(parents=True, exist_ok=True)

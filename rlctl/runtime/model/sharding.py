@@ -92,7 +92,7 @@ def reset_gradients(model: nn.Module) -> None:
 
 
 def full_parameters(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Yield every parameter unsharded, one at a time, so there is no second copy of the model.
+    """Yield every parameter (N, ...) unsharded, one at a time, without a second copy of the model.
 
     Collective: all ranks must exhaust the iterator.
     """
@@ -101,7 +101,7 @@ def full_parameters(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def full_tensor(parameter: Tensor) -> Tensor:
-    """Return a parameter unsharded, in its full shape, detached. Collective."""
+    """Return a parameter in its full shape (N, ...), detached. Collective."""
     value = parameter.detach()
     return value.full_tensor() if isinstance(value, DTensor) else value
 
@@ -124,7 +124,7 @@ def trained_state(model: nn.Module) -> dict[str, Any]:
 
 
 def local_gradients(model: nn.Module) -> list[Tensor]:
-    """Return this rank's shard of every gradient."""
+    """Return this rank's shard (N, ...) of every gradient."""
     grads = [p.grad for p in model.parameters() if p.grad is not None]
     return [g.to_local() if isinstance(g, DTensor) else g for g in grads]
 

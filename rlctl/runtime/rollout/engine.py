@@ -154,10 +154,11 @@ class RolloutEngine(Protocol):
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         """Load the policy's current weights: full parameters by their name in transformers.
 
-        Tied parameters come once. `weights` yields one parameter at a time, so there is no second
-        copy of the model on the device; a tensor is valid until the next one is requested. The
-        iterator may involve collectives and must be exhausted, unless the engine was built with a
-        `policy`, whose tensors it shares. Caches computed with the old weights are dropped.
+        Each has its full shape (N, ...); tied ones come once. `weights` yields one parameter at a
+        time, so there is no second copy of the model on the device; a tensor is valid until the
+        next one is requested. The iterator may involve collectives and must be exhausted, unless
+        the engine was built with a `policy`, whose tensors it shares. Caches computed with the old
+        weights are dropped.
         """
         ...
 

@@ -134,7 +134,7 @@ class HFEngine:
         )
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
-        """Copy the weights into an owned model; no-op if the model is shared with the trainer."""
+        """Copy the weights (N, ...) into an owned model; no-op if the trainer's model is used."""
         if self.owned:
             own = dict(self.model.named_parameters())
             for name, value in weights:

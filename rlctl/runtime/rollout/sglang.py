@@ -177,7 +177,7 @@ class SGLangEngine:
         return Responses(ids, log_probs, finish_reasons(ids, sampling.stop_token_ids))
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
-        """Sync weights through temporary files, which exist until the server has read them."""
+        """Sync full weights (N, ...) through temporary files, which are removed afterwards."""
         with tempfile.TemporaryDirectory(prefix="rlctl-weights-", dir=self.weights_dir) as folder:
             for number, shard in enumerate(_shards(weights)):
                 save_file(shard, Path(folder) / f"model-{number:05d}.safetensors", {"format": "pt"})

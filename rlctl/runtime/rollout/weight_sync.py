@@ -33,7 +33,7 @@ class Parameter:
 
     @classmethod
     def from_tensor(cls, name: str, value: Tensor, dtype: torch.dtype, device: str) -> Self:
-        """Convert `value` (any shape) to `device`, and to `dtype` if it is floating-point.
+        """Convert `value` (N, ...) to `device`, and to `dtype` if it is floating-point.
 
         Copies only if necessary.
         """
@@ -59,7 +59,7 @@ class Parameter:
         )
 
     def tensor(self) -> Tensor:
-        """Return the parameter in its shape and dtype, as a view of the bucket's memory."""
+        """Return the parameter in its `shape` (N, ...) and dtype, a view of the bucket's memory."""
         return self.data.view(self.dtype).reshape(self.shape)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -166,7 +166,8 @@ def to_buckets(
 ) -> Iterator[Bucket]:
     """Group a stream of parameters into buckets of up to `max_bytes`, or one larger parameter.
 
-    Parameters are converted to `dtype` on `device`. At most one bucket and one parameter are held.
+    Parameters (N, ...) are converted to `dtype` on `device`. At most one bucket and one parameter
+    are held.
     """
     number, held, size = 0, [], 0
     for name, value in parameters:

@@ -191,7 +191,7 @@ class VLLMEngine:
         ), first
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
-        """Sync weights: see `RolloutEngine.load_weights`."""
+        """Sync full weights (N, ...): see `RolloutEngine.load_weights`."""
         assert self.loop is None or self.loop.idle, (
             "load_weights was called while generate is in progress"
         )

@@ -18,7 +18,7 @@ def model_runner(llm: LLM) -> Any:
 
 
 def parameter_views(model: nn.Module, policy: nn.Module) -> dict[str, Tensor] | None:
-    """Map the name of each parameter of `policy` to a view of the same shape in vLLM's `model`.
+    """Map the name of each parameter (N, ...) of `policy` to a view in vLLM's `model`.
 
     vLLM stacks query, key and value, and gate and up, into one matrix each
     (`packed_modules_mapping`), and pads the vocabulary. Returns None if a parameter has no
@@ -56,7 +56,7 @@ def parameter_views(model: nn.Module, policy: nn.Module) -> dict[str, Tensor] | 
 def share_parameters(model: nn.Module, policy: nn.Module) -> dict[str, Tensor] | None:
     """Replace the parameters of `policy` by views of vLLM's, so that no weight sync is needed.
 
-    Returns the views by name, or None if the layouts or dtypes differ: see `parameter_views`.
+    Returns views (N, ...) by name, or None if the layouts or dtypes differ: see `parameter_views`.
     """
     views = parameter_views(model, policy)
     if views is None or any(
