@@ -128,7 +128,7 @@ class DelegatingActor(Actor):
         self, prompts: Prompts, seed: int, validate: bool = False, greedy: bool = False
     ) -> Rollouts:
         """See `Actor`."""
-        return self.actor.generate_sequences(prompts, seed, validate, greedy)
+        return self.actor.generate_sequences(prompts, seed=seed, validate=validate, greedy=greedy)
 
     def compute_log_probs(self, batch: Rollouts) -> LogProbs:
         """See `Actor`."""

@@ -30,7 +30,7 @@ class DisaggregatedActor(DelegatingActor):
         self, prompts: Prompts, seed: int, validate: bool = False, greedy: bool = False
     ) -> Rollouts:
         """See `Actor`."""
-        return self.engines.generate_sequences(prompts, seed, validate, greedy)
+        return self.engines.generate_sequences(prompts, seed=seed, validate=validate, greedy=greedy)
 
     def update(self, batch: Rollouts, lr: float) -> Metrics:
         """See `Actor`."""

@@ -46,7 +46,7 @@ class CheckedActor(DelegatingActor):
     ) -> Rollouts:
         """See `Actor`."""
         self._is_sampling_policy = True
-        return self.actor.generate_sequences(prompts, seed, validate, greedy)
+        return self.actor.generate_sequences(prompts, seed=seed, validate=validate, greedy=greedy)
 
     def compute_log_probs(self, batch: Rollouts) -> LogProbs:
         """See `Actor`."""

@@ -39,7 +39,9 @@ class TimedActor(DelegatingActor):
     ) -> Rollouts:
         """See `Actor`."""
         with self.clock.phase("gen"):
-            return self.actor.generate_sequences(prompts, seed, validate, greedy)
+            return self.actor.generate_sequences(
+                prompts, seed=seed, validate=validate, greedy=greedy
+            )
 
     def compute_log_probs(self, batch: Rollouts) -> LogProbs:
         """See `Actor`."""
