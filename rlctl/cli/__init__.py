@@ -43,13 +43,13 @@ COMMANDS = (
     Command(
         "data",
         "rlctl.cli.commands.data",
-        "Look at the rows of a parquet file as the model will see them.",
+        "Show rows of a data file as the model will see them.",
         "Data and rewards",
     ),
     Command(
         "reward",
         "rlctl.cli.commands.reward",
-        "Try a reward function on stored answers.",
+        "Test a reward function on stored responses.",
         "Data and rewards",
     ),
     Command(
@@ -68,25 +68,25 @@ COMMANDS = (
     Command(
         "resume",
         "rlctl.cli.commands.resume",
-        "Go on from the newest whole checkpoint, as if the run had never stopped.",
+        "Resume a run from its latest complete checkpoint, or the unfinished trials of a sweep.",
         "Training",
     ),
     Command(
         "stop",
         "rlctl.cli.commands.stop",
-        "Let runs or sweeps finish their step, save and end, and wait until they have.",
+        "Stop runs or sweeps after the current step, save, and wait until they end.",
         "Training",
     ),
     Command(
         "eval",
         "rlctl.cli.commands.evaluate",
-        "Answer the validation prompts and score the answers; a run uses its own configuration and data.",
+        "Generate and score responses to the validation prompts of a run or a model folder.",
         "Training",
     ),
     Command(
         "generate",
         "rlctl.cli.commands.evaluate",
-        "Answer prompts, through the model's chat template.",
+        "Generate responses to prompts with the model's chat template.",
         "Training",
     ),
     Command(
@@ -99,7 +99,7 @@ COMMANDS = (
     Command(
         "runs",
         "rlctl.cli.commands.runs",
-        "List the runs, running and newest first; remove, restore, tag them.",
+        "List runs, or remove, restore and tag them.",
         "Runs",
     ),
     Command(
@@ -111,49 +111,49 @@ COMMANDS = (
     Command(
         "compare",
         "rlctl.cli.commands.compare",
-        "Compare runs: their settings, and their metrics at the same step.",
+        "Compare the settings of runs, and their metrics at the same step.",
         "Runs",
     ),
     Command(
         "show",
         "rlctl.cli.commands.runs",
-        "Show one run: its curves, its settings, its validation samples.",
+        "Show the curves, settings and validation samples of a run.",
         "Runs",
     ),
     Command(
         "watch",
         "rlctl.cli.commands.watch",
-        "Watch a run until it ends, also one that was started elsewhere on this disk.",
+        "Watch a run until it ends, including one that another process started.",
         "Runs",
     ),
     Command(
         "logs",
         "rlctl.cli.commands.watch",
-        "Print what the worker processes of a run printed.",
+        "Print the output of a run's worker processes.",
         "Runs",
     ),
     Command(
         "report",
         "rlctl.cli.commands.report",
-        "Make one self-contained HTML file of runs: curves, alarms, answers, settings.",
+        "Write one self-contained HTML file about runs: curves, alarms, samples, settings.",
         "Runs",
     ),
     Command(
         "loggers",
         "rlctl.cli.commands.loggers",
-        "List the trackers of runs: installed or not, the mode each would choose, and what is wrong with its settings.",
+        "List the trackers, the mode each would choose, and problems with its settings.",
         "Runs",
     ),
     Command(
         "doctor",
         "rlctl.cli.commands.doctor",
-        "Examine the installation and the machine, with the command that mends each fault.",
+        "Check the installation and the machine, and show how to fix each fault.",
         "Runs",
     ),
     Command(
         "version",
         "rlctl.cli.commands.version",
-        "Show the versions of rlctl and of what it stands on.",
+        "Show the versions of rlctl and its dependencies.",
         "Runs",
     ),
 )

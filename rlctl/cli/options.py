@@ -1,4 +1,4 @@
-"""Arguments that several commands share."""
+"""Options and arguments that several commands share."""
 
 from __future__ import annotations
 
@@ -14,22 +14,29 @@ Root = Annotated[
     typer.Option(
         "--root",
         envvar="RLCTL_RUNS",
-        help="The folder of all runs.  [default: runs]",
+        help="Folder of all runs; by default `runs`.",
         show_default=False,
     ),
 ]
-Json = Annotated[bool, typer.Option("--json", help="As JSON on stdout.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON to stdout.")]
+DryRunJson = Annotated[bool, typer.Option("--json", help="With --dry-run: print JSON to stdout.")]
 RunName = Annotated[
     str,
     typer.Argument(
         metavar="RUN",
-        help="A run's name or the beginning of it, its folder, @last, @failed, @best:METRIC or @tag:TAG.",
+        help="Run by name or prefix, folder, @last, @failed, @best:METRIC or @tag:TAG.",
         autocompletion=complete.run,
     ),
 ]
 RunNames = Annotated[
     list[str],
     typer.Argument(
-        metavar="RUN...", help="Runs, each as `rlctl show` takes it.", autocompletion=complete.run
+        metavar="RUN...",
+        help="Runs by name or prefix, folder, @last, @failed, @best:METRIC or @tag:TAG.",
+        autocompletion=complete.run,
     ),
+]
+Strict = Annotated[
+    bool,
+    typer.Option("--strict", help="Treat keys that are set but have no effect as errors."),
 ]

@@ -106,7 +106,7 @@ def test_what_does_not_fit(rows: Path, answers: Path, tmp_path: Path) -> None:
     assert isinstance(run(rows, answers, "--reward", "gms8k").exception, ConfigError)
     assert isinstance(run(rows, answers, "reward.gsm8k.method=loose").exception, ConfigError)
     (tmp_path / "four.txt").write_text("1\n2\n3\n4\n")
-    assert "4 answers for 3 rows" in str(run(rows, tmp_path / "four.txt").exception)
+    assert "4 responses for 3 rows" in str(run(rows, tmp_path / "four.txt").exception)
     assert isinstance(run(rows, tmp_path / "four.txt").exception, UsageError)
     (tmp_path / "bad.jsonl").write_text('{"response": "x"}\n{"answer": "x"}\n3\n')
     caught = run(rows, tmp_path / "bad.jsonl").exception

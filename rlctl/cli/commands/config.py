@@ -1,4 +1,4 @@
-"""`rlctl config`: show a composed configuration, explain each value, look keys up, compare."""
+"""`rlctl config`: composed configurations, the origin of each value, and the keys."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rlctl.cli import complete
+from rlctl.cli.options import Json
 
 if TYPE_CHECKING:
     from rlctl.cli.config_target import Subject
@@ -24,7 +25,7 @@ RecipeOption = Annotated[
         "--recipe",
         "-r",
         metavar="NAME|PATH|RUN",
-        help="A recipe, a config.yaml or a run.",
+        help="Recipe, config.yaml or run to show.",
         autocompletion=complete.subject,
     ),
 ]
@@ -37,29 +38,34 @@ Overrides = Annotated[
         show_default=False,
     ),
 ]
-Json = Annotated[bool, typer.Option("--json", help="As JSON on stdout.")]
 
 
-@app.command()
+@app.command(
+    epilog="""
+Examples:
+
+  rlctl config show optim.lr --recipe gsm8k_ppo --origin
+
+  rlctl config show --recipe @last --changed
+"""
+)
 def show(
     arguments: Annotated[
         list[str] | None,
         typer.Argument(
             metavar="[PATTERN] [KEY=VALUE]...",
-            help="Words of a key or a glob; overrides.",
+            help="Words or a glob that select keys; overrides.",
             autocompletion=complete.override,
         ),
     ] = None,
     recipe: RecipeOption = "ppo",
     changed: Annotated[
-        bool, typer.Option("--changed", help="Only what differs from the base.")
+        bool, typer.Option("--changed", help="Show only values that differ from the base.")
     ] = False,
     origin: Annotated[
-        bool, typer.Option("--origin", help="With the place that set each value.")
+        bool, typer.Option("--origin", help="Show what set each value: file and line, or override.")
     ] = False,
-    as_yaml: Annotated[
-        bool, typer.Option("--yaml", help="As YAML on stdout, sections nested.")
-    ] = False,
+    as_yaml: Annotated[bool, typer.Option("--yaml", help="Print nested YAML to stdout.")] = False,
     as_json: Json = False,
 ) -> None:
     """Show the composed configuration of a recipe or a run."""
@@ -70,7 +76,7 @@ def show(
     from rlctl.recipes.reference import as_text, matching
 
     if as_yaml and as_json:
-        raise UsageError("--yaml and --json exclude each other", hint="leave out one of them")
+        raise UsageError("--yaml and --json exclude each other", hint="give one of them")
     patterns = [each for each in arguments or [] if not _is_override(each)]
     found = subject(recipe, [each for each in arguments or [] if _is_override(each)])
     values = leaves(found.container)
@@ -88,7 +94,7 @@ def show(
     elif as_yaml:
         import yaml
 
-        print(yaml.safe_dump(nested(chosen), sort_keys=False, allow_unicode=True), end="")
+        typer.echo(yaml.safe_dump(nested(chosen), sort_keys=False, allow_unicode=True), nl=False)
     elif origin:
         rows = [
             (name, as_text(value), _place(found.origins.get(name, ())))
@@ -101,19 +107,17 @@ def show(
         )
 
 
-@app.command()
+@app.command(epilog="Example: rlctl config why optim.lr --recipe gsm8k_ppo")
 def why(
     key: Annotated[
         str,
-        typer.Argument(
-            help="A key, or the end of one that no other shares.", autocompletion=complete.key
-        ),
+        typer.Argument(help="Key, or an unambiguous end of one.", autocompletion=complete.key),
     ],
     overrides: Overrides = None,
     recipe: RecipeOption = "ppo",
     as_json: Json = False,
 ) -> None:
-    """Explain a value: every setting of the key, newest first, with file and line or the override."""
+    """Explain a value: list all settings of the key with file and line, the effective one first."""
     from rlctl.cli.config_target import subject
     from rlctl.cli.console import print_json, stdout, table
     from rlctl.recipes.keys import known_key
@@ -124,14 +128,14 @@ def why(
     found = subject(recipe, overrides or [])
     name = _resolve(key, found)
     value, chain = lookup(found.container, name), list(reversed(found.origins.get(name, ())))
-    idle = next(
+    unused = next(
         (each.reason for each in unused_keys(found.container, found.origins, keys=[name])), None
     )
     if as_json:
         settings = [
             {"value": each.value, "where": each.where, "level": each.level} for each in chain
         ]
-        print_json({"key": name, "value": value, "origins": settings, "no_effect": idle})
+        print_json({"key": name, "value": value, "origins": settings, "no_effect": unused})
         return
     setting = selected_setting(name, found.container)
     entry = setting.key if setting else known_key(name)
@@ -143,22 +147,22 @@ def why(
         stdout().print(
             table(["value", "set by"], [(as_text(each.value), each.where) for each in chain])
         )
-    if idle is not None:
-        stdout().print(f"It has no effect here: {idle}", markup=False)
+    if unused is not None:
+        stdout().print(f"no effect here: {unused}", markup=False)
     if chain and isinstance(chain[0].value, str) and chain[0].value.startswith("${"):
         stdout().print(
-            f"It follows another key: rlctl config why {chain[0].value[2:-1]}", markup=False
+            f"refers to another key: rlctl config why {chain[0].value[2:-1]}", markup=False
         )
 
 
-@app.command()
+@app.command(epilog="Example: rlctl config keys '*.lr'")
 def keys(
     pattern: Annotated[
-        list[str] | None, typer.Argument(help="Words that the key holds, or a glob such as '*.lr'.")
+        list[str] | None, typer.Argument(help="Words in the key's name, or a glob such as '*.lr'.")
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Look keys up: type, default and help of each."""
+    """List keys with type, default and help."""
     from rlctl.cli.console import print_json, stdout, table
     from rlctl.recipes.reference import key_rows, matching, shipped_settings
 
@@ -189,16 +193,21 @@ def keys(
         )
 
 
-@app.command()
+@app.command(epilog="Example: rlctl config diff gsm8k_ppo @last")
 def diff(
     a: Annotated[
         str,
         typer.Argument(
-            metavar="A", help="A recipe, a config.yaml or a run.", autocompletion=complete.subject
+            metavar="A", help="Recipe, config.yaml or run.", autocompletion=complete.subject
         ),
     ],
     b: Annotated[
-        str, typer.Argument(metavar="B", help="Another one.", autocompletion=complete.subject)
+        str,
+        typer.Argument(
+            metavar="B",
+            help="Recipe, config.yaml or run to compare with.",
+            autocompletion=complete.subject,
+        ),
     ],
     as_json: Json = False,
 ) -> None:
@@ -223,7 +232,7 @@ def diff(
         ]
         stdout().print(table(["key", a, b], cells))
     else:
-        notice(f"{a} and {b} say the same")
+        notice(f"{a} and {b} have the same values")
 
 
 _ABSENT = object()
@@ -234,7 +243,8 @@ def _require(names: list[str], pattern: list[str] | None) -> None:
 
     if not names:
         raise NotFoundError(
-            f"no key holds {' '.join(pattern or [])!r}", hint="`rlctl config keys` lists all"
+            f"no key matches {' '.join(pattern or [])!r}",
+            hint="`rlctl config keys` lists all keys",
         )
 
 
@@ -243,7 +253,7 @@ def _is_override(text: str) -> bool:
 
 
 def _differs(chain: Sequence[Origin]) -> bool:
-    """Whether a recipe or the command line has set another value than the base."""
+    """Return True if a recipe or the command line changed the value of the base."""
     base = next((each for each in reversed(chain) if each.level == 1), None)
     return bool(chain) and chain[-1].level > 1 and (base is None or base.value != chain[-1].value)
 
@@ -257,7 +267,7 @@ def _with_origin(value: Any, found: Subject, name: str) -> dict[str, Any]:
 
 
 def _resolve(key: str, found: Subject) -> str:
-    """The full name of a key: itself, or the only one that ends with it."""
+    """Return the full name of `key`, which may be an unambiguous end of it."""
     from rlctl.errors import NotFoundError, UsageError
     from rlctl.recipes.keys import schema_keys
     from rlctl.recipes.layers import leaves
@@ -275,6 +285,6 @@ def _resolve(key: str, found: Subject) -> str:
     if len(ending) == 1:
         return ending[0]
     raise NotFoundError(
-        f"no key {key}" if not ending else f"{key} may mean several keys",
+        f"no key {key}" if not ending else f"{key} matches several keys",
         hint=did_you_mean(key, names),
     )

@@ -1,4 +1,4 @@
-"""`rlctl data`: look at the rows of a data file as the model will see them."""
+"""`rlctl data`: rows of a data file as the model will see them."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from rlctl.cli.options import Json
+
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
@@ -14,18 +16,20 @@ if TYPE_CHECKING:
 
 app = typer.Typer(no_args_is_help=True)
 
+_EXAMPLE = """
+Example: rlctl data show data/gsm8k/train.parquet --model Qwen/Qwen2.5-0.5B-Instruct -n 1
+"""
+
 
 @app.callback()
 def data() -> None:
-    """Look at the rows of a parquet file as the model will see them."""
+    """Show rows of a data file as the model will see them."""
 
 
-@app.command(
-    epilog="Example: rlctl data show data/gsm8k/train.parquet --model Qwen/Qwen2.5-0.5B-Instruct -n 1"
-)
+@app.command(epilog=_EXAMPLE)
 def show(
     file: Annotated[
-        Path, typer.Argument(metavar="FILE", help="Parquet, or JSONL of the same shape.")
+        Path, typer.Argument(metavar="FILE", help="Parquet, or JSONL with the same columns.")
     ],
     model: Annotated[
         str | None,
@@ -36,18 +40,19 @@ def show(
             help="Render the chat template of this model, and count tokens.",
         ),
     ] = None,
-    count: Annotated[int, typer.Option("-n", min=1, help="How many rows.")] = 3,
-    start: Annotated[int, typer.Option(min=0, help="The first row to show, counted from 0.")] = 0,
+    count: Annotated[int, typer.Option("-n", min=1, help="Number of rows.")] = 3,
+    start: Annotated[int, typer.Option(min=0, help="First row to show, counted from 0.")] = 0,
     prompt_key: Annotated[
-        str, typer.Option(metavar="COLUMN", help="The column of prompts.")
+        str, typer.Option(metavar="COLUMN", help="Column of prompts.")
     ] = "prompt",
     reward_fn_key: Annotated[
-        str, typer.Option(metavar="COLUMN", help="The column that names the data.")
+        str, typer.Option(metavar="COLUMN", help="Column of data source names.")
     ] = "data_source",
-    as_json: Annotated[bool, typer.Option("--json", help="As a JSON list.")] = False,
+    as_json: Json = False,
 ) -> None:
-    """Show rows: the prompt as the model will see it, the ground truth, and what else the reward function gets."""
+    """Show rows: the prompt as the model will see it, and the inputs of the reward function."""
     from rlctl.cli.console import notice, print_json
+    from rlctl.cli.views.data import print_row
     from rlctl.data_prep.rows import read_rows
     from rlctl.errors import NotFoundError, UsageError
 
@@ -56,7 +61,7 @@ def show(
     rows = read_rows(file, prompt_key=prompt_key, reward_fn_key=reward_fn_key)
     if start >= len(rows):
         raise UsageError(
-            f"--start {start} is behind the last row",
+            f"--start {start} is past the last row",
             where=str(file),
             hint=f"the file has {len(rows)} rows, counted from 0",
         )
@@ -69,11 +74,9 @@ def show(
         print_json(shown)
         return
     for entry in shown:
-        _print(entry)
-    notice(
-        f"{file}: {len(rows)} rows"
-        + ("" if model else "; --model DIR renders them with a chat template and counts tokens")
-    )
+        print_row(entry)
+    more = "" if model else "; --model DIR renders them with a chat template and counts tokens"
+    notice(f"{file}: {len(rows)} rows{more}")
 
 
 def _tokenizer(model: str) -> PreTrainedTokenizerBase:
@@ -100,30 +103,3 @@ def _entry(index: int, row: PromptRow, tokenizer: PreTrainedTokenizerBase | None
             "num_tokens": len(encode_prompt(tokenizer, row.prompt)),
         }
     return entry
-
-
-def _print(entry: dict[str, Any]) -> None:
-    import json
-
-    from rich.text import Text
-
-    from rlctl.cli.console import stdout
-
-    facts = [entry["data_source"], entry["ability"], f"reward style {entry['style']}"]
-    facts += [f"{entry['num_tokens']} tokens"] if "num_tokens" in entry else []
-    text = entry.get("rendered") or "\n".join(
-        f"{message['role']}: {message['content']}" for message in entry["prompt"]
-    )
-    stdout().print(
-        Text(f"row {entry['row']}", style="bold"),
-        Text(" · ".join(fact for fact in facts if fact), style="dim"),
-    )
-    stdout().print(Text(text))
-    stdout().print(Text.assemble(("ground truth: ", "bold"), str(entry["ground_truth"])))
-    stdout().print(
-        Text.assemble(
-            ("extra info: ", "bold"),
-            json.dumps(entry["extra_info"], ensure_ascii=False, default=str),
-        )
-    )
-    stdout().print()

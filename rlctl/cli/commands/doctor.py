@@ -1,31 +1,22 @@
-"""`rlctl doctor`: whether this machine and this installation can train, and what to do where they cannot."""
+"""`rlctl doctor`: checks of the installation and the machine."""
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Annotated
-
 import typer
+
+from rlctl.cli.options import Json, Root
 
 app = typer.Typer(add_completion=False)
 
 _STYLES = {"ok": "green", "warning": "bold yellow", "fault": "bold red"}
 
 
-@app.command()
-def doctor(
-    root: Annotated[
-        Path | None,
-        typer.Option(
-            "--root",
-            envvar="RLCTL_RUNS",
-            help="The folder of all runs.  [default: runs]",
-            show_default=False,
-        ),
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="As JSON on stdout.")] = False,
-) -> None:
-    """Examine the installation and the machine, with the command that mends each fault."""
+@app.command(epilog="Example: rlctl doctor")
+def doctor(root: Root = None, as_json: Json = False) -> None:
+    """Check the installation and the machine, and show how to fix each fault.
+
+    Exits with code 7 if there is a fault.
+    """
     import dataclasses
 
     from rich.text import Text
@@ -35,9 +26,9 @@ def doctor(
     from rlctl.runs.store import RunStore
     from rlctl.runtime.planning.doctor import examine
 
-    findings = examine(RunStore.at(root).root)
+    checks = examine(RunStore.at(root).root)
     if as_json:
-        print_json([dataclasses.asdict(each) for each in findings])
+        print_json([dataclasses.asdict(each) for each in checks])
     else:
         rows = [
             (
@@ -45,8 +36,8 @@ def doctor(
                 Text(each.state, _STYLES[each.state]),
                 each.message + (f"\n→ {each.remedy}" if each.remedy else ""),
             )
-            for each in findings
+            for each in checks
         ]
         stdout().print(table(["check", "state", "found"], rows))
-    if any(each.state == "fault" for each in findings):
+    if any(each.state == "fault" for each in checks):
         raise typer.Exit(ResourceError.exit_code)

@@ -1,4 +1,4 @@
-"""`rlctl eval` and `rlctl generate`: what a run or a model folder can do, without training."""
+"""`rlctl eval` and `rlctl generate`: validation scores and responses of a trained model."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import typer
 from rlctl.cli import complete
 from rlctl.cli.options import Json, Root
 
-app = typer.Typer(no_args_is_help=True, help="Try a run or a model folder, without training.")
+app = typer.Typer(no_args_is_help=True, help="Evaluate a run or a model folder.")
 
 Target = Annotated[
     str,
     typer.Argument(
         metavar="RUN|DIR",
-        help="A run (name, prefix, @last), a model folder, or `quickstart`.",
+        help="Run (name, prefix, @last), model folder, or `quickstart`.",
         autocompletion=complete.run_or_quickstart,
     ),
 ]
@@ -25,13 +25,13 @@ Overrides = Annotated[
         "--set",
         "-s",
         metavar="KEY=VALUE",
-        help="An override; repeat for several.",
+        help="Override a setting; repeat for several.",
         autocompletion=complete.override,
     ),
 ]
 Step = Annotated[
     int | None,
-    typer.Option("--step", help="The run's checkpoint of this step; by default the newest."),
+    typer.Option("--step", help="Use the run's checkpoint of this step; by default the latest."),
 ]
 
 _EVAL_EXAMPLES = """
@@ -41,12 +41,13 @@ Examples:
 
   rlctl eval quickstart
 
-  rlctl eval path/to/model -s data.val_files=test.parquet -s actor_rollout_ref.rollout.val_kwargs.n=4
+  rlctl eval path/to/model -s data.val_files=test.parquet \\
+    -s actor_rollout_ref.rollout.val_kwargs.n=4
 """
 _GENERATE_EXAMPLES = """
 Examples:
 
-  rlctl generate quickstart "Tom has 12 apples. He buys 5 more. How many apples does Tom have now?"
+  rlctl generate quickstart "Tom has 12 apples. He buys 5 more. How many apples does he have?"
 
   rlctl generate @last "…" -n 4 --temperature 1
 """
@@ -61,18 +62,21 @@ def evaluate(
         typer.Option(
             "--recipe",
             "-r",
-            help="For a model folder: the recipe that says how to validate.",
+            help="For a model folder: recipe with the validation settings.",
             autocompletion=complete.recipe,
         ),
     ] = "ppo",
     step: Step = None,
     samples: Annotated[
-        int, typer.Option("--samples", help="Print so many answers, wrong ones first.")
+        int, typer.Option("--samples", help="Number of responses to print, lowest scores first.")
     ] = 0,
     as_json: Json = False,
     root: Root = None,
 ) -> None:
-    """Answer the validation prompts and score the answers; a run uses its own configuration and data."""
+    """Generate and score responses to the validation prompts of a run or a model folder.
+
+    A run uses its own configuration and data.
+    """
     from rlctl import api
     from rlctl.cli.console import print_json, stdout, table
 
@@ -99,23 +103,26 @@ def evaluate(
 def generate(
     target: Target,
     prompts: Annotated[
-        list[str], typer.Argument(metavar="PROMPT...", help="What to ask, one chat each.")
+        list[str], typer.Argument(metavar="PROMPT...", help="User messages; each starts a chat.")
     ],
-    num_answers: Annotated[int, typer.Option("-n", min=1, help="Answers a prompt.")] = 1,
+    num_responses: Annotated[
+        int, typer.Option("-n", min=1, help="Number of responses per prompt.")
+    ] = 1,
     temperature: Annotated[
-        float, typer.Option(min=0.0, help="Sampling temperature; 0 = greedy.")
+        float, typer.Option(min=0.0, help="Sampling temperature; 0 is greedy.")
     ] = 0.0,
     max_tokens: Annotated[
-        int | None, typer.Option(min=1, help="Longest answer; by default the recipe's.")
+        int | None,
+        typer.Option(min=1, help="Maximum tokens of a response; by default the recipe's."),
     ] = None,
-    seed: Annotated[int, typer.Option(help="Of the sampling.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the sampling.")] = 0,
     overrides: Overrides = None,
     recipe: Annotated[
         str,
         typer.Option(
             "--recipe",
             "-r",
-            help="For a model folder: the recipe to take settings from.",
+            help="For a model folder: recipe with the generation settings.",
             autocompletion=complete.recipe,
         ),
     ] = "ppo",
@@ -123,17 +130,17 @@ def generate(
     as_json: Json = False,
     root: Root = None,
 ) -> None:
-    """Answer prompts, through the model's chat template."""
+    """Generate responses to prompts with the model's chat template."""
     import dataclasses
 
     from rlctl import api
     from rlctl.cli.console import print_json, stdout
 
-    answers = api.generate(
+    responses = api.generate(
         target,
         prompts,
         overrides or [],
-        n=num_answers,
+        n=num_responses,
         temperature=temperature,
         max_tokens=max_tokens,
         seed=seed,
@@ -142,7 +149,7 @@ def generate(
         root=root,
     )
     if as_json:
-        print_json([dataclasses.asdict(each) for each in answers])
+        print_json([dataclasses.asdict(each) for each in responses])
         return
-    for each in answers:
+    for each in responses:
         stdout().print(each.text, markup=False)

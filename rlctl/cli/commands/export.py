@@ -18,7 +18,7 @@ Examples:
 
   rlctl export ppo-261121 my-model --step 40 && rlctl eval my-model
 
-  rlctl export @last my-adapter --lora adapter          the adapter alone, in peft's form
+  rlctl export @last my-adapter --lora adapter          only the adapter, in PEFT format
 """
 
 
@@ -26,28 +26,31 @@ Examples:
 def export(
     run: RunName,
     folder: Annotated[
-        Path, typer.Argument(metavar="DIR", help="Where to; it must not be there, or be empty.")
+        Path, typer.Argument(metavar="DIR", help="Folder to write; must be empty or not exist.")
     ],
     step: Annotated[
         int | None,
-        typer.Option("--step", help="The checkpoint of this step; by default the newest."),
+        typer.Option("--step", help="Export the checkpoint of this step; by default the latest."),
     ] = None,
     lora: Annotated[
         Literal["merged", "adapter"],
-        typer.Option("--lora", help="Adapters: merged into the model, or alone."),
+        typer.Option("--lora", help="Merge LoRA adapters into the model, or write them alone."),
     ] = "merged",
-    force: Annotated[bool, typer.Option("--force", help="Replace the folder.")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Replace the folder if it exists.")
+    ] = False,
     root: Root = None,
 ) -> None:
     """Write a run's policy as a folder that transformers and vLLM load.
 
-    Weights, tokenizer, generation settings and a model card with the run's figures; written aside, and renamed when it is whole.
+    The folder holds weights, tokenizer, generation settings and a model card with the run's
+    results. It appears under its name only when it is complete.
     """
     from rlctl.cli.console import notice
     from rlctl.runs.store import RunStore
 
     found = RunStore.at(root).find(run)
-    from rlctl.runtime.checkpoint.export import export as write
+    from rlctl.runtime.checkpoint.export import export as write  # imports torch
 
     step = write(found, step, folder.expanduser(), lora, force)
-    notice(f"{folder}: {found.name} after step {step}")
+    notice(f"wrote {folder}: {found.name} after step {step}")

@@ -1,21 +1,19 @@
-"""`rlctl loggers`: the trackers that are there, and what each would do here and now."""
+"""`rlctl loggers`: the installed trackers and the mode that each would choose."""
 
 from __future__ import annotations
 
-from typing import Annotated
-
 import typer
+
+from rlctl.cli.options import Json
 
 app = typer.Typer(add_completion=False)
 
 _STYLES = {"ready": "green", "not installed": "dim", "would not start": "bold red"}
 
 
-@app.command()
-def loggers(
-    as_json: Annotated[bool, typer.Option("--json", help="As JSON on stdout.")] = False,
-) -> None:
-    """List the trackers of runs: installed or not, the mode each would choose, and what is wrong with its settings."""
+@app.command(epilog="Example: rlctl loggers --json")
+def loggers(as_json: Json = False) -> None:
+    """List the trackers, the mode each would choose, and problems with its settings."""
     import dataclasses
 
     from rich.text import Text

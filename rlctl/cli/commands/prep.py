@@ -15,6 +15,7 @@ from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
 from rlctl import plugins
+from rlctl.cli.options import Json
 
 if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class DatasetGroup(TyperGroup):
-    """Commands made of the data sets that are installed, loaded when they are needed."""
+    """Command group with one command per installed data set, built when it is used."""
 
     def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002
         """Return the names of the data sets."""
@@ -69,7 +70,7 @@ Model = Annotated[
         "--model",
         "-m",
         metavar="DIR",
-        help="Count tokens with the chat template of this model, and show their histogram.",
+        help="Count tokens with the chat template of this model, and print a histogram.",
     ),
 ]
 MaxPromptLength = Annotated[
@@ -78,7 +79,6 @@ MaxPromptLength = Annotated[
         min=1, metavar="N", help="Drop and count prompts of more than N tokens; needs --model."
     ),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print the summary as JSON on stdout.")]
 
 
 def dataset_command(name: str, dataset: Dataset) -> TyperCommand:
@@ -99,7 +99,7 @@ def dataset_command(name: str, dataset: Dataset) -> TyperCommand:
         *(_field_parameter(field_name, field) for field_name, field in fields.items()),
         _parameter("model", Model, None),
         _parameter("max_prompt_length", MaxPromptLength, None),
-        _parameter("as_json", AsJson, False),
+        _parameter("as_json", Json, False),
     ]
     vars(command)["__signature__"] = inspect.Signature(parameters)
     command.__annotations__ = {each.name: each.annotation for each in parameters}
@@ -139,30 +139,24 @@ def _write(
     max_prompt_length: int | None,
     as_json: bool,
 ) -> None:
-    """Load all splits, drop over-long prompts, and only then write the first file; then say what was written."""
-    from rlctl.cli.console import print_json, stderr
+    """Load all splits, drop over-long prompts, write one file per split and print a summary.
+
+    Writes nothing unless every split is valid.
+    """
+    from rlctl.cli.console import print_json
+    from rlctl.cli.views.prep import print_summary
     from rlctl.data_prep.rows import write_rows
-    from rlctl.errors import ConfigError, UsageError
+    from rlctl.errors import UsageError
 
     if max_prompt_length is not None and model is None:
         raise UsageError(
             "--max-prompt-length counts tokens and needs a tokenizer", hint="--model DIR"
         )
-    num_tokens = (
-        _token_counter(model) if model else None
-    )  # a model that will not do is told before a download
+    num_tokens = _token_counter(model) if model else None  # before load(): it may download
     splits = load()
     lengths: dict[str, Lengths] = {}
     if num_tokens:
-        from rlctl.data_prep.lengths import drop_overlong
-
-        for split, rows in splits.items():
-            splits[split], lengths[split] = drop_overlong(rows, num_tokens, max_prompt_length)
-            if not splits[split]:
-                shortest = lengths[split].quantile(0)
-                raise ConfigError(
-                    f"all {len(rows)} prompts of {split} are longer than {max_prompt_length} tokens; the shortest has {shortest}"
-                )
+        splits, lengths = _drop_overlong(splits, num_tokens, max_prompt_length)
     for split, rows in splits.items():
         write_rows(out / f"{split}.parquet", rows)
     summary = {
@@ -171,19 +165,32 @@ def _write(
     }
     if as_json:
         print_json(summary)
-        return
-    for split, entry in summary.items():
-        dropped = (
-            f", {entry['num_dropped']} longer than {max_prompt_length} tokens dropped"
-            if max_prompt_length
-            else ""
-        )
-        stderr().print(
-            f"{entry['file']}: {entry['num_rows']} rows{dropped}, sha256 {entry['sha256'][:12]}",
-            markup=False,
-        )
-        if split in lengths:
-            _print_histogram(lengths[split])
+    else:
+        print_summary(summary, lengths, max_prompt_length)
+
+
+def _drop_overlong(
+    splits: dict[str, list[PromptRow]],
+    num_tokens: Callable[[list[dict[str, str]]], int],
+    limit: int | None,
+) -> tuple[dict[str, list[PromptRow]], dict[str, Lengths]]:
+    """Return the rows of at most `limit` tokens and the lengths of all rows, per split.
+
+    Raises ConfigError if no row of a split remains.
+    """
+    from rlctl.data_prep.lengths import drop_overlong
+    from rlctl.errors import ConfigError
+
+    kept: dict[str, list[PromptRow]] = {}
+    lengths: dict[str, Lengths] = {}
+    for split, rows in splits.items():
+        kept[split], lengths[split] = drop_overlong(rows, num_tokens, limit)
+        if not kept[split]:
+            raise ConfigError(
+                f"all {len(rows)} prompts of {split} are longer than {limit} tokens; "
+                f"the shortest has {lengths[split].quantile(0)}"
+            )
+    return kept, lengths
 
 
 def _token_counter(model: str) -> Callable[[list[dict[str, str]]], int]:
@@ -196,14 +203,8 @@ def _token_counter(model: str) -> Callable[[list[dict[str, str]]], int]:
 def _summary(path: Path, rows: list[PromptRow], lengths: Lengths | None) -> dict[str, Any]:
     import hashlib
 
-    tokens = (
-        {
-            name: lengths.quantile(share)
-            for name, share in (("min", 0.0), ("median", 0.5), ("p95", 0.95), ("max", 1.0))
-        }
-        if lengths
-        else None
-    )
+    shares = (("min", 0.0), ("median", 0.5), ("p95", 0.95), ("max", 1.0))
+    tokens = {name: lengths.quantile(share) for name, share in shares} if lengths else None
     return {
         "file": str(path),
         "num_rows": len(rows),
@@ -211,15 +212,3 @@ def _summary(path: Path, rows: list[PromptRow], lengths: Lengths | None) -> dict
         "prompt_tokens": tokens,
         "sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
     }
-
-
-def _print_histogram(lengths: Lengths) -> None:
-    from rlctl.cli.console import stderr, table
-
-    bins = lengths.histogram()
-    most = max(count for *_, count in bins)
-    rows = [
-        (f"  {first}-{last}", str(count), "█" * round(40 * count / most))
-        for first, last, count in bins
-    ]
-    stderr().print(table(["  prompt tokens", "rows", ""], rows, right=["rows"]))

@@ -1,4 +1,4 @@
-"""`rlctl recipes`: list, show, copy and check recipes."""
+"""`rlctl recipes`: the shipped recipes, copies and checks of them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from rlctl.cli import complete
-from rlctl.cli.commands.config import Json
+from rlctl.cli.options import Json, Strict
 
 app = typer.Typer(no_args_is_help=True, help="List, show, copy and check the recipes.")
 
@@ -16,13 +16,13 @@ Name = Annotated[
     str,
     typer.Argument(
         metavar="NAME|PATH",
-        help="A shipped recipe by name, or a file.",
+        help="Recipe by name or file.",
         autocompletion=complete.recipe,
     ),
 ]
 
 
-@app.command("ls")
+@app.command("ls", epilog="Example: rlctl recipes ls --json")
 def list_recipes(as_json: Json = False) -> None:
     """List the shipped recipes."""
     from rlctl.cli.console import print_json, stdout, table
@@ -51,24 +51,26 @@ def list_recipes(as_json: Json = False) -> None:
         )
 
 
-@app.command()
+@app.command(epilog="Example: rlctl recipes show gsm8k_ppo")
 def show(recipe: Name) -> None:
-    """Print a recipe as it is written; `rlctl config show -r NAME` shows what it composes to."""
+    """Print the file of a recipe; `rlctl config show -r NAME` shows the composed values."""
     from rlctl.recipes.search_path import find_recipe
 
-    print(find_recipe(recipe).read_text(encoding="utf-8"), end="")
+    typer.echo(find_recipe(recipe).read_text(encoding="utf-8"), nl=False)
 
 
-@app.command()
+@app.command(epilog="Example: rlctl recipes cp gsm8k_ppo mine.yaml")
 def cp(
     recipe: Name,
     to: Annotated[
         Path | None,
-        typer.Argument(metavar="[FILE|DIR]", help="Where to; by default NAME.yaml in this folder."),
+        typer.Argument(
+            metavar="[FILE|DIR]", help="Target; by default NAME.yaml in the current folder."
+        ),
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Overwrite a file that is there.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
 ) -> None:
-    """Copy a recipe into a file of your own, to be changed and trained with `--recipe FILE`."""
+    """Copy a recipe to a file that you can edit and train with `--recipe FILE`."""
     from rlctl.cli.console import notice
     from rlctl.errors import ConflictError, ResourceError
     from rlctl.recipes.search_path import find_recipe
@@ -77,31 +79,31 @@ def cp(
     target = to or Path(f"{source.stem}.yaml")
     target = target / source.name if target.is_dir() else target
     if target.exists() and not force:
-        raise ConflictError(f"{target} exists", hint="another name, or --force")
+        raise ConflictError(
+            f"{target} exists", hint="choose another name, or overwrite it with --force"
+        )
     try:
         target.write_text(source.read_text(encoding="utf-8"), encoding="utf-8")
     except OSError as error:
         raise ResourceError(f"cannot write {target}: {error.strerror}") from error
-    print(target)
-    notice(f"change it, then: rlctl recipes check {target}")
+    typer.echo(target)
+    notice(f"edit it, then run: rlctl recipes check {target}")
 
 
-@app.command()
+@app.command(epilog="Example: rlctl recipes check mine.yaml --strict")
 def check(
     recipes: Annotated[
         list[str] | None,
         typer.Argument(
             metavar="[NAME|PATH]...",
-            help="Recipes; by default all that are shipped.",
+            help="Recipes by name or file; by default all shipped ones.",
             autocompletion=complete.recipe,
         ),
     ] = None,
-    strict: Annotated[
-        bool, typer.Option("--strict", help="A key that is set and has no effect is an error.")
-    ] = False,
+    strict: Strict = False,
     as_json: Json = False,
 ) -> None:
-    """Compose recipes and name everything that is wrong with them, and every key that has no effect."""
+    """Compose recipes and list all their problems and all keys that have no effect."""
     from rlctl.cli.console import print_json, print_problems, stdout, warn
     from rlctl.recipes.search_path import library_recipes
     from rlctl.runtime.planning.recipe_check import check_recipe

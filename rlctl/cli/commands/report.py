@@ -15,11 +15,11 @@ app = typer.Typer(add_completion=False)
 _EXAMPLES = """
 Examples:
 
-  rlctl report @last                        runs/…/report.html
+  rlctl report @last                        writes runs/…/report.html
 
   rlctl report ppo-a ppo-b grpo -o compare.html
 
-  rlctl report my-sweep                     its trials side by side, and what was tried
+  rlctl report my-sweep                     its trials side by side, and its search space
 """
 
 
@@ -29,7 +29,7 @@ def report(
         list[str],
         typer.Argument(
             metavar="RUN...",
-            help="Runs by name or the beginning of it, folder, @last or @failed; or one sweep.",
+            help="Runs by name or prefix, folder, @last or @failed; or one sweep.",
             autocompletion=complete.run,
         ),
     ],
@@ -39,19 +39,19 @@ def report(
             "-o",
             "--output",
             metavar="FILE",
-            help="Where to.  [default: report.html in the run's folder; of several runs, here]",
-            show_default=False,
+            help="File to write; by default report.html in the folder of the run or sweep, "
+            "or in the current folder for several runs.",
         ),
     ] = None,
     samples: Annotated[
         int,
-        typer.Option("--samples", min=0, help="Answers of each validation in the sample browser."),
+        typer.Option("--samples", min=0, help="Number of samples per validation."),
     ] = 50,
     root: Root = None,
 ) -> None:
-    """Make one self-contained HTML file of runs: curves, alarms, answers, settings.
+    """Write one self-contained HTML file about runs: curves, alarms, samples, settings.
 
-    Prints its path.
+    Prints the path of the file.
     """
     from rlctl.api import distinct, find_run_or_sweep, open_run
     from rlctl.cli.console import notice
@@ -72,7 +72,9 @@ def report(
         write_text(target, text)
     except OSError as error:
         raise ResourceError(
-            f"cannot write the report: {error}", where=str(target), hint="-o FILE writes elsewhere"
+            f"cannot write the report: {error}",
+            where=str(target),
+            hint="-o FILE writes to another place",
         ) from error
     typer.echo(target)
     notice(f"{len(text.encode()) / 1e6:.1f} MB; opens in any browser, without a network")

@@ -1,4 +1,4 @@
-"""`rlctl resume`: go on with a run that was stopped, killed or made longer."""
+"""`rlctl resume`: continue a run that was stopped, killed or made longer."""
 
 from __future__ import annotations
 
@@ -19,16 +19,50 @@ if TYPE_CHECKING:
 
 app = typer.Typer(add_completion=False)
 
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[KEY=VALUE]...",
+        help="Overrides on top of the run's own configuration.",
+        autocompletion=complete.override,
+    ),
+]
+Target = Annotated[
+    str,
+    typer.Argument(
+        help="Run or sweep by name, prefix or folder, @last or @failed; "
+        "or the URL of a remote copy (s3://…).",
+        autocompletion=complete.run,
+    ),
+]
+FromStep = Annotated[
+    int | None,
+    typer.Option(
+        "--from-step", min=1, help="Use the checkpoint of this step; by default the latest."
+    ),
+]
+Fork = Annotated[
+    str | None,
+    typer.Option(
+        "--fork", metavar="NAME", help="Start a new run of this name from the checkpoint."
+    ),
+]
+Force = Annotated[
+    bool,
+    typer.Option("--force", help="Resume even if the configuration or the data have changed."),
+]
+Inline = Annotated[bool, typer.Option("--inline", help="Run in this process, without Ray.")]
+
 _EXAMPLES = """
 Examples:
 
   rlctl resume @failed
 
-  rlctl resume ppo-261121 trainer.total_epochs=3               a finished run goes on
+  rlctl resume ppo-261121 trainer.total_epochs=3          extend a finished run
 
-  rlctl resume s3://bucket/runs/quickstart/ppo-261121          from its copy on shared storage (trainer.mirror)
+  rlctl resume s3://bucket/runs/quickstart/ppo-261121     from its remote copy (trainer.mirror)
 
-  rlctl resume my-sweep                                        its unfinished trials
+  rlctl resume my-sweep                                   its unfinished trials
 
   rlctl resume @last --from-step 40 --fork colder actor_rollout_ref.rollout.temperature=0.8
 """
@@ -36,42 +70,12 @@ Examples:
 
 @app.command(epilog=_EXAMPLES)
 def resume(
-    run: Annotated[
-        str,
-        typer.Argument(
-            help="A run's or a sweep's name or the beginning of it, its folder, @last or @failed; or the address of its copy (s3://…).",
-            autocompletion=complete.run,
-        ),
-    ],
-    overrides: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="[KEY=VALUE]...",
-            help="Overrides on top of the run's own configuration.",
-            autocompletion=complete.override,
-        ),
-    ] = None,
-    from_step: Annotated[
-        int | None,
-        typer.Option(
-            "--from-step", min=1, help="The checkpoint of this step instead of the newest."
-        ),
-    ] = None,
-    fork: Annotated[
-        str | None,
-        typer.Option(
-            "--fork", metavar="NAME", help="A new run of this name that begins with the state."
-        ),
-    ] = None,
-    force: Annotated[
-        bool,
-        typer.Option(
-            "--force", help="Go on although the configuration or the data make another run of it."
-        ),
-    ] = False,
-    inline: Annotated[
-        bool, typer.Option("--inline", help="Run in this one process, without Ray.")
-    ] = False,
+    run: Target,
+    overrides: Overrides = None,
+    from_step: FromStep = None,
+    fork: Fork = None,
+    force: Force = False,
+    inline: Inline = False,
     max_time: MaxTime = None,
     save_by: SaveBy = None,
     retries: Retries = 0,

@@ -1,77 +1,123 @@
-"""`rlctl reward`: try a reward function on stored answers."""
+"""`rlctl reward`: test of a reward function on stored responses."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from rlctl.cli.options import Json
+
 if TYPE_CHECKING:
     from rlctl.data_prep.rows import PromptRow
+    from rlctl.recipes.schema import Config
     from rlctl.runtime.rewards.pool import RewardReport
 
 app = typer.Typer(no_args_is_help=True)
 
+_EXAMPLE = """
+Example: rlctl reward test --data test.parquet --responses responses.jsonl \\
+  --reward mine.py:compute_score reward.timeout_s=5
+"""
+
+
+Data = Annotated[
+    Path,
+    typer.Option(
+        metavar="FILE",
+        help="Prompts and their ground truth: parquet, or JSONL with the same columns.",
+    ),
+]
+Responses = Annotated[
+    Path,
+    typer.Option(
+        metavar="FILE",
+        help="Responses in the order of the rows: JSON or JSONL (texts or {response}), "
+        "parquet (column response), or text lines.",
+    ),
+]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[KEY=VALUE]...",
+        help="Overrides of the recipe, such as reward.params.gsm8k.method=flexible.",
+    ),
+]
+Function = Annotated[
+    str | None,
+    typer.Option(
+        "--reward",
+        metavar="SPEC",
+        help="Reward instead of the recipe's: name, module:function or path.py:function.",
+    ),
+]
+RecipeOption = Annotated[
+    str,
+    typer.Option(
+        "--recipe", "-r", metavar="NAME|PATH", help="Recipe with the section `reward` to use."
+    ),
+]
+
 
 @app.callback()
 def reward() -> None:
-    """Try a reward function on stored answers."""
+    """Test a reward function on stored responses."""
 
 
-@app.command(
-    "test",
-    epilog="Example: rlctl reward test --data test.parquet --responses answers.jsonl --reward mine.py:compute_score reward.timeout_s=5",
-)
+@app.command("test", epilog=_EXAMPLE)
 def try_reward(
-    data: Annotated[
-        Path,
-        typer.Option(
-            metavar="FILE",
-            help="The prompts and their ground truth: parquet, or JSONL of the same shape.",
-        ),
-    ],
-    responses: Annotated[
-        Path,
-        typer.Option(
-            metavar="FILE",
-            help="The answers in the order of the rows: JSON or JSONL (texts or {response}), parquet (column response), or text lines.",
-        ),
-    ],
-    overrides: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="[KEY=VALUE]...",
-            help="Overrides of the recipe, such as reward.params.gsm8k.method=flexible.",
-        ),
-    ] = None,
-    function: Annotated[
-        str | None,
-        typer.Option(
-            "--reward",
-            metavar="SPEC",
-            help="A name, module:function or path.py:function, in place of the recipe's.",
-        ),
-    ] = None,
-    recipe: Annotated[
-        str,
-        typer.Option("--recipe", "-r", metavar="NAME|PATH", help="Whose section `reward` to use."),
-    ] = "ppo",
-    as_json: Annotated[bool, typer.Option("--json", help="As one JSON object.")] = False,
+    data: Data,
+    responses: Responses,
+    overrides: Overrides = None,
+    function: Function = None,
+    recipe: RecipeOption = "ppo",
+    as_json: Json = False,
 ) -> None:
-    """Score answers as training would, and print each verdict. Several answers a row stand side by side."""
-    from rlctl.cli.console import notice, print_json
-    from rlctl.data_prep.rows import read_rows
-    from rlctl.errors import NotFoundError, UsageError
-    from rlctl.recipes.compose import compose
-    from rlctl.runtime.rank_info import available_cores
-    from rlctl.runtime.rewards.pool import RewardPool
-    from rlctl.runtime.rewards.specs import reward_specs
+    """Score responses as training would, and print each score.
 
-    for file in (data, responses):
+    Each row has one response, or the same number of consecutive responses.
+    """
+    from rlctl.cli.console import notice, print_json
+    from rlctl.cli.views.reward import print_scores
+    from rlctl.data_prep.rows import read_rows
+
+    _require_files(data, responses)
+    config = _compose(recipe, function, overrides or [])
+    prompts = read_rows(
+        data, prompt_key=config.data.prompt_key, reward_fn_key=config.data.reward_fn_key
+    )
+    texts = _texts(responses.expanduser())
+    rows = _repeat_rows(prompts, len(texts), responses)
+    report = _score(config, rows, texts)
+    scored = [_entry(i, row, texts[i], report) for i, row in enumerate(rows)]
+    mean = sum(report.scores) / len(report.scores)
+    if as_json:
+        errors = {"num_errors": report.num_errors, "num_timeouts": report.num_timeouts}
+        print_json({"mean": mean, **errors, "answers": scored})
+        return
+    print_scores(scored)
+    notice(
+        f"{len(scored)} responses, mean score {mean:.4g}, "
+        f"{report.num_errors} errors, {report.num_timeouts} timeouts"
+    )
+
+
+def _require_files(*files: Path) -> None:
+    from rlctl.errors import NotFoundError
+
+    for file in files:
         if not file.expanduser().is_file():
             raise NotFoundError("the file does not exist", where=str(file))
-    named = (
+
+
+def _compose(recipe: str, function: str | None, overrides: Sequence[str]) -> Config:
+    """Compose the recipe; `function`, if given, replaces its reward functions."""
+    from rlctl.cli.console import notice
+    from rlctl.recipes.compose import compose
+
+    replacement = (
         [
             "reward.custom_reward_function.path=null",
             f"reward.functions=[{_quoted(function)}]",
@@ -80,45 +126,10 @@ def try_reward(
         if function
         else []
     )
-    composed = compose(recipe, [*named, *(overrides or [])])
+    composed = compose(recipe, [*replacement, *overrides])
     for line in composed.notices:
         notice(line)
-    config = composed.config
-    rows = read_rows(
-        data, prompt_key=config.data.prompt_key, reward_fn_key=config.data.reward_fn_key
-    )
-    texts = _texts(responses.expanduser())
-    if not texts or len(texts) % len(rows):
-        raise UsageError(
-            f"{len(texts)} answers for {len(rows)} rows",
-            where=str(responses),
-            hint="one answer a row, or the same number for each, side by side",
-        )
-    rows = [row for row in rows for _ in range(len(texts) // len(rows))]
-    num_processes = min(len(rows), config.reward.num_processes or available_cores())
-    with RewardPool(
-        reward_specs(config.reward), timeout_s=config.reward.timeout_s, num_processes=num_processes
-    ) as pool:
-        report = pool.score(rows, texts)
-    verdicts = [
-        _verdict(index, row, text, report)
-        for index, (row, text) in enumerate(zip(rows, texts, strict=True))
-    ]
-    mean = sum(report.scores) / len(report.scores)
-    if as_json:
-        print_json(
-            {
-                "mean": mean,
-                "num_errors": report.num_errors,
-                "num_timeouts": report.num_timeouts,
-                "answers": verdicts,
-            }
-        )
-        return
-    _print(verdicts)
-    notice(
-        f"{len(verdicts)} answers, mean score {mean:.4g}, {report.num_errors} errors, {report.num_timeouts} timeouts"
-    )
+    return composed.config
 
 
 def _quoted(text: str) -> str:
@@ -127,7 +138,7 @@ def _quoted(text: str) -> str:
 
 
 def _texts(path: Path) -> list[str]:
-    """The answers of a file; a record is a text or holds one under `response`."""
+    """Read the responses of a file; a record is a text or has one under `response`."""
     from rlctl.data_prep.records import raise_capped, read_records
     from rlctl.errors import Problem
 
@@ -140,16 +151,39 @@ def _texts(path: Path) -> list[str]:
         if isinstance(text, str):
             texts.append(text)
         else:
-            problems.append(
-                Problem(
-                    "not an answer: wanted a text, or an object with a text under 'response'", where
-                )
-            )
+            message = "not a response: expected a text, or an object with a text under 'response'"
+            problems.append(Problem(message, where))
     raise_capped(problems, path)
     return texts
 
 
-def _verdict(index: int, row: PromptRow, text: str, report: RewardReport) -> dict[str, Any]:
+def _repeat_rows(rows: Sequence[PromptRow], num_responses: int, file: Path) -> list[PromptRow]:
+    """Repeat each row for each of its responses. Raises UsageError if the numbers do not match."""
+    from rlctl.errors import UsageError
+
+    if not num_responses or num_responses % len(rows):
+        raise UsageError(
+            f"{num_responses} responses for {len(rows)} rows",
+            where=str(file),
+            hint="give one response per row, or the same number for each row, consecutively",
+        )
+    return [row for row in rows for _ in range(num_responses // len(rows))]
+
+
+def _score(config: Config, rows: list[PromptRow], texts: list[str]) -> RewardReport:
+    from rlctl.runtime.rank_info import available_cores
+    from rlctl.runtime.rewards.pool import RewardPool
+    from rlctl.runtime.rewards.specs import reward_specs
+
+    settings = config.reward
+    num_processes = min(len(rows), settings.num_processes or available_cores())
+    with RewardPool(
+        reward_specs(settings), timeout_s=settings.timeout_s, num_processes=num_processes
+    ) as pool:
+        return pool.score(rows, texts)
+
+
+def _entry(index: int, row: PromptRow, text: str, report: RewardReport) -> dict[str, Any]:
     result = report.results[index]
     return {
         "answer": index,
@@ -159,34 +193,3 @@ def _verdict(index: int, row: PromptRow, text: str, report: RewardReport) -> dic
         "ground_truth": row.ground_truth,
         "response": text,
     }
-
-
-def _print(verdicts: list[dict[str, Any]]) -> None:
-    from rlctl.cli.console import stdout, table
-
-    def end(text: str) -> str:
-        line = " ".join(text.split())
-        return line if len(line) <= 48 else "…" + line[-47:]
-
-    def remark(verdict: dict[str, Any]) -> str:
-        return verdict["error"] or ", ".join(
-            f"{name} {value:g}" for name, value in verdict["components"].items()
-        )
-
-    rows = [
-        (
-            str(each["answer"]),
-            f"{each['score']:g}",
-            str(each["ground_truth"]),
-            end(each["response"]),
-            remark(each),
-        )
-        for each in verdicts
-    ]
-    stdout().print(
-        table(
-            ["answer", "score", "ground truth", "response ends", "remark"],
-            rows,
-            right=["answer", "score"],
-        )
-    )

@@ -1,4 +1,4 @@
-"""`rlctl runs` and `rlctl show`: the registry of runs, and one run of it."""
+"""`rlctl runs` and `rlctl show`: the list of runs, and the details of one."""
 
 from __future__ import annotations
 
@@ -26,42 +26,54 @@ Examples:
 
   rlctl runs --where '"baseline" in tags and like(recipe, "gsm8k*") and not created < "2026-11-01"'
 
-A name is a field (name, project, state, created, took, recipe, tags, note, exit_code, step, total_steps, first, last, best, tokens, …),
-a metric or a key of the configuration. Of a metric it is the last value; best(…), first(…), min(…) and max(…) are others. What a run
-lacks is null.
+A name in EXPR is a field (name, project, state, created, took, recipe, tags, note, exit_code, \
+step, total_steps, first, last, best, tokens, …), a metric or a key of the configuration. \
+A metric is its last value; best(…), first(…), min(…) and max(…) select others. \
+Missing values are null.
 """
 
 
 @registry.callback(epilog=_EXAMPLES)
 def runs(
     ctx: typer.Context,
-    number: Annotated[int, typer.Option("-n", "--number", min=1, help="How many at most.")] = 20,
+    number: Annotated[
+        int, typer.Option("-n", "--number", min=1, help="Maximum number of runs.")
+    ] = 20,
     every: Annotated[
-        bool, typer.Option("--all", "-a", help="All of them, whatever --number says.")
+        bool, typer.Option("--all", "-a", help="List all runs; overrides --number.")
     ] = False,
-    state: Annotated[State | None, typer.Option("--state", help="Only runs in this state.")] = None,
+    state: Annotated[
+        State | None, typer.Option("--state", help="List only runs in this state.")
+    ] = None,
     where: Annotated[
         str | None,
-        typer.Option("--where", metavar="EXPR", help="Only runs that this is true of; see below."),
+        typer.Option("--where", metavar="EXPR", help="List only runs that match; see below."),
     ] = None,
     sort: Annotated[
         str | None,
-        typer.Option("--sort", metavar="KEY", help="Order by this value; `-KEY`: greatest first."),
+        typer.Option(
+            "--sort", metavar="KEY", help="Sort by this value; `-KEY` sorts in descending order."
+        ),
     ] = None,
     cols: Annotated[
         str | None,
         typer.Option(
-            "--cols", metavar="KEY,…", help="Show these values; `+KEY,…`: beside the usual."
+            "--cols",
+            metavar="KEY,…",
+            help="Show these columns; `+KEY,…` adds them to the usual ones.",
         ),
     ] = None,
     watch: Annotated[
         bool,
-        typer.Option("--watch", "-w", help="Draw the list anew every two seconds, until Ctrl-C."),
+        typer.Option("--watch", "-w", help="Refresh the list every two seconds until Ctrl-C."),
     ] = False,
     root: Root = None,
     as_json: Json = False,
 ) -> None:
-    """List the runs, running and newest first; remove, restore, tag them."""
+    """List runs, or remove, restore and tag them.
+
+    Active runs come first, then the newest.
+    """
     if ctx.invoked_subcommand is not None:
         _refuse_options(ctx)
         return
@@ -81,7 +93,10 @@ def runs(
 
 
 def _refuse_options(ctx: typer.Context) -> None:
-    """`rlctl runs --root DIR rm …` would look elsewhere than it says: options of the list stand behind no command of the family."""
+    """Raise UsageError for list options before a subcommand, such as `rlctl runs --root DIR rm`.
+
+    The subcommand would ignore them.
+    """
     given = [
         name
         for name in ctx.params
@@ -92,7 +107,7 @@ def _refuse_options(ctx: typer.Context) -> None:
 
         command = ctx.invoked_subcommand
         raise UsageError(
-            f"--{given[0]} stands before {command!r}, but belongs to the list",
+            f"--{given[0]} before {command!r} has no effect",
             hint=f"rlctl runs {command} … --{given[0]} …",
         )
 
@@ -100,9 +115,9 @@ def _refuse_options(ctx: typer.Context) -> None:
 _SYNC_EXAMPLES = """
 Examples:
 
-  rlctl runs sync @last --logger wandb              what a logger missed while it was switched off
+  rlctl runs sync @last --logger wandb              steps that were not sent while it was disabled
 
-  rlctl runs sync ppo-261121 -l tensorboard         a logger that the run did not have gets the whole run
+  rlctl runs sync ppo-261121 -l tensorboard         all steps, to a tracker that the run did not use
 """
 
 
@@ -114,18 +129,20 @@ def sync(
         typer.Option(
             "--logger",
             "-l",
-            help="The tracker; repeat for several.",
+            help="Tracker to send to; repeat for several.",
             autocompletion=complete.logger,
         ),
     ],
     first: Annotated[
         int | None,
-        typer.Option("--from", min=0, help="Send every step from this one on, missed or not."),
+        typer.Option(
+            "--from", min=0, help="Send all steps from this one, including those already sent."
+        ),
     ] = None,
     root: Root = None,
     as_json: Json = False,
 ) -> None:
-    """Send trackers what they missed of a run that has ended, from its own record."""
+    """Send the missing steps of a finished run to trackers, from its metrics file."""
     import dataclasses
 
     from rlctl.cli.console import notice, print_json
@@ -139,9 +156,8 @@ def sync(
         return
     for each in sent:
         known = f" (as {each.id})" if each.id else ""
-        notice(
-            f"{each.logger}{known}: {f'{each.num_steps} steps sent' if each.num_steps else 'nothing is missing'}"
-        )
+        result = f"{each.num_steps} steps sent" if each.num_steps else "nothing is missing"
+        notice(f"{each.logger}{known}: {result}")
 
 
 _SHOW_EXAMPLES = """
@@ -163,21 +179,22 @@ def show(
     ] = False,
     step: Annotated[
         int | None,
-        typer.Option("--step", min=0, help="The samples of this step instead of the last."),
+        typer.Option("--step", min=0, help="Print the samples of this step; by default the last."),
     ] = None,
-    wrong: Annotated[bool, typer.Option("--wrong", help="Only wrong answers.")] = False,
-    right: Annotated[bool, typer.Option("--right", help="Only right answers.")] = False,
+    wrong: Annotated[bool, typer.Option("--wrong", help="Print only wrong responses.")] = False,
+    right: Annotated[bool, typer.Option("--right", help="Print only right responses.")] = False,
     grep: Annotated[
-        str | None, typer.Option("--grep", metavar="TEXT", help="Only samples that hold this text.")
+        str | None,
+        typer.Option("--grep", metavar="TEXT", help="Print only samples with this text."),
     ] = None,
     number: Annotated[
         int | None,
-        typer.Option("-n", "--number", min=1, help="How many samples at most.  [default: all]"),
+        typer.Option("-n", "--number", min=1, help="Maximum number of samples; by default all."),
     ] = None,
     root: Root = None,
     as_json: Json = False,
 ) -> None:
-    """Show one run: its curves, its settings, its validation samples."""
+    """Show the curves, settings and validation samples of a run."""
     import dataclasses
 
     from rlctl.api import find_run_or_sweep

@@ -1,4 +1,4 @@
-"""`rlctl runs rm | restore | pull | trash | tag | note | reindex`: what is done with runs that are there."""
+"""`rlctl runs rm | restore | pull | trash | tag | note | reindex`: management of stored runs."""
 
 from __future__ import annotations
 
@@ -16,13 +16,11 @@ def rm(
     runs: RunNames,
     force: Annotated[
         bool,
-        typer.Option(
-            "--force", help="Also a run that is active on another host, which cannot be asked."
-        ),
+        typer.Option("--force", help="Also remove runs that may be active on another host."),
     ] = False,
     root: Root = None,
 ) -> None:
-    """Move runs into the trash; `rlctl runs restore` brings them back."""
+    """Move runs to the trash; `rlctl runs restore` restores them."""
     from rlctl.cli.console import notice
     from rlctl.runs import trash
     from rlctl.runs.store import RunStore
@@ -34,18 +32,18 @@ def rm(
             trash.check_removable(run)
     for run in found:
         trash.remove(store.root, run)
-        notice(f"removed {run.key}; `rlctl runs restore {run.name}` brings it back")
+        notice(f"removed {run.key}; `rlctl runs restore {run.name}` restores it")
 
 
 @app.command(epilog="Example: rlctl runs restore ppo-261121")
 def restore(
     names: Annotated[
         list[str],
-        typer.Argument(metavar="NAME...", help="Names of removed runs, or the beginnings of them."),
+        typer.Argument(metavar="NAME...", help="Removed runs by name or prefix."),
     ],
     root: Root = None,
 ) -> None:
-    """Bring removed runs back to their places."""
+    """Restore removed runs from the trash."""
     from rlctl.cli.console import notice
     from rlctl.runs import trash
     from rlctl.runs.store import RunStore
@@ -60,27 +58,29 @@ def pull(
         str,
         typer.Argument(
             metavar="URL",
-            help="The copy of a run on shared storage: trainer.mirror/<project>/<run>.",
+            help="Remote copy of a run: trainer.mirror/<project>/<run>.",
         ),
     ],
     root: Root = None,
 ) -> None:
-    """Fetch a run that `trainer.mirror` has copied to shared storage, with its newest whole checkpoint."""
+    """Download the remote copy of a run, with its latest complete checkpoint."""
     from rlctl.cli.console import notice
     from rlctl.runs.store import RunStore
-    from rlctl.runtime.checkpoint import remote_copy
+    from rlctl.runtime.checkpoint import remote_fetch
 
-    folder = remote_copy.pull(url, RunStore.at(root).root)
-    notice(f"{folder.name} is in {folder}; `rlctl resume {folder.name}` goes on with it")
+    folder = remote_fetch.pull(url, RunStore.at(root).root)
+    notice(f"downloaded {folder}; `rlctl resume {folder.name}` continues it")
 
 
 @app.command("trash", epilog="Example: rlctl runs trash --empty")
 def show_trash(
-    empty: Annotated[bool, typer.Option("--empty", help="Delete what is in it, for good.")] = False,
+    empty: Annotated[
+        bool, typer.Option("--empty", help="Delete the removed runs permanently.")
+    ] = False,
     root: Root = None,
     as_json: Json = False,
 ) -> None:
-    """List removed runs and their size, or delete them for good."""
+    """List removed runs with their size, or delete them permanently."""
     from rlctl.cli.console import notice, print_json, stdout, table
     from rlctl.runs import trash
     from rlctl.runs.store import RunStore
@@ -117,11 +117,11 @@ def show_trash(
 def tag(
     run: RunName,
     tags: Annotated[
-        list[str], typer.Argument(metavar="TAG...", help="`TAG` is added, `^TAG` is taken away.")
+        list[str], typer.Argument(metavar="TAG...", help="`TAG` adds a tag, `^TAG` removes it.")
     ],
     root: Root = None,
 ) -> None:
-    """Give a run tags, for `--where '"TAG" in tags'` and `@tag:TAG`, or take them away."""
+    """Add tags to a run or remove them, for `--where '"TAG" in tags'` and `@tag:TAG`."""
     from rlctl.cli.console import notice
     from rlctl.runs.labels import change_tags
     from rlctl.runs.store import RunStore
@@ -134,10 +134,10 @@ def tag(
 @app.command(epilog='Example: rlctl runs note @last "reward rose after the warm-up"')
 def note(
     run: RunName,
-    text: Annotated[str, typer.Argument(help="The note; an empty one takes it away.")],
+    text: Annotated[str, typer.Argument(help="Text of the note; an empty text removes it.")],
     root: Root = None,
 ) -> None:
-    """Write a note to a run."""
+    """Set the note of a run."""
     from rlctl.cli.console import notice
     from rlctl.runs.labels import set_note
     from rlctl.runs.store import RunStore
@@ -149,9 +149,12 @@ def note(
 
 @app.command(epilog="Example: rlctl runs reindex")
 def reindex(root: Root = None) -> None:
-    """Make the index anew from the folders. Never needed: each listing does it for what has changed."""
+    """Rebuild the index from the run folders.
+
+    Listings update the index themselves; use this only if it is damaged.
+    """
     from rlctl.cli.console import notice
     from rlctl.runs.store import RunStore
 
     store = RunStore.at(root)
-    notice(f"{store.reindex()} runs in {store.root.resolve()}")
+    notice(f"indexed {store.reindex()} runs in {store.root.resolve()}")

@@ -1,4 +1,4 @@
-"""`rlctl stop`: a run that another process drives finishes its step, saves and ends."""
+"""`rlctl stop`: stop runs and sweeps that other processes execute."""
 
 from __future__ import annotations
 
@@ -16,27 +16,36 @@ if TYPE_CHECKING:
 app = typer.Typer(add_completion=False)
 
 
-@app.command(
-    epilog="Examples:\n\n  rlctl stop ppo-261121\n\n  rlctl stop my-sweep\n\n  rlctl stop @last --now"
-)
+_EXAMPLES = """
+Examples:
+
+  rlctl stop ppo-261121
+
+  rlctl stop my-sweep
+
+  rlctl stop @last --now
+"""
+
+
+@app.command(epilog=_EXAMPLES)
 def stop(
     runs: RunNames,
     now: Annotated[
         bool,
         typer.Option(
             "--now",
-            help="Break the step off; `rlctl resume` then goes on from the last checkpoint.",
+            help="Interrupt the current step; `rlctl resume` continues from the last checkpoint.",
         ),
     ] = False,
     timeout_s: Annotated[
         float,
-        typer.Option("--timeout", metavar="SECONDS", min=1, help="How long to wait for the end."),
+        typer.Option("--timeout", metavar="SECONDS", min=1, help="Time to wait until they end."),
     ] = 300.0,
     root: Root = None,
 ) -> None:
-    """Let runs or sweeps finish their step, save and end, and wait until they have.
+    """Stop runs or sweeps after the current step, save, and wait until they end.
 
-    `rlctl resume` goes on with them.
+    `rlctl resume` continues them.
     """
     from rlctl.api import find_run_or_sweep
     from rlctl.cli.console import notice

@@ -1,4 +1,4 @@
-"""`rlctl sweep`: many runs on one cluster, and what came of them."""
+"""`rlctl sweep`: search for settings with many runs on one cluster."""
 
 from __future__ import annotations
 
@@ -9,17 +9,18 @@ import typer
 from typer.core import TyperGroup
 
 from rlctl.cli import complete, remote
-from rlctl.cli.commands.runs import Json, Root
 from rlctl.cli.commands.train import RecipeOption, starting_recipe
+from rlctl.cli.options import DryRunJson, Json, Root
 from rlctl.cli.remote import Address, Detach
 
 _VERBS = {"ppo": "PPO", "grpo": "GRPO", "sft": "supervised fine-tuning"}
 
 
 class _Group(TyperGroup):
-    """`rlctl sweep --recipe X key=…` names no verb: it is PPO's."""
+    """Command group that uses PPO if no verb is given, as in `rlctl sweep --recipe X key=…`."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Insert the default verb before options and overrides."""
         first = args[0] if args else "--help"
         if (
             first not in self.commands
@@ -38,36 +39,37 @@ Overrides = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="[OVERRIDES]...",
-        help="Overrides in Hydra's grammar. Several values are searched: key=1,2, range(1,4), interval(0,1), tag(log,interval(…)).",
+        help="Overrides in Hydra's grammar. Axes of the search: key=1,2, range(1,4), "
+        "interval(0,1), tag(log,interval(…)).",
         autocompletion=complete.override,
     ),
 ]
 Sampler = Annotated[
     Literal["grid", "random", "tpe", "cmaes"] | None,
     typer.Option(
-        "--sampler", help="Every combination, or values drawn by Optuna.", show_default="grid"
+        "--sampler", help="Try every combination, or let Optuna draw values.", show_default="grid"
     ),
 ]
 Trials = Annotated[
     int | None,
-    typer.Option("--trials", "-n", min=1, help="How many trials.", show_default="all of a grid"),
+    typer.Option("--trials", "-n", min=1, help="Number of trials.", show_default="all of a grid"),
 ]
 Metric = Annotated[
     str | None,
     typer.Option(
         "--metric",
-        help="What a trial is judged by.",
+        help="Metric to optimize.",
         show_default="the runs' first validation metric",
     ),
 ]
 Mode = Annotated[
     Literal["max", "min"] | None,
-    typer.Option("--mode", help="Whether more or less of it is better.", show_default="max"),
+    typer.Option("--mode", help="Maximize or minimize the metric.", show_default="max"),
 ]
 Pruner = Annotated[
     Literal["none", "median", "hyperband"] | None,
     typer.Option(
-        "--pruner", help="Which rule stops trials early, after a validation.", show_default="none"
+        "--pruner", help="Rule that stops trials early, after a validation.", show_default="none"
     ),
 ]
 Parallel = Annotated[
@@ -76,8 +78,8 @@ Parallel = Annotated[
         "--parallel",
         "-j",
         min=1,
-        help="Runs at once.",
-        show_default="what the cluster has room for",
+        help="Maximum number of concurrent runs.",
+        show_default="as many as fit on the cluster",
     ),
 ]
 Seeds = Annotated[
@@ -85,7 +87,7 @@ Seeds = Annotated[
     typer.Option(
         "--seeds",
         min=1,
-        help="Runs of each trial with consecutive seeds; the trial's value is their mean.",
+        help="Runs per trial, with consecutive seeds; the trial's value is their mean.",
         show_default="1",
     ),
 ]
@@ -94,7 +96,10 @@ Name = Annotated[
     typer.Option("--name", help="Name of the sweep; by default recipe, date and three letters."),
 ]
 DryRun = Annotated[
-    bool, typer.Option("--dry-run", help="List the trials and what they need: no process, no file.")
+    bool,
+    typer.Option(
+        "--dry-run", help="List the trials and their resources; start no process, write no file."
+    ),
 ]
 
 _EXAMPLES = """
@@ -102,7 +107,8 @@ Examples:
 
   rlctl sweep {verb} actor_rollout_ref.actor.optim.lr=1e-4,3e-4,1e-3
 
-  rlctl sweep {verb} 'actor_rollout_ref.actor.optim.lr=tag(log,interval(1e-5,1e-3))' --sampler tpe --trials 20 --pruner hyperband
+  rlctl sweep {verb} 'actor_rollout_ref.actor.optim.lr=tag(log,interval(1e-5,1e-3))' \\
+    --sampler tpe --trials 20 --pruner hyperband
 
   rlctl sweep {verb} algorithm.gamma=0.99,1.0 --seeds 3 --dry-run
 """
@@ -122,7 +128,7 @@ def _add(verb: str, help: str) -> None:
         seeds: Seeds = None,
         name: Name = None,
         dry_run: DryRun = False,
-        as_json: Json = False,
+        as_json: DryRunJson = False,
         address: Address = None,
         detach: Detach = False,
     ) -> None:
@@ -148,22 +154,27 @@ def _add(verb: str, help: str) -> None:
 
 
 for each, algorithm in _VERBS.items():
-    _add(each, f"Search the settings of {algorithm}.")
+    _add(each, f"Search for settings of {algorithm}.")
 
 
-@app.command()
+_BEST_EXAMPLE = """
+Example: rlctl sweep best @last --export best.yaml && rlctl train ppo --recipe best.yaml
+"""
+
+
+@app.command(epilog=_BEST_EXAMPLE)
 def best(
-    sweep: Annotated[str, typer.Argument(help="A sweep's name or the beginning of it, or @last.")],
+    sweep: Annotated[str, typer.Argument(help="Sweep by name or prefix, or @last.")],
     export: Annotated[
-        Path | None, typer.Option("--export", metavar="FILE", help="Write the winner as a recipe.")
+        Path | None,
+        typer.Option(
+            "--export", metavar="FILE", help="Write the best trial's settings as a recipe."
+        ),
     ] = None,
     root: Root = None,
     as_json: Json = False,
 ) -> None:
-    """Show the best trial of a sweep, and write it as a recipe.
-
-    Example: rlctl sweep best @last --export best.yaml && rlctl train ppo --recipe best.yaml
-    """
+    """Show the best trial of a sweep, or export it as a recipe."""
     from rlctl.cli.console import notice, print_json
     from rlctl.cli.views import sweep as sweep_view
     from rlctl.runs.store import DEFAULT_ROOT
@@ -174,12 +185,12 @@ def best(
     winner = results.best(found)
     if export is not None:
         results.export(found, winner, export)
-        notice(f"{export} is a recipe: `rlctl train {found.record.verb} --recipe {export}`")
+        notice(f"wrote {export}; train with `rlctl train {found.record.verb} --recipe {export}`")
     print_json(results.plain(winner)) if as_json else sweep_view.print_best(found, winner)
 
 
 def _options(**given: Any) -> list[str]:
-    """What the options say, as overrides of the section `sweep`."""
+    """Return the given options as overrides of the section `sweep`."""
     return [f"sweep.{name}={value}" for name, value in given.items() if value is not None]
 
 
@@ -191,8 +202,8 @@ def _sweep(verb: str, source: str, settings: list[str], dry_run: bool, as_json: 
 
     if as_json and not dry_run:
         raise UsageError(
-            "--json goes with --dry-run",
-            hint="`rlctl show SWEEP --json` shows what came of a sweep",
+            "--json needs --dry-run",
+            hint="`rlctl show SWEEP --json` prints the results of a sweep",
         )
     if dry_run:
         sweep_view.print_plan(make_sweep_plan(verb, source, settings), as_json)
@@ -203,7 +214,10 @@ def _sweep(verb: str, source: str, settings: list[str], dry_run: bool, as_json: 
 
 
 def _submit(verb: str, source: str, settings: list[str], address: str, detach: bool) -> None:
-    """As a job: what can be judged here is the grammar and the shared part of the configuration; the rest is judged on the cluster."""
+    """Submit the sweep as a Ray job.
+
+    Only the grammar and the fixed settings are validated here; the cluster validates the trials.
+    """
     from rlctl.recipes.axes import split_axes
     from rlctl.recipes.compose import compose
 

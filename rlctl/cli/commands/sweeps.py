@@ -1,15 +1,15 @@
-"""`rlctl sweeps`: the list of them."""
+"""`rlctl sweeps`: the list of sweeps."""
 
 from __future__ import annotations
 
 import typer
 
-from rlctl.cli.commands.runs import Json, Root
+from rlctl.cli.options import Json, Root
 
 app = typer.Typer(add_completion=False)
 
 
-@app.command()
+@app.command(epilog="Example: rlctl sweeps --json")
 def sweeps(root: Root = None, as_json: Json = False) -> None:
     """List the sweeps, newest first."""
     from rlctl.cli.console import print_json

@@ -1,4 +1,4 @@
-"""`rlctl train`: one verb an algorithm family, all of them the same command with another recipe."""
+"""`rlctl train`: training with a recipe; one command per algorithm family."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import typer
 
 from rlctl.cli import complete, remote
 from rlctl.cli.limits import Limits, MaxTime, Retries, SaveBy
+from rlctl.cli.options import DryRunJson, Strict
 from rlctl.cli.remote import Address, Detach
 from rlctl.errors import UsageError
 
@@ -31,14 +32,9 @@ RecipeOption = Annotated[
         "--recipe",
         "-r",
         metavar="NAME|PATH",
-        help="A recipe by name or file. Without one: the embedded quickstart, or the plain defaults for your own data or model.",
+        help="Recipe by name or file; by default the embedded quickstart, "
+        "or the plain defaults if data or a model is given.",
         autocompletion=complete.recipe,
-    ),
-]
-Strict = Annotated[
-    bool,
-    typer.Option(
-        "--strict", help="A key that was set and has no effect is an error, not a warning."
     ),
 ]
 Name = Annotated[
@@ -50,31 +46,30 @@ Logger = Annotated[
     typer.Option(
         "--logger",
         "-l",
-        help="A tracker beside the console; repeat for several.",
+        help="Tracker in addition to the console; repeat for several.",
         autocompletion=complete.logger,
     ),
 ]
 Inline = Annotated[
     bool,
     typer.Option(
-        "--inline", help="Run in this one process, without Ray: for breakpoints and profilers."
+        "--inline", help="Run in this process, without Ray, for breakpoints and profilers."
     ),
 ]
 DryRun = Annotated[
     bool,
     typer.Option(
-        "--dry-run", help="Check everything and say what a start would do: no process, no file."
+        "--dry-run", help="Check everything and print the plan; start no process, write no file."
     ),
 ]
-Json = Annotated[bool, typer.Option("--json", help="With --dry-run: as JSON on stdout.")]
 
 _VERBS = {
-    "ppo": "PPO: actor, critic and reference, generalised advantage estimation.",
-    "grpo": "GRPO: no critic; several answers a prompt are compared with each other.",
-    "sft": "Supervised fine-tuning on the worked solutions of the data.",
+    "ppo": "Train with PPO: actor, critic and generalized advantage estimation.",
+    "grpo": "Train with GRPO: no critic; advantages compare several responses per prompt.",
+    "sft": "Fine-tune on the reference solutions of the data (supervised).",
 }
 
-# Settings of the quickstart's tiny model would ruin a real one: whoever brings data or a model starts from the defaults.
+# With these overrides the plain defaults apply: the quickstart's settings suit only its tiny model.
 _OWN = ("data.train_files=", "actor_rollout_ref.model.path=")
 
 _EXAMPLES = """
@@ -84,7 +79,8 @@ Examples:
 
   rlctl train {verb} --recipe gsm8k_ppo trainer.total_epochs=1
 
-  rlctl train {verb} data.train_files=train.parquet data.val_files=test.parquet actor_rollout_ref.model.path=DIR
+  rlctl train {verb} data.train_files=train.parquet data.val_files=test.parquet \\
+    actor_rollout_ref.model.path=DIR
 """
 
 
@@ -98,7 +94,7 @@ def _add(verb: str, help: str) -> None:
         inline: Inline = False,
         strict: Strict = False,
         dry_run: DryRun = False,
-        as_json: Json = False,
+        as_json: DryRunJson = False,
         max_time: MaxTime = None,
         save_by: SaveBy = None,
         retries: Retries = 0,
@@ -113,12 +109,12 @@ def _add(verb: str, help: str) -> None:
         if address is not None:
             if inline or dry_run or as_json:
                 raise UsageError(
-                    "--address runs on a cluster: --inline, --dry-run and --json have no meaning there",
+                    "--address cannot be combined with --inline, --dry-run or --json",
                     hint="leave out --address",
                 )
             remote.submit(address, detach, [*words, *limits.words], composed)
         elif retries and not dry_run:
-            _train_again_and_again(words, composed, inline, limits)
+            _train_with_retries(words, composed, inline, limits)
         else:
             _train(composed, inline, strict, dry_run, as_json, limits.end_by())
 
@@ -128,7 +124,7 @@ for each, algorithm in _VERBS.items():
 
 
 def _own_settings(name: str | None, logger: list[str] | None) -> list[str]:
-    """What the options say, as overrides."""
+    """Return the overrides that the options are equivalent to."""
     settings = [f"trainer.experiment_name={name}"] if name else []
     if logger:
         names = dict.fromkeys(["console", *(part for each in logger for part in each.split(","))])
@@ -137,13 +133,17 @@ def _own_settings(name: str | None, logger: list[str] | None) -> list[str]:
 
 
 def starting_recipe(verb: str, overrides: list[str], recipe: str | None) -> str:
-    """The recipe that was named, or the verb's quickstart, or its plain defaults for whoever brings data or a model."""
+    """Return `recipe` if given, else the plain defaults if data or a model is given, else the verb.
+
+    The recipe named like the verb is its quickstart.
+    """
     from rlctl.cli.console import notice
 
     if recipe is not None or not any(text.lstrip("+").startswith(_OWN) for text in overrides):
         return recipe or verb
     notice(
-        f"your own data or model: starting from {verb}_trainer; `--recipe {verb}` has the quickstart's settings"
+        f"data or model given: starting from {verb}_trainer; "
+        f"`--recipe {verb}` uses the quickstart's settings"
     )
     return f"{verb}_trainer"
 
@@ -158,7 +158,7 @@ def _compose(source: str, settings: list[str]) -> Recipe:
     return composed
 
 
-def _train_again_and_again(words: list[str], recipe: Recipe, inline: bool, limits: Limits) -> None:
+def _train_with_retries(words: list[str], recipe: Recipe, inline: bool, limits: Limits) -> None:
     from rlctl.runs.run_dir import fresh_name
 
     trainer = recipe.config.trainer
@@ -176,7 +176,7 @@ def _train(
 
     if as_json and not dry_run:
         raise UsageError(
-            "--json goes with --dry-run: a run's own record is metrics.jsonl in its folder"
+            "--json needs --dry-run", hint="a run writes its metrics to metrics.jsonl in its folder"
         )
     if dry_run:
         report.show(recipe, inline=inline, strict=strict, as_json=as_json)

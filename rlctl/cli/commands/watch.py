@@ -1,41 +1,23 @@
-"""`rlctl watch` and `rlctl logs`: what a run does now, from any shell."""
+"""`rlctl watch` and `rlctl logs`: progress and output of a run, from any shell."""
 
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from rlctl.cli import complete, remote
+from rlctl.cli import remote
+from rlctl.cli.options import Root, RunName
 
 app = typer.Typer(add_completion=False)
-
-RunName = Annotated[
-    str,
-    typer.Argument(
-        metavar="RUN",
-        help="A run's name or the beginning of it, its folder, @last or @failed.",
-        autocompletion=complete.run,
-    ),
-]
-Root = Annotated[
-    Path | None,
-    typer.Option(
-        "--root",
-        envvar="RLCTL_RUNS",
-        help="The folder of all runs.  [default: runs]",
-        show_default=False,
-    ),
-]
 
 
 @app.command(epilog="\nExamples:\n\n  rlctl watch @last\n\n  rlctl watch ppo-a | grep val\n")
 def watch(run: RunName, root: Root = None) -> None:
-    """Watch a run until it ends, also one that was started elsewhere on this disk.
+    """Watch a run until it ends, including one that another process started.
 
-    On a terminal a live panel, otherwise one line a step. Ctrl-C ends the watching, not the run.
+    Shows a live panel on a terminal, else one line per step. Ctrl-C does not stop the run.
     """
     from rlctl.cli.console import notice, stdout
     from rlctl.runs.store import RunStore
@@ -50,42 +32,44 @@ def watch(run: RunName, root: Root = None) -> None:
         stdout().print(watched.panel)
     else:
         for alarm in watched.follow():
-            print(
-                watched.panel.line()
-                if alarm is None
-                else f"{'alarm over' if alarm.over else 'alarm'}: {alarm}",
-                flush=True,
-            )
+            kind = "alarm over" if alarm and alarm.over else "alarm"
+            typer.echo(f"{kind}: {alarm}" if alarm else watched.panel.line())
     name = watched.run.name
     notice(
-        f"{name} is {watched.run.state}; `rlctl show {name}` and `rlctl report {name}` tell more"
+        f"{name} is {watched.run.state}; `rlctl show {name}` and `rlctl report {name}` show details"
     )
 
 
 @app.command(
-    epilog="\nExamples:\n\n  rlctl logs @last -f\n\n  rlctl logs @failed --role actor --rank 0 -n 50\n"
+    epilog="""
+Examples:
+
+  rlctl logs @last -f
+
+  rlctl logs @failed --role actor --rank 0 -n 50
+"""
 )
 def logs(
     run: RunName,
     follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Go on with what is added, until the run ends.")
+        bool, typer.Option("--follow", "-f", help="Print new lines until the run ends.")
     ] = False,
     role: Annotated[
         str | None,
         typer.Option(
-            "--role", help="Only the processes of this role or pool: actor, critic, main, …."
+            "--role", help="Print only processes of this role or pool, such as actor or main."
         ),
     ] = None,
     rank: Annotated[
-        int | None, typer.Option("--rank", min=0, help="Only the process of this rank.")
+        int | None, typer.Option("--rank", min=0, help="Print only the process of this rank.")
     ] = None,
     attempt: Annotated[
         int | None,
-        typer.Option("--attempt", min=1, help="An earlier attempt instead of the newest."),
+        typer.Option("--attempt", min=1, help="Number of an attempt; by default the latest."),
     ] = None,
     last: Annotated[
         int | None,
-        typer.Option("-n", "--lines", min=0, help="Only the last lines of each process."),
+        typer.Option("-n", "--lines", min=0, help="Print only the last lines of each process."),
     ] = None,
     address: Annotated[
         str | None,
@@ -97,9 +81,9 @@ def logs(
     ] = None,
     root: Root = None,
 ) -> None:
-    """Print what the worker processes of a run printed.
+    """Print the output of a run's worker processes.
 
-    Of several processes each line begins with the name of its own: pool and rank.
+    With several processes, each line starts with the pool and rank of its process.
     """
     from rlctl.cli.console import notice
     from rlctl.runs import logs as stored
@@ -120,4 +104,4 @@ def logs(
         if follow:
             sys.stdout.flush()
     if empty:
-        notice(f"nothing was printed to {', '.join(map(str, files))}")
+        notice(f"no output in {', '.join(map(str, files))}")
