@@ -47,7 +47,7 @@ def rlctl(
     environment: dict[str, str], folder: Path, *arguments: str, process: bool = True
 ) -> subprocess.CompletedProcess[str]:
     if not process:
-        return completed(list(arguments), folder, environment, 200)
+        return completed(list(arguments), folder, environment)
     command = [sys.executable, "-m", "rlctl", *arguments]
     return subprocess.run(
         command,
