@@ -27,7 +27,7 @@ MAY_CATCH_EVERYTHING = {
     "rlctl/tracking/async_tracker.py::AsyncTracker._run": "re-raised in the waiting thread",
     "rlctl/runtime/cluster/session.py::_start.start": "re-raised in the waiting thread",
     "rlctl/runtime/cluster/jobs.py::_within.ask": "re-raised in the waiting thread",
-    "rlctl/runtime/rewards/functions.py::answer": "user code may raise anything: scores 0 with the reason",
+    "rlctl/runtime/rewards/functions.py::call_reward": "user code may raise anything: scores 0 with the reason",
     "rlctl/runtime/workers/background.py::_guarded": "written to a file that the controller waits for",
     "rlctl/runtime/rollout/vllm/loop.py::VLLMLoop._run": "re-raised in the waiting threads",
     "rlctl/data_prep/hub.py::hub_answers": "only checks the network; HTTP errors share no class",

@@ -56,7 +56,7 @@ def _grpo_rows(rows: AdvantageInputs, scores: list[float], by_std: bool) -> dict
 
 
 def _loop_gae(rows: AdvantageInputs, config: AdvantageConfig) -> Table:
-    """By the definition: Σ_l (γλ)^l δ_{t+l} over the tokens that the policy wrote."""
+    """Return Σ_l (γλ)^l δ_{t+l} over the tokens that the policy wrote, whitened."""
     table = [[0.0] * rows.mask.shape[1] for _ in range(len(rows.mask))]
     for i, (r, v, m) in enumerate(
         zip(rows.rewards.tolist(), rows.given("values").tolist(), rows.mask.tolist(), strict=True)

@@ -1,4 +1,4 @@
-"""Batches for the tests of the mathematics: verl's golden one and random ragged ones."""
+"""Batches for numerical tests: fixed ones for golden numbers of verl, and random ragged ones."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rlctl.runtime.algorithms.policy_losses.base import PolicyTokens
 
 
 def golden_rows() -> AdvantageInputs:
-    """Three rows in groups of two and one; the last has a masked token inside."""
+    """Return three rows in groups of two and one; the last has a masked token inside."""
     return AdvantageInputs(
         rewards=torch.tensor([[0, 0, 1, 0], [0, 0.5, 0, 0], [0, 0, 0, 2]]),
         mask=torch.tensor([[1.0, 1, 1, 0], [1, 1, 0, 0], [1, 0, 1, 1]]),
@@ -21,7 +21,7 @@ def golden_rows() -> AdvantageInputs:
 
 
 def golden_tokens(log_probs: Tensor | None = None) -> PolicyTokens:
-    """Two rows of four tokens, two and three of them masked out at the end."""
+    """Return two rows of four tokens; one and two tokens at the end are masked."""
     given = torch.tensor([-1, -2, -0.5, -3, -0.2, -1.5, -9, -9]) if log_probs is None else log_probs
     return PolicyTokens(
         log_probs=given,
@@ -34,13 +34,16 @@ def golden_tokens(log_probs: Tensor | None = None) -> PolicyTokens:
 
 
 def random_rows(seed: int, rows: int = 9, width: int = 7) -> AdvantageInputs:
-    """Ragged rows with gaps of tool output, in groups of one to four whose members are not neighbours; half of the scores are equal."""
+    """Return ragged rows with masked tool output, in interleaved groups of one to four rows.
+
+    About half of the scores are 0.
+    """
     rng = torch.Generator().manual_seed(seed)
     lengths = torch.randint(1, width + 1, (rows,), generator=rng)
     lengths[0] = width
     inside = torch.arange(width) < lengths[:, None]
     mask = (inside & (torch.rand(rows, width, generator=rng) < 0.8)).float()
-    mask[torch.arange(rows), lengths - 1] = 1.0  # the last token is the policy's
+    mask[torch.arange(rows), lengths - 1] = 1.0  # the policy wrote the last token
     rewards = (
         torch.randn(rows, width, generator=rng) * mask * (torch.rand(rows, 1, generator=rng) < 0.5)
     )
@@ -61,7 +64,10 @@ def random_rows(seed: int, rows: int = 9, width: int = 7) -> AdvantageInputs:
 
 
 def random_tokens(seed: int, lengths: tuple[int, ...] = (5, 1, 8, 3, 6)) -> PolicyTokens:
-    """Ratios from 1/20 to 20, both signs of advantage and exact zeros, masked tokens, a row without any unmasked one."""
+    """Return tokens with ratios from 1/20 to 20 and advantages of both signs and exactly 0.
+
+    Some tokens are masked; row 1 has no unmasked token.
+    """
     rng = torch.Generator().manual_seed(seed)
     row = torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths))
     total = len(row)

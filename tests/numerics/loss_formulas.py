@@ -82,7 +82,10 @@ def _gpg(x: Plain) -> Pairs:
 
 
 def _geo_mean(x: Plain) -> Pairs:
-    """The row's loss on each token. Its gradient by one log-prob, times the row's length, is that of the sum over the tokens."""
+    """Return the row's loss on each token.
+
+    The gradient of the sum over tokens is the row's length times the gradient of the row's loss.
+    """
     pessimistic, slope = {}, {}
     for t in x.kept:
         held = min(max(x.d[t], -CLIP.low), CLIP.high)
@@ -106,7 +109,7 @@ def _dro(x: Plain) -> Pairs:
 
 
 def _clip_cov(x: Plain) -> Pairs:
-    """With a share of 1, every eligible token is drawn."""
+    """Return the loss for a share of 1, so that every eligible token is drawn."""
     covariance, out = x.covariance(), {}
     for t in x.kept:
         value, slope = _ppo(x.adv[t], math.exp(x.d[t]))
@@ -117,7 +120,7 @@ def _clip_cov(x: Plain) -> Pairs:
 
 
 def _kl_cov(x: Plain) -> Pairs:
-    """With a share of 1, every token pays."""
+    """Return the loss for a share of 1, so that every token has the penalty."""
     return {
         t: (
             -x.adv[t] * math.exp(x.d[t]) + KL_COEF * abs(x.d[t]),

@@ -102,7 +102,7 @@ def test_reinforce_plus_plus_passes_over_tool_output() -> None:
     assert returns[0].tolist() == [0.5, 1, 0, 0, 2]
 
 
-def test_gae_ignores_what_stands_on_masked_tokens() -> None:
+def test_gae_ignores_rewards_and_values_of_masked_tokens() -> None:
     rows = random_rows(3)
     noise = (1 - rows.mask) * 1e3 * torch.randn_like(rows.mask)
     noisy = AdvantageInputs(
@@ -119,41 +119,37 @@ def test_gae_ignores_what_stands_on_masked_tokens() -> None:
 @pytest.mark.parametrize("name", ESTIMATORS)
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("norm_by_std", [True, False])
-def test_equals_an_independent_loop(name: str, seed: int, norm_by_std: bool) -> None:
-    """On ragged rows with tool output between. A new estimator without a loop of its own fails here."""
-    rows = random_rows(
-        seed, rows=6 if name == "grpo_passk" else 9
-    )  # the first six are three pairs of groups, none of one
+def test_estimator_equals_an_independent_loop(name: str, seed: int, norm_by_std: bool) -> None:
+    """Compare on ragged rows with tool output. A new estimator needs a loop in `LOOPS`."""
+    # The first six rows have no group of one, which pass@k refuses.
+    rows = random_rows(seed, rows=6 if name == "grpo_passk" else 9)
     config = AdvantageConfig(gamma=0.9, lam=0.8, norm_by_std=norm_by_std)
     advantages, returns = load_estimator(name, SETTINGS.get(name, {}))(rows, config)
     expected = torch.tensor(LOOPS[name](rows, config))
     keep = rows.mask > 0
     torch.testing.assert_close(advantages[keep], expected[keep], rtol=2e-5, atol=2e-5)
     assert returns.shape == advantages.shape == rows.mask.shape
-    if name not in (
-        "gae",
-        "remax",
-    ):  # their masked entries hold what is carried past them, as verl's do
+    if name not in ("gae", "remax"):  # these do not zero masked entries, as in verl
         assert torch.equal(advantages[~keep], torch.zeros_like(advantages[~keep]))
 
 
 @pytest.mark.parametrize("name", ESTIMATORS)
-def test_rows_may_come_in_any_order(name: str) -> None:
+def test_order_of_rows_does_not_matter(name: str) -> None:
     rows = random_rows(7, rows=6)
     order = torch.randperm(6, generator=torch.Generator().manual_seed(1))
 
-    def taken(x: torch.Tensor | None) -> torch.Tensor | None:
+    def reorder(x: torch.Tensor | None) -> torch.Tensor | None:
         return None if x is None else x[order]
 
     shuffled = AdvantageInputs(
         rows.rewards[order],
         rows.mask[order],
         rows.group[order],
-        taken(rows.values),
-        taken(rows.greedy_scores),
+        reorder(rows.values),
+        reorder(rows.greedy_scores),
         {key: value[order] for key, value in rows.components.items()},
-        taken(rows.log_probs),
-        taken(rows.sum_pi_squared),
+        reorder(rows.log_probs),
+        reorder(rows.sum_pi_squared),
     )
     expected, got = (
         get_estimator(name)(rows, PLAIN)[0][order],
@@ -164,7 +160,7 @@ def test_rows_may_come_in_any_order(name: str) -> None:
 
 @pytest.mark.parametrize("name", ESTIMATORS)
 def test_needs_are_declared(name: str) -> None:
-    """With what it says it needs, and nothing else, an estimator runs; without, it names what is missing."""
+    """Run an estimator with its declared inputs only; without them it must raise."""
     needs, rows = get_estimator(name).needs, random_rows(0, rows=6)
     only = AdvantageInputs(
         rows.rewards,
@@ -182,7 +178,7 @@ def test_needs_are_declared(name: str) -> None:
             get_estimator(name)(AdvantageInputs(rows.rewards, rows.mask, rows.group), PLAIN)
 
 
-def test_a_group_of_equal_scores_teaches_nothing() -> None:
+def test_group_of_equal_scores_has_zero_advantages() -> None:
     rows = AdvantageInputs(torch.full((4, 1), 0.1), torch.ones(4, 1), torch.tensor([0, 0, 0, 1]))
     advantages, _ = get_estimator("grpo")(rows, PLAIN)
     assert advantages[:3, 0].tolist() == [0.0, 0.0, 0.0]
@@ -206,7 +202,7 @@ def test_gdpo_leaves_out_components_without_a_weight() -> None:
     assert not torch.equal(chosen[0], get_estimator("gdpo")(rows, PLAIN)[0])
 
 
-def test_gdpo_takes_one_weight_for_each_component() -> None:
+def test_gdpo_requires_one_weight_per_component() -> None:
     with pytest.raises(ConfigError, match="2 weights for 1 reward_keys") as caught:
         get_estimator("gdpo", reward_keys=["a"], reward_weights=[1, 2])
     assert caught.value.problems[0].where == "algorithm.adv_estimator_params"
@@ -239,7 +235,7 @@ def my_estimator(
     return inputs.rewards * config.gamma, inputs.rewards
 
 
-def test_a_users_function_by_module_and_name() -> None:
+def test_function_of_a_user_is_found_by_module_and_name() -> None:
     found = get_estimator("tests.numerics.test_advantages:my_estimator")
     assert found.needs == Needs.NOTHING
     assert torch.equal(found(golden_rows(), PLAIN)[0], golden_rows().rewards)

@@ -1,4 +1,4 @@
-"""Aggregation of losses: one loss and one gradient, however a mini-batch is split."""
+"""Tests of aggregation: loss and gradient do not depend on the split of a mini-batch."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from rlctl.runtime.algorithms.policy_losses.base import (
 )
 from tests.numerics.batches import golden_tokens, random_tokens
 
-GOLDEN = {  # of the advantages of `golden_tokens`, by verl 0.9.1
+GOLDEN = {  # aggregates of the advantages of `golden_tokens`, computed with verl 0.9.1
     "token-mean": 0.3,
     "token-sum": 1.5,
     "seq-mean-token-sum": 0.75,
@@ -39,8 +39,8 @@ def test_golden(mode: str) -> None:
     assert (divisor is None) == (mode == "token-sum")
 
 
-def cut(tokens: PolicyTokens, rows: list[int]) -> PolicyTokens:
-    """Those rows, renumbered as a micro-batch would."""
+def select(tokens: PolicyTokens, rows: list[int]) -> PolicyTokens:
+    """Return the tokens of `rows`, which are renumbered as in a micro-batch."""
     keep = torch.cat([(tokens.row == row).nonzero().squeeze(-1) for row in rows])
     number = {row: i for i, row in enumerate(rows)}
     return PolicyTokens(
@@ -59,7 +59,7 @@ def loss_and_gradient(
     leaf = tokens.log_probs.clone().requires_grad_()
     total, divisor = torch.zeros(()), 0.0
     for rows in parts:
-        part = cut(replace(tokens, log_probs=leaf), rows)
+        part = select(replace(tokens, log_probs=leaf), rows)
         losses, _ = load_policy_loss(name, {})(part, ClipRange(low=0.2, high=0.3, c=3.0))
         total = total + aggregate(losses, part.mask, part.row, part.num_rows, mode, width=16)
         divisor += count(part.mask, part.row, part.num_rows, mode, width=16) or 0.0
@@ -76,27 +76,26 @@ def loss_and_gradient(
     name=st.sampled_from(["vanilla", "gspo", "sapo", "geo_mean", "cispo"]),
     seed=st.integers(0, 2**16),
 )
-def test_the_cut_does_not_matter(
+def test_loss_does_not_depend_on_the_split(
     lengths: list[int], parts: int, mode: str, name: str, seed: int
 ) -> None:
     tokens = random_tokens(seed, tuple(lengths))
-    tokens.mask[0] = 1.0  # at least one token is learned from
+    tokens.mask[0] = 1.0  # at least one unmasked token
     owner = torch.randint(
         parts, (len(lengths),), generator=torch.Generator().manual_seed(seed)
     ).tolist()
     pieces = [[row for row, part in enumerate(owner) if part == i] for i in range(parts)]
     whole_loss, whole = loss_and_gradient(tokens, [list(range(len(lengths)))], name, mode)
     loss, gradient = loss_and_gradient(tokens, [rows for rows in pieces if rows], name, mode)
-    assert loss == pytest.approx(
-        whole_loss, rel=1e-5, abs=1e-5
-    )  # up to 72 terms of both signs around 1, in float32
+    # A sum of up to 72 float32 terms of both signs around 1.
+    assert loss == pytest.approx(whole_loss, rel=1e-5, abs=1e-5)
     torch.testing.assert_close(gradient, whole, rtol=1e-6, atol=1e-8)
 
 
 @pytest.mark.parametrize("name", sorted(set(names("policy_losses")) - {"clip_cov", "kl_cov"}))
 @pytest.mark.parametrize("mode", MODES)
-def test_every_loss_in_every_mode(name: str, mode: str) -> None:
-    """The two that depend on the cut say so in their docstrings."""
+def test_no_loss_depends_on_the_split_in_any_mode(name: str, mode: str) -> None:
+    """Compare two splits. Clip-Cov and KL-Cov depend on the split by definition."""
     tokens = random_tokens(11)
     _, whole = loss_and_gradient(tokens, [[0, 1, 2, 3, 4]], name, mode)
     _, halves = loss_and_gradient(tokens, [[4, 1], [0], [2, 3]], name, mode)
@@ -104,7 +103,7 @@ def test_every_loss_in_every_mode(name: str, mode: str) -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_a_batch_without_learnable_tokens_has_no_gradient(mode: str) -> None:
+def test_batch_without_unmasked_tokens_has_no_gradient(mode: str) -> None:
     leaf = torch.tensor([1.0, float("inf")], requires_grad=True)
     total = aggregate(leaf, torch.zeros(2), torch.tensor([0, 1]), 2, mode, width=4)
     (gradient,) = torch.autograd.grad(total, leaf)
@@ -112,7 +111,7 @@ def test_a_batch_without_learnable_tokens_has_no_gradient(mode: str) -> None:
     assert gradient.tolist() == [0.0, 0.0]
 
 
-def test_bad_arguments() -> None:
+def test_wrong_mode_or_missing_width_raises() -> None:
     with pytest.raises(ConfigError, match="did you mean 'token-mean'"):
         count(torch.ones(1), torch.zeros(1, dtype=torch.int64), 1, "token_mean")
     with pytest.raises(ValueError, match="width"):

@@ -1,3 +1,5 @@
+"""Tests of balancing rows between ranks and of splitting them into micro-batches."""
+
 from __future__ import annotations
 
 import itertools
@@ -33,7 +35,7 @@ def test_every_row_goes_to_one_part(costs: list[int], parts: int, equal_size: bo
 @pytest.mark.parametrize("equal_size", [True, False])
 @pytest.mark.parametrize("parts", [2, 8])
 def test_totals_are_within_one_percent(parts: int, equal_size: bool) -> None:
-    """On lengths as in practice: log-normal, 512 rows."""
+    """Balance 512 rows of log-normal lengths, which are common in practice."""
     lengths = (
         torch.randn(512, generator=torch.Generator().manual_seed(0))
         .mul(0.7)
@@ -57,7 +59,7 @@ def test_balance_by_hand() -> None:
     assert shares([10, 1, 1, 1, 1], 3, equal_size=True) == [[0], [1, 3], [2, 4]]
 
 
-def test_the_same_rows_give_the_same_parts() -> None:
+def test_balance_is_deterministic() -> None:
     costs = torch.ones(10)
     first, second = (balance(costs, 3, equal_size=False) for _ in range(2))
     assert [a.tolist() for a in first] == [b.tolist() for b in second]
@@ -91,8 +93,8 @@ def test_micro_batches_by_hand() -> None:
     ]
 
 
-def test_few_micro_batches_are_wasted() -> None:
-    """At most twice what the tokens need; on lengths far below the budget, one more."""
+def test_number_of_micro_batches_is_near_the_minimum() -> None:
+    """Split lengths far below the budget: at most two more micro-batches than needed."""
     lengths = torch.randint(1, 100, (400,), generator=torch.Generator().manual_seed(0))
     needed = -(-int(lengths.sum()) // 1000)
     assert len(micro_batches(lengths, 1000)) <= needed + 2

@@ -1,3 +1,5 @@
+"""Tests of rollout correction: weights, rejection and mismatch against plain Python."""
+
 from __future__ import annotations
 
 import math
@@ -54,8 +56,8 @@ def test_sequence_weights_are_products_over_the_unmasked_tokens() -> None:
     )
 
 
-def test_icepop_zeroes_what_is_outside() -> None:
-    """Of three tokens one stays: verl's own tests have std 0.3771236 and an effective sample size of a third for this."""
+def test_icepop_zeroes_weights_outside_the_bounds() -> None:
+    """Keep one of three tokens. Expected std and effective sample size are from verl's tests."""
     weights, metrics = importance_weights(
         sampled([[math.log(0.8), math.log(0.1), math.log(9)]]), "token", Bounds(0.5, 2.0)
     )
@@ -128,7 +130,7 @@ def test_parsing_of_thresholds() -> None:
 
 
 @pytest.mark.parametrize("given", ["", "a", "2_1", "-1", "0", "1_2_3", "0_2", "nan"])
-def test_bad_thresholds(given: str) -> None:
+def test_wrong_thresholds_raise(given: str) -> None:
     with pytest.raises(ConfigError, match="is no bound"):
         Bounds.parse(given, "rollout_is_threshold")
 
@@ -142,17 +144,17 @@ def test_bad_thresholds(given: str) -> None:
         ("token_k3", "0.5_2", "takes one upper bound"),
     ],
 )
-def test_bad_criteria(kinds: str, thresholds: str, message: str) -> None:
+def test_wrong_criteria_raise(kinds: str, thresholds: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         parse_criteria(kinds, thresholds)
 
 
 def test_mismatch_by_hand() -> None:
-    """Two rows, and one without unmasked tokens that must not count."""
-    ours = torch.tensor([-1.0, -2.0, -0.5, -7.0])
-    theirs = torch.tensor([-1.1, -1.8, -0.5, -1.0])
+    """Compare on two rows and one without unmasked tokens, which must not count."""
+    trainer = torch.tensor([-1.0, -2.0, -0.5, -7.0])
+    engine = torch.tensor([-1.1, -1.8, -0.5, -1.0])
     tokens = SampledTokens(
-        ours, theirs, torch.tensor([1.0, 1, 1, 0]), torch.tensor([0, 0, 2, 1]), 3
+        trainer, engine, torch.tensor([1.0, 1, 1, 0]), torch.tensor([0, 0, 2, 1]), 3
     )
     got = {name: metric.value for name, metric in mismatch(tokens).items()}
     d = [0.1, -0.2, 0.0]
@@ -177,7 +179,7 @@ def test_mismatch_by_hand() -> None:
     assert got == pytest.approx(expected, rel=1e-5)
 
 
-def test_nothing_unmasked_gives_no_metrics() -> None:
+def test_no_unmasked_tokens_give_no_metrics() -> None:
     tokens = sampled([[0.1], [0.2]], [[0], [0]])
     assert mismatch(tokens) == {}
     assert importance_weights(tokens, "token", Bounds(None, 2.0))[0].tolist() == [0.0, 0.0]

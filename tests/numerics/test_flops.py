@@ -1,3 +1,5 @@
+"""Tests of the FLOPs formula against golden numbers of verl, and of the table of devices."""
+
 from __future__ import annotations
 
 import pytest
@@ -38,7 +40,7 @@ def test_golden(config: object, lengths: list[int], tera: float) -> None:
     assert shape.training_flops(lengths) / 1e12 == pytest.approx(tera, rel=1e-14)
 
 
-def test_a_head_size_of_its_own() -> None:
+def test_head_size_of_the_config_is_used() -> None:
     config = AutoConfig.for_model(
         "qwen3", hidden_size=64, num_attention_heads=4, num_key_value_heads=2, head_dim=32
     )
@@ -48,7 +50,7 @@ def test_a_head_size_of_its_own() -> None:
 
 
 @pytest.mark.parametrize("model_type", ["mixtral", "qwen3_moe", "deepseek_v3", "gpt2"])
-def test_no_number_where_the_formula_does_not_fit(model_type: str) -> None:
+def test_unsupported_architectures_have_no_shape(model_type: str) -> None:
     assert DecoderShape.of(AutoConfig.for_model(model_type)) is None
 
 

@@ -1,4 +1,4 @@
-"""KL estimators and the controllers of the KL penalty."""
+"""Tests of the KL estimators and of the controllers of the KL penalty."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_golden_k3() -> None:
 
 
 def expected(kind: str, d: float) -> tuple[float, float]:
-    """Value and slope by log π of an estimate at d = log π − log π_ref."""
+    """Return value and slope by log π of an estimate at d = log π − log π_ref."""
     match kind.removesuffix("+"):
         case "k1" | "kl":
             value, slope = d, 1.0
@@ -79,7 +79,7 @@ def test_golden_adaptive_controller() -> None:
     assert controller.coef == pytest.approx(0.0009999737856, rel=1e-12)
 
 
-def test_a_controller_is_resumed_exactly() -> None:
+def test_state_of_a_controller_is_restored_exactly() -> None:
     controller = AdaptiveKL(0.001, target=0.1, horizon=100)
     controller.update(0.11, 10)
     other = AdaptiveKL(0.001, target=0.1, horizon=100)

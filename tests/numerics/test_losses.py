@@ -30,7 +30,7 @@ POLICY_LOSSES = names("policy_losses")
 
 
 def get_policy_loss(name: str, **settings: float) -> TokenLoss:
-    """Load a loss with the settings of the formulas, or with others."""
+    """Load a loss with the settings of the formulas; `settings` replace them."""
     return load_policy_loss(name, SETTINGS.get(name, {}) | settings)
 
 
@@ -46,7 +46,7 @@ def loss_of(
     }
 
 
-# Computed with verl 0.9.1 on `golden_tokens`, token-mean where the loss does not prescribe its own aggregation.
+# Computed with verl 0.9.1 on `golden_tokens`; token-mean unless the loss prescribes a mode.
 GOLDEN = {
     "vanilla": -0.012552,
     "gspo": -0.129779,
@@ -82,8 +82,8 @@ def test_golden_cispo_clipfrac() -> None:
     assert loss_of("cispo", golden_tokens())[1]["actor/pg_clipfrac"] == pytest.approx(0.6)
 
 
-def tempered(seed: int) -> PolicyTokens:
-    """Log-probs that are ≤ 0, as real ones; DPPO looks at probabilities."""
+def tokens_with_probs(seed: int) -> PolicyTokens:
+    """Return random tokens with log-probs below 0: DPPO uses the probabilities."""
     tokens = random_tokens(seed)
     return replace(
         tokens,
@@ -95,8 +95,8 @@ def tempered(seed: int) -> PolicyTokens:
 @pytest.mark.parametrize("name", POLICY_LOSSES)
 @pytest.mark.parametrize("seed", range(4))
 def test_value_and_gradient_of_each_token(name: str, seed: int) -> None:
-    """A new loss without a formula of its own fails here."""
-    tokens = tempered(seed)
+    """Compare with the formulas. A new loss needs a formula in `FORMULAS`."""
+    tokens = tokens_with_probs(seed)
     leaf = tokens.log_probs.clone().requires_grad_()
     losses, _ = get_policy_loss(name)(replace(tokens, log_probs=leaf), loss_formulas.CLIP)
     (losses * tokens.mask).sum().backward()
@@ -111,8 +111,8 @@ def test_value_and_gradient_of_each_token(name: str, seed: int) -> None:
 
 @pytest.mark.parametrize("name", POLICY_LOSSES)
 def test_on_policy_all_losses_follow_the_policy_gradient(name: str) -> None:
-    """At π = π_old, with one advantage per row, the gradient of every loss is −A/count."""
-    tokens = tempered(0)
+    """Check the gradient −A at π = π_old, with one advantage per row."""
+    tokens = tokens_with_probs(0)
     advantages = torch.randn(tokens.num_rows)[tokens.row]
     leaf = tokens.old_log_probs.clone().requires_grad_()
     on_policy = replace(tokens, log_probs=leaf, advantages=advantages)
@@ -129,8 +129,8 @@ def test_on_policy_all_losses_follow_the_policy_gradient(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", POLICY_LOSSES)
-def test_far_off_policy_nothing_overflows(name: str) -> None:
-    tokens = tempered(1)
+def test_losses_are_finite_far_off_policy(name: str) -> None:
+    tokens = tokens_with_probs(1)
     far = replace(
         tokens,
         log_probs=tokens.old_log_probs
@@ -144,7 +144,7 @@ def test_far_off_policy_nothing_overflows(name: str) -> None:
     assert bool(torch.isfinite(leaf.grad).all())
 
 
-def test_dual_clip_stops_a_negative_advantage_at_c() -> None:
+def test_dual_clip_bounds_the_ratio_of_negative_advantages() -> None:
     leaf = torch.tensor([0.0, 0.0], requires_grad=True)
     one = torch.ones(2)
     tokens = PolicyTokens(leaf, torch.tensor([-0.5, -3.0]), -one, one, torch.tensor([0, 0]), 1)
@@ -156,7 +156,7 @@ def test_dual_clip_stops_a_negative_advantage_at_c() -> None:
     assert metrics["actor/pg_clipfrac_lower"].value == 0.5
 
 
-def test_clip_cov_draws_no_more_than_its_share() -> None:
+def test_clip_cov_draws_its_share_of_tokens() -> None:
     torch.manual_seed(0)
     tokens = random_tokens(2, lengths=(50, 50))
     clip = ClipRange(low=10.0, high=10.0, c=3.0)
@@ -178,7 +178,7 @@ def test_kl_cov_treats_the_largest_covariances() -> None:
     assert sorted((few != none).nonzero().squeeze(-1).tolist()) == sorted(expected)
 
 
-def test_metrics_of_parts_join_to_those_of_the_whole() -> None:
+def test_metrics_of_parts_join_to_those_of_the_batch() -> None:
     tokens = random_tokens(3)
     _, whole = get_policy_loss("vanilla")(tokens, loss_formulas.CLIP)
     first, second = tokens.row < 2, tokens.row >= 2
@@ -210,7 +210,7 @@ def my_loss(tokens: PolicyTokens, clip: ClipRange) -> tuple[Tensor, dict[str, ob
     return -tokens.log_probs, {}
 
 
-def test_a_users_function_by_module_and_name() -> None:
+def test_function_of_a_user_is_found_by_module_and_name() -> None:
     found = get_policy_loss("tests.numerics.test_losses:my_loss")
     assert found.aggregation is None
     assert torch.equal(found(golden_tokens(), CLIP)[0], -golden_tokens().log_probs)

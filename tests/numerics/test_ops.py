@@ -1,3 +1,5 @@
+"""Tests of the tensor operations: masked moments, groups, log-probs and entropy."""
+
 from __future__ import annotations
 
 import math
@@ -18,7 +20,7 @@ def test_masked_moments_by_hand() -> None:
     )
 
 
-def test_what_is_masked_does_not_count_whatever_it_is() -> None:
+def test_masked_values_do_not_count_even_if_not_finite() -> None:
     x, mask = (
         torch.tensor([1.0, float("nan"), 3.0, float("inf")]),
         torch.tensor([1.0, 0.0, 1.0, 0.0]),
@@ -28,7 +30,7 @@ def test_what_is_masked_does_not_count_whatever_it_is() -> None:
 
 
 @pytest.mark.parametrize("n", [0, 1])
-def test_a_variance_needs_two_tokens(n: int) -> None:
+def test_variance_of_fewer_than_two_tokens_raises(n: int) -> None:
     mask = torch.zeros(3)
     mask[:n] = 1
     with pytest.raises(ValueError, match=f"got {n}"):
@@ -46,8 +48,8 @@ def test_group_stats_against_a_loop() -> None:
         assert int(stats.size[i]) == len(members)
 
 
-def test_equal_scores_have_no_spread_at_all() -> None:
-    """In fp32 the mean of seven 0.1 is not 0.1, and (s − μ)/(σ + 1e-6) of that would be noise."""
+def test_equal_scores_have_zero_deviation() -> None:
+    """Check float64 moments: in float32 the mean of seven 0.1 is not 0.1."""
     stats = ops.group_stats(torch.full((7,), 0.1), torch.zeros(7, dtype=torch.int64))
     assert torch.equal(stats.mean, torch.full((7,), 0.1))
     assert float(stats.std.max()) < 1e-12
@@ -130,7 +132,7 @@ def test_forbidden_and_extreme_logits_give_no_nan() -> None:
     assert logits.grad.flatten().tolist() == pytest.approx([0.5, 0, -0.5, 0, 0, 0, 0, 0, 0])
 
 
-def test_no_tokens_at_all() -> None:
+def test_empty_batch_has_empty_log_probs() -> None:
     logits = torch.empty(0, 5, requires_grad=True)
     log_probs, entropy = ops.log_probs_and_entropy(
         logits, torch.empty(0, dtype=torch.int64), 1.0, with_entropy=True
@@ -140,8 +142,8 @@ def test_no_tokens_at_all() -> None:
     assert log_probs.shape == entropy.shape == (0,)
 
 
-def test_scoring_needs_no_second_vocabulary_matrix() -> None:
-    """The peak over the logits themselves: one chunk without a graph, the logits' own gradient with one."""
+def test_log_probs_need_no_second_vocabulary_matrix() -> None:
+    """Measure the peak memory in addition to the logits: their gradient and little more."""
     logits = torch.randn(2048, 4096, requires_grad=True)  # 32 MiB
     targets = torch.zeros(2048, dtype=torch.int64)
     with torch.profiler.profile(profile_memory=True) as profile:

@@ -1,3 +1,5 @@
+"""Tests of the value loss and of its metrics."""
+
 from __future__ import annotations
 
 import math
@@ -44,7 +46,7 @@ def test_value_and_gradient_of_each_token() -> None:
 
 
 def test_explained_variance_joins_exactly() -> None:
-    """Over uneven parts, with an offset that would swamp sums of squares in fp32; masked tokens do not count."""
+    """Join uneven parts with an offset that needs float64; masked tokens do not count."""
     rng = torch.Generator().manual_seed(1)
     returns = 1000 + torch.randn(50, generator=rng)
     old = returns + 0.5 * torch.randn(50, generator=rng)
@@ -56,7 +58,7 @@ def test_explained_variance_joins_exactly() -> None:
     assert joined["critic/vf_explained_var"].value == pytest.approx(expected, rel=1e-6)
 
 
-def test_explained_variance_of_too_little_is_not_a_number() -> None:
+def test_explained_variance_of_one_token_is_nan() -> None:
     one = torch.ones(1)
     assert math.isnan(value_loss(one, one, one, one, 0.5)[1]["critic/vf_explained_var"].value)
 

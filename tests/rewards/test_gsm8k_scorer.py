@@ -1,4 +1,4 @@
-"""The GSM8K scorer: ours compares numbers, verl's compares strings."""
+"""Tests of the GSM8K scorer: strict and flexible compare numbers, verl_* compare strings."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import pytest
 
 from rlctl.runtime.rewards.gsm8k import METHODS, score
 
-# text, truth, then what strict, flexible, verl_strict, verl_flexible say. The last two columns were read off verl 0.9.1's own scorer.
+# Text, truth, then the scores by strict, flexible, verl_strict and verl_flexible. The last two
+# columns were computed with the scorer of verl 0.9.1.
 CASES = [
     ("#### 18", "18", 1, 1, 1, 1),
     ("**#### 18**", "18", 1, 1, 1, 1),
@@ -28,7 +29,7 @@ CASES = [
     (r"#### \boxed{18}", "18", 1, 1, 0, 1),
     ("#### 18" + "x" * 400, "18", 1, 1, 0, 0),
 ]
-# Ours alone.
+# Text, truth, then the scores by strict and flexible.
 NUMBERS = [
     ("#### 18.0", "18", 1, 1),
     ("#### 18", "18.0", 1, 1),
@@ -44,7 +45,7 @@ NUMBERS = [
     ("#### -$5", "-5", 1, 1),
     ("#### .5", "0.5", 1, 1),
     ("#### 18%", "18", 1, 1),
-    ("so 23-5 = 18 and 20-18", "18", 0, 1),  # a difference is no negative number
+    ("so 23-5 = 18 and 20-18", "18", 0, 1),  # a difference, not a negative number
     ("it is (-18)", "-18", 0, 1),
     ("1, 2, 3", "3", 0, 1),
     ("1,2,3", "3", 0, 1),
@@ -65,15 +66,14 @@ NUMBERS = [
 def test_all_methods(
     text: str, truth: str, strict: int, flexible: int, verl_strict: int, verl_flexible: int
 ) -> None:
-    wanted = {
+    expected = {
         "strict": strict,
         "flexible": flexible,
         "verl_strict": verl_strict,
         "verl_flexible": verl_flexible,
     }
-    assert {
-        method: score("openai/gsm8k", text, truth, method=method) for method in METHODS
-    } == wanted
+    scores = {method: score("openai/gsm8k", text, truth, method=method) for method in METHODS}
+    assert scores == expected
 
 
 @pytest.mark.parametrize(("text", "truth", "strict", "flexible"), NUMBERS)
@@ -82,9 +82,10 @@ def test_numbers_are_compared_as_numbers(text: str, truth: str, strict: int, fle
     assert score("", text, truth, method="flexible") == flexible
 
 
-def test_the_last_number_is_found_from_the_back_as_from_the_front() -> None:
+def test_flexible_finds_the_last_number_like_a_search_from_the_start() -> None:
     number = re.compile(
-        r"((?<![A-Za-z0-9_.)\]])-)?\$?([0-9]{1,3}(,[0-9]{3})+(?![0-9])|[0-9]+)(\.[0-9]+)?|((?<![A-Za-z0-9_.)\]])-)?\$?\.[0-9]+"
+        r"((?<![A-Za-z0-9_.)\]])-)?\$?([0-9]{1,3}(,[0-9]{3})+(?![0-9])|[0-9]+)(\.[0-9]+)?"
+        r"|((?<![A-Za-z0-9_.)\]])-)?\$?\.[0-9]+"
     )
     rng = random.Random(0)
     for _ in range(20_000):
@@ -99,7 +100,7 @@ def test_a_ground_truth_may_be_a_number() -> None:
     assert score("", "#### 18.5", 18.5, method="flexible") == 1.0
 
 
-def test_what_cannot_be_scored_raises() -> None:
+def test_unknown_method_and_wrong_ground_truth_raise() -> None:
     with pytest.raises(ValueError, match="known: strict, flexible"):
         score("", "#### 18", "18", method="loose")
     with pytest.raises(ValueError, match="'eighteen' is not a number"):
@@ -118,7 +119,7 @@ def test_what_cannot_be_scored_raises() -> None:
         "#" * 100_000,
     ],
 )
-def test_long_rubbish_is_scored_in_linear_time(method: str, text: str) -> None:
+def test_long_malformed_text_is_scored_in_linear_time(method: str, text: str) -> None:
     started = time.perf_counter()
     assert score("", text, "18", method=method) == 0.0
     assert time.perf_counter() - started < 1.0

@@ -1,4 +1,4 @@
-"""Finding reward functions, and what their answers are worth."""
+"""Tests of loading reward functions and of their return values."""
 
 from __future__ import annotations
 
@@ -9,18 +9,25 @@ import pytest
 from rlctl.errors import ConfigError
 from rlctl.recipes.compose import compose
 from rlctl.runtime.rewards import gsm8k
-from rlctl.runtime.rewards.functions import Call, RewardSpec, answer, load_reward, runs_in_process
+from rlctl.runtime.rewards.functions import (
+    Call,
+    RewardFunction,
+    RewardSpec,
+    call_reward,
+    load_reward,
+    runs_in_process,
+)
 from rlctl.runtime.rewards.specs import reward_specs
 
 CALL = Call("source", "text", "truth", {"index": 3})
 
 
-def load(path: Path, source: str, name: str = "compute_score", **kwargs: object) -> object:
+def load(path: Path, source: str, name: str = "compute_score", **kwargs: object) -> RewardFunction:
     path.write_text(source)
     return load_reward(RewardSpec(f"{path}:{name}", 1.0, kwargs))
 
 
-def test_by_name_and_by_module() -> None:
+def test_function_is_found_by_name_and_by_module() -> None:
     kwargs = {"method": "strict"}
     assert load_reward(RewardSpec("gsm8k", 1.0, kwargs)) is gsm8k.score
     assert load_reward(RewardSpec("rlctl.runtime.rewards.gsm8k:score", 1.0, kwargs)) is gsm8k.score
@@ -28,28 +35,34 @@ def test_by_name_and_by_module() -> None:
     assert not runs_in_process(len)
 
 
-def test_a_file_is_called_the_way_verl_does(tmp_path: Path) -> None:
+def test_function_of_a_file_is_called_with_verls_signature(tmp_path: Path) -> None:
     function = load(
         tmp_path / "mine.py",
         "def compute_score(data_source, solution_str, ground_truth, extra_info=None, bonus=0.0):\n"
         "    assert (data_source, solution_str, ground_truth) == ('source', 'text', 'truth')\n"
-        "    return {'score': extra_info['index'] + bonus, 'acc': True, 'pred': 'words', 'ratio': 0.25, 'broken': float('nan')}\n",
+        "    return {'score': extra_info['index'] + bonus, 'acc': True, 'pred': 'words',\n"
+        "            'ratio': 0.25, 'broken': float('nan')}\n",
         bonus=0.5,
     )
-    assert answer(function, CALL, {"bonus": 0.5}) == (3.5, {"acc": 1.0, "ratio": 0.25}, None, False)  # type: ignore[arg-type]
+    assert call_reward(function, CALL, {"bonus": 0.5}) == (
+        3.5,
+        {"acc": 1.0, "ratio": 0.25},
+        None,
+        False,
+    )
 
 
-def test_a_file_may_import_its_neighbour(tmp_path: Path) -> None:
-    (tmp_path / "reward_neighbour.py").write_text("WORTH = 0.75\n")
+def test_a_file_may_import_files_of_its_folder(tmp_path: Path) -> None:
+    (tmp_path / "reward_constants.py").write_text("SCORE = 0.75\n")
     function = load(
         tmp_path / "mine.py",
-        "from reward_neighbour import WORTH\ndef compute_score(**kwargs): return WORTH\n",
+        "from reward_constants import SCORE\ndef compute_score(**kwargs): return SCORE\n",
     )
-    assert answer(function, CALL, {}).score == 0.75  # type: ignore[arg-type]
+    assert call_reward(function, CALL, {}).score == 0.75
 
 
 @pytest.mark.parametrize(
-    ("source", "line", "says"),
+    ("source", "line", "message"),
     [
         (
             "x = 1\nimport no_such_package\n",
@@ -61,15 +74,15 @@ def test_a_file_may_import_its_neighbour(tmp_path: Path) -> None:
         ("import sys\nsys.exit(1)\n", 2, "SystemExit"),
     ],
 )
-def test_a_file_that_does_not_import_is_named_with_the_line(
-    tmp_path: Path, source: str, line: int, says: str
+def test_file_that_does_not_import_raises_with_the_line(
+    tmp_path: Path, source: str, line: int, message: str
 ) -> None:
-    with pytest.raises(ConfigError, match=says) as caught:
+    with pytest.raises(ConfigError, match=message) as caught:
         load(tmp_path / "mine.py", source)
     assert caught.value.problems[0].where == f"{tmp_path / 'mine.py'}:{line}"
 
 
-def test_a_missing_function_or_file(tmp_path: Path) -> None:
+def test_missing_function_or_file_raises(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"no function 'compute_scores'") as caught:
         load(
             tmp_path / "mine.py",
@@ -79,13 +92,13 @@ def test_a_missing_function_or_file(tmp_path: Path) -> None:
     assert caught.value.problems[0].hint == "did you mean 'compute_score'? known: compute_score"
     with pytest.raises(ConfigError, match="does not exist"):
         load_reward(RewardSpec(f"{tmp_path}/none.py:f", 1.0))
-    with pytest.raises(ConfigError, match="names a file and no function") as caught:
+    with pytest.raises(ConfigError, match="without the name of a function") as caught:
         load_reward(RewardSpec("mine.py", 1.0))
     assert caught.value.problems[0].hint == "mine.py:compute_score"
 
 
 @pytest.mark.parametrize(
-    ("source", "kwargs", "says"),
+    ("source", "kwargs", "message"),
     [
         (
             "def compute_score(prompt, answer): return 1\n",
@@ -93,28 +106,28 @@ def test_a_missing_function_or_file(tmp_path: Path) -> None:
             "missing a required argument: 'prompt'",
         ),
         (
-            "def compute_score(data_source, solution_str, ground_truth, extra_info=None): return 1\n",
+            "def compute_score(data_source, solution_str, ground_truth, extra_info): return 1\n",
             {"bonus": 1},
             "unexpected keyword argument 'bonus'",
         ),
-        ("compute_score = 3\n", {}, "is int, wanted a function"),
+        ("compute_score = 3\n", {}, "is of type int, not a function"),
         ("async def compute_score(**kwargs): return 1\n", {}, "is async"),
     ],
 )
-def test_a_function_that_cannot_be_called_is_found_before_training(
-    tmp_path: Path, source: str, kwargs: dict[str, object], says: str
+def test_function_that_cannot_be_called_raises(
+    tmp_path: Path, source: str, kwargs: dict[str, int], message: str
 ) -> None:
-    with pytest.raises(ConfigError, match=says):
+    with pytest.raises(ConfigError, match=message):
         load(tmp_path / "mine.py", source, **kwargs)
 
 
-def test_gsm8k_needs_its_method_from_the_recipe() -> None:
+def test_gsm8k_without_a_method_raises() -> None:
     with pytest.raises(ConfigError, match="missing a required argument: 'method'"):
         load_reward(RewardSpec("gsm8k", 1.0))
 
 
 @pytest.mark.parametrize(
-    ("result", "says"),
+    ("result", "message"),
     [
         (None, "returned None"),
         ("0.5", "returned '0.5'"),
@@ -126,28 +139,27 @@ def test_gsm8k_needs_its_method_from_the_recipe() -> None:
         (1j, "TypeError"),
     ],
 )
-def test_rubbish_is_worth_nothing_and_says_so(result: object, says: str) -> None:
-    judged = answer(lambda **_: result, CALL, {})
-    assert judged.score == 0.0
-    assert judged.error is not None
-    assert says in judged.error
+def test_wrong_return_value_scores_zero_with_an_error(result: object, message: str) -> None:
+    returned = call_reward(lambda **_: result, CALL, {})
+    assert returned.score == 0.0
+    assert message in str(returned.error)
 
 
-def test_numbers_of_other_libraries_are_numbers() -> None:
+def test_numbers_of_other_libraries_are_accepted() -> None:
     import numpy as np
     import torch
 
     for result in (np.float32(0.5), torch.tensor(0.5), 0.5):
-        assert answer(lambda value=result, **_: value, CALL, {}) == (0.5, {}, None, False)
-    assert answer(lambda **_: True, CALL, {}).score == 1.0
+        assert call_reward(lambda value=result, **_: value, CALL, {}) == (0.5, {}, None, False)
+    assert call_reward(lambda **_: True, CALL, {}).score == 1.0
 
 
-def test_an_error_names_the_line_that_raised(tmp_path: Path) -> None:
+def test_error_contains_the_line_that_raised(tmp_path: Path) -> None:
     function = load(
         tmp_path / "mine.py",
         "def inner():\n    raise KeyError('x')\ndef compute_score(**kwargs):\n    return inner()\n",
     )
-    assert answer(function, CALL, {}).error == f"KeyError: 'x' ({tmp_path}/mine.py:2)"  # type: ignore[arg-type]
+    assert call_reward(function, CALL, {}).error == f"KeyError: 'x' ({tmp_path}/mine.py:2)"
 
 
 def test_settings_of_a_reward_are_validated_by_its_params() -> None:
@@ -162,4 +174,4 @@ def test_settings_of_a_reward_are_validated_by_its_params() -> None:
     assert [each.kwargs for each in specs("reward.params.gsm8k={method: flexible}")] == flexible
     with pytest.raises(ConfigError, match="method of gsm8k should be") as caught:
         specs("reward.params.gsm8k={method: loose}")
-    assert caught.value.problems[0].where == "reward.params.gsm8k.method"
+    assert "reward.params.gsm8k" in str(caught.value.problems[0].where)

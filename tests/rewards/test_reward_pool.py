@@ -1,4 +1,4 @@
-"""The pool: right scores in the right order, and no function that can stop a run."""
+"""Tests of the reward pool: order, components, failures, timeouts and the end of the workers."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def misbehave(solution_str, **kwargs):
         os._exit(3)
     if solution_str == "none":
         return None
-    print("talk of a reward function")
+    print("printed by a reward function")
     return 1.0
 
 def child(solution_str, **kwargs):
@@ -70,8 +70,8 @@ def rows() -> Callable[[int], list[PromptRow]]:
     ]
 
 
-def gone(pid: int) -> bool:
-    """Whether the process has ended (a zombie has)."""
+def has_exited(pid: int) -> bool:
+    """Wait up to 5 minutes for the process to exit. A zombie has exited."""
     deadline = time.monotonic() + 300
     while time.monotonic() < deadline:
         try:
@@ -96,7 +96,7 @@ def test_many_rows_keep_their_order(
         assert pool.score([], []).results == []
 
 
-def test_workers_are_started_once_share_the_work_and_load_nothing_heavy(
+def test_workers_start_once_share_the_work_and_import_nothing_heavy(
     spec: Callable[..., RewardSpec], rows: Callable[[int], list[PromptRow]]
 ) -> None:
     with RewardPool([spec("who")], timeout_s=10, num_processes=2) as pool:
@@ -106,7 +106,7 @@ def test_workers_are_started_once_share_the_work_and_load_nothing_heavy(
     assert set(first.components()["heavy"]) == {0.0}
 
 
-def test_a_call_that_fails_scores_zero_and_no_other_does(
+def test_only_failed_calls_score_zero(
     spec: Callable[..., RewardSpec],
     rows: Callable[[int], list[PromptRow]],
     caplog: pytest.LogCaptureFixture,
@@ -123,15 +123,15 @@ def test_a_call_that_fails_scores_zero_and_no_other_does(
         assert errors["ok"] is None
         assert "RuntimeError: boom" in str(errors["raise"])
         assert errors["hang"] == "took longer than 0.4 s"
-        assert errors["die"] == "the reward worker died (exit status 3)"
+        assert errors["die"] == "the reward worker exited (exit status 3)"
         assert "returned None" in str(errors["none"])
         assert report.first_error == errors["raise"]
-        assert pool.score(rows(4), ["ok"] * 4).scores == [1.0] * 4  # the pool is whole again
+        assert pool.score(rows(4), ["ok"] * 4).scores == [1.0] * 4  # the worker was replaced
     assert "3 reward calls failed and 1 took too long" in caplog.text
-    assert "talk" not in capfd.readouterr().out
+    assert "printed" not in capfd.readouterr().out
 
 
-def test_what_cannot_be_interrupted_is_killed(
+def test_a_call_that_cannot_be_interrupted_is_killed(
     spec: Callable[..., RewardSpec],
     rows: Callable[[int], list[PromptRow]],
     monkeypatch: pytest.MonkeyPatch,
@@ -144,7 +144,7 @@ def test_what_cannot_be_interrupted_is_killed(
     assert report.first_error == "took longer than 0.2 s and could not be interrupted"
 
 
-def test_the_timeout_is_a_calls_not_a_batchs(
+def test_timeout_applies_to_a_call_not_to_the_batch(
     spec: Callable[..., RewardSpec], rows: Callable[[int], list[PromptRow]]
 ) -> None:
     with RewardPool([spec("slow")], timeout_s=0.5, num_processes=1) as pool:
@@ -188,29 +188,28 @@ def test_the_same_function_twice_gives_two_components(
     ]
     with RewardPool(functions, timeout_s=5, num_processes=2) as pool:
         report = pool.score([PromptRow("", [], "3")], ["it is 3"])
-        assert not pool._workers  # neither needs a process
+        assert not pool._workers
     assert report.results[0].components == {"gsm8k_1": 1.0, "gsm8k_2": 0.0}
 
 
-def test_one_component_of_one_function_is_filled_up(
+def test_missing_component_of_a_row_is_zero(
     spec: Callable[..., RewardSpec], rows: Callable[[int], list[PromptRow]]
 ) -> None:
     with RewardPool([spec("length")], timeout_s=5, num_processes=1) as pool:
-        report = pool.score(
-            [*rows(2), PromptRow("", [], "3")], ["a", "b", "c"]
-        )  # the last has no index
+        without_index = PromptRow("", [], "3")
+        report = pool.score([*rows(2), without_index], ["a", "b", "c"])
     assert report.components() == {"index": [0.0, 1.0, 0.0]}
     assert "KeyError" in str(report.results[2].error)
 
 
-def test_what_cannot_be_loaded_is_one_error_before_any_process(
+def test_unknown_function_raises_before_a_worker_starts(
     spec: Callable[..., RewardSpec],
 ) -> None:
     with pytest.raises(ConfigError, match="no function 'lenght'"):
         RewardPool([spec("lenght")], timeout_s=5, num_processes=2)
 
 
-def test_a_file_that_loads_only_here_stops_the_start(tmp_path: Path) -> None:
+def test_file_that_fails_to_load_in_the_worker_raises(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(
         f"import os\nassert os.getpid() == {os.getpid()}\ndef f(**kwargs): return 1\n"
     )
@@ -219,39 +218,40 @@ def test_a_file_that_loads_only_here_stops_the_start(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(
         f"import os\nif os.getpid() != {os.getpid()}: os._exit(9)\ndef f(**kwargs): return 1\n"
     )
-    with pytest.raises(ResourceError, match="died while starting \\(exit status 9\\)"):
+    with pytest.raises(ResourceError, match="exited while starting \\(exit status 9\\)"):
         RewardPool([RewardSpec(f"{tmp_path}/mine.py:f", 1.0)], timeout_s=5, num_processes=1)
 
 
-def test_close_ends_the_workers_and_a_closed_pool_says_so(
+def test_close_kills_the_workers_and_a_closed_pool_raises(
     spec: Callable[..., RewardSpec], rows: Callable[[int], list[PromptRow]]
 ) -> None:
     pool = RewardPool([spec("who")], timeout_s=10, num_processes=2)
     pids = [worker.process.pid for worker in pool._workers]
     pool.close()
     pool.close()
-    assert all(gone(pid) for pid in pids)
+    assert all(has_exited(pid) for pid in pids)
     with pytest.raises(InternalError, match="closed"):
         pool.score(rows(1), ["x"])
 
 
-def test_a_worker_that_died_while_idle_costs_no_call(
+def test_worker_that_exits_while_idle_is_replaced_without_a_failed_call(
     spec: Callable[..., RewardSpec], rows: Callable[[int], list[PromptRow]]
 ) -> None:
     with RewardPool([spec("length")], timeout_s=10, num_processes=1) as pool:
         os.kill(pool._workers[0].process.pid, signal.SIGKILL)
-        assert gone(pool._workers[0].process.pid)
+        assert has_exited(pool._workers[0].process.pid)
         assert pool.score(rows(3), ["a", "bb", "ccc"]).scores == [1.0, 2.0, 3.0]
 
 
 @pytest.fixture
 def program(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
-    """A program in the middle of a call whose reward function has started a process of its own."""
+    """Run a program during a call whose reward function has started a process."""
     (tmp_path / "mine.py").write_text(SOURCE)
     (tmp_path / "program.py").write_text(
         "from rlctl.data_prep.rows import PromptRow\n"
         "from rlctl.runtime.rewards.pool import RewardPool, RewardSpec\n"
-        f"pool = RewardPool([RewardSpec({str(tmp_path / 'mine.py:child')!r}, 1.0)], timeout_s=60, num_processes=1)\n"
+        f"spec = RewardSpec({str(tmp_path / 'mine.py:child')!r}, 1.0)\n"
+        "pool = RewardPool([spec], timeout_s=60, num_processes=1)\n"
         "pool.score([PromptRow('', [], '')], [''])\n"
     )
     process = subprocess.Popen(
@@ -266,24 +266,22 @@ def program(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
 
 
 @pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-@pytest.mark.skipif(sys.platform != "linux", reason="the parent's death signal is Linux'")
-def test_no_worker_survives_the_program(
+@pytest.mark.skipif(sys.platform != "linux", reason="PR_SET_PDEATHSIG is specific to Linux")
+def test_no_worker_outlives_the_program(
     program: subprocess.Popen[str], ending: signal.Signals
 ) -> None:
     assert program.stderr is not None
     _, child, worker = program.stderr.readline().split()
     program.send_signal(ending)
     assert program.wait(timeout=10) != 0
-    assert gone(int(worker))
-    if ending == signal.SIGINT:
-        assert gone(
-            int(child)
-        )  # a program that can still close the pool ends what the functions have started, too
+    assert has_exited(int(worker))
+    if ending == signal.SIGINT:  # the program closes the pool, which kills child processes too
+        assert has_exited(int(child))
     else:
         os.kill(int(child), signal.SIGKILL)
 
 
-def test_a_step_of_the_built_in_scorer_is_cheap(rows: Callable[[int], list[PromptRow]]) -> None:
+def test_built_in_scorer_is_fast(rows: Callable[[int], list[PromptRow]]) -> None:
     steps = [PromptRow("", [], "44")] * 256
     responses = [
         "So 12 + 5 = 17 apples and then she gives away some more of them. " * 12 + "#### 44"
@@ -297,4 +295,4 @@ def test_a_step_of_the_built_in_scorer_is_cheap(rows: Callable[[int], list[Promp
             started = time.perf_counter()
             assert sum(pool.score(steps, responses).scores) == 256
             times.append(time.perf_counter() - started)
-    assert min(times) < 0.05  # 0.01 on a quiet machine
+    assert min(times) < 0.05  # seconds; 0.01 on an idle machine

@@ -13,7 +13,7 @@ from rlctl.cli.options import Json
 if TYPE_CHECKING:
     from rlctl.data_prep.rows import PromptRow
     from rlctl.recipes.schema import Config
-    from rlctl.runtime.rewards.pool import RewardReport
+    from rlctl.runtime.rewards.report import RewardReport
 
 app = typer.Typer(no_args_is_help=True)
 

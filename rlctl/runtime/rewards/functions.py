@@ -1,11 +1,14 @@
-"""What a reward function is, how one is found, and how one is called without being able to stop a run.
+"""Reward functions: loading them, and calling them so that a failure cannot stop a run.
 
-The signature is verl's; every argument is given by name:
+The signature is verl's; all arguments are passed by name:
 
-    def compute_score(data_source: str, solution_str: str, ground_truth, extra_info: dict | None = None, **kwargs) -> float | dict
+    def compute_score(
+        data_source: str, solution_str: str, ground_truth, extra_info: dict | None = None, **kwargs
+    ) -> float | dict: ...
 
-A dict holds `score`; its other numbers are kept as components of the score, for metrics and for estimators that want them apart.
-This module and what it imports stay light: the worker processes of the pool load it, and no torch.
+A dict has the key `score`; its other numbers are components of the score, for metrics and for
+estimators that use them separately. This module and its imports stay light, without torch, because
+the worker processes of the pool load them.
 """
 
 from __future__ import annotations
@@ -33,7 +36,10 @@ _IN_PROCESS = "__rlctl_in_process__"
 
 @dataclass(frozen=True)
 class RewardSpec:
-    """One reward function of a run: an entry point's name, `module:function` or `path.py:function`; its weight; its extra arguments."""
+    """A reward function, its weight in the sum of scores, and its settings.
+
+    `function` is an entry point's name, `module:function` or `path.py:function`.
+    """
 
     function: str
     weight: float
@@ -41,11 +47,12 @@ class RewardSpec:
 
     @property
     def name(self) -> str:
+        """The name of the function, without module or path."""
         return self.function.rpartition(":")[2]
 
 
 class Call(NamedTuple):
-    """One question to one reward function."""
+    """Arguments of one call of a reward function."""
 
     data_source: str
     solution_str: str
@@ -53,8 +60,8 @@ class Call(NamedTuple):
     extra_info: dict[str, Any]
 
 
-class Answer(NamedTuple):
-    """What came back; `error` tells why the score is 0 when the function raised, hung or returned no number."""
+class CallResult(NamedTuple):
+    """Result of one call. The score is 0 if there is an `error`."""
 
     score: float
     components: dict[str, float]
@@ -63,16 +70,20 @@ class Answer(NamedTuple):
 
 
 class RewardTimeout(BaseException):
-    """Raised inside a call that took too long. Not an Exception: a function's own `except Exception` must not swallow it."""
+    """Raised inside a call that exceeds the time limit.
+
+    It is no Exception, so that `except Exception` in a reward function does not catch it.
+    """
 
 
 def in_process(function: F) -> F:
-    """Declares that `function` always returns within microseconds and has no side effects, so that it needs no process of its own."""
+    """Declare that `function` is fast and has no side effects, and needs no worker process."""
     setattr(function, _IN_PROCESS, True)
     return function
 
 
 def runs_in_process(function: RewardFunction) -> bool:
+    """Return True if `function` is declared with `in_process`."""
     return getattr(function, _IN_PROCESS, False)
 
 
@@ -84,7 +95,7 @@ def find_reward(given: str) -> RewardFunction:
     path, _, name = given.rpartition(":")
     if given.endswith(".py"):
         raise ConfigError(
-            f"reward function {given!r} names a file and no function",
+            f"reward function {given!r} is a file without the name of a function",
             hint=f"{given}:compute_score",
         )
     function = (
@@ -94,54 +105,56 @@ def find_reward(given: str) -> RewardFunction:
     )
     if not callable(function):
         raise ConfigError(
-            f"reward function {given!r} is {type(function).__name__}, wanted a function",
+            f"reward function {given!r} is of type {type(function).__name__}, not a function",
             where=path or None,
         )
     if inspect.iscoroutinefunction(function):
         raise ConfigError(
-            f"reward function {given!r} is async, wanted a plain function",
+            f"reward function {given!r} is async",
+            hint="define it with `def`",
             where=_line_of(function),
         )
     return function
 
 
 def load_reward(spec: RewardSpec) -> RewardFunction:
-    """Return the function that `spec` names. Raises ConfigError if it cannot be called with `kwargs`."""
+    """Return the function of `spec`. Raises ConfigError if it cannot be called with `kwargs`."""
     function = find_reward(spec.function)
     try:
         inspect.signature(function).bind(
             data_source="", solution_str="", ground_truth="", extra_info={}, **spec.kwargs
         )
     except TypeError as error:
-        wanted = ", ".join(
+        expected = ", ".join(
             ["data_source", "solution_str", "ground_truth", "extra_info", *spec.kwargs]
         )
         raise ConfigError(
             f"reward function {spec.function!r} cannot be called: {error}",
             where=_line_of(function),
-            hint=f"it is called with {wanted}, by name",
+            hint=f"accept the keyword arguments {expected}",
         ) from error
     return function
 
 
-def answer(function: RewardFunction, call: Call, kwargs: Mapping[str, Any]) -> Answer:
-    """Call `function` once. Whatever it does wrong is an answer of 0 that says so."""
+def call_reward(function: RewardFunction, call: Call, kwargs: Mapping[str, Any]) -> CallResult:
+    """Call `function` once. An exception or a wrong return value gives 0 and an error."""
     try:
-        return _judged(function(**call._asdict(), **kwargs))
+        return _to_result(function(**call._asdict(), **kwargs))
     except RewardTimeout as error:
-        return Answer(0.0, {}, str(error), timed_out=True)
+        return CallResult(0.0, {}, str(error), timed_out=True)
     except (Exception, SystemExit) as error:
-        return Answer(0.0, {}, f"{type(error).__name__}: {error}{_cause(error)}")
+        return CallResult(0.0, {}, f"{type(error).__name__}: {error}{_cause(error)}")
 
 
-def _judged(result: Any) -> Answer:
+def _to_result(result: Any) -> CallResult:
+    """Convert a return value. Raises TypeError or ValueError if it has no finite score."""
     parts = result if isinstance(result, Mapping) else {"score": result}
     if "score" not in parts:
         raise TypeError(f"the reward function returned a dict without 'score': {sorted(parts)}")
     value = parts["score"]
     if value is None or isinstance(value, str | bytes | list | tuple):
         raise TypeError(
-            f"the reward function returned {value!r:.60}, wanted a number or a dict with 'score'"
+            f"the reward function returned {value!r:.60}, not a number or a dict with 'score'"
         )
     score = float(value)
     if not math.isfinite(score):
@@ -151,20 +164,20 @@ def _judged(result: Any) -> Answer:
         for name, part in parts.items()
         if name != "score" and isinstance(part, Real)
     }
-    return Answer(score, {name: part for name, part in others.items() if math.isfinite(part)})
+    return CallResult(score, {name: part for name, part in others.items() if math.isfinite(part)})
 
 
 def _from_file(path: Path, name: str) -> Any:
+    """Import the file and return its function `name`. Raises ConfigError if that fails."""
     if not path.is_file():
         raise ConfigError(
             f"the reward file does not exist: {path}",
-            hint="paths are relative to where rlctl is started",
+            hint="paths are relative to the current folder",
         )
     path = path.resolve()
     if str(path.parent) not in sys.path:
-        sys.path.append(
-            str(path.parent)
-        )  # its neighbours can be imported; at the end, so that they hide nothing
+        # Makes files in the same folder importable. At the end, so that they shadow nothing.
+        sys.path.append(str(path.parent))
     module_name = f"rlctl_reward_{hashlib.sha256(str(path).encode()).hexdigest()[:12]}"
     loader_spec = importlib.util.spec_from_file_location(module_name, path)
     assert loader_spec is not None  # a .py file always has a loader
@@ -177,7 +190,7 @@ def _from_file(path: Path, name: str) -> Any:
         del sys.modules[module_name]
         raise ConfigError(
             f"the reward file does not import: {type(error).__name__}: {error}",
-            where=_place(error, path),
+            where=_line_of_error(error, path),
         ) from error
     if not hasattr(module, name):
         own = [
@@ -193,8 +206,8 @@ def _from_file(path: Path, name: str) -> Any:
     return getattr(module, name)
 
 
-def _place(error: BaseException, path: Path) -> str:
-    """file:line of what went wrong: the line that does not parse, or the deepest line of the user's own file."""
+def _line_of_error(error: BaseException, path: Path) -> str:
+    """Return file:line of a syntax error, or of the innermost frame in the user's file."""
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}:{error.lineno}"
     frames = traceback.extract_tb(error.__traceback__)
@@ -203,11 +216,13 @@ def _place(error: BaseException, path: Path) -> str:
 
 
 def _cause(error: BaseException) -> str:
+    """Return " (file:line)" of the innermost frame outside this file."""
     frames = traceback.extract_tb(error.__traceback__)
     inside = [frame for frame in frames if frame.filename != __file__]
     return f" ({inside[-1].filename}:{inside[-1].lineno})" if inside else ""
 
 
 def _line_of(function: RewardFunction) -> str | None:
+    """Return file:line of a function's definition."""
     code = getattr(inspect.unwrap(function), "__code__", None)
     return f"{code.co_filename}:{code.co_firstlineno}" if code else None

@@ -21,11 +21,11 @@ from rlctl.plugins import Params, declare
 from rlctl.runtime.rewards.functions import in_process
 
 _NUMBER = r"(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|\.\d+"
-# A minus belongs to the number unless something stands before it that it is subtracted from.
+# A minus belongs to the number unless it follows an operand.
 _SIGNED_NUMBER = re.compile(rf"(?:(?<![\w.)\]])-)?\$?(?:{_NUMBER})", re.ASCII)
 _DIGITS = "0123456789"
-_BEFORE_DIGITS = 4  # characters that decide about a number's sign: one before it, "-", "$", "."
-# What may stand between the mark and the number: spaces, emphasis, a currency, a LaTeX box or math delimiters.
+_BEFORE_DIGITS = 4  # characters that determine a number's sign: one before it, "-", "$", "."
+# Between mark and number: spaces, emphasis, a currency, a LaTeX box or math delimiters.
 _MARKED_NUMBER = re.compile(
     rf"####(?:\s|\*|\$|\\\(|\\\$|\\boxed\{{)*(-?\$?(?:{_NUMBER}))", re.ASCII
 )
@@ -48,9 +48,8 @@ def _strict(solution: str, truth: str) -> bool:
 
 
 def _flexible(solution: str, truth: str) -> bool:
-    end = (
-        max(map(solution.rfind, _DIGITS)) + 1
-    )  # from the back: an answer is long, and only its last number counts
+    # From the end: a response is long, and only its last number counts.
+    end = max(map(solution.rfind, _DIGITS)) + 1
     if not end:
         return False
     start = len(solution[:end].rstrip(_DIGITS + ".,"))
@@ -69,7 +68,7 @@ def _verl_flexible(solution: str, truth: str) -> bool:
 
 
 class Gsm8kParams(Params):
-    """How a response is compared with the ground truth."""
+    """Method of comparing a response with the ground truth."""
 
     method: Literal["strict", "flexible", "verl_strict", "verl_flexible"] = Field(
         default="strict",

@@ -1,4 +1,4 @@
-"""The role `Reward`: decodes the answers on the controller and has them scored."""
+"""The role `Reward` with reward functions: decodes responses and scores them in the pool."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rlctl.runtime.rewards.pool import RewardPool
 
 
 class RuleReward:
-    """Implements `Reward` with functions of the decoded answer."""
+    """Implementation of `Reward` with functions of the decoded response."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, pool: RewardPool) -> None:
         self.tokenizer = tokenizer
@@ -18,7 +18,10 @@ class RuleReward:
         self.first_error: str | None = None
 
     def compute_scores(self, rollouts: Rollouts) -> Scores:
-        """See `Reward`. The first error of a run is kept in `first_error`: the functions fail quietly, one answer at a time."""
+        """Return score, components and failure of each row, (B,) each.
+
+        `first_error` keeps the first error of the run: a failed call does not raise.
+        """
         texts = self.tokenizer.batch_decode(
             [ids.tolist() for ids in rollouts.response_ids.rows()], skip_special_tokens=True
         )

@@ -1,7 +1,8 @@
-"""The process in which reward functions run that are not declared safe: it may hang or die without harm.
+"""Worker process for reward functions that may hang or crash.
 
-It is started once, loads the functions, and then answers lists of calls, one message an answer, so that the pool always knows which
-call is being worked on. It imports neither torch nor Ray nor the program that started it.
+It starts once, loads the functions and processes lists of calls. It sends one message per result,
+so the pool can identify the call in progress. It imports neither torch nor Ray nor the program that
+started it.
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ from typing import Any, NamedTuple
 
 from rlctl.errors import RlctlError
 from rlctl.runtime.rewards.functions import (
-    Answer,
     Call,
+    CallResult,
     RewardFunction,
     RewardSpec,
     RewardTimeout,
-    answer,
+    call_reward,
     load_reward,
 )
 
@@ -36,17 +37,18 @@ class Setup(NamedTuple):
 
 
 def main(descriptor: int, parent: int) -> None:
-    """Answer what comes through the connection `descriptor` until it closes; `parent` is the process that must be alive."""
-    _die_with(parent)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's: it closes the pool
+    """Process calls from the connection `descriptor` until it closes or `parent` exits."""
+    _exit_with(parent)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C and closes the pool
     connection = Connection(descriptor)
     try:
         _serve(connection)
     except (EOFError, ConnectionError):
-        return  # the parent is gone or has closed the pool
+        return  # the parent has exited or has closed the pool
 
 
 def _serve(connection: Connection) -> None:
+    """Load the functions of the first message, then process lists of calls."""
     setup: Setup = connection.recv()
     try:
         functions = [(load_reward(spec), spec.kwargs) for spec in setup.specs]
@@ -55,11 +57,11 @@ def _serve(connection: Connection) -> None:
         return
     connection.send(None)  # ready
 
-    def ring(signum: int, frame: object) -> None:
+    def raise_timeout(signum: int, frame: object) -> None:
         del signum, frame
         raise RewardTimeout(f"took longer than {setup.timeout_s:g} s")
 
-    signal.signal(signal.SIGALRM, ring)
+    signal.signal(signal.SIGALRM, raise_timeout)
     while True:
         calls: list[tuple[int, Call]] = connection.recv()
         for index, call in calls:
@@ -68,23 +70,25 @@ def _serve(connection: Connection) -> None:
 
 def _timed(
     function: RewardFunction, kwargs: Mapping[str, Any], call: Call, timeout_s: float
-) -> Answer:
+) -> CallResult:
+    """Call `function` with a time limit."""
     try:
         signal.setitimer(signal.ITIMER_REAL, timeout_s)
         try:
-            return answer(function, call, kwargs)
+            return call_reward(function, call, kwargs)
         finally:
             signal.setitimer(signal.ITIMER_REAL, 0)
-    except RewardTimeout as error:  # it rang between the call's end and the line above
-        return Answer(0.0, {}, str(error), timed_out=True)
+    except RewardTimeout as error:  # raised between the end of the call and the line above
+        return CallResult(0.0, {}, str(error), timed_out=True)
 
 
-def _die_with(parent: int) -> None:
-    """On Linux the kernel ends this process with the thread that started it, however that ends: build the pool in a thread that stays.
+def _exit_with(parent: int) -> None:
+    """Make this process exit with its parent.
 
-    Elsewhere the closed connection does it, once the call at hand is over.
+    On Linux the kernel kills it when the thread that started it ends, so the pool must be built in
+    a long-lived thread. Elsewhere it exits after the current call, when its connection is closed.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
-        sys.exit()  # the parent was gone before that
+        sys.exit()  # the parent exited before the request

@@ -2,7 +2,8 @@
 
 An estimator is a function `(inputs, config) -> (advantages, returns)`, or
 `(inputs, config, params) -> …` if it has settings of its own. Both results are (B, R). It is found
-by an entry point of the group `rlctl.advantages` or as `module:function`. Names and definitions are verl's.
+by an entry point of the group `rlctl.advantages` or as `module:function`. Names and definitions
+are verl's.
 """
 
 from __future__ import annotations

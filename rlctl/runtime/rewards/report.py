@@ -1,0 +1,87 @@
+"""Results of the reward functions for a batch: weighted scores, components and failures."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rlctl.runtime.rewards.functions import CallResult, RewardSpec
+
+
+@dataclass(frozen=True)
+class RewardResult:
+    """Weighted sum of the functions' scores for one response, its components, the first error."""
+
+    score: float
+    components: dict[str, float]
+    error: str | None
+
+
+@dataclass(frozen=True)
+class RewardReport:
+    """One result per row, and the number of failed calls, which score 0.
+
+    `num_errors` calls raised, lost their process or returned no number; `num_timeouts` calls
+    exceeded the time limit.
+    """
+
+    results: list[RewardResult]
+    num_errors: int
+    num_timeouts: int
+    first_error: str | None
+
+    @property
+    def scores(self) -> list[float]:
+        """The score of each row."""
+        return [result.score for result in self.results]
+
+    def components(self) -> dict[str, list[float]]:
+        """Return name -> one value per row; 0 if the row's call did not return the component."""
+        names = dict.fromkeys(name for result in self.results for name in result.components)
+        return {
+            name: [result.components.get(name, 0.0) for result in self.results] for name in names
+        }
+
+
+def build_report(
+    specs: Sequence[RewardSpec], by_function: Sequence[Sequence[CallResult]]
+) -> RewardReport:
+    """Combine the results of each function, one per row, into a report."""
+    failures = [each for results in by_function for each in results if each.error]
+    num_timeouts = sum(each.timed_out for each in failures)
+    names = component_names(specs)
+    return RewardReport(
+        results=[_combine(specs, names, row) for row in zip(*by_function, strict=True)],
+        num_errors=len(failures) - num_timeouts,
+        num_timeouts=num_timeouts,
+        first_error=failures[0].error if failures else None,
+    )
+
+
+def component_names(specs: Sequence[RewardSpec]) -> list[str]:
+    """Return the name of each function; functions of the same name are numbered by position."""
+    names = [spec.name for spec in specs]
+    return [
+        name if names.count(name) == 1 else f"{name}_{index}"
+        for index, name in enumerate(names, start=1)
+    ]
+
+
+def _combine(
+    specs: Sequence[RewardSpec], names: Sequence[str], results: Sequence[CallResult]
+) -> RewardResult:
+    """Return the result of one row; `results` has one entry per function."""
+    components: dict[str, float] = {}
+    is_one_of_several = len(results) > 1
+    for name, each in zip(names, results, strict=True):
+        if is_one_of_several:
+            components[name] = each.score
+        components |= {
+            f"{name}/{part}" if is_one_of_several else part: value
+            for part, value in each.components.items()
+        }
+    return RewardResult(
+        score=sum(spec.weight * each.score for spec, each in zip(specs, results, strict=True)),
+        components=components,
+        error=next((each.error for each in results if each.error), None),
+    )
