@@ -1,4 +1,4 @@
-"""The process `rlctl`: runs the command and turns whatever ends it into one message on stderr and an exit code."""
+"""Entry point of the `rlctl` process: runs the command and reports errors on stderr."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ from collections.abc import Sequence
 from types import FrameType
 from typing import NoReturn
 
-from rlctl.errors import InternalError, Problem, Terminated, UsageError, as_ours
+from rlctl.errors import InternalError, Problem, Terminated, UsageError, as_rlctl_error
 from rlctl.log import logging_to_stderr
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run `rlctl` with `argv` (the process's own arguments by default).
+    """Run `rlctl` with `argv` (by default, the arguments of the process).
 
-    Returns the exit code: 0, that of the error (`rlctl.errors`), 70 for a defect, 130 after Ctrl-C. A signal leaves as `Terminated`.
+    Returns the exit code: 0, that of the error (`rlctl.errors`), 70 for a bug, 130 after Ctrl-C.
+    Raises `Terminated` on a signal.
     """
     _unwind_on_signals()
     try:
@@ -28,23 +29,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
     except BrokenPipeError:
-        # The reader (`rlctl runs | head`) has seen enough. Python would complain once more when it flushes at exit.
+        # The reader (`rlctl runs | head`) has exited. Avoid a second error when Python flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
-    except (
-        Exception
-    ) as error:  # the outermost frame: the last place that can turn a defect into a message
-        ours = as_ours(error)
-        return (
-            _report(ours.problems, ours.exit_code)
-            if ours
-            else _report([_defect(error)], InternalError.exit_code)
-        )
+    except Exception as error:
+        known = as_rlctl_error(error)
+        if known is None:
+            return _report([_bug(error)], InternalError.exit_code)
+        return _report(known.problems, known.exit_code)
     return code
 
 
 def _run(argv: Sequence[str] | None) -> int:
-    """The command's exit code; what Typer says of a wrong command line becomes a `UsageError`, in the style of all other errors."""
+    """Run the command and return its exit code. Raises UsageError for errors of Typer."""
     import typer
 
     from rlctl.cli import app
@@ -55,12 +52,12 @@ def _run(argv: Sequence[str] | None) -> int:
         return 128 + signal.SIGINT
     except typer.TyperException as error:
         message = error.format_message().rstrip(".").replace("Value error, ", "")
-        if not message:  # a family without a command: its help has been printed already
+        if not message:  # a group without a command: its help is already printed
             return error.exit_code
         context = getattr(error, "ctx", None)
         path = context.command_path if context else "rlctl"
         raise UsageError(
-            message[:1].lower() + message[1:], hint=f"`{path} --help` lists what it takes"
+            message[:1].lower() + message[1:], hint=f"`{path} --help` lists arguments and options"
         ) from error
     return result if isinstance(result, int) else 0
 
@@ -74,8 +71,8 @@ def _report(problems: Sequence[Problem], code: int) -> int:
     return code
 
 
-def _defect(error: Exception) -> Problem:
-    """What to say of an exception that nobody foresaw; its traceback goes to a file, not over the user's terminal."""
+def _bug(error: Exception) -> Problem:
+    """Describe an unexpected exception; without `--debug`, write its traceback to a file."""
     message = f"internal error: {type(error).__name__}: {error}"
     if _debug():
         return Problem(message)
@@ -86,7 +83,7 @@ def _defect(error: Exception) -> Problem:
     return Problem(
         message,
         where=file.name,
-        hint="this is a defect of rlctl: please report it with that file; `rlctl --debug …` prints it",
+        hint="this is a bug: please report it with that file; `rlctl --debug …` prints the traceback",
     )
 
 
@@ -95,14 +92,17 @@ def _debug() -> bool:
 
 
 def _unwind_on_signals() -> None:
-    """Let SIGTERM and SIGHUP unwind the stack as Ctrl-C does, so that workers are stopped and files closed; `nohup` stays in force."""
+    """Raise `Terminated` on SIGTERM and SIGHUP, so that workers are stopped and files closed.
+
+    Signals that are ignored (`nohup`) stay ignored.
+    """
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is signal.SIG_DFL:
             signal.signal(number, _terminate)
 
 
 def _terminate(number: int, _frame: FrameType | None) -> NoReturn:
-    """Unwind once: `timeout` and cluster managers signal a process and its group, and the second signal must not cut the clean-up short."""
+    """Raise `Terminated`; ignore further signals, which `timeout` and cluster managers send."""
     for other in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(other, lambda *_: None)
     raise Terminated(number)

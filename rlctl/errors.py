@@ -1,16 +1,16 @@
-"""The error tree. Every error a user can meet says what was wrong, what was given and what would work.
+"""Error classes. Each error states what is wrong, what was given and what would work.
 
 RlctlError (1)
-├── UsageError (2)         the command line itself
-├── ConfigError (3)        a recipe, an override, a data file or a model folder: all problems at once
-├── NotFoundError (4)      a run, a file, a recipe
-├── ConflictError (5)      something is there already, or is running
-├── MissingExtraError (6)  an optional package
+├── UsageError (2)         command line
+├── ConfigError (3)        recipe, override, data file or model folder: all problems at once
+├── NotFoundError (4)      run, file or recipe
+├── ConflictError (5)      exists already or is running
+├── MissingExtraError (6)  optional package
 ├── ResourceError (7)      devices, memory, disk, Ray
-│   └── DeviceMemoryError  a micro-batch that does not fit
-└── InternalError (70)     a defect of rlctl
+│   └── DeviceMemoryError  micro-batch too large
+└── InternalError (70)     bug in rlctl
 
-The number is the exit code. All of them pickle: they cross process borders.
+The numbers are exit codes. All errors can be pickled and sent between processes.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ import errno
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-# Exit codes of what no second attempt would mend: usage, configuration, something not found or taken, a package that is missing.
-HOPELESS = (2, 3, 4, 5, 6)
-# Of what somebody asked to end: a lost terminal, Ctrl-C, SIGTERM.
-ASKED = (129, 130, 143)
+# Exit codes of errors that a retry cannot fix: usage, configuration, not found, conflict, extra.
+PERMANENT_FAILURES = (2, 3, 4, 5, 6)
+# Exit codes after SIGHUP, Ctrl-C and SIGTERM.
+REQUESTED_STOPS = (129, 130, 143)
 
 
 @dataclass(frozen=True)
 class Problem:
-    """One thing that is wrong: `message`, `where` it stands (file:line, a key, an override), and what would work (`hint`)."""
+    """Problem in a user's input: `message`, place (`where`: file:line, key, override) and `hint`."""
 
     message: str
     where: str | None = None
@@ -43,7 +43,7 @@ class Problem:
 
 
 class RlctlError(Exception):
-    """A run or a command failed. Carries one problem or several, which are printed together."""
+    """Base class: failure of a run or command, with one or more problems printed together."""
 
     exit_code = 1
 
@@ -60,55 +60,57 @@ class RlctlError(Exception):
 
 
 class UsageError(RlctlError):
-    """The command line asks for something that does not exist or does not fit together."""
+    """Invalid command line or argument."""
 
     exit_code = 2
 
 
 class ConfigError(RlctlError):
-    """A recipe, an override, a data file, a reward file or a model folder is not what it must be."""
+    """Invalid recipe, override, data file, reward file or model folder."""
 
     exit_code = 3
 
 
 class NotFoundError(RlctlError):
-    """A run, a recipe or a file that was named is not there."""
+    """Run, recipe or file that does not exist."""
 
     exit_code = 4
 
 
 class ConflictError(RlctlError):
-    """What should be made exists already, or is in use."""
+    """Target that exists already or is in use."""
 
     exit_code = 5
 
 
 class MissingExtraError(RlctlError):
-    """An optional package is needed; the hint is the command that installs it."""
+    """Missing optional package; the hint is the command that installs it."""
 
     exit_code = 6
 
 
 class ResourceError(RlctlError):
-    """Not enough devices, memory or disk, or Ray does not start."""
+    """Too few devices, too little memory or disk space, or Ray does not start."""
 
     exit_code = 7
 
 
-def as_ours(error: BaseException) -> RlctlError | None:
-    """`error` as one of this tree: itself, or what a write is that was refused for want of room (a disk, a quota, a limit). Else None."""
+def as_rlctl_error(error: BaseException) -> RlctlError | None:
+    """Return an RlctlError as it is, a ResourceError for a full disk or quota, else None."""
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         return ResourceError(
-            f"no room to write: {error.strerror}",
+            f"cannot write: {error.strerror}",
             where=error.filename,
-            hint="`rlctl doctor` shows what is free",
+            hint="`rlctl doctor` shows the free space",
         )
     return error if isinstance(error, RlctlError) else None
 
 
 class DeviceMemoryError(ResourceError):
-    """A device's memory does not suffice for a micro-batch of the size that `key` allows: its `value` in the configuration, and what is
-    `proposed` instead, None where no value of it would do."""
+    """Out-of-memory error of a micro-batch whose size the config key `key` limits.
+
+    `value` is the current value of the key, `proposed` a smaller one, None if none would work.
+    """
 
     def __init__(
         self,
@@ -124,26 +126,29 @@ class DeviceMemoryError(ResourceError):
 
 
 class InternalError(RlctlError):
-    """A defect of rlctl itself."""
+    """Bug in rlctl."""
 
     exit_code = 70
 
 
 def raise_problems(problems: Sequence[Problem], kind: type[RlctlError] = ConfigError) -> None:
-    """Raise one error of `kind` that holds all problems, if there are any."""
+    """Raise one error of `kind` with all problems; no-op without problems."""
     if problems:
         raise kind(*problems)
 
 
 class Terminated(SystemExit):
-    """A signal asked the process to end. Raised in the main thread, so that `finally` blocks run; the exit code is 128 + its number."""
+    """Exit after a signal, with code 128 + its number.
+
+    Raised in the main thread, so that `finally` blocks run.
+    """
 
     def __init__(self, number: int) -> None:
         super().__init__(128 + number)
 
 
 class TimeUp(SystemExit):
-    """The time that a run was given is over: it was asked to end now, has been saved, and ends with exit code 0."""
+    """Exit of a run that has reached its time limit and is saved; the code is 0."""
 
     def __init__(self) -> None:
         super().__init__(0)

@@ -1,7 +1,7 @@
-"""Files that lie elsewhere: `s3://…`, `gs://…`, `https://…` and every other address that fsspec has a driver for.
+"""Remote files: `s3://…`, `gs://…`, `https://…` and all other URLs that fsspec has a driver for.
 
-What is read from there is fetched once into a cache folder on each machine that needs it (`RLCTL_CACHE`, or `~/.cache/rlctl`), and again
-when it has changed. `file://` means the path itself: a folder that all machines have mounted needs no copy.
+Files are downloaded once per machine into a cache folder (`RLCTL_CACHE`, by default
+`~/.cache/rlctl`), and again after a change. A `file://` URL is used in place, without a copy.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from rlctl.files import free_space, replacing
 
 LOG = logging.getLogger(__name__)
 CACHE_VARIABLE = "RLCTL_CACHE"
-LOCK_S = 3600.0  # another process of this machine may take so long to fetch the same files
+LOCK_S = 3600.0  # limit of the wait for another process that fetches the same files
 _URL = re.compile(r"[a-z][a-z0-9+.-]*://")
 _STAMPS = (
     "ETag",
@@ -39,14 +39,12 @@ _STAMPS = (
     "updated",
     "created",
 )
-_EXTRAS = {
-    "s3fs": "'rlctl[s3]'"
-}  # drivers that rlctl has an extra for; others go by the name of their package
+_EXTRAS = {"s3fs": "'rlctl[s3]'"}  # packages with an extra of rlctl
 
 
 @dataclass(frozen=True)
 class Listing:
-    """The files of one address: relative name -> what the filesystem says of it. Of a single file, its own name."""
+    """Files at a URL, by name relative to it: information of the filesystem, and paths."""
 
     is_file: bool
     files: dict[str, dict[str, Any]]
@@ -54,24 +52,25 @@ class Listing:
 
     @property
     def num_bytes(self) -> int:
+        """Total size of the files."""
         return sum(int(info.get("size") or 0) for info in self.files.values())
 
 
 def is_url(text: str) -> bool:
-    """Whether this is an address (`scheme://…`) and not a path or a name."""
+    """Return True for a URL (`scheme://…`), False for a path or a name."""
     return _URL.match(text) is not None
 
 
 def local(text: str) -> str:
-    """The path on this machine of what `text` names: an address is fetched unless the cache has it as it is now; anything else stays.
+    """Return a local path: download a URL unless the cache is up to date; return other text as is.
 
-    Errors: NotFoundError, MissingExtraError for a driver that is not installed, ConfigError for access that is refused, ResourceError
-    when nobody answers or the disk is full.
+    Raises NotFoundError, MissingExtraError for a driver that is not installed, ConfigError for
+    refused access, ResourceError if the server cannot be reached or the disk is full.
     """
     return _fetched(text) if is_url(text) else text
 
 
-@functools.cache  # one look at the address for each process: what a run has begun with does not change under it
+@functools.cache  # once per process, so that files do not change during a run
 def _fetched(url: str) -> str:
     with explained(url):
         fs, path = open_url(url)
@@ -80,7 +79,7 @@ def _fetched(url: str) -> str:
             return path
         found = listing(fs, path)
     if not found.files:
-        raise NotFoundError("there are no files", where=url)
+        raise NotFoundError("no files at this URL", where=url)
     signature = [
         [name, info.get("size"), _stamp(info)] for name, info in sorted(found.files.items())
     ]
@@ -94,11 +93,15 @@ def _fetched(url: str) -> str:
 
 
 def cache_folder() -> Path:
+    """Return the cache folder; it may not exist yet."""
     return Path(os.environ.get(CACHE_VARIABLE) or "~/.cache/rlctl").expanduser()
 
 
 def open_url(url: str) -> tuple[Any, str]:
-    """The filesystem (fsspec's) and the path in it. Settings come from where its driver looks: `AWS_*`, `FSSPEC_S3_*`, …"""
+    """Return the fsspec filesystem and the path in it.
+
+    The driver reads its settings from the environment: `AWS_*`, `FSSPEC_S3_*`, …
+    """
     import fsspec
 
     options = {"auto_mkdir": True} if url.startswith("file://") else {}
@@ -107,7 +110,7 @@ def open_url(url: str) -> tuple[Any, str]:
 
 
 def listing(fs: Any, path: str) -> Listing:
-    """All files at or below `path`. FileNotFoundError where there is nothing of that name."""
+    """List all files at or below `path`. Raises FileNotFoundError if it does not exist."""
     fs.invalidate_cache()
     info = fs.info(path)
     if info["type"] == "file":
@@ -121,12 +124,12 @@ def listing(fs: Any, path: str) -> Listing:
     root = fs._strip_protocol(path).rstrip("/")
     names = {each.removeprefix(root).lstrip("/"): each for each in found}
     if outside := next((name for name in names if ".." in name.split("/")), None):
-        raise ConfigError(f"{outside!r} would lie outside of its folder", where=path)
+        raise ConfigError(f"{outside!r} would be written outside its folder", where=path)
     return Listing(False, {name: found[each] for name, each in names.items()}, names)
 
 
 def get(fs: Any, found: Listing, names: list[str], target: Path) -> None:
-    """Copy the files `names` of a listing below the folder `target`. ResourceError for one that came in another length."""
+    """Copy the files `names` of a listing into `target`. Raises ResourceError for a wrong length."""
     _get(fs, found, {name: target / name for name in names})
 
 
@@ -140,13 +143,13 @@ def _get(fs: Any, found: Listing, files: Mapping[str, Path]) -> None:
         wanted = found.files[name].get("size")
         if wanted is not None and place.stat().st_size != wanted:
             raise ResourceError(
-                f"{name} came with {place.stat().st_size} bytes instead of {wanted}",
+                f"{name} has {place.stat().st_size} bytes, expected {wanted}",
                 where=found.paths[name],
             )
 
 
 def put(fs: Any, files: dict[Path, str]) -> None:
-    """Copy files of this machine to paths of a filesystem; a reader sees each as it was or as it is to be."""
+    """Copy local files to paths of a filesystem, each atomically."""
     if not files:
         return
     if "file" not in _protocols(fs):
@@ -160,7 +163,7 @@ def put(fs: Any, files: dict[Path, str]) -> None:
 
 @contextmanager
 def explained(url: str) -> Iterator[None]:
-    """What a filesystem raises becomes an error of ours. Drivers share no class of errors, so all of them are looked at."""
+    """Turn exceptions of filesystems into RlctlErrors. Drivers share no base class of errors."""
     try:
         yield
     except RlctlError:
@@ -185,23 +188,21 @@ def _explanation(url: str, error: Exception) -> RlctlError:
             hint=hint,
         )
     if isinstance(error, FileNotFoundError):
-        return NotFoundError("there is nothing at this address", where=url)
+        return NotFoundError("no file or folder at this URL", where=url)
     if isinstance(error, PermissionError) or "credential" in reason.lower():
         hint = (
-            "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, AWS_PROFILE or a role"
+            "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, AWS_PROFILE or a role"
             if scheme == "s3"
             else None
         )
-        return ConfigError(
-            f"access is refused, or there are no credentials: {reason}", where=url, hint=hint
-        )
+        return ConfigError(f"access denied or no credentials: {reason}", where=url, hint=hint)
     if isinstance(error, ValueError) and "rotocol" in reason:
         return ConfigError(
-            f"nothing is known of {scheme}://",
+            f"unknown URL scheme {scheme}://",
             where=url,
-            hint="s3://, gs://, abfs://, https:// and file:// are",
+            hint="use s3://, gs://, abfs://, https:// or file://",
         )
-    return ResourceError(f"the storage does not do what it is asked: {reason}", where=url)
+    return ResourceError(f"storage error: {reason}", where=url)
 
 
 def _protocols(fs: Any) -> tuple[str, ...]:
@@ -209,20 +210,20 @@ def _protocols(fs: Any) -> tuple[str, ...]:
 
 
 def _stamp(info: dict[str, Any]) -> str | None:
-    """What tells one version of a file from the next, where the filesystem has something of the kind."""
+    """Return an identifier of the version of a file, or None if the filesystem has none."""
     return next((str(info[name]) for name in _STAMPS if info.get(name) is not None), None)
 
 
 def _fetch(fs: Any, found: Listing, target: Path, url: str) -> None:
-    """Into a folder beside, then renamed: what carries the name is whole."""
+    """Download to a temporary path beside `target`, then rename it."""
     size, number = found.num_bytes / 2**20, len(found.files)
     LOG.info("fetching %s (%d file%s, %.1f MiB)", url, number, "s" if number > 1 else "", size)
     free = free_space(target.parent)
     if free < found.num_bytes:
         raise ResourceError(
-            f"{size:.0f} MiB to be fetched, {free / 2**20:.0f} MiB free",
+            f"{size:.0f} MiB to download, but only {free / 2**20:.0f} MiB free",
             where=str(target.parent),
-            hint=f"{CACHE_VARIABLE}=DIR on a larger disk",
+            hint=f"set {CACHE_VARIABLE}=DIR to a folder on a larger disk",
         )
     with explained(url), replacing(target, unique=False, sync=False) as aside:
         _get(fs, found, {name: aside if found.is_file else aside / name for name in found.files})
@@ -230,7 +231,7 @@ def _fetch(fs: Any, found: Listing, target: Path, url: str) -> None:
 
 @contextmanager
 def _locked(folder: Path, url: str) -> Iterator[None]:
-    """One process of this machine at a time; the others wait for it and find the files there."""
+    """Hold a lock on the cache folder; other processes of this machine wait and then reuse it."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock = (folder / ".lock").open("w")
@@ -238,7 +239,7 @@ def _locked(folder: Path, url: str) -> Iterator[None]:
         raise ResourceError(
             f"cannot write into the cache: {error}",
             where=str(folder),
-            hint=f"{CACHE_VARIABLE}=DIR elsewhere",
+            hint=f"set {CACHE_VARIABLE}=DIR to another folder",
         ) from error
     deadline = time.monotonic() + LOCK_S
     with lock:
@@ -249,7 +250,7 @@ def _locked(folder: Path, url: str) -> Iterator[None]:
             except BlockingIOError as error:
                 if time.monotonic() > deadline:
                     raise ResourceError(
-                        f"another process has been fetching {url} for {LOCK_S:.0f} s",
+                        f"another process is still downloading {url} after {LOCK_S:.0f} s",
                         where=str(folder),
                     ) from error
                 time.sleep(0.1)

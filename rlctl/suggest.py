@@ -1,4 +1,4 @@
-"""The nearest known names to one that is not known."""
+"""Suggestions for misspelt names and unparsable overrides."""
 
 from __future__ import annotations
 
@@ -8,16 +8,17 @@ from collections.abc import Collection
 
 
 def nearest(name: str, known: Collection[str], limit: int = 3) -> list[str]:
-    """Up to `limit` of the known names that `name` may have meant, the likeliest first.
+    """Return up to `limit` known names similar to `name`, the most similar first.
 
-    Dotted keys go wrong in three ways: a slip of the keyboard (`trainer.total_epoch`), a path left out (`optim.lr`, `lr`), and a
-    right leaf in a wrong place (`actor.lr`). The cost of a candidate is its cheapest reading; what costs too much is not offered.
+    Handles three mistakes in dotted keys: a typo (`trainer.total_epoch`), missing parents
+    (`optim.lr`, `lr`) and a leaf in the wrong section (`actor.lr`). A candidate costs as much as
+    its cheapest explanation; candidates above a limit are left out.
     """
     most = max(1.5, len(name) / 4)
     for ceiling in (
         min(3.0, most),
         most,
-    ):  # most slips are small, and far candidates are dear to measure
+    ):  # most typos are small; distant names are slow to compare
         ranked = sorted(
             (cost, candidate)
             for candidate in known
@@ -29,7 +30,7 @@ def nearest(name: str, known: Collection[str], limit: int = 3) -> list[str]:
 
 
 def did_you_mean(name: str, known: Collection[str]) -> str | None:
-    """`did you mean A or B?`, or None where nothing is near."""
+    """Return `did you mean A or B?`, or None if no known name is similar."""
     found = nearest(name, known)
     return f"did you mean {' or '.join(found)}?" if found else None
 
@@ -45,13 +46,13 @@ def _cost(name: str, candidate: str, ceiling: float) -> float:
 
 
 def distance(a: str, b: str, ceiling: float = float("inf")) -> float:
-    """Edits (insert, delete, replace, swap of neighbours) that turn `a` into `b`: the optimal string alignment distance.
+    """Return the optimal string alignment distance: insert, delete, replace, swap of neighbours.
 
-    Infinite where it is found to be above `ceiling`.
+    May return infinity for a distance above `ceiling`.
     """
-    same = _shared(a, b)
+    same = _prefix_length(a, b)
     a, b = a[same:], b[same:]
-    same = _shared(a[::-1], b[::-1])
+    same = _prefix_length(a[::-1], b[::-1])
     a, b = a[: len(a) - same], b[: len(b) - same]
     if abs(len(a) - len(b)) > ceiling:
         return float("inf")
@@ -69,15 +70,15 @@ def distance(a: str, b: str, ceiling: float = float("inf")) -> float:
     return row[-1]
 
 
-def _shared(a: str, b: str) -> int:
-    """How many letters two texts have in common from the start."""
+def _prefix_length(a: str, b: str) -> int:
+    """Return the length of the common prefix."""
     return next(
         (i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b))
     )
 
 
 def quote_hint(key: str, value: str) -> str:
-    """What would work in place of an override whose value Hydra cannot parse."""
+    """Return a hint for an override whose value Hydra cannot parse."""
     for opening, closing in ("[]", "{}"):
         missing = value.count(opening) - value.count(closing)
         if value.startswith(opening) and missing > 0:
@@ -86,6 +87,6 @@ def quote_hint(key: str, value: str) -> str:
 
 
 def quoted(key: str, value: str) -> str:
-    """The override quoted twice: the inner quotes are for Hydra, the outer ones for the shell."""
+    """Quote an override twice: for Hydra (inner quotes) and for the shell (outer quotes)."""
     inner = re.sub(r'(\\*)("|\Z)', lambda m: m[1] * 2 + ('\\"' if m[2] else ""), value)
     return shlex.quote(f'{key}="{inner}"')

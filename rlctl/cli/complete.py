@@ -1,4 +1,4 @@
-"""Completion of arguments: each function imports what it needs only when the TAB key is pressed."""
+"""Shell completion of arguments. Imports are deferred to the moment of completion."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import typer
 
 
 def recipe(incomplete: str) -> list[str]:
-    """Names of recipes, and YAML files."""
+    """Complete recipe names and YAML files."""
     from rlctl.recipes.completion import complete_recipe
 
     return complete_recipe(incomplete)
 
 
 def key(incomplete: str) -> list[str]:
-    """Dotted keys of the configuration."""
+    """Complete dotted config keys."""
     from rlctl.recipes.completion import complete_key
 
     return complete_key(incomplete)
@@ -29,7 +29,7 @@ def override(ctx: typer.Context, incomplete: str) -> list[str]:
 
 
 def run(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Names of runs under the command's `--root`, newest first, and what stands for one of them."""
+    """Complete selectors and names of runs under the command's `--root`, newest first."""
     from rlctl.runs.store import RunStore
 
     root = ctx.params.get("root")
@@ -49,20 +49,20 @@ def run(ctx: typer.Context, incomplete: str) -> list[str]:
 
 
 def run_or_quickstart(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Names of runs, and the embedded model's. Where none fits, the shell offers files: a model's folder."""
+    """Complete runs and `quickstart`; the shell offers model folders if nothing matches."""
     return [
         *run(ctx, incomplete),
         *(name for name in ("quickstart",) if name.startswith(incomplete)),
     ]
 
 
-def subject(ctx: typer.Context, incomplete: str) -> list[str]:
-    """What `rlctl config` can speak of: recipes, YAML files, runs."""
+def config_target(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Complete the targets of `rlctl config`: recipes, YAML files, runs."""
     return [*recipe(incomplete), *run(ctx, incomplete)]
 
 
 def logger(incomplete: str) -> list[str]:
-    """Names of trackers."""
+    """Complete tracker names."""
     from rlctl.plugins import names
 
     return [name for name in names("loggers") if name.startswith(incomplete)]

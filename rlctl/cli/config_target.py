@@ -1,4 +1,4 @@
-"""What `rlctl config` speaks of: a recipe, a stored configuration file, or a run, under one roof."""
+"""Target of `rlctl config`: a recipe, a stored configuration file or a run."""
 
 from __future__ import annotations
 
@@ -15,16 +15,19 @@ from rlctl.recipes.stored import stored_origins
 
 
 @dataclass(frozen=True)
-class Subject:
-    """A configuration to be shown: its values and, where they are known, the origins of each key."""
+class ConfigTarget:
+    """Values of a configuration and the known origins of each key."""
 
     name: str
     container: dict[str, Any]
     origins: dict[str, list[Origin]]
 
 
-def subject(name: str, overrides: Sequence[str] = ()) -> Subject:
-    """The recipe (by name or file), the stored `config.yaml` or the run that `name` means. Raises NotFoundError when there is none."""
+def load_target(name: str, overrides: Sequence[str] = ()) -> ConfigTarget:
+    """Load the recipe (by name or file), stored `config.yaml` or run called `name`.
+
+    Raises NotFoundError for an unknown name, UsageError for overrides of a stored configuration.
+    """
     stored = _stored(name)
     if stored is None:
         from rlctl.cli.console import notice
@@ -33,17 +36,17 @@ def subject(name: str, overrides: Sequence[str] = ()) -> Subject:
         recipe = compose(name, overrides)
         for line in recipe.notices:
             notice(line)
-        return Subject(recipe.name, recipe.container, recipe.origins)
+        return ConfigTarget(recipe.name, recipe.container, recipe.origins)
     if overrides:
         raise UsageError(
-            f"{name} is composed already and takes no overrides",
-            hint="name a recipe, or leave the overrides out",
+            f"{name} is already composed and takes no overrides",
+            hint="name a recipe or remove the overrides",
         )
     return _read_stored(name, stored)
 
 
 def values_of(name: str) -> dict[str, Any]:
-    """The values of what `name` means; of a recipe as `compose_unvalidated` has them, so that a base, which lacks some, has values, too."""
+    """Return the values of a target; recipes are not validated, so that a base works too."""
     from rlctl.recipes.compose import compose_unvalidated
 
     stored = _stored(name)
@@ -51,19 +54,17 @@ def values_of(name: str) -> dict[str, Any]:
 
 
 def _stored(name: str) -> Path | None:
-    """The `config.yaml` behind a run or a path, or None when `name` is a recipe to be composed."""
+    """Return the `config.yaml` of a run or path, or None if `name` is a recipe to compose."""
     try:
         path = find_recipe(name)
-    except NotFoundError as no_recipe:
+    except NotFoundError as error:
         from rlctl.runs.store import RunStore
 
         try:
             return RunStore.at(None).find(name).path / "config.yaml"
         except NotFoundError:
             raise NotFoundError(
-                Problem(
-                    f"no recipe, file or run is named {name!r}", hint=no_recipe.problems[0].hint
-                )
+                Problem(f"no recipe, file or run is named {name!r}", hint=error.problems[0].hint)
             ) from None
     return (
         path
@@ -72,7 +73,7 @@ def _stored(name: str) -> Path | None:
     )
 
 
-def _read_stored(name: str, config: Path) -> Subject:
+def _read_stored(name: str, config: Path) -> ConfigTarget:
     if not config.is_file():
         raise NotFoundError(f"{name} has no configuration", where=str(config))
-    return Subject(name, read(config).data, stored_origins(config.parent))
+    return ConfigTarget(name, read(config).data, stored_origins(config.parent))

@@ -1,4 +1,7 @@
-"""How commands talk: data to stdout, talk to stderr, both through rich, which honours NO_COLOR, FORCE_COLOR and dumb terminals."""
+"""Terminal output of commands: data on stdout, messages on stderr.
+
+Both go through rich, which honours NO_COLOR, FORCE_COLOR and dumb terminals.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +21,8 @@ from rich.text import Text
 from rlctl.errors import Problem
 
 
-class _Pipe(Console):
-    """A pipe has no edge to wrap at: a table is as wide as it needs to be, and its lines end where their text does."""
+class _PipeConsole(Console):
+    """Console for a pipe: tables are as wide as needed, without trailing spaces."""
 
     def __init__(self) -> None:
         super().__init__(width=10_000, highlight=False, soft_wrap=True)
@@ -35,31 +38,33 @@ class _Pipe(Console):
 
 @functools.cache
 def stdout() -> Console:
-    """Where data goes."""
-    return Console(highlight=False) if sys.stdout.isatty() else _Pipe()
+    """Return the console for data."""
+    return Console(highlight=False) if sys.stdout.isatty() else _PipeConsole()
 
 
 @functools.cache
 def stderr() -> Console:
-    """Where talk goes: progress, notices, errors."""
+    """Return the console for messages: progress, notices, errors."""
     return Console(stderr=True, highlight=False, soft_wrap=True)
 
 
 @contextmanager
 def paged() -> Iterator[None]:
-    """What is printed to `stdout()` meanwhile appears page by page where there is a terminal, through PAGER or less; else straight on."""
+    """Send output on `stdout()` within the block through PAGER or less, if it is a terminal."""
     if not sys.stdout.isatty() or stdout().is_dumb_terminal:
         yield
         return
-    os.environ.setdefault(
-        "LESS", "-FRX"
-    )  # as git has it: no paging of one page, colours, and the text stays
+    # The default of git: no paging of a single page, keep colours, keep the text on the screen.
+    os.environ.setdefault("LESS", "-FRX")
     with stdout().pager(styles=True):
         yield
 
 
 def print_json(value: Any) -> None:
-    """One JSON document on stdout, indented; values that JSON has no word for (paths, dates) as text, NaN refused."""
+    """Print an indented JSON document on stdout; paths and dates become text.
+
+    Raises ValueError for NaN and infinity.
+    """
     sys.stdout.write(
         json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False, default=str) + "\n"
     )
@@ -68,24 +73,26 @@ def print_json(value: Any) -> None:
 def table(
     columns: Sequence[str], rows: Iterable[Sequence[str | Text]], right: Iterable[str] = ()
 ) -> Table:
-    """A listing without a frame, ready to print; the columns named in `right` are aligned to the right. The first
-    column, which names the row, is never broken. Cells are text, never markup."""
+    """Build a table without borders; columns named in `right` are right-aligned.
+
+    The first column does not wrap. Cells are plain text, not markup.
+    """
     numeric = set(right)
-    made = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    built = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
     for index, column in enumerate(columns):
-        made.add_column(
+        built.add_column(
             column,
             justify="right" if column in numeric else "left",
             overflow="fold",
             no_wrap=index == 0,
         )
     for row in rows:
-        made.add_row(*(cell if isinstance(cell, Text) else Text(cell) for cell in row))
-    return made
+        built.add_row(*(cell if isinstance(cell, Text) else Text(cell) for cell in row))
+    return built
 
 
 def print_problems(problems: Iterable[Problem]) -> None:
-    """Each problem on stderr: what was wrong, where it stands, what would work."""
+    """Print each problem on stderr: message, place and hint."""
     for problem in problems:
         stderr().print(Text.assemble(("error", "bold red"), f": {problem.message}"))
         if problem.where:
@@ -95,10 +102,10 @@ def print_problems(problems: Iterable[Problem]) -> None:
 
 
 def notice(message: str) -> None:
-    """One line on stderr that is not an error."""
+    """Print a notice, one line on stderr."""
     stderr().print(Text.assemble(("note", "bold"), f": {message}"))
 
 
 def warn(message: str) -> None:
-    """One line on stderr about something that may not be what the user wants, but goes on."""
+    """Print a warning, one line on stderr."""
     stderr().print(Text.assemble(("warning", "bold yellow"), f": {message}"))

@@ -1,4 +1,4 @@
-"""`--max-time`, `--save-by` and `--retries`: how long a run may take, and what becomes of it when it crashes."""
+"""Options `--max-time`, `--save-by` and `--retries`: time limits of a run and its restarts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MaxTime = Annotated[
     typer.Option(
         "--max-time",
         metavar="TIME",
-        help="Save and end, with exit code 0, before it has run so long: 3h50m, 90m or 3:50:00.",
+        help="Save and exit with code 0 within this time: 3h50m, 90m or 3:50:00.",
     ),
 ]
 SaveBy = Annotated[
@@ -27,7 +27,7 @@ SaveBy = Annotated[
     typer.Option(
         "--save-by",
         metavar="WHEN",
-        help="Save and end, with exit code 0, before this time: 23:30 or 2026-11-22T06:00.",
+        help="Save and exit with code 0 before this time: 23:30 or 2026-11-22T06:00.",
     ),
 ]
 Retries = Annotated[
@@ -36,19 +36,17 @@ Retries = Annotated[
         "--retries",
         metavar="N",
         min=0,
-        help="Start a run that crashes again from its last checkpoint, N times at most.",
+        help="Restart a crashed run from its latest checkpoint, at most N times.",
     ),
 ]
 
 _UNITS = re.compile(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m(?:in)?)?(?:(\d+)s)?")
-_CLOCK = re.compile(
-    r"(?:(\d+)-)?(\d+):(\d\d):(\d\d)"
-)  # as schedulers write it: days-hours:minutes:seconds
+_CLOCK = re.compile(r"(?:(\d+)-)?(\d+):(\d\d):(\d\d)")  # Slurm: days-hours:minutes:seconds
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What the three options say."""
+    """Values of the three options."""
 
     max_time: str | None
     save_by: str | None
@@ -56,7 +54,7 @@ class Limits:
 
     @property
     def words(self) -> list[str]:
-        """The options again, for a command line."""
+        """The options as words of a command line."""
         given = {
             "--max-time": self.max_time,
             "--save-by": self.save_by,
@@ -65,14 +63,20 @@ class Limits:
         return [word for option, value in given.items() if value for word in (option, value)]
 
     def end_by(self) -> float | None:
-        """The earlier of both times as seconds since the epoch, or None. Raises UsageError for what is no time, or is past."""
+        """Return the earlier of both limits in seconds since the epoch, or None without a limit.
+
+        Raises UsageError for an invalid or past time.
+        """
         ends = [time.time() + _duration(self.max_time).total_seconds()] if self.max_time else []
         if self.save_by:
             ends.append(_moment(self.save_by).timestamp())
         return min(ends, default=None)
 
     def supervise(self, words: Sequence[str], folder: Path, inline: bool) -> NoReturn:
-        """Run `rlctl WORDS`, whose run is in `folder`, in a process of its own, and again when it crashes; leave with its exit code."""
+        """Run `rlctl WORDS` in a child process, resume its run in `folder` after crashes, and exit.
+
+        The exit code is that of the last attempt.
+        """
         from rlctl.cli.console import notice
         from rlctl.runs.supervise import supervise
 
@@ -96,15 +100,15 @@ def _duration(text: str) -> timedelta:
         found = timedelta(days=days, hours=hours, minutes=minutes, seconds=seconds)
     if not found:
         raise UsageError(
-            f"{text!r} is no time to run",
+            f"{text!r} is not a duration",
             where="--max-time",
-            hint="such as 3h50m, 90m, 45s, 3:50:00 or 1-12:00:00",
+            hint="write 3h50m, 90m, 45s, 3:50:00 or 1-12:00:00",
         )
     return found
 
 
 def _moment(text: str) -> datetime:
-    """A time of the day is the next one; without a zone it is local."""
+    """Parse a point in time: a time of day is the next such, no time zone means local time."""
     now = datetime.now().astimezone()
     try:
         if re.fullmatch(r"\d\d?:\d\d(:\d\d)?", text):
@@ -116,10 +120,12 @@ def _moment(text: str) -> datetime:
         moment = datetime.fromisoformat(text).astimezone()
     except ValueError as error:
         raise UsageError(
-            f"{text!r} is no time: {error}",
+            f"{text!r} is not a valid time: {error}",
             where="--save-by",
-            hint="such as 23:30 or 2026-11-22T06:00",
+            hint="write 23:30 or 2026-11-22T06:00",
         ) from error
     if moment <= now:
-        raise UsageError(f"{text} is past: it is {now:%Y-%m-%dT%H:%M:%S%z}", where="--save-by")
+        raise UsageError(
+            f"{text} is in the past: now is {now:%Y-%m-%dT%H:%M:%S%z}", where="--save-by"
+        )
     return moment

@@ -1,4 +1,4 @@
-"""`--address`: the same command on a Ray cluster elsewhere."""
+"""Option `--address`: run a command as a Ray job on another cluster."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ Detach = Annotated[
     bool,
     typer.Option(
         "--detach",
-        help="With --address: do not wait for the end; `rlctl logs NAME -f --address …` follows it.",
+        help="With --address: do not wait for the job; `rlctl logs NAME -f --address …` follows it.",
     ),
 ]
 
 
 def submit(address: str, detach: bool, words: Sequence[str], recipe: Recipe) -> None:
-    """Run `rlctl WORDS` on the cluster, in the run folder of `recipe` as an absolute path, under a name that is known at once."""
+    """Run `rlctl WORDS` on the cluster, with an absolute run folder and a name chosen here."""
     from rlctl.runs.run_dir import fresh_name
 
     trainer = recipe.config.trainer
@@ -43,20 +43,21 @@ def submit(address: str, detach: bool, words: Sequence[str], recipe: Recipe) -> 
 
 
 def run(address: str, detach: bool, name: str, words: Sequence[str]) -> None:
-    """Start the job `name` and follow it; the command's exit code is the job's."""
+    """Submit the job `name` and, unless `detach`, follow it and exit with its exit code."""
     from rlctl.cli.console import notice
     from rlctl.runtime.cluster import jobs
 
     jobs.submit(address, name, words, Path.cwd())
     notice(
-        f"job {name} on {address}; `rlctl logs {name} -f --address {address}` follows it, `ray job stop {name}` ends it"
+        f"job {name} on {address}; `rlctl logs {name} -f --address {address}` follows it, "
+        f"`ray job stop {name}` stops it"
     )
     if not detach:
         follow(address, name)
 
 
 def follow(address: str, name: str) -> None:
-    """Print what the job prints until it ends, and end with its exit code."""
+    """Print the output of the job until it ends; exit with its exit code."""
     import sys
 
     from rlctl.cli.console import notice
@@ -65,6 +66,6 @@ def follow(address: str, name: str) -> None:
     try:
         code = jobs.follow(address, name, sys.stderr.write)
     except KeyboardInterrupt:
-        notice(f"the job {name} goes on")
+        notice(f"the job {name} is still running")
         raise
     raise typer.Exit(code)

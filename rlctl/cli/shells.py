@@ -1,15 +1,15 @@
-"""The scripts that bash, zsh and fish load for the TAB key, in the place of Typer's own for bash and zsh.
+"""Completion scripts for bash and zsh that replace those of Typer, which break on `key=value`.
 
-Typer's break on `key=value`: bash splits words at `=` and `:`, and both shells put a space after a half-written key. These hand
-the line up to the cursor to `rlctl` in one and the same form (that of Typer's fish script, which is right as it is).
+Bash splits words at `=` and `:`, and both shells add a space after an incomplete key. These scripts
+pass the line up to the cursor to `rlctl` in the form of Typer's fish script.
 """
 
 from __future__ import annotations
 
 from contextlib import suppress
 
-# readline replaces only what stands behind the last `=` or `:` of the word, so that much is cut off every offer. An offer that a
-# user goes on typing at (`trainer.`, `data.shuffle=`, `[console`) gets no space.
+# readline replaces only the text after the last `=` or `:` of the word, so the text before is removed
+# from each candidate. An incomplete candidate (`trainer.`, `data.shuffle=`, `[console`) gets no space.
 BASH = r"""
 %(complete_func)s() {
     local IFS=$'\n' line="${COMP_LINE:0:COMP_POINT}" breaks="${COMP_WORDBREAKS//[^=:]/}" offer
@@ -32,7 +32,7 @@ BASH = r"""
 complete -o default -F %(complete_func)s %(prog_name)s
 """
 
-# The file is both sourced and autoloaded: autoloaded, its first call is a TAB already.
+# The file is sourced or autoloaded; when autoloaded, its first call completes a word.
 ZSH = r"""
 #compdef %(prog_name)s
 
@@ -62,10 +62,10 @@ fi
 """
 
 
-def use_our_scripts() -> None:
-    """Let `--show-completion` and `--install-completion` give these scripts.
+def replace_completion_scripts() -> None:
+    """Make `--show-completion` and `--install-completion` use these scripts.
 
-    The table of scripts is not public. A Typer that keeps them elsewhere gives its own: the TAB key then knows less, nothing else fails.
+    The table of scripts is private to Typer. If it has moved, the scripts of Typer are used.
     """
     with suppress(ImportError, AttributeError, KeyError):
         from typer import _completion_shared

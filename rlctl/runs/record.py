@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
-from rlctl.errors import ConfigError, RlctlError, as_ours
+from rlctl.errors import ConfigError, RlctlError, as_rlctl_error
 from rlctl.files import write_text
 from rlctl.runs.process import DriverProcess
 
@@ -87,7 +87,7 @@ def ending(report: Callable[[Last, int], object]) -> Iterator[None]:
         state, code = "stopped", int(asked.code or 0)
         raise
     except (RlctlError, OSError) as error:
-        known = as_ours(error)
+        known = as_rlctl_error(error)
         code = known.exit_code if known else code
         raise
     finally:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from rlctl.errors import ASKED, HOPELESS, ConfigError, ResourceError, RlctlError
+from rlctl.errors import REQUESTED_STOPS, PERMANENT_FAILURES, ConfigError, ResourceError, RlctlError
 from rlctl.monitoring.run_summary import primary_metric
 from rlctl.recipes.schema import Sweep
 from rlctl.runs.logs import tail_of
@@ -183,7 +183,7 @@ class Scheduler:
             retried = dict(self.sweep.record.retried)
             child.state = "failed"
             if (
-                code not in (*HOPELESS, *ASKED)
+                code not in (*PERMANENT_FAILURES, *REQUESTED_STOPS)
                 and retried.get(child.name, 0) < self.settings.retries
             ):
                 retried[child.name] = retried.get(child.name, 0) + 1

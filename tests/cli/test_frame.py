@@ -175,7 +175,7 @@ def test_usage_errors_look_like_all_others(arguments, message, helper):
     assert (done.returncode, done.stdout) == (2, "")
     first, last = done.stderr.splitlines()[0], done.stderr.splitlines()[-1]
     assert first.lower().startswith(f"error: {message}".lower())
-    assert last == f"  help: `{helper}` lists what it takes"
+    assert last == f"  help: `{helper}` lists arguments and options"
 
 
 CODES = {

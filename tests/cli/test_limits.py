@@ -49,7 +49,7 @@ def test_a_time_of_the_day_is_the_next_one_and_a_date_is_that_date() -> None:
 
 @pytest.mark.parametrize(
     ("text", "message"),
-    [("25:00", "no time"), ("tomorrow", "no time"), ("2001-01-01T00:00", "is past")],
+    [("25:00", "not a valid"), ("tomorrow", "not a valid"), ("2001-01-01T00:00", "in the past")],
 )
 def test_no_moment_to_come(text: str, message: str) -> None:
     with pytest.raises(UsageError, match=message):

@@ -190,7 +190,7 @@ def test_fetch_errors_name_the_url(bucket: str, monkeypatch: pytest.MonkeyPatch)
     with pytest.raises(MissingExtraError, match="pip install gcsfs") as error:
         storage.local("gs://bucket/model")
     assert error.value.exit_code == 6
-    with pytest.raises(ConfigError, match="nothing is known of s4://"):
+    with pytest.raises(ConfigError, match="unknown URL scheme s4://"):
         storage.local("s4://bucket/model")
     forget()
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")

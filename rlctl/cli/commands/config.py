@@ -11,7 +11,7 @@ from rlctl.cli import complete
 from rlctl.cli.options import Json
 
 if TYPE_CHECKING:
-    from rlctl.cli.config_target import Subject
+    from rlctl.cli.config_target import ConfigTarget
     from rlctl.recipes.layers import Origin
 
 app = typer.Typer(
@@ -26,7 +26,7 @@ RecipeOption = Annotated[
         "-r",
         metavar="NAME|PATH|RUN",
         help="Recipe, config.yaml or run to show.",
-        autocompletion=complete.subject,
+        autocompletion=complete.config_target,
     ),
 ]
 Overrides = Annotated[
@@ -69,7 +69,7 @@ def show(
     as_json: Json = False,
 ) -> None:
     """Show the composed configuration of a recipe or a run."""
-    from rlctl.cli.config_target import subject
+    from rlctl.cli.config_target import load_target
     from rlctl.cli.console import print_json, stdout, table
     from rlctl.errors import UsageError
     from rlctl.recipes.layers import leaves, nested
@@ -78,7 +78,7 @@ def show(
     if as_yaml and as_json:
         raise UsageError("--yaml and --json exclude each other", hint="give one of them")
     patterns = [each for each in arguments or [] if not _is_override(each)]
-    found = subject(recipe, [each for each in arguments or [] if _is_override(each)])
+    found = load_target(recipe, [each for each in arguments or [] if _is_override(each)])
     values = leaves(found.container)
     names = matching(" ".join(patterns), list(values)) if patterns else list(values)
     _require(names, patterns)
@@ -118,14 +118,14 @@ def why(
     as_json: Json = False,
 ) -> None:
     """Explain a value: list all settings of the key with file and line, the effective one first."""
-    from rlctl.cli.config_target import subject
+    from rlctl.cli.config_target import load_target
     from rlctl.cli.console import print_json, stdout, table
     from rlctl.recipes.keys import known_key
     from rlctl.recipes.reference import as_text, selected_setting
     from rlctl.recipes.unused_keys import unused_keys
     from rlctl.recipes.validate import lookup
 
-    found = subject(recipe, overrides or [])
+    found = load_target(recipe, overrides or [])
     name = _resolve(key, found)
     value, chain = lookup(found.container, name), list(reversed(found.origins.get(name, ())))
     unused = next(
@@ -198,7 +198,7 @@ def diff(
     a: Annotated[
         str,
         typer.Argument(
-            metavar="A", help="Recipe, config.yaml or run.", autocompletion=complete.subject
+            metavar="A", help="Recipe, config.yaml or run.", autocompletion=complete.config_target
         ),
     ],
     b: Annotated[
@@ -206,7 +206,7 @@ def diff(
         typer.Argument(
             metavar="B",
             help="Recipe, config.yaml or run to compare with.",
-            autocompletion=complete.subject,
+            autocompletion=complete.config_target,
         ),
     ],
     as_json: Json = False,
@@ -262,11 +262,11 @@ def _place(chain: Sequence[Origin]) -> str:
     return chain[-1].where if chain else ""
 
 
-def _with_origin(value: Any, found: Subject, name: str) -> dict[str, Any]:
+def _with_origin(value: Any, found: ConfigTarget, name: str) -> dict[str, Any]:
     return {"value": value, "where": _place(found.origins.get(name, ())) or None}
 
 
-def _resolve(key: str, found: Subject) -> str:
+def _resolve(key: str, found: ConfigTarget) -> str:
     """Return the full name of `key`, which may be an unambiguous end of it."""
     from rlctl.errors import NotFoundError, UsageError
     from rlctl.recipes.keys import schema_keys
