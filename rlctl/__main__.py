@@ -29,7 +29,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
     except BrokenPipeError:
-        # The reader (`rlctl runs | head`) has exited. Avoid a second error when Python flushes at exit.
+        # The reader (`rlctl runs | head`) has exited; the flush at exit must not fail as well.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except Exception as error:
@@ -83,7 +83,7 @@ def _bug(error: Exception) -> Problem:
     return Problem(
         message,
         where=file.name,
-        hint="this is a bug: please report it with that file; `rlctl --debug …` prints the traceback",
+        hint="please report this bug with that file; `rlctl --debug …` prints the traceback",
     )
 
 

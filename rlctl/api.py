@@ -183,7 +183,10 @@ def sweep(
 
 
 def resume_sweep(sweep: SweepDir, *, view: View | None = None) -> SweepResult:
-    """Resume unfinished trials. Raises ConflictError if the sweep runs or its recipe has changed."""
+    """Resume unfinished trials.
+
+    Raises ConflictError if the sweep is running or its recipe has changed.
+    """
     from rlctl.sweeps import launch
     from rlctl.sweeps.results import results
 

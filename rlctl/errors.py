@@ -27,7 +27,7 @@ REQUESTED_STOPS = (129, 130, 143)
 
 @dataclass(frozen=True)
 class Problem:
-    """Problem in a user's input: `message`, place (`where`: file:line, key, override) and `hint`."""
+    """Wrong input: `message`, place (`where`: file:line, key, override) and `hint`."""
 
     message: str
     where: str | None = None

@@ -129,7 +129,7 @@ def listing(fs: Any, path: str) -> Listing:
 
 
 def get(fs: Any, found: Listing, names: list[str], target: Path) -> None:
-    """Copy the files `names` of a listing into `target`. Raises ResourceError for a wrong length."""
+    """Copy the files `names` of a listing into `target`. Raises ResourceError for a short file."""
     _get(fs, found, {name: target / name for name in names})
 
 

@@ -18,14 +18,14 @@ from rlctl.cli.shells import replace_completion_scripts
 
 
 class LazyCommand(TyperCommand):
-    """Name and help line of a command in the Typer `app` of `module`, which is not yet imported."""
+    """Name and help of a command in the Typer `app` of `module`, which is imported later."""
 
     def __init__(self, name: str, module: str, help: str, panel: str) -> None:
         super().__init__(name, help=help, rich_help_panel=panel)
         self.module = module
 
     def load(self) -> Any:
-        """Import the module; return its command of this name, or else its app as a command group."""
+    """Name and help of a command in the Typer `app` of `module`, which is imported on demand."""
         group = get_group(import_module(self.module).app)
         found = group.commands.get(self.name or "", group)
         if found is group:
@@ -97,7 +97,7 @@ COMMANDS = (
         "Search settings with many runs on one cluster.",
         "Training",
     ),
-    LazyCommand("sweeps", "rlctl.cli.commands.sweeps", "List sweeps, newest first.", "Runs"),
+    LazyCommand("sweeps", "rlctl.cli.commands.sweeps", "List the sweeps, newest first.", "Runs"),
     LazyCommand(
         "runs",
         "rlctl.cli.commands.runs",
@@ -107,7 +107,7 @@ COMMANDS = (
     LazyCommand(
         "export",
         "rlctl.cli.commands.export",
-        "Write a run's policy as a model folder for transformers and vLLM.",
+        "Write a run's policy as a folder that transformers and vLLM load.",
         "Runs",
     ),
     LazyCommand(

@@ -23,7 +23,7 @@ Detach = Annotated[
     bool,
     typer.Option(
         "--detach",
-        help="With --address: do not wait for the job; `rlctl logs NAME -f --address …` follows it.",
+        help="With --address: do not wait; `rlctl logs NAME -f --address …` follows the job.",
     ),
 ]
 

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from contextlib import suppress
 
-# readline replaces only the text after the last `=` or `:` of the word, so the text before is removed
-# from each candidate. An incomplete candidate (`trainer.`, `data.shuffle=`, `[console`) gets no space.
+# readline replaces only the text after the last `=` or `:` of the word, so the text before is cut
+# off each candidate. No space follows an incomplete candidate (`trainer.`, `data.shuffle=`).
 BASH = r"""
 %(complete_func)s() {
     local IFS=$'\n' line="${COMP_LINE:0:COMP_POINT}" breaks="${COMP_WORDBREAKS//[^=:]/}" offer
     local word="${line##*[[:space:]]}"
-    COMPREPLY=( $(env _TYPER_COMPLETE_ARGS="$line" _TYPER_COMPLETE_FISH_ACTION=get-args %(autocomplete_var)s=complete_fish "$1") )
+    COMPREPLY=( $(env _TYPER_COMPLETE_ARGS="$line" _TYPER_COMPLETE_FISH_ACTION=get-args \
+                      %(autocomplete_var)s=complete_fish "$1") )
     COMPREPLY=( "${COMPREPLY[@]%%%%$'\t'*}" )
     if [[ -n $breaks && $word != [\'\"]* && $word == *["$breaks"]* ]]; then
         word="${word%%"${word##*["$breaks"]}"}"
@@ -39,7 +40,8 @@ ZSH = r"""
 %(complete_func)s() {
     local line value
     local -a open whole open_shown whole_shown
-    for line in "${(@f)$(env _TYPER_COMPLETE_ARGS="${words[1,$CURRENT]}" _TYPER_COMPLETE_FISH_ACTION=get-args \
+    for line in "${(@f)$(env _TYPER_COMPLETE_ARGS="${words[1,$CURRENT]}" \
+                             _TYPER_COMPLETE_FISH_ACTION=get-args \
                              %(autocomplete_var)s=complete_fish "${words[1]}")}"; do
         value="${line%%%%$'\t'*}"
         case "$value" in

@@ -32,7 +32,7 @@ def test_no_time_to_run(text: str) -> None:
     if not text:
         assert Limits(text, None, 0).end_by() is None
         return
-    with pytest.raises(UsageError, match="no time to run"):
+    with pytest.raises(UsageError, match="not a duration"):
         Limits(text, None, 0).end_by()
 
 

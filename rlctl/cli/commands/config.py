@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from rlctl.recipes.layers import Origin
 
 app = typer.Typer(
-    no_args_is_help=True, help="Show a composed configuration, and where each value comes from."
+    no_args_is_help=True, help="Show a composed configuration and the origin of each value."
 )
 
 

@@ -46,13 +46,13 @@ class DatasetGroup(TyperGroup):
 app = typer.Typer(
     cls=DatasetGroup,
     no_args_is_help=True,
-    help="Write the parquet files that training reads: GSM8K, arithmetic, your own.",
+    help="Write training data as parquet files: GSM8K, arithmetic or your own.",
 )
 
 
 @app.callback()
 def _group() -> None:
-    """Write the parquet files that training reads: GSM8K, arithmetic, your own."""
+    """Write training data as parquet files: GSM8K, arithmetic or your own."""
 
 
 Out = Annotated[

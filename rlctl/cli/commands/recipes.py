@@ -10,7 +10,7 @@ import typer
 from rlctl.cli import complete
 from rlctl.cli.options import Json, Strict
 
-app = typer.Typer(no_args_is_help=True, help="List, show, copy and check the recipes.")
+app = typer.Typer(no_args_is_help=True, help="List, show, copy and check recipes.")
 
 Name = Annotated[
     str,

@@ -83,7 +83,7 @@ def resume(
     detach: Detach = False,
     root: Root = None,
 ) -> None:
-    """Resume a run from its latest complete checkpoint, or the unfinished trials of a sweep."""
+    """Resume from the latest complete checkpoint."""
     from rlctl import api
     from rlctl.cli.views.run_end import print_end
     from rlctl.runs.store import Run, RunStore
