@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from rlctl.recipes.layers import Recipe
     from rlctl.recipes.schema import Config
     from rlctl.runs.compare import Comparison
-    from rlctl.runs.store import Run
+    from rlctl.runs.run import Run
     from rlctl.runtime.evaluate import Answer
     from rlctl.runtime.launch import OnEnd
     from rlctl.runtime.planning.plan import Plan

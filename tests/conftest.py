@@ -1,3 +1,5 @@
+"""Fixtures for all tests."""
+
 from __future__ import annotations
 
 import tempfile
@@ -8,8 +10,11 @@ import pytest
 
 @pytest.fixture(scope="session", autouse=True)
 def temporary_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """What processes that tests start and kill leave behind goes with the tests. Sockets in it may have 107 characters, so it is short."""
-    tmp_path_factory.getbasetemp()  # pytest's own stays where it is
+    """Set TMPDIR to a folder that is deleted after the tests.
+
+    Its path is short because that of a socket is limited to 107 characters.
+    """
+    tmp_path_factory.getbasetemp()  # create pytest's folder outside
     with (
         tempfile.TemporaryDirectory(prefix="t-", ignore_cleanup_errors=True) as folder,
         pytest.MonkeyPatch.context() as patch,

@@ -1,4 +1,4 @@
-"""Commands that other projects' documentation prints, as a user pastes them after `rlctl train ppo`."""
+"""Overrides from the documentation of other projects, for `rlctl train ppo`."""
 
 SWANLAB = """
 data.train_files=$HOME/data/gsm8k/train.parquet data.val_files=$HOME/data/gsm8k/test.parquet trainer.logger=['console','swanlab']

@@ -1,7 +1,7 @@
-"""Processes forked from one that has imported everything: importing takes longer than what most tests look at.
+"""`rlctl` in forks of a process that has imported everything, which is faster than to start Python.
 
-`Forked` is the command `rlctl` in such a process, with what tests use of `subprocess.Popen`. What the start of a process itself is about
-wants `python -m rlctl` (`process=True` in `tests.e2e.command`).
+Tests of the start of the process itself need `python -m rlctl` (`process=True` in
+`tests.e2e.command`).
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ FORKS.set_forkserver_preload(
 
 
 class Forked:
-    """`rlctl` with these arguments, started: in a session of its own, with stdout and stderr in files.
+    """Running `rlctl` process in its own session, with part of the interface of `subprocess.Popen`.
 
-    A write beyond `largest_file` bytes fails, as on a full disk.
+    Its stdout and stderr are files. A write beyond `largest_file` bytes fails, as on a full disk.
     """
 
     def __init__(
@@ -64,10 +64,11 @@ class Forked:
 
     @property
     def returncode(self) -> int | None:
-        """As of a `Popen`: negative for a signal."""
+        """Exit code, negative for a signal, or None while the process runs."""
         return self._process.exitcode
 
     def poll(self) -> int | None:
+        """Return `returncode`."""
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
@@ -80,11 +81,12 @@ class Forked:
         return self.returncode
 
     def communicate(self, timeout: float | None = None) -> tuple[str, str]:
-        """Wait for the end; return what was written to stdout and stderr since the last call."""
+        """Wait for the end; return the text on stdout and stderr since the last call."""
         self.wait(timeout)
         return self.stdout.read(), self.stderr.read()
 
     def kill(self) -> None:
+        """Kill the process."""
         self._process.kill()
 
 
@@ -94,7 +96,7 @@ def completed(
     environment: Mapping[str, str],
     largest_file: int | None = None,
 ) -> subprocess.CompletedProcess[str]:
-    """`Forked`, to its end; killed where that does not come in time."""
+    """Run `rlctl` to its end and return the result. A stalled process is killed."""
     process = Forked(arguments, cwd, environment, largest_file)
     try:
         out, err = process.communicate()
@@ -111,7 +113,7 @@ def _child(
     err: Path,
     largest_file: int | None,
 ) -> NoReturn:
-    """What `python -m rlctl` finds at its start, and does at its end. It is told to end when the tests end before it."""
+    """Run `rlctl` as `python -m rlctl` would. Exits when the process of the tests exits."""
     die_with_parent()
     os.setsid()
     if largest_file is not None:

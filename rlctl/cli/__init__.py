@@ -25,7 +25,7 @@ class LazyCommand(TyperCommand):
         self.module = module
 
     def load(self) -> Any:
-    """Name and help of a command in the Typer `app` of `module`, which is imported on demand."""
+        """Import the module; return its command of this name, or its app as a command group."""
         group = get_group(import_module(self.module).app)
         found = group.commands.get(self.name or "", group)
         if found is group:

@@ -10,7 +10,7 @@ from typing import Any
 from rlctl.monitoring.run_summary import lower_is_better
 from rlctl.runs.details import changed_settings
 from rlctl.runs.digests import config_digest
-from rlctl.runs.store import Run
+from rlctl.runs.run import Run
 from rlctl.tracking.jsonl import METRICS_FILE, read_metrics
 
 Curve = Mapping[int, float]  # step -> value

@@ -11,7 +11,7 @@ from typing import Any
 from rlctl.errors import NotFoundError, RlctlError
 from rlctl.monitoring.run_summary import RunSummary
 from rlctl.runs.events import alarms_of, read_events
-from rlctl.runs.store import Run
+from rlctl.runs.run import Run
 from rlctl.tracking.jsonl import METRICS_FILE, generations_file, read_generations, read_metrics
 from rlctl.tracking.tracker import Sample
 

@@ -6,7 +6,8 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from rlctl.runs.store import Run, RunStore
+from rlctl.runs.run import Run
+from rlctl.runs.store import RunStore
 
 POLL_S = 0.25
 CHUNK = 1 << 20  # bytes read at once

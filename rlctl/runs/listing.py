@@ -8,18 +8,19 @@ from typing import Any
 
 from rlctl.runs.details import overview
 from rlctl.runs.query_values import columns, ordered, where
-from rlctl.runs.store import Run, RunStore
+from rlctl.runs.run import Run
+from rlctl.runs.store import RunStore
 
 
 @dataclass(frozen=True)
 class RunPage:
-    """Page of a listing: runs, values of their extra columns, number of runs beyond it and in all."""
+    """Page of a listing: runs and their extra columns, numbers of hidden runs and of all runs."""
 
     runs: Sequence[Run]
     columns: Sequence[Mapping[str, Any]]
-    with_usual_columns: bool
+    default_columns: bool
     hidden: int
-    of_how_many: int
+    total: int
 
     def as_json(self) -> list[dict[str, Any]]:
         """Return each run's overview, with the extra columns under their names."""
@@ -30,7 +31,7 @@ class RunPage:
 
 @dataclass(frozen=True)
 class RunQuery:
-    """Filter (`state`, `where`), order (`sort`), size (`number`) and columns (`cols`) of a listing."""
+    """Filters (`state`, `where`), order (`sort`), size (`number`) and columns (`cols`)."""
 
     state: str | None
     where: str | None
@@ -41,15 +42,15 @@ class RunQuery:
     def page(self, store: RunStore) -> RunPage:
         """Return the matching runs. Raises UsageError for an invalid expression or unknown name."""
         every = store.runs()
-        found = where(store, every, self.where) if self.where is not None else every
+        found = where(store.index, every, self.where) if self.where is not None else every
         found = [run for run in found if self.state in (None, run.state)]
-        found = ordered(store, found, self.sort) if self.sort is not None else found
+        found = ordered(store.index, found, self.sort) if self.sort is not None else found
         shown = found[: self.number]
         store.preload(shown)
         keys = [
             key.strip() for key in (self.cols or "").removeprefix("+").split(",") if key.strip()
         ]
-        usual = self.cols is None or self.cols.startswith("+")
+        default = self.cols is None or self.cols.startswith("+")
         return RunPage(
-            shown, columns(store, shown, keys), usual, len(found) - len(shown), len(every)
+            shown, columns(store.index, shown, keys), default, len(found) - len(shown), len(every)
         )

@@ -13,7 +13,7 @@ import yaml
 
 from rlctl.errors import NotFoundError
 from rlctl.runs.follow import POLL_S, Tail, reread
-from rlctl.runs.store import ACTIVE, Run
+from rlctl.runs.run import ACTIVE, Run
 
 _NAME = re.compile(r"(?P<pool>.+)-(?P<rank>\d+)\.log")
 

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rlctl.runs.digests import CONFIG, METRICS, Part
-from rlctl.runs.index import Key
+from rlctl.runs.index import Index, Key
 from rlctl.runs.query import Query, Term
-
-if TYPE_CHECKING:
-    from rlctl.runs.store import Run, RunStore
+from rlctl.runs.run import Run
+from rlctl.suggest import did_you_mean
 
 FIELDS: Mapping[str, Callable[[Run], Any]] = {
     "name": lambda run: run.name,
@@ -31,9 +29,7 @@ FIELDS: Mapping[str, Callable[[Run], Any]] = {
 SUMMARY_FIELDS = ("step", "metric", "first", "last", "best", "best_step", "seconds", "tokens")
 
 
-def read_values(
-    store: RunStore, runs: Sequence[Run], terms: Sequence[Term]
-) -> list[dict[Term, Any]]:
+def read_values(index: Index, runs: Sequence[Run], terms: Sequence[Term]) -> list[dict[Term, Any]]:
     """Return the value of every term for each run, None if absent; read only the files needed."""
     rows: list[dict[Term, Any]] = [{} for _ in runs]
     folders = {run.key: str(run.path) for run in runs}
@@ -45,10 +41,10 @@ def read_values(
         if not term.is_metric and term.name not in SUMMARY_FIELDS and term.name not in FIELDS
     ]
     fields = [term for term in terms if term.name in FIELDS]
-    series = _digest_values(store, METRICS, folders, metrics, ("series",))
+    series = _digest_values(index, METRICS, folders, metrics, ("series",))
     other = (
-        _digest_values(store, METRICS, folders, summary, ("summary",)),
-        _digest_values(store, CONFIG, folders, settings, ()),
+        _digest_values(index, METRICS, folders, summary, ("summary",)),
+        _digest_values(index, CONFIG, folders, settings, ()),
     )
     for row, run in zip(rows, runs, strict=True):
         row.update({term: term.value_in(value) for term, value in series(run)})
@@ -59,29 +55,29 @@ def read_values(
 
 
 def _digest_values(
-    store: RunStore, part: Part, folders: Mapping[str, str], terms: Sequence[Term], path: Key
+    index: Index, part: Part, folders: Mapping[str, str], terms: Sequence[Term], path: Key
 ) -> Callable[[Run], Iterator[tuple[Term, Any]]]:
     """Read the values of `terms` below `path` in the digests; return a look-up by run."""
     keys = [(*path, term.name) for term in terms]
-    found = store.index.read(part, folders, keys) if keys else {}
+    found = index.read(part, folders, keys) if keys else {}
     return lambda run: zip(terms, found.get(run.key, ()), strict=False)
 
 
-def where(store: RunStore, runs: Sequence[Run], text: str) -> list[Run]:
+def where(index: Index, runs: Sequence[Run], text: str) -> list[Run]:
     """Return the runs that match an expression, in order.
 
     Raises UsageError for an invalid expression or an unknown name.
     """
     query = Query.parse(text)
-    rows = _known(store, runs, query, query.terms)
+    rows = _known_values(index, runs, query, query.terms)
     return [run for run, row in zip(runs, rows, strict=True) if query.value(row)]
 
 
-def ordered(store: RunStore, runs: Sequence[Run], text: str) -> list[Run]:
-    """Sort the runs by a value, ascending, or descending with a leading `-`; missing values last."""
+def ordered(index: Index, runs: Sequence[Run], text: str) -> list[Run]:
+    """Sort the runs by a value, ascending, or descending with a leading `-`; missing ones last."""
     query = Query.parse(text.removeprefix("-"))
     term = query.term()
-    rows = _known(store, runs, query, [term])
+    rows = _known_values(index, runs, query, [term])
     known = [(row[term], run) for run, row in zip(runs, rows, strict=True) if row[term] is not None]
     numbers = all(isinstance(value, int | float) for value, _ in known)
     known.sort(key=lambda pair: pair[0] if numbers else str(pair[0]), reverse=text.startswith("-"))
@@ -90,21 +86,21 @@ def ordered(store: RunStore, runs: Sequence[Run], text: str) -> list[Run]:
     ]
 
 
-def columns(store: RunStore, runs: Sequence[Run], texts: Sequence[str]) -> list[dict[str, Any]]:
+def columns(index: Index, runs: Sequence[Run], texts: Sequence[str]) -> list[dict[str, Any]]:
     """Return the value of each of `texts` for every run."""
     queries = [Query.parse(text) for text in texts]
     terms = [query.term() for query in queries]
     for query, term in zip(queries, terms, strict=True):
-        _known(store, runs, query, [term])
-    rows = read_values(store, runs, terms)
+        _known_values(index, runs, query, [term])
+    rows = read_values(index, runs, terms)
     return [{text: row[term] for text, term in zip(texts, terms, strict=True)} for row in rows]
 
 
-def _known(
-    store: RunStore, runs: Sequence[Run], query: Query, terms: Sequence[Term]
+def _known_values(
+    index: Index, runs: Sequence[Run], query: Query, terms: Sequence[Term]
 ) -> list[dict[Term, Any]]:
     """Return the values. Raises UsageError for a name that no run has."""
-    rows = read_values(store, runs, terms)
+    rows = read_values(index, runs, terms)
     absent = [
         term
         for term in terms
@@ -113,30 +109,25 @@ def _known(
         and all(row[term] is None for row in rows)
     ]
     for term in absent:
-        near = _near(store, runs, term)
-        if near is not None:
-            raise query.unknown(term, near)
+        hint = _hint(index, runs, term)
+        if hint is not None:
+            raise query.unknown(term, hint)
     return rows
 
 
-def _near(store: RunStore, runs: Sequence[Run], term: Term) -> str | None:
+def _hint(index: Index, runs: Sequence[Run], term: Term) -> str | None:
     """Return a hint for an unknown name; None for a known one, whose value is null in all runs."""
     some = {run.key: str(run.path) for run in runs[:50]}
     if term.is_metric:
-        names = {
-            name for digest in store.index.read(METRICS, some).values() for name in digest["series"]
-        }
+        names = {name for digest in index.read(METRICS, some).values() for name in digest["series"]}
     else:
-        names = {name for digest in store.index.read(CONFIG, some).values() for name in digest} | {
+        names = {name for digest in index.read(CONFIG, some).values() for name in digest} | {
             *FIELDS,
             *SUMMARY_FIELDS,
         }
     if term.name in names:
         return None
-    near = [name for name in sorted(names) if name.endswith(f".{term.name}")][:3]
-    near = near or difflib.get_close_matches(term.name, sorted(names), n=3, cutoff=0.6)
     return (
-        f"did you mean {' or '.join(near)}?"
-        if near
-        else "`rlctl show RUN --json` has all metrics, `rlctl config show RUN` all keys"
+        did_you_mean(term.name, names)
+        or "`rlctl show RUN --json` has all metrics, `rlctl config show RUN` all keys"
     )

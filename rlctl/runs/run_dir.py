@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from rlctl.errors import ConflictError, ResourceError, UsageError
 from rlctl.files import write_text
@@ -24,22 +24,12 @@ from rlctl.runs.provenance import git_state, installed_versions
 from rlctl.runs.record import RunRecord, State, now
 from rlctl.tracking.jsonl import METRICS_FILE, drop_torn_tail, generations_file
 
+if TYPE_CHECKING:
+    from rlctl.recipes.layers import Origin
+
 RECORD_FILE = "run.json"
 STOP_FILE = "stop"
 SWEEP_VARIABLE = "RLCTL_SWEEP"  # set by a sweep for its runs: the name of the sweep
-
-
-class Origin(Protocol):
-    """One setting of a key: `rlctl.recipes.layers.Origin`, which knows the level (1 base, 2 recipe, 3 command line)."""
-
-    @property
-    def value(self) -> Any: ...
-
-    @property
-    def where(self) -> str: ...
-
-    @property
-    def level(self) -> int: ...
 
 
 class RunDir:
@@ -103,9 +93,8 @@ class RunDir:
         """
         with (path / ".lock").open("w") as lock:
             try:
-                fcntl.flock(
-                    lock, fcntl.LOCK_EX | fcntl.LOCK_NB
-                )  # until the record names this process
+                # Held until the record names this process.
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
                 raise ConflictError(
                     f"another process is resuming {path.name!r}", where=str(path)

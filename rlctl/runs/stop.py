@@ -13,7 +13,7 @@ from pathlib import Path
 from rlctl.errors import RlctlError, UsageError
 from rlctl.runs.follow import POLL_S
 from rlctl.runs.process import DriverProcess
-from rlctl.runs.store import ACTIVE
+from rlctl.runs.run import ACTIVE
 
 _AGAIN_S = 1.5  # signals within one second count as one
 

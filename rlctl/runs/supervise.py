@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FrameType
 
-from rlctl.errors import REQUESTED_STOPS, PERMANENT_FAILURES
+from rlctl.errors import PERMANENT_FAILURES, REQUESTED_STOPS
 from rlctl.runs.events import read_events
 from rlctl.runs.process import die_with_parent
 from rlctl.runs.run_dir import RECORD_FILE, RunDir
@@ -32,7 +32,10 @@ def supervise(
     """
     code = _run(words)
     for number in range(1, retries + 1):
-        if code in (0, *REQUESTED_STOPS, *PERMANENT_FAILURES) or not (folder / RECORD_FILE).exists():
+        if (
+            code in (0, *REQUESTED_STOPS, *PERMANENT_FAILURES)
+            or not (folder / RECORD_FILE).exists()
+        ):
             break
         if (smaller := _proposed(folder)) is None:
             break

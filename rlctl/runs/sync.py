@@ -15,8 +15,8 @@ import yaml
 from rlctl.errors import ConflictError, NotFoundError, RlctlError, UsageError
 from rlctl.plugins import load
 from rlctl.runs.record import RunRecord
+from rlctl.runs.run import ACTIVE, Run
 from rlctl.runs.run_dir import RunDir
-from rlctl.runs.store import ACTIVE, Run
 from rlctl.tracking.async_tracker import AsyncTracker, TrackerCall, TrackerTimeouts
 from rlctl.tracking.fanout import RECORD, make_tracker, preflight
 from rlctl.tracking.history import MISSED, SYNCED, history, missing_steps

@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from rlctl.errors import ConflictError, NotFoundError, ResourceError, UsageError
-from rlctl.runs.store import ACTIVE, Run
+from rlctl.runs.run import ACTIVE, Run
 
 TRASH = ".trash"
 _TIME = "%Y%m%d-%H%M%S-%f"

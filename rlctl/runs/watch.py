@@ -15,7 +15,7 @@ from rlctl.monitoring.run_summary import SECONDS, figure
 from rlctl.monitoring.text import duration
 from rlctl.runs.events import EVENTS_FILE
 from rlctl.runs.follow import POLL_S, Tail, reread
-from rlctl.runs.store import ACTIVE, Run
+from rlctl.runs.run import ACTIVE, Run
 from rlctl.tracking.jsonl import METRICS_FILE
 
 OUTSIDE_A_STEP = (("timing_s/testing",), ("timing_s/save_checkpoint",))

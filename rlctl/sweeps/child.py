@@ -15,8 +15,8 @@ from typing import Literal
 from rlctl.errors import ConfigError
 from rlctl.runs.process import die_with_parent
 from rlctl.runs.record import RunRecord
+from rlctl.runs.run import ACTIVE
 from rlctl.runs.run_dir import RECORD_FILE, SWEEP_VARIABLE
-from rlctl.runs.store import ACTIVE
 from rlctl.sweeps.record import SweepDir
 from rlctl.sweeps.study import Trial
 from rlctl.tracking.jsonl import METRICS_FILE, read_metrics

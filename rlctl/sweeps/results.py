@@ -19,7 +19,8 @@ from rlctl.recipes.axes import split_axes
 from rlctl.recipes.compose import compose
 from rlctl.recipes.layers import nested
 from rlctl.recipes.validate import lookup
-from rlctl.runs.store import Run, RunStore
+from rlctl.runs.run import Run
+from rlctl.runs.store import RunStore
 from rlctl.sweeps.record import SweepDir
 from rlctl.sweeps.study import Outcome, Study
 from rlctl.tracking.jsonl import METRICS_FILE, read_metrics

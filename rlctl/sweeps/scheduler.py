@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from rlctl.errors import REQUESTED_STOPS, PERMANENT_FAILURES, ConfigError, ResourceError, RlctlError
+from rlctl.errors import PERMANENT_FAILURES, REQUESTED_STOPS, ConfigError, ResourceError, RlctlError
 from rlctl.monitoring.run_summary import primary_metric
 from rlctl.recipes.schema import Sweep
 from rlctl.runs.logs import tail_of

@@ -83,7 +83,7 @@ def test_runs_prints_one_line_a_run_and_says_what_is_damaged(root):
     assert done.returncode == 0
     lines = [line.split("  ") for line in done.stdout.splitlines()]
     cells = [[cell.strip() for cell in line if cell.strip()] for line in lines]
-    assert cells[0] == ["run", "state", "made", "took", "step", "validation"]
+    assert cells[0] == ["run", "state", "created", "took", "step", "validation"]
     assert cells[1][:2] == ["third", "broken"]
     assert [cells[2][index] for index in (0, 1, 3, 4, 5)] == [
         "second",
@@ -240,8 +240,8 @@ def test_samples(root):
         "wrong",
         "wrong",
     ]
-    assert "answer: #### 2 [bold]" in done.stdout  # the text of a model is never markup
-    assert "answer: \\x1b[31m#### 4" in done.stdout  # nor a command to the terminal
+    assert "response: #### 2 [bold]" in done.stdout  # the text of a model is never markup
+    assert "response: \\x1b[31m#### 4" in done.stdout  # nor a command to the terminal
     assert done.stderr == "note: 3 of 3 samples of step 2\n"
     wrong = json.loads(rlctl(root, "show", "first", "--wrong", "--step", "2", "--json").stdout)
     assert [sample["score"] for sample in wrong["samples"]] == [0.0, 0.0]
@@ -258,6 +258,6 @@ def test_samples(root):
     )
     assert (
         rlctl(root, "show", "first", "--grep", "zzz").stderr
-        == "note: no sample of step 2 is of that kind\n"
+        == "note: no sample of step 2 matches\n"
     )
     assert rlctl(root, "show", "first", "--right", "--wrong").returncode == 2

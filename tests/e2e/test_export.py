@@ -13,7 +13,8 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from rlctl.errors import ConfigError, NotFoundError
-from rlctl.runs.store import Run, RunStore
+from rlctl.runs.run import Run
+from rlctl.runs.store import RunStore
 from rlctl.runtime.checkpoint.export import export
 from tests.e2e.command import environment, metrics, rlctl
 from tests.models import write_tiny_model

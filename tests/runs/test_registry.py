@@ -44,7 +44,7 @@ def root(tmp_path: Path) -> Path:
 
 
 def names(store: RunStore, expression: str) -> list[str]:
-    return [run.name for run in where(store, store.runs(), expression)]
+    return [run.name for run in where(store.index, store.runs(), expression)]
 
 
 def test_where_over_fields_metrics_and_settings(root):
@@ -66,7 +66,7 @@ def test_order_columns_and_the_best(root):
     page = RunQuery(None, None, f"-best({ACC})", f"+actor.lr,{ACC}", 2).page(RunStore(root))
     assert [run.name for run in page.runs] == ["a", "b"]
     assert page.columns == [{"actor.lr": 1e-3, ACC: 0.5}, {"actor.lr": 1e-4, ACC: 0.7}]
-    assert (page.hidden, page.of_how_many, page.with_usual_columns) == (1, 3, True)
+    assert (page.hidden, page.total, page.default_columns) == (1, 3, True)
     assert [
         run.name for run in RunQuery(None, None, ACC, None, None).page(RunStore(root)).runs
     ] == [
@@ -135,7 +135,7 @@ from rlctl.runs.store import RunStore
 from rlctl.runs.query_values import where
 for _ in range(15):
     store = RunStore(Path(sys.argv[1]))
-    found = where(store, store.runs(), "val-core/x/acc/mean@1 >= 0")
+    found = where(store.index, store.runs(), "val-core/x/acc/mean@1 >= 0")
     assert len(found) == 2, found
     if sys.argv[2] == "reindex":
         store.reindex()

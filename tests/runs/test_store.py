@@ -12,8 +12,9 @@ import pytest
 from rlctl.errors import NotFoundError, UsageError
 from rlctl.runs.details import details, overview, samples
 from rlctl.runs.process import DriverProcess
+from rlctl.runs.run import Run
 from rlctl.runs.run_dir import RunDir
-from rlctl.runs.store import Run, RunStore
+from rlctl.runs.store import RunStore
 from rlctl.tracking.jsonl import JsonlTracker
 from rlctl.tracking.tracker import RunInfo, Sample
 

@@ -14,7 +14,7 @@ from rlctl.cli.options import Root
 from rlctl.cli.remote import Address, Detach
 
 if TYPE_CHECKING:
-    from rlctl.runs.store import Run
+    from rlctl.runs.run import Run
     from rlctl.sweeps.record import SweepDir
 
 app = typer.Typer(add_completion=False)
@@ -86,7 +86,8 @@ def resume(
     """Resume from the latest complete checkpoint."""
     from rlctl import api
     from rlctl.cli.views.run_end import print_end
-    from rlctl.runs.store import Run, RunStore
+    from rlctl.runs.run import Run
+    from rlctl.runs.store import RunStore
     from rlctl.storage import is_url
 
     limits = Limits(max_time, save_by, retries)

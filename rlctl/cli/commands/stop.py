@@ -9,8 +9,8 @@ import typer
 from rlctl.cli.options import Root, RunNames
 
 if TYPE_CHECKING:
+    from rlctl.runs.run import Run
     from rlctl.runs.stop import Driven
-    from rlctl.runs.store import Run
     from rlctl.sweeps.record import SweepDir
 
 app = typer.Typer(add_completion=False)

@@ -1,4 +1,4 @@
-"""`rlctl train … --dry-run`: what a start would do, as tables or JSON."""
+"""Report of `rlctl train … --dry-run` as tables or JSON."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def show(recipe: Recipe, *, inline: bool, strict: bool, as_json: bool) -> None:
-    """Print the report. Whatever is wrong is a ConfigError with all problems; with `as_json` they are on stdout too."""
+    """Print the report. Raises ConfigError with all problems; `as_json` also prints them."""
     from rlctl.runtime.planning.dry_run import dry_run
 
     try:
@@ -32,51 +32,58 @@ def show(recipe: Recipe, *, inline: bool, strict: bool, as_json: bool) -> None:
     for pool, peak in report.pool_peaks.items():
         if peak > report.device_memory:
             warn(
-                f"the pool {pool} needs about {_size(peak)} on each device, which has {_size(report.device_memory)}"
+                f"pool {pool} needs about {_size(peak)} per device, "
+                f"but a device has {_size(report.device_memory)}"
             )
     if (report.disk.checkpoint or 0) * report.disk.num_checkpoints > report.disk.free:
         warn(
-            f"all {report.disk.num_checkpoints} checkpoints take more than the {_size(report.disk.free)} that are free"
+            f"{report.disk.num_checkpoints} checkpoints need more than the free disk space, "
+            f"{_size(report.disk.free)}"
         )
 
 
 def _print(report: DryRun) -> None:
+    _print_changes(report)
+    _print_placement(report)
+    _print_batches(report)
+    _print_memory(report)
+    _print_rest(report)
+
+
+def _print_changes(report: DryRun) -> None:
     from rlctl.recipes.reference import as_text
 
-    out, batches, disk = stdout(), report.batches, report.disk
     _heading(f"Changed by {report.recipe} and the command line")
-    out.print(
-        table(
-            ["key", "value", "from"],
-            [(each.key, as_text(each.value), each.where) for each in report.changed],
-        )
-    )
+    rows = [(each.key, as_text(each.value), each.where) for each in report.changed]
+    stdout().print(table(["key", "value", "from"], rows))
+
+
+def _print_placement(report: DryRun) -> None:
     _heading("Placement")
-    placed = [
+    rows = [
         (each.role, each.pool, str(each.processes), each.device, str(each.threads), each.strategy)
         for each in report.placement
     ]
-    out.print(
-        table(
-            ["role", "pool", "processes", "device", "threads", "strategy"],
-            placed,
-            right=["processes", "threads"],
-        )
-    )
+    columns = ["role", "pool", "processes", "device", "threads", "strategy"]
+    stdout().print(table(columns, rows, right=["processes", "threads"]))
+
+
+def _print_batches(report: DryRun) -> None:
+    batches = report.batches
     _heading("Batches")
-    lengths = f"mean length {batches.mean_prompt_length:.0f}, {batches.dropped_prompts} dropped as too long"
+    dropped = f"{batches.dropped_prompts} dropped as too long"
+    training = f"{batches.train_prompts} for training"
+    lengths = f"mean length {batches.mean_prompt_length:.0f}, {dropped}"
     steps = [
-        (
-            "prompts",
-            f"{batches.train_prompts} for training ({lengths}), {batches.val_prompts} for validation",
-        ),
+        ("prompts", f"{training} ({lengths}), {batches.val_prompts} for validation"),
         (
             "a step",
-            f"{batches.prompts} prompts × {batches.answers_a_prompt} answers = {batches.rows} rows",
+            f"{batches.prompts} prompts × {batches.answers_a_prompt} responses = "
+            f"{batches.rows} rows",
         ),
         ("steps", f"{batches.total_steps} ({batches.steps_per_epoch} an epoch)"),
     ]
-    out.print(table(["what", "how many"], steps))
+    stdout().print(table(["quantity", "value"], steps))
     updates = [
         (
             each.role,
@@ -88,17 +95,19 @@ def _print(report: DryRun) -> None:
         )
         for each in batches.updates
     ]
-    out.print(
-        table(
-            ["role", "mini-batches", "rows a rank", "micro-batches", "epochs", "updates a step"],
-            updates,
-        )
+    columns = ["role", "mini-batches", "rows a rank", "micro-batches", "epochs", "updates a step"]
+    stdout().print(table(columns, updates))
+    stdout().print(
+        "micro-batches: for responses of half the allowed length, and of the full length",
+        style="dim",
     )
-    out.print("micro-batches: for answers half as long as allowed, and as long", style="dim")
-    _print_memory(report)
+
+
+def _print_rest(report: DryRun) -> None:
+    disk = report.disk
     _heading("Also")
     checkpoint = "size unknown" if disk.checkpoint is None else _size(disk.checkpoint)
-    also = [
+    rows = [
         (
             "checkpoint",
             f"{checkpoint} × {disk.num_checkpoints}; {_size(disk.free)} free",
@@ -110,7 +119,7 @@ def _print(report: DryRun) -> None:
         ),
         ("prompt", repr(report.prompt)),
     ]
-    out.print(table(["what", "found"], also))
+    stdout().print(table(["item", "value"], rows))
 
 
 def _print_memory(report: DryRun) -> None:
@@ -144,7 +153,7 @@ def _heading(text: str) -> None:
 
 
 def _size(count: int) -> str:
-    """Bytes with the unit that leaves one to four digits before the point."""
+    """Format bytes with a binary unit."""
     value, units = float(count), ["B", "KiB", "MiB", "GiB", "TiB"]
     while value >= 1024 and len(units) > 1:
         value, units = value / 1024, units[1:]

@@ -1,4 +1,4 @@
-"""How runs look on a terminal."""
+"""Terminal views of runs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ from rlctl.monitoring.text import ago, count, duration, percent_or_number, spark
 from rlctl.runs.details import alarms, changed_settings, curves, generation_steps
 from rlctl.runs.listing import RunPage, RunQuery
 from rlctl.runs.record import RunRecord
-from rlctl.runs.store import Run, RunStore
+from rlctl.runs.run import Run
+from rlctl.runs.store import RunStore
 from rlctl.tracking.tracker import Sample
 
 COLOURS = {
@@ -34,17 +35,31 @@ COLOURS = {
     "stopped": "yellow",
 }
 WATCH_S = 2.0
-SHOWN_METRICS = ("critic/score/mean", "critic/rewards/mean", "actor/ppo_kl", "actor/reward_kl_penalty", "actor/kl_loss", "actor/entropy",
-                 "actor/pg_clipfrac", "actor/grad_norm", "critic/vf_loss", "critic/vf_explained_var", "train/loss", "response_length/mean",
-                 "response_length/clip_ratio", "perf/throughput", "timing_s/step")  # fmt: skip
+SHOWN_METRICS = (
+    "critic/score/mean",
+    "critic/rewards/mean",
+    "actor/ppo_kl",
+    "actor/reward_kl_penalty",
+    "actor/kl_loss",
+    "actor/entropy",
+    "actor/pg_clipfrac",
+    "actor/grad_norm",
+    "critic/vf_loss",
+    "critic/vf_explained_var",
+    "train/loss",
+    "response_length/mean",
+    "response_length/clip_ratio",
+    "perf/throughput",
+    "timing_s/step",
+)
 
 
 def print_runs(page: RunPage, root: Path) -> None:
-    """The table of `rlctl runs`; what it leaves out is said on stderr."""
+    """Print the table of `rlctl runs`; report hidden and unreadable runs on stderr."""
     if not page.runs:
         notice(
-            "no run is like that"
-            if page.of_how_many
+            "no run matches"
+            if page.total
             else f"no runs in {root.resolve()}; `rlctl train ppo` makes one"
         )
         return
@@ -56,24 +71,24 @@ def print_runs(page: RunPage, root: Path) -> None:
             warn(f"{run.key}: {problem}")
 
 
-def watch_runs(listing: RunQuery, store: RunStore, as_json: bool) -> None:
-    """The table, drawn anew until Ctrl-C. Errors: UsageError where there is no terminal to draw on."""
+def watch_runs(query: RunQuery, store: RunStore, as_json: bool) -> None:
+    """Show the table and refresh it until Ctrl-C. Raises UsageError without a terminal."""
     if as_json or not stdout().is_terminal:
-        raise UsageError("--watch draws on a terminal", hint="leave it out to list the runs once")
+        raise UsageError("--watch needs a terminal", hint="list the runs once without it")
     with Live(console=stdout(), auto_refresh=False, transient=True) as live:
         while True:
-            page = listing.page(store)
+            page = query.page(store)
             live.update(_runs_table(page) if page.runs else Text("no runs yet"), refresh=True)
             time.sleep(WATCH_S)
 
 
 def _runs_table(page: RunPage) -> Table:
     several = len({run.project for run in page.runs}) > 1
-    usual = ["state", "made", "took", "step", "validation"] if page.with_usual_columns else []
+    default = ["state", "created", "took", "step", "validation"] if page.default_columns else []
     rows = [
         [
             run.key if several else run.name,
-            *(_usual(run) if usual else []),
+            *(_default_cells(run) if default else []),
             *(_cell(key, value) for key, value in cells.items()),
         ]
         for run, cells in zip(page.runs, page.columns, strict=True)
@@ -84,7 +99,7 @@ def _runs_table(page: RunPage) -> Table:
         for key in extra
         if all(isinstance(cells[key], int | float | None) for cells in page.columns)
     ]
-    return table(["run", *usual, *extra], rows, right=["took", "step", *numeric])
+    return table(["run", *default, *extra], rows, right=["took", "step", *numeric])
 
 
 def _cell(key: str, value: object) -> str | Text:
@@ -97,29 +112,29 @@ def _cell(key: str, value: object) -> str | Text:
     )
 
 
-def _usual(run: Run) -> list[str | Text]:
-    headline = run.figures[0] or RunSummary.from_rows([])
+def _default_cells(run: Run) -> list[str | Text]:
+    summary = run.figures[0] or RunSummary.from_rows([])
     total = run.record.total_steps if run.record else None
-    steps = "-" if headline.step is None else str(headline.step)
+    steps = "-" if summary.step is None else str(summary.step)
     return [
         Text(run.state, style=COLOURS[run.state]),
         ago((datetime.now(UTC) - run.created).total_seconds()),
         duration(run.seconds) if run.seconds is not None else "-",
         f"{steps}/{total}" if total else steps,
-        _validation(headline),
+        _validation(summary),
     ]
 
 
-def _validation(headline: RunSummary) -> str:
+def _validation(summary: RunSummary) -> str:
     first, last = (
-        percent_or_number(headline.metric, value) for value in (headline.first, headline.last)
+        percent_or_number(summary.metric, value) for value in (summary.first, summary.last)
     )
-    return f"{first} → {last}" if headline.metric else "-"
+    return f"{first} → {last}" if summary.metric else "-"
 
 
 def print_run(run: Run) -> None:
-    """The page of `rlctl show`."""
-    headline, problem = run.figures
+    """Print the page of `rlctl show`."""
+    summary, problem = run.figures
     stdout().print(Text.assemble((run.name, "bold"), "  ", (run.state, COLOURS[run.state])))
     for trouble in filter(None, (run.problem, problem)):
         warn(trouble)
@@ -129,7 +144,7 @@ def print_run(run: Run) -> None:
     for name, value in [
         ("project", run.project),
         *(_facts(run.record) if run.record else []),
-        *_figures(run, headline),
+        *_figures(run, summary),
         *_files(run),
     ]:
         facts.add_row(name, Text(value))
@@ -157,7 +172,7 @@ def print_run(run: Run) -> None:
             [name, f"{values[name][0]:.4g}", f"{values[name][-1]:.4g}", sparkline(values[name])]
             for name in names
         ]
-        stdout().print(table(["metric", "first", "last", "course"], rows, right=["first", "last"]))
+        stdout().print(table(["metric", "first", "last", "curve"], rows, right=["first", "last"]))
     if changed := changed_settings(run.path):
         stdout().print()
         rows = [
@@ -171,7 +186,7 @@ def _facts(record: RunRecord) -> list[tuple[str, str]]:
     facts = [
         ("recipe", record.recipe),
         ("command", shlex.join(record.command)),
-        ("made", f"{record.created} on {record.process.host}"),
+        ("created", f"{record.created} on {record.process.host}"),
     ]
     if record.exit_code is not None:
         facts.append(("exit code", str(record.exit_code)))
@@ -187,17 +202,18 @@ def _facts(record: RunRecord) -> list[tuple[str, str]]:
     return [*facts, ("versions", versions)]
 
 
-def _figures(run: Run, headline: RunSummary | None) -> list[tuple[str, str]]:
-    if headline is None or headline.step is None:
+def _figures(run: Run, summary: RunSummary | None) -> list[tuple[str, str]]:
+    if summary is None or summary.step is None:
         return []
     total = f" of {run.record.total_steps}" if run.record and run.record.total_steps else ""
-    facts = [("step", f"{headline.step}{total}")]
-    if headline.metric:
-        best = percent_or_number(headline.metric, headline.best)
+    facts = [("step", f"{summary.step}{total}")]
+    if summary.metric:
+        best = percent_or_number(summary.metric, summary.best)
         facts.append(
             (
                 "validation",
-                f"{_validation(headline)}, best {best} at step {headline.best_step}  ({headline.metric})",
+                f"{_validation(summary)}, best {best} at step {summary.best_step}  "
+                f"({summary.metric})",
             )
         )
     if run.seconds is not None:
@@ -205,7 +221,7 @@ def _figures(run: Run, headline: RunSummary | None) -> list[tuple[str, str]]:
             (
                 "took",
                 duration(run.seconds)
-                + (f", {count(headline.tokens)} tokens" if headline.tokens else ""),
+                + (f", {count(summary.tokens)} tokens" if summary.tokens else ""),
             )
         )
     return facts
@@ -227,9 +243,12 @@ def _files(run: Run) -> list[tuple[str, str]]:
 def print_samples(
     step: int, samples: Sequence[Sample], number: int | None, sought: str | None
 ) -> None:
-    """Validation samples one below the other, page by page on a terminal, with the text that was `sought` marked; how many on stderr."""
+    """Print validation samples, through a pager on a terminal, and their number on stderr.
+
+    The text `sought` is highlighted.
+    """
     if not samples:
-        notice(f"no sample of step {step} is of that kind")
+        notice(f"no sample of step {step} matches")
         return
     with paged():
         _print_samples(samples[:number], sought)
@@ -244,11 +263,14 @@ def _print_samples(samples: Sequence[Sample], sought: str | None) -> None:
     for sample in samples:
         mark = ("right", "bold green") if sample.right else ("wrong", "bold red")
         parts = "".join(f"  {name} {value:g}" for name, value in sample.components.items())
-        head = f"  score {sample.score:g}{parts}  {sample.length} tokens  {sample.finish}  {sample.data_source}"
+        head = (
+            f"  score {sample.score:g}{parts}  {sample.length} tokens  {sample.finish}"
+            f"  {sample.data_source}"
+        )
         stdout().print(Text.assemble(mark, (head, "dim")))
         for name, text in (
             ("prompt", sample.prompt),
-            ("answer", sample.response),
+            ("response", sample.response),
             ("truth", str(sample.ground_truth)),
         ):
             shown = Text(_visible(text.strip()))
@@ -261,13 +283,13 @@ def _print_samples(samples: Sequence[Sample], sought: str | None) -> None:
 
 
 def short(value: object) -> str:
-    """A setting's value in at most forty characters."""
+    """Format a setting's value in at most 40 characters."""
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     return text if len(text) <= 40 else text[:39] + "…"
 
 
 def _visible(text: str) -> str:
-    """A model may write anything: its control characters are shown, not obeyed by the terminal."""
+    """Escape control characters of a response, which the terminal would interpret."""
     return "".join(
         char if char.isprintable() or char in "\n\t" else ascii(char)[1:-1] for char in text
     )

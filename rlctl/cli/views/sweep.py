@@ -1,4 +1,4 @@
-"""How sweeps are shown: the live table, the plan, the results."""
+"""Terminal views of sweeps: live table, plan and results."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from rlctl.sweeps.results import TrialResult
     from rlctl.sweeps.study import Outcome, Study
 
-_DRAWN = re.compile(r"^-?\d+\.\d{5,}(e[+-]?\d+)?$")
+_SAMPLED = re.compile(r"^-?\d+\.\d{5,}(e[+-]?\d+)?$")
 _COLOURS = {
     "finished": "green",
     "running": "cyan",
@@ -50,14 +50,14 @@ def _follow(study: Study, children: Sequence[Child]) -> Table:
         )
         for outcome in study.outcomes()
     ]
-    made = table(
+    built = table(
         ("trial", "parameters", "step", "value", "best", "state"),
         rows,
         right=("trial", "step", "value", "best"),
     )
     ended = sum(outcome.state in ("finished", "pruned", "failed") for outcome in study.outcomes())
-    made.title, made.title_justify = f"{ended} of {study.num_trials} trials ended", "left"
-    return made
+    built.title, built.title_justify = f"{ended} of {study.num_trials} trials ended", "left"
+    return built
 
 
 def _trial_row(outcome: Outcome, children: Sequence[Child]) -> list[str | Text]:
@@ -77,7 +77,7 @@ def _trial_row(outcome: Outcome, children: Sequence[Child]) -> list[str | Text]:
 
 
 def print_plan(plan: SweepPlan, as_json: bool) -> None:
-    """The trials of a sweep and what a run of each takes."""
+    """Print the trials of a sweep and the resources that a run of each needs."""
     from rlctl.runtime.cluster.resources import format_resources
 
     settings = plan.settings
@@ -95,7 +95,10 @@ def print_plan(plan: SweepPlan, as_json: bool) -> None:
             shown | {"steps": plan.total_steps, "settings": settings.model_dump(), "trials": trials}
         )
         return
-    head = f"{plan.num_runs} runs of {plan.total_steps} steps: {plan.source}, sampler {settings.sampler}, pruner {settings.pruner}"
+    head = (
+        f"{plan.num_runs} runs of {plan.total_steps} steps: {plan.source}, "
+        f"sampler {settings.sampler}, pruner {settings.pruner}"
+    )
     stdout().print(
         Text(f"{head}, {settings.seeds} seed{'s' if settings.seeds > 1 else ''} a trial")
     )
@@ -103,16 +106,14 @@ def print_plan(plan: SweepPlan, as_json: bool) -> None:
         [str(number), shlex.join(overrides), format_resources(need)]
         for number, (overrides, need) in enumerate(plan.needs)
     ]
-    drawn = settings.sampler != "grid"
-    stdout().print(table(("tried" if drawn else "trial", "overrides", "a run needs"), rows))
-    if drawn:
-        notice(
-            "values are drawn while the sweep runs; shown are the ends of each axis, which were checked"
-        )
+    sampled = settings.sampler != "grid"
+    stdout().print(table(("tried" if sampled else "trial", "overrides", "a run needs"), rows))
+    if sampled:
+        notice("values are sampled while the sweep runs; the table shows the ends of each axis")
 
 
 def print_sweep(sweep: SweepDir) -> None:
-    """A sweep's trials, best first, and what explains their values."""
+    """Print the trials of a sweep, best first, and the importance of each parameter."""
     from rlctl.sweeps.results import results
 
     found = results(sweep)
@@ -161,6 +162,7 @@ def show_sweep(sweep: SweepDir, as_json: bool) -> None:
 
 
 def print_best(sweep: SweepDir, trial: TrialResult) -> None:
+    """Print one trial and its overrides."""
     stdout().print(
         table(
             ("trial", "parameters", "value", "best", "step", "state", "runs"), [_result_row(trial)]
@@ -170,9 +172,9 @@ def print_best(sweep: SweepDir, trial: TrialResult) -> None:
 
 
 def print_sweeps(found: Sequence[dict[str, Any]]) -> None:
-    """One line a sweep."""
+    """Print one line per sweep."""
     if not found:
-        notice("there are no sweeps; `rlctl sweep --help` tells how to begin one")
+        notice("no sweeps yet; `rlctl sweep --help` shows how to start one")
         return
     rows = [
         [
@@ -191,10 +193,10 @@ def print_sweeps(found: Sequence[dict[str, Any]]) -> None:
 
 
 def short(overrides: Sequence[str]) -> str:
-    """Overrides with the last part of each key and four digits of a drawn number: what a table has room for."""
+    """Shorten overrides for a table: last part of each key, four digits of a sampled number."""
     pairs = [text.partition("=") for text in overrides]
     return "  ".join(
-        f"{key.rpartition('.')[2]}={_DRAWN.sub(lambda found: f'{float(found[0]):.4g}', value)}"
+        f"{key.rpartition('.')[2]}={_SAMPLED.sub(lambda found: f'{float(found[0]):.4g}', value)}"
         for key, _, value in pairs
     )
 

@@ -16,7 +16,7 @@ from rlctl.monitoring.text import count, duration, percent_or_number
 from rlctl.recipes.layers import MISSING
 from rlctl.runs.details import changed_settings, generation_steps, overview
 from rlctl.runs.events import alarms_of, read_events
-from rlctl.runs.store import Run
+from rlctl.runs.run import Run
 from rlctl.tracking.jsonl import METRICS_FILE, generations_file, read_generations, read_metrics
 from rlctl.tracking.tracker import Sample
 

@@ -16,7 +16,7 @@ from rlctl.monitoring.text import percent_or_number
 from rlctl.recipes.roles import ACTOR
 from rlctl.recipes.stored import recompose
 from rlctl.runs.details import changed_settings
-from rlctl.runs.store import Run
+from rlctl.runs.run import Run
 from rlctl.runtime.checkpoint.store import CheckpointStore, damage
 from rlctl.runtime.data import quickstart
 from rlctl.runtime.model.lora import add_adapters, merged_parameters

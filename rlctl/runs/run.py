@@ -1,0 +1,145 @@
+"""Run in the registry: its record, state, labels and metrics, read from its folder."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from rlctl.monitoring.run_summary import RunSummary
+from rlctl.runs.digests import LABELS, RECORD, metrics_digest
+from rlctl.runs.labels import Labels
+from rlctl.runs.process import DriverProcess
+from rlctl.runs.record import RunRecord
+from rlctl.runs.run_dir import RECORD_FILE
+from rlctl.tracking.jsonl import METRICS_FILE, generations_file, read_generations, read_metrics
+from rlctl.tracking.tracker import Sample
+
+ACTIVE = ("running", "starting")
+
+
+@dataclass(frozen=True)
+class Run:
+    """Run in the registry.
+
+    If `run.json` cannot be read, `record` is None, `problem` the reason and the state `broken`.
+    """
+
+    path: Path
+    record: RunRecord | None
+    problem: str | None = None
+    labels: Labels = field(default_factory=Labels)
+    metrics_cache: list[dict[str, Any]] = field(default_factory=list, compare=False, repr=False)
+
+    @property
+    def name(self) -> str:
+        """Name of the run: its folder's."""
+        return self.path.name
+
+    @property
+    def project(self) -> str:
+        """Project of the run: the parent folder's name."""
+        return self.path.parent.name
+
+    @property
+    def key(self) -> str:
+        """`project/name`, unique under one root."""
+        return f"{self.project}/{self.name}"
+
+    @cached_property
+    def state(self) -> str:
+        """Recorded state, or `lost` for an active run whose local process has exited."""
+        if self.record is None:
+            return "broken"
+        return (
+            "lost"
+            if self.record.state in ACTIVE and self.record.process.alive() is False
+            else self.record.state
+        )
+
+    @cached_property
+    def created(self) -> datetime:
+        """Time of creation; for a broken run, the last change of its folder."""
+        if self.record is None:
+            return datetime.fromtimestamp(self.path.stat().st_mtime, UTC)
+        return datetime.fromisoformat(self.record.created)
+
+    @property
+    def seconds(self) -> float | None:
+        """Wall-clock time from the creation to the end, or to the latest metrics before that."""
+        if self.record is not None and self.record.ended is not None:
+            return (datetime.fromisoformat(self.record.ended) - self.created).total_seconds()
+        metrics = self.path / METRICS_FILE
+        return (
+            metrics.stat().st_mtime - self.created.timestamp()
+            if self.record is not None and metrics.exists()
+            else None
+        )
+
+    @property
+    def metrics(self) -> dict[str, Any]:
+        """Digest of the metrics (`metrics_digest`), read once; see `RunStore.preload`."""
+        if not self.metrics_cache:
+            self.metrics_cache.append(metrics_digest(self.path / METRICS_FILE))
+        return self.metrics_cache[-1]
+
+    def history(self) -> list[dict[str, float]]:
+        """Return the rows of `metrics.jsonl`, one per step: `step` and the metrics of that step."""
+        return read_metrics(self.path / METRICS_FILE)
+
+    def samples(self, step: int | None = None) -> list[Sample]:
+        """Return the validation samples of `step`, or of the last validation; [] without any."""
+        if step is not None:
+            return read_generations(generations_file(self.path, step))
+        files = sorted(self.path.glob("generations/step_*.jsonl"))
+        return read_generations(files[-1]) if files else []
+
+    @property
+    def figures(self) -> tuple[RunSummary | None, str | None]:
+        """Summary of the metrics, or None and the reason why they cannot be read."""
+        summary = self.metrics["summary"]
+        return (RunSummary(**summary) if summary else None), self.metrics["problem"]
+
+
+def is_run(folder: Path) -> bool:
+    """Return True for a run's folder, even without run.json: it is then listed as broken."""
+    return any(
+        (folder / name).exists()
+        for name in (RECORD_FILE, METRICS_FILE, "config.yaml", "events.jsonl")
+    )
+
+
+def read_run(folder: Path) -> Run:
+    """Read the run in `folder`."""
+    return settled(_read(folder))
+
+
+def settled(run: Run) -> Run:
+    """Read a lost run again: its process may have finished it between the two checks."""
+    return _read(run.path) if run.state == "lost" else run
+
+
+def _read(folder: Path) -> Run:
+    return build_run(
+        folder, RECORD.digest(folder / RECORD.file), LABELS.digest(folder / LABELS.file)
+    )
+
+
+def build_run(folder: Path, record: dict[str, Any] | None, labels: dict[str, Any] | None) -> Run:
+    """Build a `Run` from cached file digests."""
+    run_labels = Labels(tuple(labels["tags"]), labels["note"]) if labels else Labels()
+    if record is None or record["record"] is None:
+        return Run(
+            folder,
+            None,
+            record["problem"] if record else RECORD.digest(folder / RECORD.file)["problem"],
+            run_labels,
+        )
+    fields = record["record"]
+    return Run(
+        folder,
+        RunRecord(**{**fields, "process": DriverProcess(**fields["process"])}),
+        labels=run_labels,
+    )
