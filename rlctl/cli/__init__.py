@@ -70,7 +70,7 @@ COMMANDS = (
     LazyCommand(
         "resume",
         "rlctl.cli.commands.resume",
-        "Resume a run from its latest complete checkpoint, or the unfinished trials of a sweep.",
+        "Resume from the latest complete checkpoint.",
         "Training",
     ),
     LazyCommand(
@@ -149,7 +149,7 @@ COMMANDS = (
     LazyCommand(
         "doctor",
         "rlctl.cli.commands.doctor",
-        "Check the installation and the machine, and show how to fix each fault.",
+        "Check the installation and suggest a fix for each problem.",
         "Runs",
     ),
     LazyCommand(

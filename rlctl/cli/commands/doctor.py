@@ -13,7 +13,7 @@ _STYLES = {"ok": "green", "warning": "bold yellow", "fault": "bold red"}
 
 @app.command(epilog="Example: rlctl doctor")
 def doctor(root: Root = None, as_json: Json = False) -> None:
-    """Check the installation and the machine, and show how to fix each fault.
+    """Check the installation and suggest a fix for each problem.
 
     Exits with code 7 if there is a fault.
     """
