@@ -16,7 +16,7 @@ import torch
 from rlctl.errors import RlctlError
 from rlctl.recipes import schema
 from rlctl.recipes.compose import compose
-from rlctl.runtime.algorithms.correction import SampledTokens, mismatch
+from rlctl.runtime.algorithms.rollout_mismatch import SampledTokens, mismatch
 from rlctl.runtime.batch import Experience, LogProbs, Prompts, Ragged, Rollouts
 from rlctl.runtime.build import load_algorithm
 from rlctl.runtime.cluster.channels import LinkChannel

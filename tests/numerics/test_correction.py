@@ -13,12 +13,11 @@ from rlctl.runtime.algorithms.correction import (
     CRITERIA,
     Bounds,
     Criterion,
-    SampledTokens,
     importance_weights,
-    mismatch,
     parse_criteria,
     rejection_mask,
 )
+from rlctl.runtime.algorithms.rollout_mismatch import SampledTokens, mismatch
 
 
 def sampled(log_ratio: list[list[float]], mask: list[list[float]] | None = None) -> SampledTokens:

@@ -23,7 +23,7 @@ from rlctl.runtime.algorithms.advantages.base import (
 )
 from rlctl.runtime.algorithms.aggregate import aggregate, count
 from rlctl.runtime.algorithms.base import Loss, Needs, mini_batches
-from rlctl.runtime.algorithms.correction import Correction, SampledTokens, mismatch
+from rlctl.runtime.algorithms.correction import Correction
 from rlctl.runtime.algorithms.kl_controllers import KLController, make_kl_controller
 from rlctl.runtime.algorithms.kl_estimators import KLEstimator, load_kl_estimator
 from rlctl.runtime.algorithms.policy_losses.base import (
@@ -32,6 +32,7 @@ from rlctl.runtime.algorithms.policy_losses.base import (
     TokenLoss,
     load_policy_loss,
 )
+from rlctl.runtime.algorithms.rollout_mismatch import SampledTokens, mismatch
 from rlctl.runtime.algorithms.schedule import Schedule
 from rlctl.runtime.algorithms.stats import experience_metrics, spread
 from rlctl.runtime.algorithms.token_rewards import overlong_penalty, penalise_kl, score_at_end

@@ -10,7 +10,7 @@ import torch
 
 from rlctl.errors import RlctlError
 from rlctl.runs.run_dir import RunDir
-from rlctl.runtime.algorithms.correction import SampledTokens, probs_diff
+from rlctl.runtime.algorithms.rollout_mismatch import SampledTokens, probs_diff
 from rlctl.runtime.batch import LogProbs, Prompts, Rollouts
 from rlctl.runtime.roles import Actor, DelegatingActor
 from rlctl.tracking.metrics import Metrics

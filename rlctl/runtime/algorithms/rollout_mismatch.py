@@ -1,0 +1,89 @@
+"""Mismatch between the log-probs of rollout engine and trainer: tokens with both, and metrics.
+
+The metrics' names and definitions are verl's. They are computed for the complete global batch, on
+the controller.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from rlctl.runtime.algorithms.policy_losses.base import MAX_LOG_RATIO
+from rlctl.runtime.batch import LogProbs, Rollouts
+from rlctl.runtime.ops import row_mean, row_sum
+from rlctl.tracking.metrics import Max, Mean, Metrics, Std
+
+
+@dataclass(frozen=True, eq=False)
+class SampledTokens:
+    """The response tokens of complete rows, concatenated: (T,) each."""
+
+    old_log_probs: Tensor  # computed by the trainer
+    rollout_log_probs: Tensor  # computed by the engine that sampled the tokens
+    mask: Tensor  # float, 1 where the policy wrote the token
+    row: Tensor  # int64, the row of each token
+    num_rows: int
+
+    @classmethod
+    def from_rollouts(cls, rollouts: Rollouts, old: LogProbs) -> Self:
+        """Build from rollouts; `old` has the trainer's log-probs under the sampling weights."""
+        mask, row = rollouts.response_mask.values, rollouts.response_ids.row_of_token
+        return cls(
+            old.log_probs.values, rollouts.rollout_log_probs.values, mask, row, len(rollouts)
+        )
+
+    @property
+    def log_ratio(self) -> Tensor:
+        """log π_train/π_rollout: (T,)."""
+        return self.old_log_probs - self.rollout_log_probs
+
+
+def probs_diff(tokens: SampledTokens) -> Tensor:
+    """Return |π_train − π_rollout| of the N unmasked tokens, in float64: (N,)."""
+    keep = tokens.mask > 0
+    return (
+        tokens.old_log_probs[keep].double().exp() - tokens.rollout_log_probs[keep].double().exp()
+    ).abs()
+
+
+@torch.no_grad()
+def mismatch(tokens: SampledTokens) -> Metrics:
+    """Return metrics of the difference between engine and trainer, before any correction.
+
+    `training/rollout_probs_diff_*`: |π_train − π_rollout| of the sampled tokens. `rollout_corr/kl`,
+    `k3_kl`: estimates of KL(π_rollout ‖ π_train). `*_ppl`: perplexity of a response, mean over
+    rows. `chi2_*`: the mean of ρ² − 1 over tokens, and over rows with ρ the product over the row.
+    Rows without unmasked tokens do not count. The fields of `tokens` are (T,).
+    """
+    keep = tokens.mask > 0
+    trainer = tokens.old_log_probs[keep].double()  # (N,)
+    engine = tokens.rollout_log_probs[keep].double()  # (N,)
+    n = len(trainer)
+    if not n:
+        return {}
+    d, diff = trainer - engine, probs_diff(tokens)
+    _, row = tokens.row[keep].unique(return_inverse=True)
+    num_rows, ones = int(row.max()) + 1, torch.ones_like(d)
+    trainer_row = row_mean(trainer, ones, row, num_rows)  # (num_rows,)
+    engine_row = row_mean(engine, ones, row, num_rows)  # (num_rows,)
+    ppl_diff = engine_row - trainer_row
+    d_row = row_sum(d, row, num_rows).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+    rho = d.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
+    return {
+        "training/rollout_probs_diff_mean": Mean(float(diff.sum()), n),
+        "training/rollout_probs_diff_max": Max(float(diff.max())),
+        "training/rollout_probs_diff_std": Std(n, float(diff.sum()), float(diff.square().sum())),
+        "rollout_corr/kl": Mean(float(-d.sum()), n),
+        "rollout_corr/k3_kl": Mean(float((d.exp() - d - 1).sum()), n),
+        "rollout_corr/training_ppl": Mean(float((-trainer_row).exp().sum()), num_rows),
+        "rollout_corr/rollout_ppl": Mean(float((-engine_row).exp().sum()), num_rows),
+        "rollout_corr/log_ppl_diff": Mean(float(ppl_diff.sum()), num_rows),
+        "rollout_corr/log_ppl_abs_diff": Mean(float(ppl_diff.abs().sum()), num_rows),
+        "rollout_corr/ppl_ratio": Mean(float(ppl_diff.exp().sum()), num_rows),
+        "rollout_corr/chi2_token": Mean(float((rho.square() - 1).sum()), n),
+        "rollout_corr/chi2_seq": Mean(float(((2 * d_row).exp() - 1).sum()), num_rows),
+    }
