@@ -1,6 +1,6 @@
 """Expression language of `rlctl runs --where`, `--sort`, `--cols` and `@best:METRIC`.
 
-    state == "finished" and val-core/arithmetic/acc/mean@1 > 0.9 and data.train_batch_size in [128, 256]
+    state == "finished" and val-core/gsm8k/acc/mean@1 > 0.9 and data.train_batch_size in [128, 256]
 
 A name is a field of the listing (`state`, `created`), a metric (with a slash: its last value) or a
 config key (with dots). It may contain `.`, `/`, `-` and `@`; a name with other characters is quoted
@@ -26,19 +26,27 @@ ASPECTS = ("last", "first", "best", "min", "max")
 _WORDS = {"true": True, "false": False, "null": None, "True": True, "False": False, "None": None}
 _KEYWORDS = {"and", "or", "not", "in"}
 _TOKEN = re.compile(
-    r"""(?P<text>'[^']*'|"[^"]*")|`(?P<quoted>[^`"]*)`|(?P<number>\d[\w.]*(?:(?<=[eE])[+-]\d+)?)|(?P<name>[^\W\d]\w*(?:[./@-]+\w+)*)"""
+    r"""(?P<text>'[^']*'|"[^"]*")|`(?P<quoted>[^`"]*)`"""
+    r"""|(?P<number>\d[\w.]*(?:(?<=[eE])[+-]\d+)?)|(?P<name>[^\W\d]\w*(?:[./@-]+\w+)*)"""
 )
 _COMPARE: dict[type[ast.cmpop], tuple[str, Callable[[Any, Any], bool]]] = {
-    ast.Eq: ("==", operator.eq), ast.NotEq: ("!=", operator.ne),
-    ast.Lt: ("<", operator.lt), ast.LtE: ("<=", operator.le), ast.Gt: (">", operator.gt), ast.GtE: (">=", operator.ge),
-    ast.In: ("in", lambda a, b: a in b), ast.NotIn: ("not in", lambda a, b: a not in b),
-}  # fmt: skip
-_HINT = """for example: state == "finished" and best(critic/score/mean) > 0.9; see `rlctl runs --help`"""
+    ast.Eq: ("==", operator.eq),
+    ast.NotEq: ("!=", operator.ne),
+    ast.Lt: ("<", operator.lt),
+    ast.LtE: ("<=", operator.le),
+    ast.Gt: (">", operator.gt),
+    ast.GtE: (">=", operator.ge),
+    ast.In: ("in", lambda a, b: a in b),
+    ast.NotIn: ("not in", lambda a, b: a not in b),
+}
+_HINT = (
+    """example: state == "finished" and best(critic/score/mean) > 0.9; see `rlctl runs --help`"""
+)
 
 
 @dataclass(frozen=True)
 class Term:
-    """Field, config key or metric `name`, with the `aspect` of a metric; `at` is the text position."""
+    """Field, config key or metric `name`, with its `aspect`; `at` is the text position."""
 
     name: str
     aspect: str = "last"

@@ -33,7 +33,7 @@ def run_info(
     total_steps: int,
     resume_step: int = 0,
 ) -> RunInfo:
-    """What trackers may know of a run; `config` its composed configuration, `resume_step` where it goes on from."""
+    """Build the information that trackers receive; `config` is the composed config."""
     trainer = config["trainer"]
     tracking = trainer["tracking"]
     return RunInfo(
@@ -55,27 +55,28 @@ def run_info(
 
 @dataclass(frozen=True)
 class Sent:
-    """What became of it: the logger's `id` of the run, how many steps were sent, and whether it began a new history with all of them."""
+    """Result of `sync`: the logger's run id and the steps sent (`full_replay`: all)."""
 
     logger: str
     id: str | None
     num_steps: int
-    anew: bool
+    full_replay: bool
 
 
 def sync(run: Run, logger: str, first: int | None = None) -> Sent:
-    """Send a logger every step of a run that has ended from the first one on that it missed, or from `first` on.
+    """Send a finished run's steps to a logger, from the first one that it missed or from `first`.
 
-    What it has of later steps it is told again, in their order: TensorBoard hides what came before, others show the same values. A logger
-    that cannot go on with the history it has (one that was never told, a local mode) gets the whole run anew.
-    Errors: ConflictError for a run that goes on, MissingExtraError, what the logger's start raises, RlctlError when it does not take all.
+    Later steps are sent again, in order, which loggers overwrite or hide. A logger that cannot
+    continue its history (it never had the run, or is in a local mode) receives all steps. Raises
+    ConflictError for an active run, MissingExtraError, errors of the logger's start, and RlctlError
+    when the logger does not accept all steps.
     """
     if run.record is None:
         raise NotFoundError(f"the run {run.name} has no readable record", where=str(run.path))
     if run.state in ACTIVE:
         raise ConflictError(
             f"the run {run.name} is {run.state}",
-            hint="its trackers are told what they miss when it has ended",
+            hint="sync its trackers after it has ended",
         )
     config = yaml.safe_load((run.path / "config.yaml").read_text(encoding="utf-8"))
     steps = [int(row["step"]) for row in read_metrics(run.path / METRICS_FILE)]
@@ -85,15 +86,15 @@ def sync(run: Run, logger: str, first: int | None = None) -> Sent:
         )
     if logger == RECORD or issubclass(load("loggers", logger), ShowsPhases):
         raise UsageError(
-            f"{logger} shows the run's own record, which lacks nothing",
-            hint="`rlctl watch` and `rlctl show` show it again",
+            f"{logger} shows the run's own record, which is complete",
+            hint="use `rlctl watch` or `rlctl show`",
         )
     preflight(logger, config["trainer"]["tracking"]["modes"].get(logger))
     if first is None:
         first = min(missing_steps(run.path, logger, steps), default=max(steps) + 1)
     wanted = {step for step in steps if step >= first}
     if not wanted:
-        return Sent(logger, run.record.trackers.get(logger), 0, anew=False)
+        return Sent(logger, run.record.trackers.get(logger), 0, full_replay=False)
     info = run_info(
         run.record,
         run.path,
@@ -109,20 +110,20 @@ def _send(run: RunDir, info: RunInfo, logger: str, wanted: set[int], state: str)
     tracking, known = info.config["trainer"]["tracking"], info.trackers.get(logger)
     timeouts = TrackerTimeouts(1, tracking["start_s"], tracking["call_s"], tracking["finish_s"])
     tracker = AsyncTracker(logger, make_tracker(logger, tracking.get("params", {})), timeouts)
-    with contextlib.redirect_stdout(sys.stderr):  # SDKs greet on stdout, which belongs to data
+    with contextlib.redirect_stdout(sys.stderr):  # SDKs print to stdout, which is for data
         tracker.start(info, lambda full_replay: history(info, steps if full_replay else wanted))
         given = tracker.wait_for_start()
-        anew = given is not None and given != known
+        full_replay = given is not None and given != known
         tracker.close(TrackerCall("finish", None, lambda tracker: tracker.finish(state)))
         tracker.wait_for_end(math.inf)
     if given is not None:
         run.update(trackers={**run.record.trackers, logger: given})
-    num_steps = len(steps) if anew else len(wanted)
+    num_steps = len(steps) if full_replay else len(wanted)
     run.event(SYNCED, tracker=logger, num_steps=num_steps)
     if tracker.disabled_reason or tracker.num_failures:
         why = tracker.disabled_reason or tracker.last_error
         run.event(MISSED, tracker=logger, why=why, steps=tracker.missed_ranges())
         raise RlctlError(
-            f"logger {logger} has not taken everything: {why}", hint="the same command tries again"
+            f"logger {logger} did not accept all steps: {why}", hint="repeat the command"
         )
-    return Sent(logger, given, num_steps, anew)
+    return Sent(logger, given, num_steps, full_replay)

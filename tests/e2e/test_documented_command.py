@@ -1,4 +1,4 @@
-"""The command of SwanLab's documentation, word for word, with a small model at the path it names."""
+"""The exact command of SwanLab's documentation, with a small model at the path it names."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def trained(folder: Path, shelf: Path, base: Path) -> Path:
-    """Return a GRPO run with LoRA and a KL loss, with a reward that an untrained model gets in part."""
+    """Return a GRPO run with LoRA and a KL loss; an untrained model gets part of the reward."""
     (folder / "reward.py").write_text(REWARD)
     settings = [
         f"data.train_files={shelf}/train.parquet",

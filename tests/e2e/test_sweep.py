@@ -20,7 +20,7 @@ KNOWN_METRIC = ("--metric", "actor/lr", "ray_kwargs.ray_init.num_cpus=2")
 # Reward that waits while `held(name, num_steps, signalled)` is true for its run: the number of
 # logged steps, and True once the run has logged SIGTERM. So no test depends on the machine's speed.
 HELD_REWARD = """
-import os, pathlib, time
+import os, pathlib, re, time
 HERE = pathlib.Path(__file__).parent
 RUNS = HERE / "runs" / "quickstart"
 
@@ -32,9 +32,11 @@ def held(name, num_steps, signalled):
     return {condition}
 
 def compute_score(data_source, solution_str, ground_truth, extra_info=None):
-    words = pathlib.Path(f"/proc/{{os.getppid()}}/cmdline").read_text().split("\\0")
-    option = "--name" if "--name" in words else "resume"
-    name = pathlib.Path(words[words.index(option) + 1]).name
+    command = pathlib.Path(f"/proc/{{os.getppid()}}/cmdline").read_text()
+    found = re.search("sweep-[0-9]+", command)
+    if not found or not (RUNS / found[0] / "run.json").exists():
+        return 1.0  # called by the checks before the run
+    name = found[0]
     log = RUNS / "sweep" / "logs" / (name + ".log")
     while held(name, num_steps_of(name), "SIGTERM" in log.read_text()):
         time.sleep(0.05)

@@ -94,9 +94,10 @@ def test_trackers_show_one_complete_curve_after_a_kill(settings: list[str], tmp_
     shown = kept["swanlab"][-1]
     assert shown.pop("val/generations") == {"0": 2, "2": 2, "4": 2}
     assert shown == curves(rows)
-    assert len(kept["wandb"]) == 1, (
-        "the killed attempt left only a header, which wandb sync would reject"
-    )
+    # W&B writes in the background: the killed attempt left nothing but a header, which the tracker
+    # removes, or some of its steps as a part of the same run.
+    assert len({path.stem for path in folder.glob("wandb/offline-run-*/run-*.wandb")}) == 1
+    assert len(kept["wandb"]) in (1, 2)
     assert joined_by_step(kept["wandb"]) == curves(rows, leave_out=STEP)
     assert kept["tensorboard"]["scalars"] == curves(rows, ("@", "_"), single=True)
     assert kept["mlflow"]["scalars"] == curves(rows, ("@", "_at_"))

@@ -132,7 +132,7 @@ def test_figures_are_drawn_and_nothing_complains(browser: Browser) -> None:
             "Reward",
             "Validation",
             "Entropy",
-            "Truncated answers",
+            "Truncated responses",
             "Gradient norms",
             "Time of a step",
         ),
@@ -201,11 +201,11 @@ def test_the_sample_browser_filters(browser: Browser) -> None:
     )  # as text: the title below is still ours
     choose(browser, "sample-text", "IS 25 +", "input")
     assert browser.ask("document.querySelector('.sample mark').textContent") == "is 25 +"
-    assert browser.ask("$('sample-count').textContent") == "1 of 30 answers"
+    assert browser.ask("$('sample-count').textContent") == "1 of 30 responses"
     choose(browser, "sample-verdict", "")
     choose(browser, "sample-step", "all")
     assert (
-        browser.ask("$('sample-count').textContent") == "3 of 90 answers"
+        browser.ask("$('sample-count').textContent") == "3 of 90 responses"
     )  # one prompt, over time
     texts = browser.ask(
         "[...document.querySelectorAll('.sample')].map(each => each.querySelectorAll('pre').length)"
@@ -249,7 +249,7 @@ def test_one_run_on_a_phone(root: Path, tmp_path: Path) -> None:
         assert browser.ask("document.documentElement.scrollWidth") == 390
         assert (
             browser.ask("$('sample-count').textContent")
-            == "5 of 5 answers; the run has 30: rlctl show first --samples"
+            == "5 of 5 responses; the run has 30: rlctl show first --samples"
         )
         assert browser.errors == []
 

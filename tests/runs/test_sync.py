@@ -131,7 +131,7 @@ def test_what_a_logger_refuses_is_sent_by_the_next_sync(run):
     run.finish("failed", 1)
     (run.path / "refused").write_text("5 7")
     with pytest.raises(
-        RlctlError, match="has not taken everything: log: ConnectionError: no route"
+        RlctlError, match="did not accept all steps: log: ConnectionError: no route"
     ):
         sent_by(run)
     (run.path / "refused").unlink()

@@ -1,17 +1,17 @@
-// What is drawn, in the order of the page. A line is [names of its metric, the first that a run has; its word; its dash].
+// Charts in page order. A line is [candidate metrics (the first one present is drawn), label, dash].
 const PERCENT = ".3~p";
 const SECTIONS = [
   ["Learning", [
-    { title: "Reward", unit: "score of a training answer, mean of the step", lines: [[["critic/score/mean"]]] },
-    { title: "Validation", unit: "mean of a data set", pattern: /^val-core\/.+\/mean@\d+$|^val\/loss$/, points: true, alarms: ["validation_falls"] },
+    { title: "Reward", unit: "mean score of the training responses", lines: [[["critic/score/mean"]]] },
+    { title: "Validation", unit: "mean per data set", pattern: /^val-core\/.+\/mean@\d+$|^val\/loss$/, points: true, alarms: ["validation_falls"] },
     { title: "Training loss", unit: "nats a token", lines: [[["train/loss"]]] },
     { title: "KL to the reference", unit: "nats a token", lines: [[["actor/reward_kl_penalty", "actor/kl_loss"]]], alarms: ["kl"] },
     { title: "Entropy", unit: "nats a token", lines: [[["actor/entropy"]]], zero: true, alarms: ["entropy_collapse"] },
-    { title: "Length of answers", unit: "tokens", lines: [[["response_length/mean"], "mean", "solid"], [["response_length/max"], "longest", "dot"]],
+    { title: "Response length", unit: "tokens", lines: [[["response_length/mean"], "mean", "solid"], [["response_length/max"], "longest", "dot"]],
       zero: true, alarms: ["length_drift"] },
-    { title: "Truncated answers", unit: "share that reaches the longest length", lines: [[["response_length/clip_ratio"]]], format: PERCENT,
+    { title: "Truncated responses", unit: "share that reaches the maximum length", lines: [[["response_length/clip_ratio"]]], format: PERCENT,
       zero: true, alarms: ["truncation"] },
-    { title: "Groups without variance", unit: "share of groups in which all answers score alike", lines: [[["critic/score/uniform_groups"]]],
+    { title: "Groups without variance", unit: "share of groups in which all responses score the same", lines: [[["critic/score/uniform_groups"]]],
       format: PERCENT, zero: true, alarms: ["uniform_groups"] },
   ]],
   ["Optimisation", [
@@ -19,25 +19,25 @@ const SECTIONS = [
       log: true, alarms: ["skipped_updates"] },
     { title: "Clip fractions", unit: "share of tokens",
       lines: [[["actor/pg_clipfrac"], "policy", "solid"], [["critic/vf_clipfrac"], "value", "dot"]], format: PERCENT, zero: true },
-    { title: "KL of an update", unit: "nats a token, policy before and after", lines: [[["actor/ppo_kl"]]], alarms: ["update_kl"] },
+    { title: "KL of an update", unit: "nats per token, policy before and after", lines: [[["actor/ppo_kl"]]], alarms: ["update_kl"] },
     { title: "Explained variance", unit: "of the returns, by the critic; 1 is perfect", lines: [[["critic/vf_explained_var"]]], floor: -1 },
     { title: "Losses", unit: "of the last updates",
       lines: [[["actor/pg_loss"], "policy", "solid"], [["critic/vf_loss"], "value", "dot"]] },
     { title: "Learning rates", unit: "", lines: [[["actor/lr"], "actor", "solid"], [["critic/lr"], "critic", "dot"]], zero: true },
-    { title: "Engine against trainer", unit: "difference of a token's probability",
+    { title: "Engine versus trainer", unit: "difference of a token's probability",
       lines: [[["training/rollout_probs_diff_mean"], "mean", "solid"], [["training/rollout_probs_diff_max"], "largest", "dot"]], log: true,
       alarms: ["rollout_mismatch"] },
   ]],
   ["Speed and memory", [
-    { title: "Throughput", unit: "tokens a second and device", lines: [[["perf/throughput"]]], zero: true },
+    { title: "Throughput", unit: "tokens per second per device", lines: [[["perf/throughput"]]], zero: true },
     { title: "Time of a step", unit: "seconds", lines: [[["timing_s/step"]]], zero: true },
     { title: "Memory", unit: "GB in use", zero: true,
       lines: [[["perf/max_memory_allocated_gb"], "GPU", "solid"], [["perf/cpu_memory_used_gb"], "host", "dot"]] },
-    { title: "Utilisation", unit: "model FLOPs of what the device can do",
+    { title: "Utilisation", unit: "share of the device's peak FLOPs",
       lines: [[["perf/mfu/actor"], "actor", "solid"], [["perf/mfu/critic"], "critic", "dot"]], format: PERCENT, zero: true },
   ]],
 ];
-// The phases of a step, in the order in which they happen, with a colour each.
+// Phases of a step in order: timing name, label, colour.
 const PHASES = [
   ["gen", "rollout", "#3b7dd8"], ["reward", "reward", "#e3a93c"], ["old_log_prob", "log-probs", "#7fb2e5"], ["ref", "reference", "#9a7fd1"],
   ["values", "values", "#c79ad6"], ["adv", "controller", "#8d939e"], ["update_critic", "critic update", "#d1735b"],

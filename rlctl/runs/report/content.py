@@ -1,4 +1,4 @@
-"""What a report shows, as plain data: curves, alarms, samples, settings and origins of one or several runs."""
+"""Content of a report as plain data: curves, alarms, samples and settings of its runs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from rlctl.runs.run import Run
 from rlctl.tracking.jsonl import METRICS_FILE, generations_file, read_generations, read_metrics
 from rlctl.tracking.tracker import Sample
 
-MAX_ROWS = 2000  # a screen has no more pixels across
+MAX_ROWS = 2000  # about the width of a screen in pixels
 MAX_VALIDATIONS = 12
 MAX_NAMES = 4  # in a title
 ELSEWHERE_IN_A_STEP = (
@@ -32,11 +32,10 @@ ELSEWHERE_IN_A_STEP = (
 def content(
     runs: Sequence[Run], samples_per_step: int, search: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """The whole report; `search` says what a sweep tried and what came of it (`rlctl.sweeps.results.search`).
+    """Return the content of the report; `search` is the result of `rlctl.sweeps.results.search`.
 
-    Of each of at most `MAX_VALIDATIONS` validations `samples_per_step` answers, of the same prompts each time.
-
-    Errors: ConfigError when the files of a run are damaged.
+    At most `MAX_VALIDATIONS` validations are included, each with `samples_per_step` samples of the
+    same prompts. Raises ConfigError for damaged files.
     """
     projects = {run.project for run in runs}
     labels = [run.name if len(projects) == 1 else f"{run.project}/{run.name}" for run in runs]
@@ -71,7 +70,7 @@ def _run(run: Run, label: str, samples_per_step: int) -> dict[str, Any]:
 
 
 def _summary(run: Run) -> dict[str, str]:
-    """The figures of the card of a run, in words."""
+    """Return the formatted figures of a run's card."""
     head = overview(run)
     metric = head["metric"]
     first, last, best = (
@@ -96,19 +95,21 @@ def _summary(run: Run) -> dict[str, str]:
 
 
 def curves(rows: Sequence[Row]) -> dict[str, Any]:
-    """Columns of about `MAX_ROWS` rows at most: `step`, `hours` and `tokens` (both since the start), and every metric, null where a row
-    has none."""
+    """Return columns of about `MAX_ROWS` rows at most.
+
+    `x` has `step`, `hours` and `tokens` (cumulative); `metrics` has every metric, null where a row
+    lacks it. Rows of validations are always kept.
+    """
     seconds = accumulate(
         sum(figure(row, names) or 0.0 for names in (SECONDS, *ELSEWHERE_IN_A_STEP)) for row in rows
     )
     tokens = accumulate(figure(row, TOKENS) or 0.0 for row in rows)
     stride = math.ceil(len(rows) / MAX_ROWS)
+    wanted = _kept_rows(rows, max(stride, 1))
     kept = [
         (row, at / 3600, so_far)
         for index, (row, at, so_far) in enumerate(zip(rows, seconds, tokens, strict=True))
-        if index % max(stride, 1) == 0
-        or index == len(rows) - 1
-        or any(name.startswith("val") for name in row)
+        if index in wanted
     ]
     names = sorted({name for row, _, _ in kept for name in row} - {"step"})
     return {
@@ -122,8 +123,16 @@ def curves(rows: Sequence[Row]) -> dict[str, Any]:
     }
 
 
+def _kept_rows(rows: Sequence[Row], stride: int) -> set[int]:
+    """Return the indices of every `stride`-th row, of validations and of the last row."""
+    validations = (
+        index for index, row in enumerate(rows) if any(name.startswith("val") for name in row)
+    )
+    return {*range(0, len(rows), stride), *validations, *range(len(rows))[-1:]}
+
+
 def _short(value: float | None) -> float | None:
-    """Six digits are more than a chart can show."""
+    """Round to six digits; None for a non-finite value."""
     return None if value is None or not math.isfinite(value) else float(f"{value:.6g}")
 
 
@@ -153,7 +162,7 @@ def _facts(run: Run) -> dict[str, str]:
 
 
 def _samples(run: Run, samples_per_step: int) -> list[dict[str, Any]]:
-    """For each validation that is shown: its step, how many answers it had, and those that are shown."""
+    """Return step, number of samples and the chosen samples of each validation shown."""
     steps = generation_steps(run.path)
     if len(steps) > MAX_VALIDATIONS:
         steps = [
@@ -192,7 +201,10 @@ def _sample(index: int, sample: Sample) -> dict[str, Any]:
 
 
 def settings(runs: Sequence[Run]) -> list[dict[str, Any]]:
-    """What any of the runs sets otherwise than the base: `key`, `base`, and for each run `value` and `where`, in the order of the keys."""
+    """Return the settings that any run changes from the base, sorted by key.
+
+    Each has `key`, `base`, and `values` with `value` and `where` for each run.
+    """
     changed = [changed_settings(run.path) for run in runs]
     bases: dict[str, Any] = {key: each["base"] for run in changed for key, each in run.items()}
     return [
@@ -214,7 +226,7 @@ def _setting(given: Mapping[str, Any] | None, base: Any) -> dict[str, str]:
 
 
 def _place(where: str) -> str:
-    """A report travels: of the place of a file only its folder's name and its own."""
+    """Shorten a path to folder and file name: reports are shared."""
     return "/".join(where.rsplit("/", 2)[-2:]) if where.startswith(("/", "~")) else where
 
 

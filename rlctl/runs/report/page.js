@@ -6,20 +6,20 @@ const PAGE = 20;
 const plots = [];  // { element, draw }
 let linking = false;
 
-// Text of models and users is only ever set as text.
+// Text of models and users is only inserted as text nodes.
 function el(tag, attributes = {}, ...children) {
   const made = document.createElement(tag);
   for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
   made.append(...children.filter(child => child !== null));
   return made;
 }
-// Beyond the chosen colours, hues a golden angle apart.
+// Further runs get hues a golden angle apart.
 const colour = run => RUN_COLOURS[run] || `hsl(${Math.round(run * 137.5) % 360} 55% 50%)`;
 const ink = name => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 const shown = () => DATA.runs.map((run, index) => [run, index]).filter(([, index]) => !view.hidden.has(index));
 
 function smooth(values, weight) {
-  // An exponential mean, without the pull of its empty start.
+  // Bias-corrected exponential moving average.
   let mean = 0, total = 0;
   return values.map(value => {
     if (value === null) return null;
@@ -52,8 +52,8 @@ function traces(chart) {
   }));
 }
 
-function rings(chart) {
-  // An alarm is a band from its beginning to its end, in the chart that shows its metric.
+function alarmBands(chart) {
+  // Each alarm is a band from its start to its end, in the chart of its metric.
   return shown().flatMap(([run]) => run.alarms.filter(alarm => (chart.alarms || []).includes(alarm.name)).map(alarm => {
     const x = run.x[view.axis], at = step => x[Math.max(0, run.x.step.findIndex(each => each >= step))];
     const end = alarm.over === null ? x[x.length - 1] : at(alarm.over);
@@ -63,7 +63,7 @@ function rings(chart) {
 }
 
 function extent() {
-  // All charts begin and end together, so that what lies above each other happened together.
+  // All charts share one x range.
   const ends = shown().flatMap(([run]) => run.x[view.axis].length ? [run.x[view.axis][0], run.x[view.axis][run.x[view.axis].length - 1]] : []);
   if (!ends.length) return undefined;
   const [first, last] = [Math.min(...ends), Math.max(...ends)], room = (last - first || 1) * 0.015;
@@ -81,12 +81,12 @@ function layout(chart, title) {
       ...(view.axis === "step" && extent()?.[1] <= 10 ? { dtick: 1 } : {}) },
     yaxis: { ...axis, tickformat: chart.format || "", type: chart.log ? "log" : "linear",
              hoverformat: chart.format ? ".1%" : ".4~g", exponentformat: "e", rangemode: chart.zero ? "tozero" : "normal" },
-    shapes: rings(chart),
+    shapes: alarmBands(chart),
   };
 }
 
 function fitted(chart, drawn, made) {
-  // Unusable spikes are cut off (`floor`), and a curve that never leaves one value gets some room.
+  // Clip outliers below `floor`, and give a constant curve a range.
   const values = drawn.flatMap(trace => trace.y);
   if (chart.floor !== undefined && values.some(value => value < chart.floor)) made.yaxis.range = [chart.floor, 1.05];
   if (values.length && values.every(value => value === values[0])) {
@@ -120,7 +120,7 @@ function buildCharts() {
     for (const chart of charts) {
       if (!DATA.runs.some(run => linesOf(chart, run).length)) continue;
       if (chart.pattern && DATA.runs.every(run => linesOf(chart, run).every(([name]) => /\/acc\//.test(name)))) {
-        Object.assign(chart, { unit: "share of right answers", format: PERCENT });
+        Object.assign(chart, { unit: "share of correct responses", format: PERCENT });
       }
       addPlot(grid, chart.title, subtitleOf(chart), () => {
         const drawn = traces(chart);
@@ -158,7 +158,7 @@ function addChooser(names) {
   });
   const chooser = plots[plots.length - 1];
   select.addEventListener("change", chooser.draw);
-  $("charts").append(el("section", {}, el("h2", {}, "Everything that was measured"), grid));
+  $("charts").append(el("section", {}, el("h2", {}, "All metrics"), grid));
 }
 
 function redraw() {
@@ -166,7 +166,7 @@ function redraw() {
 }
 
 function link() {
-  // Zooming in one chart over time zooms all of them.
+  // Zooming one time chart zooms all of them.
   const linked = plots.filter(plot => !plot.alone);
   for (const { element } of linked) element.on("plotly_relayout", change => {
     if (linking) return;
@@ -212,7 +212,7 @@ function buildAlarms() {
   const all = DATA.runs.flatMap((run, index) => run.alarms.map(alarm => [alarm, index])).sort(([a], [b]) => a.step - b.step);
   $("alarms").hidden = !all.length;
   const [head, body] = [$("alarms").querySelector("thead"), $("alarms").querySelector("tbody")];
-  head.append(el("tr", {}, ...["step", "until", ...(DATA.runs.length > 1 ? ["run"] : []), "what", "what may help"].map(text => el("th", {}, text))));
+  head.append(el("tr", {}, ...["step", "until", ...(DATA.runs.length > 1 ? ["run"] : []), "alarm", "suggestion"].map(text => el("th", {}, text))));
   for (const [alarm, index] of all) {
     body.append(el("tr", {}, el("td", {}, String(alarm.step)),
       alarm.over === null ? el("td", { class: "rings" }, "the end") : el("td", {}, String(alarm.over)),
@@ -221,7 +221,7 @@ function buildAlarms() {
 }
 
 function marked(text, sought) {
-  // The text with what was sought marked, as nodes.
+  // Return the text as nodes, with matches of `sought` highlighted.
   const parts = [], lower = text.toLowerCase();
   let at = 0;
   for (let hit = sought ? lower.indexOf(sought) : -1; hit >= 0; hit = lower.indexOf(sought, at)) {
@@ -232,14 +232,14 @@ function marked(text, sought) {
 }
 
 function sampleNode(sample, step, sought, asked) {
-  // Below another answer to the same prompt (`asked`) only the answer is news.
+  // After another response to the same prompt (`asked`), show only the response.
   const parts = Object.entries(sample.components).map(([name, value]) => `${name} ${value}`).join("  ");
   const said = [`score ${sample.score}`, parts, `${sample.length} tokens`, `ended by ${sample.finish}`, sample.source, `step ${step}`,
                 `prompt ${sample.index + 1}`];
   const head = el("div", { class: "head" }, el("b", {}, sample.right ? "right" : "wrong"),
                   ...said.filter(text => text).map(text => el("span", {}, text)));
   const node = el("article", { class: `sample ${sample.right ? "right" : "wrong"}` }, head);
-  const texts = [["prompt", sample.prompt], ["truth", sample.truth], ["answer", sample.response]];
+  const texts = [["prompt", sample.prompt], ["truth", sample.truth], ["response", sample.response]];
   for (const [name, text] of asked ? texts.slice(2) : texts) {
     node.append(el("h4", {}, name), el("pre", {}, ...marked(text, sought)));
   }
@@ -268,16 +268,16 @@ function buildSamples() {
     const found = every.filter(([sample]) => (!verdict || sample.right === (verdict === "right")) &&
       (!sought || [sample.prompt, sample.response, sample.truth].some(text => text.toLowerCase().includes(sought))));
     const total = validations.reduce((sum, each) => sum + each.total, 0);
-    $("sample-count").textContent = `${found.length} of ${every.length} answers` +
+    $("sample-count").textContent = `${found.length} of ${every.length} responses` +
       (total > every.length ? `; the run has ${total.toLocaleString("en")}: rlctl show ${DATA.runs[$("sample-run").value].label} --samples` : "");
     $("sample-list").replaceChildren(...found.slice(0, limit).map(([sample, step], at) =>
       sampleNode(sample, step, sought, at > 0 && found[at - 1][0].index === sample.index)));
     $("sample-more").hidden = found.length <= limit;
   };
-  const anew = () => { limit = PAGE; list(); };
-  $("sample-run").addEventListener("change", () => { steps(); anew(); });
-  for (const id of ["sample-step", "sample-verdict"]) $(id).addEventListener("change", anew);
-  $("sample-text").addEventListener("input", anew);
+  const reset = () => { limit = PAGE; list(); };
+  $("sample-run").addEventListener("change", () => { steps(); reset(); });
+  for (const id of ["sample-step", "sample-verdict"]) $(id).addEventListener("change", reset);
+  $("sample-text").addEventListener("input", reset);
   $("sample-more").addEventListener("click", () => { limit += PAGE; list(); });
   steps();
   list();
@@ -306,8 +306,8 @@ function buildFacts() {
     $("facts").append(el("details", DATA.runs.length === 1 ? { open: "" } : {},
       el("summary", {}, el("span", { class: "who", style: `--run:${colour(index)}` }, run.label)), list));
   });
-  const thinned = DATA.runs.filter(run => run.stride > 1).map(run => `of ${run.label} every ${run.stride}th step is drawn`);
-  $("foot").textContent = ["One file, no network. Click a run to hide it; drag in a chart to zoom all, double-click to go back.", ...thinned,
+  const thinned = DATA.runs.filter(run => run.stride > 1).map(run => `${run.label}: every ${run.stride}th step is drawn`);
+  $("foot").textContent = ["One file, no network. Click a run to hide it; drag in a chart to zoom all, double-click to reset.", ...thinned,
                            `Made by rlctl ${DATA.version}.`].join(" ");
 }
 

@@ -1,4 +1,4 @@
-"""A report as one HTML file that needs nothing else: no network, no server, no other file."""
+"""HTML page of a report: one file without network access or other dependencies."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ from rlctl.errors import MissingExtraError
 
 
 def page(content: Mapping[str, Any]) -> str:
-    """The page of what `content.content` gave. Errors: MissingExtraError without plotly, whose JavaScript is put into the page."""
+    """Return the page for `content.content`, with plotly's JavaScript inlined.
+
+    Raises MissingExtraError without plotly.
+    """
     try:
         from plotly.offline import get_plotlyjs
     except ModuleNotFoundError as error:
@@ -38,7 +41,7 @@ def _part(name: str) -> str:
 
 
 def _inside_a_script(content: Mapping[str, Any]) -> str:
-    """JSON in which no answer of a model can end the script element, or begin a comment: `<` is written as its code."""
+    """Encode as JSON with `<` escaped, so that no text can end the script element."""
     return json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":")).replace(
         "<", "\\u003c"
     )

@@ -1,11 +1,11 @@
-// A sweep: each trial as a line through its settings to its value, and the value over each setting. Numbers on their own axis, words by name.
+// Sweep results: parallel coordinates of all trials, and the value over each setting.
 function buildSearch() {
   const search = DATA.search;
   if (!search || !search.trials.length) return;
   const grid = el("div", { class: "grid" }), valued = search.trials.filter(trial => trial.value !== null);
   const scale = { color: valued.map(trial => trial.value), colorscale: "Viridis", reversescale: search.mode === "min" };
   const axes = search.axes.map(key => axisOf(key, valued.map(trial => trial.params[key])));
-  const unit = `${search.metric}, ${search.mode === "min" ? "less" : "more"} is better; colour: the same`;
+  const unit = `${search.metric}, ${search.mode === "min" ? "lower" : "higher"} is better; also the colour`;
   if (valued.length > 1) {
     addPlot(grid, "Trials", el("p", {}, el("span", { class: "unit" }, unit)), () => [[{
       type: "parcoords", line: scale, labelfont: { color: ink("--ink") }, tickfont: { color: ink("--soft") },
@@ -25,7 +25,7 @@ function buildSearch() {
   for (const trial of search.trials) states.set(trial.state, (states.get(trial.state) || 0) + 1);
   const words = [...states].map(([state, count]) => `${count} ${state}`).join(", ");
   $("search").append(el("h2", {}, "Search"), el("p", { class: "note" }, `${search.trials.length} trials: ${words}.`,
-    note ? ` What explains their values (PED-ANOVA): ${note}.` : ""), grid);
+    note ? ` Importance of the settings (PED-ANOVA): ${note}.` : ""), grid);
   $("search").hidden = false;
 }
 

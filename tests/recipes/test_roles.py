@@ -1,0 +1,85 @@
+"""Table of roles: which roles a run needs, builds, and where."""
+
+from __future__ import annotations
+
+from pkgutil import resolve_name
+
+import pytest
+
+from rlctl.recipes.compose import compose
+from rlctl.recipes.roles import (
+    ACTOR,
+    CRITIC,
+    REFERENCE,
+    ROLES,
+    ROLLOUT,
+    built_roles,
+    engine_role,
+    needed_roles,
+    pool_names,
+    rollout_pool,
+)
+from rlctl.recipes.schema import Config
+from rlctl.runtime.algorithms.base import Needs
+
+ALL = Needs.ENGINE | Needs.REFERENCE | Needs.CRITIC
+
+
+def config(*overrides: str) -> Config:
+    return compose(
+        "ppo_trainer",
+        ["data.train_files=[t.parquet]", "actor_rollout_ref.model.path=m", *overrides],
+    ).config
+
+
+def test_every_role_names_existing_sections_and_workers() -> None:
+    chosen = config()
+    for role in ROLES:
+        assert role.model(chosen).path
+        assert (role.fsdp(chosen) is None) == (role.fsdp_key is None)
+        assert role.needed_for is None or role.needed_for in Needs.__members__
+        assert isinstance(resolve_name(role.worker), type)
+        if role.passes is not None:
+            assert role.max_tokens(chosen) > 0
+        if role.learns:
+            assert role.learner(chosen).ppo_mini_batch_size > 0
+
+
+@pytest.mark.parametrize(
+    ("needs", "roles"),
+    [
+        (Needs.NOTHING, [ACTOR]),
+        (Needs.ENGINE, [ACTOR]),
+        (Needs.CRITIC | Needs.GROUPS, [ACTOR, CRITIC]),
+        (ALL, [ACTOR, REFERENCE, CRITIC]),
+    ],
+)
+def test_needed_roles_follow_the_needs_of_the_algorithm(needs: Needs, roles: list[object]) -> None:
+    assert needed_roles(config().trainer.placement, needs) == roles
+
+
+def test_rollout_is_a_role_only_in_a_pool_of_its_own() -> None:
+    own = config("trainer.placement.rollout=engines").trainer.placement
+    shared = config("trainer.placement.rollout=main").trainer.placement
+    assert engine_role(own, ALL) is ROLLOUT
+    assert engine_role(shared, ALL) is ACTOR
+    assert engine_role(own, Needs.CRITIC) is None
+    assert rollout_pool(own, ALL) == "engines"
+    assert rollout_pool(own, Needs.CRITIC) is None
+    assert rollout_pool(shared, ALL) is None
+
+
+def test_pool_names_are_those_of_needed_roles_with_the_actor_first() -> None:
+    placement = config(
+        "trainer.placement.rollout=engines", "trainer.placement.critic=values"
+    ).trainer.placement
+    assert pool_names(placement, ALL) == ["main", "engines", "values"]
+    assert pool_names(placement, Needs.REFERENCE) == ["main"]
+
+
+def test_actor_with_adapters_serves_as_reference_in_its_own_pool() -> None:
+    lora = "actor_rollout_ref.model.lora_rank=4"
+    assert built_roles(config(lora), ALL) == [ACTOR, CRITIC]
+    assert built_roles(config(), ALL) == [ACTOR, REFERENCE, CRITIC]
+    elsewhere = config(lora, "trainer.placement.reference=frozen")
+    assert built_roles(elsewhere, ALL) == [ACTOR, REFERENCE, CRITIC]

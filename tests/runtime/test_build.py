@@ -1,0 +1,115 @@
+"""Building of roles, with pools that record what is spawned."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from rlctl.recipes.compose import compose
+from rlctl.runtime.algorithms.base import Needs
+from rlctl.runtime.build import BaseOfActor, build_roles
+from rlctl.runtime.cluster.disaggregated import DisaggregatedActor
+from rlctl.runtime.data.tokenizer import load_tokenizer
+from rlctl.runtime.roles import Roles
+from tests.models import write_tiny_model
+
+
+class Worker:
+    """Stand-in for any worker; its engine starts in two phases."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.phases = iter(["loading the engine", None])
+
+    def continue_startup(self) -> str | None:
+        return next(self.phases)
+
+    def __getattr__(self, method: str) -> Any:
+        return lambda *_: None
+
+
+class RecordingPool:
+    """Stand-in for a pool: records the roles spawned in it, in order."""
+
+    def __init__(self, name: str, spawned: list[tuple[str, str, str]]) -> None:
+        self.name = name
+        self.spawned = spawned
+        self.nodes: list[str] = []
+
+    def spawn(self, role: str, worker: type, *_specs: Any) -> Any:
+        self.spawned.append((self.name, role, worker.__name__))
+        return Worker(role)
+
+    def close(self) -> None: ...
+
+
+Built = tuple[Roles, list[tuple[str, str, str]], list[str]]
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    write_tiny_model(tmp_path / "model")
+    return tmp_path / "model"
+
+
+def built(model: Path, needs: Needs, *overrides: str) -> Built:
+    files = ["data.train_files=[t.parquet]", f"actor_rollout_ref.model.path={model}"]
+    config = compose("ppo_trainer", [*files, *overrides]).config
+    spawned: list[tuple[str, str, str]] = []
+    phases: list[str] = []
+    pools: defaultdict[str, RecordingPool] = defaultdict()
+    for name in ("main", "engines", "values"):
+        pools[name] = RecordingPool(name, spawned)
+    algorithm = cast(Any, SimpleNamespace(needs=needs))
+    tokenizer = load_tokenizer(str(model), False)
+    roles = build_roles(config, algorithm, tokenizer, pools, cast(Any, None), phases.append)
+    return roles, spawned, phases
+
+
+def test_only_the_actor_is_built_without_needs(model: Path) -> None:
+    roles, spawned, phases = built(model, Needs.NOTHING)
+    assert spawned == [("main", "actor", "ActorWorker")]
+    assert phases == ["building the actor"]
+    assert (roles.critic_role, roles.reference_role) == (None, None)
+
+
+def test_engine_in_the_actor_reports_its_startup_phases(model: Path) -> None:
+    _, spawned, phases = built(model, Needs.ENGINE)
+    assert [role for _, role, _ in spawned] == ["actor"]
+    assert phases[0] == "building the actor"
+    assert phases[1].startswith("starting the rollout engine (")
+    assert phases[2:] == ["loading the engine"]
+
+
+def test_each_role_is_spawned_in_its_pool(model: Path) -> None:
+    needs = Needs.REFERENCE | Needs.CRITIC
+    roles, spawned, _ = built(model, needs, "trainer.placement.critic=values")
+    assert spawned == [
+        ("main", "actor", "ActorWorker"),
+        ("main", "reference", "ReferenceWorker"),
+        ("values", "critic", "CriticWorker"),
+    ]
+    assert {role.name for role in roles.models()} == {"actor", "reference", "critic"}
+    assert [role.name for role in roles.learning()] == ["actor", "critic"]
+
+
+def test_adapters_replace_the_reference_model(model: Path) -> None:
+    roles, spawned, _ = built(model, Needs.REFERENCE, "actor_rollout_ref.model.lora_rank=4")
+    assert [role for _, role, _ in spawned] == ["actor"]
+    assert isinstance(roles.reference, BaseOfActor)
+
+
+def test_engines_in_their_own_pool_start_before_the_other_roles(model: Path) -> None:
+    placed = "trainer.placement.rollout=engines"
+    roles, spawned, phases = built(model, Needs.ENGINE | Needs.CRITIC, placed)
+    assert spawned == [
+        ("engines", "rollout", "RolloutWorker"),
+        ("main", "actor", "ActorWorker"),
+        ("main", "critic", "CriticWorker"),
+    ]
+    assert isinstance(roles.actor, DisaggregatedActor)
+    assert phases[-1] == "building the rollout engines"

@@ -1,0 +1,86 @@
+"""Plans: all errors at once, number of steps, limits of `--inline`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rlctl.data_prep.arithmetic import train_and_validation
+from rlctl.data_prep.rows import write_rows
+from rlctl.errors import ConfigError, UsageError
+from rlctl.recipes.compose import compose
+from rlctl.runtime.planning.plan import Plan, make_plan
+from tests.models import write_tiny_model
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("plan")
+    write_tiny_model(folder / "model")
+    training, _ = train_and_validation(10, 2, seed=1, level=1, careless=0.0)
+    write_rows(folder / "train.parquet", training)
+    return folder
+
+
+def plan(folder: Path, *overrides: str, inline: bool = True) -> Plan:
+    small = [
+        f"data.train_files={folder}/train.parquet",
+        f"actor_rollout_ref.model.path={folder}/model",
+        "data.max_prompt_length=160",
+        "data.max_response_length=4",
+        "data.train_batch_size=4",
+        "actor_rollout_ref.actor.ppo_mini_batch_size=4",
+        f"trainer.run_dir={folder}/runs",
+        "trainer.device=cpu",
+    ]
+    return make_plan(compose("ppo_trainer", [*small, *overrides]), inline)
+
+
+def test_steps_are_complete_batches_times_epochs(folder: Path) -> None:
+    assert plan(folder, "trainer.total_epochs=3").num_steps == 6  # 10 prompts: 2 batches of 4
+    assert plan(folder, "trainer.total_training_steps=5").num_steps == 5
+
+
+def test_plan_lists_roles_pools_and_memory(folder: Path) -> None:
+    planned = plan(folder, "algorithm.use_kl_in_reward=true", "trainer.placement.critic=values")
+    assert planned.roles == {"actor", "reference", "critic"}
+    assert planned.pool_sizes == {"main": 1, "values": 1}
+    assert [each.role for each in planned.memory.known()] == ["actor", "reference", "critic"]
+    assert {pool: len(roles) for pool, roles in planned.memory.pools().items()} == {
+        "main": 2,
+        "values": 1,
+    }
+
+
+def test_all_problems_are_raised_at_once(folder: Path) -> None:
+    with pytest.raises(ConfigError) as raised:
+        plan(
+            folder,
+            "data.train_batch_size=5",
+            "data.max_response_length=100000",
+            "actor_rollout_ref.rollout.name=none_such",
+        )
+    messages = "\n".join(each.message for each in raised.value.problems)
+    assert "ppo_mini_batch_size=4 does not divide data.train_batch_size=5" in messages
+    assert "but the model's context is" in messages
+    assert "none_such" in messages
+    assert not (folder / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("trainer.n_gpus_per_node=2", "the configuration asks for 2"),
+        ("trainer.placement.rollout=engines", "puts engines into others"),
+    ],
+)
+def test_inline_refuses_more_than_one_process(folder: Path, override: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        plan(folder, override)
+
+
+def test_fewer_prompts_than_a_batch_is_an_error(folder: Path) -> None:
+    sizes = ["data.train_batch_size=16", "actor_rollout_ref.actor.ppo_mini_batch_size=16"]
+    with pytest.raises(ConfigError, match="10 training prompts do not fill one batch"):
+        plan(folder, *sizes)

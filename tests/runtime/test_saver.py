@@ -1,0 +1,132 @@
+"""Saver: order of a save, failed writes, retention by the best metric."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from rlctl.errors import ResourceError
+from rlctl.recipes.compose import compose
+from rlctl.runs.run_dir import RunDir
+from rlctl.runtime.checkpoint.saver import Saver
+from rlctl.runtime.checkpoint.store import ControllerState
+from rlctl.runtime.roles import Roles
+from rlctl.runtime.workers.background import FAILED, WRITTEN
+
+
+class Learner:
+    """Stand-in for a learning role: writes what a worker's thread would, or that it failed."""
+
+    def __init__(self) -> None:
+        self.failure: str | None = None
+        self.num_bytes = 3
+
+    def state_bytes(self) -> int:
+        return self.num_bytes
+
+    def save(self, folder: Path) -> None:
+        folder.mkdir()
+        (folder / "weights").write_text("1")
+        (folder / (FAILED if self.failure else WRITTEN)).write_text(self.failure or "")
+
+    def export(self, folder: Path) -> None:
+        (folder / "model.safetensors").write_text("1")
+
+
+class Tokenizer:
+    def save_pretrained(self, folder: Path) -> None:
+        folder.mkdir()
+
+
+class Case:
+    """A saver of a run with actor and critic, and the checkpoints that it reported."""
+
+    def __init__(self, root: Path, *overrides: str) -> None:
+        files = ["data.train_files=[t.parquet]", "actor_rollout_ref.model.path=m"]
+        config = compose("ppo_trainer", [*files, *overrides]).config
+        self.run = RunDir.create(root, "p", "r", "ppo")
+        (self.run.path / "config.yaml").write_text("{}")
+        self.run.metrics.write_text("")
+        self.actor, self.critic = Learner(), Learner()
+        roles = Roles(cast(Any, self.actor), cast(Any, None), cast(Any, self.critic))
+        self.num_reported = 0
+        tokenizer = cast(Any, Tokenizer())
+        self.saver = Saver(self.run, roles, tokenizer, config.trainer, self.report)
+
+    def report(self) -> None:
+        self.num_reported += 1
+
+    def save(self, step: int, **metrics: float) -> None:
+        """Save `step` and wait for the write."""
+        state = ControllerState(step, "id", {}, 0, {}, metrics=dict(metrics))
+        self.saver.begin(state)
+        self.saver.commit()
+        self.saver._wait()
+
+    @property
+    def steps(self) -> list[int]:
+        return self.saver.store.steps()
+
+
+def test_checkpoint_holds_every_learning_role(tmp_path: Path) -> None:
+    case = Case(tmp_path)
+    case.save(1)
+    folder = case.saver.store.path(1)
+    assert case.steps == [1]
+    assert {path.name for path in folder.iterdir()} >= {"actor", "critic", "huggingface"}
+    assert case.num_reported == 1
+
+
+def test_checkpoint_is_incomplete_before_commit(tmp_path: Path) -> None:
+    case = Case(tmp_path)
+    case.saver.begin(ControllerState(1, "id", {}, 0, {}))
+    assert case.steps == []
+    case.saver.abandon()
+    assert list(case.saver.store.folder.iterdir()) == []
+
+
+def test_failed_write_is_reported_and_leaves_earlier_checkpoints(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    case = Case(tmp_path)
+    case.save(1)
+    case.critic.failure = "OSError: disk full"
+    with caplog.at_level(logging.WARNING):
+        case.save(2)
+    assert case.steps == [1]
+    assert "the checkpoint of step 2 was not written: OSError: disk full" in caplog.text
+    assert '"checkpoint_failed"' in (case.run.path / "events.jsonl").read_text()
+    with pytest.raises(ResourceError, match="step 2 was not written"):
+        case.saver.close()
+    case.critic.failure = None
+    case.save(3)
+    case.saver.close()  # a later save succeeded
+    assert case.steps == [1, 3]
+
+
+def test_save_without_enough_space_fails_before_the_copy(tmp_path: Path) -> None:
+    case = Case(tmp_path)
+    case.critic.num_bytes = 2**60
+    case.save(1)
+    assert case.steps == []
+    with pytest.raises(ResourceError, match="MiB are free"):
+        case.saver.close()
+
+
+def test_retention_keeps_the_newest_and_the_best(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    keep = ["trainer.max_ckpt_to_keep=1", "trainer.keep_best.metric=acc"]
+    case = Case(tmp_path, *keep)
+    for step, acc in ((1, 0.1), (2, 0.9), (3, 0.2), (4, 0.3)):
+        case.save(step, acc=acc)
+    assert case.steps == [2, 4]
+    for step in (5, 6):
+        case.save(step)
+    assert case.steps == [2, 6]
+    assert caplog.text.count("is not among the metrics of step") == 1  # warned once
+    with Case(tmp_path / "again", *keep).saver as other:
+        assert other.store.steps() == []
