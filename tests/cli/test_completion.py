@@ -1,4 +1,4 @@
-"""The TAB key, in real shells on a pseudo-terminal, and through the protocol that their scripts speak."""
+"""Shell completion: in real shells on a pseudo-terminal, and through the completion protocol."""
 
 import os
 import shutil
@@ -14,7 +14,7 @@ PROMPT = "READY> "
 
 
 def environment(home: Path, shell: str) -> dict[str, str]:
-    """The environment of a user who has nothing but this `rlctl`, and whose HOME the shell's files come from."""
+    """Return an environment with this `rlctl` in PATH and the shell's files in `home`."""
     kept = {
         name: value
         for name, value in os.environ.items()
@@ -41,15 +41,15 @@ def make_run(home: Path, name: str, created: str) -> None:
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made = tmp_path_factory.mktemp("home")
-    make_run(made, "kind-otter", "1000")
-    make_run(made, "kind-heron", "2000")
-    (made / "answers.parquet").touch()
-    return made
+    home = tmp_path_factory.mktemp("home")
+    make_run(home, "kind-otter", "1000")
+    make_run(home, "kind-heron", "2000")
+    (home / "rows.parquet").touch()
+    return home
 
 
 def start(shell: str, home: Path) -> Iterator[pexpect.spawn]:
-    """The shell after `rlctl --install-completion`, as a user finds it."""
+    """Yield an interactive shell after `rlctl --install-completion`."""
     if shutil.which(shell) is None:
         pytest.skip(f"{shell} is not installed")
     settings = environment(home, shell)
@@ -94,7 +94,7 @@ def zsh(home: Path) -> Iterator[pexpect.spawn]:
 
 
 def completed(shell: pexpect.spawn, line: str) -> str:
-    """The line after the TAB key. A `%` is typed behind it, so that its end and a space in front of it are seen."""
+    """Return the line after TAB. A `%` typed after it marks its end, including a trailing space."""
     shell.send(line + "\t")
     shell.send("%")
     shell.expect(r"rlctl [^\r\n]*?%")
@@ -105,14 +105,14 @@ def completed(shell: pexpect.spawn, line: str) -> str:
 
 
 def empty(shell: pexpect.spawn) -> None:
-    """Take the line back and wait for the next prompt."""
+    """Clear the line and wait for the next prompt."""
     shell.sendcontrol("u")
     shell.sendline("")
     shell.expect_exact(PROMPT)
 
 
 def on_screen(sent: str) -> str:
-    """What stands on the line after the shell has drawn it: bells are silent, and what is written after a backspace replaces."""
+    """Return the visible line: without bells, and with backspaces applied."""
     line, cursor = "", 0
     for character in sent.replace("\a", ""):
         if character == "\b":
@@ -141,7 +141,7 @@ LINES = [
     ("rlctl eval @l", "rlctl eval @last "),
     ("rlctl generate quick", "rlctl generate quickstart "),
     ("rlctl config show -r kind-h", "rlctl config show -r kind-heron "),
-    ("rlctl train ppo data.train_files=answ", "rlctl train ppo data.train_files=answers.parquet "),
+    ("rlctl train ppo data.train_files=row", "rlctl train ppo data.train_files=rows.parquet "),
     ("rlctl train ppo reward.functions=mine.py:sc", "rlctl train ppo reward.functions=mine.py:sc"),
 ]
 
@@ -151,8 +151,8 @@ def test_bash(bash: pexpect.spawn, typed: str, expected: str) -> None:
     assert completed(bash, typed) == expected
 
 
-# zsh takes a bare `[` for a pattern, and completes it quoted.
-ZSH_LINES = [line for line in LINES if "[" not in line[0] and "answ" not in line[0]]
+# zsh treats a bare `[` as a pattern, and completes it quoted.
+ZSH_LINES = [line for line in LINES if "[" not in line[0] and "files" not in line[0]]
 
 
 @pytest.mark.parametrize(
@@ -200,15 +200,15 @@ def test_bash_lists_the_values_of_a_key(bash: pexpect.spawn) -> None:
         ("rlctl train ppo actor_rollout_ref.rollout.name=h", ["actor_rollout_ref.rollout.name=hf"]),
     ],
 )
-def test_the_protocol_that_all_scripts_speak(home: Path, line: str, offers: list[str]) -> None:
-    asked = {
+def test_completion_protocol_offers_candidates(home: Path, line: str, offers: list[str]) -> None:
+    request = {
         "_RLCTL_COMPLETE": "complete_fish",
         "_TYPER_COMPLETE_FISH_ACTION": "get-args",
         "_TYPER_COMPLETE_ARGS": line,
     }
     done = subprocess.run(
         [sys.executable, "-m", "rlctl"],
-        env=environment(home, "fish") | asked,
+        env=environment(home, "fish") | request,
         capture_output=True,
         text=True,
         timeout=600,
@@ -237,8 +237,8 @@ def test_fish(home: Path, line: str, offers: list[str]) -> None:
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh"])
-def test_the_scripts_parse(shell: str, home: Path) -> None:
-    """Also where the shell itself is only good for a check of syntax."""
+def test_completion_scripts_are_valid_syntax(shell: str, home: Path) -> None:
+    """Check the syntax with the shell's own parser."""
     if shutil.which(shell) is None:
         pytest.skip(f"{shell} is not installed")
     settings = environment(home, shell) | {"_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"}
@@ -253,7 +253,7 @@ def test_the_scripts_parse(shell: str, home: Path) -> None:
     assert subprocess.run([shell, "-n"], input=script, capture_output=True, text=True).stderr == ""
 
 
-def test_no_completion_of_values_waits_for_torch() -> None:
+def test_completion_of_values_does_not_import_torch() -> None:
     code = """
 import sys
 from rlctl.recipes.completion import complete_override

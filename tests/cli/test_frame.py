@@ -1,4 +1,4 @@
-"""The frame of the command line, through real processes: exit codes, messages, streams, signals, laziness."""
+"""The `rlctl` process: exit codes, messages, streams, signals and lazy imports."""
 
 import json
 import os
@@ -50,7 +50,7 @@ def rlctl(*arguments: str, **changes: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-# A stand-in for the module of `rlctl data`: what the frame does with a command that ends badly is the frame's own.
+# Replaces the module of `rlctl data` with commands that fail in different ways.
 STAND_IN = """
 import sys, time, types
 import typer
@@ -61,7 +61,8 @@ app = typer.Typer(add_completion=False)
 
 @app.command()
 def bad(kind: str):
-    raise getattr(errors, kind)(Problem("this is wrong", "file.yaml:3", "do that"), Problem("so is this"))
+    first = Problem("this is wrong", "file.yaml:3", "do that")
+    raise getattr(errors, kind)(first, Problem("so is this"))
 
 @app.command()
 def defect():
@@ -111,7 +112,8 @@ def run(*arguments: str, **changes: str) -> subprocess.CompletedProcess[str]:
 def test_help_lists_every_command_on_stdout_and_loads_nothing_heavy():
     probe = (
         "import sys; from rlctl.__main__ import main; code = main(['--help']); "
-        "print(*sorted({name.partition('.')[0] for name in sys.modules}), file=sys.stderr); sys.exit(code)"
+        "print(*sorted({name.partition('.')[0] for name in sys.modules}), file=sys.stderr); "
+        "sys.exit(code)"
     )
     done = subprocess.run(
         [sys.executable, "-c", probe], capture_output=True, text=True, env=environment(), check=True
@@ -124,7 +126,7 @@ def test_help_lists_every_command_on_stdout_and_loads_nothing_heavy():
     assert not loaded & set(HEAVY)
 
 
-def test_every_command_is_there_and_has_the_line_of_help_that_the_list_shows():
+def test_the_list_shows_the_help_of_each_command():
     for command in COMMANDS:
         loaded = command.load()
         assert loaded.name == command.name
@@ -170,7 +172,7 @@ def test_no_command_shows_the_help_and_is_a_usage_error():
         ),
     ],
 )
-def test_usage_errors_look_like_all_others(arguments, message, helper):
+def test_usage_errors_are_printed_like_all_errors(arguments, message, helper):
     done = rlctl(*arguments)
     assert (done.returncode, done.stdout) == (2, "")
     first, last = done.stderr.splitlines()[0], done.stderr.splitlines()[-1]
@@ -190,7 +192,7 @@ CODES = {
 }
 
 
-def test_errors_are_told_on_stderr_all_problems_at_once():
+def test_all_problems_of_an_error_are_printed_to_stderr():
     done = run("data", "bad", "ConfigError")
     assert (done.returncode, done.stdout) == (3, "")
     assert (
@@ -212,12 +214,12 @@ def test_every_kind_of_error_has_its_exit_code():
     assert [int(code) for code in done.stdout.split()] == list(CODES.values())
 
 
-def test_colour_only_where_it_is_wanted():
+def test_colour_follows_force_color_and_no_color():
     assert "\x1b[1;31merror" in run("data", "bad", "ConfigError", FORCE_COLOR="1").stderr
     assert "\x1b[31m" not in run("data", "bad", "ConfigError", FORCE_COLOR="1", NO_COLOR="1").stderr
 
 
-def test_a_defect_is_one_line_and_its_traceback_is_in_a_file(tmp_path):
+def test_an_internal_error_is_one_line_with_its_traceback_in_a_file(tmp_path):
     done = run("data", "defect", TMPDIR=str(tmp_path))
     assert (done.returncode, done.stdout) == (70, "")
     first, where, hint = done.stderr.splitlines()
@@ -242,7 +244,7 @@ def test_a_command_may_choose_its_exit_code():
     assert run("data", "code", "0").returncode == 0
 
 
-def test_a_reader_that_has_seen_enough_is_no_error():
+def test_a_closed_pipe_prints_no_error():
     done = subprocess.Popen(
         stand_in("data", "chatter"),
         stdout=subprocess.PIPE,
@@ -283,7 +285,7 @@ def test_signals_unwind_the_command_and_have_their_code(signals, code):
     assert (child.returncode, out, err) == (code, "cleaned up\n", "")
 
 
-def test_nohup_stays_in_force():
+def test_nohup_ignores_sighup():
     command, quiet = ["nohup", *stand_in("data", "wait")], subprocess.DEVNULL
     child = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=quiet, stdin=quiet, text=True, env=environment()
@@ -297,7 +299,7 @@ def test_nohup_stays_in_force():
     assert child.wait(30) == 143
 
 
-def test_completion_knows_the_commands_and_goes_into_families():
+def test_completion_offers_commands_and_options_of_subcommands():
     done = rlctl(_RLCTL_COMPLETE="complete_bash", COMP_WORDS="rlctl ru", COMP_CWORD="1")
     assert done.stdout.split() == ["runs"]
     done = rlctl(_RLCTL_COMPLETE="complete_bash", COMP_WORDS="rlctl runs --js", COMP_CWORD="2")

@@ -1,4 +1,4 @@
-"""`rlctl runs` and `rlctl show` through real processes, on a folder of runs written by the real trackers."""
+"""`rlctl runs` and `rlctl show` in processes of their own, on runs written by the real tracker."""
 
 import json
 import os
@@ -20,7 +20,7 @@ from rlctl.tracking.tracker import RunInfo, Sample
 ACC = "val-core/arithmetic/acc/mean@1"
 
 
-def answer(text: str, right: bool) -> Sample:
+def sample(text: str, right: bool) -> Sample:
     return Sample(
         "What is 1 + 1?", text, "2", float(right), {"acc": float(right)}, 3, "stop", "arithmetic"
     )
@@ -42,9 +42,9 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
             tracker.generations(
                 2,
                 [
-                    answer("#### 2 [bold]", True),
-                    answer("#### 3", False),
-                    answer("\x1b[31m#### 4", False),
+                    sample("#### 2 [bold]", True),
+                    sample("#### 3", False),
+                    sample("\x1b[31m#### 4", False),
                 ],
             )
         tracker.finish(state)
@@ -78,7 +78,7 @@ def rlctl(root: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_runs_prints_one_line_a_run_and_says_what_is_damaged(root):
+def test_runs_prints_one_line_per_run_and_warns_of_damaged_records(root):
     done = rlctl(root, "runs")
     assert done.returncode == 0
     lines = [line.split("  ") for line in done.stdout.splitlines()]
@@ -134,12 +134,12 @@ def test_runs_json_limit_and_state(root):
     assert len(rlctl(root, "runs", "-n", "1", "--all").stdout.splitlines()) == 4
 
 
-def test_runs_are_looked_for_where_the_base_recipe_puts_them():
+def test_the_default_root_is_run_dir_of_the_base_recipe():
     base = LIBRARY / "trainer" / "local.yaml"
     assert yaml.safe_load(base.read_text())["run_dir"] == str(DEFAULT_ROOT)
 
 
-def test_runs_of_an_empty_place(tmp_path):
+def test_runs_of_an_empty_root(tmp_path):
     done = rlctl(tmp_path / "runs", "runs")
     assert (done.returncode, done.stdout) == (0, "")
     assert "no runs in" in done.stderr
@@ -166,7 +166,7 @@ def test_show(root):
     assert full["record"]["recipe"] == "ppo"
 
 
-def test_piped_tables_end_where_their_text_does(root):
+def test_piped_tables_are_not_wrapped_or_padded(root):
     RunDir(root / "demo" / "first").update(command=["rlctl", "train", "ppo", "x" * 500])
     lines = rlctl(root, "show", "first").stdout.splitlines()
     assert max(map(len, lines)) > 500
@@ -195,11 +195,11 @@ def test_samples_go_through_a_pager_on_a_terminal(root, changes, colours):
     seen = child.before or ""
     assert "paged:" in seen
     assert "#### 2" in seen
-    assert ("\x1b[30;43mbold" in seen) == colours  # what was sought is marked
+    assert ("\x1b[30;43mbold" in seen) == colours  # matches are highlighted
     assert ("\x1b[1;32mright" in seen) == colours
 
 
-def test_show_tells_of_alarms(root):
+def test_show_prints_alarms(root):
     RunDir(root / "demo" / "second").event(
         "alarm",
         step=7,
@@ -216,7 +216,7 @@ def test_show_tells_of_alarms(root):
     assert [(alarm["name"], alarm["step"], alarm["over"]) for alarm in shown] == [("kl", 7, None)]
 
 
-def test_show_of_a_damaged_run_shows_what_there_is(root):
+def test_show_of_a_damaged_run_prints_the_readable_part(root):
     done = rlctl(root, "show", "third")
     assert done.returncode == 0
     assert "third  broken" in done.stdout
@@ -224,7 +224,7 @@ def test_show_of_a_damaged_run_shows_what_there_is(root):
     assert "not a run record" in done.stderr
 
 
-def test_show_what_is_not_there(root):
+def test_show_of_missing_runs_and_samples(root):
     done = rlctl(root, "show", "frist")
     assert (done.returncode, done.stdout) == (4, "")
     assert done.stderr.splitlines()[0] == "error: no run is named 'frist'"
@@ -240,8 +240,8 @@ def test_samples(root):
         "wrong",
         "wrong",
     ]
-    assert "response: #### 2 [bold]" in done.stdout  # the text of a model is never markup
-    assert "response: \\x1b[31m#### 4" in done.stdout  # nor a command to the terminal
+    assert "response: #### 2 [bold]" in done.stdout  # a model's text is not parsed as markup
+    assert "response: \\x1b[31m#### 4" in done.stdout  # nor sent to the terminal as control codes
     assert done.stderr == "note: 3 of 3 samples of step 2\n"
     wrong = json.loads(rlctl(root, "show", "first", "--wrong", "--step", "2", "--json").stdout)
     assert [sample["score"] for sample in wrong["samples"]] == [0.0, 0.0]

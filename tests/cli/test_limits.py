@@ -1,4 +1,4 @@
-"""`--max-time` and `--save-by`: what is a time and what is not."""
+"""`--max-time` and `--save-by`: valid and invalid times."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from rlctl.errors import UsageError
         ("1-12:00:00", 129600),
     ],
 )
-def test_a_time_to_run(text: str, seconds: int) -> None:
+def test_valid_durations(text: str, seconds: int) -> None:
     assert Limits(text, None, 0).end_by() == pytest.approx(time.time() + seconds, abs=5)
 
 
 @pytest.mark.parametrize("text", ["", "90", "0s", "3h50", "m", "-5m", "1:5:00", "soon"])
-def test_no_time_to_run(text: str) -> None:
+def test_invalid_durations(text: str) -> None:
     if not text:
         assert Limits(text, None, 0).end_by() is None
         return
@@ -36,7 +36,7 @@ def test_no_time_to_run(text: str) -> None:
         Limits(text, None, 0).end_by()
 
 
-def test_a_time_of_the_day_is_the_next_one_and_a_date_is_that_date() -> None:
+def test_a_time_of_day_is_its_next_occurrence_and_a_date_is_that_date() -> None:
     now = datetime.now().astimezone().replace(microsecond=0)
     later, earlier = now + timedelta(minutes=2), now - timedelta(minutes=2)
     assert Limits(None, f"{later:%H:%M:%S}", 0).end_by() == pytest.approx(later.timestamp(), abs=1)
@@ -51,6 +51,6 @@ def test_a_time_of_the_day_is_the_next_one_and_a_date_is_that_date() -> None:
     ("text", "message"),
     [("25:00", "not a valid"), ("tomorrow", "not a valid"), ("2001-01-01T00:00", "in the past")],
 )
-def test_no_moment_to_come(text: str, message: str) -> None:
+def test_invalid_and_past_times(text: str, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         Limits(None, text, 0).end_by()

@@ -1,4 +1,4 @@
-"""`rlctl prep` and `rlctl data`: what is written, what is said, and where."""
+"""`rlctl prep` and `rlctl data`: files, summaries and errors."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def source(tmp_path: Path) -> Path:
 
 
 def test_arithmetic_is_the_same_for_the_same_seed(tmp_path: Path) -> None:
-    def made(name: str, *options: object) -> dict[str, Any]:
+    def prepare(name: str, *options: object) -> dict[str, Any]:
         result = run(
             "prep",
             "arithmetic",
@@ -63,14 +63,14 @@ def test_arithmetic_is_the_same_for_the_same_seed(tmp_path: Path) -> None:
         assert result.exit_code == 0, result.output
         return json.loads(result.stdout)
 
-    first = made("a", "--seed", 7)
+    first = prepare("a", "--seed", 7)
     assert [first[split]["num_rows"] for split in ("train", "val")] == [300, 40]
     assert (
         first["train"]["sha256"]
-        == made("b", "--seed", 7)["train"]["sha256"]
-        != made("c", "--seed", 8)["train"]["sha256"]
+        == prepare("b", "--seed", 7)["train"]["sha256"]
+        != prepare("c", "--seed", 8)["train"]["sha256"]
     )
-    careless = made("d", "--seed", 7, "--careless", 1.0)
+    careless = prepare("d", "--seed", 7, "--careless", 1.0)
     assert careless["train"]["sha256"] != first["train"]["sha256"]
     assert careless["val"]["sha256"] == first["val"]["sha256"]
     train, val = (read_rows(tmp_path / "a" / f"{split}.parquet") for split in ("train", "val"))
@@ -100,8 +100,8 @@ def test_gsm8k_drops_and_counts_long_prompts(tmp_path: Path, source: Path, model
     result = run(*arguments, "--json")
     assert result.exit_code == 0, result.output
     summary = json.loads(result.stdout)["train"]
-    # A byte a token: the question, a space and the instruction (66), "user" and two line ends (6), three special tokens,
-    # "assistant" and a line end (10).
+    # One token per byte: the question, a space and the instruction (66), "user" and two line ends
+    # (6), three special tokens, "assistant" and a line end (10).
     lengths = [100 * i + 1 + 66 + 6 + 3 + 10 for i in range(1, 5)]
     assert summary["prompt_tokens"] == {
         "min": lengths[0],
@@ -119,9 +119,7 @@ def test_gsm8k_drops_and_counts_long_prompts(tmp_path: Path, source: Path, model
     assert re.search(r"\d+-\d+ +1 +█", result.stderr)
 
 
-def test_nothing_is_written_when_something_is_wrong(
-    tmp_path: Path, source: Path, model: Path
-) -> None:
+def test_errors_leave_no_file(tmp_path: Path, source: Path, model: Path) -> None:
     out = tmp_path / "out"
     arguments = ("prep", "gsm8k", "--source", source, "--out", out)
     assert isinstance(error(*arguments, "--max-prompt-length", 5), UsageError)
@@ -202,14 +200,16 @@ def test_data_show(tmp_path: Path, model: Path) -> None:
     assert isinstance(error("data", "show", file, "--model", tmp_path), ConfigError)
 
 
-def test_the_help_has_an_example_and_loads_nothing_heavy() -> None:
+def test_help_has_an_example_and_imports_nothing_heavy() -> None:
     code = (
         "import sys\n"
         "from typer.testing import CliRunner\n"
         "from rlctl.cli.commands import data, prep, reward\n"
-        "for app, names in ((prep.app, ('gsm8k', 'arithmetic', 'jsonl')), (data.app, ('show',)), (reward.app, ('test',))):\n"
-        "    for name in names:\n"
-        "        assert 'Example: rlctl' in CliRunner().invoke(app, [name, '--help']).stdout, name\n"
-        "assert not {'torch', 'ray', 'transformers', 'pyarrow', 'hydra', 'pandas'} & sys.modules.keys()\n"
+        "sets = [(prep.app, name) for name in ('gsm8k', 'arithmetic', 'jsonl')]\n"
+        "for app, name in [*sets, (data.app, 'show'), (reward.app, 'test')]:\n"
+        "    shown = CliRunner().invoke(app, [name, '--help']).stdout\n"
+        "    assert 'Example: rlctl' in shown, name\n"
+        "heavy = {'torch', 'ray', 'transformers', 'pyarrow', 'hydra', 'pandas'}\n"
+        "assert not heavy & sys.modules.keys()\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

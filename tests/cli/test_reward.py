@@ -1,4 +1,4 @@
-"""`rlctl reward test`: stored answers are scored as training would."""
+"""`rlctl reward test`: scores of stored responses."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rlctl.cli.commands import reward
 from rlctl.data_prep.rows import PromptRow, write_rows
 from rlctl.errors import ConfigError, NotFoundError, UsageError
 
-ANSWERS = ["it is 18", "#### 18.0", "#### 19"]
+RESPONSES = ["it is 18", "#### 18.0", "#### 19"]
 
 
 @pytest.fixture
@@ -31,16 +31,16 @@ def rows(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def answers(tmp_path: Path) -> Path:
-    (tmp_path / "answers.jsonl").write_text(
-        "\n".join(json.dumps({"response": text}) for text in ANSWERS)
+def responses(tmp_path: Path) -> Path:
+    (tmp_path / "responses.jsonl").write_text(
+        "\n".join(json.dumps({"response": text}) for text in RESPONSES)
     )
-    return tmp_path / "answers.jsonl"
+    return tmp_path / "responses.jsonl"
 
 
-def run(rows: Path, answers: Path, *arguments: str) -> Result:
+def run(rows: Path, responses: Path, *arguments: str) -> Result:
     return CliRunner().invoke(
-        reward.app, ["test", "--data", str(rows), "--responses", str(answers), *arguments]
+        reward.app, ["test", "--data", str(rows), "--responses", str(responses), *arguments]
     )
 
 
@@ -59,20 +59,20 @@ def scores(*arguments: Any) -> list[float]:
         ("verl_flexible", [1, 0, 0]),
     ],
 )
-def test_each_method(rows: Path, answers: Path, method: str, wanted: list[float]) -> None:
-    assert scores(rows, answers, f"reward.gsm8k.method={method}") == wanted
+def test_each_method(rows: Path, responses: Path, method: str, wanted: list[float]) -> None:
+    assert scores(rows, responses, f"reward.gsm8k.method={method}") == wanted
 
 
-def test_each_form_of_answers(rows: Path, tmp_path: Path) -> None:
-    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, ANSWERS)))
-    (tmp_path / "a.json").write_text(json.dumps([{"response": text} for text in ANSWERS]))
-    (tmp_path / "a.txt").write_text("\n".join(ANSWERS) + "\n")
-    pq.write_table(pa.table({"response": ANSWERS}), tmp_path / "a.parquet")
+def test_each_format_of_responses(rows: Path, tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, RESPONSES)))
+    (tmp_path / "a.json").write_text(json.dumps([{"response": text} for text in RESPONSES]))
+    (tmp_path / "a.txt").write_text("\n".join(RESPONSES) + "\n")
+    pq.write_table(pa.table({"response": RESPONSES}), tmp_path / "a.parquet")
     for name in ("a.jsonl", "a.json", "a.txt", "a.parquet"):
         assert scores(rows, tmp_path / name, "reward.gsm8k.method=flexible") == [1, 1, 0], name
 
 
-def test_several_answers_a_row_stand_side_by_side(tmp_path: Path) -> None:
+def test_several_responses_per_row_are_consecutive(tmp_path: Path) -> None:
     write_rows(
         tmp_path / "two.parquet",
         [PromptRow("s", [{"role": "user", "content": "?"}], truth) for truth in ("1", "2")],
@@ -81,14 +81,14 @@ def test_several_answers_a_row_stand_side_by_side(tmp_path: Path) -> None:
     assert scores(tmp_path / "two.parquet", tmp_path / "four.txt") == [1, 0, 0, 1]
 
 
-def test_a_users_own_function_and_its_failures(rows: Path, answers: Path, tmp_path: Path) -> None:
+def test_a_custom_function_and_its_failures(rows: Path, responses: Path, tmp_path: Path) -> None:
     mine = tmp_path / "my reward.py"
     mine.write_text(
         "def f(solution_str, extra_info, **kwargs):\n"
         "    if extra_info['i'] == 1: raise RuntimeError('boom')\n"
         "    return {'score': 0.5, 'length': len(solution_str)}\n"
     )
-    result = run(rows, answers, "--reward", f"{mine}:f", "--json")
+    result = run(rows, responses, "--reward", f"{mine}:f", "--json")
     assert result.exit_code == 0, result.output
     report = json.loads(result.stdout)
     assert [each["score"] for each in report["answers"]] == [0.5, 0.0, 0.5]
@@ -96,15 +96,15 @@ def test_a_users_own_function_and_its_failures(rows: Path, answers: Path, tmp_pa
     assert report["answers"][1]["error"] == f"RuntimeError: boom ({mine}:2)"
     assert (report["num_errors"], report["num_timeouts"]) == (1, 0)
     assert report["mean"] == pytest.approx(1 / 3)
-    shown = run(rows, answers, "--reward", f"{mine}:f")
+    shown = run(rows, responses, "--reward", f"{mine}:f")
     assert "length 8" in shown.stdout
     assert "mean score 0.3333, 1 errors" in shown.stderr
 
 
-def test_what_does_not_fit(rows: Path, answers: Path, tmp_path: Path) -> None:
+def test_invalid_inputs(rows: Path, responses: Path, tmp_path: Path) -> None:
     assert isinstance(run(rows, tmp_path / "none").exception, NotFoundError)
-    assert isinstance(run(rows, answers, "--reward", "gms8k").exception, ConfigError)
-    assert isinstance(run(rows, answers, "reward.gsm8k.method=loose").exception, ConfigError)
+    assert isinstance(run(rows, responses, "--reward", "gms8k").exception, ConfigError)
+    assert isinstance(run(rows, responses, "reward.gsm8k.method=loose").exception, ConfigError)
     (tmp_path / "four.txt").write_text("1\n2\n3\n4\n")
     assert "4 responses for 3 rows" in str(run(rows, tmp_path / "four.txt").exception)
     assert isinstance(run(rows, tmp_path / "four.txt").exception, UsageError)

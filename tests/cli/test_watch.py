@@ -1,4 +1,4 @@
-"""`rlctl watch` and `rlctl logs` beside a run that another process drives."""
+"""`rlctl watch` and `rlctl logs` of a run that another process executes."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from rlctl.tracking.jsonl import JsonlTracker
 from rlctl.tracking.tracker import RunInfo
 
 ACC = "val-core/x/acc/mean@1"
-TIMEOUT_S = 300  # reached only by a command that hangs, on a machine of any speed
+TIMEOUT_S = 300  # reached only if a command hangs
 
-# Three steps; each waits for a line on stdin. Like a worker, it writes its log before the run's
-# record says that the run has finished.
+# Logs three steps and waits for a line on stdin after each. Like a worker, it writes its log before
+# the run's record is marked as finished.
 DRIVER = """
 import sys
 import termios
@@ -41,7 +41,8 @@ run.update(state="running", total_steps=3)
 log = (run.attempt / "main-0.log").open("a", buffering=1)
 for step in (1, 2, 3):
     log.write(f"worker at {step}\\n")
-    trackers.log(step, {"critic/score/mean": step / 4, "timing_s/step": 2.0, "actor/skipped_updates": float(step == 2)})
+    metrics = {"critic/score/mean": step / 4, "timing_s/step": 2.0}
+    trackers.log(step, metrics | {"actor/skipped_updates": float(step == 2)})
     print("logged", flush=True)
     sys.stdin.readline()
 log.write("the last word")
@@ -51,6 +52,8 @@ run.finish("finished", 0)
 
 
 class Driver:
+    """Process that executes a run of three steps, one per call of `next_step`."""
+
     def __init__(self, root: Path) -> None:
         self.process = subprocess.Popen(
             [sys.executable, "-c", DRIVER, str(root)],
@@ -65,7 +68,7 @@ class Driver:
         assert self.process.stdout is not None
         assert self.process.stdout.readline() == "logged\n"
 
-    def go_on(self) -> None:
+    def next_step(self) -> None:
         assert self.process.stdin is not None
         self.process.stdin.write("\n")
 
@@ -86,7 +89,7 @@ def environment() -> dict[str, str]:
     } | {"TERM": "xterm-256color"}
 
 
-def beside(folder: Path, *arguments: str) -> subprocess.Popen[str]:
+def start(folder: Path, *arguments: str) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "rlctl", *arguments]
     return subprocess.Popen(
         command,
@@ -113,22 +116,22 @@ def rlctl(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 def test_watch_and_logs_follow_a_run_to_its_end(driver: Driver, tmp_path: Path) -> None:
     watching, reading = (
-        beside(tmp_path, "watch", "r"),
-        beside(tmp_path, "logs", "r", "--role", "main", "-f"),
+        start(tmp_path, "watch", "r"),
+        start(tmp_path, "logs", "r", "--role", "main", "-f"),
     )
     assert watching.stdout is not None
     assert reading.stdout is not None
     assert watching.stdout.readline() == "step 1/3  reward 0.250  2.0 s/step\n"
     assert reading.stdout.readline() == "worker at 1\n"
-    driver.go_on()
+    driver.next_step()
     driver.wait()
     assert watching.stdout.readline() == "step 2/3  reward 0.500  2.0 s/step  eta 2.0 s\n"
     assert watching.stdout.readline().startswith("alarm: step 2: 1 updates skipped")
     assert reading.stdout.readline() == "worker at 2\n"
     assert watching.poll() is None
-    driver.go_on()
+    driver.next_step()
     driver.wait()
-    driver.go_on()
+    driver.next_step()
     out, err = watching.communicate(timeout=TIMEOUT_S)
     assert sorted(out.splitlines()) == [
         "alarm over: step 3: no more updates are skipped",
@@ -140,8 +143,8 @@ def test_watch_and_logs_follow_a_run_to_its_end(driver: Driver, tmp_path: Path) 
     assert reading.returncode == 0
 
 
-def test_both_end_when_the_driver_is_killed(driver: Driver, tmp_path: Path) -> None:
-    watching, reading = beside(tmp_path, "watch", "r"), beside(tmp_path, "logs", "r", "-f")
+def test_watch_and_logs_end_when_the_run_is_killed(driver: Driver, tmp_path: Path) -> None:
+    watching, reading = start(tmp_path, "watch", "r"), start(tmp_path, "logs", "r", "-f")
     for each in (watching, reading):
         assert each.stdout is not None
         each.stdout.readline()
@@ -165,23 +168,23 @@ def on_a_terminal(*words: str, cwd: Path) -> pexpect.spawn[str]:
     )
 
 
-def test_a_live_panel_on_a_terminal(driver: Driver, tmp_path: Path) -> None:
+def test_watch_shows_a_live_panel_on_a_terminal(driver: Driver, tmp_path: Path) -> None:
     child = on_a_terminal("watch", "r", cwd=tmp_path)
     child.expect("step 1/3")
     child.expect(r"last step [\d.]+ s ago")
-    driver.go_on()
+    driver.next_step()
     driver.wait()
     child.expect("alarm")
     child.sendintr()
     child.expect(pexpect.EOF)
     child.close()
     assert child.exitstatus == 130
-    assert driver.process.poll() is None  # the run goes on
-    assert (child.before or "").rindex("\x1b[?25h") > 0  # the cursor is back
+    assert driver.process.poll() is None  # the run continues
+    assert (child.before or "").rindex("\x1b[?25h") > 0  # the cursor is visible again
 
 
 def stored(root: Path) -> RunDir:
-    """A finished run of two attempts: roles on two pools, two ranks on one of them."""
+    """Write a finished run of two attempts, with roles on two pools."""
     run = RunDir.create(root, "p", "r", "ppo")
     (run.path / "config.yaml").write_text(
         "trainer: {placement: {actor: main, critic: value, reward: main, pools: {}}}"
@@ -201,8 +204,8 @@ def stored(root: Path) -> RunDir:
 
 def test_logs_by_role_rank_and_attempt(tmp_path: Path) -> None:
     stored(tmp_path / "runs")
-    whole = rlctl(tmp_path, "logs", "r").stdout.splitlines()
-    assert [line.split(" | ")[0].strip() for line in whole] == ["main-0"] * 2 + ["main-1"] * 2 + [
+    lines = rlctl(tmp_path, "logs", "r").stdout.splitlines()
+    assert [line.split(" | ")[0].strip() for line in lines] == ["main-0"] * 2 + ["main-1"] * 2 + [
         "main-10"
     ] + ["value-0"] * 3
     assert rlctl(tmp_path, "logs", "r", "--role", "critic").stdout == "v1\nv2\nv3\n"
@@ -211,7 +214,7 @@ def test_logs_by_role_rank_and_attempt(tmp_path: Path) -> None:
     assert rlctl(tmp_path, "logs", "r", "--attempt", "1").stdout == "first attempt\n"
     assert (
         rlctl(tmp_path, "logs", "r", "--rank", "0", "-f").returncode == 0
-    )  # a run that has ended is not waited for
+    )  # -f does not wait for a finished run
 
 
 @pytest.mark.parametrize(
@@ -226,7 +229,7 @@ def test_logs_by_role_rank_and_attempt(tmp_path: Path) -> None:
         (["--rank", "7"], "no process of rank 7", "there are: 0, 1, 10, 0"),
     ],
 )
-def test_logs_that_are_not_there(
+def test_missing_logs_are_not_found(
     tmp_path: Path, arguments: list[str], message: str, hint: str
 ) -> None:
     stored(tmp_path / "runs")
@@ -236,7 +239,7 @@ def test_logs_that_are_not_there(
     assert hint in done.stderr
 
 
-def test_a_run_that_goes_back_is_shown_anew(tmp_path: Path) -> None:
+def test_the_panel_restarts_when_a_run_resumes_from_an_earlier_step(tmp_path: Path) -> None:
     from rlctl.runs.store import RunStore
     from rlctl.runs.watch import RunWatcher
 
@@ -261,12 +264,12 @@ def test_a_run_that_goes_back_is_shown_anew(tmp_path: Path) -> None:
     assert time.monotonic() - watched.panel.began < 60
 
 
-def test_the_list_of_runs_is_drawn_anew_until_ctrl_c(driver: Driver, tmp_path: Path) -> None:
-    """A step and a run that are there since are shown; then the terminal is as it was."""
+def test_runs_watch_refreshes_until_ctrl_c(driver: Driver, tmp_path: Path) -> None:
+    """Show new steps and new runs, and restore the terminal at the end."""
     child = on_a_terminal("runs", "-w", cwd=tmp_path)
     before = termios.tcgetattr(child.child_fd)
     child.expect(r"running.*1/3")
-    driver.go_on()
+    driver.next_step()
     driver.wait()
     child.expect(r"running.*2/3")
     RunDir.create(tmp_path / "runs", "p", "another", "grpo").finish("finished", 0)
@@ -276,5 +279,5 @@ def test_the_list_of_runs_is_drawn_anew_until_ctrl_c(driver: Driver, tmp_path: P
     assert termios.tcgetattr(child.child_fd) == before
     child.close()
     assert child.exitstatus == 130
-    assert (child.before or "").rindex("\x1b[?25h") > 0  # the cursor is back
+    assert (child.before or "").rindex("\x1b[?25h") > 0  # the cursor is visible again
     assert driver.process.poll() is None
