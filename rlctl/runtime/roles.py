@@ -29,7 +29,7 @@ class LearningRole(ModelRole, Protocol):
     """Role whose weights are trained and saved in checkpoints."""
 
     def save(self, folder: Path) -> None:
-        """Copy weights, optimizer and random state, and write them to `folder` in the background."""
+        """Copy weights, optimizer and random state; write them to `folder` in the background."""
         ...
 
     def state_bytes(self) -> int:

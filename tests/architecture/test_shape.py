@@ -22,13 +22,13 @@ NAMES_THAT_SAY_NOTHING = {"utils", "util", "common", "helpers", "helper", "misc"
 # A broad handler that does not raise must have a fallback: where, and which.
 MAY_CATCH_EVERYTHING = {
     "rlctl/__main__.py::main": "outermost frame: one line, a crash file and exit code 70",
-    "rlctl/tracking/fanout.py::Trackers._call_direct": "a tracker may fail; the run continues and warns once",
-    "rlctl/tracking/async_tracker.py::AsyncTracker._apply": "a tracker may fail; the run continues and warns once",
+    "rlctl/tracking/fanout.py::Trackers._call_direct": "a tracker may fail; one warning",
+    "rlctl/tracking/async_tracker.py::AsyncTracker._apply": "a tracker may fail; one warning",
     "rlctl/tracking/async_tracker.py::AsyncTracker._run": "re-raised in the waiting thread",
     "rlctl/runtime/cluster/session.py::_start.start": "re-raised in the waiting thread",
     "rlctl/runtime/cluster/jobs.py::_within.ask": "re-raised in the waiting thread",
-    "rlctl/runtime/rewards/functions.py::call_reward": "user code may raise anything: scores 0 with the reason",
-    "rlctl/runtime/workers/background.py::_guarded": "written to a file that the controller waits for",
+    "rlctl/runtime/rewards/functions.py::call_reward": "user code may raise anything: scores 0",
+    "rlctl/runtime/workers/background.py::_guarded": "written to a file for the controller",
     "rlctl/runtime/rollout/vllm/loop.py::VLLMLoop._run": "re-raised in the waiting threads",
     "rlctl/data_prep/hub.py::hub_answers": "only checks the network; HTTP errors share no class",
 }

@@ -1,4 +1,7 @@
-"""A headless Chromium, spoken to over the DevTools protocol on a pipe: enough to open a page, ask it and press its buttons."""
+"""Headless Chromium, controlled through the DevTools protocol on a pipe.
+
+Supports what the tests need: open a page, evaluate an expression, press a button.
+"""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ def test_follow_yields_what_was_written_just_before_the_end(tmp_path: Path) -> N
     assert [line for _, line in lines] == ["second", "third, unterminated"]
 
 
-def test_a_tail_starts_again_in_a_file_that_was_replaced(tmp_path: Path) -> None:
+def test_tail_restarts_in_a_replaced_file(tmp_path: Path) -> None:
     path = tmp_path / "file"
     tail = Tail(path)
     assert list(tail.lines()) == []
@@ -38,7 +38,7 @@ def test_a_tail_starts_again_in_a_file_that_was_replaced(tmp_path: Path) -> None
     assert list(tail.lines()) == ["x"]
 
 
-def test_a_run_that_finishes_while_it_is_looked_at_is_not_lost(tmp_path: Path, monkeypatch) -> None:
+def test_run_that_finishes_during_a_look_is_not_lost(tmp_path: Path, monkeypatch) -> None:
     """Its record is read while it is running, its process is looked for after it has exited."""
     run = RunDir.create(tmp_path, "p", "r", "ppo")
     gone = dataclasses.replace(run.record.process, started=run.record.process.started + 1)
@@ -59,7 +59,7 @@ def test_a_run_that_finishes_while_it_is_looked_at_is_not_lost(tmp_path: Path, m
         assert RunRecord.read(run.path / "run.json").state == "finished"
 
 
-def test_a_step_is_shown_before_its_alarm(tmp_path: Path, monkeypatch) -> None:
+def test_step_is_shown_before_its_alarm(tmp_path: Path, monkeypatch) -> None:
     """Also where the run writes both between the two files that a watcher reads."""
     run = RunDir.create(tmp_path, "p", "r", "ppo")
     watcher = RunWatcher(RunStore(tmp_path).find("r"))

@@ -80,7 +80,7 @@ def test_order_columns_and_the_best(root):
         RunStore(root).find("@best:x/y")
 
 
-def test_only_what_has_changed_is_read_again(root, monkeypatch):
+def test_index_reads_only_changed_files(root, monkeypatch):
     read: list[str] = []
 
     def spy(part):
@@ -112,7 +112,7 @@ def test_only_what_has_changed_is_read_again(root, monkeypatch):
 
 
 @pytest.mark.parametrize("damage", ["missing", "garbage", "locked"])
-def test_the_index_is_only_an_index(root, damage):
+def test_index_can_be_deleted(root, damage):
     before = [run.key for run in RunStore(root).runs()]
     index = root / INDEX_FILE
     assert index.exists()
@@ -142,7 +142,7 @@ for _ in range(15):
 """
 
 
-def test_processes_that_list_and_reindex_at_once_do_no_harm(root):
+def test_concurrent_listing_and_reindexing(root):
     readers = [
         subprocess.Popen(
             [sys.executable, "-c", READER, str(root), kind], stderr=subprocess.PIPE, text=True
@@ -158,7 +158,7 @@ def test_processes_that_list_and_reindex_at_once_do_no_harm(root):
     assert RunStore(root).find("c").record.total_steps == 99  # type: ignore[union-attr]
 
 
-def test_comparison_at_the_step_that_all_share(root):
+def test_compare_uses_the_last_common_step(root):
     runs = [RunStore(root).find(name) for name in ("a", "b")]
     both = compare(runs)
     assert both.settings == {"actor.lr": [1e-3, 1e-4]}
@@ -172,7 +172,7 @@ def test_comparison_at_the_step_that_all_share(root):
     assert with_empty.metrics[ACC].at == [0.5, None]
 
 
-def test_tags_and_notes_are_kept_beside_the_record(root):
+def test_tags_and_notes_are_in_a_file_of_their_own(root):
     folder = root / "p" / "a"
     before = (folder / "run.json").read_bytes()
     assert change_tags(folder, ["good", "+old", "draft"]).tags == ("good", "old", "draft")
@@ -188,7 +188,7 @@ def test_tags_and_notes_are_kept_beside_the_record(root):
             change_tags(folder, [bad])
 
 
-def test_what_is_removed_can_be_brought_back(root):
+def test_removed_runs_can_be_restored(root):
     store = RunStore(root)
     content = {
         path.name: path.read_bytes() for path in (root / "p" / "a").iterdir() if path.is_file()
@@ -213,7 +213,7 @@ def test_what_is_removed_can_be_brought_back(root):
         trash.restore(root, "a")
 
 
-def test_a_run_that_goes_on_is_not_removed(root):
+def test_active_runs_are_not_removed(root):
     RunDir(root / "p" / "a").update(state="running")
     with pytest.raises(ConflictError, match="a is running"):
         trash.check_removable(RunStore(root).find("a"))
@@ -231,7 +231,7 @@ def rlctl(root: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_the_commands(root):
+def test_registry_commands(root):
     listed = rlctl(
         root,
         "runs",

@@ -27,7 +27,10 @@ CHROMIUM = (
     shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 )
 ACC = "val-core/arithmetic/acc/mean@1"
-EVIL = "</script><script>document.title='hacked'</script><img src=x onerror=\"document.title='hacked'\"> {{script}} <!-- #### 3"
+EVIL = (
+    "</script><script>document.title='hacked'</script>"
+    "<img src=x onerror=\"document.title='hacked'\"> {{script}} <!-- #### 3"
+)
 
 
 def sample(number: int, step: int) -> Sample:
@@ -123,7 +126,7 @@ def browser(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Br
         yield browser
 
 
-def test_figures_are_drawn_and_nothing_complains(browser: Browser) -> None:
+def test_figures_are_drawn_without_console_errors(browser: Browser) -> None:
     titles = browser.ask(
         "[...document.querySelectorAll('.chart h3')].map(each => each.textContent)"
     )
@@ -139,7 +142,8 @@ def test_figures_are_drawn_and_nothing_complains(browser: Browser) -> None:
         *("Time by phase, first", "Time by phase, second", "Any metric"),
     ]
     drawn = browser.ask(
-        "plots.map(({element}) => element.querySelectorAll('.scatterlayer .trace, .barlayer .trace').length)"
+        "plots.map(({element}) => element.querySelectorAll("
+        "'.scatterlayer .trace, .barlayer .trace').length)"
     )
     assert drawn == [2, 2, 2, 2, 2, 2, 3, 3, 2]
     reward = browser.ask("plots[0].element.data.map(trace => [trace.name, trace.x, trace.y])")
@@ -167,7 +171,8 @@ def test_one_legend_hides_a_run_everywhere(browser: Browser) -> None:
 
 def choose(browser: Browser, control: str, value: str, event: str = "change") -> None:
     browser.ask(
-        f"$('{control}').value = {json.dumps(value)}, $('{control}').dispatchEvent(new Event('{event}')), null"
+        f"$('{control}').value = {json.dumps(value)}, "
+        f"$('{control}').dispatchEvent(new Event('{event}')), null"
     )
 
 
@@ -217,7 +222,10 @@ def test_the_sample_browser_filters(browser: Browser) -> None:
 
 
 def test_settings_with_their_origins(browser: Browser) -> None:
-    rows = "[...document.querySelectorAll('#settings tbody tr')].map(row => [...row.cells].map(cell => cell.innerText))"
+    rows = (
+        "[...document.querySelectorAll('#settings tbody tr')]"
+        ".map(row => [...row.cells].map(cell => cell.innerText))"
+    )
     lr = [
         "actor_rollout_ref.actor.optim.lr",
         "1e-05\noverride …lr=1e-05",
@@ -254,7 +262,7 @@ def test_one_run_on_a_phone(root: Path, tmp_path: Path) -> None:
         assert browser.errors == []
 
 
-def test_nothing_of_the_page_is_fetched(root: Path, tmp_path: Path) -> None:
+def test_page_fetches_nothing(root: Path, tmp_path: Path) -> None:
     rlctl(root.parent, "report", "first", "-o", str(tmp_path / "x.html"))
     text = (tmp_path / "x.html").read_text()
     assert len(text) < 6_000_000
@@ -264,7 +272,7 @@ def test_nothing_of_the_page_is_fetched(root: Path, tmp_path: Path) -> None:
     assert not re.search(r"(src|href)=.?(https?:)?//", ours)
 
 
-def test_without_plotly_the_command_says_what_to_install(root: Path, tmp_path: Path) -> None:
+def test_missing_plotly_names_the_extra(root: Path, tmp_path: Path) -> None:
     (tmp_path / "plotly").mkdir()
     (tmp_path / "plotly" / "__init__.py").write_text(
         "raise ModuleNotFoundError('no plotly', name='plotly')"
@@ -274,7 +282,7 @@ def test_without_plotly_the_command_says_what_to_install(root: Path, tmp_path: P
     assert "pip install 'rlctl[report]'" in done.stderr
 
 
-def test_a_long_run_is_thinned_but_keeps_its_validations() -> None:
+def test_long_run_is_downsampled_but_keeps_validations() -> None:
     rows = [
         {"step": step, "a": step, "timing_s/step": 3.6} | ({ACC: 0.5} if step % 777 == 0 else {})
         for step in range(10_000)
@@ -289,7 +297,7 @@ def test_a_long_run_is_thinned_but_keeps_its_validations() -> None:
     assert columns["metrics"]["a"] == steps
 
 
-def test_alarms_of_steps_that_were_taken_back_have_not_happened(tmp_path: Path) -> None:
+def test_alarms_of_discarded_steps_are_left_out(tmp_path: Path) -> None:
     run = RunDir.create(tmp_path, "p", "r", "ppo")
     for step, kind, name in [
         (3, "alarm", "kl"),
@@ -305,7 +313,7 @@ def test_alarms_of_steps_that_were_taken_back_have_not_happened(tmp_path: Path) 
     assert found == [("kl", 3, None), ("kl", 8, None)]
 
 
-def test_a_run_without_anything_yet(tmp_path: Path) -> None:
+def test_report_of_a_run_without_metrics(tmp_path: Path) -> None:
     RunDir.create(tmp_path, "p", "r", "ppo")
     made = content([RunStore(tmp_path).find("r")], 50)
     assert made["runs"][0]["x"] == {"step": [], "hours": [], "tokens": []}

@@ -22,7 +22,7 @@ def lines(path: Path) -> list[dict]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def test_a_new_run_has_its_folders_its_record_and_its_first_attempt(tmp_path):
+def test_new_run_has_folders_record_and_attempt(tmp_path):
     run = RunDir.create(tmp_path, "gsm8k", None, "recipes/my_ppo.yaml")
     assert run.path.parent == tmp_path / "gsm8k"
     assert re.fullmatch(r"my_ppo-\d{6}-\d{6}-[a-z]{3}", run.path.name)
@@ -50,7 +50,7 @@ def test_a_new_run_has_its_folders_its_record_and_its_first_attempt(tmp_path):
     assert run.metrics == run.path / "metrics.jsonl"
 
 
-def test_the_life_of_a_run_is_in_its_record_and_its_events(tmp_path):
+def test_record_and_events_follow_the_run(tmp_path):
     run = RunDir.create(tmp_path, "p", "first", "ppo")
     run.update(state="running", total_steps=40, seeds={"trainer": 1})
     with (run.path / "events.jsonl").open("a") as file:
@@ -100,7 +100,7 @@ def test_config_and_origins_are_written_as_given(tmp_path):
         assert changed_settings(run.path) == {}
 
 
-def test_a_taken_name_is_a_conflict_that_names_a_free_one_and_touches_nothing(tmp_path):
+def test_existing_name_is_a_conflict_with_a_suggestion(tmp_path):
     RunDir.create(tmp_path, "p", "r", "ppo")
     RunDir.create(tmp_path, "p", "r-2", "ppo")
     before = sorted(tmp_path.rglob("*"))
@@ -112,7 +112,7 @@ def test_a_taken_name_is_a_conflict_that_names_a_free_one_and_touches_nothing(tm
 
 
 @pytest.mark.parametrize("name", ["", "a/b", "..", ".hidden", "-n", "@last", "a\nb"])
-def test_names_that_are_no_folder_names_are_refused(tmp_path, name):
+def test_invalid_folder_names_are_refused(tmp_path, name):
     with pytest.raises(UsageError):
         check_free(tmp_path, "p", name)
     with pytest.raises(UsageError):
@@ -120,24 +120,24 @@ def test_names_that_are_no_folder_names_are_refused(tmp_path, name):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_names_of_other_alphabets_are_fine(tmp_path):
+def test_unicode_names_are_accepted(tmp_path):
     assert (
         RunDir.create(tmp_path, "проект", "qwen2.5_0.5b lr=1e-6 β", "ppo").record.name
         == "qwen2.5_0.5b lr=1e-6 β"
     )
 
 
-def test_a_place_that_cannot_be_written_is_a_resource_error(tmp_path):
+def test_unwritable_folder_is_a_resource_error(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ResourceError, match="cannot create the run's folder"):
         RunDir.create(tmp_path / "file", "p", "r", "ppo")
 
 
-def test_two_runs_of_the_same_second_get_two_names(tmp_path):
+def test_runs_of_one_second_get_different_names(tmp_path):
     assert len({RunDir.create(tmp_path, "p", None, "ppo").path for _ in range(20)}) == 20
 
 
-def test_a_record_of_a_later_rlctl_is_read_and_one_that_is_damaged_is_an_error(tmp_path):
+def test_newer_record_is_read_and_damaged_record_raises(tmp_path):
     path = RunDir.create(tmp_path, "p", "r", "ppo").path / "run.json"
     raw = json.loads(path.read_text())
     path.write_text(json.dumps(raw | {"mood": "good"}))
@@ -153,7 +153,7 @@ def test_a_record_of_a_later_rlctl_is_read_and_one_that_is_damaged_is_an_error(t
             RunRecord.read(path)
 
 
-def test_a_write_that_fails_leaves_the_old_file(tmp_path):
+def test_failed_write_keeps_the_old_file(tmp_path):
     path = tmp_path / "run.json"
     write_text(path, "old")
     with pytest.raises(UnicodeEncodeError):
@@ -190,12 +190,13 @@ def test_git_state(tmp_path):
     assert provenance.git_state(tmp_path) != changed
 
 
-def test_without_git_there_is_no_state(tmp_path, monkeypatch):
+def test_git_state_without_git(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     assert provenance.git_state(Path.cwd()) is None
 
 
 def test_data_hashes(tmp_path):
     (tmp_path / "a").write_bytes(b"abc")
-    expected = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"  # FIPS 180-2, appendix B.1
+    # FIPS 180-2, appendix B.1
+    expected = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
     assert provenance.data_hashes([str(tmp_path / "a")]) == {str(tmp_path / "a"): expected}

@@ -35,7 +35,7 @@ def names(runs: list[Run]) -> list[str]:
     return [run.name for run in runs]
 
 
-def test_active_runs_come_first_then_the_newest(tmp_path):
+def test_active_runs_are_listed_first(tmp_path):
     make(tmp_path, "old", "finished", 1)
     make(tmp_path, "mine", "running", 2)
     make(tmp_path, "new", "failed", 4)
@@ -43,7 +43,7 @@ def test_active_runs_come_first_then_the_newest(tmp_path):
     assert names(RunStore(tmp_path).runs()) == ["mine", "new", "other", "old"]
 
 
-def test_no_folder_no_runs(tmp_path):
+def test_missing_folder_has_no_runs(tmp_path):
     assert RunStore(tmp_path / "none").runs() == []
     with pytest.raises(NotFoundError, match="there are no runs"):
         RunStore(tmp_path / "none").find("@last")
@@ -77,11 +77,11 @@ def test_selectors(store, selector, found):
     assert f"{run.project}/{run.name}" == found
 
 
-def test_a_folder_is_a_selector(store):
+def test_folder_selects_a_run(store):
     assert store.find(str(store.root / "q" / "grpo")).record.id == "dddd4444"
 
 
-def test_several_matches_are_an_error_that_lists_them(store):
+def test_ambiguous_selector_lists_the_matches(store):
     with pytest.raises(UsageError, match="'pp' names 2 runs") as caught:
         store.find("pp")
     assert caught.value.problems[0].hint == "one of: p/ppo-ab, p/ppo-a"
@@ -89,7 +89,7 @@ def test_several_matches_are_an_error_that_lists_them(store):
         store.find("grpo")
 
 
-def test_no_match_is_an_error_that_names_the_near(store):
+def test_unknown_selector_suggests_similar_names(store):
     with pytest.raises(NotFoundError, match="no run is named 'gprpo'") as caught:
         store.find("gprpo")
     assert "grpo" in (caught.value.problems[0].hint or "")
@@ -107,7 +107,7 @@ time.sleep(60)
 """
 
 
-def test_a_run_whose_process_was_killed_is_lost(tmp_path):
+def test_killed_run_is_lost(tmp_path):
     driver = subprocess.Popen(
         [sys.executable, "-c", DRIVER, str(tmp_path)], stdout=subprocess.PIPE, text=True
     )
@@ -122,7 +122,7 @@ def test_a_run_whose_process_was_killed_is_lost(tmp_path):
     assert RunStore(tmp_path).find("@failed").name == "r"
 
 
-def test_whether_a_process_lives():
+def test_process_is_alive():
     me = DriverProcess.current()
     assert me.alive() is True
     assert (
@@ -132,13 +132,13 @@ def test_whether_a_process_lives():
     assert dataclasses.replace(me, host="elsewhere").alive() is None
 
 
-def test_a_run_on_another_host_is_what_its_record_says(tmp_path):
+def test_run_on_another_host_has_its_recorded_state(tmp_path):
     run = make(tmp_path, "r", "running", 1)
     run.update(process=dataclasses.replace(run.record.process, host="elsewhere"))
     assert RunStore(tmp_path).find("r").state == "running"
 
 
-def test_damaged_folders_are_listed_as_such_and_hide_no_other(tmp_path):
+def test_damaged_folders_are_listed_as_broken(tmp_path):
     make(tmp_path, "good", "finished", 1)
     (make(tmp_path, "no-record", "finished", 2).path / "run.json").unlink()
     (make(tmp_path, "bad-record", "finished", 3).path / "run.json").write_text("{")
@@ -185,9 +185,9 @@ def test_overview_and_details(tmp_path):
     run.update(total_steps=4, ended="2026-01-01T10:02:30+00:00")
     found = RunStore(tmp_path).find("r")
     brief = overview(found)
-    assert {name: brief[name] for name in ("metric", "first", "last", "best", "best_step", "step", "total_steps", "tokens")} == {
-        "metric": ACC, "first": 0.25, "last": 0.5, "best": 0.5, "best_step": 4, "step": 4, "total_steps": 4, "tokens": 300,
-    }  # fmt: skip
+    expected = {"metric": ACC, "first": 0.25, "last": 0.5, "best": 0.5, "best_step": 4}
+    expected |= {"step": 4, "total_steps": 4, "tokens": 300}
+    assert {name: brief[name] for name in expected} == expected
     assert found.seconds == 90.0
     full = details(found)
     assert full["metrics"]["critic/score/mean"] == {

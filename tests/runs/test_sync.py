@@ -16,7 +16,7 @@ from rlctl.tracking.tensorboard import TensorBoardTracker
 from tests.tracking.real import tensorboard_curves
 
 NAME = "noted_down:Notes"
-# Keeps what it is told in a file, as `step` or `=step` for answers; raises at the steps in `refused`.
+# Writes each call to a file, as `step` or `=step` for samples; raises at the steps in `refused`.
 NOTES = """
 from pathlib import Path
 class Notes:
@@ -29,7 +29,8 @@ class Notes:
         with (self.folder / "notes").open("a") as file:
             print(what, file=file)
     def log(self, step, metrics):
-        if (self.folder / "refused").exists() and str(step) in (self.folder / "refused").read_text().split():
+        refused = self.folder / "refused"
+        if refused.exists() and str(step) in refused.read_text().split():
             raise ConnectionError("no route")
         self.say(step)
     def generations(self, step, samples): self.say(f"={step}")
@@ -72,14 +73,14 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDir:
 
 
 def sent_by(run: RunDir, **choices: int) -> list[str]:
-    """What the logger is told by one sync."""
+    """Return the calls that the logger receives in one sync."""
     notes = run.path / "notes"
     notes.unlink(missing_ok=True)
     sync(RunStore(run.path.parent.parent).find("first"), NAME, **choices)
     return notes.read_text().split() if notes.exists() else []
 
 
-def test_a_logger_gets_what_follows_the_first_step_that_it_missed_once(run, capsys):
+def test_sync_sends_once_from_the_first_missing_step(run, capsys):
     with pytest.raises(ConflictError, match="first is starting"):
         sent_by(run)
     run.finish("finished", 0)
@@ -90,7 +91,7 @@ def test_a_logger_gets_what_follows_the_first_step_that_it_missed_once(run, caps
 
 
 @pytest.mark.parametrize("logger", ["jsonl", "console"])
-def test_what_shows_the_record_is_not_sent_it_again(run, logger):
+def test_sync_refuses_the_record_and_the_console(run, logger):
     run.finish("finished", 0)
     rows = run.metrics.read_text()
     with pytest.raises(UsageError, match=f"{logger} shows the run's own record"):
@@ -98,7 +99,7 @@ def test_what_shows_the_record_is_not_sent_it_again(run, logger):
     assert run.metrics.read_text() == rows
 
 
-def test_what_a_killed_attempt_told_a_logger_is_told_again(run):
+def test_sync_repeats_steps_of_a_killed_attempt(run):
     run.event("resume", step=7)
     run.finish("stopped", 130)
     assert sent_by(run) == ["start", *map(str, range(1, 10)), "stopped"]
@@ -110,14 +111,14 @@ def test_what_a_killed_attempt_told_a_logger_is_told_again(run):
     assert sent_by(run) == []
 
 
-def test_a_logger_that_begins_anew_gets_everything_and_its_id_is_kept(run):
+def test_sync_replays_everything_under_a_new_id(run):
     run.finish("finished", 0)
     (run.path / "id").write_text("other")
     assert sent_by(run) == ["start", *map(str, range(10)), "finished"]
     assert RunDir(run.path).record.trackers == {NAME: "other"}
 
 
-def test_a_new_history_that_breaks_off_is_completed_by_the_next_sync(run):
+def test_interrupted_replay_is_completed_by_the_next_sync(run):
     run.finish("finished", 0)
     (run.path / "id").write_text("other")
     (run.path / "refused").write_text("2 3 4")
@@ -127,7 +128,7 @@ def test_a_new_history_that_breaks_off_is_completed_by_the_next_sync(run):
     assert sent_by(run) == ["start", *map(str, range(2, 10)), "finished"]
 
 
-def test_what_a_logger_refuses_is_sent_by_the_next_sync(run):
+def test_refused_steps_are_sent_by_the_next_sync(run):
     run.finish("failed", 1)
     (run.path / "refused").write_text("5 7")
     with pytest.raises(
@@ -139,7 +140,7 @@ def test_what_a_logger_refuses_is_sent_by_the_next_sync(run):
     assert sent_by(run) == []
 
 
-def test_the_curves_of_tensorboard_come_out_in_the_order_of_steps(run):
+def test_tensorboard_curves_are_in_order_of_steps(run):
     tracker = TensorBoardTracker()
     config = yaml.safe_load((run.path / "config.yaml").read_text())
     run.update(trackers={"tensorboard": tracker.start(run_info(run.record, run.path, config, 9))})

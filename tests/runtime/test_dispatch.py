@@ -58,7 +58,7 @@ class Recorder(Worker):
 
     @dispatch(Dispatch.SPLIT)
     def respond(self, batch: Prompts, n: int) -> Rollouts:
-        """Return n responses per prompt: response i of a prompt is its group number, i + 1 times."""
+        """Return n responses per prompt: response i is the prompt's group number, i + 1 times."""
         rows = [[int(group)] * (i + 1) for group in batch.group for i in range(n)]
         ids = Ragged.from_rows(rows, torch.int64)
         ones = ids.like(torch.ones(len(ids.values)))

@@ -1,4 +1,4 @@
-"""Requests of lost engines: reassigned, given up, and engines restarted. Ray is replaced in process.
+"""Requests of lost engines: reassigned, given up, and engines restarted, without Ray.
 
 Real processes are in tests/distributed/test_engines.py.
 """
@@ -78,7 +78,7 @@ def generated(prompts: Prompts) -> Rollouts:
 
 
 class Processes(EngineProcesses):
-    """Engine slots without Ray. `scripts` gives the behaviour of each process, by order of start."""
+    """Engine slots without Ray; `scripts` gives each process's behaviour, by order of start."""
 
     def __init__(self, scripts: list[Script], num_engines: int = 2, call_timeout_s: float = 60.0):
         self.spec = PoolSpec("engines", num_engines, rank_info(), 60.0, call_timeout_s, False, 1.0)

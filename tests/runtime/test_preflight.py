@@ -1,4 +1,4 @@
-"""What is found wrong before a start: weights, heads, pools, memory."""
+"""Problems found before a start: weights, heads, pools, memory."""
 
 from __future__ import annotations
 
@@ -161,7 +161,8 @@ def test_model_that_reads_values_while_it_is_built_is_left_out_with_a_warning(mo
     (model / "modeling_nosy.py").write_text(
         "import torch\nfrom transformers import Qwen2ForCausalLM\n"
         "class Nosy(Qwen2ForCausalLM):\n"
-        "    def __init__(self, config):\n        super().__init__(config)\n        self.first = torch.ones(1).item()\n"
+        "    def __init__(self, config):\n        super().__init__(config)\n"
+        "        self.first = torch.ones(1).item()\n"
     )
     settings = json.loads((model / "config.json").read_text())
     (model / "config.json").write_text(

@@ -29,8 +29,9 @@ for step in (1, 2, 3):
     print("worker line", file=sys.stderr)
     print("data")
     tracker.log(step, {
-        "critic/score/mean": 0.3 * step, "actor/ppo_kl": 0.0021, "perf/throughput": 12345.6, "timing_s/step": 2.0,
-        "timing_s/gen": 1.5, "timing_s/update_actor": 0.5, "response_length/mean": 100, "response_length/clip_ratio": 0.1,
+        "critic/score/mean": 0.3 * step, "actor/ppo_kl": 0.0021, "perf/throughput": 12345.6,
+        "timing_s/step": 2.0, "timing_s/gen": 1.5, "timing_s/update_actor": 0.5,
+        "response_length/mean": 100, "response_length/clip_ratio": 0.1,
     } | ({"ACC": 0.75} if step == 3 else {}))
     if step == 2:
         tracker.alarm(Alarm("truncation", 2, 0.1, 0.1, "truncation", "longer", over=False))
@@ -49,7 +50,7 @@ def environment(**changes: str) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("extra", [{}, {"FORCE_COLOR": "1"}])
-def test_through_a_pipe_one_plain_line_a_step_on_stderr(extra):
+def test_pipe_gets_one_plain_line_per_step(extra):
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT],
         capture_output=True,
@@ -87,7 +88,7 @@ def on_a_terminal(dimensions: tuple[int, int] = (30, 100), **changes: str) -> st
 
 
 def screens(seen: str, rows: int, columns: int) -> Iterator[list[str]]:
-    """What a terminal of that size shows after each redrawing."""
+    """Yield the lines of a terminal of this size after each redraw."""
     screen = pyte.Screen(columns, rows)
     stream = pyte.Stream(screen)
     for part in seen.split("\x1b[2K"):
@@ -96,7 +97,7 @@ def screens(seen: str, rows: int, columns: int) -> Iterator[list[str]]:
         stream.feed("\x1b[2K")
 
 
-def test_on_a_terminal_a_live_display_that_gives_the_cursor_back():
+def test_live_panel_restores_the_cursor():
     seen = on_a_terminal()
     assert seen.count("\x1b[?25l") == 1  # the cursor is hidden once
     assert seen.rindex("\x1b[?25h") > seen.rindex("step ")  # and shown again after the last drawing
@@ -106,7 +107,7 @@ def test_on_a_terminal_a_live_display_that_gives_the_cursor_back():
 
 
 @pytest.mark.parametrize("columns", [60, 100])
-def test_the_panel_shows_the_course_of_the_run(columns):
+def test_panel_shows_series(columns):
     shown = [
         screen
         for screen in screens(on_a_terminal((30, columns)), 30, columns)
@@ -136,7 +137,7 @@ def test_no_color_is_honoured():
     assert "\x1b[3" not in seen
 
 
-def test_a_dumb_terminal_gets_plain_lines():
+def test_dumb_terminal_gets_plain_lines():
     seen = on_a_terminal(TERM="dumb")
     assert "step 2/3  reward 0.600" in seen
     assert "\x1b" not in seen

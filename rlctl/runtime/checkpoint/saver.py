@@ -34,7 +34,7 @@ _ABANDON_S = 10.0  # time left for a write when the run ends by an error or a si
 
 @dataclass(frozen=True)
 class Retention:
-    """Which checkpoints are kept: the newest, and the best by a metric.
+    """Rule for the checkpoints to keep: the newest, and the best by a metric.
 
     `newest` is their number; None: all. `metric` is None where no best ones are kept.
     """
