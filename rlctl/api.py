@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     from rlctl.recipes.layers import Recipe
-    from rlctl.recipes.schema import Config
     from rlctl.runs.compare import Comparison
     from rlctl.runs.run import Run
     from rlctl.runtime.evaluate import Answer
@@ -124,8 +123,9 @@ def evaluate(
         validation.metrics, validation.samples[0].response
     """
     from rlctl.runtime.evaluate import evaluate
+    from rlctl.runtime.planning.evaluation import target_config
 
-    return evaluate(_model_config(target, overrides, recipe, step, root))
+    return evaluate(target_config(target, overrides, recipe, step, root))
 
 
 def generate(
@@ -148,13 +148,14 @@ def generate(
         rlctl.generate("quickstart", ["Tom has 2 apples and buys 3. How many has he?"])[0].text
     """
     from rlctl.runtime.evaluate import answer
+    from rlctl.runtime.planning.evaluation import target_config
 
     sampling = {"n": n, "temperature": temperature, "do_sample": str(temperature > 0).lower()}
     settings = [
         f"actor_rollout_ref.rollout.val_kwargs.{key}={value}" for key, value in sampling.items()
     ]
     settings += [f"data.max_response_length={max_tokens}"] if max_tokens else []
-    config = _model_config(target, [*settings, *overrides], recipe, step, root)
+    config = target_config(target, [*settings, *overrides], recipe, step, root)
     return answer(config, [[{"role": "user", "content": prompt}] for prompt in prompts], seed)
 
 
@@ -237,7 +238,7 @@ def compare(
         rlctl.compare(["ppo-a", "ppo-b"], changed=True).settings
     """
     from rlctl.errors import UsageError
-    from rlctl.runs.compare import compare
+    from rlctl.runs.compare import compare, distinct
 
     found = distinct([_run_of(each, root) for each in runs])
     if len(found) < 2:
@@ -254,11 +255,6 @@ def find_run_or_sweep(selector: str, root: Path | None = None) -> Run | SweepDir
     if names_sweep(store.root, selector):
         return find_sweep(store.root, selector)
     return store.find(selector)
-
-
-def distinct(runs: Sequence[Run]) -> list[Run]:
-    """Return the runs without repeated folders, in order."""
-    return list({run.path.resolve(): run for run in runs}.values())
 
 
 def _run(
@@ -298,20 +294,6 @@ def _without_console(plan: Plan) -> Plan:
 
 def _run_of(run: str | Path | Run, root: Path | None) -> Run:
     return open_run(run, root) if isinstance(run, str | Path) else run
-
-
-def _model_config(
-    target: str | Path | Run,
-    overrides: Sequence[str],
-    recipe: str | Path,
-    step: int | None,
-    root: Path | None,
-) -> Config:
-    from rlctl.runtime.planning.evaluation import is_model, model_config, run_config
-
-    if isinstance(target, str | Path) and is_model(str(target)):
-        return model_config(str(target), recipe, overrides)
-    return run_config(_run_of(target, root).path, step, overrides)
 
 
 def _no_view(*_: object) -> None:

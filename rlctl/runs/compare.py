@@ -104,3 +104,8 @@ def _curves(run: Run) -> dict[str, dict[int, float]]:
 def _by_step(curves: Sequence[Curve]) -> dict[int, list[float | None]]:
     steps = sorted({step for curve in curves for step in curve})
     return {step: [curve.get(step) for curve in curves] for step in steps}
+
+
+def distinct(runs: Sequence[Run]) -> list[Run]:
+    """Return the runs without repeated folders, in order."""
+    return list({run.path.resolve(): run for run in runs}.values())

@@ -94,7 +94,7 @@ def lines_of(files: Sequence[Path], last: int | None) -> Iterator[tuple[str, str
         )
 
 
-def tail_of(logs: Sequence[Path], num_lines: int = 15) -> str:
+def format_tails(logs: Sequence[Path], num_lines: int = 15) -> str:
     """Return the path and last lines of each log."""
     parts: list[str] = []
     for log in logs:

@@ -74,7 +74,7 @@ class RunRecord:
 
 
 @contextmanager
-def ending(report: Callable[[Last, int], object]) -> Iterator[None]:
+def recorded_end(report: Callable[[Last, int], object]) -> Iterator[None]:
     """Call `report` with the final state and exit code however the block ends."""
     state, code = "failed", 70
     try:

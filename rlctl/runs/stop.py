@@ -19,7 +19,7 @@ _AGAIN_S = 1.5  # signals within one second count as one
 
 
 @dataclass(frozen=True)
-class Driven:
+class StopTarget:
     """Run or sweep with its driver.
 
     `state` reads the present state; `request` is the file for which the driver checks after each
@@ -32,38 +32,38 @@ class Driven:
     request: Path | None
 
 
-def ask(driven: Driven, now: bool) -> None:
+def request_stop(target: StopTarget, now: bool) -> None:
     """Ask the driver to finish its step, save and exit, or with `now` to exit at once.
 
     No-op for an inactive run. A local driver gets a signal, one on another host the file `request`
     on the shared disk. Raises UsageError where neither is possible.
     """
-    if driven.state() not in ACTIVE:
+    if target.state() not in ACTIVE:
         return
-    if driven.process.alive():
+    if target.process.alive():
         with suppress(ProcessLookupError):  # it has just exited
-            os.kill(driven.process.pid, signal.SIGTERM)
+            os.kill(target.process.pid, signal.SIGTERM)
             if now:
                 time.sleep(_AGAIN_S)
-                os.kill(driven.process.pid, signal.SIGTERM)
+                os.kill(target.process.pid, signal.SIGTERM)
         return
-    if driven.request is None or now:
-        hint = "run this command there" + (", or leave out --now" if driven.request else "")
+    if target.request is None or now:
+        hint = "run this command there" + (", or leave out --now" if target.request else "")
         raise UsageError(
-            f"{driven.name} is driven by process {driven.process.pid} on {driven.process.host}",
+            f"{target.name} is driven by process {target.process.pid} on {target.process.host}",
             hint=hint,
         )
-    driven.request.touch()
+    target.request.touch()
 
 
-def wait(driven: Driven, timeout_s: float) -> str:
+def wait(target: StopTarget, timeout_s: float) -> str:
     """Wait until the driver has exited; return the state. Raises RlctlError after `timeout_s`."""
     deadline = time.monotonic() + timeout_s
-    while (state := driven.state()) in ACTIVE or driven.process.alive():
+    while (state := target.state()) in ACTIVE or target.process.alive():
         if time.monotonic() > deadline:
-            place = f"process {driven.process.pid} on {driven.process.host}"
+            place = f"process {target.process.pid} on {target.process.host}"
             raise RlctlError(
-                f"{driven.name} is still {state} {timeout_s:g} s after the request to stop",
+                f"{target.name} is still {state} {timeout_s:g} s after the request to stop",
                 where=place,
                 hint="--now",
             )

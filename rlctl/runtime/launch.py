@@ -12,7 +12,7 @@ from pathlib import Path
 from rlctl.errors import DeviceMemoryError
 from rlctl.monitoring.alarms import Alarms, Limits
 from rlctl.recipes import schema
-from rlctl.runs.record import Last, ending
+from rlctl.runs.record import Last, recorded_end
 from rlctl.runs.run_dir import RunDir
 from rlctl.runs.sync import run_info
 from rlctl.runtime.build import build_reward, build_roles
@@ -55,7 +55,7 @@ def train(
         run = open_run(plan.recipe, config, start)
         on_checkpoint = stack.enter_context(keep_remote_copy(run, config.trainer))
         trackers = _load_trackers(config.trainer, run)
-        stack.enter_context(ending(partial(_close, run, trackers, time.monotonic(), on_end)))
+        stack.enter_context(recorded_end(partial(_close, run, trackers, time.monotonic(), on_end)))
         stack.enter_context(_oom_event(run))
         _start_trackers(trackers, run, plan, start.resume_step if start is not None else 0)
         watchdog = _watchdog(config.trainer, run)

@@ -14,7 +14,7 @@ from rlctl.recipes.axes import Axis, split_axes
 from rlctl.recipes.compose import compose
 from rlctl.recipes.search_path import level_of
 from rlctl.runs.process import DriverProcess
-from rlctl.runs.record import ending, now
+from rlctl.runs.record import now, recorded_end
 from rlctl.runs.run_dir import fresh_name
 from rlctl.runtime.rank_info import available_cores
 from rlctl.sweeps.child import Child
@@ -100,7 +100,7 @@ def _run(sweep: SweepDir, config: schema.Config, axes: Sequence[Axis], view: Vie
     if config.ray_kwargs.ray_init.address is None and "RAY_ADDRESS" not in os.environ:
         os.environ.setdefault(_RECONNECT_S, "10")
     with (
-        ending(sweep.finish),
+        recorded_end(sweep.finish),
         ray_session(config.ray_kwargs.ray_init, cpus, 1, config.trainer.timeouts.ray_start_s, None),
     ):
         cluster = RayCluster(sweep.record, config)

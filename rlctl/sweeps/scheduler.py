@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from rlctl.errors import PERMANENT_FAILURES, REQUESTED_STOPS, ConfigError, ResourceError, RlctlError
 from rlctl.monitoring.run_summary import primary_metric
 from rlctl.recipes.schema import Sweep
-from rlctl.runs.logs import tail_of
+from rlctl.runs.logs import format_tails
 from rlctl.runs.run_dir import RunDir
 from rlctl.sweeps.child import Child
 from rlctl.sweeps.cluster import Cluster
@@ -202,7 +202,7 @@ class Scheduler:
         failed = next((child for child in runs if child.state == "failed"), None)
         values = self.values(trial)
         if failed is not None:
-            self._complete(trial, "failed", reason=tail_of([self.sweep.log(failed.name)], 5))
+            self._complete(trial, "failed", reason=format_tails([self.sweep.log(failed.name)], 5))
         elif not values:
             self._fail_without_metric(trial)
         else:

@@ -197,7 +197,7 @@ def test_hung_call_ends_with_stacks(inline: bool, settings: list[str], tmp_path:
     assert record(run) == ("failed", 1)
     log = run / "attempts" / "1" / ("stacks.txt" if inline else "main-0.log")
     assert (
-        "gen was not over within 14 s"
+        "gen did not finish within 14 s"
         if inline
         else "actor.generate_sequences did not answer within 4 s"
     ) in talk

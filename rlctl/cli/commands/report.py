@@ -53,10 +53,11 @@ def report(
 
     Prints the path of the file.
     """
-    from rlctl.api import distinct, find_run_or_sweep, open_run
+    from rlctl.api import find_run_or_sweep, open_run
     from rlctl.cli.console import notice
     from rlctl.errors import ResourceError
     from rlctl.files import write_text
+    from rlctl.runs.compare import distinct
     from rlctl.runs.report.content import content
     from rlctl.runs.report.page import page
     from rlctl.sweeps.record import SweepDir

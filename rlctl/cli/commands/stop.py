@@ -10,7 +10,7 @@ from rlctl.cli.options import Root, RunNames
 
 if TYPE_CHECKING:
     from rlctl.runs.run import Run
-    from rlctl.runs.stop import Driven
+    from rlctl.runs.stop import StopTarget
     from rlctl.sweeps.record import SweepDir
 
 app = typer.Typer(add_completion=False)
@@ -49,26 +49,26 @@ def stop(
     """
     from rlctl.api import find_run_or_sweep
     from rlctl.cli.console import notice
-    from rlctl.runs.stop import ask, wait
+    from rlctl.runs.stop import request_stop, wait
 
-    found = [_driven(find_run_or_sweep(each, root)) for each in runs]
+    found = [_stop_target(find_run_or_sweep(each, root)) for each in runs]
     for each in found:
-        ask(each, now)
+        request_stop(each, now)
     for each in found:
         notice(f"{each.name}: {wait(each, timeout_s)}")
 
 
-def _driven(target: Run | SweepDir) -> Driven:
+def _stop_target(target: Run | SweepDir) -> StopTarget:
     from rlctl.errors import ConfigError
     from rlctl.runs.follow import reread
     from rlctl.runs.run_dir import STOP_FILE
-    from rlctl.runs.stop import Driven
+    from rlctl.runs.stop import StopTarget
     from rlctl.sweeps.record import SweepDir
 
     if isinstance(target, SweepDir):
         record = target.record
-        return Driven(record.name, record.process, lambda: SweepDir(target.path).state, None)
+        return StopTarget(record.name, record.process, lambda: SweepDir(target.path).state, None)
     if target.record is None:
         raise ConfigError(target.problem or "no readable record", where=str(target.path))
     stop_file = target.path / STOP_FILE
-    return Driven(target.name, target.record.process, lambda: reread(target).state, stop_file)
+    return StopTarget(target.name, target.record.process, lambda: reread(target).state, stop_file)

@@ -157,20 +157,18 @@ def _results(rows: list[dict[str, float]], step: int) -> str:
     metric = next((name for row in rows if (name := validation_metric(row))), None)
     if metric is None:
         return "The run was not validated."
-    headline = RunSummary.from_rows(rows)
+    summary = RunSummary.from_rows(rows)
     points = [
         (int(row["step"]), row[metric])
         for row in rows
         if metric in row and int(row["step"]) <= step
     ]
-    figures: dict[str, Any] = {"before training": percent_or_number(metric, headline.first)}
+    figures: dict[str, Any] = {"before training": percent_or_number(metric, summary.first)}
     if points:
         figures[f"this model (validated at step {points[-1][0]})"] = percent_or_number(
             metric, points[-1][1]
         )
-    figures[f"best of the run (step {headline.best_step})"] = percent_or_number(
-        metric, headline.best
-    )
+    figures[f"best of the run (step {summary.best_step})"] = percent_or_number(metric, summary.best)
     return _table((f"`{metric}`", "value"), figures)
 
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 import ray
 
 from rlctl.errors import InternalError, RlctlError
-from rlctl.runs.logs import tail_of
+from rlctl.runs.logs import format_tails
 from rlctl.runtime.batch import Prompts, Rollouts
 from rlctl.runtime.cluster.channels import channel
 from rlctl.runtime.cluster.engines import Engine, EngineProcesses, Request, failure_reason
@@ -217,7 +217,7 @@ class EngineGroup:
             )
 
     def _tail(self) -> str:
-        return tail_of([engine.log for engine in self.pool.engines if engine.log])
+        return format_tails([engine.log for engine in self.pool.engines if engine.log])
 
 
 class EnginePool:

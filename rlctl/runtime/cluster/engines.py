@@ -13,7 +13,7 @@ from ray.util.placement_group import remove_placement_group
 
 from rlctl.errors import RlctlError
 from rlctl.recipes.roles import ROLLOUT
-from rlctl.runs.logs import tail_of
+from rlctl.runs.logs import format_tails
 from rlctl.runtime.batch import Prompts
 from rlctl.runtime.cluster.link import Link
 from rlctl.runtime.cluster.pool import PoolSpec, process_options, reserve
@@ -95,7 +95,7 @@ class Engine:
 
     def tail(self) -> str:
         """Return the last lines of the engine's log."""
-        return tail_of([self.log]) if self.log else "the worker's output on this terminal"
+        return format_tails([self.log]) if self.log else "the worker's output on this terminal"
 
 
 class EngineProcesses:

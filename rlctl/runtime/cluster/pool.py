@@ -19,7 +19,7 @@ from ray.util.placement_group import (
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from rlctl.errors import ResourceError, RlctlError
-from rlctl.runs.logs import tail_of
+from rlctl.runs.logs import format_tails
 from rlctl.runtime.cluster.group import GroupTransport
 from rlctl.runtime.cluster.pools import Pool, W
 from rlctl.runtime.rank_info import RankInfo, process_resources
@@ -170,4 +170,4 @@ def log_tail(spec: PoolSpec) -> str:
     """The last lines that the processes of a pool printed, with the names of their logs."""
     if spec.rank_info.log_path is None:
         return "the worker's output on this terminal"
-    return tail_of(sorted(spec.rank_info.log_path.parent.glob(f"{spec.name}-*.log")))
+    return format_tails(sorted(spec.rank_info.log_path.parent.glob(f"{spec.name}-*.log")))

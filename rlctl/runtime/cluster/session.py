@@ -17,7 +17,7 @@ import psutil
 
 from rlctl.errors import ResourceError
 from rlctl.recipes import schema
-from rlctl.runs.logs import tail_of
+from rlctl.runs.logs import format_tails
 
 # Workers are told their number of threads by torch.set_num_threads; this bounds what libraries grab at import. An empty
 # PYTHONDONTWRITEBYTECODE lets them cache what they import: torch and transformers take seconds without.
@@ -162,4 +162,4 @@ def _log_tail(folder: Path | None, num_lines: int = 10) -> str | None:
         return None
     names = ("raylet.err", "raylet.out", "gcs_server.err", "gcs_server.out")
     logs = [log for name in names for log in folder.glob(f"session_2*/logs/{name}")]
-    return tail_of(logs, num_lines) or None
+    return format_tails(logs, num_lines) or None

@@ -8,6 +8,8 @@ from pathlib import Path
 from rlctl.recipes.compose import Recipe, compose
 from rlctl.recipes.schema import Config
 from rlctl.recipes.stored import recompose
+from rlctl.runs.run import Run
+from rlctl.runs.store import RunStore
 from rlctl.runtime.checkpoint.store import CheckpointStore
 from rlctl.runtime.data import quickstart
 from rlctl.storage import is_url
@@ -20,23 +22,39 @@ _SETTINGS = (
 )
 
 
-def is_model(target: str) -> bool:
-    """Return True for a model folder, its address, or the name of the quickstart model."""
+def target_config(
+    target: str | Path | Run,
+    overrides: Sequence[str],
+    recipe: str | Path,
+    step: int | None = None,
+    root: Path | None = None,
+) -> Config:
+    """Return the config that evaluates `target`: a run, a selector of one under `root`, or a model.
+
+    A model folder, its URL or `quickstart` gets the settings of `recipe`; a run has its own, and
+    its checkpoint of `step` (the latest if None). Raises NotFoundError without run or checkpoint.
+    """
+    if isinstance(target, Run):
+        return _run_config(target.path, step, overrides)
+    if _is_model(str(target)):
+        return _model_config(str(target), recipe, overrides)
+    return _run_config(RunStore.at(root).find(str(target)).path, step, overrides)
+
+
+def _is_model(target: str) -> bool:
+    """Return True for a model folder, its URL, or the name of the quickstart model."""
     folder = Path(target).expanduser()
     return is_url(target) or (folder / "config.json").is_file() or target == quickstart.NAME
 
 
-def model_config(model: str, recipe: str | Path, overrides: Sequence[str]) -> Config:
+def _model_config(model: str, recipe: str | Path, overrides: Sequence[str]) -> Config:
     """Return the config of `recipe` with the folder `model` as its model."""
     settings = [f"actor_rollout_ref.model.path={model}", *_SETTINGS, *overrides]
     return _resolve(compose(recipe, settings))
 
 
-def run_config(run: Path, step: int | None, overrides: Sequence[str]) -> Config:
-    """Return the config of a run with its checkpoint of `step` (the latest if None) as its model.
-
-    Raises NotFoundError if there is no such checkpoint.
-    """
+def _run_config(run: Path, step: int | None, overrides: Sequence[str]) -> Config:
+    """Return the config of a run with its checkpoint of `step` (None: the latest) as its model."""
     model = CheckpointStore(run / "checkpoints").policy(step)
     settings = [f"actor_rollout_ref.model.path={model}", *_SETTINGS, *overrides]
     return _resolve(recompose(run, settings))

@@ -1,10 +1,10 @@
-"""A run that hangs ends all the same: whatever phase lasts longer than a call may take is told, with the stacks of all threads."""
+"""Watchdog that kills a hung run: dumps all stacks and exits."""
 
 from __future__ import annotations
 
 import faulthandler
+import logging
 import os
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -15,13 +15,17 @@ from typing import Self
 
 import psutil
 
-_LOOK_S = 1.0
+LOG = logging.getLogger(__name__)
+_POLL_S = 1.0
 
 
 class Watchdog:
-    """While it is entered, a thread looks at how long the phase told by `begin` has lasted. After `limit_s` it writes the stacks of this
-    process into `stacks`, says so on stderr, calls `on_expiry` and ends the process and its children with exit code 1: whatever hangs in
-    this process will not hear of it otherwise. Calls to workers elsewhere have deadlines of their own, which end the run in order."""
+    """Context manager with a thread that limits the time of each phase to `limit_s`.
+
+    When a phase takes longer, it writes the stacks of all threads to the file `stacks`, calls
+    `on_expiry`, logs an error and exits the process and its children with code 1. Calls to workers
+    in other processes have their own deadlines, which stop the run in order.
+    """
 
     def __init__(self, limit_s: float, stacks: Path, on_expiry: Callable[[], object]) -> None:
         self.limit_s = limit_s
@@ -31,7 +35,7 @@ class Watchdog:
         self._over = threading.Event()
 
     def begin(self, phase: str) -> None:
-        """Another phase begins, with as much time."""
+        """Start the phase `phase` and its time limit."""
         self._phase, self._since = phase, time.monotonic()
 
     def __enter__(self) -> Self:
@@ -47,7 +51,7 @@ class Watchdog:
         self._over.set()
 
     def _watch(self) -> None:
-        while not self._over.wait(_LOOK_S):
+        while not self._over.wait(_POLL_S):
             if time.monotonic() - self._since > self.limit_s:
                 self._expire()
 
@@ -55,9 +59,13 @@ class Watchdog:
         with self.stacks.open("w") as file:
             faulthandler.dump_traceback(file)
         self.on_expiry()
-        line = f"error: {self._phase} was not over within {self.limit_s:g} s\n  at: {self.stacks} (the stacks of all threads)\n"
-        print(
-            f"{line}  help: trainer.timeouts.call_s sets the deadline", file=sys.stderr, flush=True
+        LOG.error(
+            "%s did not finish within %g s\n"
+            "  at: %s (the stacks of all threads)\n"
+            "  help: trainer.timeouts.call_s sets the limit",
+            self._phase,
+            self.limit_s,
+            self.stacks,
         )
         for child in psutil.Process().children(recursive=True):
             with suppress(psutil.NoSuchProcess):
