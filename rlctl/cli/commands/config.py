@@ -107,7 +107,7 @@ def show(
         )
 
 
-@app.command(epilog="Example: rlctl config why optim.lr --recipe gsm8k_ppo")
+@app.command(epilog="Example: rlctl config why actor.optim.lr --recipe gsm8k_ppo")
 def why(
     key: Annotated[
         str,
