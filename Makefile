@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 comma := ,
 STAMP := $(VENV)/.installed-$(subst $(comma),-,$(or $(EXTRAS),base))
 
-# Bytecode is cached at install and used by every worker: importing torch and transformers takes seconds without.
+# Cache bytecode at install: without it every worker spends seconds on importing torch.
 export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: setup demo test check bench soak quickstart-model clean
@@ -23,7 +23,7 @@ $(STAMP): pyproject.toml constraints.txt
 demo: setup
 	$(BIN)/rlctl train ppo
 
-# Three test processes on two cores: the start of a Ray cluster is mostly waiting.
+# Three test processes on two cores: starting a Ray cluster is mostly waiting.
 test: check
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not gpu" -n 3 --dist loadfile --no-loadscope-reorder
 
