@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 from transformers import PreTrainedTokenizerBase
 
@@ -25,7 +25,7 @@ from rlctl.runtime.algorithms.base import Algorithm, ValueLoss
 from rlctl.runtime.batch import LogProbs, Rollouts
 from rlctl.runtime.budget import OomRetry
 from rlctl.runtime.cluster.disaggregated import DisaggregatedActor
-from rlctl.runtime.cluster.pools import Pool, Pools
+from rlctl.runtime.cluster.pools import Pool, Pools, W
 from rlctl.runtime.data.tokenizer import stop_token_ids
 from rlctl.runtime.rewards.pool import RewardPool
 from rlctl.runtime.rewards.role import RuleReward
@@ -33,8 +33,8 @@ from rlctl.runtime.rewards.specs import reward_specs
 from rlctl.runtime.roles import Actor, Critic, Reference, Reward, Roles
 from rlctl.runtime.rollout.sampling_params import SamplingConfig
 from rlctl.runtime.workers.actor import ActorSpec, ActorWorker
-from rlctl.runtime.workers.critic import CriticSpec
-from rlctl.runtime.workers.reference import ReferenceSpec
+from rlctl.runtime.workers.critic import CriticSpec, CriticWorker
+from rlctl.runtime.workers.reference import ReferenceSpec, ReferenceWorker
 from rlctl.runtime.workers.rollout import RolloutSpec
 
 if TYPE_CHECKING:
@@ -104,11 +104,12 @@ def build_roles(
         reference = BaseOfActor(actor)
     elif REFERENCE in needed:
         on_phase("building the reference")
-        reference = _spawn(REFERENCE, placement, pools, _reference_spec(config))
+        spec = _reference_spec(config)
+        reference = _spawn(REFERENCE, ReferenceWorker, placement, pools, spec)
     critic: Critic | None = None
     if CRITIC in needed:
         on_phase("building the critic")
-        critic = _spawn(CRITIC, placement, pools, _critic_spec(config, algorithm))
+        critic = _spawn(CRITIC, CriticWorker, placement, pools, _critic_spec(config, algorithm))
     if engines is not None:
         on_phase("building the rollout engines")
         engines.wait()
@@ -116,11 +117,12 @@ def build_roles(
     return Roles(actor=actor, reward=reward, critic_role=critic, reference_role=reference)
 
 
-def _spawn(role: Role, placement: schema.Placement, pools: Pools, spec: object) -> Any:
-    """Build the worker class of `role` in the processes of its pool."""
-    pool = role.pool(placement)
-    assert pool is not None, f"the role {role.name} is needed, so it has a pool"
-    return pools.workers[pool].spawn(role.name, resolve_name(role.worker), spec)
+def _spawn(role: Role, base: type[W], placement: schema.Placement, pools: Pools, spec: object) -> W:
+    """Build the worker class of `role`, a subclass of `base`, in the processes of its pool."""
+    pool, worker = role.pool(placement), resolve_name(role.worker)
+    assert pool is not None, f"role {role.name} has no pool"
+    assert issubclass(worker, base), f"role {role.name} needs a subclass of {base.__name__}"
+    return pools.workers[pool].spawn(role.name, worker, spec)
 
 
 @dataclass(frozen=True)
