@@ -50,17 +50,17 @@ class Budget:
         self.num_retries = 0
 
     @classmethod
-    def for_passes(cls, section: str, passes: str, max_tokens: int, max_rows: int | None) -> Budget:
+    def for_passes(cls, prefix: str, max_tokens: int, max_rows: int | None) -> Budget:
         """Build the limit of a role's forward passes: `max_rows` rows if given, else `max_tokens`.
 
-        `section` and `passes` ("ppo", "log_prob", …) form the config key.
+        `prefix` is that of the config keys, such as "critic.ppo".
         """
         name, value, unit = (
             ("max_token_len", max_tokens, "tokens")
             if max_rows is None
             else ("micro_batch_size", max_rows, "rows")
         )
-        return cls(f"{section}.{passes}_{name}_per_gpu", value, unit)
+        return cls(f"{prefix}_{name}_per_gpu", value, unit)
 
     def cut(self, lengths: Tensor, at_least: int = 1) -> list[Tensor]:
         """Split rows of `lengths` (B,) tokens into micro-batches: int64 index tensors.

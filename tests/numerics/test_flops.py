@@ -35,7 +35,7 @@ QWEN_2_5_7B = Qwen2Config(
     ],
 )
 def test_golden(config: object, lengths: list[int], tera: float) -> None:
-    shape = DecoderShape.of(config)
+    shape = DecoderShape.from_config(config)
     assert shape is not None
     assert shape.training_flops(lengths) / 1e12 == pytest.approx(tera, rel=1e-14)
 
@@ -44,14 +44,14 @@ def test_head_size_of_the_config_is_used() -> None:
     config = AutoConfig.for_model(
         "qwen3", hidden_size=64, num_attention_heads=4, num_key_value_heads=2, head_dim=32
     )
-    shape = DecoderShape.of(config)
+    shape = DecoderShape.from_config(config)
     assert shape is not None
     assert shape.head_dim == 32
 
 
 @pytest.mark.parametrize("model_type", ["mixtral", "qwen3_moe", "deepseek_v3", "gpt2"])
 def test_unsupported_architectures_have_no_shape(model_type: str) -> None:
-    assert DecoderShape.of(AutoConfig.for_model(model_type)) is None
+    assert DecoderShape.from_config(AutoConfig.for_model(model_type)) is None
 
 
 def test_peak_of_a_device_by_its_name() -> None:

@@ -125,10 +125,10 @@ def test_missing_bucket_and_aborted_weight_sync(tiny_worker) -> None:
 
     with pytest.raises(
         RlctlError,
-        match=f"{len(buckets) - 1} blocks of weights arrived, and {len(buckets)} were sent",
+        match=f"{len(buckets) - 1} buckets of weights arrived, but {len(buckets)} were sent",
     ):
         sync(1, buckets[1:], len(buckets))
-    with pytest.raises(RlctlError, match="no block of weights came from the trainer within"):
+    with pytest.raises(RlctlError, match="no bucket of weights arrived from the trainer within"):
         worker.load_weights(2, timeout_s=0.05)
     with pytest.raises(RlctlError, match="corrupted"):
         sync(3, [damaged(buckets[0], "one bit"), *buckets[1:]], len(buckets))

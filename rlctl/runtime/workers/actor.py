@@ -1,4 +1,4 @@
-"""The policy on one rank: it answers prompts with a rollout engine, and learns."""
+"""Worker of the policy: it generates responses with a rollout engine, and learns."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from torch import Tensor
 from rlctl.errors import InternalError
 from rlctl.plugins import load
 from rlctl.recipes import schema
+from rlctl.recipes.roles import ACTOR, ROLLOUT
 from rlctl.runtime.algorithms.base import Loss, Needs, PolicyLoss
 from rlctl.runtime.batch import LogProbs, Prompts, Rollouts
 from rlctl.runtime.budget import Budget
@@ -39,7 +40,7 @@ from rlctl.tracking.metrics import Metrics
 
 @dataclass(frozen=True)
 class ActorSpec:
-    """What an actor is made of."""
+    """Settings of an actor."""
 
     model: schema.Model
     actor: schema.Actor
@@ -50,7 +51,11 @@ class ActorSpec:
 
 
 class ActorWorker(LearningWorker, Actor):
-    """Implements `Actor`. It answers once its engine is started, where not others do."""
+    """Implements `Actor` on one rank.
+
+    It generates responses only after its engine is started. With separate rollout engines it has
+    none of its own, and `send_weights` syncs their weights.
+    """
 
     def __init__(self, rank_info: RankInfo, spec: ActorSpec) -> None:
         self.rank_info = rank_info
@@ -69,39 +74,38 @@ class ActorWorker(LearningWorker, Actor):
         )
         self.learner = Learner(self.policy, rank_info, spec.actor.optim)
         self.engine: RolloutEngine | None = None
-        self._starting: Generator[str, None, None] | None = None
+        self._startup: Generator[str, None, None] | None = None
         self.engine_is_stale = True
         by_rows, actor, rollout = not spec.actor.use_dynamic_bsz, spec.actor, spec.sampling.rollout
-        update_rows, infer_rows = (
-            actor.ppo_micro_batch_size_per_gpu,
-            rollout.log_prob_micro_batch_size_per_gpu,
-        )
         self.budget = Budget.for_passes(
-            "actor_rollout_ref.actor",
-            "ppo",
+            f"{ACTOR.section}.ppo",
             actor.ppo_max_token_len_per_gpu,
-            update_rows if by_rows else None,
+            actor.ppo_micro_batch_size_per_gpu if by_rows else None,
         )
         self.infer_budget = Budget.for_passes(
-            "actor_rollout_ref.rollout",
-            "log_prob",
+            f"{ROLLOUT.section}.log_prob",
             rollout.log_prob_max_token_len_per_gpu,
-            infer_rows if by_rows else None,
+            rollout.log_prob_micro_batch_size_per_gpu if by_rows else None,
         )
 
     def start_engine(self) -> None:
-        """Start the rollout engine in this process. Ranks that share one do so together."""
+        """Start the rollout engine in this process. Collective for ranks that share an engine."""
         while self.continue_startup() is not None:
             pass
 
     @dispatch(Dispatch.BROADCAST)
     def continue_startup(self) -> str | None:
-        """Start the rollout engine up to its next phase, which is what comes back and what the next call does; None when it is there."""
-        if self._starting is None:
-            self._starting = self._parts_of_start()
-        return next(self._starting, None)
+        """Start the rollout engine up to the next phase.
 
-    def _parts_of_start(self) -> Generator[str, None, None]:
+        Returns a description of that phase, which the next call runs; None once the engine is
+        ready.
+        """
+        if self._startup is None:
+            self._startup = self._startup_phases()
+        return next(self._startup, None)
+
+    def _startup_phases(self) -> Generator[str, None, None]:
+        """Build the engine, yielding a description of each phase before it runs."""
         spec = EngineSpec(
             model=with_local_path(self.spec.model),
             rollout=self.spec.sampling.rollout,
@@ -109,16 +113,17 @@ class ActorWorker(LearningWorker, Actor):
             rank_info=self.rank_info,
             max_length=self.spec.max_prompt_length + self.spec.sampling.max_response_length,
             seed=self.spec.seed,
-            on_oom=lambda halving: self.learner.halvings.append(halving),
+            on_oom=lambda retry: self.learner.oom_retries.append(retry),
         )
-        # With adapters the engine has a model of its own, into which base and adapter are merged: its names and layers are plain ones.
-        own = is_sharded(self.policy) or has_adapters(self.policy)
+        # The engine cannot share a sharded model or one with adapters. It loads a plain model, into
+        # which weight syncs merge the adapters.
+        separate = is_sharded(self.policy) or has_adapters(self.policy)
         engine = load("engines", self.spec.sampling.rollout.name)
-        self.engine = yield from start_in_phases(engine, spec, None if own else self.policy.hf)
+        self.engine = yield from start_in_phases(engine, spec, None if separate else self.policy.hf)
 
     @dispatch(Dispatch.BROADCAST)
     def update_weights(self) -> None:
-        """See `Actor`. Wakes the engine, which sleeps again after its next answers."""
+        """See `Actor`. The engine sleeps again after the next `generate_sequences`."""
         assert self.engine is not None, "this actor's rollout engine was not started"
         self.engine.wake()
         if self.engine_is_stale:
@@ -133,7 +138,7 @@ class ActorWorker(LearningWorker, Actor):
         assert self.engine is not None, "this actor's rollout engine was not started"
         if self.engine_is_stale:
             raise InternalError(
-                "generate_sequences with stale engine weights: call update_weights before it"
+                "the engine's weights are stale: call update_weights before generate_sequences"
             )
         self.engine.wake()
         sampling = self.spec.sampling.params(prompts.group, seed, validate, greedy)
@@ -143,39 +148,29 @@ class ActorWorker(LearningWorker, Actor):
 
     @dispatch(Dispatch.BROADCAST)
     def send_weights(self, channel: WeightChannel) -> dict[int, str]:
-        """Send the present weights to engines in other processes, in the type that they compute in. Collective; rank 0 sends.
+        """Send the current weights, in compute dtype, to engines in other processes.
 
-        Returns the engines that were lost on the way, by number, with the reason.
+        Collective; rank 0 sends. Returns the reason for each engine that was lost, by number.
         """
         parameters = merged_parameters(self.policy.hf)
         if self.rank_info.rank > 0:
             deque(parameters, maxlen=0)
             return {}
-        max_bytes = (
-            self.spec.sampling.rollout.checkpoint_engine.update_weights_bucket_megabytes * 2**20
-        )
-        for block in to_buckets(
-            parameters,
-            compute_dtype(self.spec.model, self.rank_info.device),
-            max_bytes,
-            channel.device,
-        ):
-            channel.send(block)
+        dtype = compute_dtype(self.spec.model, self.rank_info.device)
+        megabytes = self.spec.sampling.rollout.checkpoint_engine.update_weights_bucket_megabytes
+        for bucket in to_buckets(parameters, dtype, megabytes * 2**20, channel.device):
+            channel.send(bucket)
         return channel.close()
 
     @dispatch(Dispatch.SPLIT)
     def compute_log_probs(self, batch: Rollouts) -> LogProbs:
         """See `Actor`."""
-
         with_squares = Needs.SUM_PI_SQUARED in self.spec.algorithm.needs
 
         def forward(sequences: Sequences) -> tuple[Tensor, ...]:
             outputs = self.policy(sequences, with_entropy=True, with_squares=with_squares)
-            return (
-                outputs.log_probs,
-                outputs.entropy,
-                *([outputs.sum_pi_squared] if with_squares else []),
-            )
+            squares = [outputs.sum_pi_squared] if with_squares else []
+            return (outputs.log_probs, outputs.entropy, *squares)
 
         return LogProbs(*self.learner.infer(batch, self.infer_budget, forward))
 
@@ -199,7 +194,8 @@ class ActorWorker(LearningWorker, Actor):
         def loss(sequences: Sequences, part: Rollouts) -> Loss:
             return self.spec.algorithm.loss(self.policy(sequences, with_entropy=with_entropy), part)
 
-        return self.learner.learn(batch, self.budget, loss, lr, self.spec.actor.grad_clip, "actor")
+        grad_clip = self.spec.actor.grad_clip
+        return self.learner.learn(batch, self.budget, loss, lr, grad_clip, ACTOR.name)
 
     @dispatch(Dispatch.BROADCAST)
     def load(self, folder: Path) -> None:
@@ -209,10 +205,13 @@ class ActorWorker(LearningWorker, Actor):
 
     @dispatch(Dispatch.BROADCAST)
     def export(self, folder: Path) -> None:
-        """Copy the weights; rank 0 writes a folder that `AutoModelForCausalLM.from_pretrained` loads, in the background and before what is
-        saved after it, and beside it `adapter/` where adapters are trained. The controller adds the tokenizer. Collective."""
-        weights = self._copied(merged_parameters(self.policy.hf))
-        adapter = self._copied(adapter_parameters(self.policy.hf))
+        """See `Actor`. Collective; rank 0 writes.
+
+        Adapters are merged into the weights, and also written to the folder `adapter` next to
+        `folder`.
+        """
+        weights = self._cpu_copy(merged_parameters(self.policy.hf))
+        adapter = self._cpu_copy(adapter_parameters(self.policy.hf))
 
         def write() -> None:
             self.policy.hf.save_pretrained(folder, state_dict=weights)
@@ -222,8 +221,8 @@ class ActorWorker(LearningWorker, Actor):
         if weights:
             self.learner.writer.submit(folder, write)
 
-    def _copied(self, parameters: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
-        """On the CPU of rank 0; the other ranks only take part."""
+    def _cpu_copy(self, parameters: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
+        """Return copies in CPU memory on rank 0, and nothing on other ranks. Collective."""
         pairs = (
             (name, value.to("cpu", copy=True) if self.rank_info.rank == 0 else None)
             for name, value in parameters
@@ -231,6 +230,6 @@ class ActorWorker(LearningWorker, Actor):
         return {name: value for name, value in pairs if value is not None}
 
     def close(self) -> None:
-        """End the engine."""
+        """Close the engine."""
         if self.engine is not None:
             self.engine.close()

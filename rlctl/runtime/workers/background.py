@@ -1,4 +1,4 @@
-"""Writing to disk while work goes on: a worker copies what is to be saved, and a thread of its own writes the copy."""
+"""Background writes of checkpoints: a thread of the worker writes a copy of its state."""
 
 from __future__ import annotations
 
@@ -15,25 +15,28 @@ import torch.distributed as dist
 from rlctl.errors import RlctlError
 from rlctl.runtime.rank_info import RankInfo
 
-# A folder of torch.distributed.checkpoint gets this file last, from the coordinator, when every rank has written its part.
+# torch.distributed.checkpoint writes this file last, when every rank has written its part.
 WRITTEN = ".metadata"
 FAILED = "failed.txt"
 _POLL_S = 0.02
 
 
 class BackgroundWriter:
-    """Jobs of one worker, done one after the other in a thread. What goes wrong is left in the job's folder as `FAILED`."""
+    """Thread that runs the write jobs of one worker in order.
+
+    A job that fails writes the reason to the file `FAILED` in its folder.
+    """
 
     def __init__(self, rank_info: RankInfo) -> None:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
-        # Its own group: the thread's collectives must never mix with those of the step that runs meanwhile.
+        # A separate group: the thread's collectives must not mix with those of the training step.
         timeout = timedelta(seconds=rank_info.timeout_s)
         self.group: dist.ProcessGroup | None = None
         if rank_info.world_size > 1:
             self.group = cast(dist.ProcessGroup, dist.new_group(backend="gloo", timeout=timeout))
 
     def submit(self, folder: Path, write: Callable[[], None]) -> None:
-        """Do `write`, which writes into `folder`, after everything that was submitted before."""
+        """Queue the job `write`, which writes into `folder`."""
         self._thread.submit(_guarded, folder, write)
 
 
@@ -41,27 +44,29 @@ def _guarded(folder: Path, write: Callable[[], None]) -> None:
     try:
         write()
     except BaseException as error:
-        with suppress(
-            OSError
-        ):  # the disk may be full; the file's name alone says that something failed
+        with suppress(OSError):  # on a full disk an empty file still reports the failure
             folder.mkdir(parents=True, exist_ok=True)
             (folder / FAILED).touch()
             (folder / FAILED).write_text(_reason(error))
 
 
 def _reason(error: BaseException) -> str:
-    """The first cause of all ranks' errors, in one line."""
+    """Return the first cause among all ranks' errors, in one line."""
     inner = next((cause for cause, _ in getattr(error, "failures", {}).values()), error)
-    return f"{type(inner).__name__}: {str(inner).strip().splitlines()[0] if str(inner).strip() else ''}"
+    first_line, *_ = str(inner).strip().splitlines() or [""]
+    return f"{type(inner).__name__}: {first_line}"
 
 
 def await_written(folders: Sequence[Path], timeout_s: float) -> None:
-    """Wait until all ranks have written all of `folders`. `RlctlError` when one says that it failed, or after `timeout_s` seconds."""
+    """Wait until all ranks have written all of `folders`.
+
+    Raises `RlctlError` if a rank reports a failure, or after `timeout_s` seconds.
+    """
     deadline = time.monotonic() + timeout_s
     while not all((folder / WRITTEN).exists() for folder in folders):
         for folder in {inner for each in folders for inner in each.parent.iterdir()}:
             if (folder / FAILED).exists():
-                time.sleep(_POLL_S)  # its text is written after its name
+                time.sleep(_POLL_S)  # the file is created before its text is written
                 raise RlctlError((folder / FAILED).read_text() or "a rank could not write its part")
         if time.monotonic() > deadline:
             missing = ", ".join(

@@ -1,4 +1,4 @@
-"""The value function on one rank."""
+"""Worker of the value function."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from rlctl.recipes import schema
+from rlctl.recipes.roles import CRITIC
 from rlctl.runtime.algorithms.base import Loss, ValueLoss
 from rlctl.runtime.batch import Ragged, Rollouts
 from rlctl.runtime.budget import Budget
@@ -24,7 +25,7 @@ from rlctl.tracking.metrics import Metrics
 
 @dataclass(frozen=True)
 class CriticSpec:
-    """What a critic is made of."""
+    """Settings of a critic."""
 
     critic: schema.Critic
     algorithm: ValueLoss
@@ -32,7 +33,7 @@ class CriticSpec:
 
 
 class CriticWorker(LearningWorker, Critic):
-    """Implements `Critic`."""
+    """Implements `Critic` on one rank."""
 
     def __init__(self, rank_info: RankInfo, spec: CriticSpec) -> None:
         critic = spec.critic
@@ -51,7 +52,9 @@ class CriticWorker(LearningWorker, Critic):
         )
         self.learner = Learner(self.model, rank_info, critic.optim)
         max_rows = None if critic.use_dynamic_bsz else critic.ppo_micro_batch_size_per_gpu
-        self.budget = Budget.for_passes("critic", "ppo", critic.ppo_max_token_len_per_gpu, max_rows)
+        self.budget = Budget.for_passes(
+            f"{CRITIC.section}.ppo", critic.ppo_max_token_len_per_gpu, max_rows
+        )
 
     @dispatch(Dispatch.SPLIT)
     def compute_values(self, batch: Rollouts) -> Ragged:
@@ -71,5 +74,5 @@ class CriticWorker(LearningWorker, Critic):
             return self.spec.algorithm.value_loss(self.model(sequences), part)
 
         return self.learner.learn(
-            batch, self.budget, loss, lr, self.spec.critic.grad_clip, "critic"
+            batch, self.budget, loss, lr, self.spec.critic.grad_clip, CRITIC.name
         )

@@ -22,7 +22,7 @@ from rlctl.runtime.batch import Batch, Ragged, Rollouts
 from rlctl.tracking.metrics import merge
 
 _MARK = "__dispatch__"
-# Of a typical small model: weighs linear layers against attention in a row's cost; need not be exact.
+# Typical of a small model: weighs linear layers against attention in a row's approximate cost.
 _HIDDEN_SIZE = 1024
 
 
@@ -77,7 +77,7 @@ def dispatch(
 
 
 def bind(worker: type[W], transport: Transport) -> W:
-    """Return a handle: calls of `@dispatch` methods go to `transport`, others raise InternalError."""
+    """Return a handle whose `@dispatch` methods call `transport`; others raise InternalError."""
     handle = object.__new__(worker)
     handle.transport = transport
     for name, method in inspect.getmembers(worker, inspect.isfunction):
@@ -94,10 +94,11 @@ def _refusal(name: str) -> Callable[..., NoReturn]:
 
 
 def split(batch: Batch, num_parts: int, balanced: bool) -> list[Tensor]:
-    """Return the row indices of each of `num_parts` workers, as int64 tensors.
+    """Return the row indices (N,) of each of `num_parts` workers, int64.
 
-    With `balanced`, rollouts are distributed by compute cost with equal row counts, because training
-    waits for the slowest worker. Prompts are cut in order: their response lengths are not known yet.
+    With `balanced`, rollouts are distributed by compute cost with equal row counts, because
+    training waits for the slowest worker. Prompts are cut in order: their response lengths are
+    not known yet.
     """
     if num_parts > 1 and balanced and isinstance(batch, Rollouts):
         return balance(row_cost(batch.num_tokens, _HIDDEN_SIZE), num_parts, equal_size=True)
@@ -107,8 +108,9 @@ def split(batch: Batch, num_parts: int, balanced: bool) -> list[Tensor]:
 def join(results: Sequence[Any], parts: Sequence[Tensor], batch: Batch) -> Any:
     """Combine the workers' results: rows return to the order of `batch`, metrics are merged.
 
-    A result may hold k rows for each row of its part (k responses to a prompt). A `Batch` gets back
-    the fields that stayed on the controller. Raises InternalError for any other type of result.
+    `parts` are the row indices (N,) that `split` gave each worker. A result may hold k rows
+    for each row of its part (k responses to a prompt). A `Batch` gets back the fields that stayed
+    on the controller. Raises InternalError for any other type of result.
     """
     first = results[0]
     if isinstance(first, dict):

@@ -1,4 +1,4 @@
-"""How many floating-point operations training takes, for the model FLOPs utilisation (MFU)."""
+"""Floating-point operations of training, for the model FLOPs utilization (MFU)."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-# Attributes by which configs of the transformers library tell that not every weight sees every token.
+# Config attributes of mixture-of-experts models, in which a token does not use every weight.
 _MIXTURE_OF_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 
 
-# Dense bfloat16 FLOP/s by the vendor's data sheets; the device's name holds the key.
+# Dense bfloat16 FLOP/s from the vendors' data sheets, by a part of the device name.
 _PEAKS = {
     "H200": 989.4e12,
     "H100": 989.4e12,
@@ -23,13 +23,16 @@ _PEAKS = {
 
 
 def peak_flops(device_name: str) -> float | None:
-    """What the device could do in a second, in dense bfloat16; None where no data sheet says: then there is no utilisation to report."""
+    """Return the peak dense bfloat16 FLOP/s of the device; None if it is not in the table."""
     return next((peak for name, peak in _PEAKS.items() if name in device_name), None)
 
 
 @dataclass(frozen=True)
 class DecoderShape:
-    """The sizes of a dense Llama-like decoder: grouped-query attention and a gated feed-forward of three matrices."""
+    """Sizes of a dense Llama-like decoder.
+
+    It has grouped-query attention and a gated feed-forward layer of three matrices.
+    """
 
     vocab_size: int
     hidden_size: int
@@ -40,10 +43,11 @@ class DecoderShape:
     intermediate_size: int
 
     @classmethod
-    def of(cls, config: Any) -> DecoderShape | None:
-        """From a model's config of the transformers library; None where the formula does not fit (no such sizes, mixture of experts).
+    def from_config(cls, config: Any) -> DecoderShape | None:
+        """Read the sizes from a transformers config.
 
-        No number is better than a wrong one: MFU is left out then.
+        Returns None if the formula does not apply: a size is missing, or experts are mixed. MFU is
+        then not reported.
         """
         text = config.get_text_config() if hasattr(config, "get_text_config") else config
         sizes = (
@@ -70,7 +74,10 @@ class DecoderShape:
 
     @property
     def num_matrix_weights(self) -> int:
-        """N = 2·vocab·h + layers·(h·(q + k + v + o) + 3·h·intermediate). Embedding and head both count, tied or not, as in verl."""
+        """N = 2·vocab·h + layers·(h·(q + k + v + o) + 3·h·intermediate).
+
+        Embedding and head both count, tied or not, as in verl.
+        """
         query, key_value = self.num_heads * self.head_dim, self.num_key_value_heads * self.head_dim
         attention = self.hidden_size * 2 * (query + key_value)
         return 2 * self.vocab_size * self.hidden_size + self.num_layers * (
@@ -78,10 +85,10 @@ class DecoderShape:
         )
 
     def training_flops(self, lengths: Iterable[int]) -> float:
-        """FLOPs of forward and backward over rows of these numbers of tokens; a forward alone is a third.
+        """Return the FLOPs of forward and backward passes over rows of `lengths` tokens.
 
-        6·N·Σ len + 6·Σ len²·layers·heads·head_dim (causal attention: half of 12). Recomputed activations do not count: MFU is about
-        useful work.
+        6·N·Σ len + 6·Σ len²·layers·heads·head_dim: causal attention takes half of 12. Recomputed
+        activations do not count, because MFU measures useful work.
         """
         lens = list(lengths)
         attention = self.num_layers * self.num_heads * self.head_dim

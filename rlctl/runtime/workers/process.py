@@ -1,7 +1,7 @@
-"""One process of a pool: it owns one device and hosts the workers of one or several roles.
+"""Process of a pool: it owns one device and hosts the workers of one or several roles.
 
-All colocated, grouped or separate placement is only a question of which workers are built in which process. The class knows nothing of Ray:
-a cluster wraps it in an actor, `--inline` uses it as it is.
+Placement decides only which workers are built in which process. The class does not depend on Ray:
+a cluster wraps it in a Ray actor, `--inline` uses it directly.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from rlctl.log import log_to_stderr
 from rlctl.runtime.rank_info import RankInfo
 from rlctl.runtime.workers.rng import seed_all
 
-_DUMP_AFTER = 0.9  # of what a call may take
+_DUMP_AFTER = 0.9  # fraction of the call timeout after which stacks are dumped
 
 
 class Process:
@@ -32,7 +32,7 @@ class Process:
     def __init__(self, rank_info: RankInfo) -> None:
         self.rank_info = rank_info
         self.workers: dict[str, Any] = {}
-        self._calling: set[int] = set()  # threads
+        self._calling: set[int] = set()  # ids of the threads with a call in progress
         if rank_info.log_path is not None:
             _redirect_output(rank_info.log_path)
             _log_to_stderr()
@@ -44,7 +44,7 @@ class Process:
             torch.use_deterministic_algorithms(True)
 
     def address(self) -> str:
-        """Where the process group can meet: this host and a port the kernel says is free."""
+        """Return an address for the process group: this host and a free port."""
         host = (
             "127.0.0.1"
             if self.rank_info.world_size == 1
@@ -55,10 +55,10 @@ class Process:
             return f"tcp://{host}:{probe.getsockname()[1]}"
 
     def join(self, address: str) -> None:
-        """Form the process group; every process of the pool calls this at the same time."""
+        """Join the process group at `address`. Collective: every process of the pool calls it."""
         rank_info = self.rank_info
         if rank_info.device == "cuda":
-            torch.cuda.set_device(0)  # Ray shows each process its own device only
+            torch.cuda.set_device(0)  # under Ray only the process's own device is visible
         if rank_info.world_size > 1 or rank_info.device == "cuda":
             backend = "cuda:nccl,cpu:gloo" if rank_info.device == "cuda" else "gloo"
             timeout = timedelta(seconds=rank_info.timeout_s)
@@ -71,11 +71,14 @@ class Process:
             )
 
     def build(self, role: str, worker: type, spec: object) -> None:
-        """Make the worker of `role`."""
+        """Build the worker of `role`."""
         self.workers[role] = worker(self.rank_info, spec)
 
     def call(self, role: str, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Call a method of the worker of `role`. One that hangs leaves the stacks of all threads in the log."""
+        """Call a method of the worker of `role` and return its result.
+
+        A call that hangs dumps the stacks of all threads to the log shortly before its timeout.
+        """
         thread = threading.get_ident()
         self._calling.add(thread)
         faulthandler.dump_traceback_later(_DUMP_AFTER * self.rank_info.timeout_s, file=2)
@@ -83,13 +86,11 @@ class Process:
             return getattr(self.workers[role], method)(*args, **kwargs)
         finally:
             self._calling.discard(thread)
-            if (
-                not self._calling
-            ):  # an engine may answer several calls at once, and there is one timer
+            if not self._calling:  # engines run concurrent calls, which share one timer
                 faulthandler.cancel_dump_traceback_later()
 
     def leave(self) -> None:
-        """End what workers have started, and take the process group down."""
+        """Close the workers and destroy the process group."""
         for worker in self.workers.values():
             worker.close()
         self.workers.clear()
@@ -98,11 +99,10 @@ class Process:
 
 
 def _redirect_output(path: Path) -> None:
+    """Append stdout and stderr of this process, including native code's, to the file `path`."""
     sys.stdout.flush()
     sys.stderr.flush()
-    path.parent.mkdir(
-        parents=True, exist_ok=True
-    )  # on another node, where no folder of the run is mounted
+    path.parent.mkdir(parents=True, exist_ok=True)  # another node may not mount the run's folder
     log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     os.dup2(log, 1)
     os.dup2(log, 2)

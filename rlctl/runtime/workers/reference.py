@@ -1,4 +1,4 @@
-"""The frozen reference policy on one rank."""
+"""Worker of the frozen reference policy."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from rlctl.recipes import schema
+from rlctl.recipes.roles import REFERENCE
 from rlctl.runtime.batch import LogProbs, Rollouts
 from rlctl.runtime.budget import Budget
 from rlctl.runtime.model.causal_lm import PolicyModel
@@ -21,7 +22,7 @@ from rlctl.runtime.workers.learner import Learner, ModelWorker
 
 @dataclass(frozen=True)
 class ReferenceSpec:
-    """What a reference is made of: the actor's model as it was in the beginning."""
+    """Settings of a reference, whose model is the actor's initial model."""
 
     model: schema.Model
     ref: schema.Ref
@@ -31,19 +32,18 @@ class ReferenceSpec:
 
 
 class ReferenceWorker(ModelWorker, Reference):
-    """Implements `Reference`."""
+    """Implements `Reference` on one rank."""
 
     def __init__(self, rank_info: RankInfo, spec: ReferenceSpec) -> None:
         dtype = compute_dtype(spec.model, rank_info.device)
-        hf = load_model(
-            spec.model, "policy", master_dtype(spec.ref.fsdp_config), spec.seed
-        ).requires_grad_(False)
+        hf = load_model(spec.model, "policy", master_dtype(spec.ref.fsdp_config), spec.seed)
+        hf.requires_grad_(False)
         self.policy = PolicyModel(hf, spec.temperature)
         shard(self.policy, hf, rank_info, spec.ref.fsdp_config, dtype)
         self.learner = Learner(self.policy, rank_info, optim=None)
         max_rows = None if spec.use_dynamic_bsz else spec.ref.log_prob_micro_batch_size_per_gpu
         self.budget = Budget.for_passes(
-            "actor_rollout_ref.ref", "log_prob", spec.ref.log_prob_max_token_len_per_gpu, max_rows
+            f"{REFERENCE.section}.log_prob", spec.ref.log_prob_max_token_len_per_gpu, max_rows
         )
 
     @dispatch(Dispatch.SPLIT)

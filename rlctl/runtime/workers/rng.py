@@ -1,6 +1,7 @@
-"""The state of every random generator of a process, as plain data.
+"""State of all random generators of a process, as plain data.
 
-Almost everything random here is a function of seed and step. What is not (dropout, a user's own function) draws from these.
+Almost all randomness is a function of seed and step. The rest (dropout, user functions) draws from
+these generators.
 """
 
 from __future__ import annotations
@@ -13,14 +14,14 @@ import torch
 
 
 def seed_all(seed: int) -> None:
-    """Start every generator of this process from `seed`."""
+    """Seed all generators of this process."""
     random.seed(seed)
     np.random.seed(seed % 2**32)
     torch.manual_seed(seed)
 
 
 def rng_state() -> dict[str, Any]:
-    """Of Python, numpy and torch, and of this process's GPU if it has one: JSON can hold it."""
+    """Return the state of Python, numpy, torch and the GPU, if any; JSON can store it."""
     name, keys, position, has_gauss, gauss = np.random.get_state()
     cuda = torch.cuda.is_available() and torch.cuda.is_initialized()
     return {
@@ -32,7 +33,7 @@ def rng_state() -> dict[str, Any]:
 
 
 def set_rng_state(state: dict[str, Any]) -> None:
-    """Take up what `rng_state` gave."""
+    """Restore the state returned by `rng_state`."""
     version, keys, gauss = state["python"]
     random.setstate((version, tuple(keys), gauss))
     name, numbers, *rest = state["numpy"]

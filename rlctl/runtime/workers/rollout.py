@@ -1,4 +1,4 @@
-"""A rollout engine in a process of its own: it answers prompts under the weights that the trainer sent last."""
+"""Worker of a separate rollout engine, which receives its weights from the trainer."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from rlctl.runtime.rollout.sampling_params import SamplingConfig, to_rollouts
 from rlctl.runtime.rollout.weight_sync import Bucket
 from rlctl.runtime.workers.dispatch import Worker
 
-_LOOK_S = 0.5  # how often a block that waits looks whether anybody still wants it
+_CHECK_INTERVAL_S = 0.5  # for a waiting bucket to detect that its weight sync has ended
 
 
 @dataclass(frozen=True)
 class RolloutSpec:
-    """What an engine of a pool of its own is made of."""
+    """Settings of a separate rollout engine."""
 
     model: schema.Model
     sampling: SamplingConfig
@@ -36,11 +36,17 @@ class RolloutSpec:
 
 @dataclass(frozen=True)
 class _End:
-    num_blocks: int
+    """End of a weight sync in which the trainer sent `num_buckets`."""
+
+    num_buckets: int
 
 
 class RolloutWorker(Worker):
-    """One engine. `receive` and `end` are called from another thread while `load_weights` runs; everything else comes one at a time."""
+    """Worker with one engine.
+
+    `receive` and `end` are called from another thread while `load_weights` runs. The other methods
+    are called one at a time, except `generate_sequences` with `rollout.mode=async`.
+    """
 
     def __init__(self, rank_info: RankInfo, spec: RolloutSpec) -> None:
         self.rank_info = rank_info
@@ -57,72 +63,78 @@ class RolloutWorker(Worker):
         )
         self.engine: RolloutEngine = load("engines", rollout.name).from_spec(engine_spec, None)
         self._arrived: queue.Queue[tuple[int, Bucket | _End | RlctlError]] = queue.Queue(maxsize=1)
-        self._last = -1  # the hand-over that is over, well or not
-        # Blocks lie in shared memory that nobody may write to, and engines only read them.
+        self._last_sync = -1  # id of the last weight sync that ended, with or without success
+        # Buckets are in read-only shared memory; engines only read them.
         warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
 
     def load_weights(self, sync_id: int, timeout_s: float) -> None:
-        """Take up the weights of a hand-over, which come by `receive`; no block may take longer than `timeout_s`.
+        """Load the weights of a sync, which arrive by `receive` and `end`.
 
-        Raises `RlctlError` where a block is missing or damaged.
+        Raises `RlctlError` if a bucket is missing, corrupted, or takes longer than `timeout_s`.
         """
         try:
             self.engine.load_weights(self._parameters(sync_id, timeout_s))
         finally:
-            self._last = sync_id
+            self._last_sync = sync_id
 
-    def receive(self, sync_id: int, block: Bucket) -> None:
-        """The next block of a hand-over. Returns when `load_weights` has taken the block before it, so that few wait in memory."""
+    def receive(self, sync_id: int, bucket: Bucket) -> None:
+        """Verify and queue the next bucket of a weight sync.
+
+        Blocks until `load_weights` has taken the previous one, so that memory holds few of them.
+        """
         try:
-            block.verify()
+            bucket.verify()
         except RlctlError as error:
             self._put(sync_id, error)
         else:
-            self._put(sync_id, block)
+            self._put(sync_id, bucket)
 
-    def end(self, sync_id: int, num_blocks: int) -> None:
-        """All blocks of a hand-over have been sent."""
-        self._put(sync_id, _End(num_blocks))
+    def end(self, sync_id: int, num_buckets: int) -> None:
+        """End a weight sync in which `num_buckets` were sent."""
+        self._put(sync_id, _End(num_buckets))
 
     def generate_sequences(
         self, prompts: Prompts, seed: int, validate: bool, greedy: bool
     ) -> Rollouts:
-        """See `Actor`; for some of a batch's prompts, whose `group` is their number in the whole batch."""
+        """See `Actor`. `prompts` may be part of a batch, which `group` numbers as a unit."""
         sampling = self.spec.sampling.params(prompts.group, seed, validate, greedy)
         responses = self.engine.generate(prompts.prompt_ids.to(self.rank_info.device), sampling)
         return to_rollouts(prompts, sampling.n, responses)
 
     def close(self) -> None:
-        """End the engine."""
+        """Close the engine."""
         self.engine.close()
 
     def _put(self, sync_id: int, item: Bucket | _End | RlctlError) -> None:
-        while sync_id > self._last:
+        """Queue `item` unless its weight sync has ended."""
+        while sync_id > self._last_sync:
             try:
-                self._arrived.put((sync_id, item), timeout=_LOOK_S)
+                self._arrived.put((sync_id, item), timeout=_CHECK_INTERVAL_S)
                 return
             except queue.Full:
                 continue
 
     def _parameters(self, sync_id: int, timeout_s: float) -> Iterator[tuple[str, Tensor]]:
-        num_blocks, deadline = 0, time.monotonic() + timeout_s
+        """Yield the parameters of a weight sync as they arrive."""
+        num_buckets, deadline = 0, time.monotonic() + timeout_s
         while True:
             try:
                 sent, item = self._arrived.get(timeout=max(0.0, deadline - time.monotonic()))
             except queue.Empty as error:
                 raise RlctlError(
-                    f"no block of weights came from the trainer within {timeout_s:g} s"
+                    f"no bucket of weights arrived from the trainer within {timeout_s:g} s"
                 ) from error
-            if sent != sync_id:  # of a hand-over that was given up
+            if sent != sync_id:  # from an aborted weight sync
                 continue
             if isinstance(item, RlctlError):
                 raise item
             if isinstance(item, _End):
-                if item.num_blocks != num_blocks:
+                if item.num_buckets != num_buckets:
                     raise RlctlError(
-                        f"{num_blocks} blocks of weights arrived, and {item.num_blocks} were sent"
+                        f"{num_buckets} buckets of weights arrived, "
+                        f"but {item.num_buckets} were sent"
                     )
                 return
             for parameter in item.parameters:
                 yield parameter.name, parameter.tensor().to(self.rank_info.device)
-            num_blocks, deadline = num_blocks + 1, time.monotonic() + timeout_s
+            num_buckets, deadline = num_buckets + 1, time.monotonic() + timeout_s

@@ -1,0 +1,100 @@
+"""Checkpoints of a learner: trainable weights, optimizer state and random state.
+
+They do not depend on the number of ranks: a checkpoint of N ranks can be loaded on M.
+"""
+
+from __future__ import annotations
+
+import json
+import warnings
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import nn
+
+from rlctl.runtime.model.sharding import trained_state
+from rlctl.runtime.rank_info import RankInfo
+from rlctl.runtime.workers.background import BackgroundWriter
+from rlctl.runtime.workers.rng import rng_state, set_rng_state
+
+_NO_DIST_WARNING = "torch.distributed is disabled"  # expected: one rank has no process group
+
+
+def save_state(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    rank_info: RankInfo,
+    folder: Path,
+    writer: BackgroundWriter,
+) -> None:
+    """Copy the state to memory, and write it to `folder` in the background. Collective."""
+    from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
+    from torch.distributed.checkpoint.state_dict_saver import save
+
+    stager = DefaultStager(StagingOptions(False, False, False, False))
+    current = _state(model, optimizer, with_optimizer=bool(optimizer.state))
+    state = cast(dict[str, Any], stager.stage(current))  # without options it copies at once
+    random_state = json.dumps(rng_state())
+
+    def write() -> None:
+        warnings.filterwarnings("ignore", message=_NO_DIST_WARNING)
+        folder.mkdir(parents=True, exist_ok=True)
+        _rng_file(folder, rank_info).write_text(random_state)
+        save(
+            state,
+            checkpoint_id=folder,
+            process_group=writer.group,
+            no_dist=rank_info.world_size == 1,
+        )
+        stager.close()
+
+    writer.submit(folder, write)
+
+
+def load_state(
+    model: nn.Module, optimizer: torch.optim.Optimizer, rank_info: RankInfo, folder: Path
+) -> None:
+    """Restore the state in `folder`, written by any number of ranks. Collective.
+
+    A rank without a saved random state keeps its own.
+    """
+    from torch.distributed.checkpoint.filesystem import FileSystemReader
+    from torch.distributed.checkpoint.state_dict import (
+        StateDictOptions,
+        set_model_state_dict,
+        set_optimizer_state_dict,
+    )
+    from torch.distributed.checkpoint.state_dict_loader import load
+
+    saved = FileSystemReader(folder).read_metadata().state_dict_metadata
+    with_optimizer = any(name.startswith("optimizer.") for name in saved)
+    state = _state(model, optimizer, with_optimizer)
+    warnings.filterwarnings("ignore", message=_NO_DIST_WARNING)
+    load(state, checkpoint_id=folder, no_dist=rank_info.world_size == 1)
+    partial = StateDictOptions(strict=False)  # frozen weights are not saved
+    set_model_state_dict(model, state["model"], options=partial)
+    if with_optimizer:
+        set_optimizer_state_dict(model, optimizer, state["optimizer"])
+    rng_file = _rng_file(folder, rank_info)
+    if rng_file.exists():
+        set_rng_state(json.loads(rng_file.read_text()))
+
+
+def _state(
+    model: nn.Module, optimizer: torch.optim.Optimizer, with_optimizer: bool
+) -> dict[str, Any]:
+    """Return the state dicts of the model and, if requested, of the optimizer.
+
+    Omit an optimizer that has not stepped: torch would create its state by taking a step.
+    """
+    from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
+
+    state: dict[str, Any] = {"model": trained_state(model)}
+    if with_optimizer:
+        state["optimizer"] = get_optimizer_state_dict(model, optimizer)
+    return state
+
+
+def _rng_file(folder: Path, rank_info: RankInfo) -> Path:
+    return folder / f"rng_{rank_info.rank}.json"
