@@ -79,7 +79,7 @@ def plan_resume(run: Path, overrides: Sequence[str], options: ResumeOptions) -> 
 
 
 def plan_train(recipe: Recipe, inline: bool) -> ResumePlan:
-    """Return the plan of `rlctl train` for `trainer.resume_mode`.
+    """Plan `rlctl train` according to `trainer.resume_mode`.
 
     It is a new run, a new run that starts from a given checkpoint, or the resumed run of that name.
     """

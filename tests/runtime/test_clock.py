@@ -1,3 +1,5 @@
+"""Phase timing, and roles that time their calls."""
+
 from __future__ import annotations
 
 import time

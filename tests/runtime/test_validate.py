@@ -1,3 +1,5 @@
+"""Metrics of a validation pass."""
+
 from __future__ import annotations
 
 import pytest
@@ -12,7 +14,7 @@ def sample(score: float, response: str = "", source: str = "a", **components: fl
     )
 
 
-def test_one_answer_a_prompt() -> None:
+def test_one_response_per_prompt() -> None:
     metrics = validation_metrics([sample(1), sample(0), sample(1, source="b"), sample(1)], 1)
     assert metrics["val-core/a/acc/mean@1"] == pytest.approx(2 / 3)
     assert metrics["val-core/b/acc/mean@1"] == 1
@@ -20,7 +22,7 @@ def test_one_answer_a_prompt() -> None:
     assert not any("best@" in name for name in metrics)
 
 
-def test_scores_that_are_not_verdicts_are_rewards_and_acc_wins() -> None:
+def test_scores_other_than_0_and_1_are_rewards_unless_there_is_an_acc_component() -> None:
     assert "val-core/a/reward/mean@1" in validation_metrics([sample(0.5)], 1)
     assert (
         validation_metrics([sample(0.5, acc=1.0), sample(0.7, acc=0.0)], 1)["val-core/a/acc/mean@1"]
@@ -28,8 +30,8 @@ def test_scores_that_are_not_verdicts_are_rewards_and_acc_wins() -> None:
     )
 
 
-def test_best_and_majority_of_several_answers() -> None:
-    """Three of four answers agree and are right. The exact expectations over all 4^4 draws, by enumeration, against the bootstrap."""
+def test_best_and_majority_of_several_responses() -> None:
+    """The bootstrap is close to the exact expectations, enumerated over all 4^4 draws."""
     from collections import Counter
     from itertools import product
 

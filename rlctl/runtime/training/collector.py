@@ -1,8 +1,10 @@
-"""Where the answers of a step come from: one batch of prompts, or with `algorithm.filter_groups` as many as it takes.
+"""Collection of the scored responses of a step, with optional dynamic sampling.
 
-A prompt whose answers all score the same teaches a group estimator nothing. DAPO's dynamic sampling (arXiv 2503.14476, section 3.2) leaves
-such groups out and generates further batches until `train_batch_size` groups are left that differ. What is beyond that is not trained on:
-its prompts come first in the next step, and are answered anew by the policy of that step.
+A group whose responses all have the same score gives a group estimator no gradient. With
+`algorithm.filter_groups`, dynamic sampling (DAPO, arXiv 2503.14476, section 3.2) drops such groups
+and generates further batches until `train_batch_size` groups with different scores remain. Surplus
+groups are not trained on: their prompts come first in the next step, which generates new responses
+with its own policy.
 """
 
 from __future__ import annotations
@@ -27,88 +29,91 @@ _SECTION = "algorithm.filter_groups"
 
 @dataclass
 class Collector:
-    """Asks, answers and scores. With a filter it has a state: `position` is the place in the stream of prompts of the next one, `waiting`
-    are the places of those that come before it."""
+    """Source of scored responses.
+
+    `position` is the index of the next prompt in the prompt stream; `waiting` holds the indices of
+    surplus prompts that come before it. Only a collector with a filter has surplus prompts.
+    """
 
     loader: PromptLoader
     algorithm: Algorithm
-    filter: schema.FilterGroups | None  # None: one batch of prompts is one step
+    filter: schema.FilterGroups | None  # None: one batch of prompts per step
     position: int = 0
     waiting: list[int] = field(default_factory=list)
 
     @classmethod
-    def of(cls, loader: PromptLoader, algorithm: Algorithm, config: schema.Algorithm) -> Self:
-        """Only where an algorithm answers a prompt several times is there anything to filter."""
+    def from_config(
+        cls, loader: PromptLoader, algorithm: Algorithm, config: schema.Algorithm
+    ) -> Self:
+        """Build a collector that filters groups if enabled and if the algorithm needs groups."""
         filters = config.filter_groups.enable and Needs.GROUPS in algorithm.needs
         return cls(loader, algorithm, config.filter_groups if filters else None)
 
     def collect(self, roles: Roles, step: int) -> tuple[Scored, dict[str, float]]:
-        """The answers that `step` learns from, in groups that count from 0, and what there is to say of the others.
+        """Return the responses that `step` learns from, with group numbers from 0, and metrics.
 
-        Raises `RlctlError` where `max_num_gen_batches` have not given enough groups.
+        Raises `RlctlError` if `max_num_gen_batches` batches do not give enough groups.
         """
         size = self.loader.batch_size
         if self.filter is None:
             self.position = step * size
             return self.algorithm.collect(self.loader.batch_at(step), roles, step), {}
         kept: list[Scored] = []
-        places: list[int] = []  # of the prompts that differ
+        indices: list[int] = []  # of the prompts of kept groups
         all_scores: list[Tensor] = []
-        while len(places) < size:
+        while len(indices) < size:
             if len(all_scores) == self.filter.max_num_gen_batches:
-                raise self._too_few(len(places), step)
-            asked = self._next_places()
-            prompts = self.loader.at(asked)
-            number = len(all_scores) * size  # rows of one step have different random streams
+                raise self._too_few(len(indices), step)
+            drawn = self._next_indices()
+            prompts = self.loader.at(drawn)
+            first = len(all_scores) * size  # each group of a step has its own random stream
             scored = self.algorithm.collect(
-                replace(prompts, group=prompts.group + number), roles, step
+                replace(prompts, group=prompts.group + first), roles, step
             )
             all_scores.append(scored.scores)
-            kept.append(
-                scored.select(differing(self._judged(scored), scored.group).nonzero().flatten())
-            )
-            places += [
-                asked[group - number] for group in kept[-1].group.unique_consecutive().tolist()
-            ]
-        self.waiting = places[size:]
-        whole = Batch.concat(_with_all_components(kept))
-        _, group = whole.group.unique_consecutive(return_inverse=True)
+            varied = in_varied_group(self._filtered_values(scored), scored.group)
+            kept.append(scored.select(varied.nonzero().flatten()))
+            numbers = kept[-1].group.unique_consecutive().tolist()
+            indices += [drawn[number - first] for number in numbers]
+        self.waiting = indices[size:]
+        joined = Batch.concat(_with_all_components(kept))
+        _, group = joined.group.unique_consecutive(return_inverse=True)
         scores = torch.cat(all_scores)
-        return replace(whole, group=group).select((group < size).nonzero().flatten()), {
+        return replace(joined, group=group).select((group < size).nonzero().flatten()), {
             "filter_groups/num_gen_batches": float(len(all_scores)),
-            "filter_groups/evicted_groups": float(size * len(all_scores) - len(places)),
+            "filter_groups/evicted_groups": float(size * len(all_scores) - len(indices)),
             "filter_groups/surplus_groups": float(len(self.waiting)),
-            "filter_groups/score_mean": float(
-                scores.mean()
-            ),  # of all answers; critic/score is of those that are learnt from
+            # Over all responses; critic/score covers only those trained on.
+            "filter_groups/score_mean": float(scores.mean()),
         }
 
     def epoch(self) -> int:
-        """Of the prompt that was drawn last."""
+        """Return the epoch of the last drawn prompt."""
         return self.loader.epoch_of(max(self.position - 1, 0))
 
     def state_dict(self) -> dict[str, Any]:
+        """Return the position in the prompt stream, for checkpoints."""
         return {"epoch": self.epoch(), "position": self.position, "waiting": list(self.waiting)}
 
     def load_state_dict(self, state: dict[str, Any], step: int) -> None:
-        """Take up what a checkpoint of `step` holds; one from before there was a filter has no position."""
+        """Restore the state of a checkpoint; without a position, derive it from `step`."""
         self.position = state.get("position", step * self.loader.batch_size)
         self.waiting = list(state.get("waiting", ()))
 
-    def _next_places(self) -> list[int]:
+    def _next_indices(self) -> list[int]:
         fresh = self.loader.batch_size - len(self.waiting)
-        places = [*self.waiting, *range(self.position, self.position + fresh)]
+        indices = [*self.waiting, *range(self.position, self.position + fresh)]
         self.position, self.waiting = self.position + fresh, []
-        return places
+        return indices
 
-    def _judged(self, scored: Scored) -> Tensor:
-        """What must differ within a group: (B,)."""
+    def _filtered_values(self, scored: Scored) -> Tensor:
+        """Return the values (B,) of the configured metric."""
         assert self.filter is not None
         values = {"score": scored.scores} | scored.components
         if self.filter.metric not in values:
             raise ConfigError(
-                f"{_SECTION}.metric={self.filter.metric}: the reward gives no such component",
-                hint=f"one of {', '.join(values)}",
+                f"{_SECTION}.metric={self.filter.metric}: the reward has no such component",
+                hint=f"use one of: {', '.join(values)}",
             )
         return values[self.filter.metric]
 
@@ -116,14 +121,16 @@ class Collector:
         assert self.filter is not None
         size, most = self.loader.batch_size, self.filter.max_num_gen_batches
         return RlctlError(
-            f"step {step}: after {most} batches of {size} prompts only {num_groups} have answers that differ in {self.filter.metric}",
+            f"step {step}: {most} batches of {size} prompts gave only {num_groups} groups "
+            f"with different values of {self.filter.metric}",
             where=f"{_SECTION}.max_num_gen_batches={most}",
-            hint="prompts that are neither too easy nor too hard, a larger rollout.n, a smaller data.train_batch_size, or more batches",
+            hint="use prompts that are neither too easy nor too hard, a larger rollout.n, "
+            "a smaller data.train_batch_size, or more batches",
         )
 
 
 def _with_all_components(batches: Sequence[Scored]) -> list[Scored]:
-    """A component of the score that no answer of a batch has is 0 there, as it is in a batch where only some have it."""
+    """Add score components that a batch lacks, as zeros, so that batches can be concatenated."""
     names = dict.fromkeys(name for batch in batches for name in batch.components)
     zeros = [torch.zeros_like(batch.scores) for batch in batches]
     return [
@@ -132,7 +139,7 @@ def _with_all_components(batches: Sequence[Scored]) -> list[Scored]:
     ]
 
 
-def differing(values: Tensor, group: Tensor) -> Tensor:
-    """For each row whether the values (B,) of its group are not all the same: (B,) bool."""
+def in_varied_group(values: Tensor, group: Tensor) -> Tensor:
+    """Return a mask (B,) of the rows in whose `group` (B,) the `values` (B,) are not all equal."""
     stats = group_stats(values, group)
     return (stats.size > 1) & (stats.std > 0)

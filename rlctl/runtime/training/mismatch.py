@@ -1,7 +1,7 @@
 """Check that the rollout engine and the trainer compute the same probabilities.
 
-A difference above `trainer.mismatch.halt` ends the run before it learns from the batch; smaller ones
-only raise the alarm `rollout_mismatch`.
+A difference above `trainer.mismatch.halt` ends the run before it learns from the batch; smaller
+ones only raise the alarm `rollout_mismatch`.
 """
 
 from __future__ import annotations
@@ -62,7 +62,10 @@ class CheckedActor(DelegatingActor):
 
 
 def check_rollout(batch: Rollouts, log_probs: LogProbs, limit: float) -> None:
-    """Raise RolloutMismatch if the mean |π_engine − π_trainer| per token is above `limit` or NaN."""
+    """Raise RolloutMismatch if the mean of |π_engine − π_trainer| over tokens exceeds `limit`.
+
+    NaN counts as exceeding it.
+    """
     diff = probs_diff(SampledTokens.from_rollouts(batch, log_probs))
     value = float(diff.mean()) if len(diff) else 0.0
     if not value <= limit:

@@ -9,7 +9,7 @@ import psutil
 from rlctl.runtime.batch import Rollouts
 from rlctl.runtime.workers.dispatch import split
 
-# Phases reported per token as `timing_per_token_ms/*`: per response token, and per token of any kind.
+# Phases reported as `timing_per_token_ms/*`: per response token, and per token of any kind.
 _PER_RESPONSE_TOKEN = ("gen",)
 _PER_TOKEN = ("ref", "values", "adv", "update_critic", "update_actor")
 

@@ -1,4 +1,4 @@
-"""Stopping a run from outside: the step under way is finished and saved, within a deadline."""
+"""Requests to stop a run: the current step is finished and saved, within a deadline."""
 
 from __future__ import annotations
 
@@ -15,57 +15,66 @@ from rlctl.errors import Terminated, TimeUp
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 _MARGIN = 1.2  # steps differ
-_SOON_S = 0.001  # an interval of 0 would switch the timer off
-_SAME_S = (
-    1.0  # `timeout` and cluster managers signal a process and its group: two signals, one wish
-)
+_MIN_TIMER_S = 0.001  # 0 would disable the timer
+# `timeout` and cluster managers signal both a process and its group: two signals, one request.
+_SAME_REQUEST_S = 1.0
 
 
 @dataclass
 class Stopping:
-    """While it is entered, Ctrl-C, SIGTERM, SIGUSR1 and SIGHUP break no step off: `asked` tells the trainer, which ends after the step. So
-    do a file `request` that somebody made, and `end_by` (seconds since the epoch), by which the run should be saved and over.
+    """Context in which requests to stop set `asked` instead of interrupting the current step.
 
-    A second signal breaks off at once, and so does the end of `deadline_s`. What a signal to the whole group did to a worker is taken for
-    what it is: an error after a signal leaves as that signal. Outside the main thread no signal is heard.
+    A request is SIGINT, SIGTERM, SIGUSR1 or SIGHUP, the existence of the file `request`, or too
+    little time for another step before `end_by` (seconds since the epoch).
+
+    A second signal interrupts at once, and so does the expiry of `deadline_s` after a request. An
+    error after a request is raised as that request, because a signal to the process group also
+    reaches the workers. Signals are handled only in the main thread.
     """
 
     deadline_s: float
-    say: Callable[[str], object]
+    log: Callable[[str], object]
     request: Path
     end_by: float | None = None
-    _number: int | None = None  # SIGALRM: time is up
+    _number: int | None = None  # signal of the request; SIGALRM: `end_by`
     _since: float = 0.0
     _longest_s: float = 0.0
-    _looked: float | None = None
+    _checked_at: float | None = None
     _before: dict[int, Any] = field(default_factory=dict)
 
     @property
     def asked(self) -> bool:
+        """Whether the run was asked to stop."""
         return self._number is not None
 
-    def look(self, writing_s: float) -> None:
-        """At the end of each step, before it may be saved: would another one, as long as the longest, and a checkpoint that takes
-        `writing_s` to write, come too late? Has somebody made the request?"""
+    def check(self, writing_s: float) -> None:
+        """Check the request file and the remaining time; call it after each step, before saving.
+
+        Another step is assumed to take as long as the longest one so far, and a checkpoint
+        `writing_s`.
+        """
         now = time.time()
-        if self._looked is not None:
-            self._longest_s = max(self._longest_s, now - self._looked)
-        self._looked = now
+        if self._checked_at is not None:
+            self._longest_s = max(self._longest_s, now - self._checked_at)
+        self._checked_at = now
         if self.asked:
             return
         if self.request.exists():
-            self._ask(signal.SIGTERM, "asked to stop")
+            self._ask(signal.SIGTERM, "stop requested")
         elif (
             self.end_by is not None
             and now + _MARGIN * self._longest_s + 2 * writing_s > self.end_by
         ):
             self._ask(
                 signal.SIGALRM,
-                f"{max(0.0, self.end_by - now):.0f} s are left, too few for another step",
+                f"{max(0.0, self.end_by - now):.0f} s left, not enough for another step",
             )
 
     def error(self) -> BaseException:
-        """What ends the run: KeyboardInterrupt (exit code 130), Terminated (143, or 129 for a lost terminal) or TimeUp (0)."""
+        """Return the exception of the request, which ends the run.
+
+        KeyboardInterrupt (exit code 130), Terminated (143, or 129 after SIGHUP) or TimeUp (0).
+        """
         if self._number == signal.SIGINT:
             return KeyboardInterrupt()
         if self._number == signal.SIGALRM:
@@ -74,13 +83,12 @@ class Stopping:
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
-            wanted = [
-                number for number in _SIGNALS if signal.getsignal(number) is not signal.SIG_IGN
-            ]  # `nohup` stays in force
-            self._before = {number: signal.signal(number, self._hear) for number in wanted}
-            self._before[signal.SIGALRM] = signal.signal(signal.SIGALRM, self._ring)
+            # An ignored signal stays ignored: `nohup` relies on it.
+            handled = [each for each in _SIGNALS if signal.getsignal(each) is not signal.SIG_IGN]
+            self._before = {number: signal.signal(number, self._on_signal) for number in handled}
+            self._before[signal.SIGALRM] = signal.signal(signal.SIGALRM, self._on_timer)
             if self.end_by is not None:
-                signal.setitimer(signal.ITIMER_REAL, max(_SOON_S, self.end_by - time.time()))
+                signal.setitimer(signal.ITIMER_REAL, max(_MIN_TIMER_S, self.end_by - time.time()))
         return self
 
     def __exit__(
@@ -98,23 +106,24 @@ class Stopping:
         if self.asked and isinstance(error, Exception):
             raise self.error() from error
 
-    def _hear(self, number: int, _frame: FrameType | None) -> None:
+    def _on_signal(self, number: int, _frame: FrameType | None) -> None:
         if not self.asked:
             self._ask(number, signal.Signals(number).name)
-        elif time.monotonic() - self._since > _SAME_S:
+        elif time.monotonic() - self._since > _SAME_REQUEST_S:
             raise self.error()
 
     def _ask(self, number: int, why: str) -> None:
         self._number, self._since = number, time.monotonic()
-        self.say(
-            f"{why}: finishing the step and saving, {self.deadline_s:g} s at most; once more breaks off"
+        self.log(
+            f"{why}: finishing the step and saving within {self.deadline_s:g} s; "
+            "a second signal interrupts at once"
         )
         if self._before:
             signal.setitimer(signal.ITIMER_REAL, self.deadline_s)
 
-    def _ring(self, _number: int, _frame: FrameType | None) -> None:
+    def _on_timer(self, _number: int, _frame: FrameType | None) -> None:
         if not self.asked:
-            self._ask(signal.SIGALRM, "time is up")
+            self._ask(signal.SIGALRM, "time limit reached")
             return
-        self.say(f"the step was not finished and saved within {self.deadline_s:g} s: broken off")
+        self.log(f"interrupted: the step was not finished and saved within {self.deadline_s:g} s")
         raise Terminated(signal.SIGTERM) if self._number == signal.SIGALRM else self.error()

@@ -28,7 +28,7 @@ from rlctl.runtime.training.mismatch import CheckedActor, RolloutMismatch, recor
 from rlctl.runtime.training.step_metrics import length_metrics, speed_metrics
 from rlctl.runtime.training.stopping import Stopping
 from rlctl.runtime.training.timed_roles import timed_roles
-from rlctl.runtime.training.validation import Validator, samples_of
+from rlctl.runtime.training.validation import Validator, to_samples
 from rlctl.runtime.workers.rng import rng_state
 from rlctl.tracking.fanout import Trackers
 from rlctl.tracking.jsonl import write_samples
@@ -89,8 +89,8 @@ class Trainer:
     def run(self) -> None:
         """Validate, then train step by step; validate, save and report as configured.
 
-        Raises KeyboardInterrupt, Terminated or TimeUp after a request to stop, once the step under
-        way is finished and saved.
+        Raises KeyboardInterrupt, Terminated or TimeUp after a request to stop, once the current
+        step is finished and saved.
         """
         done = self.state.step
         with self.stopping, self.saver:
@@ -102,7 +102,7 @@ class Trainer:
                 metrics = self._train(step)
                 if self._due(self.config.test_freq, step):
                     metrics |= self._validate(step)
-                self.stopping.look(self.saver.longest_s)
+                self.stopping.check(self.saver.longest_s)
                 saved = self._due(self.config.save_freq, step) or self.stopping.asked
                 if saved:
                     metrics |= self._save(step, metrics)
@@ -175,7 +175,7 @@ class Trainer:
         if self.config.rollout_data_dir is None:
             return {}
         begin = time.perf_counter()
-        write_samples(self.context.run.rollouts(step), samples_of(scored, self.context.tokenizer))
+        write_samples(self.context.run.rollouts(step), to_samples(scored, self.context.tokenizer))
         return {"timing_s/dump_rollout_generations": time.perf_counter() - begin}
 
     def _stop_on_skipped_updates(

@@ -1,4 +1,4 @@
-"""The validation pass: answer the held-out prompts, score the answers, and keep samples to read."""
+"""Validation pass: responses to held-out prompts, their scores, metrics and samples."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _NUM_DRAWS, _DRAW_SEED = 1000, 42  # of the bootstrap for best@N and maj@N, as i
 
 @dataclass(frozen=True)
 class Validation:
-    """What came of it: figures by name, and one sample an answer."""
+    """Result of a validation pass: metrics by name, and one sample per response."""
 
     metrics: dict[str, float]
     samples: list[Sample]
@@ -27,7 +27,7 @@ class Validation:
 
 @dataclass(frozen=True)
 class Validator:
-    """Answers all of `prompts`, `batch_size` at a time (None: all at once)."""
+    """Validation on all of `prompts`, `batch_size` at a time (None: all at once)."""
 
     prompts: PromptSet
     batch_size: int | None
@@ -35,7 +35,7 @@ class Validator:
     seed: int
 
     def run(self, roles: Roles) -> Validation:
-        """One pass. The random stream is the same each time, so that steps can be compared."""
+        """Run one pass. Each pass samples with the same seeds, so that steps can be compared."""
         size = self.batch_size or len(self.prompts)
         scored: list[Scored] = []
         for start in range(0, len(self.prompts), size):
@@ -43,13 +43,13 @@ class Validator:
             roles.actor.update_weights()
             rollouts = roles.actor.generate_sequences(batch, seed=self.seed + start, validate=True)
             scored.append(roles.reward.compute_scores(rollouts).to_scored(rollouts))
-        samples = [sample for part in scored for sample in samples_of(part, self.tokenizer)]
-        num_answers = len(samples) // len(self.prompts)
-        return Validation(validation_metrics(samples, num_answers), samples)
+        samples = [sample for part in scored for sample in to_samples(part, self.tokenizer)]
+        num_responses = len(samples) // len(self.prompts)
+        return Validation(validation_metrics(samples, num_responses), samples)
 
 
-def samples_of(scored: Scored, tokenizer: PreTrainedTokenizerBase) -> list[Sample]:
-    """The answers of a batch as text, in its order."""
+def to_samples(scored: Scored, tokenizer: PreTrainedTokenizerBase) -> list[Sample]:
+    """Decode the responses of a batch to samples, in its order."""
     prompts = tokenizer.batch_decode([ids.tolist() for ids in scored.prompt_ids.rows()])
     responses = tokenizer.batch_decode(
         [ids.tolist() for ids in scored.response_ids.rows()], skip_special_tokens=True
@@ -77,15 +77,16 @@ def samples_of(scored: Scored, tokenizer: PreTrainedTokenizerBase) -> list[Sampl
     ]
 
 
-def validation_metrics(samples: list[Sample], num_answers: int) -> dict[str, float]:
-    """`val-core/<data_source>/<acc|reward>/mean@N`, and best@N and maj@N where a prompt has several answers.
+def validation_metrics(samples: list[Sample], num_responses: int) -> dict[str, float]:
+    """Return `val-core/<data_source>/<acc|reward>/*` and `val-aux/*`: mean@N, and more if N > 1.
 
-    `samples` holds `num_answers` answers of each prompt side by side. `acc` is a component of that name, or the score itself where every
-    score is 0 or 1; otherwise the figure is called `reward`.
+    `samples` holds the N = `num_responses` responses of each prompt side by side. `acc` is the
+    score component of that name, or the score itself if every score is 0 or 1; other scores are
+    reported as `reward`.
     """
     by_source: dict[str, list[list[Sample]]] = defaultdict(list)
-    for start in range(0, len(samples), num_answers):
-        by_source[samples[start].data_source].append(samples[start : start + num_answers])
+    for start in range(0, len(samples), num_responses):
+        by_source[samples[start].data_source].append(samples[start : start + num_responses])
     metrics: dict[str, float] = {}
     for source, groups in by_source.items():
         name, value = _measure(groups)
@@ -93,13 +94,13 @@ def validation_metrics(samples: list[Sample], num_answers: int) -> dict[str, flo
             [[value(sample) for sample in group] for group in groups], dtype=torch.float64
         )  # (prompts, N)
         core = f"val-core/{source}/{name}"
-        metrics[f"{core}/mean@{num_answers}"] = float(values.mean())
-        if num_answers > 1:
+        metrics[f"{core}/mean@{num_responses}"] = float(values.mean())
+        if num_responses > 1:
             generator = torch.Generator().manual_seed(_DRAW_SEED)
-            draws = torch.randint(num_answers, (_NUM_DRAWS, num_answers), generator=generator)
-            metrics[f"{core}/best@{num_answers}/mean"] = float(values[:, draws].amax(-1).mean())
-            metrics[f"{core}/maj@{num_answers}/mean"] = _majority(groups, values, draws)
-            metrics[f"val-aux/{source}/{name}/std@{num_answers}"] = float(values.std(-1).mean())
+            draws = torch.randint(num_responses, (_NUM_DRAWS, num_responses), generator=generator)
+            metrics[f"{core}/best@{num_responses}/mean"] = float(values[:, draws].amax(-1).mean())
+            metrics[f"{core}/maj@{num_responses}/mean"] = _majority_mean(groups, values, draws)
+            metrics[f"val-aux/{source}/{name}/std@{num_responses}"] = float(values.std(-1).mean())
         lengths = torch.tensor([float(sample.length) for group in groups for sample in group])
         metrics[f"val-aux/{source}/response_length/mean"] = float(lengths.mean())
         stopped = [sample.finish == "stop" for group in groups for sample in group]
@@ -108,16 +109,19 @@ def validation_metrics(samples: list[Sample], num_answers: int) -> dict[str, flo
 
 
 def _measure(groups: list[list[Sample]]) -> tuple[str, Callable[[Sample], float]]:
+    """Return the name of the metric, acc or reward, and the function that reads it."""
     samples = [sample for group in groups for sample in group]
     if all("acc" in sample.components for sample in samples):
         return "acc", lambda sample: float(sample.components["acc"])
-    return (
-        "acc" if all(sample.score in (0.0, 1.0) for sample in samples) else "reward"
-    ), lambda sample: sample.score
+    binary = all(sample.score in (0.0, 1.0) for sample in samples)
+    return "acc" if binary else "reward", lambda sample: sample.score
 
 
-def _majority(groups: list[list[Sample]], values: torch.Tensor, draws: torch.Tensor) -> float:
-    """The value of the commonest answer among N drawn ones, averaged over draws and prompts. Answers are compared by their last line."""
+def _majority_mean(groups: list[list[Sample]], values: torch.Tensor, draws: torch.Tensor) -> float:
+    """Return the value of the most common final answer, averaged over draws (D, N) and prompts.
+
+    `values` (P, N) belong to the responses in `groups`, whose final answer is their last line.
+    """
     total = 0.0
     for group, row in zip(groups, values.tolist(), strict=True):
         answers = [sample.response.strip().rpartition("\n")[2] for sample in group]

@@ -1,10 +1,10 @@
-"""Watchdog that kills a hung run: dumps all stacks and exits."""
+"""Watchdog that kills a hung run: it dumps the stacks of all threads and exits."""
 
 from __future__ import annotations
 
 import faulthandler
-import logging
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -15,16 +15,16 @@ from typing import Self
 
 import psutil
 
-LOG = logging.getLogger(__name__)
-_POLL_S = 1.0
+_CHECK_INTERVAL_S = 1.0
 
 
 class Watchdog:
-    """Context manager with a thread that limits the time of each phase to `limit_s`.
+    """Context with a thread that limits the duration of each phase.
 
-    When a phase takes longer, it writes the stacks of all threads to the file `stacks`, calls
-    `on_expiry`, logs an error and exits the process and its children with code 1. Calls to workers
-    in other processes have their own deadlines, which stop the run in order.
+    When a phase exceeds `limit_s`, it writes the stacks of all threads to the file `stacks`, calls
+    `on_expiry`, and kills the process and its children with exit code 1, because no exception can
+    interrupt a hung thread. Calls to other processes have earlier deadlines of their own, which end
+    the run with an exception.
     """
 
     def __init__(self, limit_s: float, stacks: Path, on_expiry: Callable[[], object]) -> None:
@@ -35,7 +35,7 @@ class Watchdog:
         self._over = threading.Event()
 
     def begin(self, phase: str) -> None:
-        """Start the phase `phase` and its time limit."""
+        """Start a phase and reset its timer."""
         self._phase, self._since = phase, time.monotonic()
 
     def __enter__(self) -> Self:
@@ -51,7 +51,7 @@ class Watchdog:
         self._over.set()
 
     def _watch(self) -> None:
-        while not self._over.wait(_POLL_S):
+        while not self._over.wait(_CHECK_INTERVAL_S):
             if time.monotonic() - self._since > self.limit_s:
                 self._expire()
 
@@ -59,13 +59,13 @@ class Watchdog:
         with self.stacks.open("w") as file:
             faulthandler.dump_traceback(file)
         self.on_expiry()
-        LOG.error(
-            "%s did not finish within %g s\n"
-            "  at: %s (the stacks of all threads)\n"
-            "  help: trainer.timeouts.call_s sets the limit",
-            self._phase,
-            self.limit_s,
-            self.stacks,
+        # Printed, not logged: the process exits below, and the hung thread may hold a logging lock.
+        print(
+            f"error: {self._phase} did not finish within {self.limit_s:g} s\n"
+            f"  at: {self.stacks} (stacks of all threads)\n"
+            "  help: trainer.timeouts.call_s sets the deadline",
+            file=sys.stderr,
+            flush=True,
         )
         for child in psutil.Process().children(recursive=True):
             with suppress(psutil.NoSuchProcess):
