@@ -1,9 +1,9 @@
-"""Formatting for people: durations, counts, percentages and sparklines."""
+"""Formatting for people: durations, counts, percentages, devices and sparklines."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
 from rlctl.monitoring.run_summary import is_accuracy
@@ -27,6 +27,12 @@ def duration(seconds: float) -> str:
         return f"{minutes}m {rest:02d}s"
     hours, minutes = divmod(minutes, 60)
     return f"{hours}h {minutes:02d}m" if hours < 24 else f"{hours // 24}d {hours % 24}h"
+
+
+def format_resources(resources: Mapping[str, float]) -> str:
+    """Format amounts of devices by name: 2 CPU, 1 GPU."""
+    parts = [f"{amount:g} {name}" for name, amount in resources.items() if amount]
+    return ", ".join(parts) or "nothing"
 
 
 def ago(seconds: float) -> str:

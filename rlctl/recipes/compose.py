@@ -111,7 +111,8 @@ def _resolve(layers: Layers) -> dict[str, Any]:
             where = layers.origins[name][-1].where
             layers.add_problem(name, f"{name} is not set", where, f"pass {name}=… ({help_text})")
     try:
-        return OmegaConf.to_container(config, resolve=True)  # type: ignore[return-value]
+        resolved: Any = OmegaConf.to_container(config, resolve=True)
+        return resolved
     except OmegaConfBaseException:
         pass
     for name, written in leaves(layers.tree).items():
@@ -127,4 +128,5 @@ def _resolve(layers: Layers) -> dict[str, Any]:
             layers.add_problem(name, *unresolved(name, str(error), where))
         else:
             OmegaConf.update(config, name, value, merge=False)
-    return OmegaConf.to_container(config, resolve=False)  # type: ignore[return-value]
+    unresolved_tree: Any = OmegaConf.to_container(config, resolve=False)
+    return unresolved_tree

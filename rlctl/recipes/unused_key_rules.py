@@ -84,7 +84,7 @@ def _trained(model: str, section: str) -> Iterator[Rule]:
 
 RULES: tuple[Rule, ...] = (
     *_trained("actor_rollout_ref.model", _ACTOR),
-    *_trained("critic.model", "critic"),
+    *_trained(CRITIC.model_key, CRITIC.section),
     # lengths, order, validation
     Rule(("data.truncation",), (("data.filter_overlong_prompts", _is(True)),)),
     Rule(("data.seed",), (("data.shuffle", _is(False)),)),

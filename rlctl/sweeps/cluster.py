@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from rlctl.errors import ResourceError
+from rlctl.monitoring.text import format_resources
 from rlctl.recipes import schema
 from rlctl.recipes.compose import compose
 from rlctl.runtime.build import load_algorithm
@@ -61,9 +62,9 @@ class RayCluster:
         )
         processes = parallel * num_processes(self.config)
         self.threads = self.config.trainer.num_threads or max(1, available_cores() // processes)
-        describe = self.resources.format_resources
         return (
-            f"cluster: {describe(total)}; a run takes {describe(first)}: {parallel} at once, "
+            f"cluster: {format_resources(total)}; a run takes {format_resources(first)}: "
+            f"{parallel} at once, "
             f"{self.threads} CPU thread{'s' if self.threads > 1 else ''} a process"
         )
 
@@ -73,10 +74,9 @@ class RayCluster:
         need = run_resources(config)
         total = self.resources.total()
         if self.resources.exceeds(need, total):
-            describe = self.resources.format_resources
             raise ResourceError(
-                f"trial {trial.number} needs {describe(need)}; "
-                f"the whole cluster has {describe(total)}",
+                f"trial {trial.number} needs {format_resources(need)}; "
+                f"the whole cluster has {format_resources(total)}",
                 where=" ".join(trial.overrides),
                 hint="use a larger cluster, fewer trainer.n_gpus_per_node, "
                 "or a smaller trainer.placement.device_fraction",
@@ -91,8 +91,7 @@ class RayCluster:
         }
         if not self.resources.exceeds(need, free):
             return None
-        describe = self.resources.format_resources
-        return f"needs {describe(need)}, free {describe(free)}"
+        return f"needs {format_resources(need)}, free {format_resources(free)}"
 
     def overrides(self) -> list[str]:
         """Return the overrides for the address of the cluster and the threads per process."""

@@ -214,4 +214,4 @@ def test_nobody_there(settings: list[str], tmp_path: Path) -> None:
         cwd=tmp_path,
         code=7,
     )
-    assert "no Ray cluster answers" in done.stderr
+    assert "no Ray cluster replied" in done.stderr

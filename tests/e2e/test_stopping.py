@@ -199,7 +199,7 @@ def test_hung_call_ends_with_stacks(inline: bool, settings: list[str], tmp_path:
     assert (
         "gen did not finish within 14 s"
         if inline
-        else "actor.generate_sequences did not answer within 4 s"
+        else "actor.generate_sequences did not finish within 4 s"
     ) in talk
     assert str(log.relative_to(tmp_path)) in talk
     assert f'File "{tmp_path}/hanging.py", line 7 in generate' in log.read_text()

@@ -194,7 +194,7 @@ def test_a_hung_engine_is_lost_after_the_call_timeout() -> None:
     setup = Setup(hanging, healthy, call_timeout_s=0.05)
     assert_complete(setup.generate())
     assert setup.kinds()[0] == "engine_lost"
-    assert setup.events[0][1]["reason"] == "it did not answer within 0.05 s"
+    assert setup.events[0][1]["reason"] == "it returned no result within 0.05 s"
 
 
 def test_a_request_that_is_lost_with_three_engines_ends_the_run() -> None:

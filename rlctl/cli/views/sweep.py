@@ -78,7 +78,7 @@ def _trial_row(outcome: Outcome, children: Sequence[Child]) -> list[str | Text]:
 
 def print_plan(plan: SweepPlan, as_json: bool) -> None:
     """Print the trials of a sweep and the resources that a run of each needs."""
-    from rlctl.runtime.cluster.resources import format_resources
+    from rlctl.monitoring.text import format_resources
 
     settings = plan.settings
     if as_json:

@@ -37,13 +37,13 @@ class StoreChannel:
         self.sync_id = sync_id
         self.rank_info = rank_info
         self.lost: dict[int, str] = {}  # reason by engine number
-        self.num_blocks = 0
+        self.num_buckets = 0
         self.in_flight: dict[ray.ObjectRef, int] = {}  # engine number by pending call
 
-    def send(self, block: Bucket) -> None:
+    def send(self, bucket: Bucket) -> None:
         """See `WeightChannel`."""
-        stored = ray.put(block)
-        self.num_blocks += 1
+        stored = ray.put(bucket)
+        self.num_buckets += 1
         self._wait()
         self.in_flight = {
             engine.receive.remote(self.sync_id, stored): number
@@ -54,7 +54,7 @@ class StoreChannel:
         """See `WeightChannel`."""
         self._wait()
         self.in_flight = {
-            engine.end.remote(self.sync_id, self.num_blocks): number
+            engine.end.remote(self.sync_id, self.num_buckets): number
             for number, engine in self._remaining().items()
         }
         self._wait()
@@ -102,15 +102,15 @@ class LinkChannel(StoreChannel):
         super().__init__(engines, sync_id, rank_info)
         self.device = rank_info.device
 
-    def send(self, block: Bucket) -> None:
+    def send(self, bucket: Bucket) -> None:
         """See `WeightChannel`."""
-        self.num_blocks += 1
+        self.num_buckets += 1
         self._wait()
         for number, engine in self._remaining().items():
             link = self._link(number, engine)
             if link is not None:
-                self.in_flight[engine.receive.remote(self.sync_id, block.header())] = number
-                link.send(block)
+                self.in_flight[engine.receive.remote(self.sync_id, bucket.header())] = number
+                link.send(bucket)
 
     def _link(self, number: int, engine: Any) -> Link | None:
         """Return the link to `engine`, or None if it cannot be made and the engine is lost."""

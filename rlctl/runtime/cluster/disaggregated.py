@@ -1,4 +1,4 @@
-"""An actor in two pools: one trains, the engines of the other generate."""
+"""Actor in two pools: one trains, the engines of the other generate."""
 
 from __future__ import annotations
 

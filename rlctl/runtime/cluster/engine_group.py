@@ -144,7 +144,7 @@ class EngineGroup:
         """Run one weight sync from the trainer to the engines in `stale`."""
         self.num_syncs += 1
         sync_id, timeout_s = self.num_syncs, self.pool.spec.call_timeout_s
-        # Twice the trainer's timeout: while the trainer waits for a hung engine, the others wait too.
+        # Twice the trainer's timeout: while it waits for a hung engine, the other engines wait too.
         loading = {engine: engine.call("load_weights", sync_id, 2 * timeout_s) for engine in stale}
         handles = {engine.number: engine.handle for engine in stale}
         rank_info = replace(self.pool.spec.rank_info, timeout_s=timeout_s)
@@ -194,7 +194,7 @@ class EngineGroup:
                     else:
                         self._mark_failed(engine, reason, waiting)
                 elif now - request.sent_at > limit:
-                    self._mark_failed(engine, f"it did not answer within {limit:g} s", waiting)
+                    self._mark_failed(engine, f"it returned no result within {limit:g} s", waiting)
 
     def _mark_failed(self, engine: Engine, reason: str, waiting: deque[Request]) -> None:
         """Kill the engine and put its requests at the front of the queue.

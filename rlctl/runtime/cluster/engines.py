@@ -39,15 +39,15 @@ class EngineProcess(Process):
         self.link = Link.to_trainer(host, port, self.rank_info)
 
     @ray.method(concurrency_group=_WEIGHTS)
-    def receive(self, sync_id: int, block: Bucket | BucketHeader) -> None:
+    def receive(self, sync_id: int, bucket: Bucket | BucketHeader) -> None:
         """See `RolloutWorker.receive`. A header's data is fetched by the link."""
-        bucket = self.link.fetch(block) if isinstance(block, BucketHeader) else block
-        self.workers[ROLLOUT.name].receive(sync_id, bucket)
+        received = self.link.fetch(bucket) if isinstance(bucket, BucketHeader) else bucket
+        self.workers[ROLLOUT.name].receive(sync_id, received)
 
     @ray.method(concurrency_group=_WEIGHTS)
-    def end(self, sync_id: int, num_blocks: int) -> None:
+    def end(self, sync_id: int, num_buckets: int) -> None:
         """See `RolloutWorker.end`."""
-        self.workers[ROLLOUT.name].end(sync_id, num_blocks)
+        self.workers[ROLLOUT.name].end(sync_id, num_buckets)
 
 
 @dataclass(eq=False)
@@ -76,7 +76,7 @@ class Engine:
 
     @property
     def ready(self) -> bool:
-        """Whether the engine is built and can take calls."""
+        """True if the engine is built and accepts calls."""
         return self.handle is not None and self.start_result is None
 
     @property
@@ -89,7 +89,7 @@ class Engine:
         return self.handle.call.remote(ROLLOUT.name, method, args, {})
 
     def call_concurrently(self, method: str, *args: Any) -> ray.ObjectRef:
-        """Call the worker's `method` beside the calls that are running."""
+        """Call the worker's `method` concurrently with running calls."""
         options = self.handle.call.options(concurrency_group=_GENERATE)
         return options.remote(ROLLOUT.name, method, args, {})
 
@@ -119,9 +119,9 @@ class EngineProcesses:
         engine.started_at, engine.version = time.monotonic(), -1
 
     def stop(self, engine: Engine) -> None:
-        """Kill the engine's process, if there is one, and forget its requests.
+        """Kill the engine's process, if any, and clear its requests.
 
-        Sets `retry_at`: at once after a first failure, with exponential backoff after repeated ones.
+        Sets `retry_at`: immediately after a first failure, with exponential backoff after others.
         """
         if engine.handle is None:
             return
@@ -150,8 +150,8 @@ def failure_reason(
 ) -> str | None:
     """Return why an engine's call failed, or None if it succeeded.
 
-    An RlctlError of the call is raised, because every other engine would raise it too. Pass
-    `raise_rlctl_errors=False` where only this engine is concerned, as when it cannot start.
+    Raises the call's RlctlError, because every other engine would raise it too. Pass
+    `raise_rlctl_errors=False` for errors of one engine only, such as a failed start.
     """
     try:
         ray.get(result, timeout=timeout_s)

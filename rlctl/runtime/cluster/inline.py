@@ -1,4 +1,4 @@
-"""A pool of one: its workers live in this process. For debuggers, profilers and `--inline`."""
+"""Pool of one process, this one: for `--inline`, debuggers and profilers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Commands of rlctl that run on a Ray cluster elsewhere: submitted through Ray Jobs, with rlctl and the project's files packed along."""
+"""Submission of rlctl commands to a remote cluster through Ray Jobs, with the project's files."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from concurrent.futures import TimeoutError as NotInTime
+from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import contextmanager
 from importlib.metadata import distribution
 from pathlib import Path
@@ -28,16 +28,18 @@ T = TypeVar("T")
 
 MAX_PACKED = 100 * 2**20  # bytes: Ray keeps packages in the memory of its head node
 _NOT_PACKED = {"runs", "__pycache__", "node_modules", "build", "dist"}
-_ANSWER_S = 60.0
-_AGENT_S = 180.0  # the agent that takes jobs comes up some time after the dashboard
+_REPLY_S = 60.0
+_AGENT_S = 180.0  # the agent that accepts jobs starts some time after the dashboard
 _ENDED = {JobStatus.SUCCEEDED, JobStatus.FAILED, JobStatus.STOPPED}
 
 
 def submit(address: str, name: str, words: Sequence[str], project: Path) -> None:
-    """Start `rlctl WORDS` on the cluster at `address` (`auto`, `ray://host:10001` or `http://host:8265`) as the job `name`.
+    """Submit `rlctl WORDS` as job `name` to the cluster at `address`.
 
-    The job's working folder is a copy of `project`: what git knows of it, or everything but caches, environments and runs. Raises
-    UsageError when that is more than Ray carries, ConflictError when there is a job of that name, ResourceError when nobody answers.
+    `address` is `auto`, `ray://host:10001` or `http://host:8265`. The job's working folder is a
+    copy of `project`: files that git does not ignore, or without git all but caches, environments
+    and runs. Raises UsageError if it is too large, ConflictError if the name is in use, and
+    ResourceError if the cluster cannot be reached.
     """
     client = _client(address)
     with _packed(project) as folder:
@@ -50,14 +52,14 @@ def submit(address: str, name: str, words: Sequence[str], project: Path) -> None
         deadline = time.monotonic() + _AGENT_S
         while True:
             try:
-                _within(lambda: client.submit_job(**job), address)
+                _with_deadline(lambda: client.submit_job(**job), address)
                 return
             except (ValueError, RuntimeError) as error:
                 if "already" in str(error):
                     raise ConflictError(
                         f"the cluster has a job named {name!r}",
                         where=address,
-                        hint="--name gives it another",
+                        hint="choose another name: --name NAME",
                     ) from error
                 if "No available agent" not in str(error) or time.monotonic() > deadline:
                     raise ResourceError(f"the job was refused: {error}", where=address) from error
@@ -65,7 +67,7 @@ def submit(address: str, name: str, words: Sequence[str], project: Path) -> None
 
 
 def follow(address: str, name: str, write: Callable[[str], object]) -> int:
-    """Pass on what the job prints until it ends, and return its exit code; 1 where it ended without one."""
+    """Pass the job's output to `write` until the job ends. Return its exit code (1: unknown)."""
     client = _client(address)
 
     async def stream() -> None:
@@ -73,31 +75,37 @@ def follow(address: str, name: str, write: Callable[[str], object]) -> int:
             write(part)
 
     try:
-        _within(lambda: client.get_job_info(name), address)
+        _with_deadline(lambda: client.get_job_info(name), address)
     except RuntimeError as error:
         raise NotFoundError(
-            f"the cluster has no job {name!r}", where=address, hint="`ray job list` lists them"
+            f"the cluster has no job {name!r}", where=address, hint="`ray job list` lists the jobs"
         ) from error
     asyncio.run(stream())
-    while (info := _within(lambda: client.get_job_info(name), address)).status not in _ENDED:
-        asyncio.run(asyncio.sleep(0.2))  # the log ends a moment before the verdict is known
+    while (info := _with_deadline(lambda: client.get_job_info(name), address)).status not in _ENDED:
+        asyncio.run(asyncio.sleep(0.2))  # the log ends shortly before the final status is set
     code = info.driver_exit_code
     return 0 if info.status == JobStatus.SUCCEEDED else code if code else 1
 
 
 @contextmanager
 def _packed(project: Path) -> Iterator[Path]:
-    """A folder with the project's files, and rlctl with its entry points: so the cluster needs rlctl's dependencies and not rlctl."""
-    with tempfile.TemporaryDirectory(prefix="rlctl-job-") as made:
-        target = Path(made)
+    """Yield a temporary folder with the project's files and rlctl with its entry points.
+
+    The cluster must have rlctl's dependencies, but not rlctl itself. Raises UsageError if the files
+    exceed `MAX_PACKED`.
+    """
+    with tempfile.TemporaryDirectory(prefix="rlctl-job-") as created:
+        target = Path(created)
         files = _files(project)
         size = sum((project / file).stat().st_size for file in files)
         if size > MAX_PACKED:
             largest = max(files, key=lambda file: (project / file).stat().st_size)
             raise UsageError(
-                f"the project's files are {size / 2**20:.0f} MiB, and a job carries {MAX_PACKED // 2**20} MiB at most",
-                where=f"{project}, the largest file being {largest}",
-                hint="start from the folder of the recipe, let .gitignore name the large files, and keep data on storage the cluster sees",
+                f"the project's files are {size / 2**20:.0f} MiB; "
+                f"a job may have at most {MAX_PACKED // 2**20} MiB",
+                where=f"{project} (largest file: {largest})",
+                hint="run the command in the folder of the recipe, add large files to .gitignore, "
+                "or move data to storage that the cluster can read",
             )
         for file in files:
             (target / file).parent.mkdir(parents=True, exist_ok=True)
@@ -120,7 +128,7 @@ def _packed(project: Path) -> Iterator[Path]:
 
 
 def _files(project: Path) -> list[Path]:
-    """Relative paths of the files that belong to a project."""
+    """Return the relative paths of the files that belong to a project."""
     command = [
         "git",
         "-C",
@@ -133,7 +141,7 @@ def _files(project: Path) -> list[Path]:
     ]
     try:
         listed = subprocess.run(
-            command, capture_output=True, text=True, check=True, timeout=_ANSWER_S
+            command, capture_output=True, text=True, check=True, timeout=_REPLY_S
         ).stdout.split("\0")
         found = [Path(name) for name in listed if name]
     except (OSError, subprocess.SubprocessError):
@@ -147,32 +155,33 @@ def _files(project: Path) -> list[Path]:
 
 
 def _client(address: str) -> JobSubmissionClient:
-    return _within(lambda: JobSubmissionClient(address), address)
+    return _with_deadline(lambda: JobSubmissionClient(address), address)
 
 
-def _within(call: Callable[[], T], address: str) -> T:
-    """The answer of `call` in time. What it raises passes, but for a cluster that cannot be reached."""
-    answer: Future[T] = Future()
+def _with_deadline(call: Callable[[], T], address: str) -> T:
+    """Return the result of `call`, or raise its error; it runs in a thread with a deadline.
 
-    def ask() -> None:
+    Raises ResourceError if the cluster cannot be reached or requires a token.
+    """
+    reply: Future[T] = Future()
+
+    def run() -> None:
         try:
-            answer.set_result(call())
-        except BaseException as error:  # handed to the waiting thread, which raises it
-            answer.set_exception(error)
+            reply.set_result(call())
+        except BaseException as error:  # raised again by the waiting thread
+            reply.set_exception(error)
 
-    threading.Thread(target=ask, name="ray-jobs", daemon=True).start()
+    threading.Thread(target=run, name="ray-jobs", daemon=True).start()
     try:
-        return answer.result(_ANSWER_S)
+        return reply.result(_REPLY_S)
     except AuthenticationError as error:
-        hint = "RAY_AUTH_MODE=token, with the token in ~/.ray/auth_token or RAY_AUTH_TOKEN"
-        raise ResourceError("the cluster wants Ray's token", where=address, hint=hint) from error
-    except (ConnectionError, NotInTime) as error:
-        reason = (
-            str(error).strip().splitlines()[0]
-            if str(error).strip()
-            else f"no answer within {_ANSWER_S:.0f} s"
-        )
-        hint = "the address of the cluster's dashboard, http://HEAD:8265; `ray start --head --include-dashboard=true` starts one"
+        hint = "set RAY_AUTH_MODE=token; put the token in ~/.ray/auth_token or RAY_AUTH_TOKEN"
+        raise ResourceError("the cluster requires Ray's token", where=address, hint=hint) from error
+    except (ConnectionError, FutureTimeoutError) as error:
+        first_line = next(iter(str(error).strip().splitlines()), None)
         raise ResourceError(
-            f"no Ray cluster answers: {reason}", where=address, hint=hint
+            f"no Ray cluster replied: {first_line or f'no reply within {_REPLY_S:.0f} s'}",
+            where=address,
+            hint="give the address of the cluster's dashboard, http://HEAD:8265; "
+            "`ray start --head --include-dashboard=true` starts one",
         ) from error

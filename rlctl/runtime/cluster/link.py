@@ -1,7 +1,8 @@
-"""A link from the trainer's first rank to one engine, by which tensors go from device to device: NCCL between GPUs, gloo between CPUs.
+"""Link from the trainer's first rank to one engine: NCCL between GPUs, gloo between CPUs.
 
-Each engine has a link of its own, not a group with all others: one that dies in the middle of a transfer breaks its own link, and nobody
-else waits for it. Over gloo links are tested; **over NCCL they have not been run.**
+Each engine has its own two-rank process group instead of one group with all others, so that an
+engine that crashes during a transfer breaks only its own link. Links are tested with gloo; **they
+have not been run with NCCL.**
 """
 
 from __future__ import annotations
@@ -19,23 +20,21 @@ from rlctl.runtime.rank_info import RankInfo
 from rlctl.runtime.rollout.weight_sync import Bucket, BucketHeader
 
 _TRAINER, _ENGINE = 0, 1
-_CONNECT_S = 60.0  # in which the other side must come
+_CONNECT_S = 60.0  # deadline for the other end to connect
 
 
 class Link:
-    """One end. Both ends are made at the same time; a link that lost its other end is closed and replaced by another."""
+    """One end of a link. A link whose other end is lost must be closed and replaced."""
 
     def __init__(self, store: TCPStore, rank: int, rank_info: RankInfo) -> None:
         self.store = store
         self.device = rank_info.device
-        self._block: Bucket | None = (
-            None  # what is sent, and the work of sending it, must live until it has arrived
-        )
+        self._bucket: Bucket | None = None  # kept alive, like its sends, until it has arrived
         self._sending: list[dist.Work] = []
         timeout = timedelta(seconds=rank_info.timeout_s)
-        self.group: Any  # torch's types know no send and recv of theirs
+        self.group: Any  # torch's stubs lack its send and recv
         if rank_info.device == "cuda":
-            with _errors_end_no_process():
+            with _no_nccl_abort():
                 options = dist.ProcessGroupNCCL.Options()
                 options._timeout = timeout
                 self.group = dist.ProcessGroupNCCL(store, rank, 2, options)
@@ -45,7 +44,7 @@ class Link:
 
     @staticmethod
     def listen(host: str) -> TCPStore:
-        """Where the engine will find the trainer: at `host` and the store's port, which the kernel says is free."""
+        """Open the trainer's store at `host` and a free port, for the engine to connect to."""
         return TCPStore(
             host,
             0,
@@ -56,13 +55,13 @@ class Link:
         )
 
     @classmethod
-    def to_engine(cls, door: TCPStore, rank_info: RankInfo) -> Self:
-        """The trainer's end. Raises `RuntimeError` if the engine does not come within a minute."""
-        return cls(door, _TRAINER, rank_info)
+    def to_engine(cls, listener: TCPStore, rank_info: RankInfo) -> Self:
+        """Open the trainer's end. Raises RuntimeError if no engine connects within a minute."""
+        return cls(listener, _TRAINER, rank_info)
 
     @classmethod
     def to_trainer(cls, host: str, port: int, rank_info: RankInfo) -> Self:
-        """The engine's end."""
+        """Open the engine's end, connecting to the trainer's store at `host:port`."""
         timeout = timedelta(seconds=_CONNECT_S)
         return cls(
             TCPStore(host, port, 2, is_master=False, timeout=timeout, wait_for_workers=False),
@@ -70,32 +69,32 @@ class Link:
             rank_info,
         )
 
-    def send(self, block: Bucket) -> None:
-        """Begin to send the bytes. The engine must have said that it has the block before."""
-        self._block = block
+    def send(self, bucket: Bucket) -> None:
+        """Start to send a bucket's data. The engine must have received the previous bucket."""
+        self._bucket = bucket
         self._sending = [
             self.group.send([each.data], _ENGINE, 0)
-            for each in block.parameters
+            for each in bucket.parameters
             if each.data.nbytes
         ]
 
     def fetch(self, header: BucketHeader) -> Bucket:
-        """The block that the trainer has announced and sends."""
-        block = header.empty(self.device)
-        for parameter in block.parameters:
+        """Receive the bucket that `header` describes, on this end's device."""
+        bucket = header.empty(self.device)
+        for parameter in bucket.parameters:
             if parameter.data.nbytes:
                 self.group.recv([parameter.data], _TRAINER, 0).wait()
-        return block
+        return bucket
 
     def close(self) -> None:
-        """Break off whatever is on its way."""
+        """Abort transfers in progress."""
         self.group.abort()
-        self._sending, self._block = [], None
+        self._sending, self._bucket = [], None
 
 
 @contextmanager
-def _errors_end_no_process() -> Iterator[None]:
-    """For what is made inside: torch's watchdog of NCCL leaves the trainer alive when an engine is lost."""
+def _no_nccl_abort() -> Iterator[None]:
+    """Create NCCL groups whose watchdog does not abort this process when the other end is lost."""
     name = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
     before = os.environ.get(name)
     os.environ[name] = "0"

@@ -1,4 +1,7 @@
-"""A pool of processes on a Ray cluster: one placement group, one process a device, any number of roles in each process."""
+"""Pool of processes on a Ray cluster: one placement group, one process per device.
+
+Each process hosts any number of roles.
+"""
 
 from __future__ import annotations
 
@@ -29,26 +32,24 @@ from rlctl.runtime.workers.process import Process
 
 @dataclass(frozen=True)
 class PoolSpec:
-    """How large a pool is, and how long it may take to answer."""
+    """Size, devices and timeouts of a pool."""
 
     name: str
     num_processes: int
     rank_info: RankInfo  # of rank 0; the others differ in rank and log file
     start_timeout_s: float
     call_timeout_s: float
-    balanced: bool  # rows are shared out by cost
-    device_fraction: (
-        float  # of a GPU, or of a CPU slot where there is none, that each process takes
-    )
+    balanced: bool  # split rows by compute cost
+    device_fraction: float  # of a GPU (without GPUs: of a CPU slot) that each process reserves
 
     @property
     def share(self) -> dict[str, float]:
-        """What one process takes of the cluster."""
+        """Devices that one process reserves."""
         return process_resources(self.rank_info.device, self.device_fraction)
 
 
 class ResourcePool(Pool):
-    """Implements `Pool` on Ray. Every wait has a deadline and names what it waits for."""
+    """Implements `Pool` on Ray. Every wait has a deadline and names what it waits for in errors."""
 
     def __init__(self, spec: PoolSpec) -> None:
         self.spec = spec
@@ -67,6 +68,7 @@ class ResourcePool(Pool):
 
     @property
     def nodes(self) -> list[str]:
+        """The node of each process, by rank."""
         return nodes_of(self.group)
 
     def spawn(self, role: str, worker: type[W], spec: object) -> W:
@@ -81,6 +83,7 @@ class ResourcePool(Pool):
         return self._gather(results, what, self.spec.call_timeout_s)
 
     def close(self) -> None:
+        """Kill the processes and release their devices."""
         for process in self.processes:
             ray.kill(process)
         remove_placement_group(self.group)
@@ -98,19 +101,22 @@ class ResourcePool(Pool):
             .remote(rank_info)
         )
 
-    def _gather(self, answers: list[ray.ObjectRef], what: str, timeout_s: float) -> list[Any]:
-        return gather(answers, what, timeout_s, partial(log_tail, self.spec))
+    def _gather(self, results: list[ray.ObjectRef], what: str, timeout_s: float) -> list[Any]:
+        return gather(results, what, timeout_s, partial(log_tail, self.spec))
 
 
 def nodes_of(group: PlacementGroup) -> list[str]:
-    """Where each bundle of a reserved group stands: address and the beginning of Ray's id of the node."""
+    """Return the node of each bundle: its address and the first 8 digits of Ray's node id."""
     ids = placement_group_table(group)["bundles_to_node_id"]
     addresses = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes()}
     return [f"{addresses[ids[bundle]]} {ids[bundle][:8]}" for bundle in sorted(ids)]
 
 
 def reserve(spec: PoolSpec) -> PlacementGroup:
-    """The devices of a pool, one bundle a process. Raises `ResourceError` if they are not free within the start's deadline."""
+    """Reserve the devices of a pool, one bundle per process.
+
+    Raises ResourceError if they are not free within `start_timeout_s`.
+    """
     bundle = spec.share
     group = placement_group(
         [bundle] * spec.num_processes, strategy="PACK", name=f"rlctl-{spec.name}-{time.time_ns()}"
@@ -121,14 +127,15 @@ def reserve(spec: PoolSpec) -> PlacementGroup:
         }
         remove_placement_group(group)
         raise ResourceError(
-            f"pool {spec.name!r} needs {spec.num_processes} × {bundle}; free after {spec.start_timeout_s:.0f} s: {free}",
-            hint="fewer trainer.n_gpus_per_node, or a larger cluster",
+            f"pool {spec.name!r} needs {spec.num_processes} × {bundle}; "
+            f"free after {spec.start_timeout_s:.0f} s: {free}",
+            hint="set a smaller trainer.n_gpus_per_node, or use a larger cluster",
         )
     return group
 
 
 def process_options(spec: PoolSpec, group: PlacementGroup, rank: int) -> dict[str, Any]:
-    """What Ray must know of process `rank` of a pool."""
+    """Return the Ray actor options of process `rank` of a pool."""
     return {
         "num_cpus": spec.share["CPU"],
         "num_gpus": spec.share.get("GPU", 0),
@@ -140,19 +147,21 @@ def process_options(spec: PoolSpec, group: PlacementGroup, rank: int) -> dict[st
 
 
 def gather(
-    answers: list[ray.ObjectRef], what: str, timeout_s: float, tail: Callable[[], str]
+    results: list[ray.ObjectRef], what: str, timeout_s: float, tail: Callable[[], str]
 ) -> list[Any]:
-    """All answers within a deadline; `what` names the call in an error, `tail` gives what the processes said last.
+    """Return all results; `what` names the call and `tail` returns the last log lines, for errors.
 
-    An error of ours that was raised in a process is raised here as it is; everything else is an `RlctlError`.
+    Raises the RlctlError that a process raised, and RlctlError for other errors, for lost
+    processes, and after `timeout_s`.
     """
     try:
-        return ray.get(answers, timeout=timeout_s)
+        return ray.get(results, timeout=timeout_s)
     except GetTimeoutError as error:
         raise RlctlError(
-            f"{what} did not answer within {timeout_s:g} s",
+            f"{what} did not finish within {timeout_s:g} s",
             where=tail(),
-            hint="the logs hold the stacks of all threads of the workers; trainer.timeouts sets the deadlines",
+            hint="the logs contain the stacks of all threads of the workers; trainer.timeouts sets "
+            "the deadlines",
         ) from error
     except RayTaskError as error:
         if isinstance(error.cause, RlctlError):
@@ -162,12 +171,12 @@ def gather(
         ) from error
     except RayActorError as error:
         raise RlctlError(
-            f"a worker process died during {what}: {error.error_msg}", where=tail()
+            f"a worker process exited during {what}: {error.error_msg}", where=tail()
         ) from error
 
 
 def log_tail(spec: PoolSpec) -> str:
-    """The last lines that the processes of a pool printed, with the names of their logs."""
+    """Return the last lines of the logs of a pool's processes, with the names of the logs."""
     if spec.rank_info.log_path is None:
         return "the worker's output on this terminal"
     return format_tails(sorted(spec.rank_info.log_path.parent.glob(f"{spec.name}-*.log")))

@@ -20,13 +20,13 @@ class Pool(Protocol):
     def spawn(self, role: str, worker: type[W], spec: object) -> W:
         """Build `worker(rank_info, spec)` in every process.
 
-        Returns the worker where there is one, in this process, and a handle of the group otherwise.
+        Returns the worker itself if it is in this process, else a handle of the group.
         """
         ...
 
     @property
     def nodes(self) -> list[str]:
-        """The machine of each process, by rank."""
+        """The node of each process, by rank."""
         ...
 
     def close(self) -> None:
@@ -36,12 +36,12 @@ class Pool(Protocol):
 
 @dataclass(frozen=True)
 class Pools:
-    """The pools of one run: those of the workers by name, and that of separate rollout engines."""
+    """Pools of a run: worker pools by name, and the pool of separate rollout engines."""
 
     workers: Mapping[str, Pool]
     engines: EnginePool | None = None  # None: the engine runs in the actor's processes
 
     def nodes(self) -> dict[str, list[str]]:
-        """Return the machines of each pool, by pool name."""
+        """Return the nodes of each pool, by pool name."""
         nodes = {name: pool.nodes for name, pool in self.workers.items()}
         return nodes if self.engines is None else nodes | {self.engines.name: self.engines.nodes}

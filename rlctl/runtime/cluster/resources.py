@@ -1,4 +1,4 @@
-"""What a Ray cluster has, and what of it is free. Needs a session (`ray_session`)."""
+"""Total and free devices of a Ray cluster. Requires a session (`ray_session`)."""
 
 from __future__ import annotations
 
@@ -6,34 +6,27 @@ from collections.abc import Mapping
 
 import ray
 
-Resources = Mapping[str, float]  # of "CPU" and "GPU"
+Resources = Mapping[str, float]  # amounts of "CPU" and "GPU"
 
 
 def total() -> dict[str, float]:
-    """What all nodes have together, taken or not."""
+    """Return the devices of all nodes, reserved or not."""
     return _devices(ray.cluster_resources())
 
 
 def free() -> dict[str, float]:
-    """What nobody has reserved at this moment."""
+    """Return the devices that are not reserved at this moment."""
     return _devices(ray.available_resources())
 
 
 def address() -> str:
-    """Where other processes reach this cluster."""
+    """Return the address at which other processes can connect to this cluster."""
     return ray.get_runtime_context().gcs_address
 
 
-def exceeds(need: Resources, there: Resources) -> bool:
-    """Whether `need` is more than `there` is."""
-    return any(amount > there.get(name, 0.0) + 1e-6 for name, amount in need.items())
-
-
-def format_resources(resources: Resources) -> str:
-    """`2 CPU, 1 GPU`."""
-    return (
-        ", ".join(f"{amount:g} {name}" for name, amount in resources.items() if amount) or "nothing"
-    )
+def exceeds(need: Resources, available: Resources) -> bool:
+    """Return True if `need` is larger than `available` in any device."""
+    return any(amount > available.get(name, 0.0) + 1e-6 for name, amount in need.items())
 
 
 def _devices(resources: Mapping[str, float]) -> dict[str, float]:

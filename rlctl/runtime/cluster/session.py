@@ -1,4 +1,4 @@
-"""Ray from start to end: it starts within a deadline or says why not, and leaves no process and no folder behind."""
+"""Ray session: starts within a deadline or fails, and removes its processes and folders."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -19,8 +20,8 @@ from rlctl.errors import ResourceError
 from rlctl.recipes import schema
 from rlctl.runs.logs import format_tails
 
-# Workers are told their number of threads by torch.set_num_threads; this bounds what libraries grab at import. An empty
-# PYTHONDONTWRITEBYTECODE lets them cache what they import: torch and transformers take seconds without.
+# An empty PYTHONDONTWRITEBYTECODE lets workers cache bytecode: without it, importing torch and
+# transformers takes seconds longer.
 _WORKER_ENV = {
     "PYTHONDONTWRITEBYTECODE": "",
     "TOKENIZERS_PARALLELISM": "false",
@@ -37,39 +38,37 @@ _SHUTDOWN_S = 10.0  # a healthy Ray needs one or two
 def ray_session(
     init: schema.RayInit, num_cpus: int, num_threads: int, timeout_s: float, timeline: str | None
 ) -> Iterator[None]:
-    """A cluster of this machine with `num_cpus` slots, or the one at `init.address`, or at RAY_ADDRESS, which Ray sets for its jobs.
-    Left at the end; one of our own is shut down.
+    """Connect to the cluster at `init.address` or RAY_ADDRESS, else start one on this machine.
 
-    Raises `ResourceError` with the tail of Ray's own log if it does not start within `timeout_s` seconds.
+    A started cluster has `num_cpus` slots and is shut down at the end; Ray sets RAY_ADDRESS in its
+    jobs. Raises ResourceError with the tail of Ray's log if it does not start within `timeout_s`.
     """
     import ray
 
-    env = {name: value for name, value in _WORKER_ENV.items() if value or name in os.environ} | {
-        "OMP_NUM_THREADS": str(num_threads)
-    }
+    env = {name: value for name, value in _WORKER_ENV.items() if value or name in os.environ}
+    # Limits the threads that libraries start at import; torch.set_num_threads sets torch's own.
+    env["OMP_NUM_THREADS"] = str(num_threads)
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     variables = env | {
         name: str(value) for name, value in init.runtime_env.get("env_vars", {}).items()
     }
-    options: dict[str, object] = {
+    options: dict[str, Any] = {
         "runtime_env": init.runtime_env | {"env_vars": variables},
         "log_to_driver": False,
         "logging_level": "ERROR",
     }
     folder: Path | None = None
-    others = set(
-        psutil.Process().children(recursive=True)
-    )  # trackers have processes, too, and are told of the run's end after Ray's
+    # Processes of trackers must survive Ray: they record the end of the run.
+    others = set(psutil.Process().children(recursive=True))
     address = init.address or os.environ.get("RAY_ADDRESS")
     if address is None:
         _remove_stale()
         folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=_PARENT))
         lock = (folder / _LOCK).open("w")
-        fcntl.flock(lock, fcntl.LOCK_EX)  # until this process ends, however it does
-        variables.setdefault(
-            "TMPDIR", str(folder)
-        )  # what workers leave there (vLLM its sockets) goes with the session
+        fcntl.flock(lock, fcntl.LOCK_EX)  # released when this process exits, even if killed
+        # Temporary files of workers, such as vLLM's sockets, are removed with the session.
+        variables.setdefault("TMPDIR", str(folder))
         options |= {
             "num_cpus": num_cpus,
             "include_dashboard": init.include_dashboard,
@@ -78,26 +77,27 @@ def ray_session(
         options |= {"num_gpus": init.num_gpus, "object_store_memory": init.object_store_memory}
     else:
         options["address"] = address
-    over = threading.Event()
+    ended = threading.Event()
     try:
-        _start(options, folder, timeout_s, over)
+        _start(options, folder, timeout_s, ended)
         _take_back_signals()
         yield
         if timeline is not None:
             ray.timeline(timeline)
     finally:
         _shut_down(others)
-        over.set()
+        ended.set()
         if folder is not None:
             shutil.rmtree(folder, ignore_errors=True)
 
 
 def _start(
-    options: dict[str, object], folder: Path | None, timeout_s: float, over: threading.Event
+    options: dict[str, Any], folder: Path | None, timeout_s: float, ended: threading.Event
 ) -> None:
-    """`ray.init` in a thread of its own, because it has no deadline and cannot be interrupted everywhere.
+    """Run `ray.init` in a thread, because it has no deadline and cannot always be interrupted.
 
-    The thread stays until `over`: Ray's processes ask the kernel to be killed when the thread that started them ends.
+    The thread runs until `ended`: the kernel kills Ray's processes when the thread that started
+    them exits. Raises ResourceError if Ray does not start within `timeout_s`.
     """
     import ray
 
@@ -106,37 +106,39 @@ def _start(
 
     def start() -> None:
         try:
-            ray.init(**options)  # pyright: ignore[reportArgumentType]
-        except BaseException as error:  # handed to the waiting thread, which raises it
+            ray.init(**options)
+        except BaseException as error:  # raised again by the waiting thread
             failure.append(error)
         started.set()
-        over.wait()
+        ended.wait()
 
     threading.Thread(target=start, name="ray-init", daemon=True).start()
     if not started.wait(timeout_s):
         raise ResourceError(
             f"Ray did not start within {timeout_s:g} s",
             where=_log_tail(folder),
-            hint="trainer.timeouts.ray_start_s",
+            hint="trainer.timeouts.ray_start_s sets the deadline",
         )
     if failure:
-        hint = "`--inline` trains without Ray"
+        hint = "train without Ray: --inline"
         raise ResourceError(
             f"Ray did not start: {failure[0]}", where=_log_tail(folder), hint=hint
         ) from failure[0]
 
 
 def _remove_stale() -> None:
-    """Folders of sessions whose process was killed: nobody else would ever remove Ray's logs and sockets in them."""
+    """Remove the folders of sessions whose process was killed, with Ray's logs and sockets."""
     for path in _PARENT.glob(f"{_PREFIX}*/{_LOCK}"):
-        with suppress(OSError), path.open("w") as lock:  # somebody else's, or just removed
+        with suppress(OSError), path.open("w") as lock:  # in use, or just removed
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             shutil.rmtree(path.parent, ignore_errors=True)
 
 
 def _shut_down(others: set[psutil.Process]) -> None:
-    """End Ray and every process it started here, which all are but `others`. A scheduler may have killed its daemons already, and then
-    `ray.shutdown` waits for them for minutes: it gets a deadline, and what is left is killed."""
+    """Shut down Ray and kill its remaining processes: all children of this one except `others`.
+
+    `ray.shutdown` gets a deadline: it waits for minutes if a scheduler has killed Ray's daemons.
+    """
     import ray
 
     started = set(psutil.Process().children(recursive=True)) - others
@@ -144,7 +146,7 @@ def _shut_down(others: set[psutil.Process]) -> None:
     thread.start()
     thread.join(_SHUTDOWN_S)
     if thread.is_alive():
-        atexit.unregister(ray.shutdown)  # it would wait once more
+        atexit.unregister(ray.shutdown)  # it would wait again
     _, left = psutil.wait_procs(started, timeout=_SHUTDOWN_S / 5)
     for process in left:
         with suppress(psutil.NoSuchProcess):
@@ -152,7 +154,7 @@ def _shut_down(others: set[psutil.Process]) -> None:
 
 
 def _take_back_signals() -> None:
-    """Ray's core takes SIGTERM for a crash and aborts the process. Setting Python's own handler again puts it back in force."""
+    """Restore Python's SIGTERM handler: Ray's core installs one that aborts the process."""
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM))
 

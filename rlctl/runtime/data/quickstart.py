@@ -8,6 +8,7 @@ from rlctl.data_prep.arithmetic import train_and_validation
 from rlctl.data_prep.rows import write_rows
 from rlctl.quickstart import NAME, real_path
 from rlctl.recipes import schema
+from rlctl.recipes.roles import CRITIC
 
 NUM_TRAIN, NUM_VAL, SEED, LEVEL = 4096, 256, 0, 2
 
@@ -27,7 +28,7 @@ def resolve(config: schema.Config, root: Path) -> schema.Config:
             "actor_rollout_ref": actor_rollout.model_copy(
                 update={"model": _model(actor_rollout.model)}
             ),
-            "critic": critic.model_copy(update={"model": _model(critic.model)}),
+            CRITIC.section: critic.model_copy(update={"model": _model(critic.model)}),
         }
     )
 
