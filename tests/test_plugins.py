@@ -1,4 +1,4 @@
-"""Plug-ins: finding them by name, their settings and their unused keys."""
+"""Tests of plug-ins: look-up by name, settings and unused keys."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_names_are_listed_without_importing() -> None:
     assert plugins.names("nothing") == []
 
 
-def test_an_unknown_name_is_corrected() -> None:
+def test_unknown_name_raises_with_a_suggestion() -> None:
     with pytest.raises(ConfigError, match="unknown reward 'gms8k'") as caught:
         plugins.load("rewards", "gms8k")
     assert caught.value.problems[0].hint == "did you mean 'gsm8k'? known: gsm8k, or module:Name"
@@ -31,7 +31,7 @@ def test_an_unknown_name_is_corrected() -> None:
         plugins.load("algorithms", "zzz", unknown=UsageError)
 
 
-def test_module_and_name() -> None:
+def test_plugin_is_found_by_module_and_name() -> None:
     assert plugins.load("rewards", "rlctl.plugins:load") is plugins.load
     with pytest.raises(ConfigError, match=r"no module named 'rlctl.nothing'"):
         plugins.load("rewards", "rlctl.nothing:x")
@@ -40,19 +40,19 @@ def test_module_and_name() -> None:
     assert "did you mean 'load'" in str(caught.value.problems[0].hint)
 
 
-def test_a_part_whose_package_is_missing_says_what_to_install(
+def test_missing_package_raises_with_the_install_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "needy_part.py").write_text("import surely_not_installed.deep\n")
+    (tmp_path / "needy_plugin.py").write_text("import surely_not_installed.deep\n")
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(
         MissingExtraError, match="needs the package 'surely_not_installed'"
     ) as caught:
-        plugins.load("loggers", "needy_part:Thing")
+        plugins.load("loggers", "needy_plugin:Thing")
     assert caught.value.problems[0].hint == "pip install surely_not_installed"
 
 
-def test_an_entry_point_with_an_extra_names_the_extra(
+def test_missing_package_of_an_extra_raises_with_the_extra(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "needy_logger.py").write_text("import surely_not_installed\n")
@@ -67,7 +67,7 @@ def test_an_entry_point_with_an_extra_names_the_extra(
     assert caught.value.problems[0].hint == "pip install 'needy[fancy]'"
 
 
-def test_suggestion_lists_what_is_known() -> None:
+def test_suggestion_lists_known_names() -> None:
     assert plugins.suggestion("x", []) == "known: none"
 
 

@@ -1,4 +1,4 @@
-"""An installed package with one plug-in of each kind, each with a setting."""
+"""Tests of an installed third-party package with plug-ins of seven kinds, each with a setting."""
 
 from __future__ import annotations
 
@@ -24,6 +24,8 @@ SETTINGS = [
     "reward.params.contains={reward: 0.25}",
     "trainer.logger=[console, tsv]",
     "trainer.tracking.params.tsv={file: lines.tsv}",
+    "data.sampler=every_other",
+    "data.sampler_params={stride: 3}",
     "trainer.total_training_steps=2",
     "trainer.test_freq=-1",
     "trainer.val_before_train=false",
@@ -57,12 +59,13 @@ def rlctl(
     )
 
 
-def test_a_run_uses_the_plug_ins_and_their_settings(environment, tmp_path):
+def test_run_uses_the_plugins_and_their_settings(environment, tmp_path):
     done = rlctl(environment, tmp_path, "train", "grpo", "--inline", "--name", "one", *SETTINGS)
     assert done.returncode == 0, done.stderr
     run = tmp_path / "runs" / "quickstart" / "one"
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    assert len((run / "lines.tsv").read_text().splitlines()) == len(rows)
+    lines = (run / "lines.tsv").read_text().splitlines()
+    assert len([line for line in lines if not line.startswith("#")]) == len(rows)
     assert all("actor/leash" in row for row in rows)
     assert {row["critic/score/max"] for row in rows} <= {0.0, 0.25}
 
@@ -75,7 +78,7 @@ def test_wrong_settings_are_refused_before_the_run(environment, tmp_path):
     assert "did you mean 'scale'" in done.stderr
 
 
-def test_prep_offers_the_data_set(environment, tmp_path):
+def test_prep_has_the_data_set_as_a_command(environment, tmp_path):
     done = rlctl(environment, tmp_path, "prep", "sums", "--count", "3", "--json")
     assert done.returncode == 0, done.stderr
     assert {split: each["num_rows"] for split, each in json.loads(done.stdout).items()} == {

@@ -97,9 +97,13 @@ def test_log_probs_and_entropy_equal_log_softmax(
 def test_log_probs_pass_gradcheck() -> None:
     logits = torch.randn(3, 5, dtype=torch.float64, requires_grad=True)
     targets = torch.tensor([0, 4, 2])
-    assert torch.autograd.gradcheck(
-        lambda x: ops.log_probs_and_entropy(x, targets, 0.9, True), (logits,)
-    )  # pyright: ignore[reportArgumentType]
+
+    def both(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        log_probs, entropy = ops.log_probs_and_entropy(x, targets, 0.9, True)
+        assert entropy is not None
+        return log_probs, entropy
+
+    assert torch.autograd.gradcheck(both, (logits,))
 
 
 def test_bfloat16_logits_are_scored_in_float32() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -22,9 +23,14 @@ from rlctl.runtime.rewards.specs import reward_specs
 CALL = Call("source", "text", "truth", {"index": 3})
 
 
-def load(path: Path, source: str, name: str = "compute_score", **kwargs: object) -> RewardFunction:
+def load(
+    path: Path,
+    source: str,
+    name: str = "compute_score",
+    kwargs: Mapping[str, object] | None = None,
+) -> RewardFunction:
     path.write_text(source)
-    return load_reward(RewardSpec(f"{path}:{name}", 1.0, kwargs))
+    return load_reward(RewardSpec(f"{path}:{name}", 1.0, kwargs or {}))
 
 
 def test_function_is_found_by_name_and_by_module() -> None:
@@ -42,7 +48,7 @@ def test_function_of_a_file_is_called_with_verls_signature(tmp_path: Path) -> No
         "    assert (data_source, solution_str, ground_truth) == ('source', 'text', 'truth')\n"
         "    return {'score': extra_info['index'] + bonus, 'acc': True, 'pred': 'words',\n"
         "            'ratio': 0.25, 'broken': float('nan')}\n",
-        bonus=0.5,
+        kwargs={"bonus": 0.5},
     )
     assert call_reward(function, CALL, {"bonus": 0.5}) == (
         3.5,
@@ -118,7 +124,7 @@ def test_function_that_cannot_be_called_raises(
     tmp_path: Path, source: str, kwargs: dict[str, int], message: str
 ) -> None:
     with pytest.raises(ConfigError, match=message):
-        load(tmp_path / "mine.py", source, **kwargs)
+        load(tmp_path / "mine.py", source, kwargs=kwargs)
 
 
 def test_gsm8k_without_a_method_raises() -> None:

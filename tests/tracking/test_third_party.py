@@ -6,33 +6,25 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
+from rlctl.runs.sync import Sent
 from tests.forks import completed
 
 ROOT = Path(__file__).parents[2]
-EXAMPLE = ROOT / "docs" / "examples" / "diary"
+EXAMPLE = ROOT / "docs" / "examples" / "plugins"
 
 
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """Install the example package, and return an environment with it on the path."""
-    place = tmp_path_factory.mktemp("site")
-    installer = [
-        sys.executable,
-        "-m",
-        "uv",
-        "pip",
-        "install",
-        "--quiet",
-        "--no-deps",
-        "--target",
-        str(place),
-    ]
+    site = str(tmp_path_factory.mktemp("site"))
+    install = [sys.executable, "-m", "uv", "pip", "install", "--quiet", "--no-deps", "--target"]
     done = subprocess.run(
-        [*installer, str(EXAMPLE)], capture_output=True, text=True, timeout=120, check=False
+        [*install, site, str(EXAMPLE)], capture_output=True, text=True, timeout=120, check=False
     )
     assert done.returncode == 0, done.stderr
     kept = {
@@ -40,7 +32,7 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         for name, value in os.environ.items()
         if not name.startswith(("RLCTL_", "WANDB_", "SWANLAB_"))
     }
-    return kept | {"PYTHONPATH": str(place), "HOME": str(place)}
+    return kept | {"PYTHONPATH": site, "HOME": site}
 
 
 def rlctl(
@@ -64,9 +56,9 @@ def test_logger_is_listed_with_its_package(environment, tmp_path):
     done = rlctl(environment, tmp_path, "loggers", "--json")
     assert done.returncode == 0, done.stderr
     found = {each["name"]: each for each in json.loads(done.stdout)}
-    assert found["diary"] == {
-        "name": "diary",
-        "package": "rlctl-diary",
+    assert found["tsv"] == {
+        "name": "tsv",
+        "package": "rlctl-example-plugins",
         "state": "ready",
         "message": "",
         "remedy": None,
@@ -93,31 +85,31 @@ def test_run_logs_to_it_and_syncs_to_another_logger(environment, tmp_path):
         "--name",
         "one",
         "-l",
-        "diary",
+        "tsv",
         *settings,
         process=False,
     )
     assert done.returncode == 0, done.stderr
     run = tmp_path / "runs" / "quickstart" / "one"
-    lines = (run / "diary.txt").read_text().splitlines()
-    assert (lines[0], lines[-1]) == ("quickstart/one: 3 steps", "finished")
+    lines = [line.split("\t") for line in (run / "metrics.tsv").read_text().splitlines()]
+    assert (lines[0], lines[-1]) == (["#", "quickstart/one", "3 steps"], ["#", "finished"])
+    assert ["step 2", "2 samples"] in [line[1:3] for line in lines if line[0] == "#"]
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    told = [line.split() for line in lines if line.startswith("step ") and "answers" not in line]
-    assert [len(words) - 2 for words in told] == [
-        len([value for value in row.values() if value is not None]) - 1 for row in rows
+    logged = [line for line in lines if line[0] != "#"]
+    assert [len(line) for line in logged] == [
+        len([value for value in row.values() if value is not None]) for row in rows
     ]
-    assert json.loads((run / "run.json").read_text())["trackers"] == {"diary": "diary.txt"}
+    assert json.loads((run / "run.json").read_text())["trackers"] == {"tsv": "metrics.tsv"}
     assert (
         "nothing is missing"
-        in rlctl(environment, tmp_path, "runs", "sync", "one", "-l", "diary", process=False).stderr
+        in rlctl(environment, tmp_path, "runs", "sync", "one", "-l", "tsv", process=False).stderr
     )
     again = rlctl(
         environment, tmp_path, "runs", "sync", "one", "-l", "tensorboard", "--json", process=False
     )
     assert again.returncode == 0, again.stderr
-    assert json.loads(again.stdout) == [
-        {"logger": "tensorboard", "id": "tensorboard", "num_steps": len(rows), "anew": True}
-    ]
+    expected = Sent("tensorboard", "tensorboard", num_steps=len(rows), anew=True)
+    assert json.loads(again.stdout) == [asdict(expected)]
     assert list((run / "tensorboard").glob("events*"))
 
 

@@ -1,7 +1,7 @@
-"""One plug-in of each kind, each with a setting: see docs/extending.md.
+"""Plug-ins of seven kinds, each with a setting: see docs/extending.md.
 
-They are in one file for brevity. A package would give the estimator, the loss and the engine, which
-import torch, files of their own, so that `rlctl prep --help` stays fast.
+They are in one file for brevity. A package would put data sets in a file without torch, so that
+`rlctl prep --help` stays fast.
 """
 
 import random
@@ -88,7 +88,7 @@ class TsvParams(Params):
 
 
 class TsvTracker:
-    """A line of tab-separated text per step."""
+    """A line of tab-separated text per step; lines about the run and its samples start with #."""
 
     Params = TsvParams
 
@@ -97,17 +97,36 @@ class TsvTracker:
 
     def start(self, run):
         self.file = (run.folder / self.params.file).open("a", encoding="utf-8")
+        if not run.resume_step:
+            self.write("#", f"{run.project}/{run.name}", f"{run.total_steps} steps")
         return self.params.file
 
     def log(self, step, metrics):
-        values = [f"{name}={value:g}" for name, value in sorted(metrics.items())]
-        print(step, *values, sep="\t", file=self.file, flush=True)
+        self.write(step, *(f"{name}={value:g}" for name, value in sorted(metrics.items())))
 
     def generations(self, step, samples):
-        pass
+        num_right = sum(each.right for each in samples)
+        self.write("#", f"step {step}", f"{len(samples)} samples", f"{num_right} right")
 
     def finish(self, state):
+        self.write("#", state)
         self.file.close()
+
+    def write(self, *fields):
+        print(*fields, sep="\t", file=self.file, flush=True)
+
+
+class EveryOtherParams(Params):
+    stride: int = Field(default=2, ge=1, description="distance of consecutive prompts in the data")
+
+
+@declare(Params=EveryOtherParams)
+def every_other(num_prompts, epoch, seed, params):
+    """Return 0, stride, 2·stride, …, 1, stride + 1, …: (num_prompts,) int64."""
+    import torch
+
+    indices = [torch.arange(first, num_prompts, params.stride) for first in range(params.stride)]
+    return torch.cat(indices)
 
 
 class ContainsParams(Params):
