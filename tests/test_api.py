@@ -1,4 +1,4 @@
-"""Tests of the Python API: the blocks of docs/python.md run, quietly, and `import rlctl` is light."""
+"""The Python API: the blocks of docs/python.md run quietly, and `import rlctl` is light."""
 
 import re
 from pathlib import Path

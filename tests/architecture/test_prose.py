@@ -29,7 +29,9 @@ NO_VERB = re.compile(
     r"(The|A|An|This|That|It|Its|All|Every|Each|No|None|One|Same|Some|Only|Not|In|On|With|Without|From|"
     r"For|At|If|When|True|False|So|There|Like|Two|More|Here)\b"
 )
-OUTSIDE = re.compile(r"house rule|research/\w+\.md|the plan of|review-\w+\.md|\.\./shared|/work/")
+OUTSIDE = re.compile(
+    r"house rule|research/\w+\.md|the plan of|review-\w+\.md|shared/(design|research|data)|/work/"
+)
 SHAPE = re.compile(
     r"\([A-Z0-9][A-Za-z0-9_·+*/−\-]*(, ?[A-Za-z0-9_·+*/.…−\-]+)*,?\)|\b[Ss]calars?\b|0-d|ragged"
 )

@@ -44,7 +44,7 @@ class Stopping:
 
     @property
     def asked(self) -> bool:
-        """Whether the run was asked to stop."""
+        """True if the run was asked to stop."""
         return self._number is not None
 
     def check(self, writing_s: float) -> None:
