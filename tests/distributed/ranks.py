@@ -1,4 +1,4 @@
-"""Real gloo processes for tests: `on_ranks(2, function, *args)` runs a module-level function on every rank and gives its answers."""
+"""Real gloo processes for tests: `on_ranks(2, function, *args)` returns one result per rank."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def rank_info(rank: int = 0, world_size: int = 1) -> RankInfo:
 
 
 def on_ranks(world_size: int, function: Callable[..., Any], *args: Any) -> list[Any]:
-    """`function(place, *args)` on each rank of a process group; in this process when there is one rank."""
+    """Run `function(rank_info, *args)` on each rank; a single rank runs in this process."""
     if world_size == 1:
         return [function(rank_info(), *args)]
     address = Process(rank_info()).address().replace("127.0.0.1", "localhost")
@@ -37,7 +37,10 @@ def on_ranks(world_size: int, function: Callable[..., Any], *args: Any) -> list[
 
 
 def in_a_process(function: Callable[..., Any], *args: Any) -> Any:
-    """`function(place, *args)` on one rank in a process of its own: a vLLM engine that is closed leaves its process unfit for another."""
+    """Run `function(rank_info, *args)` on one rank in a separate process.
+
+    A process that has closed a vLLM engine cannot build another one.
+    """
     with tempfile.TemporaryDirectory() as folder:
         mp.start_processes(_run, (1, "", Path(folder), function, args), 1, start_method=_METHOD)
         return pickle.loads((Path(folder) / "0").read_bytes())

@@ -1,4 +1,4 @@
-"""Two nodes of a real Ray cluster, both on this machine: a training run spreads over them, and trials of a sweep land on both."""
+"""Training runs, sweeps and jobs on real Ray clusters of one and two nodes on this machine."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.models import write_tiny_model
 
 @pytest.fixture(scope="module")
 def address() -> Iterator[str]:
-    """Of a cluster of two nodes with one CPU each."""
+    """Start a cluster of two nodes with one CPU each and yield its address."""
     node = {"num_cpus": 1, "num_gpus": 0, "object_store_memory": 100_000_000}
     cluster = Cluster(
         initialize_head=True, connect=False, head_node_args=node | {"include_dashboard": False}
@@ -40,15 +40,15 @@ def address() -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def settings(tmp_path_factory: pytest.TempPathFactory, address: str) -> list[str]:
-    shelf = tmp_path_factory.mktemp("shelf")
-    write_tiny_model(shelf / "model")
+    folder = tmp_path_factory.mktemp("folder")
+    write_tiny_model(folder / "model")
     train, val = train_and_validation(32, 4, seed=1, level=1, careless=0.0)
-    write_rows(shelf / "train.parquet", train)
-    write_rows(shelf / "val.parquet", val)
+    write_rows(folder / "train.parquet", train)
+    write_rows(folder / "val.parquet", val)
     return [
-        f"data.train_files={shelf}/train.parquet",
-        f"data.val_files={shelf}/val.parquet",
-        f"actor_rollout_ref.model.path={shelf}/model",
+        f"data.train_files={folder}/train.parquet",
+        f"data.val_files={folder}/val.parquet",
+        f"actor_rollout_ref.model.path={folder}/model",
         "actor_rollout_ref.model.enable_gradient_checkpointing=false",
         "data.max_prompt_length=160",
         "data.max_response_length=8",
@@ -64,13 +64,13 @@ def settings(tmp_path_factory: pytest.TempPathFactory, address: str) -> list[str
 
 
 def nodes(run: Path) -> set[str]:
-    """The nodes on which a run's processes stood, as its event log says."""
+    """Return the nodes of a run's processes according to its event log."""
     events = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
     return {node for event in events if event["kind"] == "placed" for node in event["main"]}
 
 
 @pytest.mark.slow
-def test_a_run_spreads_over_both_nodes(settings: list[str], tmp_path: Path) -> None:
+def test_run_uses_both_nodes(settings: list[str], tmp_path: Path) -> None:
     rlctl(
         "train",
         "sft",
@@ -87,7 +87,7 @@ def test_a_run_spreads_over_both_nodes(settings: list[str], tmp_path: Path) -> N
 
 
 @pytest.mark.slow
-def test_trials_land_on_both_nodes(settings: list[str], tmp_path: Path) -> None:
+def test_trials_run_on_both_nodes(settings: list[str], tmp_path: Path) -> None:
     axis = "actor_rollout_ref.actor.optim.lr=1e-4,1e-3"
     done = rlctl(
         "sweep", "grpo", *settings, axis, "--metric", "actor/lr", "--name", "spread", cwd=tmp_path
@@ -99,7 +99,7 @@ def test_trials_land_on_both_nodes(settings: list[str], tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def dashboard(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Of a cluster of one node that takes jobs, started as an administrator would, by `ray start`."""
+    """Start a one-node cluster with `ray start` and yield the address of its dashboard."""
     binaries = Path(sys.executable).parent
     environ = environment() | {
         "PATH": f"{binaries}:{os.environ['PATH']}",
@@ -113,12 +113,10 @@ def dashboard(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         f"--ray-client-server-port={ports[2]}",
         "--include-dashboard=true",
     ]
-    options.append(
-        f"--dashboard-agent-listen-port={ports[3]}"
-    )  # another cluster of this machine has the usual one
-    folder = (
-        Path("/tmp") / f"rlctl-test-{os.getpid()}"
-    )  # short: socket paths inside may have 107 characters
+    # The default port is used by another cluster of this machine.
+    options.append(f"--dashboard-agent-listen-port={ports[3]}")
+    # A short path: socket paths inside are limited to 107 characters.
+    folder = Path("/tmp") / f"rlctl-test-{os.getpid()}"
     command = [
         binaries / "ray",
         "start",
@@ -159,13 +157,15 @@ def _free_port() -> int:
 
 
 @pytest.mark.slow
-def test_a_run_as_a_job(dashboard: str, settings: list[str], tmp_path: Path) -> None:
-    """The project's recipe and reward function travel with the job, its log and its exit code come back."""
+def test_job_runs_with_project_files(dashboard: str, settings: list[str], tmp_path: Path) -> None:
+    """The job receives the project's recipe and reward function; its log and exit code return."""
     (tmp_path / "mine.yaml").write_text(
-        "defaults: [grpo_trainer, _self_]\nreward: {custom_reward_function: {path: reward.py, name: score}}\n"
+        "defaults: [grpo_trainer, _self_]\n"
+        "reward: {custom_reward_function: {path: reward.py, name: score}}\n"
     )
     (tmp_path / "reward.py").write_text(
-        "def score(data_source, solution_str, ground_truth, extra_info=None):\n    return len(solution_str) / 8\n"
+        "def score(data_source, solution_str, ground_truth, extra_info=None):\n"
+        "    return len(solution_str) / 8\n"
     )
     own = [text for text in settings if "address" not in text]
     done = rlctl(
@@ -204,7 +204,7 @@ def test_a_run_as_a_job(dashboard: str, settings: list[str], tmp_path: Path) -> 
     )
 
 
-def test_nobody_there(settings: list[str], tmp_path: Path) -> None:
+def test_unreachable_cluster_is_an_error(settings: list[str], tmp_path: Path) -> None:
     done = rlctl(
         "train",
         "grpo",

@@ -1,4 +1,4 @@
-"""Rollout engines in real Ray processes beside a trainer in this one: weights that arrive, and engines that die."""
+"""Rollout engines in Ray processes with a trainer in this one: weight sync and lost engines."""
 
 from __future__ import annotations
 
@@ -32,8 +32,9 @@ from rlctl.tracking.metrics import to_floats
 from tests.distributed.ranks import rank_info
 from tests.models import write_tiny_model
 
-# An engine that does what a file in its folder tells it: die or hang in the middle of an answer, spoil what it receives, fall or freeze in
-# the middle of a hand-over by a link, not start.
+# An engine that fails on request, by files in its folder: it crashes ("die") or hangs ("hang")
+# during generation, corrupts received weights ("spoil"), crashes ("fall") or hangs ("freeze")
+# during a weight sync over a link, or does not start ("full").
 ENGINE = '''
 import os, pathlib, signal, time
 from rlctl.runtime.cluster.link import Link
@@ -42,8 +43,8 @@ from rlctl.runtime.workers.rollout import RolloutWorker
 
 FOLDER = pathlib.Path(__file__).parent
 
-def told(what):
-    """Once for each file of that name and a number."""
+def requested(what):
+    """Return True once for each file of that name and a number."""
     for path in sorted(FOLDER.glob(what + "-*")):
         try:
             path.unlink()
@@ -56,41 +57,41 @@ class Engine(HFEngine):
     @classmethod
     def from_spec(cls, spec, policy):
         if (FOLDER / "full").exists():
-            print("there is no room for the engine", flush=True)
+            print("the engine does not start", flush=True)
             os._exit(9)
-        print("the engine is there", flush=True)
+        print("the engine is built", flush=True)
         return super().from_spec(spec, policy)
 
     def _forward(self, *args, **kwargs):
         (FOLDER / f"pid-{os.getpid()}").touch()
         self.passes = getattr(self, "passes", 0) + 1
-        if self.passes % 4 == 0 and told("die"):
+        if self.passes % 4 == 0 and requested("die"):
             os.kill(os.getpid(), signal.SIGKILL)
-        if self.passes % 4 == 0 and told("hang"):
+        if self.passes % 4 == 0 and requested("hang"):
             os.kill(os.getpid(), signal.SIGSTOP)
         return super()._forward(*args, **kwargs)
 
 receive = RolloutWorker.receive
 
-def receive_spoilt(self, version, block):
-    if told("spoil"):
-        parameter = block.parameters[0]
+def receive_corrupted(self, version, bucket):
+    if requested("spoil"):
+        parameter = bucket.parameters[0]
         data = parameter.data.clone()
         data[7] ^= 4
         object.__setattr__(parameter, "data", data)
-    receive(self, version, block)
+    receive(self, version, bucket)
 
-RolloutWorker.receive = receive_spoilt
+RolloutWorker.receive = receive_corrupted
 
 fetch = Link.fetch
 
-def fetch_in_part(self, announced):
+def fetch_or_fail(self, header):
     for what, sent in (("fall", signal.SIGKILL), ("freeze", signal.SIGSTOP)):
-        if announced.number == 1 and told(what):
+        if header.number == 1 and requested(what):
             os.kill(os.getpid(), sent)
-    return fetch(self, announced)
+    return fetch(self, header)
 
-Link.fetch = fetch_in_part
+Link.fetch = fetch_or_fail
 '''
 
 
@@ -99,7 +100,7 @@ OVERRIDES = ["actor_rollout_ref.rollout.n=3", "actor_rollout_ref.actor.use_kl_lo
 
 
 class Stage:
-    """A trainer in this process, and two engines on Ray that a test can spoil."""
+    """Trainer in this process and engines on Ray that fail on request."""
 
     def __init__(self, folder: Path, config: schema.Config, num_engines: int = 2) -> None:
         from rlctl.runtime.cluster.engine_group import EnginePool
@@ -134,12 +135,13 @@ class Stage:
         self.actor.update_weights()
         return self.actor.generate_sequences(prompts(), seed=seed)
 
-    def tell(self, what: str, times: int = 1) -> None:
+    def request(self, what: str, times: int = 1) -> None:
+        """Make an engine fail in the manner `what`; see `ENGINE`."""
         for number in range(times):
             (self.folder / f"{what}-{number}").touch()
 
     def wait_for_restart(self) -> Rollouts:
-        """Answers until a lost engine is there again; those of the last time."""
+        """Generate until a lost engine has restarted, and return the last rollouts."""
         deadline = time.monotonic() + 300
         while True:
             rollouts = self.generate(seed=3)
@@ -155,13 +157,13 @@ class Stage:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("engines")
     write_tiny_model(folder / "model")
-    (folder / "engine_that_obeys.py").write_text(ENGINE)
+    (folder / "failing_engine.py").write_text(ENGINE)
     return folder
 
 
 @pytest.fixture(scope="module")
 def config(folder: Path) -> schema.Config:
-    named = [f"{MODEL}{folder}/model", "actor_rollout_ref.rollout.name=engine_that_obeys:Engine"]
+    named = [f"{MODEL}{folder}/model", "actor_rollout_ref.rollout.name=failing_engine:Engine"]
     return compose("grpo", [*OVERRIDES, *named]).config
 
 
@@ -174,16 +176,16 @@ def ray(folder: Path, config: schema.Config) -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def whole_stage(ray: None, folder: Path, config: schema.Config) -> Iterator[Stage]:
+def shared_stage(ray: None, folder: Path, config: schema.Config) -> Iterator[Stage]:
     stage = Stage(folder, config)
     yield stage
     stage.pool.close()
 
 
 @pytest.fixture
-def stage(whole_stage: Stage) -> Stage:
-    whole_stage.events.clear()
-    return whole_stage
+def stage(shared_stage: Stage) -> Stage:
+    shared_stage.events.clear()
+    return shared_stage
 
 
 def prompts(num: int = 18) -> Prompts:
@@ -194,7 +196,7 @@ def prompts(num: int = 18) -> Prompts:
 
 
 def experience(rollouts: Rollouts, old: Ragged) -> Experience:
-    """Rewarded at random: what counts is that the weights change."""
+    """Return an experience with random scores, to change the weights."""
     num = len(rollouts)
     scores = torch.randn(num, generator=torch.Generator().manual_seed(2))
     advantages = rollouts.response_ids.like(scores.repeat_interleave(rollouts.response_ids.lengths))
@@ -219,14 +221,14 @@ def same(first: Rollouts, second: Rollouts) -> bool:
 
 
 def largest_difference(rollouts: Rollouts, old: LogProbs) -> float:
-    """Of the probabilities of the sampled tokens, between engines and trainer."""
+    """Return max |π_engine − π_trainer| over the sampled tokens."""
     return to_floats(mismatch(SampledTokens.from_rollouts(rollouts, old)))[
         "training/rollout_probs_diff_max"
     ]
 
 
-def test_engines_answer_as_one_would_under_the_weights_of_the_moment(stage: Stage) -> None:
-    """After every one of ten updates the engines' log-probs are the trainer's; their tokens are those of an engine beside the trainer."""
+def test_engines_generate_with_current_weights(stage: Stage) -> None:
+    """Log-probs equal the trainer's after each of ten updates, tokens a colocated engine's."""
     for step in range(11):
         rollouts = stage.generate(seed=step)
         old = stage.actor.compute_log_probs(rollouts)
@@ -239,29 +241,28 @@ def test_engines_answer_as_one_would_under_the_weights_of_the_moment(stage: Stag
             "grpo", [*OVERRIDES, MODEL + str(stage.folder / "model")]
         ).config.actor_rollout_ref.rollout,
     )
-    whole = ActorWorker(rank_info(), replace(stage.trainer.spec, sampling=sampling))
-    whole.start_engine()
-    whole.update_weights()
-    before = whole.generate_sequences(prompts(), seed=10)
-    whole.policy.load_state_dict(stage.trainer.policy.state_dict())
-    whole.engine_is_stale = True
-    whole.update_weights()
-    after = whole.generate_sequences(prompts(), seed=10)
+    colocated = ActorWorker(rank_info(), replace(stage.trainer.spec, sampling=sampling))
+    colocated.start_engine()
+    colocated.update_weights()
+    before = colocated.generate_sequences(prompts(), seed=10)
+    colocated.policy.load_state_dict(stage.trainer.policy.state_dict())
+    colocated.engine_is_stale = True
+    colocated.update_weights()
+    after = colocated.generate_sequences(prompts(), seed=10)
     assert torch.equal(rollouts.response_ids.values, after.response_ids.values)
     assert not torch.equal(after.response_ids.values[:100], before.response_ids.values[:100])
     assert rollouts.group.tolist() == [number for number in range(18) for _ in range(3)]
-    validation = stage.actor.generate_sequences(
-        prompts(5), seed=1, validate=True
-    )  # greedy, one answer each
+    # Validation is greedy, with one response per prompt.
+    validation = stage.actor.generate_sequences(prompts(5), seed=1, validate=True)
     assert torch.equal(
         validation.response_ids.values,
-        whole.generate_sequences(prompts(5), seed=7, validate=True).response_ids.values,
+        colocated.generate_sequences(prompts(5), seed=7, validate=True).response_ids.values,
     )
     assert stage.events == []
 
 
-def test_an_error_of_the_configuration_is_said_as_it_is(stage: Stage) -> None:
-    """An engine is not started again because a prompt is too long for the model."""
+def test_config_error_is_raised_without_restart(stage: Stage) -> None:
+    """A prompt that is too long for the model does not restart the engine."""
     stage.actor.update_weights()
     long = Prompts(Ragged(torch.full((300,), 5), torch.tensor([300])), torch.arange(1), [])
     with pytest.raises(RlctlError, match="prompt 0 of the batch has 300 tokens"):
@@ -270,7 +271,7 @@ def test_an_error_of_the_configuration_is_said_as_it_is(stage: Stage) -> None:
 
 
 @pytest.mark.parametrize("what", ["die", "hang"])
-def test_an_engine_that_is_lost_in_the_middle_of_an_answer_changes_nothing(
+def test_engine_lost_during_generation_does_not_change_responses(
     stage: Stage, what: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     undisturbed = stage.generate(seed=3)
@@ -278,7 +279,7 @@ def test_an_engine_that_is_lost_in_the_middle_of_an_answer_changes_nothing(
         monkeypatch.setattr(
             stage.pool.engines, "spec", replace(stage.pool.engines.spec, call_timeout_s=6.0)
         )
-    stage.tell(what)
+    stage.request(what)
     assert same(stage.generate(seed=3), undisturbed)
     assert stage.kinds()[0] == "engine_lost"
     assert stage.events[0][1]["requests"] >= 1
@@ -293,7 +294,7 @@ def test_an_engine_that_is_lost_in_the_middle_of_an_answer_changes_nothing(
 
 @pytest.fixture
 def links(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Weights go from device to device, in small blocks, here over gloo."""
+    """Sync weights by links over gloo, in small buckets."""
     rollout = stage.engines.rollout
     way = {"checkpoint_engine": rollout.checkpoint_engine.model_copy(update={"backend": "gloo"})}
     monkeypatch.setattr(stage.engines, "rollout", rollout.model_copy(update=way))
@@ -305,7 +306,7 @@ def links(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("links")
-def test_weights_that_go_by_links_are_the_trainers(stage: Stage) -> None:
+def test_weights_sync_by_links(stage: Stage) -> None:
     for step in range(3):
         rollouts = stage.generate(seed=step)
         old = stage.actor.compute_log_probs(rollouts)
@@ -317,40 +318,41 @@ def test_weights_that_go_by_links_are_the_trainers(stage: Stage) -> None:
 
 @pytest.mark.usefixtures("links")
 @pytest.mark.parametrize("what", ["fall", "freeze"])
-def test_an_engine_that_is_lost_in_the_middle_of_a_hand_over_by_links(
+def test_engine_lost_during_weight_sync_by_links_gets_a_new_link(
     stage: Stage, what: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The other one has all weights and answers; the lost one gets them by a new link."""
+    """The other engine receives all weights and generates; the lost one syncs after its restart."""
     stage.engines.mark_stale()
     if what == "freeze":
         monkeypatch.setattr(
             stage.pool.engines, "spec", replace(stage.pool.engines.spec, call_timeout_s=3.0)
         )
-    stage.tell(what)
-    answered = stage.generate(seed=3)
+    stage.request(what)
+    rollouts = stage.generate(seed=3)
     assert stage.kinds()[0] == "engine_lost"
-    assert largest_difference(answered, stage.actor.compute_log_probs(answered)) < 1e-4
-    assert same(stage.wait_for_restart(), answered)
+    assert largest_difference(rollouts, stage.actor.compute_log_probs(rollouts)) < 1e-4
+    assert same(stage.wait_for_restart(), rollouts)
     assert {engine.version for engine in stage.pool.engines.engines} == {stage.engines.version}
 
 
 @pytest.mark.parametrize("way", ["store", "links"])
-def test_weights_that_arrive_damaged_stop_the_run(
+def test_corrupted_weights_stop_the_run(
     stage: Stage, way: str, request: pytest.FixtureRequest
 ) -> None:
     if way == "links":
         request.getfixturevalue("links")
     stage.generate(seed=1)
     stage.engines.mark_stale()
-    stage.tell("spoil")
+    stage.request("spoil")
     with pytest.raises(
         RlctlError,
-        match=r"corrupted in transit: bucket 0 was sent with checksum [0-9a-f]{8} and arrived with [0-9a-f]{8}",
+        match=r"corrupted in transit: bucket 0 was sent with checksum [0-9a-f]{8} "
+        r"and arrived with [0-9a-f]{8}",
     ):
         stage.generate(seed=1)
 
 
-def test_when_no_engine_is_left_the_run_ends_and_says_why(stage: Stage) -> None:
+def test_run_fails_with_a_reason_when_all_engines_are_lost(stage: Stage) -> None:
     stage.generate(seed=1)
     (stage.folder / "full").touch()
     for pid in engine_pids(stage.folder):
@@ -361,7 +363,7 @@ def test_when_no_engine_is_left_the_run_ends_and_says_why(stage: Stage) -> None:
     ) as caught:
         stage.generate(seed=1)
     assert 4 <= time.monotonic() - begin < 30
-    assert str(caught.value).count("the engine is there") >= 2  # the last lines of both logs
+    assert str(caught.value).count("the engine is built") >= 2  # the last lines of both logs
 
 
 def engine_pids(folder: Path) -> list[int]:

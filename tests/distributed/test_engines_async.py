@@ -1,4 +1,4 @@
-"""vLLM in a pool of its own that answers prompt by prompt (`rollout.mode=async`): the same answers as part by part."""
+"""Separate vLLM pool with `rollout.mode=async`: the same responses as in sync mode."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ pytestmark = [
     ),
 ]
 
-# Says how many prompts it holds at most, and is killed with the others unanswered if there is a file `die`.
+# Records its maximum number of concurrent prompts, and crashes if the file `die` exists.
 ENGINE = """
 import os, pathlib, signal
 from rlctl.runtime.rollout.vllm.engine import VLLMEngine
@@ -33,27 +33,27 @@ from rlctl.runtime.rollout.vllm.engine import VLLMEngine
 FOLDER = pathlib.Path(__file__).parent
 
 class Engine(VLLMEngine):
-    holds = most = 0
+    in_flight = most = 0
 
     def generate(self, prompt_ids, sampling):
-        self.holds += len(prompt_ids)
-        self.most = max(self.most, self.holds)
-        answers = super().generate(prompt_ids, sampling)
+        self.in_flight += len(prompt_ids)
+        self.most = max(self.most, self.in_flight)
+        responses = super().generate(prompt_ids, sampling)
         if (FOLDER / "die").exists():
             (FOLDER / "die").unlink()
             os.kill(os.getpid(), signal.SIGKILL)
-        self.holds -= len(prompt_ids)
+        self.in_flight -= len(prompt_ids)
         (FOLDER / f"{os.getpid()}.most").write_text(str(self.most))
-        return answers
+        return responses
 """
 
 
 @pytest.fixture(scope="module")
 def stages(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Stage, Stage]]:
-    """An engine that answers part by part, and two that answer prompt by prompt, six rows at a time."""
+    """Build two engines in async mode, and one in sync mode, each with six rows at a time."""
     folder = tmp_path_factory.mktemp("engines")
     write_tiny_model(folder / "model", hidden_size=128, head_dim=32)
-    (folder / "mortal_vllm.py").write_text(ENGINE)
+    (folder / "failing_vllm.py").write_text(ENGINE)
     model = [
         *OVERRIDES,
         f"{MODEL}{folder}/model",
@@ -65,7 +65,7 @@ def stages(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Stage, St
         "grpo",
         [
             *model,
-            "actor_rollout_ref.rollout.name=mortal_vllm:Engine",
+            "actor_rollout_ref.rollout.name=failing_vllm:Engine",
             "actor_rollout_ref.rollout.mode=async",
         ],
     ).config
@@ -79,7 +79,7 @@ def stages(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Stage, St
 
 
 def same(first: Rollouts, second: Rollouts) -> bool:
-    """The same tokens; log-probs (down to -20) are rounded according to what was computed beside a row."""
+    """Compare tokens exactly and log-probs (≥ -20) up to rounding, which depends on the batch."""
     rows = zip(first.response_ids.rows(), second.response_ids.rows(), strict=True)
     if any(one.tolist() != other.tolist() for one, other in rows):
         return False
@@ -88,14 +88,14 @@ def same(first: Rollouts, second: Rollouts) -> bool:
     )
 
 
-def test_prompt_by_prompt_are_the_answers_of_part_by_part(stages: tuple[Stage, Stage]) -> None:
-    """Before an update and after it, and when an engine is lost that holds several prompts."""
+def test_async_mode_generates_the_responses_of_sync_mode(stages: tuple[Stage, Stage]) -> None:
+    """Before and after an update, and after the loss of an engine with prompts in flight."""
     single, whole = stages
     first = single.generate(seed=1)
     assert same(first, whole.generate(seed=1))
     assert {int(path.read_text()) for path in single.folder.glob("*.most")} == {
         3
-    }  # prompts of three rows: two answered, the next at hand
+    }  # prompts of three rows: two in generation, one queued
     log_probs = single.trainer.compute_log_probs(first).log_probs
     single.actor.update(experience(first, log_probs), lr=1e-2)
     after = single.generate(seed=1)

@@ -1,4 +1,4 @@
-"""The gradient of a mini-batch is one and the same, however it is cut into ranks and micro-batches."""
+"""The gradient of a mini-batch does not depend on the numbers of ranks and micro-batches."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def experience() -> Experience:
-    """Rows of very different lengths, with tokens that a tool wrote, a row that was rejected, and weights; off the policy by a little."""
+    """Return slightly off-policy rows of different lengths, with tool tokens and weights."""
     draw = torch.Generator().manual_seed(3)
 
     def ragged(lengths: list[int], scale: float = 0.3, shift: float = 0.0) -> Ragged:
@@ -78,7 +78,7 @@ def experience() -> Experience:
 def gradient(
     where: RankInfo, model: str, role: str, mode: str, num_micro_batches: int
 ) -> tuple[torch.Tensor, dict[str, float]]:
-    """What an update hands to the optimizer, all parameters in one vector, and its metrics."""
+    """Return the gradient that an update passes to the optimizer, flat, and its metrics."""
     sizes = [
         f"actor_rollout_ref.model.path={model}",
         f"actor_rollout_ref.actor.loss_agg_mode={mode}",
@@ -153,7 +153,7 @@ def test_two_ranks_do_not_change_the_gradient(model: Path, role: str) -> None:
             assert (whole - cut).norm() <= 1e-6 * whole.norm()
 
 
-def test_what_was_split_comes_back_in_order() -> None:
+def test_join_restores_the_order_of_split() -> None:
     batch = experience()
     parts = split(batch, 2, balanced=True)
     assert sorted(torch.cat(parts).tolist()) == list(range(ROWS))

@@ -1,4 +1,4 @@
-"""LoRA: the same mathematics as peft's own model, adapters alone learn and are saved, and everybody outside sees base plus adapter."""
+"""LoRA: results equal peft's; only adapters train and are saved; engines get merged weights."""
 
 from __future__ import annotations
 
@@ -72,54 +72,54 @@ def update(worker: ActorWorker) -> None:
 
 def test_log_probs_and_gradients_are_those_of_peft(model: Path) -> None:
     spec = config(model).actor_rollout_ref.model
-    ours = load_model(spec, "policy", torch.float32, 0)
+    injected = load_model(spec, "policy", torch.float32, 0)
     base = PolicyModel(load_model(spec, "policy", torch.float32, 0), 1.0)
-    add_adapters(ours, spec, seed=0)
-    theirs = peft.get_peft_model(
+    add_adapters(injected, spec, seed=0)
+    reference = peft.get_peft_model(
         AutoModelForCausalLM.from_pretrained(model),
         peft.LoraConfig(r=4, lora_alpha=8, target_modules="all-linear", task_type="CAUSAL_LM"),
     )
     torch.manual_seed(1)
-    for name, parameter in ours.named_parameters():
+    for name, parameter in injected.named_parameters():
         if "lora_" in name:
             torch.nn.init.normal_(parameter, std=0.3)
-            theirs.get_parameter(f"base_model.model.{name}").data.copy_(parameter)
+            reference.get_parameter(f"base_model.model.{name}").data.copy_(parameter)
     assert (
-        sum("lora_" in name for name, _ in ours.named_parameters())
-        == sum("lora_" in name for name, _ in theirs.named_parameters())
+        sum("lora_" in name for name, _ in injected.named_parameters())
+        == sum("lora_" in name for name, _ in reference.named_parameters())
         > 0
     )
 
     batch, packed = experience(), sequences()
-    log_probs = PolicyModel(ours, 1.0)(packed, with_entropy=False).log_probs
+    log_probs = PolicyModel(injected, 1.0)(packed, with_entropy=False).log_probs
     expected = []
     for prompt, response in zip(batch.prompt_ids.rows(), batch.response_ids.rows(), strict=True):
-        logits = theirs(torch.cat([prompt, response])[None]).logits[0].float()
+        logits = reference(torch.cat([prompt, response])[None]).logits[0].float()
         expected.append(
             logits.log_softmax(-1)[len(prompt) - 1 : -1].gather(1, response[:, None])[:, 0]
         )
     torch.testing.assert_close(log_probs, torch.cat(expected), rtol=1e-4, atol=1e-5)
     log_probs.sum().backward()
     torch.cat(expected).sum().backward()
-    for name, parameter in ours.named_parameters():
+    for name, parameter in injected.named_parameters():
         assert parameter.requires_grad == ("lora_" in name)
         if parameter.requires_grad:
             torch.testing.assert_close(
                 parameter.grad,
-                theirs.get_parameter(f"base_model.model.{name}").grad,
+                reference.get_parameter(f"base_model.model.{name}").grad,
                 rtol=1e-3,
                 atol=1e-4,
             )
 
     with torch.no_grad():
-        with without_adapters(ours):
+        with without_adapters(injected):
             assert torch.equal(
-                PolicyModel(ours, 1.0)(packed, with_entropy=False).log_probs,
+                PolicyModel(injected, 1.0)(packed, with_entropy=False).log_probs,
                 base(packed, with_entropy=False).log_probs,
             )
         plain = load_model(spec, "policy", torch.float32, 0)
-        assert dict(plain.named_parameters()).keys() == dict(merged_parameters(ours)).keys()
-        plain.load_state_dict(dict(merged_parameters(ours)), strict=False)
+        assert dict(plain.named_parameters()).keys() == dict(merged_parameters(injected)).keys()
+        plain.load_state_dict(dict(merged_parameters(injected)), strict=False)
         torch.testing.assert_close(
             PolicyModel(plain, 1.0)(packed, with_entropy=False).log_probs,
             log_probs,
@@ -128,7 +128,7 @@ def test_log_probs_and_gradients_are_those_of_peft(model: Path) -> None:
         )
 
 
-def test_layers_that_are_not_there_are_an_error(model: Path) -> None:
+def test_unknown_or_nonlinear_target_modules_are_an_error(model: Path) -> None:
     spec = config(model, "actor_rollout_ref.model.target_modules=[q_prj]").actor_rollout_ref.model
     with pytest.raises(ConfigError, match="q_prj"):
         add_adapters(load_model(spec, "policy", torch.float32, 0), spec, 0)
@@ -139,8 +139,8 @@ def test_layers_that_are_not_there_are_an_error(model: Path) -> None:
         add_adapters(load_model(spec, "policy", torch.float32, 0), spec, 0)
 
 
-def learn_and_look(where: RankInfo, model: str, folder: Path) -> dict[str, Any]:
-    """Two updates, what the engine samples then, what is saved, and how it goes on from there in a fresh worker."""
+def update_and_resume(where: RankInfo, model: str, folder: Path) -> dict[str, Any]:
+    """Update twice, generate, save, and resume in another worker; return what the test checks."""
     worker = actor(where, model)
     batch = experience()
     untrained = worker.compute_log_probs(batch).log_probs.values
@@ -177,16 +177,15 @@ def learn_and_look(where: RankInfo, model: str, folder: Path) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2])
-def test_adapters_learn_and_everyone_sees_them(model: Path, tmp_path: Path, num_ranks: int) -> None:
-    found = on_ranks(num_ranks, learn_and_look, str(model), tmp_path)
+def test_adapters_train_sync_resume_and_export(model: Path, tmp_path: Path, num_ranks: int) -> None:
+    found = on_ranks(num_ranks, update_and_resume, str(model), tmp_path)
     for each in found:
         assert each["moved"] > 1e-2
         assert each["base moved"] == 0
         assert each["mismatch"] < 1e-4
         assert each["resumed"] == 0
-        assert (
-            each["in optimizer"] == 2 * 7 * 2
-        )  # A and B of seven linear layers in each of two blocks
+        # A and B of seven linear layers in each of two blocks
+        assert each["in optimizer"] == 2 * 7 * 2
     saved = FileSystemReader(tmp_path / "actor").read_metadata().state_dict_metadata
     assert sum(name.startswith("model.") for name in saved) == 28
     assert all("lora_" in name for name in saved if name.startswith(("model.", "optimizer.state.")))

@@ -1,4 +1,4 @@
-"""Passes that lack memory are done again in smaller micro-batches, and give what they would have given. The kernel sets the limit."""
+"""Out-of-memory retries with smaller micro-batches give equal results; RLIMIT_AS sets the limit."""
 
 from __future__ import annotations
 
@@ -26,15 +26,18 @@ from tests.distributed.ranks import in_a_process
 from tests.distributed.test_gradient import LOSS
 from tests.models import write_tiny_model
 
-ROWS, PROMPT, ANSWER, VOCABULARY = 4, 16, 112, 98304
-TOKENS = ROWS * (PROMPT + ANSWER)
+ROWS, PROMPT, RESPONSE, VOCABULARY = 4, 16, 112, 98304
+TOKENS = ROWS * (PROMPT + RESPONSE)
 KEY = "actor_rollout_ref.actor.ppo_max_token_len_per_gpu"
 INFER_KEY = "actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu"
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Its logits take up nearly all of the memory of a pass: 42 MiB a row, twice and more; too large for the heap to keep."""
+    """Write a model whose logits dominate the memory of a pass: 42 MiB per row, at least twice.
+
+    Blocks of this size are returned to the kernel when they are freed.
+    """
     return str(write_tiny_model(tmp_path_factory.mktemp("model"), vocab_size=VOCABULARY))
 
 
@@ -43,7 +46,7 @@ def experience() -> Experience:
 
     def ragged(shift: float = 0.0) -> Ragged:
         return Ragged.from_rows(
-            [torch.randn(ANSWER, generator=draw) * 0.3 + shift for _ in range(ROWS)]
+            [torch.randn(RESPONSE, generator=draw) * 0.3 + shift for _ in range(ROWS)]
         )
 
     def ids(length: int) -> Ragged:
@@ -52,13 +55,13 @@ def experience() -> Experience:
             dtype=torch.int64,
         )
 
-    response_ids = ids(ANSWER)
+    response_ids = ids(RESPONSE)
     return Experience(
         prompt_ids=ids(PROMPT),
         group=torch.arange(ROWS),
         rows=[],
         response_ids=response_ids,
-        response_mask=response_ids.like(torch.ones(ROWS * ANSWER)),
+        response_mask=response_ids.like(torch.ones(ROWS * RESPONSE)),
         rollout_log_probs=ragged(),
         finish=["stop"] * ROWS,
         scores=torch.zeros(ROWS),
@@ -78,23 +81,28 @@ def actor(where: RankInfo, model: str, *overrides: str) -> ActorWorker:
     return ActorWorker(
         where,
         ActorSpec(
-            part.model, part.actor, SamplingConfig(part.rollout, ANSWER, (2,)), PROMPT, algorithm, 0
+            part.model,
+            part.actor,
+            SamplingConfig(part.rollout, RESPONSE, (2,)),
+            PROMPT,
+            algorithm,
+            0,
         ),
     )
 
 
 def leave(mebibytes: int | None) -> None:
-    """Let this process have so much more memory than it has now, or as much as there is."""
-    gc.collect()  # or what is garbage now would be more room later
-    there = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    """Limit this process to its current memory plus `mebibytes`, or remove the limit (None)."""
+    gc.collect()  # garbage would be free memory later
+    current = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(
-        resource.RLIMIT_AS, (hard if mebibytes is None else there + mebibytes * 2**20, hard)
+        resource.RLIMIT_AS, (hard if mebibytes is None else current + mebibytes * 2**20, hard)
     )
 
 
 def update(worker: ActorWorker) -> tuple[torch.Tensor, list[OomRetry]]:
-    """The gradient that reaches the optimizer, and which budgets shrank on the way."""
+    """Return the gradient that an update passes to the optimizer, and the out-of-memory retries."""
     gradients: list[torch.Tensor] = []
 
     def keep(*_: object) -> None:
@@ -107,8 +115,8 @@ def update(worker: ActorWorker) -> tuple[torch.Tensor, list[OomRetry]]:
     return gradients[0], worker.pop_oom_retries()
 
 
-def answers(worker: ActorWorker) -> Responses:
-    """Two short ones to each of 96 questions: their logits are too large for the heap as well, also those of half of the rows."""
+def generate(worker: ActorWorker) -> Responses:
+    """Generate two short responses to each of 96 prompts, whose logits are large blocks too."""
     assert worker.engine is not None
     draw = torch.Generator().manual_seed(5)
     asked = Ragged.from_rows(
@@ -118,12 +126,12 @@ def answers(worker: ActorWorker) -> Responses:
     return worker.engine.generate(asked, SamplingParams(1.0, 1.0, -1, 4, (2,), seed=1, n=2))
 
 
-def with_and_without(where: RankInfo, model: str) -> dict[str, Any]:
-    """An update and log-probs where everything fits, where half of it does, and where nothing does."""
+def passes_with_limits(where: RankInfo, model: str) -> dict[str, Any]:
+    """Run passes with enough memory, with memory for half of a batch, and with too little."""
     plenty = actor(where, model)
     plenty.start_engine()
     enough: dict[str, Any] = {
-        "answers": answers(plenty),
+        "responses": generate(plenty),
         "log_probs": plenty.compute_log_probs(experience()),
         "update": update(plenty),
     }
@@ -131,13 +139,13 @@ def with_and_without(where: RankInfo, model: str) -> dict[str, Any]:
     worker.start_engine()
     try:
         leave(150)  # of 230 and 90
-        little = {"answers": answers(worker), "at_a_time": worker.pop_oom_retries()}
+        little = {"responses": generate(worker), "at_a_time": worker.pop_oom_retries()}
         leave(130)  # of 190 for everything and 90 for half
-        log_probs, halvings = worker.compute_log_probs(experience()), worker.pop_oom_retries()
+        log_probs, retries = worker.compute_log_probs(experience()), worker.pop_oom_retries()
         leave(275)  # of 340 and 205
         little |= {
             "log_probs": log_probs,
-            "halvings": halvings,
+            "retries": retries,
             "update": update(worker),
             "again": update(worker),
         }
@@ -146,54 +154,54 @@ def with_and_without(where: RankInfo, model: str) -> dict[str, Any]:
         with pytest.raises(DeviceMemoryError) as error:
             worker.update(experience(), lr=1e-3)
     finally:
-        leave(None)  # also for whoever tells of an error
+        leave(None)  # error reports need memory, too
     return {"enough": enough, "little": little, "nothing": pickle.dumps(error.value)}
 
 
 @pytest.fixture(scope="module")
 def seen(model: str) -> dict[str, Any]:
-    return in_a_process(with_and_without, model)
+    return in_a_process(passes_with_limits, model)
 
 
-def test_the_gradient_is_what_it_would_have_been(seen: dict[str, Any]) -> None:
-    """Half a batch fits, and from then on it is not tried otherwise."""
-    wanted, none = seen["enough"]["update"]
-    gradient, halvings = seen["little"]["update"]
-    assert halvings == [OomRetry(KEY, TOKENS, TOKENS // 2, "tokens")]
+def test_gradient_is_unchanged_by_oom_retries(seen: dict[str, Any]) -> None:
+    """Half a batch fits; later updates use the reduced budget without a retry."""
+    expected, none = seen["enough"]["update"]
+    gradient, retries = seen["little"]["update"]
+    assert retries == [OomRetry(KEY, TOKENS, TOKENS // 2, "tokens")]
     assert none == seen["little"]["again"][1] == []
-    assert wanted.norm() > 1e-3
-    assert (gradient - wanted).norm() <= 1e-6 * wanted.norm()
+    assert expected.norm() > 1e-3
+    assert (gradient - expected).norm() <= 1e-6 * expected.norm()
 
 
-def test_log_probs_are_what_they_would_have_been(seen: dict[str, Any]) -> None:
-    wanted, found = seen["enough"]["log_probs"], seen["little"]["log_probs"]
-    assert [each.key for each in seen["little"]["halvings"]] == [INFER_KEY]
+def test_log_probs_are_unchanged_by_oom_retries(seen: dict[str, Any]) -> None:
+    expected, found = seen["enough"]["log_probs"], seen["little"]["log_probs"]
+    assert [each.key for each in seen["little"]["retries"]] == [INFER_KEY]
     torch.testing.assert_close(
-        found.log_probs.values, wanted.log_probs.values, rtol=1e-6, atol=1e-6
+        found.log_probs.values, expected.log_probs.values, rtol=1e-6, atol=1e-6
     )
 
 
-def test_answers_are_what_they_would_have_been(seen: dict[str, Any]) -> None:
-    """Fewer are given at a time, and every row has its own random numbers."""
-    wanted, found = seen["enough"]["answers"], seen["little"]["answers"]
+def test_responses_are_unchanged_by_oom_retries(seen: dict[str, Any]) -> None:
+    """Fewer rows are generated at a time; each row has its own random stream."""
+    expected, found = seen["enough"]["responses"], seen["little"]["responses"]
     assert seen["little"]["at_a_time"] == [
         OomRetry("actor_rollout_ref.rollout.max_num_seqs", 192, 96, "rows")
     ]
-    assert torch.equal(found.response_ids.values, wanted.response_ids.values)
+    assert torch.equal(found.response_ids.values, expected.response_ids.values)
     torch.testing.assert_close(
-        found.log_probs.values, wanted.log_probs.values, rtol=1e-6, atol=1e-5
+        found.log_probs.values, expected.log_probs.values, rtol=1e-6, atol=1e-5
     )
 
 
-def test_a_single_row_that_does_not_fit_is_an_error(seen: dict[str, Any]) -> None:
-    """No value of the budget would help. It has crossed a border between processes."""
+def test_single_row_that_does_not_fit_is_an_error(seen: dict[str, Any]) -> None:
+    """No budget is proposed. The error is pickled between processes."""
     error = pickle.loads(seen["nothing"])
     assert (error.key, error.value, error.proposed, error.exit_code) == (KEY, 16384, None, 7)
-    assert f"a single row of {PROMPT + ANSWER} tokens" in str(error)
+    assert f"a single row of {PROMPT + RESPONSE} tokens" in str(error)
 
 
-def test_a_budget_is_halved_three_times() -> None:
-    """Half of what was in the largest micro-batch, not half of a budget that nobody filled."""
+def test_budget_is_halved_three_times() -> None:
+    """Halving starts from the largest micro-batch, not from a budget that was never filled."""
     budget, lengths = Budget(KEY, 10**6, "tokens"), torch.full((16,), 3)
     for _ in range(3):
         budget.halve([lengths[part] for part in budget.cut(lengths)], 0, alone=True, reason="")
@@ -210,32 +218,32 @@ def test_a_budget_is_halved_three_times() -> None:
     )
 
 
-def break_off_sharded(where: RankInfo, model: str, folder: str) -> dict[str, Any]:
-    """FSDP2 on one rank, as on a GPU where the computation has another type than the weights. Memory ends in a backward pass."""
+def oom_in_sharded_backward(where: RankInfo, model: str, folder: str) -> dict[str, Any]:
+    """Run out of memory in a backward pass of FSDP2 on one rank, which mixed precision requires."""
     dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=0, world_size=1)
     half = "actor_rollout_ref.model.dtype=bfloat16"
     undisturbed, _ = update(actor(where, model, half, f"{KEY}={TOKENS // 2}"))
     worker = actor(where, model, half)
-    tried = 0
+    num_tries = 0
 
-    def lack_memory(grad: torch.Tensor) -> torch.Tensor:
-        nonlocal tried
-        tried += 1
-        return grad if tried > 1 else torch.empty(2**60, dtype=torch.uint8)
+    def run_out_of_memory(grad: torch.Tensor) -> torch.Tensor:
+        nonlocal num_tries
+        num_tries += 1
+        return grad if num_tries > 1 else torch.empty(2**60, dtype=torch.uint8)
 
     def hook(module: torch.nn.Module, args: Any, output: torch.Tensor) -> None:
         if output.requires_grad:
-            output.register_hook(lack_memory)
+            output.register_hook(run_out_of_memory)
 
     worker.policy.hf.get_submodule("model.layers.0.mlp.gate_proj").register_forward_hook(hook)
     found = update(worker)
     dist.destroy_process_group()
-    return {"undisturbed": undisturbed, "found": found, "tried": tried}
+    return {"undisturbed": undisturbed, "found": found, "num_tries": num_tries}
 
 
-def test_a_sharded_model_goes_on_after_a_pass_that_broke_off(model: str, tmp_path: Path) -> None:
-    seen = in_a_process(break_off_sharded, model, str(tmp_path))
-    gradient, halvings = seen["found"]
-    assert seen["tried"] == 3
-    assert len(halvings) == 1
+def test_sharded_model_recovers_from_oom_in_backward(model: str, tmp_path: Path) -> None:
+    seen = in_a_process(oom_in_sharded_backward, model, str(tmp_path))
+    gradient, retries = seen["found"]
+    assert seen["num_tries"] == 3
+    assert len(retries) == 1
     assert torch.equal(gradient, seen["undisturbed"])

@@ -1,4 +1,4 @@
-"""What a worker saves, another takes up: on the same number of ranks bit for bit, on another number the same weights and moments."""
+"""Saved worker state loads bitwise on the same number of ranks, and up to rounding on another."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ def weights(worker: ActorWorker) -> torch.Tensor:
     return torch.cat([value.flatten().clone() for _, value in full_parameters(worker.policy)])
 
 
-def load_and_go_on(where: RankInfo, model: str, folder: Path) -> tuple[torch.Tensor, torch.Tensor]:
-    """The weights as loaded, and after one more update, which needs the optimizer's moments to be right too."""
+def load_and_update(where: RankInfo, model: str, folder: Path) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the loaded weights, and those after one update, which depends on the moments."""
     worker = actor(where, model)
     worker.load(folder)
     loaded = weights(worker)
@@ -64,25 +64,25 @@ def load_and_go_on(where: RankInfo, model: str, folder: Path) -> tuple[torch.Ten
     return loaded, weights(worker)
 
 
-def test_one_rank_goes_on_bit_for_bit_and_two_ranks_nearly_so(model: Path, tmp_path: Path) -> None:
+def test_load_is_bitwise_on_one_rank_and_close_on_two(model: Path, tmp_path: Path) -> None:
     first = actor(rank_info(), str(model))
     untrained = weights(first)
     update(first)
     first.save(tmp_path / "state")
     saved = weights(first)
-    update(first)  # while the thread writes: what is written is the copy
+    update(first)  # while the thread writes its copy of the state
     await_written([tmp_path / "state"], timeout_s=60)
     assert not torch.equal(untrained, saved)
-    loaded, went_on = load_and_go_on(rank_info(), str(model), tmp_path / "state")
+    loaded, updated = load_and_update(rank_info(), str(model), tmp_path / "state")
     assert torch.equal(loaded, saved)
-    assert torch.equal(went_on, weights(first))
-    for loaded, went_on in on_ranks(2, load_and_go_on, str(model), tmp_path / "state"):
+    assert torch.equal(updated, weights(first))
+    for loaded, updated in on_ranks(2, load_and_update, str(model), tmp_path / "state"):
         assert torch.equal(loaded, saved)
-        assert (went_on - weights(first)).norm() <= 1e-5 * weights(first).norm()
+        assert (updated - weights(first)).norm() <= 1e-5 * weights(first).norm()
 
 
 def save(where: RankInfo, model: str, from_folder: Path | None, folder: Path) -> torch.Tensor:
-    """Take up a state, learn, save: what the next number of ranks takes up."""
+    """Load a state, update, save, and return the weights."""
     worker = actor(where, model)
     if from_folder is not None:
         worker.load(from_folder)
@@ -92,7 +92,7 @@ def save(where: RankInfo, model: str, from_folder: Path | None, folder: Path) ->
     return weights(worker)
 
 
-def test_from_one_rank_to_two_and_back(model: Path, tmp_path: Path) -> None:
+def test_state_moves_from_one_rank_to_two_and_back(model: Path, tmp_path: Path) -> None:
     """1 → 2 → 1 gives the weights of three updates on one rank, up to rounding."""
     straight = actor(rank_info(), str(model))
     for _ in range(3):
@@ -105,7 +105,7 @@ def test_from_one_rank_to_two_and_back(model: Path, tmp_path: Path) -> None:
 
 
 def test_saving_before_the_first_update_changes_nothing(model: Path, tmp_path: Path) -> None:
-    """An optimizer that has not stepped has no state: torch would step it once to get some, and its bias correction would be another."""
+    """Saving must not step a fresh optimizer to create its state, as torch's helper does."""
     plain, saved = actor(rank_info(), str(model)), actor(rank_info(), str(model))
     saved.save(tmp_path / "state")
     await_written([tmp_path / "state"], timeout_s=60)
@@ -117,7 +117,7 @@ def test_saving_before_the_first_update_changes_nothing(model: Path, tmp_path: P
     assert torch.equal(weights(plain), weights(loaded))
 
 
-def test_random_state_comes_back(model: Path, tmp_path: Path) -> None:
+def test_random_state_is_restored(model: Path, tmp_path: Path) -> None:
     worker = actor(rank_info(), str(model))
     worker.save(tmp_path / "state")
     drawn = random.random(), float(np.random.random()), float(torch.rand(()))

@@ -1,4 +1,4 @@
-"""An actor that answers with vLLM and learns from it, on one rank and on two: whatever the update, engine and trainer agree."""
+"""Actor with a vLLM engine, on one and two ranks: engine and trainer agree after updates."""
 
 from __future__ import annotations
 
@@ -63,8 +63,8 @@ def actor(where: RankInfo, model: Path, ranks_per_engine: int) -> ActorWorker:
     return worker
 
 
-def questions(where: RankInfo) -> Prompts:
-    """This rank's share of eight prompts of different lengths."""
+def prompts(where: RankInfo) -> Prompts:
+    """Return this rank's share of eight prompts of different lengths."""
     draw = torch.Generator().manual_seed(7)
     ids = Ragged.from_rows(
         [torch.randint(3, 60, (3 + 2 * row,), generator=draw) for row in range(NUM_PROMPTS)],
@@ -75,7 +75,7 @@ def questions(where: RankInfo) -> Prompts:
 
 
 def with_advantages(rollouts: Rollouts, log_probs: Ragged) -> Experience:
-    """Rows pull in different directions, some hard."""
+    """Return an experience whose rows have advantages of different sign and size."""
     advantages = (rollouts.group.float() - 3.5).repeat_interleave(log_probs.lengths)
     nothing = log_probs.like(torch.zeros_like(log_probs.values))
     return rollouts.grow(
@@ -93,42 +93,44 @@ def with_advantages(rollouts: Rollouts, log_probs: Ragged) -> Experience:
 
 
 @dataclass(frozen=True)
-class Course:
-    """The first answers, and |π_engine - π_trainer| of every token before the first update and after the last."""
+class Agreement:
+    """First responses, and |π_engine − π_trainer| per token before and after the updates."""
 
-    answers: list[list[int]]
+    responses: list[list[int]]
     before: torch.Tensor
     after: torch.Tensor
 
 
-def courses(where: RankInfo, model: Path, updates: int, *ranks_per_engine: int) -> list[Course]:
-    """Of an actor with engines of so many ranks, one after the other in one process."""
-    return [course(actor(where, model, ranks), updates) for ranks in ranks_per_engine]
+def measure_each(
+    where: RankInfo, model: Path, updates: int, *ranks_per_engine: int
+) -> list[Agreement]:
+    """Measure actors with engines of each number of ranks, sequentially in one process."""
+    return [measure(actor(where, model, ranks), updates) for ranks in ranks_per_engine]
 
 
-def course(worker: ActorWorker, updates: int) -> Course:
-    answers: list[list[int]] = []
+def measure(worker: ActorWorker, updates: int) -> Agreement:
+    responses: list[list[int]] = []
     found: list[torch.Tensor] = []
     shared = [
         each.path for each in psutil.Process().memory_maps() if each.path.startswith("/dev/shm/")
     ]
     assert not [path for path in shared if Path(path).exists()], (
-        "a process that is killed would leave it behind"
+        "files in shared memory would outlive a killed process"
     )
     for step in range(updates + 1):
         worker.update_weights()
-        rollouts = worker.generate_sequences(questions(worker.rank_info), seed=step)
+        rollouts = worker.generate_sequences(prompts(worker.rank_info), seed=step)
         log_probs = worker.compute_log_probs(rollouts).log_probs
         found.append((log_probs.values.exp() - rollouts.rollout_log_probs.values.exp()).abs())
-        answers = answers or [row.tolist() for row in rollouts.response_ids.rows()]
+        responses = responses or [row.tolist() for row in rollouts.response_ids.rows()]
         if step < updates:
             worker.update(with_advantages(rollouts, log_probs), lr=1e-2)
     assert worker.engine is not None
     worker.engine.close()
-    return Course(answers, found[0], found[-1])
+    return Agreement(responses, found[0], found[-1])
 
 
-def assert_agree(of_ranks: list[Course]) -> None:
+def assert_agree(of_ranks: list[Agreement]) -> None:
     for each in of_ranks:
         for difference in (each.before, each.after):
             assert difference.mean() <= 1e-5
@@ -139,30 +141,28 @@ def assert_agree(of_ranks: list[Course]) -> None:
 def test_engine_and_trainer_agree_after_ten_updates(
     name: str, request: pytest.FixtureRequest
 ) -> None:
-    """On one rank, where vLLM shares the policy's weights."""
-    assert_agree(in_a_process(courses, request.getfixturevalue(name), 10, 1))
+    """Run on one rank, where vLLM shares the policy's weights."""
+    assert_agree(in_a_process(measure_each, request.getfixturevalue(name), 10, 1))
 
 
 @pytest.mark.slow
-def test_two_ranks_answer_like_one_with_an_engine_each_and_with_one_for_both(tied: Path) -> None:
-    alone = in_a_process(courses, tied, 0, 1)[0]
+def test_two_ranks_generate_the_responses_of_one(tied: Path) -> None:
+    alone = in_a_process(measure_each, tied, 0, 1)[0]
     for ranks_per_engine in (1, 2):
-        of_ranks = [found[0] for found in on_ranks(2, courses, tied, 3, ranks_per_engine)]
+        of_ranks = [found[0] for found in on_ranks(2, measure_each, tied, 3, ranks_per_engine)]
         assert_agree(of_ranks)
-        assert [answer for of_rank in of_ranks for answer in of_rank.answers] == alone.answers
+        assert [each for of_rank in of_ranks for each in of_rank.responses] == alone.responses
 
 
-def test_an_actor_goes_on_from_a_checkpoint_that_its_engine_sees(
-    tied: Path, tmp_path: Path
-) -> None:
-    """What `load` puts into the policy is what vLLM answers with, and what is written out holds each tensor once and whole."""
-    in_a_process(goes_on, tied, tmp_path)
+def test_engine_uses_the_weights_of_a_loaded_checkpoint(tied: Path, tmp_path: Path) -> None:
+    """vLLM generates with loaded weights; an export contains each tensor once and in full."""
+    in_a_process(load_and_export, tied, tmp_path)
 
 
-def goes_on(_where: RankInfo, tied: Path, tmp_path: Path) -> None:
+def load_and_export(_where: RankInfo, tied: Path, tmp_path: Path) -> None:
     worker = actor(rank_info(), tied, 1)
     worker.save(tmp_path / "state")
-    asked = questions(rank_info())
+    asked = prompts(rank_info())
     worker.update_weights()
     before = worker.generate_sequences(asked, seed=1)
     for _ in range(2):
