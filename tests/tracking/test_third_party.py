@@ -32,7 +32,8 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         for name, value in os.environ.items()
         if not name.startswith(("RLCTL_", "WANDB_", "SWANLAB_"))
     }
-    return kept | {"PYTHONPATH": site, "HOME": site}
+    path = [site, *filter(None, [os.environ.get("PYTHONPATH")])]
+    return kept | {"PYTHONPATH": os.pathsep.join(path), "HOME": site}
 
 
 def rlctl(
