@@ -109,7 +109,7 @@ def test_run_logs_to_it_and_syncs_to_another_logger(environment, tmp_path):
         environment, tmp_path, "runs", "sync", "one", "-l", "tensorboard", "--json", process=False
     )
     assert again.returncode == 0, again.stderr
-    expected = Sent("tensorboard", "tensorboard", num_steps=len(rows), anew=True)
+    expected = Sent("tensorboard", "tensorboard", num_steps=len(rows), full_replay=True)
     assert json.loads(again.stdout) == [asdict(expected)]
     assert list((run / "tensorboard").glob("events*"))
 
