@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -13,8 +12,10 @@ from rlctl.recipes.compose import compose
 from rlctl.runtime.algorithms.base import Needs
 from rlctl.runtime.build import BaseOfActor, build_roles
 from rlctl.runtime.cluster.disaggregated import DisaggregatedActor
+from rlctl.runtime.cluster.pools import Pools
 from rlctl.runtime.data.tokenizer import load_tokenizer
 from rlctl.runtime.roles import Roles
+from rlctl.runtime.workers.rollout import RolloutWorker
 from tests.models import write_tiny_model
 
 
@@ -47,6 +48,14 @@ class RecordingPool:
     def close(self) -> None: ...
 
 
+class RecordingEngines(RecordingPool):
+    """Stand-in for the pool of rollout engines."""
+
+    def spawn(self, *_specs: Any) -> Any:
+        """Record the engines in order."""
+        return super().spawn("rollout", RolloutWorker)
+
+
 Built = tuple[Roles, list[tuple[str, str, str]], list[str]]
 
 
@@ -61,9 +70,10 @@ def built(model: Path, needs: Needs, *overrides: str) -> Built:
     config = compose("ppo_trainer", [*files, *overrides]).config
     spawned: list[tuple[str, str, str]] = []
     phases: list[str] = []
-    pools: defaultdict[str, RecordingPool] = defaultdict()
-    for name in ("main", "engines", "values"):
-        pools[name] = RecordingPool(name, spawned)
+    workers = {name: RecordingPool(name, spawned) for name in ("main", "values")}
+    separate = config.trainer.placement.rollout is not None
+    engines = RecordingEngines("engines", spawned) if separate else None
+    pools = Pools(cast(Any, workers), cast(Any, engines))
     algorithm = cast(Any, SimpleNamespace(needs=needs))
     tokenizer = load_tokenizer(str(model), False)
     roles = build_roles(config, algorithm, tokenizer, pools, cast(Any, None), phases.append)
