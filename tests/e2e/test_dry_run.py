@@ -121,7 +121,7 @@ def test_dry_run_and_start_report_all_problems(
     )
     wrong = [
         "actor_rollout_ref.actor.ppo_mini_batch_size=3",
-        "trainer.logger=[consle]",
+        "trainer.logger=[consle:Tracker]",
         "data.val_files=nowhere.parquet",
         "data.max_response_length=1000",
         "trainer.experiment_name=.mine",
