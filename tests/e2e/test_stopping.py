@@ -160,7 +160,7 @@ def test_retries_restart_a_crashed_run(settings: list[str], tmp_path: Path) -> N
         cwd=tmp_path,
         more=killed,
     )
-    assert "harried ended with exit code 137; retry 1 of 1" in done.stderr
+    assert "harried failed with exit code 137; retry 1 of 1" in done.stderr
     assert [event["exit_code"] for event in events(folder / "harried", "retry")] == [137]
     assert reproducible(folder / "harried") == reproducible(folder / "calm")
     assert learned(folder / "harried") == learned(folder / "calm")
