@@ -3,7 +3,7 @@ from __future__ import annotations
 import pickle
 
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlctl.runtime.batch import Ragged, concat_ragged
@@ -12,6 +12,7 @@ from tests.distributed.test_gradient import experience
 rows_of_ints = st.lists(st.lists(st.integers(0, 99), max_size=5), min_size=1, max_size=6)
 
 
+@settings(deadline=None)
 @given(rows_of_ints)
 def test_ragged_matches_a_list_of_lists(rows: list[list[int]]) -> None:
     ragged = Ragged.from_rows(rows, dtype=torch.int64)
@@ -26,6 +27,7 @@ def test_ragged_matches_a_list_of_lists(rows: list[list[int]]) -> None:
     ]
 
 
+@settings(deadline=None)
 @given(rows_of_ints, st.randoms())
 def test_select_in_any_order(rows: list[list[int]], random: st.DrawFn) -> None:
     index = [random.randrange(len(rows)) for _ in range(4)]

@@ -59,7 +59,7 @@ def test_all_problems_are_raised_at_once(folder: Path) -> None:
             folder,
             "data.train_batch_size=5",
             "data.max_response_length=100000",
-            "actor_rollout_ref.rollout.name=none_such",
+            "actor_rollout_ref.rollout.name=none_such:Engine",
         )
     messages = "\n".join(each.message for each in raised.value.problems)
     assert "ppo_mini_batch_size=4 does not divide data.train_batch_size=5" in messages
