@@ -43,8 +43,13 @@ def put_in_place(aside: Path, target: Path, *, sync: bool = True) -> None:
 
 def write_text(path: Path, text: str) -> None:
     """Replace the file `path` by UTF-8 `text`: atomic, also across a power failure."""
+    write_bytes(path, text.encode())
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Replace the file `path` by `content`, as `write_text` does."""
     with replacing(path) as aside:
-        aside.write_text(text, encoding="utf-8")
+        aside.write_bytes(content)
 
 
 def fsync(*paths: Path) -> None:

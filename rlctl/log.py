@@ -10,6 +10,7 @@ import logging
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import cache
 
 _LOGGER = logging.getLogger("rlctl")
 
@@ -42,3 +43,9 @@ def logging_to_stderr() -> Iterator[None]:
     finally:
         _LOGGER.handlers[:], _LOGGER.propagate = before[0], before[2]
         _LOGGER.setLevel(before[1])
+
+
+@cache
+def warn_once(message: str) -> None:
+    """Log a warning that this process has not logged before."""
+    _LOGGER.warning("%s", message)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ import yaml
 
 from rlctl import plugins
 from rlctl.errors import ConfigError, NotFoundError
+from rlctl.log import warn_once
 from rlctl.recipes.aliases import translate
 from rlctl.recipes.layers import Origin, Recipe, leaves, nested
 from rlctl.recipes.slots import slot_with_setting
@@ -88,16 +90,30 @@ def recompose(folder: Path, overrides: Sequence[str] = ()) -> Recipe:
     if not stored.is_file():
         raise NotFoundError(f"{folder.name} has no configuration", where=str(stored))
     with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
+
+        def renamed(where: str) -> str:
+            """Name the stored file instead of the temporary one, whose lines differ."""
+            return re.sub(rf"\S*{re.escape(Path(file.name).name)}(:\d+)?", str(stored), where)
+
         file.write("defaults: [ppo_trainer, _self_]\n")
         yaml.safe_dump(nested(stored_values(folder)), file, allow_unicode=True)
         file.flush()
-        recipe = compose(file.name, overrides)
+        try:
+            recipe = compose(file.name, overrides)
+        except ConfigError as error:
+            raise ConfigError(
+                *(
+                    dataclasses.replace(each, where=each.where and renamed(each.where))
+                    for each in error.problems
+                )
+            ) from None
     stored_chains = stored_origins(folder)
     origins: dict[str, list[Origin]] = {}
     for key, chain in recipe.origins.items():
         is_override = chain[-1].level == 3
         earlier = stored_chains.get(key, [])
-        origins[key] = [*earlier, chain[-1]] if is_override or not earlier else earlier
+        last = dataclasses.replace(chain[-1], where=renamed(chain[-1].where))
+        origins[key] = [*earlier, last] if is_override or not earlier else earlier
     return dataclasses.replace(recipe, name=folder.name, path=stored, origins=origins)
 
 
@@ -133,7 +149,7 @@ def stored_values(folder: Path) -> dict[str, Any]:
 def stored_origins(folder: Path) -> dict[str, list[Origin]]:
     """Return the origins stored in a run folder by present key, or nothing if there are none.
 
-    Raises ConfigError if `origins.json` cannot be read.
+    Logs a warning if `origins.json` cannot be read: the values are in `config.yaml`.
     """
     path = folder / "origins.json"
     if not path.is_file():
@@ -144,9 +160,9 @@ def stored_origins(folder: Path) -> dict[str, list[Origin]]:
             translate(key, None, str(path)).key or key: [Origin(**origin) for origin in chain]
             for key, chain in chains.items()
         }
-    except (ValueError, TypeError, AttributeError) as error:
-        message = f"cannot read the origins of the configuration: {error}"
-        raise ConfigError(message, where=str(path)) from error
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        warn_once(f"no origins of the settings: {path} cannot be read: {error}")
+        return {}
 
 
 def changes(folder: Path, container: Mapping[str, Any]) -> list[Change]:

@@ -8,11 +8,12 @@ import math
 from pathlib import Path
 from typing import Any
 
-from rlctl.errors import NotFoundError, RlctlError
+from rlctl.errors import NotFoundError
+from rlctl.log import warn_once
 from rlctl.monitoring.run_summary import RunSummary
 from rlctl.runs.events import alarms_of, read_events
 from rlctl.runs.run import Run
-from rlctl.tracking.jsonl import METRICS_FILE, generations_file, read_generations, read_metrics
+from rlctl.tracking.jsonl import METRICS_FILE, generations_file, metric_rows, read_generations
 from rlctl.tracking.tracker import Sample
 
 
@@ -55,10 +56,11 @@ def details(run: Run) -> dict[str, Any]:
 
 def curves(run: Run) -> dict[str, list[float]]:
     """Return the finite values of every metric, oldest first; empty for an unreadable file."""
-    _, problem = run.figures
-    path = run.path / METRICS_FILE
+    summary, _ = run.figures
+    # Broken lines are named by the `problem` of the figures.
+    rows = metric_rows(run.path / METRICS_FILE, lambda *_: None) if summary is not None else ()
     columns: dict[str, list[float]] = {}
-    for row in read_metrics(path) if problem is None else []:
+    for row in rows:
         for name, value in row.items():
             if name != "step" and math.isfinite(value):
                 columns.setdefault(name, []).append(value)
@@ -68,12 +70,13 @@ def curves(run: Run) -> dict[str, list[float]]:
 def changed_settings(folder: Path) -> dict[str, dict[str, Any]]:
     """Return the settings that differ from the base config: `value`, `base` and `where` it was set.
 
-    Empty if the origins cannot be read.
+    Empty if there are no origins; logs a warning if they cannot be read.
     """
+    file = folder / "origins.json"
+    if not file.is_file():
+        return {}
     try:
-        origins: dict[str, list[dict[str, Any]]] = json.loads(
-            (folder / "origins.json").read_text(encoding="utf-8")
-        )
+        origins: dict[str, list[dict[str, Any]]] = json.loads(file.read_text(encoding="utf-8"))
         return {
             key: {
                 "value": chain[-1]["value"],
@@ -84,7 +87,8 @@ def changed_settings(folder: Path) -> dict[str, dict[str, Any]]:
             if chain[-1]["level"] > 1
             and (chain[0]["level"] > 1 or chain[-1]["value"] != chain[0]["value"])
         }
-    except (OSError, ValueError, TypeError, LookupError, AttributeError):
+    except (OSError, ValueError, TypeError, LookupError, AttributeError) as error:
+        warn_once(f"no origins of the settings: {file} cannot be read: {error}")
         return {}
 
 
@@ -109,7 +113,7 @@ def alarms(run: Run) -> list[dict[str, Any]]:
     """Return the alarms of the run (`alarms_of`); empty if its events cannot be read."""
     try:
         return alarms_of(read_events(run.path))
-    except (RlctlError, OSError):
+    except OSError:
         return []
 
 

@@ -31,11 +31,13 @@ class Part:
 def metrics_digest(path: Path) -> dict[str, Any]:
     """Return `summary` (fields of `RunSummary`), `series` of all metrics, and `problem`.
 
-    For a damaged file `problem` is the reason, `summary` null and `series` empty.
+    For an unreadable file `problem` is the reason, `summary` null and `series` empty; for a file
+    with broken lines it names them.
     """
+    problems: list[str] = []
     try:
-        rows = read_metrics(path)
-    except (RlctlError, OSError) as error:
+        rows = read_metrics(path, lambda message, _: problems.append(message))
+    except OSError as error:
         return {"summary": None, "series": {}, "problem": str(error)}
     columns: dict[str, list[tuple[float, int]]] = {}
     for row in rows:
@@ -46,7 +48,7 @@ def metrics_digest(path: Path) -> dict[str, Any]:
     return {
         "summary": dataclasses.asdict(RunSummary.from_rows(rows)),
         "series": series,
-        "problem": None,
+        "problem": problems[0] if problems else None,
     }
 
 

@@ -12,11 +12,8 @@ EVENTS_FILE = "events.jsonl"
 
 
 def read_events(folder: Path) -> list[dict[str, Any]]:
-    """Return the events of the run in `folder`, oldest first: `time`, `kind` and other fields.
-
-    Raises ConfigError for a damaged file.
-    """
-    return list(read_lines(folder / EVENTS_FILE))
+    """Return the events of the run in `folder`, oldest first: `time`, `kind` and other fields."""
+    return list(read_lines(folder / EVENTS_FILE, valid=lambda event: "kind" in event))
 
 
 def alarms_of(events: list[dict[str, Any]]) -> list[dict[str, Any]]:

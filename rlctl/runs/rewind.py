@@ -2,27 +2,42 @@
 
 from __future__ import annotations
 
-import json
+import logging
 import shutil
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Self
 
-from rlctl.files import write_text
+from rlctl.files import write_bytes
 from rlctl.runs.run_dir import RunDir
+from rlctl.tracking.jsonl import json_object
+
+log = logging.getLogger(__name__)
 
 TAKEN_BACK = "taken_back"
 _BY_STEP = ("generations", "rollouts")  # folders with one `step_<number>.jsonl` per step
+_MAX_NAMED = 3  # broken lines in a message
 
 
-def rewind(run: RunDir, step: int | None) -> int:
+@dataclass(frozen=True)
+class Rewound:
+    """Result of `rewind`: the number of removed metrics lines, and the steps whose row is lost."""
+
+    num_removed: int
+    lost: Sequence[int]
+
+
+def rewind(run: RunDir, step: int | None) -> Rewound:
     """Remove metrics and samples of all steps after `step` (None: of all steps).
 
-    They are moved to `taken_back/` in the folder of the current attempt. An incomplete last line,
-    left by a killed process, is dropped. Returns the number of metrics lines that were removed.
+    They are moved to `taken_back/` in the folder of the current attempt. So are broken lines; those
+    in the place of an earlier step are reported as a warning. An incomplete last line, left by a
+    killed process, is dropped.
     """
     last = -1 if step is None else step
     folder = run.attempt / TAKEN_BACK
-    kept, taken = _split(run.metrics, last)
+    lines = _Lines.split(run.metrics, last)
     for part in _BY_STEP:
         for file in sorted((run.path / part).glob("step_*")):
             if file.suffix != ".jsonl":
@@ -30,22 +45,53 @@ def rewind(run: RunDir, step: int | None) -> int:
             elif int(file.stem.removeprefix("step_")) > last:
                 (folder / part).mkdir(parents=True, exist_ok=True)
                 shutil.move(file, folder / part / file.name)
-    if taken:
+    if lines.taken:
         folder.mkdir(parents=True, exist_ok=True)
-        write_text(folder / run.metrics.name, "".join(taken))
+        write_bytes(folder / run.metrics.name, b"".join(lines.taken))
     if run.metrics.exists():
-        write_text(run.metrics, "".join(kept))
-    return len(taken)
+        write_bytes(run.metrics, b"".join(lines.kept))
+    lost = sorted(set(range(min(lines.steps, default=last + 1), last + 1)) - lines.steps)
+    if lines.broken or lost:
+        log.warning("%s", _damage(run.metrics, lines, lost))
+    return Rewound(len(lines.taken), lost)
 
 
-def _split(metrics: Path, last: int) -> tuple[Sequence[str], Sequence[str]]:
-    """Return the complete lines up to step `last`, and those after it."""
-    lines = (
-        metrics.read_text(encoding="utf-8").splitlines(keepends=True) if metrics.exists() else []
-    )
-    kept: list[str] = []
-    taken: list[str] = []
-    for line in lines:
-        if line.endswith("\n"):
-            (kept if json.loads(line)["step"] <= last else taken).append(line)
-    return kept, taken
+def _damage(metrics: Path, lines: _Lines, lost: Sequence[int]) -> str:
+    """Return a message that names broken lines and the steps whose rows are lost."""
+    parts = [f"removed a broken line at {metrics}:{number}" for number in lines.broken[:_MAX_NAMED]]
+    if len(lines.broken) > _MAX_NAMED:
+        parts.append(f"and {len(lines.broken) - _MAX_NAMED} more")
+    if lost:
+        parts.append(f"the metrics of these steps are lost: {', '.join(map(str, lost))}")
+    elif lines.broken and lines.broken[0] == 1 and lines.steps:
+        parts.append(f"metrics before step {min(lines.steps)} are lost")
+    return ", ".join(parts)
+
+
+@dataclass
+class _Lines:
+    """Lines of `metrics.jsonl` up to a step and after it, the steps kept, broken line numbers."""
+
+    kept: list[bytes] = field(default_factory=list)
+    taken: list[bytes] = field(default_factory=list)
+    steps: set[int] = field(default_factory=set)
+    broken: list[int] = field(default_factory=list)
+
+    @classmethod
+    def split(cls, metrics: Path, last: int) -> Self:
+        """Split the complete lines of a file, which may be missing."""
+        found = cls()
+        if not metrics.exists():
+            return found
+        *lines, _incomplete = metrics.read_bytes().split(b"\n")
+        for number, line in enumerate(lines, start=1):
+            row = json_object(line)
+            step = row.get("step") if row is not None else None
+            if not isinstance(step, int):
+                found.broken.append(number)
+            if isinstance(step, int) and step <= last:
+                found.kept.append(line + b"\n")
+                found.steps.add(step)
+            else:
+                found.taken.append(line + b"\n")
+        return found

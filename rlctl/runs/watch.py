@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import time
 from collections.abc import Iterator, Mapping
@@ -16,7 +15,7 @@ from rlctl.monitoring.text import duration
 from rlctl.runs.events import EVENTS_FILE
 from rlctl.runs.follow import POLL_S, Tail, reread
 from rlctl.runs.run import ACTIVE, Run
-from rlctl.tracking.jsonl import METRICS_FILE
+from rlctl.tracking.jsonl import METRICS_FILE, json_object
 
 OUTSIDE_A_STEP = (("timing_s/testing",), ("timing_s/save_checkpoint",))
 
@@ -85,4 +84,4 @@ def _alarm(event: Mapping[str, Any]) -> Alarm:
 
 
 def _objects(tail: Tail) -> Iterator[dict[str, Any]]:
-    return (json.loads(line) for line in tail.lines() if line)
+    return (row for line in tail.lines() if (row := json_object(line)) is not None)

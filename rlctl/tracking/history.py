@@ -25,12 +25,14 @@ def missing_steps(run: Path, logger: str, steps: Iterable[int]) -> set[int]:
     """Return the members of `steps` that a logger may lack, from the events in the run's folder.
 
     A complete attempt records what each logger missed. SDKs buffer in memory, so after an attempt
-    that was killed the logger counts as having none of its steps.
+    that was killed the logger counts as having none of its steps. With a broken line among the
+    events it counts as having no step at all.
     """
     all_steps = set(steps)
     missing = set(all_steps)
-    for event in read_lines(run / "events.jsonl"):
-        kind = event["kind"]
+    broken: list[int] = []
+    for event in read_lines(run / "events.jsonl", lambda _, lines: broken.extend(lines)):
+        kind = event.get("kind")
         if kind == "resume":
             missing |= {step for step in all_steps if step > event["step"] or event["step"] == 0}
         elif (kind == DELIVERED and logger in event["trackers"]) or (
@@ -41,13 +43,13 @@ def missing_steps(run: Path, logger: str, steps: Iterable[int]) -> set[int]:
             missing = {
                 step for first, last in event["steps"] for step in range(first, last + 1)
             } & all_steps
-    return missing
+    return all_steps if broken else missing
 
 
 def history(run: RunInfo, steps: Collection[int]) -> History:
     """Return calls that replay the metrics and selected samples of `steps`, oldest first.
 
-    The calls raise ConfigError if the run's files are damaged.
+    The calls raise ConfigError if the run's samples are damaged.
     """
     if not steps:
         return steps, ()

@@ -11,16 +11,19 @@ import errno
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from io import FileIO
 from pathlib import Path
 from typing import Any
 
 from rlctl.errors import ConfigError
 from rlctl.files import replacing
+from rlctl.log import warn_once
 from rlctl.tracking.tracker import RunInfo, Sample
 
 METRICS_FILE = "metrics.jsonl"
+
+OnBroken = Callable[[str, Sequence[int]], object]  # message, numbers of the lines from 1
 
 
 def generations_file(folder: Path, step: int) -> Path:
@@ -95,28 +98,24 @@ def write_samples(path: Path, samples: Sequence[Sample]) -> None:
             )
 
 
-def read_metrics(path: Path) -> list[dict[str, float]]:
-    """Return the rows of a `metrics.jsonl`, oldest first, null as NaN; empty if there is no file.
+def metric_rows(path: Path, on_broken: OnBroken | None = None) -> Iterator[dict[str, float]]:
+    """Yield the rows of a `metrics.jsonl`, oldest first, null as NaN; nothing without a file.
 
-    Raises ConfigError for a line that is not an object of numbers with `step`. An incomplete last
-    line is skipped.
+    A broken line is no object of numbers with `step`; see `read_lines`.
     """
-    rows = [
-        {name: math.nan if value is None else value for name, value in row.items()}
-        for row in read_lines(path)
-    ]
-    for number, row in enumerate(rows, start=1):
-        if "step" not in row or not all(isinstance(value, int | float) for value in row.values()):
-            raise ConfigError(
-                "a row of metrics must have `step` and only numbers", where=f"{path}:{number}"
-            )
-    return rows
+    for row in read_lines(path, on_broken, _is_metrics):
+        yield {name: math.nan if value is None else value for name, value in row.items()}
+
+
+def read_metrics(path: Path, on_broken: OnBroken | None = None) -> list[dict[str, float]]:
+    """Return all `metric_rows`."""
+    return list(metric_rows(path, on_broken))
 
 
 def read_generations(path: Path) -> list[Sample]:
     """Return the samples of a `generations/step_N.jsonl`; empty if there is no file.
 
-    Raises ConfigError as `read_metrics` does, and for missing or unknown fields.
+    Raises ConfigError for missing or unknown fields.
     """
     try:
         return [Sample(**row) for row in read_lines(path)]
@@ -124,27 +123,54 @@ def read_generations(path: Path) -> list[Sample]:
         raise ConfigError(f"a line is not a sample: {error}", where=str(path)) from error
 
 
-def read_lines(path: Path) -> Iterator[dict[str, Any]]:
+def read_lines(
+    path: Path,
+    on_broken: OnBroken | None = None,
+    valid: Callable[[dict[str, Any]], bool] = lambda _: True,
+) -> Iterator[dict[str, Any]]:
     """Yield the objects of a JSON lines file, which may be missing or still growing.
 
-    A last line without a newline is skipped. Raises ConfigError for a line that is no JSON object.
+    An unterminated last line is skipped. So are broken lines, which are no JSON object or not
+    `valid`: after the last line `on_broken` receives their description and numbers; by default it
+    is logged as a warning, once.
     """
     if not path.exists():
         return
-    with path.open(encoding="utf-8", errors="replace") as file:
+    broken: list[int] = []
+    with path.open(encoding="utf-8", errors="replace", newline="\n") as file:
         for number, line in enumerate(file, start=1):
             if not line.endswith("\n"):
-                return
-            try:
-                row = json.loads(line)
-            except ValueError as error:
-                raise ConfigError(f"not valid JSON: {error}", where=f"{path}:{number}") from error
-            if not isinstance(row, dict):
-                raise ConfigError(
-                    f"a line must be a JSON object, found {type(row).__name__}",
-                    where=f"{path}:{number}",
-                )
-            yield row
+                break
+            row = json_object(line)
+            if row is None or not valid(row):
+                broken.append(number)
+            else:
+                yield row
+    if broken:
+        message = (
+            f"skipped a broken line at {path}:{broken[0]}"
+            if len(broken) == 1
+            else f"skipped {len(broken)} broken lines, the first at {path}:{broken[0]}"
+        )
+        if on_broken is None:
+            warn_once(message)
+        else:
+            on_broken(message, broken)
+
+
+def json_object(line: str | bytes) -> dict[str, Any] | None:
+    """Return the JSON object in `line`, None if there is none."""
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return row if isinstance(row, dict) else None
+
+
+def _is_metrics(row: Mapping[str, Any]) -> bool:
+    return isinstance(row.get("step"), int) and all(
+        value is None or isinstance(value, int | float) for value in row.values()
+    )
 
 
 def drop_torn_tail(path: Path) -> None:

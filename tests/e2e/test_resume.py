@@ -203,15 +203,19 @@ def test_damaged_checkpoint_falls_back_to_the_previous(
     with next(copied.glob("checkpoints/step_000006/actor/*.distcp")).open("r+b") as file:
         file.seek(1000)
         file.write(b"\xff\xff\xff\xff")
+    rows = (copied / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (copied / "metrics.jsonl").write_text("".join([*rows[:5], rows[5][:40] + "\n", rows[6]]))
+    with (copied / "events.jsonl").open("a") as file:
+        file.write('\0\0\0\n{"kind":\n')
+    (copied / "origins.json").write_text('{"trainer.seed": [{"val')
     talk = resume(copied, folder, "trainer.total_epochs=3").talk
     assert "step_000006 is damaged: actor/__0_0.distcp has changed since it was written" in talk
     assert "resumes from step 4" in talk
+    assert "origins.json cannot be read" in talk
+    assert f"removed a broken line at {copied.relative_to(folder)}/metrics.jsonl:6" in talk
     assert_same(copied, longer)
     taken_back = copied / "attempts" / "2" / "taken_back"
-    assert [
-        row["step"]
-        for row in map(json.loads, (taken_back / "metrics.jsonl").read_text().splitlines())
-    ] == [5, 6]
+    assert (taken_back / "metrics.jsonl").read_text() == f"{rows[5][:40]}\n{rows[6]}"
     assert [each.name for each in (taken_back / "generations").iterdir()] == ["step_000006.jsonl"]
     assert (copied / "checkpoints" / "before_attempt_2" / "step_000006").is_dir()
 

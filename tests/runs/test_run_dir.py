@@ -74,7 +74,7 @@ def test_record_and_events_follow_the_run(tmp_path):
     assert events[2]["exit_code"] == 7
 
 
-def test_config_and_origins_are_written_as_given(tmp_path):
+def test_config_and_origins_are_written_as_given(tmp_path, caplog):
     run = RunDir.create(tmp_path, "p", "r", "ppo")
     base, recipe, typed = (
         Origin(1, "base.yaml:3", 1),
@@ -96,8 +96,10 @@ def test_config_and_origins_are_written_as_given(tmp_path):
         "b": {"value": 2, "base": None, "where": "ppo.yaml:5"},
     }
     for damaged in ("", "[]", '{"a": []}', '{"a": 1}', '{"a": ["x"]}'):
+        caplog.clear()
         (run.path / "origins.json").write_text(damaged)
         assert changed_settings(run.path) == {}
+        assert f"{run.path}/origins.json cannot be read" in caplog.text
 
 
 def test_existing_name_is_a_conflict_with_a_suggestion(tmp_path):

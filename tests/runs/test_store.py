@@ -143,7 +143,7 @@ def test_damaged_folders_are_listed_as_broken(tmp_path):
     (make(tmp_path, "no-record", "finished", 2).path / "run.json").unlink()
     (make(tmp_path, "bad-record", "finished", 3).path / "run.json").write_text("{")
     (make(tmp_path, "bad-metrics", "finished", 4).path / "metrics.jsonl").write_text(
-        "{}\nnonsense\n{}\n"
+        '{"step": 1}\nnonsense\n{"step": 2}\n'
     )
     (tmp_path / "p" / "unrelated").mkdir()
     (tmp_path / "p" / "notes.txt").write_text("")
@@ -157,6 +157,7 @@ def test_damaged_folders_are_listed_as_broken(tmp_path):
     assert found["good"]["problem"] is None
     assert "not a run record" in found["bad-record"]["problem"]
     assert "metrics.jsonl:2" in found["bad-metrics"]["problem"]
+    assert found["bad-metrics"]["step"] == 2
     for run in RunStore(tmp_path).runs():
         details(run)
 

@@ -8,13 +8,13 @@ import struct
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlctl.errors import ConfigError
 from rlctl.tracking.jsonl import JsonlTracker, generations_file, read_generations, read_metrics
 from rlctl.tracking.tracker import RunInfo, Sample
 
@@ -74,13 +74,23 @@ def test_incomplete_last_line_is_skipped_and_removed(tmp_path):
     assert read_metrics(path) == [{"step": 1, "x": 0.5}, {"step": 2, "x": 0.25}]
 
 
-@pytest.mark.parametrize("line", ["not json", "[1, 2]", '{"x": 1.0}', '{"step": 1, "x": "text"}'])
-def test_damaged_line_raises_with_its_number(tmp_path, line):
+@pytest.mark.parametrize(
+    "line", ["not json", "[1, 2]", '{"x": 1.0}', '{"step": 1, "x": "text"}', "\0" * 9, '{"step":']
+)
+def test_broken_line_is_skipped_with_one_warning_that_names_it(tmp_path, line, caplog):
     path = tmp_path / "metrics.jsonl"
     path.write_text(f'{{"step": 0}}\n{line}\n{{"step": 2}}\n')
-    with pytest.raises(ConfigError) as caught:
-        read_metrics(path)
-    assert caught.value.problems[0].where == f"{path}:2"
+    for _ in range(2):
+        assert [row["step"] for row in read_metrics(path)] == [0, 2]
+    assert [each.message for each in caplog.records] == [f"skipped a broken line at {path}:2"]
+
+
+def test_broken_lines_are_counted_and_the_first_is_named(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 0}\nx\n{"step": 2}\n\ny\n')
+    found: list[tuple[str, Sequence[int]]] = []
+    assert len(read_metrics(path, lambda *broken: found.append(broken))) == 2
+    assert found == [(f"skipped 3 broken lines, the first at {path}:2", [2, 4, 5])]
 
 
 WRITER = """

@@ -68,7 +68,7 @@ def _write_config(
 
 def _rewind(run: RunDir, start: ResumePoint) -> None:
     """Remove what the run recorded after the step that it resumes from."""
-    lines = rewind(run, start.step if start.checkpoint is not None else None)
+    rewound = rewind(run, start.step if start.checkpoint is not None else None)
     later = CheckpointStore(run.path / "checkpoints").set_aside_after(
         start.step, f"before_attempt_{run.record.attempts}"
     )
@@ -77,6 +77,7 @@ def _rewind(run: RunDir, start: ResumePoint) -> None:
         "resume",
         step=start.step,
         changes=list(start.changes),
-        taken_back=lines,
+        taken_back=rewound.num_removed,
+        lost=list(rewound.lost),
         checkpoints_set_aside=later,
     )
