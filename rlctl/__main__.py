@@ -5,14 +5,15 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import tempfile
-import traceback
-from collections.abc import Sequence
-from types import FrameType
-from typing import NoReturn
+from typing import TYPE_CHECKING
 
-from rlctl.errors import InternalError, Problem, Terminated, UsageError, as_rlctl_error
-from rlctl.log import logging_to_stderr
+# Other modules are imported in `main`, so that Ctrl-C while they load prints no traceback.
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from types import FrameType
+    from typing import NoReturn
+
+    from rlctl.errors import Problem
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -21,13 +22,29 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns the exit code: 0, that of the error (`rlctl.errors`), 70 for a bug, 130 after Ctrl-C.
     Raises `Terminated` on a signal.
     """
-    _unwind_on_signals()
+    try:
+        return _main(argv)
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+
+
+def _main(argv: Sequence[str] | None) -> int:
+    """Run the command and report its errors. Raises KeyboardInterrupt."""
+    try:
+        _open_closed_streams()
+        _unwind_on_signals()
+        import typer  # noqa: F401
+
+        import rlctl.cli  # noqa: F401
+        from rlctl.errors import InternalError, as_rlctl_error
+        from rlctl.log import logging_to_stderr
+    except KeyboardInterrupt:
+        print("interrupted before the start: nothing was written", file=sys.stderr)
+        raise
     try:
         with logging_to_stderr():
             code = _run(argv)
         sys.stdout.flush()
-    except KeyboardInterrupt:
-        return 128 + signal.SIGINT
     except BrokenPipeError:
         # The reader (`rlctl runs | head`) has exited; the flush at exit must not fail as well.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -40,11 +57,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     return code
 
 
+def _open_closed_streams() -> None:
+    """Open /dev/null in place of a closed stdout or stderr, which Python sets to None."""
+    if sys.stdout is None:
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115
+
+
 def _run(argv: Sequence[str] | None) -> int:
     """Run the command and return its exit code. Raises UsageError for errors of Typer."""
     import typer
 
     from rlctl.cli import app
+    from rlctl.errors import UsageError
 
     try:
         result = app(args=argv, prog_name="rlctl", standalone_mode=False)
@@ -66,6 +92,8 @@ def _report(problems: Sequence[Problem], code: int) -> int:
     from rlctl.cli.console import print_problems
 
     if _debug():
+        import traceback
+
         traceback.print_exc()
     print_problems(problems)
     return code
@@ -73,6 +101,11 @@ def _report(problems: Sequence[Problem], code: int) -> int:
 
 def _bug(error: Exception) -> Problem:
     """Describe an unexpected exception; without `--debug`, write its traceback to a file."""
+    import tempfile
+    import traceback
+
+    from rlctl.errors import Problem
+
     message = f"internal error: {type(error).__name__}: {error}"
     if _debug():
         return Problem(message)
@@ -103,6 +136,8 @@ def _unwind_on_signals() -> None:
 
 def _terminate(number: int, _frame: FrameType | None) -> NoReturn:
     """Raise `Terminated`; ignore further signals, which `timeout` and cluster managers send."""
+    from rlctl.errors import Terminated
+
     for other in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(other, lambda *_: None)
     raise Terminated(number)

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from rlctl.monitoring.run_summary import LOSS, REWARD, Row, RunSummary, figure, is_accuracy
@@ -28,30 +27,32 @@ def print_summary(
         Text.assemble((state, colour), f": {steps} steps in {duration(seconds)}{tokens}"),
         soft_wrap=True,
     )
-    console.print(_lines(head, folder, rows, next_commands))
+    lines = _lines(head, folder, rows, next_commands)
+    width = max(len(label) for label, _ in lines)
+    for label, value in lines:
+        console.print(Text.assemble((f"  {label:{width}}", "dim"), "  ", value), soft_wrap=True)
 
 
 def _lines(
     head: RunSummary, folder: Path, rows: Sequence[Row], next_commands: Sequence[str]
-) -> Table:
-    table = Table.grid(padding=(0, 2))
-    table.add_column(style="dim")
-    table.add_column(overflow="fold")
+) -> list[tuple[str, Text]]:
+    """Return labels and values."""
+    lines: list[tuple[str, Text]] = []
     if head.metric:
         first, last, best = (
             percent_or_number(head.metric, value) for value in (head.first, head.last, head.best)
         )
-        table.add_row(
-            "  accuracy" if is_accuracy(head.metric) else "  validation",
-            Text(f"{first} → {last}   best {best} at step {head.best_step}"),
+        lines.append(
+            (
+                "accuracy" if is_accuracy(head.metric) else "validation",
+                Text(f"{first} → {last}   best {best} at step {head.best_step}"),
+            )
         )
     for name, names in (("reward", REWARD), ("loss", LOSS)):
         values = [value for row in rows if (value := figure(row, names)) is not None]
         if values:
-            table.add_row(
-                f"  {name}", Text(f"{values[0]:.3g} → {values[-1]:.3g}   {sparkline(values)}")
-            )
-    table.add_row("  run", Text(str(folder)))
+            lines.append((name, Text(f"{values[0]:.3g} → {values[-1]:.3g}   {sparkline(values)}")))
+    lines.append(("run", Text(str(folder))))
     for index, command in enumerate(next_commands):
-        table.add_row("" if index else "  next", Text(command, style="cyan"))
-    return table
+        lines.append(("" if index else "next", Text(command, style="cyan")))
+    return lines

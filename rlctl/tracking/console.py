@@ -41,7 +41,7 @@ class ConsoleTracker:
             time.monotonic(),
         )
         if self.live:
-            self.live.start()
+            self._show()
         elif not self.started:
             self.console.print(
                 f"[{self.phase_began - self.panel.began:6.1f} s] {name}",
@@ -53,7 +53,7 @@ class ConsoleTracker:
         """Show the metrics of a step in the panel, or print them as one line."""
         self.panel.add(step, metrics, time.monotonic())
         if self.live:
-            self.live.start()
+            self._show()
         else:
             self.console.print(self.panel.line(), markup=False, soft_wrap=True)
 
@@ -80,6 +80,14 @@ class ConsoleTracker:
             )
             self.console.print(line)
             self.phase_name = None
+
+    def _show(self) -> None:
+        """Start the display and draw it now.
+
+        Rich does not erase a display that its thread draws for the first time during a print.
+        """
+        if self.live:
+            self.live.start(refresh=True)
 
     def _doing(self) -> str:
         return (

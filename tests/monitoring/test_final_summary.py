@@ -18,7 +18,7 @@ def test_summary_of_a_finished_run(capsys):
     )
     out, err = capsys.readouterr()
     assert out == ""
-    assert [line.rstrip() for line in err.splitlines()] == [
+    assert err.splitlines() == [
         "finished: 2 steps in 1m 12s, 3k tokens",
         "  accuracy  25.0 % → 75.0 %   best 75.0 % at step 2",
         "  reward    0.25 → 0.75   ▁█",
@@ -30,7 +30,7 @@ def test_summary_of_a_finished_run(capsys):
 
 def test_summary_of_a_run_without_steps(capsys):
     print_summary("failed", Path("runs/p/r"), [], 3.0, [])
-    assert [line.rstrip() for line in capsys.readouterr().err.splitlines()] == [
+    assert capsys.readouterr().err.splitlines() == [
         "failed: 0 steps in 3.0 s",
         "  run  runs/p/r",
     ]

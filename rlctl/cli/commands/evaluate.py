@@ -8,6 +8,7 @@ import typer
 
 from rlctl.cli import complete
 from rlctl.cli.options import Json, Root
+from rlctl.cli.startup import announce
 
 app = typer.Typer(no_args_is_help=True, help="Evaluate a run or a model folder.")
 
@@ -77,6 +78,7 @@ def evaluate(
 
     A run uses its own configuration and data.
     """
+    announce("loading the model")
     from rlctl import api
     from rlctl.cli.console import print_json, stdout, table
 
@@ -131,6 +133,7 @@ def generate(
     root: Root = None,
 ) -> None:
     """Generate responses to prompts with the model's chat template."""
+    announce("loading the model")
     import dataclasses
 
     from rlctl import api

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 import typer
 
 from rlctl.cli.options import Root, RunName
+from rlctl.cli.startup import announce
 
 app = typer.Typer(add_completion=False)
 
@@ -46,6 +47,7 @@ def export(
     The folder holds weights, tokenizer, generation settings and a model card with the run's
     results. It appears under its name only when it is complete.
     """
+    announce("reading the checkpoint")
     from rlctl.cli.console import notice
     from rlctl.runs.store import RunStore
 

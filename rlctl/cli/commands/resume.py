@@ -12,6 +12,7 @@ from rlctl.cli import complete, remote
 from rlctl.cli.limits import Limits, MaxTime, Retries, SaveBy
 from rlctl.cli.options import Root
 from rlctl.cli.remote import Address, Detach
+from rlctl.cli.startup import announce, until_start
 
 if TYPE_CHECKING:
     from rlctl.runs.run import Run
@@ -84,8 +85,8 @@ def resume(
     root: Root = None,
 ) -> None:
     """Resume from the latest complete checkpoint."""
+    announce("checking the run")
     from rlctl import api
-    from rlctl.cli.views.run_end import print_end
     from rlctl.runs.run import Run
     from rlctl.runs.store import RunStore
     from rlctl.storage import is_url
@@ -105,17 +106,18 @@ def resume(
     if retries:
         folder = found.path.with_name(fork) if fork else found.path
         limits.supervise(["resume", str(found.path), *words], folder, inline)
-    api.resume(
-        found,
-        overrides or [],
-        from_step=from_step,
-        fork=fork,
-        force=force,
-        inline=inline,
-        progress=True,
-        end_by=limits.end_by(),
-        on_end=print_end,
-    )
+    with until_start() as on_end:
+        api.resume(
+            found,
+            overrides or [],
+            from_step=from_step,
+            fork=fork,
+            force=force,
+            inline=inline,
+            progress=True,
+            end_by=limits.end_by(),
+            on_end=on_end,
+        )
 
 
 def _options(from_step: int | None, fork: str | None, force: bool) -> list[str]:

@@ -12,6 +12,7 @@ from rlctl.cli import complete, remote
 from rlctl.cli.commands.train import RecipeOption, starting_recipe
 from rlctl.cli.options import DryRunJson, Json, Root
 from rlctl.cli.remote import Address, Detach
+from rlctl.cli.startup import announce
 
 _VERBS = {"ppo": "PPO", "grpo": "GRPO", "sft": "supervised fine-tuning"}
 
@@ -141,6 +142,7 @@ def _add(verb: str, help: str) -> None:
             parallel=parallel,
             seeds=seeds,
         )
+        announce("checking the configuration")
         source = starting_recipe(verb, overrides or [], recipe)
         settings = [
             *(overrides or []),

@@ -11,6 +11,7 @@ from rlctl.cli import complete, remote
 from rlctl.cli.limits import Limits, MaxTime, Retries, SaveBy
 from rlctl.cli.options import DryRunJson, Strict
 from rlctl.cli.remote import Address, Detach
+from rlctl.cli.startup import announce, until_start
 from rlctl.errors import UsageError
 
 if TYPE_CHECKING:
@@ -101,10 +102,12 @@ def _add(verb: str, help: str) -> None:
         address: Address = None,
         detach: Detach = False,
     ) -> None:
+        announce("checking the configuration")
         source = starting_recipe(verb, overrides or [], recipe)
         settings = [*(overrides or []), *_own_settings(name, logger)]
         limits = Limits(max_time, save_by, retries)
-        composed = _compose(source, settings)
+        with until_start():
+            composed = _compose(source, settings)
         words = ["train", verb, "--recipe", source, *(["--strict"] if strict else []), *settings]
         if address is not None:
             if inline or dry_run or as_json:
@@ -170,17 +173,17 @@ def _train_with_retries(words: list[str], recipe: Recipe, inline: bool, limits: 
 def _train(
     recipe: Recipe, inline: bool, strict: bool, dry_run: bool, as_json: bool, end_by: float | None
 ) -> None:
-    from rlctl import api
-    from rlctl.cli.views import dry_run as report
-    from rlctl.cli.views.run_end import print_end
-
     if as_json and not dry_run:
         raise UsageError(
             "--json needs --dry-run", hint="a run writes its metrics to metrics.jsonl in its folder"
         )
-    if dry_run:
-        report.show(recipe, inline=inline, strict=strict, as_json=as_json)
-    else:
-        api.train(
-            recipe, inline=inline, strict=strict, progress=True, end_by=end_by, on_end=print_end
-        )
+    with until_start() as on_end:
+        from rlctl import api
+        from rlctl.cli.views import dry_run as report
+
+        if dry_run:
+            report.show(recipe, inline=inline, strict=strict, as_json=as_json)
+        else:
+            api.train(
+                recipe, inline=inline, strict=strict, progress=True, end_by=end_by, on_end=on_end
+            )

@@ -2,17 +2,40 @@
 
 from __future__ import annotations
 
+import os
+import shlex
+from pathlib import Path
+
 from rlctl.monitoring.final_summary import print_summary
 from rlctl.runs.run_dir import RunDir
+from rlctl.runs.store import DEFAULT_ROOT
 from rlctl.tracking.jsonl import read_metrics
 
 
 def print_end(run: RunDir, state: str, seconds: float) -> None:
     """Print what a run reached in `seconds` and the next commands, on stderr; not if it failed."""
-    if state == "failed":
-        return
-    name = run.record.name
-    commands = [f"rlctl show {name}", f"rlctl show {name} --samples", f"rlctl report {name}"]
-    if state == "finished" and any(run.path.glob("checkpoints/step_*")):
-        commands.append(f"rlctl eval {name}")
-    print_summary(state, run.path, read_metrics(run.metrics), seconds, commands)
+    if state != "failed":
+        rows = read_metrics(run.metrics)
+        print_summary(state, run.path, rows, seconds, _next_commands(run, state))
+
+
+def _next_commands(run: RunDir, state: str) -> list[str]:
+    """Return the commands that work on the run as it is."""
+    name = _selector(run)
+    commands = [] if state == "finished" else [f"rlctl resume {name}"]
+    commands.append(f"rlctl show {name}")
+    if any(run.path.glob("generations/*")):
+        commands.append(f"rlctl show {name} --samples")
+    commands.append(f"rlctl report {name}")
+    if any(run.path.glob("checkpoints/step_*")):
+        commands += [f"rlctl eval {name}", f"rlctl export {name} DIR"]
+    return commands
+
+
+def _selector(run: RunDir) -> str:
+    """Return the run's name, or its folder where other commands would not find the name."""
+    name, root = run.record.name, run.path.parent.parent
+    usual = Path(os.environ.get("RLCTL_RUNS") or DEFAULT_ROOT)
+    same_name = [each for each in root.iterdir() if (each / name).is_dir()]
+    found = root.resolve() == usual.resolve() and len(same_name) == 1
+    return shlex.quote(name if found else str(run.path))

@@ -141,10 +141,13 @@ class CheckpointStore:
         """Return the transformers folder of `step`, or of the latest checkpoint."""
         steps = self.steps()
         if not steps or (step is not None and step not in steps):
-            there = ", ".join(map(str, steps)) or "none"
+            there = f"steps with a checkpoint: {', '.join(map(str, steps))}"
             raise NotFoundError(
                 f"no checkpoint {'' if step is None else f'of step {step} '}in {self.folder}",
-                hint=f"steps with a checkpoint: {there}",
+                hint=there
+                if steps
+                else "train with trainer.save_freq=N: it saves every N steps "
+                "and at the end; the default, -1, never saves",
             )
         return self.path(steps[-1] if step is None else step) / "huggingface"
 

@@ -1,0 +1,98 @@
+"""First words of a command, Ctrl-C while it starts, and the commands proposed at its end."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rlctl.cli.views.run_end import print_end
+from rlctl.runs.run_dir import RunDir
+from tests.e2e.command import environment
+
+INTERRUPTED = "interrupted before the start: nothing was written"
+
+
+def interrupted_by(module: str, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run a command in an empty folder; the import of `module` presses Ctrl-C."""
+    (folder / "path").mkdir()
+    (folder / "path" / f"{module}.py").write_text("raise KeyboardInterrupt\n")
+    (folder / "empty").mkdir()
+    env = environment()
+    env["PYTHONPATH"] = f"{folder / 'path'}:{Path(__file__).parents[2]}"
+    done = subprocess.run(
+        [sys.executable, "-m", "rlctl", *arguments],
+        cwd=folder / "empty",
+        env=env,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert list((folder / "empty").iterdir()) == []
+    return done
+
+
+@pytest.mark.parametrize("module", ["hydra", "torch"])
+def test_first_line_comes_before_heavy_imports_and_ctrl_c_after_it_is_explained(
+    tmp_path: Path, module: str
+) -> None:
+    done = interrupted_by(module, tmp_path, "train", "ppo", "--dry-run")
+    assert done.stderr.splitlines() == ["checking the configuration …", INTERRUPTED]
+    assert done.returncode == 130
+
+
+@pytest.mark.parametrize("module", ["dataclasses", "typer"])
+def test_ctrl_c_while_python_loads_prints_no_traceback(tmp_path: Path, module: str) -> None:
+    done = interrupted_by(module, tmp_path, "train", "ppo")
+    assert done.stderr.splitlines() == [INTERRUPTED]
+    assert done.returncode == 130
+
+
+def test_commands_that_load_a_model_say_so_first(tmp_path: Path) -> None:
+    done = interrupted_by("torch", tmp_path, "eval", "quickstart")
+    assert done.stderr.splitlines()[0] == "loading the model …"
+    assert done.returncode == 130
+
+
+def ended(
+    root: Path, state: str, capsys: pytest.CaptureFixture[str], *parts: str, name: str = "long"
+) -> list[str]:
+    """Return the commands that the end of a run with the folders `parts` proposes."""
+    run = RunDir.create(root, "quickstart", name, "ppo")
+    for part in parts:
+        (run.path / part).mkdir()
+    print_end(run, state, 1.0)
+    lines = capsys.readouterr().err.splitlines()
+    first = next(i for i, line in enumerate(lines) if line.startswith("  next"))
+    return [line.removeprefix("  next").strip() for line in lines[first:]]
+
+
+def test_a_stopped_run_proposes_to_resume_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("RLCTL_RUNS", raising=False)
+    assert ended(Path("runs"), "stopped", capsys) == [
+        "rlctl resume long",
+        "rlctl show long",
+        "rlctl report long",
+    ]
+    elsewhere = ended(tmp_path / "other", "stopped", capsys)
+    assert elsewhere[0] == f"rlctl resume {tmp_path}/other/quickstart/long"
+
+
+def test_a_finished_run_proposes_what_it_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("RLCTL_RUNS", raising=False)
+    parts = ("generations/step_000001.jsonl", "checkpoints/step_000001")
+    assert ended(Path("runs"), "finished", capsys, *parts) == [
+        "rlctl show long",
+        "rlctl show long --samples",
+        "rlctl report long",
+        "rlctl eval long",
+        "rlctl export long DIR",
+    ]
