@@ -244,12 +244,13 @@ class Rollouts(Prompts):
 
 @dataclass(frozen=True, eq=False)
 class Scored(Rollouts):
-    """Stage 3: one score per response, and the components it is computed from."""
+    """Stage 3: one score per response, its components, and the answers extracted (B, or none)."""
 
     scores: Tensor  # (B,) float32
     components: dict[str, Tensor]  # name -> (B,) float32
     failed: Tensor  # (B,) bool: the reward function raised, timed out or returned no number
     greedy_scores: Tensor | None = dataclasses.field(default=None, kw_only=True)  # (B,), ReMax
+    preds: list[str | None] = dataclasses.field(default_factory=list, kw_only=True, metadata=_LOCAL)
 
 
 @dataclass(frozen=True, eq=False)
@@ -288,6 +289,7 @@ class Scores(Batch):
     scores: Tensor  # (B,) float32
     components: dict[str, Tensor]  # name -> (B,) float32
     failed: Tensor  # (B,) bool
+    preds: list[str | None] = dataclasses.field(default_factory=list)  # B, or empty
 
     def __len__(self) -> int:
         """Return the number of rows B."""
@@ -295,6 +297,4 @@ class Scores(Batch):
 
     def to_scored(self, rollouts: Rollouts) -> Scored:
         """Attach the scores to the B `rollouts` that they were computed for."""
-        return rollouts.grow(
-            Scored, scores=self.scores, components=self.components, failed=self.failed
-        )
+        return rollouts.grow(Scored, **vars(self))

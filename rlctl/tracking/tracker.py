@@ -46,8 +46,8 @@ class RunInfo:
 class Sample:
     """One validation response with its prompt and score.
 
-    `length` counts response tokens, `finish` is the reason why generation ended, and `components`
-    are the named parts of `score`.
+    `length` counts response tokens, `finish` is the reason why generation ended, `components` are
+    the named parts of `score`, and `pred` is the answer that the reward function extracted.
     """
 
     prompt: str
@@ -58,6 +58,7 @@ class Sample:
     length: int
     finish: str
     data_source: str
+    pred: str | None = None
 
     @property
     def right(self) -> bool:

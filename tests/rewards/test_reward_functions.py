@@ -12,6 +12,7 @@ from rlctl.recipes.compose import compose
 from rlctl.runtime.rewards import gsm8k
 from rlctl.runtime.rewards.functions import (
     Call,
+    CallResult,
     RewardFunction,
     RewardSpec,
     call_reward,
@@ -55,7 +56,18 @@ def test_function_of_a_file_is_called_with_verls_signature(tmp_path: Path) -> No
         {"acc": 1.0, "ratio": 0.25},
         None,
         False,
+        "words",
     )
+
+
+def test_extracted_answer_is_a_text_and_no_component() -> None:
+    def returns(value: object) -> RewardFunction:
+        return lambda **_: {"score": 1, "pred": value}
+
+    for value, pred in ((18, "18"), ("x", "x"), (None, None)):
+        result = call_reward(returns(value), CALL, {})
+        assert (result.pred, result.components) == (pred, {})
+    assert call_reward(lambda **_: 1, CALL, {}).pred is None
 
 
 def test_a_file_may_import_files_of_its_folder(tmp_path: Path) -> None:
@@ -156,7 +168,7 @@ def test_numbers_of_other_libraries_are_accepted() -> None:
     import torch
 
     for result in (np.float32(0.5), torch.tensor(0.5), 0.5):
-        assert call_reward(lambda value=result, **_: value, CALL, {}) == (0.5, {}, None, False)
+        assert call_reward(lambda value=result, **_: value, CALL, {}) == CallResult(0.5, {})
     assert call_reward(lambda **_: True, CALL, {}).score == 1.0
 
 

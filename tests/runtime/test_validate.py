@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import statistics
+from collections import Counter
+from itertools import product
+
 import pytest
 
 from rlctl.runtime.training.validation import validation_metrics
 from rlctl.tracking.tracker import Sample
 
 
-def sample(score: float, response: str = "", source: str = "a", **components: float) -> Sample:
+def sample(
+    score: float,
+    response: str = "",
+    source: str = "a",
+    pred: str | None = None,
+    **components: float,
+) -> Sample:
     return Sample(
-        "p", response, "t", score, components, length=4, finish="stop", data_source=source
+        "p", response, "t", score, components, 4, finish="stop", data_source=source, pred=pred
     )
 
 
@@ -32,9 +42,6 @@ def test_scores_other_than_0_and_1_are_rewards_unless_there_is_an_acc_component(
 
 def test_best_and_majority_of_several_responses() -> None:
     """The bootstrap is close to the exact expectations, enumerated over all 4^4 draws."""
-    from collections import Counter
-    from itertools import product
-
     answers, values = ["x", "x", "x", "y"], [1.0, 1.0, 1.0, 0.0]
     draws = list(product(range(4), repeat=4))
     majority = sum(
@@ -48,3 +55,35 @@ def test_best_and_majority_of_several_responses() -> None:
     assert metrics["val-core/a/acc/mean@4"] == 0.75
     assert metrics["val-core/a/acc/maj@4/mean"] == pytest.approx(majority, abs=0.03)
     assert metrics["val-core/a/acc/best@4/mean"] == pytest.approx(best, abs=0.02)
+    assert metrics["val-aux/a/acc/std@4"] == pytest.approx(statistics.pstdev(values))
+
+
+def expected_majority(votes: list[str], values: list[float]) -> float:
+    """Return the exact expectation over all draws of as many votes as there are responses."""
+    draws = list(product(range(len(votes)), repeat=len(votes)))
+    winners = (Counter(votes[i] for i in draw).most_common(1)[0][0] for draw in draws)
+    return sum(values[votes.index(winner)] for winner in winners) / len(draws)
+
+
+def test_majority_votes_by_the_extracted_answer() -> None:
+    """Three right responses with different words win against two equal wrong ones."""
+    preds, values = ["18", "18", "18", "7", "7"], [1.0, 1.0, 1.0, 0.0, 0.0]
+    texts = ["so 18", "it is 18", "18!", "7", "7"]
+    responses = [
+        sample(value, text, pred=pred)
+        for value, text, pred in zip(values, texts, preds, strict=True)
+    ]
+    exact = expected_majority(preds, values)
+    assert exact > 0.65
+    metrics = validation_metrics(responses, 5)
+    assert metrics["val-core/a/acc/maj@5/mean"] == pytest.approx(exact, abs=0.03)
+
+
+def test_majority_votes_by_the_whole_text_without_an_extracted_answer() -> None:
+    """Texts that differ in white space or case are one vote; the last line alone is not."""
+    texts = ["A b\nend", "a  B end ", "c\nend", "d\nend"]
+    values = [1.0, 1.0, 0.0, 0.0]
+    by_text = [sample(value, text) for value, text in zip(values, texts, strict=True)]
+    by_pred = [sample(v, pred=p) for v, p in zip(values, ["x", "x", "c", "d"], strict=True)]
+    name = "val-core/a/acc/maj@4/mean"
+    assert validation_metrics(by_text, 4)[name] == validation_metrics(by_pred, 4)[name]

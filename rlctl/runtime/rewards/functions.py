@@ -6,9 +6,10 @@ The signature is verl's; all arguments are passed by name:
         data_source: str, solution_str: str, ground_truth, extra_info: dict | None = None, **kwargs
     ) -> float | dict: ...
 
-A dict has the key `score`; its other numbers are components of the score, for metrics and for
-estimators that use them separately. This module and its imports stay light, without torch, because
-the worker processes of the pool load them.
+A dict has the key `score`. Its key `pred`, if any, is the final answer that the function extracted
+from the response: `maj@N` votes with it. Its other numbers are components of the score, for metrics
+and for estimators that use them separately. This module and its imports stay light, without torch,
+because the worker processes of the pool load them.
 """
 
 from __future__ import annotations
@@ -61,12 +62,16 @@ class Call(NamedTuple):
 
 
 class CallResult(NamedTuple):
-    """Result of one call. The score is 0 if there is an `error`."""
+    """Result of one call. The score is 0 if there is an `error`.
+
+    `pred` is the final answer extracted from the response; None if the function returned none.
+    """
 
     score: float
     components: dict[str, float]
     error: str | None = None
     timed_out: bool = False
+    pred: str | None = None
 
 
 class RewardTimeout(BaseException):
@@ -162,9 +167,14 @@ def _to_result(result: Any) -> CallResult:
     others = {
         str(name): float(part)
         for name, part in parts.items()
-        if name != "score" and isinstance(part, Real)
+        if name not in ("score", "pred") and isinstance(part, Real)
     }
-    return CallResult(score, {name: part for name, part in others.items() if math.isfinite(part)})
+    pred = parts.get("pred")
+    return CallResult(
+        score,
+        {name: part for name, part in others.items() if math.isfinite(part)},
+        pred=None if pred is None else str(pred),
+    )
 
 
 def _from_file(path: Path, name: str) -> Any:

@@ -10,11 +10,15 @@ from rlctl.runtime.rewards.functions import CallResult, RewardSpec
 
 @dataclass(frozen=True)
 class RewardResult:
-    """Weighted sum of the functions' scores for one response, its components, the first error."""
+    """Weighted sum of the functions' scores for one response, with its components.
+
+    `error` and `pred` are those of the first function that has one.
+    """
 
     score: float
     components: dict[str, float]
     error: str | None
+    pred: str | None
 
 
 @dataclass(frozen=True)
@@ -84,4 +88,5 @@ def _combine(
         score=sum(spec.weight * each.score for spec, each in zip(specs, results, strict=True)),
         components=components,
         error=next((each.error for each in results if each.error), None),
+        pred=next((each.pred for each in results if each.pred is not None), None),
     )

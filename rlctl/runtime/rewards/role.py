@@ -36,4 +36,5 @@ class RuleReward:
             failed=torch.tensor(
                 [result.error is not None for result in report.results], dtype=torch.bool
             ),
+            preds=[result.pred for result in report.results],
         )

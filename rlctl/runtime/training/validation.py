@@ -55,6 +55,7 @@ def to_samples(scored: Scored, tokenizer: PreTrainedTokenizerBase) -> list[Sampl
         [ids.tolist() for ids in scored.response_ids.rows()], skip_special_tokens=True
     )
     components = {name: values.tolist() for name, values in scored.components.items()}
+    preds = scored.preds or [None] * len(scored)
     return [
         Sample(
             prompt=prompts[i],
@@ -65,6 +66,7 @@ def to_samples(scored: Scored, tokenizer: PreTrainedTokenizerBase) -> list[Sampl
             length=length,
             finish=scored.finish[i],
             data_source=row.data_source,
+            pred=preds[i],
         )
         for i, (row, score, length) in enumerate(
             zip(
@@ -100,7 +102,8 @@ def validation_metrics(samples: list[Sample], num_responses: int) -> dict[str, f
             draws = torch.randint(num_responses, (_NUM_DRAWS, num_responses), generator=generator)
             metrics[f"{core}/best@{num_responses}/mean"] = float(values[:, draws].amax(-1).mean())
             metrics[f"{core}/maj@{num_responses}/mean"] = _majority_mean(groups, values, draws)
-            metrics[f"val-aux/{source}/{name}/std@{num_responses}"] = float(values.std(-1).mean())
+            std = values.std(-1, correction=0)  # of the population, as in verl
+            metrics[f"val-aux/{source}/{name}/std@{num_responses}"] = float(std.mean())
         lengths = torch.tensor([float(sample.length) for group in groups for sample in group])
         metrics[f"val-aux/{source}/response_length/mean"] = float(lengths.mean())
         stopped = [sample.finish == "stop" for group in groups for sample in group]
@@ -120,13 +123,24 @@ def _measure(groups: list[list[Sample]]) -> tuple[str, Callable[[Sample], float]
 def _majority_mean(groups: list[list[Sample]], values: torch.Tensor, draws: torch.Tensor) -> float:
     """Return the value of the most common final answer, averaged over draws (D, N) and prompts.
 
-    `values` (P, N) belong to the responses in `groups`, whose final answer is their last line.
+    `values` (P, N) belong to the responses in `groups`. As in verl, the value is that of the first
+    response with the winning answer, and ties go to the answer that was drawn first.
     """
     total = 0.0
     for group, row in zip(groups, values.tolist(), strict=True):
-        answers = [sample.response.strip().rpartition("\n")[2] for sample in group]
+        answers = [_vote(sample) for sample in group]
         first = {answer: row[i] for i, answer in reversed(list(enumerate(answers)))}
         total += sum(
             first[Counter(answers[i] for i in draw).most_common(1)[0][0]] for draw in draws.tolist()
         ) / len(draws)
     return total / len(groups)
+
+
+def _vote(sample: Sample) -> tuple[str, str]:
+    """Return the answer that a response votes for: its extracted answer, or else its text.
+
+    Texts are equal if they differ only in white space and case.
+    """
+    if sample.pred is not None:
+        return "pred", sample.pred
+    return "text", " ".join(sample.response.split()).casefold()
