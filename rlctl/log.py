@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
 
+from rlctl.terminal import visible
+
 _LOGGER = logging.getLogger("rlctl")
 
 
@@ -22,7 +24,7 @@ class StderrHandler(logging.Handler):
         """Print the record and flush. A closed or vanished terminal is ignored."""
         prefix = f"{record.levelname.lower()}: " if record.levelno >= logging.WARNING else ""
         with suppress(OSError, ValueError):
-            print(f"{prefix}{record.getMessage()}", file=sys.stderr, flush=True)
+            print(f"{prefix}{visible(record.getMessage())}", file=sys.stderr, flush=True)
 
 
 def log_to_stderr() -> None:

@@ -19,9 +19,11 @@ from rich.table import Table
 from rich.text import Text
 
 from rlctl.errors import Problem
+from rlctl.monitoring.safe_console import SafeConsole
+from rlctl.terminal import visible
 
 
-class _PipeConsole(Console):
+class _PipeConsole(SafeConsole):
     """Console for a pipe: tables are as wide as needed, without trailing spaces."""
 
     def __init__(self) -> None:
@@ -39,13 +41,13 @@ class _PipeConsole(Console):
 @functools.cache
 def stdout() -> Console:
     """Return the console for data."""
-    return Console(highlight=False) if sys.stdout.isatty() else _PipeConsole()
+    return SafeConsole(highlight=False) if sys.stdout.isatty() else _PipeConsole()
 
 
 @functools.cache
 def stderr() -> Console:
     """Return the console for messages: progress, notices, errors."""
-    return Console(stderr=True, highlight=False, soft_wrap=True)
+    return SafeConsole(stderr=True, highlight=False, soft_wrap=True)
 
 
 @contextmanager
@@ -94,18 +96,18 @@ def table(
 def print_problems(problems: Iterable[Problem]) -> None:
     """Print each problem on stderr: message, place and hint."""
     for problem in problems:
-        stderr().print(Text.assemble(("error", "bold red"), f": {problem.message}"))
+        stderr().print(Text.assemble(("error", "bold red"), f": {visible(problem.message)}"))
         if problem.where:
-            stderr().print(Text.assemble(("  at", "bold"), f": {problem.where}"))
+            stderr().print(Text.assemble(("  at", "bold"), f": {visible(problem.where)}"))
         if problem.hint:
-            stderr().print(Text.assemble(("  help", "bold cyan"), f": {problem.hint}"))
+            stderr().print(Text.assemble(("  help", "bold cyan"), f": {visible(problem.hint)}"))
 
 
 def notice(message: str) -> None:
     """Print a notice, one line on stderr."""
-    stderr().print(Text.assemble(("note", "bold"), f": {message}"))
+    stderr().print(Text.assemble(("note", "bold"), f": {visible(message)}"))
 
 
 def warn(message: str) -> None:
     """Print a warning, one line on stderr."""
-    stderr().print(Text.assemble(("warning", "bold yellow"), f": {message}"))
+    stderr().print(Text.assemble(("warning", "bold yellow"), f": {visible(message)}"))

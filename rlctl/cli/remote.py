@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from rlctl.terminal import visible
+
 if TYPE_CHECKING:
     from rlctl.recipes.compose import Recipe
 
@@ -64,7 +66,7 @@ def follow(address: str, name: str) -> None:
     from rlctl.runtime.cluster import jobs
 
     try:
-        code = jobs.follow(address, name, sys.stderr.write)
+        code = jobs.follow(address, name, lambda text: sys.stderr.write(visible(text)))
     except KeyboardInterrupt:
         notice(f"the job {name} is still running")
         raise

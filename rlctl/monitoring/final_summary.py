@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from rich.console import Console
 from rich.text import Text
 
 from rlctl.monitoring.run_summary import LOSS, REWARD, Row, RunSummary, figure, is_accuracy
+from rlctl.monitoring.safe_console import SafeConsole
 from rlctl.monitoring.text import count, duration, percent_or_number, sparkline
 
 
@@ -20,7 +20,7 @@ def print_summary(
     rows = list(rows)
     head = RunSummary.from_rows(rows)
     steps = sum(row["step"] > 0 for row in rows)
-    console = Console(stderr=True, highlight=False)
+    console = SafeConsole(stderr=True, highlight=False)
     tokens = f", {count(head.tokens)} tokens" if head.tokens else ""
     colour = "bold green" if state == "finished" else "bold yellow"
     console.print(

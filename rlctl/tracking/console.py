@@ -12,6 +12,7 @@ from rich.text import Text
 
 from rlctl.monitoring.alarms import Alarm
 from rlctl.monitoring.panel import PHASES, Panel
+from rlctl.monitoring.safe_console import SafeConsole
 from rlctl.monitoring.text import duration
 from rlctl.tracking.tracker import RunInfo, Sample
 
@@ -20,7 +21,7 @@ class ConsoleTracker:
     """Tracker that shows startup phases, then the panel; other output appears above it."""
 
     def __init__(self) -> None:
-        self.console = Console(stderr=True, highlight=False)
+        self.console = SafeConsole(stderr=True, highlight=False)
         self.panel = Panel(doing=self._doing)
         self.phase_began = time.monotonic()
         self.phase_name: str | None = None

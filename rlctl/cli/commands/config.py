@@ -9,6 +9,7 @@ import typer
 
 from rlctl.cli import complete
 from rlctl.cli.options import Json
+from rlctl.terminal import visible
 
 if TYPE_CHECKING:
     from rlctl.cli.config_target import ConfigTarget
@@ -94,7 +95,8 @@ def show(
     elif as_yaml:
         import yaml
 
-        typer.echo(yaml.safe_dump(nested(chosen), sort_keys=False, allow_unicode=True), nl=False)
+        dumped = yaml.safe_dump(nested(chosen), sort_keys=False, allow_unicode=True)
+        typer.echo(visible(dumped), nl=False)
     elif origin:
         rows = [
             (name, as_text(value), _place(found.origins.get(name, ())))

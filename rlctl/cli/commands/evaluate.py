@@ -9,6 +9,7 @@ import typer
 from rlctl.cli import complete
 from rlctl.cli.options import Json, Root
 from rlctl.cli.startup import announce
+from rlctl.terminal import visible
 
 app = typer.Typer(no_args_is_help=True, help="Evaluate a run or a model folder.")
 
@@ -94,9 +95,9 @@ def evaluate(
         )
     )
     for sample in sorted(validation.samples, key=lambda each: each.score)[:samples]:
-        stdout().print(f"\n{sample.prompt}", markup=False)
+        stdout().print(visible(f"\n{sample.prompt}"), markup=False)
         stdout().print(
-            f"{sample.response}  [score {sample.score:g}, truth {sample.ground_truth}]",
+            visible(f"{sample.response}  [score {sample.score:g}, truth {sample.ground_truth}]"),
             markup=False,
         )
 
@@ -155,4 +156,4 @@ def generate(
         print_json([dataclasses.asdict(each) for each in responses])
         return
     for each in responses:
-        stdout().print(each.text, markup=False)
+        stdout().print(visible(each.text), markup=False)

@@ -9,6 +9,7 @@ import typer
 
 from rlctl.cli import complete
 from rlctl.cli.options import Json, Strict
+from rlctl.terminal import visible
 
 app = typer.Typer(no_args_is_help=True, help="List, show, copy and check recipes.")
 
@@ -56,7 +57,7 @@ def show(recipe: Name) -> None:
     """Print the file of a recipe; `rlctl config show -r NAME` shows the composed values."""
     from rlctl.recipes.search_path import find_recipe
 
-    typer.echo(find_recipe(recipe).read_text(encoding="utf-8"), nl=False)
+    typer.echo(visible(find_recipe(recipe).read_text(encoding="utf-8")), nl=False)
 
 
 @app.command(epilog="Example: rlctl recipes cp gsm8k_ppo mine.yaml")

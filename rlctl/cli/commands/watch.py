@@ -9,6 +9,7 @@ import typer
 
 from rlctl.cli import remote
 from rlctl.cli.options import Root, RunName
+from rlctl.terminal import visible
 
 app = typer.Typer(add_completion=False)
 
@@ -33,7 +34,7 @@ def watch(run: RunName, root: Root = None) -> None:
     else:
         for alarm in watched.follow():
             kind = "alarm over" if alarm and alarm.over else "alarm"
-            typer.echo(f"{kind}: {alarm}" if alarm else watched.panel.line())
+            typer.echo(visible(f"{kind}: {alarm}") if alarm else watched.panel.line())
     name = watched.run.name
     notice(
         f"{name} is {watched.run.state}; `rlctl show {name}` and `rlctl report {name}` show details"
@@ -100,7 +101,7 @@ def logs(
         stored.follow(found, files, last) if follow else stored.lines_of(files, last)
     ):
         empty = False
-        sys.stdout.write((f"{process:{width}} | " if len(files) > 1 else "") + line + "\n")
+        sys.stdout.write((f"{process:{width}} | " if len(files) > 1 else "") + visible(line) + "\n")
         if follow:
             sys.stdout.flush()
     if empty:

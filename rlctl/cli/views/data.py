@@ -8,6 +8,7 @@ from typing import Any
 from rich.text import Text
 
 from rlctl.cli.console import stdout
+from rlctl.terminal import visible
 
 
 def print_row(entry: dict[str, Any]) -> None:
@@ -21,9 +22,9 @@ def print_row(entry: dict[str, Any]) -> None:
     out = stdout()
     out.print(
         Text(f"row {entry['row']}", style="bold"),
-        Text(" · ".join(fact for fact in facts if fact), style="dim"),
+        Text(visible(" · ".join(fact for fact in facts if fact)), style="dim"),
     )
-    out.print(Text(text))
-    out.print(Text.assemble(("ground truth: ", "bold"), str(entry["ground_truth"])))
-    out.print(Text.assemble(("extra info: ", "bold"), extra))
+    out.print(Text(visible(text)))
+    out.print(Text.assemble(("ground truth: ", "bold"), visible(str(entry["ground_truth"]))))
+    out.print(Text.assemble(("extra info: ", "bold"), visible(extra)))
     out.print()

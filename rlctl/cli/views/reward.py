@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from rlctl.cli.console import stdout, table
+from rlctl.terminal import visible
 
 _WIDTH = 48
 
@@ -16,8 +17,8 @@ def print_scores(scored: Sequence[dict[str, Any]]) -> None:
         (
             str(each["answer"]),
             f"{each['score']:g}",
-            str(each["ground_truth"]),
-            _end(each["response"]),
+            visible(str(each["ground_truth"])),
+            visible(_end(each["response"])),
             each["error"] or _components(each["components"]),
         )
         for each in scored

@@ -23,6 +23,7 @@ from rlctl.runs.listing import RunPage, RunQuery
 from rlctl.runs.record import RunRecord
 from rlctl.runs.run import Run
 from rlctl.runs.store import RunStore
+from rlctl.terminal import visible
 from rlctl.tracking.tracker import Sample
 
 COLOURS = {
@@ -147,20 +148,20 @@ def print_run(run: Run) -> None:
         *_figures(run, summary),
         *_files(run),
     ]:
-        facts.add_row(name, Text(value))
+        facts.add_row(name, Text(visible(value)))
     for alarm in alarms(run):
         until = "on" if alarm["over"] is None else f"to {alarm['over']}"
         facts.add_row(
             "alarm",
             Text(
-                f"step {alarm['step']} {until}: {alarm['message']}",
+                visible(f"step {alarm['step']} {until}: {alarm['message']}"),
                 style="red" if alarm["over"] is None else "yellow",
             ),
         )
     if run.labels.tags:
         facts.add_row("tags", Text(", ".join(run.labels.tags)))
     if run.labels.note:
-        facts.add_row("note", Text(run.labels.note))
+        facts.add_row("note", Text(visible(run.labels.note)))
     stdout().print(facts)
     values = curves(run)
     names = [name for name in values if name.startswith("val-core/")] + [
@@ -265,7 +266,7 @@ def _print_samples(samples: Sequence[Sample], sought: str | None) -> None:
         parts = "".join(f"  {name} {value:g}" for name, value in sample.components.items())
         head = (
             f"  score {sample.score:g}{parts}  {sample.length} tokens  {sample.finish}"
-            f"  {sample.data_source}"
+            f"  {visible(sample.data_source)}"
         )
         stdout().print(Text.assemble(mark, (head, "dim")))
         for name, text in (
@@ -273,7 +274,7 @@ def _print_samples(samples: Sequence[Sample], sought: str | None) -> None:
             ("response", sample.response),
             ("truth", str(sample.ground_truth)),
         ):
-            shown = Text(_visible(text.strip()))
+            shown = Text(visible(text.strip()))
             if sought:
                 shown.highlight_regex(
                     re.compile(re.escape(sought), re.IGNORECASE), "black on yellow"
@@ -286,10 +287,3 @@ def short(value: object) -> str:
     """Format a setting's value in at most 40 characters."""
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     return text if len(text) <= 40 else text[:39] + "…"
-
-
-def _visible(text: str) -> str:
-    """Escape control characters of a response, which the terminal would interpret."""
-    return "".join(
-        char if char.isprintable() or char in "\n\t" else ascii(char)[1:-1] for char in text
-    )

@@ -1,0 +1,27 @@
+"""Rich console that escapes control characters in all text that it prints."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
+
+from rlctl.terminal import visible
+
+
+class SafeConsole(Console):
+    """Console whose own control codes, such as colours, are the only ones that reach the terminal.
+
+    Text that should show its escapes must pass `visible` first: rich drops some characters.
+    """
+
+    def render(
+        self, renderable: RenderableType, options: ConsoleOptions | None = None
+    ) -> Iterable[Segment]:
+        """Yield the segments of `renderable` with control characters escaped."""
+        for segment in super().render(renderable, options):
+            if segment.control:
+                yield segment
+            else:
+                yield Segment(visible(segment.text), segment.style)

@@ -1,0 +1,112 @@
+"""Control characters of models, data and files never reach a terminal or a pipe."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import re
+from pathlib import Path
+
+import pytest
+from rich.text import Text
+
+from rlctl.__main__ import main
+from rlctl.data_prep.rows import PromptRow, write_rows
+from rlctl.log import logging_to_stderr
+from rlctl.monitoring.alarms import Alarm
+from rlctl.monitoring.safe_console import SafeConsole
+from rlctl.runs.labels import set_note
+from rlctl.runs.run_dir import RunDir
+from rlctl.terminal import visible
+from rlctl.tracking.console import ConsoleTracker
+from rlctl.tracking.jsonl import JsonlTracker
+from rlctl.tracking.tracker import RunInfo, Sample
+
+# Clear screen, title, hyperlink, bell, return, C1 CSI, bidirectional override and isolate.
+HOSTILE = "a\x1b[2J\x1b]0;title\x07\x1b]8;;http://x\x1b\\b\rc\x9b31md\u202ee\u2066f\tg 数\u3000学"
+FORBIDDEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with a data file, a run and its log, all with hostile text."""
+    folder = tmp_path_factory.mktemp("hostile")
+    row = PromptRow(HOSTILE, [{"role": "user", "content": HOSTILE}], HOSTILE)
+    write_rows(folder / "data.parquet", [row])
+    run = RunDir.create(folder / "runs", "p", "r", "ppo")
+    run.update(recipe=HOSTILE, command=["rlctl", HOSTILE], state="finished", exit_code=0)
+    fields = {"value": 1.0, "limit": 0.5, "hint": HOSTILE}
+    run.event("alarm", name="kl", step=1, message=HOSTILE, **fields)
+    set_note(run.path, HOSTILE)
+    tracker = JsonlTracker()
+    tracker.start(RunInfo("id", "p", "r", run.path, 1, {}))
+    tracker.log(1, {"critic/score/mean": 0.5})
+    sample = Sample(HOSTILE, HOSTILE, HOSTILE, 0.0, {}, 3, "stop", HOSTILE)
+    tracker.generations(1, [sample])
+    tracker.finish("finished")
+    (run.attempt / "main-0.log").write_text(HOSTILE + "\n")
+    return folder
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["data", "show", "data.parquet"],
+        ["show", "r"],
+        ["show", "r", "--samples"],
+        ["logs", "r"],
+        ["watch", "r"],
+        ["show", f"nope{HOSTILE}"],
+        ["config", "keys", f"x{HOSTILE}"],
+    ],
+    ids=lambda words: " ".join(words[:2]) if HOSTILE not in words[-1] else "error",
+)
+def test_commands_escape_control_characters(
+    folder: Path,
+    words: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(folder)
+    monkeypatch.delenv("RLCTL_RUNS", raising=False)
+    main(words)
+    out, err = capsys.readouterr()
+    shown = out + err
+    assert FORBIDDEN.findall(shown) == []
+    assert "\\x1b[2J" in shown
+    assert "\\x9b31m" in shown
+    assert "\\u202e" in shown
+
+
+def test_text_keeps_newlines_tabs_and_letters_of_all_scripts() -> None:
+    assert visible("数\u3000学\n\té\u00a0x👩‍🔬") == "数\u3000学\n\té\u00a0x👩‍🔬"
+    assert visible(HOSTILE).startswith("a\\x1b[2J\\x1b]0;title\\x07")
+
+
+def test_a_console_on_a_terminal_keeps_only_its_own_codes() -> None:
+    stream = io.StringIO()
+    console = SafeConsole(file=stream, force_terminal=True, color_system="standard", width=400)
+    console.print(Text(HOSTILE, style="red"))
+    assert stream.getvalue().startswith("\x1b[31ma\\x1b[2J")
+    assert FORBIDDEN.findall(re.sub(r"\x1b\[\d*m", "", stream.getvalue())) == []
+
+
+def test_alarms_on_the_console_and_logged_lines_are_escaped(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    ConsoleTracker().alarm(Alarm("kl", 1, 1.0, 0.5, HOSTILE, HOSTILE, over=False))
+    with logging_to_stderr():
+        logging.getLogger("rlctl.x").warning("read %s", HOSTILE)
+    shown = capsys.readouterr().err
+    assert FORBIDDEN.findall(shown) == []
+    assert shown.count("\\x1b[2J") == 3  # message, hint, log
+
+
+def test_json_output_is_unchanged(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(folder)
+    assert main(["data", "show", "data.parquet", "--json"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)
+    assert row["ground_truth"] == HOSTILE
