@@ -78,6 +78,10 @@ def _trained(model: str, section: str) -> Iterator[Rule]:
         ((f"{section}.optim.lr_scheduler_type", _is("constant")),),
     )
     yield Rule(
+        (f"{section}.optim.num_cycles",),
+        ((f"{section}.optim.lr_scheduler_type", _is_not("cosine")),),
+    )
+    yield Rule(
         (f"{model}.lora_alpha", f"{model}.target_modules"), ((f"{model}.lora_rank", _is(0)),)
     )
 

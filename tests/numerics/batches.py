@@ -7,6 +7,7 @@ from torch import Tensor
 
 from rlctl.runtime.algorithms.advantages.base import AdvantageInputs
 from rlctl.runtime.algorithms.policy_losses.base import PolicyTokens
+from rlctl.runtime.batch import Ragged, Scored
 
 
 def golden_rows() -> AdvantageInputs:
@@ -81,4 +82,22 @@ def random_tokens(seed: int, lengths: tuple[int, ...] = (5, 1, 8, 3, 6)) -> Poli
         mask=mask,
         row=row,
         num_rows=len(lengths),
+    )
+
+
+def scored_batch(log_probs: list[list[float]] | None = None) -> Scored:
+    """Return four scored responses in two groups, with the engine's `log_probs` of each token."""
+    given = [[-1.0, -0.5, -2.0], [-0.1, -3.0], [-1.2], [-0.7, -0.2, -0.9]]
+    rollout = Ragged.from_rows(given if log_probs is None else log_probs)
+    return Scored(
+        prompt_ids=Ragged.from_rows([[1, 2]] * 4, dtype=torch.int64),
+        group=torch.tensor([0, 0, 1, 1]),
+        rows=[],
+        response_ids=rollout.like(torch.full((len(rollout.values),), 5)),
+        response_mask=rollout.like(torch.ones(len(rollout.values))),
+        rollout_log_probs=rollout,
+        finish=["stop"] * 4,
+        scores=torch.tensor([1.0, 0.0, 0.5, 1.0]),
+        components={},
+        failed=torch.zeros(4, dtype=torch.bool),
     )

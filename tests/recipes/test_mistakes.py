@@ -332,7 +332,7 @@ def test_incomplete_part_is_reported(tmp_path: Path) -> None:
     assert (
         problem.message
         == "critic.optim lacks betas, lr_warmup_steps, lr_warmup_steps_ratio, lr_scheduler_type "
-        "and 1 more"
+        "and 2 more"
     )
     assert problem.where == str(tmp_path / "optim" / "mine.yaml")
 

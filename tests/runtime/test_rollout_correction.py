@@ -14,10 +14,10 @@ from rlctl.runtime.algorithms.ppo import PPO
 from rlctl.runtime.batch import Experience, LogProbs, Ragged, Scored
 from rlctl.runtime.model.causal_lm import PolicyOutputs
 from rlctl.runtime.roles import Roles
+from tests.numerics.batches import scored_batch
 
 OLD = [[-1.0, -0.5, -2.0], [-0.1, -3.0], [-1.2], [-0.7, -0.2, -0.9, -1.1]]
 ENGINE = [[-1.1, -0.2, -3.5], [-0.1, -2.9], [-0.4], [-0.8, -0.9, -0.7, -1.1]]
-SCORES = [1.0, 0.0, 0.5, 1.0]
 CORRECTION = "algorithm.rollout_correction"
 
 
@@ -48,23 +48,8 @@ def ppo(*overrides: str) -> PPO:
 
 def learned(*overrides: str) -> tuple[PPO, Experience, dict[str, float]]:
     """Run one step with two groups of two responses; return the update batch and metrics."""
-    algorithm, actor, ids = (
-        ppo(*overrides),
-        Recorder(),
-        Ragged.from_rows([[5] * len(row) for row in OLD], dtype=torch.int64),
-    )
-    scored = Scored(
-        prompt_ids=Ragged.from_rows([[1, 2]] * 4, dtype=torch.int64),
-        group=torch.tensor([0, 0, 1, 1]),
-        rows=[],
-        response_ids=ids,
-        response_mask=ids.like(torch.ones(len(ids.values))),
-        rollout_log_probs=Ragged.from_rows(ENGINE),
-        finish=["stop"] * 4,
-        scores=torch.tensor(SCORES),
-        components={},
-        failed=torch.zeros(4, dtype=torch.bool),
-    )
+    algorithm, actor = ppo(*overrides), Recorder()
+    scored = scored_batch(ENGINE)
     metrics = algorithm.learn(scored, Roles(actor=cast(Any, actor), reward=cast(Any, None)), 1)
     [batch] = actor.learned
     return algorithm, batch, {name: metric.value for name, metric in metrics.items()}

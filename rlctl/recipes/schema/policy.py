@@ -57,16 +57,21 @@ class Optim(Section):
     weight_decay: NonNegativeFloat = Field(description="decoupled weight decay")
     betas: Pair = Field(description="AdamW's decay rates of the first and second moment")
     lr_warmup_steps: Annotated[int, Field(ge=-1)] = Field(
-        description="steps of linear warm-up; -1 or 0 = by lr_warmup_steps_ratio"
+        description="steps of linear warm-up, the first with lr 0, counted from the role's first "
+        "update; -1 or 0 = by lr_warmup_steps_ratio"
     )
     lr_warmup_steps_ratio: Fraction = Field(
-        description="warm-up as a fraction of all steps, if lr_warmup_steps is not set"
+        description="warm-up as a fraction of the steps that update the role, if lr_warmup_steps "
+        "is not set"
     )
     lr_scheduler_type: Literal["constant", "cosine", "linear"] = Field(
         description="learning rate schedule after the warm-up"
     )
     min_lr_ratio: Fraction = Field(
         description="final learning rate as a fraction of lr, for cosine and linear"
+    )
+    num_cycles: PositiveFloat = Field(
+        description="waves of the cosine; 0.5 = one fall from the peak to the minimum"
     )
 
 

@@ -78,6 +78,7 @@ class PPO:
         rollout = config.actor_rollout_ref.rollout
         estimator = load_estimator(algorithm.adv_estimator, algorithm.adv_estimator_params)
         _check_group_size(algorithm, estimator, rollout.n)
+        warmup = config.trainer.critic_warmup if Needs.CRITIC in estimator.needs else 0
         return cls(
             algorithm=algorithm,
             actor=actor,
@@ -90,9 +91,9 @@ class PPO:
             responses_per_prompt=rollout.n,
             max_response_length=config.data.max_response_length,
             seed=config.trainer.seed if rollout.seed is None else rollout.seed,
-            actor_lr=Schedule.from_config(actor.optim, num_steps),
+            actor_lr=Schedule.from_config(actor.optim, num_steps - warmup),
             critic_lr=Schedule.from_config(config.critic.optim, num_steps),
-            critic_warmup=config.trainer.critic_warmup,
+            critic_warmup=warmup,
             kl=make_kl_controller(algorithm.kl_ctrl),
             correction=Correction.from_config(algorithm.rollout_correction),
         )
@@ -130,12 +131,13 @@ class PPO:
             shuffle = _seed(self.critic.data_loader_seed, step) if self.critic.shuffle else None
             rows = self.critic.ppo_mini_batch_size * self.responses_per_prompt
             for batch in mini_batches(experience, rows, self.critic.ppo_epochs, shuffle):
-                updates.append(roles.critic.update(batch, self.critic_lr(step)))
+                updates.append(roles.critic.update(batch, self.critic_lr(step - 1)))
         if step > self.critic_warmup:
             shuffle = _seed(self.actor.data_loader_seed, step) if self.actor.shuffle else None
             rows = self.actor.ppo_mini_batch_size * self.responses_per_prompt
             for batch in mini_batches(experience, rows, self.actor.ppo_epochs, shuffle):
-                updates.append(roles.actor.update(batch, self.actor_lr(step)))
+                lr = self.actor_lr(step - self.critic_warmup - 1)
+                updates.append(roles.actor.update(batch, lr))
         return merge([metrics, *updates])
 
     def loss(self, outputs: PolicyOutputs, batch: Rollouts) -> Loss:

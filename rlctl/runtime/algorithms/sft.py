@@ -83,7 +83,7 @@ class SFT:
         """Update the actor once per mini-batch and return metrics."""
         order = torch.arange(len(scored)).split(self.actor.ppo_mini_batch_size)
         return merge(
-            [roles.actor.update(batch, self.schedule(step)) for batch in scored.chunk(order)]
+            [roles.actor.update(batch, self.schedule(step - 1)) for batch in scored.chunk(order)]
         )
 
     def loss(self, outputs: PolicyOutputs, batch: Rollouts) -> Loss:
