@@ -4,7 +4,7 @@ RlctlError (1)
 ├── UsageError (2)         command line
 ├── ConfigError (3)        recipe, override, data file or model folder: all problems at once
 ├── NotFoundError (4)      run, file or recipe
-├── ConflictError (5)      exists already or is running
+├── ConflictError (5)      already exists or is running
 ├── MissingExtraError (6)  optional package
 ├── ResourceError (7)      devices, memory, disk, Ray
 │   └── DeviceMemoryError  micro-batch too large
@@ -78,7 +78,7 @@ class NotFoundError(RlctlError):
 
 
 class ConflictError(RlctlError):
-    """Target that exists already or is in use."""
+    """Target that already exists or is in use."""
 
     exit_code = 5
 
@@ -95,8 +95,22 @@ class ResourceError(RlctlError):
     exit_code = 7
 
 
+_NO_ACCESS = (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENAMETOOLONG)
+
+
 def as_rlctl_error(error: BaseException) -> RlctlError | None:
-    """Return an RlctlError as it is, a ResourceError for a full disk or quota, else None."""
+    """Return an RlctlError as it is, a ResourceError for errors of the file system, else None.
+
+    These are a full disk or quota, missing permissions, a read-only disk and a name that is too
+    long.
+    """
+    if isinstance(error, OSError) and error.errno in _NO_ACCESS:
+        return ResourceError(
+            f"the operating system refused access: {error.strerror}",
+            where=str(error.filename) if error.filename is not None else None,
+            hint="check the owner, the permissions and the length of the name, or use another "
+            "folder: --root DIR, trainer.run_dir=DIR",
+        )
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         return ResourceError(
             f"cannot write: {error.strerror}",

@@ -88,5 +88,10 @@ def quote_hint(key: str, value: str) -> str:
 
 def quoted(key: str, value: str) -> str:
     """Quote an override twice: for Hydra (inner quotes) and for the shell (outer quotes)."""
+    return shlex.quote(hydra_text(key, value))
+
+
+def hydra_text(key: str, value: str) -> str:
+    """Return the override of `key` by the text `value`, quoted for Hydra."""
     inner = re.sub(r'(\\*)("|\Z)', lambda m: m[1] * 2 + ('\\"' if m[2] else ""), value)
-    return shlex.quote(f'{key}="{inner}"')
+    return f'{key}="{inner}"'

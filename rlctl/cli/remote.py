@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from rlctl.errors import UsageError
+from rlctl.suggest import hydra_text
 from rlctl.terminal import visible
 
 if TYPE_CHECKING:
@@ -38,14 +40,24 @@ def submit(address: str, detach: bool, words: Sequence[str], recipe: Recipe) -> 
     name = trainer.experiment_name or fresh_name(recipe.name.removesuffix("_trainer"))
     own = [
         f"trainer.run_dir={Path(trainer.run_dir).absolute()}",
-        f"trainer.experiment_name={name}",
+        hydra_text("trainer.experiment_name", name),
         "ray_kwargs.ray_init.address=auto",
     ]
     run(address, detach, name, [*words, *own])
 
 
+def _check(address: str) -> None:
+    if address != "auto" and "://" not in address:
+        raise UsageError(
+            f"{address!r} is not the address of a cluster",
+            where="--address",
+            hint="write auto, ray://HOST:10001 or http://HOST:8265",
+        )
+
+
 def run(address: str, detach: bool, name: str, words: Sequence[str]) -> None:
     """Submit the job `name` and, unless `detach`, follow it and exit with its exit code."""
+    _check(address)
     from rlctl.cli.console import notice
     from rlctl.runtime.cluster import jobs
 
@@ -62,6 +74,7 @@ def follow(address: str, name: str) -> None:
     """Print the output of the job until it ends; exit with its exit code."""
     import sys
 
+    _check(address)
     from rlctl.cli.console import notice
     from rlctl.runtime.cluster import jobs
 

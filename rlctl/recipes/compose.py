@@ -13,8 +13,6 @@ from typing import Any
 
 from omegaconf import OmegaConf
 from omegaconf.errors import (
-    InterpolationKeyError,
-    InterpolationResolutionError,
     InterpolationToMissingValueError,
     MissingMandatoryValue,
     OmegaConfBaseException,
@@ -22,7 +20,7 @@ from omegaconf.errors import (
 
 from rlctl.errors import ConfigError, RlctlError
 from rlctl.recipes.keys import schema_keys
-from rlctl.recipes.layers import MISSING, Layers, Origin, Recipe, leaves
+from rlctl.recipes.layers import MISSING, Layers, Origin, Recipe, leaves, nested
 from rlctl.recipes.overrides import parse, search_path_override, sort_overrides
 from rlctl.recipes.params import check_plugins
 from rlctl.recipes.search_path import find_recipe, level_of, search_folders
@@ -104,6 +102,7 @@ def _merge(path: Path, overrides: Sequence[str]) -> tuple[Layers, list[tuple[Sou
 
 def _resolve(layers: Layers) -> dict[str, Any]:
     """Resolve interpolations. Missing values and broken references become problems."""
+    _replace_malformed(layers)
     config = OmegaConf.create(layers.tree)
     for name, value in leaves(layers.tree).items():
         if value == MISSING:
@@ -124,9 +123,29 @@ def _resolve(layers: Layers) -> dict[str, Any]:
             value = OmegaConf.select(config, name, throw_on_missing=True)
         except (InterpolationToMissingValueError, MissingMandatoryValue):
             layers.faulty.add(name)
-        except (InterpolationKeyError, InterpolationResolutionError) as error:
+        except OmegaConfBaseException as error:
             layers.add_problem(name, *unresolved(name, str(error), where))
         else:
             OmegaConf.update(config, name, value, merge=False)
     unresolved_tree: Any = OmegaConf.to_container(config, resolve=False)
     return unresolved_tree
+
+
+def _replace_malformed(layers: Layers) -> None:
+    """Replace each interpolation that OmegaConf cannot parse by null, and add its problem."""
+    values = leaves(layers.tree)
+    for name, value in values.items():
+        try:
+            OmegaConf.create({"value": value})
+        except OmegaConfBaseException as error:
+            where = layers.origins[name][-1].where
+            reason = str(error).strip().splitlines()[0]
+            layers.add_problem(
+                name,
+                f"{name} has a malformed interpolation {value!r}: {reason}",
+                where,
+                "write ${other.key} or ${oc.env:NAME,default}",
+            )
+            values[name] = None
+    if any(name in layers.faulty for name in values):
+        layers.tree = nested(values)

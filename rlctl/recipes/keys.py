@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import types
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from pydantic.fields import FieldInfo
 
 from rlctl.recipes.schema import Config, Section
 
+_PLURAL = re.compile(r"(?<=[a-z])(?= [≥>≤<]|$)")
 _PRIMITIVES = {
     int: "whole number",
     float: "number",
@@ -104,7 +106,7 @@ def _words(annotation: Any, metadata: list[Any]) -> str:
         return (
             f"list of {_words(args[0], [])}"
             if args[-1] is Ellipsis
-            else f"list of {len(args)} {_words(args[0], [])}s"
+            else f"list of {len(args)} {_PLURAL.sub('s', _words(args[0], []), count=1)}"
         )
     if origin is dict:
         return "mapping" if args[1] is Any else f"mapping of {_words(args[1], [])}"

@@ -41,7 +41,7 @@ def validate(
                 for other in faulty
             ):
                 continue
-            if item["type"] == "missing":
+            if item["type"] == "missing" and not isinstance(item["loc"][-1], int):
                 section, _, leaf = name.rpartition(".")
                 missing.setdefault(section, []).append(leaf)
             else:
@@ -83,9 +83,10 @@ def _problem(name: str, container: dict[str, Any], origins: Mapping[str, list[Or
         return Problem(f"unknown key {name}", where, did_you_mean(name, schema_keys()))
     value = lookup(container, name)
     expected = key.type if key.name == name else key.type.removeprefix("mapping of ")
+    article = "a " if expected.startswith(("whole number", "number", "list", "mapping")) else ""
     whole = isinstance(value, float) and value.is_integer() and "whole number" in key.type
     return Problem(
-        f"{name} should be {expected}, not {_as_yaml(value)}",
+        f"{name} should be {article}{expected}, not {_as_yaml(value)}",
         where,
         f"write {int(value)}" if whole else key.help or None,
     )
@@ -130,4 +131,5 @@ def unresolved(name: str, reason: str, where: str) -> tuple[str, str, str | None
     if match := re.search(r"Interpolation key '([\w.]+)' not found", reason):
         message = f"{name} refers to {match[1]}, which does not exist"
         return message, where, did_you_mean(match[1], schema_keys())
-    return f"{name} cannot be resolved: {reason.splitlines()[0]}", where, None
+    hint = "write ${other.key} or ${oc.env:NAME,default}"
+    return f"{name} cannot be resolved: {reason.splitlines()[0]}", where, hint

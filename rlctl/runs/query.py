@@ -22,6 +22,7 @@ from typing import Any
 from rlctl.errors import Problem, UsageError
 from rlctl.monitoring.run_summary import lower_is_better
 
+_DEEPEST = 100  # levels of an expression: evaluation is recursive
 ASPECTS = ("last", "first", "best", "min", "max")
 _WORDS = {"true": True, "false": False, "null": None, "True": True, "False": False, "None": None}
 _KEYWORDS = {"and", "or", "not", "in"}
@@ -91,6 +92,8 @@ class Query:
             raise _unreadable(text, source, places, error) from error
         except (ValueError, RecursionError, MemoryError) as error:
             raise _wrong(text, 0, "too deeply nested, or contains invalid characters") from error
+        if _depth(tree) > _DEEPEST:
+            raise _wrong(text, 0, "too deeply nested")
         query = cls(text, tree, tuple(places), names, ())
         return replace(query, terms=tuple(dict.fromkeys(query._terms(tree))))
 
@@ -192,6 +195,14 @@ class Query:
             raise _wrong(
                 self.text, self._at(node), f"{a!r} {sign} {b!r} cannot be compared"
             ) from None
+
+
+def _depth(tree: ast.AST) -> int:
+    """Return the number of levels of a tree."""
+    level, depth = [tree], 0
+    while level:
+        level, depth = [child for node in level for child in ast.iter_child_nodes(node)], depth + 1
+    return depth
 
 
 def _python(text: str) -> tuple[str, list[int], dict[str, str]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cached_property
@@ -106,7 +107,7 @@ class Run:
 def is_run(folder: Path) -> bool:
     """Return True for a run's folder, even without run.json: it is then listed as broken."""
     return any(
-        (folder / name).exists()
+        os.path.exists(folder / name)  # False, too, for a name that is too long
         for name in (RECORD_FILE, METRICS_FILE, "config.yaml", "events.jsonl")
     )
 

@@ -8,6 +8,7 @@ import json
 import os
 import random
 import secrets
+import shlex
 import shutil
 import string
 import sys
@@ -17,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from rlctl.errors import ConflictError, ResourceError, UsageError
-from rlctl.files import write_text
+from rlctl.files import existing_parent, write_text
 from rlctl.runs.events import EVENTS_FILE
 from rlctl.runs.process import DriverProcess
 from rlctl.runs.provenance import git_state, installed_versions
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
 RECORD_FILE = "run.json"
 STOP_FILE = "stop"
+_LONGEST_NAME = 200  # bytes: file systems allow 255, and temporary names are longer
 SWEEP_VARIABLE = "RLCTL_SWEEP"  # set by a sweep for its runs: the name of the sweep
 
 
@@ -231,7 +233,14 @@ def check_idle(path: Path, record: RunRecord, force: bool = False) -> None:
 
 def check_free(root: Path, project: str, name: str | None) -> None:
     """Raise the error that `create` would raise for these names; write nothing."""
+    _check_root(root)
     for what, given in (("project", project), ("run", name)):
+        if given is not None and len(given.encode()) > _LONGEST_NAME:
+            raise UsageError(
+                f"the {what} name has {len(given.encode())} bytes, and {_LONGEST_NAME} are allowed",
+                where="trainer.project_name" if what == "project" else "trainer.experiment_name",
+                hint="choose a shorter name; trainer.tracking.description holds longer text",
+            )
         if given is not None and (
             not given
             or given.startswith((".", "-", "@"))
@@ -247,14 +256,26 @@ def check_free(root: Path, project: str, name: str | None) -> None:
         raise _taken(root / project / name)
 
 
+def _check_root(root: Path) -> None:
+    """Raise ResourceError if `root` is not a writable folder and cannot become one."""
+    parent = existing_parent(root)
+    problem = "not a folder" if not parent.is_dir() else "not writable"
+    if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):
+        raise ResourceError(
+            f"cannot create the run's folder: {parent} is {problem}",
+            where="trainer.run_dir",
+            hint="trainer.run_dir=DIR selects another folder",
+        )
+
+
 def _taken(path: Path) -> ConflictError:
     free = next(
         name
         for number in range(2, sys.maxsize)
         if not (path.parent / (name := f"{path.name}-{number}")).exists()
     )
-    hint = f"trainer.experiment_name={free} is free; without a name each run gets a new one"
-    return ConflictError(f"a run named {path.name!r} exists already", where=str(path), hint=hint)
+    hint = f"--name {shlex.quote(free)} is free; without a name each run gets a new one"
+    return ConflictError(f"a run named {path.name!r} already exists", where=str(path), hint=hint)
 
 
 def fresh_name(recipe: str) -> str:

@@ -70,6 +70,11 @@ class RunStore:
         unambiguous prefix is enough. Raises UsageError when several runs match, NotFoundError when
         none does.
         """
+        if not selector.strip():
+            raise UsageError(
+                "the name of the run is empty",
+                hint="give a name or its beginning, @last or @failed; `rlctl runs` lists them",
+            )
         if is_run(Path(selector)):
             return read_run(Path(selector))
         runs = sorted(self.runs(), key=lambda run: run.created, reverse=True)

@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from rlctl.errors import ConflictError, NotFoundError, RlctlError, UsageError
+from rlctl.errors import ConfigError, ConflictError, NotFoundError, RlctlError, UsageError
 from rlctl.plugins import load
 from rlctl.runs.record import RunRecord
 from rlctl.runs.run import ACTIVE, Run
@@ -78,7 +78,7 @@ def sync(run: Run, logger: str, first: int | None = None) -> Sent:
             f"the run {run.name} is {run.state}",
             hint="sync its trackers after it has ended",
         )
-    config = yaml.safe_load((run.path / "config.yaml").read_text(encoding="utf-8"))
+    config = _stored_config(run.path / "config.yaml")
     steps = [int(row["step"]) for row in read_metrics(run.path / METRICS_FILE)]
     if not steps:
         raise NotFoundError(
@@ -103,6 +103,21 @@ def sync(run: Run, logger: str, first: int | None = None) -> Sent:
         resume_step=max(0, min(wanted) - 1),
     )
     return _send(RunDir(run.path), info, logger, wanted, _END_OF_RUN[run.state])
+
+
+def _stored_config(path: Path) -> dict[str, Any]:
+    """Read a run's composed configuration. Raises ConfigError if it is missing or damaged."""
+    try:
+        config = yaml.safe_load(path.read_text(encoding="utf-8"))
+        config["trainer"]["tracking"]["modes"].get("")
+        return config
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, yaml.YAMLError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise ConfigError(
+            f"the stored configuration is damaged: {reason}",
+            where=str(path),
+            hint="restore the file, for example from a remote copy or a checkpoint of the run",
+        ) from error
 
 
 def _send(run: RunDir, info: RunInfo, logger: str, wanted: set[int], state: str) -> Sent:

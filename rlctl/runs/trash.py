@@ -94,6 +94,8 @@ def restore(root: Path, name: str) -> Path:
     `name` may be `project/name` or an unambiguous prefix. Raises NotFoundError, UsageError when
     several runs match, ConflictError when the name is in use.
     """
+    if not name:
+        raise UsageError("the name of the run is empty", hint="`rlctl runs trash` lists the names")
     removed = removed_runs(root)
     exact = [each for each in removed if name in (each.path.name, each.key)]
     matches = exact or [
@@ -120,7 +122,7 @@ def restore(root: Path, name: str) -> Path:
                 f"cannot restore the run: {error}", where=str(chosen.path)
             ) from error
         raise ConflictError(
-            f"a run {keys[0]} exists already", where=str(place), hint="remove that run first"
+            f"a run {keys[0]} already exists", where=str(place), hint="remove that run first"
         ) from error
     for folder in (chosen.path.parent, chosen.path.parent.parent):
         folder.rmdir()

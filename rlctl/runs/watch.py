@@ -55,7 +55,8 @@ class RunWatcher:
             yield None
         for event in events:
             if event.get("kind") in (EVENT, OVER):
-                alarm = _alarm(event)
+                if (alarm := _alarm(event)) is None:
+                    continue
                 self.panel.alarm(alarm)
                 yield alarm
             elif event.get("kind") == "resume":
@@ -78,8 +79,11 @@ class RunWatcher:
         return f"last step {duration(max(0.0, time.time() - path.stat().st_mtime))} ago"
 
 
-def _alarm(event: Mapping[str, Any]) -> Alarm:
+def _alarm(event: Mapping[str, Any]) -> Alarm | None:
+    """Return the alarm of an event, or None if the event lacks a field."""
     fields = ("name", "step", "value", "limit", "message", "hint")
+    if any(name not in event for name in fields):
+        return None
     return Alarm(*(event[name] for name in fields), over=event["kind"] == OVER)
 
 

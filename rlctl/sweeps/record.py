@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -133,7 +134,11 @@ def find_sweep(root: Path, selector: str) -> SweepDir:
 
     Raises NotFoundError without a match, UsageError for several matches.
     """
-    if (Path(selector) / RECORD_FILE).is_file():
+    if not selector.strip():
+        raise UsageError(
+            "the name of the sweep is empty", hint="`rlctl sweeps` lists the names; or use @last"
+        )
+    if os.path.isfile(Path(selector) / RECORD_FILE):  # False for a name that is too long
         return SweepDir(Path(selector))
     known = sweeps(root)
     if selector == "@last" and known:
@@ -161,7 +166,7 @@ def names_sweep(root: Path, selector: str) -> bool:
 
     The name of a sweep's run is the sweep's name plus a number, so it matches no sweep.
     """
-    if (Path(selector) / RECORD_FILE).is_file():
+    if os.path.isfile(Path(selector) / RECORD_FILE):  # False for a name that is too long
         return True
     return bool(selector) and any(
         each.parent.name.startswith(selector) for each in root.glob(f"[!.]*/[!.]*/{RECORD_FILE}")

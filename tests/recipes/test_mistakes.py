@@ -79,32 +79,32 @@ def write(folder: Path, text: str, name: str = "mine.yaml") -> Path:
         ),
         (
             "trainer.total_epochs=abc",
-            "trainer.total_epochs should be whole number ≥ 1, not 'abc'",
+            "trainer.total_epochs should be a whole number ≥ 1, not 'abc'",
             "passes over",
         ),
         (
             "trainer.total_epochs=0",
-            "trainer.total_epochs should be whole number ≥ 1, not 0",
+            "trainer.total_epochs should be a whole number ≥ 1, not 0",
             "passes over",
         ),
         (
             "trainer.test_freq=0",
-            "trainer.test_freq should be whole number -1 or ≥ 1, not 0",
+            "trainer.test_freq should be a whole number -1 or ≥ 1, not 0",
             "never",
         ),
         (
             "algorithm.gamma=1.01",
-            "algorithm.gamma should be number ≥ 0 and ≤ 1, not 1.01",
+            "algorithm.gamma should be a number ≥ 0 and ≤ 1, not 1.01",
             "discount",
         ),
         (
             "actor_rollout_ref.actor.optim.lr=nan",
-            "actor_rollout_ref.actor.optim.lr should be number ≥ 0, not nan",
+            "actor_rollout_ref.actor.optim.lr should be a number ≥ 0, not nan",
             "rate",
         ),
         (
             "data.train_batch_size=1e3",
-            "data.train_batch_size should be whole number ≥ 1, not 1000.0",
+            "data.train_batch_size should be a whole number ≥ 1, not 1000.0",
             "write 1000",
         ),
         ("data.shuffle=yes", "data.shuffle should be true or false, not 'yes'", "shuffle"),
@@ -121,7 +121,7 @@ def write(folder: Path, text: str, name: str = "mine.yaml") -> Path:
         ),
         (
             "trainer.placement.pools={a: 0}",
-            "trainer.placement.pools.a should be whole number ≥ 1, not 0",
+            "trainer.placement.pools.a should be a whole number ≥ 1, not 0",
             "devices",
         ),
         (
@@ -218,11 +218,16 @@ def test_reference_to_a_wrong_key_is_not_reported_twice() -> None:
         ),
         ("data:\n", 4, "data is an empty section", "data.train_files"),
         ("critic: 5\n", 4, "critic is a section, not a value (given: 5)", "critic.model.path"),
-        ("data: {seed: 1.5}\n", 4, "data.seed should be whole number ≥ 0, not 1.5", "order"),
+        (
+            "data: {seed: 1.5}\n",
+            4,
+            "data.seed should be a whole number ≥ 0 and ≤ 4294967295, not 1.5",
+            "order",
+        ),
         (
             "data: {seed: {a: 1}}\n",
             4,
-            "data.seed is a whole number ≥ 0: it has no keys of its own",
+            "data.seed is a whole number ≥ 0 and ≤ 4294967295: it has no keys of its own",
             "as a whole",
         ),
         ("data:\n  trainer.seed: 1\n", 5, "unknown key data.trainer.seed", "trainer.seed"),

@@ -73,10 +73,10 @@ def test_types_in_words() -> None:
         )
     }
     assert [key.type if key else None for key in words.values()] == [
-        "whole number ≥ 0",
+        "whole number ≥ 0 and ≤ 4294967295",
         "whole number -1 or ≥ 1",
         "auto | cpu | cuda",
-        "list of 2 numbers",
+        "list of 2 numbers ≥ 0 and < 1",
     ]
     assert known_key("reward.custom_reward_function.reward_kwargs.x.y") == known_key(
         "reward.custom_reward_function.reward_kwargs"

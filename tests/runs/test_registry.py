@@ -196,7 +196,7 @@ def test_removed_runs_can_be_restored(root):
     trash.remove(root, store.find("a"))
     assert [run.name for run in store.runs()] == ["c", "b"]
     make(root, "a", 4, 1.0, [0.3])
-    with pytest.raises(ConflictError, match="a run p/a exists already"):
+    with pytest.raises(ConflictError, match="a run p/a already exists"):
         trash.restore(root, "a")
     trash.remove(root, store.find("a"))
     assert [each.key for each in trash.removed_runs(root)] == ["p/a", "p/a"]

@@ -106,9 +106,9 @@ def test_existing_name_is_a_conflict_with_a_suggestion(tmp_path):
     RunDir.create(tmp_path, "p", "r", "ppo")
     RunDir.create(tmp_path, "p", "r-2", "ppo")
     before = sorted(tmp_path.rglob("*"))
-    with pytest.raises(ConflictError, match="'r' exists already") as caught:
+    with pytest.raises(ConflictError, match="'r' already exists") as caught:
         RunDir.create(tmp_path, "p", "r", "ppo")
-    assert "trainer.experiment_name=r-3 is free" in (caught.value.problems[0].hint or "")
+    assert "--name r-3 is free" in (caught.value.problems[0].hint or "")
     assert sorted(tmp_path.rglob("*")) == before
     RunDir.create(tmp_path, "other", "r", "ppo")  # the same name in another project is another run
 

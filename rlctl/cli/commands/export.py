@@ -38,7 +38,7 @@ def export(
         typer.Option("--lora", help="Merge LoRA adapters into the model, or write them alone."),
     ] = "merged",
     force: Annotated[
-        bool, typer.Option("--force", help="Replace the folder if it exists.")
+        bool, typer.Option("--force", help="Replace a folder that `rlctl export` wrote.")
     ] = False,
     root: Root = None,
 ) -> None:

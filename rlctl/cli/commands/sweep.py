@@ -13,6 +13,7 @@ from rlctl.cli.commands.train import RecipeOption, starting_recipe
 from rlctl.cli.options import DryRunJson, Json, Root
 from rlctl.cli.remote import Address, Detach
 from rlctl.cli.startup import announce
+from rlctl.suggest import hydra_text
 
 _VERBS = {"ppo": "PPO", "grpo": "GRPO", "sft": "supervised fine-tuning"}
 
@@ -147,7 +148,7 @@ def _add(verb: str, help: str) -> None:
         settings = [
             *(overrides or []),
             *options,
-            *([f"trainer.experiment_name={name}"] if name else []),
+            *([hydra_text("trainer.experiment_name", name)] if name is not None else []),
         ]
         if address is None:
             _sweep(verb, source, settings, dry_run, as_json)

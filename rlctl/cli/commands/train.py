@@ -12,7 +12,9 @@ from rlctl.cli.limits import Limits, MaxTime, Retries, SaveBy
 from rlctl.cli.options import DryRunJson, Strict
 from rlctl.cli.remote import Address, Detach
 from rlctl.cli.startup import announce, until_start
+from rlctl.cli.views.dry_run import problems_as_json
 from rlctl.errors import UsageError
+from rlctl.suggest import hydra_text
 
 if TYPE_CHECKING:
     from rlctl.recipes.layers import Recipe
@@ -102,11 +104,16 @@ def _add(verb: str, help: str) -> None:
         address: Address = None,
         detach: Detach = False,
     ) -> None:
+        if as_json and not dry_run:
+            raise UsageError(
+                "--json needs --dry-run",
+                hint="a run writes its metrics to metrics.jsonl in its folder",
+            )
         announce("checking the configuration")
         source = starting_recipe(verb, overrides or [], recipe)
         settings = [*(overrides or []), *_own_settings(name, logger)]
         limits = Limits(max_time, save_by, retries)
-        with until_start():
+        with until_start(), problems_as_json(as_json):
             composed = _compose(source, settings)
         words = ["train", verb, "--recipe", source, *(["--strict"] if strict else []), *settings]
         if address is not None:
@@ -128,7 +135,7 @@ for each, algorithm in _VERBS.items():
 
 def _own_settings(name: str | None, logger: list[str] | None) -> list[str]:
     """Return the overrides that the options are equivalent to."""
-    settings = [f"trainer.experiment_name={name}"] if name else []
+    settings = [hydra_text("trainer.experiment_name", name)] if name is not None else []
     if logger:
         names = dict.fromkeys(["console", *(part for each in logger for part in each.split(","))])
         settings.append(f"trainer.logger=[{','.join(names)}]")
@@ -167,17 +174,13 @@ def _train_with_retries(words: list[str], recipe: Recipe, inline: bool, limits: 
     trainer = recipe.config.trainer
     name = trainer.experiment_name or fresh_name(recipe.name.removesuffix("_trainer"))
     folder = Path(trainer.run_dir) / trainer.project_name / name
-    limits.supervise([*words, f"trainer.experiment_name={name}"], folder, inline)
+    limits.supervise([*words, hydra_text("trainer.experiment_name", name)], folder, inline)
 
 
 def _train(
     recipe: Recipe, inline: bool, strict: bool, dry_run: bool, as_json: bool, end_by: float | None
 ) -> None:
-    if as_json and not dry_run:
-        raise UsageError(
-            "--json needs --dry-run", hint="a run writes its metrics to metrics.jsonl in its folder"
-        )
-    with until_start() as on_end:
+    with until_start() as on_end, problems_as_json(as_json):
         from rlctl import api
         from rlctl.cli.views import dry_run as report
 

@@ -2,27 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from rlctl.cli.console import print_json, stdout, table, warn
-from rlctl.errors import ConfigError, RlctlError
+from rlctl.errors import RlctlError
 
 if TYPE_CHECKING:
     from rlctl.recipes.compose import Recipe
     from rlctl.runtime.planning.dry_run import DryRun
 
 
+@contextmanager
+def problems_as_json(enabled: bool) -> Iterator[None]:
+    """Print the problems of an error in the block as JSON on stdout, if `enabled`."""
+    try:
+        yield
+    except RlctlError as error:
+        if enabled:
+            print_json({"ok": False, "problems": [asdict(each) for each in error.problems]})
+        raise
+
+
 def show(recipe: Recipe, *, inline: bool, strict: bool, as_json: bool) -> None:
-    """Print the report. Raises ConfigError with all problems; `as_json` also prints them."""
+    """Print the report. Raises all problems at once."""
     from rlctl.runtime.planning.dry_run import dry_run
 
-    try:
-        report = dry_run(recipe, inline=inline, strict=strict)
-    except RlctlError as error:
-        if as_json:
-            print_json({"ok": False, "problems": [asdict(each) for each in error.problems]})
-        raise ConfigError(*error.problems) from error
+    report = dry_run(recipe, inline=inline, strict=strict)
     if as_json:
         print_json({"ok": True, "problems": [], **asdict(report)})
         return

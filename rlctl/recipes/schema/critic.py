@@ -7,9 +7,9 @@ from pydantic import Field
 from rlctl.recipes.schema.fields import (
     Count,
     LossAggregation,
-    NonNegativeInt,
     PositiveFloat,
     Section,
+    Seed,
 )
 from rlctl.recipes.schema.policy import FSDP, Model, Optim
 
@@ -34,7 +34,7 @@ class Critic(Section):
     )
     ppo_epochs: Count = Field(description="passes over the rollout batch per step")
     shuffle: bool = Field(description="shuffle rows into new mini-batches in each pass")
-    data_loader_seed: NonNegativeInt = Field(description="seed of the mini-batch shuffle")
+    data_loader_seed: Seed = Field(description="seed of the mini-batch shuffle")
     cliprange_value: PositiveFloat = Field(
         description="value change above which the value loss is clipped"
     )

@@ -6,7 +6,14 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from rlctl.recipes.schema.fields import Count, CountOrAll, NonNegativeInt, Section, Text, Texts
+from rlctl.recipes.schema.fields import (
+    Count,
+    CountOrAll,
+    Section,
+    Seed,
+    Text,
+    Texts,
+)
 
 
 class Data(Section):
@@ -29,7 +36,7 @@ class Data(Section):
         description="column with the data source, which selects the scorer and validation group"
     )
     shuffle: bool = Field(description="shuffle the training prompts in each epoch")
-    seed: NonNegativeInt = Field(description="seed of the data order")
+    seed: Seed = Field(description="seed of the data order")
     filter_overlong_prompts: bool = Field(
         description="drop and count prompts longer than max_prompt_length"
     )

@@ -44,7 +44,11 @@ Texts = Annotated[tuple[Annotated[str, Field(min_length=1)], ...], BeforeValidat
 Floats = Annotated[tuple[float, ...], BeforeValidator(_as_tuple)]
 Pair = Annotated[tuple[float, float], BeforeValidator(_as_tuple)]
 
+Decay = Annotated[float, Field(ge=0, lt=1)]
+Betas = Annotated[tuple[Decay, Decay], BeforeValidator(_as_tuple)]
+
 Count = Annotated[int, Field(ge=1)]
+Seed = Annotated[int, Field(ge=0, le=2**32 - 1)]
 NonNegativeInt = Annotated[int, Field(ge=0)]
 CountOrAll = Annotated[
     int, AfterValidator(_all_or_some), Field(json_schema_extra={"bounds": "-1 or ≥ 1"})

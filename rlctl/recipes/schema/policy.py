@@ -7,15 +7,16 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from rlctl.recipes.schema.fields import (
+    Betas,
     Count,
     CountOrAll,
     Fraction,
     LossAggregation,
     NonNegativeFloat,
     NonNegativeInt,
-    Pair,
     PositiveFloat,
     Section,
+    Seed,
     Share,
     Text,
     Texts,
@@ -55,7 +56,7 @@ class Optim(Section):
 
     lr: NonNegativeFloat = Field(description="peak learning rate of AdamW")
     weight_decay: NonNegativeFloat = Field(description="decoupled weight decay")
-    betas: Pair = Field(description="AdamW's decay rates of the first and second moment")
+    betas: Betas = Field(description="AdamW's decay rates of the first and second moment")
     lr_warmup_steps: Annotated[int, Field(ge=-1)] = Field(
         description="steps of linear warm-up, the first with lr 0, counted from the role's first "
         "update; -1 or 0 = by lr_warmup_steps_ratio"
@@ -113,7 +114,7 @@ class Actor(Section):
     )
     ppo_epochs: Count = Field(description="passes over the rollout batch per step")
     shuffle: bool = Field(description="shuffle rows into new mini-batches in each pass")
-    data_loader_seed: NonNegativeInt = Field(description="seed of the mini-batch shuffle")
+    data_loader_seed: Seed = Field(description="seed of the mini-batch shuffle")
     clip_ratio: NonNegativeFloat = Field(
         description="PPO's clip range ε, if clip_ratio_low and clip_ratio_high are null"
     )
@@ -176,7 +177,7 @@ class Rollout(Section):
     mode: Literal["sync", "async"] = Field(
         description="requests to a rollout pool: sync = parts of a batch, async = single prompts"
     )
-    seed: NonNegativeInt | None = Field(description="sampling seed; null = trainer.seed")
+    seed: Seed | None = Field(description="sampling seed; null = trainer.seed")
     temperature: PositiveFloat = Field(description="sampling temperature")
     top_p: Share = Field(description="nucleus sampling: probability mass to keep; 1 = off")
     top_k: Annotated[int, Field(ge=-1)] = Field(

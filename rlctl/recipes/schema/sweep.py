@@ -6,7 +6,14 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from rlctl.recipes.schema.fields import Count, NonNegativeInt, PositiveFloat, Section, Text
+from rlctl.recipes.schema.fields import (
+    Count,
+    NonNegativeInt,
+    PositiveFloat,
+    Section,
+    Seed,
+    Text,
+)
 
 
 class Sweep(Section):
@@ -20,7 +27,7 @@ class Sweep(Section):
         description="choice of values: grid = all combinations, others = by Optuna"
     )
     trials: Count | None = Field(description="number of trials; null = the complete grid")
-    seed: NonNegativeInt = Field(description="seed of the sampler")
+    seed: Seed = Field(description="seed of the sampler")
     seeds: Count = Field(
         description="runs per trial with seeds trainer.seed, trainer.seed + 1, …; the value of a "
         "trial is their mean"

@@ -13,6 +13,7 @@ from rlctl.recipes.schema.fields import (
     NonNegativeInt,
     PositiveFloat,
     Section,
+    Seed,
     Share,
     Text,
     Texts,
@@ -154,7 +155,7 @@ class Trainer(Section):
         "on a CPU"
     )
     device: Literal["auto", "cpu", "cuda"] = Field(description="device; auto = cuda if available")
-    seed: NonNegativeInt = Field(description="seed of everything without a seed of its own")
+    seed: Seed = Field(description="seed of everything without a seed of its own")
     deterministic: bool = Field(
         description="use deterministic kernels only: reproducible bits, slower"
     )

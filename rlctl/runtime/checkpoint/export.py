@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import warnings
 from collections.abc import Iterator
@@ -23,6 +24,7 @@ from rlctl.runtime.model.lora import add_adapters, merged_parameters
 from rlctl.tracking.jsonl import METRICS_FILE, read_metrics
 
 Kind = Literal["merged", "adapter"]
+MARKER = "rlctl_export.json"  # run, step and files of the folder that `--force` may replace
 _FOLDERS: dict[Kind, str] = {"merged": "huggingface", "adapter": "adapter"}
 
 
@@ -31,9 +33,10 @@ def export(
 ) -> int:
     """Write the policy of `step` (None: the latest) to `target` and return the step.
 
-    The folder appears complete or not at all; `force` replaces an existing one. Raises
+    The folder appears complete or not at all; `force` replaces an earlier export. Raises
     `NotFoundError` without such a checkpoint or adapter, `ConfigError` for a damaged one,
-    `ConflictError` where `target` is not empty, and `ResourceError` for disk errors.
+    `ConflictError` where `target` has other files or is the current folder, and `ResourceError`
+    for disk errors.
     """
     store = CheckpointStore(run.path / "checkpoints")
     checkpoint = store.policy(step).parent
@@ -55,20 +58,22 @@ def export(
         else:
             rebuild(run.path, checkpoint, folder)
         (folder / "README.md").write_text(model_card(run, number, kind), encoding="utf-8")
+        marker = {"run": run.key, "step": number, "files": sorted(_files(folder))}
+        (folder / MARKER).write_text(json.dumps(marker, indent=1) + "\n", encoding="utf-8")
     return number
 
 
 @contextmanager
 def _aside(target: Path, force: bool) -> Iterator[Path]:
     """Yield a temporary folder that replaces `target` if the block succeeds."""
-    taken = target.exists() and not (target.is_dir() and not any(target.iterdir()))
-    if taken and not force:
-        raise ConflictError(
-            f"{target} already exists", hint="another folder, or --force to replace it"
-        )
-    if taken and not target.is_dir():
-        raise ConflictError(f"{target} is a file", hint="another folder")
     target = target.absolute()
+    taken = target.exists() and not (target.is_dir() and not any(target.iterdir()))
+    if taken:
+        _check_replaceable(target, force)
+    if target.exists() and Path.cwd().is_relative_to(target.resolve()):
+        raise ConflictError(
+            f"{target} is the current folder", hint="write to another folder, such as my-model"
+        )
     old = target.with_name(f".{target.name}.old")
     try:
         with replacing(target, unique=False, sync=False) as aside:
@@ -80,6 +85,36 @@ def _aside(target: Path, force: bool) -> Iterator[Path]:
             shutil.rmtree(old)
     except OSError as error:
         raise ResourceError(f"cannot write {target}: {error}") from error
+
+
+def _check_replaceable(target: Path, force: bool) -> None:
+    """Raise ConflictError unless `force` is given and `target` has only files of an export."""
+    if not target.is_dir():
+        raise ConflictError(f"{target} is a file", hint="write to another folder")
+    other = _not_exported(target)
+    if other is not None:
+        raise ConflictError(
+            f"{target} already exists and is not an export: {other}",
+            hint="write to another folder; --force replaces only what rlctl exported",
+        )
+    if not force:
+        raise ConflictError(
+            f"{target} already exists", hint="write to another folder, or --force to replace it"
+        )
+
+
+def _not_exported(folder: Path) -> str | None:
+    """Return why a folder is not an unmixed export of rlctl, or None if it is."""
+    try:
+        known = set(json.loads((folder / MARKER).read_text(encoding="utf-8"))["files"])
+    except (OSError, ValueError, TypeError, KeyError):
+        return f"it has no {MARKER}"
+    others = sorted(_files(folder) - known - {MARKER})
+    return f"it also has {', '.join(others[:3])}" if others else None
+
+
+def _files(folder: Path) -> set[str]:
+    return {str(path.relative_to(folder)) for path in folder.rglob("*") if not path.is_dir()}
 
 
 def rebuild(run: Path, checkpoint: Path, folder: Path) -> None:

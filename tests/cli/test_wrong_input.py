@@ -1,0 +1,140 @@
+"""Wrong input of commands: an error that names the cause, never the exit code of a defect."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from rlctl.__main__ import main
+from rlctl.errors import ResourceError, as_rlctl_error
+from rlctl.recipes.overrides import parse
+from rlctl.runs.run_dir import RunDir
+from rlctl.suggest import hydra_text
+from rlctl.tracking.jsonl import JsonlTracker
+from rlctl.tracking.tracker import RunInfo
+
+LONG = "n" * 300
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return the current folder, with a finished run `r`."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("RLCTL_RUNS", raising=False)
+    run = RunDir.create(Path("runs"), "p", "r", "ppo")
+    tracker = JsonlTracker()
+    tracker.start(RunInfo("id", "p", "r", run.path, 1, {}))
+    tracker.log(1, {"critic/score/mean": 0.5})
+    run.update(state="finished", exit_code=0)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        (["train", "ppo", "--dry-run", "--name", LONG], 2, "has 300 bytes, and 200 are allowed"),
+        (["train", "ppo", "--dry-run", "trainer.run_dir=/dev/null"], 7, "/null is not a folder"),
+        (["train", "ppo", "trainer.seed=99999999999999999999999"], 3, "trainer.seed should be"),
+        (
+            ["train", "ppo", "actor_rollout_ref.actor.optim.betas=[0.9,1.5]"],
+            3,
+            "betas should be a list of 2 numbers ≥ 0 and < 1, not [0.9, 1.5]",
+        ),
+        (
+            ["train", "ppo", "actor_rollout_ref.actor.optim.betas=[0.9]"],
+            3,
+            "betas should be a list of 2 numbers ≥ 0 and < 1, not [0.9]",
+        ),
+        (["train", "ppo", "--address", "junk"], 2, "'junk' is not the address of a cluster"),
+        (["logs", "r", "--address", "junk"], 2, "'junk' is not the address of a cluster"),
+        (["runs", "--where", "not " * 2000 + "true"], 2, "too deeply nested"),
+        (["runs", "--where", "not " * 90 + "(state == 'lost')"], 0, ""),
+        (["train", "ppo", "trainer.project_name=${eval:1+}"], 3, "trainer.project_name"),
+        (["train", "ppo", "trainer.project_name='${eval:'"], 3, "trainer.project_name"),
+        (["runs", "rm", ""], 2, "the name of the run is empty"),
+        (["stop", ""], 2, "the name of the run is empty"),
+        (["resume", ""], 2, "the name of the run is empty"),
+        (["runs", "restore", ""], 2, "the name of the run is empty"),
+        (["sweep", "best", ""], 2, "the name of the sweep is empty"),
+        (["show", LONG], 4, "no run is named"),
+        (["runs", "sync", "r", "--logger", "tensorboard"], 3, "configuration is damaged"),
+    ],
+    ids=lambda value: " ".join(value)[:60] if isinstance(value, list) else "",
+)
+def test_wrong_input_has_its_own_error(
+    folder: Path,
+    words: list[str],
+    code: int,
+    message: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(words) == code
+    assert message in capsys.readouterr().err
+    assert (folder / "runs" / "p" / "r").is_dir()
+
+
+def test_watch_skips_an_alarm_without_a_name(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    RunDir(folder / "runs" / "p" / "r").event("alarm", step=1, message="m")
+    assert main(["watch", "r"]) == 0
+    assert "r is finished" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("code", [errno.EROFS, errno.EACCES, errno.EPERM, errno.ENAMETOOLONG])
+def test_a_refusal_of_the_operating_system_is_no_defect(code: int) -> None:
+    error = as_rlctl_error(OSError(code, os.strerror(code), "/data/runs"))
+    assert isinstance(error, ResourceError)
+    assert error.problems[0].where == "/data/runs"
+
+
+@pytest.mark.parametrize(
+    "words", [["runs", "tag", "r", "x"], ["runs", "note", "r", "x"], ["resume", "r"]]
+)
+def test_a_read_only_folder_of_runs(
+    folder: Path,
+    words: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def refuse(path: Path, *_: object, **__: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
+
+    monkeypatch.setattr("rlctl.runs.labels.write_text", refuse)
+    monkeypatch.setattr("rlctl.api.resume", lambda *_, **__: refuse(folder))
+    assert main(words) == 7
+    assert "Read-only file system" in capsys.readouterr().err
+
+
+def test_train_and_sweep_refuse_a_folder_that_is_not_writable(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    assert main(["train", "ppo", "--dry-run"]) == 7
+    assert "runs is not writable" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["ünï", "a=b", "a,b", "true", "null", 'a"b', "it's", "[x"])
+def test_an_option_quotes_its_text_for_hydra(name: str) -> None:
+    (override,), problems = parse([hydra_text("trainer.experiment_name", name)])
+    assert problems == []
+    assert override.value() == name
+
+
+def test_the_hint_for_a_name_in_use_is_an_option(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["train", "ppo", "--dry-run", "--name", "r", "trainer.project_name=p"]
+    assert main(words) == 5
+    assert "help: --name r-2 is free" in capsys.readouterr().err
+
+
+def test_json_of_a_dry_run_has_one_shape(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "ppo", "--dry-run", "--json", "trainer.total_epoch=1"]) == 3
+    refused = json.loads(capsys.readouterr().out)
+    assert refused["ok"] is False
+    assert refused["problems"][0]["message"] == "unknown key trainer.total_epoch"
