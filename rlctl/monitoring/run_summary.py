@@ -70,23 +70,26 @@ class RunSummary:
     @classmethod
     def from_rows(cls, rows: Iterable[Row]) -> RunSummary:
         """Build the summary from rows as `read_metrics` returns them, oldest first."""
-        rows = list(rows)
-        metric = primary_metric(rows)
-        points = [
-            (value, int(row["step"]))
-            for row in rows
-            if metric and (value := figure(row, (metric,))) is not None
-        ]
+        step = metric = None
+        seconds = tokens = 0.0
+        points: list[tuple[float, int]] = []
+        for row in rows:
+            step = int(row["step"])
+            metric = metric or validation_metric(row)
+            if metric and (value := figure(row, (metric,))) is not None:
+                points.append((value, step))
+            seconds += figure(row, SECONDS) or 0.0
+            tokens += figure(row, TOKENS) or 0.0
         best = _best(points, lower_is_better(metric)) if metric and points else (None, None)
         return cls(
-            step=int(rows[-1]["step"]) if rows else None,
+            step=step,
             metric=metric,
             first=points[0][0] if points else None,
             last=points[-1][0] if points else None,
             best=best[0],
             best_step=best[1],
-            seconds=sum(figure(row, SECONDS) or 0.0 for row in rows),
-            tokens=int(sum(figure(row, TOKENS) or 0 for row in rows)),
+            seconds=seconds,
+            tokens=int(tokens),
         )
 
 

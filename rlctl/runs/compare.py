@@ -2,18 +2,58 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+import dataclasses
+import functools
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
 
 from rlctl.monitoring.run_summary import lower_is_better
 from rlctl.runs.details import changed_settings
 from rlctl.runs.digests import config_digest
 from rlctl.runs.run import Run
-from rlctl.tracking.jsonl import METRICS_FILE, read_metrics
+from rlctl.tracking.jsonl import METRICS_FILE
+from rlctl.tracking.metric_table import Column, MetricTable, metric_tables
 
-Curve = Mapping[int, float]  # step -> value
+
+@dataclass(frozen=True)
+class Curve:
+    """Finite values of one metric of a run, and their steps in ascending order."""
+
+    steps: NDArray[np.int64]
+    values: Column
+
+    @classmethod
+    def from_tables(cls, tables: Sequence[MetricTable], name: str) -> Self:
+        """Build the curve of a metric; of rows with the same step the last one counts."""
+        steps = np.concatenate([np.empty(0, np.int64), *(table.steps for table in tables)])
+        values = np.concatenate([np.empty(0), *(table.column(name) for table in tables)])
+        known = ~np.isnan(values)
+        newest_first = steps[known][::-1]
+        steps, places = np.unique(newest_first, return_index=True)
+        return cls(steps, values[known][::-1][places])
+
+    def __len__(self) -> int:
+        return len(self.steps)
+
+    def at(self, step: int | None) -> float | None:
+        """Return the value at a step, None without one."""
+        found = np.flatnonzero(self.steps == step)
+        return float(self.values[found[0]]) if len(found) else None
+
+    def best(self, name: str) -> tuple[float, int] | tuple[None, None]:
+        """Return the best value and the first step that has it."""
+        if not len(self):
+            return None, None
+        place = np.argmin(self.values if lower_is_better(name) else -self.values)
+        return float(self.values[place]), int(self.steps[place])
+
+    def same(self, other: Curve) -> bool:
+        """Return True for equal steps and values."""
+        return np.array_equal(self.steps, other.steps) and np.array_equal(self.values, other.values)
 
 
 @dataclass(frozen=True)
@@ -32,23 +72,37 @@ class MetricRow:
     @classmethod
     def from_curves(cls, name: str, curves: Sequence[Curve]) -> MetricRow:
         """Build the row from one curve per run, empty for a run without the metric."""
-        shared = set.intersection(*(set(curve) for curve in curves if curve))
-        step = max(shared, default=None)
-        sign = 1 if lower_is_better(name) else -1
-        best = [
-            min(curve, key=lambda at, curve=curve: (sign * curve[at], at)) if curve else None
-            for curve in curves
-        ]
+        shared = functools.reduce(np.intersect1d, (curve.steps for curve in curves if len(curve)))
+        step = int(shared[-1]) if len(shared) else None
+        best = [curve.best(name) for curve in curves]
         return cls(
             step=step,
-            at=[curve.get(step) if step is not None else None for curve in curves],
-            last=[curve[max(curve)] if curve else None for curve in curves],
-            best=[
-                curve[at] if at is not None else None
-                for curve, at in zip(curves, best, strict=True)
-            ],
-            best_step=best,
+            at=[curve.at(step) for curve in curves],
+            last=[float(curve.values[-1]) if len(curve) else None for curve in curves],
+            best=[value for value, _ in best],
+            best_step=[step for _, step in best],
         )
+
+
+class Curves(Mapping[str, Mapping[int, Sequence[float | None]]]):
+    """Values of every run by metric and step; built when they are looked up."""
+
+    def __init__(self, curves: Mapping[str, Sequence[Curve]]) -> None:
+        self._curves = curves
+
+    def __getitem__(self, name: str) -> Mapping[int, Sequence[float | None]]:
+        each = [
+            dict(zip(curve.steps.tolist(), curve.values.tolist(), strict=True))
+            for curve in self._curves[name]
+        ]
+        steps = sorted({step for values in each for step in values})
+        return {step: [values.get(step) for values in each] for step in steps}
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._curves)
+
+    def __len__(self) -> int:
+        return len(self._curves)
 
 
 @dataclass(frozen=True)
@@ -58,24 +112,36 @@ class Comparison:
     runs: Sequence[str]
     settings: Mapping[str, Sequence[Any]]
     metrics: Mapping[str, MetricRow]
-    curves: Mapping[str, Mapping[int, Sequence[float | None]]]
+    curves: Curves
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the comparison as plain data."""
+        return {
+            "runs": self.runs,
+            "settings": self.settings,
+            "metrics": {name: dataclasses.asdict(row) for name, row in self.metrics.items()},
+            "curves": dict(self.curves),
+        }
 
 
 def compare(runs: Sequence[Run], changed: bool = False) -> Comparison:
     """Compare runs: settings that any of them changes from the base, and all metrics.
 
-    With `changed`, only what differs between the runs. Raises ConfigError for damaged metrics.
+    With `changed`, only what differs between the runs.
     """
-    columns = [_curves(run) for run in runs]
-    names = dict.fromkeys(name for column in columns for name in column)
-    curves = {name: [column.get(name, {}) for column in columns] for name in names}
-    if changed:
-        curves = {name: each for name, each in curves.items() if _differ(each)}
+    tables = [list(metric_tables(run.path / METRICS_FILE)) for run in runs]
+    found = dict.fromkeys(name for each in tables for table in each for name in table.names)
+    curves = {name: [Curve.from_tables(each, name) for each in tables] for name in found}
+    curves = {
+        name: each
+        for name, each in curves.items()
+        if any(map(len, each)) and not (changed and all(map(each[0].same, each)))
+    }
     return Comparison(
         runs=[run.key for run in runs],
         settings=_settings(runs, changed),
         metrics={name: MetricRow.from_curves(name, each) for name, each in curves.items()},
-        curves={name: _by_step(each) for name, each in curves.items()},
+        curves=Curves(curves),
     )
 
 
@@ -90,20 +156,6 @@ def _settings(runs: Sequence[Run], changed: bool) -> dict[str, list[Any]]:
 
 def _differ(row: Sequence[Any]) -> bool:
     return any(value != row[0] for value in row)
-
-
-def _curves(run: Run) -> dict[str, dict[int, float]]:
-    found: dict[str, dict[int, float]] = {}
-    for row in read_metrics(run.path / METRICS_FILE):
-        for name, value in row.items():
-            if name != "step" and math.isfinite(value):
-                found.setdefault(name, {})[int(row["step"])] = value
-    return found
-
-
-def _by_step(curves: Sequence[Curve]) -> dict[int, list[float | None]]:
-    steps = sorted({step for curve in curves for step in curve})
-    return {step: [curve.get(step) for curve in curves] for step in steps}
 
 
 def distinct(runs: Sequence[Run]) -> list[Run]:

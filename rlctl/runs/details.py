@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 from pathlib import Path
 from typing import Any
 
 from rlctl.errors import NotFoundError
 from rlctl.log import warn_once
 from rlctl.monitoring.run_summary import RunSummary
+from rlctl.runs.digests import SERIES
 from rlctl.runs.events import alarms_of, read_events
 from rlctl.runs.run import Run
-from rlctl.tracking.jsonl import METRICS_FILE, generations_file, metric_rows, read_generations
+from rlctl.tracking.jsonl import generations_file, read_generations
 from rlctl.tracking.tracker import Sample
 
 
@@ -47,24 +47,14 @@ def details(run: Run) -> dict[str, Any]:
     return overview(run) | {
         "record": dataclasses.asdict(run.record) if run.record else None,
         "changed": changed_settings(run.path),
-        "metrics": {name: _extremes(values) for name, values in curves(run).items()},
+        "metrics": {
+            name: dict(zip(SERIES, values, strict=True))
+            for name, values in run.metrics["series"].items()
+        },
         "alarms": alarms(run),
         "generations": generation_steps(run.path),
         "checkpoints": sorted(folder.name for folder in run.path.glob("checkpoints/step_*")),
     }
-
-
-def curves(run: Run) -> dict[str, list[float]]:
-    """Return the finite values of every metric, oldest first; empty for an unreadable file."""
-    summary, _ = run.figures
-    # Broken lines are named by the `problem` of the figures.
-    rows = metric_rows(run.path / METRICS_FILE, lambda *_: None) if summary is not None else ()
-    columns: dict[str, list[float]] = {}
-    for row in rows:
-        for name, value in row.items():
-            if name != "step" and math.isfinite(value):
-                columns.setdefault(name, []).append(value)
-    return columns
 
 
 def changed_settings(folder: Path) -> dict[str, dict[str, Any]]:
@@ -90,16 +80,6 @@ def changed_settings(folder: Path) -> dict[str, dict[str, Any]]:
     except (OSError, ValueError, TypeError, LookupError, AttributeError) as error:
         warn_once(f"no origins of the settings: {file} cannot be read: {error}")
         return {}
-
-
-def _extremes(values: list[float]) -> dict[str, float | int]:
-    return {
-        "first": values[0],
-        "last": values[-1],
-        "min": min(values),
-        "max": max(values),
-        "count": len(values),
-    }
 
 
 def generation_steps(folder: Path) -> list[int]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,54 +15,23 @@ from rlctl.monitoring.run_summary import RunSummary
 from rlctl.runs.labels import LABELS_FILE, read_labels
 from rlctl.runs.record import RunRecord
 from rlctl.runs.run_dir import RECORD_FILE
-from rlctl.tracking.jsonl import METRICS_FILE, read_metrics
+from rlctl.tracking.jsonl import METRICS_FILE
+
+# Order of a metric's values in the digest of the metrics.
+SERIES = ("first", "last", "min", "max", "count")
 
 
 @dataclass(frozen=True)
 class Part:
-    """File of a run's folder, the function that digests it, and the digest of a missing file."""
+    """File of a run's folder, the function that digests it, and the digest of a missing file.
+
+    `digest` receives the path, and for a file that `grows` the digest of its earlier content.
+    """
 
     file: str
-    digest: Callable[[Path], Any]
+    digest: Callable[..., Any]
     absent: Any
-
-
-def metrics_digest(path: Path) -> dict[str, Any]:
-    """Return `summary` (fields of `RunSummary`), `series` of all metrics, and `problem`.
-
-    For an unreadable file `problem` is the reason, `summary` null and `series` empty; for a file
-    with broken lines it names them.
-    """
-    problems: list[str] = []
-    try:
-        rows = read_metrics(path, lambda message, _: problems.append(message))
-    except OSError as error:
-        return {"summary": None, "series": {}, "problem": str(error)}
-    columns: dict[str, list[tuple[float, int]]] = {}
-    for row in rows:
-        for name, value in row.items():
-            if name != "step" and math.isfinite(value):
-                columns.setdefault(name, []).append((value, int(row["step"])))
-    series = {name: _extremes(points) for name, points in columns.items()}
-    return {
-        "summary": dataclasses.asdict(RunSummary.from_rows(rows)),
-        "series": series,
-        "problem": problems[0] if problems else None,
-    }
-
-
-def _extremes(points: list[tuple[float, int]]) -> dict[str, float | int]:
-    """Return first and last value, minimum and maximum with their first steps, and the count."""
-    least, greatest = min(points), max(points, key=lambda point: (point[0], -point[1]))
-    return {
-        "first": points[0][0],
-        "last": points[-1][0],
-        "min": least[0],
-        "min_step": least[1],
-        "max": greatest[0],
-        "max_step": greatest[1],
-        "count": len(points),
-    }
+    grows: bool = False
 
 
 def config_digest(path: Path) -> dict[str, Any]:
@@ -84,15 +52,29 @@ def _flat(section: Mapping[Any, Any], prefix: str) -> Iterator[tuple[str, Any]]:
             yield f"{prefix}{name}", value
 
 
+def _metrics_digest(path: Path, earlier: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    from rlctl.runs.metrics_digest import metrics_digest  # imports numpy
+
+    return metrics_digest(path, earlier)
+
+
 def _record_digest(path: Path) -> dict[str, Any]:
     try:
-        return {"record": dataclasses.asdict(RunRecord.read(path)), "problem": None}
+        record = RunRecord.read(path)
+        fields = vars(record) | {"process": vars(record.process)}  # `asdict` would copy all values
+        return {"record": fields, "problem": None}
     except RlctlError as error:
         return {"record": None, "problem": str(error)}
 
 
 RECORD = Part(RECORD_FILE, _record_digest, None)
 LABELS = Part(LABELS_FILE, lambda path: dataclasses.asdict(read_labels(path.parent)), None)
-METRICS = Part(METRICS_FILE, metrics_digest, metrics_digest(Path("/dev/null")))
+_NO_METRICS = {
+    "summary": dataclasses.asdict(RunSummary.from_rows([])),
+    "series": {},
+    "problem": None,
+    "read": None,
+}
+METRICS = Part(METRICS_FILE, _metrics_digest, _NO_METRICS, grows=True)
 CONFIG = Part("config.yaml", config_digest, {})
 PARTS = (RECORD, LABELS, METRICS, CONFIG)

@@ -1,8 +1,9 @@
 """SQLite cache of run digests, so that a listing of thousands of runs reads only changed files.
 
 The folders are authoritative. The index stores each digest with the file's stamp (inode, size,
-modification time) and recomputes it when the stamp differs. The index may be deleted at any time
-and is shared by processes.
+modification time) and recomputes it when the stamp differs. Digests are compressed JSON; those of
+the same file are much alike, so that the first one serves as the dictionary of the others. The
+index may be deleted at any time and is shared by processes.
 """
 
 from __future__ import annotations
@@ -10,23 +11,24 @@ from __future__ import annotations
 import json
 import os
 import sqlite3
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, TypeVar
-from zlib import crc32
 
 from rlctl.monitoring.run_summary import RunSummary
-from rlctl.runs.digests import PARTS, Part
+from rlctl.runs.digests import PARTS, SERIES, Part
 from rlctl.runs.process import DriverProcess
 from rlctl.runs.record import RunRecord
+from rlctl.tracking.jsonl import parse_json
 
 INDEX_FILE = ".index.sqlite"
 # Version of the digests' layout: an index with another version is emptied.
-_LAYOUT = ("summary", "series")
+_LAYOUT = ("compressed", *SERIES, "position", "inode", "mark")
 _VERSION = (
-    crc32(
+    zlib.crc32(
         repr(
             [
                 *_LAYOUT,
@@ -42,8 +44,11 @@ _VERSION = (
 )
 _LOCK_TIMEOUT_S = 2.0  # for another process's write; without the index a listing is only slower
 _FEW = 100  # up to this number runs are looked up one by one
+_PAGE_BYTES = 16384  # for digests of about 3 kB; the default of 4096 would waste much of a page
+_LEVEL = 3  # of compression
 
 Key = tuple[str, ...]
+Kept = dict[str, tuple[str, bytes]]  # run -> stamp, compressed digest
 T = TypeVar("T")
 
 
@@ -60,33 +65,25 @@ class Index:
         """Return the digest of `part` for each run in `folders` (id -> folder).
 
         A missing file has the digest `part.absent`. With `keys` (paths into the digest) return the
-        list of values at these paths instead, null where absent: only these are decoded.
+        list of values at these paths instead, null where absent.
         """
-        stamps = {run: stamp(f"{folder}/{part.file}") for run, folder in folders.items()}
-        kept = self._guard(lambda: self._select(part, stamps, keys), {})
-        same = [
-            run
-            for run, now in stamps.items()
-            if now is not None and kept.get(run, (None, ""))[0] == now
-        ]
-        # Decoding one large document is faster than decoding thousands of small ones.
-        found: dict[str, Any] = dict(
-            zip(same, json.loads(f"[{','.join(kept[run][1] for run in same)}]"), strict=True)
-        )
-        if keys is not None:
-            found = {run: values[: len(keys)] for run, values in found.items()}
-        fresh: list[tuple[str, str, str, str]] = []
-        for run, now in stamps.items():
+        dictionary, kept = self._guard(lambda: self._select(part, folders), (b"", {}))
+        found: dict[str, Any] = {}
+        fresh: list[tuple[str, str, bytes]] = []
+        for run, folder in folders.items():
+            now = stamp(f"{folder}/{part.file}")
+            then, packed = kept.get(run, (None, b""))
             if now is None:
-                found[run] = _pick(part.absent, keys)
-            elif run not in found:
-                digest = part.digest(Path(folders[run], part.file))
-                fresh.append(
-                    (part.file, run, now, json.dumps(digest, ensure_ascii=False, default=str))
-                )
-                found[run] = _pick(digest, keys)
+                digest = part.absent
+            elif then == now and (unpacked := _unpack(packed, dictionary)) is not None:
+                digest = unpacked
+            else:
+                earlier = _unpack(packed, dictionary) if part.grows else None
+                digest = _digest(part, Path(folder, part.file), earlier)
+                fresh.append((run, now, _json(digest)))
+            found[run] = digest if keys is None else [_at(digest, key) for key in keys]
         if fresh:
-            self._guard(lambda: self._keep(fresh), None)
+            self._guard(lambda: self._keep(part, fresh), None)
         return found
 
     def forget_others(self, runs: Mapping[str, Any]) -> None:
@@ -112,32 +109,42 @@ class Index:
 
         def empty(connection: sqlite3.Connection) -> None:
             with connection:
+                connection.execute("BEGIN IMMEDIATE")
                 connection.execute("DELETE FROM digests")
+                connection.execute("DELETE FROM dictionaries")
 
         self._guard(lambda: empty(self._open()), None)
 
-    def _select(
-        self, part: Part, stamps: Mapping[str, str | None], keys: Sequence[Key] | None
-    ) -> dict[str, tuple[str, str]]:
-        paths = [_json_path(key) for key in keys or ()]
-        # SQLite returns a JSON array for two or more paths but a bare value for one: the first path
-        # is repeated.
-        value = f"json_extract(value, {', '.join('?' * (len(paths) + 1))})" if paths else "value"
-        query = f"SELECT run, stamp, {value} FROM digests WHERE file = ?"
-        given = [*paths, paths[0], part.file] if paths else [part.file]
-        if len(stamps) > _FEW:
-            rows = self._open().execute(query, given).fetchall()
+    def _select(self, part: Part, runs: Mapping[str, Any]) -> tuple[bytes, Kept]:
+        """Return the dictionary of `part` and the stored digests, of all runs if `runs` are many.
+
+        Another process may clear the index between the two queries: the digests then fail to
+        unpack with this dictionary, and are computed.
+        """
+        connection = self._open()
+        dictionary = _dictionary(connection, part)
+        query = "SELECT run, stamp, value FROM digests WHERE file = ?"
+        if len(runs) > _FEW:
+            rows = connection.execute(query, (part.file,)).fetchall()
         else:
             rows = [
                 row
-                for run in stamps
-                for row in self._open().execute(f"{query} AND run = ?", [*given, run])
+                for run in runs
+                for row in connection.execute(f"{query} AND run = ?", (part.file, run))
             ]
-        return {run: (kept, text) for run, kept, text in rows}
+        return dictionary, {run: (kept, packed) for run, kept, packed in rows}
 
-    def _keep(self, rows: Sequence[tuple[str, str, str, str]]) -> None:
+    def _keep(self, part: Part, rows: Sequence[tuple[str, str, bytes]]) -> None:
         with self._open() as connection:
-            connection.executemany("INSERT OR REPLACE INTO digests VALUES (?, ?, ?, ?)", rows)
+            connection.execute("BEGIN IMMEDIATE")
+            connection.execute(
+                "INSERT OR IGNORE INTO dictionaries VALUES (?, ?)", (part.file, rows[0][2])
+            )
+            dictionary = _dictionary(connection, part)
+            connection.executemany(
+                "INSERT OR REPLACE INTO digests VALUES (?, ?, ?, ?)",
+                ((part.file, run, now, _pack(text, dictionary)) for run, now, text in rows),
+            )
 
     def _open(self) -> sqlite3.Connection:
         if self._connection is None:
@@ -174,23 +181,50 @@ def _connect(file: Path) -> sqlite3.Connection:
     )
     (version,) = connection.execute("PRAGMA user_version").fetchone()
     if version != _VERSION:
+        connection.execute(f"PRAGMA page_size = {_PAGE_BYTES}")
         with connection:
             connection.execute("BEGIN IMMEDIATE")
             connection.execute("DROP TABLE IF EXISTS digests")
+            connection.execute("DROP TABLE IF EXISTS dictionaries")
             connection.execute(
-                "CREATE TABLE digests (file TEXT, run TEXT, stamp TEXT, value TEXT,"
-                " PRIMARY KEY (file, run)) WITHOUT ROWID"
+                "CREATE TABLE digests (file TEXT, run TEXT, stamp TEXT, value BLOB,"
+                " UNIQUE (file, run))"
             )
+            connection.execute("CREATE TABLE dictionaries (file TEXT PRIMARY KEY, value BLOB)")
             connection.execute(f"PRAGMA user_version = {_VERSION}")
     return connection
 
 
-def _json_path(key: Key) -> str:
-    return "$" + "".join(f'."{name}"' for name in key)
+def _dictionary(connection: sqlite3.Connection, part: Part) -> bytes:
+    row = connection.execute(
+        "SELECT value FROM dictionaries WHERE file = ?", (part.file,)
+    ).fetchone()
+    return row[0] if row else b""
 
 
-def _pick(digest: Any, keys: Sequence[Key] | None) -> Any:
-    return digest if keys is None else [_at(digest, key) for key in keys]
+def _pack(text: bytes, dictionary: bytes) -> bytes:
+    packer = zlib.compressobj(_LEVEL, zdict=dictionary)
+    return packer.compress(text) + packer.flush()
+
+
+def _unpack(packed: bytes, dictionary: bytes) -> Any:
+    """Return a digest; None for none, or one that was packed with another dictionary."""
+    try:
+        return parse_json(zlib.decompressobj(zdict=dictionary).decompress(packed))
+    except zlib.error:
+        return None
+
+
+def _digest(part: Part, path: Path, earlier: Any) -> Any:
+    return part.digest(path) if earlier is None else part.digest(path, earlier)
+
+
+def _json(digest: Any) -> bytes:
+    """Encode a digest; values that only YAML has, such as dates, become text.
+
+    orjson would lose infinities.
+    """
+    return json.dumps(digest, default=str).encode()
 
 
 def _at(digest: Any, key: Key) -> Any:

@@ -8,6 +8,7 @@ import signal
 import socket
 import sys
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import psutil
@@ -51,13 +52,12 @@ def die_with_parent() -> None:
 
 def _started(pid: int) -> float | None:
     """Return the start time of the process, or None if it does not exist or is a zombie."""
-    if Path("/proc/self/stat").exists():
+    if _has_proc():
         try:
             # proc(5): field 2, the command, is in parentheses and may contain any character;
             # field 3 is the state, field 22 the start time.
-            fields = (
-                Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
-            )
+            with open(f"/proc/{pid}/stat", errors="replace") as file:
+                fields = file.read().rpartition(")")[2].split()
         except OSError:
             return None
         return None if fields[0] in "ZX" else float(fields[19])
@@ -68,6 +68,12 @@ def _started(pid: int) -> float | None:
         return None
 
 
+@cache
+def _has_proc() -> bool:
+    return Path("/proc/self/stat").exists()
+
+
+@cache
 def _boot_id() -> str:
     path = Path("/proc/sys/kernel/random/boot_id")
     return path.read_text().strip() if path.exists() else str(int(psutil.boot_time()))

@@ -21,6 +21,7 @@ from typing import Any
 
 from rlctl.errors import Problem, UsageError
 from rlctl.monitoring.run_summary import lower_is_better
+from rlctl.runs.digests import SERIES
 
 _DEEPEST = 100  # levels of an expression: evaluation is recursive
 ASPECTS = ("last", "first", "best", "min", "max")
@@ -58,15 +59,12 @@ class Term:
         """True for a metric."""
         return "/" in self.name
 
-    def value_in(self, series: Mapping[str, Any] | None) -> float | None:
+    def value_in(self, series: Sequence[float] | None) -> float | None:
         """Return the value of this aspect in a metric's `series` of `metrics_digest`."""
         if series is None:
             return None
-        return series[
-            ("min" if lower_is_better(self.name) else "max")
-            if self.aspect == "best"
-            else self.aspect
-        ]
+        best = "min" if lower_is_better(self.name) else "max"
+        return series[SERIES.index(best if self.aspect == "best" else self.aspect)]
 
 
 Values = Mapping[Term, Any]

@@ -11,6 +11,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
+import orjson
+
 from rlctl.errors import ConfigError, RlctlError, as_rlctl_error
 from rlctl.files import write_text
 from rlctl.runs.process import DriverProcess
@@ -62,8 +64,8 @@ class RunRecord:
         Raises ConfigError when the file is missing or not a record.
         """
         try:
-            raw: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-            known = {each.name for each in dataclasses.fields(cls)}
+            raw: dict[str, Any] = orjson.loads(path.read_bytes())
+            known = cls.__dataclass_fields__
             fields = {name: value for name, value in raw.items() if name in known}
             fields["process"] = DriverProcess(**raw["process"])
             return cls(**fields)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rlctl.monitoring.run_summary import RunSummary
-from rlctl.runs.digests import LABELS, RECORD, metrics_digest
+from rlctl.runs.digests import LABELS, METRICS, RECORD
 from rlctl.runs.labels import Labels
 from rlctl.runs.process import DriverProcess
 from rlctl.runs.record import RunRecord
@@ -83,7 +83,8 @@ class Run:
     def metrics(self) -> dict[str, Any]:
         """Digest of the metrics (`metrics_digest`), read once; see `RunStore.preload`."""
         if not self.metrics_cache:
-            self.metrics_cache.append(metrics_digest(self.path / METRICS_FILE))
+            path = self.path / METRICS.file
+            self.metrics_cache.append(METRICS.digest(path) if path.exists() else METRICS.absent)
         return self.metrics_cache[-1]
 
     def history(self) -> list[dict[str, float]]:

@@ -12,7 +12,7 @@ from rlctl.runs.digests import CONFIG, LABELS, METRICS, RECORD
 from rlctl.runs.index import Index
 from rlctl.runs.query import Query
 from rlctl.runs.query_values import read_values
-from rlctl.runs.run import ACTIVE, Run, build_run, is_run, read_run, settled
+from rlctl.runs.run import ACTIVE, Run, build_run, is_run, read_run
 from rlctl.suggest import did_you_mean
 
 DEFAULT_ROOT = Path("runs")
@@ -44,8 +44,15 @@ class RunStore:
             for key, folder in folders.items()
             if records[key] is not None or is_run(Path(folder))
         ]
-        found = [settled(build_run(Path(folders[key]), records[key], labels[key])) for key in kept]
-        return sorted(found, key=lambda run: (run.state in ACTIVE, run.created), reverse=True)
+        found = {key: build_run(Path(folders[key]), records[key], labels[key]) for key in kept}
+        # The process of a lost run may have finished it between the two checks.
+        lost = {key: folders[key] for key, run in found.items() if run.state == "lost"}
+        for key, record in self.index.read(RECORD, lost).items():
+            if record != records[key]:
+                found[key] = build_run(Path(folders[key]), record, labels[key])
+        return sorted(
+            found.values(), key=lambda run: (run.state in ACTIVE, run.created), reverse=True
+        )
 
     def preload(self, runs: Sequence[Run]) -> None:
         """Read the metrics of `runs` through the index, which makes their `figures` cheap."""

@@ -12,9 +12,12 @@ import json
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
 from typing import Any
+
+import orjson
 
 from rlctl.errors import ConfigError
 from rlctl.files import replacing
@@ -123,27 +126,40 @@ def read_generations(path: Path) -> list[Sample]:
         raise ConfigError(f"a line is not a sample: {error}", where=str(path)) from error
 
 
+@dataclass
+class Position:
+    """Place in a file after `line` lines, which end at byte `offset`."""
+
+    offset: int = 0
+    line: int = 0
+
+
 def read_lines(
     path: Path,
     on_broken: OnBroken | None = None,
     valid: Callable[[dict[str, Any]], bool] = lambda _: True,
+    position: Position | None = None,
 ) -> Iterator[dict[str, Any]]:
     """Yield the objects of a JSON lines file, which may be missing or still growing.
 
     An unterminated last line is skipped. So are broken lines, which are no JSON object or not
     `valid`: after the last line `on_broken` receives their description and numbers; by default it
-    is logged as a warning, once.
+    is logged as a warning, once. Reading starts at `position`, which moves with the lines read.
     """
     if not path.exists():
         return
+    at = position or Position()
     broken: list[int] = []
-    with path.open(encoding="utf-8", errors="replace", newline="\n") as file:
-        for number, line in enumerate(file, start=1):
-            if not line.endswith("\n"):
+    with path.open("rb") as file:
+        file.seek(at.offset)
+        for line in file:
+            if not line.endswith(b"\n"):
                 break
+            at.offset += len(line)
+            at.line += 1
             row = json_object(line)
             if row is None or not valid(row):
-                broken.append(number)
+                broken.append(at.line)
             else:
                 yield row
     if broken:
@@ -160,11 +176,20 @@ def read_lines(
 
 def json_object(line: str | bytes) -> dict[str, Any] | None:
     """Return the JSON object in `line`, None if there is none."""
+    row = parse_json(line)
+    return row if isinstance(row, dict) else None
+
+
+def parse_json(text: str | bytes) -> Any:
+    """Return the value of a JSON text, None if it is not valid JSON."""
     try:
-        row = json.loads(line)
+        return orjson.loads(text)
+    except ValueError:
+        pass
+    try:  # NaN, infinities, integers above 64 bits, and bytes that are no UTF-8
+        return json.loads(text.decode(errors="replace") if isinstance(text, bytes) else text)
     except (ValueError, RecursionError):
         return None
-    return row if isinstance(row, dict) else None
 
 
 def _is_metrics(row: Mapping[str, Any]) -> bool:

@@ -76,15 +76,7 @@ def test_invalid_comparison_is_an_error():
 
 def test_a_column_is_one_value():
     assert Query.parse("best(train/loss)").term() == Term("train/loss", "best")
-    series = {
-        "first": 3.0,
-        "last": 2.0,
-        "min": 1.0,
-        "min_step": 4,
-        "max": 5.0,
-        "max_step": 2,
-        "count": 4,
-    }
+    series = [3.0, 2.0, 1.0, 5.0, 4]  # first, last, minimum, maximum, number
     assert Term("train/loss", "best").value_in(series) == 1.0  # of a loss the best is the smallest
     assert Term("critic/score/mean", "best").value_in(series) == 5.0
     assert Term("critic/score/mean").value_in(series) == 2.0

@@ -2,6 +2,7 @@
 
 import json
 import os
+import sqlite3
 import subprocess
 import sys
 from pathlib import Path
@@ -84,9 +85,9 @@ def test_index_reads_only_changed_files(root, monkeypatch):
     read: list[str] = []
 
     def spy(part):
-        def digest(path: Path):
+        def digest(path: Path, *earlier):
             read.append(str(path.relative_to(root)))
-            return digests_of[part.file](path)
+            return digests_of[part.file](path, *earlier)
 
         return digest
 
@@ -126,6 +127,41 @@ def test_index_can_be_deleted(root, damage):
     assert [run.key for run in RunStore(root).runs()] == before
     assert names(RunStore(root), f"{ACC} == 0.5") == ["a"]
     assert RunStore(root).reindex() == 3
+
+
+def test_index_returns_what_the_files_say(root):
+    odd = "trainer:\n  limit: .inf\n  day: 2026-01-02\n  big: 123456789012345678901\n  text: 'ü'\n"
+    (root / "p" / "c" / "config.yaml").write_text(odd)
+    expressions = {
+        "trainer.limit > 1e308": ["c"],
+        "trainer.big == 123456789012345678901": ["c"],
+        "trainer.text == 'ü'": ["c"],
+        "trainer.seed == 1": ["b", "a"],
+    }
+    for _ in range(2):  # from the files, then from the index
+        assert {text: names(RunStore(root), text) for text in expressions} == expressions
+
+
+def test_digests_of_another_dictionary_are_computed_again(root):
+    """Another process may clear and refill the index at any moment."""
+    RunStore(root).reindex()
+    with sqlite3.connect(root / INDEX_FILE) as connection:
+        connection.execute("UPDATE dictionaries SET value = ?", (b"of another process",))
+    assert [run.key for run in RunStore(root).runs()] == ["p/c", "p/b", "p/a"]
+    assert names(RunStore(root), f"{ACC} == 0.5") == ["a"]
+    assert names(RunStore(root), "actor.lr < 1e-3") == ["c", "b"]
+
+
+def test_index_is_compact(root):
+    """Digests of runs that differ in few values share the rest."""
+    config = "".join(f"key_{number}: {'x' * 40}\n" for number in range(400))
+    for number in range(50):
+        make(root, f"run-{number}", number, 1e-3, [0.1] * 3)
+        (root / "p" / f"run-{number}" / "config.yaml").write_text(f"{config}seed: {number}\n")
+    store = RunStore(root)
+    store.reindex()
+    assert names(store, "seed == 7") == ["run-7"]
+    assert (root / INDEX_FILE).stat().st_size < 4 * len(config) + 50 * 2000
 
 
 READER = """
@@ -170,6 +206,18 @@ def test_compare_uses_the_last_common_step(root):
     assert (same.settings, same.metrics) == ({}, {})
     with_empty = compare([runs[0], RunStore(root).find("c")])
     assert with_empty.metrics[ACC].at == [0.5, None]
+
+
+def test_compare_of_a_repeated_step_counts_the_last_row(root):
+    with (root / "p" / "a" / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps({"step": 1, ACC: 0.3}) + "\n")
+    runs = RunStore(root)
+    found = compare([runs.find("a"), runs.find("c")], changed=True)
+    assert found.curves[ACC] == {0: [0.1, None], 1: [0.3, None], 2: [0.5, None]}
+    row = found.metrics[ACC]
+    assert (row.step, row.at, row.last) == (2, [0.5, None], [0.5, None])
+    assert (row.best, row.best_step) == ([0.5, None], [2, None])
+    assert json.loads(json.dumps(found.as_json()))["curves"][ACC]["1"] == [0.3, None]
 
 
 def test_tags_and_notes_are_in_a_file_of_their_own(root):

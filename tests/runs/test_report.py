@@ -16,10 +16,12 @@ import pytest
 
 from rlctl.recipes.layers import Origin
 from rlctl.runs.events import alarms_of, read_events
-from rlctl.runs.report.content import MAX_ROWS, content, curves
+from rlctl.runs.report.content import content
+from rlctl.runs.report.curves import MAX_POINTS, curves
 from rlctl.runs.run_dir import RunDir
 from rlctl.runs.store import RunStore
 from rlctl.tracking.jsonl import JsonlTracker
+from rlctl.tracking.metric_table import metric_tables
 from rlctl.tracking.tracker import RunInfo, Sample
 from tests.runs.browser import Browser
 
@@ -282,19 +284,27 @@ def test_missing_plotly_names_the_extra(root: Path, tmp_path: Path) -> None:
     assert "pip install 'rlctl[report]'" in done.stderr
 
 
-def test_long_run_is_downsampled_but_keeps_validations() -> None:
+def test_long_run_is_thinned_but_keeps_validations_and_extremes(tmp_path: Path) -> None:
+    spikes = {1234: 50.0, 4321: -50.0}
     rows = [
-        {"step": step, "a": step, "timing_s/step": 3.6} | ({ACC: 0.5} if step % 777 == 0 else {})
+        {"step": step, "a": spikes.get(step, step % 7), "timing_s/step": 3.6, "timing_s/gen": 1.0}
+        | ({ACC: 0.5} if step % 777 == 0 else {})
         for step in range(10_000)
     ]
-    columns = curves(rows)
-    steps = columns["x"]["step"]
-    assert len(steps) <= MAX_ROWS + 14
-    assert columns["stride"] == 5
-    assert set(range(0, 10_000, 777)) <= set(steps)
-    assert steps[-1] == 9999
-    assert columns["x"]["hours"][-1] == pytest.approx(10.0)
-    assert columns["metrics"]["a"] == steps
+    file = tmp_path / "metrics.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    found = curves(list(metric_tables(file)))
+    steps, metrics = found["x"]["step"], found["metrics"]
+    drawn = {name: [steps[at] for at in curve["at"]] for name, curve in metrics.items()}
+    assert found["thinned"]
+    assert drawn[ACC] == list(range(0, 10_000, 777))
+    assert len(drawn["a"]) <= MAX_POINTS
+    assert (drawn["a"][0], drawn["a"][-1]) == (0, 9999)
+    values = dict(zip(drawn["a"], metrics["a"]["y"], strict=True))
+    assert spikes.items() <= values.items()
+    assert all(value == rows[step]["a"] for step, value in values.items())
+    assert drawn["timing_s/gen"] == drawn["timing_s/step"]  # stacked bars
+    assert found["x"]["hours"][-1] == pytest.approx(10.0)
 
 
 def test_alarms_of_discarded_steps_are_left_out(tmp_path: Path) -> None:

@@ -44,8 +44,6 @@ def compare(
 
     Given one sweep, show its trials, best first, and the importance of each parameter.
     """
-    import dataclasses
-
     from rlctl import api
     from rlctl.cli.console import print_json
     from rlctl.cli.views.compare import print_comparison, print_curves
@@ -65,7 +63,7 @@ def compare(
                 else f"no run has a metric {name!r}"
             )
     if as_json:
-        print_json(dataclasses.asdict(comparison))
+        print_json(comparison.as_json())
     elif metrics:
         print_curves(comparison, metrics)
     else:

@@ -18,7 +18,7 @@ from rlctl.cli.console import notice, paged, stdout, table, warn
 from rlctl.errors import UsageError
 from rlctl.monitoring.run_summary import RunSummary
 from rlctl.monitoring.text import ago, count, duration, percent_or_number, sparkline
-from rlctl.runs.details import alarms, changed_settings, curves, generation_steps
+from rlctl.runs.details import alarms, changed_settings, generation_steps
 from rlctl.runs.listing import RunPage, RunQuery
 from rlctl.runs.record import RunRecord
 from rlctl.runs.run import Run
@@ -135,6 +135,10 @@ def _validation(summary: RunSummary) -> str:
 
 def print_run(run: Run) -> None:
     """Print the page of `rlctl show`."""
+    from rlctl.runs.metrics_digest import read_tables  # imports numpy
+    from rlctl.tracking.metric_table import finite_values
+
+    tables = read_tables(run)
     summary, problem = run.figures
     stdout().print(Text.assemble((run.name, "bold"), "  ", (run.state, COLOURS[run.state])))
     for trouble in filter(None, (run.problem, problem)):
@@ -163,10 +167,11 @@ def print_run(run: Run) -> None:
     if run.labels.note:
         facts.add_row("note", Text(visible(run.labels.note)))
     stdout().print(facts)
-    values = curves(run)
-    names = [name for name in values if name.startswith("val-core/")] + [
-        name for name in SHOWN_METRICS if name in values
+    series = run.metrics["series"]
+    names = [name for name in series if name.startswith("val-core/")] + [
+        name for name in SHOWN_METRICS if name in series
     ]
+    values = {name: finite_values(tables, name) for name in names}
     if names:
         stdout().print()
         rows = [

@@ -3,30 +3,25 @@
 from __future__ import annotations
 
 import json
-import math
 import random
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from itertools import accumulate
 from typing import Any
 
 from rlctl import __version__
-from rlctl.monitoring.run_summary import SECONDS, TOKENS, Row, figure, is_accuracy
+from rlctl.monitoring.run_summary import is_accuracy
 from rlctl.monitoring.text import count, duration, percent_or_number
 from rlctl.recipes.layers import MISSING
 from rlctl.runs.details import changed_settings, generation_steps, overview
 from rlctl.runs.events import alarms_of, read_events
+from rlctl.runs.metrics_digest import read_tables
+from rlctl.runs.report.curves import curves, short
 from rlctl.runs.run import Run
-from rlctl.tracking.jsonl import METRICS_FILE, generations_file, read_generations, read_metrics
+from rlctl.tracking.jsonl import generations_file, read_generations
 from rlctl.tracking.tracker import Sample
 
-MAX_ROWS = 2000  # about the width of a screen in pixels
 MAX_VALIDATIONS = 12
 MAX_NAMES = 4  # in a title
-ELSEWHERE_IN_A_STEP = (
-    ("timing_s/testing",),
-    ("timing_s/save_checkpoint",),
-)  # what timing_s/step leaves out
 
 
 def content(
@@ -57,7 +52,7 @@ def content(
 
 
 def _run(run: Run, label: str, samples_per_step: int) -> dict[str, Any]:
-    rows = read_metrics(run.path / METRICS_FILE)
+    tables = read_tables(run)
     return {
         "label": label,
         "state": run.state,
@@ -65,7 +60,7 @@ def _run(run: Run, label: str, samples_per_step: int) -> dict[str, Any]:
         "facts": _facts(run),
         "alarms": alarms_of(read_events(run.path)),
         "samples": _samples(run, samples_per_step),
-        **curves(rows),
+        **curves(tables),
     }
 
 
@@ -92,48 +87,6 @@ def _summary(run: Run) -> dict[str, str]:
             "best": f"best {best} at step {head['best_step']}",
         }
     return summary
-
-
-def curves(rows: Sequence[Row]) -> dict[str, Any]:
-    """Return columns of about `MAX_ROWS` rows at most.
-
-    `x` has `step`, `hours` and `tokens` (cumulative); `metrics` has every metric, null where a row
-    lacks it. Rows of validations are always kept.
-    """
-    seconds = accumulate(
-        sum(figure(row, names) or 0.0 for names in (SECONDS, *ELSEWHERE_IN_A_STEP)) for row in rows
-    )
-    tokens = accumulate(figure(row, TOKENS) or 0.0 for row in rows)
-    stride = math.ceil(len(rows) / MAX_ROWS)
-    wanted = _kept_rows(rows, max(stride, 1))
-    kept = [
-        (row, at / 3600, so_far)
-        for index, (row, at, so_far) in enumerate(zip(rows, seconds, tokens, strict=True))
-        if index in wanted
-    ]
-    names = sorted({name for row, _, _ in kept for name in row} - {"step"})
-    return {
-        "stride": stride,
-        "x": {
-            "step": [int(row["step"]) for row, _, _ in kept],
-            "hours": [_short(hours) for _, hours, _ in kept],
-            "tokens": [int(so_far) for _, _, so_far in kept],
-        },
-        "metrics": {name: [_short(row.get(name)) for row, _, _ in kept] for name in names},
-    }
-
-
-def _kept_rows(rows: Sequence[Row], stride: int) -> set[int]:
-    """Return the indices of every `stride`-th row, of validations and of the last row."""
-    validations = (
-        index for index, row in enumerate(rows) if any(name.startswith("val") for name in row)
-    )
-    return {*range(0, len(rows), stride), *validations, *range(len(rows))[-1:]}
-
-
-def _short(value: float | None) -> float | None:
-    """Round to six digits; None for a non-finite value."""
-    return None if value is None or not math.isfinite(value) else float(f"{value:.6g}")
 
 
 def _facts(run: Run) -> dict[str, str]:
@@ -191,9 +144,9 @@ def _sample(index: int, sample: Sample) -> dict[str, Any]:
         "prompt": sample.prompt.strip(),
         "response": sample.response.strip(),
         "truth": str(sample.ground_truth),
-        "score": _short(sample.score),
+        "score": short(sample.score),
         "right": sample.right,
-        "components": {name: _short(value) for name, value in sample.components.items()},
+        "components": {name: short(value) for name, value in sample.components.items()},
         "length": sample.length,
         "finish": sample.finish,
         "source": sample.data_source,

@@ -29,9 +29,9 @@ function smooth(values, weight) {
   });
 }
 
-function points(run, values) {
-  const x = run.x[view.axis], kept = values.map((value, index) => [x[index], value]).filter(([, value]) => value !== null);
-  return { x: kept.map(point => point[0]), y: kept.map(point => point[1]) };
+function points(run, curve) {
+  const x = run.x[view.axis];
+  return { x: curve.at.map(place => x[place]), y: curve.y };
 }
 
 function linesOf(chart, run) {
@@ -306,7 +306,7 @@ function buildFacts() {
     $("facts").append(el("details", DATA.runs.length === 1 ? { open: "" } : {},
       el("summary", {}, el("span", { class: "who", style: `--run:${colour(index)}` }, run.label)), list));
   });
-  const thinned = DATA.runs.filter(run => run.stride > 1).map(run => `${run.label}: every ${run.stride}th step is drawn`);
+  const thinned = DATA.runs.filter(run => run.thinned).map(run => `${run.label}: of many steps, the least and the greatest value is drawn`);
   $("foot").textContent = ["One file, no network. Click a run to hide it; drag in a chart to zoom all, double-click to reset.", ...thinned,
                            `Made by rlctl ${DATA.version}.`].join(" ");
 }

@@ -1,0 +1,124 @@
+"""Metrics of a run as arrays, for files that are too long to be kept as one mapping per row."""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlctl.tracking.jsonl import OnBroken, Position, read_lines
+
+_ROWS = 4096  # of a table; bounds the memory of a reader that keeps only figures
+
+Column = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class MetricTable:
+    """Consecutive rows of a `metrics.jsonl`.
+
+    `values` has a row per step and a column per metric; NaN where a row lacks the metric or has no
+    finite value.
+    """
+
+    steps: NDArray[np.int64]
+    names: Sequence[str]
+    values: NDArray[np.float64]
+
+    def column(self, name: str) -> Column:
+        """Return the values of a metric, all NaN if no row has it."""
+        if name not in self.names:
+            return np.full(len(self.steps), np.nan)
+        return self.values[:, self.names.index(name)]
+
+    def figure(self, names: Sequence[str]) -> Column:
+        """Return the value of the first of `names` that each row has, else NaN."""
+        found = np.full(len(self.steps), np.nan)
+        for name in names:
+            found = np.where(np.isnan(found), self.column(name), found)
+        return found
+
+
+def metric_tables(
+    path: Path, on_broken: OnBroken | None = None, position: Position | None = None
+) -> Iterator[MetricTable]:
+    """Yield the rows of a `metrics.jsonl` from `position`, oldest first; nothing without a file.
+
+    Broken lines are skipped as by `metric_rows`.
+    """
+    rows = _Rows()
+    for _ in read_lines(path, on_broken, rows.add, position):
+        if rows.number == _ROWS:
+            yield rows.table()
+            rows.clear()
+    if rows.number:
+        yield rows.table()
+
+
+def finite_values(tables: Sequence[MetricTable], name: str) -> list[float]:
+    """Return the finite values of a metric, oldest first."""
+    columns = [table.column(name) for table in tables]
+    return [value for column in columns for value in column[~np.isnan(column)].tolist()]
+
+
+@dataclass
+class _Block:
+    """Values of the rows that have the same metrics in the same order, row after row."""
+
+    rows: list[int] = field(default_factory=list)
+    values: array[float] = field(default_factory=lambda: array("d"))
+
+
+@dataclass
+class _Rows:
+    """Rows on their way into a table."""
+
+    number: int = 0
+    blocks: dict[tuple[str, ...], _Block] = field(default_factory=dict)
+
+    def add(self, row: Mapping[str, Any]) -> bool:
+        """Add a row; return False for one that is no row of metrics."""
+        if not isinstance(row.get("step"), int):
+            return False
+        names = tuple(row)
+        block = self.blocks.get(names) or self.blocks.setdefault(names, _Block())
+        before = len(block.values)
+        try:
+            block.values.extend(row.values())
+        except (TypeError, OverflowError):
+            del block.values[before:]
+            try:
+                numbers = [math.nan if value is None else value for value in row.values()]
+                block.values.extend(numbers)
+            except (TypeError, OverflowError):
+                del block.values[before:]
+                return False
+        block.rows.append(self.number)
+        self.number += 1
+        return True
+
+    def clear(self) -> None:
+        """Remove all rows."""
+        self.number = 0
+        self.blocks.clear()
+
+    def table(self) -> MetricTable:
+        """Return the rows as a table."""
+        names = list(dict.fromkeys(name for block in self.blocks for name in block))
+        places = {name: place for place, name in enumerate(names)}
+        values = np.full((self.number, len(names)), np.nan)
+        for block_names, block in self.blocks.items():
+            if block.rows:
+                columns = [places[name] for name in block_names]
+                flat = np.frombuffer(block.values).reshape(-1, len(columns))
+                values[np.ix_(block.rows, columns)] = flat
+        values[np.isinf(values)] = np.nan
+        steps = values[:, places["step"]].astype(np.int64)
+        kept = [place for name, place in places.items() if name != "step"]
+        return MetricTable(steps, [names[place] for place in kept], values[:, kept])

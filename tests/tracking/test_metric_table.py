@@ -1,0 +1,67 @@
+"""Metrics as arrays: the same values as row by row, whatever the lines contain."""
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+
+from rlctl.tracking import metric_table
+from rlctl.tracking.jsonl import Position, metric_rows
+from rlctl.tracking.metric_table import metric_tables
+
+LINES = [
+    '{"step": 0, "a": 1, "b": null}',
+    '{"step": 1, "b": 2.5, "a": 1e300}',  # another order
+    '{"step": 2, "a": "text"}',
+    '{"step": 3, "a": ',
+    '{"a": 3.0}',
+    '{"step": 4, "a": NaN, "c": Infinity}',
+    '{"step": 5, "a": 18446744073709551617, "d": -0.0}',
+    "null",
+    '{"step": 6}',
+]
+
+
+def test_tables_hold_the_finite_values_of_the_rows(tmp_path: Path, monkeypatch) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text("\n".join(LINES) + '\n{"step": 7, "a": 1}')  # the last line is incomplete
+    monkeypatch.setattr(metric_table, "_ROWS", 2)
+    expected: list[dict[str, float]] = []
+    broken: list[list[int]] = []
+    expected = [
+        {name: value for name, value in row.items() if math.isfinite(value)}
+        for row in metric_rows(path, lambda _, lines: broken.append(list(lines)))
+    ]
+    found: list[dict[str, float]] = []
+    for table in metric_tables(path, lambda _, lines: broken.append(list(lines))):
+        for step, values in zip(table.steps, table.values, strict=True):
+            row = dict(zip(table.names, values.tolist(), strict=True))
+            known = {name: value for name, value in row.items() if not math.isnan(value)}
+            found.append({"step": float(step), **known})
+    assert found == expected
+    assert [row["step"] for row in found] == [0, 1, 4, 5, 6]
+    assert broken == [[3, 4, 5, 8]] * 2
+
+
+def test_reading_continues_at_a_position(tmp_path: Path) -> None:
+    path, position = tmp_path / "metrics.jsonl", Position()
+    path.write_text('{"step": 0}\n{"step": 1}\n{"st')
+    assert [table.steps.tolist() for table in metric_tables(path, position=position)] == [[0, 1]]
+    with path.open("a") as file:
+        file.write('ep": 2}\nbroken\n{"step": 3, "a": 1.5}\n')
+    numbers: list[int] = []
+    (table,) = metric_tables(path, lambda _, lines: numbers.extend(lines), position)
+    assert table.steps.tolist() == [2, 3]
+    assert table.column("a").tolist()[1:] == [1.5]
+    assert np.isnan(table.column("none")).all()
+    assert numbers == [4]
+    assert (position.line, position.offset) == (5, path.stat().st_size)
+
+
+def test_figure_is_the_first_metric_that_a_row_has(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    rows = [{"step": 0, "new": 1.0, "old": 2.0}, {"step": 1, "old": 3.0}, {"step": 2}]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (table,) = metric_tables(path)
+    np.testing.assert_array_equal(table.figure(("new", "old")), [1.0, 3.0, np.nan])
