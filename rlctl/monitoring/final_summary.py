@@ -7,17 +7,32 @@ from pathlib import Path
 
 from rich.text import Text
 
-from rlctl.monitoring.run_summary import LOSS, REWARD, Row, RunSummary, figure, is_accuracy
+from rlctl.monitoring.run_summary import (
+    LOSS,
+    REWARD,
+    SECONDS,
+    TOKENS,
+    Row,
+    RunSummary,
+    figure,
+    is_accuracy,
+)
 from rlctl.monitoring.safe_console import SafeConsole
 from rlctl.monitoring.text import count, duration, percent_or_number, sparkline
+
+_SHOWN = {"step", *REWARD, *LOSS, *SECONDS, *TOKENS}
 
 
 def print_summary(
     state: str, folder: Path, rows: Iterable[Row], seconds: float, next_commands: Sequence[str]
 ) -> None:
     """Print the outcome to stderr: steps, wall-clock `seconds`, tokens, validation, reward curve,
-    the run's folder and the commands to type next. `rows` are as `read_metrics` returns them."""
-    rows = list(rows)
+    the run's folder and the commands to type next. `rows` are as `metric_rows` yields them."""
+    # Of a long run, all metrics would need gigabytes.
+    rows = [
+        {name: row[name] for name in row if name in _SHOWN or name.startswith("val")}
+        for row in rows
+    ]
     head = RunSummary.from_rows(rows)
     steps = sum(row["step"] > 0 for row in rows)
     console = SafeConsole(stderr=True, highlight=False)

@@ -20,7 +20,7 @@ from rlctl.runs.run_dir import RunDir
 from rlctl.tracking.async_tracker import AsyncTracker, TrackerCall, TrackerTimeouts
 from rlctl.tracking.fanout import RECORD, make_tracker, preflight
 from rlctl.tracking.history import MISSED, SYNCED, history, missing_steps
-from rlctl.tracking.jsonl import METRICS_FILE, read_metrics
+from rlctl.tracking.jsonl import METRICS_FILE, metric_rows
 from rlctl.tracking.tracker import RunInfo, ShowsPhases
 
 _END_OF_RUN = {"finished": "finished", "failed": "failed", "lost": "failed", "stopped": "stopped"}
@@ -79,7 +79,7 @@ def sync(run: Run, logger: str, first: int | None = None) -> Sent:
             hint="sync its trackers after it has ended",
         )
     config = _stored_config(run.path / "config.yaml")
-    steps = [int(row["step"]) for row in read_metrics(run.path / METRICS_FILE)]
+    steps = [int(row["step"]) for row in metric_rows(run.path / METRICS_FILE)]
     if not steps:
         raise NotFoundError(
             f"the run {run.name} has no metrics", where=str(run.path / METRICS_FILE)
@@ -121,7 +121,7 @@ def _stored_config(path: Path) -> dict[str, Any]:
 
 
 def _send(run: RunDir, info: RunInfo, logger: str, wanted: set[int], state: str) -> Sent:
-    steps = [int(row["step"]) for row in read_metrics(run.metrics)]
+    steps = [int(row["step"]) for row in metric_rows(run.metrics)]
     tracking, known = info.config["trainer"]["tracking"], info.trackers.get(logger)
     timeouts = TrackerTimeouts(1, tracking["start_s"], tracking["call_s"], tracking["finish_s"])
     tracker = AsyncTracker(logger, make_tracker(logger, tracking.get("params", {})), timeouts)

@@ -29,7 +29,7 @@ from rlctl.runtime.training.watchdog import Watchdog
 from rlctl.runtime.workers.rng import seed_all
 from rlctl.tracking.async_tracker import TrackerTimeouts
 from rlctl.tracking.fanout import Trackers
-from rlctl.tracking.jsonl import read_metrics
+from rlctl.tracking.jsonl import metric_rows
 from rlctl.tracking.tracker import Event
 
 OnEnd = Callable[[RunDir, Last, float], object]  # run, final state, seconds of wall-clock time
@@ -175,7 +175,7 @@ def _load_trackers(trainer: schema.Trainer, run: RunDir) -> Trackers:
         tracking.queue_size, tracking.start_s, tracking.call_s, tracking.finish_s
     )
     limits = Limits(**trainer.alarms.model_dump(), rollout_mismatch=trainer.mismatch.warn)
-    alarms = Alarms(limits, read_metrics(run.metrics))
+    alarms = Alarms(limits, metric_rows(run.metrics))
     params = trainer.tracking.params
     return Trackers.load(trainer.logger, run.event, timeouts, alarms, params)
 

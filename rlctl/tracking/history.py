@@ -10,9 +10,9 @@ from rlctl.tracking.async_tracker import History, TrackerCall
 from rlctl.tracking.jsonl import (
     METRICS_FILE,
     generations_file,
+    metric_rows,
     read_generations,
     read_lines,
-    read_metrics,
 )
 from rlctl.tracking.tracker import RunInfo, Sample
 
@@ -55,7 +55,7 @@ def history(run: RunInfo, steps: Collection[int]) -> History:
         return steps, ()
     return steps, (
         _replay_call(run, row)
-        for row in read_metrics(run.folder / METRICS_FILE)
+        for row in metric_rows(run.folder / METRICS_FILE)
         if row["step"] in steps
     )
 

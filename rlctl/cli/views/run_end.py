@@ -9,13 +9,13 @@ from pathlib import Path
 from rlctl.monitoring.final_summary import print_summary
 from rlctl.runs.run_dir import RunDir
 from rlctl.runs.store import DEFAULT_ROOT
-from rlctl.tracking.jsonl import read_metrics
+from rlctl.tracking.jsonl import metric_rows
 
 
 def print_end(run: RunDir, state: str, seconds: float) -> None:
     """Print what a run reached in `seconds` and the next commands, on stderr; not if it failed."""
     if state != "failed":
-        rows = read_metrics(run.metrics)
+        rows = metric_rows(run.metrics)
         print_summary(state, run.path, rows, seconds, _next_commands(run, state))
 
 
