@@ -60,7 +60,7 @@ def train(
     """Train a model and return its run; `trainer.resume_mode` may make it resume an earlier one.
 
     `inline` runs in this process, without Ray. `strict` refuses keys that have no effect.
-    `progress` prints the console tracker's lines. `end_by`, in seconds since the epoch, saves and
+    `progress` prints the console tracker's lines. `end_by`, a time of `time.monotonic`, saves and
     stops the run in time. `on_end` is called with the run, its final state and its seconds.
 
         run = rlctl.train("ppo", ["trainer.total_training_steps=2"], inline=True)

@@ -23,6 +23,8 @@ from dataclasses import dataclass
 PERMANENT_FAILURES = (2, 3, 4, 5, 6)
 # Exit codes after SIGHUP, Ctrl-C and SIGTERM.
 REQUESTED_STOPS = (129, 130, 143)
+# Numbers of the OSErrors of a disk, quota or file size limit that is exhausted.
+FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 @dataclass(frozen=True)
@@ -111,7 +113,7 @@ def as_rlctl_error(error: BaseException) -> RlctlError | None:
             hint="check the owner, the permissions and the length of the name, or use another "
             "folder: --root DIR, trainer.run_dir=DIR",
         )
-    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+    if isinstance(error, OSError) and error.errno in FULL_DISK:
         return ResourceError(
             f"cannot write: {error.strerror}",
             where=error.filename,

@@ -6,6 +6,7 @@ sees the old version or the new one, and an interrupted write leaves the target 
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 from collections.abc import Iterator
@@ -50,6 +51,22 @@ def write_bytes(path: Path, content: bytes) -> None:
     """Replace the file `path` by `content`, as `write_text` does."""
     with replacing(path) as aside:
         aside.write_bytes(content)
+
+
+def append(path: Path, content: bytes) -> None:
+    """Append to a file; raise OSError and leave it unchanged if not all of `content` fits."""
+    with path.open("ab", buffering=0) as file:
+        end = file.tell()
+        if file.write(content) < len(content):
+            file.truncate(end)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+
+def overwrite(path: Path, content: bytes) -> None:
+    """Replace the content of a file in its place: not atomic, but possible on a full disk."""
+    with path.open("r+b", buffering=0) as file:
+        file.write(content)
+        file.truncate(len(content))
 
 
 def fsync(*paths: Path) -> None:

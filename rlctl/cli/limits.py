@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import time
 from collections.abc import Sequence
@@ -63,14 +64,15 @@ class Limits:
         return [word for option, value in given.items() if value for word in (option, value)]
 
     def end_by(self) -> float | None:
-        """Return the earlier of both limits in seconds since the epoch, or None without a limit.
+        """Return the earlier of both limits by `time.monotonic`, or None without a limit.
 
-        Raises UsageError for an invalid or past time.
+        Later changes of the system's clock do not move it. Raises UsageError for an invalid or past
+        time.
         """
-        ends = [time.time() + _duration(self.max_time).total_seconds()] if self.max_time else []
+        left = [_duration(self.max_time)] if self.max_time else []
         if self.save_by:
-            ends.append(_moment(self.save_by).timestamp())
-        return min(ends, default=None)
+            left.append(_moment(self.save_by) - datetime.now().astimezone())
+        return time.monotonic() + min(left).total_seconds() if left else None
 
     def supervise(self, words: Sequence[str], folder: Path, inline: bool) -> NoReturn:
         """Run `rlctl WORDS` in a child process, resume its run in `folder` after crashes, and exit.
@@ -81,15 +83,16 @@ class Limits:
         from rlctl.runs.supervise import supervise
 
         end = self.end_by()
-        common = [
-            *(["--inline"] if inline else []),
-            *(["--save-by", datetime.fromtimestamp(end).isoformat()] if end else []),
-        ]
-        raise typer.Exit(
-            supervise(
-                [*words, *common], ["resume", str(folder), *common], folder, self.retries, notice
-            )
-        )
+
+        def options() -> list[str]:
+            left = math.ceil(max(1.0, end - time.monotonic())) if end is not None else None
+            return [
+                *(["--inline"] if inline else []),
+                *(["--max-time", f"{left}s"] if left is not None else []),
+            ]
+
+        again = ["resume", str(folder)]
+        raise typer.Exit(supervise(words, again, options, folder, self.retries, notice))
 
 
 def _duration(text: str) -> timedelta:

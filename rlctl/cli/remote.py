@@ -34,7 +34,7 @@ Detach = Annotated[
 
 def submit(address: str, detach: bool, words: Sequence[str], recipe: Recipe) -> None:
     """Run `rlctl WORDS` on the cluster, with an absolute run folder and a name chosen here."""
-    from rlctl.runs.run_dir import fresh_name
+    from rlctl.runs.naming import fresh_name
 
     trainer = recipe.config.trainer
     name = trainer.experiment_name or fresh_name(recipe.name.removesuffix("_trainer"))

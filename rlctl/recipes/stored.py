@@ -29,6 +29,9 @@ FREE = (
     "trainer.logger",
     "trainer.log_val_generations",
     "trainer.save_freq",
+    "trainer.default_local_dir",
+    "trainer.rollout_data_dir",
+    "trainer.validation_data_dir",
     "trainer.mirror",
     "trainer.test_freq",
     "trainer.max_ckpt_to_keep",
@@ -48,6 +51,7 @@ FREE = (
     "trainer.resume_from_path",
     "ray_kwargs.*",
     "reward.num_processes",
+    "reward.timeout_s",
     "*.ppo_max_token_len_per_gpu",
     "*.ppo_micro_batch_size_per_gpu",
     "*.log_prob_max_token_len_per_gpu",
@@ -88,7 +92,8 @@ def recompose(folder: Path, overrides: Sequence[str] = ()) -> Recipe:
 
     stored = folder / "config.yaml"
     if not stored.is_file():
-        raise NotFoundError(f"{folder.name} has no configuration", where=str(stored))
+        hint = f"`rlctl runs rm {folder.name}` frees the name of a run that was killed at its start"
+        raise NotFoundError(f"{folder.name} has no configuration", where=str(stored), hint=hint)
     with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
 
         def renamed(where: str) -> str:
@@ -163,6 +168,11 @@ def stored_origins(folder: Path) -> dict[str, list[Origin]]:
     except (OSError, ValueError, TypeError, AttributeError) as error:
         warn_once(f"no origins of the settings: {path} cannot be read: {error}")
         return {}
+
+
+def edits(folder: Path, before: Path) -> list[Change]:
+    """Return the differences of the configuration in `folder` to the one in `before`."""
+    return changes(before, nested(stored_values(folder)))
 
 
 def changes(folder: Path, container: Mapping[str, Any]) -> list[Change]:

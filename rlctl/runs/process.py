@@ -7,9 +7,13 @@ import os
 import signal
 import socket
 import sys
+import time
+from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import NoReturn
 
 import psutil
 
@@ -41,6 +45,11 @@ class DriverProcess:
         return self.boot_id == _boot_id() and _started(self.pid) == self.started
 
 
+def uptime() -> float:
+    """Return seconds since boot, the same for all processes and independent of the clock."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME) if sys.platform == "linux" else time.monotonic()
+
+
 def die_with_parent() -> None:
     """Send SIGTERM to this process when its parent exits; for `preexec_fn`.
 
@@ -48,6 +57,14 @@ def die_with_parent() -> None:
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGTERM)
+
+
+def kill_and_exit(more: Iterable[psutil.Process] = ()) -> NoReturn:
+    """Kill the children of this process and `more`, and exit with code 1 without any cleanup."""
+    for process in {*psutil.Process().children(recursive=True), *more}:
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
+    os._exit(1)
 
 
 def _started(pid: int) -> float | None:

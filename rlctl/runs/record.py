@@ -27,6 +27,8 @@ Last = Literal["finished", "failed", "stopped"]
 class RunRecord:
     """Record of a run. Times are UTC in ISO 8601.
 
+    `seconds` is the duration of all attempts that have ended, `began` the uptime of the host at the
+    start of the last one; `config_sha256` is the hash of config.yaml.
     `id` identifies the run to trackers across all `attempts`; `data` maps each data file to its
     SHA-256; `trackers` maps a logger to the id that it assigned; `parent` is the checkpoint that
     initialised the run, if any; `sweep` is the name of the sweep that started it.
@@ -45,9 +47,12 @@ class RunRecord:
     state: State = "starting"
     exit_code: int | None = None
     ended: str | None = None
+    seconds: float | None = None
+    began: float | None = None
     attempts: int = 0
     total_steps: int | None = None
     seeds: Mapping[str, int] = field(default_factory=dict)
+    config_sha256: str | None = None
     data: Mapping[str, str] = field(default_factory=dict)
     trackers: Mapping[str, str] = field(default_factory=dict)
     parent: Mapping[str, Any] | None = None
@@ -55,7 +60,11 @@ class RunRecord:
 
     def write(self, path: Path) -> None:
         """Write the record atomically."""
-        write_text(path, json.dumps(dataclasses.asdict(self), indent=2, ensure_ascii=False) + "\n")
+        write_text(path, self.text())
+
+    def text(self) -> str:
+        """Return the record as JSON."""
+        return json.dumps(dataclasses.asdict(self), indent=2, ensure_ascii=False) + "\n"
 
     @classmethod
     def read(cls, path: Path) -> RunRecord:

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Self
 
 from rlctl.files import write_bytes
-from rlctl.runs.run_dir import RunDir
-from rlctl.tracking.jsonl import json_object
+from rlctl.runs.run_dir import CONFIG_FILE, RECORD_FILE, RunDir
+from rlctl.tracking.jsonl import METRICS_FILE, json_object
 
 log = logging.getLogger(__name__)
 
@@ -36,13 +36,12 @@ def rewind(run: RunDir, step: int | None) -> Rewound:
     killed process, is dropped.
     """
     last = -1 if step is None else step
+    _remove_unfinished(run.path)
     folder = run.attempt / TAKEN_BACK
     lines = _Lines.split(run.metrics, last)
     for part in _BY_STEP:
-        for file in sorted((run.path / part).glob("step_*")):
-            if file.suffix != ".jsonl":
-                file.unlink()  # incomplete
-            elif int(file.stem.removeprefix("step_")) > last:
+        for file in sorted((run.path / part).glob("step_*.jsonl")):
+            if int(file.stem.removeprefix("step_")) > last:
                 (folder / part).mkdir(parents=True, exist_ok=True)
                 shutil.move(file, folder / part / file.name)
     if lines.taken:
@@ -54,6 +53,15 @@ def rewind(run: RunDir, step: int | None) -> Rewound:
     if lines.broken or lost:
         log.warning("%s", _damage(run.metrics, lines, lost))
     return Rewound(len(lines.taken), lost)
+
+
+def _remove_unfinished(folder: Path) -> None:
+    """Remove the temporary files of a driver that was killed while it wrote."""
+    driven = [RECORD_FILE, CONFIG_FILE, "origins.json", METRICS_FILE]
+    names = [f".{name}.*.tmp" for name in driven] + [f"{part}/.step_*.tmp" for part in _BY_STEP]
+    for name in names:
+        for file in folder.glob(name):
+            file.unlink(missing_ok=True)
 
 
 def _damage(metrics: Path, lines: _Lines, lost: Sequence[int]) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 from rlctl.monitoring.run_summary import RunSummary
 from rlctl.runs.digests import LABELS, METRICS, RECORD
 from rlctl.runs.labels import Labels
-from rlctl.runs.process import DriverProcess
+from rlctl.runs.process import DriverProcess, uptime
 from rlctl.runs.record import RunRecord
 from rlctl.runs.run_dir import RECORD_FILE
 from rlctl.tracking.jsonl import METRICS_FILE, generations_file, read_generations, read_metrics
@@ -69,15 +69,22 @@ class Run:
 
     @property
     def seconds(self) -> float | None:
-        """Wall-clock time from the creation to the end, or to the latest metrics before that."""
-        if self.record is not None and self.record.ended is not None:
-            return (datetime.fromisoformat(self.record.ended) - self.created).total_seconds()
-        metrics = self.path / METRICS_FILE
-        return (
-            metrics.stat().st_mtime - self.created.timestamp()
-            if self.record is not None and metrics.exists()
-            else None
-        )
+        """Duration of all attempts by the monotonic clock; None for a broken run.
+
+        For a run that was killed, or is driven from another host, it is that of the recorded steps.
+        """
+        record = self.record
+        if record is None:
+            return None
+        if record.ended is not None:
+            if record.seconds is not None:
+                return record.seconds
+            wall = datetime.fromisoformat(record.ended) - self.created  # of an earlier version
+            return max(0.0, wall.total_seconds())
+        if record.began is not None and record.process.alive():
+            return (record.seconds or 0.0) + uptime() - record.began
+        summary, _ = self.figures
+        return summary.seconds if summary is not None else None
 
     @property
     def metrics(self) -> dict[str, Any]:

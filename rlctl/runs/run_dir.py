@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import dataclasses
 import fcntl
+import hashlib
 import json
 import os
-import random
-import secrets
-import shlex
 import shutil
-import string
 import sys
+import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from rlctl.errors import ConflictError, ResourceError, UsageError
-from rlctl.files import existing_parent, write_text
-from rlctl.runs.events import EVENTS_FILE
-from rlctl.runs.process import DriverProcess
+from rlctl.errors import FULL_DISK, ConflictError, ResourceError
+from rlctl.files import append, overwrite, put_in_place, write_text
+from rlctl.runs.events import EVENTS_FILE, read_events
+from rlctl.runs.naming import check_free, fresh_name, remove_abandoned, taken, unfinished
+from rlctl.runs.process import DriverProcess, uptime
 from rlctl.runs.provenance import git_state, installed_versions
 from rlctl.runs.record import RunRecord, State, now
 from rlctl.tracking.jsonl import METRICS_FILE, drop_torn_tail, generations_file
@@ -28,9 +28,8 @@ from rlctl.tracking.jsonl import METRICS_FILE, drop_torn_tail, generations_file
 if TYPE_CHECKING:
     from rlctl.recipes.layers import Origin
 
-RECORD_FILE = "run.json"
+RECORD_FILE, CONFIG_FILE = "run.json", "config.yaml"
 STOP_FILE = "stop"
-_LONGEST_NAME = 200  # bytes: file systems allow 255, and temporary names are longer
 SWEEP_VARIABLE = "RLCTL_SWEEP"  # set by a sweep for its runs: the name of the sweep
 
 
@@ -38,25 +37,32 @@ class RunDir:
     """Folder `runs/<project>/<run>/` of a run, written by the process that drives it.
 
     `RunDir(path)` opens an existing folder (ConfigError without a readable record);
-    `RunDir.create` makes a new one.
+    `RunDir.creating` makes a new one.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.record = RunRecord.read(path / RECORD_FILE)
+        self._began: float | None = None  # time.monotonic at the start of this process's attempt
+        self._writing = threading.Lock()
+        self._pending = b""  # events that did not fit on the disk
 
     @classmethod
-    def create(cls, root: Path, project: str, name: str | None, recipe: str) -> RunDir:
-        """Create the folder of a new run named `name` or `<recipe>-<yymmdd-hhmmss>-<3 letters>`.
+    @contextmanager
+    def creating(cls, root: Path, project: str, name: str | None, recipe: str) -> Iterator[RunDir]:
+        """Yield the folder of a new run; it appears under its name when the block succeeds.
 
-        Raises ConflictError when the name is taken, UsageError when it is not a valid folder name,
-        ResourceError when the folder cannot be written.
+        The name is `name` or `<recipe>-<yymmdd-hhmmss>-<3 letters>`. A failed block leaves nothing,
+        and what a killed one leaves is hidden and removed later. Raises ConflictError when the name
+        is taken, UsageError when it is not a valid folder name, ResourceError when the folder
+        cannot be written.
         """
         chosen = name or fresh_name(recipe)
         check_free(root, project, chosen)
         path = root / project / chosen
+        aside = unfinished(path.parent)
         record = RunRecord(
-            id=secrets.token_hex(4),
+            id=os.urandom(4).hex(),
             name=chosen,
             project=project,
             recipe=recipe,
@@ -69,21 +75,36 @@ class RunDir:
             sweep=os.environ.get(SWEEP_VARIABLE),
         )
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.mkdir()
-            record.write(path / RECORD_FILE)
-            for part in ("generations", "attempts", "checkpoints"):
-                (path / part).mkdir()
-        except FileExistsError as error:  # created by another process in the meantime
-            raise _taken(path) from error
-        except OSError as error:
-            shutil.rmtree(path, ignore_errors=True)
-            raise ResourceError(
-                f"cannot create the run's folder: {error}",
-                hint="trainer.run_dir=DIR selects another folder",
-            ) from error
-        run = cls(path)
-        run.new_attempt()
+            try:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                remove_abandoned(path.parent)
+                aside.mkdir()
+                record.write(aside / RECORD_FILE)
+                for part in ("generations", "attempts", "checkpoints"):
+                    (aside / part).mkdir()
+                run = cls(aside)
+                run.new_attempt()
+            except OSError as error:
+                raise ResourceError(
+                    f"cannot create the run's folder: {error}",
+                    hint="trainer.run_dir=DIR selects another folder",
+                ) from error
+            yield run
+            try:
+                put_in_place(aside, path)
+            except OSError as error:
+                if path.exists():  # created by another process in the meantime
+                    raise taken(path) from error
+                raise
+            run.path = path
+        finally:
+            shutil.rmtree(aside, ignore_errors=True)
+
+    @classmethod
+    def create(cls, root: Path, project: str, name: str | None, recipe: str) -> RunDir:
+        """Create the folder of a new run without anything more; see `creating`."""
+        with cls.creating(root, project, name, recipe) as run:
+            pass
         return run
 
     @classmethod
@@ -106,26 +127,6 @@ class RunDir:
             run.new_attempt()
         return run
 
-    def place(self, part: str, outside: str | None) -> None:
-        """Replace the subfolder `part` by a link to `outside/<project>/<run>`; no-op for None.
-
-        Raises ConflictError when that folder has files of another run.
-        """
-        if outside is None:
-            return
-        folder = Path(outside).expanduser().absolute() / self.record.project / self.record.name
-        if folder.exists() and any(folder.iterdir()):
-            raise ConflictError(
-                f"the folder has files of another run named {self.record.name!r}",
-                where=str(folder),
-                hint="choose another --name",
-            )
-        folder.mkdir(parents=True, exist_ok=True)
-        link = self.path / part
-        if link.is_dir():
-            link.rmdir()
-        link.symlink_to(folder)
-
     def update(self, **changes: Any) -> None:
         """Change fields of `run.json` atomically."""
         self.record = dataclasses.replace(self.record, **changes)
@@ -133,19 +134,41 @@ class RunDir:
 
     def finish(self, state: State, exit_code: int) -> None:
         """Record the final state: finished, failed or stopped."""
-        self.update(state=state, exit_code=exit_code, ended=now())
+        try:
+            self.update(state=state, exit_code=exit_code, ended=now(), seconds=self.seconds())
+        except OSError as error:  # no room for a second file: `update` has set the record
+            if error.errno not in FULL_DISK:
+                raise
+            overwrite(self.path / RECORD_FILE, self.record.text().encode())
         self.stop_request.unlink(missing_ok=True)
         self.event(state, exit_code=exit_code)
 
+    def seconds(self) -> float:
+        """Return the duration of all attempts so far, measured by the monotonic clock."""
+        running = time.monotonic() - self._began if self._began is not None else 0.0
+        return round((self.record.seconds or 0.0) + running, 3)
+
     def event(self, kind: str, /, **fields: Any) -> None:
-        """Append one line to `events.jsonl`: time (UTC), kind and `fields`."""
+        """Append one line to `events.jsonl`: time (UTC), kind and `fields`.
+
+        The driver adds `seconds`, the run's duration so far. On a full disk the line stays in
+        memory and is written with the next one.
+        """
+        row = {"time": now(), "kind": kind, **fields}
+        if self._began is not None:
+            row["seconds"] = self.seconds()
+        line = json.dumps(row, ensure_ascii=False, default=str).encode() + b"\n"
         path = self.path / EVENTS_FILE
-        drop_torn_tail(path)
-        with path.open("a", encoding="utf-8") as file:
-            file.write(
-                json.dumps({"time": now(), "kind": kind, **fields}, ensure_ascii=False, default=str)
-                + "\n"
-            )
+        with self._writing:  # the checkpoint's thread writes events too
+            self._pending += line
+            try:
+                drop_torn_tail(path)
+                append(path, self._pending)
+            except OSError as error:
+                if error.errno not in FULL_DISK:
+                    raise
+            else:
+                self._pending = b""
 
     def write_config(self, config: str, origins: Mapping[str, Sequence[Origin]]) -> None:
         """Write the composed config (YAML) and the origins of every key, newest last."""
@@ -153,10 +176,11 @@ class RunDir:
             key: [{"value": each.value, "where": each.where, "level": each.level} for each in chain]
             for key, chain in origins.items()
         }
-        write_text(self.path / "config.yaml", config)
+        write_text(self.path / CONFIG_FILE, config)
         write_text(
             self.path / "origins.json", json.dumps(chains, ensure_ascii=False, default=str) + "\n"
         )
+        self.update(config_sha256=hashlib.sha256(config.encode()).hexdigest())
 
     def new_attempt(self) -> Path:
         """Start a new attempt driven by this process; return its log folder.
@@ -165,8 +189,9 @@ class RunDir:
         """
         number = self.record.attempts + 1
         folder = self.path / "attempts" / str(number)
-        folder.mkdir()
+        folder.mkdir(exist_ok=True)  # an earlier process may have been killed right here
         aside = folder.with_name(".latest")
+        aside.unlink(missing_ok=True)
         aside.symlink_to(folder.name)
         latest = folder.with_name("latest")
         if latest.is_dir() and not latest.is_symlink():
@@ -179,7 +204,10 @@ class RunDir:
             state="starting",
             exit_code=None,
             ended=None,
+            seconds=max((each.get("seconds", 0.0) for each in read_events(self.path)), default=0.0),
+            began=uptime(),
         )
+        self._began = time.monotonic()
         self.event(
             "attempt", number=number, pid=self.record.process.pid, host=self.record.process.host
         )
@@ -229,56 +257,3 @@ def check_idle(path: Path, record: RunRecord, force: bool = False) -> None:
             where=str(path),
             hint=hint,
         )
-
-
-def check_free(root: Path, project: str, name: str | None) -> None:
-    """Raise the error that `create` would raise for these names; write nothing."""
-    _check_root(root)
-    for what, given in (("project", project), ("run", name)):
-        if given is not None and len(given.encode()) > _LONGEST_NAME:
-            raise UsageError(
-                f"the {what} name has {len(given.encode())} bytes, and {_LONGEST_NAME} are allowed",
-                where="trainer.project_name" if what == "project" else "trainer.experiment_name",
-                hint="choose a shorter name; trainer.tracking.description holds longer text",
-            )
-        if given is not None and (
-            not given
-            or given.startswith((".", "-", "@"))
-            or "/" in given
-            or not given.isprintable()
-        ):
-            raise UsageError(
-                f"{given!r} is not a valid {what} name: it must not be empty, contain a slash "
-                "or begin with '.', '-' or '@'",
-                where="trainer.project_name" if what == "project" else "trainer.experiment_name",
-            )
-    if name is not None and (root / project / name).exists():
-        raise _taken(root / project / name)
-
-
-def _check_root(root: Path) -> None:
-    """Raise ResourceError if `root` is not a writable folder and cannot become one."""
-    parent = existing_parent(root)
-    problem = "not a folder" if not parent.is_dir() else "not writable"
-    if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):
-        raise ResourceError(
-            f"cannot create the run's folder: {parent} is {problem}",
-            where="trainer.run_dir",
-            hint="trainer.run_dir=DIR selects another folder",
-        )
-
-
-def _taken(path: Path) -> ConflictError:
-    free = next(
-        name
-        for number in range(2, sys.maxsize)
-        if not (path.parent / (name := f"{path.name}-{number}")).exists()
-    )
-    hint = f"--name {shlex.quote(free)} is free; without a name each run gets a new one"
-    return ConflictError(f"a run named {path.name!r} already exists", where=str(path), hint=hint)
-
-
-def fresh_name(recipe: str) -> str:
-    """Return `<recipe>-<yymmdd-hhmmss>-<3 letters>`; the letters do not depend on a seed."""
-    letters = "".join(random.SystemRandom().choices(string.ascii_lowercase, k=3))
-    return f"{Path(recipe).stem}-{time.strftime('%y%m%d-%H%M%S')}-{letters}"

@@ -20,17 +20,19 @@ _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 def supervise(
     words: Sequence[str],
     again: Sequence[str],
+    options: Callable[[], Sequence[str]],
     folder: Path,
     retries: int,
     say: Callable[[str], object],
 ) -> int:
     """Run `rlctl WORDS`; after each crash, at most `retries` times, run `rlctl AGAIN`.
 
-    `folder` is the run's. Ctrl-C, SIGTERM and errors that would recur, such as a wrong config, are
-    not crashes. After an out-of-memory error the run resumes with the smaller token budget that it
-    proposed, or ends if none would fit. Returns the last exit code.
+    `options()` are added to each, such as the time that is left. `folder` is the run's. Ctrl-C,
+    SIGTERM and errors that would recur, such as a wrong config, are not crashes. After an
+    out-of-memory error the run resumes with the smaller token budget that it proposed, or ends if
+    none would fit. Returns the last exit code.
     """
-    code = _run(words)
+    code = _run([*words, *options()])
     for number in range(1, retries + 1):
         if (
             code in (0, *REQUESTED_STOPS, *PERMANENT_FAILURES)
@@ -42,7 +44,7 @@ def supervise(
         RunDir(folder).event("retry", number=number, exit_code=code)
         changes = f" with {' '.join(smaller)}" if smaller else ""
         say(f"{folder.name} failed with exit code {code}; retry {number} of {retries}{changes}")
-        code = _run([*again, *smaller])
+        code = _run([*again, *options(), *smaller])
     return code
 
 

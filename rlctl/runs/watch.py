@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator, Mapping
-from datetime import UTC, datetime
 from typing import Any
 
 from rlctl.monitoring.alarms import EVENT, OVER, Alarm
@@ -26,7 +25,7 @@ class RunWatcher:
     def __init__(self, run: Run) -> None:
         self.run = run
         self.metrics, self.events = Tail(run.path / METRICS_FILE), Tail(run.path / EVENTS_FILE)
-        began = time.monotonic() - (datetime.now(UTC) - run.created).total_seconds()
+        began = time.monotonic() - (run.seconds or 0.0)
         self.panel = Panel(run.name, began=began, doing=self._status)
         # Training time according to the metrics: a clock for steps done before the watching began.
         self.seconds = 0.0

@@ -45,7 +45,7 @@ def train(
 ) -> RunDir:
     """Run the plan to its end and return the run.
 
-    `end_by`, in seconds since the epoch, stops the run (`TimeUp`) before a step that could not be
+    `end_by`, a time of `time.monotonic`, stops the run (`TimeUp`) before a step that could not be
     finished and saved in time. `on_end` is called once the record is closed, however the run ends.
     Raises whatever stops the run, after its final state is recorded.
     """
@@ -64,7 +64,8 @@ def train(
             watchdog.begin(name)
             trackers.phase(name)
 
-        pools = stack.enter_context(open_pools(plan, run.attempt, on_phase, run.event))
+        on_lost = partial(run.finish, "failed", 1)
+        pools = stack.enter_context(open_pools(plan, run.attempt, on_phase, run.event, on_lost))
         run.event("placed", **pools.nodes())
         reward, close_reward = build_reward(config, plan.tokenizer, available_cores(), run.attempt)
         stack.callback(close_reward)
@@ -98,11 +99,16 @@ def train(
 
 @contextmanager
 def open_pools(
-    plan: Plan, logs: Path, on_phase: Callable[[str], None], event: Event
+    plan: Plan,
+    logs: Path,
+    on_phase: Callable[[str], None],
+    event: Event,
+    on_lost: Callable[[], object] = lambda: None,
 ) -> Iterator[Pools]:
     """Start the pools of a run by name, or one pool in this process with `--inline`.
 
     Their processes log to files in `logs`. Closes them at the end, and Ray if the run started it.
+    `on_lost` is called before the process exits because Ray has.
     """
     with ExitStack() as stack:
         if plan.inline:
@@ -110,11 +116,16 @@ def open_pools(
             stack.callback(pool.close)
             yield Pools(dict.fromkeys(plan.pool_sizes, pool))
         else:
-            yield _open_ray_pools(plan, logs, on_phase, event, stack)
+            yield _open_ray_pools(plan, logs, on_phase, event, on_lost, stack)
 
 
 def _open_ray_pools(
-    plan: Plan, logs: Path, on_phase: Callable[[str], None], event: Event, stack: ExitStack
+    plan: Plan,
+    logs: Path,
+    on_phase: Callable[[str], None],
+    event: Event,
+    on_lost: Callable[[], object],
+    stack: ExitStack,
 ) -> Pools:
     from rlctl.runtime.cluster.engine_group import EnginePool
     from rlctl.runtime.cluster.pool import PoolSpec, ResourcePool
@@ -129,6 +140,7 @@ def _open_ray_pools(
         plan.num_threads,
         trainer.timeouts.ray_start_s,
         ray_kwargs.timeline_json_file,
+        on_lost,
     )
     stack.enter_context(session)
     on_phase(f"starting {num_processes} worker process{'es' if num_processes > 1 else ''}")

@@ -10,11 +10,11 @@ from rlctl.errors import ConfigError, NotFoundError, Problem
 from rlctl.recipes import schema
 from rlctl.recipes.compose import Recipe
 from rlctl.recipes.roles import needed_roles
-from rlctl.recipes.stored import Change, changes, recompose
+from rlctl.recipes.stored import Change, changes, edits, recompose
 from rlctl.runs.provenance import data_hashes, installed_versions
 from rlctl.runs.record import RunRecord
-from rlctl.runs.run_dir import RECORD_FILE, RunDir, check_idle
-from rlctl.runtime.checkpoint.store import CheckpointStore, ControllerState, damage
+from rlctl.runs.run_dir import CONFIG_FILE, RECORD_FILE, RunDir, check_idle
+from rlctl.runtime.checkpoint.store import CheckpointStore, ControllerState, config_hash, damage
 from rlctl.runtime.launch import train
 from rlctl.runtime.planning.plan import Plan, make_plan
 from rlctl.runtime.training.restore import ResumePoint
@@ -127,6 +127,11 @@ def _resume_run(run: Path, record: RunRecord, recipe: Recipe, options: ResumeOpt
         for each in changes(run, recipe.container)
         if not (options.fork and each.key == "trainer.experiment_name")
     ]
+    differing += [
+        each
+        for each in _edited(run, record, found.checkpoint)
+        if each.key not in {other.key for other in differing}
+    ]
     data = _changed_data(record, plan)
     if not (options.fork or options.force):
         _refuse_drift(run, differing, data)
@@ -176,11 +181,13 @@ class CheckpointRef:
         """Return the checkpoint of `from_step`, or the latest complete one of the run.
 
         For a fork without one it is the checkpoint that the fork started from. Raises
-        `NotFoundError` if the checkpoint is missing or damaged.
+        `NotFoundError` if the checkpoint is missing, or if all are damaged.
         """
         store = CheckpointStore(run / "checkpoints")
         if from_step is not None:
-            checkpoint = store.policy(from_step).parent.absolute()
+            checkpoint = store.path(from_step).absolute()
+            if not checkpoint.is_dir():
+                store.policy(from_step)  # raises
             if (problem := damage(checkpoint)) is not None:
                 raise NotFoundError(
                     problem,
@@ -191,6 +198,10 @@ class CheckpointRef:
         step, damaged = store.latest_complete()
         if step is not None:
             return cls(store.path(step).absolute(), step, damaged)
+        if damaged:
+            *others, last = damaged
+            hint = "delete the folder's content to start from the beginning"
+            raise NotFoundError(*others, Problem(last, str(store.folder), hint))
         if record.parent is None:
             return cls(None, 0, damaged)
         checkpoint = Path(record.parent["path"])  # a fork that has not saved yet
@@ -200,6 +211,24 @@ class CheckpointRef:
                 where=str(checkpoint),
             )
         return cls(checkpoint, record.parent["step"], damaged)
+
+
+def _edited(run: Path, record: RunRecord, checkpoint: Path | None) -> list[Change]:
+    """Return the changes to the run's `config.yaml` since rlctl wrote it.
+
+    The record and the checkpoint's manifest have its hash, and the checkpoint a copy. Raises
+    `ConfigError` for an edited file if there is no copy to compare it with.
+    """
+    found = config_hash(run)
+    if record.config_sha256 in (None, found):
+        return []
+    if checkpoint is None:
+        raise ConfigError(
+            "the configuration was edited after the start, and no checkpoint has a copy of it",
+            where=str(run / CONFIG_FILE),
+            hint="pass changes as overrides of `rlctl resume`, after undoing the edit",
+        )
+    return [] if found == config_hash(checkpoint) else edits(run, checkpoint)
 
 
 def _refuse_drift(run: Path, differing: Sequence[Change], data: Sequence[str]) -> None:

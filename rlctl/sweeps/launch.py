@@ -13,9 +13,9 @@ from rlctl.recipes import schema
 from rlctl.recipes.axes import Axis, split_axes
 from rlctl.recipes.compose import compose
 from rlctl.recipes.search_path import level_of
+from rlctl.runs.naming import fresh_name
 from rlctl.runs.process import DriverProcess
 from rlctl.runs.record import now, recorded_end
-from rlctl.runs.run_dir import fresh_name
 from rlctl.runtime.rank_info import available_cores
 from rlctl.sweeps.child import Child
 from rlctl.sweeps.cluster import RayCluster, num_processes

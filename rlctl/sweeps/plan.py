@@ -13,7 +13,7 @@ from rlctl.errors import Problem, RlctlError, raise_problems
 from rlctl.recipes import schema
 from rlctl.recipes.axes import Axis, axes_of, split_axes
 from rlctl.recipes.compose import Recipe, compose
-from rlctl.runs.run_dir import check_free
+from rlctl.runs.naming import check_free
 from rlctl.runtime.planning.plan import make_plan
 from rlctl.sweeps.cluster import run_resources
 from rlctl.sweeps.study import check_axes, num_trials, points

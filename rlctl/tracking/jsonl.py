@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import errno
 import json
+import logging
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,6 +27,7 @@ from rlctl.tracking.tracker import RunInfo, Sample
 
 METRICS_FILE = "metrics.jsonl"
 
+MAX_PENDING = 20_000  # samples kept in memory: about 40 MB of 2 kB each
 OnBroken = Callable[[str, Sequence[int]], object]  # message, numbers of the lines from 1
 
 
@@ -34,11 +36,15 @@ def generations_file(folder: Path, step: int) -> Path:
     return folder / "generations" / f"step_{step:06d}.jsonl"
 
 
+log = logging.getLogger(__name__)
+
+
 class JsonlTracker:
     """Tracker that writes `metrics.jsonl` and `generations/`.
 
     Floats read back as the same bits; NaN and infinities are written as null. A row that cannot be
-    written stays in memory, leaves no partial line in the file, and is written with the next row.
+    written stays in memory, leaves no partial line in the file, and is written with the next row;
+    so do samples, up to `MAX_PENDING` of them.
     """
 
     def __init__(self) -> None:
@@ -46,6 +52,7 @@ class JsonlTracker:
         self.file: FileIO | None = None
         self.end = 0  # end of the last complete row in the file, in bytes
         self.pending = b""
+        self.pending_samples: dict[int, Sequence[Sample]] = {}
 
     def start(self, run: RunInfo) -> None:
         """Open `metrics.jsonl` for appending, without an incomplete last line."""
@@ -60,18 +67,43 @@ class JsonlTracker:
         row = {"step": step} | {name: _number(value) for name, value in metrics.items()}
         self.pending += json.dumps(row, allow_nan=False).encode() + b"\n"
         self._write()
+        self._write_samples()
 
     def generations(self, step: int, samples: Sequence[Sample]) -> None:
-        """Write all validation samples of a step to `generations/step_N.jsonl`."""
-        write_samples(generations_file(self.folder, step), samples)
+        """Write all validation samples of a step to `generations/step_N.jsonl`.
+
+        Raises OSError if the disk refuses, also when older samples are dropped from memory.
+        """
+        self.pending_samples[step] = samples
+        self._write_samples()
 
     def finish(self, state: str) -> None:  # noqa: ARG002
-        """Write pending rows and close the file."""
+        """Write pending rows and samples, and close the file."""
         if self.file is not None:
             try:
                 self._write()
+                self._write_samples()
             finally:
                 self.file.close()
+
+    def _write_samples(self) -> None:
+        for step, samples in list(self.pending_samples.items()):
+            try:
+                write_samples(generations_file(self.folder, step), samples)
+            except OSError:
+                self._drop_oldest_samples()
+                raise
+            del self.pending_samples[step]
+
+    def _drop_oldest_samples(self) -> None:
+        """Keep at most `MAX_PENDING` samples, but always those of the last step."""
+        while (
+            len(self.pending_samples) > 1
+            and sum(map(len, self.pending_samples.values())) > MAX_PENDING
+        ):
+            step = next(iter(self.pending_samples))
+            del self.pending_samples[step]
+            log.warning("the disk is full: the validation samples of step %d are lost", step)
 
     def _write(self) -> None:
         """Write pending rows after the last complete one, over any partial row; raise OSError."""

@@ -24,7 +24,7 @@ from rlctl.errors import UsageError
     ],
 )
 def test_valid_durations(text: str, seconds: int) -> None:
-    assert Limits(text, None, 0).end_by() == pytest.approx(time.time() + seconds, abs=5)
+    assert Limits(text, None, 0).end_by() == pytest.approx(time.monotonic() + seconds, abs=5)
 
 
 @pytest.mark.parametrize("text", ["", "90", "0s", "3h50", "m", "-5m", "1:5:00", "soon"])
@@ -39,12 +39,19 @@ def test_invalid_durations(text: str) -> None:
 def test_a_time_of_day_is_its_next_occurrence_and_a_date_is_that_date() -> None:
     now = datetime.now().astimezone().replace(microsecond=0)
     later, earlier = now + timedelta(minutes=2), now - timedelta(minutes=2)
-    assert Limits(None, f"{later:%H:%M:%S}", 0).end_by() == pytest.approx(later.timestamp(), abs=1)
-    assert Limits(None, f"{earlier:%H:%M:%S}", 0).end_by() == pytest.approx(
-        (earlier + timedelta(days=1)).timestamp(), abs=3601
-    )
-    assert Limits(None, later.isoformat(), 0).end_by() == later.timestamp()
-    assert Limits("1h", later.isoformat(), 0).end_by() == later.timestamp()  # the earlier of both
+
+    def left(until: datetime) -> float:
+        return (until - datetime.now().astimezone()).total_seconds()
+
+    for text, until, within in (
+        (f"{later:%H:%M:%S}", later, 5),
+        (f"{earlier:%H:%M:%S}", earlier + timedelta(days=1), 3605),
+        (later.isoformat(), later, 5),
+    ):
+        end = Limits(None, text, 0).end_by()
+        assert end == pytest.approx(time.monotonic() + left(until), abs=within)
+    both = Limits("1h", later.isoformat(), 0).end_by()
+    assert both == pytest.approx(time.monotonic() + left(later), abs=5)  # the earlier of both
 
 
 @pytest.mark.parametrize(

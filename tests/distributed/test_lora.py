@@ -23,7 +23,7 @@ from rlctl.runtime.model.sequences import Sequences
 from rlctl.runtime.rank_info import RankInfo
 from rlctl.runtime.rollout.sampling_params import SamplingConfig
 from rlctl.runtime.workers.actor import ActorSpec, ActorWorker
-from rlctl.runtime.workers.background import await_written
+from rlctl.runtime.workers.background import await_written, begin_writing
 from rlctl.runtime.workers.dispatch import split
 from tests.distributed.ranks import on_ranks
 from tests.distributed.test_gradient import LOSS, experience
@@ -145,6 +145,7 @@ def update_and_resume(where: RankInfo, model: str, folder: Path) -> dict[str, An
     batch = experience()
     untrained = worker.compute_log_probs(batch).log_probs.values
     update(worker)
+    begin_writing(folder)
     worker.save(folder / "actor")
     worker.export(folder / "huggingface")
     update(worker)

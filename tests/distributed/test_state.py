@@ -15,7 +15,7 @@ from rlctl.runtime.model.sharding import full_parameters
 from rlctl.runtime.rank_info import RankInfo
 from rlctl.runtime.rollout.sampling_params import SamplingConfig
 from rlctl.runtime.workers.actor import ActorSpec, ActorWorker
-from rlctl.runtime.workers.background import await_written
+from rlctl.runtime.workers.background import await_written, begin_writing
 from rlctl.runtime.workers.dispatch import split
 from tests.distributed.ranks import on_ranks, rank_info
 from tests.distributed.test_gradient import LOSS, experience
@@ -68,6 +68,7 @@ def test_load_is_bitwise_on_one_rank_and_close_on_two(model: Path, tmp_path: Pat
     first = actor(rank_info(), str(model))
     untrained = weights(first)
     update(first)
+    begin_writing(tmp_path)
     first.save(tmp_path / "state")
     saved = weights(first)
     update(first)  # while the thread writes its copy of the state
@@ -94,6 +95,7 @@ def save(where: RankInfo, model: str, from_folder: Path | None, folder: Path) ->
 
 def test_state_moves_from_one_rank_to_two_and_back(model: Path, tmp_path: Path) -> None:
     """1 → 2 → 1 gives the weights of three updates on one rank, up to rounding."""
+    begin_writing(tmp_path)
     straight = actor(rank_info(), str(model))
     for _ in range(3):
         update(straight)
@@ -107,6 +109,7 @@ def test_state_moves_from_one_rank_to_two_and_back(model: Path, tmp_path: Path) 
 def test_saving_before_the_first_update_changes_nothing(model: Path, tmp_path: Path) -> None:
     """Saving must not step a fresh optimizer to create its state, as torch's helper does."""
     plain, saved = actor(rank_info(), str(model)), actor(rank_info(), str(model))
+    begin_writing(tmp_path)
     saved.save(tmp_path / "state")
     await_written([tmp_path / "state"], timeout_s=60)
     loaded = actor(rank_info(), str(model))
@@ -119,6 +122,7 @@ def test_saving_before_the_first_update_changes_nothing(model: Path, tmp_path: P
 
 def test_random_state_is_restored(model: Path, tmp_path: Path) -> None:
     worker = actor(rank_info(), str(model))
+    begin_writing(tmp_path)
     worker.save(tmp_path / "state")
     drawn = random.random(), float(np.random.random()), float(torch.rand(()))
     await_written([tmp_path / "state"], timeout_s=60)

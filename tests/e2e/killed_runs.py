@@ -43,6 +43,7 @@ class Killer:
         self.signal = signal.Signals[name or "SIGKILL"]
         self.doing = "starting"
         self.folder: Path | None = None
+        self.timer: threading.Timer | None = None
 
     def start(self, run: RunInfo) -> None:
         self.folder = run.folder
@@ -51,13 +52,17 @@ class Killer:
         self.doing = name
         self.left -= 1
         if self.left == 0:
-            threading.Timer(self.delay, self._kill).start()
+            self.timer = threading.Timer(self.delay, self._kill)
+            self.timer.start()
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None: ...
 
     def generations(self, step: int, samples: Sequence[Sample]) -> None: ...
 
-    def finish(self, state: str) -> None: ...
+    def finish(self, state: str) -> None:
+        """Stop the timer: a run that is recorded as finished cannot be resumed after a kill."""
+        if self.timer is not None:
+            self.timer.cancel()
 
     def _kill(self) -> None:
         writing = self.folder is not None and any(self.folder.glob("checkpoints/.*.partial"))

@@ -24,13 +24,16 @@ def test_later_rows_and_samples_are_moved_to_the_attempt(tmp_path: Path) -> None
     run = run_with(tmp_path, [*rows(0, 1, 2, 3), '{"step": 4, "x'])
     for step in (2, 3):
         run.generations(step).write_text("{}\n")
-    (run.path / "generations" / "step_000003.jsonl.tmp").touch()
+    unfinished = [run.path / ".metrics.jsonl.17.tmp", run.generations(3).with_name(".step_3.tmp")]
+    for file in unfinished:
+        file.touch()
     done = rewind(run, 2)
     assert (done.num_removed, done.lost) == (1, [])
     assert run.metrics.read_text() == "".join(rows(0, 1, 2))
     taken = run.attempt / "taken_back"
     assert (taken / "metrics.jsonl").read_text() == "".join(rows(3))
     assert [each.name for each in (run.path / "generations").iterdir()] == ["step_000002.jsonl"]
+    assert not any(file.exists() for file in unfinished)
 
 
 @pytest.mark.parametrize(

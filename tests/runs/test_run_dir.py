@@ -14,8 +14,9 @@ from rlctl.files import write_text
 from rlctl.recipes.layers import Origin
 from rlctl.runs import provenance
 from rlctl.runs.details import changed_settings
+from rlctl.runs.naming import check_free
 from rlctl.runs.record import RunRecord
-from rlctl.runs.run_dir import RunDir, check_free
+from rlctl.runs.run_dir import RunDir
 
 
 def lines(path: Path) -> list[dict]:

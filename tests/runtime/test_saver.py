@@ -14,7 +14,7 @@ from rlctl.runs.run_dir import RunDir
 from rlctl.runtime.checkpoint.saver import Saver
 from rlctl.runtime.checkpoint.store import ControllerState
 from rlctl.runtime.roles import Roles
-from rlctl.runtime.workers.background import FAILED, WRITTEN
+from rlctl.runtime.workers.background import FAILED, WRITING, WRITTEN
 
 
 class Learner:
@@ -30,7 +30,12 @@ class Learner:
     def save(self, folder: Path) -> None:
         folder.mkdir()
         (folder / "weights").write_text("1")
-        (folder / (FAILED if self.failure else WRITTEN)).write_text(self.failure or "")
+        if self.failure is None:
+            (folder / WRITTEN).touch()
+            return
+        if self.failure:  # else there is no room for the reason
+            (folder / FAILED).write_text(self.failure)
+        (folder.parent / WRITING).unlink()
 
     def export(self, folder: Path) -> None:
         (folder / "model.safetensors").write_text("1")
@@ -105,6 +110,27 @@ def test_failed_write_is_reported_and_leaves_earlier_checkpoints(
     case.save(3)
     case.saver.close()  # a later save succeeded
     assert case.steps == [1, 3]
+
+
+def test_failed_write_without_room_for_its_reason_is_given_up(tmp_path: Path) -> None:
+    case = Case(tmp_path)
+    case.critic.failure = ""
+    case.save(1)  # `timeouts.call_s` is an hour
+    assert case.steps == []
+    failure = case.saver.failure
+    assert failure is not None
+    assert "a rank could not write its part" in str(failure)
+
+
+def test_failed_export_gives_the_checkpoint_up_although_the_state_is_written(
+    tmp_path: Path,
+) -> None:
+    case = Case(tmp_path)
+    case.saver.begin(ControllerState(1, "id", {}, 0, {}))
+    (case.saver.store.folder / ".step_000001.partial" / WRITING).unlink()
+    case.saver.commit()
+    case.saver._wait()
+    assert (case.steps, case.saver.failure is None) == ([], False)
 
 
 def test_save_without_enough_space_fails_before_the_copy(tmp_path: Path) -> None:

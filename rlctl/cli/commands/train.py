@@ -169,7 +169,7 @@ def _compose(source: str, settings: list[str]) -> Recipe:
 
 
 def _train_with_retries(words: list[str], recipe: Recipe, inline: bool, limits: Limits) -> None:
-    from rlctl.runs.run_dir import fresh_name
+    from rlctl.runs.naming import fresh_name
 
     trainer = recipe.config.trainer
     name = trainer.experiment_name or fresh_name(recipe.name.removesuffix("_trainer"))

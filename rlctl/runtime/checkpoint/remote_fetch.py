@@ -10,8 +10,9 @@ from typing import Any
 from rlctl import storage
 from rlctl.errors import ConflictError, NotFoundError
 from rlctl.files import replacing
+from rlctl.runs.naming import check_free
 from rlctl.runs.record import RunRecord
-from rlctl.runs.run_dir import RECORD_FILE, check_free
+from rlctl.runs.run_dir import RECORD_FILE
 from rlctl.runtime.checkpoint.remote_copy import CHECKPOINTS, remote_record
 from rlctl.runtime.checkpoint.store import MANIFEST, CheckpointStore, damage
 

@@ -12,6 +12,7 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -214,7 +215,8 @@ class Saver:
 
     def _failed(self, step: int, error: Exception) -> None:
         self._pending = None
-        self.store.clear()
+        with suppress(OSError):
+            self.store.clear()
         reason = (
             error.problems[0].message
             if isinstance(error, RlctlError)

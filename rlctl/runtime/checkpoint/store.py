@@ -19,6 +19,7 @@ from typing import Any, Self
 from rlctl.errors import ConfigError, NotFoundError
 from rlctl.files import put_in_place
 from rlctl.runs.provenance import installed_versions
+from rlctl.runtime.workers.background import WRITING, begin_writing
 
 MANIFEST, STATE, CONFIG = "manifest.json", "state.json", "config.yaml"
 
@@ -75,22 +76,26 @@ class CheckpointStore:
 
     def steps(self) -> list[int]:
         """Return the steps with a completely written checkpoint, oldest first."""
-        return sorted(
-            int(path.parent.name.removeprefix("step_"))
-            for path in self.folder.glob(f"step_*/{MANIFEST}")
-        )
+        return sorted(_step_of(path.parent) for path in self.folder.glob(f"step_*/{MANIFEST}"))
+
+    def folders(self) -> list[Path]:
+        """Return the folders of all checkpoints, also of damaged ones, oldest first."""
+        found = (path for path in self.folder.glob("step_*") if path.is_dir())
+        return sorted(found, key=_step_of)
 
     def begin(self, step: int) -> Path:
         """Create an empty temporary folder for `step`, and remove those of interrupted writes."""
         self.clear()
         aside = self.folder / f".{self.path(step).name}.partial"
         aside.mkdir(parents=True)
+        begin_writing(aside)
         return aside
 
     def finish(self, step: int) -> Path:
         """Write the manifest of the temporary folder of `step`, flush it to disk and rename it."""
         final = self.path(step)
         aside = self.folder / f".{final.name}.partial"
+        (aside / WRITING).unlink(missing_ok=True)
         files = sorted(path for path in aside.rglob("*") if path.is_file())
         listing = {
             str(path.relative_to(aside)): {"bytes": path.stat().st_size, "sha256": _digest(path)}
@@ -122,20 +127,20 @@ class CheckpointStore:
     def latest_complete(self) -> tuple[int | None, list[str]]:
         """Return the latest step with an undamaged checkpoint, or None, and newer ones' damage."""
         damaged: list[str] = []
-        for step in reversed(self.steps()):
-            problem = damage(self.path(step))
+        for folder in reversed(self.folders()):
+            problem = damage(folder)
             if problem is None:
-                return step, damaged
+                return _step_of(folder), damaged
             damaged.append(problem)
         return None, damaged
 
     def set_aside_after(self, step: int, into: str) -> list[int]:
         """Move the checkpoints after `step` into the subfolder `into`; return their steps."""
-        later = [each for each in self.steps() if each > step]
+        later = [each for each in self.folders() if _step_of(each) > step]
         for each in later:
             (self.folder / into).mkdir(exist_ok=True)
-            self.path(each).rename(self.folder / into / self.path(each).name)
-        return later
+            each.rename(self.folder / into / each.name)
+        return [_step_of(each) for each in later]
 
     def policy(self, step: int | None = None) -> Path:
         """Return the transformers folder of `step`, or of the latest checkpoint."""
@@ -157,9 +162,11 @@ def damage(folder: Path) -> str | None:
 
     Every file of its manifest must exist with the size and SHA-256 listed there.
     """
+    if not (folder / MANIFEST).exists():
+        return f"{folder.name} is damaged: {MANIFEST} is missing"
     try:
         listing: dict[str, dict[str, Any]] = json.loads((folder / MANIFEST).read_text())["files"]
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, TypeError, KeyError) as error:
         return f"{folder.name} is damaged: {MANIFEST} cannot be read ({type(error).__name__})"
     for name, wanted in listing.items():
         file = folder / name
@@ -172,6 +179,15 @@ def damage(folder: Path) -> str | None:
             changed = f"{name} has changed since it was written (its SHA-256 differs)"
             return f"{folder.name} is damaged: {changed}"
     return None
+
+
+def config_hash(folder: Path) -> str:
+    """Return the SHA-256 of the configuration in the folder of a run or checkpoint."""
+    return _digest(folder / CONFIG)
+
+
+def _step_of(folder: Path) -> int:
+    return int(folder.name.removeprefix("step_"))
 
 
 def _digest(path: Path) -> str:

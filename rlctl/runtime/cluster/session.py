@@ -9,7 +9,7 @@ import shutil
 import signal
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ import psutil
 from rlctl.errors import ResourceError
 from rlctl.recipes import schema
 from rlctl.runs.logs import format_tails
+from rlctl.runtime.cluster.health import RayHealth
 
 # An empty PYTHONDONTWRITEBYTECODE lets workers cache bytecode: without it, importing torch and
 # transformers takes seconds longer.
@@ -36,28 +37,24 @@ _SHUTDOWN_S = 10.0  # a healthy Ray needs one or two
 
 @contextmanager
 def ray_session(
-    init: schema.RayInit, num_cpus: int, num_threads: int, timeout_s: float, timeline: str | None
+    init: schema.RayInit,
+    num_cpus: int,
+    num_threads: int,
+    timeout_s: float,
+    timeline: str | None,
+    on_lost: Callable[[], object] = lambda: None,
 ) -> Iterator[None]:
     """Connect to the cluster at `init.address` or RAY_ADDRESS, else start one on this machine.
 
     A started cluster has `num_cpus` slots and is shut down at the end; Ray sets RAY_ADDRESS in its
-    jobs. Raises ResourceError with the tail of Ray's log if it does not start within `timeout_s`.
+    jobs. Raises ResourceError with the tail of Ray's log if it does not start within `timeout_s`,
+    and RlctlError instead of an error in the block if Ray's GCS or raylet has exited. If the block
+    does not end by itself then, this process calls `on_lost` and exits with code 1.
     """
     import ray
 
-    env = {name: value for name, value in _WORKER_ENV.items() if value or name in os.environ}
-    # Limits the threads that libraries start at import; torch.set_num_threads sets torch's own.
-    env["OMP_NUM_THREADS"] = str(num_threads)
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    variables = env | {
-        name: str(value) for name, value in init.runtime_env.get("env_vars", {}).items()
-    }
-    options: dict[str, Any] = {
-        "runtime_env": init.runtime_env | {"env_vars": variables},
-        "log_to_driver": False,
-        "logging_level": "ERROR",
-    }
+    options = _options(init, num_threads)
+    variables = options["runtime_env"]["env_vars"]
     folder: Path | None = None
     # Processes of trackers must survive Ray: they record the end of the run.
     others = set(psutil.Process().children(recursive=True))
@@ -78,17 +75,43 @@ def ray_session(
     else:
         options["address"] = address
     ended = threading.Event()
+    health = RayHealth(others, on_lost)
     try:
         _start(options, folder, timeout_s, ended)
         _take_back_signals()
-        yield
+        own = folder is not None or str(address).startswith("ray://")  # a proxy reports its loss
+        health.start(None if own else ray.get_runtime_context().gcs_address)
+        try:
+            yield
+        except Exception as error:
+            if (lost := health.error()) is not None:
+                raise lost from error
+            raise
         if timeline is not None:
             ray.timeline(timeline)
     finally:
-        _shut_down(others)
+        health.stop()
+        _shut_down(others, health.processes)
         ended.set()
         if folder is not None:
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def _options(init: schema.RayInit, num_threads: int) -> dict[str, Any]:
+    """Return the arguments of `ray.init` for any cluster; set Ray's environment variables."""
+    env = {name: value for name, value in _WORKER_ENV.items() if value or name in os.environ}
+    # Limits the threads that libraries start at import; torch.set_num_threads sets torch's own.
+    env["OMP_NUM_THREADS"] = str(num_threads)
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    variables = env | {
+        name: str(value) for name, value in init.runtime_env.get("env_vars", {}).items()
+    }
+    return {
+        "runtime_env": init.runtime_env | {"env_vars": variables},
+        "log_to_driver": False,
+        "logging_level": "ERROR",
+    }
 
 
 def _start(
@@ -134,14 +157,14 @@ def _remove_stale() -> None:
             shutil.rmtree(path.parent, ignore_errors=True)
 
 
-def _shut_down(others: set[psutil.Process]) -> None:
-    """Shut down Ray and kill its remaining processes: all children of this one except `others`.
+def _shut_down(others: set[psutil.Process], seen: set[psutil.Process]) -> None:
+    """Shut down Ray and kill its remaining processes: `seen` and all children except `others`.
 
     `ray.shutdown` gets a deadline: it waits for minutes if a scheduler has killed Ray's daemons.
     """
     import ray
 
-    started = set(psutil.Process().children(recursive=True)) - others
+    started = seen | (set(psutil.Process().children(recursive=True)) - others)
     thread = threading.Thread(target=ray.shutdown, name="ray-shutdown", daemon=True)
     thread.start()
     thread.join(_SHUTDOWN_S)

@@ -15,7 +15,7 @@ from rlctl.plugins import load, load_with_params
 from rlctl.recipes import schema
 from rlctl.recipes.compose import Recipe
 from rlctl.recipes.roles import needed_roles, rollout_pool
-from rlctl.runs.run_dir import check_free
+from rlctl.runs.naming import check_free
 from rlctl.runtime.algorithms.base import Algorithm, Needs
 from rlctl.runtime.build import load_algorithm
 from rlctl.runtime.checkpoint.remote_copy import check_remote_copy

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ import yaml
 
 from rlctl.recipes import schema
 from rlctl.recipes.compose import Recipe
+from rlctl.runs.folders_elsewhere import place
 from rlctl.runs.provenance import data_hashes, installed_versions
 from rlctl.runs.rewind import rewind
 from rlctl.runs.run_dir import RunDir
@@ -21,34 +21,37 @@ from rlctl.runtime.training.restore import ResumePoint
 def open_run(recipe: Recipe, config: schema.Config, start: ResumePoint | None) -> RunDir:
     """Create the folder of a new run, or reopen and rewind that of a resumed one.
 
-    A folder that cannot be created completely is removed. `config` is the recipe's with the
+    A new folder appears complete or not at all. `config` is the recipe's with the
     quickstart resolved.
     """
     if start is not None and start.run is not None:
         run = RunDir.reopen(start.run, start.force)
+        for part, folder in _folders_elsewhere(config.trainer).items():
+            if folder is not None or part != "rollouts":  # without a folder they are not written
+                place(run, part, folder)
         _rewind(run, start)
         _write_config(run, recipe, config, None)
         return run
     trainer = config.trainer
-    run = RunDir.create(
+    with RunDir.creating(
         Path(trainer.run_dir),
         trainer.project_name,
         trainer.experiment_name,
         recipe.name.removesuffix("_trainer"),
-    )
-    folders_elsewhere = {
+    ) as run:
+        for part, folder in _folders_elsewhere(trainer).items():
+            place(run, part, folder)
+        _write_config(run, recipe, config, start.parent if start is not None else None)
+    return run
+
+
+def _folders_elsewhere(trainer: schema.Trainer) -> dict[str, str | None]:
+    """Return the folders that replace parts of the run's folder, None for those that stay."""
+    return {
         "checkpoints": trainer.default_local_dir,
         "rollouts": trainer.rollout_data_dir,
         "generations": trainer.validation_data_dir,
     }
-    try:
-        for part, folder in folders_elsewhere.items():
-            run.place(part, folder)
-        _write_config(run, recipe, config, start.parent if start is not None else None)
-    except BaseException:
-        shutil.rmtree(run.path, ignore_errors=True)
-        raise
-    return run
 
 
 def _write_config(

@@ -25,7 +25,7 @@ class Stopping:
     """Context in which requests to stop set `asked` instead of interrupting the current step.
 
     A request is SIGINT, SIGTERM, SIGUSR1 or SIGHUP, the existence of the file `request`, or too
-    little time for another step before `end_by` (seconds since the epoch).
+    little time for another step before `end_by` (on the clock `time.monotonic`).
 
     A second signal interrupts at once, and so does the expiry of `deadline_s` after a request. An
     error after a request is raised as that request, because a signal to the process group also
@@ -53,7 +53,7 @@ class Stopping:
         Another step is assumed to take as long as the longest one so far, and a checkpoint
         `writing_s`.
         """
-        now = time.time()
+        now = time.monotonic()
         if self._checked_at is not None:
             self._longest_s = max(self._longest_s, now - self._checked_at)
         self._checked_at = now
@@ -88,7 +88,8 @@ class Stopping:
             self._before = {number: signal.signal(number, self._on_signal) for number in handled}
             self._before[signal.SIGALRM] = signal.signal(signal.SIGALRM, self._on_timer)
             if self.end_by is not None:
-                signal.setitimer(signal.ITIMER_REAL, max(_MIN_TIMER_S, self.end_by - time.time()))
+                left = self.end_by - time.monotonic()
+                signal.setitimer(signal.ITIMER_REAL, max(_MIN_TIMER_S, left))
         return self
 
     def __exit__(

@@ -54,7 +54,7 @@ class RunContext:
     max_response_length: int
     on_phase: Callable[[str], None]  # called when a phase begins
     on_checkpoint: Callable[[], None]  # called when a checkpoint is complete
-    end_by: float | None  # deadline in seconds since the epoch; None: no deadline
+    end_by: float | None  # deadline by time.monotonic; None: no deadline
 
 
 @dataclass(frozen=True)

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import faulthandler
-import os
 import sys
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-import psutil
+from rlctl.runs.process import kill_and_exit
 
 _CHECK_INTERVAL_S = 1.0
 
@@ -67,7 +65,4 @@ class Watchdog:
             file=sys.stderr,
             flush=True,
         )
-        for child in psutil.Process().children(recursive=True):
-            with suppress(psutil.NoSuchProcess):
-                child.kill()
-        os._exit(1)
+        kill_and_exit()

@@ -18,13 +18,17 @@ from rlctl.runtime.rank_info import RankInfo
 # torch.distributed.checkpoint writes this file last, when every rank has written its part.
 WRITTEN = ".metadata"
 FAILED = "failed.txt"
+# File beside the folders of a checkpoint; a failed write deletes it, for which there is always
+# room, while `FAILED` cannot be created on a disk without free space or inodes.
+WRITING = ".writing"
 _POLL_S = 0.02
 
 
 class BackgroundWriter:
     """Thread that runs the write jobs of one worker in order.
 
-    A job that fails writes the reason to the file `FAILED` in its folder.
+    A job that fails writes the reason to the file `FAILED` in its folder, if that is possible, and
+    deletes the file `WRITING` beside the folder.
     """
 
     def __init__(self, rank_info: RankInfo) -> None:
@@ -44,10 +48,10 @@ def _guarded(folder: Path, write: Callable[[], None]) -> None:
     try:
         write()
     except BaseException as error:
-        with suppress(OSError):  # on a full disk an empty file still reports the failure
-            folder.mkdir(parents=True, exist_ok=True)
-            (folder / FAILED).touch()
+        with suppress(OSError):
             (folder / FAILED).write_text(_reason(error))
+        with suppress(OSError):
+            (folder.parent / WRITING).unlink(missing_ok=True)
 
 
 def _reason(error: BaseException) -> str:
@@ -57,17 +61,21 @@ def _reason(error: BaseException) -> str:
     return f"{type(inner).__name__}: {first_line}"
 
 
+def begin_writing(folder: Path) -> None:
+    """Prepare an existing folder for jobs of `BackgroundWriter` that write its subfolders."""
+    (folder / WRITING).touch()
+
+
 def await_written(folders: Sequence[Path], timeout_s: float) -> None:
-    """Wait until all ranks have written all of `folders`.
+    """Wait until all ranks have written all of `folders`, which are in one prepared folder.
 
     Raises `RlctlError` if a rank reports a failure, or after `timeout_s` seconds.
     """
     deadline = time.monotonic() + timeout_s
+    parent = folders[0].parent
     while not all((folder / WRITTEN).exists() for folder in folders):
-        for folder in {inner for each in folders for inner in each.parent.iterdir()}:
-            if (folder / FAILED).exists():
-                time.sleep(_POLL_S)  # the file is created before its text is written
-                raise RlctlError((folder / FAILED).read_text() or "a rank could not write its part")
+        if not (parent / WRITING).exists():
+            raise RlctlError(_reported(parent))
         if time.monotonic() > deadline:
             missing = ", ".join(
                 folder.name for folder in folders if not (folder / WRITTEN).exists()
@@ -77,3 +85,11 @@ def await_written(folders: Sequence[Path], timeout_s: float) -> None:
                 hint="trainer.timeouts.call_s sets the deadline",
             )
         time.sleep(_POLL_S)
+    if not (parent / WRITING).exists():  # of a folder that has no `WRITTEN`
+        raise RlctlError(_reported(parent))
+
+
+def _reported(parent: Path) -> str:
+    """Return the reason of the failure that a rank reported."""
+    reasons = (file.read_text() for file in sorted(parent.glob(f"*/{FAILED}")))
+    return next(filter(None, reasons), "a rank could not write its part: the disk may be full")

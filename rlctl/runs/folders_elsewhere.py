@@ -1,0 +1,59 @@
+"""Parts of a run's folder that are links to another disk, such as its checkpoints."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from rlctl.errors import ConflictError
+from rlctl.files import replacing
+from rlctl.runs.run_dir import RunDir
+
+
+def place(run: RunDir, part: str, outside: str | None) -> None:
+    """Make the subfolder `part` of a run a link to `outside/<project>/<run>`; None: a real folder.
+
+    The content of an existing part moves there: it is copied, then the link is changed, then the
+    old copy is deleted. Raises ConflictError when that folder has files of another run, OSError
+    when they do not fit; the part then stays where it was.
+    """
+    link = run.path / part
+    if outside is None:
+        if link.is_symlink():
+            old = link.resolve()
+            with replacing(link) as aside:
+                shutil.copytree(old, aside, symlinks=True)
+                link.unlink()
+            shutil.rmtree(old)
+        return
+    target = Path(outside).expanduser().absolute() / run.record.project / run.record.name
+    if link.is_symlink() and link.resolve() == target.resolve():
+        return
+    if target.exists() and _names(target) and _names(target) != _names(link):
+        raise ConflictError(
+            f"the folder has files of another run named {run.record.name!r}",
+            where=str(target),
+            hint="choose another --name",
+        )
+    if _names(link) and not _names(target):  # else there is nothing, or a killed process copied it
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(target) as aside:
+            shutil.copytree(link, aside, symlinks=True)
+    target.mkdir(parents=True, exist_ok=True)
+    _link(link, target)
+
+
+def _link(link: Path, target: Path) -> None:
+    """Make `link` a link to `target` and delete what it was."""
+    old = link.resolve() if link.is_symlink() else link.with_name(f".{link.name}.old")
+    aside = link.with_name(f".{link.name}.link")
+    aside.unlink(missing_ok=True)
+    aside.symlink_to(target)
+    if link.is_dir() and not link.is_symlink():
+        link.rename(old)
+    aside.replace(link)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _names(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir()} if folder.is_dir() else set()

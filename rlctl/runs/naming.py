@@ -1,0 +1,94 @@
+"""Names of runs: validity, conflicts, fresh names, and folders of runs that are being created."""
+
+from __future__ import annotations
+
+import glob
+import os
+import random
+import secrets
+import shlex
+import shutil
+import socket
+import string
+import sys
+import time
+from pathlib import Path
+
+import psutil
+
+from rlctl.errors import ConflictError, ResourceError, UsageError
+from rlctl.files import existing_parent
+
+
+_LONGEST_NAME = 200  # bytes: file systems allow 255, and temporary names are longer
+
+
+def check_free(root: Path, project: str, name: str | None) -> None:
+    """Raise the error that `RunDir.creating` would raise for these names; write nothing."""
+    _check_root(root)
+    for what, given in (("project", project), ("run", name)):
+        if given is not None and len(given.encode()) > _LONGEST_NAME:
+            raise UsageError(
+                f"the {what} name has {len(given.encode())} bytes, and {_LONGEST_NAME} are allowed",
+                where="trainer.project_name" if what == "project" else "trainer.experiment_name",
+                hint="choose a shorter name; trainer.tracking.description holds longer text",
+            )
+        if given is not None and (
+            not given
+            or given.startswith((".", "-", "@"))
+            or "/" in given
+            or not given.isprintable()
+        ):
+            raise UsageError(
+                f"{given!r} is not a valid {what} name: it must not be empty, contain a slash "
+                "or begin with '.', '-' or '@'",
+                where="trainer.project_name" if what == "project" else "trainer.experiment_name",
+            )
+    if name is not None and (root / project / name).exists():
+        raise taken(root / project / name)
+
+
+def _check_root(root: Path) -> None:
+    """Raise ResourceError if `root` is not a writable folder and cannot become one."""
+    parent = existing_parent(root)
+    problem = "not a folder" if not parent.is_dir() else "not writable"
+    if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):
+        raise ResourceError(
+            f"cannot create the run's folder: {parent} is {problem}",
+            where="trainer.run_dir",
+            hint="trainer.run_dir=DIR selects another folder",
+        )
+
+
+def taken(path: Path) -> ConflictError:
+    """Return the error for a name that is taken, with a free one as its hint."""
+    free = next(
+        name
+        for number in range(2, sys.maxsize)
+        if not (path.parent / (name := f"{path.name}-{number}")).exists()
+    )
+    hint = f"--name {shlex.quote(free)} is free; without a name each run gets a new one"
+    return ConflictError(f"a run named {path.name!r} already exists", where=str(path), hint=hint)
+
+
+def unfinished(project: Path) -> Path:
+    """Return a new hidden path in the folder of a project for a run that is being created."""
+    return project / f"{_prefix()}{os.getpid()}-{secrets.token_hex(4)}"
+
+
+def remove_abandoned(project: Path) -> None:
+    """Remove the `unfinished` folders of processes of this host that were killed."""
+    for folder in project.glob(f"{glob.escape(_prefix())}*"):
+        pid = folder.name.removeprefix(_prefix()).partition("-")[0]
+        if pid.isdigit() and not psutil.pid_exists(int(pid)):
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _prefix() -> str:
+    return f".new-{socket.gethostname()}-"
+
+
+def fresh_name(recipe: str) -> str:
+    """Return `<recipe>-<yymmdd-hhmmss>-<3 letters>`; the letters do not depend on a seed."""
+    letters = "".join(random.SystemRandom().choices(string.ascii_lowercase, k=3))
+    return f"{Path(recipe).stem}-{time.strftime('%y%m%d-%H%M%S')}-{letters}"

@@ -1,0 +1,95 @@
+"""End of a process whose Ray cluster has lost its GCS or raylet."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.progress import wait_until
+
+# The main thread waits in a call that nothing interrupts; `on_lost` records the end.
+BLOCKED = """
+import sys, threading
+from pathlib import Path
+import psutil
+from rlctl.runtime.cluster import health
+health._GRACE_S = 0.5
+others = set(psutil.Process().children(recursive=True))
+import subprocess
+for name in ("gcs_server", "raylet"):
+    print(subprocess.Popen([f"{sys.argv[1]}/{name}", "600"]).pid)
+watch = health.RayHealth(others, lambda: Path(sys.argv[1], "lost").touch())
+watch.start(None)
+print("started", flush=True)
+blocked = threading.Lock()
+blocked.acquire()
+blocked.acquire()
+"""
+
+WITH_RAY = """
+import ray, sys, time
+from rlctl.errors import RlctlError
+from rlctl.recipes.compose import compose
+from rlctl.runtime.cluster.session import ray_session
+init = compose("ppo").config.ray_kwargs.ray_init
+with ray_session(init, 2, 1, 600.0, None, lambda: print("recorded", flush=True)):
+    @ray.remote
+    def wait():
+        time.sleep(3600)
+    waiting = wait.remote()
+    print("started", flush=True)
+    ray.get(waiting)
+"""
+
+
+@pytest.mark.parametrize(("killed", "name"), [(0, "GCS"), (1, "raylet")])
+def test_blocked_process_exits_and_kills_its_children(
+    tmp_path: Path, killed: int, name: str
+) -> None:
+    for daemon in ("gcs_server", "raylet"):
+        (tmp_path / daemon).symlink_to("/bin/sleep")
+    process = subprocess.Popen(
+        [sys.executable, "-c", BLOCKED, str(tmp_path)], stdout=-1, stderr=-1, text=True
+    )
+    assert process.stdout is not None
+    pids = [int(process.stdout.readline()) for _ in range(2)]
+    assert process.stdout.readline() == "started\n"
+    daemons = [psutil.Process(pid) for pid in pids]
+    daemons[killed].kill()
+    _, errors = process.communicate(timeout=600)
+    assert process.returncode == 1
+    assert errors.splitlines() == [
+        f"error: Ray's {name} (process {pids[killed]}) has exited",
+        "  help: `rlctl resume` continues the run from its latest checkpoint",
+    ]
+    assert (tmp_path / "lost").exists()
+    assert_gone(daemons)
+
+
+def test_killed_gcs_ends_a_process_that_waits_for_a_task() -> None:
+    process = subprocess.Popen([sys.executable, "-c", WITH_RAY], stdout=-1, stderr=-1, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "started\n"
+    started = psutil.Process(process.pid).children(recursive=True)
+    (gcs,) = [each for each in started if each.name() == "gcs_server"]
+    gcs.kill()
+    wait_until(lambda: process.poll() is not None, process.pid, "the end")
+    out, errors = process.communicate()
+    assert (process.returncode, out) == (1, "recorded\n"), errors
+    assert f"error: Ray's GCS (process {gcs.pid}) has exited" in errors
+    assert_gone(started)
+
+
+def assert_gone(processes: list[psutil.Process]) -> None:
+    """Wait until the processes have exited; nobody may have reaped them."""
+    left = processes
+    deadline = time.monotonic() + 600
+    while left and time.monotonic() < deadline:
+        time.sleep(0.1)
+        left = [each for each in left if each.is_running() and each.status() != "zombie"]
+    assert not left
