@@ -115,7 +115,7 @@ def finish_despite(
         doing.append(file.read_text())
         file.unlink()
         arguments = ["resume", name, *inline]
-    raise AssertionError(f"{name} did not finish: {ended.talk}")
+    raise AssertionError(f"{name} did not finish")
 
 
 def random_kills(number: int, phases: int, generator: random.Random) -> list[str]:

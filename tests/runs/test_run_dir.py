@@ -5,6 +5,8 @@ import os
 import re
 import subprocess
 import sys
+import time
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -14,9 +16,12 @@ from rlctl.files import write_text
 from rlctl.recipes.layers import Origin
 from rlctl.runs import provenance
 from rlctl.runs.details import changed_settings
+from rlctl.runs.events import read_events
 from rlctl.runs.naming import check_free
 from rlctl.runs.record import RunRecord
 from rlctl.runs.run_dir import RunDir
+from rlctl.runs.store import RunStore
+from tests.small_disk import fill, small_disk
 
 
 def lines(path: Path) -> list[dict]:
@@ -203,3 +208,72 @@ def test_data_hashes(tmp_path):
     # FIPS 180-2, appendix B.1
     expected = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
     assert provenance.data_hashes([str(tmp_path / "a")]) == {str(tmp_path / "a"): expected}
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from rlctl.runs.run_dir import RunDir
+with RunDir.creating(Path(sys.argv[1]), "p", "r", "ppo") as run:
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_killed_start_leaves_the_name_free(tmp_path):
+    done = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], check=False)
+    assert done.returncode == -9
+    assert len(list((tmp_path / "p").iterdir())) == 1
+    assert RunStore(tmp_path).runs() == []
+    with RunDir.creating(tmp_path, "p", "r", "ppo") as run:
+        assert not (tmp_path / "p" / "r").exists()
+        run.write_config("{}", {})
+    assert [path.name for path in (tmp_path / "p").iterdir()] == ["r"]
+    assert run.path == tmp_path / "p" / "r"
+
+
+def test_of_two_processes_that_create_a_run_one_succeeds(tmp_path):
+    with (
+        pytest.raises(ConflictError, match="'r' exists already"),
+        RunDir.creating(tmp_path, "p", "r", "ppo"),
+    ):
+        RunDir.create(tmp_path, "p", "r", "grpo")
+    assert RunDir(tmp_path / "p" / "r").record.recipe == "grpo"
+    assert [path.name for path in (tmp_path / "p").iterdir()] == ["r"]
+
+
+def test_attempt_that_was_killed_at_its_start_is_begun_again(tmp_path):
+    run = RunDir.create(tmp_path, "p", "r", "ppo")
+    (run.path / "attempts" / "2").mkdir()
+    (run.path / "attempts" / ".latest").symlink_to("2")
+    run.new_attempt()
+    assert (run.path / "attempts" / "latest").readlink() == Path("2")
+
+
+def test_events_wait_in_memory_while_the_disk_is_full(tmp_path):
+    with small_disk(tmp_path / "disk", "size=64k") as disk:
+        run = RunDir.create(disk, "p", "r", "ppo")
+        filler = fill(disk)
+        run.event("first", text="x" * 5000)
+        run.finish("failed", 1)
+        assert RunDir(run.path).record.state == "failed"
+        filler.unlink()
+        run.event("second")
+        kinds = [event["kind"] for event in read_events(run.path)]
+    assert kinds == ["attempt", "first", "failed", "second"]
+
+
+@pytest.mark.parametrize("hours", [-2, 3])
+def test_durations_do_not_depend_on_the_clock(tmp_path, monkeypatch, hours):
+    """Set the clock back or forward during a run, a kill and a second attempt."""
+    run = RunDir.create(tmp_path, "p", "r", "ppo")
+    shifted = (datetime.now(UTC) + timedelta(hours=hours)).isoformat()
+    monkeypatch.setattr("rlctl.runs.run_dir.now", lambda: shifted)
+    monkeypatch.setattr(time, "time", lambda: 0.0)
+    assert 0 <= RunStore(tmp_path).find("r").seconds < 600
+    run.event("checkpoint", step=1)
+    killed_after = read_events(run.path)[-1]["seconds"]
+    run = RunDir(run.path)
+    run.new_attempt()
+    run.finish("finished", 0)
+    assert killed_after <= run.record.seconds < 600
+    assert RunStore(tmp_path).find("r").seconds == run.record.seconds

@@ -1,5 +1,6 @@
 """Tests of the record: rows read back unchanged, also after a kill or a damaged line."""
 
+import errno
 import json
 import math
 import os
@@ -15,8 +16,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rlctl.tracking import jsonl
 from rlctl.tracking.jsonl import JsonlTracker, generations_file, read_generations, read_metrics
 from rlctl.tracking.tracker import RunInfo, Sample
+from tests.small_disk import fill, small_disk
 
 
 def started(folder: Path) -> JsonlTracker:
@@ -91,6 +94,42 @@ def test_broken_lines_are_counted_and_the_first_is_named(tmp_path):
     found: list[tuple[str, Sequence[int]]] = []
     assert len(read_metrics(path, lambda *broken: found.append(broken))) == 2
     assert found == [(f"skipped 3 broken lines, the first at {path}:2", [2, 4, 5])]
+
+
+def one(text: str) -> list[Sample]:
+    return [Sample(text, "", "", 0.0, {}, 1, "stop", "s")]
+
+
+def test_samples_wait_in_memory_while_the_disk_is_full(tmp_path):
+    with small_disk(tmp_path / "disk", "size=64k") as disk:
+        tracker = started(disk)
+        (disk / "generations").mkdir()
+        filler = fill(disk)
+        for step in (1, 2):
+            with pytest.raises(OSError, match="No space left"):
+                tracker.generations(step, one(f"{step}" * 5000))
+        assert list((disk / "generations").iterdir()) == []  # no temporary file
+        filler.unlink()
+        tracker.log(3, {"x": 1.0})
+        for step in (1, 2):
+            assert read_generations(generations_file(disk, step)) == one(f"{step}" * 5000)
+
+
+def test_samples_in_memory_are_bounded(tmp_path, monkeypatch, caplog):
+    def refuse(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(jsonl, "MAX_PENDING", 2)
+    monkeypatch.setattr(jsonl, "write_samples", refuse)
+    tracker = started(tmp_path)
+    for step in (1, 2, 3):
+        with pytest.raises(OSError, match="No space left"):
+            tracker.generations(step, one("x"))
+    assert list(tracker.pending_samples) == [2, 3]
+    assert "the validation samples of step 1 are lost" in caplog.text
+    monkeypatch.undo()
+    tracker.finish("finished")
+    assert len(read_generations(generations_file(tmp_path, 2))) == 1
 
 
 WRITER = """

@@ -1,0 +1,144 @@
+"""Resume of runs whose folder was edited, damaged, or is on a full disk."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from rlctl.errors import ConfigError, NotFoundError
+from rlctl.runs.run_dir import RunDir
+from rlctl.runtime.resume import ResumeOptions, ResumePlan, plan_resume
+from rlctl.runtime.training.run_folder import open_run
+from tests.e2e.command import metrics, rlctl
+from tests.small_disk import small_disk, use_up_inodes
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory, shelf: Path) -> Path:
+    """Return a run of two steps with two checkpoints."""
+    folder = tmp_path_factory.mktemp("trained")
+    (folder / "score.py").write_text("def compute_score(**_):\n    return 1.0\n")
+    shutil.copytree(shelf / "model", folder / "model")
+    rlctl(
+        *("train", "ppo", "--inline", "--name", "r", "trainer.project_name=p"),
+        f"data.train_files={shelf}/train.parquet",
+        *("data.val_files=null", f"actor_rollout_ref.model.path={folder}/model"),
+        *("data.max_prompt_length=160", "data.max_response_length=4", "data.train_batch_size=4"),
+        *("actor_rollout_ref.actor.ppo_mini_batch_size=4", "trainer.total_training_steps=2"),
+        *("trainer.test_freq=-1", "trainer.val_before_train=false", "trainer.save_freq=1"),
+        *("trainer.num_threads=1", "trainer.critic_warmup=0", "trainer.max_ckpt_to_keep=null"),
+        f"reward.custom_reward_function.path={folder}/score.py",
+        "actor_rollout_ref.model.enable_gradient_checkpointing=false",
+        cwd=folder,
+    )
+    return folder / "runs" / "p" / "r"
+
+
+@pytest.fixture
+def run(trained: Path, tmp_path: Path) -> Path:
+    """Return a copy of the run that failed after its second step."""
+    copied = tmp_path / "runs" / "p" / "r"
+    shutil.copytree(trained, copied, symlinks=True)
+    RunDir(copied).update(state="failed")
+    return copied
+
+
+def plan(run: Path, *overrides: str, force: bool = False, fork: str | None = None) -> ResumePlan:
+    return plan_resume(run, overrides, ResumeOptions(inline=True, force=force, fork=fork))
+
+
+def edit(run: Path, old: str, new: str) -> None:
+    file = run / "config.yaml"
+    assert old in file.read_text()
+    file.write_text(file.read_text().replace(old, new))
+
+
+def test_edited_configuration_is_drift(run: Path) -> None:
+    assert plan(run, "trainer.total_training_steps=3").warnings == []
+    edit(run, "seed: 1\n", "seed: 5\n")
+    with pytest.raises(ConfigError, match="seed: 1 → 5 would change the run 'r'") as refused:
+        plan(run, "trainer.total_training_steps=3")
+    assert "--fork NAME" in str(refused.value)
+    for accepted in (plan(run, force=True), plan(run, fork="other")):
+        assert any(each.key.endswith("seed") for each in accepted.changes)
+
+
+def test_edit_of_a_free_key_is_a_change_and_no_drift(run: Path) -> None:
+    edit(run, "save_freq: 1\n", "save_freq: 2\n")
+    assert [str(each) for each in plan(run).changes] == ["trainer.save_freq: 1 → 2"]
+
+
+def test_edit_without_a_checkpoint_is_refused(run: Path) -> None:
+    shutil.rmtree(run / "checkpoints")
+    edit(run, "seed: 1\n", "seed: 5\n")
+    with pytest.raises(ConfigError, match="no checkpoint has a copy"):
+        plan(run)
+
+
+def test_all_damaged_checkpoints_are_named(run: Path) -> None:
+    (run / "checkpoints/step_000001/state.json").unlink()
+    (run / "checkpoints/step_000002/manifest.json").unlink()
+    for state in ("failed", "finished"):
+        RunDir(run).update(state=state)
+        with pytest.raises(NotFoundError) as refused:
+            plan(run, "trainer.total_training_steps=3")
+        assert [each.message for each in refused.value.problems] == [
+            "step_000002 is damaged: manifest.json is missing",
+            "step_000001 is damaged: state.json is missing",
+        ]
+
+
+def test_deleted_manifest_is_named_and_the_previous_checkpoint_used(run: Path) -> None:
+    (run / "checkpoints/step_000002/manifest.json").unlink()
+    planned = plan(run)
+    assert planned.start is not None
+    assert planned.start.step == 1
+    assert planned.warnings == ["step_000002 is damaged: manifest.json is missing"]
+
+
+def test_another_model_folder_is_drift(run: Path, trained: Path) -> None:
+    other = trained.parents[2] / "other"
+    shutil.copytree(trained.parents[2] / "model", other)
+    with pytest.raises(ConfigError, match=r"actor_rollout_ref\.model\.path: .* would change"):
+        plan(run, f"actor_rollout_ref.model.path={other}")
+
+
+def test_run_killed_before_its_configuration_says_what_to_do(run: Path) -> None:
+    (run / "config.yaml").unlink()
+    with pytest.raises(NotFoundError, match="`rlctl runs rm r` frees the name"):
+        plan(run)
+
+
+def test_keys_that_do_not_change_the_run_may_change(run: Path, tmp_path: Path) -> None:
+    """Move checkpoints to another disk and back; later ones are written there."""
+    elsewhere = tmp_path / "elsewhere"
+    changed = [f"trainer.default_local_dir={elsewhere}", "reward.timeout_s=7"]
+    changed += [f"trainer.rollout_data_dir={elsewhere}/rollouts"]
+    for overrides, place in ((changed, elsewhere / "p" / "r"), ([], run / "checkpoints")):
+        planned = plan(run, *overrides, *([] if overrides else ["trainer.default_local_dir=null"]))
+        opened = open_run(planned.plan.recipe, planned.plan.config, planned.start)
+        opened.finish("failed", 1)
+        assert (run / "checkpoints").resolve() == place
+        assert {each.name for each in place.iterdir()} == {"step_000001", "step_000002"}
+        assert (run / "rollouts").resolve() == elsewhere / "rollouts" / "p" / "r"
+        assert plan(run).warnings == []
+    assert not (elsewhere / "p" / "r").exists()
+
+
+def test_disk_without_inodes_costs_the_checkpoint_alone(run: Path, tmp_path: Path) -> None:
+    """Give the checkpoint up with an event; exit with code 7 because it is the last one."""
+    with small_disk(tmp_path / "disk", "nr_inodes=400") as disk:
+        copied = disk / "runs" / "p" / "r"
+        shutil.copytree(run, copied, symlinks=True)
+        use_up_inodes(disk, left=16)
+        talk = rlctl(
+            *("resume", copied, "--inline", "trainer.total_training_steps=4"), cwd=tmp_path, code=7
+        ).stderr
+        assert "the checkpoint of step 3 was not written" in talk
+        assert "the latest checkpoint is that of step 2" in talk
+        assert [row["step"] for row in metrics(copied)] == [1, 2, 3, 4]
+        assert json.loads((copied / "run.json").read_text())["state"] == "failed"
+        assert not list(copied.glob("checkpoints/.*"))
