@@ -12,6 +12,7 @@ import os
 import random
 import signal
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,15 +32,25 @@ def compute_score(data_source, solution_str, ground_truth, extra_info=None):
 """
 
 
+# Moments by name: the beginning of a phase's name, or files that exist only then.
+PHASES = {"start-up": "building the", "first step": "adv", "resume": "loading the checkpoint"}
+FILES = {
+    "checkpoint write": "checkpoints/.*.partial/actor",
+    "commit": "checkpoints/.*.partial/manifest.json",
+}
+EXIT_CODES = {"SIGKILL": -9, "SIGINT": 130, "SIGTERM": 143, "SIGUSR1": 143, "SIGHUP": 129}
+
+
 class Killer:
-    """Tracker that kills its run after a delay within a phase, both given by the environment.
+    """Tracker that signals its own run at the moment that the environment names (see `run`).
 
     It writes what the run was doing into a file that the environment names.
     """
 
     def __init__(self) -> None:
-        at, delay, name = ([*os.environ.get(KILL_AT, "").split(":"), "", ""])[:3]
-        self.left, self.delay = int(at or 0), float(delay or 0)
+        self.moment, delay, name = ([*os.environ.get(KILL_AT, "").split(":"), "", ""])[:3]
+        self.left = int(self.moment) if self.moment.isdigit() else 0
+        self.delay = float(delay or 0)
         self.signal = signal.Signals[name or "SIGKILL"]
         self.doing = "starting"
         self.folder: Path | None = None
@@ -47,11 +58,14 @@ class Killer:
 
     def start(self, run: RunInfo) -> None:
         self.folder = run.folder
+        if self.moment in FILES:
+            threading.Thread(target=self._await_file, args=(run.folder,), daemon=True).start()
 
     def phase(self, name: str) -> None:
         self.doing = name
         self.left -= 1
-        if self.left == 0:
+        if self.left == 0 or name.startswith(PHASES.get(self.moment, "\0")):
+            self.left, self.moment = 0, ""
             self.timer = threading.Timer(self.delay, self._kill)
             self.timer.start()
 
@@ -61,8 +75,17 @@ class Killer:
 
     def finish(self, state: str) -> None:
         """Stop the timer: a run that is recorded as finished cannot be resumed after a kill."""
+        self.moment = ""
         if self.timer is not None:
             self.timer.cancel()
+
+    def _await_file(self, folder: Path) -> None:
+        pattern = FILES[self.moment]
+        while self.moment and not any(folder.glob(pattern)):
+            time.sleep(0.0005)
+        if self.moment:
+            time.sleep(self.delay)
+            self._kill()
 
     def _kill(self) -> None:
         writing = self.folder is not None and any(self.folder.glob("checkpoints/.*.partial"))
@@ -86,8 +109,9 @@ def run(
 ) -> Ended:
     """Run `rlctl` with these arguments to its end.
 
-    `kill_at` is `<n>:<seconds>[:SIGNAL]`: the delay after the n-th phase begins. A write beyond
-    `largest_file` bytes fails, as on a full disk.
+    `kill_at` is `<n>:<seconds>[:SIGNAL]`, the delay after the n-th phase begins, or with a moment
+    of `PHASES` or `FILES` in the place of `<n>`. A write beyond `largest_file` bytes fails, as on a
+    full disk.
     """
     variables = usual_environment() | {
         "TOKENIZERS_PARALLELISM": "false",
@@ -99,9 +123,12 @@ def run(
 
 
 def finish_despite(
-    kills: Sequence[str], name: str, command: Sequence[str], cwd: Path, *inline: str
+    kills: Sequence[str], name: str, command: Sequence[str], cwd: Path, *options: str
 ) -> list[str]:
-    """Start, kill and resume a run until it finishes; return what it was doing at each kill."""
+    """Start, kill and resume a run until it finishes; return what it was doing at each kill.
+
+    `options` are those of `rlctl resume`.
+    """
     doing: list[str] = []
     file = cwd / f"{name}.killed.txt"
     arguments = command
@@ -110,11 +137,11 @@ def finish_despite(
         if ended.code == 0:
             return doing
         at = f"killed at {kills}, {doing}; attempt {len(doing) + 1} to be killed at {kill_at!r}"
-        assert ended.code == -signal.SIGKILL, f"{at}\n{ended.talk}"
+        assert ended.code == EXIT_CODES[[*kill_at.split(":"), "SIGKILL"][2]], f"{at}\n{ended.talk}"
         assert file.exists(), f"{at}: killed by something else"
         doing.append(file.read_text())
         file.unlink()
-        arguments = ["resume", name, *inline]
+        arguments = ["resume", name, *options]
     raise AssertionError(f"{name} did not finish")
 
 
