@@ -19,7 +19,6 @@ import psutil
 from rlctl.errors import ConflictError, ResourceError, UsageError
 from rlctl.files import existing_parent
 
-
 _LONGEST_NAME = 200  # bytes: file systems allow 255, and temporary names are longer
 
 
