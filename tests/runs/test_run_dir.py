@@ -233,7 +233,7 @@ def test_killed_start_leaves_the_name_free(tmp_path):
 
 def test_of_two_processes_that_create_a_run_one_succeeds(tmp_path):
     with (
-        pytest.raises(ConflictError, match="'r' exists already"),
+        pytest.raises(ConflictError, match="'r' already exists"),
         RunDir.creating(tmp_path, "p", "r", "ppo"),
     ):
         RunDir.create(tmp_path, "p", "r", "grpo")
