@@ -10,6 +10,7 @@ from rlctl.errors import ConfigError, Problem
 
 # Problems of one file that are listed in full; the others are counted.
 MAX_PROBLEMS = 10
+_MAX_ALIKE = 3  # places that are listed for one message
 
 
 def read_records(path: Path) -> list[tuple[str, Any]]:
@@ -28,7 +29,14 @@ def read_records(path: Path) -> list[tuple[str, Any]]:
 
 
 def raise_capped(problems: list[Problem], path: Path) -> None:
-    """Raise one ConfigError with the first problems of a file and a count of the others, if any."""
+    """Raise one ConfigError with the first problems of a file and a count of the others, if any.
+
+    A problem that several records share is reported once, at the first of them.
+    """
+    alike: dict[tuple[str, str | None], list[Problem]] = {}
+    for problem in problems:
+        alike.setdefault((problem.message, problem.hint), []).append(problem)
+    problems = [each for same in alike.values() for each in _joined(same)]
     hidden = len(problems) - MAX_PROBLEMS
     if hidden > 0:
         problems = [
@@ -39,9 +47,17 @@ def raise_capped(problems: list[Problem], path: Path) -> None:
         raise ConfigError(*problems)
 
 
+def _joined(same: list[Problem]) -> list[Problem]:
+    """Return problems with one message, or one for all if they are many."""
+    if len(same) <= _MAX_ALIKE:
+        return same
+    first = same[0]
+    return [Problem(first.message, f"{first.where} and {len(same) - 1} more records", first.hint)]
+
+
 def _text(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8-sig")  # Windows and Excel write a mark first
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"not a readable text file: {error}", where=str(path)) from error
 

@@ -47,7 +47,7 @@ class PromptRow:
 def read_rows(
     path: str | Path, *, prompt_key: str = "prompt", reward_fn_key: str = "data_source"
 ) -> list[PromptRow]:
-    """Return all rows of a parquet file or a `.jsonl` file of the same shape, local or at a URL.
+    """Return all rows of a parquet, `.jsonl` or `.json` file, local or at a URL.
 
     `prompt_key` and `reward_fn_key` name the columns to use. Raises one ConfigError with all
     problems of the file: missing, unreadable, wrong columns or malformed rows. Parquet rows are
@@ -57,7 +57,9 @@ def read_rows(
     if not path.is_file():
         near = (
             sorted(
-                each.name for each in path.parent.glob("*") if each.suffix in (".parquet", ".jsonl")
+                each.name
+                for each in path.parent.glob("*")
+                if each.suffix in (".parquet", ".jsonl", ".json")
             )
             if path.parent.is_dir()
             else []
@@ -74,7 +76,7 @@ def read_rows(
         )
     records = (
         read_records(path)
-        if path.suffix == ".jsonl"
+        if path.suffix in (".jsonl", ".json")
         else _read_parquet(path, prompt_key, reward_fn_key)
     )
     if not records:

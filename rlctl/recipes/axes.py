@@ -123,11 +123,12 @@ def _axis(override: Override, text: str, recipe: str | Path) -> Axis:
     else:
         values = tuple(dict.fromkeys(override.sweep_string_iterator()))
     if len(values) == 0:
-        raise ConfigError(
-            "this axis has no values",
-            where=where,
-            hint=f"the parts of {override.key_or_group}/: `rlctl recipes ls`",
-        )
+        hint = f"the parts of {override.key_or_group}/: `rlctl recipes ls`"
+        if isinstance(value, RangeSweep):
+            hint = (
+                f"a range goes up to a larger number, which is not part of it: {key}='range(1,5)'"
+            )
+        raise ConfigError("this axis has no values", where=where, hint=hint)
     return Axis(key, text, values, _interval(value) if isinstance(value, RangeSweep) else None)
 
 

@@ -48,6 +48,10 @@ def parse(overrides: Sequence[str]) -> tuple[list[Override], list[Problem]]:
             hint = "write key=VALUE, such as trainer.seed=2"
             problems.append(Problem(f"{key!r} is not a key", where, hint))
             continue
+        if "" in key.lstrip("~+").split("@")[0].split("."):
+            hint = "remove the extra dot; write key=VALUE, such as trainer.seed=2"
+            problems.append(Problem(f"{key!r} is not a key: a part of it is empty", where, hint))
+            continue
         if not equals and not text.startswith("~"):
             problems.append(Problem(f"{text!r} is not key=value", where, f"write {text}=VALUE"))
             continue

@@ -189,10 +189,10 @@ def test_bad_jsonl_lines_are_reported_up_to_a_limit(tmp_path: Path) -> None:
     assert problems(path) == [("not JSON: Expecting value (column 17)", f"{path}:2")]
     path.write_text(json.dumps(GOOD) + "\n3\n" + json.dumps({**GOOD, "extra_info": "x"}))
     assert [where for _, where in problems(path)] == [f"{path}:2", f"{path}:3"]
-    path.write_text("{}\n" * 100)  # three problems each
+    path.write_text("".join('{"data_source": ' + " " * n + "\n" for n in range(100)))
     found = problems(path)
     assert len(found) == 11
-    assert found[-1] == ("and 290 more problems of this file", str(path))
+    assert found[-1] == ("and 90 more problems of this file", str(path))
 
 
 def test_file_without_rows_raises(tmp_path: Path) -> None:
@@ -218,3 +218,22 @@ def test_unwritable_path_raises(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ResourceError, match="cannot write"):
         write_rows(tmp_path / "file" / "x.parquet", [row()])
+
+
+def test_a_json_list_and_a_byte_order_mark_are_read(tmp_path: Path) -> None:
+    row = {
+        "data_source": "mine",
+        "prompt": [{"role": "user", "content": "1 + 1?"}],
+        "reward_model": {"style": "rule", "ground_truth": "2"},
+    }
+    (tmp_path / "list.json").write_text(json.dumps([row, row]))
+    (tmp_path / "excel.jsonl").write_text("\ufeff" + json.dumps(row))
+    assert len(read_rows(tmp_path / "list.json")) == 2
+    assert read_rows(tmp_path / "excel.jsonl")[0].ground_truth == "2"
+
+
+def test_a_problem_of_every_record_is_reported_once(tmp_path: Path) -> None:
+    (tmp_path / "x.jsonl").write_text('{"prompt": 1}\n' * 30)
+    with pytest.raises(ConfigError) as caught:
+        read_rows(tmp_path / "x.jsonl")
+    assert len(caught.value.problems) <= 4

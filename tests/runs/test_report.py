@@ -178,6 +178,18 @@ def choose(browser: Browser, control: str, value: str, event: str = "change") ->
     )
 
 
+def test_a_hidden_run_has_a_dim_card_and_parts_have_names(browser: Browser) -> None:
+    badge = "getComputedStyle(document.querySelector('.badge')).whiteSpace"
+    assert browser.ask(badge) == "nowrap"
+    assert browser.ask("document.querySelector('#theme').getAttribute('aria-label')")
+    unnamed = "document.querySelectorAll('.plot:not([role=img][aria-label])').length"
+    assert browser.ask(unnamed) == 0
+    dim = "document.querySelectorAll('.card.off').length"
+    for expected in (1, 0):
+        browser.ask("document.querySelector('.chip').click()")
+        assert browser.ask(dim) == expected
+
+
 def test_axes_smoothing_and_theme(browser: Browser) -> None:
     choose(browser, "axis", "hours")
     hours = browser.ask("plots[0].element.data[0].x")

@@ -246,7 +246,9 @@ def _require(names: list[str], pattern: list[str] | None) -> None:
     if not names:
         raise NotFoundError(
             f"no key matches {' '.join(pattern or [])!r}",
-            hint="`rlctl config keys` lists all keys",
+            hint=f"-r {pattern[0]} shows the configuration of that run"
+            if pattern and pattern[0].startswith("@")
+            else "`rlctl config keys` lists all keys",
         )
 
 

@@ -99,7 +99,7 @@ function fitted(chart, drawn, made) {
 }
 
 function addPlot(grid, title, subtitle, draw, alone = false) {
-  const plot = el("div", { class: "plot" });
+  const plot = el("div", { class: "plot", role: "img", "aria-label": `chart of ${title}` });
   grid.append(el("div", { class: "chart" }, el("h3", {}, title), subtitle, plot));
   plots.push({ element: plot, alone, draw: () => {
     const [drawn, made] = draw();
@@ -187,6 +187,7 @@ function buildHead() {
     chip.addEventListener("click", () => {
       if (!view.hidden.delete(index)) view.hidden.add(index);
       chip.setAttribute("aria-pressed", String(!view.hidden.has(index)));
+      $("cards").children[index].classList.toggle("off", view.hidden.has(index));
       redraw();
     });
     $("chips").append(chip);

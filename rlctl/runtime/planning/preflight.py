@@ -81,6 +81,12 @@ def is_missing(model_path: str) -> bool:
 
 def read_model_config(model: schema.Model, key: str) -> PretrainedConfig:
     """Return the model's config.json; raise `ConfigError`, at `key`, where it cannot be read."""
+    if is_missing(model.path) and len(Path(model.path).parts) > 1:  # the hub has short names, too
+        raise ConfigError(
+            f"there is no model folder {model.path!r}",
+            where=key,
+            hint="a folder with config.json, or ORGANIZATION/NAME of a model on the hub",
+        )
     try:
         return AutoConfig.from_pretrained(
             local(model.path), trust_remote_code=model.trust_remote_code
@@ -88,7 +94,10 @@ def read_model_config(model: schema.Model, key: str) -> PretrainedConfig:
     except (OSError, ValueError) as error:
         reason = str(error).strip().splitlines()[0]
         raise ConfigError(
-            f"the model {model.path!r} has no readable config.json: {reason}", where=key
+            f"the model {model.path!r} has no readable config.json: {reason}",
+            where=key,
+            hint="without a network, give a local folder, or set HF_HUB_OFFLINE=1 to use the hub's "
+            "cache; HF_ENDPOINT=URL selects a mirror of the hub",
         ) from error
 
 
@@ -163,6 +172,16 @@ def check_placement(
     """
     sizes = {name: config.trainer.placement.pools.get(name, devices.per_node) for name in pools}
     problems = [] if rollout_pool is None else _check_rollout_pool(config, rollout_pool)
+    unknown = [name for name in config.trainer.placement.pools if name not in pools]
+    if unknown:
+        problems.append(
+            Problem(
+                f"trainer.placement.pools names {', '.join(map(repr, unknown))}, where no role is "
+                "placed",
+                "trainer.placement.pools",
+                f"pools with roles: {', '.join(pools)}",
+            )
+        )
     if devices.kind != "cuda" or sum(sizes.values()) <= devices.per_node:
         return problems
     listing = ", ".join(f"{name}: {size}" for name, size in sizes.items())
@@ -250,7 +269,9 @@ def check_disk(config: schema.Config, root: Path) -> None:
         raise ResourceError(
             f"{existing_parent(root)} has {free / 2**20:.0f} MiB free, and the run needs about "
             f"{need / 2**20:.0f} MiB",
-            hint="trainer.default_local_dir=DIR on a larger disk, or trainer.save_freq=-1",
+            hint="free some space, or use a larger disk: trainer.run_dir=DIR, or for checkpoints "
+            "alone trainer.default_local_dir=DIR"
+            + (", or trainer.save_freq=-1" if config.trainer.save_freq > 0 else ""),
         )
 
 
