@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 
 from rlctl.runtime.batch import Ragged
 from rlctl.runtime.model.attention import Packing
-from rlctl.runtime.rollout import hf
+from rlctl.runtime.rollout import hf, running
 from rlctl.runtime.rollout.engine import SamplingParams
 from rlctl.runtime.rollout.hf import HFEngine
 from tests.models import ARCHS, Arch, tiny_model
@@ -112,7 +112,7 @@ def test_long_prefills_are_split_between_prompts(
 ) -> None:
     prompt_ids, params = prompts(9, 1, 40, 17, 3), sampling()
     whole = HFEngine(tiny_model(), None).generate(prompt_ids, params)
-    monkeypatch.setattr(hf, "_PREFILL_TOKENS", 16)
+    monkeypatch.setattr(running, "_PREFILL_TOKENS", 16)
     model = tiny_model()
     seen = tokens_seen(model)
     cut = HFEngine(model, None).generate(prompt_ids, params)
@@ -157,7 +157,7 @@ def test_model_mode_is_restored_after_an_error(monkeypatch: pytest.MonkeyPatch) 
 
     model = tiny_model()
     engine = HFEngine(model, None)
-    monkeypatch.setattr(hf, "sample", fail)
+    monkeypatch.setattr(running, "sample", fail)
     with pytest.raises(RuntimeError, match="out of memory"):
         engine.generate(prompts(4), sampling())
     assert all(module.training for module in model.modules())

@@ -8,8 +8,9 @@ from transformers import PreTrainedModel
 
 from rlctl.errors import ConfigError, MissingExtraError
 from rlctl.recipes import schema
-from rlctl.runtime.rollout.engine import EngineSpec, RolloutEngine, run_startup, start_in_phases
+from rlctl.runtime.rollout.engine import EngineSpec, RolloutEngine
 from rlctl.runtime.rollout.hf import HFEngine
+from rlctl.runtime.rollout.startup import run_startup, start_in_phases
 from rlctl.runtime.rollout.vllm.engine import VLLMEngine
 from rlctl.runtime.rollout.vllm.versions import check_installed
 

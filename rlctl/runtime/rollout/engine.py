@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, Self, TypeVar, runtime_checkable
+from typing import Protocol, Self
 
 import torch
 from torch import Tensor
@@ -16,8 +16,7 @@ from rlctl.recipes import schema
 from rlctl.runtime.batch import Ragged
 from rlctl.runtime.budget import OomRetry
 from rlctl.runtime.rank_info import RankInfo
-
-E = TypeVar("E")
+from rlctl.runtime.rollout.requests import Completion, Decoding, Request, refuse_wrong
 
 _log = logging.getLogger(__name__)
 
@@ -42,31 +41,21 @@ class EngineSpec:
 
 
 @dataclass(frozen=True, eq=False)
-class SamplingParams:
-    """Sampling parameters of one call of `generate`.
+class SamplingParams(Decoding):
+    """Sampling parameters of one call of `generate`."""
 
-    `temperature` 0 is greedy decoding and ignores `top_p` and `top_k`. `top_k` ≤ 0 and `top_p` 1
-    mean no restriction. If both restrict, `top_p` applies to the renormalized `top_k` tokens.
-    """
-
-    temperature: float
-    top_p: float
-    top_k: int
     max_tokens: int | Tensor  # response tokens, ≥ 1; a Tensor (B·n,) int64 sets a limit per row
-    stop_token_ids: tuple[int, ...]
     seed: int | Tensor  # a Tensor (B·n,) int64 sets one random stream per row
     n: int  # responses per prompt
 
     def __post_init__(self) -> None:
-        wrong = {
-            "temperature": self.temperature < 0,
-            "top_p": not 0 < self.top_p <= 1,
-            "n": self.n < 1,
-            "max_tokens": bool((torch.as_tensor(self.max_tokens) < 1).any()),
-        }
-        given = [f"{name}={getattr(self, name)}" for name, is_wrong in wrong.items() if is_wrong]
-        if given:
-            raise ValueError(f"sampling parameters out of range: {', '.join(given)}")
+        super().__post_init__()
+        too_short = bool((torch.as_tensor(self.max_tokens) < 1).any())
+        refuse_wrong(self, {"n": self.n < 1, "max_tokens": too_short})
+
+    def decoding(self) -> Decoding:
+        """Return the parameters that requests of this call have in common."""
+        return Decoding(self.temperature, self.top_p, self.top_k, self.stop_token_ids)
 
     def row_seeds(self, num_rows: int) -> Tensor:
         """Return the seed of each of the `num_rows` = B·n rows: (B·n,) int64, none negative."""
@@ -151,6 +140,27 @@ class RolloutEngine(Protocol):
         """
         ...
 
+    @property
+    def num_open(self) -> int:
+        """Number of responses that were submitted and are not finished."""
+        ...
+
+    def submit(self, requests: Sequence[Request]) -> None:
+        """Queue requests; their responses join those in progress at the next `step`.
+
+        Raises:
+            ConfigError: a context is empty or fills the model's context.
+        """
+        ...
+
+    def step(self) -> list[Completion]:
+        """Advance all open responses, usually by one token; return those that finished.
+
+        The tokens of a response depend on its context and its random stream, except for rounding
+        differences between batch compositions. After an error, no response is open.
+        """
+        ...
+
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         """Load the policy's current weights: full parameters by their name in transformers.
 
@@ -175,34 +185,39 @@ class RolloutEngine(Protocol):
         ...
 
 
-@runtime_checkable
-class PhasedStartup(Protocol):
-    """Engine class with a slow start that reports its phases."""
+def generate_by_requests(
+    engine: RolloutEngine, prompt_ids: Ragged, sampling: SamplingParams, context_length: int
+) -> Responses:
+    """Implement `RolloutEngine.generate` by `submit` and `step`, on an idle engine.
 
-    @classmethod
-    def startup_phases(
-        cls, spec: EngineSpec, policy: PreTrainedModel | None
-    ) -> Generator[str, None, RolloutEngine]:
-        """Build the engine like `from_spec`, yielding a description before each phase."""
-        ...
-
-
-def start_in_phases(
-    engine: type[RolloutEngine], spec: EngineSpec, policy: PreTrainedModel | None
-) -> Generator[str, None, RolloutEngine]:
-    """Build an engine, yielding its startup phases if it reports any."""
-    if isinstance(engine, PhasedStartup):
-        return (yield from engine.startup_phases(spec, policy))
-    return engine.from_spec(spec, policy)
-
-
-def run_startup(phases: Generator[str, None, E]) -> E:
-    """Run the startup generator to completion and return the engine."""
-    while True:
-        try:
-            next(phases)
-        except StopIteration as finished:
-            return finished.value
+    Long prompts come first, so that an out-of-memory error occurs early.
+    """
+    prompt_ids, n = prompt_ids.to("cpu"), sampling.n
+    num_rows, decoding = len(prompt_ids) * n, sampling.decoding()
+    limits = response_limits(prompt_ids.lengths, sampling, context_length).tolist()
+    seeds, prompts = sampling.row_seeds(num_rows).tolist(), prompt_ids.rows()
+    order = prompt_ids.lengths.argsort(descending=True, stable=True).tolist()
+    engine.submit(
+        [
+            Request(
+                key=i,
+                context_ids=prompts[i],
+                decoding=decoding,
+                max_tokens=tuple(limits[i * n : (i + 1) * n]),
+                seeds=tuple(seeds[i * n : (i + 1) * n]),
+            )
+            for i in order
+        ]
+    )
+    completions: dict[int, Completion] = {}
+    while engine.num_open:
+        completions |= {each.key * n + each.index: each for each in engine.step()}
+    rows = [completions[row] for row in range(num_rows)]
+    return Responses(
+        Ragged.from_rows([row.response_ids for row in rows], torch.int64),
+        Ragged.from_rows([row.log_probs for row in rows], torch.float32),
+        [row.finish for row in rows],
+    )
 
 
 def response_limits(

@@ -1,15 +1,16 @@
 """Engine `hf`: sampling from the training model itself, through its Hugging Face modules.
 
 If the policy is unsharded in this process, no copy is made: responses always come from the current
-policy, and nothing else is held between calls. Prompts are prefilled once for their n responses,
-only unfinished responses are computed, and the LM head runs on last positions only.
+policy. Prompts are prefilled once for their n responses, only unfinished responses are computed,
+and the LM head runs on last positions only. Requests join and leave between decoding steps
+(continuous batching, Yu et al., OSDI 2022).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
-from typing import NamedTuple, Self
+from collections.abc import Callable, Iterable, Sequence
+from itertools import groupby
+from typing import Self
 
 import torch
 from torch import Tensor, nn
@@ -19,29 +20,18 @@ from rlctl.errors import Problem, raise_problems
 from rlctl.recipes import schema
 from rlctl.runtime.batch import Ragged
 from rlctl.runtime.budget import Budget, OomRetry, free_memory, is_oom
-from rlctl.runtime.model.attention import Packing, TokenAttention, use_rlctl_attention
+from rlctl.runtime.model.attention import use_rlctl_attention
 from rlctl.runtime.model.load import load_model
 from rlctl.runtime.rollout.engine import (
     EngineSpec,
     Responses,
     SamplingParams,
-    finish_reasons,
+    generate_by_requests,
     log_oom_retry,
-    response_limits,
 )
-from rlctl.runtime.rollout.kv_cache import KVCache, Prefill
-from rlctl.runtime.rollout.sampling import sample
-
-# Approximate limit of a forward pass over prompts: more tokens cost memory and save no time.
-_PREFILL_TOKENS = 8192
-
-
-class _Step(NamedTuple):
-    """One token for each of R active responses."""
-
-    rows: Tensor  # (R,) int64 on the CPU: indices into the B·n responses
-    tokens: Tensor  # (R,) int64
-    log_probs: Tensor  # (R,) float32
+from rlctl.runtime.rollout.parked import ParkedCaches
+from rlctl.runtime.rollout.requests import Completion, Request
+from rlctl.runtime.rollout.running import Finished, Part, Row, RunningRows
 
 
 class HFEngine:
@@ -53,11 +43,11 @@ class HFEngine:
     Args:
         model: causal language model with transformers' attention interface and plain causal
             attention.
-        max_num_seqs: limit of concurrent responses, None for no limit. More responses are sampled
-            in waves of prompts of similar length; the responses to a prompt are split only if they
-            exceed the limit. Halved, and the wave restarted, after an out-of-memory error.
+        max_num_seqs: limit of concurrent responses, None for no limit. More responses join as
+            others finish. After an out-of-memory error it is halved and running ones restart.
         max_length: limit of prompt plus response, None for the model's context length.
         owned: the model is the engine's own copy, which `load_weights` fills.
+        max_parked_gigabytes: limit of the KV caches that are kept between the turns of episodes.
         on_oom: called when the batch size is reduced.
     """
 
@@ -76,6 +66,7 @@ class HFEngine:
         max_length: int | None = None,
         *,
         owned: bool = False,
+        max_parked_gigabytes: float = 1.0,
         on_oom: Callable[[OomRetry], None] = log_oom_retry,
     ) -> None:
         use_rlctl_attention(model)
@@ -87,6 +78,10 @@ class HFEngine:
         context_length = model.config.get_text_config(decoder=True).max_position_embeddings
         self.max_length = context_length if max_length is None else min(max_length, context_length)
         self.owned = owned
+        self._waiting: list[Part] = []
+        self._running = RunningRows(model)
+        self._parked = ParkedCaches(int(max_parked_gigabytes * 2**30))
+        self._training: list[nn.Module] | None = None  # modules to set back to training mode
 
     @classmethod
     def check(cls, rollout: schema.Rollout, device: str, num_ranks: int) -> None:
@@ -134,7 +129,8 @@ class HFEngine:
         )
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
-        """Copy the weights (N, ...) into an owned model; no-op if the trainer's model is used."""
+        """Copy the weights (N, ...) into an owned model, and drop caches of the old weights."""
+        self._parked.clear()
         if self.owned:
             own = dict(self.model.named_parameters())
             for name, value in weights:
@@ -150,145 +146,103 @@ class HFEngine:
     def close(self) -> None:
         """Do nothing: there are no processes to end."""
 
+    def generate(self, prompt_ids: Ragged, sampling: SamplingParams) -> Responses:
+        """Sample responses: see `RolloutEngine.generate`."""
+        return generate_by_requests(self, prompt_ids, sampling, self.max_length)
+
+    @property
+    def num_open(self) -> int:
+        """See `RolloutEngine.num_open`."""
+        return len(self._running) + sum(len(part.indices) for part in self._waiting)
+
+    def submit(self, requests: Sequence[Request]) -> None:
+        """Queue requests: see `RolloutEngine.submit`."""
+        self._waiting += [Part(each, tuple(range(len(each.seeds)))) for each in requests]
+
     # Not inference_mode: tensors that a module caches must stay usable in training.
     @torch.no_grad()
-    def generate(self, prompt_ids: Ragged, sampling: SamplingParams) -> Responses:
-        """Sample responses: see `RolloutEngine.generate`.
+    def step(self) -> list[Completion]:
+        """Decode one token of every running response: see `RolloutEngine.step`.
 
-        Random numbers depend on row and position only, not on the size of waves.
+        Waiting requests join before that, as far as `max_num_seqs` permits.
         """
-        prompt_ids = prompt_ids.to("cpu")
-        num_rows = len(prompt_ids) * sampling.n
-        limits = response_limits(prompt_ids.lengths, sampling, self.max_length)
-        if num_rows == 0:
-            empty = torch.empty(0, dtype=torch.int64)
-            return Responses(Ragged(empty, empty), Ragged(empty.float(), empty), [])
-        uniforms = None
-        if sampling.temperature > 0:
-            uniforms = _uniforms(sampling.row_seeds(num_rows), int(limits.max()))
-        # Long prompts first, so that an out-of-memory error occurs early.
-        order = prompt_ids.lengths.argsort(descending=True, stable=True)
-        left = (order[:, None] * sampling.n + torch.arange(sampling.n)).flatten()
-        steps: list[_Step] = []
-        with _evaluating(self.model):
-            while len(left):
-                size = self.budget.size
-                wave = left[: size // sampling.n * sampling.n or size]
-                try:
-                    steps += list(self._generate(wave, prompt_ids, limits, uniforms, sampling))
-                    left = left[len(wave) :]
-                    continue
-                except RuntimeError as error:
-                    if not is_oom(error):
-                        raise
-                    reason = str(error).splitlines()[0]
-                # Outside of the handler: the error references the frames that hold the memory.
-                lengths = prompt_ids.lengths[wave // sampling.n] + limits[wave]
-                self.on_oom(self.budget.halve([lengths], failed=0, alone=True, reason=reason))
-                free_memory(self.model.device.type)
-        response_ids, log_probs = _by_row(steps, num_rows)
-        return Responses(
-            response_ids, log_probs, finish_reasons(response_ids, sampling.stop_token_ids)
-        )
+        if not self.num_open:
+            return []
+        if self._training is None:
+            self._training = [module for module in self.model.modules() if module.training]
+            self.model.eval()
+        try:
+            finished = self._step()
+        except BaseException:
+            self._waiting, self._running = [], RunningRows(self.model)
+            self._restore_mode()
+            raise
+        for row, completion, saved in finished:
+            if saved is not None:
+                self._parked.put(row.request, completion, saved)
+        if not self.num_open:
+            self._restore_mode()
+        return [each.completion for each in finished]
 
-    def _generate(
-        self,
-        rows: Tensor,
-        prompt_ids: Ragged,
-        limits: Tensor,
-        uniforms: Tensor | None,
-        sampling: SamplingParams,
-    ) -> Iterator[_Step]:
-        """Sample the responses `rows` (R,) (indices into all B·n), token by token.
+    def _step(self) -> list[Finished]:
+        """Run one step; after an out-of-memory error, drop caches and limit the rows."""
+        joining = self._next_parts()
+        try:
+            if joining:
+                self._running.join(joining)
+            return self._running.step()
+        except RuntimeError as error:
+            if not is_oom(error):
+                raise
+            reason = str(error).splitlines()[0]
+        # Outside of the handler: the error references the frames that hold the memory.
+        rows = list(dict.fromkeys(self._running.rows + _rows(joining)))
+        self._running = RunningRows(self.model)
+        self._waiting = _parts(rows) + self._waiting
+        self._parked.clear()
+        lengths = torch.tensor([len(row.request.context_ids) + row.max_tokens for row in rows])
+        self.on_oom(self.budget.halve([lengths], failed=0, alone=True, reason=reason))
+        free_memory(self.model.device.type)
+        return []
 
-        `limits` (B·n,), `uniforms` (longest, B·n). Rows of a prompt are adjacent. Which rows are
-        active is tracked on the CPU; per step, only the stop decision is waited for.
+    def _next_parts(self) -> list[Part]:
+        """Remove and return the waiting responses that join now.
+
+        The responses to a prompt are split only if they exceed `max_num_seqs`. A few free slots
+        stay empty until a quarter is free, because each prefill interrupts all running rows.
         """
-        device = next(self.model.parameters()).device
-        stops = torch.tensor(sampling.stop_token_ids, dtype=torch.int64, device=device)
-        prompts, group_of_row = torch.unique_consecutive(rows // sampling.n, return_inverse=True)
-        cache = KVCache(prompt_ids.lengths[prompts], group_of_row, int(limits[rows].max()))
-        logits = self._prefill(cache, prompt_ids.select(prompts))[group_of_row.to(device)]
-        positions = cache.prompt_lengths[group_of_row].to(device)
-        for step in range(cache.max_tokens):
-            draw = None if uniforms is None else uniforms[step, rows].to(device)
-            tokens, log_probs = sample(logits, draw, sampling)
-            yield _Step(rows, tokens, log_probs)
-            active = (tokens[:, None] != stops).all(1).cpu() & (limits[rows] > step + 1)
-            if not active.all():
-                kept = cache.compact(active)
-                if len(kept) == 0:
-                    return
-                rows, tokens, positions = (
-                    rows[kept],
-                    tokens[kept.to(device)],
-                    positions[kept.to(device)],
-                )
-            logits = self._forward(tokens, positions + step, cache)
-            cache.advance()
+        size = self.budget.size
+        free = size - len(self._running)
+        if self._running and free < min(self.num_open - len(self._running), size // 4):
+            return []
+        joining: list[Part] = []
+        while self._waiting and free:
+            part = self._waiting[0]
+            if len(part.indices) > free:
+                if self._running or joining:
+                    break
+                request, indices, _ = self._waiting.pop(0)
+                self._waiting.insert(0, Part(request, indices[free:]))
+                part = Part(request, indices[:free])
+            else:
+                self._waiting.pop(0)
+            joining.append(part._replace(saved=self._parked.take(part.request)))
+            free -= len(part.indices)
+        return joining
 
-    def _prefill(self, cache: KVCache, prompt_ids: Ragged) -> Tensor:
-        """Run G prompts through the model into `cache`; return the logits after each, (G, V)."""
-        device = next(self.model.parameters()).device
-        logits, first = [], 0
-        chunk_of_prompt = (prompt_ids.offsets[1:] - 1).div(_PREFILL_TOKENS, rounding_mode="floor")
-        sizes = torch.unique_consecutive(chunk_of_prompt, return_counts=True)[1]
-        for numbers in torch.arange(len(prompt_ids)).split(sizes.tolist()):
-            chunk = prompt_ids.select(numbers)
-            packing = Packing.from_lengths(chunk.lengths, device)
-            attention = Prefill(cache, packing, first)
-            logits.append(
-                self._forward(
-                    chunk.values.to(device),
-                    packing.position_ids,
-                    attention,
-                    keep=(chunk.offsets[1:] - 1).to(device),
-                )
-            )
-            first += len(chunk)
-        return torch.cat(logits)
-
-    def _forward(
-        self, tokens: Tensor, positions: Tensor, attention: TokenAttention, keep: Tensor | int = 0
-    ) -> Tensor:
-        """Return the logits (N, V) of the tokens (T,) at indices `keep` (N,); 0 keeps all T."""
-        output = self.model(
-            input_ids=tokens[None],
-            position_ids=positions[None],
-            packing=attention,
-            use_cache=False,
-            logits_to_keep=keep,
-        )
-        return output.logits[0]
-
-
-def _uniforms(seeds: Tensor, max_tokens: int) -> Tensor:
-    """Draw uniform numbers (max_tokens, R) in [0, 1), each row from its own seed (R,).
-
-    A longer row begins with the numbers of a shorter one.
-    """
-    uniforms, generator = torch.empty(len(seeds), max_tokens), torch.Generator()
-    for row, seed in zip(uniforms, seeds.tolist(), strict=True):
-        row.uniform_(generator=generator.manual_seed(seed))
-    return uniforms.T.contiguous()
-
-
-def _by_row(steps: list[_Step], num_rows: int) -> tuple[Ragged, Ragged]:
-    """Regroup steps into tokens and log-probs of `num_rows` rows each, on the CPU."""
-    rows = torch.cat([step.rows for step in steps])
-    order, lengths = rows.argsort(stable=True), torch.bincount(rows, minlength=num_rows)
-    tokens = torch.cat([step.tokens for step in steps]).cpu()
-    log_probs = torch.cat([step.log_probs for step in steps]).cpu()
-    return Ragged(tokens[order], lengths), Ragged(log_probs[order], lengths)
-
-
-@contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
-    """Disable dropout, and restore the mode of every module afterwards."""
-    training = [module for module in model.modules() if module.training]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module in training:
+    def _restore_mode(self) -> None:
+        """Set the modules that were in training mode back to it."""
+        for module in self._training or []:
             module.training = True
+        self._training = None
+
+
+def _rows(parts: Sequence[Part]) -> list[Row]:
+    return [Row(part.request, index) for part in parts for index in part.indices]
+
+
+def _parts(rows: Sequence[Row]) -> list[Part]:
+    """Group adjacent rows of a request."""
+    same = groupby(rows, key=lambda row: id(row.request))
+    groups = [list(group) for _, group in same]
+    return [Part(group[0].request, tuple(row.index for row in group)) for group in groups]

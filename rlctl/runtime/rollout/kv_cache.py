@@ -1,9 +1,10 @@
-"""KV cache of one wave of responses, and attention over it.
+"""KV cache of the running responses of the engine `hf`, and attention over it.
 
-The keys and values of a prompt are stored once for all its responses. All responses of a wave start
-together, so at each step every row holds the same number of own tokens: that part of the cache is a
-dense rectangle and needs no mask. Finished rows free their slots, and compaction moves the last
-active rows into free slots, so little is copied and the rectangle stays dense.
+The keys and values of a prompt are stored once for all its responses. A row holds one response:
+the keys and values of its own tokens follow those of its prompt. Rows may join at any step. While
+all rows hold the same number of own tokens, as in a batch that started together, that part of the
+cache is a dense rectangle and needs no mask. Finished rows free their slots, and compaction moves
+the last rows into them, so little is copied and the rows stay contiguous.
 
 Axes: G prompts (groups), R rows (responses), H query heads, K key-value heads, D head size,
 P tokens of the longest prompt, t own tokens of a row.
@@ -16,10 +17,10 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from rlctl.runtime.model.attention import Packing
-
 # Initial capacity of own tokens per row. It doubles, so memory follows the responses that are long.
 _FIRST_CAPACITY = 64
+# Keys and values of every layer, each (K, L, D): the cache of one row with its prompt.
+Saved = list[tuple[Tensor, Tensor]]
 
 
 @dataclass(eq=False)
@@ -76,36 +77,91 @@ class _Grid:
 
 @dataclass(eq=False)
 class KVCache:
-    """Keys and values of the active rows of a wave; attends one new token per row."""
+    """Keys and values of prompts and rows; attends one new token per row.
+
+    Unused slots hold finite values: a masked slot has weight 0, and 0 · NaN would be NaN.
+    """
 
     prompt_lengths: Tensor  # (G,) int64 on the CPU, of the active groups
     group_of_row: Tensor  # (R,) int64 on the CPU, of the active rows
-    max_tokens: int  # limit of own tokens of any row
-    num_own: int = 0  # own tokens t that every row holds
+    num_own: Tensor  # (R,) int64 on the CPU: own tokens of each row
+    max_own: int = 0  # limit of own tokens of any row
     _layers: list[_Layer] = field(default_factory=list)
     _grids: dict[tuple[int, int], _Grid] = field(default_factory=dict)
+    _own: _OwnSlots | None = None  # of the current step
+
+    @classmethod
+    def empty(cls) -> KVCache:
+        """Return a cache without prompts and rows."""
+        return cls(*(torch.empty(0, dtype=torch.int64) for _ in range(3)))
+
+    def join(self, prompt_lengths: Tensor, rows_per_prompt: Tensor, max_own: int) -> int:
+        """Add prompts of `prompt_lengths` (G',) tokens with `rows_per_prompt` (G',) rows each.
+
+        A row gets at most `max_own` own tokens. Returns the number of the first new group, whose
+        keys and values follow by `store_prompts` or `restore`.
+        """
+        first = len(self.prompt_lengths)
+        groups = torch.arange(first, first + len(prompt_lengths)).repeat_interleave(rows_per_prompt)
+        self.prompt_lengths = torch.cat([self.prompt_lengths, prompt_lengths])
+        self.group_of_row = torch.cat([self.group_of_row, groups])
+        self.num_own = torch.cat([self.num_own, torch.zeros_like(groups)])
+        self.max_own = max(self.max_own, max_own)
+        for held in self._layers:
+            self._reserve(held)
+        self._grids.clear()
+        self._own = None
+        return first
 
     def store_prompts(
         self, layer: int, group: Tensor, position: Tensor, key: Tensor, value: Tensor
     ) -> None:
-        """Store keys and values (T, K, D) of prompt tokens, given their group and position (T,).
+        """Store keys and values (T, K, D) of prompt tokens, given their group and position (T,)."""
+        held = self._layer(layer, key, value)
+        held.prompt_keys[group, :, position] = key
+        held.prompt_values[group, :, position] = value
 
-        Layers must be stored in order; the first call for a layer allocates its cache.
-        """
+    def prompt(self, layer: int, group: int, length: int) -> tuple[Tensor, Tensor]:
+        """Return the first `length` keys and values (K, length, D) of a prompt, as views."""
+        held = self._layers[layer]
+        return held.prompt_keys[group, :, :length], held.prompt_values[group, :, :length]
+
+    def save(self, row: int) -> Saved:
+        """Copy the keys and values of a row's prompt and own tokens."""
+        group, num_own = int(self.group_of_row[row]), int(self.num_own[row])
+        length = int(self.prompt_lengths[group])
+        saved: Saved = []
+        for held in self._layers:
+            keys = [held.prompt_keys[group, :, :length], held.keys[row, :, :num_own]]
+            values = [held.prompt_values[group, :, :length], held.values[row, :, :num_own]]
+            saved.append((torch.cat(keys, 1), torch.cat(values, 1)))
+        return saved
+
+    def restore(self, group: int, saved: Saved) -> None:
+        """Store saved keys and values as the first tokens of a prompt."""
+        for layer, (keys, values) in enumerate(saved):
+            held = self._layer(layer, keys.transpose(0, 1), values.transpose(0, 1))
+            held.prompt_keys[group, :, : keys.shape[1]] = keys
+            held.prompt_values[group, :, : keys.shape[1]] = values
+
+    def _layer(self, layer: int, key: Tensor, value: Tensor) -> _Layer:
+        """Return a layer; allocate it for `key` and `value` (T, K, D) if it is the next one."""
         if layer == len(self._layers):
-            self._layers.append(self._allocate(key, value))
-        self._layers[layer].prompt_keys[group, :, position] = key
-        self._layers[layer].prompt_values[group, :, position] = value
+            empty = (x.new_zeros(0, x.shape[1], 0, x.shape[2]) for x in (key, value, key, value))
+            self._layers.append(_Layer(*empty))
+            self._reserve(self._layers[layer])
+        return self._layers[layer]
 
-    def _allocate(self, key: Tensor, value: Tensor) -> _Layer:
-        """Allocate a layer for keys and values like `key` and `value` (T, K, D)."""
-        num_groups, num_rows = len(self.prompt_lengths), len(self.group_of_row)
-        longest = int(self.prompt_lengths.max())
-        capacity = min(_FIRST_CAPACITY, self.max_tokens)
-        # Padding of prompts has weight 0, and 0 · uninitialized memory may be NaN.
-        prompts = [x.new_zeros(num_groups, x.shape[1], longest, x.shape[2]) for x in (key, value)]
-        own = [x.new_empty(num_rows, x.shape[1], capacity, x.shape[2]) for x in (key, value)]
-        return _Layer(*prompts, *own)
+    def _reserve(self, held: _Layer) -> None:
+        """Grow a layer to hold all prompts and rows, and one more own token per row."""
+        prompts = (len(self.prompt_lengths), int(self.prompt_lengths.max()))
+        held.prompt_keys = _with_capacity(held.prompt_keys, *prompts)
+        held.prompt_values = _with_capacity(held.prompt_values, *prompts)
+        own = held.keys.shape[2]
+        if int(self.num_own.max()) >= own:
+            own = min(max(_FIRST_CAPACITY, 2 * own), self.max_own)
+        held.keys = _with_capacity(held.keys, len(self.group_of_row), own)
+        held.values = _with_capacity(held.values, len(self.group_of_row), own)
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
         """Attend one new token per row: (R, H, D), (R, K, D), (R, K, D) -> (R, H, D).
@@ -120,11 +176,14 @@ class KVCache:
             grid = self._grids[num_kv, rep] = _Grid.build(
                 self.group_of_row, self.prompt_lengths, (num_kv, rep), query
             )
+        if self._own is None:
+            self._own = _OwnSlots.build(self.num_own, query)
+        own = self._own
         num_groups, num_prompt = len(self.prompt_lengths), grid.bias.shape[2]
-        held.keys[:num_rows, :, self.num_own] = key
-        held.values[:num_rows, :, self.num_own] = value
-        own_keys = held.keys[:num_rows, :, : self.num_own + 1].flatten(0, 1)  # (R·K, t, D), a view
-        own_values = held.values[:num_rows, :, : self.num_own + 1].flatten(0, 1)
+        own.write(held.keys, key)
+        own.write(held.values, value)
+        own_keys = held.keys[:num_rows, :, : own.width].flatten(0, 1)  # (R·K, t, D), a view
+        own_values = held.values[:num_rows, :, : own.width].flatten(0, 1)
         prompt_keys = held.prompt_keys[:num_groups, :, :num_prompt].flatten(0, 1)  # (G·K, P, D)
         prompt_values = held.prompt_values[:num_groups, :, :num_prompt].flatten(0, 1)
 
@@ -134,6 +193,8 @@ class KVCache:
         prompt_scores = prompt_scores.view(-1, num_prompt).index_select(0, grid.to_rows)
         per_kv = query.view(num_rows * num_kv, rep, size)
         own_scores = torch.bmm(per_kv, own_keys.transpose(1, 2)).view(num_rows * num_heads, -1)
+        if own.bias is not None:
+            own_scores.view(num_rows, num_heads, -1).add_(own.bias)
         scores = torch.cat([prompt_scores, own_scores], 1)
         weights = torch.softmax(scores, -1, dtype=torch.float32).to(query.dtype)  # (R·H, P + t)
         in_grid = weights.index_select(0, grid.to_grid)
@@ -146,33 +207,34 @@ class KVCache:
 
     def advance(self) -> None:
         """Count the token that all layers attended, and grow the cache if it is full."""
-        self.num_own += 1
-        num_rows = len(self.group_of_row)
-        for held in self._layers:
-            capacity = held.keys.shape[2]
-            if self.num_own < capacity:
-                return
-            larger = min(2 * capacity, self.max_tokens)
-            held.keys = _with_capacity(held.keys[:num_rows], larger)
-            held.values = _with_capacity(held.values[:num_rows], larger)
+        self.num_own = self.num_own + 1
+        self._own = None
+        if self._layers and int(self.num_own.max()) == self._layers[0].keys.shape[2]:
+            for held in self._layers:
+                self._reserve(held)
 
-    def compact(self, active: Tensor) -> Tensor:
-        """Keep the rows where `active` (R,) bool is True; return their old indices (R',)."""
-        rows, free, moved = _compaction(active)
+    def compact(self, active: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Keep the rows where `active` (R,) bool is True.
+
+        Returns their old indices (R',), and the moves `free` <- `moved` (M,) that were made.
+        """
+        rows, free, moved = compaction(active)
+        longest = int(self.num_own.max()) if len(active) else 0
         for held in self._layers:
-            held.keys[free, :, : self.num_own] = held.keys[moved, :, : self.num_own]
-            held.values[free, :, : self.num_own] = held.values[moved, :, : self.num_own]
-        self.group_of_row = self.group_of_row[rows]
+            held.keys[free, :, :longest] = held.keys[moved, :, :longest]
+            held.values[free, :, :longest] = held.values[moved, :, :longest]
+        self.group_of_row, self.num_own = self.group_of_row[rows], self.num_own[rows]
         sizes = torch.bincount(self.group_of_row, minlength=len(self.prompt_lengths))
         self._compact_groups(sizes > 0)
         self._grids.clear()
-        return rows
+        self._own = None
+        return rows, free, moved
 
     def _compact_groups(self, active: Tensor) -> None:
         """Keep the groups where `active` (G,) bool is True."""
         if active.all():
             return
-        groups, free, moved = _compaction(active)
+        groups, free, moved = compaction(active)
         for held in self._layers:
             held.prompt_keys[free] = held.prompt_keys[moved]
             held.prompt_values[free] = held.prompt_values[moved]
@@ -182,33 +244,48 @@ class KVCache:
         self.group_of_row = new_index[self.group_of_row]
 
 
-@dataclass(eq=False)
-class Prefill:
-    """Attention within complete prompts, which also stores their keys and values in a cache.
+@dataclass(frozen=True, eq=False)
+class _OwnSlots:
+    """Slots of the own tokens of one step: position of each row's new token, and the mask."""
 
-    The packed prompts are the groups `first`, `first` + 1, … of `cache`.
+    width: int  # own tokens of the longest row, including the new one
+    column: Tensor | None  # (R,) int64: slot of the new token; None: the last of `width` for all
+    bias: Tensor | None  # (R, 1, width): -inf after the new token; None if `column` is
+
+    @classmethod
+    def build(cls, num_own: Tensor, like: Tensor) -> _OwnSlots:
+        """Build from the number of own tokens before the step (R,), with the dtype of `like`."""
+        width = int(num_own.max()) + 1
+        if bool((num_own == width - 1).all()):
+            return cls(width, None, None)
+        after = torch.arange(width) > num_own[:, None]
+        bias = torch.zeros(after.shape).masked_fill_(after, -torch.inf)
+        return cls(width, num_own.to(like.device), bias[:, None].to(like))
+
+    def write(self, held: Tensor, new: Tensor) -> None:
+        """Write `new` (R, K, D) into the slots of `held` (≥ R, K, capacity, D)."""
+        if self.column is None:
+            held[: len(new), :, self.width - 1] = new
+        else:
+            held[torch.arange(len(new), device=new.device), :, self.column] = new
+
+
+def _with_capacity(held: Tensor, slots: int, width: int) -> Tensor:
+    """Return (S, K, L, D) with at least `slots` and `width` in axes 0 and 2, new slots zero.
+
+    A tensor that grows gets a quarter more slots than needed, because rows join a few at a time.
     """
-
-    cache: KVCache
-    packing: Packing
-    first: int
-
-    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
-        """Attend T packed prompt tokens: (T, H, D), (T, K, D), (T, K, D) -> (T, H, D)."""
-        lengths = self.packing.lengths
-        group = self.first + torch.arange(len(lengths)).repeat_interleave(lengths)
-        self.cache.store_prompts(layer, group.to(key.device), self.packing.position_ids, key, value)
-        return self.packing.attend(layer, query, key, value, scale)
-
-
-def _with_capacity(held: Tensor, capacity: int) -> Tensor:
-    """Copy (R, K, t, D) into a new tensor (R, K, capacity, D)."""
-    larger = held.new_empty(*held.shape[:2], capacity, held.shape[3])
-    larger[:, :, : held.shape[2]] = held
+    if held.shape[0] >= slots and held.shape[2] >= width:
+        return held
+    if held.numel() and held.shape[0] < slots:
+        slots += slots // 4
+    shape = (max(slots, held.shape[0]), held.shape[1], max(width, held.shape[2]), held.shape[3])
+    larger = held.new_zeros(shape)
+    larger[: held.shape[0], :, : held.shape[2]] = held
     return larger
 
 
-def _compaction(active: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def compaction(active: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Plan moves that make the slots where `active` (N,) bool is True contiguous.
 
     Returns the old index of each new slot (N',), and the moves `free` <- `moved` (M,): free slots

@@ -5,12 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from rlctl.runtime.rollout.engine import SamplingParams
+from rlctl.runtime.rollout.requests import Decoding
 
 
-def sample(
-    logits: Tensor, uniforms: Tensor | None, params: SamplingParams
-) -> tuple[Tensor, Tensor]:
+def sample(logits: Tensor, uniforms: Tensor | None, params: Decoding) -> tuple[Tensor, Tensor]:
     """Sample tokens (R,) int64 and their log-probs (R,) float32 from logits (R, V).
 
     `uniforms` (R,) are random numbers in [0, 1), None for greedy decoding. Inverts the cumulative
@@ -31,7 +29,7 @@ def sample(
     return tokens, probs.gather(1, tokens[:, None]).squeeze(1).log()
 
 
-def _sample_top(probs: Tensor, uniforms: Tensor, params: SamplingParams) -> Tensor:
+def _sample_top(probs: Tensor, uniforms: Tensor, params: Decoding) -> Tensor:
     """Sample tokens with top-k, then top-p: probs (R, V), uniforms (R,) -> (R,) int64.
 
     Top-p keeps the fewest of the top-k tokens that hold at least `top_p` of their mass.

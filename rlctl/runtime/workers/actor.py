@@ -30,8 +30,9 @@ from rlctl.runtime.model.sequences import Sequences
 from rlctl.runtime.model.sharding import is_sharded, shard
 from rlctl.runtime.rank_info import RankInfo
 from rlctl.runtime.roles import Actor
-from rlctl.runtime.rollout.engine import EngineSpec, RolloutEngine, start_in_phases
+from rlctl.runtime.rollout.engine import EngineSpec, RolloutEngine
 from rlctl.runtime.rollout.sampling_params import SamplingConfig, to_rollouts
+from rlctl.runtime.rollout.startup import start_in_phases
 from rlctl.runtime.rollout.weight_sync import WeightChannel, to_buckets
 from rlctl.runtime.workers.dispatch import Dispatch, dispatch
 from rlctl.runtime.workers.learner import Learner, LearningWorker

@@ -33,8 +33,8 @@ from rlctl.runtime.rollout.engine import (
     SamplingParams,
     finish_reasons,
     response_limits,
-    run_startup,
 )
+from rlctl.runtime.rollout.startup import run_startup
 from rlctl.runtime.rollout.vllm.log_probs import report_full_log_probs
 from rlctl.runtime.rollout.vllm.loop import VLLMLoop
 from rlctl.runtime.rollout.vllm.startup import prepare, start

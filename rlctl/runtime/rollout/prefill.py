@@ -1,0 +1,77 @@
+"""Attention of prompt tokens on their way into the KV cache of the engine `hf`.
+
+Axes: T packed tokens, H query heads, K key-value heads, D head size.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from rlctl.runtime.model.attention import Packing
+from rlctl.runtime.rollout.kv_cache import KVCache
+
+
+@dataclass(eq=False)
+class Prefill:
+    """Attention within complete prompts, which also stores their keys and values in a cache.
+
+    The packed prompts are the groups `first`, `first` + 1, … of `cache`.
+    """
+
+    cache: KVCache
+    packing: Packing
+    first: int
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+        """Attend T packed prompt tokens: (T, H, D), (T, K, D), (T, K, D) -> (T, H, D)."""
+        lengths = self.packing.lengths
+        group = self.first + torch.arange(len(lengths)).repeat_interleave(lengths)
+        self.cache.store_prompts(layer, group.to(key.device), self.packing.position_ids, key, value)
+        return self.packing.attend(layer, query, key, value, scale)
+
+
+@dataclass(eq=False)
+class Extension:
+    """Attention of further prompt tokens to prompts that the cache already holds in part.
+
+    Group `first` + i holds `held` tokens and gets the i-th of the packed chunks.
+    """
+
+    cache: KVCache
+    first: int
+    held: list[int]
+    chunks: list[int]  # tokens of each chunk
+
+    def positions(self) -> Tensor:
+        """Return the position of each packed token in its prompt: (T,) int64."""
+        pairs = zip(self.held, self.chunks, strict=True)
+        return torch.cat([torch.arange(held, held + size) for held, size in pairs])
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+        """Attend T packed tokens: (T, H, D), (T, K, D), (T, K, D) -> (T, H, D)."""
+        sizes = torch.tensor(self.chunks)
+        group = self.first + torch.arange(len(sizes)).repeat_interleave(sizes)
+        positions = self.positions().to(key.device)
+        self.cache.store_prompts(layer, group.to(key.device), positions, key, value)
+        parts = []
+        for number, (part, held) in enumerate(
+            zip(query.split(self.chunks), self.held, strict=True)
+        ):
+            length = held + len(part)
+            keys, values = self.cache.prompt(layer, self.first + number, length)
+            mask = torch.ones(len(part), length, dtype=torch.bool, device=key.device).tril(held)
+            q = part.transpose(0, 1)[None]  # (1, H, T, D)
+            out = F.scaled_dot_product_attention(
+                q,
+                keys[None],
+                values[None],
+                attn_mask=mask,
+                scale=scale,
+                enable_gqa=q.shape[1] != keys.shape[0],
+            )
+            parts.append(out[0].transpose(0, 1))
+        return torch.cat(parts)

@@ -1,0 +1,60 @@
+"""Requests to a rollout engine, and the responses that it completes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Decoding:
+    """Choice of the next token, and the tokens that end a response.
+
+    `temperature` 0 is greedy decoding and ignores `top_p` and `top_k`. `top_k` ≤ 0 and `top_p` 1
+    mean no restriction. If both restrict, `top_p` applies to the renormalized `top_k` tokens.
+    """
+
+    temperature: float
+    top_p: float
+    top_k: int
+    stop_token_ids: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        wrong = {"temperature": self.temperature < 0, "top_p": not 0 < self.top_p <= 1}
+        refuse_wrong(self, wrong)
+
+
+@dataclass(frozen=True, eq=False)
+class Request:
+    """A context to continue with n responses.
+
+    A request whose context begins with the context and the response of a finished one names it as
+    `previous`: an engine that still holds that cache computes the rest only.
+    """
+
+    key: int  # chosen by the caller, unique among the requests of an engine since `load_weights`
+    context_ids: Tensor  # (P,) int64 on the CPU, P ≥ 1
+    decoding: Decoding
+    max_tokens: tuple[int, ...]  # n: limit of each response, ≥ 1
+    seeds: tuple[int, ...]  # n: random stream of each response, ≥ 0
+    previous: int | None = None
+    keep: bool = False  # a request with this one as `previous` may follow; needs n = 1
+
+
+@dataclass(frozen=True, eq=False)
+class Completion:
+    """A finished response of a request."""
+
+    key: int  # of the request
+    index: int  # of the response among the request's n
+    response_ids: Tensor  # (T,) int64 on the CPU, including the stop token, if any
+    log_probs: Tensor  # (T,) float32 on the CPU: see `RolloutEngine.generate`
+    finish: str  # "stop" = stop token, "length" = limit
+
+
+def refuse_wrong(params: Decoding, wrong: dict[str, bool]) -> None:
+    """Raise ValueError naming the fields that are `wrong`."""
+    given = [f"{name}={getattr(params, name)}" for name, is_wrong in wrong.items() if is_wrong]
+    if given:
+        raise ValueError(f"sampling parameters out of range: {', '.join(given)}")

@@ -1,0 +1,273 @@
+"""Running responses of the engine `hf`: rows that join, decode one token per step, and leave.
+
+Axes: R running rows, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from rlctl.runtime.model.attention import Packing, TokenAttention
+from rlctl.runtime.rollout.kv_cache import KVCache, Saved
+from rlctl.runtime.rollout.prefill import Extension, Prefill
+from rlctl.runtime.rollout.requests import Completion, Decoding, Request
+from rlctl.runtime.rollout.sampling import sample
+
+# Approximate limit of a forward pass over prompts: more tokens cost memory and save no time.
+_PREFILL_TOKENS = 8192
+_FIRST_CAPACITY = 64
+
+
+class Row(NamedTuple):
+    """One response of a request."""
+
+    request: Request
+    index: int  # among the request's n
+
+    @property
+    def max_tokens(self) -> int:
+        """Limit of the response in tokens."""
+        return self.request.max_tokens[self.index]
+
+
+class Part(NamedTuple):
+    """Responses of one request that join together, and the cache of its first tokens, if any."""
+
+    request: Request
+    indices: tuple[int, ...]
+    saved: Saved | None = None
+
+
+class Finished(NamedTuple):
+    """Finished response, and the cache of its context if it was asked for."""
+
+    row: Row
+    completion: Completion
+    saved: Saved | None  # of the context and all response tokens but the last
+
+
+class _SameDecoding(NamedTuple):
+    """Rows that decode alike."""
+
+    decoding: Decoding
+    rows: Tensor  # (N,) int64
+    stops: Tensor  # (S,) int64: stop tokens
+
+
+class RunningRows:
+    """Rows that are being decoded by `model`, and their KV cache.
+
+    All tensors have one row per running response, in the order of the cache; which rows are active
+    is tracked on the CPU. Random numbers depend on the row's seed and the position only.
+    """
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self.model = model
+        self.device = next(model.parameters()).device
+        self.rows: list[Row] = []
+        self.cache = KVCache.empty()
+        self._limits = torch.empty(0, dtype=torch.int64)  # (R,) on the CPU
+        self._contexts = torch.empty(0, dtype=torch.int64, device=self.device)  # (R,) tokens
+        self._groups: list[_SameDecoding] = []
+        self._uniforms = torch.empty(0, 0)  # (R, longest limit)
+        self._tokens = torch.empty(0, 0, dtype=torch.int64, device=self.device)  # (R, capacity)
+        self._log_probs = torch.empty(0, 0, device=self.device)  # (R, capacity)
+        self._logits: Tensor | None = None  # (R, V) of each row's next token
+
+    def __len__(self) -> int:
+        """Return the number of running rows."""
+        return len(self.rows)
+
+    def join(self, parts: Sequence[Part]) -> None:
+        """Prefill the contexts of `parts` and add their rows, in that order."""
+        parts = sorted(parts, key=lambda part: part.saved is not None)  # stable
+        num_fresh = sum(part.saved is None for part in parts)
+        first_row = len(self.rows)
+        rows = [Row(part.request, index) for part in parts for index in part.indices]
+        lengths = torch.tensor([len(part.request.context_ids) for part in parts])
+        per_part = torch.tensor([len(part.indices) for part in parts])
+        limits = torch.tensor([row.max_tokens for row in rows])
+        first = self.cache.join(lengths, per_part, int(limits.max()))
+        logits = self._prefill(parts[:num_fresh], first)
+        logits += self._extend(parts[num_fresh:], first + num_fresh)
+        joined = torch.cat(logits).repeat_interleave(per_part.to(self.device), 0)
+        self._logits = joined if self._logits is None else torch.cat([self._logits, joined])
+        self.rows += rows
+        self._limits = torch.cat([self._limits, limits])
+        contexts = lengths.repeat_interleave(per_part).to(self.device)
+        self._contexts = torch.cat([self._contexts, contexts])
+        self._add_tables(rows, first_row)
+
+    def step(self) -> list[Finished]:
+        """Sample one token for each row; return the rows that finished and remove them."""
+        assert self._logits is not None
+        num_own = self.cache.num_own
+        tokens, log_probs = self._sample(self._logits, num_own)
+        self._record(tokens, log_probs, num_own)
+        stopped = self._stopped(tokens).cpu()
+        active = ~stopped & (self._limits > num_own + 1)
+        if active.all():
+            finished: list[Finished] = []
+        else:
+            finished = self._finish(~active, stopped)
+            kept = self._compact(active)
+            if not self.rows:
+                self._logits = None
+                return finished
+            tokens = tokens[kept.to(self.device)]
+        positions = self._contexts + self.cache.num_own.to(self.device)
+        self._logits = self._forward(tokens, positions, self.cache)
+        self.cache.advance()
+        return finished
+
+    def _prefill(self, parts: Sequence[Part], first: int) -> list[Tensor]:
+        """Run contexts through the model into groups `first`, …; return logits (G, V) in pieces."""
+        if not parts:
+            return []
+        lengths = torch.tensor([len(part.request.context_ids) for part in parts])
+        chunk_of_part = (lengths.cumsum(0) - 1).div(_PREFILL_TOKENS, rounding_mode="floor")
+        sizes = torch.unique_consecutive(chunk_of_part, return_counts=True)[1].tolist()
+        logits, done = [], 0
+        for size in sizes:
+            packing = Packing.from_lengths(lengths[done : done + size], self.device)
+            attention = Prefill(self.cache, packing, first + done)
+            ids = torch.cat([part.request.context_ids for part in parts[done : done + size]])
+            keep = (packing.lengths.cumsum(0) - 1).to(self.device)
+            tokens = ids.to(self.device)
+            logits.append(self._forward(tokens, packing.position_ids, attention, keep))
+            done += size
+        return logits
+
+    def _extend(self, parts: Sequence[Part], first: int) -> list[Tensor]:
+        """Run the rest of contexts that begin with a saved cache; return logits (G, V)."""
+        if not parts:
+            return []
+        held, chunks = [], []
+        for group, part in enumerate(parts, first):
+            assert part.saved is not None
+            self.cache.restore(group, part.saved)
+            held.append(part.saved[0][0].shape[1])
+            chunks.append(part.request.context_ids[held[-1] :])
+        attention = Extension(self.cache, first, held, [len(chunk) for chunk in chunks])
+        keep = (torch.tensor(attention.chunks).cumsum(0) - 1).to(self.device)
+        positions = attention.positions().to(self.device)
+        return [self._forward(torch.cat(chunks).to(self.device), positions, attention, keep)]
+
+    def _forward(
+        self, tokens: Tensor, positions: Tensor, attention: TokenAttention, keep: Tensor | int = 0
+    ) -> Tensor:
+        """Return the logits (N, V) of the tokens (T,) at indices `keep` (N,); 0 keeps all T."""
+        output = self.model(
+            input_ids=tokens[None],
+            position_ids=positions[None],
+            packing=attention,
+            use_cache=False,
+            logits_to_keep=keep,
+        )
+        return output.logits[0]
+
+    def _add_tables(self, rows: Sequence[Row], first: int) -> None:
+        """Add `rows` from row `first` on to the tables of random numbers and of responses."""
+        self._groups = _by_decoding(self.rows, self.device)
+        longest = max(row.max_tokens for row in rows)
+        self._uniforms = _with_shape(self._uniforms, len(self.rows), longest)
+        generator = torch.Generator()
+        for number, row in enumerate(rows, first):
+            if row.request.decoding.temperature > 0:
+                generator.manual_seed(row.request.seeds[row.index])
+                self._uniforms[number, : row.max_tokens].uniform_(generator=generator)
+        width = max(self._tokens.shape[1], min(_FIRST_CAPACITY, longest))
+        self._tokens = _with_shape(self._tokens, len(self.rows), width)
+        self._log_probs = _with_shape(self._log_probs, len(self.rows), width)
+
+    def _sample(self, logits: Tensor, num_own: Tensor) -> tuple[Tensor, Tensor]:
+        """Sample the next token of each row: logits (R, V) -> (R,) int64, (R,) float32."""
+        draws = self._uniforms[torch.arange(len(num_own)), num_own].to(self.device)
+        if len(self._groups) == 1:
+            return sample(logits, draws, self._groups[0].decoding)
+        tokens = torch.empty(len(draws), dtype=torch.int64, device=self.device)
+        log_probs = torch.empty(len(draws), device=self.device)
+        for decoding, rows, _ in self._groups:
+            tokens[rows], log_probs[rows] = sample(logits[rows], draws[rows], decoding)
+        return tokens, log_probs
+
+    def _stopped(self, tokens: Tensor) -> Tensor:
+        """Return a mask (R,) of the rows whose new token (R,) is one of their stop tokens."""
+        if len(self._groups) == 1:
+            return (tokens[:, None] == self._groups[0].stops).any(1)
+        stopped = torch.zeros(len(tokens), dtype=torch.bool, device=self.device)
+        for _, rows, stops in self._groups:
+            stopped[rows] = (tokens[rows, None] == stops).any(1)
+        return stopped
+
+    def _record(self, tokens: Tensor, log_probs: Tensor, num_own: Tensor) -> None:
+        """Append a token (R,) and its log-prob (R,) to each response."""
+        longest, capacity = int(num_own.max()) + 1, self._tokens.shape[1]
+        if longest > capacity:
+            self._tokens = _with_shape(self._tokens, len(tokens), 2 * capacity)
+            self._log_probs = _with_shape(self._log_probs, len(tokens), 2 * capacity)
+        rows, column = torch.arange(len(tokens), device=self.device), num_own.to(self.device)
+        self._tokens[rows, column] = tokens
+        self._log_probs[rows, column] = log_probs
+
+    def _finish(self, done: Tensor, stopped: Tensor) -> list[Finished]:
+        """Return the finished rows, where `done` (R,) is True."""
+        numbers = done.nonzero().squeeze(1)
+        lengths = (self.cache.num_own[numbers] + 1).tolist()
+        width, on_device = max(lengths), numbers.to(self.device)
+        tokens = self._tokens[on_device, :width].cpu()
+        log_probs = self._log_probs[on_device, :width].cpu()
+        finished = []
+        for i, (number, length) in enumerate(zip(numbers.tolist(), lengths, strict=True)):
+            request, index = self.rows[number]
+            reason = "stop" if stopped[number] else "length"
+            # Copies: a view would keep the responses of all rows in memory.
+            ids, log_prob = tokens[i, :length].clone(), log_probs[i, :length].clone()
+            saved = self.cache.save(number) if request.keep else None
+            completion = Completion(request.key, index, ids, log_prob, reason)
+            finished.append(Finished(self.rows[number], completion, saved))
+        return finished
+
+    def _compact(self, active: Tensor) -> Tensor:
+        """Keep the rows where `active` (R,) is True; return their old indices (R',)."""
+        kept, free, moved = self.cache.compact(active)
+        on_device, from_device = free.to(self.device), moved.to(self.device)
+        for table in (self._tokens, self._log_probs):
+            table[on_device] = table[from_device]
+        self._uniforms[free] = self._uniforms[moved]
+        self._limits = self._limits[kept]
+        self._contexts = self._contexts[kept.to(self.device)]
+        self.rows = [self.rows[i] for i in kept.tolist()]
+        self._groups = _by_decoding(self.rows, self.device)
+        return kept
+
+
+def _by_decoding(rows: Sequence[Row], device: torch.device) -> list[_SameDecoding]:
+    """Group the numbers of `rows` by their way of decoding."""
+    numbers: dict[Decoding, list[int]] = {}
+    for number, row in enumerate(rows):
+        numbers.setdefault(row.request.decoding, []).append(number)
+    return [
+        _SameDecoding(
+            decoding,
+            torch.tensor(same, device=device),
+            torch.tensor(decoding.stop_token_ids, dtype=torch.int64, device=device),
+        )
+        for decoding, same in numbers.items()
+    ]
+
+
+def _with_shape(table: Tensor, rows: int, width: int) -> Tensor:
+    """Return a table (≥ rows, ≥ width) that begins with the values of `table`."""
+    if table.shape[0] >= rows and table.shape[1] >= width:
+        return table
+    if table.numel() and table.shape[0] < rows:
+        rows += rows // 4
+    larger = table.new_empty(max(rows, table.shape[0]), max(width, table.shape[1]))
+    larger[: table.shape[0], : table.shape[1]] = table
+    return larger
