@@ -52,7 +52,8 @@ def start_as_rlctl(folder: str, num_threads: int) -> dict[str, float]:
     started = time.perf_counter()
     engine.load_weights((name, value.detach()) for name, value in model.named_parameters())
     engine.generate(
-        Ragged.from_rows([[5, 6, 7]], torch.int64), SamplingParams(1.0, 1.0, -1, 4, (), seed=0, n=1)
+        Ragged.from_rows([[5, 6, 7]], torch.int64),
+        SamplingParams(1.0, 1.0, -1, (), max_tokens=4, seed=0, n=1),
     )
     return {
         "import": imported - begin,

@@ -123,7 +123,9 @@ def generate(worker: ActorWorker) -> Responses:
         [torch.randint(3, 60, (2 + row % 5,), generator=draw) for row in range(96)],
         dtype=torch.int64,
     )
-    return worker.engine.generate(asked, SamplingParams(1.0, 1.0, -1, 4, (2,), seed=1, n=2))
+    return worker.engine.generate(
+        asked, SamplingParams(1.0, 1.0, -1, (2,), max_tokens=4, seed=1, n=2)
+    )
 
 
 def passes_with_limits(where: RankInfo, model: str) -> dict[str, Any]:

@@ -245,4 +245,4 @@ def _parts(rows: Sequence[Row]) -> list[Part]:
     """Group adjacent rows of a request."""
     same = groupby(rows, key=lambda row: id(row.request))
     groups = [list(group) for _, group in same]
-    return [Part(group[0].request, tuple(row.index for row in group)) for group in groups]
+    return [Part(group[0].request, tuple(row.number for row in group)) for group in groups]

@@ -75,6 +75,10 @@ class _Grid:
         )
 
 
+def _none() -> Tensor:
+    return torch.empty(0, dtype=torch.int64)
+
+
 @dataclass(eq=False)
 class KVCache:
     """Keys and values of prompts and rows; attends one new token per row.
@@ -82,21 +86,16 @@ class KVCache:
     Unused slots hold finite values: a masked slot has weight 0, and 0 · NaN would be NaN.
     """
 
-    prompt_lengths: Tensor  # (G,) int64 on the CPU, of the active groups
-    group_of_row: Tensor  # (R,) int64 on the CPU, of the active rows
-    num_own: Tensor  # (R,) int64 on the CPU: own tokens of each row
+    prompt_lengths: Tensor = field(default_factory=_none)  # (G,) int64, CPU: of active groups
+    group_of_row: Tensor = field(default_factory=_none)  # (R,) int64, CPU: of active rows
+    num_own: Tensor = field(default_factory=_none)  # (R,) int64, CPU: own tokens of each row
     max_own: int = 0  # limit of own tokens of any row
     _layers: list[_Layer] = field(default_factory=list)
     _grids: dict[tuple[int, int], _Grid] = field(default_factory=dict)
     _own: _OwnSlots | None = None  # of the current step
 
-    @classmethod
-    def empty(cls) -> KVCache:
-        """Return a cache without prompts and rows."""
-        return cls(*(torch.empty(0, dtype=torch.int64) for _ in range(3)))
-
     def join(self, prompt_lengths: Tensor, rows_per_prompt: Tensor, max_own: int) -> int:
-        """Add prompts of `prompt_lengths` (G',) tokens with `rows_per_prompt` (G',) rows each.
+        """Add prompts of `prompt_lengths` (G,) tokens with `rows_per_prompt` (G,) rows each.
 
         A row gets at most `max_own` own tokens. Returns the number of the first new group, whose
         keys and values follow by `store_prompts` or `restore`.

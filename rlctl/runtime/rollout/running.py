@@ -27,12 +27,12 @@ class Row(NamedTuple):
     """One response of a request."""
 
     request: Request
-    index: int  # among the request's n
+    number: int  # among the request's n
 
     @property
     def max_tokens(self) -> int:
         """Limit of the response in tokens."""
-        return self.request.max_tokens[self.index]
+        return self.request.max_tokens[self.number]
 
 
 class Part(NamedTuple):
@@ -70,7 +70,7 @@ class RunningRows:
         self.model = model
         self.device = next(model.parameters()).device
         self.rows: list[Row] = []
-        self.cache = KVCache.empty()
+        self.cache = KVCache()
         self._limits = torch.empty(0, dtype=torch.int64)  # (R,) on the CPU
         self._contexts = torch.empty(0, dtype=torch.int64, device=self.device)  # (R,) tokens
         self._groups: list[_SameDecoding] = []
@@ -179,7 +179,7 @@ class RunningRows:
         generator = torch.Generator()
         for number, row in enumerate(rows, first):
             if row.request.decoding.temperature > 0:
-                generator.manual_seed(row.request.seeds[row.index])
+                generator.manual_seed(row.request.seeds[row.number])
                 self._uniforms[number, : row.max_tokens].uniform_(generator=generator)
         width = max(self._tokens.shape[1], min(_FIRST_CAPACITY, longest))
         self._tokens = _with_shape(self._tokens, len(self.rows), width)
@@ -226,8 +226,7 @@ class RunningRows:
         for i, (number, length) in enumerate(zip(numbers.tolist(), lengths, strict=True)):
             request, index = self.rows[number]
             reason = "stop" if stopped[number] else "length"
-            # Copies: a view would keep the responses of all rows in memory.
-            ids, log_prob = tokens[i, :length].clone(), log_probs[i, :length].clone()
+            ids, log_prob = tokens[i, :length], log_probs[i, :length]
             saved = self.cache.save(number) if request.keep else None
             completion = Completion(request.key, index, ids, log_prob, reason)
             finished.append(Finished(self.rows[number], completion, saved))
@@ -243,7 +242,8 @@ class RunningRows:
         self._limits = self._limits[kept]
         self._contexts = self._contexts[kept.to(self.device)]
         self.rows = [self.rows[i] for i in kept.tolist()]
-        self._groups = _by_decoding(self.rows, self.device)
+        if len(self._groups) > 1:
+            self._groups = _by_decoding(self.rows, self.device)
         return kept
 
 

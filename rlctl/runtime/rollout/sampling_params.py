@@ -50,7 +50,13 @@ class SamplingConfig:
         """
         if greedy:
             return SamplingParams(
-                0.0, 1.0, -1, self.max_response_length, self.stop_token_ids, seed=0, n=1
+                temperature=0.0,
+                top_p=1.0,
+                top_k=-1,
+                stop_token_ids=self.stop_token_ids,
+                max_tokens=self.max_response_length,
+                seed=0,
+                n=1,
             )
         chosen = self.rollout.val_kwargs if validate else self.rollout
         sampled = not validate or self.rollout.val_kwargs.do_sample

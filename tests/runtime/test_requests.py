@@ -1,0 +1,149 @@
+"""Requests to engine `hf`: responses join, leave and continue between decoding steps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+from torch import Tensor
+
+from rlctl.runtime.rollout.hf import HFEngine
+from rlctl.runtime.rollout.requests import Completion, Decoding, Request
+from tests.models import tiny_model
+
+STOP = 2
+SAMPLED = Decoding(temperature=1.0, top_p=1.0, top_k=-1, stop_token_ids=(STOP,))
+
+
+def context(length: int, seed: int = 0) -> Tensor:
+    return torch.randint(3, 64, (length,), generator=torch.Generator().manual_seed(seed))
+
+
+def request(key: int, ids: Tensor, max_tokens: int = 40, **settings: object) -> Request:
+    return Request(
+        **{
+            "key": key,
+            "context_ids": ids,
+            "decoding": SAMPLED,
+            "max_tokens": (max_tokens,),
+            "seeds": (100 + key,),
+            **settings,
+        }  # type: ignore[arg-type]
+    )
+
+
+def drain(engine: HFEngine) -> dict[tuple[int, int], Completion]:
+    done: dict[tuple[int, int], Completion] = {}
+    while engine.num_open:
+        done |= {(each.key, each.index): each for each in engine.step()}
+    return done
+
+
+def alone(each: Request) -> Completion:
+    engine = HFEngine(tiny_model(), None)
+    engine.submit([each])
+    return drain(engine)[each.key, 0]
+
+
+def assert_same(actual: Completion, expected: Completion) -> None:
+    assert actual.response_ids.tolist() == expected.response_ids.tolist()
+    assert actual.finish == expected.finish
+    torch.testing.assert_close(actual.log_probs, expected.log_probs, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("max_num_seqs", [None, 3])
+def test_responses_do_not_depend_on_when_they_join(max_num_seqs: int | None) -> None:
+    requests = [request(key, context(3 + 5 * key, key)) for key in range(7)]
+    engine = HFEngine(tiny_model(), max_num_seqs)
+    done: dict[int, Completion] = {}
+    for each in requests:
+        engine.submit([each])
+        for _ in range(3):
+            done |= {completion.key: completion for completion in engine.step()}
+    done |= {key: completion for (key, _), completion in drain(engine).items()}
+    assert len({len(completion.response_ids) for completion in done.values()}) > 1
+    for each in requests:
+        assert_same(done[each.key], alone(each))
+
+
+def test_responses_with_different_decoding_share_a_batch() -> None:
+    greedy = Decoding(0.0, 1.0, -1, (STOP, 7))
+    requests = [
+        request(0, context(9)),
+        request(1, context(9), decoding=greedy),
+        request(2, context(4), decoding=Decoding(0.7, 0.9, 20, (STOP,))),
+    ]
+    engine = HFEngine(tiny_model(), None)
+    engine.submit(requests)
+    done = drain(engine)
+    for each in requests:
+        assert_same(done[each.key, 0], alone(each))
+
+
+def episode(engine: HFEngine, tool_tokens: Sequence[int], *, keep: bool) -> list[Completion]:
+    """Run one episode in which tool results of `tool_tokens` tokens follow the responses."""
+    ids, turns = context(20), list[Completion]()
+    for turn, size in enumerate([*tool_tokens, 0]):
+        previous = turn - 1 if turn else None
+        engine.submit([request(turn, ids, max_tokens=12, previous=previous, keep=keep)])
+        turns.append(drain(engine)[turn, 0])
+        ids = torch.cat([ids, turns[-1].response_ids, context(size, seed=turn)])
+    return turns
+
+
+def test_a_kept_cache_gives_the_same_turns_and_computes_new_tokens_only() -> None:
+    model = tiny_model()
+    seen: list[int] = []
+    model.get_input_embeddings().register_forward_hook(
+        lambda _, inputs, __: seen.append(inputs[0].numel())
+    )
+    tools = [5, 90, 1, 7]
+    recomputed = episode(HFEngine(tiny_model(), None), tools, keep=False)
+    kept = episode(HFEngine(model, None), tools, keep=True)
+    for actual, expected in zip(kept, recomputed, strict=True):
+        assert_same(actual, expected)
+    # Every token is computed once, except the last of the last response.
+    total = 20 + sum(tools) + sum(len(turn.response_ids) for turn in kept)
+    assert sum(seen) == total - 1
+
+
+def test_caches_over_the_budget_are_computed_again() -> None:
+    engine = HFEngine(tiny_model(), None, max_parked_gigabytes=0.0)
+    turns = episode(engine, [5, 9], keep=True)
+    for actual, expected in zip(
+        turns, episode(HFEngine(tiny_model(), None), [5, 9], keep=False), strict=True
+    ):
+        assert_same(actual, expected)
+
+
+def test_new_weights_drop_kept_caches() -> None:
+    model = tiny_model()
+    engine = HFEngine(model, None)
+    first = request(0, context(20), max_tokens=6, keep=True)
+    engine.submit([first])
+    ids = torch.cat([first.context_ids, drain(engine)[0, 0].response_ids, context(5, seed=3)])
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(1.1)
+    engine.load_weights(iter(()))
+    engine.submit([request(1, ids, previous=0)])
+    fresh = HFEngine(model, None)
+    fresh.submit([request(1, ids)])
+    assert_same(drain(engine)[1, 0], drain(fresh)[1, 0])
+
+
+def test_an_error_closes_all_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny_model()
+    engine = HFEngine(model, None)
+    endless = Decoding(1.0, 1.0, -1, ())
+    engine.submit([request(0, context(5), decoding=endless)])
+    engine.step()
+    with monkeypatch.context() as patch:
+        patch.setattr(model, "forward", lambda **_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            engine.step()
+    assert engine.num_open == 0
+    assert all(module.training for module in model.modules())
+    engine.submit([request(1, context(5))])
+    assert_same(drain(engine)[1, 0], alone(request(1, context(5))))
