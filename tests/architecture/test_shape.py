@@ -29,7 +29,7 @@ MAY_CATCH_EVERYTHING = {
     "rlctl/runtime/cluster/jobs.py::_with_deadline.run": "re-raised in the waiting thread",
     "rlctl/runtime/rewards/functions.py::call_reward": "user code may raise anything: scores 0",
     "rlctl/runtime/workers/background.py::_guarded": "written to a file for the controller",
-    "rlctl/runtime/rollout/vllm/loop.py::VLLMLoop._run": "re-raised in the waiting threads",
+    "rlctl/runtime/rollout/loop.py::EngineLoop._run": "delivered to the callers",
     "rlctl/data_prep/hub.py::hub_answers": "only checks the network; HTTP errors share no class",
 }
 # Names of plug-ins that are also words with another meaning.

@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 
 from rlctl.runtime.batch import Ragged
 from rlctl.runtime.model.attention import Packing
-from rlctl.runtime.rollout import hf, running
+from rlctl.runtime.rollout import running
 from rlctl.runtime.rollout.engine import SamplingParams
 from rlctl.runtime.rollout.hf import HFEngine
 from tests.models import ARCHS, Arch, tiny_model

@@ -16,7 +16,7 @@ from rlctl.recipes import schema
 from rlctl.runtime.batch import Ragged
 from rlctl.runtime.budget import OomRetry
 from rlctl.runtime.rank_info import RankInfo
-from rlctl.runtime.rollout.requests import Completion, Decoding, Request, refuse_wrong
+from rlctl.runtime.rollout.requests import Completion, Decoding, Request, next_key, refuse_wrong
 
 _log = logging.getLogger(__name__)
 
@@ -185,39 +185,50 @@ class RolloutEngine(Protocol):
         ...
 
 
-def generate_by_requests(
-    engine: RolloutEngine, prompt_ids: Ragged, sampling: SamplingParams, context_length: int
-) -> Responses:
-    """Implement `RolloutEngine.generate` by `submit` and `step`, on an idle engine.
+def to_requests(prompt_ids: Ragged, sampling: SamplingParams, context_length: int) -> list[Request]:
+    """Return one request with n responses for each of B prompts (ragged), in their order.
 
-    Long prompts come first, so that an out-of-memory error occurs early.
+    Raises ConfigError as `response_limits` does.
     """
-    prompt_ids, n = prompt_ids.to("cpu"), sampling.n
-    num_rows, decoding = len(prompt_ids) * n, sampling.decoding()
+    prompt_ids, n, decoding = prompt_ids.to("cpu"), sampling.n, sampling.decoding()
     limits = response_limits(prompt_ids.lengths, sampling, context_length).tolist()
-    seeds, prompts = sampling.row_seeds(num_rows).tolist(), prompt_ids.rows()
-    order = prompt_ids.lengths.argsort(descending=True, stable=True).tolist()
-    engine.submit(
-        [
-            Request(
-                key=i,
-                context_ids=prompts[i],
-                decoding=decoding,
-                max_tokens=tuple(limits[i * n : (i + 1) * n]),
-                seeds=tuple(seeds[i * n : (i + 1) * n]),
-            )
-            for i in order
-        ]
-    )
-    completions: dict[int, Completion] = {}
-    while engine.num_open:
-        completions |= {each.key * n + each.index: each for each in engine.step()}
-    rows = [completions[row] for row in range(num_rows)]
+    seeds = sampling.row_seeds(len(limits)).tolist()
+    return [
+        Request(
+            key=next_key(),
+            context_ids=ids,
+            decoding=decoding,
+            max_tokens=tuple(limits[i * n : (i + 1) * n]),
+            seeds=tuple(seeds[i * n : (i + 1) * n]),
+        )
+        for i, ids in enumerate(prompt_ids.rows())
+    ]
+
+
+def to_responses(requests: Sequence[Request], completions: Iterable[Completion]) -> Responses:
+    """Order the completions of `requests`: request by request, and by their index."""
+    by_row = {(each.key, each.index): each for each in completions}
+    rows = [by_row[each.key, i] for each in requests for i in range(len(each.seeds))]
     return Responses(
         Ragged.from_rows([row.response_ids for row in rows], torch.int64),
         Ragged.from_rows([row.log_probs for row in rows], torch.float32),
         [row.finish for row in rows],
     )
+
+
+def generate_by_requests(
+    engine: RolloutEngine, prompt_ids: Ragged, sampling: SamplingParams, context_length: int
+) -> Responses:
+    """Implement `RolloutEngine.generate` for prompts (ragged) by `submit` and `step`.
+
+    The engine must be idle. Long prompts come first, so that memory runs out early if it does.
+    """
+    requests = to_requests(prompt_ids, sampling, context_length)
+    engine.submit(sorted(requests, key=lambda each: -len(each.context_ids)))
+    completions: list[Completion] = []
+    while engine.num_open:
+        completions += engine.step()
+    return to_responses(requests, completions)
 
 
 def response_limits(

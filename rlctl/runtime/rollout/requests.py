@@ -3,8 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import count
 
 from torch import Tensor
+
+_keys = count()
+
+
+def next_key() -> int:
+    """Return a key for a request that no other request of this process has."""
+    return next(_keys)
 
 
 @dataclass(frozen=True)
@@ -33,7 +41,7 @@ class Request:
     `previous`: an engine that still holds that cache computes the rest only.
     """
 
-    key: int  # chosen by the caller, unique among the requests of an engine since `load_weights`
+    key: int  # unique among the requests of an engine since its last `load_weights`
     context_ids: Tensor  # (P,) int64 on the CPU, P ≥ 1
     decoding: Decoding
     max_tokens: tuple[int, ...]  # n: limit of each response, ≥ 1

@@ -13,7 +13,7 @@ from __future__ import annotations
 import importlib.util
 import tempfile
 from collections.abc import Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -34,6 +34,7 @@ from rlctl.runtime.rollout.engine import (
     finish_reasons,
     response_limits,
 )
+from rlctl.runtime.rollout.requests import Completion, Decoding, Request
 from rlctl.runtime.rollout.sglang_server import SGLangServer
 
 _KEY = "actor_rollout_ref.rollout.engine_kwargs"
@@ -101,6 +102,8 @@ class SGLangEngine:
         self.max_length = min(spec.max_length, context.max_position_embeddings)
         self.weights_dir = weights_dir or (str(_SHARED_MEMORY) if _SHARED_MEMORY.is_dir() else None)
         self.asleep = False
+        self._pool = ThreadPoolExecutor(spec.rollout.max_num_seqs, "sglang")
+        self._open: dict[Future[list[list[list[Any]]]], tuple[Request, int]] = {}
 
     @classmethod
     def check(cls, rollout: schema.Rollout, device: str, num_ranks: int) -> None:
@@ -176,6 +179,38 @@ class SGLangEngine:
         )
         return Responses(ids, log_probs, finish_reasons(ids, sampling.stop_token_ids))
 
+    @property
+    def num_open(self) -> int:
+        """See `RolloutEngine.num_open`."""
+        return len(self._open)
+
+    def submit(self, requests: Sequence[Request]) -> None:
+        """Queue requests: see `RolloutEngine.submit`. The server batches and caches contexts."""
+        for request in requests:
+            for index, (limit, seed) in enumerate(
+                zip(request.max_tokens, request.seeds, strict=True)
+            ):
+                params = _params(request.decoding, limit, seed)
+                ids = request.context_ids.tolist()
+                future = self._pool.submit(self._request, [ids], [params])
+                self._open[future] = request, index
+
+    def step(self) -> list[Completion]:
+        """Wait until a response is finished: see `RolloutEngine.step`."""
+        done = wait(self._open, return_when=FIRST_COMPLETED).done if self._open else ()
+        finished: list[Completion] = []
+        try:
+            for future in done:
+                (row,) = future.result()
+                request, index = self._open.pop(future)
+                finished.append(_to_completion(request, index, row))
+        except BaseException:
+            for future in self._open:
+                future.cancel()
+            self._open.clear()
+            raise
+        return finished
+
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         """Sync full weights (N, ...) through temporary files, which are removed afterwards."""
         with tempfile.TemporaryDirectory(prefix="rlctl-weights-", dir=self.weights_dir) as folder:
@@ -210,6 +245,7 @@ class SGLangEngine:
 
     def close(self) -> None:
         """End the server if this engine started it."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
         self.server.close()
 
     def _call(self, path: str, body: dict[str, Any]) -> Any:
@@ -263,7 +299,7 @@ def _launch_arguments(spec: EngineSpec) -> list[str]:
     ]
 
 
-def _params(sampling: SamplingParams, limit: int, seed: int) -> dict[str, Any]:
+def _params(sampling: Decoding, limit: int, seed: int) -> dict[str, Any]:
     """Return SGLang's sampling parameters of one row; its seeds have 31 bits."""
     return {
         "temperature": sampling.temperature,
@@ -273,6 +309,14 @@ def _params(sampling: SamplingParams, limit: int, seed: int) -> dict[str, Any]:
         "stop_token_ids": list(sampling.stop_token_ids),
         "sampling_seed": seed & 0x7FFFFFFF,
     }
+
+
+def _to_completion(request: Request, index: int, row: list[list[Any]]) -> Completion:
+    """Convert a response, a list of its [log-prob, token, …]."""
+    ids = torch.tensor([token for _, token, *_ in row], dtype=torch.int64)
+    log_probs = torch.tensor([log_prob for log_prob, *_ in row], dtype=torch.float32)
+    stopped = int(ids[-1]) in request.decoding.stop_token_ids
+    return Completion(request.key, index, ids, log_probs, "stop" if stopped else "length")
 
 
 def _shards(weights: Iterable[tuple[str, Tensor]]) -> Iterable[dict[str, Tensor]]:

@@ -15,9 +15,9 @@ experimental: written against vLLM's sources, never run.
 from __future__ import annotations
 
 import logging
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Self, cast
+from typing import TYPE_CHECKING, Self, cast
 
 import torch
 import torch.distributed as dist
@@ -31,12 +31,12 @@ from rlctl.runtime.rollout.engine import (
     EngineSpec,
     Responses,
     SamplingParams,
-    finish_reasons,
-    response_limits,
+    generate_by_requests,
 )
+from rlctl.runtime.rollout.loop import EngineLoop
+from rlctl.runtime.rollout.requests import Completion, Request
 from rlctl.runtime.rollout.startup import run_startup
 from rlctl.runtime.rollout.vllm.log_probs import report_full_log_probs
-from rlctl.runtime.rollout.vllm.loop import VLLMLoop
 from rlctl.runtime.rollout.vllm.startup import prepare, start
 from rlctl.runtime.rollout.vllm.versions import check_installed
 from rlctl.runtime.rollout.vllm.weights import model_runner, share_parameters
@@ -82,7 +82,8 @@ class VLLMEngine:
         self.owns_group = owns_group
         runner = model_runner(llm)
         report_full_log_probs(runner)
-        self.loop = VLLMLoop(llm, spec.rank_info.num_threads) if spec.concurrent else None
+        self._open: dict[str, tuple[Request, int]] = {}  # vLLM's request id -> request, response
+        self.loop = EngineLoop(self, spec.rank_info.num_threads) if spec.concurrent else None
         self.shared: dict[str, Tensor] | None = None  # policy parameters that are views of vLLM's
         if policy is not None and spec.rank_info.device == "cpu" and self.ranks_per_engine == 1:
             self.shared = share_parameters(runner.get_model(), policy)
@@ -134,39 +135,55 @@ class VLLMEngine:
 
     def generate(self, prompt_ids: Ragged, sampling: SamplingParams) -> Responses:
         """Sample responses: see `RolloutEngine.generate`."""
-        if self.cache_released:
-            self.llm.wake_up(tags=["kv_cache"])
-            self.cache_released = False
+        if self.loop:
+            return self.loop.generate(prompt_ids, sampling, self.max_length)
         num_rows = len(prompt_ids) * sampling.n
         limits = torch.as_tensor(sampling.max_tokens, dtype=torch.int64).expand(num_rows)
         request = _Request(prompt_ids.to("cpu"), limits, sampling.row_seeds(num_rows))
         joined, first = self._join_ranks(request)
-        limits = response_limits(
-            joined.prompt_ids.lengths,
-            replace(sampling, max_tokens=joined.max_tokens),
-            self.max_length,
-        )
-        prompts = [
-            {"prompt_token_ids": ids.tolist()}
-            for ids in joined.prompt_ids.rows()
-            for _ in range(sampling.n)
-        ]
-        params = _vllm_params(sampling, limits.tolist(), joined.seeds.tolist())
-        outputs = self._sample(prompts, params) if prompts else []
-        completions = [output.outputs[0] for output in outputs[first : first + num_rows]]
-        response_ids = Ragged.from_rows([each.token_ids for each in completions], torch.int64)
-        log_probs = Ragged.from_rows(
-            [cast("FlatLogprobs", each.logprobs).logprobs for each in completions], torch.float32
-        )
+        shared = replace(sampling, max_tokens=joined.max_tokens, seed=joined.seeds)
+        responses = generate_by_requests(self, joined.prompt_ids, shared, self.max_length)
+        if len(responses.finish) == num_rows:
+            return responses
+        own = torch.arange(first, first + num_rows)
         return Responses(
-            response_ids, log_probs, finish_reasons(response_ids, sampling.stop_token_ids)
+            responses.response_ids.select(own),
+            responses.log_probs.select(own),
+            responses.finish[first : first + num_rows],
         )
 
-    def _sample(self, prompts: list[Any], params: list[VLLMSamplingParams]) -> list[RequestOutput]:
-        """Run vLLM on one prompt per row, through the loop if calls may be concurrent."""
-        if self.loop:
-            return self.loop.generate(prompts, params)
-        return self.llm.generate(prompts, params, use_tqdm=False)
+    @property
+    def num_open(self) -> int:
+        """See `RolloutEngine.num_open`."""
+        return len(self._open)
+
+    def submit(self, requests: Sequence[Request]) -> None:
+        """Queue requests: see `RolloutEngine.submit`. vLLM's prefix cache shares their contexts."""
+        if self.cache_released:
+            self.llm.wake_up(tags=["kv_cache"])
+            self.cache_released = False
+        rows = [(each, index) for each in requests for index in range(len(each.seeds))]
+        if rows:
+            prompts = [{"prompt_token_ids": each.context_ids.tolist()} for each, _ in rows]
+            params = [_vllm_params(each, index) for each, index in rows]
+            names = self.llm.enqueue(prompts, params, use_tqdm=False)
+            # Outputs carry the id without its random suffix.
+            keys = [name.partition("-")[0] for name in names]
+            self._open |= dict(zip(keys, rows, strict=True))
+
+    def step(self) -> list[Completion]:
+        """Run one step of vLLM's scheduler: see `RolloutEngine.step`."""
+        finished: list[Completion] = []
+        try:
+            outputs = cast("list[RequestOutput]", self.llm.llm_engine.step())
+        except BaseException:
+            self._open.clear()
+            raise
+        for output in outputs:
+            if output.finished:
+                request, index = self._open.pop(output.request_id)
+                finished.append(_to_completion(request, index, output))
+        return finished
 
     def _join_ranks(self, request: _Request) -> tuple[_Request, int]:
         """Join the requests of all ranks of this engine, in order of ranks.
@@ -240,27 +257,32 @@ def _log_phase(phase: str, spec: EngineSpec) -> str:
     return phase
 
 
-def _vllm_params(
-    sampling: SamplingParams, limits: list[int], seeds: list[int]
-) -> list[VLLMSamplingParams]:
-    """Build vLLM's parameters of each row.
+def _vllm_params(request: Request, index: int) -> VLLMSamplingParams:
+    """Build vLLM's parameters of one response.
 
     Only `stop_token_ids` and the limit end a response; it is not detokenized.
     """
     from vllm import SamplingParams as VLLMSamplingParams
 
-    return [
-        VLLMSamplingParams(
-            temperature=sampling.temperature,
-            top_p=sampling.top_p,
-            top_k=max(sampling.top_k, 0),
-            max_tokens=limit,
-            seed=seed,
-            stop_token_ids=list(sampling.stop_token_ids),
-            ignore_eos=True,
-            logprobs=0,  # of the sampled token only
-            flat_logprobs=True,
-            detokenize=False,
-        )
-        for limit, seed in zip(limits, seeds, strict=True)
-    ]
+    decoding = request.decoding
+    return VLLMSamplingParams(
+        temperature=decoding.temperature,
+        top_p=decoding.top_p,
+        top_k=max(decoding.top_k, 0),
+        max_tokens=request.max_tokens[index],
+        seed=request.seeds[index],
+        stop_token_ids=list(decoding.stop_token_ids),
+        ignore_eos=True,
+        logprobs=0,  # of the sampled token only
+        flat_logprobs=True,
+        detokenize=False,
+    )
+
+
+def _to_completion(request: Request, index: int, output: RequestOutput) -> Completion:
+    """Convert the output of a finished response."""
+    completion = output.outputs[0]
+    ids = torch.tensor(completion.token_ids, dtype=torch.int64)
+    log_probs = torch.tensor(cast("FlatLogprobs", completion.logprobs).logprobs)
+    stopped = completion.token_ids[-1] in request.decoding.stop_token_ids
+    return Completion(request.key, index, ids, log_probs, "stop" if stopped else "length")
