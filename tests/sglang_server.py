@@ -24,6 +24,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 class Server(ThreadingHTTPServer):
     """HTTP server; `calls` are the requested paths, `cache` holds logits by prefix."""
 
+    request_queue_size = 128  # one connection per response
+
     daemon_threads = True
 
     def __init__(self, model: PreTrainedModel, port: int = 0) -> None:
@@ -154,16 +156,13 @@ class Handler(BaseHTTPRequestHandler):
                 500, {"error": {"message": "CUDA error: an illegal memory access was encountered"}}
             )
         assert body["return_logprob"]
-        server.params += body["sampling_params"]
-        responses = [
-            server.respond(ids, params)
-            for ids, params in zip(body["input_ids"], body["sampling_params"], strict=True)
-        ]
+        server.params.append(body["sampling_params"])
+        response = server.respond(body["input_ids"], body["sampling_params"])
         if how == "abort":
-            responses[-1]["meta_info"] |= {
+            response["meta_info"] |= {
                 "finish_reason": {"type": "abort", "message": "Abort before prefill"}
             }
-        return self.reply(200, responses)
+        return self.reply(200, response)
 
 
 def main() -> None:

@@ -26,19 +26,18 @@ from transformers import AutoConfig, PreTrainedModel
 from rlctl.errors import ConfigError, MissingExtraError, Problem, RlctlError, raise_problems
 from rlctl.recipes import schema
 from rlctl.runtime.batch import Ragged
-from rlctl.runtime.ops import ceil_div
 from rlctl.runtime.rollout.engine import (
     EngineSpec,
     Responses,
     SamplingParams,
-    finish_reasons,
-    response_limits,
+    to_requests,
+    to_responses,
 )
-from rlctl.runtime.rollout.requests import Completion, Decoding, Request
+from rlctl.runtime.rollout.requests import Completion, Request
 from rlctl.runtime.rollout.sglang_server import SGLangServer
 
 _KEY = "actor_rollout_ref.rollout.engine_kwargs"
-_ROWS_PER_REQUEST = 32
+_STEP_S = 0.05
 _SHARD_BYTES = 2**30  # of a file of weights: limits the additional host memory in this process
 _SHARED_MEMORY = Path("/dev/shm")
 
@@ -103,7 +102,7 @@ class SGLangEngine:
         self.weights_dir = weights_dir or (str(_SHARED_MEMORY) if _SHARED_MEMORY.is_dir() else None)
         self.asleep = False
         self._pool = ThreadPoolExecutor(spec.rollout.max_num_seqs, "sglang")
-        self._open: dict[Future[list[list[list[Any]]]], tuple[Request, int]] = {}
+        self._open: set[Future[Completion]] = set()
 
     @classmethod
     def check(cls, rollout: schema.Rollout, device: str, num_ranks: int) -> None:
@@ -152,32 +151,9 @@ class SGLangEngine:
 
         With both `top_k` and `top_p`, SGLang may apply `top_p` to the full distribution.
         """
-        prompt_ids = prompt_ids.to("cpu")
-        num_rows = len(prompt_ids) * sampling.n
-        limits = response_limits(prompt_ids.lengths, sampling, self.max_length)
-        prompts = [row.tolist() for row in prompt_ids.rows() for _ in range(sampling.n)]
-        params = [
-            _params(sampling, limit, seed)
-            for limit, seed in zip(
-                limits.tolist(), sampling.row_seeds(num_rows).tolist(), strict=True
-            )
-        ]
-        starts = range(0, num_rows, _ROWS_PER_REQUEST)
-        with ThreadPoolExecutor(
-            max(1, ceil_div(self.spec.rollout.max_num_seqs, _ROWS_PER_REQUEST))
-        ) as pool:
-            parts = pool.map(
-                lambda at: self._request(
-                    prompts[at : at + _ROWS_PER_REQUEST], params[at : at + _ROWS_PER_REQUEST]
-                ),
-                starts,
-            )
-            rows = [row for part in parts for row in part]
-        ids = Ragged.from_rows([[token for _, token, *_ in row] for row in rows], dtype=torch.int64)
-        log_probs = Ragged.from_rows(
-            [[log_prob for log_prob, *_ in row] for row in rows], dtype=torch.float32
-        )
-        return Responses(ids, log_probs, finish_reasons(ids, sampling.stop_token_ids))
+        requests = to_requests(prompt_ids, sampling, self.max_length)
+        calls = [call for request in requests for call in self._start(request)]
+        return to_responses(requests, [call.result() for call in calls])
 
     @property
     def num_open(self) -> int:
@@ -187,29 +163,26 @@ class SGLangEngine:
     def submit(self, requests: Sequence[Request]) -> None:
         """Queue requests: see `RolloutEngine.submit`. The server batches and caches contexts."""
         for request in requests:
-            for index, (limit, seed) in enumerate(
-                zip(request.max_tokens, request.seeds, strict=True)
-            ):
-                params = _params(request.decoding, limit, seed)
-                ids = request.context_ids.tolist()
-                future = self._pool.submit(self._request, [ids], [params])
-                self._open[future] = request, index
+            self._open.update(self._start(request))
 
     def step(self) -> list[Completion]:
-        """Wait until a response is finished: see `RolloutEngine.step`."""
-        done = wait(self._open, return_when=FIRST_COMPLETED).done if self._open else ()
-        finished: list[Completion] = []
+        """Wait shortly for responses to finish: see `RolloutEngine.step`."""
+        done = wait(self._open, _STEP_S, FIRST_COMPLETED).done
         try:
-            for future in done:
-                (row,) = future.result()
-                request, index = self._open.pop(future)
-                finished.append(_to_completion(request, index, row))
+            finished = [call.result() for call in done]
         except BaseException:
-            for future in self._open:
-                future.cancel()
+            for call in self._open:
+                call.cancel()
             self._open.clear()
             raise
+        self._open -= done
         return finished
+
+    def _start(self, request: Request) -> list[Future[Completion]]:
+        """Send one call for each response of a request."""
+        return [
+            self._pool.submit(self._complete, request, index) for index in range(len(request.seeds))
+        ]
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         """Sync full weights (N, ...) through temporary files, which are removed afterwards."""
@@ -252,25 +225,25 @@ class SGLangEngine:
         """POST `body` to an endpoint with the call timeout of the run."""
         return self.server.call("POST", path, body, self.spec.rank_info.timeout_s)
 
-    def _request(
-        self, prompts: Sequence[list[int]], params: Sequence[dict[str, Any]]
-    ) -> list[list[list[Any]]]:
-        """Sample one response per prompt: for each, the list of its [log-prob, token, …]."""
-        body = {"input_ids": prompts, "sampling_params": params, "return_logprob": True}
-        replies = self._call("/generate", body)
-        if not isinstance(replies, list) or len(replies) != len(prompts):
+    def _complete(self, request: Request, index: int) -> Completion:
+        """Sample one response."""
+        body = {
+            "input_ids": request.context_ids.tolist(),
+            "sampling_params": _params(request, index),
+            "return_logprob": True,
+        }
+        reply = self._call("/generate", body)
+        meta = reply.get("meta_info", {}) if isinstance(reply, dict) else {}
+        row = meta.get("output_token_logprobs")  # of [log-prob, token, …]
+        if not row or meta.get("finish_reason", {}).get("type") == "abort":
             raise RlctlError(
-                f"SGLang did not return {len(prompts)} responses: {str(replies)[:500]}",
+                f"SGLang aborted a response, or returned no log-probs: {str(reply)[:500]}",
                 where=self.server.url,
             )
-        rows = [reply.get("meta_info", {}).get("output_token_logprobs") for reply in replies]
-        for reply, row in zip(replies, rows, strict=True):
-            if not row or reply["meta_info"].get("finish_reason", {}).get("type") == "abort":
-                raise RlctlError(
-                    f"SGLang aborted a response, or returned no log-probs: {str(reply)[:500]}",
-                    where=self.server.url,
-                )
-        return rows
+        ids = torch.tensor([token for _, token, *_ in row], dtype=torch.int64)
+        log_probs = torch.tensor([log_prob for log_prob, *_ in row], dtype=torch.float32)
+        stopped = int(ids[-1]) in request.decoding.stop_token_ids
+        return Completion(request.key, index, ids, log_probs, "stop" if stopped else "length")
 
 
 def _launch_arguments(spec: EngineSpec) -> list[str]:
@@ -299,24 +272,17 @@ def _launch_arguments(spec: EngineSpec) -> list[str]:
     ]
 
 
-def _params(sampling: Decoding, limit: int, seed: int) -> dict[str, Any]:
-    """Return SGLang's sampling parameters of one row; its seeds have 31 bits."""
+def _params(request: Request, index: int) -> dict[str, Any]:
+    """Return SGLang's sampling parameters of one response; its seeds have 31 bits."""
+    decoding = request.decoding
     return {
-        "temperature": sampling.temperature,
-        "top_p": sampling.top_p if sampling.temperature else 1.0,
-        "top_k": sampling.top_k if sampling.temperature and sampling.top_k > 0 else -1,
-        "max_new_tokens": limit,
-        "stop_token_ids": list(sampling.stop_token_ids),
-        "sampling_seed": seed & 0x7FFFFFFF,
+        "temperature": decoding.temperature,
+        "top_p": decoding.top_p if decoding.temperature else 1.0,
+        "top_k": decoding.top_k if decoding.temperature and decoding.top_k > 0 else -1,
+        "max_new_tokens": request.max_tokens[index],
+        "stop_token_ids": list(decoding.stop_token_ids),
+        "sampling_seed": request.seeds[index] & 0x7FFFFFFF,
     }
-
-
-def _to_completion(request: Request, index: int, row: list[list[Any]]) -> Completion:
-    """Convert a response, a list of its [log-prob, token, …]."""
-    ids = torch.tensor([token for _, token, *_ in row], dtype=torch.int64)
-    log_probs = torch.tensor([log_prob for log_prob, *_ in row], dtype=torch.float32)
-    stopped = int(ids[-1]) in request.decoding.stop_token_ids
-    return Completion(request.key, index, ids, log_probs, "stop" if stopped else "length")
 
 
 def _shards(weights: Iterable[tuple[str, Tensor]]) -> Iterable[dict[str, Tensor]]:

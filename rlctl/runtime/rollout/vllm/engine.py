@@ -17,7 +17,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Generator, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Self, cast
+from typing import TYPE_CHECKING, Any, Self, cast
 
 import torch
 import torch.distributed as dist
@@ -164,7 +164,9 @@ class VLLMEngine:
             self.cache_released = False
         rows = [(each, index) for each in requests for index in range(len(each.seeds))]
         if rows:
-            prompts = [{"prompt_token_ids": each.context_ids.tolist()} for each, _ in rows]
+            prompts: list[Any] = [
+                {"prompt_token_ids": each.context_ids.tolist()} for each, _ in rows
+            ]
             params = [_vllm_params(each, index) for each, index in rows]
             names = self.llm.enqueue(prompts, params, use_tqdm=False)
             # Outputs carry the id without its random suffix.
