@@ -16,7 +16,7 @@ from rlctl.recipes import schema
 from rlctl.runtime.batch import Ragged
 from rlctl.runtime.budget import OomRetry
 from rlctl.runtime.rank_info import RankInfo
-from rlctl.runtime.rollout.requests import Completion, Decoding, Request, next_key, refuse_wrong
+from rlctl.runtime.rollout.requests import Completion, Decoding, Request, next_key
 
 _log = logging.getLogger(__name__)
 
@@ -48,10 +48,9 @@ class SamplingParams(Decoding):
     seed: int | Tensor  # a Tensor (B·n,) int64 sets one random stream per row
     n: int  # responses per prompt
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def _out_of_range(self) -> dict[str, bool]:
         too_short = bool((torch.as_tensor(self.max_tokens) < 1).any())
-        refuse_wrong(self, {"n": self.n < 1, "max_tokens": too_short})
+        return super()._out_of_range() | {"n": self.n < 1, "max_tokens": too_short}
 
     def decoding(self) -> Decoding:
         """Return the parameters that requests of this call have in common."""

@@ -29,8 +29,15 @@ class Decoding:
     stop_token_ids: tuple[int, ...]
 
     def __post_init__(self) -> None:
-        wrong = {"temperature": self.temperature < 0, "top_p": not 0 < self.top_p <= 1}
-        refuse_wrong(self, wrong)
+        given = [
+            f"{name}={getattr(self, name)}" for name, bad in self._out_of_range().items() if bad
+        ]
+        if given:
+            raise ValueError(f"sampling parameters out of range: {', '.join(given)}")
+
+    def _out_of_range(self) -> dict[str, bool]:
+        """Return the fields that are checked: True if the value is not allowed."""
+        return {"temperature": self.temperature < 0, "top_p": not 0 < self.top_p <= 1}
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,10 +66,3 @@ class Completion:
     response_ids: Tensor  # (T,) int64 on the CPU, including the stop token, if any
     log_probs: Tensor  # (T,) float32 on the CPU: see `RolloutEngine.generate`
     finish: str  # "stop" = stop token, "length" = limit
-
-
-def refuse_wrong(params: Decoding, wrong: dict[str, bool]) -> None:
-    """Raise ValueError naming the fields that are `wrong`."""
-    given = [f"{name}={getattr(params, name)}" for name, is_wrong in wrong.items() if is_wrong]
-    if given:
-        raise ValueError(f"sampling parameters out of range: {', '.join(given)}")
