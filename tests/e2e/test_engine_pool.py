@@ -31,12 +31,12 @@ class Engine(HFEngine):
         print("the engine is there", flush=True)
         return super().from_spec(spec, policy)
 
-    def _forward(self, *args, **kwargs):
+    def step(self):
         self.passes = getattr(self, "passes", 0) + 1
         if self.passes == 40 and list(FOLDER.glob("die-*")):
             sorted(FOLDER.glob("die-*"))[0].unlink()
             os.kill(os.getpid(), signal.SIGKILL)
-        return super()._forward(*args, **kwargs)
+        return super().step()
 """
 
 
