@@ -149,5 +149,16 @@ def merge(parts: Iterable[Mapping[str, Metric]]) -> Metrics:
 
 
 def to_floats(metrics: Mapping[str, Metric]) -> dict[str, float]:
-    """Return the value to report for each metric."""
-    return {name: metric.value for name, metric in metrics.items()}
+    """Return the value to report for each metric; those without enough items are left out."""
+    return {name: metric.value for name, metric in metrics.items() if _has_value(metric)}
+
+
+def _has_value(metric: Metric) -> bool:
+    """Return False for a mean of nothing and a variance of fewer than two items."""
+    match metric:
+        case Mean():
+            return metric.count != 0
+        case Std() | ExplainedVariance():
+            return metric.count > 1
+        case _:
+            return True

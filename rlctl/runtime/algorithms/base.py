@@ -21,12 +21,14 @@ class Loss:
     """A sum of losses and its divisor.
 
     It is never a mean: the worker divides once, by the total count of all ranks and micro-batches.
-    `total` is a scalar with a graph. `count` is None for a loss that is not divided.
+    `total` is a scalar with a graph. `count` is None for a loss that is not divided. `num_tokens`
+    is the number of tokens that the loss covers; None: the unmasked ones of `response_mask`.
     """
 
     total: Tensor
     count: float | None
     metrics: Metrics
+    num_tokens: float | None = None
 
 
 class Needs(Flag):

@@ -22,6 +22,7 @@ from rlctl.runtime.algorithms.schedule import Schedule
 from rlctl.runtime.batch import Prompts, Ragged, Rollouts, Scored
 from rlctl.runtime.data.tokenizer import load_tokenizer
 from rlctl.runtime.model.causal_lm import PolicyOutputs
+from rlctl.runtime.ops import masked_sum
 from rlctl.runtime.roles import Roles
 from rlctl.tracking.metrics import Mean, Metrics, merge
 
@@ -87,9 +88,9 @@ class SFT:
         )
 
     def loss(self, outputs: PolicyOutputs, batch: Rollouts) -> Loss:
-        """Return −Σ log π over the response tokens (T,), a scalar, and their number."""
-        total = -outputs.log_probs.sum()
-        num_tokens = float(len(batch.response_ids.values))
+        """Return −Σ log π over the unmasked tokens of (T,), a scalar, and their number."""
+        mask = batch.response_mask.values
+        total, num_tokens = masked_sum(-outputs.log_probs, mask), float(mask.sum())
         return Loss(total, num_tokens, {"train/loss": Mean(float(total.detach()), num_tokens)})
 
     def state_dict(self) -> dict[str, Any]:

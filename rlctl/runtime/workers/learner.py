@@ -125,7 +125,8 @@ class Learner:
     ) -> Metrics:
         """Take one optimizer step on `batch`, and return metrics with prefix `name`.
 
-        The metrics cover this rank's rows; the controller merges those of all ranks.
+        Without an unmasked token on any rank, weights and optimizer state stay as they are. The
+        metrics cover this rank's rows; the controller merges those of all ranks.
         """
 
         def add_gradient(part: B) -> Loss:
@@ -136,15 +137,21 @@ class Learner:
         begin = time.perf_counter()
         self.model.train()
         losses, _ = self._in_micro_batches(batch, budget, add_gradient)
-        total, count = self._sum_over_ranks(
-            sum(float(each.total) for each in losses), sum(each.count or 0.0 for each in losses)
+        kept = [each.num_tokens for each in losses if each.num_tokens is not None]
+        total, count, num_tokens = self._sum_over_ranks(
+            sum(float(each.total) for each in losses),
+            sum(each.count or 0.0 for each in losses),
+            sum(kept) if kept else float(batch.response_mask.values.sum()),
         )
-        divided = losses[-1].count is not None
-        # The count is 0 if rollout correction masked all tokens; the gradient is 0 as well then.
-        divisor = (count or 1.0) if divided else 1.0
         metrics = [each.metrics for each in losses]
-        metrics.append({f"{name}/loss": Mean(total / divisor)})
-        metrics.append(self._step(divisor, lr, grad_clip, name))
+        divisor = 1.0 if losses[-1].count is None else count
+        if num_tokens and divisor:
+            metrics.append({f"{name}/loss": Mean(total / divisor)})
+            metrics.append(self._step(divisor, lr, grad_clip, name))
+        else:  # a step would still apply momentum and weight decay
+            reset_gradients(self.model)
+            first = self.rank_info.rank == 0
+            metrics.append({f"{name}/empty_mini_batches": Sum(1.0 if first else 0.0)})
         seconds = time.perf_counter() - begin
         return merge([*metrics, self._device_usage(batch.num_tokens.tolist(), seconds, name)])
 

@@ -1,0 +1,97 @@
+"""A mini-batch without an unmasked token changes neither weights nor optimizer state."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch.distributed.tensor import DTensor
+
+from rlctl.recipes.compose import compose
+from rlctl.runtime.algorithms.base import Algorithm
+from rlctl.runtime.algorithms.ppo import PPO
+from rlctl.runtime.algorithms.sft import SFT
+from rlctl.runtime.batch import Experience
+from rlctl.runtime.rank_info import RankInfo
+from rlctl.runtime.rollout.sampling_params import SamplingConfig
+from rlctl.runtime.workers.actor import ActorSpec, ActorWorker
+from rlctl.runtime.workers.critic import CriticSpec, CriticWorker
+from rlctl.runtime.workers.dispatch import split
+from rlctl.tracking.metrics import to_floats
+from tests.distributed.ranks import on_ranks
+from tests.distributed.test_gradient import LOSS, ROWS, experience
+from tests.models import write_tiny_model
+
+ROLES = ("actor", "critic", "sft")
+Metrics = dict[str, float]
+
+
+def build(where: RankInfo, model: str, role: str) -> ActorWorker | CriticWorker:
+    overrides = [f"actor_rollout_ref.model.path={model}", *LOSS]
+    config = compose("sft" if role == "sft" else "ppo", overrides).config
+    kind: type[Algorithm] = SFT if role == "sft" else PPO
+    algorithm = kind.from_config(config, num_steps=1)
+    if isinstance(algorithm, PPO) and role == "critic":
+        return CriticWorker(where, CriticSpec(config.critic, algorithm, 0))
+    part = config.actor_rollout_ref
+    sampling = SamplingConfig(part.rollout, 8, (2,))
+    return ActorWorker(where, ActorSpec(part.model, part.actor, sampling, 8, algorithm, 0))
+
+
+def state(worker: ActorWorker | CriticWorker) -> list[torch.Tensor]:
+    """Return copies of the local weights and moments."""
+    optimizer = worker.learner.optimizer
+    assert optimizer is not None
+    tensors = [*worker.learner.model.parameters()]
+    tensors += [x for each in optimizer.state.values() for x in each.values()]
+    return [(x.to_local() if isinstance(x, DTensor) else x).detach().clone() for x in tensors]
+
+
+def masked(rows: list[int]) -> Experience:
+    """Return the experience with all tokens of `rows` masked."""
+    batch = experience()
+    hit = torch.isin(batch.response_ids.row_of_token, torch.tensor(rows))
+    mask = batch.response_mask.values.masked_fill(hit, 0.0)
+    return replace(batch, response_mask=batch.response_mask.like(mask))
+
+
+def updates(where: RankInfo, model: str, role: str) -> tuple[bool, Metrics, bool, Metrics]:
+    """Update once, then with all rows masked, then with those of rank 0 masked.
+
+    Returns whether the state was unchanged by the second and by the third, and their metrics.
+    """
+    worker = build(where, model, role)
+    parts = split(experience(), where.world_size, balanced=True)
+
+    def update(batch: Experience) -> Metrics:
+        return to_floats(worker.update(batch.chunk(parts)[where.rank], lr=1e-2))
+
+    update(experience())
+    before = state(worker)
+    empty = update(masked(list(range(ROWS))))
+    between = state(worker)
+    half = update(masked(parts[0].tolist() if where.world_size > 1 else [0, 1, 2]))
+    after = state(worker)
+
+    def same(first: list[torch.Tensor], second: list[torch.Tensor]) -> bool:
+        return len(first) > 3 and all(map(torch.equal, first, second))
+
+    return same(before, between), empty, same(between, after), half
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2])
+@pytest.mark.parametrize("role", ROLES)
+def test_nothing_unmasked_takes_no_step(tmp_path: Path, role: str, num_ranks: int) -> None:
+    write_tiny_model(tmp_path)
+    counter = f"{'critic' if role == 'critic' else 'actor'}/empty_mini_batches"
+    results = on_ranks(num_ranks, updates, str(tmp_path), role)
+    assert [empty[counter] for _, empty, _, _ in results] == [1.0, 0.0][:num_ranks]
+    for unchanged, empty, stuck, half in results:
+        assert unchanged
+        assert not any(map(math.isnan, empty.values()))
+        assert not stuck
+        assert counter not in half
+        assert not any(map(math.isnan, half.values()))
