@@ -56,6 +56,7 @@ _ACTOR, _ROLLOUT, _REF = (
     "actor_rollout_ref.rollout",
     "actor_rollout_ref.ref",
 )
+_CORRECTION = "algorithm.rollout_correction"
 
 
 def _trained(model: str, section: str) -> Iterator[Rule]:
@@ -155,12 +156,28 @@ RULES: tuple[Rule, ...] = (
         (("algorithm.overlong_buffer.enable", _is(False)),),
     ),
     Rule(
-        ("algorithm.rollout_correction.rollout_is_threshold",),
-        (("algorithm.rollout_correction.rollout_is", _is(None)),),
+        (f"{_CORRECTION}.rollout_is_threshold", f"{_CORRECTION}.rollout_is_batch_normalize"),
+        ((f"{_CORRECTION}.rollout_is", _is(None)),),
+    ),
+    Rule((f"{_CORRECTION}.loss_type",), ((f"{_CORRECTION}.bypass_mode", _is(False)),)),
+    Rule(
+        (f"{_CORRECTION}.rollout_is_batch_normalize",),
+        (
+            (f"{_CORRECTION}.bypass_mode", _is(True)),
+            (f"{_CORRECTION}.loss_type", _is("ppo_clip")),
+        ),
     ),
     Rule(
-        ("algorithm.rollout_correction.rollout_rs_threshold",),
-        (("algorithm.rollout_correction.rollout_rs", _is(None)),),
+        (f"{_ACTOR}.policy_loss.loss_mode", f"{_ACTOR}.policy_loss.params*"),
+        (
+            (f"{_CORRECTION}.bypass_mode", _is(True)),
+            (f"{_CORRECTION}.loss_type", _is("reinforce")),
+        ),
+    ),
+    Rule(("trainer.mismatch.halt",), ((f"{_CORRECTION}.bypass_mode", _is(True)),)),
+    Rule(
+        (f"{_CORRECTION}.rollout_rs_threshold",),
+        ((f"{_CORRECTION}.rollout_rs", _is(None)),),
     ),
     # reward
     Rule(

@@ -79,10 +79,33 @@ class Min:
 
 @dataclass(frozen=True, slots=True)
 class Std:
-    """Unbiased standard deviation of `count` items from their sum and their sum of squares.
+    """Standard deviation of `count` items from their sum and their sum of squares.
 
-    NaN for fewer than two items.
+    It is that of the population unless `unbiased`. NaN for fewer than two items.
     """
+
+    count: float
+    total: float
+    squares: float
+    unbiased: bool = True
+
+    @property
+    def value(self) -> float:
+        """Return the square root of the variance."""
+        if self.count <= 1:
+            return float("nan")
+        variance = max(_variance(self.count, self.total, self.squares), 0.0)
+        return (variance if self.unbiased else variance * (self.count - 1) / self.count) ** 0.5
+
+    def join(self, other: Std, /) -> Std:
+        """Add counts, sums and sums of squares."""
+        total, squares = self.total + other.total, self.squares + other.squares
+        return Std(self.count + other.count, total, squares, self.unbiased)
+
+
+@dataclass(frozen=True, slots=True)
+class EffectiveSampleSize:
+    """(Σw)²/(n·Σw²) of `count` weights, a share of them, from their sum and sum of squares."""
 
     count: float
     total: float
@@ -90,16 +113,13 @@ class Std:
 
     @property
     def value(self) -> float:
-        """Return the square root of the unbiased variance."""
-        return (
-            max(_variance(self.count, self.total, self.squares), 0.0) ** 0.5
-            if self.count > 1
-            else float("nan")
-        )
+        """Return the share; 0 if all weights are 0."""
+        return self.total**2 / (self.count * self.squares) if self.squares else 0.0
 
-    def join(self, other: Std, /) -> Std:
+    def join(self, other: EffectiveSampleSize, /) -> EffectiveSampleSize:
         """Add counts, sums and sums of squares."""
-        return Std(self.count + other.count, self.total + other.total, self.squares + other.squares)
+        total, squares = self.total + other.total, self.squares + other.squares
+        return EffectiveSampleSize(self.count + other.count, total, squares)
 
 
 @dataclass(frozen=True, slots=True)

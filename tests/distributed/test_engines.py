@@ -222,7 +222,7 @@ def same(first: Rollouts, second: Rollouts) -> bool:
 
 def largest_difference(rollouts: Rollouts, old: LogProbs) -> float:
     """Return max |π_engine − π_trainer| over the sampled tokens."""
-    return to_floats(mismatch(SampledTokens.from_rollouts(rollouts, old)))[
+    return to_floats(mismatch(SampledTokens.from_rollouts(rollouts, old.log_probs.values)))[
         "training/rollout_probs_diff_max"
     ]
 

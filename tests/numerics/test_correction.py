@@ -11,13 +11,13 @@ import torch
 from rlctl.errors import ConfigError
 from rlctl.runtime.algorithms.correction import (
     CRITERIA,
-    Bounds,
     Criterion,
-    importance_weights,
     parse_criteria,
     rejection_mask,
 )
+from rlctl.runtime.algorithms.importance_weights import Bounds, Level, importance_weights
 from rlctl.runtime.algorithms.rollout_mismatch import SampledTokens, mismatch
+from rlctl.tracking.metrics import merge, to_floats
 
 
 def sampled(log_ratio: list[list[float]], mask: list[list[float]] | None = None) -> SampledTokens:
@@ -53,6 +53,65 @@ def test_sequence_weights_are_products_over_the_unmasked_tokens() -> None:
     assert weights.tolist() == pytest.approx(
         [math.exp(0.8)] * 3 + [1.0, 0.0, math.exp(-3)], rel=1e-5
     )
+
+
+@pytest.mark.parametrize("bounds", [Bounds(None, 2.0), Bounds(0.5, 2.0)])
+def test_metrics_of_sequence_weights_are_per_row_and_raw(bounds: Bounds) -> None:
+    """Take extremes and fractions of raw row weights, mean and deviation over tokens (verl)."""
+    raw = [math.exp(0.8), 1.0, math.exp(-3)]
+    low = bounds.low or 0.0
+    rows = [min(w, 2.0) if bounds.low is None else w * (low <= w <= 2.0) for w in raw]
+    tokens = [rows[0]] * 3 + rows[1:]
+    _, metrics = importance_weights(TOKENS, "sequence", bounds)
+    expected = {
+        "max": max(raw),
+        "min": min(raw),
+        "ratio_fraction_high": 1 / 3,
+        "ratio_fraction_low": 1 / 3,
+        "mean": statistics.mean(tokens),
+        "std": statistics.pstdev(tokens),
+        "eff_sample_size": sum(tokens) ** 2 / 5 / sum(w * w for w in tokens),
+        "seq_mean": statistics.mean(rows),
+        "seq_std": statistics.stdev(rows),
+        "seq_max": max(rows),
+        "seq_min": min(rows),
+        "seq_max_deviation": max(abs(w - 1) for w in rows),
+        "seq_fraction_high": 1 / 3,
+        "seq_fraction_low": 1 / 3,
+    }
+    if bounds.low is not None:
+        expected["oob_ratio"] = 4 / 5
+    got = {name.removeprefix("rollout_corr/rollout_is_"): metrics[name].value for name in metrics}
+    assert got == pytest.approx(expected, rel=1e-5)
+
+
+def test_metrics_of_weights_do_not_depend_on_the_split_of_rows() -> None:
+    first = sampled([[0.1, -0.5, 1.2]], [[1, 1, 1]])
+    second = sampled([[0.0, 2.0], [-3.0]], [[1, 0], [1]])
+    levels: list[Level] = ["token", "sequence"]
+    for level in levels:
+        parts = [importance_weights(each, level, Bounds(None, 2.0))[1] for each in (first, second)]
+        _, whole = importance_weights(TOKENS, level, Bounds(None, 2.0))
+        assert to_floats(merge(parts)) == pytest.approx(to_floats(whole), rel=1e-6)
+
+
+@pytest.mark.parametrize("level", ["token", "sequence"])
+def test_normalized_weights_have_mean_1(level: Level) -> None:
+    plain, _ = importance_weights(TOKENS, level, Bounds(None, 2.0))
+    kept = (
+        plain.tolist() if level == "token" else [plain[0].item(), plain[3].item(), plain[5].item()]
+    )
+    mean = sum(kept) / (5 if level == "token" else 3)
+    weights, metrics = importance_weights(TOKENS, level, Bounds(None, 2.0), batch_normalize=True)
+    assert weights.tolist() == pytest.approx((plain / mean).tolist(), rel=1e-6)
+    assert metrics["rollout_corr/rollout_is_batch_norm_factor"].value == pytest.approx(mean)
+
+
+def test_weights_of_0_are_not_normalized() -> None:
+    tokens = sampled([[9.0, -9.0]])
+    weights, metrics = importance_weights(tokens, "token", Bounds(0.5, 2.0), batch_normalize=True)
+    assert weights.tolist() == [0.0, 0.0]
+    assert metrics["rollout_corr/rollout_is_batch_norm_factor"].value == 1.0
 
 
 def test_icepop_zeroes_weights_outside_the_bounds() -> None:

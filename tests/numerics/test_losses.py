@@ -251,3 +251,14 @@ def test_flat_keys_and_params_set_the_same_settings(name: str) -> None:
 def test_a_loss_is_pickled_by_reference() -> None:
     sapo = get_policy_loss("sapo", tau_pos=2.0)
     assert pickle.loads(pickle.dumps(sapo)) == sapo
+
+
+def test_weights_of_a_loss_per_row_are_averaged_geometrically() -> None:
+    """Check rows of three and two unmasked tokens by hand; other losses weigh each token."""
+    tokens, weights = golden_tokens(), torch.tensor([0.5, 2.0, 1.5, 9.0, 0.25, 4.0, 9.0, 9.0])
+    losses = torch.arange(8.0)
+    geometric = [(0.5 * 2.0 * 1.5) ** (1 / 3)] * 4 + [1.0] * 4
+    by_row = get_policy_loss("geo_mean").weigh(losses, weights, tokens)
+    assert by_row.tolist() == pytest.approx((losses * torch.tensor(geometric)).tolist())
+    by_token = get_policy_loss("vanilla").weigh(losses, weights, tokens)
+    assert torch.equal(by_token, losses * weights)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any, cast
 
 import pytest
@@ -10,10 +11,12 @@ import torch
 
 from rlctl.errors import ConfigError
 from rlctl.recipes.compose import compose
+from rlctl.runtime.algorithms.base import Loss
 from rlctl.runtime.algorithms.ppo import PPO
 from rlctl.runtime.batch import Experience, LogProbs, Ragged, Scored
 from rlctl.runtime.model.causal_lm import PolicyOutputs
 from rlctl.runtime.roles import Roles
+from rlctl.tracking.metrics import to_floats
 from tests.numerics.batches import scored_batch
 
 OLD = [[-1.0, -0.5, -2.0], [-0.1, -3.0], [-1.2], [-0.7, -0.2, -0.9, -1.1]]
@@ -26,8 +29,10 @@ class Recorder:
 
     def __init__(self) -> None:
         self.learned: list[Experience] = []
+        self.num_passes = 0
 
     def compute_log_probs(self, batch: Scored) -> LogProbs:
+        self.num_passes += 1
         return LogProbs(Ragged.from_rows(OLD), None)
 
     def update(self, batch: Experience, lr: float) -> dict[str, Any]:
@@ -46,9 +51,11 @@ def ppo(*overrides: str) -> PPO:
     return PPO.from_config(compose("ppo_trainer", [*grpo, *sizes, *overrides]).config, num_steps=1)
 
 
-def learned(*overrides: str) -> tuple[PPO, Experience, dict[str, float]]:
+def learned(
+    *overrides: str, actor: Recorder | None = None
+) -> tuple[PPO, Experience, dict[str, float]]:
     """Run one step with two groups of two responses; return the update batch and metrics."""
-    algorithm, actor = ppo(*overrides), Recorder()
+    algorithm, actor = ppo(*overrides), actor or Recorder()
     scored = scored_batch(ENGINE)
     metrics = algorithm.learn(scored, Roles(actor=cast(Any, actor), reward=cast(Any, None)), 1)
     [batch] = actor.learned
@@ -117,7 +124,7 @@ def test_importance_weights_reach_the_loss(
             by_hand += weight * (
                 min(pessimistic, -advantage * 3.0) if advantage < 0 else pessimistic
             )
-    assert float(loss.total) == pytest.approx(by_hand, rel=1e-4)
+    assert loss.total.item() == pytest.approx(by_hand, rel=1e-4)
     assert loss.count == num_tokens
 
 
@@ -142,6 +149,103 @@ def test_rejected_tokens_are_masked_but_keep_their_reward() -> None:
     assert algorithm.loss(PolicyOutputs(batch.old_log_probs.values, None), batch).count == sum(
         map(sum, expected)
     )
+
+
+BYPASS = [f"{CORRECTION}.bypass_mode=true"]
+REINFORCE = [*BYPASS, f"{CORRECTION}.loss_type=reinforce"]
+
+
+def flat(rows: list[list[float]]) -> torch.Tensor:
+    return torch.tensor([x for row in rows for x in row])
+
+
+def bypass_loss(*overrides: str) -> tuple[Loss, torch.Tensor, Experience, Recorder]:
+    """Return loss and gradient of a policy with the log-probs OLD, the batch and the actor."""
+    actor = Recorder()
+    algorithm, batch, _ = learned(*overrides, actor=actor)
+    now = flat(OLD).requires_grad_()
+    loss = algorithm.loss(PolicyOutputs(now, None), batch)
+    loss.total.backward()
+    assert now.grad is not None
+    return loss, now.grad, batch, actor
+
+
+def test_bypass_takes_the_engines_log_probs_as_the_old_ones() -> None:
+    """The ratio of PPO's clipped loss is π/π_rollout; weights are reported, not applied."""
+    loss, gradient, batch, actor = bypass_loss(*BYPASS, f"{CORRECTION}.rollout_is=token")
+    assert actor.num_passes == 0
+    assert torch.equal(batch.old_log_probs.values, flat(ENGINE))
+    now = flat(OLD).requires_grad_()
+    ratio, advantages = (now - flat(ENGINE)).exp(), batch.advantages.values
+    held = torch.maximum(-advantages * ratio, -advantages * ratio.clamp(0.8, 1.2))
+    by_hand = torch.where(advantages < 0, held.minimum(-advantages * 3.0), held).sum()
+    by_hand.backward()
+    assert now.grad is not None
+    assert loss.total.item() == pytest.approx(by_hand.item(), rel=1e-5)
+    assert torch.allclose(gradient, now.grad)
+    metrics = to_floats(loss.metrics)
+    assert metrics["rollout_corr/rollout_is_mean"] == pytest.approx(
+        float((flat(OLD) - flat(ENGINE)).exp().clamp(max=2.0).mean()), rel=1e-5
+    )
+    assert metrics["rollout_corr/kl"] == pytest.approx(float((flat(ENGINE) - flat(OLD)).mean()))
+
+
+def test_bypass_rejects_by_the_policy_in_training() -> None:
+    criteria = [f"{CORRECTION}.rollout_rs=token_k1", f'{CORRECTION}.rollout_rs_threshold="0.5_2"']
+    loss, gradient, _, _ = bypass_loss(*BYPASS, *criteria)
+    rejected = ((flat(OLD) - flat(ENGINE)).abs() > math.log(2)).tolist()
+    assert any(rejected)
+    assert not any(g for g, hit in zip(gradient.tolist(), rejected, strict=True) if hit)
+    assert loss.count == loss.num_tokens == rejected.count(False)
+    everything = [*criteria[:1], f'{CORRECTION}.rollout_rs_threshold="0.999999_1.000001"']
+    algorithm, batch, _ = learned(*BYPASS, *everything)
+    assert algorithm.loss(PolicyOutputs(flat(ENGINE) + 1, None), batch).num_tokens == 0
+
+
+@pytest.mark.parametrize(
+    ("settings", "weight"),
+    [
+        ([], lambda ratio: torch.ones_like(ratio)),
+        (["rollout_is=token"], lambda ratio: ratio.clamp(max=2.0)),
+        (
+            ["rollout_is=sequence", "rollout_is_threshold=1.5"],
+            lambda ratio: torch.cat(
+                [x.prod().clamp(max=1.5).expand(len(x)) for x in ratio.split([3, 2, 1, 4])]
+            ),
+        ),
+        (
+            ["rollout_is=token", "rollout_is_batch_normalize=true"],
+            lambda ratio: ratio.clamp(max=2.0) / ratio.clamp(max=2.0).mean(),
+        ),
+    ],
+)
+def test_reinforce_in_bypass_mode(
+    settings: list[str], weight: Callable[[torch.Tensor], torch.Tensor]
+) -> None:
+    """The loss is −w·A·log π with w = π/π_rollout without a gradient."""
+    loss, gradient, batch, actor = bypass_loss(*REINFORCE, *[f"{CORRECTION}.{x}" for x in settings])
+    expected = -batch.advantages.values * weight((flat(OLD) - flat(ENGINE)).exp())
+    assert torch.allclose(gradient, expected, rtol=1e-5)
+    assert loss.total.item() == pytest.approx(float((expected * flat(OLD)).sum()), rel=1e-5)
+    # Only the mean over a mini-batch needs a pass before its update.
+    assert actor.num_passes == int("rollout_is_batch_normalize=true" in settings)
+
+
+def test_weights_are_normalized_over_the_batch() -> None:
+    _, plain, _ = learned(f"{CORRECTION}.rollout_is=token")
+    _, batch, metrics = learned(
+        f"{CORRECTION}.rollout_is=token", f"{CORRECTION}.rollout_is_batch_normalize=true"
+    )
+    assert plain.is_weights is not None
+    assert batch.is_weights is not None
+    mean = plain.is_weights.values.mean()
+    assert torch.allclose(batch.is_weights.values, plain.is_weights.values / mean)
+    assert metrics["rollout_corr/rollout_is_batch_norm_factor"] == pytest.approx(float(mean))
+
+
+def test_bypass_refuses_an_estimator_that_needs_the_trainers_probabilities() -> None:
+    with pytest.raises(ConfigError, match="bypass_mode does not compute"):
+        ppo(*BYPASS, "algorithm.adv_estimator=optimal_token_baseline")
 
 
 @pytest.mark.parametrize(

@@ -59,6 +59,9 @@ class RolloutCorrection(Section):
     rollout_is: Literal["token", "sequence"] | None = Field(
         description="importance weights π_train/π_rollout per token or per row; null = off"
     )
+    rollout_is_batch_normalize: bool = Field(
+        description="divide the bounded weights by their mean over the batch"
+    )
     rollout_is_threshold: (
         PositiveFloat | Annotated[str, Field(pattern=r"^[\d.eE+-]+_[\d.eE+-]+$")]
     ) = Field(description="upper bound of the weights; `lo_hi` = zero weight outside the range")
@@ -69,6 +72,13 @@ class RolloutCorrection(Section):
     rollout_rs_threshold: PositiveFloat | Text | None = Field(
         description="one entry per criterion: accepted ratio (k1; x means 1/x to x, or `lo_hi`) "
         "or largest divergence (k2, k3)"
+    )
+    bypass_mode: bool = Field(
+        description="use the engine's log-probs as the old log-probs instead of computing them"
+    )
+    loss_type: Literal["ppo_clip", "reinforce"] = Field(
+        description="loss in bypass mode: ppo_clip = the configured policy loss, with the ratio to "
+        "the engine; reinforce = −w·A·log π with the weights of rollout_is"
     )
 
 

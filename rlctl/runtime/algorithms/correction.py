@@ -3,24 +3,26 @@
 Two parts: importance weights π_train/π_rollout, truncated (TIS: Yao et al., "Your Efficient RL
 Framework Secretly Brings You Off-Policy RL Training", 2025) or set to 0 outside of bounds (IcePop:
 arXiv 2510.18855), and rejection of tokens or rows by an estimate of the divergence. Names and
-definitions are verl's. All functions take the complete global batch and run on the controller.
+definitions are verl's. All functions take complete rows. They run on the controller with the global
+batch, or in bypass mode on the workers with a micro-batch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, Self
+from typing import TYPE_CHECKING, Self
 
 import torch
 from torch import Tensor
 
 from rlctl.errors import ConfigError
 from rlctl.plugins import suggestion
+from rlctl.runtime.algorithms.importance_weights import Bounds, Level, importance_weights
 from rlctl.runtime.algorithms.policy_losses.base import MAX_LOG_RATIO
-from rlctl.runtime.algorithms.rollout_mismatch import SampledTokens
+from rlctl.runtime.algorithms.rollout_mismatch import SampledTokens, mismatch
 from rlctl.runtime.ops import row_mean, row_sum
-from rlctl.tracking.metrics import Max, Mean, Metrics, Min
+from rlctl.tracking.metrics import Mean, Metrics
 
 if TYPE_CHECKING:
     from rlctl.recipes.schema import RolloutCorrection
@@ -32,44 +34,6 @@ CRITERIA = tuple(
     for k in (1, 2, 3)
     if (scope, k) != ("seq_max", 1)
 )
-
-
-@dataclass(frozen=True)
-class Bounds:
-    """Bounds 0 < low < high; `low` is None if there is only an upper bound."""
-
-    low: float | None
-    high: float
-
-    @classmethod
-    def parse(cls, given: str | float, key: str) -> Bounds:
-        """Parse `2.0` or `"0.5_2.0"`. Raises ConfigError for anything else."""
-        try:
-            *low, high = [float(part) for part in str(given).split("_")]
-        except ValueError:
-            low, high = [], 0.0
-        if len(low) > 1 or not 0 < (low[0] if low else high / 2) < high:
-            raise ConfigError(
-                f"{key}={given!r} is no bound",
-                where=_KEY,
-                hint='give one positive number, or two as in "0.5_2.0"',
-            )
-        return cls(low[0] if low else None, high)
-
-    def around_one(self, key: str) -> Bounds:
-        """Return these bounds. Raises ConfigError if they exclude 1, the ratio without mismatch.
-
-        The usual cause is YAML, which reads 0.5_2 as the number 0.52.
-        """
-        if not (self.low or 0.0) <= 1 <= self.high:
-            low = "" if self.low is None else f"{self.low:g}_"
-            hint = (
-                'write two bounds with a point in each, as in "0.5_2.0": YAML reads 0.5_2 as 0.52'
-            )
-            raise ConfigError(
-                f"{key}={low}{self.high:g} leaves out a ratio of 1", where=_KEY, hint=hint
-            )
-        return self
 
 
 @dataclass(frozen=True)
@@ -113,51 +77,6 @@ def parse_criteria(kinds: str, thresholds: str | float) -> list[Criterion]:
             )
         criteria.append(Criterion(name, bounds))
     return criteria
-
-
-@torch.no_grad()
-def importance_weights(
-    tokens: SampledTokens, level: Literal["token", "sequence"], bounds: Bounds
-) -> tuple[Tensor, Metrics]:
-    """Return weights w = π_train/π_rollout of unmasked tokens, 0 elsewhere: (T,), without a graph.
-
-    At level "sequence", w is the product over the row. With an upper bound only: min(w, high), TIS.
-    With two bounds: 0 where w is outside, IcePop. The log-ratio is clamped to ±20 first.
-    """
-    mask, log_ratio = tokens.mask, tokens.log_ratio
-    if level == "sequence":
-        log_ratio = row_sum(log_ratio * mask, tokens.row, tokens.num_rows)[tokens.row]
-    raw = log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
-    is_high = raw > bounds.high
-    is_low = raw < (1 / bounds.high if bounds.low is None else bounds.low)
-    if bounds.low is None:
-        weights = raw.clamp(max=bounds.high)
-    else:
-        weights = raw.masked_fill(is_high | is_low, 0.0)
-    keep = mask > 0
-    return weights * mask, _weight_metrics(weights[keep].double(), is_high[keep], is_low[keep])
-
-
-def _weight_metrics(weights: Tensor, high: Tensor, low: Tensor) -> Metrics:
-    """Return metrics of the weights (N,) of N unmasked tokens; an empty dict if N = 0.
-
-    `weights` are bounded; `high` and `low` (N,) are True where a weight was outside the bounds.
-    """
-    n = len(weights)
-    if not n:
-        return {}
-    mean, mean_square = float(weights.mean()), float(weights.square().mean())
-    return {
-        "rollout_corr/rollout_is_mean": Mean(mean * n, n),
-        "rollout_corr/rollout_is_max": Max(float(weights.max())),
-        "rollout_corr/rollout_is_min": Min(float(weights.min())),
-        "rollout_corr/rollout_is_std": Mean(max(mean_square - mean * mean, 0.0) ** 0.5),
-        "rollout_corr/rollout_is_eff_sample_size": Mean(
-            mean * mean / mean_square if mean_square else 0.0
-        ),  # as a share of N
-        "rollout_corr/rollout_is_ratio_fraction_high": Mean(float(high.sum()), n),
-        "rollout_corr/rollout_is_ratio_fraction_low": Mean(float(low.sum()), n),
-    }
 
 
 def _divergence(kind: str, tokens: SampledTokens) -> Tensor:
@@ -207,11 +126,18 @@ def rejection_mask(tokens: SampledTokens, criteria: Sequence[Criterion]) -> tupl
 
 @dataclass(frozen=True)
 class Correction:
-    """The correction that `algorithm.rollout_correction` configures; `level` None = no weights."""
+    """The correction that `algorithm.rollout_correction` configures; `level` None = no weights.
 
-    level: Literal["token", "sequence"] | None
+    With `bypass` the engine's log-probs are the old ones of the update, and the correction compares
+    them with the policy in training. Its losses contain that ratio themselves, except REINFORCE's.
+    """
+
+    level: Level | None
     bounds: Bounds
+    batch_normalize: bool
     criteria: tuple[Criterion, ...]
+    bypass: bool
+    reinforce: bool  # the loss of bypass mode is −w·A·log π
 
     @classmethod
     def from_config(cls, config: RolloutCorrection) -> Self:
@@ -227,17 +153,36 @@ class Correction:
                     f"rollout_rs={config.rollout_rs} has no threshold", where=_KEY, hint=hint
                 )
             criteria = parse_criteria(config.rollout_rs, config.rollout_rs_threshold)
-        bounds = Bounds.parse(config.rollout_is_threshold, "rollout_is_threshold").around_one(
-            "rollout_is_threshold"
+        return cls(
+            level=config.rollout_is,
+            bounds=Bounds.parse(config.rollout_is_threshold, "rollout_is_threshold").around_one(
+                "rollout_is_threshold"
+            ),
+            batch_normalize=config.rollout_is_batch_normalize,
+            criteria=tuple(criteria),
+            bypass=config.bypass_mode,
+            reinforce=config.bypass_mode and config.loss_type == "reinforce",
         )
-        return cls(config.rollout_is, bounds, tuple(criteria))
+
+    @property
+    def needs_mini_batch(self) -> bool:
+        """True if weights depend on all rows of a mini-batch under the policy in training."""
+        return self.reinforce and self.level is not None and self.batch_normalize
+
+    @property
+    def in_loss(self) -> bool:
+        """True if each micro-batch is corrected in the loss, with its own forward pass."""
+        return self.bypass and not self.needs_mini_batch
 
     def __call__(self, tokens: SampledTokens) -> tuple[Tensor, Tensor | None, Metrics]:
         """Return the mask of tokens to learn from (T,), loss weights (T,) or None, and metrics."""
-        mask, weights, metrics = tokens.mask, None, Metrics()
+        mask, weights, metrics = tokens.mask, None, mismatch(tokens)
         if self.level is not None:
-            weights, metrics = importance_weights(tokens, self.level, self.bounds)
+            weights, of_weights = importance_weights(
+                tokens, self.level, self.bounds, self.batch_normalize
+            )
+            metrics |= of_weights
         if self.criteria:
             mask, rejected = rejection_mask(tokens, self.criteria)
             metrics |= rejected
-        return mask, weights, metrics
+        return mask, None if self.bypass and not self.reinforce else weights, metrics

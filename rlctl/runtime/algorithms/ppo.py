@@ -13,7 +13,6 @@ from typing import Any, Self
 
 from torch import Tensor
 
-from rlctl.errors import Problem, raise_problems
 from rlctl.recipes import schema
 from rlctl.runtime.algorithms.advantages.base import (
     AdvantageConfig,
@@ -32,7 +31,9 @@ from rlctl.runtime.algorithms.policy_losses.base import (
     TokenLoss,
     load_policy_loss,
 )
-from rlctl.runtime.algorithms.rollout_mismatch import SampledTokens, mismatch
+from rlctl.runtime.algorithms.policy_losses.gpg import gpg
+from rlctl.runtime.algorithms.ppo_checks import check_bypass, check_group_size
+from rlctl.runtime.algorithms.rollout_mismatch import SampledTokens
 from rlctl.runtime.algorithms.schedule import Schedule
 from rlctl.runtime.algorithms.stats import experience_metrics, spread
 from rlctl.runtime.algorithms.token_rewards import overlong_penalty, penalise_kl, score_at_end
@@ -77,14 +78,19 @@ class PPO:
         algorithm, actor = config.algorithm, config.actor_rollout_ref.actor
         rollout = config.actor_rollout_ref.rollout
         estimator = load_estimator(algorithm.adv_estimator, algorithm.adv_estimator_params)
-        _check_group_size(algorithm, estimator, rollout.n)
+        check_group_size(algorithm, estimator, rollout.n)
+        correction = Correction.from_config(algorithm.rollout_correction)
+        check_bypass(algorithm, estimator, correction)
+        policy_loss = load_policy_loss(actor.policy_loss.loss_mode, actor.policy_loss.params)
+        if correction.reinforce:
+            policy_loss = TokenLoss(gpg)
         warmup = config.trainer.critic_warmup if Needs.CRITIC in estimator.needs else 0
         return cls(
             algorithm=algorithm,
             actor=actor,
             critic=config.critic,
             estimator=estimator,
-            policy_loss=load_policy_loss(actor.policy_loss.loss_mode, actor.policy_loss.params),
+            policy_loss=policy_loss,
             clip=ClipRange.from_config(actor),
             reward_kl=load_kl_estimator(algorithm.kl_penalty),
             loss_kl=load_kl_estimator(actor.kl_loss_type),
@@ -95,7 +101,7 @@ class PPO:
             critic_lr=Schedule.from_config(config.critic.optim, num_steps),
             critic_warmup=warmup,
             kl=make_kl_controller(algorithm.kl_ctrl),
-            correction=Correction.from_config(algorithm.rollout_correction),
+            correction=correction,
         )
 
     @property
@@ -122,7 +128,12 @@ class PPO:
 
     def learn(self, scored: Scored, roles: Roles, step: int) -> Metrics:
         """Compute log-probs, values and advantages; update critic and actor in mini-batches."""
-        old = roles.actor.compute_log_probs(scored)
+        bypass = self.correction.bypass
+        old = (
+            LogProbs(scored.rollout_log_probs, None)
+            if bypass
+            else roles.actor.compute_log_probs(scored)
+        )
         ref = roles.reference.compute_log_probs(scored) if Needs.REFERENCE in self.needs else None
         values = roles.critic.compute_values(scored) if Needs.CRITIC in self.needs else None
         experience, metrics = self._experience(scored, old, ref, values)
@@ -135,8 +146,12 @@ class PPO:
         if step > self.critic_warmup:
             shuffle = _seed(self.actor.data_loader_seed, step) if self.actor.shuffle else None
             rows = self.actor.ppo_mini_batch_size * self.responses_per_prompt
+            lr = self.actor_lr(step - self.critic_warmup - 1)
             for batch in mini_batches(experience, rows, self.actor.ppo_epochs, shuffle):
-                lr = self.actor_lr(step - self.critic_warmup - 1)
+                if self.correction.needs_mini_batch:
+                    now = roles.actor.compute_log_probs(batch)
+                    batch, corrections = self._corrected(batch, now)
+                    updates.append(corrections)
                 updates.append(roles.actor.update(batch, lr))
         return merge([metrics, *updates])
 
@@ -148,6 +163,11 @@ class PPO:
         assert isinstance(batch, Experience)
         actor, mask, num_rows = self.actor, batch.response_mask.values, len(batch)
         row = batch.response_ids.row_of_token
+        weights = batch.is_weights.values if batch.is_weights is not None else None
+        corrections: Metrics = {}
+        if self.correction.in_loss:
+            sampled = SampledTokens.from_rollouts(batch, outputs.log_probs.detach())
+            mask, weights, corrections = self.correction(sampled)
         tokens = PolicyTokens(
             outputs.log_probs,
             batch.old_log_probs.values,
@@ -157,8 +177,9 @@ class PPO:
             num_rows,
         )
         losses, metrics = self.policy_loss(tokens, self.clip)
-        if batch.is_weights is not None:
-            losses = losses * batch.is_weights.values
+        metrics |= corrections
+        if weights is not None:
+            losses = self.policy_loss.weigh(losses, weights, tokens)
         mode = self.policy_loss.aggregation or actor.loss_agg_mode
         width = actor.loss_scale_factor or self.max_response_length
         divisor = count(mask, row, num_rows, mode, width)
@@ -177,7 +198,8 @@ class PPO:
             extra = extra + actor.kl_loss_coef * kl
             metrics["actor/kl_loss"] = mean_of(kl)
             metrics["actor/kl_coef"] = Mean(actor.kl_loss_coef)
-        return Loss(aggregate(losses + extra, mask, row, num_rows, mode), divisor, metrics)
+        total = aggregate(losses + extra, mask, row, num_rows, mode)
+        return Loss(total, divisor, metrics, num_tokens=float(mask.sum()))
 
     def value_loss(self, values: Tensor, batch: Rollouts) -> Loss:
         """Return the clipped value loss of `values` (T,), aggregated by `critic.loss_agg_mode`."""
@@ -198,8 +220,7 @@ class PPO:
         self, scored: Scored, old: LogProbs, ref: LogProbs | None, values: Ragged | None
     ) -> tuple[Experience, Metrics]:
         """Return the batch with token rewards, advantages and returns, and metrics."""
-        mask, tokens = scored.response_mask, SampledTokens.from_rollouts(scored, old)
-        metrics = mismatch(tokens)
+        mask, metrics = scored.response_mask, Metrics()
         if scored.greedy_scores is not None:
             metrics |= spread("critic/greedy_score", scored.greedy_scores)
         rewards = score_at_end(
@@ -234,12 +255,22 @@ class PPO:
             returns=Ragged.from_padded(returns, lengths),
         )
         metrics |= experience_metrics(experience, old)
-        kept, weights, corrections = self.correction(tokens)
-        is_weights = mask.like(weights) if weights is not None else None
+        if self.correction.bypass:
+            return experience, metrics
         # After the advantages: rejecting a token must not remove the reward of its response.
-        return replace(
-            experience, response_mask=mask.like(kept), is_weights=is_weights
-        ), metrics | corrections
+        experience, corrections = self._corrected(experience, old)
+        return experience, metrics | corrections
+
+    def _corrected(self, batch: Experience, now: LogProbs) -> tuple[Experience, Metrics]:
+        """Return `batch` with the mask and weights of rollout correction, and metrics.
+
+        `now` has the log-probs of the policy that the engine is compared with.
+        """
+        tokens = SampledTokens.from_rollouts(batch, now.log_probs.values)
+        kept, weights, metrics = self.correction(tokens)
+        mask = batch.response_mask
+        is_weights = mask.like(weights) if weights is not None else None
+        return replace(batch, response_mask=mask.like(kept), is_weights=is_weights), metrics
 
     def _with_penalty(self, scores: Tensor, lengths: Tensor) -> Tensor:
         """Return scores (B,) minus the overlong penalty of responses of `lengths` (B,)."""
@@ -255,24 +286,6 @@ class PPO:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the state of the KL controller."""
         self.kl.load_state_dict(state["kl"])
-
-
-def _check_group_size(algorithm: schema.Algorithm, estimator: Estimator, n: int) -> None:
-    """Raise ConfigError if responses to one prompt are compared and `rollout.n` is 1."""
-    compares = {
-        "algorithm.filter_groups.enable=true": algorithm.filter_groups.enable,
-        f"algorithm.adv_estimator={algorithm.adv_estimator}": Needs.COMPARISON in estimator.needs,
-    }
-    raise_problems(
-        [
-            Problem(
-                f"{setting} compares the responses to one prompt, but rollout.n is {n}",
-                hint="actor_rollout_ref.rollout.n=8",
-            )
-            for setting, does in compares.items()
-            if does and n < 2
-        ]
-    )
 
 
 def _seed(seed: int, step: int) -> int:

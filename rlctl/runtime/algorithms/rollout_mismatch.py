@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from rlctl.runtime.algorithms.policy_losses.base import MAX_LOG_RATIO
-from rlctl.runtime.batch import LogProbs, Rollouts
+from rlctl.runtime.batch import Rollouts
 from rlctl.runtime.ops import row_mean, row_sum
 from rlctl.tracking.metrics import Max, Mean, Metrics, Std
 
@@ -29,12 +29,10 @@ class SampledTokens:
     num_rows: int
 
     @classmethod
-    def from_rollouts(cls, rollouts: Rollouts, old: LogProbs) -> Self:
-        """Build from rollouts; `old` has the trainer's log-probs under the sampling weights."""
+    def from_rollouts(cls, rollouts: Rollouts, log_probs: Tensor) -> Self:
+        """Build from rollouts; `log_probs` (T,) are the trainer's, without a graph."""
         mask, row = rollouts.response_mask.values, rollouts.response_ids.row_of_token
-        return cls(
-            old.log_probs.values, rollouts.rollout_log_probs.values, mask, row, len(rollouts)
-        )
+        return cls(log_probs, rollouts.rollout_log_probs.values, mask, row, len(rollouts))
 
     @property
     def log_ratio(self) -> Tensor:

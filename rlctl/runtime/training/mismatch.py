@@ -66,7 +66,7 @@ def check_rollout(batch: Rollouts, log_probs: LogProbs, limit: float) -> None:
 
     NaN counts as exceeding it.
     """
-    diff = probs_diff(SampledTokens.from_rollouts(batch, log_probs))
+    diff = probs_diff(SampledTokens.from_rollouts(batch, log_probs.log_probs.values))
     value = float(diff.mean()) if len(diff) else 0.0
     if not value <= limit:
         raise RolloutMismatch(value, limit, batch, log_probs)

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 # Bound of |log-ratio| before exp(): e^20 is 5e8.
 MAX_LOG_RATIO = 20.0
+# Added to weights of 0 before their logarithm, as in verl.
+_LOG_EPS = 1e-10
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,6 +89,15 @@ class TokenLoss:
         """The only aggregation mode that the loss is defined for; None: any mode."""
         return getattr(self.function, "aggregation", None)
 
+    def weigh(self, losses: Tensor, weights: Tensor, tokens: PolicyTokens) -> Tensor:
+        """Return `losses` times the `weights` of rollout correction, (T,) each.
+
+        A loss that is defined per row is multiplied by the geometric mean of the row's weights.
+        """
+        if getattr(self.function, "per_row", False):
+            weights = tokens.mean_of_row((weights + _LOG_EPS).log()).exp()
+        return losses * weights
+
     def __call__(self, tokens: PolicyTokens, clip: ClipRange) -> tuple[Tensor, Metrics]:
         """Return one loss per token (T,) and metrics."""
         if self.params is None:
@@ -95,10 +106,15 @@ class TokenLoss:
 
 
 def policy_loss(
-    aggregation: str | None = None, params: type[plugins.Params] | None = None
+    aggregation: str | None = None,
+    params: type[plugins.Params] | None = None,
+    per_row: bool = False,
 ) -> Callable[[F], F]:
-    """Declare the only aggregation mode of a policy loss, if any, and the class of its settings."""
-    return plugins.declare(aggregation=aggregation, Params=params)
+    """Declare the only aggregation mode of a policy loss, if any, and the class of its settings.
+
+    `per_row`: the loss is that of a row, with the same value on each of its tokens.
+    """
+    return plugins.declare(aggregation=aggregation, Params=params, per_row=per_row)
 
 
 def load_policy_loss(name: str, settings: Mapping[str, Any]) -> TokenLoss:

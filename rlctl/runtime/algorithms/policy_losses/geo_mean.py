@@ -14,13 +14,13 @@ from rlctl.runtime.algorithms.policy_losses.base import (
 from rlctl.tracking.metrics import Metrics
 
 
-@policy_loss(aggregation="seq-mean-token-mean")
+@policy_loss(aggregation="seq-mean-token-mean", per_row=True)
 def geo_mean(tokens: PolicyTokens, clip: ClipRange) -> tuple[Tensor, Metrics]:
     """Return −mean_t(A)·exp(mean_t d') of the row, on each of its tokens: (T,).
 
     GMPO, arXiv 2507.20673. d' is the pessimistic one of d and clamp(d, −low, high): low and high
     bound the *logarithm* of the ratio (0.4 in the paper). The mean over tokens and rows is the mean
-    over rows. Weights of rollout correction are averaged arithmetically (verl: geometrically).
+    over rows. Weights of rollout correction enter as the geometric mean of the row, as in verl.
     """
     d = tokens.log_ratio
     held = d.clamp(-clip.low, clip.high)
