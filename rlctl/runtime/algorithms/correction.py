@@ -161,7 +161,7 @@ class Correction:
             batch_normalize=config.rollout_is_batch_normalize,
             criteria=tuple(criteria),
             bypass=config.bypass_mode,
-            reinforce=config.bypass_mode and config.loss_type == "reinforce",
+            reinforce=config.loss_type == "reinforce" and config.bypass_mode,
         )
 
     @property
