@@ -21,7 +21,7 @@ from rlctl.recipes.roles import (
     is_adapter_base,
     needed_roles,
 )
-from rlctl.runtime.algorithms.base import Algorithm, ValueLoss
+from rlctl.runtime.algorithms.base import Algorithm, ValueLoss, training_temperature
 from rlctl.runtime.batch import LogProbs, Rollouts
 from rlctl.runtime.budget import OomRetry
 from rlctl.runtime.cluster.disaggregated import DisaggregatedActor
@@ -104,7 +104,7 @@ def build_roles(
         reference = BaseOfActor(actor)
     elif REFERENCE in needed:
         on_phase("building the reference")
-        spec = _reference_spec(config)
+        spec = _reference_spec(config, algorithm)
         reference = _spawn(REFERENCE, ReferenceWorker, placement, pools, spec)
     critic: Critic | None = None
     if CRITIC in needed:
@@ -172,13 +172,13 @@ def _rollout_spec(config: schema.Config, tokenizer: PreTrainedTokenizerBase) -> 
     )
 
 
-def _reference_spec(config: schema.Config) -> ReferenceSpec:
+def _reference_spec(config: schema.Config, algorithm: Algorithm) -> ReferenceSpec:
     actor_rollout = config.actor_rollout_ref
     return ReferenceSpec(
         model=actor_rollout.model,
         ref=actor_rollout.ref,
         use_dynamic_bsz=actor_rollout.actor.use_dynamic_bsz,
-        temperature=actor_rollout.rollout.temperature,
+        temperature=training_temperature(algorithm.needs, actor_rollout.rollout),
         seed=config.trainer.seed,
     )
 

@@ -52,8 +52,12 @@ def test_log_probs_include_the_temperature() -> None:
 
 def test_half_precision_is_sampled_in_float32() -> None:
     logits = torch.randn(4, 1000, generator=torch.Generator().manual_seed(0)).bfloat16()
-    token, log_prob = sample(logits, torch.tensor([0.1, 0.4, 0.7, 0.999]), params())
-    assert log_prob.dtype == torch.float32
-    torch.testing.assert_close(
-        log_prob, logits.float().log_softmax(-1).gather(1, token[:, None])[:, 0]
-    )
+    for temperature in (1.0, 0.7):  # bfloat16 would round a quotient by up to 0.4 %
+        token, log_prob = sample(
+            logits, torch.tensor([0.1, 0.4, 0.7, 0.999]), params(temperature=temperature)
+        )
+        assert log_prob.dtype == torch.float32
+        torch.testing.assert_close(
+            log_prob,
+            (logits.float() / temperature).log_softmax(-1).gather(1, token[:, None])[:, 0],
+        )

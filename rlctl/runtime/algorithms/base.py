@@ -95,6 +95,11 @@ class Algorithm(PolicyLoss, Protocol):
         ...
 
 
+def training_temperature(needs: Needs, rollout: schema.Rollout) -> float:
+    """Return the temperature of the trained policy: that of sampling if it learns from samples."""
+    return rollout.temperature if Needs.GROUPS in needs else 1.0
+
+
 def mini_batches(
     experience: Experience, num_rows: int, epochs: int, seed: int | None
 ) -> Sequence[Experience]:

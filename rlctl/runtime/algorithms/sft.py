@@ -63,7 +63,12 @@ class SFT:
     def unused_keys(config: schema.Config) -> Mapping[str, str]:
         """Return the keys about sampling for training, which SFT does not do."""
         reason = f"algorithm.name is {config.algorithm.name}"
-        return {"algorithm.rollout_correction.*": reason, "trainer.mismatch.*": reason}
+        keys = (
+            "algorithm.rollout_correction.*",
+            "trainer.mismatch.*",
+            "actor_rollout_ref.rollout.temperature",
+        )
+        return dict.fromkeys(keys, reason)
 
     def collect(self, prompts: Prompts, roles: Roles, step: int) -> Scored:  # noqa: ARG002
         """Return the data's solutions, truncated to `max_response_length`, as scored responses."""

@@ -203,7 +203,8 @@ def use_rlctl_attention(model: PreTrainedModel) -> None:
     """Switch `model` to this module's attention, in place. Weights are unchanged; idempotent.
 
     Raises:
-        ConfigError: the model does not use plain causal attention over the entire context.
+        ConfigError: the model does not use plain causal attention over the entire context, or not
+            transformers' attention interface.
     """
     config = model.config.get_text_config(decoder=True)
     where = f"the config of {type(model).__name__}"
@@ -235,5 +236,24 @@ def use_rlctl_attention(model: PreTrainedModel) -> None:
                 "set attention_dropout to 0.0 in config.json",
             )
         )
-    raise_problems(problems)
+    raise_problems([*problems, *_structural_problems(model)])
     model.set_attn_implementation(NAME)
+
+
+def _structural_problems(model: PreTrainedModel) -> list[Problem]:
+    """Return a problem if tokens of the model see more or less than the preceding tokens.
+
+    `rlctl.runtime.model.probe` finds what this does not.
+    """
+    kind, where = model.config.model_type, f"the class {type(model).__name__}"
+    hint = "use a model with plain causal attention, such as Llama, Qwen2, Qwen3 or Gemma"
+    if model._is_stateful:
+        text = f"{kind} has recurrent layers, whose state would leak from one packed row to another"
+        return [Problem(text, where, hint)]
+    if not model._can_set_attn_implementation():
+        text = f"{kind} has an attention of its own (such as ALiBi), which cannot be replaced"
+        return [Problem(text, where, hint)]
+    if any(getattr(module, "is_causal", True) is False for module in model.get_decoder().modules()):
+        text = f"{kind} is no causal language model: its tokens attend to later ones"
+        return [Problem(text, where, hint)]
+    return []

@@ -34,12 +34,11 @@ def shard(
     fsdp: schema.FSDP,
     compute_dtype: torch.dtype,
 ) -> None:
-    """Move `model`, a wrapper of `hf`, to its device and shard it block by block, in place.
+    """Shard `model`, a wrapper of `hf`, block by block, in place; it is on its device already.
 
     Gradients are summed over ranks, not averaged: the learner divides once, by the global count.
     Raises ConfigError if `fsdp_size` does not divide the number of ranks.
     """
-    model.to(rank_info.device)
     if rank_info.world_size == 1 and compute_dtype == next(model.parameters()).dtype:
         return
     options = {

@@ -16,11 +16,11 @@ def sample(logits: Tensor, uniforms: Tensor | None, params: Decoding) -> tuple[T
     is exact to 1e-7 of probability mass. Log-probs are those of `log_softmax(logits / temperature)`
     over all V tokens.
     """
+    logits = logits.float()  # before the division: half precision would round its result
     if params.temperature == 0 or uniforms is None:
-        best, tokens = logits.float().max(-1)
-        return tokens, best - logits.float().logsumexp(-1)
-    scaled = logits / params.temperature if params.temperature != 1 else logits
-    probs = torch.softmax(scaled, -1, dtype=torch.float32)
+        best, tokens = logits.max(-1)
+        return tokens, best - logits.logsumexp(-1)
+    probs = torch.softmax(logits / params.temperature if params.temperature != 1 else logits, -1)
     if params.top_p == 1 and not 0 < params.top_k < probs.shape[1]:
         cumulative = probs.cumsum(-1)
         tokens = _invert(cumulative, uniforms * cumulative[:, -1])

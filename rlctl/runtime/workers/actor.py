@@ -13,7 +13,7 @@ from rlctl.errors import InternalError
 from rlctl.plugins import load
 from rlctl.recipes import schema
 from rlctl.recipes.roles import ACTOR, ROLLOUT
-from rlctl.runtime.algorithms.base import Loss, Needs, PolicyLoss
+from rlctl.runtime.algorithms.base import Loss, Needs, PolicyLoss, training_temperature
 from rlctl.runtime.batch import LogProbs, Prompts, Rollouts
 from rlctl.runtime.budget import Budget
 from rlctl.runtime.model.causal_lm import PolicyModel
@@ -26,6 +26,7 @@ from rlctl.runtime.model.lora import (
     without_adapters,
     write_adapter,
 )
+from rlctl.runtime.model.probe import check_packing
 from rlctl.runtime.model.sequences import Sequences
 from rlctl.runtime.model.sharding import is_sharded, shard
 from rlctl.runtime.rank_info import RankInfo
@@ -65,7 +66,9 @@ class ActorWorker(LearningWorker, Actor):
         add_adapters(hf, spec.model, spec.seed)
         if spec.model.enable_gradient_checkpointing:
             hf.gradient_checkpointing_enable({"use_reentrant": False})
-        self.policy = PolicyModel(hf, spec.sampling.rollout.temperature)
+        temperature = training_temperature(spec.algorithm.needs, spec.sampling.rollout)
+        self.policy = PolicyModel(hf, temperature).to(rank_info.device)
+        check_packing(self.policy)
         shard(
             self.policy,
             hf,

@@ -14,6 +14,7 @@ from rlctl.runtime.budget import Budget
 from rlctl.runtime.model.causal_lm import ValueModel
 from rlctl.runtime.model.load import compute_dtype, load_model, master_dtype
 from rlctl.runtime.model.lora import add_adapters
+from rlctl.runtime.model.probe import check_packing
 from rlctl.runtime.model.sequences import Sequences
 from rlctl.runtime.model.sharding import shard
 from rlctl.runtime.rank_info import RankInfo
@@ -42,7 +43,8 @@ class CriticWorker(LearningWorker, Critic):
         if critic.model.enable_gradient_checkpointing:
             hf.gradient_checkpointing_enable({"use_reentrant": False})
         self.spec = spec
-        self.model = ValueModel(hf)
+        self.model = ValueModel(hf).to(rank_info.device)
+        check_packing(self.model)
         shard(
             self.model,
             hf,

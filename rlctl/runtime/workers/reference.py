@@ -12,6 +12,7 @@ from rlctl.runtime.batch import LogProbs, Rollouts
 from rlctl.runtime.budget import Budget
 from rlctl.runtime.model.causal_lm import PolicyModel
 from rlctl.runtime.model.load import compute_dtype, load_model, master_dtype
+from rlctl.runtime.model.probe import check_packing
 from rlctl.runtime.model.sequences import Sequences
 from rlctl.runtime.model.sharding import shard
 from rlctl.runtime.rank_info import RankInfo
@@ -38,7 +39,8 @@ class ReferenceWorker(ModelWorker, Reference):
         dtype = compute_dtype(spec.model, rank_info.device)
         hf = load_model(spec.model, "policy", master_dtype(spec.ref.fsdp_config), spec.seed)
         hf.requires_grad_(False)
-        self.policy = PolicyModel(hf, spec.temperature)
+        self.policy = PolicyModel(hf, spec.temperature).to(rank_info.device)
+        check_packing(self.policy)
         shard(self.policy, hf, rank_info, spec.ref.fsdp_config, dtype)
         self.learner = Learner(self.policy, rank_info, optim=None)
         max_rows = None if spec.use_dynamic_bsz else spec.ref.log_prob_micro_batch_size_per_gpu

@@ -1,0 +1,113 @@
+"""Check before training that packed rows give what transformers computes for each row alone.
+
+Packing relies on properties that no config declares: attention through transformers' interface and
+no other state shared by tokens. A model without them would train on wrong log-probs.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from rlctl.errors import ConfigError
+from rlctl.runtime.batch import Ragged
+from rlctl.runtime.budget import is_oom
+from rlctl.runtime.model.attention import use_rlctl_attention
+from rlctl.runtime.model.causal_lm import PolicyModel, ValueModel, predicting, run_backbone
+from rlctl.runtime.model.sequences import Sequences
+from rlctl.runtime.ops import log_probs_from_logits
+
+_LENGTHS = (7, 16, 4)
+_TOLERANCE, _TOLERANCE_HALF = 1e-4, 1e-2  # float32; bfloat16 and float16
+# Rounding errors grow with the size of the model. Two of transformers' own attention kernels show
+# them; a difference of more than this multiple is no rounding.
+_NOISE_FACTOR = 10
+
+
+@torch.no_grad()
+def check_packing(model: PolicyModel | ValueModel) -> None:
+    """Compare a complete, unsharded model on three packed rows with plain passes of each row.
+
+    Compares log-probs, or hidden states for a value model. Deterministic, draws no random numbers,
+    and leaves the model in evaluation mode.
+
+    Raises:
+        ConfigError: the results differ by more than 1e-4 (1e-2 in half precision) and more than
+            rounding explains, or the model cannot run on packed rows.
+    """
+    model.eval()
+    rows = _rows(model.hf)
+    name = f"{model.hf.config.model_type} ({model.hf.name_or_path})"
+    try:
+        packed = _packed(model, rows)
+        plain = _row_by_row(model, rows, "eager")
+        same = _row_by_row(model, rows, "sdpa") if model.hf._supports_sdpa else plain
+    except ConfigError:
+        raise
+    except Exception as error:
+        if isinstance(error, RuntimeError) and is_oom(error):
+            raise
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise ConfigError(
+            f"models of type {name} cannot run on packed rows: {reason}", hint=_HINT
+        ) from error
+    scale = plain.abs().max().clamp_min(1.0) if isinstance(model, ValueModel) else 1.0
+    difference = (packed - plain).abs() / scale
+    noise = float(((same - plain).abs() / scale).max())
+    exact = model.hf.dtype in (torch.float32, torch.float64)
+    tolerance = max(_TOLERANCE if exact else _TOLERANCE_HALF, _NOISE_FACTOR * noise)
+    # Weights that are not finite have their own error, in the first step.
+    if plain.isfinite().all() and not float(difference.max()) <= tolerance:
+        worst = int(difference.argmax())
+        found, expected = float(packed.flatten()[worst]), float(plain.flatten()[worst])
+        what = "hidden state" if isinstance(model, ValueModel) else "log-prob"
+        raise ConfigError(
+            f"models of type {name} are computed wrongly on packed rows: a {what} is {found:.6g} "
+            f"instead of {expected:.6g} (difference {float(difference.max()):.2g}, "
+            f"limit {tolerance:.2g})",
+            hint=_HINT,
+        )
+
+
+_HINT = (
+    "use a model whose layers share nothing between tokens but causal attention, such as Llama, "
+    "Qwen2, Qwen3 or Gemma"
+)
+
+
+def _rows(hf: PreTrainedModel) -> list[Tensor]:
+    """Return three rows (N,) of arbitrary tokens, which fit into the context of the model."""
+    config = hf.config.get_text_config(decoder=True)
+    context = getattr(config, "max_position_embeddings", None) or max(_LENGTHS)
+    lengths = [max(2, min(length, context)) for length in _LENGTHS]
+    ids = (torch.arange(sum(lengths), device=hf.device) * 7919 + 11) % config.vocab_size
+    return list(ids.split(lengths))
+
+
+def _packed(model: PolicyModel | ValueModel, rows: list[Tensor]) -> Tensor:
+    """Return what rlctl computes: log-probs (T,), or hidden states (T, H), float32.
+
+    T counts all tokens that predict a next one.
+    """
+    prompts = Ragged.from_rows([row[:1] for row in rows])
+    sequences = Sequences.from_ragged(prompts, Ragged.from_rows([row[1:] for row in rows]))
+    if isinstance(model, PolicyModel):
+        return model(sequences, with_entropy=False).log_probs.float()
+    return predicting(run_backbone(model.hf, sequences), sequences).float()
+
+
+def _row_by_row(model: PolicyModel | ValueModel, rows: list[Tensor], attention: str) -> Tensor:
+    """Return what transformers computes for each row alone, with its `attention`: see `_packed`."""
+    model.hf.set_attn_implementation(attention)
+    try:
+        outputs = [model.hf(input_ids=row[None], use_cache=False) for row in rows]
+    finally:
+        use_rlctl_attention(model.hf)
+    if isinstance(model, ValueModel):
+        return torch.cat([output.last_hidden_state[0, :-1].float() for output in outputs])
+    parts = [
+        log_probs_from_logits(output.logits[0, :-1], row[1:], model.temperature).float()
+        for output, row in zip(outputs, rows, strict=True)
+    ]
+    return torch.cat(parts)

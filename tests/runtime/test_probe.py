@@ -1,0 +1,229 @@
+"""Packed rows give transformers' own log-probs, or the start is refused, for many architectures."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, PreTrainedModel
+
+from rlctl.errors import ConfigError
+from rlctl.recipes.compose import compose
+from rlctl.runtime.algorithms.sft import SFT
+from rlctl.runtime.batch import Ragged
+from rlctl.runtime.model import attention, causal_lm
+from rlctl.runtime.model.attention import Packing, use_rlctl_attention
+from rlctl.runtime.model.causal_lm import PolicyModel, ValueModel
+from rlctl.runtime.model.probe import check_packing
+from rlctl.runtime.model.sequences import Sequences
+from rlctl.runtime.rollout.sampling_params import SamplingConfig
+from rlctl.runtime.workers.actor import ActorSpec, ActorWorker
+from tests.distributed.ranks import rank_info
+from tests.models import tiny_model, write_tiny_model
+
+SMALL = {
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+FULL = {"layer_types": ["full_attention"] * 2}
+EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
+# Heads that scale or cap the logits come first.
+RIGHT: dict[str, dict[str, Any]] = {
+    "granite": {"logits_scaling": 8.0, "attention_multiplier": 0.2, "residual_multiplier": 0.5},
+    "granitemoe": {"logits_scaling": 8.0, **EXPERTS},
+    "cohere": {"logit_scale": 0.25},
+    "cohere2": {"logit_scale": 0.25, **FULL},
+    "gemma2": {
+        "head_dim": 8,
+        "attn_logit_softcapping": None,
+        "final_logit_softcapping": 5.0,
+        **FULL,
+    },
+    "gemma3_text": {"head_dim": 8, "final_logit_softcapping": 5.0, **FULL},
+    "nanochat": {"final_logit_softcapping": 5.0},
+    "llama": {},
+    "qwen2": {},
+    "qwen3": {"head_dim": 8},
+    "gpt2": {},
+    "gpt_neox": {},
+    "opt": {"ffn_dim": 64, "word_embed_proj_dim": 32},
+    "phi3": {},
+    "olmo2": {},
+    "mixtral": EXPERTS,
+    "qwen3_moe": {
+        "head_dim": 8,
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 16,
+    },
+}
+# Refused by class or config, before weights are loaded.
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "bloom": ({"n_layer": 2, "n_head": 4}, "attention of its own"),
+    "mpt": ({"d_model": 32, "n_heads": 4, "n_layers": 2}, "attention of its own"),
+    "gptj": ({"n_embd": 32, "n_head": 4, "n_layer": 2, "rotary_dim": 8}, "attention of its own"),
+    "falcon": ({"alibi": True}, "attention of its own"),
+    "rwkv": ({"attention_hidden_size": 32}, "recurrent layers"),
+    "mamba": ({}, "linear_attention"),
+    "recurrent_gemma": ({"lru_width": 32, "sliding_window": None}, "recurrent layers"),
+    "bert": ({}, "no causal language model"),
+}
+# Refused by the probe: nothing in config or class tells.
+CAUGHT = ("stablelm", "nemotron", "doge")
+
+
+def miniature(kind: str, auto: type = AutoModelForCausalLM, **settings: Any) -> PreTrainedModel:
+    """Build a model of two layers with random norms and biases."""
+    config = AutoConfig.for_model(kind, **(SMALL | settings))
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = auto.from_config(config, attn_implementation="eager").eval()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.add_(torch.randn_like(parameter) * 0.2)
+    return model
+
+
+def prepared(model: PreTrainedModel) -> PreTrainedModel:
+    use_rlctl_attention(model)
+    return model
+
+
+def rows() -> list[Tensor]:
+    draw = torch.Generator().manual_seed(1)
+    return [torch.randint(3, 64, (length,), generator=draw) for length in (9, 2, 30, 14)]
+
+
+def packed(given: list[Tensor]) -> Sequences:
+    prompts = Ragged.from_rows([row[:1] for row in given])
+    return Sequences.from_ragged(prompts, Ragged.from_rows([row[1:] for row in given]))
+
+
+@torch.no_grad()
+def row_by_row(model: PreTrainedModel, given: list[Tensor]) -> Tensor:
+    """Return the log-probs (T,) that transformers computes for each row alone."""
+    parts = [
+        model(row[None]).logits[0, :-1].log_softmax(-1).gather(1, row[1:, None]) for row in given
+    ]
+    return torch.cat(parts).squeeze(1)
+
+
+@pytest.mark.parametrize("kind", RIGHT)
+def test_log_probs_are_those_of_the_whole_model(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = miniature(kind, **RIGHT[kind])
+    expected = row_by_row(model, rows())
+    policy = PolicyModel(prepared(model), 1.0)
+    check_packing(policy)
+    found = policy(packed(rows()), with_entropy=True, with_squares=True)
+    torch.testing.assert_close(found.log_probs, expected, atol=1e-4, rtol=0)
+    found.log_probs.sum().backward()
+    gradient = torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
+    model.zero_grad()
+    monkeypatch.setattr(causal_lm, "MAX_LOGITS", 5 * 64)  # chunks of 5 positions
+    chunks = policy(packed(rows()), with_entropy=True, with_squares=True)
+    assert found.entropy is not None
+    assert chunks.entropy is not None
+    torch.testing.assert_close(chunks.log_probs, found.log_probs)
+    torch.testing.assert_close(chunks.entropy, found.entropy)
+    chunks.log_probs.sum().backward()
+    again = torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
+    torch.testing.assert_close(again, gradient, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["granite", "llama", "gpt2"])
+def test_backbone_of_a_value_model_passes(kind: str) -> None:
+    check_packing(ValueModel(prepared(miniature(kind, AutoModel, **RIGHT[kind]))))
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_models_that_cannot_be_packed_are_refused_by_their_class(kind: str) -> None:
+    settings, reason = REFUSED[kind]
+    with pytest.raises(ConfigError, match=reason):
+        use_rlctl_attention(miniature(kind, **settings))
+
+
+@pytest.mark.parametrize("kind", CAUGHT)
+def test_probe_refuses_models_that_do_not_use_the_interface(kind: str) -> None:
+    with pytest.raises(ConfigError, match=f"models of type {kind} .* without `packing`"):
+        check_packing(PolicyModel(prepared(miniature(kind)), 1.0))
+
+
+@pytest.mark.parametrize("kind", ["bloom", "mpt", "rwkv"])
+def test_probe_refuses_wrong_log_probs(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Models that the class does not give away."""
+    monkeypatch.setattr(attention, "_structural_problems", lambda _: [])
+    numbers = rf"models of type {kind} .* a log-prob is -[\d.]+ instead of -[\d.]+ \(difference"
+    with pytest.raises(ConfigError, match=numbers) as raised:
+        check_packing(PolicyModel(prepared(miniature(kind, **REFUSED[kind][0])), 1.0))
+    assert raised.value.exit_code == 3
+
+
+@pytest.mark.parametrize("kind", ["policy", "backbone"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_probe_refuses_a_leak_in_any_precision(
+    kind: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    auto = AutoModelForCausalLM if kind == "policy" else AutoModel
+    hf = prepared(miniature("llama", auto))
+    nn.Module.to(hf, dtype=dtype)
+    model = PolicyModel(hf, 0.7) if kind == "policy" else ValueModel(hf)
+    check_packing(model)
+    whole = Packing.from_lengths(torch.tensor([7 + 16 + 4]), "cpu")
+    monkeypatch.setattr(Packing, "attend", partial(Packing.attend, whole))
+    with pytest.raises(ConfigError, match="computed wrongly on packed rows"):
+        check_packing(model)
+
+
+def test_probe_changes_nothing() -> None:
+    model = tiny_model("qwen2")
+    policy = PolicyModel(prepared(model), 1.0)
+    before, state = {k: v.clone() for k, v in model.state_dict().items()}, torch.get_rng_state()
+    check_packing(policy)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert model.config._attn_implementation == attention.NAME
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_weights_that_are_not_finite_have_their_own_error() -> None:
+    model = tiny_model("llama")
+    with torch.no_grad():
+        next(model.parameters()).fill_(torch.nan)
+    check_packing(PolicyModel(prepared(model), 1.0))
+
+
+def test_sft_trains_at_temperature_1(tmp_path: Path) -> None:
+    """The sampling temperature of the rollout applies to responses only."""
+    write_tiny_model(tmp_path / "model")
+    given = compose(
+        "sft",
+        [
+            f"actor_rollout_ref.model.path={tmp_path}/model",
+            "actor_rollout_ref.rollout.temperature=0.5",
+        ],
+    ).config
+    part = given.actor_rollout_ref
+    worker = ActorWorker(
+        rank_info(),
+        ActorSpec(
+            part.model,
+            part.actor,
+            SamplingConfig(part.rollout, 8, (2,)),
+            8,
+            SFT.from_config(given, 1),
+            0,
+        ),
+    )
+    assert worker.policy.temperature == 1.0
