@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, PreTrainedModel
-from transformers.utils import logging
 
-from rlctl.errors import ConfigError
+from rlctl.errors import ConfigError, raise_problems
 from rlctl.recipes import schema
+from rlctl.runtime.budget import is_oom
 from rlctl.runtime.model.attention import use_rlctl_attention
+from rlctl.runtime.model.fit import REPORTING, misfits, quiet_loading
 from rlctl.storage import local
 
 Kind = Literal["policy", "backbone"]
@@ -29,21 +30,28 @@ def load_model(model: schema.Model, kind: Kind, dtype: torch.dtype, seed: int) -
     """Load a model on the CPU (`init: auto`), or initialize it from `seed` (`init: random`).
 
     `kind` "policy" includes the LM head, "backbone" does not. A remote address is downloaded to
-    this machine first. Raises ConfigError if weights are missing or the architecture is unknown.
+    this machine first. Raises ConfigError if weights are missing or do not fit, or the architecture
+    is unknown.
     """
-    logging.disable_progress_bar()  # the run shows its own
     auto = AutoModelForCausalLM if kind == "policy" else AutoModel
     options = {"trust_remote_code": model.trust_remote_code, "dtype": dtype}
     try:
         if model.init == "auto":
-            loaded = auto.from_pretrained(local(model.path), **options)
+            with quiet_loading():
+                both: Any = auto.from_pretrained(
+                    local(model.path), use_safetensors=True, **REPORTING, **options
+                )
+            loaded, info = both
+            raise_problems(misfits(loaded, info, model.path))
         else:
             torch.manual_seed(seed)
             config = AutoConfig.from_pretrained(
                 local(model.path), trust_remote_code=model.trust_remote_code
             )
             loaded = auto.from_config(config, **options)
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and is_oom(error):
+            raise
         reason = str(error).strip().splitlines()[0]
         raise ConfigError(
             f"the model {model.path!r} cannot be loaded: {reason}",
@@ -60,10 +68,17 @@ def with_local_path(model: schema.Model) -> schema.Model:
 
 
 def compute_dtype(model: schema.Model, device: str) -> torch.dtype:
-    """Return the dtype of passes: `model.dtype`; `auto` is bfloat16 on a GPU, float32 on a CPU."""
-    if model.dtype == "auto":
-        return torch.bfloat16 if device == "cuda" else torch.float32
-    return _DTYPES[model.dtype]
+    """Return the dtype of passes: `model.dtype`.
+
+    `auto` is bfloat16 on a GPU that computes in it, else float32: float16 would need loss scaling.
+    """
+    if model.dtype != "auto":
+        return _DTYPES[model.dtype]
+    if device != "cuda":
+        return torch.float32
+    # Without a GPU, this is the driver of a run on other nodes, whose GPUs are not known.
+    native = torch.cuda.is_bf16_supported(including_emulation=False)
+    return torch.bfloat16 if native or not torch.cuda.is_available() else torch.float32
 
 
 def master_dtype(fsdp: schema.FSDP) -> torch.dtype:

@@ -62,7 +62,7 @@ class ModelSize:
         config = AutoConfig.from_pretrained(
             local(model.path), trust_remote_code=model.trust_remote_code
         )
-        built, text = _build(config, model, kind), config.get_text_config()
+        built, text = build_on_meta(config, model, kind), config.get_text_config()
         add_adapters(built, model, 0)
         names = set(built._no_split_modules or ())
         blocks = [_count(module) for module in built.modules() if type(module).__name__ in names]
@@ -235,7 +235,8 @@ def device_memory(kind: str, processes_per_node: int) -> int:
     return total // processes_per_node
 
 
-def _build(config: PretrainedConfig, model: schema.Model, kind: Kind) -> PreTrainedModel:
+def build_on_meta(config: PretrainedConfig, model: schema.Model, kind: Kind) -> PreTrainedModel:
+    """Build a model without data. Raises `ConfigError` and `UnknownSizeError`: see `ModelSize`."""
     auto = AutoModelForCausalLM if kind == "policy" else AutoModel
     try:
         with torch.device("meta"):

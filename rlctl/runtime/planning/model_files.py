@@ -1,63 +1,128 @@
-"""Check that the weight files of a model are complete, by sizes and headers only."""
+"""Checks of a model before it is loaded: its config, its weight files and their headers."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
 
-from rlctl.errors import Problem
+import torch
+from huggingface_hub import try_to_load_from_cache
+from torch import Tensor
+from transformers import PretrainedConfig
+
+from rlctl.errors import ConfigError, Problem
 from rlctl.recipes import schema
+from rlctl.runtime.model.attention import use_rlctl_attention
+from rlctl.runtime.model.fit import check_fit
+from rlctl.runtime.model.load import Kind
+from rlctl.runtime.planning.memory import UnknownSizeError, build_on_meta
 from rlctl.storage import local
 
-_INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
-_SINGLE_FILES = ("model.safetensors", "pytorch_model.bin")
+_SINGLE_FILE, _INDEX = "model.safetensors", "model.safetensors.index.json"
+_PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json")
+_AGAIN = "copy or download the model again"
+
+
+def check_architecture(
+    model: schema.Model, config: PretrainedConfig, kind: Kind, key: str
+) -> list[Problem]:
+    """Return the problems of a model with `config`, built without data, and of its weights.
+
+    `key` is the config key of the model. A model whose own code needs data is not checked.
+    """
+    problems = check_weights(model, key)
+    try:
+        built = build_on_meta(config, model, kind)
+        if not problems:
+            weights: dict[str, Tensor] = {}
+            for file in _weight_files(model):
+                weights |= _without_data(file)
+            problems = check_fit(built, weights, key) if weights else []
+        use_rlctl_attention(built)
+    except UnknownSizeError:
+        pass  # the memory plan warns of it
+    except ConfigError as error:
+        problems += error.problems
+    return problems
 
 
 def check_weights(model: schema.Model, key: str) -> list[Problem]:
     """Return a problem for missing weights, missing shards of an index, or truncated files.
 
-    `key` is the config key of the model. Hub names and models with random weights are not checked.
+    `key` is the config key of the model. Models with random weights, and hub models that are not in
+    the cache, are not checked.
     """
-    folder = Path(local(model.path)).expanduser()
-    if model.init != "auto" or not folder.is_dir():
+    folder = _folder(model)
+    if folder is None:
         return []
-    again = "copy or download the model again"
-    files = [folder / name for name in _SINGLE_FILES if (folder / name).is_file()][:1]
-    index = next((folder / name for name in _INDEXES if (folder / name).is_file()), None)
-    if not files and index is not None:
-        try:
-            names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
-        except (ValueError, KeyError, AttributeError, TypeError, OSError) as error:
-            return [Problem(f"{index} cannot be read as an index of weights: {error}", key, again)]
-        missing = [name for name in names if not (folder / name).is_file()]
-        if missing:
-            return [
-                Problem(
-                    f"{len(missing)} of {len(names)} weight files are missing in {folder}: "
-                    f"{', '.join(missing)}",
-                    key,
-                    again,
-                )
-            ]
-        files = [folder / name for name in names]
+    try:
+        files = _weight_files(model)
+    except (ValueError, KeyError, AttributeError, TypeError, OSError) as error:
+        text = f"{folder / _INDEX} cannot be read as an index of weights: {error}"
+        return [Problem(text, key, _AGAIN)]
     if not files:
-        hint = (
-            "a folder with *.safetensors, or actor_rollout_ref.model.init=random for random weights"
-        )
-        return [
-            Problem(
-                f"{folder} holds no weights: neither {' nor '.join(_SINGLE_FILES)} "
-                "nor an index of shards",
-                key,
-                hint,
-            )
-        ]
-    damaged = {file: _damage(file) for file in files if file.suffix == ".safetensors"}
+        return [_no_weights(folder, key)]
+    missing = [file.name for file in files if not file.is_file()]
+    if missing:
+        text = f"{len(missing)} of {len(files)} weight files are missing in {folder}: "
+        return [Problem(text + ", ".join(missing), key, _AGAIN)]
+    damaged = {file: _damage(file) for file in files}
     return [
-        Problem(f"{file} is damaged: {problem}", key, again)
+        Problem(f"{file} is damaged: {problem}", key, _AGAIN)
         for file, problem in damaged.items()
         if problem
     ]
+
+
+def _folder(model: schema.Model) -> Path | None:
+    """Return the folder with the weights; None without one, or for random weights."""
+    folder = Path(local(model.path)).expanduser()
+    if model.init != "auto":
+        return None
+    if folder.is_dir():
+        return folder
+    cached = (try_to_load_from_cache(model.path, name) for name in (_SINGLE_FILE, _INDEX))
+    return next((Path(path).parent for path in cached if isinstance(path, str)), None)
+
+
+def _weight_files(model: schema.Model) -> list[Path]:
+    """Return the paths of the weight files, of which some may be missing; empty without any.
+
+    Raises an error that depends on the damage for an index that cannot be read.
+    """
+    folder = _folder(model)
+    if folder is None:
+        return []
+    if (folder / _SINGLE_FILE).is_file():
+        return [folder / _SINGLE_FILE]
+    if not (folder / _INDEX).is_file():
+        return []
+    names = set(json.loads((folder / _INDEX).read_text())["weight_map"].values())
+    return [folder / name for name in sorted(names)]
+
+
+def _no_weights(folder: Path, key: str) -> Problem:
+    pickles = [name for name in _PICKLES if (folder / name).is_file()]
+    if pickles:
+        return Problem(
+            f"{folder} holds its weights as pickle only ({pickles[0]}), which can run any code",
+            key,
+            "convert it: AutoModelForCausalLM.from_pretrained(FOLDER).save_pretrained(NEW_FOLDER) "
+            "of transformers writes *.safetensors",
+        )
+    return Problem(
+        f"{folder} holds no weights: neither {_SINGLE_FILE} nor an index of shards",
+        key,
+        "a folder with *.safetensors, or actor_rollout_ref.model.init=random for random weights",
+    )
+
+
+def _without_data(file: Path) -> dict[str, Tensor]:
+    """Return the tensors (N, ...) of a safetensors file by name, on the meta device."""
+    with file.open("rb") as stream:
+        header = json.loads(stream.read(int.from_bytes(stream.read(8), "little")))
+    header.pop("__metadata__", None)
+    return {name: torch.empty(entry["shape"], device="meta") for name, entry in header.items()}
 
 
 def _damage(file: Path) -> str | None:

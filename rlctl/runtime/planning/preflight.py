@@ -17,7 +17,7 @@ from rlctl.recipes.roles import ACTOR, ROLES, ROLLOUT, needed_roles
 from rlctl.runtime.algorithms.base import Needs
 from rlctl.runtime.model.lora import check_peft
 from rlctl.runtime.planning.devices import Devices
-from rlctl.runtime.planning.model_files import check_weights
+from rlctl.runtime.planning.model_files import check_architecture
 from rlctl.runtime.rewards.pool import RewardPool
 from rlctl.runtime.rewards.specs import reward_specs
 from rlctl.runtime.rollout.weight_sync import uses_host_memory
@@ -104,16 +104,16 @@ def read_model_config(model: schema.Model, key: str) -> PretrainedConfig:
 def check_model(config: schema.Config) -> list[Problem]:
     """Return the problems of the actor's model.
 
-    Its folder is complete, its attention heads can be split over the ranks, and its context holds
-    a prompt and a response of the longest length.
+    Its weights are complete and fit the config, its attention is supported, its attention heads can
+    be split over the ranks, and its context holds a prompt and a response of the longest length.
     """
-    data = config.data
+    data, model, key = config.data, ACTOR.model(config), f"{ACTOR.model_key}.path"
     try:
-        loaded = read_model_config(config.actor_rollout_ref.model, "actor_rollout_ref.model.path")
+        loaded = read_model_config(model, key)
     except ConfigError as error:
         return error.problems
     text = loaded.get_text_config()
-    problems = check_weights(config.actor_rollout_ref.model, "actor_rollout_ref.model.path")
+    problems = check_architecture(model, loaded, ACTOR.kind, key)
     heads = getattr(text, "num_attention_heads", None)
     for key, size in _tensor_parallel(config).items():
         if heads and heads % size:
@@ -143,8 +143,7 @@ def check_role_models(config: schema.Config, needs: Flag) -> list[Problem]:
     for role in needed_roles(config.trainer.placement, needs):
         model, key = role.model(config), f"{role.model_key}.path"
         if model != ACTOR.model(config):
-            read_model_config(model, key)
-            problems += check_weights(model, key)
+            problems += check_architecture(model, read_model_config(model, key), role.kind, key)
     return problems
 
 

@@ -1,0 +1,199 @@
+"""Weights compared with the model of a config, before the start and while loading."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoConfig, AutoModelForCausalLM, BertConfig
+
+from rlctl.errors import ConfigError, Problem
+from rlctl.recipes import schema
+from rlctl.recipes.compose import compose
+from rlctl.runtime.model.load import Kind, compute_dtype, load_model
+from rlctl.runtime.planning.model_files import check_architecture
+from tests.models import write_tiny_model
+from tests.runtime.test_probe import RIGHT, SMALL
+
+KEY = "actor_rollout_ref.model.path"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return write_tiny_model(tmp_path / "model")
+
+
+def section(folder: Path, *overrides: str) -> schema.Model:
+    given = [f"actor_rollout_ref.model.path={folder}", *overrides]
+    return compose("ppo", given).config.actor_rollout_ref.model
+
+
+def problems(folder: Path, kind: Kind = "policy") -> list[Problem]:
+    return check_architecture(section(folder), AutoConfig.from_pretrained(folder), kind, KEY)
+
+
+def edit(folder: Path, **settings: Any) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | settings))
+
+
+def change(folder: Path, *dropped: str, **added: torch.Tensor) -> None:
+    weights = load_file(folder / "model.safetensors")
+    kept = {name: value for name, value in weights.items() if name not in dropped}
+    save_file(kept | added, folder / "model.safetensors", {"format": "pt"})
+
+
+@pytest.mark.parametrize("kind", ["policy", "backbone"])
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_folder_as_saved_fits(tmp_path: Path, tied: bool, kind: Kind) -> None:
+    assert problems(write_tiny_model(tmp_path, tie_word_embeddings=tied), kind) == []
+
+
+@pytest.mark.parametrize("kind", ["policy", "backbone"])
+def test_more_layers_in_the_config_are_missing_weights(folder: Path, kind: Kind) -> None:
+    edit(folder, num_hidden_layers=4, layer_types=None)
+    [found] = problems(folder, kind)
+    assert found.message.startswith("24 weights are missing for Qwen2")
+    assert "layers.2.input_layernorm.weight" in found.message
+    assert "and 21 more" in found.message
+    assert found.where == KEY
+    with pytest.raises(ConfigError, match="24 weights are missing"):
+        load_model(section(folder), kind, torch.float32, 0)
+
+
+@pytest.mark.parametrize("kind", ["policy", "backbone"])
+def test_fewer_layers_in_the_config_are_unexpected_weights(folder: Path, kind: Kind) -> None:
+    edit(folder, num_hidden_layers=1, layer_types=None)
+    [found] = problems(folder, kind)
+    assert found.message.startswith("12 weights are not expected by Qwen2")
+    with pytest.raises(ConfigError, match="12 weights are not expected"):
+        load_model(section(folder), kind, torch.float32, 0)
+
+
+@pytest.mark.parametrize("kind", ["policy", "backbone"])
+def test_another_width_is_one_problem(folder: Path, kind: Kind) -> None:
+    edit(folder, vocab_size=300)
+    [found] = problems(folder, kind)
+    assert found.message.startswith("1 weight is of another shape than in Qwen2")
+    assert "embed_tokens.weight (259, 32) instead of (300, 32)" in found.message
+    edit(folder, hidden_size=64)
+    assert ["another shape" in each.message for each in problems(folder, kind)] == [True]
+    with pytest.raises(ConfigError, match="of another shape"):
+        load_model(section(folder), kind, torch.float32, 0)
+
+
+def test_each_kind_of_misfit_is_one_problem(folder: Path) -> None:
+    change(
+        folder,
+        "model.norm.weight",
+        **{"model.extra.weight": torch.zeros(1), "model.embed_tokens.weight": torch.zeros(3, 32)},
+    )
+    assert [each.message.split(" Qwen2")[0] for each in problems(folder)] == [
+        "1 weight is missing for",
+        "1 weight is not expected by",
+        "1 weight is of another shape than in",
+    ]
+
+
+def test_a_missing_head_is_no_problem_for_a_backbone(tmp_path: Path) -> None:
+    folder = write_tiny_model(tmp_path, tie_word_embeddings=False)
+    change(folder, "lm_head.weight", **{"score.weight": torch.zeros(1, 32)})
+    assert problems(folder, "backbone") == []
+    load_model(section(folder), "backbone", torch.float32, 0)
+    missing, unexpected = problems(folder)
+    assert "missing for Qwen2ForCausalLM of config.json: lm_head.weight" in missing.message
+    assert "score.weight" in unexpected.message
+
+
+def test_shards_are_read_through_the_index(folder: Path) -> None:
+    weights = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    parts = {"a.safetensors": list(weights)[:5], "b.safetensors": list(weights)[5:]}
+    for file, names in parts.items():
+        save_file({name: weights[name] for name in names}, folder / file, {"format": "pt"})
+    index = {"weight_map": {name: file for file, names in parts.items() for name in names}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert problems(folder) == []
+    edit(folder, num_hidden_layers=3, layer_types=None)
+    assert "12 weights are missing" in problems(folder)[0].message
+
+
+@pytest.mark.parametrize("kind", ["mixtral", "granitemoe", "qwen3_moe", "gpt2", "opt", "gpt_neox"])
+def test_renamed_merged_and_ignored_weights_are_those_of_transformers(
+    tmp_path: Path, kind: str
+) -> None:
+    config = AutoConfig.for_model(kind, **(SMALL | RIGHT[kind]))
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    assert problems(tmp_path) == []
+    assert problems(tmp_path, "backbone") == []
+    names = load_file(tmp_path / "model.safetensors")
+    buffer = {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.zeros(4)}
+    if kind == "mixtral":  # experts are single weights in the file, and merged in the model
+        assert any("experts.3.w2" in name for name in names)
+        change(tmp_path, **buffer)
+        assert problems(tmp_path) == []
+        change(tmp_path, *(name for name in names if ".layers.1." in name))
+        [found] = problems(tmp_path)
+        assert "missing for MixtralForCausalLM" in found.message
+
+
+def test_a_model_without_causal_attention_is_refused(folder: Path) -> None:
+    shutil.rmtree(folder)
+    config = AutoConfig.for_model("bert", **SMALL)
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    [found] = problems(folder)
+    assert found.message == "bert is no causal language model: its tokens attend to later ones"
+
+
+def test_config_of_another_class_is_refused(folder: Path) -> None:
+    BertConfig(num_hidden_layers=1).save_pretrained(folder)
+    messages = " ".join(each.message for each in problems(folder))
+    assert "missing for BertLMHeadModel" in messages
+    assert "not expected by BertLMHeadModel" in messages
+    assert "no causal language model" in messages
+
+
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "pytorch_model.bin.index.json"])
+def test_pickled_weights_are_refused(folder: Path, name: str) -> None:
+    (folder / "model.safetensors").unlink()
+    (folder / name).write_bytes(b"")
+    [found] = problems(folder)
+    assert "as pickle only" in found.message
+    assert found.hint is not None
+    assert "save_pretrained" in found.hint
+    with pytest.raises(ConfigError, match="cannot be loaded"):
+        load_model(section(folder), "policy", torch.float32, 0)
+
+
+def test_random_weights_need_no_file(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    random = section(folder, "actor_rollout_ref.model.init=random")
+    assert check_architecture(random, AutoConfig.from_pretrained(folder), "policy", KEY) == []
+
+
+@pytest.mark.parametrize(
+    ("native", "available", "expected"),
+    [
+        (True, True, torch.bfloat16),
+        (False, True, torch.float32),  # before Ampere
+        (False, False, torch.bfloat16),  # a driver without a GPU
+    ],
+)
+def test_dtype_auto(
+    native: bool,
+    available: bool,
+    expected: torch.dtype,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda **_: native)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: available)
+    assert compute_dtype(section(folder), "cuda") is expected
+    assert compute_dtype(section(folder), "cpu") is torch.float32
+    half = section(folder, "actor_rollout_ref.model.dtype=float16")
+    assert compute_dtype(half, "cuda") is torch.float16
