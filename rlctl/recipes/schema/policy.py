@@ -35,7 +35,7 @@ class Model(Section):
     )
     trust_remote_code: bool = Field(description="run Python code of the model's repository")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
-        description="compute dtype; auto = bfloat16 on GPUs that support it, float32 on CPUs"
+        description="compute dtype; auto = bfloat16 on GPUs that support it, else float32"
     )
     enable_gradient_checkpointing: bool = Field(
         description="recompute activations in the backward pass: less memory, more time"
