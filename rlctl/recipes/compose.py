@@ -19,13 +19,20 @@ from omegaconf.errors import (
 )
 
 from rlctl.errors import ConfigError, RlctlError
+from rlctl.recipes.implied import apply_implied
 from rlctl.recipes.keys import schema_keys
-from rlctl.recipes.layers import MISSING, Layers, Origin, Recipe, leaves, nested
+from rlctl.recipes.layers import MISSING, Layers, Origin, Recipe, UnusedKey, leaves, nested
 from rlctl.recipes.overrides import parse, search_path_override, sort_overrides
 from rlctl.recipes.params import check_plugins
-from rlctl.recipes.search_path import find_recipe, level_of, search_folders
+from rlctl.recipes.search_path import (
+    find_recipe,
+    level_of,
+    library_recipes,
+    search_folders,
+)
 from rlctl.recipes.sources import Source, read
 from rlctl.recipes.validate import load_config, unresolved, validate
+from rlctl.recipes.verl.settings import VerlSettings
 from rlctl.recipes.yaml_repository import YamlRepository
 
 __all__ = ["Origin", "Recipe", "base_settings", "compose", "compose_unvalidated", "load_config"]
@@ -39,10 +46,11 @@ def compose(recipe: str | Path, overrides: Sequence[str] = ()) -> Recipe:
     """
     path = find_recipe(recipe)
     layers, files = _merge(path, overrides)
+    implied = apply_implied(layers)
     container = _resolve(layers)
     problems = check_plugins(container, layers)
     config, invalid = validate(container, layers.origins, layers.faulty)
-    problems = [*layers.problems, *invalid, *problems]
+    problems = [*layers.problems, *layers.verl.problems(container), *invalid, *problems]
     if problems or config is None:
         raise ConfigError(*problems)
     return Recipe(
@@ -51,9 +59,14 @@ def compose(recipe: str | Path, overrides: Sequence[str] = ()) -> Recipe:
         config,
         container,
         layers.origins,
-        layers.notices,
+        [*layers.verl.notices(), *implied],
         [(source.path, package) for source, package in files],
-        layers.unused,
+        [
+            UnusedKey(each.key, each.where, each.text)
+            for each in layers.verl.found
+            if each.kind == "unused"
+        ],
+        layers.verl.found,
     )
 
 
@@ -92,7 +105,8 @@ def _merge(path: Path, overrides: Sequence[str]) -> tuple[Layers, list[tuple[Sou
             )
     except RlctlError as error:
         raise type(error)(*problems, *error.problems) from error
-    layers = Layers(problems=problems)
+    includes_sft = any(source.path == library_recipes()["sft_trainer"] for source, _ in files)
+    layers = Layers(problems=problems, verl=VerlSettings(includes_sft))
     for source, package in files:
         layers.add_file(source, package, level_of(source.path))
     for setting in choices.settings:

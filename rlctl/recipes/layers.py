@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from rlctl.errors import Problem
-from rlctl.recipes.aliases import translate
 from rlctl.recipes.keys import known_key, schema_keys
 from rlctl.recipes.schema import Config
 from rlctl.recipes.sources import Source
-from rlctl.recipes.unsupported_verl_keys import replacement_for
+from rlctl.recipes.suggestions import suggest_key
+from rlctl.recipes.verl.settings import VerlSetting, VerlSettings
 from rlctl.suggest import did_you_mean
 
 MISSING = "???"
@@ -50,7 +50,8 @@ class Recipe:
     `container` is `config` as plain data, interpolations resolved. `origins` has the settings of
     every key, newest last. `notices` are lines for the user about old keys that were accepted.
     `layers` are the merged files, lowest first, each with its package. `unused` are the keys that
-    composition dropped because they have no effect.
+    composition dropped because they have no effect. `verl` are the settings given under names of
+    verl.
     """
 
     name: str
@@ -61,6 +62,7 @@ class Recipe:
     notices: list[str]
     layers: list[tuple[Path, str]]
     unused: list[UnusedKey] = field(default_factory=list)
+    verl: list[VerlSetting] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,14 +85,13 @@ class Layers:
     """Merged layers, lowest first. Problems are collected so that a user sees all of them at once.
 
     `faulty` has the keys with a problem already noted. `flat` maps a plug-in's setting to verl's
-    key, if that was used to set it.
+    key, if that was used to set it. `verl` are the settings given under names of verl.
     """
 
     tree: dict[str, Any] = field(default_factory=dict)
     origins: dict[str, list[Origin]] = field(default_factory=dict)
-    notices: list[str] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
-    unused: list[UnusedKey] = field(default_factory=list)
+    verl: VerlSettings = field(default_factory=VerlSettings)
     faulty: set[str] = field(default_factory=set)
     flat: dict[str, str] = field(default_factory=dict)
     _refused: set[tuple[str, str]] = field(default_factory=set)
@@ -117,6 +118,16 @@ class Layers:
         self.faulty.add(name)
         self.problems.append(Problem(message, where, hint))
 
+    def imply(self, name: str, value: Any, cause: str) -> None:
+        """Set `name`, which the setting of the key `cause` implies, at the place of `cause`."""
+        node = self.tree
+        *sections, leaf = name.split(".")
+        for section in sections:
+            node = node[section]
+        node[leaf] = value
+        origin = self.origins[cause][-1]
+        self.origins[name].append(Origin(value, origin.where, origin.level))
+
     def remove(self, path: tuple[str, ...], container: dict[str, Any]) -> None:
         """Remove a value and the values below it from `container` and from the origins."""
         node: Any = container
@@ -137,15 +148,10 @@ class Layers:
         """
         name = ".".join(path)
         where = place(name)
-        translated = translate(name, value, where)
-        if translated.problem is not None:
-            self.problems.append(translated.problem)
-        if translated.notice is not None and translated.notice not in self.notices:
-            self.notices.append(translated.notice)
-        if translated.unused is not None:
-            self.unused.append(UnusedKey(name, where, translated.unused))
+        translated = self.verl.translate(name, value, where)
         if translated.key is None:
             return
+        value = translated.value
         if translated.key != name:
             if translated.flat:
                 self.flat[translated.key] = name
@@ -180,11 +186,7 @@ class Layers:
             self.problems.append(Problem(message, where, f"set {above.name} as a whole"))
             return False
         shown, other = (prefixes[-1], unknown) if level == 3 else (unknown, prefixes[-1])
-        hint = (
-            replacement_for(shown)
-            or did_you_mean(shown, schema_keys())
-            or did_you_mean(other, schema_keys())
-        )
+        hint = suggest_key(shown) or suggest_key(other)
         self.problems.append(Problem(f"unknown key {shown}", where, hint))
         return False
 

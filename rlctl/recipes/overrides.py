@@ -17,6 +17,7 @@ from rlctl.errors import ConfigError, Problem
 from rlctl.recipes.keys import known_key, schema_keys
 from rlctl.recipes.layers import Setting
 from rlctl.recipes.search_path import resolve_folder
+from rlctl.recipes.verl.translate import translate
 from rlctl.recipes.yaml_repository import YamlRepository
 from rlctl.suggest import did_you_mean, quote_hint, quoted
 
@@ -41,7 +42,7 @@ def parse(overrides: Sequence[str]) -> tuple[list[Override], list[Problem]]:
     parser = OverridesParser.create()
     parsed: list[Override] = []
     problems: list[Problem] = []
-    for text in overrides:
+    for text in filter(str.strip, overrides):  # shell scripts leave empty arguments
         key, equals, value = text.partition("=")
         where = f"override {text}"
         if not _KEY.fullmatch(key):
@@ -122,9 +123,18 @@ def _is_setting(override: Override, repository: YamlRepository) -> bool:
     """Return True for an override of a key, False for a choice of a part."""
     return (
         isinstance(override.value(), dict)
+        or _is_verls_group(override)
         or not repository.group_exists(override.key_or_group)
         or (override.package is None and "." in override.key_or_group)
     )
+
+
+def _is_verls_group(override: Override) -> bool:
+    """Return True for a part that only verl has, such as `optim=fsdp`: dropped or refused."""
+    if override.package is not None:
+        return False
+    translated = translate(override.key_or_group, override.value(), "")
+    return translated.dropped is not None or translated.missing is not None
 
 
 def _add_removal(override: Override, repository: YamlRepository, choices: Choices) -> None:

@@ -91,7 +91,7 @@ REFERENCE = Role(
     fsdp_key="actor_rollout_ref.ref.fsdp_config",
     needed_for="REFERENCE",
     passes="log_prob",
-    dynamic_bsz_key="actor_rollout_ref.actor.use_dynamic_bsz",
+    dynamic_bsz_key="actor_rollout_ref.ref.log_prob_use_dynamic_bsz",
     adapter_base=True,
 )
 CRITIC = Role(

@@ -11,6 +11,7 @@ from typing import Literal
 
 from rlctl.errors import ConfigError, NotFoundError, Problem
 from rlctl.recipes.sources import Source, read, shown
+from rlctl.recipes.verl.config_names import check_name, is_verls_library
 from rlctl.storage import local
 from rlctl.suggest import did_you_mean
 
@@ -84,7 +85,8 @@ def search_folders(primary: Source, extra: list[Path]) -> list[Path]:
                 hint="remove one of these from `defaults`",
             )
         where = source.where("hydra.searchpath")
-        add([resolve_folder(entry, source.path.parent, where) for entry in source.searchpath])
+        entries = [entry for entry in source.searchpath if not is_verls_library(entry)]
+        add([resolve_folder(entry, source.path.parent, where) for entry in entries])
         for entry in source.defaults:
             if not isinstance(entry, str) or entry == "_self_":
                 continue
@@ -95,7 +97,9 @@ def search_folders(primary: Source, extra: list[Path]) -> list[Path]:
                     hint=PARENT_HINT,
                 )
             found = find_part(entry.partition("@")[0].lstrip("/"), [*folders, LIBRARY])
-            if found is not None:
+            if found is None:
+                check_name(entry.partition("@")[0].rpartition("/")[2], entry)
+            else:
                 visit(read(found), [*trail, source.path])
 
     add([primary.path.parent, *extra])

@@ -17,10 +17,10 @@ import yaml
 from rlctl import plugins
 from rlctl.errors import ConfigError, NotFoundError
 from rlctl.log import warn_once
-from rlctl.recipes.aliases import translate
 from rlctl.recipes.layers import Origin, Recipe, leaves, nested
 from rlctl.recipes.slots import slot_with_setting
 from rlctl.recipes.sources import read
+from rlctl.recipes.verl.translate import translate
 
 # Keys that a resumed run may change: duration, placement, logging, and the size of passes.
 FREE = (

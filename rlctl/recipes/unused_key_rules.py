@@ -121,12 +121,12 @@ RULES: tuple[Rule, ...] = (
         ((f"{_ACTOR}.loss_agg_mode", _is_not("seq-mean-token-sum-norm")),),
     ),
     # rollout and log-probs
-    Rule(
-        (
-            f"{_ROLLOUT}.log_prob_micro_batch_size_per_gpu",
-            f"{_REF}.log_prob_micro_batch_size_per_gpu",
-        ),
-        ((f"{_ACTOR}.use_dynamic_bsz", _is(True)),),
+    *(
+        Rule(
+            (f"{section}.log_prob_micro_batch_size_per_gpu",),
+            ((f"{section}.log_prob_use_dynamic_bsz", _is(True)),),
+        )
+        for section in (_ROLLOUT, _REF)
     ),
     # with adapters, the actor's base model is the reference
     Rule(
@@ -167,6 +167,8 @@ RULES: tuple[Rule, ...] = (
             (f"{_CORRECTION}.loss_type", _is("ppo_clip")),
         ),
     ),
+    Rule(("data.gen_batch_size",), (("algorithm.filter_groups.enable", _is(False)),)),
+    Rule(("algorithm.pf_ppo.*",), (("algorithm.use_pf_ppo", _is(False)),)),
     Rule(
         (f"{_ACTOR}.policy_loss.loss_mode", f"{_ACTOR}.policy_loss.params*"),
         (
@@ -176,7 +178,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(("trainer.mismatch.halt",), ((f"{_CORRECTION}.bypass_mode", _is(True)),)),
     Rule(
-        (f"{_CORRECTION}.rollout_rs_threshold",),
+        (f"{_CORRECTION}.rollout_rs_threshold*",),
         ((f"{_CORRECTION}.rollout_rs", _is(None)),),
     ),
     # reward

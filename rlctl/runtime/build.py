@@ -177,7 +177,6 @@ def _reference_spec(config: schema.Config, algorithm: Algorithm) -> ReferenceSpe
     return ReferenceSpec(
         model=actor_rollout.model,
         ref=actor_rollout.ref,
-        use_dynamic_bsz=actor_rollout.actor.use_dynamic_bsz,
         temperature=training_temperature(algorithm.needs, actor_rollout.rollout),
         seed=config.trainer.seed,
     )

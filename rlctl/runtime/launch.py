@@ -71,7 +71,9 @@ def train(
         stack.callback(close_reward)
         stack.enter_context(watchdog)  # starting and closing the pools has its own timeouts
         roles = build_roles(config, plan.algorithm, plan.tokenizer, pools, reward, on_phase)
-        collector = Collector.from_config(plan.loader, plan.algorithm, config.algorithm)
+        collector = Collector.from_config(
+            plan.loader, plan.algorithm, config.algorithm, config.data.gen_batch_size
+        )
         state = restore(start, plan.algorithm, collector, roles, on_phase)
         trackers.begin()
         run.update(state="running", total_steps=plan.num_steps)

@@ -40,6 +40,24 @@ RecipeOption = Annotated[
         autocompletion=complete.recipe,
     ),
 ]
+ConfigPath = Annotated[
+    str | None,
+    typer.Option(
+        "--config-path",
+        "-cp",
+        metavar="DIR",
+        help="Folder of --config-name, as verl's scripts give it.",
+    ),
+]
+ConfigName = Annotated[
+    str | None,
+    typer.Option(
+        "--config-name",
+        "-cn",
+        metavar="NAME",
+        help="File in --config-path, or one of verl's configurations such as ppo_trainer.",
+    ),
+]
 Name = Annotated[
     str | None,
     typer.Option("--name", help="Name of the run; by default recipe, date and three letters."),
@@ -92,6 +110,8 @@ def _add(verb: str, help: str) -> None:
     def command(
         overrides: Overrides = None,
         recipe: RecipeOption = None,
+        config_path: ConfigPath = None,
+        config_name: ConfigName = None,
         name: Name = None,
         logger: Logger = None,
         inline: Inline = False,
@@ -110,6 +130,8 @@ def _add(verb: str, help: str) -> None:
                 hint="a run writes its metrics to metrics.jsonl in its folder",
             )
         announce("checking the configuration")
+        if config_path is not None or config_name is not None:
+            recipe = _verls_recipe(verb, recipe, config_path, config_name)
         source = starting_recipe(verb, overrides or [], recipe)
         settings = [*(overrides or []), *_own_settings(name, logger)]
         limits = Limits(max_time, save_by, retries)
@@ -156,6 +178,21 @@ def starting_recipe(verb: str, overrides: list[str], recipe: str | None) -> str:
         f"`--recipe {verb}` uses the quickstart's settings"
     )
     return f"{verb}_trainer"
+
+
+def _verls_recipe(verb: str, recipe: str | None, path: str | None, name: str | None) -> str:
+    """Return the recipe that verl's `--config-path` and `--config-name` select."""
+    from rlctl.cli.console import notice
+    from rlctl.recipes.verl.config_names import recipe_of
+
+    if recipe is not None:
+        raise UsageError(
+            "--recipe cannot be combined with --config-path or --config-name",
+            hint="leave out --recipe, or give the file to it: --recipe DIR/NAME.yaml",
+        )
+    found = recipe_of(verb, path, name)
+    notice(f"--config-name={name or 'ppo_trainer'}: starting from {found}")
+    return found
 
 
 def _compose(source: str, settings: list[str]) -> Recipe:

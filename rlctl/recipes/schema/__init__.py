@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from rlctl.recipes.schema.algorithm import (
+    PFPPO,
     Algorithm,
     FilterGroups,
     KLControl,
@@ -39,6 +40,7 @@ from rlctl.recipes.schema.trainer import (
 
 __all__ = [
     "FSDP",
+    "PFPPO",
     "Actor",
     "ActorRolloutRef",
     "Alarms",

@@ -69,6 +69,13 @@ class RolloutCorrection(Section):
         description="criteria that reject tokens or rows by divergence of trainer and engine: "
         "token, seq_sum, seq_mean or seq_max with _k1, _k2 or _k3, comma-separated; null = off"
     )
+    rollout_rs_threshold_lower: PositiveFloat | None = Field(
+        description="lower bound of the ratio of one k1 criterion; null = by rollout_rs_threshold"
+    )
+    rollout_token_veto_threshold: PositiveFloat | None = Field(
+        description="reject rows in which a token has a ratio π_train/π_rollout below this; "
+        "null = off"
+    )
     rollout_rs_threshold: PositiveFloat | Text | None = Field(
         description="one entry per criterion: accepted ratio (k1; x means 1/x to x, or `lo_hi`) "
         "or largest divergence (k2, k3)"
@@ -80,6 +87,16 @@ class RolloutCorrection(Section):
         description="loss in bypass mode: ppo_clip = the configured policy loss, with the ratio to "
         "the engine; reinforce = −w·A·log π with the weights of rollout_is"
     )
+
+
+class PFPPO(Section):
+    """Policy filtration (PF-PPO)."""
+
+    reweight_method: Literal["pow", "max_min", "max_random"] = Field(
+        description="weight of a row by its score: pow = |score| ** weight_pow; max_min = best and "
+        "worst rows; max_random = best rows more often"
+    )
+    weight_pow: NonNegativeFloat = Field(description="exponent of the weights for pow")
 
 
 class Algorithm(Section):
@@ -103,6 +120,10 @@ class Algorithm(Section):
         description="estimator of the KL in the reward: kl, abs, mse, low_var_kl, …"
     )
     kl_ctrl: KLControl
+    use_pf_ppo: bool = Field(
+        description="draw the rows of a step again with probabilities by score (PF-PPO)"
+    )
+    pf_ppo: PFPPO
     filter_groups: FilterGroups
     overlong_buffer: OverlongBuffer
     rollout_correction: RolloutCorrection

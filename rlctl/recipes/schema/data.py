@@ -27,6 +27,10 @@ class Data(Section):
         description="validation prompts, files or `quickstart`; null = no validation"
     )
     train_batch_size: Count = Field(description="prompts per step, each with rollout.n responses")
+    gen_batch_size: Count | None = Field(
+        description="prompts generated at a time by dynamic sampling (algorithm.filter_groups); "
+        "null = train_batch_size"
+    )
     val_batch_size: Count | None = Field(description="prompts per validation batch; null = all")
     max_prompt_length: Count = Field(description="longest prompt in tokens, chat template included")
     max_response_length: Count = Field(description="longest response in tokens")

@@ -37,6 +37,10 @@ class Model(Section):
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         description="compute dtype; auto = bfloat16 on GPUs that support it, else float32"
     )
+    override_config: dict[str, Any] = Field(
+        description="values that replace those of the model's config.json, such as "
+        "{max_position_embeddings: 32768}"
+    )
     enable_gradient_checkpointing: bool = Field(
         description="recompute activations in the backward pass: less memory, more time"
     )
@@ -118,7 +122,9 @@ class Actor(Section):
     clip_ratio: NonNegativeFloat = Field(
         description="PPO's clip range ε, if clip_ratio_low and clip_ratio_high are null"
     )
-    clip_ratio_low: Fraction | None = Field(description="lower clip range; null = clip_ratio")
+    clip_ratio_low: NonNegativeFloat | None = Field(
+        description="lower clip range; null = clip_ratio, 1 or more = no lower bound"
+    )
     clip_ratio_high: NonNegativeFloat | None = Field(
         description="upper clip range (DAPO's clip-higher); null = clip_ratio"
     )
@@ -198,6 +204,9 @@ class Rollout(Section):
     log_prob_max_token_len_per_gpu: Count = Field(
         description="token budget per pass of the old log-probs"
     )
+    log_prob_use_dynamic_bsz: bool = Field(
+        description="fill passes of the old log-probs up to the token budget"
+    )
     checkpoint_engine: CheckpointEngine
     engine_kwargs: dict[str, Any] = Field(
         description="extra arguments of the engine's constructor, passed unchanged"
@@ -213,6 +222,9 @@ class Ref(Section):
     )
     log_prob_max_token_len_per_gpu: Count = Field(
         description="token budget per pass of the reference"
+    )
+    log_prob_use_dynamic_bsz: bool = Field(
+        description="fill passes of the reference up to the token budget"
     )
     fsdp_config: FSDP
 

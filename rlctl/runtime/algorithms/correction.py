@@ -9,6 +9,7 @@ batch, or in bypass mode on the workers with a micro-batch.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
@@ -124,6 +125,19 @@ def rejection_mask(tokens: SampledTokens, criteria: Sequence[Criterion]) -> tupl
     return tokens.mask * kept, metrics
 
 
+@torch.no_grad()
+def veto_mask(tokens: SampledTokens, threshold: float) -> tuple[Tensor, Metrics]:
+    """Return 1 for rows whose tokens all have a ratio of `threshold` or more: (T,), and metrics.
+
+    One token that the trainer finds very unlikely rejects its row (verl 0.7's token veto).
+    """
+    unlikely = (tokens.log_ratio < math.log(threshold)) & (tokens.mask > 0)
+    vetoed = row_sum(unlikely.to(tokens.mask), tokens.row, tokens.num_rows) > 0
+    return 1 - vetoed[tokens.row].to(tokens.mask), {
+        "rollout_corr/rollout_is_veto_fraction": Mean(float(vetoed.sum()), tokens.num_rows)
+    }
+
+
 @dataclass(frozen=True)
 class Correction:
     """The correction that `algorithm.rollout_correction` configures; `level` None = no weights.
@@ -138,6 +152,7 @@ class Correction:
     criteria: tuple[Criterion, ...]
     bypass: bool
     reinforce: bool  # the loss of bypass mode is −w·A·log π
+    veto: float | None  # smallest ratio π_train/π_rollout of a token; None = no veto
 
     @classmethod
     def from_config(cls, config: RolloutCorrection) -> Self:
@@ -152,7 +167,10 @@ class Correction:
                 raise ConfigError(
                     f"rollout_rs={config.rollout_rs} has no threshold", where=_KEY, hint=hint
                 )
-            criteria = parse_criteria(config.rollout_rs, config.rollout_rs_threshold)
+            threshold, low = config.rollout_rs_threshold, config.rollout_rs_threshold_lower
+            if low is not None:
+                threshold = f"{low}_{threshold}"
+            criteria = parse_criteria(config.rollout_rs, threshold)
         return cls(
             level=config.rollout_is,
             bounds=Bounds.parse(config.rollout_is_threshold, "rollout_is_threshold").around_one(
@@ -162,6 +180,7 @@ class Correction:
             criteria=tuple(criteria),
             bypass=config.bypass_mode,
             reinforce=config.loss_type == "reinforce" and config.bypass_mode,
+            veto=config.rollout_token_veto_threshold,
         )
 
     @property
@@ -185,4 +204,7 @@ class Correction:
         if self.criteria:
             mask, rejected = rejection_mask(tokens, self.criteria)
             metrics |= rejected
+        if self.veto is not None:
+            kept, vetoed = veto_mask(tokens, self.veto)
+            mask, metrics = mask * kept, metrics | vetoed
         return mask, None if self.bypass and not self.reinforce else weights, metrics

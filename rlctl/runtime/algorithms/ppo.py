@@ -25,6 +25,7 @@ from rlctl.runtime.algorithms.base import Loss, Needs, mini_batches
 from rlctl.runtime.algorithms.correction import Correction
 from rlctl.runtime.algorithms.kl_controllers import KLController, make_kl_controller
 from rlctl.runtime.algorithms.kl_estimators import KLEstimator, load_kl_estimator
+from rlctl.runtime.algorithms.policy_filtration import draw_rows
 from rlctl.runtime.algorithms.policy_losses.base import (
     ClipRange,
     PolicyTokens,
@@ -137,6 +138,10 @@ class PPO:
         ref = roles.reference.compute_log_probs(scored) if Needs.REFERENCE in self.needs else None
         values = roles.critic.compute_values(scored) if Needs.CRITIC in self.needs else None
         experience, metrics = self._experience(scored, old, ref, values)
+        if self.algorithm.use_pf_ppo:
+            scores = self._with_penalty(scored.scores, scored.response_ids.lengths)
+            drawn = draw_rows(scores, self.algorithm.pf_ppo, _seed(self.seed, step))
+            experience = experience.select(drawn)
         updates: list[Metrics] = []
         if Needs.CRITIC in self.needs:
             shuffle = _seed(self.critic.data_loader_seed, step) if self.critic.shuffle else None

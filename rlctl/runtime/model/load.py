@@ -35,18 +35,19 @@ def load_model(model: schema.Model, kind: Kind, dtype: torch.dtype, seed: int) -
     """
     auto = AutoModelForCausalLM if kind == "policy" else AutoModel
     options = {"trust_remote_code": model.trust_remote_code, "dtype": dtype}
+    override = model.override_config
     try:
         if model.init == "auto":
             with quiet_loading():
                 both: Any = auto.from_pretrained(
-                    local(model.path), use_safetensors=True, **REPORTING, **options
+                    local(model.path), use_safetensors=True, **REPORTING, **options, **override
                 )
             loaded, info = both
             raise_problems(misfits(loaded, info, model.path))
         else:
             torch.manual_seed(seed)
             config = AutoConfig.from_pretrained(
-                local(model.path), trust_remote_code=model.trust_remote_code
+                local(model.path), trust_remote_code=model.trust_remote_code, **override
             )
             loaded = auto.from_config(config, **options)
     except (OSError, ValueError, KeyError, RuntimeError) as error:

@@ -60,7 +60,7 @@ class ModelSize:
         where the model's code does not run on the meta device.
         """
         config = AutoConfig.from_pretrained(
-            local(model.path), trust_remote_code=model.trust_remote_code
+            local(model.path), trust_remote_code=model.trust_remote_code, **model.override_config
         )
         built, text = build_on_meta(config, model, kind), config.get_text_config()
         add_adapters(built, model, 0)

@@ -89,7 +89,7 @@ def read_model_config(model: schema.Model, key: str) -> PretrainedConfig:
         )
     try:
         return AutoConfig.from_pretrained(
-            local(model.path), trust_remote_code=model.trust_remote_code
+            local(model.path), trust_remote_code=model.trust_remote_code, **model.override_config
         )
     except (OSError, ValueError) as error:
         reason = str(error).strip().splitlines()[0]
@@ -131,7 +131,8 @@ def check_model(config: schema.Config) -> list[Problem]:
                 f"data.max_prompt_length + data.max_response_length = {longest} tokens, but the "
                 f"model's context is {context}",
                 hint=f"data.max_response_length={max(1, context - data.max_prompt_length)}, "
-                "or shorter prompts",
+                "shorter prompts, or "
+                f"+actor_rollout_ref.model.override_config.max_position_embeddings={longest}",
             )
         )
     return problems

@@ -11,6 +11,7 @@ with `--enable-deterministic-inference`, which servers started here receive.
 from __future__ import annotations
 
 import importlib.util
+import json
 import tempfile
 from collections.abc import Iterable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
@@ -96,7 +97,9 @@ class SGLangEngine:
         self.server = server
         self.spec = spec
         context = AutoConfig.from_pretrained(
-            spec.model.path, trust_remote_code=spec.model.trust_remote_code
+            spec.model.path,
+            trust_remote_code=spec.model.trust_remote_code,
+            **spec.model.override_config,
         ).get_text_config()
         self.max_length = min(spec.max_length, context.max_position_embeddings)
         self.weights_dir = weights_dir or (str(_SHARED_MEMORY) if _SHARED_MEMORY.is_dir() else None)
@@ -267,6 +270,8 @@ def _launch_arguments(spec: EngineSpec) -> list[str]:
         "--random-seed": spec.seed,
         "--device": spec.rank_info.device,
     }
+    if spec.model.override_config:
+        values["--json-model-override-args"] = json.dumps(spec.model.override_config)
     return [str(part) for pair in values.items() for part in pair] + [
         name for name, on in switches.items() if on
     ]

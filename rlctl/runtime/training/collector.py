@@ -38,23 +38,28 @@ class Collector:
     loader: PromptLoader
     algorithm: Algorithm
     filter: schema.FilterGroups | None  # None: one batch of prompts per step
+    gen_batch_size: int | None = None  # prompts generated at a time with a filter; None: a batch
     position: int = 0
     waiting: list[int] = field(default_factory=list)
 
     @classmethod
     def from_config(
-        cls, loader: PromptLoader, algorithm: Algorithm, config: schema.Algorithm
+        cls,
+        loader: PromptLoader,
+        algorithm: Algorithm,
+        config: schema.Algorithm,
+        gen_batch_size: int | None = None,
     ) -> Self:
         """Build a collector that filters groups if enabled and if the algorithm needs groups."""
         filters = config.filter_groups.enable and Needs.GROUPS in algorithm.needs
-        return cls(loader, algorithm, config.filter_groups if filters else None)
+        return cls(loader, algorithm, config.filter_groups if filters else None, gen_batch_size)
 
     def collect(self, roles: Roles, step: int) -> tuple[Scored, dict[str, float]]:
         """Return the responses that `step` learns from, with group numbers from 0, and metrics.
 
         Raises `RlctlError` if `max_num_gen_batches` batches do not give enough groups.
         """
-        size = self.loader.batch_size
+        size, drawn_size = self.loader.batch_size, self._drawn_size
         if self.filter is None:
             self.position = step * size
             return self.algorithm.collect(self.loader.batch_at(step), roles, step), {}
@@ -66,7 +71,7 @@ class Collector:
                 raise self._too_few(len(indices), step)
             drawn = self._next_indices()
             prompts = self.loader.at(drawn)
-            first = len(all_scores) * size  # each group of a step has its own random stream
+            first = len(all_scores) * drawn_size  # each group of a step has its own random stream
             scored = self.algorithm.collect(
                 replace(prompts, group=prompts.group + first), roles, step
             )
@@ -81,7 +86,7 @@ class Collector:
         scores = torch.cat(all_scores)
         return replace(joined, group=group).select((group < size).nonzero().flatten()), {
             "filter_groups/num_gen_batches": float(len(all_scores)),
-            "filter_groups/evicted_groups": float(size * len(all_scores) - len(indices)),
+            "filter_groups/evicted_groups": float(drawn_size * len(all_scores) - len(indices)),
             "filter_groups/surplus_groups": float(len(self.waiting)),
             # Over all responses; critic/score covers only those trained on.
             "filter_groups/score_mean": float(scores.mean()),
@@ -100,8 +105,13 @@ class Collector:
         self.position = state.get("position", step * self.loader.batch_size)
         self.waiting = list(state.get("waiting", ()))
 
+    @property
+    def _drawn_size(self) -> int:
+        """Number of prompts generated at a time."""
+        return self.gen_batch_size or self.loader.batch_size
+
     def _next_indices(self) -> list[int]:
-        fresh = self.loader.batch_size - len(self.waiting)
+        fresh = max(0, self._drawn_size - len(self.waiting))
         indices = [*self.waiting, *range(self.position, self.position + fresh)]
         self.position, self.waiting = self.position + fresh, []
         return indices
@@ -109,7 +119,8 @@ class Collector:
     def _filtered_values(self, scored: Scored) -> Tensor:
         """Return the values (B,) of the configured metric."""
         assert self.filter is not None
-        values = {"score": scored.scores} | scored.components
+        # verl's word for the score of a function that has no such component
+        values = {"score": scored.scores, "acc": scored.scores} | scored.components
         if self.filter.metric not in values:
             raise ConfigError(
                 f"{_SECTION}.metric={self.filter.metric}: the reward has no such component",
@@ -119,7 +130,7 @@ class Collector:
 
     def _too_few(self, num_groups: int, step: int) -> RlctlError:
         assert self.filter is not None
-        size, most = self.loader.batch_size, self.filter.max_num_gen_batches
+        size, most = self._drawn_size, self.filter.max_num_gen_batches
         return RlctlError(
             f"step {step}: {most} batches of {size} prompts gave only {num_groups} groups "
             f"with different values of {self.filter.metric}",

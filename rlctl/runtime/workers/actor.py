@@ -80,16 +80,16 @@ class ActorWorker(LearningWorker, Actor):
         self.engine: RolloutEngine | None = None
         self._startup: Generator[str, None, None] | None = None
         self.engine_is_stale = True
-        by_rows, actor, rollout = not spec.actor.use_dynamic_bsz, spec.actor, spec.sampling.rollout
+        actor, rollout = spec.actor, spec.sampling.rollout
         self.budget = Budget.for_passes(
             f"{ACTOR.section}.ppo",
             actor.ppo_max_token_len_per_gpu,
-            actor.ppo_micro_batch_size_per_gpu if by_rows else None,
+            None if actor.use_dynamic_bsz else actor.ppo_micro_batch_size_per_gpu,
         )
         self.infer_budget = Budget.for_passes(
             f"{ROLLOUT.section}.log_prob",
             rollout.log_prob_max_token_len_per_gpu,
-            rollout.log_prob_micro_batch_size_per_gpu if by_rows else None,
+            None if rollout.log_prob_use_dynamic_bsz else rollout.log_prob_micro_batch_size_per_gpu,
         )
 
     def start_engine(self) -> None:

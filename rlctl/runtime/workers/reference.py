@@ -27,7 +27,6 @@ class ReferenceSpec:
 
     model: schema.Model
     ref: schema.Ref
-    use_dynamic_bsz: bool
     temperature: float
     seed: int
 
@@ -43,9 +42,10 @@ class ReferenceWorker(ModelWorker, Reference):
         check_packing(self.policy)
         shard(self.policy, hf, rank_info, spec.ref.fsdp_config, dtype)
         self.learner = Learner(self.policy, rank_info, optim=None)
-        max_rows = None if spec.use_dynamic_bsz else spec.ref.log_prob_micro_batch_size_per_gpu
+        ref = spec.ref
+        max_rows = None if ref.log_prob_use_dynamic_bsz else ref.log_prob_micro_batch_size_per_gpu
         self.budget = Budget.for_passes(
-            f"{REFERENCE.section}.log_prob", spec.ref.log_prob_max_token_len_per_gpu, max_rows
+            f"{REFERENCE.section}.log_prob", ref.log_prob_max_token_len_per_gpu, max_rows
         )
 
     @dispatch(Dispatch.SPLIT)

@@ -123,6 +123,8 @@ def engine_arguments(spec: EngineSpec) -> dict[str, Any]:
             "gpu_memory_utilization": rollout.gpu_memory_utilization,
             "enable_sleep_mode": rollout.free_cache_engine,
         }
+    if spec.model.override_config:
+        arguments["hf_overrides"] = dict(spec.model.override_config)
     if rank_info.world_size > 1:
         arguments["distributed_executor_backend"] = _executor(spec)
     return arguments
@@ -137,7 +139,9 @@ def kv_cache_bytes(spec: EngineSpec) -> int:
     import psutil
 
     config = AutoConfig.from_pretrained(
-        spec.model.path, trust_remote_code=spec.model.trust_remote_code
+        spec.model.path,
+        trust_remote_code=spec.model.trust_remote_code,
+        **spec.model.override_config,
     ).get_text_config()
     rollout = spec.rollout
     kv_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads

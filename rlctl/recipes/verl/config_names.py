@@ -1,0 +1,83 @@
+"""`--config-path` and `--config-name`, as verl's scripts pass them to Hydra."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from rlctl.errors import ConfigError, NotFoundError, Problem
+from rlctl.recipes.verl import features as missing
+from rlctl.recipes.verl.rules import Feature
+
+# verl's configuration names without a counterpart, by the words in them. The first match wins.
+_MISSING: tuple[tuple[str, Feature], ...] = (
+    (r"megatron", missing.MEGATRON),
+    (r"veomni|torchtitan|automodel|mindspeed", missing.OTHER_BACKEND),
+    (r"npu|ascend", missing.NPU),
+    (r"distill|gkd|opd", missing.DISTILLATION),
+    (r"one_step_off|async|separat", missing.ASYNC),
+    (r"geo3k|vl_|_vl|vision|omni|infigui|deepeyes", missing.IMAGES),
+    (r"multi_?turn|tool|search|agent|interact|sandbox|langgraph", missing.MULTI_TURN),
+    (r"prime", missing.PRIME),
+    (r"spin|sppo", missing.SPIN),
+    (r"qat|fp8", missing.QUANTIZATION),
+    (r"genrm|reward_model|_rm", missing.REWARD_MODEL),
+)
+# verl's configuration names whose keys are those of its PPO or SFT trainer.
+_PPO = ("ppo_trainer", "_generated_ppo_trainer", "dapo_trainer", "entropy_trainer")
+_PPO += ("transfer_queue_ppo_trainer", "dapo_transfer_queue_trainer")
+_SFT = ("sft_trainer", "sft_trainer_engine")
+_COMMANDS = {"evaluation": "rlctl eval RUN", "generation": "rlctl generate RUN PROMPT"}
+
+
+def is_verls_library(folder: str) -> bool:
+    """Return True for the folder or package of verl's own configuration files."""
+    return bool(re.search(r"verl[/.]trainer[/.]config/*\Z", folder))
+
+
+def recipe_of(verb: str, folder: str | None, name: str | None) -> str:
+    """Return the recipe that `--config-path=folder --config-name=name` select for `verb`.
+
+    That is a file of the folder if there is one, else the base with the same keys as verl's
+    configuration of that name. Raises ConfigError for a configuration of a feature that rlctl
+    lacks, and NotFoundError for an unknown name.
+    """
+    base = "sft_trainer" if verb == "sft" else f"{verb}_trainer"
+    stem = (name or ("sft_trainer" if verb == "sft" else "ppo_trainer")).removesuffix(".yaml")
+    places = [] if folder is None or is_verls_library(folder) else [_folder(folder)]
+    for place in places:
+        for end in (".yaml", ".yml"):
+            if (place / f"{stem}{end}").is_file():
+                return str(place / f"{stem}{end}")
+    bare = stem.rpartition("/")[2]
+    if bare in _COMMANDS:
+        raise ConfigError(f"{_given(name)} is not for training", hint=f"`{_COMMANDS[bare]}`")
+    absent = f"there is no {stem}.yaml in {folder}" if folder else "no --config-path is given"
+    check_name(bare, f"{_given(name)}; {absent}")
+    if bare in (_SFT if verb == "sft" else _PPO):
+        return base
+    if bare in _PPO or bare in _SFT:
+        other = "ppo" if bare in _PPO else "sft"
+        raise ConfigError(
+            f"{_given(name)} is a configuration of {other}", hint=f"`rlctl train {other}`"
+        )
+    known = ", ".join(_SFT if verb == "sft" else _PPO[:3:2])
+    raise NotFoundError(
+        Problem(f"no configuration {stem!r}: {absent}", hint=f"verl's names here: {known}")
+    )
+
+
+def check_name(name: str, where: str) -> None:
+    """Raise ConfigError if `name` is a configuration of a feature that rlctl lacks."""
+    for words, feature in _MISSING:
+        if name not in (*_PPO, *_SFT) and re.search(words, name):
+            message = f"{feature.sentence} (given: {where})"
+            raise ConfigError(message, hint=feature.hint)
+
+
+def _given(name: str | None) -> str:
+    return f"--config-name={name}"
+
+
+def _folder(folder: str) -> Path:
+    return Path(folder.removeprefix("file://")).expanduser()

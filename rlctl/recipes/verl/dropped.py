@@ -1,0 +1,203 @@
+"""verl's keys that have no counterpart, with the reason and the values that may be dropped.
+
+Every key of verl's PPO and SFT configurations, versions 0.2 to 0.9, is here, in `renamed`, or a key
+of rlctl. What would change the result of a run is refused. The first match wins.
+"""
+
+from __future__ import annotations
+
+from rlctl.recipes.verl import features as missing
+from rlctl.recipes.verl.rules import Rule, depends, needs, no_effect, only
+
+_POLICY = "actor_rollout_ref"
+_ROLES = "{actor_rollout_ref.actor,actor_rollout_ref.ref,critic}"
+_FSDP = f"{_ROLES}.fsdp_config"
+_MODEL = "{actor_rollout_ref,critic}.model"
+_ROLLOUT = "actor_rollout_ref.rollout"
+_OFF = (None, False)
+_EMPTY = (None, {}, [], "")
+
+_MEMORY = "it saves memory and changes no number"
+_SPEED = "it is about speed and changes no number"
+
+SHARDING: tuple[Rule, ...] = (
+    needs(
+        f"{{{_POLICY}.actor,{_POLICY}.ref,critic,{_POLICY}.model,reward_model}}.megatron*",
+        missing.MEGATRON,
+    ),
+    needs(
+        "{actor_rollout_ref.actor,actor_rollout_ref.ref,critic}."
+        "{veomni,torchtitan,automodel,mindspeed}*",
+        missing.OTHER_BACKEND,
+    ),
+    Rule(
+        f"{_ROLES}{{.fsdp_config,}}.strategy",
+        "models are always sharded by FSDP2, which gives the same numbers",
+        ("fsdp", "fsdp2", "fsdp_turbo", None),
+    ),
+    only("model_engine", ("dp", "fsdp"), "models are always sharded by FSDP2"),
+    only("engine", ("fsdp", "fsdp2"), "models are always sharded by FSDP2"),
+    only("optim", ("fsdp",), "AdamW is the optimizer"),
+    only("model", ("hf_model",), "models are transformers models"),
+    no_effect(
+        "{actor_rollout_ref.actor,actor_rollout_ref.model,critic.model}.use_remove_padding",
+        "rows are always packed without padding, which is exact",
+    ),
+    no_effect(
+        f"{_ROLES}{{.fsdp_config,}}.ulysses_sequence_parallel_size",
+        "each rank processes whole rows: the numbers are the same, long rows need more memory",
+    ),
+    only(
+        "{actor_rollout_ref.actor,critic}.{tensor_parallel_size,context_parallel_size}",
+        (1,),
+        "training has no tensor or context parallelism",
+    ),
+    no_effect(
+        f"{_FSDP}.{{optimizer_offload,offload_policy,offload_params,cpu_offload}}",
+        "the optimizer state stays on the device: the numbers are the same, it needs more memory",
+    ),
+    no_effect(f"{_FSDP}.grad_offload", "gradients are freed after each update"),
+    no_effect(
+        f"{_FSDP}.{{forward_prefetch,use_torch_compile,use_no_sync_for_gradient_accumulation}}",
+        _SPEED,
+    ),
+    no_effect(f"{_FSDP}.{{wrap_policy*,use_orig_params,min_num_params}}", "layers are sharded"),
+    no_effect(f"{_FSDP}.forward_only", "only actor and critic have an optimizer"),
+    no_effect(f"{_FSDP}.{{pad_to_length,pad_to_length_bucket}}", "rows are packed without padding"),
+    only(
+        f"{_FSDP}.{{dtype,mixed_precision.param_dtype}}",
+        ("bfloat16", "bf16"),
+        "the compute dtype is actor_rollout_ref.model.dtype, bfloat16 on GPUs",
+        "set actor_rollout_ref.model.dtype",
+    ),
+    only(
+        f"{_FSDP}.mixed_precision.{{reduce_dtype,buffer_dtype}}",
+        ("float32", "fp32"),
+        "gradients are reduced in float32",
+    ),
+    only(f"{_FSDP}.mixed_precision", _EMPTY, "the compute dtype is actor_rollout_ref.model.dtype"),
+    only(f"{_FSDP}.seed", (42,), "seeds come from trainer.seed", "set trainer.seed"),
+    only(
+        f"{_FSDP}.full_determinism",
+        _OFF,
+        "it is off",
+        "set trainer.deterministic=true",
+    ),
+    needs(f"{_ROLES}{{.fsdp_config,}}.qat.enable", missing.QUANTIZATION, _OFF),
+    depends(f"{_ROLES}{{.fsdp_config,}}.qat*", "quantized training is off"),
+    depends(f"{_FSDP}.turbo_config*", "models are always sharded by FSDP2"),
+)
+
+TRAINING: tuple[Rule, ...] = (
+    no_effect(
+        f"{_ROLES}{{.fsdp_config,}}.entropy_{{checkpointing,from_logits_with_chunking,"
+        "from_logits_chunk_size}",
+        "the entropy is always computed in chunks that fit into memory",
+    ),
+    no_effect(f"{_ROLES}.use_torch_compile", _SPEED),
+    no_effect(f"{_ROLES}.{{pad_to_length,use_fused_kernels,use_prefix_grouper}}", _SPEED),
+    no_effect(
+        f"{_ROLES}.{{calculate_entropy,calculate_sum_pi_squared}}",
+        "it is computed where the loss or the estimator needs it",
+    ),
+    needs("actor_rollout_ref.actor.freeze_vision_tower", missing.IMAGES, _OFF),
+    needs(f"{_ROLES}.router_replay.mode", missing.ROUTER_REPLAY, (None, "disabled")),
+    depends(f"{_ROLES}.router_replay*", "router replay is off"),
+    no_effect(
+        f"{_ROLES}.checkpoint.{{save_contents,async_save,strict}}",
+        "checkpoints hold model, optimizer and state; `rlctl export` writes a Hugging Face folder",
+    ),
+    only(
+        f"{_ROLES}.checkpoint.load_contents",
+        (None, ["model", "optimizer", "extra"], ["model", "optimizer", "extra", "hf_model"]),
+        "a resumed run loads the complete state",
+    ),
+    only(f"{_ROLES}.checkpoint", _EMPTY, "checkpoints hold model, optimizer and state"),
+    needs(f"{_ROLES}.profiler{{.enable,_enable}}", missing.PROFILER, _OFF),
+    depends(f"{_ROLES}.profiler*", "profilers are off"),
+    only(
+        "actor_rollout_ref.actor.tis_imp_ratio_cap",
+        (None, -1),
+        "it is off",
+        "set algorithm.rollout_correction.rollout_is=token and "
+        "algorithm.rollout_correction.rollout_is_threshold={value}",
+    ),
+    only(
+        "{actor_rollout_ref.actor,critic}.optim.{optimizer,optimizer_impl}",
+        ("AdamW", "adamw", "torch.optim"),
+        "AdamW is the optimizer",
+    ),
+    only(
+        "{actor_rollout_ref.actor,critic}.optim.override_optimizer_config*",
+        _EMPTY,
+        "AdamW has betas and weight_decay as keys of its own",
+        "set optim.betas and optim.weight_decay",
+    ),
+    only("{actor_rollout_ref.actor,critic}.optim.num_cycles", (0.5,), "cosine falls once"),
+    only(
+        "{actor_rollout_ref.actor,critic}.optim.total_training_steps",
+        (-1, None),
+        "the schedule has the length of the run",
+        "set trainer.total_training_steps",
+    ),
+    only(
+        "{actor_rollout_ref.actor,critic}.optim.zero_indexed_step",
+        (True,),
+        "the first update has the schedule's first value",
+    ),
+    needs(
+        "{actor_rollout_ref.actor,critic}.optim.{lr_decay_style,lr_decay_steps,lr_warmup_init,"
+        "min_lr,weight_decay_incr_style,lr_wsd_decay_style,lr_wsd_decay_steps,"
+        "use_checkpoint_opt_param_scheduler}",
+        missing.MEGATRON,
+        (None,),
+    ),
+    no_effect(
+        "critic.forward_{micro_batch_size,micro_batch_size_per_gpu,max_token_len_per_gpu}",
+        "critic.ppo_* limits all passes of the critic",
+    ),
+    no_effect("critic.enable", "the critic is built if algorithm.adv_estimator needs values"),
+    only("critic.loss_scale_factor", (None,), "it is data.max_response_length"),
+    no_effect("critic.nccl_timeout", "timeouts are in trainer.timeouts"),
+    only("actor_rollout_ref.ref.model*", _EMPTY, "the reference is the actor's initial model"),
+)
+
+MODEL: tuple[Rule, ...] = (
+    no_effect(f"{_MODEL}.use_shm", _SPEED),
+    no_effect(f"{_MODEL}.{{use_liger,use_fused_kernels,fused_kernel_options*}}", _SPEED),
+    no_effect(f"{_MODEL}.{{enable_activation_offload,tiled_mlp*}}", _MEMORY),
+    no_effect(f"{_MODEL}.override_config.attn_implementation", _SPEED),
+    only(
+        f"{_MODEL}.external_lib",
+        _EMPTY,
+        "no module is imported",
+        "plug-ins are selected as module:Name where they are used",
+    ),
+    only(
+        f"{_MODEL}.{{custom_chat_template,chat_template}}",
+        _EMPTY,
+        "the template is the tokenizer's",
+        "write it to chat_template.jinja in the model folder",
+    ),
+    only(f"{_MODEL}.hf_config_path", _EMPTY, "config.json is in the model folder"),
+    only(
+        f"{_MODEL}.exclude_modules",
+        _EMPTY,
+        "all target_modules have adapters",
+        "list the modules with adapters in target_modules",
+    ),
+    only(
+        f"{_MODEL}.{{lora_adapter_path,lora.adapter_path}}",
+        _EMPTY,
+        "adapters start from scratch",
+        "merge the adapter into the model folder and train new adapters",
+    ),
+    needs(f"{_MODEL}.lora.rank", missing.MEGATRON, (None, 0)),
+    depends(f"{_MODEL}.lora.*", "lora.* belongs to Megatron; FSDP reads lora_rank and lora_alpha"),
+    needs(f"{_MODEL}.mtp.{{enable,enable_train,enable_rollout}}", missing.MTP, _OFF),
+    depends(f"{_MODEL}.mtp*", "multi-token prediction is off"),
+    needs(f"{_MODEL}.override_config.model_config*", missing.MEGATRON, _EMPTY),
+    only("critic.load_weight", (True,), "weights are always loaded"),
+    no_effect("actor_rollout_ref.hybrid_engine", "trainer.placement.rollout sets the placement"),
+    no_effect("actor_rollout_ref.nccl_timeout", "timeouts are in trainer.timeouts"),
+)

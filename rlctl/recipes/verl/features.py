@@ -1,0 +1,94 @@
+"""Parts of verl that rlctl lacks, each with one sentence for the error."""
+
+from __future__ import annotations
+
+from rlctl.recipes.verl.rules import Feature
+
+_FSDP = "use verl's FSDP configuration (ppo_trainer) of the same experiment"
+
+MEGATRON = Feature("training with Megatron is not supported: rlctl shards models by FSDP2", _FSDP)
+OTHER_BACKEND = Feature(
+    "training with VeOmni, TorchTitan, AutoModel or MindSpeed is not supported: "
+    "rlctl shards models by FSDP2",
+    _FSDP,
+)
+NPU = Feature("Ascend NPUs are not supported", "set trainer.device=auto to use GPUs or the CPU")
+IMAGES = Feature(
+    "images, videos and audio are not supported: rlctl trains language models on text",
+    "use a text model and text prompts",
+)
+MULTI_TURN = Feature(
+    "multi-turn rollouts, tools and agent loops are not supported: a response has one turn",
+    "set actor_rollout_ref.rollout.multi_turn.enable=false to train on single turns",
+)
+REWARD_MODEL = Feature(
+    "reward models are not supported: rewards come from functions",
+    "score with reward.functions or reward.custom_reward_function.path",
+)
+PRIME = Feature(
+    "PRIME's implicit process reward model is not supported: rewards come from functions",
+    "remove these keys and score with reward.functions",
+)
+PROFILER = Feature(
+    "verl's profilers (nsys, npu, torch, memory) are not supported",
+    "remove these keys; `timing_s/*` in metrics.jsonl has the time of each phase, and "
+    "ray_kwargs.timeline_json_file writes Ray's timeline",
+)
+ASYNC = Feature(
+    "asynchronous training (one step off, fully async, separate trainer and rollouter) is not "
+    "supported",
+    "a pool of rollout engines is trainer.placement.rollout=POOL; steps stay synchronous",
+)
+DISTILLATION = Feature(
+    "on-policy distillation from a teacher is not supported", "remove the teacher's keys"
+)
+ROUTER_REPLAY = Feature(
+    "router replay of mixture-of-experts models is not supported", "remove these keys"
+)
+QUANTIZATION = Feature(
+    "quantized training and rollouts (QAT, fp8) are not supported",
+    "remove these keys; actor_rollout_ref.model.dtype sets the compute dtype",
+)
+MTP = Feature(
+    "multi-token prediction and speculative decoding are not supported", "remove these keys"
+)
+SPIN = Feature(
+    "SPIN's and SPPO's online preference losses are not supported",
+    "algorithm.name=module:Name selects an algorithm of your own",
+)
+RECIPE_CODE = Feature(
+    "the configuration belongs to a recipe with a trainer of its own, which rlctl does not have",
+    "algorithm.name=module:Name selects an algorithm of your own",
+)
+TENSORRT = Feature(
+    "TensorRT-LLM is not supported as a rollout engine",
+    "actor_rollout_ref.rollout.name=vllm, sglang or hf",
+)
+DATASET_CODE = Feature(
+    "dataset classes of your own are not supported",
+    "`rlctl prep jsonl` converts other formats; data.sampler=module:Name sets the order",
+)
+SKIPPED_ROLLOUTS = Feature("rollouts from a cache (skip) are not supported", "remove these keys")
+OVER_SAMPLING = Feature(
+    "over-sampling of rollouts (over_sample_rate, partial rollouts) is not supported",
+    "algorithm.filter_groups.enable=true resamples groups with equal scores",
+)
+MULTI_TURN_SFT = Feature(
+    "fine-tuning on multi-turn conversations is not supported: a row has one prompt and one "
+    "response",
+    "set data.prompt_key and data.response_key of a single-turn file",
+)
+RATE_LIMITED = Feature(
+    "a rate limit of reward calls is not supported",
+    "reward.num_processes=N scores N responses at a time",
+)
+REWARD_BATCH = Feature(
+    "the reward managers that score whole batches are not supported: a reward function scores one "
+    "response",
+    "reward.custom_reward_function.path=FILE with "
+    "compute_score(data_source, solution_str, ground_truth, extra_info)",
+)
+REWARD_CODE = Feature(
+    "reward managers of your own are not supported",
+    "reward.functions=[module:function] or reward.custom_reward_function.path=FILE",
+)

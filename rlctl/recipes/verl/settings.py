@@ -1,0 +1,105 @@
+"""Settings of one configuration that were given under verl's names, and what became of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from rlctl.errors import Problem
+from rlctl.recipes.verl.agreements import Agreement
+from rlctl.recipes.verl.rules import Feature
+from rlctl.recipes.verl.translate import Translation, translate, written
+
+
+@dataclass(frozen=True, slots=True)
+class VerlSetting:
+    """One setting: `key`=`value` at `where`, what happened to it, and the reason or new name."""
+
+    kind: Literal["renamed", "dropped", "unused", "refused"]
+    key: str
+    value: Any
+    where: str
+    text: str
+
+    @property
+    def given(self) -> str:
+        """The setting as an override writes it."""
+        return f"{self.key}={written(self.value)}"
+
+
+@dataclass
+class VerlSettings:
+    """Translated settings in the order given. `sft` adds the keys of verl's SFT trainer.
+
+    `paths` are the parts of dotted paths that are appended to the values of keys.
+    """
+
+    sft: bool = False
+    found: list[VerlSetting] = field(default_factory=list)
+    paths: dict[str, Any] = field(default_factory=dict)
+    _problems: list[Problem] = field(default_factory=list)
+    _missing: dict[Feature, list[VerlSetting]] = field(default_factory=dict)
+    _agreements: list[tuple[VerlSetting, Agreement]] = field(default_factory=list)
+
+    def translate(self, key: str, value: Any, where: str) -> Translation:
+        """Translate one setting and record it if its name or value is verl's."""
+        result = translate(key, value, where, sft=self.sft)
+        if result.problem is not None or result.missing is not None:
+            text = result.missing.sentence if result.missing else f"{result.problem}"
+            setting = VerlSetting("refused", key, value, where, text)
+            if result.missing is not None:
+                self._missing.setdefault(result.missing, []).append(setting)
+            else:
+                assert result.problem is not None
+                self._problems.append(result.problem)
+        elif result.extends is not None:
+            self.paths[result.extends] = value
+            text = f"{key} is now part of {result.extends}"
+            setting = VerlSetting("renamed", key, value, where, text)
+        elif result.unused is not None:
+            setting = VerlSetting("unused", key, value, where, result.unused)
+        elif result.dropped is not None:
+            setting = VerlSetting("dropped", key, value, where, result.dropped)
+            if result.agreement is not None:
+                self._agreements.append((setting, result.agreement))
+        elif result.renamed is not None:
+            setting = VerlSetting("renamed", key, value, where, result.renamed)
+        else:
+            return result
+        self.found.append(setting)
+        return result
+
+    def problems(self, container: dict[str, Any]) -> list[Problem]:
+        """Return the refused settings, one problem per missing feature, for resolved values."""
+        problems = list(self._problems)
+        for feature, settings in self._missing.items():
+            asked = settings[0].given
+            if len(settings) > 1:
+                asked += f" and {len(settings) - 1} more"
+            message = f"{feature.sentence} (given: {asked})"
+            problems.append(Problem(message, settings[0].where, feature.hint))
+        for setting, agreement in self._agreements:
+            if not agreement.holds(setting.value, container):
+                hint = f"remove it: rlctl uses {agreement.expression}"
+                message = (
+                    f"{setting.given} differs from {agreement.expression}"
+                    f"={agreement.value(container)}"
+                )
+                problems.append(Problem(message, setting.where, hint))
+        return problems
+
+    def notices(self) -> list[str]:
+        """Return lines for the user: one per renamed key, one per reason of dropped settings."""
+        renamed = [each.text for each in self.found if each.kind == "renamed"]
+        dropped: dict[str, list[str]] = {}
+        for each in self.found:
+            if each.kind == "dropped":
+                dropped.setdefault(each.text, []).append(each.given)
+        return [
+            *dict.fromkeys(renamed),
+            *(
+                f"{', '.join(dict.fromkeys(given))} {'is' if len(given) == 1 else 'are'} dropped: "
+                f"{reason}"
+                for reason, given in dropped.items()
+            ),
+        ]
