@@ -16,30 +16,19 @@ def schema_problems(schema: Any, path: Path, prompt_key: str, reward_fn_key: str
     """Return the problems of a parquet file's columns: missing ones and wrong Arrow types."""
     import pyarrow.types as types
 
-    def is_text(kind: Any) -> bool:
-        return (
-            types.is_string(kind)
-            or types.is_large_string(kind)
-            or (types.is_dictionary(kind) and is_text(kind.value_type))
-        )
-
-    def has_fields(kind: Any, names: tuple[str, ...]) -> bool:
-        return types.is_struct(kind) and all(kind.get_field_index(name) >= 0 for name in names)
-
-    def is_chat(kind: Any) -> bool:
-        return (types.is_list(kind) or types.is_large_list(kind)) and has_fields(
-            kind.value_type, ("role", "content")
-        )
-
+    column, *below = prompt_key.split(".")
     expected = {
-        prompt_key: (is_chat, "list<struct<role: string, content: string>>"),
-        reward_fn_key: (is_text, "string"),
+        column: (
+            lambda kind: _is_prompt(kind, below),
+            "list<struct<role: string, content: string>>",
+        ),
+        reward_fn_key: (_is_text, "string"),
         "reward_model": (
-            lambda kind: has_fields(kind, ("ground_truth",)),
+            lambda kind: _has_fields(kind, ("ground_truth",)),
             "struct<style: string, ground_truth: ...>",
         ),
         "extra_info": (
-            lambda kind: types.is_struct(kind) or types.is_null(kind) or is_text(kind),
+            lambda kind: types.is_struct(kind) or types.is_null(kind) or _is_text(kind),
             "struct<...>",
         ),
     }
@@ -66,6 +55,44 @@ def schema_problems(schema: Any, path: Path, prompt_key: str, reward_fn_key: str
     return problems
 
 
+def _is_text(kind: Any) -> bool:
+    import pyarrow.types as types
+
+    return (
+        types.is_string(kind)
+        or types.is_large_string(kind)
+        or (types.is_dictionary(kind) and _is_text(kind.value_type))
+    )
+
+
+def _has_fields(kind: Any, names: tuple[str, ...]) -> bool:
+    import pyarrow.types as types
+
+    return types.is_struct(kind) and all(kind.get_field_index(name) >= 0 for name in names)
+
+
+def _is_prompt(kind: Any, below: list[str]) -> bool:
+    """Return True for a chat or a text, at the path `below` a column."""
+    import pyarrow.types as types
+
+    for name in below:
+        if _is_text(kind):  # JSON text, which is checked row by row
+            return True
+        if not _has_fields(kind, (name,)):
+            return False
+        kind = kind.field(name).type
+    is_list = types.is_list(kind) or types.is_large_list(kind)
+    return _is_text(kind) or (is_list and _has_fields(kind.value_type, ("role", "content")))
+
+
+def prompt_of(record: dict[str, Any], prompt_key: str) -> Any:
+    """Return the value at the dotted path `prompt_key`, or None."""
+    value: Any = record
+    for part in prompt_key.split("."):
+        value = value.get(part) if isinstance(value, dict) else None
+    return value
+
+
 def row_faults(record: Any, prompt_key: str, reward_fn_key: str) -> list[str]:
     """Return descriptions of what is wrong with one row; empty if it is valid."""
     if not isinstance(record, dict):
@@ -77,8 +104,10 @@ def row_faults(record: Any, prompt_key: str, reward_fn_key: str) -> list[str]:
     source = record.get(reward_fn_key)
     if not isinstance(source, str) or not source:
         faults.append(f"column {reward_fn_key!r} is {source!r}, expected a non-empty text")
-    chat = record.get(prompt_key)
-    if not isinstance(chat, list) or not chat:
+    chat = prompt_of(record, prompt_key)
+    if isinstance(chat, str) and chat:
+        pass  # one message of a user
+    elif not isinstance(chat, list) or not chat:
         faults.append(
             f"column {prompt_key!r} is {_short(chat)}, "
             "expected a non-empty list of {role, content}"

@@ -19,8 +19,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rlctl.data_prep.contract import CONTRACT_HINT, row_faults, schema_problems
+from rlctl.data_prep.contract import CONTRACT_HINT, prompt_of, row_faults, schema_problems
 from rlctl.data_prep.records import raise_capped, read_records
+from rlctl.data_prep.unsupported_columns import CHECKED, column_problems
 from rlctl.errors import ConfigError, Problem, ResourceError
 from rlctl.files import replacing
 from rlctl.storage import local
@@ -49,7 +50,8 @@ def read_rows(
 ) -> list[PromptRow]:
     """Return all rows of a parquet, `.jsonl` or `.json` file, local or at a URL.
 
-    `prompt_key` and `reward_fn_key` name the columns to use. Raises one ConfigError with all
+    `prompt_key` and `reward_fn_key` name the columns to use. `prompt_key` may be a dotted path such
+    as `extra_info.question`; a text is the message of one user. Raises one ConfigError with all
     problems of the file: missing, unreadable, wrong columns or malformed rows. Parquet rows are
     numbered from 0, JSONL lines from 1.
     """
@@ -82,7 +84,7 @@ def read_rows(
     if not records:
         raise ConfigError("the data file has no rows", where=str(path))
     rows: list[PromptRow] = []
-    problems: list[Problem] = []
+    problems = column_problems(records, path)
     for where, record in records:
         faults = row_faults(record, prompt_key, reward_fn_key)
         problems += [Problem(fault, where) for fault in faults]
@@ -169,7 +171,16 @@ def _read_parquet(path: Path, prompt_key: str, reward_fn_key: str) -> list[tuple
         file = pq.ParquetFile(path)
         columns = [
             name
-            for name in (prompt_key, reward_fn_key, "reward_model", "ability", "extra_info")
+            for name in dict.fromkeys(
+                (
+                    prompt_key.partition(".")[0],
+                    reward_fn_key,
+                    "reward_model",
+                    "ability",
+                    "extra_info",
+                    *CHECKED,
+                )
+            )
             if name in file.schema_arrow.names
         ]
         raise_capped(schema_problems(file.schema_arrow, path, prompt_key, reward_fn_key), path)
@@ -194,12 +205,12 @@ def _read_parquet(path: Path, prompt_key: str, reward_fn_key: str) -> list[tuple
 
 def _row(record: dict[str, Any], prompt_key: str, reward_fn_key: str) -> PromptRow:
     reward = record["reward_model"]
+    prompt = prompt_of(record, prompt_key)
+    if isinstance(prompt, str):
+        prompt = [{"role": "user", "content": prompt}]
     return PromptRow(
         data_source=record[reward_fn_key],
-        prompt=[
-            {"role": message["role"], "content": message["content"]}
-            for message in record[prompt_key]
-        ],
+        prompt=[{"role": message["role"], "content": message["content"]} for message in prompt],
         ground_truth=reward["ground_truth"],
         ability=record.get("ability") or "",
         style=reward.get("style") or "rule",

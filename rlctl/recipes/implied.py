@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlctl.recipes.layers import Layers
+from rlctl.recipes.roles import ACTOR, CRITIC, REFERENCE, ROLLOUT
 from rlctl.recipes.slots import lookup
 
-_POLICY = "actor_rollout_ref"
-_ACTOR_SWITCH = f"{_POLICY}.actor.use_dynamic_bsz"
+_ACTOR, _ROLLOUT, _REF = ACTOR.section, ROLLOUT.section, REFERENCE.section
+_SWITCH = f"{_ACTOR}.use_dynamic_bsz"
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,19 +32,13 @@ class Implied:
 
 
 IMPLIED: tuple[Implied, ...] = (
-    Implied(f"{_POLICY}.actor.ppo_micro_batch_size_per_gpu", _ACTOR_SWITCH, (_ACTOR_SWITCH,)),
+    Implied(f"{_ACTOR}.ppo_micro_batch_size_per_gpu", _SWITCH, (_SWITCH,)),
     *(
-        Implied(f"{section}.{key}", switch, (switch, _ACTOR_SWITCH))
-        for section, key, switch in (
-            ("critic", "ppo_micro_batch_size_per_gpu", "critic.use_dynamic_bsz"),
-            *(
-                (
-                    f"{_POLICY}.{role}",
-                    "log_prob_micro_batch_size_per_gpu",
-                    f"{_POLICY}.{role}.log_prob_use_dynamic_bsz",
-                )
-                for role in ("rollout", "ref")
-            ),
+        Implied(f"{section}.{passes}_micro_batch_size_per_gpu", switch, (switch, _SWITCH))
+        for section, passes, switch in (
+            (CRITIC.section, "ppo", f"{CRITIC.section}.use_dynamic_bsz"),
+            (_ROLLOUT, "log_prob", f"{_ROLLOUT}.log_prob_use_dynamic_bsz"),
+            (_REF, "log_prob", f"{_REF}.log_prob_use_dynamic_bsz"),
         )
     ),
     Implied(

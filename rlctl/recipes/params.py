@@ -9,7 +9,7 @@ from typing import Any
 from rlctl import plugins
 from rlctl.errors import ConfigError, Problem, RlctlError
 from rlctl.recipes.keys import Key, model_keys
-from rlctl.recipes.layers import Layers, Origin, UnusedKey
+from rlctl.recipes.layers import Layers, Origin
 from rlctl.recipes.slots import SLOTS, Slot
 
 
@@ -84,9 +84,7 @@ def _check_settings(
             selection = f"{slot.key} is {', '.join(selected)}" + (
                 f" ({place.where})" if place.level > 1 else ""
             )
-            layers.unused.append(UnusedKey(layers.flat[key], origin.where, selection))
-            flat_notice = f"{layers.flat[key]} is now {key}"
-            layers.notices[:] = [each for each in layers.notices if each != flat_notice]
+            layers.verl.add_unused(layers.flat[key], origin.value, origin.where, selection)
         elif origin.level >= layers.origins[slot.key][-1].level and name not in selected:
             message = f"{key} is set, but {slot.key} is {', '.join(selected)}"
             problems.append(Problem(message, origin.where, f"add {name} to {slot.key}"))

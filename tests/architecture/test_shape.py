@@ -48,6 +48,7 @@ MAY_NAME = {
     ("rlctl/api.py", "console"): "without `progress` nothing is printed",
     ("rlctl/cli/commands/train.py", "console"): "`--logger X` keeps the console",
     ("rlctl/quickstart/make_model.py", "arithmetic"): "the data set of the quickstart",
+    ("rlctl/recipes/verl/", "gdpo"): "name of a reward manager of verl",
     ("rlctl/runtime/rollout/vllm/", "vllm"): "the engine's folder",
     ("rlctl/runs/provenance.py", "vllm"): "library whose version is recorded",
     ("rlctl/runtime/resume.py", "vllm"): "library whose version is compared",

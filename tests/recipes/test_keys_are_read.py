@@ -117,6 +117,7 @@ def test_a_run_reads_every_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         "reward.custom_reward_function.path=score.py",
         "actor_rollout_ref.rollout.n=2",
         "algorithm.filter_groups.enable=true",
+        "algorithm.use_pf_ppo=true",
         "algorithm.kl_ctrl.type=adaptive",
         "algorithm.rollout_correction.rollout_is=token",
         "algorithm.rollout_correction.rollout_rs=token_k1",

@@ -165,12 +165,12 @@ def write(folder: Path, text: str, name: str = "mine.yaml") -> Path:
         (
             "trainer.default_hdfs_dir=hdfs://x",
             "trainer.default_hdfs_dir=hdfs://x is not supported",
-            "trainer.default_local_dir=hdfs://x",
+            "trainer.mirror=hdfs://x",
         ),
         (
-            "actor_rollout_ref.rollout.dtype=bfloat16",
-            "unknown key actor_rollout_ref.rollout.dtype",
-            "remove it",
+            "actor_rollout_ref.rollout.dtype=float16",
+            "actor_rollout_ref.rollout.dtype=float16 is not supported",
+            "set actor_rollout_ref.model.dtype=float16",
         ),
     ],
 )

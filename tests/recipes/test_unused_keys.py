@@ -87,11 +87,11 @@ def test_shipped_recipe_has_no_unused_key(name: str) -> None:
         (["trainer.test_freq=5"], "trainer.test_freq has no effect: data.val_files is null"),
         (
             ["actor_rollout_ref.rollout.multi_turn.format=x"],
-            "multi_turn.format has no effect: responses have a single turn",
+            "multi_turn.format has no effect: multi-turn rollouts are off",
         ),
         (
             ["reward_model.model.path=m"],
-            "reward_model.model.path has no effect: rewards come from functions, not from a model",
+            "reward_model.model.path has no effect: reward models are off",
         ),
         (
             ["actor_rollout_ref.actor.policy_loss.dro_beta=1", "reward.gsm8k.method=strict"],
@@ -104,7 +104,10 @@ def test_shipped_recipe_has_no_unused_key(name: str) -> None:
             "reward.custom_reward_function.path is null",
         ),
         (
-            ["actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=4"],
+            [
+                "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=4",
+                "actor_rollout_ref.actor.use_dynamic_bsz=true",
+            ],
             "ppo_micro_batch_size_per_gpu has no effect: "
             "actor_rollout_ref.actor.use_dynamic_bsz is true",
         ),

@@ -1,13 +1,20 @@
-"""verl's published example commands for GSM8K compose unchanged."""
+"""verl's published commands compose unchanged; every key of verl is known."""
 
 from __future__ import annotations
 
+import json
+import re
 import shlex
+from pathlib import Path
 
 import pytest
 
-from rlctl.errors import ConfigError
+from rlctl.errors import ConfigError, Problem, RlctlError
 from rlctl.recipes.compose import compose
+from rlctl.recipes.verl.config_names import recipe_of
+
+ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
+REF = "actor_rollout_ref.ref"
 
 # Arguments of examples/{grpo,rloo,reinforce_plus_plus}_trainer at verl's commit 3f38806, and of
 # the first GRPO script (03aefba).
@@ -114,13 +121,16 @@ def test_command_composes(command: str, estimator: str, n: int) -> None:
     words = shlex.split(command)
     recipe = compose("ppo_trainer", words)
     config = recipe.config
-    assert all("is dropped: " in notice for notice in recipe.notices), recipe.notices
+    assert {each.kind for each in recipe.verl} == {"dropped"}
     assert recipe.unused == []
     assert (config.algorithm.adv_estimator, config.actor_rollout_ref.rollout.n) == (estimator, n)
     assert config.trainer.logger == ("console", "wandb")
     assert config.actor_rollout_ref.ref.fsdp_config.param_offload is True
+    implied = {notice.partition("=")[0] for notice in recipe.notices if "as in verl" in notice}
+    assert f"{ACTOR}.ppo_micro_batch_size_per_gpu" in implied
+    assert config.actor_rollout_ref.actor.use_dynamic_bsz is False
     places = {chain[-1].where for chain in recipe.origins.values() if chain[-1].level == 3}
-    dropped = {notice.partition("=")[0] for notice in recipe.notices}
+    dropped = {each.key for each in recipe.verl}
     kept = [word for word in words if word.partition("=")[0] not in dropped]
     assert places == {f"override {word}" for word in kept}
 
@@ -129,23 +139,205 @@ def test_first_grpo_command_composes_with_notices() -> None:
     recipe = compose("ppo_trainer", shlex.split(FIRST_GRPO))
     assert recipe.config.actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu == 128
     assert recipe.config.actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu == 128
-    assert len(recipe.notices) == 5
+    assert {each.kind for each in recipe.verl} == {"dropped", "renamed"}
     assert any("grad_offload=false is dropped" in notice for notice in recipe.notices)
 
 
+def only(*overrides: str, recipe: str = "ppo") -> Problem:
+    """The only problem of a configuration."""
+    with pytest.raises(ConfigError) as caught:
+        compose(recipe, overrides)
+    [problem] = caught.value.problems
+    return problem
+
+
 @pytest.mark.parametrize(
-    ("override", "instead"),
+    ("override", "works"),
     [
-        ("actor_rollout_ref.rollout.enable_chunked_prefill=False", "engine_kwargs"),
-        ("trainer.use_v1=False", "one trainer"),
-        ("reward_model.reward_manager=dapo", "reward.functions"),
-        ("critic.forward_micro_batch_size_per_gpu=8", "critic.ppo_micro_batch_size_per_gpu"),
-        ("data.gen_batch_size=64", "algorithm.filter_groups"),
+        (f"{ROLLOUT}.dtype=float16", "model.dtype=float16"),
+        (f"{ACTOR}.optim.total_training_steps=9", "trainer.total_training_steps"),
+        ("trainer.remove_previous_ckpt_in_save=true", "trainer.max_ckpt_to_keep=1"),
+        ("reward_model.reward_kwargs.x=1", "reward.custom_reward_function.reward_kwargs"),
+        ("actor_rollout_ref.model.lora_adapter_path=/a", "merge the adapter"),
+        (f"{ROLLOUT}.ignore_eos=true", "remove it"),
+        (f"{ROLLOUT}.engine_kwargs.sglang.x=1", "server_args"),
     ],
 )
-def test_unsupported_verl_key_has_a_hint(override: str, instead: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        compose("ppo_trainer", [*shlex.split(GRPO), override])
-    [problem] = caught.value.problems
+def test_setting_that_changes_the_result_is_refused(override: str, works: str) -> None:
+    problem = only(override)
+    assert problem.message == f"{override} is not supported"
     assert problem.where == f"override {override}"
-    assert instead in (problem.hint or "")
+    assert works in (problem.hint or "")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "sentence"),
+    [
+        ([f"{ACTOR}.megatron.tensor_model_parallel_size=8", f"{ACTOR}.megatron.x=1"], "Megatron"),
+        ([f"{ACTOR}.strategy=megatron"], "Megatron"),
+        (["model_engine=veomni"], "VeOmni"),
+        (["trainer.device=npu"], "NPU"),
+        ([f"{ROLLOUT}.multi_turn.enable=true", f"{ROLLOUT}.multi_turn.format=x"], "multi-turn"),
+        (["reward_model.enable=true", "reward_model.model.path=m"], "reward models"),
+        (["reward_model.reward_manager=batch"], "score whole batches"),
+        (["reward_model.model.update=before", "data.filter_accuracy=true"], "PRIME"),
+        ([f"{ACTOR}.profiler.enable=true", "global_profiler.tool=nsys"], "profilers"),
+        (["async_training.x=1"], "asynchronous training"),
+        (["distillation.enabled=true"], "distillation"),
+        ([f"{ROLLOUT}.name=trtllm"], "TensorRT-LLM"),
+        (["data.custom_cls.path=a.py"], "dataset classes"),
+    ],
+)
+def test_missing_feature_is_one_sentence(overrides: list[str], sentence: str) -> None:
+    problem = only(*overrides)
+    assert sentence in problem.message
+    assert overrides[0] in problem.message
+    assert ("and 1 more" in problem.message) == (
+        len(overrides) > 1 and sentence in ("Megatron", "PRIME", "profilers")
+    )
+
+
+def test_repeated_key_must_agree() -> None:
+    same = "reward_model.reward_kwargs.max_resp_len"
+    length = compose("ppo").config.data.max_response_length
+    assert compose("ppo", [f"{same}={length}", f"{ROLLOUT}.max_model_len=99999"])
+    assert only(f"{same}=7").message == (f"{same}=7 differs from data.max_response_length={length}")
+    assert f"{ROLLOUT}.max_model_len=7 differs" in only(f"{ROLLOUT}.max_model_len=7").message
+
+
+def test_words_of_verl_are_translated() -> None:
+    recipe = compose(
+        "ppo",
+        [
+            f"{ACTOR}.fsdp_config.model_dtype=bfloat16",
+            "algorithm.rollout_correction.rollout_rs=geometric",
+            "+actor_rollout_ref.rollout.engine_kwargs.vllm.swap=1",
+            "trainer.log_val_generations=-1",
+        ],
+    )
+    rollout, actor = recipe.config.actor_rollout_ref.rollout, recipe.config.actor_rollout_ref.actor
+    assert actor.fsdp_config.model_dtype == "bf16"
+    assert recipe.config.algorithm.rollout_correction.rollout_rs == "seq_mean_k1"
+    assert rollout.engine_kwargs == {"swap": 1}
+    assert recipe.config.trainer.log_val_generations == 0
+    assert f"{ACTOR}.fsdp_config.model_dtype=bfloat16 is now" in recipe.notices[0]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "switched"),
+    [
+        ([f"{ACTOR}.ppo_micro_batch_size_per_gpu=4"], {"actor", "critic", "rollout", "ref"}),
+        ([f"{ACTOR}.ppo_micro_batch_size_per_gpu=4", f"{ACTOR}.use_dynamic_bsz=true"], set()),
+        (["critic.ppo_micro_batch_size_per_gpu=4"], {"critic"}),
+        ([f"{REF}.log_prob_micro_batch_size_per_gpu=4"], {"ref"}),
+        ([f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu=4"], {"rollout"}),
+        ([f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu=null"], set()),
+        (["data.truncation=left"], {"filter"}),
+        (["data.truncation=left", "data.filter_overlong_prompts=true"], set()),
+        (["data.truncation=error"], set()),
+    ],
+)
+def test_micro_batches_and_truncation_mean_what_verl_means(
+    overrides: list[str], switched: set[str]
+) -> None:
+    recipe = compose("ppo", overrides)
+    policy = recipe.config.actor_rollout_ref
+    switches = {
+        "actor": policy.actor.use_dynamic_bsz,
+        "critic": recipe.config.critic.use_dynamic_bsz,
+        "rollout": policy.rollout.log_prob_use_dynamic_bsz,
+        "ref": policy.ref.log_prob_use_dynamic_bsz,
+        "filter": recipe.config.data.filter_overlong_prompts,
+    }
+    assert {name for name, on in switches.items() if not on} == switched
+    assert bool(recipe.notices) == bool(switched)
+
+
+def test_sft_keys_have_sections_of_their_own() -> None:
+    recipe = compose(
+        "sft_trainer",
+        [
+            "data.train_files=[t.parquet]",
+            "data.prompt_key=extra_info",
+            "data.prompt_dict_keys=[question]",
+            "data.response_key=extra_info",
+            "+data.response_dict_keys=['answer']",
+            "data.train_batch_size=32",
+            "data.micro_batch_size_per_gpu=4",
+            "model.partial_pretrain=m",
+            "model.lora_rank=8",
+            "optim.lr=1e-4",
+            "use_remove_padding=true",
+            "engine=fsdp",
+        ],
+    )
+    data, policy = recipe.config.data, recipe.config.actor_rollout_ref
+    assert (data.prompt_key, data.response_key) == ("extra_info.question", "extra_info.answer")
+    assert (policy.model.path, policy.model.lora_rank, policy.actor.optim.lr) == ("m", 8, 1e-4)
+    assert policy.actor.ppo_micro_batch_size_per_gpu == 4
+    assert policy.actor.ppo_mini_batch_size == 32
+    assert policy.actor.use_dynamic_bsz is False
+    message = "unknown key optim.lr"
+    with pytest.raises(ConfigError, match=message):
+        compose("ppo", ["optim.lr=1"])
+
+
+@pytest.mark.parametrize(
+    ("key", "meant"),
+    [
+        ("trainer.total_step", "trainer.total_training_steps"),
+        ("trainer.epochs", "trainer.total_epochs"),
+        ("trainer.max_steps", "trainer.total_training_steps"),
+        ("trainer.ngpus", "trainer.n_gpus_per_node"),
+        ("batch_size", "data.train_batch_size"),
+        ("TRAINER.SEED", "trainer.seed"),
+        ("critic.optim.learning_rate", "critic.optim.lr"),
+        ("model.partial_pretrain", "actor_rollout_ref.model.path"),
+    ],
+)
+def test_wrong_key_gets_the_right_suggestion(key: str, meant: str) -> None:
+    assert only(f"{key}=3").hint == f"did you mean {meant}?"
+
+
+COMMANDS = json.loads((Path(__file__).parents[1] / "data" / "verl_commands.json").read_text())
+
+
+def composes(args: list[str], recipe: str) -> tuple[bool, list[str]]:
+    """True if the arguments compose, else the messages of the problems."""
+    places = {"TRAIN": "t.parquet", "TEST": "v.parquet", "MODEL": "m", "REWARD": "r.py"}
+    config_name = next((a.partition("=")[2] for a in args if a.startswith("--config-name")), None)
+    overrides = [
+        re.sub(r"\b(TRAIN|TEST|MODEL|REWARD)\b", lambda m: places[m[1]], each)
+        for each in args
+        if not each.startswith("--config")
+    ]
+    try:
+        if config_name is not None:
+            recipe = recipe_of("ppo", None, config_name)
+        compose(recipe, overrides)
+    except RlctlError as error:
+        return False, [problem.message for problem in error.problems]
+    return True, []
+
+
+@pytest.mark.parametrize(
+    ("kind", "bar"),
+    [("text main_ppo", 13), ("dapo", 3), ("entropy", 3), ("sft", 3)],
+)
+def test_published_commands_compose(kind: str, bar: int) -> None:
+    base = "sft_trainer" if kind == "sft" else "ppo_trainer"
+    found = [
+        composes(each["args"], base if "data.train_files" in str(each["args"]) else "ppo")
+        for each in COMMANDS
+        if each["kind"] == kind
+    ]
+    assert sum(fine for fine, _ in found) >= bar, [text for fine, text in found if not fine]
+
+
+def test_published_commands_for_missing_features_get_one_sentence() -> None:
+    for each in COMMANDS:
+        if each["kind"] == "missing":
+            fine, messages = composes(each["args"], "ppo_trainer")
+            assert not fine, each["script"]
+            assert all("unknown key" not in text for text in messages), (each["script"], messages)
+            assert len(messages) <= 3, (each["script"], messages)

@@ -128,9 +128,9 @@ def test_too_few_varied_groups_raise_an_error() -> None:
 
 
 def test_unknown_metric_is_rejected_by_name() -> None:
-    sampling, _ = collector({1}, "algorithm.filter_groups.metric=acc")
+    sampling, _ = collector({1}, "algorithm.filter_groups.metric=format")
     with pytest.raises(
-        ConfigError, match=r"filter_groups\.metric=acc: the reward has no such component"
+        ConfigError, match=r"filter_groups\.metric=format: the reward has no such component"
     ):
         sampling.collect(cast(Any, None), 1)
 

@@ -178,6 +178,7 @@ REWARD: tuple[Rule, ...] = (
         "no scorer runs code: data sources that need a sandbox are refused",
     ),
     depends("{reward.,}reward_model.*", "reward models are off"),
+    depends("trainer.placement.reward", "rewards come from functions"),
 )
 
 TRAINER: tuple[Rule, ...] = (

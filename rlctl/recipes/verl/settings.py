@@ -69,6 +69,11 @@ class VerlSettings:
         self.found.append(setting)
         return result
 
+    def add_unused(self, key: str, value: Any, where: str, reason: str) -> None:
+        """Record a setting of a plug-in that is not selected."""
+        self.found = [each for each in self.found if each.key != key]
+        self.found.append(VerlSetting("unused", key, value, where, reason))
+
     def problems(self, container: dict[str, Any]) -> list[Problem]:
         """Return the refused settings, one problem per missing feature, for resolved values."""
         problems = list(self._problems)
