@@ -29,8 +29,9 @@ class Agreement:
         if given is None or (isinstance(given, str) and "${" in given):
             return True  # verl's default, a reference to the key that it repeats
         expected = self.value(container)
-        numbers = isinstance(given, int) and isinstance(expected, int)
-        return given == expected or (self.at_least and numbers and given >= expected)
+        if self.at_least and isinstance(given, int) and isinstance(expected, int):
+            return given >= expected
+        return given == expected
 
 
 def _key(name: str) -> Callable[[dict[str, Any]], Any]:
