@@ -133,10 +133,10 @@ def stored_values(folder: Path) -> dict[str, Any]:
     flat: set[str] = set()
     for key, value in leaves(data).items():
         present = translate(key, value, str(folder))
-        if present.problem is not None:
+        if present.problem is not None or present.missing is not None:
             values[key] = value
         elif present.key is not None:
-            values[present.key] = value
+            values[present.key] = present.value
             flat |= {present.key} if present.flat else set()
     for key in flat:
         slot = slot_with_setting(key)

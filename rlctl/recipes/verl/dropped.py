@@ -133,7 +133,6 @@ TRAINING: tuple[Rule, ...] = (
         "AdamW has betas and weight_decay as keys of its own",
         "set optim.betas and optim.weight_decay",
     ),
-    only("{actor_rollout_ref.actor,critic}.optim.num_cycles", (0.5,), "cosine falls once"),
     only(
         "{actor_rollout_ref.actor,critic}.optim.total_training_steps",
         (-1, None),
