@@ -322,7 +322,7 @@ def composes(args: list[str], recipe: str) -> tuple[bool, list[str]]:
 
 @pytest.mark.parametrize(
     ("kind", "bar"),
-    [("text main_ppo", 13), ("dapo", 3), ("entropy", 3), ("sft", 3)],
+    [("text main_ppo", 15), ("dapo", 4), ("entropy", 3), ("sft", 3)],
 )
 def test_published_commands_compose(kind: str, bar: int) -> None:
     base = "sft_trainer" if kind == "sft" else "ppo_trainer"

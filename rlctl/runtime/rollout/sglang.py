@@ -1,11 +1,9 @@
 """Engine `sglang` (experimental): an SGLang server, started by the engine or reached at a URL.
 
-It has only been run against a test server that implements the same endpoints, never against SGLang
-itself. Endpoints follow docs.sglang.io, "SGLang for RL Systems".
+It has only been run against a test server with the same endpoints, which follow docs.sglang.io.
 
-SGLang reports log-probs at the sampling temperature and before top-k and top-p (unless its
-SGLANG_RETURN_ORIGINAL_LOGPROB is set), as `RolloutEngine.generate` requires. It uses seeds only
-with `--enable-deterministic-inference`, which servers started here receive.
+SGLang reports log-probs at the sampling temperature and before top-k and top-p, as
+`RolloutEngine.generate` requires. It uses seeds only with `--enable-deterministic-inference`.
 """
 
 from __future__ import annotations
@@ -96,10 +94,9 @@ class SGLangEngine:
     def __init__(self, server: SGLangServer, spec: EngineSpec, weights_dir: str | None) -> None:
         self.server = server
         self.spec = spec
+        model = spec.model
         context = AutoConfig.from_pretrained(
-            spec.model.path,
-            trust_remote_code=spec.model.trust_remote_code,
-            **spec.model.override_config,
+            model.path, trust_remote_code=model.trust_remote_code, **model.override_config
         ).get_text_config()
         self.max_length = min(spec.max_length, context.max_position_embeddings)
         self.weights_dir = weights_dir or (str(_SHARED_MEMORY) if _SHARED_MEMORY.is_dir() else None)
@@ -269,9 +266,8 @@ def _launch_arguments(spec: EngineSpec) -> list[str]:
         "--mem-fraction-static": rollout.gpu_memory_utilization,
         "--random-seed": spec.seed,
         "--device": spec.rank_info.device,
+        "--json-model-override-args": json.dumps(spec.model.override_config),
     }
-    if spec.model.override_config:
-        values["--json-model-override-args"] = json.dumps(spec.model.override_config)
     return [str(part) for pair in values.items() for part in pair] + [
         name for name, on in switches.items() if on
     ]
