@@ -96,3 +96,9 @@ def test_a_finished_run_proposes_what_it_has(
         "rlctl eval long",
         "rlctl export long DIR",
     ]
+
+
+def test_closed_streams_are_no_defect(tmp_path: Path) -> None:
+    words = f"{sys.executable} -m rlctl runs >&- 2>&-"
+    done = subprocess.run(["bash", "-c", words], cwd=tmp_path, env=environment(), check=False)
+    assert done.returncode == 0

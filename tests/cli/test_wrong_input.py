@@ -63,6 +63,26 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (["show", LONG], 4, "no run is named"),
         (["train", "ppo", "trainer.=3"], 3, "'trainer.' is not a key: a part of it is empty"),
         (["train", "ppo", "trainer..seed=3"], 3, "'trainer..seed' is not a key"),
+        (
+            ["train", "ppo", "--dry-run", "trainer.resume_mode=resume_path"],
+            3,
+            "needs trainer.resume_from_path",
+        ),
+        (
+            ["train", "ppo", "--dry-run", "trainer.placement.pools={nope: 1}"],
+            3,
+            "trainer.placement.pools names 'nope', where no role is placed",
+        ),
+        (
+            ["train", "ppo", "--dry-run", "actor_rollout_ref.model.lora_rank=100000"],
+            3,
+            "lora_rank=100000 is above the model's hidden size",
+        ),
+        (
+            ["train", "ppo", "-r", "ppo", "--dry-run", "actor_rollout_ref.model.path=/nope"],
+            3,
+            "there is no model folder '/nope'",
+        ),
         (["config", "show", "@last"], 4, "help: -r @last shows the configuration of that run"),
         (["sweep", "ppo", "--dry-run", "algorithm.gamma=range(5,1)"], 3, "algorithm.gamma='range("),
         (["runs", "sync", "r", "--logger", "tensorboard"], 3, "configuration is damaged"),

@@ -78,7 +78,9 @@ def test_bad_input_gives_one_clear_error(
     monkeypatch.chdir(tmp_path)
     assert main(["train", "ppo", *settings, *overrides]) == code
     talk = capsys.readouterr().err
-    first = next(line for line in talk.splitlines() if not line.startswith(("note: ", "warning: ")))
+    begin, *lines = talk.splitlines()
+    assert begin == "checking the configuration …"
+    first = next(line for line in lines if not line.startswith(("note: ", "warning: ")))
     assert first.startswith("error: "), talk
     assert wanted in talk
     assert "Traceback" not in talk

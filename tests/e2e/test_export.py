@@ -157,10 +157,12 @@ def test_export_never_overwrites_or_leaves_partial_files(trained: Path, folder: 
     taken.mkdir()
     export(found(trained), None, taken)  # an empty folder is accepted
     (taken / "mine.txt").write_text("mine")
-    assert "--force" in rlctl("export", "lora", "taken", cwd=folder, code=5).stderr
+    refused = rlctl("export", "lora", "taken", "--force", cwd=folder, code=5)
+    assert "it also has mine.txt" in refused.stderr
     assert (taken / "mine.txt").exists()
+    (taken / "mine.txt").unlink()
+    assert "--force" in rlctl("export", "lora", "taken", cwd=folder, code=5).stderr
     export(found(trained), None, taken, force=True)
-    assert not (taken / "mine.txt").exists()
     with pytest.raises(NotFoundError, match="of step 99"):
         export(found(trained), 99, folder / "never")
     damaged = folder / RUNS / "damaged"

@@ -135,6 +135,17 @@ def _check_surroundings(config: schema.Config, run: Path | None, errors: ErrorCo
     if trainer.mirror is not None:
         errors.run(check_remote_copy, trainer.mirror, trainer.project_name, name, run)
     errors.run(load, "engines", config.actor_rollout_ref.rollout.name)
+    if trainer.resume_mode == "resume_path" and trainer.resume_from_path is None:
+        errors.add(
+            ConfigError(
+                "trainer.resume_mode=resume_path needs trainer.resume_from_path",
+                hint="the folder of a checkpoint, such as …/step_000020",
+            )
+        )
+    for unused in sorted(set(trainer.tracking.modes) - set(trainer.logger)):
+        LOG.warning(
+            f"trainer.tracking.modes.{unused} has no effect: {unused} is not in trainer.logger"
+        )
     for logger in trainer.logger:
         errors.run(check_logger, logger, trainer.tracking.modes.get(logger))
 

@@ -123,6 +123,15 @@ def check_model(config: schema.Config) -> list[Problem]:
                     f"{key}={size} does not divide the model's {heads} attention heads", hint=hint
                 )
             )
+    rank, width = config.actor_rollout_ref.model.lora_rank, getattr(text, "hidden_size", None)
+    if width and rank > width:
+        problems.append(
+            Problem(
+                f"actor_rollout_ref.model.lora_rank={rank} is above the model's hidden size, "
+                f"{width}",
+                hint="8 to 128 are usual ranks; 0 trains all weights",
+            )
+        )
     context = getattr(text, "max_position_embeddings", None)
     longest = data.max_prompt_length + data.max_response_length
     if context is not None and longest > context:
