@@ -82,7 +82,7 @@ class Study:
         self._space = {axis.key: _distribution(axis, settings.sampler) for axis in axes}
         self._study = optuna.create_study(
             storage=f"sqlite:///{storage.absolute()}",
-            study_name=storage.parent.name,
+            study_name="sweep",  # the same for all sweeps: Hyperband's brackets depend on it
             direction="maximize" if settings.mode == "max" else "minimize",
             pruner=_PRUNERS[settings.pruner](total_steps),
             load_if_exists=True,

@@ -99,7 +99,7 @@ MOMENTS = {
     "first-step": ["first step"],
     "write": ["checkpoint write"],
     "commit": ["commit"],
-    "resume": ["commit", "resume"],
+    "resume": ["34", "resume"],  # the 34th phase comes after the first checkpoint
     "twice": ["checkpoint write", "first step"],
 }
 SIGNALS = ("SIGKILL", "SIGTERM", "SIGINT", "SIGHUP")

@@ -131,6 +131,17 @@ def test_killed_at_any_moment(verb: str, more: list[str], small: list[str], fold
     assert not list(killed.glob("checkpoints/.*"))
 
 
+def test_stopped_at_the_worst_moments(small: list[str], folder: Path) -> None:
+    """Stop one run by each signal: as it starts, writes, resumes and completes a checkpoint."""
+    straight = train("ppo", "ppo", [*small, *PPO], folder, "--inline")
+    kills = ["start-up::SIGINT", "checkpoint write::SIGTERM", "resume::SIGHUP", "commit::SIGKILL"]
+    command = ["train", "ppo", "--inline", "--name", "signals", *small, *PPO]
+    doing = finish_despite(kills, "signals", command, folder, "--inline")
+    stopped = straight.with_name("signals")
+    assert len(doing) == len(kills), doing
+    assert_same(stopped, straight, f"{doing}")
+
+
 def test_killed_lora_run(small: list[str], folder: Path) -> None:
     """Kill a run with LoRA on actor and critic after its first checkpoint."""
     more = [
