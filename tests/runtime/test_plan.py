@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -84,3 +86,16 @@ def test_fewer_prompts_than_a_batch_is_an_error(folder: Path) -> None:
     sizes = ["data.train_batch_size=16", "actor_rollout_ref.actor.ppo_mini_batch_size=16"]
     with pytest.raises(ConfigError, match="10 training prompts do not fill one batch"):
         plan(folder, *sizes)
+
+
+def test_weights_that_do_not_fit_the_config_are_refused(folder: Path, tmp_path: Path) -> None:
+    other = shutil.copytree(folder / "model", tmp_path / "model")
+    config = json.loads((other / "config.json").read_text())
+    config |= {"num_hidden_layers": 4, "layer_types": None}
+    (other / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ConfigError, match="24 weights are missing for Qwen2ForCausalLM") as raised:
+        plan(folder, f"actor_rollout_ref.model.path={other}")
+    assert raised.value.exit_code == 3
+    with pytest.raises(ConfigError, match="24 weights are missing for Qwen2Model") as raised:
+        plan(folder, f"critic.model.path={other}")
+    assert [each.where for each in raised.value.problems] == ["critic.model.path"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, PreTrained
 
 from rlctl.errors import ConfigError
 from rlctl.recipes.compose import compose
+from rlctl.runtime.algorithms.ppo import PPO
 from rlctl.runtime.algorithms.sft import SFT
 from rlctl.runtime.batch import Ragged
 from rlctl.runtime.model import attention, causal_lm
@@ -22,6 +24,9 @@ from rlctl.runtime.model.probe import check_packing
 from rlctl.runtime.model.sequences import Sequences
 from rlctl.runtime.rollout.sampling_params import SamplingConfig
 from rlctl.runtime.workers.actor import ActorSpec, ActorWorker
+from rlctl.runtime.workers.critic import CriticSpec, CriticWorker
+from rlctl.runtime.workers.dispatch import Worker
+from rlctl.runtime.workers.reference import ReferenceSpec, ReferenceWorker
 from tests.distributed.ranks import rank_info
 from tests.models import tiny_model, write_tiny_model
 
@@ -204,26 +209,55 @@ def test_weights_that_are_not_finite_have_their_own_error() -> None:
     check_packing(PolicyModel(prepared(model), 1.0))
 
 
-def test_sft_trains_at_temperature_1(tmp_path: Path) -> None:
-    """The sampling temperature of the rollout applies to responses only."""
-    write_tiny_model(tmp_path / "model")
-    given = compose(
-        "sft",
-        [
-            f"actor_rollout_ref.model.path={tmp_path}/model",
-            "actor_rollout_ref.rollout.temperature=0.5",
-        ],
-    ).config
+@pytest.fixture
+def leak(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the rows of the probe attend to the rows before them."""
+    whole = Packing.from_lengths(torch.tensor([7 + 16 + 4]), "cpu")
+    monkeypatch.setattr(Packing, "attend", partial(Packing.attend, whole))
+
+
+def actor(folder: Path, recipe: str, kind: type[PPO | SFT]) -> ActorWorker:
+    settings = [f"actor_rollout_ref.model.path={write_tiny_model(folder)}"]
+    given = compose(recipe, [*settings, "actor_rollout_ref.rollout.temperature=0.5"]).config
     part = given.actor_rollout_ref
-    worker = ActorWorker(
-        rank_info(),
-        ActorSpec(
-            part.model,
-            part.actor,
-            SamplingConfig(part.rollout, 8, (2,)),
-            8,
-            SFT.from_config(given, 1),
-            0,
-        ),
+    sampling = SamplingConfig(part.rollout, 8, (2,))
+    algorithm = kind.from_config(given, num_steps=1)
+    return ActorWorker(
+        rank_info(), ActorSpec(part.model, part.actor, sampling, 8, algorithm, seed=0)
     )
-    assert worker.policy.temperature == 1.0
+
+
+def reference(folder: Path) -> ReferenceWorker:
+    settings = [f"actor_rollout_ref.model.path={write_tiny_model(folder)}"]
+    part = compose("ppo", settings).config.actor_rollout_ref
+    return ReferenceWorker(rank_info(), ReferenceSpec(part.model, part.ref, True, 1.0, 0))
+
+
+def critic(folder: Path) -> CriticWorker:
+    settings = [f"actor_rollout_ref.model.path={write_tiny_model(folder)}"]
+    given = compose("ppo", settings).config
+    algorithm = PPO.from_config(given, num_steps=1)
+    return CriticWorker(rank_info(), CriticSpec(given.critic, algorithm, seed=0))
+
+
+WORKERS: dict[str, Callable[[Path], Worker]] = {
+    "ppo": lambda folder: actor(folder, "ppo", PPO),
+    "sft": lambda folder: actor(folder, "sft", SFT),
+    "reference": reference,
+    "critic": critic,
+}
+
+
+@pytest.mark.parametrize("build", WORKERS.values(), ids=list(WORKERS))
+@pytest.mark.usefixtures("leak")
+def test_every_worker_is_probed(build: Callable[[Path], Worker], tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"models of type qwen2 .* computed wrongly"):
+        build(tmp_path)
+
+
+@pytest.mark.parametrize(("recipe", "kind", "expected"), [("sft", SFT, 1.0), ("ppo", PPO, 0.5)])
+def test_sft_trains_at_temperature_1(
+    recipe: str, kind: type[PPO | SFT], expected: float, tmp_path: Path
+) -> None:
+    """The temperature of the rollout is that of sampled responses, which SFT does not have."""
+    assert actor(tmp_path, recipe, kind).policy.temperature == expected
