@@ -6,6 +6,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from rlctl import plugins
+
 
 @dataclass(frozen=True, slots=True)
 class Slot:
@@ -13,6 +15,8 @@ class Slot:
 
     `params` is the section with the settings. A slot of several plug-ins has one section per name
     below it. `keywords`: a plug-in without declared settings accepts them as keyword arguments.
+    `all_if_null`: null selects every installed plug-in. `isolated`: `module:Name` is user code,
+    which other processes import.
     """
 
     kind: str
@@ -20,10 +24,14 @@ class Slot:
     params: str | None = None
     several: bool = False
     keywords: bool = False
+    all_if_null: bool = False
+    isolated: bool = False
 
     def selected(self, container: Mapping[str, Any]) -> list[str]:
         """Return the names of the selected plug-ins."""
         value = lookup(container, self.key)
+        if value is None and self.all_if_null:
+            return plugins.names(self.kind)
         if isinstance(value, str):
             return [value]
         if isinstance(value, list | tuple):
@@ -44,6 +52,10 @@ class Slot:
             if isinstance(inner, dict):
                 yield name, f"{self.params}.{name}", inner
 
+    def is_loaded_here(self, name: str) -> bool:
+        """Return False for a plug-in that other processes import."""
+        return not (self.isolated and ":" in name)
+
     def section(self, name: str) -> str | None:
         """Return the section with the settings of the plug-in `name`."""
         return f"{self.params}.{name}" if self.params and self.several else self.params
@@ -57,7 +69,15 @@ SLOTS: tuple[Slot, ...] = (
     Slot("policy_losses", f"{_ACTOR}.policy_loss.loss_mode", f"{_ACTOR}.policy_loss.params"),
     Slot("kl_estimators", "algorithm.kl_penalty"),
     Slot("kl_estimators", f"{_ACTOR}.kl_loss_type"),
-    Slot("rewards", "reward.functions", "reward.params", several=True, keywords=True),
+    Slot(
+        "rewards",
+        "reward.functions",
+        "reward.params",
+        several=True,
+        keywords=True,
+        all_if_null=True,
+        isolated=True,
+    ),
     Slot("engines", "actor_rollout_ref.rollout.name", "actor_rollout_ref.rollout.params"),
     Slot("loggers", "trainer.logger", "trainer.tracking.params", several=True),
     Slot("samplers", "data.sampler", "data.sampler_params"),

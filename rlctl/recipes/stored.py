@@ -52,6 +52,7 @@ FREE = (
     "ray_kwargs.*",
     "reward.num_processes",
     "reward.timeout_s",
+    "reward.limits.*",
     "*.ppo_max_token_len_per_gpu",
     "*.ppo_micro_batch_size_per_gpu",
     "*.log_prob_max_token_len_per_gpu",

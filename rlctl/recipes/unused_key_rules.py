@@ -186,6 +186,7 @@ RULES: tuple[Rule, ...] = (
         ("reward.functions", "reward.weights", "reward.params*"),
         (("reward.custom_reward_function.path", _is_not(None)),),
     ),
+    Rule(("reward.weights",), (("reward.functions", _is(None)),)),
     Rule(
         ("reward.custom_reward_function.name", "reward.custom_reward_function.reward_kwargs*"),
         (("reward.custom_reward_function.path", _is(None)),),

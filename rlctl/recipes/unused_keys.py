@@ -94,7 +94,7 @@ def _declared_by_plugins(container: Mapping[str, Any]) -> Iterator[tuple[str, st
     with suppress(RlctlError):
         config = load_config(dict(container))
         for slot in SLOTS:
-            for name in slot.selected(container):
+            for name in filter(slot.is_loaded_here, slot.selected(container)):
                 with suppress(RlctlError):
                     plugin = plugins.load(slot.kind, name)
                     for pattern, reason in plugins.unused_keys(plugin, config).items():

@@ -30,8 +30,9 @@ class RunRecord:
     `seconds` is the duration of all attempts that have ended, `began` the uptime of the host at the
     start of the last one; `config_sha256` is the hash of config.yaml.
     `id` identifies the run to trackers across all `attempts`; `data` maps each data file to its
-    SHA-256; `trackers` maps a logger to the id that it assigned; `parent` is the checkpoint that
-    initialised the run, if any; `sweep` is the name of the sweep that started it.
+    SHA-256, `reward_code` each file or module of reward functions; `trackers` maps a logger to the
+    id that it assigned; `parent` is the checkpoint that initialised the run, if any; `sweep` is the
+    name of the sweep that started it.
     """
 
     id: str
@@ -54,6 +55,7 @@ class RunRecord:
     seeds: Mapping[str, int] = field(default_factory=dict)
     config_sha256: str | None = None
     data: Mapping[str, str] = field(default_factory=dict)
+    reward_code: Mapping[str, str] = field(default_factory=dict)
     trackers: Mapping[str, str] = field(default_factory=dict)
     parent: Mapping[str, Any] | None = None
     sweep: str | None = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from pkgutil import resolve_name
@@ -29,7 +29,6 @@ from rlctl.runtime.cluster.pools import Pool, Pools, W
 from rlctl.runtime.data.tokenizer import stop_token_ids
 from rlctl.runtime.rewards.pool import RewardPool
 from rlctl.runtime.rewards.role import RuleReward
-from rlctl.runtime.rewards.specs import reward_specs
 from rlctl.runtime.roles import Actor, Critic, Reference, Reward, Roles
 from rlctl.runtime.rollout.sampling_params import SamplingConfig
 from rlctl.runtime.workers.actor import ActorSpec, ActorWorker
@@ -57,21 +56,16 @@ def load_algorithm(config: schema.Config, num_steps: int) -> Algorithm:
 def build_reward(
     config: schema.Config,
     tokenizer: PreTrainedTokenizerBase,
+    sources: Iterable[str],
     num_processes: int,
     logs: Path | None = None,
 ) -> tuple[RuleReward, Callable[[], None]]:
     """Return the reward role, which runs on the controller, and the function that closes it.
 
-    What the reward functions print goes to files in `logs`, or to stderr. Raises `ConfigError` for
-    a function that cannot be loaded.
+    `sources` are the data sources of the rows. What the reward functions print goes to files in
+    `logs`, or to stderr. Raises `ConfigError` for a function that cannot be loaded.
     """
-    number = config.reward.num_processes or num_processes
-    pool = RewardPool(
-        reward_specs(config.reward),
-        timeout_s=config.reward.timeout_s,
-        num_processes=number,
-        logs=logs,
-    )
+    pool = RewardPool.from_config(config.reward, sources, num_processes, logs)
     return RuleReward(tokenizer, pool), pool.close
 
 

@@ -41,10 +41,10 @@ def evaluate(config: schema.Config) -> Validation:
             hint="data.val_files=FILE.parquet",
         )
     tokenizer = _tokenizer(config)
-    with _roles(config, tokenizer) as roles:
-        prompts = PromptSet.load(
-            config.data.val_files, config.data, tokenizer, config.data.val_max_samples
-        )
+    prompts = PromptSet.load(
+        config.data.val_files, config.data, tokenizer, config.data.val_max_samples
+    )
+    with _roles(config, tokenizer, prompts.rows) as roles:
         return Validator(prompts, config.data.val_batch_size, tokenizer, config.trainer.seed).run(
             roles
         )
@@ -58,7 +58,7 @@ def answer(config: schema.Config, chats: Sequence[list[dict[str, str]]], seed: i
         encode_prompt(tokenizer, chat, **config.data.apply_chat_template_kwargs) for chat in chats
     ]
     data = config.data.model_copy(update={"max_prompt_length": max(map(len, ids))})
-    with _roles(config.model_copy(update={"data": data}), tokenizer) as roles:
+    with _roles(config.model_copy(update={"data": data}), tokenizer, []) as roles:
         roles.actor.update_weights()
         rollouts = roles.actor.generate_sequences(
             PromptSet(rows, ids, 0).batch(range(len(rows))), seed=seed, validate=True
@@ -83,11 +83,14 @@ def _tokenizer(config: schema.Config) -> PreTrainedTokenizerBase:
 
 
 @contextmanager
-def _roles(config: schema.Config, tokenizer: PreTrainedTokenizerBase) -> Iterator[Roles]:
-    """Build an actor with its engine and the reward, and no other role."""
+def _roles(
+    config: schema.Config, tokenizer: PreTrainedTokenizerBase, scored: Sequence[PromptRow]
+) -> Iterator[Roles]:
+    """Build an actor with its engine and the reward of the `scored` rows, and no other role."""
     raise_problems(check_model(config))
     devices = Devices.from_config(config.trainer)
-    reward, close = build_reward(config, tokenizer, available_cores())
+    sources = dict.fromkeys(row.data_source for row in scored)
+    reward, close = build_reward(config, tokenizer, sources, available_cores())
     rank_info = RankInfo(
         0,
         1,

@@ -17,6 +17,7 @@ from rlctl.runs.run_dir import CONFIG_FILE, RECORD_FILE, RunDir, check_idle
 from rlctl.runtime.checkpoint.store import CheckpointStore, ControllerState, config_hash, damage
 from rlctl.runtime.launch import train
 from rlctl.runtime.planning.plan import Plan, make_plan
+from rlctl.runtime.rewards.code import code_hashes
 from rlctl.runtime.training.restore import ResumePoint
 from rlctl.suggest import hydra_text
 
@@ -43,7 +44,7 @@ class ResumeOptions:
     """Options of `rlctl resume`.
 
     `from_step`: an earlier checkpoint. `fork`: name of a new run that starts from the state.
-    `force`: accept changed config or data. `inline`: run without Ray.
+    `force`: accept changed config, data or reward code. `inline`: run without Ray.
     """
 
     from_step: int | None = None
@@ -67,7 +68,7 @@ def plan_resume(run: Path, overrides: Sequence[str], options: ResumeOptions) -> 
     """Check that a run can be resumed and return its plan. Writes nothing.
 
     Raises `ConflictError` while it runs, `NotFoundError` if there is no such checkpoint, and
-    `ConfigError` if config or data have changed and neither `fork` nor `force` is given.
+    `ConfigError` if config, data or reward code have changed, without `fork` or `force`.
     """
     record = RunRecord.read(run / RECORD_FILE)
     naming = (
@@ -132,9 +133,9 @@ def _resume_run(run: Path, record: RunRecord, recipe: Recipe, options: ResumeOpt
         for each in _edited(run, record, found.checkpoint)
         if each.key not in {other.key for other in differing}
     ]
-    data = _changed_data(record, plan)
+    files = _changed_files(record, plan)
     if not (options.fork or options.force):
-        _refuse_drift(run, differing, data)
+        _refuse_drift(run, differing, files)
     if record.state == "finished" and options.fork is None and options.from_step is None:
         if plan.num_steps <= (record.total_steps or 0):
             return ResumePlan(plan, None, finished=True)
@@ -162,7 +163,7 @@ def _resume_run(run: Path, record: RunRecord, recipe: Recipe, options: ResumeOpt
         parent,
         options.force,
     )
-    return ResumePlan(plan, start, differing, _notes(plan, state, record), [*found.damaged, *data])
+    return ResumePlan(plan, start, differing, _notes(plan, state, record), [*found.damaged, *files])
 
 
 @dataclass(frozen=True)
@@ -231,28 +232,31 @@ def _edited(run: Path, record: RunRecord, checkpoint: Path | None) -> list[Chang
     return [] if found == config_hash(checkpoint) else edits(run, checkpoint)
 
 
-def _refuse_drift(run: Path, differing: Sequence[Change], data: Sequence[str]) -> None:
-    """Raise `ConfigError` for config or data that changed, unless the change is harmless."""
+def _refuse_drift(run: Path, differing: Sequence[Change], files: Sequence[str]) -> None:
+    """Raise `ConfigError` for config or files that changed, unless the change is harmless."""
     hint = (
         f"`rlctl resume {run.name} … --fork NAME` starts a new run from this state; "
         "--force continues this one with the changes"
     )
     drift = [f"{each} would change the run {run.name!r}" for each in differing if not each.free]
-    problems = [Problem(message) for message in [*drift, *data]]
+    problems = [Problem(message) for message in [*drift, *files]]
     if problems:
         raise ConfigError(*problems[:-1], Problem(problems[-1].message, hint=hint))
 
 
-def _changed_data(record: RunRecord, plan: Plan) -> list[str]:
-    """Return a message for each data file whose content changed since the run started.
+def _changed_files(record: RunRecord, plan: Plan) -> list[str]:
+    """Return a message for each file of data or reward code that changed since the run started.
 
     A file under another path is unchanged if it equals any of the run's files.
     """
     data = plan.config.data
-    now = data_hashes([*data.train_files, *(data.val_files or ())])
-    before = record.data
+    data_now = data_hashes([*data.train_files, *(data.val_files or ())])
     changed = [
         path
+        for now, before in (
+            (data_now, record.data),
+            (code_hashes(plan.config.reward), record.reward_code),
+        )
         for path, digest in now.items()
         if before and digest not in ([before[path]] if path in before else before.values())
     ]

@@ -23,7 +23,7 @@ def rows(tmp_path: Path) -> Path:
     write_rows(
         tmp_path / "rows.parquet",
         [
-            PromptRow("s", [{"role": "user", "content": "?"}], "18", extra_info={"i": i})
+            PromptRow("openai/gsm8k", [{"role": "user", "content": "?"}], "18", extra_info={"i": i})
             for i in range(3)
         ],
     )
@@ -75,7 +75,10 @@ def test_each_format_of_responses(rows: Path, tmp_path: Path) -> None:
 def test_several_responses_per_row_are_consecutive(tmp_path: Path) -> None:
     write_rows(
         tmp_path / "two.parquet",
-        [PromptRow("s", [{"role": "user", "content": "?"}], truth) for truth in ("1", "2")],
+        [
+            PromptRow("openai/gsm8k", [{"role": "user", "content": "?"}], truth)
+            for truth in ("1", "2")
+        ],
     )
     (tmp_path / "four.txt").write_text("#### 1\n#### 2\n#### 1\n#### 2\n")
     assert scores(tmp_path / "two.parquet", tmp_path / "four.txt") == [1, 0, 0, 1]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import re
 import time
+from pathlib import Path
 
 import pytest
 
@@ -15,7 +16,7 @@ from rlctl.runtime.rewards.gsm8k import METHODS, score
 CASES = [
     ("#### 18", "18", 1, 1, 1, 1),
     ("**#### 18**", "18", 1, 1, 1, 1),
-    ("#### 18 dollars", "18", 1, 1, 1, 1),
+    ("#### 18 dollars", "18", 0, 1, 1, 1),
     ("#### $18", "18", 1, 1, 0, 1),
     ("#### 18.", "18", 1, 1, 0, 0),
     ("#### 18.00", "18", 1, 1, 0, 0),
@@ -24,10 +25,25 @@ CASES = [
     ("#### 1,000", "1000", 1, 1, 1, 0),
     ("The answer is 18", "18", 0, 1, 0, 1),
     ("#### 18\n#### 19", "18", 0, 0, 0, 0),
-    ("#### 18, good", "18", 1, 1, 1, 0),
-    ("#### 18 apples and 5 pears", "18", 1, 0, 1, 0),
+    ("#### 18, good", "18", 0, 1, 1, 0),
+    ("#### 18 apples and 5 pears", "18", 0, 0, 1, 0),
     (r"#### \boxed{18}", "18", 1, 1, 0, 1),
-    ("#### 18" + "x" * 400, "18", 1, 1, 0, 0),
+    ("#### 18\n" + "x" * 400, "18", 1, 1, 0, 0),
+    ("#### 18 or 19", "18", 0, 0, 1, 0),
+    ("#### 18/3", "18", 0, 0, 1, 0),
+    ("#### 1e3", "1000", 0, 0, 0, 0),
+    ("#### 1e3", "1", 0, 0, 1, 0),
+    ("#### −18", "-18", 1, 1, 0, 0),
+    ("#### −18", "18", 0, 0, 0, 1),
+    ("#### +18", "18", 1, 1, 0, 1),
+    ("#### (18)", "18", 0, 1, 0, 1),
+    ("#### = 18", "18", 0, 1, 0, 1),
+    ("#### €18", "18", 1, 1, 0, 1),
+    (r"#### \text{18}", "18", 1, 1, 0, 1),
+    ("#### 3 * 6 = 18", "18", 0, 1, 0, 1),
+    ("#### 12,34", "12", 0, 0, 0, 0),
+    ("#### 12,34", "1234", 0, 0, 1, 0),
+    ("#### 5 - 23 = -18", "-18", 0, 1, 0, 1),
 ]
 # Text, truth, then the scores by strict and flexible.
 NUMBERS = [
@@ -55,9 +71,19 @@ NUMBERS = [
     ("", "18", 0, 0),
     ("####", "18", 0, 0),
     ("...,,,$$$---", "18", 0, 0),
+    ("#### 18 %", "18", 1, 1),
+    ("#### _18_.", "18", 1, 1),
+    ("#### -€1,234.50", "-1234.5", 1, 1),
+    ("#### 18\nThis is the answer to 2 questions", "18", 1, 0),
+    ("#### 18 #### 19", "19", 1, 1),
+    ("#### 18 dozen", "18", 0, 1),
     ("#### " + "9" * 400, "9" * 400, 1, 1),
     ("#### " + "9" * 400, "9" * 399 + "8", 0, 0),  # as floats both are infinite
 ]
+
+
+def scored(text: str, truth: object, method: str) -> float:
+    return score("openai/gsm8k", text, truth, method=method)["score"]
 
 
 @pytest.mark.parametrize(
@@ -72,14 +98,13 @@ def test_all_methods(
         "verl_strict": verl_strict,
         "verl_flexible": verl_flexible,
     }
-    scores = {method: score("openai/gsm8k", text, truth, method=method) for method in METHODS}
-    assert scores == expected
+    assert {method: scored(text, truth, method) for method in METHODS} == expected
 
 
 @pytest.mark.parametrize(("text", "truth", "strict", "flexible"), NUMBERS)
 def test_numbers_are_compared_as_numbers(text: str, truth: str, strict: int, flexible: int) -> None:
-    assert score("", text, truth, method="strict") == strict
-    assert score("", text, truth, method="flexible") == flexible
+    assert scored(text, truth, "strict") == strict
+    assert scored(text, truth, "flexible") == flexible
 
 
 def test_flexible_finds_the_last_number_like_a_search_from_the_start() -> None:
@@ -92,12 +117,29 @@ def test_flexible_finds_the_last_number_like_a_search_from_the_start() -> None:
         text = "".join(rng.choices("01,.-$ )x", k=rng.randint(1, 14)))
         found = [match.group() for match in number.finditer(text)]
         truth = found[-1].replace(",", "").replace("$", "") if found else "1"
-        assert score("", text, truth, method="flexible") == float(bool(found)), text
+        assert scored(text, truth, "flexible") == float(bool(found)), text
+
+
+@pytest.mark.parametrize("text", ["#### 18", "#### $18.00", r"#### \boxed{018}.", "####+18"])
+def test_equal_numbers_are_one_extracted_answer(text: str) -> None:
+    for method in ("strict", "flexible"):
+        assert score("", text, "7", method=method) == {"score": 0.0, "pred": "18"}
+    assert score("", "#### none", "7", method="strict")["pred"] is None
+    assert score("", "#### 1,800", "7", method="verl_strict")["pred"] == "1800"
+
+
+def test_the_table_in_the_documentation_is_right() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "semantics.md").read_text()
+    rows = re.findall(r"^\| `(#### .+?)` \| (.+) \|$", text, flags=re.MULTILINE)
+    assert len(rows) > 15
+    for line, numbers in rows:
+        found = [score("", line, "7", method=method)["pred"] or "–" for method in METHODS]
+        assert found == numbers.split(" | "), line
 
 
 def test_a_ground_truth_may_be_a_number() -> None:
-    assert score("", "#### 18", 18, method="strict") == 1.0
-    assert score("", "#### 18.5", 18.5, method="flexible") == 1.0
+    assert scored("#### 18", 18, "strict") == 1.0
+    assert scored("#### 18.5", 18.5, "flexible") == 1.0
 
 
 def test_unknown_method_and_wrong_ground_truth_raise() -> None:
@@ -121,5 +163,5 @@ def test_unknown_method_and_wrong_ground_truth_raise() -> None:
 )
 def test_long_malformed_text_is_scored_in_linear_time(method: str, text: str) -> None:
     started = time.perf_counter()
-    assert score("", text, "18", method=method) == 0.0
+    assert scored(text, "18", method) == 0.0
     assert time.perf_counter() - started < 1.0

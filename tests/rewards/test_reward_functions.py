@@ -16,9 +16,9 @@ from rlctl.runtime.rewards.functions import (
     RewardFunction,
     RewardSpec,
     call_reward,
-    load_reward,
     runs_in_process,
 )
+from rlctl.runtime.rewards.loading import load_reward
 from rlctl.runtime.rewards.specs import reward_specs
 
 CALL = Call("source", "text", "truth", {"index": 3})
@@ -31,13 +31,13 @@ def load(
     kwargs: Mapping[str, object] | None = None,
 ) -> RewardFunction:
     path.write_text(source)
-    return load_reward(RewardSpec(f"{path}:{name}", 1.0, kwargs or {}))
+    return load_reward(RewardSpec(f"{path}:{name}", 1.0, kwargs or {})).function
 
 
 def test_function_is_found_by_name_and_by_module() -> None:
     kwargs = {"method": "strict"}
-    assert load_reward(RewardSpec("gsm8k", 1.0, kwargs)) is gsm8k.score
-    assert load_reward(RewardSpec("rlctl.runtime.rewards.gsm8k:score", 1.0, kwargs)) is gsm8k.score
+    for name in ("gsm8k", "rlctl.runtime.rewards.gsm8k:score"):
+        assert load_reward(RewardSpec(name, 1.0, kwargs)) == (gsm8k.score, kwargs)
     assert runs_in_process(gsm8k.score)
     assert not runs_in_process(len)
 
@@ -139,9 +139,8 @@ def test_function_that_cannot_be_called_raises(
         load(tmp_path / "mine.py", source, kwargs=kwargs)
 
 
-def test_gsm8k_without_a_method_raises() -> None:
-    with pytest.raises(ConfigError, match="missing a required argument: 'method'"):
-        load_reward(RewardSpec("gsm8k", 1.0))
+def test_settings_have_defaults() -> None:
+    assert load_reward(RewardSpec("gsm8k", 1.0)).kwargs == {"method": "strict"}
 
 
 @pytest.mark.parametrize(
@@ -180,16 +179,27 @@ def test_error_contains_the_line_that_raised(tmp_path: Path) -> None:
     assert call_reward(function, CALL, {}).error == f"KeyError: 'x' ({tmp_path}/mine.py:2)"
 
 
+def test_module_that_does_not_import_raises_with_the_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "raising_reward.py").write_text("x = 1\nx / 0\n")
+    with pytest.raises(ConfigError, match="does not import: ZeroDivisionError") as caught:
+        load_reward(RewardSpec("raising_reward:score", 1.0))
+    assert caught.value.problems[0].where == f"{tmp_path}/raising_reward.py:2"
+
+
 def test_settings_of_a_reward_are_validated_by_its_params() -> None:
     base = ["data.train_files=[t.parquet]", "actor_rollout_ref.model.path=m"]
 
-    def specs(*settings: str) -> list[RewardSpec]:
-        return reward_specs(compose("ppo_trainer", [*base, *settings]).config.reward)
+    def kwargs(*settings: str) -> list[dict[str, object]]:
+        reward = compose("ppo_trainer", [*base, *settings]).config.reward
+        return [load_reward(each).kwargs for each in reward_specs(reward, ["openai/gsm8k"])]
 
-    assert specs()[0].kwargs == {"method": "strict"}
+    assert kwargs() == [{"method": "strict"}]
     flexible = [{"method": "flexible"}]
-    assert [each.kwargs for each in specs("reward.gsm8k.method=flexible")] == flexible
-    assert [each.kwargs for each in specs("reward.params.gsm8k={method: flexible}")] == flexible
+    assert kwargs("reward.gsm8k.method=flexible") == flexible
+    assert kwargs("reward.params.gsm8k={method: flexible}") == flexible
     with pytest.raises(ConfigError, match="method of gsm8k should be") as caught:
-        specs("reward.params.gsm8k={method: loose}")
+        kwargs("reward.params.gsm8k={method: loose}")
     assert "reward.params.gsm8k" in str(caught.value.problems[0].where)

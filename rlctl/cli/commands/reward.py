@@ -171,16 +171,36 @@ def _repeat_rows(rows: Sequence[PromptRow], num_responses: int, file: Path) -> l
 
 
 def _score(config: Config, rows: list[PromptRow], texts: list[str]) -> RewardReport:
+    """Score all responses, with progress on a terminal.
+
+    Raises ConfigError if the first calls, one per process, all time out.
+    """
+    from rlctl.cli.console import stderr
+    from rlctl.errors import ConfigError
     from rlctl.runtime.rank_info import available_cores
     from rlctl.runtime.rewards.pool import RewardPool
-    from rlctl.runtime.rewards.specs import reward_specs
+    from rlctl.runtime.rewards.report import join_reports
 
-    settings = config.reward
-    num_processes = min(len(rows), settings.num_processes or available_cores())
-    with RewardPool(
-        reward_specs(settings), timeout_s=settings.timeout_s, num_processes=num_processes
-    ) as pool:
-        return pool.score(rows, texts)
+    sources = dict.fromkeys(row.data_source for row in rows)
+    num_processes = min(len(rows), config.reward.num_processes or available_cores())
+    with (
+        stderr().status("loading the reward functions") as status,
+        RewardPool.from_config(config.reward, sources, num_processes) as pool,
+    ):
+        status.update(f"scoring {len(rows)} responses")
+        first = pool.score(rows[:num_processes], texts[:num_processes])
+        if first.num_timeouts >= num_processes:
+            raise ConfigError(
+                f"the reward function exceeds its time limit on the first {num_processes} "
+                f"responses: {first.first_error}",
+                hint="reward.timeout_s=N allows more time",
+            )
+        rest = pool.score(
+            rows[num_processes:],
+            texts[num_processes:],
+            lambda done, total: status.update(f"scored {done} of {total} responses"),
+        )
+        return join_reports(first, rest)
 
 
 def _entry(index: int, row: PromptRow, text: str, report: RewardReport) -> dict[str, Any]:
@@ -189,6 +209,7 @@ def _entry(index: int, row: PromptRow, text: str, report: RewardReport) -> dict[
         "answer": index,
         "score": result.score,
         "components": result.components,
+        "pred": result.pred,
         "error": result.error,
         "ground_truth": row.ground_truth,
         "response": text,

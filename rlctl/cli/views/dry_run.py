@@ -123,7 +123,7 @@ def _print_rest(report: DryRun) -> None:
         ("trackers", ", ".join(report.trackers) or "none"),
         (
             "reward",
-            f"{', '.join(report.reward_functions)}: called on {report.reward_rows} training rows",
+            f"{', '.join(report.reward_functions)}: called on {report.reward_rows} rows",
         ),
         ("prompt", repr(report.prompt)),
     ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import Field
 
@@ -19,18 +19,35 @@ class CustomRewardFunction(Section):
     reward_kwargs: dict[str, Any] = Field(description="extra keyword arguments of the function")
 
 
+class RewardLimits(Section):
+    """Limits of each reward process; a call that exceeds one fails and scores 0."""
+
+    memory_gb: PositiveFloat | None = Field(
+        description="memory in GiB; null = the machine's memory / reward.num_processes"
+    )
+    file_gb: PositiveFloat = Field(description="size of a file that it writes, in GiB")
+    open_files: Annotated[int, Field(ge=16)] = Field(description="open files and sockets")
+
+
 class Reward(Section):
     """Settings of `reward`."""
 
-    functions: Texts = Field(
-        description="reward functions: names, `module:function` or `file.py:function`"
+    functions: Texts | None = Field(
+        description="reward functions for all rows: names, `module:function` or "
+        "`file.py:function`; null = the scorer of each row's data source"
     )
     weights: Floats | None = Field(description="one weight per function; null = 1 each")
     params: dict[str, dict[str, Any]] = Field(
         description="settings per reward function, such as {gsm8k: {method: flexible}}"
     )
     timeout_s: PositiveFloat = Field(
-        description="timeout of one call in seconds; a response that exceeds it scores 0"
+        description="timeout of one call, and of the first import of reward code, in seconds; a "
+        "response that exceeds it scores 0"
     )
     num_processes: Count | None = Field(description="scoring processes; null = one per core")
+    env: Texts = Field(
+        description="environment variables for reward code besides the usual ones, such as "
+        "OPENAI_API_KEY"
+    )
+    limits: RewardLimits
     custom_reward_function: CustomRewardFunction

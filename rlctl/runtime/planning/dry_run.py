@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from rlctl.runtime.planning.memory import RoleMemory, device_memory
 from rlctl.runtime.planning.plan import Plan, make_plan
 from rlctl.runtime.planning.preflight import NUM_REWARD_ROWS
 from rlctl.runtime.planning.role_memory import PlannedRole
+from rlctl.runtime.rewards.specs import reward_specs
 from rlctl.tracking.fanout import preflight
 
 
@@ -80,7 +82,7 @@ def dry_run(recipe: Recipe, *, inline: bool, strict: bool) -> DryRun:
         plan = make_plan(recipe, inline, data_root=Path(scratch))
         unused = report_unused_keys(recipe, plan.roles, strict=strict)
     config, rows = plan.config, plan.loader.prompts.rows
-    custom = config.reward.custom_reward_function
+    specs = reward_specs(config.reward, plan.data_sources)
     last = {key: chain[-1] for key, chain in recipe.origins.items()}
     processes = 1 if plan.inline else sum(plan.pool_sizes.values())
     return DryRun(
@@ -95,10 +97,14 @@ def dry_run(recipe: Recipe, *, inline: bool, strict: bool) -> DryRun:
         device_memory=device_memory(plan.devices.kind, max(1, processes // plan.devices.num_nodes)),
         disk=_disk(plan),
         trackers=[_tracker(name, config.trainer.tracking) for name in config.trainer.logger],
-        reward_functions=[f"{custom.path}:{custom.name}"]
-        if custom.path
-        else list(config.reward.functions),
-        reward_rows=min(NUM_REWARD_ROWS, len(rows)),
+        reward_functions=[
+            each.function + (f" for {', '.join(sorted(each.sources))}" if each.sources else "")
+            for each in specs
+        ],
+        reward_rows=sum(
+            min(NUM_REWARD_ROWS, count)
+            for count in Counter(row.data_source for row in plan.scored_rows).values()
+        ),
         prompt=render_prompt(
             plan.tokenizer, rows[0].prompt, **config.data.apply_chat_template_kwargs
         ),

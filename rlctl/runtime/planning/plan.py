@@ -66,6 +66,16 @@ class Plan:
         return pool_sizes(self.config.trainer.placement, self.devices, self.algorithm.needs)
 
     @property
+    def data_sources(self) -> list[str]:
+        """Data sources of the rows that are scored."""
+        return list(dict.fromkeys(row.data_source for row in self.scored_rows))
+
+    @property
+    def scored_rows(self) -> list[PromptRow]:
+        """Rows whose responses are scored: of training, if it samples responses, and validation."""
+        return _scored_rows(_samples_responses(self.algorithm), self.loader, self.validator)
+
+    @property
     def num_threads(self) -> int:
         """CPU threads of each process."""
         return self.config.trainer.num_threads or max(
@@ -106,7 +116,8 @@ def make_plan(
         problems = errors.run(preflight.check_role_models, config, algorithm.needs)
         errors.run(raise_problems, problems or [])
     errors.run(preflight.check_disk, config, root)
-    tokenizer, loader, validator = _read_data(config, errors)
+    samples = algorithm is None or _samples_responses(algorithm)
+    tokenizer, loader, validator = _read_data(config, samples, errors)
     errors.raise_all()
     assert devices is not None, "otherwise there is an error"
     assert memory is not None, "otherwise there is an error"
@@ -174,11 +185,11 @@ def _check_roles(
 
 
 def _read_data(
-    config: schema.Config, errors: ErrorCollector
+    config: schema.Config, samples: bool, errors: ErrorCollector
 ) -> tuple[PreTrainedTokenizerBase | None, PromptLoader | None, Validator | None]:
-    """Load the tokenizer, training prompts and validation prompts.
+    """Load the tokenizer, training prompts and validation prompts, and try the reward functions.
 
-    Without a tokenizer it still reads the files and tries the reward function.
+    Without a tokenizer it still reads the files. `samples`: training rows are scored.
     """
     data, model = config.data, config.actor_rollout_ref.model
     tokenizer = None
@@ -187,15 +198,28 @@ def _read_data(
             load_tokenizer, model.tokenizer_path or model.path, model.trust_remote_code
         )
     if tokenizer is None:
-        rows = [each for file in data.train_files for each in errors.run(_rows, file, data) or []]
-        for file in data.val_files or ():
-            errors.run(_rows, file, data)
-        errors.run(preflight.check_reward, config.reward, rows)
+        scored: list[PromptRow] = []
+        for file in (*data.train_files, *(data.val_files or ())):
+            rows = errors.run(_rows, file, data) or []
+            scored += rows if samples or file not in data.train_files else []
+        errors.run(preflight.check_reward, config.reward, scored)
         return None, None, None
     loader = errors.run(_load_train, config, tokenizer)
     validator = errors.run(_load_val, config, tokenizer)
-    errors.run(preflight.check_reward, config.reward, loader.prompts.rows if loader else [])
+    scored = _scored_rows(samples, loader, validator)
+    errors.run(preflight.check_reward, config.reward, scored)
     return tokenizer, loader, validator
+
+
+def _samples_responses(algorithm: Algorithm) -> bool:
+    return Needs.GROUPS in algorithm.needs
+
+
+def _scored_rows(
+    samples: bool, loader: PromptLoader | None, validator: Validator | None
+) -> list[PromptRow]:
+    training = loader.prompts.rows if loader and samples else []
+    return [*training, *(validator.prompts.rows if validator else [])]
 
 
 def _rows(file: str, data: schema.Data) -> list[PromptRow]:

@@ -1,19 +1,18 @@
 """Pool that scores responses with one or more reward functions; no function can stop a run.
 
-Functions declared `in_process` are called directly. All others run in worker processes that start
-once per run. A call that raises, returns no number, hangs or kills its process scores 0 and is
-counted. An alarm inside the worker interrupts a call that hangs in Python; otherwise the pool kills
-the worker and replaces it.
+Entry points declared `in_process` are called directly. All other functions run in worker processes
+that start once per run. A call that raises, returns no number, hangs or kills its process scores 0
+and is counted. An alarm inside the worker interrupts a call that hangs in Python; otherwise the
+pool kills the worker and replaces it.
 """
 
 from __future__ import annotations
 
-import logging
 import math
 import time
 import weakref
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
@@ -22,23 +21,24 @@ from typing import Self
 
 from rlctl.data_prep.rows import PromptRow
 from rlctl.errors import InternalError
+from rlctl.recipes import schema
 from rlctl.runtime.rewards.functions import (
     Call,
     CallResult,
     RewardSpec,
     call_reward,
-    load_reward,
+    is_user_code,
     runs_in_process,
 )
+from rlctl.runtime.rewards.loading import find_reward, load_reward
 from rlctl.runtime.rewards.report import RewardReport, build_report
+from rlctl.runtime.rewards.sandbox import GIB, Limits, default_memory
+from rlctl.runtime.rewards.specs import check_sources, reward_specs
 from rlctl.runtime.rewards.worker import Setup
-from rlctl.runtime.rewards.worker_process import WorkerProcess
+from rlctl.runtime.rewards.worker_process import GRACE_S, START_S, WorkerProcess
 
-log = logging.getLogger(__name__)
+OnResult = Callable[[int, int], object]  # number of results, and of calls
 
-# Time beyond the timeout of a call before the pool kills the worker. The worker's own alarm must
-# come first, also on a busy machine.
-GRACE_S = 2.0
 # Portions of a batch per worker: few messages, and a short wait for the slowest worker.
 PORTIONS = 4
 
@@ -83,48 +83,90 @@ class RewardPool:
         timeout_s: float,
         num_processes: int,
         logs: Path | None = None,
+        env: Sequence[str] = (),
+        limits: Limits | None = None,
     ) -> None:
         """Load `functions` and start the workers, if any function needs them.
 
-        `timeout_s` is the time limit of a call in seconds. Output of functions goes to
-        `reward-<number>.log` in the folder `logs`, or to stderr. Raises ConfigError if a function
-        cannot be loaded or called, ResourceError if a worker does not start.
+        `timeout_s` is the time limit of a call, and of the first import of a user's code, in
+        seconds. Output of functions goes to `reward-<number>.log` in the folder `logs`, or to
+        stderr. `env` names environment variables that workers get besides the usual ones. Raises
+        ConfigError if a function cannot be loaded or called, ResourceError if a worker does not
+        start.
         """
-        self._timeout_s = timeout_s
+        self._timeout_s, self._env, self._limits = timeout_s, env, limits or Limits()
         self._specs = list(functions)
-        loaded = [load_reward(spec) for spec in self._specs]
-        self._direct = {
-            index: function for index, function in enumerate(loaded) if runs_in_process(function)
+        loaded = {
+            index: load_reward(spec)
+            for index, spec in enumerate(self._specs)
+            if not is_user_code(spec.function) and runs_in_process(find_reward(spec.function))
         }
+        self._direct = loaded
+        self._pooled = [index for index in range(len(self._specs)) if index not in loaded]
         self._workers: list[WorkerProcess] = []
         self._finalizer = weakref.finalize(self, _kill_all, self._workers)
-        if len(self._direct) < len(self._specs):
-            self._start([logs and logs / f"reward-{number}.log" for number in range(num_processes)])
+        if self._pooled:
+            paths = [logs and logs / f"reward-{number}.log" for number in range(num_processes)]
+            self._start(paths[:1], timeout_s)
+            self._start(paths[1:], START_S)
 
-    def score(self, rows: Sequence[PromptRow], responses: Sequence[str]) -> RewardReport:
-        """Return the scores of `responses`, one for each of `rows`. Warn about failed calls."""
+    @classmethod
+    def from_config(
+        cls,
+        reward: schema.Reward,
+        sources: Iterable[str],
+        num_processes: int,
+        logs: Path | None = None,
+    ) -> Self:
+        """Build the pool of a run whose rows have the data `sources`. Raises as the constructor."""
+        number, limits = reward.num_processes or num_processes, reward.limits
+        memory = None if limits.memory_gb is None else int(limits.memory_gb * GIB)
+        return cls(
+            reward_specs(reward, sources),
+            timeout_s=reward.timeout_s,
+            num_processes=number,
+            logs=logs,
+            env=reward.env,
+            limits=Limits(
+                memory or default_memory(number), int(limits.file_gb * GIB), limits.open_files
+            ),
+        )
+
+    def score(
+        self,
+        rows: Sequence[PromptRow],
+        responses: Sequence[str],
+        on_result: OnResult | None = None,
+    ) -> RewardReport:
+        """Return the scores of `responses`, one for each of `rows`.
+
+        Raises ConfigError for a row whose data source no function scores.
+        """
+        check_sources(self._specs, (row.data_source for row in rows))
         calls = [
             Call(row.data_source, text, row.ground_truth, row.extra_info)
             for row, text in zip(rows, responses, strict=True)
         ]
-        pooled = [index for index in range(len(self._specs)) if index not in self._direct]
-        pending = iter(self._run([(index, call) for index in pooled for call in calls]))
-        by_function: list[list[CallResult]] = []
-        for index, spec in enumerate(self._specs):
-            if index in self._direct:
-                function = self._direct[index]
-                by_function.append([call_reward(function, call, spec.kwargs) for call in calls])
-            else:
-                by_function.append([next(pending) for _ in calls])
-        report = build_report(self._specs, by_function)
-        if report.num_errors or report.num_timeouts:
-            log.warning(
-                "%d reward calls failed and %d took too long; they score 0. The first: %s",
-                report.num_errors,
-                report.num_timeouts,
-                report.first_error,
-            )
-        return report
+        tasks = [
+            (index, row)
+            for index in self._pooled
+            for row, call in enumerate(calls)
+            if self._specs[index].scores(call.data_source)
+        ]
+        results: list[list[CallResult | None]] = [[None] * len(calls) for _ in self._specs]
+        for index, reward in self._direct.items():
+            for row, call in enumerate(calls):
+                if self._specs[index].scores(call.data_source):
+                    results[index][row] = call_reward(reward.function, call, reward.kwargs)
+        pending = [(self._pooled.index(index), calls[row]) for index, row in tasks]
+        for (index, row), result in zip(tasks, self._run(pending, on_result), strict=True):
+            results[index][row] = result
+        return build_report(self._specs, results)
+
+    @property
+    def functions(self) -> list[RewardSpec]:
+        """The reward functions of the pool."""
+        return self._specs
 
     def close(self) -> None:
         """Kill the workers. Further calls do nothing."""
@@ -136,25 +178,28 @@ class RewardPool:
     def __exit__(self, *exc_info: object) -> None:
         self.close()
 
-    def _start(self, logs: Sequence[Path | None]) -> None:
+    def _start(self, logs: Sequence[Path | None], import_s: float) -> None:
         """Start one worker for each of `logs`; close the pool if one does not start."""
-        started = [WorkerProcess(log) for log in logs]
+        started = [WorkerProcess(log, self._env) for log in logs]
         self._workers += started
+        specs = [self._specs[index] for index in self._pooled]
         try:
             for worker in started:
-                worker.load(Setup(self._specs, self._timeout_s))
+                worker.load(Setup(specs, self._timeout_s, import_s, self._limits))
         except BaseException:
             self.close()
             raise
 
     def _replace(self, worker: WorkerProcess) -> int:
-        """Kill a worker and start another one. Return the exit status of the former."""
+        """End a worker and start another one. Return the exit status of the former."""
         self._workers.remove(worker)
         status = worker.kill()
-        self._start([worker.log])
+        self._start([worker.log], START_S)
         return status
 
-    def _run(self, tasks: list[tuple[int, Call]]) -> list[CallResult]:
+    def _run(
+        self, tasks: list[tuple[int, Call]], on_result: OnResult | None = None
+    ) -> list[CallResult]:
         """Run `tasks` on the workers and return their results in order."""
         if tasks and not self._workers:
             raise InternalError("the reward pool is closed")
@@ -168,6 +213,8 @@ class RewardPool:
                 wait(list(batch.busy), max(0.0, first_deadline - time.monotonic()))
                 for job in list(batch.busy.values()):
                     self._advance(job, batch)
+                if on_result is not None:
+                    on_result(sum(each is not None for each in batch.results), len(tasks))
         except BaseException:
             self.close()  # a worker cannot be used again while a call is in progress
             raise
@@ -192,10 +239,10 @@ class RewardPool:
         lost: CallResult | None = None
         try:
             while job.next < job.stop and connection.poll():
-                batch.results[job.next] = connection.recv()
+                batch.results[job.next] = CallResult(*job.worker.receive())
                 job.next += 1
                 job.deadline = self._deadline()
-        except (EOFError, OSError):
+        except (EOFError, OSError, ValueError, TypeError):  # exited, or wrote something else
             status = self._replace(job.worker)
             lost = CallResult(0.0, {}, f"the reward worker exited (exit status {status})")
         else:
@@ -217,5 +264,7 @@ class RewardPool:
 
 def _kill_all(workers: list[WorkerProcess]) -> None:
     """Kill and forget all workers. A plain function: a finalizer must not refer to the pool."""
+    for worker in workers:
+        worker.terminate()
     while workers:
         workers.pop().kill()

@@ -48,10 +48,10 @@ class RewardReport:
 
 
 def build_report(
-    specs: Sequence[RewardSpec], by_function: Sequence[Sequence[CallResult]]
+    specs: Sequence[RewardSpec], by_function: Sequence[Sequence[CallResult | None]]
 ) -> RewardReport:
-    """Combine the results of each function, one per row, into a report."""
-    failures = [each for results in by_function for each in results if each.error]
+    """Combine the results of each function, one per row that it scores, into a report."""
+    failures = [each for results in by_function for each in results if each and each.error]
     num_timeouts = sum(each.timed_out for each in failures)
     names = component_names(specs)
     return RewardReport(
@@ -59,6 +59,16 @@ def build_report(
         num_errors=len(failures) - num_timeouts,
         num_timeouts=num_timeouts,
         first_error=failures[0].error if failures else None,
+    )
+
+
+def join_reports(first: RewardReport, second: RewardReport) -> RewardReport:
+    """Return the report of two parts of a batch, in order."""
+    return RewardReport(
+        results=[*first.results, *second.results],
+        num_errors=first.num_errors + second.num_errors,
+        num_timeouts=first.num_timeouts + second.num_timeouts,
+        first_error=first.first_error or second.first_error,
     )
 
 
@@ -72,12 +82,16 @@ def component_names(specs: Sequence[RewardSpec]) -> list[str]:
 
 
 def _combine(
-    specs: Sequence[RewardSpec], names: Sequence[str], results: Sequence[CallResult]
+    specs: Sequence[RewardSpec], names: Sequence[str], results: Sequence[CallResult | None]
 ) -> RewardResult:
-    """Return the result of one row; `results` has one entry per function."""
+    """Return the result of one row; `results` has one entry per function, None if not called."""
+    called = [each for each in zip(specs, names, results, strict=True) if each[2] is not None]
     components: dict[str, float] = {}
-    is_one_of_several = len(results) > 1
-    for name, each in zip(names, results, strict=True):
+    score = 0.0
+    is_one_of_several = len(called) > 1
+    for spec, name, each in called:
+        assert each is not None
+        score += spec.weight * each.score
         if is_one_of_several:
             components[name] = each.score
         components |= {
@@ -85,8 +99,8 @@ def _combine(
             for part, value in each.components.items()
         }
     return RewardResult(
-        score=sum(spec.weight * each.score for spec, each in zip(specs, results, strict=True)),
+        score=score,
         components=components,
-        error=next((each.error for each in results if each.error), None),
-        pred=next((each.pred for each in results if each.pred is not None), None),
+        error=next((each.error for each in results if each and each.error), None),
+        pred=next((each.pred for each in results if each and each.pred is not None), None),
     )

@@ -1,25 +1,38 @@
-"""The reward functions of a run, from the config section `reward`."""
+"""The reward functions of a run, from the config section `reward` and the data sources of its rows.
+
+A reward plug-in may declare data sources with the attribute `data_sources`: names or patterns such
+as `aime*`. Unless `reward.functions` names functions, each row is scored by the plug-in that
+declares its data source.
+"""
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 from rlctl import plugins
-from rlctl.errors import ConfigError
+from rlctl.errors import ConfigError, Problem, RlctlError, raise_problems
 from rlctl.recipes import schema
-from rlctl.runtime.rewards.functions import RewardSpec, find_reward
+from rlctl.runtime.rewards.functions import RewardSpec
+
+LOG = logging.getLogger(__name__)
 
 
-def reward_specs(reward: schema.Reward) -> list[RewardSpec]:
-    """Return the custom function if `custom_reward_function.path` is set, else `reward.functions`.
+def reward_specs(reward: schema.Reward, sources: Iterable[str]) -> list[RewardSpec]:
+    """Return the reward functions for rows of the data `sources`.
 
-    The settings of a function, `reward.params.<name>`, are validated by its `Params` and become
-    keyword arguments. Raises ConfigError for wrong settings or a wrong number of weights.
+    They are the custom function if `custom_reward_function.path` is set, else `reward.functions`,
+    else one per scorer of the data sources. Raises ConfigError for a wrong number of weights or
+    for a data source without a scorer.
     """
     custom = reward.custom_reward_function
     if custom.path is not None:
         path = Path(custom.path).expanduser()
         return [RewardSpec(f"{path}:{custom.name}", 1.0, custom.reward_kwargs)]
+    if reward.functions is None:
+        return _by_source(reward, dict.fromkeys(sources))
     weights = reward.weights or (1.0,) * len(reward.functions)
     if len(weights) != len(reward.functions):
         raise ConfigError(
@@ -33,8 +46,75 @@ def reward_specs(reward: schema.Reward) -> list[RewardSpec]:
     ]
 
 
+def check_sources(specs: Sequence[RewardSpec], sources: Iterable[str]) -> None:
+    """Raise ConfigError for a data source that none of `specs` scores."""
+    unknown = [
+        source
+        for source in dict.fromkeys(sources)
+        if not any(spec.scores(source) for spec in specs)
+    ]
+    raise_problems([unknown_source(source) for source in unknown])
+
+
+def unknown_source(source: str) -> Problem:
+    """Return the problem of a data source without a scorer."""
+    known = ", ".join(each for patterns in declared_sources().values() for each in patterns)
+    forced = " or ".join(f"'reward.functions=[{name}]'" for name in declared_sources())
+    return Problem(
+        f"no scorer for the data source {source!r}; known: {known}",
+        hint="reward.custom_reward_function.path=FILE.py scores it with a function of your own; "
+        f"{forced} scores all rows as those data sources",
+    )
+
+
+def declared_sources() -> dict[str, Sequence[str]]:
+    """Return the data sources that each installed reward plug-in declares, if it declares any.
+
+    A plug-in that cannot be loaded is a warning.
+    """
+    declared: dict[str, Sequence[str]] = {}
+    for name in plugins.names("rewards"):
+        try:
+            patterns = getattr(plugins.load("rewards", name), "data_sources", ())
+        except (RlctlError, ImportError) as error:
+            LOG.warning("the reward plug-in %r is left out: %s", name, error)
+            continue
+        if patterns:
+            declared[name] = patterns
+    return declared
+
+
+def _by_source(reward: schema.Reward, sources: Iterable[str]) -> list[RewardSpec]:
+    """Return one spec for each scorer that the data sources need."""
+    declared = declared_sources()
+    chosen: dict[str, list[str]] = {}
+    problems: list[Problem] = []
+    for source in sources:
+        names = _scorers(source, declared)
+        if len(names) == 1:
+            chosen.setdefault(names[0], []).append(source)
+        elif names:
+            options = " or ".join(f"'reward.functions=[{name}]'" for name in names)
+            message = f"{' and '.join(names)} both score the data source {source!r}"
+            problems.append(Problem(message, hint=options))
+        else:
+            problems.append(unknown_source(source))
+    raise_problems(problems)
+    return [
+        _with_settings(RewardSpec(name, 1.0, sources=frozenset(own)), reward)
+        for name, own in chosen.items()
+    ]
+
+
+def _scorers(source: str, declared: Mapping[str, Sequence[str]]) -> list[str]:
+    """Return the plug-ins that name `source`, or else those with a pattern that matches it."""
+    exact = [name for name, patterns in declared.items() if source in patterns]
+    return exact or [
+        name
+        for name, patterns in declared.items()
+        if any(fnmatchcase(source, pattern) for pattern in patterns)
+    ]
+
+
 def _with_settings(spec: RewardSpec, reward: schema.Reward) -> RewardSpec:
-    function, name = find_reward(spec.function), spec.name
-    settings = reward.params.get(name, {})
-    params = plugins.parse_params(function, name, settings, f"reward.params.{name}")
-    return RewardSpec(spec.function, spec.weight, params.model_dump() if params else {})
+    return RewardSpec(spec.function, spec.weight, reward.params.get(spec.name, {}), spec.sources)

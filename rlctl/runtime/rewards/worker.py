@@ -1,47 +1,94 @@
-"""Worker process for reward functions that may hang or crash.
+"""Process for reward functions that may hang or crash: a guard and the worker that it forks.
 
-It starts once, loads the functions and processes lists of calls. It sends one message per result,
-so the pool can identify the call in progress. It imports neither torch nor Ray nor the program that
-started it.
+The guard is the worker's parent, so that reward code has no relation to the controller, which it
+could signal. When the worker exits, or the controller does, the guard kills all that the worker has
+started. The worker loads the functions and processes lists of calls. It sends one message per
+result, so the pool can identify the call in progress. Both import neither torch nor Ray nor the
+program that started them.
 """
 
 from __future__ import annotations
 
-import ctypes
+import json
 import os
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from rlctl.errors import RlctlError
+from rlctl.errors import ConfigError, RlctlError
 from rlctl.runtime.rewards.functions import (
     Call,
     CallResult,
-    RewardFunction,
     RewardSpec,
     RewardTimeout,
     call_reward,
-    load_reward,
+    is_user_code,
 )
+from rlctl.runtime.rewards.loading import LoadedReward, load_reward, user_line
+from rlctl.runtime.rewards.sandbox import Limits, adopt_orphans, die_with, kill_children, restrict
 
-_PR_SET_PDEATHSIG = 1  # prctl(2)
+# Longest message of a worker in bytes. Messages are JSON: unpickling would run code that a reward
+# function has written.
+MAX_MESSAGE = 2**20
 
 
 class Setup(NamedTuple):
-    """The first message to a worker."""
+    """The first message to a worker. `import_s` limits the import of a user's file or module."""
 
     specs: Sequence[RewardSpec]
     timeout_s: float
+    import_s: float
+    limits: Limits
 
 
 def main(descriptor: int, parent: int) -> None:
-    """Process calls from the connection `descriptor` until it closes or `parent` exits."""
-    _exit_with(parent)
+    """Fork a worker for the connection `descriptor`; guard it until it or `parent` exits."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C and closes the pool
-    connection = Connection(descriptor)
+    signal.signal(signal.SIGTERM, _leave)
+    die_with(parent, signal.SIGTERM)
+    adopt_orphans()
+    guard = os.getpid()
+    worker = os.fork()
+    if worker == 0:
+        _work(Connection(descriptor), guard)
+    else:
+        os.close(descriptor)
+        sys.exit(_guard(worker))
+
+
+def _leave(signum: int, frame: object) -> None:
+    del signum, frame
+    sys.exit()
+
+
+def _guard(worker: int) -> int:
+    """Wait for `worker`, kill what it leaves, and return its exit status as a shell would."""
+    with suppress(SystemExit):  # SIGTERM
+        while (ended := _next_exit()) != worker:
+            os.waitpid(ended, 0)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    kill_children(worker)
+    code = os.waitstatus_to_exitcode(os.waitpid(worker, 0)[1])
+    return code if code >= 0 else 128 - code
+
+
+def _next_exit() -> int:
+    """Wait for a child that exits and return its number, without reaping it."""
+    result = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)
+    assert result is not None, "only with WNOHANG"
+    return result.si_pid
+
+
+def _work(connection: Connection, guard: int) -> None:
+    """Process calls from `connection` until it closes."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    os.setsid()
+    die_with(guard, signal.SIGKILL)
     try:
+        _send(connection, os.getpid())
         _serve(connection)
     except (EOFError, ConnectionError):
         return  # the parent has exited or has closed the pool
@@ -50,45 +97,70 @@ def main(descriptor: int, parent: int) -> None:
 def _serve(connection: Connection) -> None:
     """Load the functions of the first message, then process lists of calls."""
     setup: Setup = connection.recv()
-    try:
-        functions = [(load_reward(spec), spec.kwargs) for spec in setup.specs]
-    except RlctlError as error:
-        connection.send(error)
-        return
-    connection.send(None)  # ready
-
-    def raise_timeout(signum: int, frame: object) -> None:
-        del signum, frame
-        raise RewardTimeout(f"took longer than {setup.timeout_s:g} s")
-
-    signal.signal(signal.SIGALRM, raise_timeout)
+    restrict(setup.limits)
+    loaded: list[LoadedReward] = []
+    for spec in setup.specs:
+        try:
+            loaded.append(_load(spec, setup.import_s))
+        except RlctlError as error:
+            _send(connection, [type(error).__name__, [list(each) for each in _fields(error)]])
+            return
+        _send(connection, None)
     while True:
         calls: list[tuple[int, Call]] = connection.recv()
         for index, call in calls:
-            connection.send(_timed(*functions[index], call, setup.timeout_s))
+            _send(connection, _timed(loaded[index], call, setup.timeout_s))
 
 
-def _timed(
-    function: RewardFunction, kwargs: Mapping[str, Any], call: Call, timeout_s: float
-) -> CallResult:
-    """Call `function` with a time limit."""
+def _fields(error: RlctlError) -> Iterator[tuple[str, str | None, str | None]]:
+    for each in error.problems:
+        yield each.message, each.where, each.hint
+
+
+def _send(connection: Connection, message: object) -> None:
+    data = json.dumps(message).encode()
+    if len(data) > MAX_MESSAGE:
+        error = f"the result has {len(data)} bytes, and {MAX_MESSAGE} are allowed"
+        data = json.dumps(CallResult(0.0, {}, error)).encode()
+    connection.send_bytes(data)
+
+
+def _load(spec: RewardSpec, import_s: float) -> LoadedReward:
+    """Load a function; raise ConfigError if the import of a user's code exceeds `import_s`."""
+    if not is_user_code(spec.function):
+        return load_reward(spec)
     try:
-        signal.setitimer(signal.ITIMER_REAL, timeout_s)
-        try:
-            return call_reward(function, call, kwargs)
-        finally:
-            signal.setitimer(signal.ITIMER_REAL, 0)
-    except RewardTimeout as error:  # raised between the end of the call and the line above
+        with _time_limit(import_s):
+            return load_reward(spec)
+    except RewardTimeout as timeout:
+        raise ConfigError(
+            f"the import of the reward function {spec.function!r} {timeout}",
+            where=user_line(timeout, spec.function),
+            hint="reward.timeout_s=N allows more time",
+        ) from timeout
+
+
+def _timed(reward: LoadedReward, call: Call, timeout_s: float) -> CallResult:
+    """Call a function with a time limit."""
+    try:
+        with _time_limit(timeout_s):
+            return call_reward(reward.function, call, reward.kwargs)
+    except RewardTimeout as error:  # raised between the end of the call and that of the block
         return CallResult(0.0, {}, str(error), timed_out=True)
 
 
-def _exit_with(parent: int) -> None:
-    """Make this process exit with its parent.
+@contextmanager
+def _time_limit(seconds: float) -> Iterator[None]:
+    """Raise RewardTimeout in the block after `seconds`."""
 
-    On Linux the kernel kills it when the thread that started it ends, so the pool must be built in
-    a long-lived thread. Elsewhere it exits after the current call, when its connection is closed.
-    """
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        sys.exit()  # the parent exited before the request
+    def raise_timeout(signum: int, frame: object) -> None:
+        del signum, frame
+        raise RewardTimeout(f"took longer than {seconds:g} s")
+
+    # Set for every block: a library may have replaced the handler (math-verify does).
+    signal.signal(signal.SIGALRM, raise_timeout)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)

@@ -15,6 +15,7 @@ from rlctl.runs.provenance import data_hashes, installed_versions
 from rlctl.runs.rewind import rewind
 from rlctl.runs.run_dir import RunDir
 from rlctl.runtime.checkpoint.store import CheckpointStore
+from rlctl.runtime.rewards.code import code_hashes
 from rlctl.runtime.training.restore import ResumePoint
 
 
@@ -65,6 +66,7 @@ def _write_config(
     run.update(
         seeds={"trainer": trainer.seed, "data": data.seed},
         data=data_hashes([*data.train_files, *(data.val_files or ())]),
+        reward_code=code_hashes(config.reward),
         parent=parent or run.record.parent,
     )
 

@@ -1,0 +1,167 @@
+"""Restrictions of reward processes: environment, signals, memory, files.
+
+They contain mistakes and careless code. They are no barrier against hostile code, which runs as
+the same user and can read its files and use the network.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import resource
+import signal
+import sys
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+GIB = 2**30
+_MIN_MEMORY = 2 * GIB  # of the default: enough for Python with torch
+
+# Variables that find programs, libraries, caches and the language; none of them is a secret.
+_ALLOWED = (
+    *("PATH", "HOME", "USER", "LOGNAME", "SHELL", "PWD", "LANG", "LANGUAGE", "LC_*", "TZ"),
+    *("TMPDIR", "TMP", "TEMP", "TERM", "COLUMNS", "NO_COLOR", "XDG_*"),
+    *("PYTHON*", "VIRTUAL_ENV", "CONDA_PREFIX", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH"),
+    *("OMP_*", "MKL_*", "KMP_*", "OPENBLAS_*", "NUMEXPR_*", "GOTO_*", "TOKENIZERS_PARALLELISM"),
+    *("*_CACHE", "*_CACHE_DIR", "*_CACHE_HOME", "HF_HOME", "TORCH_HOME", "NLTK_DATA"),
+    *("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "TRANSFORMERS_OFFLINE"),
+    *("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"),
+)
+_SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSW|CREDENTIAL|AUTH", re.IGNORECASE)
+
+_PR_SET_PDEATHSIG = 1  # prctl(2)
+_PR_SET_CHILD_SUBREAPER = 36
+_PR_SET_NO_NEW_PRIVS = 38
+_LANDLOCK_CREATE_RULESET, _LANDLOCK_RESTRICT_SELF = 444, 446  # syscall numbers, on every platform
+_LANDLOCK_VERSION = 1  # flag: return the version of the interface
+_LANDLOCK_SIGNALS = (6, 1 << 1)  # first version with signals, and their bit in `scoped`
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Limits of one reward process, in bytes and open files. No memory limit if it is None."""
+
+    memory: int | None = None
+    file_size: int = GIB
+    open_files: int = 1024
+
+
+def allowed_environment(
+    environment: Mapping[str, str], further: Iterable[str] = ()
+) -> dict[str, str]:
+    """Return the variables of `environment` that a reward process gets.
+
+    These are the allow-list without names that look like secrets, and those named in `further`.
+    GPUs are hidden unless `further` names CUDA_VISIBLE_DEVICES.
+    """
+    named = set(further)
+    allowed = {
+        name: value
+        for name, value in environment.items()
+        if name in named
+        or (not _SECRET.search(name) and any(fnmatchcase(name, each) for each in _ALLOWED))
+    }
+    return allowed if "CUDA_VISIBLE_DEVICES" in named else {**allowed, "CUDA_VISIBLE_DEVICES": ""}
+
+
+def default_memory(num_processes: int) -> int:
+    """Return the memory limit of each of `num_processes`: a share of the machine's, in bytes."""
+    import psutil
+
+    total, bound = psutil.virtual_memory().total, Path("/sys/fs/cgroup/memory.max")
+    if bound.is_file() and (text := bound.read_text().strip()) != "max":
+        total = min(total, int(text))
+    return max(_MIN_MEMORY, total // num_processes)
+
+
+def restrict(limits: Limits) -> None:
+    """Apply `limits` to this process and its children, and forbid signals to all others."""
+    bounds = {
+        resource.RLIMIT_CORE: 0,
+        resource.RLIMIT_FSIZE: limits.file_size,
+        resource.RLIMIT_NOFILE: limits.open_files,
+    }
+    if limits.memory is not None:
+        # Writable private memory. RLIMIT_AS would also count address space that is only reserved.
+        bounds[resource.RLIMIT_DATA] = limits.memory
+    for kind, bound in bounds.items():
+        hard = resource.getrlimit(kind)[1]
+        lower = bound if hard == resource.RLIM_INFINITY else min(bound, hard)
+        resource.setrlimit(kind, (lower, lower))
+    _forbid_signals()
+
+
+def die_with(parent: int, number: signal.Signals) -> None:
+    """Make the kernel send this process the signal `number` when `parent` exits (Linux only).
+
+    It does so when the parent's thread that started this process ends. Exits if `parent` is gone.
+    """
+    _prctl(_PR_SET_PDEATHSIG, number)
+    if os.getppid() != parent:
+        sys.exit()
+
+
+def adopt_orphans() -> None:
+    """Make orphaned descendants children of this process instead of init's (Linux only)."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def kill_children(worker: int) -> None:
+    """Kill the process group of the child `worker` and all other children, and reap the others.
+
+    `worker` may be a zombie, which keeps its group's number from being used again.
+    """
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(worker, signal.SIGKILL)
+    while others := _children() - {worker}:
+        for pid in others:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+
+
+def _children() -> set[int]:
+    """Return the children of this single-threaded process; empty where /proc does not list them."""
+    try:
+        children = Path(f"/proc/self/task/{os.getpid()}/children").read_text()
+        return {int(pid) for pid in children.split()}
+    except OSError:
+        return set()
+
+
+class _Ruleset(ctypes.Structure):
+    """struct landlock_ruleset_attr."""
+
+    _fields_ = [
+        ("handled_access_fs", ctypes.c_uint64),
+        ("handled_access_net", ctypes.c_uint64),
+        ("scoped", ctypes.c_uint64),
+    ]
+
+
+def _forbid_signals() -> None:
+    """Allow signals to this process and its descendants only, with Landlock (Linux 6.12).
+
+    It also denies ptrace of other processes, and reading their environment. No-op elsewhere.
+    """
+    if sys.platform != "linux":
+        return
+    libc = ctypes.CDLL(None, use_errno=True)
+    version, bit = _LANDLOCK_SIGNALS
+    if libc.syscall(_LANDLOCK_CREATE_RULESET, None, 0, _LANDLOCK_VERSION) < version:
+        return
+    rules = _Ruleset(0, 0, bit)
+    size = ctypes.sizeof(rules)
+    descriptor = libc.syscall(_LANDLOCK_CREATE_RULESET, ctypes.byref(rules), size, 0)
+    if descriptor >= 0:
+        _prctl(_PR_SET_NO_NEW_PRIVS, 1)
+        libc.syscall(_LANDLOCK_RESTRICT_SELF, descriptor, 0)
+        os.close(descriptor)
+
+
+def _prctl(option: int, value: int) -> None:
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
