@@ -249,16 +249,13 @@ def _changed_files(record: RunRecord, plan: Plan) -> list[str]:
 
     A file under another path is unchanged if it equals any of the run's files.
     """
-    data = plan.config.data
-    data_now = data_hashes([*data.train_files, *(data.val_files or ())])
+    data, before = plan.config.data, {**record.data, **record.reward_code}
+    now = data_hashes([*data.train_files, *(data.val_files or ())]) if record.data else {}
+    now |= code_hashes(plan.config.reward) if record.reward_code else {}
     changed = [
         path
-        for now, before in (
-            (data_now, record.data),
-            (code_hashes(plan.config.reward), record.reward_code),
-        )
         for path, digest in now.items()
-        if before and digest not in ([before[path]] if path in before else before.values())
+        if digest not in ([before[path]] if path in before else before.values())
     ]
     return [f"{path} has changed since the run started" for path in changed]
 

@@ -37,6 +37,7 @@ ALSO_A_WORD = {
     "auto": "trainer.device and the like have an `auto` of their own",
     "grpo": "a command and a recipe",
     "kl": "the state of the KL controller in a checkpoint",
+    "math": "the `ability` of a row in verl's data",
     "ppo": "a command, a recipe, and the prefix of verl's micro-batch keys",
     "random": "model.init and sweep.sampler have a `random` of their own",
     "sft": "a command and a recipe",

@@ -105,6 +105,7 @@ def test_a_run_reads_every_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         "trainer.total_training_steps=1",
         "trainer.test_freq=1",
         "trainer.num_threads=1",
+        "reward.functions=[gsm8k]",
     ]
     variant = [
         "actor_rollout_ref.actor.use_dynamic_bsz=false",

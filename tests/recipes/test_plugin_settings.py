@@ -110,7 +110,10 @@ def test_completion_offers_the_settings_of_the_selected_plugin() -> None:
         "algorithm.adv_estimator_params.reward_weights=",
     ]
     assert complete_override("algorithm.adv_estimator_params.") == []
-    assert complete_override("reward.params.") == ["reward.params.gsm8k."]
+    assert complete_override("reward.params.") == [
+        "reward.params.gsm8k.",
+        "reward.params.math.",
+    ]
     assert complete_override("reward.params.gsm8k.method=f") == [
         "reward.params.gsm8k.method=flexible"
     ]

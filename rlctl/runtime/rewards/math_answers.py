@@ -1,7 +1,7 @@
 """The MATH scorer: 1 if the final answer is mathematically equal to the ground truth, else 0.
 
 math-verify extracts and compares the answers. It is imported in reward processes only: it uses
-sympy, which may take long or hang on a malformed expression.
+sympy, which may not end on a malformed expression.
 """
 
 from __future__ import annotations

@@ -113,10 +113,11 @@ def adopt_orphans() -> None:
 def kill_children(worker: int) -> None:
     """Kill the process group of the child `worker` and all other children, and reap the others.
 
-    `worker` may be a zombie, which keeps its group's number from being used again.
+    `worker` stays a zombie, which keeps its group's number from being used again.
     """
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(worker, signal.SIGKILL)
+    os.waitid(os.P_PID, worker, os.WEXITED | os.WNOWAIT)  # its children become this process's
     while others := _children() - {worker}:
         for pid in others:
             os.kill(pid, signal.SIGKILL)
@@ -145,7 +146,7 @@ class _Ruleset(ctypes.Structure):
 def _forbid_signals() -> None:
     """Allow signals to this process and its descendants only, with Landlock (Linux 6.12).
 
-    It also denies ptrace of other processes, and reading their environment. No-op elsewhere.
+    No-op elsewhere.
     """
     if sys.platform != "linux":
         return

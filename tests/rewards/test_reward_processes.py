@@ -1,0 +1,197 @@
+"""Tests of the isolation of reward code: environment, signals, limits, deadlines of imports."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from rlctl.data_prep.rows import PromptRow
+from rlctl.errors import ConfigError
+from rlctl.runtime.rewards.functions import RewardSpec
+from rlctl.runtime.rewards.pool import RewardPool
+from rlctl.runtime.rewards.sandbox import Limits, allowed_environment
+from tests.progress import wait_until
+
+SOURCE = """
+import os, signal, subprocess, sys, time
+
+def compute_score(data_source, solution_str, ground_truth, extra_info=None):
+    if solution_str == "secrets":
+        return {"score": 1, "pred": sorted(name for name in os.environ if "KEY" in name)}
+    if solution_str == "group":
+        os.killpg(0, signal.SIGKILL)
+    if solution_str == "zero":
+        os.kill(0, signal.SIGKILL)
+    if solution_str == "parent":
+        os.kill(os.getppid(), signal.SIGKILL)
+    if solution_str == "driver":
+        os.kill(ground_truth, signal.SIGKILL)
+    if solution_str == "memory":
+        return len(bytearray(200 * 2**30))
+    if solution_str == "endless file":
+        with open("endless", "wb") as file:
+            while True:
+                file.write(bytes(2**20))
+    if solution_str == "files":
+        return len([open(__file__) for _ in range(10_000)])
+    if solution_str == "daemon":
+        process = subprocess.Popen(["sleep", "600"], start_new_session=True)
+        return {"score": 1, "pred": process.pid}
+    if solution_str == "forge":
+        import gc
+        from multiprocessing.connection import Connection
+        for each in gc.get_objects():
+            if isinstance(each, Connection):
+                each.send_bytes(b"no json")
+    return {"score": 1, "pred": f"{os.getppid()} {os.getpgid(0)} {os.getpid()}"}
+"""
+
+
+@pytest.fixture
+def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text(SOURCE)
+    return tmp_path / "mine.py"
+
+
+def run(pool: RewardPool, *responses: str) -> list[tuple[float, str | None, str | None]]:
+    """Return score, extracted answer and error of each response."""
+    report = pool.score([PromptRow("s", [], os.getpid())] * len(responses), responses)
+    return [(each.score, each.pred, each.error) for each in report.results]
+
+
+def gone(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except FileNotFoundError:
+        return True
+
+
+def test_reward_code_gets_no_secret_unless_it_is_named(
+    mine: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("WANDB_API_KEY", "OPENAI_API_KEY", "PYTHON_KEY"):
+        monkeypatch.setenv(name, "secret")
+    spec = RewardSpec(f"{mine}:compute_score", 1.0)
+    for env, names in ((), []), (("OPENAI_API_KEY",), ["OPENAI_API_KEY"]):
+        with RewardPool([spec], timeout_s=300, num_processes=1, env=env) as pool:
+            [(_, found, _)] = run(pool, "secrets")
+            assert found == str(names)
+
+
+def test_allow_list() -> None:
+    given = dict.fromkeys(
+        ("PATH", "LC_ALL", "OMP_NUM_THREADS", "HF_HOME", "PYTHONPATH", "HF_TOKEN", "MY_TOKEN_CACHE")
+    ) | {"CUDA_VISIBLE_DEVICES": "3", "SSH_AUTH_SOCK": "x", "AWS_SECRET_ACCESS_KEY": "x"}
+    environment = {name: value or "x" for name, value in given.items()}
+    allowed = allowed_environment(environment)
+    assert set(allowed) == {*list(given)[:5], "CUDA_VISIBLE_DEVICES"}
+    assert allowed["CUDA_VISIBLE_DEVICES"] == ""
+    named = allowed_environment(environment, ["CUDA_VISIBLE_DEVICES", "HF_TOKEN", "NOT_SET"])
+    assert (named["CUDA_VISIBLE_DEVICES"], named["HF_TOKEN"]) == ("3", "x")
+    assert "NOT_SET" not in named
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="process groups as on Linux")
+def test_reward_code_that_kills_costs_only_its_own_call(mine: Path) -> None:
+    deeds = ["ok", "group", "ok", "zero", "ok", "parent", "ok", "driver", "ok", "forge", "ok"]
+    if not scopes_signals():
+        deeds.remove("driver")  # nothing prevents it: the test would end here
+    with RewardPool(
+        [RewardSpec(f"{mine}:compute_score", 1.0)], timeout_s=300, num_processes=2
+    ) as p:
+        found = run(p, *deeds)
+        for deed, (score, pred, error) in zip(deeds, found, strict=True):
+            if deed != "ok":
+                assert (score, error is None) == (0.0, False), deed
+                continue
+            assert error is None
+            parent, group, own = map(int, str(pred).split())
+            assert parent != os.getpid()
+            assert group == own != os.getpgid(0)
+        assert [score for score, _, _ in run(p, "ok", "ok")] == [1.0, 1.0]
+
+
+def scopes_signals() -> bool:
+    """Return True if a process without relation to this one cannot signal it after `restrict`."""
+    code = (
+        "import os, sys\nfrom rlctl.runtime.rewards.sandbox import Limits, restrict\n"
+        "restrict(Limits())\n"
+        "try: os.kill(int(sys.argv[1]), 0)\nexcept PermissionError: sys.exit(9)"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(os.getpid())], check=False)
+    return done.returncode == 9
+
+
+def test_reward_code_that_exceeds_a_limit_scores_zero(mine: Path) -> None:
+    limits = Limits(memory=2 * 2**30, file_size=8 * 2**20, open_files=64)
+    spec = RewardSpec(f"{mine}:compute_score", 1.0)
+    with RewardPool([spec], timeout_s=300, num_processes=1, limits=limits) as pool:
+        results = run(pool, "ok", "memory", "endless file", "files", "ok")
+    assert [score for score, _, _ in results] == [1.0, 0.0, 0.0, 0.0, 1.0]
+    assert "MemoryError" in str(results[1][2])
+    assert "File too large" in str(results[2][2])
+    assert "Too many open files" in str(results[3][2])
+    assert (mine.parent / "endless").stat().st_size == 8 * 2**20
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="PR_SET_CHILD_SUBREAPER is specific to Linux")
+def test_processes_that_reward_code_leaves_end_with_the_pool(mine: Path) -> None:
+    with RewardPool(
+        [RewardSpec(f"{mine}:compute_score", 1.0)], timeout_s=300, num_processes=1
+    ) as p:
+        [(_, pid, _)] = run(p, "daemon")
+        assert not gone(int(str(pid)))
+    assert gone(int(str(pid)))
+
+
+def test_idle_workers_that_are_killed_are_replaced(mine: Path) -> None:
+    with RewardPool(
+        [RewardSpec(f"{mine}:compute_score", 1.0)], timeout_s=300, num_processes=2
+    ) as p:
+        for _, pred, _ in run(p, *["ok"] * 8):
+            for pid in {int(each) for each in str(pred).split()}:
+                if not gone(pid):
+                    os.kill(pid, signal.SIGKILL)
+        ended = lambda: all(each.process.poll() is not None for each in p._workers)  # noqa: E731
+        wait_until(ended, os.getpid(), "the guards end")
+        assert [score for score, _, _ in run(p, "ok", "ok", "ok")] == [1.0, 1.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("source", "message", "line"),
+    [
+        ("import time\ntime.sleep(600)\n", "took longer than 0.5 s", ":2"),
+        (
+            "import time\ntry:\n    time.sleep(600)\nfinally:\n    time.sleep(600)\n",
+            "could not",
+            "",
+        ),
+    ],
+)
+@pytest.mark.parametrize("is_module", [False, True])
+def test_import_that_hangs_ends_at_its_deadline(
+    mine: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    source: str,
+    message: str,
+    line: str,
+    is_module: bool,
+) -> None:
+    monkeypatch.setattr("rlctl.runtime.rewards.worker_process.GRACE_S", 0.5)
+    monkeypatch.syspath_prepend(mine.parent)
+    (mine.parent / "hanging_reward.py").write_text(source)
+    function = "hanging_reward:f" if is_module else f"{mine.parent}/hanging_reward.py:f"
+    started = time.monotonic()
+    with pytest.raises(ConfigError, match=message) as caught:
+        RewardPool([RewardSpec(function, 1.0)], timeout_s=0.5, num_processes=2)
+    assert time.monotonic() - started < 300
+    [problem] = caught.value.problems
+    assert str(problem.where or "").endswith(f"hanging_reward.py{line}" if line else "")
+    assert problem.hint == "reward.timeout_s=N allows more time"
