@@ -73,6 +73,31 @@ def test_functions_are_short():
     }
 
 
+# Unpickling runs code, so files are not unpickled except with a list of classes.
+MAY_UNPICKLE = {"rlctl/runtime/workers/safe_load.py": "subclass with a list of allowed classes"}
+UNPICKLERS = re.compile(r"\b(?:pickle|cloudpickle|dill|joblib|shelve)\.(?:loads?|Unpickler|open)\b")
+
+
+def unsafe_loads(path: Path) -> Iterator[str]:
+    """Yield the places of a file that unpickle or load more than tensors and plain values."""
+    for _, node in nodes(ast.parse(path.read_text())):
+        text = ast.unparse(node) if isinstance(node, ast.Attribute) else ""
+        imported = ast.unparse(node) if isinstance(node, ast.ImportFrom) else ""
+        if UNPICKLERS.search(text) or re.match(r"from (pickle|torch) import .*\bload", imported):
+            yield name_of(path)
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "torch.load":
+            safe = any(
+                each.arg == "weights_only" and ast.unparse(each.value) == "True"
+                for each in node.keywords
+            )
+            if not safe:
+                yield name_of(path)
+
+
+def test_files_are_not_unpickled():
+    assert {place for path in FILES for place in unsafe_loads(path)} == set(MAY_UNPICKLE)
+
+
 def test_the_names_of_files_say_something():
     assert not [
         name_of(path) for path in FILES if {path.stem, path.parent.name} & NAMES_THAT_SAY_NOTHING

@@ -120,12 +120,12 @@ def _files(folder: Path) -> set[str]:
 def rebuild(run: Path, checkpoint: Path, folder: Path) -> None:
     """Write the policy to `folder` from the distributed state, saved by any number of ranks."""
     from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
-    from torch.distributed.checkpoint.state_dict_loader import load
 
     from rlctl.runtime.data.tokenizer import load_tokenizer
     from rlctl.runtime.model.causal_lm import PolicyModel
     from rlctl.runtime.model.load import load_model, master_dtype
     from rlctl.runtime.model.sharding import trained_state
+    from rlctl.runtime.workers.safe_load import load_into
 
     config = quickstart.resolve(recompose(run, []).config, run)
     model = config.actor_rollout_ref.model
@@ -141,7 +141,7 @@ def rebuild(run: Path, checkpoint: Path, folder: Path) -> None:
     warnings.filterwarnings(
         "ignore", message="torch.distributed is disabled"
     )  # one process needs none
-    load(state, checkpoint_id=checkpoint / ACTOR.name, no_dist=True)
+    load_into(state, checkpoint / ACTOR.name, no_dist=True)
     set_model_state_dict(policy, state["model"], options=StateDictOptions(strict=False))
     hf.save_pretrained(folder, state_dict=dict(merged_parameters(hf)))
     load_tokenizer(model.tokenizer_path or model.path, model.trust_remote_code).save_pretrained(

@@ -57,21 +57,21 @@ def load_state(
 ) -> None:
     """Restore the state in `folder`, written by any number of ranks. Collective.
 
-    A rank without a saved random state keeps its own.
+    A rank without a saved random state keeps its own. Raises ConfigError for damaged files.
     """
-    from torch.distributed.checkpoint.filesystem import FileSystemReader
     from torch.distributed.checkpoint.state_dict import (
         StateDictOptions,
         set_model_state_dict,
         set_optimizer_state_dict,
     )
-    from torch.distributed.checkpoint.state_dict_loader import load
 
-    saved = FileSystemReader(folder).read_metadata().state_dict_metadata
+    from rlctl.runtime.workers.safe_load import load_into, read_metadata
+
+    saved = read_metadata(folder).state_dict_metadata
     with_optimizer = any(name.startswith("optimizer.") for name in saved)
     state = _state(model, optimizer, with_optimizer)
     warnings.filterwarnings("ignore", message=_NO_DIST_WARNING)
-    load(state, checkpoint_id=folder, no_dist=rank_info.world_size == 1)
+    load_into(state, folder, no_dist=rank_info.world_size == 1)
     partial = StateDictOptions(strict=False)  # frozen weights are not saved
     set_model_state_dict(model, state["model"], options=partial)
     if with_optimizer:

@@ -1,0 +1,105 @@
+"""Checkpoints of a stranger: their files are read, never run, whatever their manifest says."""
+
+from __future__ import annotations
+
+import io
+import os
+import pickle
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from rlctl.errors import ConfigError
+from rlctl.runtime.model.sharding import trained_state
+from rlctl.runtime.workers.background import await_written
+from rlctl.runtime.workers.safe_load import load_into, read_metadata
+from tests.distributed.ranks import rank_info
+from tests.distributed.test_state import actor, update
+from tests.models import write_tiny_model
+
+
+class Bomb:
+    """Object that creates a file when it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, (str(self.path),)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("model")
+    write_tiny_model(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def saved(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("saved") / "actor"
+    worker = actor(rank_info(), str(model))
+    update(worker)
+    worker.save(folder)
+    await_written([folder], 60.0)
+    return folder
+
+
+def poison_metadata(folder: Path, bomb: Bomb) -> None:
+    found = read_metadata(folder)
+    found.planner_data = bomb
+    (folder / ".metadata").write_bytes(pickle.dumps(found))
+
+
+def poison_entry(folder: Path, bomb: Bomb, name: str) -> None:
+    """Replace the bytes of the entry `name` by a pickle of `bomb`, at the end of its file."""
+    found = read_metadata(folder)
+    index, info = next((key, each) for key, each in found.storage_data.items() if key.fqn == name)
+    written = io.BytesIO()
+    torch.save(bomb, written)
+    file = folder / info.relative_path
+    info.offset, info.length = file.stat().st_size, len(written.getvalue())
+    with file.open("ab") as end:
+        end.write(written.getvalue())
+    found.storage_data[index] = info
+    (folder / ".metadata").write_bytes(pickle.dumps(found))
+
+
+def first_entry(folder: Path, prefix: str) -> str:
+    return next(name for name in read_metadata(folder).state_dict_metadata if prefix in name)
+
+
+@pytest.mark.parametrize("kind", ["metadata", "tensor", "object"])
+def test_a_poisoned_checkpoint_is_refused_and_runs_nothing(
+    kind: str, saved: Path, model: Path, tmp_path: Path
+) -> None:
+    folder, marker = tmp_path / "actor", tmp_path / "marker"
+    shutil.copytree(saved, folder)
+    if kind == "metadata":
+        poison_metadata(folder, Bomb(marker))
+    else:
+        prefix = {"tensor": "model.", "object": "optimizer.param_groups"}[kind]
+        poison_entry(folder, Bomb(marker), first_entry(folder, prefix))
+    worker = actor(rank_info(), str(model))
+    with pytest.raises(ConfigError) as raised:
+        worker.load(folder)
+    assert not marker.exists()
+    (problem,) = raised.value.problems
+    assert "damaged checkpoint" in problem.message
+    assert "mkdir" in problem.message
+    if kind != "object":  # as export reads it, which leaves out the optimizer
+        with pytest.raises(ConfigError, match="damaged checkpoint"):
+            load_into({"model": trained_state(worker.policy)}, folder, no_dist=True)
+    assert not marker.exists()
+
+
+@pytest.mark.parametrize("content", [b"", b"\x80\x04", b"not a pickle", pickle.dumps([1])])
+def test_broken_metadata_is_one_error(content: bytes, saved: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "actor"
+    shutil.copytree(saved, folder)
+    (folder / ".metadata").write_bytes(content)
+    with pytest.raises(ConfigError, match=r"damaged checkpoint: \.metadata cannot be read"):
+        read_metadata(folder)
