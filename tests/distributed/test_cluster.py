@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import shutil
 import socket
 import subprocess
 import sys
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 import ray
+from ray._raylet import AuthenticationTokenLoader, Config
 from ray.cluster_utils import Cluster
 
 from rlctl.data_prep.arithmetic import train_and_validation
@@ -23,10 +27,21 @@ from rlctl.data_prep.rows import write_rows
 from tests.e2e.command import environment, metrics, rlctl
 from tests.models import write_tiny_model
 
+TOKEN = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+# Not a fork, whose Ray has read its mode before.
+WITH_TOKEN: dict[str, Any] = {"more": TOKEN, "process": True}
+
 
 @pytest.fixture(scope="module")
 def address() -> Iterator[str]:
-    """Start a cluster of two nodes with one CPU each and yield its address."""
+    """Start a cluster of two nodes with one CPU each and yield its address.
+
+    Other machines could reach it, so it requires the token of `TOKEN`.
+    """
+    shell = pytest.MonkeyPatch()
+    for name, value in TOKEN.items():
+        shell.setenv(name, value)
+    _read_authentication()
     node = {"num_cpus": 1, "num_gpus": 0, "object_store_memory": 100_000_000}
     cluster = Cluster(
         initialize_head=True, connect=False, head_node_args=node | {"include_dashboard": False}
@@ -36,6 +51,14 @@ def address() -> Iterator[str]:
     yield cluster.address
     ray.shutdown()
     cluster.shutdown()
+    shell.undo()
+    _read_authentication()
+
+
+def _read_authentication() -> None:
+    """Let Ray, which this process may have used before, read mode and token again."""
+    Config.initialize("")
+    AuthenticationTokenLoader.instance().reset_cache()
 
 
 @pytest.fixture(scope="module")
@@ -80,6 +103,7 @@ def test_run_uses_both_nodes(settings: list[str], tmp_path: Path) -> None:
         "--name",
         "wide",
         cwd=tmp_path,
+        **WITH_TOKEN,
     )
     run = tmp_path / "runs" / "two" / "wide"
     assert len(nodes(run)) == 2
@@ -89,9 +113,8 @@ def test_run_uses_both_nodes(settings: list[str], tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_trials_run_on_both_nodes(settings: list[str], tmp_path: Path) -> None:
     axis = "actor_rollout_ref.actor.optim.lr=1e-4,1e-3"
-    done = rlctl(
-        "sweep", "grpo", *settings, axis, "--metric", "actor/lr", "--name", "spread", cwd=tmp_path
-    )
+    options = ("--metric", "actor/lr", "--name", "spread")
+    done = rlctl("sweep", "grpo", *settings, axis, *options, cwd=tmp_path, **WITH_TOKEN)
     assert "2 at once" in done.stderr
     first, second = (nodes(tmp_path / "runs" / "two" / f"spread-00{number}") for number in range(2))
     assert len(first | second) == 2
@@ -99,12 +122,15 @@ def test_trials_run_on_both_nodes(settings: list[str], tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def dashboard(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Start a one-node cluster with `ray start` and yield the address of its dashboard."""
+    """Start a one-node cluster with `ray start` and yield the address of its dashboard.
+
+    It listens on all interfaces, so it requires the token of `TOKEN`.
+    """
     binaries = Path(sys.executable).parent
     environ = environment() | {
         "PATH": f"{binaries}:{os.environ['PATH']}",
         "RAY_USAGE_STATS_ENABLED": "0",
-        "RAY_AUTH_MODE": "disabled",
+        **TOKEN,
     }
     ports = [_free_port() for _ in range(4)]
     options = [
@@ -139,7 +165,11 @@ def dashboard(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     while True:
         try:
             urllib.request.urlopen(f"{url}/api/version", timeout=5).read()
-            break
+            raise AssertionError("the dashboard replies without a token")
+        except urllib.error.HTTPError as error:
+            if error.code == 401:  # it requires the token
+                break
+            raise
         except OSError:
             assert time.monotonic() < deadline, "no dashboard in time"
             time.sleep(0.5)
@@ -179,12 +209,14 @@ def test_job_runs_with_project_files(dashboard: str, settings: list[str], tmp_pa
         "--address",
         dashboard,
         cwd=tmp_path,
+        **WITH_TOKEN,
     )
     assert "step 1/1" in done.stderr
     run = tmp_path / "runs" / "two" / "job"
     assert json.loads((run / "run.json").read_text())["state"] == "finished"
     assert metrics(run)[-1]["critic/score/max"] > 0
-    assert "step 1/1" in rlctl("logs", "job", "-f", "--address", dashboard, cwd=tmp_path).stderr
+    followed = rlctl("logs", "job", "-f", "--address", dashboard, cwd=tmp_path, **WITH_TOKEN)
+    assert "step 1/1" in followed.stderr
     rlctl(
         "train",
         "grpo",
@@ -197,11 +229,11 @@ def test_job_runs_with_project_files(dashboard: str, settings: list[str], tmp_pa
         dashboard,
         cwd=tmp_path,
         code=5,
+        **WITH_TOKEN,
     )
     bad = ("data.train_files=/nowhere/train.parquet", "--name", "bad", "--address", dashboard)
-    assert (
-        "/nowhere/train.parquet" in rlctl("train", "grpo", *own, *bad, cwd=tmp_path, code=3).stderr
-    )
+    done = rlctl("train", "grpo", *own, *bad, cwd=tmp_path, code=3, **WITH_TOKEN)
+    assert "/nowhere/train.parquet" in done.stderr
 
 
 def test_unreachable_cluster_is_an_error(settings: list[str], tmp_path: Path) -> None:

@@ -6,18 +6,105 @@ import fcntl
 import os
 import subprocess
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import grpc
+import psutil
+import pytest
 import ray
 
+from rlctl.errors import ResourceError
 from rlctl.recipes.compose import compose
+from rlctl.runtime.cluster import access
 from rlctl.runtime.cluster.session import ray_session
+from rlctl.runtime.cluster.session_folder import remove_stale, session_folder
+
+MARK = b"folder of an rlctl session\n"
 
 
-def test_settings_reach_ray_and_stale_folders_are_removed() -> None:
-    dead, alive = (Path(tempfile.mkdtemp(prefix="rlctl-ray-", dir="/tmp")) for _ in range(2))
-    (dead / "lock").touch()
-    held = (alive / "lock").open("w")
+def folder_in_tmp(mode: int = 0o700, content: bytes | None = MARK) -> Path:
+    """Create a folder as a killed session leaves it; without `content`, one without a lock."""
+    folder = Path(tempfile.mkdtemp(prefix="rlctl-ray-", dir="/tmp"))
+    if content is not None:
+        (folder / "lock").write_bytes(content)
+        (folder / "lock").chmod(0o600)
+    folder.chmod(mode)
+    return folder
+
+
+def listening() -> dict[str, set[str]]:
+    """Return the addresses on which this process and its children listen, by process name."""
+    found: dict[str, set[str]] = {}
+    for process in [psutil.Process(), *psutil.Process().children(recursive=True)]:
+        addresses = {
+            each.laddr.ip.removeprefix("::ffff:")
+            for each in process.net_connections(kind="inet")
+            if each.status == psutil.CONN_LISTEN
+        }
+        found[process.name()] = found.get(process.name(), set()) | addresses
+    return found
+
+
+def test_a_planted_lock_link_changes_nothing(tmp_path: Path) -> None:
+    victim = tmp_path / "victim"
+    victim.write_text("precious")
+    planted = {"open folder": folder_in_tmp(0o777, None), "own folder": folder_in_tmp(0o700, None)}
+    for folder in planted.values():
+        (folder / "lock").symlink_to(victim)
+    linked = Path("/tmp") / f"rlctl-ray-link-{os.getpid()}"
+    (tmp_path / "lock").write_bytes(MARK)
+    linked.symlink_to(tmp_path)
+    foreign = folder_in_tmp()
+    unmarked, hard = folder_in_tmp(content=b""), folder_in_tmp(0o777)
+    if os.geteuid() == 0:
+        os.chown(foreign, 12345, 12345)
+    kept = [*planted.values(), linked, unmarked, hard, *([foreign] if os.geteuid() == 0 else [])]
+    try:
+        remove_stale()
+        assert [folder for folder in kept if not folder.exists()] == []
+        assert victim.read_text() == "precious"
+        assert (tmp_path / "lock").read_bytes() == MARK
+    finally:
+        linked.unlink()
+        for folder in {*kept, foreign} - {linked}:
+            subprocess.run(["rm", "-rf", folder], check=True)
+
+
+def test_a_session_folder_is_private_and_removed() -> None:
+    with session_folder() as folder:
+        folder.chmod(0o777)  # as Ray does
+        assert folder.parent.stat().st_mode & 0o777 == 0o700
+        assert (folder.parent / "lock").stat().st_mode & 0o777 == 0o600
+        # A socket of Ray: session_<date>_<time>_<microseconds>_<pid>/sockets/plasma_store
+        assert (
+            len(f"{folder}/session_2026-01-01_00-00-00_000000_4194304/sockets/plasma_store") < 107
+        )
+        remove_stale()
+        assert folder.is_dir(), "its lock is held"
+    assert not folder.parent.exists()
+
+
+def test_the_token_file_is_for_its_owner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"):
+        monkeypatch.delenv(name, raising=False)
+    token = tmp_path / ".ray" / "auth_token"
+    access.protect_token()
+    assert token.stat().st_mode & 0o777 == 0o600
+    assert len(written := token.read_text()) == 64
+    token.chmod(0o644)  # as Ray creates it
+    access.protect_token()
+    assert token.stat().st_mode & 0o777 == 0o600
+    assert token.read_text() == written
+
+
+def test_settings_reach_ray_which_is_private_and_stale_folders_are_removed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
+    dead, alive = folder_in_tmp(), folder_in_tmp()
+    held = (alive / "lock").open("r+")
     fcntl.flock(held, fcntl.LOCK_EX)
     given = [
         "num_gpus=3",
@@ -43,7 +130,48 @@ def test_settings_reach_ray_and_stale_folders_are_removed() -> None:
         assert seen == ["teal", "2"]
         scratch = Path(ray.get(ray.remote(tempfile.mkdtemp).remote(), timeout=600))
         assert scratch.is_dir()
+        addresses = listening()
+        assert {"gcs_server", "raylet"} <= addresses.keys()
+        assert set().union(*addresses.values()) == {"127.0.0.1"}, addresses
+        gcs = ray.get_runtime_context().gcs_address
+        with (
+            grpc.insecure_channel(gcs) as channel,
+            pytest.raises(grpc.RpcError, match="UNAUTHENTICATED"),
+        ):
+            channel.unary_unary("/ray.rpc.NodeInfoGcsService/CheckAlive")(b"", timeout=60)
+        assert scratch.parents[1].stat().st_mode & 0o777 == 0o700
     assert not scratch.exists(), "temporary files of workers are removed with the session"
     assert tracker.poll() is None, "only processes of Ray are stopped"
+    os.environ.pop("RAY_AUTH_MODE")  # set by Ray
     tracker.kill()
     tracker.wait()
+
+
+class _OpenServer(grpc.GenericRpcHandler):
+    """Service that replies to every call, like Ray's control store without a token."""
+
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler:
+        del handler_call_details
+        return grpc.unary_unary_rpc_method_handler(lambda *_: b"")
+
+
+def test_a_cluster_that_accepts_everybody_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    server = grpc.server(ThreadPoolExecutor(1), handlers=[_OpenServer()])
+    address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    server.start()
+    try:
+        access.require_token(address)  # only this machine reaches it
+        monkeypatch.setattr(access, "_is_loopback", lambda _: False)
+        with pytest.raises(ResourceError, match="requires no token") as raised:
+            access.require_token(address)
+        assert "RAY_AUTH_MODE=token" in (raised.value.problems[0].hint or "")
+    finally:
+        server.stop(None).wait()
+
+
+@pytest.mark.parametrize(
+    ("address", "local"),
+    [("127.0.0.1:1", True), ("[::1]:1", True), ("localhost:1", True), ("192.0.2.2:1", False)],
+)
+def test_loopback_addresses(address: str, local: bool) -> None:
+    assert access._is_loopback(address) == local

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import atexit
-import fcntl
 import os
-import shutil
 import signal
-import tempfile
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +16,9 @@ import psutil
 from rlctl.errors import ResourceError
 from rlctl.recipes import schema
 from rlctl.runs.logs import format_tails
+from rlctl.runtime.cluster.access import on_loopback, protect_token, require_token
 from rlctl.runtime.cluster.health import RayHealth
+from rlctl.runtime.cluster.session_folder import remove_stale, session_folder
 
 # An empty PYTHONDONTWRITEBYTECODE lets workers cache bytecode: without it, importing torch and
 # transformers takes seconds longer.
@@ -30,8 +29,6 @@ _WORKER_ENV = {
     "GLOO_SOCKET_IFNAME": "",
 }
 
-_PREFIX, _LOCK = "rlctl-ray-", "lock"
-_PARENT = Path("/tmp")  # short: socket paths in a session's folder may have 107 characters
 _SHUTDOWN_S = 10.0  # a healthy Ray needs one or two
 
 
@@ -46,55 +43,64 @@ def ray_session(
 ) -> Iterator[None]:
     """Connect to the cluster at `init.address` or RAY_ADDRESS, else start one on this machine.
 
-    A started cluster has `num_cpus` slots and is shut down at the end; Ray sets RAY_ADDRESS in its
-    jobs. Raises ResourceError with the tail of Ray's log if it does not start within `timeout_s`,
-    and RlctlError instead of an error in the block if Ray's GCS or raylet has exited. If the block
-    does not end by itself then, this process calls `on_lost` and exits with code 1.
+    A started cluster has `num_cpus` slots, listens on the loopback interface, and is shut down at
+    the end; Ray sets RAY_ADDRESS in its jobs. Raises ResourceError with the tail of Ray's log if it
+    does not start within `timeout_s`, and for a cluster that other machines reach without a token;
+    RlctlError instead of an error in the block if Ray's GCS or raylet has exited. If the block does
+    not end by itself then, this process calls `on_lost` and exits with code 1.
     """
     import ray
 
     options = _options(init, num_threads)
-    variables = options["runtime_env"]["env_vars"]
     folder: Path | None = None
     # Processes of trackers must survive Ray: they record the end of the run.
     others = set(psutil.Process().children(recursive=True))
     address = init.address or os.environ.get("RAY_ADDRESS")
-    if address is None:
-        _remove_stale()
-        folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=_PARENT))
-        lock = (folder / _LOCK).open("w")
-        fcntl.flock(lock, fcntl.LOCK_EX)  # released when this process exits, even if killed
+    with ExitStack() as stack:
+        if address is None:
+            folder = stack.enter_context(_local(options, init, num_cpus))
+        else:
+            options["address"] = address
+        ended = threading.Event()
+        health = RayHealth(others, on_lost)
+        try:
+            _start(options, folder, timeout_s, ended)
+            _take_back_signals()
+            gcs = None  # a started cluster is watched by its processes, a proxy reports its loss
+            if address is not None and not address.startswith("ray://"):
+                gcs = ray.get_runtime_context().gcs_address
+                require_token(gcs)
+            health.start(gcs)
+            try:
+                yield
+            except Exception as error:
+                if (lost := health.error()) is not None:
+                    raise lost from error
+                raise
+            if timeline is not None:
+                ray.timeline(timeline)
+        finally:
+            health.stop()
+            _shut_down(others, health.processes)
+            ended.set()
+
+
+@contextmanager
+def _local(options: dict[str, Any], init: schema.RayInit, num_cpus: int) -> Iterator[Path]:
+    """Add the options of a new cluster on this machine; yield its folder. Removed at the end."""
+    remove_stale()
+    protect_token()
+    with session_folder() as folder, on_loopback():
         # Temporary files of workers, such as vLLM's sockets, are removed with the session.
-        variables.setdefault("TMPDIR", str(folder))
+        options["runtime_env"]["env_vars"].setdefault("TMPDIR", str(folder))
         options |= {
             "num_cpus": num_cpus,
+            "num_gpus": init.num_gpus,
+            "object_store_memory": init.object_store_memory,
             "include_dashboard": init.include_dashboard,
             "_temp_dir": str(folder),
         }
-        options |= {"num_gpus": init.num_gpus, "object_store_memory": init.object_store_memory}
-    else:
-        options["address"] = address
-    ended = threading.Event()
-    health = RayHealth(others, on_lost)
-    try:
-        _start(options, folder, timeout_s, ended)
-        _take_back_signals()
-        own = folder is not None or str(address).startswith("ray://")  # a proxy reports its loss
-        health.start(None if own else ray.get_runtime_context().gcs_address)
-        try:
-            yield
-        except Exception as error:
-            if (lost := health.error()) is not None:
-                raise lost from error
-            raise
-        if timeline is not None:
-            ray.timeline(timeline)
-    finally:
-        health.stop()
-        _shut_down(others, health.processes)
-        ended.set()
-        if folder is not None:
-            shutil.rmtree(folder, ignore_errors=True)
+        yield folder
 
 
 def _options(init: schema.RayInit, num_threads: int) -> dict[str, Any]:
@@ -147,14 +153,6 @@ def _start(
         raise ResourceError(
             f"Ray did not start: {failure[0]}", where=_log_tail(folder), hint=hint
         ) from failure[0]
-
-
-def _remove_stale() -> None:
-    """Remove the folders of sessions whose process was killed, with Ray's logs and sockets."""
-    for path in _PARENT.glob(f"{_PREFIX}*/{_LOCK}"):
-        with suppress(OSError), path.open("w") as lock:  # in use, or just removed
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(path.parent, ignore_errors=True)
 
 
 def _shut_down(others: set[psutil.Process], seen: set[psutil.Process]) -> None:
