@@ -9,7 +9,7 @@ STAMP := $(VENV)/.installed-$(subst $(comma),-,$(or $(EXTRAS),base))
 # Cache bytecode at install: without it every worker spends seconds on importing torch.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: setup demo test check bench soak quickstart-model clean
+.PHONY: setup demo test check audit bench soak quickstart-model clean
 
 setup: $(STAMP)
 
@@ -32,6 +32,9 @@ check: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
 	$(BIN)/pyright
+
+audit: setup
+	$(BIN)/python -m tests.audit
 
 bench: setup
 	$(BIN)/python -m benchmarks.cli_help

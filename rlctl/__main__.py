@@ -23,12 +23,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     Raises `Terminated` on a signal.
     """
     try:
-        return _main(argv)
+        return _main(sys.argv[1:] if argv is None else argv)
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
 
 
-def _main(argv: Sequence[str] | None) -> int:
+def _main(argv: Sequence[str]) -> int:
     """Run the command and report its errors. Raises KeyboardInterrupt."""
     try:
         _open_closed_streams()
@@ -38,12 +38,16 @@ def _main(argv: Sequence[str] | None) -> int:
         import rlctl.cli  # noqa: F401
         from rlctl.errors import InternalError, as_rlctl_error
         from rlctl.log import logging_to_stderr
+        from rlctl.redaction import redact_word
     except KeyboardInterrupt:
         print("interrupted before the start: nothing was written", file=sys.stderr)
         raise
+    words = list(argv)
+    # Trackers and Ray record the command line of the process.
+    sys.argv[1:] = [redact_word(word) for word in sys.argv[1:]]
     try:
         with logging_to_stderr():
-            code = _run(argv)
+            code = _run(words)
         sys.stdout.flush()
     except BrokenPipeError:
         # The reader (`rlctl runs | head`) has exited; the flush at exit must not fail as well.
@@ -65,7 +69,7 @@ def _open_closed_streams() -> None:
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115
 
 
-def _run(argv: Sequence[str] | None) -> int:
+def _run(argv: Sequence[str]) -> int:
     """Run the command and return its exit code. Raises UsageError for errors of Typer."""
     import typer
 
@@ -73,7 +77,7 @@ def _run(argv: Sequence[str] | None) -> int:
     from rlctl.errors import UsageError
 
     try:
-        result = app(args=argv, prog_name="rlctl", standalone_mode=False)
+        result = app(args=list(argv), prog_name="rlctl", standalone_mode=False)
     except typer.Abort:
         return 128 + signal.SIGINT
     except typer.TyperException as error:
@@ -94,7 +98,9 @@ def _report(problems: Sequence[Problem], code: int) -> int:
     if _debug():
         import traceback
 
-        traceback.print_exc()
+        from rlctl.redaction import redact
+
+        sys.stderr.write(redact(traceback.format_exc()))
     print_problems(problems)
     return code
 
@@ -105,6 +111,7 @@ def _bug(error: Exception) -> Problem:
     import traceback
 
     from rlctl.errors import Problem
+    from rlctl.redaction import redact
 
     message = f"internal error: {type(error).__name__}: {error}"
     if _debug():
@@ -112,7 +119,7 @@ def _bug(error: Exception) -> Problem:
     with tempfile.NamedTemporaryFile(
         "w", prefix="rlctl-traceback-", suffix=".txt", delete=False
     ) as file:
-        traceback.print_exc(file=file)
+        file.write(redact(traceback.format_exc()))
     return Problem(
         message,
         where=file.name,

@@ -17,7 +17,9 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+from rlctl.redaction import redact
 
 # Exit codes of errors that a retry cannot fix: usage, configuration, not found, conflict, extra.
 PERMANENT_FAILURES = (2, 3, 4, 5, 6)
@@ -29,11 +31,20 @@ FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 @dataclass(frozen=True)
 class Problem:
-    """Wrong input: `message`, place (`where`: file:line, key, override) and `hint`."""
+    """Wrong input: `message`, place (`where`: file:line, key, override) and `hint`.
+
+    Secrets in these texts are replaced.
+    """
 
     message: str
     where: str | None = None
     hint: str | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("message", "where", "hint"):
+            text = getattr(self, name)
+            if text is not None:
+                object.__setattr__(self, name, redact(text))
 
     def __str__(self) -> str:
         lines = [self.message]
@@ -53,7 +64,9 @@ class RlctlError(Exception):
         self, *problems: Problem | str, where: str | None = None, hint: str | None = None
     ) -> None:
         self.problems: list[Problem] = [
-            p if isinstance(p, Problem) else Problem(p, where, hint) for p in problems
+            # A copy: secrets may have become known since the problem was found.
+            replace(p) if isinstance(p, Problem) else Problem(p, where, hint)
+            for p in problems
         ]
         super().__init__("\n".join(str(p) for p in self.problems))
 

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
 
+from rlctl.redaction import redact
 from rlctl.terminal import visible
 
 _LOGGER = logging.getLogger("rlctl")
@@ -21,10 +22,11 @@ class StderrHandler(logging.Handler):
     """Handler that prints to the current `sys.stderr`, one record per line."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Print the record and flush. A closed or vanished terminal is ignored."""
+        """Print the record without secrets and flush. A closed or vanished terminal is ignored."""
         prefix = f"{record.levelname.lower()}: " if record.levelno >= logging.WARNING else ""
         with suppress(OSError, ValueError):
-            print(f"{prefix}{visible(record.getMessage())}", file=sys.stderr, flush=True)
+            message = visible(redact(record.getMessage()))
+            print(f"{prefix}{message}", file=sys.stderr, flush=True)
 
 
 def log_to_stderr() -> None:

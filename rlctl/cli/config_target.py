@@ -36,7 +36,7 @@ def load_target(name: str, overrides: Sequence[str] = ()) -> ConfigTarget:
         recipe = compose(name, overrides)
         for line in recipe.notices:
             notice(line)
-        return ConfigTarget(recipe.name, recipe.container, recipe.origins)
+        return ConfigTarget(recipe.name, recipe.recorded, recipe.origins)
     if overrides:
         raise UsageError(
             f"{name} is already composed and takes no overrides",

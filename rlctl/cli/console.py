@@ -20,6 +20,7 @@ from rich.text import Text
 
 from rlctl.errors import Problem
 from rlctl.monitoring.safe_console import SafeConsole
+from rlctl.redaction import redact
 from rlctl.terminal import visible
 
 
@@ -105,9 +106,9 @@ def print_problems(problems: Iterable[Problem]) -> None:
 
 def notice(message: str) -> None:
     """Print a notice, one line on stderr."""
-    stderr().print(Text.assemble(("note", "bold"), f": {visible(message)}"))
+    stderr().print(Text.assemble(("note", "bold"), f": {visible(redact(message))}"))
 
 
 def warn(message: str) -> None:
     """Print a warning, one line on stderr."""
-    stderr().print(Text.assemble(("warning", "bold yellow"), f": {visible(message)}"))
+    stderr().print(Text.assemble(("warning", "bold yellow"), f": {visible(redact(message))}"))

@@ -74,14 +74,19 @@ class Limits:
             left.append(_moment(self.save_by) - datetime.now().astimezone())
         return time.monotonic() + min(left).total_seconds() if left else None
 
-    def supervise(self, words: Sequence[str], folder: Path, inline: bool) -> NoReturn:
+    def supervise(
+        self, words: Sequence[str], folder: Path, inline: bool, overrides: Sequence[str]
+    ) -> NoReturn:
         """Run `rlctl WORDS` in a child process, resume its run in `folder` after crashes, and exit.
 
-        The exit code is that of the last attempt.
+        The exit code is that of the last attempt. Secrets among the `overrides` of WORDS are given
+        again to each resume, because the run does not store them.
         """
         from rlctl.cli.console import notice
+        from rlctl.redaction import redact_word
         from rlctl.runs.supervise import supervise
 
+        secrets = [word for word in overrides if word != redact_word(word)]
         end = self.end_by()
 
         def options() -> list[str]:
@@ -91,7 +96,7 @@ class Limits:
                 *(["--max-time", f"{left}s"] if left is not None else []),
             ]
 
-        again = ["resume", str(folder)]
+        again = ["resume", str(folder), *secrets]
         raise typer.Exit(supervise(words, again, options, folder, self.retries, notice))
 
 

@@ -59,8 +59,17 @@ def run(address: str, detach: bool, name: str, words: Sequence[str]) -> None:
     """Submit the job `name` and, unless `detach`, follow it and exit with its exit code."""
     _check(address)
     from rlctl.cli.console import notice
+    from rlctl.errors import UsageError
+    from rlctl.redaction import redact_word
     from rlctl.runtime.cluster import jobs
 
+    for word in words:
+        if word != redact_word(word):
+            raise UsageError(
+                "Ray shows the command line of a job to everybody, so it must not contain secrets",
+                where=redact_word(word),
+                hint="KEY='${oc.env:NAME}' reads it from the environment of the cluster",
+            )
     jobs.submit(address, name, words, Path.cwd())
     notice(
         f"job {name} on {address}; `rlctl logs {name} -f --address {address}` follows it, "

@@ -7,7 +7,7 @@ its line, any recipe may set a search path, and no global state is created.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from rlctl.recipes.keys import schema_keys
 from rlctl.recipes.layers import MISSING, Layers, Origin, Recipe, UnusedKey, leaves, nested
 from rlctl.recipes.overrides import parse, search_path_override, sort_overrides
 from rlctl.recipes.params import check_plugins
+from rlctl.recipes.recorded import recorded, recorded_origins
 from rlctl.recipes.search_path import (
     find_recipe,
     level_of,
@@ -34,6 +35,7 @@ from rlctl.recipes.sources import Source, read
 from rlctl.recipes.validate import load_config, unresolved, validate
 from rlctl.recipes.verl.settings import VerlSettings
 from rlctl.recipes.yaml_repository import YamlRepository
+from rlctl.redaction import redact
 
 __all__ = ["Origin", "Recipe", "base_settings", "compose", "compose_unvalidated", "load_config"]
 
@@ -49,6 +51,7 @@ def compose(recipe: str | Path, overrides: Sequence[str] = ()) -> Recipe:
     implied = apply_implied(layers)
     container = _resolve(layers)
     problems = check_plugins(container, layers)
+    shown = recorded(container, layers.tree)  # registers secrets before any problem is described
     config, invalid = validate(container, layers.origins, layers.faulty)
     problems = [*layers.problems, *layers.verl.problems(container), *invalid, *problems]
     if problems or config is None:
@@ -58,8 +61,9 @@ def compose(recipe: str | Path, overrides: Sequence[str] = ()) -> Recipe:
         path,
         config,
         container,
-        layers.origins,
-        [*layers.verl.notices(), *implied],
+        shown,
+        recorded_origins(layers.origins),
+        [redact(line) for line in (*layers.verl.notices(), *implied)],
         [(source.path, package) for source, package in files],
         [
             UnusedKey(each.key, each.where, each.text)
@@ -73,9 +77,25 @@ def compose(recipe: str | Path, overrides: Sequence[str] = ()) -> Recipe:
 def compose_unvalidated(recipe: str | Path) -> dict[str, Any]:
     """Return the values of a recipe that may be incomplete, with `???` for missing values.
 
-    Interpolations of missing values are left as written.
+    Interpolations of missing values and of the environment are left as written.
     """
-    return _resolve(_merge(find_recipe(recipe), ())[0])
+    layers, _ = _merge(find_recipe(recipe), ())
+    return recorded(_resolve(layers), layers.tree)
+
+
+def resolved_section(container: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Return a section of a stored configuration with its values from the environment.
+
+    Messages do not show these from now on. Raises ConfigError where a variable is not set.
+    """
+    try:
+        section = OmegaConf.select(OmegaConf.create(dict(container)), name)
+        resolved: Any = OmegaConf.to_container(section, resolve=True)
+    except OmegaConfBaseException as error:
+        message, where, hint = unresolved(name, str(error), "config.yaml")
+        raise ConfigError(message, where=where, hint=hint) from error
+    recorded(resolved, container[name])
+    return resolved
 
 
 def base_settings(base: str = "ppo_trainer") -> dict[str, Origin]:

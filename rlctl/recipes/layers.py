@@ -13,6 +13,7 @@ from rlctl.recipes.schema import Config
 from rlctl.recipes.sources import Source
 from rlctl.recipes.suggestions import suggest_key
 from rlctl.recipes.verl.settings import VerlSetting, VerlSettings
+from rlctl.redaction import redact_word
 from rlctl.suggest import did_you_mean
 
 MISSING = "???"
@@ -47,17 +48,19 @@ class UnusedKey:
 class Recipe:
     """A composed, validated configuration.
 
-    `container` is `config` as plain data, interpolations resolved. `origins` has the settings of
-    every key, newest last. `notices` are lines for the user about old keys that were accepted.
-    `layers` are the merged files, lowest first, each with its package. `unused` are the keys that
-    composition dropped because they have no effect. `verl` are the settings given under names of
-    verl.
+    `container` is `config` as plain data, interpolations resolved. `recorded` is the same for
+    records and trackers: without secrets, and values from the environment as written. `origins` has
+    the settings of every key, newest last. `notices` are lines for the user about old keys that
+    were accepted. `layers` are the merged files, lowest first, each with its package. `unused` are
+    the keys that composition dropped because they have no effect. `verl` are the settings given
+    under names of verl.
     """
 
     name: str
     path: Path
     config: Config
     container: dict[str, Any]
+    recorded: dict[str, Any]
     origins: dict[str, list[Origin]]
     notices: list[str]
     layers: list[tuple[Path, str]]
@@ -77,7 +80,7 @@ class Setting:
     @property
     def where(self) -> str:
         """Place of the setting in messages."""
-        return f"override {self.text}"
+        return f"override {redact_word(self.text)}"
 
 
 @dataclass

@@ -19,6 +19,7 @@ from rlctl.recipes.layers import Setting
 from rlctl.recipes.search_path import resolve_folder
 from rlctl.recipes.verl.translate import translate
 from rlctl.recipes.yaml_repository import YamlRepository
+from rlctl.redaction import redact_word
 from rlctl.suggest import did_you_mean, quote_hint, quoted
 
 _KEY = re.compile(r"[~+]{0,2}[A-Za-z_$][\w/@.:$-]*")
@@ -44,7 +45,7 @@ def parse(overrides: Sequence[str]) -> tuple[list[Override], list[Problem]]:
     problems: list[Problem] = []
     for text in filter(str.strip, overrides):  # shell scripts leave empty arguments
         key, equals, value = text.partition("=")
-        where = f"override {text}"
+        where = f"override {redact_word(text)}"
         if not _KEY.fullmatch(key):
             hint = "write key=VALUE, such as trainer.seed=2"
             problems.append(Problem(f"{key!r} is not a key", where, hint))
@@ -67,7 +68,7 @@ def parse(overrides: Sequence[str]) -> tuple[list[Override], list[Problem]]:
             if "(" not in value:
                 single = quoted(key, value)
                 hint = f"a list is {key}=[{value}]; one value with a comma is {single}; {hint}"
-            problems.append(Problem(f"{text} has several values", where, hint))
+            problems.append(Problem(f"{redact_word(text)} has several values", where, hint))
             continue
         parsed.append(override)
     return parsed, problems

@@ -21,6 +21,7 @@ from rlctl.recipes.layers import Origin, Recipe, leaves, nested
 from rlctl.recipes.slots import slot_with_setting
 from rlctl.recipes.sources import read
 from rlctl.recipes.verl.translate import translate
+from rlctl.redaction import is_secret_key
 
 # Keys that a resumed run may change: duration, placement, logging, and the size of passes.
 FREE = (
@@ -33,6 +34,7 @@ FREE = (
     "trainer.rollout_data_dir",
     "trainer.validation_data_dir",
     "trainer.mirror",
+    "trainer.run_dir_access",
     "trainer.test_freq",
     "trainer.max_ckpt_to_keep",
     "trainer.keep_best.*",
@@ -76,8 +78,8 @@ class Change:
 
     @property
     def free(self) -> bool:
-        """True if a resumed run may change the key."""
-        return any(fnmatchcase(self.key, pattern) for pattern in FREE)
+        """True if a resumed run may change the key; a secret, for one, may be replaced."""
+        return is_secret_key(self.key) or any(fnmatchcase(self.key, pattern) for pattern in FREE)
 
     def __str__(self) -> str:
         return f"{self.key}: {_shown(self.old)} → {_shown(self.new)}"
@@ -177,7 +179,7 @@ def edits(folder: Path, before: Path) -> list[Change]:
 
 
 def changes(folder: Path, container: Mapping[str, Any]) -> list[Change]:
-    """Return the differences of `container` to the configuration stored in `folder`.
+    """Return the differences of `container` (`Recipe.recorded`) to what is stored in `folder`.
 
     Keys that a newer version of rlctl added are left out.
     """

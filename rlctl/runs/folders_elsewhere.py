@@ -14,7 +14,7 @@ def place(run: RunDir, part: str, outside: str | None) -> None:
     """Make the subfolder `part` of a run a link to `outside/<project>/<run>`; None: a real folder.
 
     The content of an existing part moves there: it is copied, then the link is changed, then the
-    old copy is deleted. Raises ConflictError when that folder has files of another run, OSError
+    old copy is deleted. It is readable for the same users as the run. Raises ConflictError when that folder has files of another run, OSError
     when they do not fit; the part then stays where it was.
     """
     link = run.path / part
@@ -40,6 +40,7 @@ def place(run: RunDir, part: str, outside: str | None) -> None:
         with replacing(target) as aside:
             shutil.copytree(link, aside, symlinks=True)
     target.mkdir(parents=True, exist_ok=True)
+    target.chmod(run.path.stat().st_mode & 0o777)
     _link(link, target)
 
 

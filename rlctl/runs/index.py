@@ -175,7 +175,14 @@ def stamp(path: str) -> str | None:
 
 
 def _connect(file: Path) -> sqlite3.Connection:
-    """Open the index. WAL mode is not used: it does not work on network file systems."""
+    """Open the index; it is readable for users who can write into its folder.
+
+    WAL mode is not used: it does not work on network file systems.
+    """
+    if file.parent.is_dir():
+        writable = file.parent.stat().st_mode & 0o022
+        with suppress(OSError):  # it exists, or cannot be written
+            os.close(os.open(file, os.O_CREAT | os.O_EXCL, 0o600 | writable | writable << 1))
     connection = sqlite3.connect(
         file if file.parent.is_dir() else ":memory:", timeout=_LOCK_TIMEOUT_S
     )

@@ -10,6 +10,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from rlctl import __version__
+from rlctl.redaction import redact
 from rlctl.storage import local
 
 PACKAGES = (
@@ -72,9 +73,9 @@ def _git(folder: Path, *arguments: str) -> bytes | None:
 
 
 def data_hashes(files: Iterable[str]) -> dict[str, str]:
-    """Return the SHA-256 of each file's content, by path or URL as given."""
+    """Return the SHA-256 of each file's content, by path or URL without secrets."""
     hashes = {}
     for path in files:
         with Path(local(path)).open("rb") as file:
-            hashes[path] = hashlib.file_digest(file, "sha256").hexdigest()
+            hashes[redact(path)] = hashlib.file_digest(file, "sha256").hexdigest()
     return hashes

@@ -15,6 +15,7 @@ import orjson
 
 from rlctl.errors import ConfigError, RlctlError, as_rlctl_error
 from rlctl.files import write_text
+from rlctl.redaction import redact_texts, redact_word
 from rlctl.runs.process import DriverProcess
 
 # RunStore derives two more states, which are never written: `lost` (the process disappeared while
@@ -65,8 +66,10 @@ class RunRecord:
         write_text(path, self.text())
 
     def text(self) -> str:
-        """Return the record as JSON."""
-        return json.dumps(dataclasses.asdict(self), indent=2, ensure_ascii=False) + "\n"
+        """Return the record as JSON, without secrets."""
+        fields = redact_texts(dataclasses.asdict(self))
+        fields["command"] = [redact_word(word) for word in self.command]
+        return json.dumps(fields, indent=2, ensure_ascii=False) + "\n"
 
     @classmethod
     def read(cls, path: Path) -> RunRecord:

@@ -14,10 +14,11 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from rlctl.errors import FULL_DISK, ConflictError, ResourceError
 from rlctl.files import append, overwrite, put_in_place, write_text
+from rlctl.redaction import redact_texts
 from rlctl.runs.events import EVENTS_FILE, read_events
 from rlctl.runs.naming import check_free, fresh_name, remove_abandoned, taken, unfinished
 from rlctl.runs.process import DriverProcess, uptime
@@ -27,6 +28,9 @@ from rlctl.tracking.jsonl import METRICS_FILE, drop_torn_tail, generations_file
 
 if TYPE_CHECKING:
     from rlctl.recipes.layers import Origin
+
+Access = Literal["owner", "group", "all"]
+MODES: dict[Access, int] = {"owner": 0o700, "group": 0o750, "all": 0o755}
 
 RECORD_FILE, CONFIG_FILE = "run.json", "config.yaml"
 STOP_FILE = "stop"
@@ -49,13 +53,15 @@ class RunDir:
 
     @classmethod
     @contextmanager
-    def creating(cls, root: Path, project: str, name: str | None, recipe: str) -> Iterator[RunDir]:
+    def creating(
+        cls, root: Path, project: str, name: str | None, recipe: str, access: Access = "owner"
+    ) -> Iterator[RunDir]:
         """Yield the folder of a new run; it appears under its name when the block succeeds.
 
-        The name is `name` or `<recipe>-<yymmdd-hhmmss>-<3 letters>`. A failed block leaves nothing,
-        and what a killed one leaves is hidden and removed later. Raises ConflictError when the name
-        is taken, UsageError when it is not a valid folder name, ResourceError when the folder
-        cannot be written.
+        The name is `name` or `<recipe>-<yymmdd-hhmmss>-<3 letters>`. `access` says who can read the
+        folder, whatever the umask. A failed block leaves nothing, and what a killed one leaves is
+        hidden and removed later. Raises ConflictError when the name is taken, UsageError when it is
+        not a valid folder name, ResourceError when the folder cannot be written.
         """
         chosen = name or fresh_name(recipe)
         check_free(root, project, chosen)
@@ -78,7 +84,8 @@ class RunDir:
             try:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 remove_abandoned(path.parent)
-                aside.mkdir()
+                aside.mkdir(MODES["owner"])
+                aside.chmod(MODES[access])
                 record.write(aside / RECORD_FILE)
                 for part in ("generations", "attempts", "checkpoints"):
                     (aside / part).mkdir()
@@ -101,9 +108,11 @@ class RunDir:
             shutil.rmtree(aside, ignore_errors=True)
 
     @classmethod
-    def create(cls, root: Path, project: str, name: str | None, recipe: str) -> RunDir:
+    def create(
+        cls, root: Path, project: str, name: str | None, recipe: str, access: Access = "owner"
+    ) -> RunDir:
         """Create the folder of a new run without anything more; see `creating`."""
-        with cls.creating(root, project, name, recipe) as run:
+        with cls.creating(root, project, name, recipe, access) as run:
             pass
         return run
 
@@ -149,12 +158,12 @@ class RunDir:
         return round((self.record.seconds or 0.0) + running, 3)
 
     def event(self, kind: str, /, **fields: Any) -> None:
-        """Append one line to `events.jsonl`: time (UTC), kind and `fields`.
+        """Append one line to `events.jsonl`: time (UTC), kind and `fields` without secrets.
 
         The driver adds `seconds`, the run's duration so far. On a full disk the line stays in
         memory and is written with the next one.
         """
-        row = {"time": now(), "kind": kind, **fields}
+        row = {"time": now(), "kind": kind, **redact_texts(fields)}
         if self._began is not None:
             row["seconds"] = self.seconds()
         line = json.dumps(row, ensure_ascii=False, default=str).encode() + b"\n"

@@ -14,6 +14,7 @@ import yaml
 
 from rlctl.errors import ConfigError, ConflictError, NotFoundError, RlctlError, UsageError
 from rlctl.plugins import load
+from rlctl.redaction import SECRET, redact_texts
 from rlctl.runs.record import RunRecord
 from rlctl.runs.run import ACTIVE, Run
 from rlctl.runs.run_dir import RunDir
@@ -32,8 +33,12 @@ def run_info(
     config: Mapping[str, Any],
     total_steps: int,
     resume_step: int = 0,
+    shown: Mapping[str, Any] | None = None,
 ) -> RunInfo:
-    """Build the information that trackers receive; `config` is the composed config."""
+    """Build the information that trackers receive; `config` is the composed config.
+
+    The trackers record `shown`, the config without secrets; None: `config` has none.
+    """
     trainer = config["trainer"]
     tracking = trainer["tracking"]
     return RunInfo(
@@ -42,12 +47,12 @@ def run_info(
         name=record.name,
         folder=folder,
         total_steps=total_steps,
-        config=config,
+        config=config if shown is None else shown,
         trackers=record.trackers,
         resume_step=resume_step,
         modes=tracking["modes"],
-        tags=tracking["tags"],
-        description=tracking["description"],
+        tags=redact_texts(tracking["tags"]),
+        description=redact_texts(tracking["description"]),
         num_samples=trainer["log_val_generations"],
         sample_seed=trainer["seed"],
     )
@@ -89,7 +94,16 @@ def sync(run: Run, logger: str, first: int | None = None) -> Sent:
             f"{logger} shows the run's own record, which is complete",
             hint="use `rlctl watch` or `rlctl show`",
         )
-    preflight(logger, config["trainer"]["tracking"]["modes"].get(logger))
+    from rlctl.recipes.compose import resolved_section  # slow to import
+
+    trainer = resolved_section(config, "trainer")
+    tracking = trainer["tracking"]
+    if SECRET in str(tracking.get("params", {}).get(logger)):
+        raise ConfigError(
+            f"trainer.tracking.params.{logger} has a secret, which the run did not store",
+            hint="pass such values as '${oc.env:NAME}': they are read from the environment",
+        )
+    preflight(logger, tracking["modes"].get(logger))
     if first is None:
         first = min(missing_steps(run.path, logger, steps), default=max(steps) + 1)
     wanted = {step for step in steps if step >= first}
@@ -98,11 +112,14 @@ def sync(run: Run, logger: str, first: int | None = None) -> Sent:
     info = run_info(
         run.record,
         run.path,
-        config,
+        {"trainer": trainer},
         run.record.total_steps or max(steps),
         resume_step=max(0, min(wanted) - 1),
+        shown=config,
     )
-    return _send(RunDir(run.path), info, logger, wanted, _END_OF_RUN[run.state])
+    timeouts = TrackerTimeouts(1, tracking["start_s"], tracking["call_s"], tracking["finish_s"])
+    tracker = AsyncTracker(logger, make_tracker(logger, tracking.get("params", {})), timeouts)
+    return _send(RunDir(run.path), info, tracker, wanted, _END_OF_RUN[run.state])
 
 
 def _stored_config(path: Path) -> dict[str, Any]:
@@ -120,11 +137,9 @@ def _stored_config(path: Path) -> dict[str, Any]:
         ) from error
 
 
-def _send(run: RunDir, info: RunInfo, logger: str, wanted: set[int], state: str) -> Sent:
+def _send(run: RunDir, info: RunInfo, tracker: AsyncTracker, wanted: set[int], state: str) -> Sent:
     steps = [int(row["step"]) for row in metric_rows(run.metrics)]
-    tracking, known = info.config["trainer"]["tracking"], info.trackers.get(logger)
-    timeouts = TrackerTimeouts(1, tracking["start_s"], tracking["call_s"], tracking["finish_s"])
-    tracker = AsyncTracker(logger, make_tracker(logger, tracking.get("params", {})), timeouts)
+    logger, known = tracker.name, info.trackers.get(tracker.name)
     with contextlib.redirect_stdout(sys.stderr):  # SDKs print to stdout, which is for data
         tracker.start(info, lambda full_replay: history(info, steps if full_replay else wanted))
         given = tracker.wait_for_start()

@@ -11,6 +11,7 @@ from transformers import PreTrainedTokenizerBase
 from rlctl.data_prep.rows import PromptRow
 from rlctl.errors import UsageError, raise_problems
 from rlctl.recipes import schema
+from rlctl.recipes.recorded import missing_secrets
 from rlctl.runtime.build import build_actor, build_reward, load_algorithm
 from rlctl.runtime.cluster.inline import InlinePool
 from rlctl.runtime.data.loader import PromptSet
@@ -40,6 +41,7 @@ def evaluate(config: schema.Config) -> Validation:
             "no data to evaluate on: data.val_files is null",
             hint="data.val_files=FILE.parquet",
         )
+    raise_problems(missing_secrets(config))
     tokenizer = _tokenizer(config)
     prompts = PromptSet.load(
         config.data.val_files, config.data, tokenizer, config.data.val_max_samples

@@ -198,7 +198,8 @@ def _load_trackers(trainer: schema.Trainer, run: RunDir) -> Trackers:
 
 def _start_trackers(trackers: Trackers, run: RunDir, plan: Plan, resume_step: int) -> None:
     """Start the trackers and record the ids that they give the run."""
-    info = run_info(run.record, run.path, plan.recipe.container, plan.num_steps, resume_step)
+    container, shown = plan.recipe.container, plan.recipe.recorded
+    info = run_info(run.record, run.path, container, plan.num_steps, resume_step, shown)
     ids = trackers.start(info)
     run.update(trackers={**run.record.trackers, **ids})
 

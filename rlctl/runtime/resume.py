@@ -109,7 +109,7 @@ def _from_path(recipe: Recipe, trainer: schema.Trainer, inline: bool) -> ResumeP
         raise NotFoundError(f"no complete checkpoint: {problem}", where=str(checkpoint))
     plan, state = make_plan(recipe, inline), ControllerState.read(checkpoint)
     parent = {"run": state.run, "step": state.step, "path": str(checkpoint)}
-    differing = changes(checkpoint, recipe.container)
+    differing = changes(checkpoint, recipe.recorded)
     return ResumePlan(
         plan,
         ResumePoint(None, checkpoint, state.step, parent=parent),
@@ -125,7 +125,7 @@ def _resume_run(run: Path, record: RunRecord, recipe: Recipe, options: ResumeOpt
     plan = make_plan(recipe, options.inline, run=None if options.fork else run)
     differing = [
         each
-        for each in changes(run, recipe.container)
+        for each in changes(run, recipe.recorded)
         if not (options.fork and each.key == "trainer.experiment_name")
     ]
     differing += [

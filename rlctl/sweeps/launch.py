@@ -64,7 +64,7 @@ def start(plan: SweepPlan, view: View) -> SweepDir:
         created=now(),
         process=DriverProcess.current(),
     )
-    sweep = SweepDir.create(Path(trainer.run_dir), record)
+    sweep = SweepDir.create(Path(trainer.run_dir), record, trainer.run_dir_access)
     return _run(sweep, plan.recipe.config, plan.axes, view)
 
 

@@ -13,6 +13,8 @@ from rlctl.errors import Problem, RlctlError, raise_problems
 from rlctl.recipes import schema
 from rlctl.recipes.axes import Axis, axes_of, split_axes
 from rlctl.recipes.compose import Recipe, compose
+from rlctl.recipes.layers import leaves
+from rlctl.redaction import SECRET
 from rlctl.runs.naming import check_free
 from rlctl.runtime.planning.plan import make_plan
 from rlctl.sweeps.cluster import run_resources
@@ -63,6 +65,7 @@ def make_sweep_plan(verb: str, source: str, overrides: Sequence[str]) -> SweepPl
     check_axes(axes, settings)
     first = {axis.key: _first_value(axis) for axis in axes}
     recipe = compose(source, [*fixed, *_overrides(first)])
+    raise_problems(_literal_secrets(recipe))
     plan = make_plan(recipe, inline=False)
     trainer = recipe.config.trainer
     check_free(Path(trainer.run_dir), trainer.project_name, trainer.experiment_name)
@@ -77,11 +80,24 @@ def make_sweep_plan(verb: str, source: str, overrides: Sequence[str]) -> SweepPl
     return SweepPlan(verb, source, fixed, axes, recipe, plan.num_steps, needs)
 
 
+def _literal_secrets(recipe: Recipe) -> list[Problem]:
+    """Return a problem for each literal secret: trials that resume would need it again."""
+    return [
+        Problem(
+            f"{key} is a literal secret, which a sweep cannot store",
+            recipe.origins[key][-1].where if key in recipe.origins else None,
+            f"{key}='${{oc.env:NAME}}' reads it from the environment",
+        )
+        for key, value in leaves(recipe.recorded).items()
+        if SECRET in str(value)
+    ]
+
+
 def config_digest(recipe: Recipe) -> str:
     """Return the SHA-256 of the config that all trials share, without how they are scheduled."""
     container = {
         name: section
-        for name, section in recipe.container.items()
+        for name, section in recipe.recorded.items()
         if name not in ("sweep", "ray_kwargs")
     }
     return hashlib.sha256(json.dumps(container, sort_keys=True, default=str).encode()).hexdigest()

@@ -14,6 +14,7 @@ from rlctl.errors import ConfigError, NotFoundError, UsageError
 from rlctl.files import write_text
 from rlctl.runs.process import DriverProcess
 from rlctl.runs.record import now
+from rlctl.runs.run_dir import MODES, Access
 
 RECORD_FILE = "sweep.json"
 State = Literal["running", "finished", "failed", "stopped"]
@@ -73,10 +74,13 @@ class SweepDir:
         self.record = SweepRecord.read(path)
 
     @classmethod
-    def create(cls, root: Path, record: SweepRecord) -> SweepDir:
-        """Create the folder of a new sweep."""
+    def create(cls, root: Path, record: SweepRecord, access: Access = "owner") -> SweepDir:
+        """Create the folder of a new sweep; `access` says who can read it, as for a run."""
         path = root / record.project / record.name
-        (path / "logs").mkdir(parents=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.mkdir(MODES["owner"])
+        path.chmod(MODES[access])
+        (path / "logs").mkdir()
         _write(path, record)
         return cls(path)
 

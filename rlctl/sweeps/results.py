@@ -111,7 +111,7 @@ def export(sweep: SweepDir, trial: TrialResult, path: Path) -> None:
         )
     composed = compose(sweep.record.recipe, [*sweep.record.fixed, *trial.overrides])
     values = {
-        key: lookup(composed.container, key)
+        key: lookup(composed.recorded, key)
         for key, chain in composed.origins.items()
         if chain[-1].level > 1
         and not any(key == each or key.startswith(f"{each}.") for each in _NOT_EXPORTED)

@@ -11,8 +11,10 @@ import os
 import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -80,6 +82,8 @@ class MlflowTracker:
         """
         logging.getLogger("mlflow").setLevel(logging.WARNING)
         root = run.folder.absolute().parent.parent
+        if not os.environ.get("MLFLOW_TRACKING_URI"):
+            _make_private(root)
         self.client = MlflowClient(
             os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{root / 'mlflow.db'}"
         )
@@ -130,6 +134,13 @@ class MlflowTracker:
         """End the run with MLflow's name of the state."""
         assert self.client is not None
         self.client.set_terminated(self.id, _STATES[state])
+
+
+def _make_private(root: Path) -> None:
+    """Create the local database and the folder of artifacts for the owner alone."""
+    (root / "mlflow").mkdir(mode=0o700, exist_ok=True)
+    with suppress(FileExistsError):
+        os.close(os.open(root / "mlflow.db", os.O_CREAT | os.O_EXCL, 0o600))
 
 
 def _exists(client: MlflowClient, run: str) -> bool:

@@ -61,6 +61,8 @@ class SwanLabTracker:
         """
         mode, _ = _choose_mode(run.modes.get("swanlab"))
         folder = run.folder.parent if mode == "local" else run.folder
+        if mode == "local":
+            (folder / "swanlog").mkdir(mode=0o700, exist_ok=True)
         try:
             self.run = swanlab.init(
                 project=run.project,
@@ -148,7 +150,10 @@ def _online(settings: swanlab.Settings, *, requested: bool) -> tuple[_Mode, str]
 
 
 def _settings() -> swanlab.Settings:
-    """Build settings without prompts, capture of stdout or hardware probes.
+    """Build settings without prompts, capture of stdout, or probes of hardware and packages.
+
+    Nor of git and the command line: SwanLab sends the password in a remote's URL, and secrets among
+    the arguments.
 
     Raises ConfigError for environment variables that SwanLab cannot parse.
     """
@@ -156,7 +161,9 @@ def _settings() -> swanlab.Settings:
         return swanlab.Settings(
             interactive=False,
             terminal=swanlab.Settings.Terminal(proxy_type="none"),
-            probe=swanlab.Settings.Probe(monitor=False, requirements=False, hardware=False),
+            probe=swanlab.Settings.Probe(
+                monitor=False, requirements=False, hardware=False, git=False, runtime=False
+            ),
         )
     except (SettingsError, ValidationError) as error:
         names = [name for name in os.environ if name.startswith("SWANLAB_")]

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import time
 from datetime import datetime, timedelta
+from pathlib import Path
 
 import pytest
+import typer
 
 from rlctl.cli.limits import Limits
 from rlctl.errors import UsageError
@@ -61,3 +63,19 @@ def test_a_time_of_day_is_its_next_occurrence_and_a_date_is_that_date() -> None:
 def test_invalid_and_past_times(text: str, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         Limits(None, text, 0).end_by()
+
+
+def test_secrets_are_given_again_to_each_retry(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    calls: list[list[str]] = []
+
+    def supervise(words: list[str], again: list[str], *_: object) -> int:
+        calls.extend([words, again])
+        return 0
+
+    monkeypatch.setattr("rlctl.runs.supervise.supervise", supervise)
+    overrides = ["+x.api_key=planted", "trainer.seed=2"]
+    with pytest.raises(typer.Exit):
+        Limits(None, None, 1).supervise(["train", *overrides], tmp_path, False, overrides)
+    assert calls == [["train", *overrides], ["resume", str(tmp_path), "+x.api_key=planted"]]

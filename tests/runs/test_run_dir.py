@@ -17,6 +17,7 @@ from rlctl.recipes.layers import Origin
 from rlctl.runs import provenance
 from rlctl.runs.details import changed_settings
 from rlctl.runs.events import read_events
+from rlctl.runs.folders_elsewhere import place
 from rlctl.runs.naming import check_free
 from rlctl.runs.record import RunRecord
 from rlctl.runs.run_dir import RunDir
@@ -277,3 +278,29 @@ def test_durations_do_not_depend_on_the_clock(tmp_path, monkeypatch, hours):
     run.finish("finished", 0)
     assert killed_after <= run.record.seconds < 600
     assert RunStore(tmp_path).find("r").seconds == run.record.seconds
+
+
+@pytest.mark.parametrize(("access", "mode"), [("owner", 0o700), ("group", 0o750), ("all", 0o755)])
+def test_access_does_not_depend_on_the_umask(tmp_path, access, mode):
+    before = os.umask(0)
+    try:
+        run = RunDir.create(tmp_path / "runs", "p", "r", "ppo", access)
+        place(run, "checkpoints", str(tmp_path / "elsewhere"))
+    finally:
+        os.umask(before)
+    assert run.path.stat().st_mode & 0o777 == mode
+    assert (tmp_path / "elsewhere" / "p" / "r").stat().st_mode & 0o777 == mode
+
+
+def test_the_record_has_no_secrets(tmp_path, monkeypatch):
+    words = ["rlctl", "train", "ppo", "+a.api_key=planted, really", "+b=https://u:planted@h/"]
+    monkeypatch.setattr("sys.argv", words)
+    run = RunDir.create(tmp_path, "p", "r", "ppo")
+    run.update(data={"https://h/x?token=planted": "hash"})
+    run.event("any", text="password=planted", urls=["s3://k:planted@b"])
+    written = "".join(path.read_text() for path in run.path.glob("*.json*"))
+    assert "planted" not in written
+    assert json.loads((run.path / "run.json").read_text())["command"][3:] == [
+        "+a.api_key=<secret>",
+        "+b=https://<secret>@h/",
+    ]

@@ -105,7 +105,7 @@ def resume(
         return
     if retries:
         folder = found.path.with_name(fork) if fork else found.path
-        limits.supervise(["resume", str(found.path), *words], folder, inline)
+        limits.supervise(["resume", str(found.path), *words], folder, inline, overrides or [])
     with until_start() as on_end:
         api.resume(
             found,

@@ -146,7 +146,7 @@ def _add(verb: str, help: str) -> None:
                 )
             remote.submit(address, detach, [*words, *limits.words], composed)
         elif retries and not dry_run:
-            _train_with_retries(words, composed, inline, limits)
+            _train_with_retries(words, settings, composed, inline, limits)
         else:
             _train(composed, inline, strict, dry_run, as_json, limits.end_by())
 
@@ -205,13 +205,16 @@ def _compose(source: str, settings: list[str]) -> Recipe:
     return composed
 
 
-def _train_with_retries(words: list[str], recipe: Recipe, inline: bool, limits: Limits) -> None:
+def _train_with_retries(
+    words: list[str], settings: list[str], recipe: Recipe, inline: bool, limits: Limits
+) -> None:
     from rlctl.runs.naming import fresh_name
 
     trainer = recipe.config.trainer
     name = trainer.experiment_name or fresh_name(recipe.name.removesuffix("_trainer"))
     folder = Path(trainer.run_dir) / trainer.project_name / name
-    limits.supervise([*words, hydra_text("trainer.experiment_name", name)], folder, inline)
+    named = hydra_text("trainer.experiment_name", name)
+    limits.supervise([*words, named], folder, inline, settings)
 
 
 def _train(

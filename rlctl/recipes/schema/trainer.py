@@ -184,6 +184,9 @@ class Trainer(Section):
         description="checkpoint folder with the initial state of a new run"
     )
     run_dir: Text = Field(description="root of all run folders")
+    run_dir_access: Literal["owner", "group", "all"] = Field(
+        description="users that can read the folders of runs"
+    )
     default_local_dir: Text | None = Field(
         description="root of checkpoints: <this>/<project>/<run>; null = in the run's folder"
     )

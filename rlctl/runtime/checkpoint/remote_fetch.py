@@ -12,7 +12,7 @@ from rlctl.errors import ConflictError, NotFoundError
 from rlctl.files import replacing
 from rlctl.runs.naming import check_free
 from rlctl.runs.record import RunRecord
-from rlctl.runs.run_dir import RECORD_FILE
+from rlctl.runs.run_dir import MODES, RECORD_FILE
 from rlctl.runtime.checkpoint.remote_copy import CHECKPOINTS, remote_record
 from rlctl.runtime.checkpoint.store import MANIFEST, CheckpointStore, damage
 
@@ -47,6 +47,8 @@ def pull(url: str, root: Path) -> Path:
             return target
         check_free(root, record.project, record.name)
         with replacing(target, sync=False) as aside:
+            aside.parent.mkdir(parents=True, exist_ok=True)
+            aside.mkdir(MODES["owner"])
             for part in ("generations", "attempts", CHECKPOINTS):
                 (aside / part).mkdir(parents=True)
             storage.get(

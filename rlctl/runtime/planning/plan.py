@@ -14,6 +14,7 @@ from rlctl.errors import ConfigError, UsageError, raise_problems
 from rlctl.plugins import load, load_with_params
 from rlctl.recipes import schema
 from rlctl.recipes.compose import Recipe
+from rlctl.recipes.recorded import missing_secrets
 from rlctl.recipes.roles import needed_roles, rollout_pool
 from rlctl.runs.naming import check_free
 from rlctl.runtime.algorithms.base import Algorithm, Needs
@@ -93,6 +94,7 @@ def make_plan(
     """
     trainer, errors = recipe.config.trainer, ErrorCollector()
     root = Path(trainer.run_dir)
+    errors.run(raise_problems, missing_secrets(recipe.config))
     _check_surroundings(recipe.config, run, errors)
     config = quickstart.resolve(recipe.config, data_root or root)
     devices = errors.run(Devices.from_config, trainer)

@@ -39,6 +39,7 @@ def open_run(recipe: Recipe, config: schema.Config, start: ResumePoint | None) -
         trainer.project_name,
         trainer.experiment_name,
         recipe.name.removesuffix("_trainer"),
+        trainer.run_dir_access,
     ) as run:
         for part, folder in _folders_elsewhere(trainer).items():
             place(run, part, folder)
@@ -61,7 +62,7 @@ def _write_config(
     """Write the composed configuration, and record seeds, data hashes and the parent run."""
     trainer, data = config.trainer, config.data
     run.write_config(
-        yaml.safe_dump(recipe.container, sort_keys=False, allow_unicode=True), recipe.origins
+        yaml.safe_dump(recipe.recorded, sort_keys=False, allow_unicode=True), recipe.origins
     )
     run.update(
         seeds={"trainer": trainer.seed, "data": data.seed},

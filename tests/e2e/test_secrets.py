@@ -1,0 +1,166 @@
+"""Secrets reach the reward function and nothing that a run leaves: files, trackers, messages."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.e2e.command import environment, rlctl
+from tests.tracking.real import LOGGERS
+
+# No piece of these is in any other text.
+PLANTED = {
+    "api key": "Qkey-11aa11",
+    "token": "Qtok-22bb22",
+    "number": "987654321012",
+    "environment": "Qenv-33cc33",
+    "default": "Qdef-44dd44",
+    "user of a URL": "Qusr-55ee55",
+    "password of a URL": "Qpwd-66ff66",
+    "parameter of a URL": "Qpar-77aa77",
+    "element of a list": "Qele-88bb88",
+    "dictionary": "Qdic-99cc99",
+    "worker environment": "Qwrk-10dd10",
+    "other section": "Qoth-12ee12",
+    "git remote": "Qgit-13ff13",
+}
+KWARGS = "+reward.custom_reward_function.reward_kwargs"
+REWARD = """
+import json
+
+def compute_score(data_source, solution_str, ground_truth, extra_info=None, *, out, **kwargs):
+    with open(out, "w") as file:
+        json.dump(kwargs, file)
+    if len(solution_str) % 3 == 0:
+        raise ValueError(f"refused: {kwargs['api_key']} {kwargs['endpoint']}")
+    return len(solution_str) % 2
+"""
+
+
+def overrides(folder: Path) -> list[str]:
+    """Return overrides with literal secrets; the first ones must be given again on resume."""
+    planted = PLANTED
+    url = (
+        f"https://{planted['user of a URL']}:{planted['password of a URL']}@h/x"
+        f"?token={planted['parameter of a URL']}"
+    )
+    return [
+        f"{KWARGS}.api_key={planted['api key']}",
+        f"{KWARGS}.hfToken={planted['token']}",
+        f"{KWARGS}.pin.password={planted['number']}",
+        f"{KWARGS}.default_token='${{oc.env:NOT_SET,{planted['default']}}}'",
+        f"{KWARGS}.url='{url}'",
+        f"{KWARGS}.services=[{{name: a, password: {planted['element of a list']}}}]",
+        f"{KWARGS}.login={{user: me, credentials: {{value: {planted['dictionary']}}}}}",
+        f"+data.apply_chat_template_kwargs.access_token={planted['other section']}",
+        "ray_kwargs.ray_init.runtime_env="
+        f"{{env_vars: {{MY_API_KEY: {planted['worker environment']}}}}}",
+        f"{KWARGS}.endpoint=${{oc.env:RLCTL_TEST_ENDPOINT}}",
+        f"{KWARGS}.copy=${{reward.custom_reward_function.reward_kwargs.endpoint}}",
+        f"{KWARGS}.out={folder}/seen.json",
+        f"reward.custom_reward_function.path={folder}/reward.py",
+    ]
+
+
+def contents(folder: Path) -> Iterator[tuple[str, bytes]]:
+    """Yield the names and contents of all files below a folder, without git's own."""
+    for path in sorted(folder.rglob("*")):
+        if path.is_file() and not path.is_symlink() and ".git" not in path.parts:
+            yield str(path.relative_to(folder)), path.read_bytes()
+
+
+@pytest.mark.slow
+def test_secrets_are_in_nothing_that_a_run_leaves(settings: list[str], tmp_path: Path) -> None:
+    work, outside = tmp_path / "work", tmp_path / "outside"
+    outside.mkdir()
+    (outside / "reward.py").write_text(REWARD)
+    subprocess.run(["git", "init", "-q", str(work)], check=True)
+    remote = f"https://me:{PLANTED['git remote']}@example.com/x.git"
+    subprocess.run(["git", "-C", str(work), "remote", "add", "origin", remote], check=True)
+    author = ["-c", "user.name=a", "-c", "user.email=a@example.com"]
+    commit = ["git", "-C", str(work), *author, "commit", "-q", "--allow-empty", "-m", "x"]
+    subprocess.run(commit, check=True)
+    home = {
+        "HOME": str(work / "home"),
+        "TRACKIO_DIR": str(work / "trackio"),
+        "TMPDIR": str(work / "tmp"),
+        "WANDB_MODE": "offline",
+        "SWANLAB_MODE": "offline",
+    }
+    given = home | {"RLCTL_TEST_ENDPOINT": PLANTED["environment"]}
+    for folder in ("home", "tmp"):
+        (work / folder).mkdir()
+    own = overrides(outside)
+    options = ["trainer.save_freq=2", "trainer.log_val_generations=2", "trainer.seed=1"]
+    loggers = f"trainer.logger=[console,{','.join(LOGGERS)}]"
+    train = ["train", "grpo", "--inline", "--name", "one", *settings, *options, loggers, *own]
+    texts: list[str] = []
+
+    def run(*words: str, code: int = 0, env: dict[str, str] = given) -> str:
+        done = rlctl(*words, cwd=work, code=code, more=env, process=True)
+        texts.append(done.stdout + done.stderr)
+        return texts[-1]
+
+    run(*train)
+    seen = json.loads((outside / "seen.json").read_text())
+    assert seen["api_key"] == PLANTED["api key"]
+    assert seen["endpoint"] == seen["copy"] == PLANTED["environment"]
+    assert seen["services"][0]["password"] == PLANTED["element of a list"]
+    assert PLANTED["password of a URL"] in seen["url"]
+
+    folder = work / "runs" / "quickstart" / "one"
+    assert folder.stat().st_mode & 0o777 == 0o700
+    kwargs = yaml.safe_load((folder / "config.yaml").read_text())["reward"][
+        "custom_reward_function"
+    ]["reward_kwargs"]
+    assert kwargs["endpoint"] == "${oc.env:RLCTL_TEST_ENDPOINT}"
+    assert kwargs["api_key"] == "<secret>"
+    assert kwargs["url"] == "https://<secret>@h/x?token=<secret>"
+
+    longer = ["resume", "one", "--inline", "trainer.total_training_steps=3"]
+    text = run(*longer, code=3)
+    for key in ("api_key", "services", "url", "default_token", "pin.password"):
+        assert f"reward_kwargs.{key} is a secret, which the earlier run did not store" in text
+    text = run(*longer, *own[:9], code=3, env=home)
+    assert "the environment variable RLCTL_TEST_ENDPOINT is not set" in text
+    (outside / "seen.json").unlink()
+    run(*longer, *own[:9])
+    assert json.loads((outside / "seen.json").read_text()) == seen
+
+    run("show", "one")
+    run("show", "one", "--json")
+    run("runs", "--json")
+    run("report", "one", "-o", "report.html")
+    run("config", "show", "--recipe", "one", "--origin")
+    run("config", "show", "reward", *own, "--recipe", "grpo", "--origin")
+    run(*[word.replace("one", "two") if word == "one" else word for word in train], "--dry-run")
+    mirror = f"trainer.mirror=s3://{PLANTED['user of a URL']}:{PLANTED['password of a URL']}@b/x"
+    for wrong in ("data.train_files=/nowhere", "trainer.seed=x", mirror):
+        words = [word.replace("one", "two") if word == "one" else word for word in train]
+        done = subprocess.run(
+            ["python", "-m", "rlctl", *words, wrong, "--dry-run"],
+            cwd=work,
+            env=environment() | given,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode in (3, 6, 7), done.stderr
+        texts.append(done.stdout + done.stderr)
+
+    places = [*contents(work), *((f"output {n}", text.encode()) for n, text in enumerate(texts))]
+    found = [
+        (kind, name)
+        for name, content in places
+        for kind, secret in PLANTED.items()
+        if secret.encode() in content
+    ]
+    assert found == []
+    assert len(places) > 40
+    assert os.environ.get("RLCTL_TEST_ENDPOINT") is None

@@ -1,0 +1,106 @@
+"""Configuration as records have it: references as written, secrets replaced, no drift by them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from rlctl import redaction
+from rlctl.errors import ConfigError, UsageError
+from rlctl.recipes.compose import Recipe, compose, resolved_section
+from rlctl.recipes.layers import Origin
+from rlctl.recipes.recorded import missing_secrets
+from rlctl.recipes.stored import changes, recompose
+
+SECTION = "reward.custom_reward_function.reward_kwargs"
+LITERAL = [f"+{SECTION}.api_key=planted-1", f"+{SECTION}.url='https://u:planted-2@h/x'"]
+READ = [f"+{SECTION}.a=${{oc.env:PLANTED}}", f"+{SECTION}.b=x-${{{SECTION}.a}}"]
+
+
+@pytest.fixture(autouse=True)
+def environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(redaction, "_registered", set())
+    monkeypatch.setenv("PLANTED", "planted-3")
+
+
+def kwargs(container: dict) -> dict:
+    return container["reward"]["custom_reward_function"]["reward_kwargs"]
+
+
+def stored(recipe: Recipe, folder: Path) -> Path:
+    """Write the recipe as a run does."""
+    folder.mkdir(exist_ok=True)
+    (folder / "config.yaml").write_text(yaml.safe_dump(recipe.recorded, sort_keys=False))
+    return folder
+
+
+def test_values_are_used_and_not_recorded() -> None:
+    recipe = compose("ppo", [*LITERAL, *READ])
+    assert kwargs(recipe.container) == {
+        "api_key": "planted-1",
+        "url": "https://u:planted-2@h/x",
+        "a": "planted-3",
+        "b": "x-planted-3",
+    }
+    assert kwargs(recipe.recorded) == {
+        "api_key": "<secret>",
+        "url": "https://<secret>@h/x",
+        "a": "${oc.env:PLANTED}",
+        "b": f"x-${{{SECTION}.a}}",
+    }
+    assert "planted" not in str(recipe.origins)
+    assert recipe.origins[f"{SECTION}.api_key"][-1] == Origin(
+        "<secret>", f"override +{SECTION}.api_key=<secret>", 3
+    )
+    assert recipe.recorded | {"reward": 0} == recipe.container | {"reward": 0}
+    assert list(recipe.recorded) == list(recipe.container)
+    assert "planted" not in str(ConfigError("found planted-1, planted-2 and planted-3"))
+
+
+def test_resumed_values(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = stored(compose("ppo", [*LITERAL, *READ]), tmp_path / "run")
+    resumed = recompose(folder)
+    assert changes(folder, resumed.recorded) == []
+    assert kwargs(resumed.container)["b"] == "x-planted-3"
+    first, second = missing_secrets(resumed.config)
+    assert first.message.startswith(f"{SECTION}.api_key is a secret")
+    assert second.message.startswith(f"{SECTION}.url is a secret")
+    again = recompose(folder, LITERAL)
+    assert missing_secrets(again.config) == []
+    assert changes(folder, again.recorded) == []
+    rotated = recompose(folder, [f"{SECTION}.api_key=${{oc.env:PLANTED}}", LITERAL[1]])
+    (change,) = changes(folder, rotated.recorded)
+    assert change.free
+    monkeypatch.delenv("PLANTED")
+    with pytest.raises(ConfigError, match="the environment variable PLANTED is not set"):
+        recompose(folder)
+
+
+def test_a_section_of_a_stored_configuration(tmp_path: Path) -> None:
+    recipe = compose("ppo", ["trainer.tracking.description=${oc.env:PLANTED}"])
+    container = yaml.safe_load((stored(recipe, tmp_path) / "config.yaml").read_text())
+    assert container["trainer"]["tracking"]["description"] == "${oc.env:PLANTED}"
+    assert resolved_section(container, "trainer")["tracking"]["description"] == "planted-3"
+
+
+@pytest.mark.parametrize("wrong", ["trainer.seed=x", "nothing.here=1", f"{SECTION}=[planted-1"])
+def test_errors_have_no_secrets(wrong: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        compose("ppo", [*LITERAL, *READ, wrong, f"+{SECTION}.token=planted-4,planted-5"])
+    assert "planted-4" not in str(raised.value)
+    assert "planted-5" not in str(raised.value)
+
+
+def test_sweeps_and_jobs_refuse_literal_secrets() -> None:
+    from rlctl.cli import remote
+    from rlctl.sweeps.plan import make_sweep_plan
+
+    axis = "actor_rollout_ref.actor.optim.lr=1e-5,1e-4"
+    with pytest.raises(ConfigError, match="a literal secret, which a sweep cannot store") as raised:
+        make_sweep_plan("ppo", "ppo", [LITERAL[0], axis])
+    assert "planted" not in str(raised.value)
+    with pytest.raises(UsageError, match="must not contain secrets") as refused:
+        remote.run("http://127.0.0.1:1", False, "job", ["train", "ppo", LITERAL[0]])
+    assert "planted" not in str(refused.value)
