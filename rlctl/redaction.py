@@ -46,10 +46,14 @@ _USER_INFO = re.compile(
 )
 _PARAMETER = re.compile(r"(?P<before>[?&;])(?P<key>[\w.-]+)=(?P<value>[^&;\s'\"#]+)")
 _ASSIGNED = re.compile(
-    r"(?P<quote>[\"']?)(?P<key>[A-Za-z_][\w.@/-]*)(?P=quote)(?P<sign>\s*=\s*|(?<=[\"'])\s*:\s*|:(?=\S))"
-    r"(?P<value>\"(?:[^\"\\]|\\.)*\"|'(?:[^'\\]|\\.)*'|\[[^\]]*\]|\$?\{[^}]*\}+"
-    r"|(?:[^\s,;&}\])\"']|,(?!\s|[\w.\"']+\s*[:=]))+)"
+    r"(?P<quote>[\"']?)(?P<key>[A-Za-z_][\w.@/-]*)(?P=quote)(?:\s*=\s*|(?<=[\"'])\s*:\s*|:(?=\S))"
 )
+# `{name: a, password: b}` on a command line; elsewhere ", token: b" may be part of a sentence.
+_IN_MAPPING = re.compile(r"[{,]\s*(?P<quote>[\"']?)(?P<key>[A-Za-z_][\w.-]*)(?P=quote)\s*:\s*")
+_NESTED = r"\{(?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*\}|\[(?:[^\[\]]|\[[^\[\]]*\])*\]"
+_QUOTED = r"\"(?:[^\"\\]|\\.)*\"|'(?:[^'\\]|\\.)*'|(?P<interpolation>\$\{[^}]*\}+)"
+_VALUE = re.compile(rf"{_QUOTED}|{_NESTED}|(?:[^\s,;&}}\])\"']|,(?!\s|[\w.\"']+\s*[:=]))+")
+_VALUE_IN_MAPPING = re.compile(rf"{_QUOTED}|{_NESTED}|[^,}}\]]+")
 _SHAPES = re.compile(
     r"\b(?:sk-[\w-]{20,}|hf_[A-Za-z0-9]{20,}|gh[pousr]_[A-Za-z0-9]{20,}|github_pat_\w{20,}"
     r"|glpat-[\w-]{16,}|xox[abprs]-[\w-]{10,}|AKIA[0-9A-Z]{16}|AIza[\w-]{30,}"
@@ -91,7 +95,7 @@ def redact(text: str) -> str:
             text = text.replace(value, SECRET)
     text = _USER_INFO.sub(_without_user, text)
     text = _PARAMETER.sub(_without_parameter, text)
-    text = _ASSIGNED.sub(_without_value, text)
+    text = _without_values(text, _ASSIGNED, _VALUE)
     return _SHAPES.sub(SECRET, text)
 
 
@@ -100,7 +104,7 @@ def redact_word(word: str) -> str:
     key, equals, value = word.partition("=")
     if equals and is_secret_key(key.lstrip("+~-")):
         return f"{key}={redact_value(value, key)}"
-    return redact(word)
+    return redact(_without_values(word, _IN_MAPPING, _VALUE_IN_MAPPING))
 
 
 def redact_value(value: Any, key: str = "") -> Any:
@@ -147,7 +151,10 @@ def register(value: Any, key: str = "") -> None:
             register(inner, key)
     elif value is not None and not isinstance(value, bool):
         text = str(value)
-        if len(text) >= _MIN_LENGTH and (is_secret_key(key) or not _is_plain(text)):
+        unknown = "${" in text or SECRET in text  # unresolved, or hidden before
+        if len(text) < _MIN_LENGTH or unknown:
+            return
+        if is_secret_key(key) or not _is_plain(text):
             _registered.add(text)
 
 
@@ -172,12 +179,17 @@ def _without_parameter(match: re.Match[str]) -> str:
     return match[0] if kept else f"{match['before']}{match['key']}={SECRET}"
 
 
-def _without_value(match: re.Match[str]) -> str:
-    value = match["value"].strip("\"'")
-    kept = not is_secret_key(match["key"]) or value.lower() in _HARMLESS or value.startswith("${")
-    before = match[0][: match.start("value") - match.start()]
-    if kept or value.startswith(("//", SECRET)):
-        inner = match["value"]
-        nested = inner[0] in "{[\"'" and len(inner) > 1
-        return before + (inner[0] + _ASSIGNED.sub(_without_value, inner[1:]) if nested else inner)
-    return before + SECRET
+def _without_values(text: str, keys: re.Pattern[str], values: re.Pattern[str]) -> str:
+    """Return `text` without the values that follow those of `keys` with a secret's name."""
+    kept: list[str] = []
+    end = 0
+    for match in keys.finditer(text):
+        value = values.match(text, match.end())
+        if match.start() < end or value is None or not is_secret_key(match["key"]):
+            continue
+        plain = value[0].strip("\"'")
+        if value["interpolation"] or plain.lower() in _HARMLESS or plain.startswith(("//", SECRET)):
+            continue
+        kept += [text[end : match.end()], SECRET]
+        end = value.end()
+    return "".join([*kept, text[end:]])

@@ -106,6 +106,9 @@ def test_words_of_a_command_line() -> None:
     assert redact_word("+a.api_key=${oc.env:KEY}") == "+a.api_key=${oc.env:KEY}"
     assert redact_word("+a.api_key=${oc.env:KEY,default}") == "+a.api_key=<secret>"
     assert redact_word("trainer.seed=3") == "trainer.seed=3"
+    assert redact_word("+a=[{n: b, password: c d}]") == "+a=[{n: b, password: <secret>}]"
+    nested = "+a={x: {y: {credentials: {user: b, pin: 1}}}, api_keys: [b, c], n: 2}"
+    assert redact_word(nested) == "+a={x: {y: {credentials: <secret>}}, api_keys: <secret>, n: 2}"
 
 
 def test_plain_data() -> None:

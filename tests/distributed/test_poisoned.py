@@ -72,17 +72,25 @@ def first_entry(folder: Path, prefix: str) -> str:
     return next(name for name in read_metadata(folder).state_dict_metadata if prefix in name)
 
 
-@pytest.mark.parametrize("kind", ["metadata", "tensor", "object"])
+def poison(kind: str, folder: Path, bomb: Bomb) -> None:
+    """Put `bomb` into the DCP files in `folder`: metadata, a tensor or another object."""
+    if kind == "metadata":
+        poison_metadata(folder, bomb)
+    else:
+        prefix = {"tensor": "model.", "object": "optimizer.param_groups"}[kind]
+        poison_entry(folder, bomb, first_entry(folder, prefix))
+
+
+with_kind = pytest.mark.parametrize("kind", ["metadata", "tensor", "object"])
+
+
+@with_kind
 def test_a_poisoned_checkpoint_is_refused_and_runs_nothing(
     kind: str, saved: Path, model: Path, tmp_path: Path
 ) -> None:
     folder, marker = tmp_path / "actor", tmp_path / "marker"
     shutil.copytree(saved, folder)
-    if kind == "metadata":
-        poison_metadata(folder, Bomb(marker))
-    else:
-        prefix = {"tensor": "model.", "object": "optimizer.param_groups"}[kind]
-        poison_entry(folder, Bomb(marker), first_entry(folder, prefix))
+    poison(kind, folder, Bomb(marker))
     worker = actor(rank_info(), str(model))
     with pytest.raises(ConfigError) as raised:
         worker.load(folder)
