@@ -14,8 +14,9 @@ def place(run: RunDir, part: str, outside: str | None) -> None:
     """Make the subfolder `part` of a run a link to `outside/<project>/<run>`; None: a real folder.
 
     The content of an existing part moves there: it is copied, then the link is changed, then the
-    old copy is deleted. It is readable for the same users as the run. Raises ConflictError when that folder has files of another run, OSError
-    when they do not fit; the part then stays where it was.
+    old copy is deleted. It is readable for the same users as the run. Raises ConflictError when
+    that folder has files of another run, OSError when they do not fit; the part then stays where it
+    was.
     """
     link = run.path / part
     if outside is None:
