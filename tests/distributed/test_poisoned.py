@@ -14,7 +14,7 @@ import torch
 
 from rlctl.errors import ConfigError
 from rlctl.runtime.model.sharding import trained_state
-from rlctl.runtime.workers.background import await_written
+from rlctl.runtime.workers.background import await_written, begin_writing
 from rlctl.runtime.workers.safe_load import load_into, read_metadata
 from tests.distributed.ranks import rank_info
 from tests.distributed.test_state import actor, update
@@ -43,6 +43,7 @@ def saved(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("saved") / "actor"
     worker = actor(rank_info(), str(model))
     update(worker)
+    begin_writing(folder.parent)
     worker.save(folder)
     await_written([folder], 60.0)
     return folder
