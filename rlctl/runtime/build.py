@@ -27,6 +27,7 @@ from rlctl.runtime.budget import OomRetry
 from rlctl.runtime.cluster.disaggregated import DisaggregatedActor
 from rlctl.runtime.cluster.pools import Pool, Pools, W
 from rlctl.runtime.data.tokenizer import stop_token_ids
+from rlctl.runtime.rank_info import available_cores
 from rlctl.runtime.rewards.pool import RewardPool
 from rlctl.runtime.rewards.role import RuleReward
 from rlctl.runtime.roles import Actor, Critic, Reference, Reward, Roles
@@ -57,7 +58,6 @@ def build_reward(
     config: schema.Config,
     tokenizer: PreTrainedTokenizerBase,
     sources: Iterable[str],
-    num_processes: int,
     logs: Path | None = None,
 ) -> tuple[RuleReward, Callable[[], None]]:
     """Return the reward role, which runs on the controller, and the function that closes it.
@@ -65,7 +65,7 @@ def build_reward(
     `sources` are the data sources of the rows. What the reward functions print goes to files in
     `logs`, or to stderr. Raises `ConfigError` for a function that cannot be loaded.
     """
-    pool = RewardPool.from_config(config.reward, sources, num_processes, logs)
+    pool = RewardPool.from_config(config.reward, sources, available_cores(), logs)
     return RuleReward(tokenizer, pool), pool.close
 
 

@@ -92,7 +92,7 @@ def _roles(
     raise_problems(check_model(config))
     devices = Devices.from_config(config.trainer)
     sources = dict.fromkeys(row.data_source for row in scored)
-    reward, close = build_reward(config, tokenizer, sources, available_cores())
+    reward, close = build_reward(config, tokenizer, sources)
     rank_info = RankInfo(
         0,
         1,

@@ -67,9 +67,7 @@ def train(
         on_lost = partial(run.finish, "failed", 1)
         pools = stack.enter_context(open_pools(plan, run.attempt, on_phase, run.event, on_lost))
         run.event("placed", **pools.nodes())
-        reward, close_reward = build_reward(
-            config, plan.tokenizer, plan.data_sources, available_cores(), run.attempt
-        )
+        reward, close_reward = build_reward(config, plan.tokenizer, plan.data_sources, run.attempt)
         stack.callback(close_reward)
         stack.enter_context(watchdog)  # starting and closing the pools has its own timeouts
         roles = build_roles(config, plan.algorithm, plan.tokenizer, pools, reward, on_phase)

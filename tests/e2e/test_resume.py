@@ -273,15 +273,20 @@ def test_changed_configuration_is_refused_or_forked(finished: Path, folder: Path
     assert [row["step"] for row in metrics(copied)] == list(range(7))
 
 
-def test_changed_data_is_refused(finished: Path, shelf: Path, folder: Path) -> None:
+def test_changed_data_and_reward_code_are_refused(
+    finished: Path, shelf: Path, folder: Path
+) -> None:
     write_rows(
         folder / "train.parquet", train_and_validation(32, 0, seed=9, level=1, careless=0.0)[0]
     )
+    (folder / "score.py").write_text(f"{SCORE}# edited\n")
     try:
         talk = resume(finished, folder, "trainer.total_epochs=3", code=3).talk
     finally:
         shutil.copy(shelf / "train.parquet", folder)
+        (folder / "score.py").write_text(SCORE)
     assert "train.parquet has changed since the run started" in talk
+    assert "score.py has changed since the run started" in talk
 
 
 def test_running_run_is_refused(finished: Path, folder: Path) -> None:

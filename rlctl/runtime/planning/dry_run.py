@@ -18,7 +18,7 @@ from rlctl.runtime.ops import ceil_div
 from rlctl.runtime.planning.batch_plan import Batches, plan_batches
 from rlctl.runtime.planning.memory import RoleMemory, device_memory
 from rlctl.runtime.planning.plan import Plan, make_plan
-from rlctl.runtime.planning.preflight import NUM_REWARD_ROWS
+from rlctl.runtime.planning.reward_check import NUM_REWARD_ROWS
 from rlctl.runtime.planning.role_memory import PlannedRole
 from rlctl.runtime.rewards.specs import reward_specs
 from rlctl.tracking.fanout import preflight

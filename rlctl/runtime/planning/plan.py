@@ -27,6 +27,7 @@ from rlctl.runtime.data.tokenizer import load_tokenizer
 from rlctl.runtime.planning import preflight
 from rlctl.runtime.planning.devices import Devices, pool_sizes
 from rlctl.runtime.planning.error_collector import ErrorCollector
+from rlctl.runtime.planning.reward_check import check_reward
 from rlctl.runtime.planning.role_memory import MemoryPlan, check_capacity, plan_memory
 from rlctl.runtime.rank_info import available_cores
 from rlctl.runtime.training.validation import Validator
@@ -204,12 +205,12 @@ def _read_data(
         for file in (*data.train_files, *(data.val_files or ())):
             rows = errors.run(_rows, file, data) or []
             scored += rows if samples or file not in data.train_files else []
-        errors.run(preflight.check_reward, config.reward, scored)
+        errors.run(check_reward, config.reward, scored)
         return None, None, None
     loader = errors.run(_load_train, config, tokenizer)
     validator = errors.run(_load_val, config, tokenizer)
     scored = _scored_rows(samples, loader, validator)
-    errors.run(preflight.check_reward, config.reward, scored)
+    errors.run(check_reward, config.reward, scored)
     return tokenizer, loader, validator
 
 

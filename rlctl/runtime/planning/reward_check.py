@@ -1,0 +1,44 @@
+"""Check of the reward functions before a run starts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rlctl.data_prep.rows import PromptRow
+from rlctl.errors import ConfigError
+from rlctl.recipes import schema
+from rlctl.runtime.rewards.pool import RewardPool
+
+NUM_REWARD_ROWS = 10  # rows of each data source that the reward functions are tried on
+
+
+def check_reward(reward: schema.Reward, rows: Sequence[PromptRow]) -> None:
+    """Call the reward functions on ten rows of each data source, with the truth as response.
+
+    Raises `ConfigError` if no call for a data source succeeds; a single failure scores 0 and is no
+    config error. One row is scored first, so that a function that hangs costs one timeout.
+    """
+    by_source: dict[str, list[PromptRow]] = {}
+    for row in rows:
+        by_source.setdefault(row.data_source, []).append(row)
+    with RewardPool.from_config(reward, by_source, num_processes=1) as pool:
+        for source, all_rows in by_source.items():
+            _try_reward(pool, source, all_rows[:NUM_REWARD_ROWS])
+
+
+def _try_reward(pool: RewardPool, source: str, rows: Sequence[PromptRow]) -> None:
+    """Raise `ConfigError` if the reward functions fail on all `rows`."""
+    first_error: str | None = None
+    for part in (rows[:1], rows[1:]):
+        report = pool.score(part, [str(row.ground_truth) for row in part])
+        first_error = first_error or report.first_error
+        if report.num_timeouts == len(part) > 0:
+            break
+        if any(result.error is None for result in report.results):
+            return
+    raise ConfigError(
+        f"the reward function fails on all of the first {len(rows)} rows of {source!r}: "
+        f"{first_error}",
+        hint="try it on responses of your own: rlctl reward test --data DATA --responses RESPONSES "
+        f"--reward {pool.functions[0].function}",
+    )
