@@ -59,6 +59,12 @@ COMMANDS = (
         "Recipes",
     ),
     LazyCommand(
+        "import",
+        "rlctl.cli.commands.import_verl",
+        "Turn a script of verl into a recipe.",
+        "Recipes",
+    ),
+    LazyCommand(
         "config",
         "rlctl.cli.commands.config",
         "Show a composed configuration and the origin of each value.",

@@ -78,7 +78,7 @@ def search_path_override(parsed: list[Override]) -> list[Path]:
     """Return the folders of `hydra.searchpath=[…]`, relative to the current folder."""
     for override in parsed:
         if override.key_or_group == "hydra.searchpath":
-            entries = _plain(override.value())
+            entries = plain(override.value())
             where = f"override {override.input_line}"
             if not isinstance(entries, list):
                 raise ConfigError("hydra.searchpath must be a list of folders", where=where)
@@ -99,7 +99,7 @@ def sort_overrides(parsed: list[Override], repository: YamlRepository) -> Choice
         elif _is_setting(override, repository):
             if override.package is None:
                 text = override.input_line or ""
-                choices.settings.append(Setting(name, _plain(value), text, override.is_delete()))
+                choices.settings.append(Setting(name, plain(value), text, override.is_delete()))
             else:
                 groups = ", ".join(repository.get_group_options("", ObjectType.GROUP))
                 choices.add_problem(
@@ -170,12 +170,12 @@ def _drop_unknown_groups(choices: Choices, repository: YamlRepository) -> None:
     choices.parts = kept
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """Convert Hydra's parsed value to plain data."""
     if isinstance(value, QuotedString):
         return value.text
     if isinstance(value, list):
-        return [_plain(item) for item in value]
+        return [plain(item) for item in value]
     if isinstance(value, dict):
-        return {str(_plain(k)): _plain(v) for k, v in value.items()}
+        return {str(plain(k)): plain(v) for k, v in value.items()}
     return value

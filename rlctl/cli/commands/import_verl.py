@@ -1,0 +1,72 @@
+"""`rlctl import`: recipes from the scripts of other libraries."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from rlctl.cli.options import Json
+from rlctl.errors import ConflictError
+
+app = typer.Typer(no_args_is_help=True, help="Turn a script of another library into a recipe.")
+
+_EXAMPLES = """
+Examples:
+
+  rlctl import verl run_qwen2-7b.sh -o mine.yaml      then: rlctl train ppo --recipe mine.yaml
+
+  rlctl import verl run_qwen2-7b.sh --json            the recipe and what became of each key
+"""
+
+
+@app.callback()
+def root() -> None:
+    """Turn a script of another library into a recipe."""
+
+
+@app.command("verl", epilog=_EXAMPLES)
+def import_verl(
+    script: Annotated[Path, typer.Argument(help="Shell script that starts verl; it is not run.")],
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", help="File to write the recipe to; by default stdout."),
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite the file.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Turn a script of verl into a recipe; list renamed, dropped and refused keys.
+
+    Refused settings are left out of the recipe and named in its comments, and the exit code is 3.
+    """
+    from rlctl.cli.console import notice
+    from rlctl.errors import raise_problems
+    from rlctl.files import replacing
+    from rlctl.recipes.verl.script import import_script
+
+    imported = import_script(script)
+    if output is not None:
+        if output.exists() and not force:
+            raise ConflictError(f"{output} exists already", hint="overwrite it with --force")
+        with replacing(output) as aside:
+            aside.write_text(imported.text(), encoding="utf-8")
+    if as_json:
+        rows = [
+            {"kind": each.kind, "key": each.key, "value": each.value, "text": each.text}
+            for each in imported.settings
+        ]
+        shown = {"verb": imported.verb, "base": imported.base, "recipe": imported.text()}
+        typer.echo(json.dumps({**shown, "settings": rows, "not_expanded": imported.unread}))
+    else:
+        if output is None:
+            typer.echo(imported.text(), nl=False)
+        for each in imported.settings:
+            if each.kind != "refused":
+                notice(f"{each.kind:8} {each.given}: {each.text}")
+        for text in imported.unread:
+            notice(f"not expanded: {text}")
+        if output is not None:
+            notice(f"next: rlctl train {imported.verb} --recipe {output} --dry-run")
+    raise_problems(imported.problems)

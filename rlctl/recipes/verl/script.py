@@ -1,0 +1,143 @@
+"""Conversion of a shell script that starts verl into a recipe."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from rlctl.errors import ConfigError, NotFoundError, Problem, RlctlError
+from rlctl.recipes.keys import known_key
+from rlctl.recipes.layers import leaves, nested
+from rlctl.recipes.overrides import parse, plain
+from rlctl.recipes.slots import lookup
+from rlctl.recipes.suggestions import suggest_key
+from rlctl.recipes.verl.config_names import check_name, recipe_of
+from rlctl.recipes.verl.settings import VerlSetting, VerlSettings
+from rlctl.recipes.verl.shell import Shell
+
+_MODULE = re.compile(r"(?:[\w.]+\.)?(?:main_\w+|\w*sft_trainer)\Z")
+_PLAIN = ("main_ppo", "main_dapo", "main_entropy")
+
+
+@dataclass
+class Imported:
+    """Recipe of one script: its verb, base and values, and what became of each setting."""
+
+    script: str
+    verb: str
+    base: str
+    values: dict[str, Any]
+    settings: list[VerlSetting]
+    problems: list[Problem]
+    unread: list[str] = field(default_factory=list)
+
+    def text(self) -> str:
+        """Return the recipe as YAML, with comments about its origin and refused settings."""
+        head = [f"# Imported from {self.script}: `rlctl train {self.verb} --recipe THIS_FILE`."]
+        head += [f"# refused: {problem.message}" for problem in self.problems]
+        head += [f"# not expanded: {text}" for text in self.unread]
+        body = yaml.safe_dump(nested(self.values), sort_keys=False, allow_unicode=True, width=100)
+        return "\n".join([*head, f"defaults: [{self.base}, _self_]", "", body])
+
+
+def import_script(path: Path) -> Imported:
+    """Read the script at `path` and translate the arguments of its command of verl.
+
+    Raises NotFoundError without a script or a command of verl in it, and ConfigError for a trainer
+    that rlctl does not have.
+    """
+    try:
+        shell = Shell(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise NotFoundError(f"cannot read the script: {error}", where=str(path)) from error
+    module, args = _command(shell.read(), path)
+    verb = "sft" if "sft" in module else "ppo"
+    last = module.rpartition(".")[2]
+    if verb == "ppo" and last not in _PLAIN:
+        check_name(last, module)
+        raise ConfigError(f"{module} has a trainer of its own, which rlctl does not have")
+    options, overrides = _options(args)
+    base = f"{verb}_trainer"
+    if options:
+        base = recipe_of(verb, options.get("path"), options.get("name"))
+    imported = _translate(str(path), verb, base, overrides)
+    imported.unread = list(dict.fromkeys(shell.unread))
+    return imported
+
+
+def _command(commands: list[list[str]], path: Path) -> tuple[str, list[str]]:
+    """Return module and arguments of the last command that starts verl."""
+    for words in reversed(commands):
+        for position, word in enumerate(words):
+            module = word.removesuffix(".py").replace("/", ".")
+            if _MODULE.match(module) and position:
+                return module, words[position + 1 :]
+    raise NotFoundError(
+        Problem(
+            "the script does not start a trainer of verl",
+            str(path),
+            "it should contain a line such as `python3 -m verl.trainer.main_ppo KEY=VALUE …`",
+        )
+    )
+
+
+def _options(args: list[str]) -> tuple[dict[str, str], list[str]]:
+    """Return `--config-path` and `--config-name`, and the other arguments."""
+    options: dict[str, str] = {}
+    overrides: list[str] = []
+    rest = iter(args)
+    for word in rest:
+        match = re.match(r"(?:--config-(path|name)|-c([pn]))(?:=(.*))?\Z", word)
+        if match is None:
+            redirects = re.match(r"\d?>|<", word)
+            if redirects and word in (">", ">>", "2>", "<"):
+                next(rest, None)
+            elif not redirects and word.strip():
+                overrides.append(word)
+            continue
+        name = match[1] or {"p": "path", "n": "name"}[match[2]]
+        options[name] = match[3] if match[3] is not None else next(rest, "")
+    return options, overrides
+
+
+def _translate(script: str, verb: str, base: str, overrides: list[str]) -> Imported:
+    """Translate the overrides into values of a recipe."""
+    parsed, problems = parse(overrides)
+    verl = VerlSettings(sft=verb == "sft")
+    values: dict[str, Any] = {}
+    for override in parsed:
+        given = {override.key_or_group: plain(override.value())}
+        for key, value in leaves(nested(given)).items():
+            translated = verl.translate(key, value, script)
+            if translated.key is None:
+                continue
+            if known_key(translated.key) is None:
+                hint = suggest_key(key)
+                problems.append(Problem(f"unknown key {key}", script, hint))
+            else:
+                values[translated.key] = translated.value
+    for key, parts in verl.paths.items():
+        names = [parts] if isinstance(parts, str) else list(parts or ())
+        values[key] = ".".join([str(values.get(key, "")), *map(str, names)])
+    problems += verl.problems(_container(base, values))
+    return Imported(script, verb, base, values, verl.found, problems)
+
+
+def _container(base: str, values: dict[str, Any]) -> dict[str, Any]:
+    """Return the values of the base with those of the script."""
+    from rlctl.recipes.compose import compose_unvalidated
+
+    try:
+        container = compose_unvalidated(base)
+    except RlctlError:
+        container = {}
+    for key, value in values.items():
+        *sections, leaf = key.split(".")
+        section = lookup(container, ".".join(sections))
+        if isinstance(section, dict):
+            section[leaf] = value
+    return container
