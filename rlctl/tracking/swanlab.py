@@ -25,6 +25,7 @@ from rlctl.tracking.tracker import RunInfo, Sample
 _Mode = Literal["online", "local", "offline", "disabled"]
 _MODES: dict[str, _Mode] = {
     "cloud": "online",
+    "cloud-only": "online",
     "online": "online",
     "local": "local",
     "offline": "offline",

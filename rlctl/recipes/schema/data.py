@@ -52,7 +52,5 @@ class Data(Section):
     apply_chat_template_kwargs: dict[str, Any] = Field(
         description="extra variables for the chat template, such as {enable_thinking: false}"
     )
-    sampler: Text = Field(
-        description="order of the prompts: random, sequential, curriculum or `module:Name`"
-    )
+    sampler: Text = Field(description="order of the prompts: random, sequential or `module:Name`")
     sampler_params: dict[str, Any] = Field(description="settings of the sampler")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from rlctl.errors import ConfigError, Problem, raise_problems
+from rlctl.errors import ConfigError
+from rlctl.log import warn_once
 from rlctl.recipes import schema
 from rlctl.runtime.algorithms.advantages.base import Estimator
 from rlctl.runtime.algorithms.base import Needs
@@ -21,18 +22,22 @@ def check_bypass(algorithm: schema.Algorithm, estimator: Estimator, correction: 
 
 
 def check_group_size(algorithm: schema.Algorithm, estimator: Estimator, n: int) -> None:
-    """Raise ConfigError if responses to one prompt are compared and `rollout.n` is 1."""
-    compares = {
-        "algorithm.filter_groups.enable=true": algorithm.filter_groups.enable,
-        f"algorithm.adv_estimator={algorithm.adv_estimator}": Needs.COMPARISON in estimator.needs,
-    }
-    raise_problems(
-        [
-            Problem(
-                f"{setting} compares the responses to one prompt, but rollout.n is {n}",
-                hint="actor_rollout_ref.rollout.n=8",
-            )
-            for setting, does in compares.items()
-            if does and n < 2
-        ]
-    )
+    """Raise ConfigError if dynamic sampling is on and `rollout.n` is 1.
+
+    An estimator that compares responses takes the score of a single one as its advantage, as in
+    verl; this is only reported.
+    """
+    hint = "actor_rollout_ref.rollout.n=8"
+    if n > 1:
+        return
+    if algorithm.filter_groups.enable:
+        raise ConfigError(
+            "algorithm.filter_groups.enable=true compares the responses to one prompt, but "
+            f"rollout.n is {n}",
+            hint=hint,
+        )
+    if Needs.COMPARISON in estimator.needs:
+        warn_once(
+            f"algorithm.adv_estimator={algorithm.adv_estimator} compares the responses to one "
+            f"prompt, but rollout.n is {n}: advantages are the scores; {hint} gives groups",
+        )

@@ -1,0 +1,106 @@
+"""`rlctl import verl`, verl's configuration names, and the guard of the tables of verl's keys."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from rlctl.__main__ import main
+from rlctl.errors import ConfigError, NotFoundError
+from rlctl.recipes.compose import compose
+from rlctl.recipes.keys import schema_keys
+from rlctl.recipes.verl.config_names import recipe_of
+from rlctl.recipes.verl.shell import Shell
+from rlctl.recipes.verl.translate import translate
+
+SCRIPT = r"""
+set -x
+project=${PROJECT:-demo}   # a comment
+prompt=$((1024 * 2)); response=$((prompt * 4))
+ARGS=(
+    data.max_prompt_length=${prompt}  # a comment
+    "data.truncation='left'"
+)
+train="['$HOME/train.parquet']"
+ray job submit --no-wait -- python3 -m verl.trainer.main_ppo \
+    "${ARGS[@]}" data.train_files="$train" data.max_response_length=$response \
+    actor_rollout_ref.model.path=m actor_rollout_ref.rollout.load_format=auto \
+    +reward_model.reward_kwargs.max_resp_len=${response} \
+    actor_rollout_ref.actor.optim.clip_grad=0.5 trainer.project_name="${project}" $@ 2>&1 | tee log
+"""
+
+
+def test_script_becomes_a_recipe(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "run.sh").write_text(SCRIPT)
+    recipe = tmp_path / "mine.yaml"
+    assert main(["import", "verl", str(tmp_path / "run.sh"), "-o", str(recipe)]) == 0
+    assert yaml.safe_load(recipe.read_text())["data"] == {
+        "max_prompt_length": 2048,
+        "truncation": "left",
+        "train_files": ["${oc.env:HOME}/train.parquet"],
+        "max_response_length": 8192,
+    }
+    config = compose(recipe).config
+    assert config.trainer.project_name == "demo"
+    assert config.actor_rollout_ref.actor.grad_clip == 0.5
+    assert main(["import", "verl", str(tmp_path / "run.sh"), "-o", str(recipe)]) == 5
+    capsys.readouterr()
+    assert main(["import", "verl", str(tmp_path / "run.sh"), "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)["settings"]
+    assert [row["kind"] for row in rows] == ["dropped", "dropped", "renamed"]
+
+
+def test_refused_keys_of_a_script_are_listed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "run.sh").write_text("python3 -m verl.trainer.main_ppo trainer.device=npu a=$(b)")
+    assert main(["import", "verl", str(tmp_path / "run.sh")]) == 3
+    shown = capsys.readouterr()
+    assert "# refused: Ascend NPUs are not supported" in shown.out
+    assert "# not expanded: $(b)" in shown.out
+    (tmp_path / "run.sh").write_text("python3 -m recipe.prime.main_prime a=1")
+    assert main(["import", "verl", str(tmp_path / "run.sh")]) == 3
+    (tmp_path / "run.sh").write_text("echo")
+    assert main(["import", "verl", str(tmp_path / "run.sh")]) == 4
+
+
+def test_shell_reads_quotes_arrays_and_defaults() -> None:
+    text = "A=(1 '2 3')\nA+=(x)\nf \"${A[@]}\" ${B:-$HOME} 'a $b' \"${C:-q}\"\\ z; g"
+    assert Shell(text).read() == [
+        ["f", "1", "2 3", "x", "${oc.env:HOME}", "a $b", "q z"],
+        ["g"],
+    ]
+
+
+def test_configuration_names(tmp_path: Path) -> None:
+    assert recipe_of("ppo", "config", "ppo_trainer.yaml") == "ppo_trainer"
+    assert recipe_of("sft", None, None) == "sft_trainer"
+    (tmp_path / "megatron_mine.yaml").write_text("")
+    assert recipe_of("ppo", str(tmp_path), "megatron_mine").endswith("megatron_mine.yaml")
+    with pytest.raises(ConfigError, match="Megatron"):
+        recipe_of("ppo", "./config", "ppo_megatron_trainer")
+    with pytest.raises(ConfigError, match="multi-turn"):
+        recipe_of("ppo", "x", "gsm8k_multiturn_grpo")
+    with pytest.raises(NotFoundError, match="no configuration 'nope'"):
+        recipe_of("ppo", None, "nope")
+
+
+def test_file_of_a_user_may_search_verls_folder(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text(
+        "hydra: {searchpath: [file://verl/trainer/config]}\ndefaults: [ppo_trainer, _self_]\n"
+        "data: {train_files: [a]}\nactor_rollout_ref: {hybrid_engine: true, model: {path: m}}\n"
+    )
+    assert compose(tmp_path / "mine.yaml").config.data.train_files == ("a",)
+    (tmp_path / "other.yaml").write_text("defaults: [ppo_megatron_trainer, _self_]\n")
+    with pytest.raises(ConfigError, match="Megatron"):
+        compose(tmp_path / "other.yaml")
+
+
+@pytest.mark.parametrize("sft", [False, True])
+def test_no_table_of_verl_hides_a_key_of_the_schema(sft: bool) -> None:
+    for key in schema_keys().values():
+        if key.kind != "section":
+            assert translate(key.name, 7, "here", sft=sft).key == key.name
