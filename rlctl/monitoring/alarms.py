@@ -36,6 +36,7 @@ class Limits:
     validation_falls: float | None = None
     rollout_mismatch: float | None = None
     skipped_updates: float | None = None
+    zero_advantages: float | None = None
 
 
 @dataclass(frozen=True)

@@ -30,6 +30,7 @@ class History:
     validation: list[tuple[int, float]] = field(default_factory=list)  # losses are negated
     mismatch: list[tuple[int, float]] = field(default_factory=list)
     skipped: list[tuple[int, float]] = field(default_factory=list)
+    zero_advantages: list[tuple[int, float]] = field(default_factory=list)  # steps in a row
 
     def add(self, row: Row) -> None:
         """Append the values of the next row, which has a `step`."""
@@ -46,6 +47,10 @@ class History:
         ]
         if skipped:
             self.skipped.append((step, sum(skipped)))
+        extremes = [figure(row, (f"critic/advantages/{end}",)) for end in ("min", "max")]
+        if None not in extremes:
+            before = latest(self.zero_advantages) or 0.0
+            self.zero_advantages.append((step, 0.0 if any(extremes) else before + 1))
 
 
 _METRICS: Mapping[str, tuple[str, ...]] = {
@@ -200,6 +205,15 @@ RULES = (
         "{value:.0f} updates skipped in one step because of a non-finite loss or gradient",
         "no more updates are skipped",
         "try a lower learning rate; the batch is in the attempt's folder",
+        patience=1,
+    ),
+    Rule(
+        "zero_advantages",
+        lambda history: latest(history.zero_advantages),
+        "zero_advantages",
+        "nothing to learn: all advantages are 0 for {value:.0f} steps in a row",
+        "there are advantages other than 0 again",
+        "check that responses to one prompt score differently: `rlctl show RUN --samples`",
         patience=1,
     ),
 )

@@ -187,3 +187,19 @@ def test_every_alarm_has_a_config_key_and_a_limit() -> None:
     }
     names.add("rollout_mismatch")  # trainer.mismatch.warn
     assert names == {rule.name for rule in RULES} == set(Limits.__dataclass_fields__)
+
+
+def test_alarm_when_all_advantages_are_0_for_some_steps() -> None:
+    """A step without the metric, such as a validation, neither counts nor breaks the series."""
+    spans: list[tuple[float, float] | None] = [(0, 0), (0, 0), None, (-1, 0), (0, 0), None]
+    spans += [(0, 0), (0, 0), (0, 0), (0, 2)]
+    rows: list[Row] = [
+        {"step": step}
+        if span is None
+        else {"step": step, "critic/advantages/min": span[0], "critic/advantages/max": span[1]}
+        for step, span in enumerate(spans, start=1)
+    ]
+    assert changes(Limits(zero_advantages=3), rows) == [
+        ("zero_advantages", 8, False),
+        ("zero_advantages", 10, True),
+    ]

@@ -99,3 +99,19 @@ def test_weights_that_do_not_fit_the_config_are_refused(folder: Path, tmp_path: 
     with pytest.raises(ConfigError, match="24 weights are missing for Qwen2Model") as raised:
         plan(folder, f"critic.model.path={other}")
     assert [each.where for each in raised.value.problems] == ["critic.model.path"]
+
+
+def test_gdpo_without_components_is_refused(folder: Path, tmp_path: Path) -> None:
+    """The built-in scorer has no components; a dict of numbers, or a second function, has."""
+    gdpo = ["algorithm.adv_estimator=gdpo", "actor_rollout_ref.rollout.n=2"]
+    with pytest.raises(ConfigError, match="compares the components of the reward") as raised:
+        plan(folder, *gdpo)
+    assert "reward_keys" in (raised.value.problems[0].hint or "")
+    (tmp_path / "mine.py").write_text(
+        "def score(**kwargs): return {'score': 1.0, 'format': 0.5}\ndef other(**kwargs): return 1\n"
+    )
+    path = f"reward.custom_reward_function.path={tmp_path}/mine.py"
+    plan(folder, *gdpo, path, "reward.custom_reward_function.name=score")
+    plan(folder, *gdpo, f"reward.functions=[gsm8k,'{tmp_path}/mine.py:other']")
+    with pytest.raises(ConfigError, match="has none"):
+        plan(folder, *gdpo, path, "reward.custom_reward_function.name=other")

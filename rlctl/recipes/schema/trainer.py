@@ -97,6 +97,9 @@ class Alarms(Section):
     skipped_updates: Count | None = Field(
         description="alarm at this many skipped updates in one step; null = off"
     )
+    zero_advantages: Count | None = Field(
+        description="alarm after this many steps in a row whose advantages are all 0; null = off"
+    )
 
 
 class Mismatch(Section):

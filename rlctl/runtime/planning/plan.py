@@ -119,8 +119,7 @@ def make_plan(
         problems = errors.run(preflight.check_role_models, config, algorithm.needs)
         errors.run(raise_problems, problems or [])
     errors.run(preflight.check_disk, config, root)
-    samples = algorithm is None or _samples_responses(algorithm)
-    tokenizer, loader, validator = _read_data(config, samples, errors)
+    tokenizer, loader, validator = _read_data(config, algorithm, errors)
     errors.raise_all()
     assert devices is not None, "otherwise there is an error"
     assert memory is not None, "otherwise there is an error"
@@ -188,12 +187,15 @@ def _check_roles(
 
 
 def _read_data(
-    config: schema.Config, samples: bool, errors: ErrorCollector
+    config: schema.Config, algorithm: Algorithm | None, errors: ErrorCollector
 ) -> tuple[PreTrainedTokenizerBase | None, PromptLoader | None, Validator | None]:
     """Load the tokenizer, training prompts and validation prompts, and try the reward functions.
 
-    Without a tokenizer it still reads the files. `samples`: training rows are scored.
+    Without a tokenizer it still reads the files. Training rows are scored if the algorithm
+    samples responses to them, or cannot be loaded.
     """
+    samples = algorithm is None or _samples_responses(algorithm)
+    needs = Needs.NOTHING if algorithm is None else algorithm.needs
     data, model = config.data, config.actor_rollout_ref.model
     tokenizer = None
     if model.tokenizer_path or not preflight.is_missing(model.path):  # which is reported already
@@ -205,12 +207,12 @@ def _read_data(
         for file in (*data.train_files, *(data.val_files or ())):
             rows = errors.run(_rows, file, data) or []
             scored += rows if samples or file not in data.train_files else []
-        errors.run(check_reward, config.reward, scored)
+        errors.run(check_reward, config, scored, needs)
         return None, None, None
     loader = errors.run(_load_train, config, tokenizer)
     validator = errors.run(_load_val, config, tokenizer)
     scored = _scored_rows(samples, loader, validator)
-    errors.run(check_reward, config.reward, scored)
+    errors.run(check_reward, config, scored, needs)
     return tokenizer, loader, validator
 
 

@@ -7,27 +7,38 @@ from collections.abc import Sequence
 from rlctl.data_prep.rows import PromptRow
 from rlctl.errors import ConfigError
 from rlctl.recipes import schema
+from rlctl.runtime.algorithms.base import Needs
 from rlctl.runtime.rewards.pool import RewardPool
 
 NUM_REWARD_ROWS = 10  # rows of each data source that the reward functions are tried on
 
 
-def check_reward(reward: schema.Reward, rows: Sequence[PromptRow]) -> None:
+def check_reward(config: schema.Config, rows: Sequence[PromptRow], needs: Needs) -> None:
     """Call the reward functions on ten rows of each data source, with the truth as response.
 
     Raises `ConfigError` if no call for a data source succeeds; a single failure scores 0 and is no
-    config error. One row is scored first, so that a function that hangs costs one timeout.
+    config error. One row is scored first, so that a function that hangs costs one timeout. Also
+    raises `ConfigError` if the scores have no components and `needs` contains them.
     """
     by_source: dict[str, list[PromptRow]] = {}
     for row in rows:
         by_source.setdefault(row.data_source, []).append(row)
-    with RewardPool.from_config(reward, by_source, num_processes=1) as pool:
+    components: set[str] = set()
+    with RewardPool.from_config(config.reward, by_source, num_processes=1) as pool:
         for source, all_rows in by_source.items():
-            _try_reward(pool, source, all_rows[:NUM_REWARD_ROWS])
+            components |= _try_reward(pool, source, all_rows[:NUM_REWARD_ROWS])
+    if rows and not components and Needs.COMPONENTS in needs:
+        raise ConfigError(
+            f"algorithm.adv_estimator={config.algorithm.adv_estimator} compares the components of "
+            "the reward, and the reward has none",
+            where="reward.functions",
+            hint="name several functions, or one that returns a dict of numbers beside `score`; "
+            "algorithm.adv_estimator_params.reward_keys (verl: gdpo_reward_keys) selects some",
+        )
 
 
-def _try_reward(pool: RewardPool, source: str, rows: Sequence[PromptRow]) -> None:
-    """Raise `ConfigError` if the reward functions fail on all `rows`."""
+def _try_reward(pool: RewardPool, source: str, rows: Sequence[PromptRow]) -> set[str]:
+    """Return the names of the components. Raises `ConfigError` if all calls on `rows` fail."""
     first_error: str | None = None
     for part in (rows[:1], rows[1:]):
         report = pool.score(part, [str(row.ground_truth) for row in part])
@@ -35,7 +46,7 @@ def _try_reward(pool: RewardPool, source: str, rows: Sequence[PromptRow]) -> Non
         if report.num_timeouts == len(part) > 0:
             break
         if any(result.error is None for result in report.results):
-            return
+            return set(report.components())
     raise ConfigError(
         f"the reward function fails on all of the first {len(rows)} rows of {source!r}: "
         f"{first_error}",
