@@ -8,6 +8,7 @@ from pathlib import Path
 
 from transformers import AutoConfig, PretrainedConfig
 
+from rlctl.data_prep.hub import hub_answers
 from rlctl.errors import ConfigError, Problem, ResourceError
 from rlctl.files import existing_parent, free_space
 from rlctl.plugins import load, parse_params
@@ -82,9 +83,13 @@ def read_model_config(model: schema.Model, key: str) -> PretrainedConfig:
             where=key,
             hint="a folder with config.json, or ORGANIZATION/NAME of a model on the hub",
         )
+    path = local(model.path)
     try:
         return AutoConfig.from_pretrained(
-            local(model.path), trust_remote_code=model.trust_remote_code, **model.override_config
+            path,
+            trust_remote_code=model.trust_remote_code,
+            local_files_only=not Path(path).exists() and not hub_answers(),
+            **model.override_config,
         )
     except (OSError, ValueError) as error:
         reason = str(error).strip().splitlines()[0]
