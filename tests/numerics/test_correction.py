@@ -14,6 +14,7 @@ from rlctl.runtime.algorithms.correction import (
     Criterion,
     parse_criteria,
     rejection_mask,
+    veto_mask,
 )
 from rlctl.runtime.algorithms.importance_weights import Bounds, Level, importance_weights
 from rlctl.runtime.algorithms.rollout_mismatch import SampledTokens, mismatch
@@ -179,6 +180,13 @@ def test_all_criteria_must_be_met() -> None:
     assert metrics["rollout_corr/rollout_rs_token_k1_masked_fraction"].value == 0.25
     assert metrics["rollout_corr/rollout_rs_seq_sum_k2_masked_fraction"].value == 0.5
     assert metrics["rollout_corr/rollout_rs_seq_masked_fraction"].value == 0.5
+
+
+def test_veto_rejects_rows_with_an_unlikely_token() -> None:
+    tokens = sampled([[0.1, -9.0], [0.2, -9.0], [-3.0, 0.0]], [[1, 1], [1, 0], [1, 1]])
+    kept, metrics = veto_mask(tokens, 1e-3)
+    assert kept.tolist() == [0, 0, 1, 1, 1, 1]  # the second row's unlikely token is masked
+    assert to_floats(metrics) == {"rollout_corr/rollout_is_veto_fraction": pytest.approx(1 / 3)}
 
 
 def test_parsing_of_thresholds() -> None:

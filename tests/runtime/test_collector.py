@@ -54,7 +54,11 @@ class FakeAlgorithm:
 
 
 def collector(
-    mixed: set[int], *settings: str, num_prompts: int = 40, **more: Any
+    mixed: set[int],
+    *settings: str,
+    num_prompts: int = 40,
+    gen_batch_size: int | None = None,
+    **more: Any,
 ) -> tuple[Collector, FakeAlgorithm]:
     rows = [
         PromptRow("x", [{"role": "user", "content": str(i)}], str(i)) for i in range(num_prompts)
@@ -70,7 +74,8 @@ def collector(
     ]
     algorithm = FakeAlgorithm(mixed, **more)
     config = compose("grpo_trainer", overrides).config.algorithm
-    return Collector.from_config(loader, cast(Any, algorithm), config), algorithm
+    plan = Collector.from_config(loader, cast(Any, algorithm), config, gen_batch_size)
+    return plan, algorithm
 
 
 def ground_truths(scored: Scored) -> list[str]:
@@ -98,6 +103,18 @@ def test_filter_collects_varied_groups_and_starts_the_next_step_with_the_surplus
     assert algorithm.prompts[-1] == [39, 0, 1, 2]  # the prompt stream continues with the next epoch
     assert ground_truths(scored)[::N] == ["7", "8", "11", "1"]
     assert sampling.state_dict() == {"epoch": 1, "position": 43, "waiting": [42]}
+
+
+def test_gen_batch_size_prompts_are_generated_at_a_time() -> None:
+    sampling, algorithm = collector({1, 2, 5, 6, 7, 8, 11}, gen_batch_size=6)
+    scored, metrics = sampling.collect(cast(Any, None), 1)
+    assert algorithm.prompts == [[0, 1, 2, 3, 4, 5], [6, 7, 8, 9, 10, 11]]
+    assert algorithm.groups == [[0, 1, 2, 3, 4, 5], [6, 7, 8, 9, 10, 11]]
+    assert ground_truths(scored)[::N] == ["1", "2", "5", "6"]
+    assert metrics["filter_groups/surplus_groups"] == 3
+    scored, _ = sampling.collect(cast(Any, None), 2)
+    assert algorithm.prompts[2] == [7, 8, 11, 12, 13, 14]
+    assert ground_truths(scored)[:4:N] == ["7", "8"]
 
 
 def test_collector_resumes_from_its_state() -> None:
