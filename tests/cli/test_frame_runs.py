@@ -54,6 +54,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
             exit_code=int(state == "failed"),
             created=created,
             ended=ended,
+            seconds=30.0,
             total_steps=2,
         )
     (root / "demo" / "third" / "run.json").write_text("{")

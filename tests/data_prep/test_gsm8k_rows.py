@@ -103,4 +103,5 @@ def test_reference_solutions_score_1(method: str) -> None:
     for row in [row for rows in load_gsm8k(EXTRACT).values() for row in rows]:
         solution = row.extra_info["answer"]
         fails = method == "verl_flexible" and "," in solution.split("#### ")[1]
-        assert score("", solution, row.ground_truth, method=method) == (0 if fails else 1)
+        result = score("", solution, row.ground_truth, method=method)
+        assert result["score"] == (0 if fails else 1)

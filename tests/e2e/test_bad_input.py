@@ -63,7 +63,6 @@ CASES = {
     "unknown loss": ("actor_rollout_ref.actor.policy_loss.loss_mode=vanila", 3, "vanilla"),
     "unknown logger": ("trainer.logger=[consle]", 3, "console"),
     "unknown engine": ("actor_rollout_ref.rollout.name=hff", 3, "hf"),
-    "groups of one": ("algorithm.adv_estimator=grpo", 3, "rollout.n"),
     "no GPU": ("trainer.device=cuda", 7, "GPU"),
 }
 

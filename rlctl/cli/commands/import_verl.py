@@ -11,7 +11,7 @@ import typer
 from rlctl.cli.options import Json
 from rlctl.errors import ConflictError
 
-app = typer.Typer(no_args_is_help=True, help="Turn a script of another library into a recipe.")
+app = typer.Typer(no_args_is_help=True, help="Turn a script of verl into a recipe.")
 
 _EXAMPLES = """
 Examples:
@@ -24,7 +24,7 @@ Examples:
 
 @app.callback()
 def root() -> None:
-    """Turn a script of another library into a recipe."""
+    """Turn a script of verl into a recipe."""
 
 
 @app.command("verl", epilog=_EXAMPLES)
