@@ -111,7 +111,7 @@ def readme(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def follow(document: Path, folder: Path) -> None:
     """Write the files that a document shows and run its commands."""
     for language, text in blocks(document):
-        if language in ("python", "yaml") and (name := re.match(r"# (\w+\.\w+)\n", text)):
+        if language in ("python", "yaml", "bash") and (name := re.match(r"# (\w+\.\w+)\n", text)):
             (folder / name[1]).write_text(text)
         for command in commands(text) if language == "" else ():
             if not command.startswith("rlctl ") and reason(command) is None:
