@@ -88,7 +88,7 @@ def test_metrics_of_a_step(folder: Path, settings: list[str]) -> None:
         for name, value in step.items()
         if name.startswith("timing_s/") and name not in ("timing_s/step", "timing_s/testing")
     )
-    assert phases == pytest.approx(step["timing_s/step"], rel=0.03)
+    assert 0.8 * step["timing_s/step"] < phases <= step["timing_s/step"] + 1e-6
     assert step["training/rollout_probs_diff_max"] < 1e-4
 
 
