@@ -31,9 +31,15 @@ def num_steps_of(name):
 def held(name, num_steps, signalled):
     return {condition}
 
+def ancestors():
+    pid, commands = os.getpid(), ""
+    while pid > 1:
+        commands += pathlib.Path(f"/proc/{{pid}}/cmdline").read_text()
+        pid = int(pathlib.Path(f"/proc/{{pid}}/stat").read_text().rpartition(")")[2].split()[1])
+    return commands
+
 def compute_score(data_source, solution_str, ground_truth, extra_info=None):
-    command = pathlib.Path(f"/proc/{{os.getppid()}}/cmdline").read_text()
-    found = re.search("sweep-[0-9]+", command)
+    found = re.search("sweep-[0-9]+", ancestors())
     if not found or not (RUNS / found[0] / "run.json").exists():
         return 1.0  # called by the checks before the run
     name = found[0]
@@ -109,14 +115,9 @@ def test_grid_is_pruned_and_its_best_trial_exported(settings: list[str], tmp_pat
 
 @pytest.mark.slow
 def test_crashed_trial_is_retried_and_then_fails_alone(settings: list[str], tmp_path: Path) -> None:
-    (tmp_path / "reward.py").write_text(
-        "import os\n\n"
-        "def score(data_source, solution_str, ground_truth, extra_info=None, crash=False):\n"
-        "    if crash and os.environ.get('RLCTL_SWEEP'):\n"
-        "        os.kill(os.getppid(), 9)\n"
-        "    return 1.0\n"
+    (tmp_path / "crash.py").write_text(
+        "import os\n\ndef estimator(inputs, config):\n    os.kill(os.getpid(), 9)\n"
     )
-    reward = "reward.custom_reward_function"
     short = (
         "trainer.total_training_steps=1",
         "trainer.test_freq=1",
@@ -124,11 +125,13 @@ def test_crashed_trial_is_retried_and_then_fails_alone(settings: list[str], tmp_
     )
     crash = (
         *short,
-        f"{reward}.path=reward.py",
-        f"{reward}.name=score",
-        f"{reward}.reward_kwargs.crash=true,false",
+        "algorithm.adv_estimator=crash:estimator,grpo",
     )
-    rlctl("sweep", "grpo", *settings, *crash, *KNOWN_METRIC, "--name", "crash", cwd=tmp_path)
+    rlctl(
+        *("sweep", "grpo", *settings, *crash, *KNOWN_METRIC, "--name", "crash"),
+        cwd=tmp_path,
+        more={"PYTHONPATH": str(tmp_path)},
+    )
     found = trials(tmp_path, "crash")
     assert [trial["state"] for trial in found] == ["failed", "finished"]
     record = json.loads((tmp_path / "runs" / "quickstart" / "crash" / "sweep.json").read_text())

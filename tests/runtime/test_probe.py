@@ -230,7 +230,7 @@ def actor(folder: Path, recipe: str, kind: type[PPO | SFT]) -> ActorWorker:
 def reference(folder: Path) -> ReferenceWorker:
     settings = [f"actor_rollout_ref.model.path={write_tiny_model(folder)}"]
     part = compose("ppo", settings).config.actor_rollout_ref
-    return ReferenceWorker(rank_info(), ReferenceSpec(part.model, part.ref, True, 1.0, 0))
+    return ReferenceWorker(rank_info(), ReferenceSpec(part.model, part.ref, 1.0, 0))
 
 
 def critic(folder: Path) -> CriticWorker:
