@@ -147,3 +147,14 @@ def test_an_error_closes_all_requests(monkeypatch: pytest.MonkeyPatch) -> None:
     assert all(module.training for module in model.modules())
     engine.submit([request(1, context(5))])
     assert_same(drain(engine)[1, 0], alone(request(1, context(5))))
+
+
+def test_a_drained_engine_holds_no_cache() -> None:
+    engine = HFEngine(tiny_model(), None)
+    engine.submit([request(0, context(20), keep=True)])
+    drain(engine)
+    engine.sleep()
+    tensors = [*vars(engine._running).values(), *vars(engine._running.cache).values()]
+    assert sum(each.numel() for each in tensors if isinstance(each, torch.Tensor)) == 0
+    assert engine._running.cache._layers == []
+    assert len(engine._parked) == 0

@@ -137,7 +137,8 @@ class HFEngine:
                 own[name].data.copy_(value)
 
     def sleep(self) -> bool:
-        """Do nothing: no memory except the model is held between calls."""
+        """Drop kept caches; no other memory except the model is held between calls."""
+        self._parked.clear()
         return False
 
     def wake(self) -> None:
@@ -181,6 +182,7 @@ class HFEngine:
             if saved is not None:
                 self._parked.put(row.request, completion, saved)
         if not self.num_open:
+            self._running = RunningRows(self.model)  # frees the cache of the last rows
             self._restore_mode()
         return [each.completion for each in finished]
 
