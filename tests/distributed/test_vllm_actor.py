@@ -16,6 +16,7 @@ from rlctl.runtime.batch import Experience, Prompts, Ragged, Rollouts
 from rlctl.runtime.rank_info import RankInfo
 from rlctl.runtime.rollout.sampling_params import SamplingConfig
 from rlctl.runtime.workers.actor import ActorSpec, ActorWorker
+from rlctl.runtime.workers.background import await_written, begin_writing
 from tests.distributed.ranks import in_a_process, on_ranks, rank_info
 from tests.distributed.test_gradient import LOSS
 from tests.models import write_tiny_model
@@ -161,6 +162,7 @@ def test_engine_uses_the_weights_of_a_loaded_checkpoint(tied: Path, tmp_path: Pa
 
 def load_and_export(_where: RankInfo, tied: Path, tmp_path: Path) -> None:
     worker = actor(rank_info(), tied, 1)
+    begin_writing(tmp_path)
     worker.save(tmp_path / "state")
     asked = prompts(rank_info())
     worker.update_weights()
@@ -172,12 +174,15 @@ def load_and_export(_where: RankInfo, tied: Path, tmp_path: Path) -> None:
         worker.generate_sequences(asked, seed=1).response_ids.values.tolist()
         != before.response_ids.values.tolist()
     )
+    await_written([tmp_path / "state"], timeout_s=60)
     worker.load(tmp_path / "state")
     worker.update_weights()
     assert torch.equal(
         worker.generate_sequences(asked, seed=1).response_ids.values, before.response_ids.values
     )
     worker.export(tmp_path / "model")
+    worker.save(tmp_path / "after")  # jobs of the writer run in order: the export is written before
+    await_written([tmp_path / "after"], timeout_s=60)
     from transformers import AutoModelForCausalLM
 
     written, read = (
