@@ -2,9 +2,8 @@
 
 The tracker chooses the mode, so that SwanLab never prompts: the mode in the recipe, or
 `SWANLAB_MODE` (`cloud` means `online`); else online if there is a key and the server responds; else
-local if SwanLab's dashboard is installed; else offline. Offline files are in the run's folder;
-local ones in the project's, because `swanlab watch` shows all runs of one folder. `SWANLAB_LOG_DIR`
-moves both.
+offline. Offline files are in the run's folder; local ones in the project's, because `swanlab watch`
+shows all runs of one folder. `SWANLAB_LOG_DIR` moves both.
 """
 
 from __future__ import annotations
@@ -124,14 +123,13 @@ def _choose_mode(recipe_mode: str | None) -> tuple[_Mode, str]:
     if mode == "local" and find_spec("swanboard") is None:
         raise MissingExtraError(
             "SwanLab's local mode needs its dashboard",
-            hint="pip install 'swanlab[dashboard]', or use another mode",
+            hint="pip install 'rlctl[swanlab]', or use another mode",
         )
     if mode is not None:
         return mode, "as requested"
     return (
-        ("local", "no key")
-        if find_spec("swanboard")
-        else ("offline", "no key; `swanlab sync` sends the files later")
+        "offline",
+        "no key; `swanlab sync` sends the files later, SWANLAB_MODE=local shows them here",
     )
 
 

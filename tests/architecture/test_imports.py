@@ -33,7 +33,7 @@ def test_imports_go_one_way(capsys, monkeypatch):
     monkeypatch.setattr(
         "logging.config.dictConfig", lambda _: None
     )  # it would silence the loggers of all tests to come
-    code = lint_imports(config_filename=str(ROOT / "pyproject.toml"), no_cache=True, no_logo=True)
+    code = lint_imports(config_filename=str(ROOT / "pyproject.toml"), no_cache=True)
     assert code == 0, capsys.readouterr().out
 
 

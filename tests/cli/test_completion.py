@@ -45,6 +45,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     make_run(home, "kind-otter", "1000")
     make_run(home, "kind-heron", "2000")
     (home / "rows.parquet").touch()
+    (home / "run_qwen.sh").touch()
     return home
 
 
@@ -142,6 +143,11 @@ LINES = [
     ("rlctl generate quick", "rlctl generate quickstart "),
     ("rlctl config show -r kind-h", "rlctl config show -r kind-heron "),
     ("rlctl train ppo data.train_files=row", "rlctl train ppo data.train_files=rows.parquet "),
+    ("rlctl imp", "rlctl import "),
+    ("rlctl import v", "rlctl import verl "),
+    ("rlctl import verl run_q", "rlctl import verl run_qwen.sh "),
+    ("rlctl import verl run_qwen.sh --outp", "rlctl import verl run_qwen.sh --output "),
+    ("rlctl import verl run_qwen.sh -o run_q", "rlctl import verl run_qwen.sh -o run_qwen.sh "),
     ("rlctl train ppo reward.functions=mine.py:sc", "rlctl train ppo reward.functions=mine.py:sc"),
 ]
 
@@ -198,6 +204,8 @@ def test_bash_lists_the_values_of_a_key(bash: pexpect.spawn) -> None:
             ["algorithm.kl_penalty=low_var_kl", "algorithm.kl_penalty=low_var_kl+"],
         ),
         ("rlctl train ppo actor_rollout_ref.rollout.name=h", ["actor_rollout_ref.rollout.name=hf"]),
+        ("rlctl import ", ["verl"]),
+        ("rlctl import verl --", ["--output", "--force", "--json", "--help"]),
     ],
 )
 def test_completion_protocol_offers_candidates(home: Path, line: str, offers: list[str]) -> None:
@@ -213,7 +221,8 @@ def test_completion_protocol_offers_candidates(home: Path, line: str, offers: li
         text=True,
         timeout=600,
     )
-    assert sorted(done.stdout.split()) == sorted(offers)
+    offered = [each.partition("\t")[0] for each in done.stdout.splitlines()]
+    assert sorted(offered) == sorted(offers)
     assert done.stderr == ""
 
 

@@ -8,12 +8,16 @@ from __future__ import annotations
 import json
 import os
 import select
+import shutil
 import subprocess
 import time
 from pathlib import Path
 from typing import Any, Self
 
 TIMEOUT_S = 60
+CHROMIUM = (
+    shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+)
 
 
 class Browser:
@@ -64,9 +68,10 @@ class Browser:
         os.close(self.read)
         os.close(self.write)
 
-    def open(self, page: Path) -> None:
+    def open(self, page: Path | str) -> None:
+        """Open a file or a URL and wait until it is loaded."""
         self.events.clear()
-        self.call("Page.navigate", url=page.resolve().as_uri())
+        self.call("Page.navigate", url=page if isinstance(page, str) else page.resolve().as_uri())
         deadline = time.monotonic() + TIMEOUT_S
         while "Page.loadEventFired" not in self.events:
             self._receive(deadline)

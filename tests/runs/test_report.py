@@ -6,7 +6,6 @@ import json
 import math
 import os
 import re
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -23,11 +22,8 @@ from rlctl.runs.store import RunStore
 from rlctl.tracking.jsonl import JsonlTracker
 from rlctl.tracking.metric_table import metric_tables
 from rlctl.tracking.tracker import RunInfo, Sample
-from tests.runs.browser import Browser
+from tests.runs.browser import CHROMIUM, Browser
 
-CHROMIUM = (
-    shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-)
 ACC = "val-core/arithmetic/acc/mean@1"
 EVIL = (
     "</script><script>document.title='hacked'</script>"

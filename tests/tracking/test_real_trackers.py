@@ -274,7 +274,7 @@ except RlctlError as error:
             "offline: http://127.0.0.1:9",
         ),
         (["swanlab"], {"SWANLAB_MODE": "cloud"}, "ConfigError SwanLab's online mode needs a key"),
-        (["swanlab", "local"], {}, "MissingExtraError SwanLab's local mode needs its dashboard"),
+        (["swanlab", "local"], {}, "local: as requested"),
         (["swanlab"], {"SWANLAB_PROJECT": "house"}, "ConfigError SwanLab cannot read its settings"),
         (
             ["mlflow"],

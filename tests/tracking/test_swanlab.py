@@ -7,6 +7,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+from rlctl.errors import MissingExtraError
+
 SCRIPT = """
 import json, sys
 from pathlib import Path
@@ -60,3 +64,13 @@ def test_disabled_writes_nothing_and_unknown_modes_raise(tmp_path: Path) -> None
     done = run(tmp_path, SWANLAB_MODE="clowd")
     assert done.returncode != 0
     assert "SWANLAB_MODE=clowd is not a mode" in done.stderr
+
+
+def test_local_mode_without_the_dashboard_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("swanlab")
+    from rlctl.tracking.swanlab import SwanLabTracker
+
+    monkeypatch.setitem(sys.modules, "swanboard", None)
+    with pytest.raises(MissingExtraError, match="needs its dashboard") as raised:
+        SwanLabTracker.preflight("local")
+    assert "rlctl[swanlab]" in str(raised.value)

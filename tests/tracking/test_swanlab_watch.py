@@ -1,7 +1,4 @@
-"""Test of SwanLab's local mode through the HTTP interface of `swanlab watch`.
-
-The dashboard needs its own environment.
-"""
+"""Tests of SwanLab's local mode through `swanlab watch`: its HTTP interface and its page."""
 
 from __future__ import annotations
 
@@ -10,19 +7,20 @@ import os
 import socket
 import subprocess
 import sys
-import time
+import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 import pytest
 
+from tests.progress import wait_until
+from tests.runs.browser import CHROMIUM, Browser
+
 ROOT = Path(__file__).parents[2]
 METRIC = "val-core/openai/gsm8k/acc/mean@1"
-# It needs an older rich than rlctl, so it cannot share rlctl's environment.
-DASHBOARD = ["swanlab[dashboard]==0.10.3"]
 
 RUN = f"""
 import sys
@@ -54,105 +52,112 @@ for first, last, resume_step in ((0, 3, 0), (3, 5, 2)):
 """
 
 
+class Watch:
+    """Running `swanlab watch` and its address."""
+
+    def __init__(self, process: subprocess.Popen[str], address: str) -> None:
+        self.process, self.address = process, address
+
+    def wait_until(self, done: Callable[[], bool]) -> None:
+        """Wait until `done()`; raise if the server ended or makes no progress."""
+
+        def checked() -> bool:
+            assert self.process.poll() is None, self.process.communicate()[0]
+            return done()
+
+        wait_until(checked, self.process.pid, "swanlab watch")
+
+    def responds(self) -> bool:
+        try:
+            self.get("project")
+        except urllib.error.HTTPError:
+            raise
+        except OSError:
+            return False
+        return True
+
+    def get(self, path: str) -> Any:
+        """Return the data of a response of the HTTP interface."""
+        with urllib.request.urlopen(f"{self.address}/api/v1/{path}", timeout=60) as response:
+            return json.load(response)["data"]
+
+
 @pytest.fixture(scope="module")
-def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Install SwanLab's dashboard in a new environment and return its interpreter."""
-    place = tmp_path_factory.mktemp("dashboard") / "venv"
-    links = (
-        ["--find-links", os.environ["PIP_FIND_LINKS"]] if os.environ.get("PIP_FIND_LINKS") else []
-    )
-    install = [
-        "pip",
-        "install",
-        "--quiet",
-        "--prerelease",
-        "allow",
-        "--python",
-        str(place / "bin" / "python"),
-        *links,
-        *DASHBOARD,
-    ]
-    for arguments in (["venv", "--quiet", "--python", sys.executable, str(place)], install):
-        done = subprocess.run(
-            [sys.executable, "-m", "uv", *arguments],
-            capture_output=True,
-            text=True,
-            timeout=280,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr
-    return place / "bin" / "python"
-
-
-@pytest.fixture
-def watch(python: Path, tmp_path: Path) -> Iterator[str]:
-    """Yield the address of a dashboard that shows a resumed run."""
-    environment = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "PYTHONPATH": str(ROOT)}
+def watch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watch]:
+    """Yield a dashboard that shows a resumed run."""
+    home = tmp_path_factory.mktemp("watched")
+    environment = {
+        "PATH": os.environ["PATH"],
+        "HOME": str(home),
+        "PYTHONPATH": str(ROOT),
+        "SWANLAB_MODE": "local",
+    }
     done = subprocess.run(
-        [str(python), "-c", RUN, str(tmp_path)],
+        [sys.executable, "-c", RUN, str(home)],
         env=environment,
         capture_output=True,
         text=True,
-        timeout=120,
-        cwd=tmp_path,
+        timeout=600,
+        cwd=home,
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("local: no key")
+    assert done.stdout.startswith("local: as requested")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    command = [
-        str(python.parent / "swanlab"),
-        "watch",
-        str(tmp_path / "house" / "swanlog"),
-        "-h",
-        "127.0.0.1",
-        "-p",
-        str(port),
-    ]
+    program = Path(sys.executable).parent / "swanlab"
+    folder = home / "house" / "swanlog"
     server = subprocess.Popen(
-        command,
+        [str(program), "watch", str(folder), "-h", "127.0.0.1", "-p", str(port)],
         env=environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        cwd=tmp_path,
+        cwd=home,
     )
+    watch = Watch(server, f"http://127.0.0.1:{port}")
     try:
-        yield f"http://127.0.0.1:{port}/api/v1"
+        watch.wait_until(watch.responds)
+        yield watch
     finally:
         server.terminate()
-        server.communicate(timeout=20)
+        server.communicate(timeout=60)
 
 
-def get(address: str) -> Any:
-    """Return the dashboard's response; retry while it starts."""
-    deadline = time.monotonic() + 60
-    while True:
-        try:
-            with urllib.request.urlopen(address, timeout=10) as answer:
-                return json.load(answer)["data"]
-        except urllib.error.HTTPError:
-            raise
-        except OSError:
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(0.2)
+def newest(watch: Watch) -> int:
+    return max(experiment["id"] for experiment in watch.get("project")["experiments"])
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
-def test_swanlab_watch_shows_a_resumed_run_as_one_curve(watch):
-    project = get(f"{watch}/project")
-    assert (
-        len(project["experiments"]) == 2
-    )  # local mode cannot continue an experiment: the second one has the complete history
-    newest = max(experiment["id"] for experiment in project["experiments"])
-    curve = get(f"{watch}/experiment/{newest}/tag/{quote(METRIC, safe='')}")["list"]
+def test_swanlab_watch_shows_a_resumed_run_as_one_curve(watch: Watch) -> None:
+    # Local mode cannot continue an experiment: the second one has the complete history.
+    assert len(watch.get("project")["experiments"]) == 2
+    run = f"experiment/{newest(watch)}"
+    curve = watch.get(f"{run}/tag/{quote(METRIC, safe='')}")["list"]
     assert [(int(point["index"]), point["data"]) for point in curve] == [
         (step, step / 8) for step in range(6)
     ]
-    answers = get(f"{watch}/experiment/{newest}/tag/{quote('val/generations', safe='')}")["list"]
-    assert [int(point["index"]) for point in answers] == list(range(6))
-    assert get(f"{watch}/experiment/{newest}/summary")  # NaN would make it fail
+    responses = watch.get(f"{run}/tag/{quote('val/generations', safe='')}")["list"]
+    assert [int(point["index"]) for point in responses] == list(range(6))
+    assert watch.get(f"{run}/summary")  # NaN would make it fail
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium to read the dashboard's page")
+def test_the_page_of_swanlab_watch_shows_the_run(watch: Watch, tmp_path: Path) -> None:
+    assert CHROMIUM is not None
+    shown = ""
+
+    def shows_the_run() -> bool:
+        nonlocal shown
+        shown = browser.ask("document.body.innerText")
+        return METRIC.partition("/")[2] in shown and "response of step 5" in shown
+
+    with Browser(CHROMIUM, tmp_path / "profile", "--window-size=1300,2000") as browser:
+        browser.open(f"{watch.address}/experiment/{newest(watch)}/chart")
+        try:
+            watch.wait_until(shows_the_run)
+        except subprocess.TimeoutExpired:
+            pytest.fail(f"the page shows only: {shown}")
+        assert browser.ask("document.querySelectorAll('canvas').length") >= 1
