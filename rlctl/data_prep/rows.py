@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from rlctl.data_prep.agent_columns import AGENT_COLUMNS, agent_name, with_agent_columns
 from rlctl.data_prep.contract import CONTRACT_HINT, prompt_of, row_faults, schema_problems
 from rlctl.data_prep.records import raise_capped, read_records
 from rlctl.data_prep.unsupported_columns import CHECKED, column_problems
@@ -34,7 +35,8 @@ class PromptRow:
     """One problem.
 
     `prompt` is a chat (a list of {role, content}), `ground_truth` an argument of the reward.
-    `style` is verl's kind of reward, `extra_info` any further fields.
+    `style` is verl's kind of reward, `extra_info` any further fields. `agent_name` is verl's kind
+    of agent, empty for the configured one.
     """
 
     data_source: str
@@ -43,6 +45,7 @@ class PromptRow:
     ability: str = ""
     style: str = "rule"
     extra_info: dict[str, Any] = field(default_factory=dict)
+    agent_name: str = ""
 
 
 def read_rows(
@@ -84,7 +87,7 @@ def read_rows(
     if not records:
         raise ConfigError("the data file has no rows", where=str(path))
     rows: list[PromptRow] = []
-    problems = column_problems(records, path)
+    problems = column_problems(records)
     for where, record in records:
         faults = row_faults(record, prompt_key, reward_fn_key)
         problems += [Problem(fault, where) for fault in faults]
@@ -105,6 +108,7 @@ def write_rows(path: str | Path, rows: Sequence[PromptRow]) -> None:
     message = pa.struct([("role", pa.string()), ("content", pa.string())])
     extra_info, extra_is_json = _column([row.extra_info for row in rows])
     ground_truth, truth_is_json = _column([row.ground_truth for row in rows])
+    agents = [row.agent_name for row in rows]
     table = pa.table(
         {
             "data_source": pa.array([row.data_source for row in rows], pa.string()),
@@ -115,6 +119,7 @@ def write_rows(path: str | Path, rows: Sequence[PromptRow]) -> None:
                 ["style", "ground_truth"],
             ),
             "extra_info": extra_info,
+            **({"agent_name": pa.array(agents, pa.string())} if any(agents) else {}),
         }
     )
     as_json = [
@@ -179,6 +184,7 @@ def _read_parquet(path: Path, prompt_key: str, reward_fn_key: str) -> list[tuple
                     "ability",
                     "extra_info",
                     *CHECKED,
+                    *AGENT_COLUMNS,
                 )
             )
             if name in file.schema_arrow.names
@@ -214,5 +220,6 @@ def _row(record: dict[str, Any], prompt_key: str, reward_fn_key: str) -> PromptR
         ground_truth=reward["ground_truth"],
         ability=record.get("ability") or "",
         style=reward.get("style") or "rule",
-        extra_info=record.get("extra_info") or {},
+        extra_info=with_agent_columns(record),
+        agent_name=agent_name(record),
     )

@@ -62,6 +62,7 @@ class Slot:
 
 
 _ACTOR = "actor_rollout_ref.actor"
+_ROLLOUT = "actor_rollout_ref.rollout"
 
 SLOTS: tuple[Slot, ...] = (
     Slot("algorithms", "algorithm.name", "algorithm.params"),
@@ -78,7 +79,14 @@ SLOTS: tuple[Slot, ...] = (
         all_if_null=True,
         isolated=True,
     ),
-    Slot("engines", "actor_rollout_ref.rollout.name", "actor_rollout_ref.rollout.params"),
+    Slot("engines", f"{_ROLLOUT}.name", f"{_ROLLOUT}.params"),
+    Slot(
+        "environments",
+        f"{_ROLLOUT}.agent.environment",
+        f"{_ROLLOUT}.agent.params",
+        isolated=True,
+    ),
+    Slot("tool_parsers", f"{_ROLLOUT}.multi_turn.format"),
     Slot("loggers", "trainer.logger", "trainer.tracking.params", several=True),
     Slot("samplers", "data.sampler", "data.sampler_params"),
 )

@@ -140,7 +140,12 @@ RULES: tuple[Rule, ...] = (
         (f"{_ROLLOUT}.mode",),
         ((f"{_ROLLOUT}.mode", _is("async")), ("trainer.placement.rollout", _is(None))),
     ),
+    Rule((f"{_ROLLOUT}.mode",), ((f"{_ROLLOUT}.multi_turn.enable", _is(True)),)),
     Rule((f"{_ROLLOUT}.checkpoint_engine.*",), (("trainer.placement.rollout", _is(None)),)),
+    Rule(
+        (f"{_ROLLOUT}.multi_turn.*", f"{_ROLLOUT}.agent.*"),
+        ((f"{_ROLLOUT}.multi_turn.enable", _is(False)),),
+    ),
     # algorithm
     Rule(
         ("algorithm.kl_ctrl.*", "algorithm.kl_penalty"),

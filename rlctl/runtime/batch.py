@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from rlctl.data_prep.rows import PromptRow
+from rlctl.tracking.episodes import Episode
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,10 +103,7 @@ class Ragged:
 
 
 def concat_ragged(first: Ragged, second: Ragged) -> Ragged:
-    """Concatenate row by row: row i of the result is row i of `first`, then row i of `second`.
-
-    Both have B rows, with flat values (T1,) and (T2,); the result has (T1 + T2,).
-    """
+    """Append row i of `second` to row i of `first`: B rows of T1 and T2 values -> T1 + T2."""
     both = _join([first, second])
     num_rows = len(first)
     # row 0 of first, row 0 of second, row 1 of first, ...
@@ -229,12 +227,19 @@ class Prompts(Batch):
 
 @dataclass(frozen=True, eq=False)
 class Rollouts(Prompts):
-    """Stage 2: sampled responses."""
+    """Stage 2: sampled responses.
+
+    An episode's response has all its turns and, between them, the replies of tools or users.
+    """
 
     response_ids: Ragged  # (B rows) int64
     response_mask: Ragged  # (B rows) float32: 1 = sampled by the policy, 0 = tool output
     rollout_log_probs: Ragged  # (B rows) float32, as reported by the rollout engine
     finish: list[str]  # B: "stop" or "length"
+    # Of episodes only: the turn of each token, int64 from 0, and rewards of turns, float32.
+    turn: Ragged | None = dataclasses.field(default=None, kw_only=True)
+    step_rewards: Ragged | None = dataclasses.field(default=None, kw_only=True)
+    episodes: list[Episode] = dataclasses.field(default_factory=list, kw_only=True, metadata=_LOCAL)
 
     @cached_property
     def num_tokens(self) -> Tensor:

@@ -83,7 +83,7 @@ def test_files_of_verl_and_others_are_read(tmp_path: Path) -> None:
     }
     assert (
         read_rows(write(tmp_path / "x.parquet", columns))
-        == [PromptRow("s", CHAT, "4", style="model")] * 2
+        == [PromptRow("s", CHAT, "4", style="model", agent_name=name) for name in "ab"]
     )
     columns |= {"question": columns.pop("prompt"), "kind": columns.pop("data_source")}
     assert (

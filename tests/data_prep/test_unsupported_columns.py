@@ -1,4 +1,4 @@
-"""Columns for images, tools and agents are refused if they have content."""
+"""Columns for images are refused if they have content; those for agents are read."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from rlctl.data_prep.agent_columns import agent_problems
 from rlctl.data_prep.rows import read_rows
 from rlctl.errors import ConfigError
 
@@ -29,9 +30,6 @@ def file(folder: Path, **columns: object) -> Path:
     [
         {"images": [{"bytes": b"x"}]},
         {"videos": ["v.mp4"]},
-        {"tools": ["search"]},
-        {"extra_info": {"tools_kwargs": {"t": {"create_kwargs": {"a": 1}}}}},
-        {"extra_info": {"interaction_kwargs": {"name": "x"}}},
     ],
 )
 def test_content_is_refused(tmp_path: Path, columns: dict[str, object]) -> None:
@@ -41,8 +39,32 @@ def test_content_is_refused(tmp_path: Path, columns: dict[str, object]) -> None:
 
 
 def test_empty_columns_and_agent_names_are_read(tmp_path: Path) -> None:
-    path = file(tmp_path, images=[], tools=None, agent_name="tool_agent")
-    assert len(read_rows(path)) == 2
+    path = file(tmp_path, images=[], tools=None, agent_name="tool_agent", env_class="grid")
+    rows = read_rows(path)
+    assert [row.agent_name for row in rows] == ["tool_agent"] * 2
+    assert rows[0].extra_info == {"question": "1 + 1?", "env_class": "grid"}
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [
+        {"tools": ["search"]},
+        {"extra_info": {"tools_kwargs": {"t": {"create_kwargs": {"a": 1}}}}},
+        {"extra_info": {"interaction_kwargs": {"name": "x"}}},
+        {"agent_name": "tool_agent"},
+    ],
+)
+def test_rows_for_episodes_need_several_turns(tmp_path: Path, columns: dict[str, object]) -> None:
+    rows = read_rows(file(tmp_path, **columns))
+    [problem] = agent_problems(rows, multi_turn=False)
+    assert "multi_turn.enable is false" in problem.message
+    assert not agent_problems(rows, multi_turn=True)
+
+
+def test_unknown_agents_are_refused(tmp_path: Path) -> None:
+    rows = read_rows(file(tmp_path, agent_name="langgraph"))
+    [problem] = agent_problems(rows, multi_turn=True)
+    assert "langgraph" in problem.message
 
 
 def test_prompt_may_be_a_text_at_a_path(tmp_path: Path) -> None:

@@ -86,8 +86,9 @@ def test_shipped_recipe_has_no_unused_key(name: str) -> None:
         ),
         (["trainer.test_freq=5"], "trainer.test_freq has no effect: data.val_files is null"),
         (
-            ["actor_rollout_ref.rollout.multi_turn.format=x"],
-            "multi_turn.format has no effect: multi-turn rollouts are off",
+            ["actor_rollout_ref.rollout.multi_turn.max_user_turns=3"],
+            "multi_turn.max_user_turns has no effect: "
+            "actor_rollout_ref.rollout.multi_turn.enable is false",
         ),
         (
             ["reward_model.model.path=m"],

@@ -177,7 +177,7 @@ def test_setting_that_changes_the_result_is_refused(override: str, works: str) -
         ([f"{ACTOR}.strategy=megatron"], "Megatron"),
         (["model_engine=veomni"], "VeOmni"),
         (["trainer.device=npu"], "NPU"),
-        ([f"{ROLLOUT}.multi_turn.enable=true", f"{ROLLOUT}.multi_turn.format=x"], "multi-turn"),
+        ([f"{ROLLOUT}.agent.agent_loop_config_path=x"], "agent loops"),
         (["reward_model.enable=true", "reward_model.model.path=m"], "reward models"),
         (["reward_model.reward_manager=batch"], "score whole batches"),
         (["reward_model.model.update=before", "data.filter_accuracy=true"], "PRIME"),

@@ -82,8 +82,6 @@ def test_configuration_names(tmp_path: Path) -> None:
     assert recipe_of("ppo", str(tmp_path), "megatron_mine").endswith("megatron_mine.yaml")
     with pytest.raises(ConfigError, match="Megatron"):
         recipe_of("ppo", "./config", "ppo_megatron_trainer")
-    with pytest.raises(ConfigError, match="multi-turn"):
-        recipe_of("ppo", "x", "gsm8k_multiturn_grpo")
     with pytest.raises(NotFoundError, match="no configuration 'nope'"):
         recipe_of("ppo", None, "nope")
 

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from rlctl.recipes.schema.agents import Agent, MultiTurn
 from rlctl.recipes.schema.fields import (
     Betas,
     Count,
@@ -212,6 +213,8 @@ class Rollout(Section):
         description="extra arguments of the engine's constructor, passed unchanged"
     )
     val_kwargs: ValKwargs
+    multi_turn: MultiTurn
+    agent: Agent
 
 
 class Ref(Section):

@@ -19,11 +19,11 @@ class CustomRewardFunction(Section):
     reward_kwargs: dict[str, Any] = Field(description="extra keyword arguments of the function")
 
 
-class RewardLimits(Section):
-    """Limits of each reward process; a call that exceeds one fails and scores 0."""
+class ProcessLimits(Section):
+    """Limits of each process that runs rewards, tools or environments."""
 
     memory_gb: PositiveFloat | None = Field(
-        description="memory in GiB; null = the machine's memory / reward.num_processes"
+        description="memory in GiB; null = the machine's memory / their number"
     )
     file_gb: PositiveFloat = Field(description="size of a file that it writes, in GiB")
     open_files: Annotated[int, Field(ge=16)] = Field(description="open files and sockets")
@@ -49,5 +49,5 @@ class Reward(Section):
         description="environment variables for reward code besides the usual ones, such as "
         "OPENAI_API_KEY"
     )
-    limits: RewardLimits
+    limits: ProcessLimits
     custom_reward_function: CustomRewardFunction

@@ -17,7 +17,6 @@ _MISSING: tuple[tuple[str, Feature], ...] = (
     (r"distill|gkd|opd", missing.DISTILLATION),
     (r"one_step_off|async|separat", missing.ASYNC),
     (r"geo3k|vl_|_vl|vision|omni|infigui|deepeyes", missing.IMAGES),
-    (r"multi_?turn|tool|search|agent|interact|sandbox|langgraph", missing.MULTI_TURN),
     (r"prime", missing.PRIME),
     (r"spin|sppo", missing.SPIN),
     (r"qat|fp8", missing.QUANTIZATION),

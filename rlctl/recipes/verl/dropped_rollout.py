@@ -13,16 +13,23 @@ _SPEED = "it is about speed and changes no number"
 _ENGINE = "the engine chooses"
 
 ROLLOUT: tuple[Rule, ...] = (
-    needs(f"{_ROLLOUT}.multi_turn.enable", missing.MULTI_TURN, _OFF),
-    depends(f"{_ROLLOUT}.multi_turn*", "multi-turn rollouts are off"),
-    needs(f"{_ROLLOUT}.agent.default_agent_loop", missing.MULTI_TURN, (None, "single_turn_agent")),
+    only(
+        f"{_ROLLOUT}.multi_turn.{{completion_callback,num_repeat_rollouts}}",
+        _EMPTY,
+        "it is off",
+        "an environment (rollout.agent.environment) decides how an episode continues",
+    ),
+    no_effect(
+        f"{_ROLLOUT}.multi_turn.{{use_inference_chat_template,tokenization_sanity_check_mode,"
+        "use_xgrammar,enable_tokenization_sanity_check}",
+        "token ids are only appended, never tokenized again",
+    ),
     needs(
         f"{_ROLLOUT}.agent.{{agent_loop_config_path,agent_loop_manager_class,"
         "custom_async_server.path,custom_async_server.name}",
-        missing.MULTI_TURN,
+        missing.AGENT_LOOPS,
         _EMPTY,
     ),
-    no_effect(f"{_ROLLOUT}.agent*", "responses have a single turn, without agent workers"),
     no_effect(
         f"{_ROLLOUT}.{{enable_chunked_prefill,enable_prefix_caching,disable_log_stats,swap_space,"
         "skip_tokenizer_init,multi_stage_wake_up,cudagraph_capture_sizes,scheduling_policy,"
@@ -107,7 +114,10 @@ DATA: tuple[Rule, ...] = (
         "rows with images, videos or audio are refused under any name of the column",
     ),
     depends("data.{image_patch_size,mm_processor_kwargs*}", "rows have no images"),
-    needs("data.{tool_config_path,function_tool_path}", missing.MULTI_TURN, _EMPTY),
+    depends(
+        "data.{tool_config_path,function_tool_path}",
+        "prompts contain the tools of actor_rollout_ref.rollout.multi_turn",
+    ),
     needs("data.{custom_cls,datagen}.path", missing.DATASET_CODE, _EMPTY),
     depends("data.{custom_cls,datagen}.name", "no dataset class is set"),
     only(

@@ -17,9 +17,9 @@ IMAGES = Feature(
     "images, videos and audio are not supported: rlctl trains language models on text",
     "use a text model and text prompts",
 )
-MULTI_TURN = Feature(
-    "multi-turn rollouts, tools and agent loops are not supported: a response has one turn",
-    "set actor_rollout_ref.rollout.multi_turn.enable=false to train on single turns",
+AGENT_LOOPS = Feature(
+    "classes of agent loops and of servers are not supported",
+    "write the episode as an environment: actor_rollout_ref.rollout.agent.environment=module:Class",
 )
 REWARD_MODEL = Feature(
     "reward models are not supported: rewards come from functions",

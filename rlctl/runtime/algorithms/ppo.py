@@ -228,9 +228,8 @@ class PPO:
         mask, metrics = scored.response_mask, Metrics()
         if scored.greedy_scores is not None:
             metrics |= spread("critic/greedy_score", scored.greedy_scores)
-        rewards = score_at_end(
-            self._with_penalty(scored.scores, scored.response_ids.lengths), scored.response_ids
-        )
+        scores = self._with_penalty(scored.scores, scored.response_ids.lengths)
+        rewards = score_at_end(scores, scored.response_ids, scored.step_rewards)
         if self.algorithm.use_kl_in_reward:
             assert ref is not None
             rewards, kl_metrics = penalise_kl(
@@ -240,6 +239,7 @@ class PPO:
         inputs = AdvantageInputs(
             rewards=rewards.padded(),
             mask=mask.padded(),
+            turn=scored.turn.padded() if scored.turn is not None else None,
             group=scored.group,
             values=values.padded() if values is not None else None,
             greedy_scores=scored.greedy_scores,

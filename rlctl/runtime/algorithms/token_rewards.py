@@ -12,14 +12,19 @@ from rlctl.runtime.batch import Ragged
 from rlctl.tracking.metrics import Mean, Metrics
 
 
-def score_at_end(scores: Tensor, response_ids: Ragged) -> Ragged:
-    """Return rewards (T,) with each row's score at its last token, 0 elsewhere; `scores`: (B,).
+def score_at_end(
+    scores: Tensor, response_ids: Ragged, step_rewards: Ragged | None = None
+) -> Ragged:
+    """Return rewards (T,) with each row's score at its last token; `scores`: (B,).
 
-    The score of a row without tokens is dropped.
+    `step_rewards` (T,) of the turns of episodes are added; without them all else is 0. The score
+    of a row without tokens is dropped.
     """
     rewards = torch.zeros(len(response_ids.values))
+    if step_rewards is not None:
+        rewards += step_rewards.values
     has_tokens = response_ids.lengths > 0
-    rewards[response_ids.offsets[1:][has_tokens] - 1] = scores[has_tokens].float()
+    rewards[response_ids.offsets[1:][has_tokens] - 1] += scores[has_tokens].float()
     return response_ids.like(rewards)
 
 

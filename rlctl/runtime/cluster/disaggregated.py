@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rlctl.runtime.batch import Prompts, Rollouts
 from rlctl.runtime.roles import DelegatingActor
+from rlctl.runtime.rollout.requests import Completion, Request, Slice
 from rlctl.runtime.workers.actor import ActorWorker
 from rlctl.tracking.metrics import Metrics
 
@@ -31,6 +33,13 @@ class DisaggregatedActor(DelegatingActor):
     ) -> Rollouts:
         """See `Actor`."""
         return self.engines.generate_sequences(prompts, seed=seed, validate=validate, greedy=greedy)
+
+    def exchange(self, requests: Sequence[Request], limit: Slice) -> list[Completion]:
+        """See `TurnEngines`."""
+        return self.engines.exchange(requests, limit)
+
+    def end_exchange(self) -> None:
+        """See `TurnEngines`. The engines keep their memory: they share it with no other role."""
 
     def update(self, batch: Rollouts, lr: float) -> Metrics:
         """See `Actor`."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import deque
-from collections.abc import Callable, Iterator
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 import ray
@@ -16,6 +16,8 @@ from rlctl.runtime.batch import Prompts, Rollouts
 from rlctl.runtime.cluster.channels import channel
 from rlctl.runtime.cluster.engines import Engine, EngineProcesses, Request, failure_reason
 from rlctl.runtime.cluster.pool import PoolSpec, gather, nodes_of
+from rlctl.runtime.rollout.requests import Completion, Slice
+from rlctl.runtime.rollout.requests import Request as TurnRequest
 from rlctl.runtime.rollout.sampling_params import max_in_flight, num_requests
 from rlctl.runtime.rollout.weight_sync import WeightChannel
 from rlctl.runtime.workers.dispatch import join, split
@@ -47,6 +49,8 @@ class EngineGroup:
         self.num_syncs = 0
         self.all_down_since: float | None = None  # when the last ready engine was lost
         self._send_weights: SendWeights | None = None  # None: the engines' weights are stale
+        self._unplaced: list[TurnRequest] = []  # of lost engines
+        self._num_losses: Counter[int] = Counter()  # engines lost with a request, by its key
         for engine in pool.engines:
             pool.start(engine, spec)
 
@@ -101,6 +105,49 @@ class EngineGroup:
             for engine in self.pool.engines:
                 engine.in_flight.clear()
         return join([results[number] for number in range(len(parts))], parts, prompts)
+
+    def exchange(self, requests: Sequence[TurnRequest], limit: Slice) -> list[Completion]:
+        """See `TurnEngines`. The open requests of a lost engine move to another one.
+
+        Requests with equal affinity go to the same engine while it lives.
+        """
+        send_weights = self._send_weights
+        if send_weights is None:
+            raise InternalError("exchange with stale engine weights: call update_weights before it")
+        waiting = [*self._unplaced, *requests]
+        self._unplaced = []
+        self._restart_lost(deque())
+        self._sync_weights(send_weights, deque())
+        waiting += self._unplaced
+        self._unplaced = []
+        ready = [each for each in self.pool.engines if each.version == self.version]
+        if not ready:
+            self._unplaced = waiting
+            time.sleep(_POLL_S / 10)
+            return []
+        new: dict[Engine, list[TurnRequest]] = {engine: [] for engine in ready}
+        for request in waiting:
+            home = self.pool.engines[request.affinity % len(self.pool.engines)]
+            target = home if home in new else min(ready, key=lambda each: len(each.turns))
+            new[target].append(request)
+            target.turns[request.key] = request
+        calls = {
+            engine: engine.call("exchange", requests, limit)
+            for engine, requests in new.items()
+            if engine.turns
+        }
+        completions: list[Completion] = []
+        for engine, result in calls.items():
+            reason = failure_reason(result, self.pool.spec.call_timeout_s)
+            if reason is None:
+                engine.num_failures = 0
+                finished: list[Completion] = ray.get(result)
+                for each in finished:
+                    engine.turns.pop(each.key)
+                completions += finished
+            else:
+                self._mark_failed(engine, reason, deque())
+        return completions
 
     def _restart_lost(self, waiting: deque[Request]) -> None:
         """Start lost engines, and finish or give up starts that are under way."""
@@ -201,6 +248,10 @@ class EngineGroup:
 
         Raises RlctlError for a request that was lost with `_MAX_FAILURES` engines.
         """
+        # Another engine lacks the cache of an episode's earlier turns.
+        turns = [replace(each, previous=None) for each in engine.turns.values()]
+        self._unplaced += turns
+        self._num_losses.update(each.key for each in turns)
         requests, tail = list(engine.in_flight.values()), engine.tail()
         self.pool.stop(engine)
         engine.version = -1
@@ -208,9 +259,12 @@ class EngineGroup:
             request.num_failures += 1
         waiting.extendleft(reversed(requests))
         first_line = reason.strip().splitlines()[0] if reason.strip() else "no reason was given"
-        self.event("engine_lost", engine=engine.number, reason=reason, requests=len(requests))
+        num_lost = len(requests) + len(turns)
+        self.event("engine_lost", engine=engine.number, reason=reason, requests=num_lost)
         logger.warning("rollout engine %d is lost (%s); restarting it", engine.number, first_line)
-        if any(request.num_failures >= _MAX_FAILURES for request in requests):
+        losses = [each.num_failures for each in requests]
+        losses += [self._num_losses[each.key] for each in turns]
+        if max(losses, default=0) >= _MAX_FAILURES:
             raise RlctlError(
                 f"{_MAX_FAILURES} rollout engines were lost with the same prompts: {reason}",
                 where=tail,

@@ -17,6 +17,7 @@ from rlctl.runs.logs import format_tails
 from rlctl.runtime.batch import Prompts
 from rlctl.runtime.cluster.link import Link
 from rlctl.runtime.cluster.pool import PoolSpec, process_options, reserve
+from rlctl.runtime.rollout.requests import Request as TurnRequest
 from rlctl.runtime.rollout.sampling_params import max_in_flight
 from rlctl.runtime.rollout.weight_sync import Bucket, BucketHeader
 from rlctl.runtime.workers.process import Process
@@ -73,6 +74,7 @@ class Engine:
     num_failures: int = 0  # since its last result
     retry_at: float = 0.0
     in_flight: dict[ray.ObjectRef, Request] = field(default_factory=dict)
+    turns: dict[int, TurnRequest] = field(default_factory=dict)  # open, by key
 
     @property
     def ready(self) -> bool:
@@ -133,6 +135,7 @@ class EngineProcesses:
         ray.kill(engine.handle)
         engine.handle = engine.start_result = None
         engine.in_flight.clear()
+        engine.turns.clear()
 
     def close(self) -> None:
         """Kill all processes and release their devices."""

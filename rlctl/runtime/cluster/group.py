@@ -32,9 +32,19 @@ class GroupTransport:
         """See `Transport`. Raises RlctlError when a worker fails or exceeds its deadline."""
         if mode is Dispatch.SPLIT:
             return self._send_split(method, args, kwargs)
+        if mode is Dispatch.EACH:
+            return self._send_each(method, args, kwargs)
         processes = self.processes if mode is Dispatch.BROADCAST else self.processes[:1]
         results = [process.call.remote(self.role, method, args, kwargs) for process in processes]
         return self.gather(results, f"{self.role}.{method}")[0]
+
+    def _send_each(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+        items, *rest = args
+        results = [
+            process.call.remote(self.role, method, ([item], *rest), kwargs)
+            for process, item in zip(self.processes, items, strict=True)
+        ]
+        return [item for each in self.gather(results, f"{self.role}.{method}") for item in each]
 
     def _send_split(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         batch, *rest = args

@@ -104,7 +104,7 @@ class HFEngine:
                     hint="leave it {}",
                 )
             )
-        if rollout.mode == "async":
+        if rollout.mode == "async" and not rollout.multi_turn.enable:
             problems.append(
                 Problem(
                     f"{section}.mode=async is set, but the engine hf runs one batch at a time",

@@ -55,6 +55,15 @@ class Request:
     seeds: tuple[int, ...]  # n: random stream of each response, ≥ 0
     previous: int | None = None
     keep: bool = False  # a request with this one as `previous` may follow; needs n = 1
+    affinity: int = 0  # requests with equal numbers go to the same engine while it lives
+
+
+@dataclass(frozen=True)
+class Slice:
+    """End of a call of `exchange`: after `steps` of the engine, or after `seconds` of time."""
+
+    steps: int | None
+    seconds: float | None = None
 
 
 @dataclass(frozen=True, eq=False)

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from rlctl.errors import ConfigError, RlctlError
 from rlctl.recipes import schema
+from rlctl.runtime.agents.metrics import agent_metrics
 from rlctl.runtime.algorithms.base import Algorithm, Needs
 from rlctl.runtime.batch import Batch, Scored
 from rlctl.runtime.data.loader import PromptLoader
@@ -62,10 +63,12 @@ class Collector:
         size, drawn_size = self.loader.batch_size, self._drawn_size
         if self.filter is None:
             self.position = step * size
-            return self.algorithm.collect(self.loader.batch_at(step), roles, step), {}
+            scored = self.algorithm.collect(self.loader.batch_at(step), roles, step)
+            return self._usable(scored, step), agent_metrics(scored)
         kept: list[Scored] = []
         indices: list[int] = []  # of the prompts of kept groups
         all_scores: list[Tensor] = []
+        played: list[Scored] = []  # with failed episodes, for metrics
         while len(indices) < size:
             if len(all_scores) == self.filter.max_num_gen_batches:
                 raise self._too_few(len(indices), step)
@@ -75,6 +78,8 @@ class Collector:
             scored = self.algorithm.collect(
                 replace(prompts, group=prompts.group + first), roles, step
             )
+            played.append(scored)
+            scored = self._usable(scored, step)
             all_scores.append(scored.scores)
             varied = in_varied_group(self._filtered_values(scored), scored.group)
             kept.append(scored.select(varied.nonzero().flatten()))
@@ -90,7 +95,23 @@ class Collector:
             "filter_groups/surplus_groups": float(len(self.waiting)),
             # Over all responses; critic/score covers only those trained on.
             "filter_groups/score_mean": float(scores.mean()),
+            **agent_metrics(Batch.concat(_with_all_components(played))),
         }
+
+    def _usable(self, scored: Scored, step: int) -> Scored:
+        """Return the rows without failed episodes, and without groups of one that remain.
+
+        Raises RlctlError if nothing remains.
+        """
+        if not any(each.failed for each in scored.episodes):
+            return scored
+        kept = torch.tensor([not each.failed for each in scored.episodes])
+        sizes = torch.bincount(scored.group)
+        left = torch.bincount(scored.group[kept], minlength=len(sizes))
+        kept &= (left >= sizes.clamp(max=2))[scored.group]
+        if not kept.any():
+            raise RlctlError(f"step {step}: no group has two episodes that did not fail")
+        return scored.select(kept.nonzero().flatten())
 
     def epoch(self) -> int:
         """Return the epoch of the last drawn prompt."""

@@ -31,7 +31,8 @@ from rlctl.runtime.model.sequences import Sequences
 from rlctl.runtime.model.sharding import is_sharded, shard
 from rlctl.runtime.rank_info import RankInfo
 from rlctl.runtime.roles import Actor
-from rlctl.runtime.rollout.engine import EngineSpec, RolloutEngine
+from rlctl.runtime.rollout.engine import EngineSpec, RolloutEngine, exchange
+from rlctl.runtime.rollout.requests import Completion, Request, Slice
 from rlctl.runtime.rollout.sampling_params import SamplingConfig, to_rollouts
 from rlctl.runtime.rollout.startup import start_in_phases
 from rlctl.runtime.rollout.weight_sync import WeightChannel, to_buckets
@@ -139,16 +140,29 @@ class ActorWorker(LearningWorker, Actor):
         self, prompts: Prompts, seed: int, validate: bool = False, greedy: bool = False
     ) -> Rollouts:
         """See `Actor`."""
-        assert self.engine is not None, "this actor's rollout engine was not started"
-        if self.engine_is_stale:
-            raise InternalError(
-                "the engine's weights are stale: call update_weights before generate_sequences"
-            )
-        self.engine.wake()
+        engine = self._ready_engine()
+        engine.wake()
         sampling = self.spec.sampling.params(prompts.group, seed, validate, greedy)
-        responses = self.engine.generate(prompts.prompt_ids.to(self.rank_info.device), sampling)
-        self.engine_is_stale = self.engine.sleep()
+        responses = engine.generate(prompts.prompt_ids.to(self.rank_info.device), sampling)
+        self.engine_is_stale = engine.sleep()
         return to_rollouts(prompts, sampling.n, responses)
+
+    @dispatch(Dispatch.EACH)
+    def exchange(self, requests: list[list[Request]], limit: Slice) -> list[list[Completion]]:
+        """Submit the requests of each rank's engine and advance it: see `rollout.engine.exchange`.
+
+        `update_weights` comes before the first call of a batch of episodes, `end_exchange` after
+        the last.
+        """
+        (own,) = requests
+        engine = self._ready_engine()
+        engine.wake()
+        return [exchange(engine, own, limit)]
+
+    @dispatch(Dispatch.BROADCAST)
+    def end_exchange(self) -> None:
+        """Release the engine's memory until the next `update_weights`."""
+        self.engine_is_stale = self._ready_engine().sleep()
 
     @dispatch(Dispatch.BROADCAST)
     def send_weights(self, channel: WeightChannel) -> dict[int, str]:
@@ -232,6 +246,15 @@ class ActorWorker(LearningWorker, Actor):
             for name, value in parameters
         )
         return {name: value for name, value in pairs if value is not None}
+
+    def _ready_engine(self) -> RolloutEngine:
+        """Return the engine. Raises InternalError if its weights are stale."""
+        assert self.engine is not None, "this actor's rollout engine was not started"
+        if self.engine_is_stale:
+            raise InternalError(
+                "the engine's weights are stale: call update_weights before generating"
+            )
+        return self.engine
 
     def close(self) -> None:
         """Close the engine."""

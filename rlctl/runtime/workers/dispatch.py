@@ -32,6 +32,7 @@ class Dispatch(Enum):
     SPLIT = "split"  # the first argument is a batch; each worker gets some of its rows
     BROADCAST = "broadcast"  # all workers get the same arguments; the first one's result is used
     RANK_ZERO = "rank_zero"  # only the first worker is called
+    EACH = "each"  # the first argument is a list with one item per worker, as is the result
 
 
 class Transport(Protocol):

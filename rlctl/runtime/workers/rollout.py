@@ -16,7 +16,8 @@ from rlctl.recipes import schema
 from rlctl.runtime.batch import Prompts, Rollouts
 from rlctl.runtime.model.load import compute_dtype, with_local_path
 from rlctl.runtime.rank_info import RankInfo
-from rlctl.runtime.rollout.engine import EngineSpec, RolloutEngine
+from rlctl.runtime.rollout.engine import EngineSpec, RolloutEngine, exchange
+from rlctl.runtime.rollout.requests import Completion, Request, Slice
 from rlctl.runtime.rollout.sampling_params import SamplingConfig, to_rollouts
 from rlctl.runtime.rollout.weight_sync import Bucket
 from rlctl.runtime.workers.dispatch import Worker
@@ -59,7 +60,7 @@ class RolloutWorker(Worker):
             rank_info=rank_info,
             max_length=spec.max_prompt_length + spec.sampling.max_response_length,
             seed=spec.seed,
-            concurrent=rollout.mode == "async",
+            concurrent=rollout.mode == "async" and not rollout.multi_turn.enable,
         )
         self.engine: RolloutEngine = load("engines", rollout.name).from_spec(engine_spec, None)
         self._arrived: queue.Queue[tuple[int, Bucket | _End | RlctlError]] = queue.Queue(maxsize=1)
@@ -100,6 +101,10 @@ class RolloutWorker(Worker):
         sampling = self.spec.sampling.params(prompts.group, seed, validate, greedy)
         responses = self.engine.generate(prompts.prompt_ids.to(self.rank_info.device), sampling)
         return to_rollouts(prompts, sampling.n, responses)
+
+    def exchange(self, requests: list[Request], limit: Slice) -> list[Completion]:
+        """Submit requests and advance the engine: see `rollout.engine.exchange`."""
+        return exchange(self.engine, requests, limit)
 
     def close(self) -> None:
         """Close the engine."""

@@ -38,7 +38,7 @@ class MalformedCall:
 
 @dataclass(frozen=True)
 class Turn:
-    """What the policy wrote: the text without its calls, and the calls in their order."""
+    """Text that the policy wrote, without its calls, and the calls in their order."""
 
     text: str
     calls: tuple[ToolCall, ...] = ()

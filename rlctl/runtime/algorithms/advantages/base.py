@@ -38,6 +38,7 @@ class AdvantageInputs:
     components: dict[str, Tensor] = field(default_factory=dict)  # name -> (B,)
     log_probs: Tensor | None = None  # (B, R) under the policy that wrote the responses
     sum_pi_squared: Tensor | None = None  # (B, R)
+    turn: Tensor | None = None  # (B, R) int64: turn of each token, from 0; None without episodes
 
     @property
     def scores(self) -> Tensor:

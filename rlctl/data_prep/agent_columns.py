@@ -1,0 +1,70 @@
+"""Fields of rows for episodes: the kind of agent, tools, and arguments of tools and environments.
+
+verl puts them into columns or into `extra_info`; here they are in `extra_info`, but `agent_name`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from rlctl.data_prep.unsupported_columns import has_content
+from rlctl.errors import Problem
+
+if TYPE_CHECKING:
+    from rlctl.data_prep.rows import PromptRow
+
+SINGLE_TURN = "single_turn_agent"
+TOOL_AGENT = "tool_agent"
+_AGENT = "agent_name"
+_FIELDS = ("tools", "tools_kwargs", "interaction_kwargs")
+# Columns that are read if a file has them.
+AGENT_COLUMNS = (_AGENT, *_FIELDS, "need_tools_kwargs", "tool_selection", "env_class")
+
+
+def agent_name(record: Mapping[str, Any]) -> str:
+    """Return the kind of agent of a record; empty if it has none."""
+    extra_info = record.get("extra_info")
+    nested = extra_info.get(_AGENT) if isinstance(extra_info, dict) else None
+    return str(record.get(_AGENT) or nested or "")
+
+
+def with_agent_columns(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the record's `extra_info` with the columns for episodes that have content."""
+    columns = {
+        name: record[name]
+        for name in AGENT_COLUMNS
+        if name != _AGENT and has_content(record.get(name))
+    }
+    return {**columns, **(record.get("extra_info") or {})}
+
+
+def agent_problems(rows: Sequence[PromptRow], multi_turn: bool) -> list[Problem]:
+    """Return the problems of rows whose responses need several turns, or an unknown agent."""
+    problems = []
+    unknown = {row.agent_name for row in rows} - {"", SINGLE_TURN, TOOL_AGENT}
+    if multi_turn and unknown:
+        problems.append(
+            Problem(
+                f"unknown agent_name: {', '.join(sorted(unknown))}",
+                hint=f"{TOOL_AGENT} or {SINGLE_TURN}; an environment of your own is "
+                "actor_rollout_ref.rollout.agent.environment=module:Class",
+            )
+        )
+    if multi_turn:
+        return problems
+    several = [row for row in rows if row.agent_name not in ("", SINGLE_TURN)]
+    found = {f"agent_name={row.agent_name}" for row in several}
+    for name in _FIELDS:
+        if any(has_content(row.extra_info.get(name)) for row in rows):
+            found.add(name)
+    if found:
+        problems.append(
+            Problem(
+                f"the rows ask for episodes with tools ({', '.join(sorted(found))}), but "
+                "actor_rollout_ref.rollout.multi_turn.enable is false",
+                hint="actor_rollout_ref.rollout.multi_turn.enable=true, or rows without these "
+                "fields",
+            )
+        )
+    return problems

@@ -1,0 +1,40 @@
+"""Metrics of a batch of episodes."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import torch
+
+from rlctl.runtime.algorithms.stats import spread
+from rlctl.runtime.batch import Rollouts
+from rlctl.tracking.metrics import to_floats
+
+
+def agent_metrics(rollouts: Rollouts) -> dict[str, float]:
+    """Return `agent/*` and `tool/<name>/*` of B episodes; nothing for other responses.
+
+    `agent/outcome/<name>` is the share of the episodes that ended so. `tool/<name>/calls` counts
+    calls, `…/seconds` is their mean time.
+    """
+    episodes = rollouts.episodes
+    if not episodes:
+        return {}
+    outcomes = Counter(each.outcome for each in episodes)
+    written, total = float(rollouts.response_mask.values.sum()), len(rollouts.response_ids.values)
+    metrics = to_floats(spread("agent/turns", torch.tensor([each.num_turns for each in episodes])))
+    metrics |= {f"agent/outcome/{name}": n / len(episodes) for name, n in sorted(outcomes.items())}
+    metrics["agent/num_failed"] = float(sum(each.failed for each in episodes))
+    metrics["agent/tool_tokens_share"] = 1 - written / total if total else 0.0
+    metrics["agent/retokenized_tokens"] = float(sum(each.num_retokenized for each in episodes))
+    uses = [use for each in episodes for use in each.uses]
+    for tool in sorted({use.tool for use in uses}):
+        own = [use for use in uses if use.tool == tool]
+        errors = Counter(use.error for use in own)
+        metrics |= {
+            f"tool/{tool}/calls": float(len(own)),
+            f"tool/{tool}/errors": float(len(own) - errors[None]),
+            f"tool/{tool}/timeouts": float(errors["timeout"]),
+            f"tool/{tool}/seconds": sum(use.seconds for use in own) / len(own),
+        }
+    return metrics

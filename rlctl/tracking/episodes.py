@@ -1,0 +1,61 @@
+"""Records of episodes: what happened turn by turn, for metrics, samples and reports."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Message:
+    """A message of an episode after its prompt.
+
+    `role` is that of the chat: assistant (the policy's turn), tool, user or system. `reward` is
+    what the environment gave for a turn, `seconds` the time until the message was complete.
+    """
+
+    role: str
+    text: str
+    trained: bool  # True if the policy wrote it
+    num_tokens: int = 0
+    seconds: float = 0.0
+    reward: float | None = None
+    name: str | None = None  # of the tool
+
+
+@dataclass(frozen=True)
+class Use:
+    """A tool call: its time, and the kind of its error or None."""
+
+    tool: str
+    seconds: float
+    error: str | None = None
+
+
+@dataclass(frozen=True)
+class Episode:
+    """An episode that has ended.
+
+    `outcome` is why: done (the environment, or a turn without calls), stop (of a single turn),
+    length, max_turns, or the kind of a failure. `error` is the text of a failure, None otherwise.
+    `score` is the environment's, None if reward functions score the text.
+    """
+
+    outcome: str
+    messages: Sequence[Message] = ()
+    uses: Sequence[Use] = ()
+    seconds: float = 0.0
+    score: float | None = None
+    components: Mapping[str, float] = field(default_factory=dict)
+    error: str | None = None
+    num_retokenized: int = 0  # tokens that the engine did not see as they are trained on
+
+    @property
+    def failed(self) -> bool:
+        """True if the episode cannot be trained on."""
+        return self.error is not None
+
+    @property
+    def num_turns(self) -> int:
+        """Number of turns that the policy wrote."""
+        return sum(each.trained for each in self.messages)
