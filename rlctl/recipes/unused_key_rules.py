@@ -143,7 +143,7 @@ RULES: tuple[Rule, ...] = (
     Rule((f"{_ROLLOUT}.mode",), ((f"{_ROLLOUT}.multi_turn.enable", _is(True)),)),
     Rule((f"{_ROLLOUT}.checkpoint_engine.*",), (("trainer.placement.rollout", _is(None)),)),
     Rule(
-        (f"{_ROLLOUT}.multi_turn.*", f"{_ROLLOUT}.agent.*"),
+        (f"{_ROLLOUT}.multi_turn.[!e]*", f"{_ROLLOUT}.agent.*"),
         ((f"{_ROLLOUT}.multi_turn.enable", _is(False)),),
     ),
     # algorithm

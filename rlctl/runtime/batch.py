@@ -1,9 +1,7 @@
 """Data model of a training step: ragged per-token fields and the stages of a batch.
 
 `Prompts → Rollouts → Scored → Experience`: each stage is a frozen dataclass that adds fields to the
-previous one; earlier stages are never modified. Per-token fields are `Ragged`, one flat tensor plus
-row lengths, so memory and transfers scale with the actual number of tokens.
-
+previous one. Per-token fields are `Ragged`, so memory and transfers scale with actual tokens.
 Axes: B rows (responses, or prompts before generation), T tokens of all rows, R of the longest.
 """
 
@@ -92,8 +90,7 @@ class Ragged:
     def select(self, index: Tensor) -> Ragged:
         """Copy the rows at `index` (N,) int64, in that order, into a Ragged of N rows."""
         lengths = self.lengths[index]
-        starts = self.offsets[:-1][index]
-        shift = starts - torch.nn.functional.pad(lengths.cumsum(0), (1, 0))[:-1]
+        shift = self.offsets[:-1][index] - torch.nn.functional.pad(lengths.cumsum(0), (1, 0))[:-1]
         positions = torch.arange(int(lengths.sum())) + shift.repeat_interleave(lengths)
         return Ragged(self.values[positions], lengths)
 
@@ -103,11 +100,10 @@ class Ragged:
 
 
 def concat_ragged(first: Ragged, second: Ragged) -> Ragged:
-    """Append row i of `second` to row i of `first`: B rows of T1 and T2 values -> T1 + T2."""
+    """Append row i of `second` to row i of `first`: values (T1,), (T2,) -> (T1 + T2,), B rows."""
     both = _join([first, second])
-    num_rows = len(first)
     # row 0 of first, row 0 of second, row 1 of first, ...
-    order = torch.arange(2 * num_rows).view(2, num_rows).T.reshape(-1)
+    order = torch.arange(2 * len(first)).view(2, len(first)).T.reshape(-1)
     return Ragged(both.select(order).values, first.lengths + second.lengths)
 
 
@@ -154,10 +150,9 @@ def _to(value: Any, device: torch.device | str) -> Any:
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """Base class of frozen batches of B rows.
+    """Base class of frozen batches of B rows, in the same order in every field.
 
-    A field is a Ragged of B rows, a Tensor (B, ...), a dict of those, a list of length B, or None
-    if the configuration does not need it. Rows keep their order in every field.
+    A field is a Ragged of B rows, a Tensor (B, ...), a dict of those, a list of length B, or None.
     """
 
     def __len__(self) -> int:
@@ -165,10 +160,7 @@ class Batch:
         raise NotImplementedError
 
     def select(self, index: Tensor) -> Self:
-        """Copy the rows at `index` (N,) int64, in that order.
-
-        Always a copy: pickling a view would send the storage of the entire batch.
-        """
+        """Copy the rows at `index` (N,) int64; pickling a view would send the entire batch."""
         fields = dataclasses.fields(self)
         return type(self)(**{f.name: _take(getattr(self, f.name), index) for f in fields})
 
@@ -179,9 +171,10 @@ class Batch:
     @staticmethod
     def concat(batches: Sequence[B]) -> B:
         """Concatenate the rows of batches of the same class, in order."""
-        cls = type(batches[0])
-        names = [f.name for f in dataclasses.fields(cls)]
-        return cls(**{name: _join([getattr(b, name) for b in batches]) for name in names})
+        fields = dataclasses.fields(batches[0])
+        return type(batches[0])(
+            **{f.name: _join([getattr(b, f.name) for b in batches]) for f in fields}
+        )
 
     def chunk(self, parts: Sequence[Tensor]) -> list[Self]:
         """Return one batch per index tensor (N,) int64 in `parts`; each is a copy."""

@@ -81,10 +81,9 @@ def test_files_of_verl_and_others_are_read(tmp_path: Path) -> None:
         "reward_model": [{"ground_truth": "4", "style": "model"}] * 2,
         "agent_name": ["a", "b"],
     }
-    assert (
-        read_rows(write(tmp_path / "x.parquet", columns))
-        == [PromptRow("s", CHAT, "4", style="model", agent_name=name) for name in "ab"]
-    )
+    assert read_rows(write(tmp_path / "x.parquet", columns)) == [
+        PromptRow("s", CHAT, "4", style="model", agent_name=name) for name in "ab"
+    ]
     columns |= {"question": columns.pop("prompt"), "kind": columns.pop("data_source")}
     assert (
         len(
