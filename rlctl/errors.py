@@ -18,6 +18,7 @@ from __future__ import annotations
 import errno
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 from rlctl.redaction import redact
 
@@ -169,11 +170,15 @@ def raise_problems(problems: Sequence[Problem], kind: type[RlctlError] = ConfigE
 class Terminated(SystemExit):
     """Exit after a signal, with code 128 + its number.
 
-    Raised in the main thread, so that `finally` blocks run.
+    Raised in the main thread, so that `finally` blocks run. `latest` is the last one: a library
+    may replace an exit that a signal handler raises by one of its own.
     """
+
+    latest: ClassVar[Terminated | None] = None
 
     def __init__(self, number: int) -> None:
         super().__init__(128 + number)
+        Terminated.latest = self
 
 
 class TimeUp(SystemExit):

@@ -61,7 +61,7 @@ _SHAPES = re.compile(
     r"|(?<=Bearer )[\w.~+/=-]{8,}|(?<=Basic )[A-Za-z0-9+/=]{8,}"
     r"|-----BEGIN [A-Z ]*PRIVATE KEY-----[\s\S]*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)"
 )
-_HARMLESS = {"", "null", "none", "true", "false", "~", SECRET}
+_HARMLESS = {"", "null", "none", "true", "false", "~", "…", SECRET}
 _REFERENCE = re.compile(r"(?:Bearer |Basic )?\$\{(?:oc\.env:\w+|[\w.]+)\}")
 
 _MIN_LENGTH = 6  # shorter values are found in too many harmless texts
@@ -188,7 +188,8 @@ def _without_values(text: str, keys: re.Pattern[str], values: re.Pattern[str]) -
         if match.start() < end or value is None or not is_secret_key(match["key"]):
             continue
         plain = value[0].strip("\"'")
-        if value["interpolation"] or plain.lower() in _HARMLESS or plain.startswith(("//", SECRET)):
+        reference = value["interpolation"] or _REFERENCE.fullmatch(plain)
+        if reference or plain.lower() in _HARMLESS or plain.startswith(("//", SECRET)):
             continue
         kept += [text[end : match.end()], SECRET]
         end = value.end()

@@ -7,6 +7,7 @@ when the run resumes. A literal secret is recorded as `<secret>` and must be giv
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -14,10 +15,11 @@ from typing import Any
 from rlctl.errors import Problem
 from rlctl.recipes.layers import Origin, leaves
 from rlctl.recipes.schema import Config
-from rlctl.redaction import SECRET, redact, redact_value, redact_word, register
+from rlctl.redaction import SECRET, is_secret_key, redact, redact_value, redact_word, register
 
 _ENVIRONMENT = "oc.env"
 _PREFIX = "override "
+_TAG_LENGTH = 4  # hexadecimal digits: too few to find a value by trying all candidates
 
 
 def recorded(container: Mapping[str, Any], written: Mapping[str, Any]) -> dict[str, Any]:
@@ -44,6 +46,22 @@ def _shown(value: Any, written: Any, key: str, environment: set[str]) -> Any:
     shown = redact_value(value, key)
     _register_hidden(value, shown, key)
     return shown
+
+
+def environment_tags(
+    container: Mapping[str, Any], recorded: Mapping[str, Any], salt: str
+) -> dict[str, str]:
+    """Return a short hash of each value that was read from the environment, by key.
+
+    A changed value has another tag, with a chance of 1 in 65,536 to have the same. Leaves out keys
+    and variables with the name of a secret.
+    """
+    values = leaves(dict(container))
+    return {
+        key: hashlib.sha256(f"{salt}{values.get(key)!r}".encode()).hexdigest()[:_TAG_LENGTH]
+        for key, text in leaves(dict(recorded)).items()
+        if "${" in str(text) and not any(map(is_secret_key, (key, *_words(str(text)))))
+    }
 
 
 def recorded_origins(origins: Mapping[str, list[Origin]]) -> dict[str, list[Origin]]:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 
 from rlctl.errors import ConflictError
-from rlctl.files import replacing
+from rlctl.files import remove, replacing
 from rlctl.runs.run_dir import RunDir
+
+PARTS = ("checkpoints", "rollouts", "generations")
 
 
 def place(run: RunDir, part: str, outside: str | None) -> None:
@@ -22,7 +25,7 @@ def place(run: RunDir, part: str, outside: str | None) -> None:
     if outside is None:
         if link.is_symlink():
             old = link.resolve()
-            with replacing(link) as aside:
+            with replacing(link, unique=False) as aside:
                 shutil.copytree(old, aside, symlinks=True)
                 link.unlink()
             shutil.rmtree(old)
@@ -43,6 +46,17 @@ def place(run: RunDir, part: str, outside: str | None) -> None:
     target.mkdir(parents=True, exist_ok=True)
     target.chmod(run.path.stat().st_mode & 0o777)
     _link(link, target)
+
+
+def complete(run: Path) -> None:
+    """Finish what a kill of `place` left: a part is missing between its two renames."""
+    for part in PARTS:
+        link = run / part
+        for aside in (link.with_name(f".{part}.link"), link.with_name(f".{part}.partial")):
+            if os.path.lexists(aside) and not os.path.lexists(link):
+                aside.replace(link)
+            remove(aside)
+        remove(link.with_name(f".{part}.old"))
 
 
 def _link(link: Path, target: Path) -> None:

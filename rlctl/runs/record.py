@@ -31,9 +31,10 @@ class RunRecord:
     `seconds` is the duration of all attempts that have ended, `began` the uptime of the host at the
     start of the last one; `config_sha256` is the hash of config.yaml.
     `id` identifies the run to trackers across all `attempts`; `data` maps each data file to its
-    SHA-256, `reward_code` each file or module of reward functions; `trackers` maps a logger to the
-    id that it assigned; `parent` is the checkpoint that initialised the run, if any; `sweep` is the
-    name of the sweep that started it.
+    SHA-256, `reward_code` each file or module of reward functions, `models` each model or tokenizer
+    to a hash of its files, and `environment` each key that was read from the environment to a tag
+    of its value; `trackers` maps a logger to the id that it assigned; `parent` is the checkpoint
+    that initialised the run, if any; `sweep` is the name of the sweep that started it.
     """
 
     id: str
@@ -57,6 +58,8 @@ class RunRecord:
     config_sha256: str | None = None
     data: Mapping[str, str] = field(default_factory=dict)
     reward_code: Mapping[str, str] = field(default_factory=dict)
+    models: Mapping[str, str] = field(default_factory=dict)
+    environment: Mapping[str, str] = field(default_factory=dict)
     trackers: Mapping[str, str] = field(default_factory=dict)
     parent: Mapping[str, Any] | None = None
     sweep: str | None = None

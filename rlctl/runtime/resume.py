@@ -10,14 +10,15 @@ from rlctl.errors import ConfigError, NotFoundError, Problem
 from rlctl.recipes import schema
 from rlctl.recipes.compose import Recipe
 from rlctl.recipes.roles import needed_roles
-from rlctl.recipes.stored import Change, changes, edits, recompose
-from rlctl.runs.provenance import data_hashes, installed_versions
+from rlctl.recipes.stored import Change, changes, recompose
+from rlctl.runs import folders_elsewhere
+from rlctl.runs.provenance import installed_versions
 from rlctl.runs.record import RunRecord
-from rlctl.runs.run_dir import CONFIG_FILE, RECORD_FILE, RunDir, check_idle
-from rlctl.runtime.checkpoint.store import CheckpointStore, ControllerState, config_hash, damage
+from rlctl.runs.run_dir import RECORD_FILE, RunDir, check_idle
+from rlctl.runtime.checkpoint.store import CheckpointStore, ControllerState, damage
 from rlctl.runtime.launch import train
 from rlctl.runtime.planning.plan import Plan, make_plan
-from rlctl.runtime.rewards.code import code_hashes
+from rlctl.runtime.training.drift import changed_files, changed_keys, refuse_drift
 from rlctl.runtime.training.restore import ResumePoint
 from rlctl.suggest import hydra_text
 
@@ -44,7 +45,7 @@ class ResumeOptions:
     """Options of `rlctl resume`.
 
     `from_step`: an earlier checkpoint. `fork`: name of a new run that starts from the state.
-    `force`: accept changed config, data or reward code. `inline`: run without Ray.
+    `force`: accept changed config, data, model or reward code. `inline`: run without Ray.
     """
 
     from_step: int | None = None
@@ -65,10 +66,12 @@ def resume(
 
 
 def plan_resume(run: Path, overrides: Sequence[str], options: ResumeOptions) -> ResumePlan:
-    """Check that a run can be resumed and return its plan. Writes nothing.
+    """Check that a run can be resumed and return its plan.
+
+    Writes nothing, except that it finishes an interrupted change of the checkpoints' folder.
 
     Raises `ConflictError` while it runs, `NotFoundError` if there is no such checkpoint, and
-    `ConfigError` if config, data or reward code have changed, without `fork` or `force`.
+    `ConfigError` if config, data, model or reward code have changed, without `fork` or `force`.
     """
     record = RunRecord.read(run / RECORD_FILE)
     naming = (
@@ -121,21 +124,17 @@ def _from_path(recipe: Recipe, trainer: schema.Trainer, inline: bool) -> ResumeP
 def _resume_run(run: Path, record: RunRecord, recipe: Recipe, options: ResumeOptions) -> ResumePlan:
     if options.fork is None:
         check_idle(run, record, options.force)
+        folders_elsewhere.complete(run)
     found = CheckpointRef.find(run, record, options.from_step)
     plan = make_plan(recipe, options.inline, run=None if options.fork else run)
     differing = [
         each
-        for each in changes(run, recipe.recorded)
+        for each in changed_keys(run, record, recipe, found.checkpoint)
         if not (options.fork and each.key == "trainer.experiment_name")
     ]
-    differing += [
-        each
-        for each in _edited(run, record, found.checkpoint)
-        if each.key not in {other.key for other in differing}
-    ]
-    files = _changed_files(record, plan)
+    files = changed_files(record, plan.config)
     if not (options.fork or options.force):
-        _refuse_drift(run, differing, files)
+        refuse_drift(run, differing, files)
     if record.state == "finished" and options.fork is None and options.from_step is None:
         if plan.num_steps <= (record.total_steps or 0):
             return ResumePlan(plan, None, finished=True)
@@ -212,52 +211,6 @@ class CheckpointRef:
                 where=str(checkpoint),
             )
         return cls(checkpoint, record.parent["step"], damaged)
-
-
-def _edited(run: Path, record: RunRecord, checkpoint: Path | None) -> list[Change]:
-    """Return the changes to the run's `config.yaml` since rlctl wrote it.
-
-    The record and the checkpoint's manifest have its hash, and the checkpoint a copy. Raises
-    `ConfigError` for an edited file if there is no copy to compare it with.
-    """
-    found = config_hash(run)
-    if record.config_sha256 in (None, found):
-        return []
-    if checkpoint is None:
-        raise ConfigError(
-            "the configuration was edited after the start, and no checkpoint has a copy of it",
-            where=str(run / CONFIG_FILE),
-            hint="pass changes as overrides of `rlctl resume`, after undoing the edit",
-        )
-    return [] if found == config_hash(checkpoint) else edits(run, checkpoint)
-
-
-def _refuse_drift(run: Path, differing: Sequence[Change], files: Sequence[str]) -> None:
-    """Raise `ConfigError` for config or files that changed, unless the change is harmless."""
-    hint = (
-        f"`rlctl resume {run.name} … --fork NAME` starts a new run from this state; "
-        "--force continues this one with the changes"
-    )
-    drift = [f"{each} would change the run {run.name!r}" for each in differing if not each.free]
-    problems = [Problem(message) for message in [*drift, *files]]
-    if problems:
-        raise ConfigError(*problems[:-1], Problem(problems[-1].message, hint=hint))
-
-
-def _changed_files(record: RunRecord, plan: Plan) -> list[str]:
-    """Return a message for each file of data or reward code that changed since the run started.
-
-    A file under another path is unchanged if it equals any of the run's files.
-    """
-    data, before = plan.config.data, {**record.data, **record.reward_code}
-    now = data_hashes([*data.train_files, *(data.val_files or ())]) if record.data else {}
-    now |= code_hashes(plan.config.reward) if record.reward_code else {}
-    changed = [
-        path
-        for path, digest in now.items()
-        if digest not in ([before[path]] if path in before else before.values())
-    ]
-    return [f"{path} has changed since the run started" for path in changed]
 
 
 def _notes(plan: Plan, state: ControllerState | None, record: RunRecord | None) -> list[str]:

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import fcntl
 import os
+import signal
 import subprocess
 import tempfile
+import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import FrameType
+from typing import NoReturn
 
 import grpc
 import psutil
 import pytest
 import ray
 
-from rlctl.errors import ResourceError
+from rlctl.errors import ResourceError, Terminated
 from rlctl.recipes.compose import compose
 from rlctl.runtime.cluster import access
 from rlctl.runtime.cluster.session import ray_session
@@ -115,36 +120,51 @@ def test_settings_reach_ray_which_is_private_and_stale_folders_are_removed(
         "ppo", [f"ray_kwargs.ray_init.{text}" for text in given]
     ).config.ray_kwargs.ray_init
     tracker = subprocess.Popen(["sleep", "60"])  # like the process of W&B, which outlives Ray
-    with ray_session(init, 2, 1, 120.0, None):
-        assert (dead.exists(), alive.exists()) == (False, True)
-        alive.joinpath("lock").unlink()
-        alive.rmdir()
-        total = ray.cluster_resources()
-        assert (total["CPU"], total["GPU"], total["object_store_memory"]) == (2, 3, 90_000_000)
-        seen = ray.get(
-            ray.remote(
-                lambda: [os.environ.get(name) for name in ("RLCTL_TEST_COLOUR", "OMP_NUM_THREADS")]
-            ).remote(),
-            timeout=600,
-        )
-        assert seen == ["teal", "2"]
-        scratch = Path(ray.get(ray.remote(tempfile.mkdtemp).remote(), timeout=600))
-        assert scratch.is_dir()
-        addresses = listening()
-        assert {"gcs_server", "raylet"} <= addresses.keys()
-        assert set().union(*addresses.values()) == {"127.0.0.1"}, addresses
-        gcs = ray.get_runtime_context().gcs_address
-        with (
-            grpc.insecure_channel(gcs) as channel,
-            pytest.raises(grpc.RpcError, match="UNAUTHENTICATED"),
-        ):
-            channel.unary_unary("/ray.rpc.NodeInfoGcsService/CheckAlive")(b"", timeout=60)
-        assert scratch.parents[1].stat().st_mode & 0o777 == 0o700
+    signal.signal(signal.SIGHUP, _terminate)
+    code, scratch = 0, Path()
+    try:
+        with ray_session(init, 2, 1, 120.0, None):
+            assert (dead.exists(), alive.exists()) == (False, True)
+            alive.joinpath("lock").unlink()
+            alive.rmdir()
+            total = ray.cluster_resources()
+            assert (total["CPU"], total["GPU"], total["object_store_memory"]) == (2, 3, 90_000_000)
+            seen = ray.get(
+                ray.remote(
+                    lambda: [
+                        os.environ.get(name) for name in ("RLCTL_TEST_COLOUR", "OMP_NUM_THREADS")
+                    ]
+                ).remote(),
+                timeout=600,
+            )
+            assert seen == ["teal", "2"]
+            scratch = Path(ray.get(ray.remote(tempfile.mkdtemp).remote(), timeout=600))
+            assert scratch.is_dir()
+            addresses = listening()
+            assert {"gcs_server", "raylet"} <= addresses.keys()
+            assert set().union(*addresses.values()) == {"127.0.0.1"}, addresses
+            gcs = ray.get_runtime_context().gcs_address
+            with (
+                grpc.insecure_channel(gcs) as channel,
+                pytest.raises(grpc.RpcError, match="UNAUTHENTICATED"),
+            ):
+                channel.unary_unary("/ray.rpc.NodeInfoGcsService/CheckAlive")(b"", timeout=60)
+            assert scratch.parents[1].stat().st_mode & 0o777 == 0o700
+            threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGHUP)).start()
+            ray.get(ray.remote(lambda: time.sleep(600)).remote(), timeout=600)
+    except Terminated as error:
+        code = int(error.code or 0)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    assert code == 129, "Ray raises SystemExit(1) for the exit of a signal handler"
     assert not scratch.exists(), "temporary files of workers are removed with the session"
     assert tracker.poll() is None, "only processes of Ray are stopped"
     os.environ.pop("RAY_AUTH_MODE")  # set by Ray
     tracker.kill()
     tracker.wait()
+
+
+def _terminate(number: int, _frame: FrameType | None) -> NoReturn:
+    raise Terminated(number)
 
 
 class _OpenServer(grpc.GenericRpcHandler):

@@ -137,7 +137,8 @@ def finish_despite(
         if ended.code == 0:
             return doing
         at = f"killed at {kills}, {doing}; attempt {len(doing) + 1} to be killed at {kill_at!r}"
-        assert ended.code == EXIT_CODES[[*kill_at.split(":"), "SIGKILL"][2]], f"{at}\n{ended.talk}"
+        wanted = EXIT_CODES[[*kill_at.split(":"), "SIGKILL"][2]]
+        assert ended.code == wanted, f"{at}; exit {ended.code}, not {wanted}\n{ended.talk}"
         assert file.exists(), f"{at}: killed by something else"
         doing.append(file.read_text())
         file.unlink()

@@ -106,6 +106,49 @@ def test_another_model_folder_is_drift(run: Path, trained: Path) -> None:
         plan(run, f"actor_rollout_ref.model.path={other}")
 
 
+def test_changed_content_of_the_model_folder_is_drift(run: Path, trained: Path) -> None:
+    """Change the last bytes of the weights; notes beside them and a copy elsewhere do not count."""
+    model = trained.parents[2] / "model"
+    weights = model / "model.safetensors"
+    (model / "NOTES.md").write_text("mine")
+    assert plan(run, "trainer.total_training_steps=3").warnings == []
+    before = weights.read_bytes()
+    changed = f"{model} has changed since the run started"
+    try:
+        weights.write_bytes(before[:-4] + b"\0\0\0\x3f")
+        with pytest.raises(ConfigError, match="has changed since the run started") as refused:
+            plan(run, "trainer.total_training_steps=3")
+        assert [each.message for each in refused.value.problems] == [changed]
+        assert plan(run, force=True).warnings == plan(run, fork="other").warnings == [changed]
+    finally:
+        weights.write_bytes(before)
+
+
+def test_another_value_from_the_environment_is_drift(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Refuse it by name, without its value; a free key and a rotated secret may change."""
+    kwargs = "+reward.custom_reward_function.reward_kwargs"
+    for name in ("SEED", "THREADS", "HF_TOKEN", "OTHER"):
+        monkeypatch.setenv(name, "1")
+    read = [
+        f'trainer.{key}="${{oc.decode:${{oc.env:{name}}}}}"'
+        for key, name in (("seed", "SEED"), ("num_threads", "THREADS"))
+    ] + [f"{kwargs}.n=${{oc.env:HF_TOKEN}}", f"{kwargs}.api_key=${{oc.env:OTHER}}"]
+    planned = plan(run, *read, force=True)
+    open_run(planned.plan.recipe, planned.plan.config, planned.start).finish("failed", 1)
+    assert set(RunDir(run).record.environment) == {"trainer.seed", "trainer.num_threads"}
+    assert plan(run).changes == []
+    for name in ("THREADS", "HF_TOKEN", "OTHER"):
+        monkeypatch.setenv(name, "2")
+    text = "${oc.decode:${oc.env:THREADS}}"
+    shown = f"trainer.num_threads: {text} → {text} with another value"
+    assert [str(each) for each in plan(run).changes] == [shown]
+    monkeypatch.setenv("SEED", "9")
+    with pytest.raises(ConfigError, match=r"trainer\.seed: .* with another value would change"):
+        plan(run)
+
+
 def test_run_killed_before_its_configuration_says_what_to_do(run: Path) -> None:
     (run / "config.yaml").unlink()
     with pytest.raises(NotFoundError, match="`rlctl runs rm r` frees the name"):

@@ -67,6 +67,8 @@ def test_resumed_values(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     first, second = missing_secrets(resumed.config)
     assert first.message.startswith(f"{SECTION}.api_key is a secret")
     assert second.message.startswith(f"{SECTION}.url is a secret")
+    assert f"{SECTION}.api_key=…; " in str(ConfigError(first))
+    assert f"{SECTION}.api_key='${{oc.env:NAME}}' is read" in str(ConfigError(first))
     again = recompose(folder, LITERAL)
     assert missing_secrets(again.config) == []
     assert changes(folder, again.recorded) == []

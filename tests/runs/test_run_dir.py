@@ -14,7 +14,7 @@ import pytest
 from rlctl.errors import ConfigError, ConflictError, ResourceError, UsageError
 from rlctl.files import write_text
 from rlctl.recipes.layers import Origin
-from rlctl.runs import provenance
+from rlctl.runs import folders_elsewhere, provenance
 from rlctl.runs.details import changed_settings
 from rlctl.runs.events import read_events
 from rlctl.runs.folders_elsewhere import place
@@ -290,6 +290,29 @@ def test_access_does_not_depend_on_the_umask(tmp_path, access, mode):
         os.umask(before)
     assert run.path.stat().st_mode & 0o777 == mode
     assert (tmp_path / "elsewhere" / "p" / "r").stat().st_mode & 0o777 == mode
+
+
+@pytest.mark.parametrize("outward", [True, False])
+def test_killed_between_the_renames_of_a_move_keeps_the_content(tmp_path, outward):
+    """Exit while a folder is replaced by a link, or a link by a folder."""
+    elsewhere, run = str(tmp_path / "elsewhere"), RunDir.create(tmp_path / "runs", "p", "r", "ppo")
+    (run.path / "checkpoints" / "step_000001").mkdir()
+    if not outward:
+        place(run, "checkpoints", elsewhere)
+    if (child := os.fork()) == 0:
+        replace = Path.replace
+        Path.replace = lambda path, to: (
+            os._exit(9) if path.name.startswith(".checkpoints") else replace(path, to)
+        )
+        place(run, "checkpoints", elsewhere if outward else None)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
+    assert not (run.path / "checkpoints").exists()
+    folders_elsewhere.complete(run.path)
+    assert (run.path / "checkpoints" / "step_000001").is_dir()
+    assert (run.path / "checkpoints").is_symlink() == outward
+    place(run, "checkpoints", elsewhere if outward else None)
+    assert [each.name for each in run.path.iterdir() if each.name.startswith(".")] == []
 
 
 def test_the_record_has_no_secrets(tmp_path, monkeypatch):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from pathlib import Path
 from typing import Any, cast
 
@@ -12,7 +13,7 @@ from rlctl.errors import ResourceError
 from rlctl.recipes.compose import compose
 from rlctl.runs.run_dir import RunDir
 from rlctl.runtime.checkpoint.saver import Saver
-from rlctl.runtime.checkpoint.store import ControllerState
+from rlctl.runtime.checkpoint.store import CheckpointStore, ControllerState, damage
 from rlctl.runtime.roles import Roles
 from rlctl.runtime.workers.background import FAILED, WRITING, WRITTEN
 
@@ -156,3 +157,63 @@ def test_retention_keeps_the_newest_and_the_best(
     assert caplog.text.count("is not among the metrics of step") == 1  # warned once
     with Case(tmp_path / "again", *keep).saver as other:
         assert other.store.steps() == []
+
+
+# Renames of a commit: of the new checkpoint, then of the one that retention drops.
+RENAMES = [("replace", ".step_000003.partial"), ("rename", "step_000001")]
+
+
+@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize(("method", "renamed"), RENAMES)
+def test_killed_beside_a_rename_of_the_commit(
+    tmp_path: Path, method: str, renamed: str, after: bool
+) -> None:
+    """Exit without cleanup: a complete checkpoint is found, and the next start removes the rest."""
+    case = Case(tmp_path, "trainer.max_ckpt_to_keep=2")
+    case.save(1)
+    case.save(2)
+
+    def dying(path: Path, target: Path) -> None:
+        if path.name == renamed and not after:
+            os._exit(9)
+        os.rename(path, target)
+        if path.name == renamed:
+            os._exit(9)
+
+    if (child := os.fork()) == 0:
+        setattr(Path, method, dying)
+        case.saver.begin(ControllerState(3, "id", {}, 0, {}))
+        case.saver._write(3)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
+    dropped = renamed == "step_000001"
+    complete = [*([] if dropped and after else [1]), 2, *([3] if dropped or after else [])]
+    store = CheckpointStore(case.run.path / "checkpoints")
+    assert (store.steps(), store.latest_complete()) == (complete, (complete[-1], []))
+    with case.saver:
+        pass
+    assert sorted(each.name for each in store.folder.iterdir()) == [
+        f"step_{step:06d}" for step in complete[-2:]
+    ]
+    assert all(damage(each) is None for each in store.folders())
+
+
+def test_interrupted_setting_aside_leaves_no_checkpoint_after_a_moved_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = CheckpointStore(tmp_path)
+    for step in (1, 2, 3, 4):
+        store.path(step).mkdir()
+    rename = Path.rename
+
+    def once(path: Path, target: Path) -> None:
+        if (tmp_path / "aside" / "step_000004").exists():
+            raise KeyboardInterrupt
+        rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", once)
+    with pytest.raises(KeyboardInterrupt):
+        store.set_aside_after(1, "aside")
+    monkeypatch.undo()
+    assert [each.name for each in store.folders()] == [f"step_00000{step}" for step in (1, 2, 3)]
+    assert store.set_aside_after(1, "aside") == [2, 3]

@@ -135,9 +135,12 @@ class CheckpointStore:
         return None, damaged
 
     def set_aside_after(self, step: int, into: str) -> list[int]:
-        """Move the checkpoints after `step` into the subfolder `into`; return their steps."""
+        """Move the checkpoints after `step` into the subfolder `into`; return their steps.
+
+        The newest goes first: after an interruption, none is left that follows a moved one.
+        """
         later = [each for each in self.folders() if _step_of(each) > step]
-        for each in later:
+        for each in reversed(later):
             (self.folder / into).mkdir(exist_ok=True)
             each.rename(self.folder / into / each.name)
         return [_step_of(each) for each in later]

@@ -13,7 +13,7 @@ from typing import Any
 
 import psutil
 
-from rlctl.errors import ResourceError
+from rlctl.errors import ResourceError, Terminated
 from rlctl.recipes import schema
 from rlctl.runs.logs import format_tails
 from rlctl.runtime.cluster.access import on_loopback, protect_token, require_token
@@ -73,6 +73,11 @@ def ray_session(
             health.start(gcs)
             try:
                 yield
+            except SystemExit as error:
+                # Ray's calls replace the exit that a signal handler raises by SystemExit(1).
+                if type(error) is SystemExit and Terminated.latest is not None:
+                    raise Terminated.latest from error
+                raise
             except Exception as error:
                 if (lost := health.error()) is not None:
                     raise lost from error

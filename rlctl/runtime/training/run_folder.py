@@ -10,11 +10,14 @@ import yaml
 
 from rlctl.recipes import schema
 from rlctl.recipes.compose import Recipe
+from rlctl.recipes.recorded import environment_tags
+from rlctl.recipes.roles import ROLES
 from rlctl.runs.folders_elsewhere import place
 from rlctl.runs.provenance import data_hashes, installed_versions
 from rlctl.runs.rewind import rewind
 from rlctl.runs.run_dir import RunDir
 from rlctl.runtime.checkpoint.store import CheckpointStore
+from rlctl.runtime.model.digest import model_hashes
 from rlctl.runtime.rewards.code import code_hashes
 from rlctl.runtime.training.restore import ResumePoint
 
@@ -59,25 +62,38 @@ def _folders_elsewhere(trainer: schema.Trainer) -> dict[str, str | None]:
 def _write_config(
     run: RunDir, recipe: Recipe, config: schema.Config, parent: Mapping[str, Any] | None
 ) -> None:
-    """Write the composed configuration, and record seeds, data hashes and the parent run."""
+    """Write the configuration; record seeds, hashes of what it names, and the parent run."""
     trainer, data = config.trainer, config.data
     run.write_config(
         yaml.safe_dump(recipe.recorded, sort_keys=False, allow_unicode=True), recipe.origins
     )
     run.update(
         seeds={"trainer": trainer.seed, "data": data.seed},
-        data=data_hashes([*data.train_files, *(data.val_files or ())]),
-        reward_code=code_hashes(config.reward),
+        environment=environment_tags(recipe.container, recipe.recorded, run.record.id),
         parent=parent or run.record.parent,
+        **input_hashes(config),
     )
+
+
+def input_hashes(config: schema.Config) -> dict[str, dict[str, str]]:
+    """Return the hashes of the files that a run reads, by field of its record."""
+    data = config.data
+    return {
+        "data": data_hashes([*data.train_files, *(data.val_files or ())]),
+        "reward_code": code_hashes(config.reward),
+        "models": model_hashes(role.model(config) for role in ROLES),
+    }
 
 
 def _rewind(run: RunDir, start: ResumePoint) -> None:
-    """Remove what the run recorded after the step that it resumes from."""
-    rewound = rewind(run, start.step if start.checkpoint is not None else None)
+    """Remove what the run recorded after the step that it resumes from.
+
+    The checkpoints go first: one that stayed after an interruption would lack rows before it.
+    """
     later = CheckpointStore(run.path / "checkpoints").set_aside_after(
         start.step, f"before_attempt_{run.record.attempts}"
     )
+    rewound = rewind(run, start.step if start.checkpoint is not None else None)
     run.update(versions=installed_versions())
     run.event(
         "resume",
