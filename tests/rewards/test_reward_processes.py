@@ -15,7 +15,7 @@ from rlctl.data_prep.rows import PromptRow
 from rlctl.errors import ConfigError
 from rlctl.runtime.rewards.functions import RewardSpec
 from rlctl.runtime.rewards.pool import RewardPool
-from rlctl.runtime.rewards.sandbox import Limits, allowed_environment
+from rlctl.runtime.sandbox.limits import Limits, allowed_environment
 from tests.progress import wait_until
 
 SOURCE = """
@@ -121,7 +121,7 @@ def test_reward_code_that_kills_costs_only_its_own_call(mine: Path) -> None:
 def scopes_signals() -> bool:
     """Return True if a process without relation to this one cannot signal it after `restrict`."""
     code = (
-        "import os, sys\nfrom rlctl.runtime.rewards.sandbox import Limits, restrict\n"
+        "import os, sys\nfrom rlctl.runtime.sandbox.limits import Limits, restrict\n"
         "restrict(Limits())\n"
         "try: os.kill(int(sys.argv[1]), 0)\nexcept PermissionError: sys.exit(9)"
     )

@@ -32,10 +32,10 @@ from rlctl.runtime.rewards.functions import (
 )
 from rlctl.runtime.rewards.loading import find_reward, load_reward
 from rlctl.runtime.rewards.report import RewardReport, build_report
-from rlctl.runtime.rewards.sandbox import GIB, Limits, default_memory
 from rlctl.runtime.rewards.specs import check_sources, reward_specs
 from rlctl.runtime.rewards.worker import Setup
 from rlctl.runtime.rewards.worker_process import GRACE_S, START_S, WorkerProcess
+from rlctl.runtime.sandbox.limits import GIB, Limits, default_memory
 
 OnResult = Callable[[int, int], object]  # number of results, and of calls
 

@@ -1,10 +1,8 @@
-"""Process for reward functions that may hang or crash: a guard and the worker that it forks.
+"""Worker process for reward functions that may hang or crash.
 
-The guard is the worker's parent, so that reward code has no relation to the controller, which it
-could signal. When the worker exits, or the controller does, the guard kills all that the worker has
-started. The worker loads the functions and processes lists of calls. It sends one message per
-result, so the pool can identify the call in progress. Both import neither torch nor Ray nor the
-program that started them.
+The worker loads the functions and processes lists of calls. It sends one message per result, so the
+pool can identify the call in progress. It imports neither torch nor Ray nor the program that
+started it.
 """
 
 from __future__ import annotations
@@ -12,9 +10,8 @@ from __future__ import annotations
 import json
 import os
 import signal
-import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from typing import NamedTuple
 
@@ -28,7 +25,8 @@ from rlctl.runtime.rewards.functions import (
     is_user_code,
 )
 from rlctl.runtime.rewards.loading import LoadedReward, load_reward, user_line
-from rlctl.runtime.rewards.sandbox import Limits, adopt_orphans, die_with, kill_children, restrict
+from rlctl.runtime.sandbox.guard import run_guarded
+from rlctl.runtime.sandbox.limits import Limits, restrict
 
 # Longest message of a worker in bytes. Messages are JSON: unpickling would run code that a reward
 # function has written.
@@ -45,48 +43,12 @@ class Setup(NamedTuple):
 
 
 def main(descriptor: int, parent: int) -> None:
-    """Fork a worker for the connection `descriptor`; guard it until it or `parent` exits."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C and closes the pool
-    signal.signal(signal.SIGTERM, _leave)
-    die_with(parent, signal.SIGTERM)
-    adopt_orphans()
-    guard = os.getpid()
-    worker = os.fork()
-    if worker == 0:
-        _work(Connection(descriptor), guard)
-    else:
-        os.close(descriptor)
-        sys.exit(_guard(worker))
+    """Process calls from the connection `descriptor`, under a guard, until `parent` exits."""
+    run_guarded(lambda: _work(Connection(descriptor)), descriptor, parent)
 
 
-def _leave(signum: int, frame: object) -> None:
-    del signum, frame
-    sys.exit()
-
-
-def _guard(worker: int) -> int:
-    """Wait for `worker`, kill what it leaves, and return its exit status as a shell would."""
-    with suppress(SystemExit):  # SIGTERM
-        while (ended := _next_exit()) != worker:
-            os.waitpid(ended, 0)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    kill_children(worker)
-    code = os.waitstatus_to_exitcode(os.waitpid(worker, 0)[1])
-    return code if code >= 0 else 128 - code
-
-
-def _next_exit() -> int:
-    """Wait for a child that exits and return its number, without reaping it."""
-    result = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)
-    assert result is not None, "only with WNOHANG"
-    return result.si_pid
-
-
-def _work(connection: Connection, guard: int) -> None:
+def _work(connection: Connection) -> None:
     """Process calls from `connection` until it closes."""
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    os.setsid()
-    die_with(guard, signal.SIGKILL)
     try:
         _send(connection, os.getpid())
         _serve(connection)

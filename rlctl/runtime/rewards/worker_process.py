@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-import subprocess
-import sys
 from collections.abc import Sequence
-from contextlib import ExitStack, suppress
 from multiprocessing.connection import Pipe
 from pathlib import Path
 from typing import Any
 
 from rlctl.errors import ConfigError, MissingExtraError, Problem, ResourceError
 from rlctl.runtime.rewards.functions import RewardSpec, is_user_code
-from rlctl.runtime.rewards.sandbox import allowed_environment
 from rlctl.runtime.rewards.worker import MAX_MESSAGE, Setup
+from rlctl.runtime.sandbox.process import GuardedProcess
 
 # Startup timeout of a process, and of functions that are known to load: a reward file may import
 # heavy libraries.
@@ -24,41 +19,20 @@ START_S = 120.0
 # Time beyond a deadline before the process is killed. The worker's own alarm must come first, also
 # on a busy machine.
 GRACE_S = 2.0
-_STOP_S = 5.0  # a guard kills its worker and exits within milliseconds, unless it was stopped
 
 _ERRORS = {each.__name__: each for each in (ConfigError, MissingExtraError, ResourceError)}
 
-_BOOT = """
-import json, sys
-sys.path[:] = json.loads(sys.argv[1])
-from rlctl.runtime.rewards.worker import main
-main(int(sys.argv[2]), int(sys.argv[3]))
-"""
 
-
-class WorkerProcess:
-    """One worker, its guard `process`, and the connection. Output goes to `log`, or to stderr."""
+class WorkerProcess(GuardedProcess):
+    """One worker, its guard `process`, and the connection."""
 
     def __init__(self, log: Path | None, env: Sequence[str]) -> None:
         """Start the process; `load` waits until it is ready.
 
         `env` names environment variables that it gets besides the usual ones.
         """
-        self.log = log
         self.connection, remote = Pipe()
-        self._worker: int | None = None
-        arguments = [json.dumps(sys.path), str(remote.fileno()), str(os.getpid())]
-        with ExitStack() as stack:
-            file = None if log is None else stack.enter_context(log.open("ab"))
-            self.process = subprocess.Popen(
-                [sys.executable, "-u", "-c", _BOOT, *arguments],
-                pass_fds=[remote.fileno()],
-                env=allowed_environment(os.environ, env),
-                stdin=subprocess.DEVNULL,
-                stdout=2 if file is None else file,  # stdout is reserved for results of commands
-                stderr=file,
-                start_new_session=True,  # Ctrl-C does not reach it
-            )
+        super().__init__("rlctl.runtime.rewards.worker", remote.fileno(), log, env)
         remote.close()
 
     def load(self, setup: Setup) -> None:
@@ -71,7 +45,7 @@ class WorkerProcess:
         try:
             if not self.connection.poll(START_S):
                 raise ResourceError(f"a reward worker did not start within {START_S:g} s")
-            self._worker = int(self.receive())
+            self.worker = int(self.receive())
             self.connection.send(setup)
             for spec in setup.specs:
                 self._wait_for(spec, setup.import_s)
@@ -85,22 +59,9 @@ class WorkerProcess:
         """Return the next message. Raises EOFError or OSError if the worker has exited."""
         return json.loads(self.connection.recv_bytes(MAX_MESSAGE))
 
-    def terminate(self) -> None:
-        """Begin to end the process; `kill` waits for it."""
-        if self.process.poll() is None:
-            self.process.terminate()
-
     def kill(self) -> int:
         """End the worker and all that it has started. Return the exit status."""
-        self.terminate()
-        try:
-            self.process.wait(_STOP_S)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-        status = self.process.wait()
-        if status == -signal.SIGKILL and self._worker is not None:  # the guard had no time to
-            with suppress(ProcessLookupError, PermissionError):
-                os.killpg(self._worker, signal.SIGKILL)
+        status = super().kill()
         self.connection.close()
         return status
 

@@ -1,4 +1,4 @@
-"""Restrictions of reward processes: environment, signals, memory, files.
+"""Restrictions of worker processes: environment, signals, memory, files.
 
 They contain mistakes and careless code. They are no barrier against hostile code, which runs as
 the same user and can read its files and use the network.
@@ -43,7 +43,7 @@ _LANDLOCK_SIGNALS = (6, 1 << 1)  # first version with signals, and their bit in 
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits of one reward process, in bytes and open files. No memory limit if it is None."""
+    """Limits of one worker process, in bytes and open files. No memory limit if it is None."""
 
     memory: int | None = None
     file_size: int = GIB
@@ -53,7 +53,7 @@ class Limits:
 def allowed_environment(
     environment: Mapping[str, str], further: Iterable[str] = ()
 ) -> dict[str, str]:
-    """Return the variables of `environment` that a reward process gets.
+    """Return the variables of `environment` that a worker process gets.
 
     These are the allow-list without names that look like secrets, and those named in `further`.
     GPUs are hidden unless `further` names CUDA_VISIBLE_DEVICES.
