@@ -24,9 +24,11 @@ from rlctl.runtime.rewards.functions import (
     call_reward,
     is_user_code,
 )
-from rlctl.runtime.rewards.loading import LoadedReward, load_reward, user_line
+from rlctl.runtime.rewards.loading import LoadedReward, load_reward
+from rlctl.runtime.sandbox.errors import error_to_json
 from rlctl.runtime.sandbox.guard import run_guarded
 from rlctl.runtime.sandbox.limits import Limits, restrict
+from rlctl.runtime.sandbox.user_code import user_line
 
 # Longest message of a worker in bytes. Messages are JSON: unpickling would run code that a reward
 # function has written.
@@ -65,18 +67,13 @@ def _serve(connection: Connection) -> None:
         try:
             loaded.append(_load(spec, setup.import_s))
         except RlctlError as error:
-            _send(connection, [type(error).__name__, [list(each) for each in _fields(error)]])
+            _send(connection, error_to_json(error))
             return
         _send(connection, None)
     while True:
         calls: list[tuple[int, Call]] = connection.recv()
         for index, call in calls:
             _send(connection, _timed(loaded[index], call, setup.timeout_s))
-
-
-def _fields(error: RlctlError) -> Iterator[tuple[str, str | None, str | None]]:
-    for each in error.problems:
-        yield each.message, each.where, each.hint
 
 
 def _send(connection: Connection, message: object) -> None:

@@ -8,9 +8,10 @@ from multiprocessing.connection import Pipe
 from pathlib import Path
 from typing import Any
 
-from rlctl.errors import ConfigError, MissingExtraError, Problem, ResourceError
+from rlctl.errors import ConfigError, ResourceError
 from rlctl.runtime.rewards.functions import RewardSpec, is_user_code
 from rlctl.runtime.rewards.worker import MAX_MESSAGE, Setup
+from rlctl.runtime.sandbox.errors import error_from_json
 from rlctl.runtime.sandbox.process import GuardedProcess
 
 # Startup timeout of a process, and of functions that are known to load: a reward file may import
@@ -19,8 +20,6 @@ START_S = 120.0
 # Time beyond a deadline before the process is killed. The worker's own alarm must come first, also
 # on a busy machine.
 GRACE_S = 2.0
-
-_ERRORS = {each.__name__: each for each in (ConfigError, MissingExtraError, ResourceError)}
 
 
 class WorkerProcess(GuardedProcess):
@@ -76,5 +75,4 @@ class WorkerProcess(GuardedProcess):
             )
         error = self.receive()
         if error is not None:
-            kind, problems = error
-            raise _ERRORS.get(kind, ConfigError)(*(Problem(*each) for each in problems))
+            raise error_from_json(error)

@@ -1,0 +1,164 @@
+"""Functions as tools: the schema comes from the type hints and the docstring (Google style)."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import typing
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import TypeAdapter
+
+from rlctl.errors import ConfigError
+from rlctl.runtime.agents.environments.calls import call
+from rlctl.runtime.agents.environments.protocol import ToolSchema
+from rlctl.runtime.agents.environments.tool import EpisodeInfo, ToolResult, as_text
+from rlctl.runtime.sandbox.user_code import import_file
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_MARK = "__rlctl_tool__"
+_SECTION = re.compile(r"^(Args|Arguments|Parameters|Returns|Raises|Yields|Examples?|Note):\s*$")
+_ARGUMENT = re.compile(r"^\*{0,2}(\w+)(?:\s*\([^)]*\))?:\s*(.*)$")
+
+
+def function_tool(
+    name: str | Callable[..., Any] | None = None, *, schema: ToolSchema | None = None
+) -> Any:
+    """Mark a function as a tool: `@function_tool`, `@function_tool("name")` or with `schema=`."""
+
+    def mark(function: F) -> F:
+        setattr(function, _MARK, {"name": given, "schema": schema})
+        return function
+
+    given = name if isinstance(name, str) else None
+    return mark(name) if callable(name) else mark
+
+
+def is_marked(value: Any) -> bool:
+    """Return True for a function that `function_tool` has marked."""
+    return callable(value) and getattr(value, _MARK, None) is not None
+
+
+class FunctionTool:
+    """A function, synchronous or asynchronous, as a tool. It keeps no state of episodes."""
+
+    is_lenient = False
+
+    def __init__(self, function: Callable[..., Any], name: str | None = None) -> None:
+        """Build the schema. Raises ConfigError if the function is not documented or typed."""
+        marked = getattr(function, _MARK, None) or {}
+        self._function = function
+        self.schema = marked.get("schema") or schema_of(function, marked.get("name") or name)
+
+    async def session(self, episode: EpisodeInfo) -> FunctionTool:
+        """Return the tool itself."""
+        del episode
+        return self
+
+    async def call(self, arguments: Mapping[str, Any]) -> ToolResult:
+        """Call the function and return its value as text."""
+        value = await call(self._function, **arguments)
+        return value if isinstance(value, ToolResult) else ToolResult(as_text(value))
+
+    async def score(self) -> None:
+        """Return None: a function scores no episode."""
+
+    async def close(self) -> None:
+        """Do nothing: a function holds nothing."""
+
+
+def tools_of_file(path: str) -> list[FunctionTool]:
+    """Return the marked functions of a file. Raises ConfigError if it has none."""
+    module = import_file(Path(path).expanduser(), "tool")
+    found = {id(value): value for value in vars(module).values() if is_marked(value)}
+    if not found:
+        raise ConfigError(
+            "the file has no function marked with @function_tool",
+            where=path,
+            hint="from rlctl import function_tool",
+        )
+    return [FunctionTool(function) for function in found.values()]
+
+
+def schema_of(function: Callable[..., Any], name: str | None = None) -> ToolSchema:
+    """Return the schema of a function. Raises ConfigError for what the schema needs and lacks."""
+    name = name or getattr(function, "__name__", type(function).__name__)
+    description, documented = parse_docstring(inspect.getdoc(function) or "")
+    if not description:
+        raise ConfigError(
+            f"the tool {name!r} has no docstring",
+            where=_line_of(function),
+            hint='"""Say what it does.\n\nArgs:\n    city: Name of the city.\n"""',
+        )
+    hints = typing.get_type_hints(function)
+    properties: dict[str, Any] = {}
+    required: list[str] = []
+    for parameter in inspect.signature(function).parameters.values():
+        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+            raise ConfigError(
+                f"the tool {name!r} has the parameter {str(parameter)!r}",
+                where=_line_of(function),
+                hint="name each parameter",
+            )
+        if parameter.name not in hints:
+            raise ConfigError(
+                f"the parameter {parameter.name!r} of the tool {name!r} has no type hint",
+                where=_line_of(function),
+                hint=f"{parameter.name}: str",
+            )
+        properties[parameter.name] = _property(hints[parameter.name])
+        if parameter.name in documented:
+            properties[parameter.name]["description"] = documented[parameter.name]
+        if parameter.default is parameter.empty:
+            required.append(parameter.name)
+    parameters = {"type": "object", "properties": properties, "required": required}
+    function_schema = {"name": name, "description": description, "parameters": parameters}
+    return {"type": "function", "function": function_schema}
+
+
+def parse_docstring(text: str) -> tuple[str, dict[str, str]]:
+    """Return the description of a Google-style docstring, and that of each argument."""
+    description: list[str] = []
+    arguments: dict[str, list[str]] = {}
+    section, current = "", ""
+    for line in text.splitlines():
+        if started := _SECTION.match(line):
+            section, current = started[1], ""
+        elif not section:
+            description.append(line)
+        elif section in ("Args", "Arguments", "Parameters") and line.strip():
+            found = _ARGUMENT.match(line.strip()) if _indent(line) <= 4 else None
+            if found:
+                current = found[1]
+                arguments[current] = [found[2]]
+            elif current:
+                arguments[current].append(line.strip())
+    joined = {name: " ".join(lines).strip() for name, lines in arguments.items()}
+    return "\n".join(description).strip(), joined
+
+
+def _property(hint: Any) -> dict[str, Any]:
+    """Return the JSON schema of a type, without the titles that pydantic adds."""
+    return _without_titles(TypeAdapter(hint).json_schema())
+
+
+def _without_titles(schema: Any) -> Any:
+    if isinstance(schema, dict):
+        return {
+            key: _without_titles(value)
+            for key, value in schema.items()
+            if not (key == "title" and isinstance(value, str))
+        }
+    return [_without_titles(each) for each in schema] if isinstance(schema, list) else schema
+
+
+def _indent(line: str) -> int:
+    return len(line) - len(line.lstrip())
+
+
+def _line_of(function: Callable[..., Any]) -> str | None:
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    return f"{code.co_filename}:{code.co_firstlineno}" if code else None

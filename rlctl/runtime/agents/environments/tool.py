@@ -1,0 +1,129 @@
+"""Tools of an episode: the protocol of their adapters, and the text that the policy gets."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+import jsonschema
+from jsonschema import validators
+
+from rlctl.errors import ConfigError
+from rlctl.runtime.agents.environments.protocol import ToolSchema
+
+Side = Literal["left", "middle", "right"]
+
+
+@dataclass(frozen=True)
+class ToolResult:
+    """Result of one call. `reward` and `metrics` are what the tool reports besides the text."""
+
+    text: str
+    reward: float | None = None
+    metrics: Mapping[str, Any] = field(default_factory=dict)
+
+
+class ToolSession(Protocol):
+    """A tool in one episode."""
+
+    async def call(self, arguments: Mapping[str, Any]) -> ToolResult:
+        """Call the tool. What it raises becomes the text of the tool message."""
+        ...
+
+    async def score(self) -> float | None:
+        """Return the tool's own score of the episode, None if it has none."""
+        ...
+
+    async def close(self) -> None:
+        """Release what the session holds."""
+        ...
+
+
+class Tool(Protocol):
+    """A tool of a worker process, shared by its episodes."""
+
+    @property
+    def schema(self) -> ToolSchema:
+        """Name, description and parameters that the policy sees."""
+        ...
+
+    @property
+    def is_lenient(self) -> bool:
+        """True if the tool accepts numbers for texts, which it converts itself."""
+        ...
+
+    async def session(self, episode: EpisodeInfo) -> ToolSession:
+        """Start the tool's part of an episode."""
+        ...
+
+
+@dataclass(frozen=True)
+class EpisodeInfo:
+    """Facts of an episode that tools get: its ID, its prompt, and their settings of the row."""
+
+    id: str
+    messages: list[dict[str, Any]]
+    tools_kwargs: dict[str, dict[str, dict[str, Any]]]
+
+
+def name_of(schema: ToolSchema) -> str:
+    """Return the name of a tool."""
+    return schema["function"]["name"]
+
+
+def argument_checker(tool: Tool) -> Callable[[Mapping[str, Any]], str | None]:
+    """Return a function that returns what is wrong with the arguments of a call, or None.
+
+    Raises ConfigError if the schema of the tool's parameters is no JSON schema.
+    """
+    parameters = tool.schema["function"].get("parameters") or {}
+    base = jsonschema.Draft202012Validator
+    try:
+        base.check_schema(parameters)
+    except jsonschema.SchemaError as error:
+        raise ConfigError(
+            f"the parameters of the tool {name_of(tool.schema)!r} are no JSON schema: "
+            f"{error.message}",
+            where=error.json_path,
+        ) from error
+    types = base.TYPE_CHECKER
+    if tool.is_lenient:
+        types = types.redefine("string", lambda _, value: isinstance(value, str | int | float))
+    validator = validators.extend(base, type_checker=types)(parameters)
+
+    def check(arguments: Mapping[str, Any]) -> str | None:
+        errors = list(validator.iter_errors(arguments))
+        places = [".".join(str(each) for each in error.absolute_path) for error in errors]
+        return (
+            "; ".join(
+                f"{place}: {error.message}" if place else error.message
+                for place, error in zip(places, errors, strict=True)
+            )
+            or None
+        )
+
+    return check
+
+
+def as_text(value: Any) -> str:
+    """Return a text as it is, nothing for None, and JSON for other values."""
+    if isinstance(value, str):
+        return value
+    return "" if value is None else json.dumps(value, default=str, ensure_ascii=False)
+
+
+def truncated(text: str, limit: int, side: Side) -> str:
+    """Return at most `limit` characters of `text` and a mark where the rest was.
+
+    As in verl, `left` keeps the beginning, `right` the end, `middle` half of each.
+    """
+    if len(text) <= limit:
+        return text
+    if side == "left":
+        return text[:limit] + "...(truncated)"
+    if side == "right":
+        return "(truncated)..." + text[len(text) - limit :]
+    half = limit // 2
+    return text[:half] + "...(truncated)..." + text[len(text) - half :]

@@ -1,0 +1,67 @@
+"""The tools of a run: by name, and from a file of functions."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rlctl import plugins
+from rlctl.errors import ConfigError
+from rlctl.runtime.agents.environments.function_tools import FunctionTool, tools_of_file
+from rlctl.runtime.agents.environments.protocol import ToolSchema
+from rlctl.runtime.agents.environments.tool import Tool, argument_checker, name_of
+from rlctl.runtime.sandbox.user_code import load_named
+
+KIND = "tools"
+
+
+@dataclass(frozen=True)
+class ToolSet:
+    """Tools by name, and for each a function that checks the arguments of a call."""
+
+    tools: Mapping[str, Tool]
+    checkers: Mapping[str, Callable[[Mapping[str, Any]], str | None]]
+
+    def schemas(self, names: Sequence[str]) -> list[ToolSchema]:
+        """Return the schemas of the tools `names`."""
+        return [self.tools[name].schema for name in names]
+
+
+async def load_toolset(
+    names: Sequence[str],
+    params: Mapping[str, Mapping[str, Any]],
+    *,
+    function_tool_path: str | None = None,
+) -> ToolSet:
+    """Return all tools, in the order of the arguments.
+
+    `names` are plug-ins, `module:name` or `path.py:name`; `params` their settings by name. Raises
+    ConfigError for a tool that cannot be loaded or a name that two tools have.
+    """
+    if unused := [name for name in params if name not in names]:
+        raise ConfigError(
+            f"tool_params has settings of {unused[0]!r}, which `tools` does not name",
+            hint=plugins.suggestion(unused[0], list(names)),
+        )
+    tools = [_named(name, params.get(name, {})) for name in names]
+    if function_tool_path:
+        tools += tools_of_file(function_tool_path)
+    by_name: dict[str, Tool] = {}
+    for tool in tools:
+        name = name_of(tool.schema)
+        if name in by_name:
+            raise ConfigError(f"two tools have the name {name!r}", hint="rename one of them")
+        by_name[name] = tool
+    return ToolSet(by_name, {name: argument_checker(tool) for name, tool in by_name.items()})
+
+
+def _named(name: str, values: Mapping[str, Any]) -> Tool:
+    """Return the tool that a plug-in, `module:name` or `path.py:name` names."""
+    found = load_named(KIND, name, "tool")
+    build: Callable[..., Tool] = found
+    params = plugins.parse_params(found, name, values, f"tool_params.{name}")
+    if not inspect.isclass(found):
+        return FunctionTool(found)
+    return build() if params is None else build(params=params)

@@ -1,0 +1,99 @@
+"""JSON forms of the types that controller and worker processes exchange."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from rlctl.runtime.agents.environments.protocol import MalformedCall, Step, ToolCall, ToolUse, Turn
+
+# Longest message in bytes. Messages are JSON: unpickling would run code that a tool has written.
+MAX_MESSAGE = 8 * 2**20
+
+
+def encode(message: object) -> bytes:
+    """Return `message` as JSON. Raises ValueError if it is too long."""
+    data = json.dumps(message, default=_plain).encode()
+    if len(data) > MAX_MESSAGE:
+        raise ValueError(f"the message has {len(data)} bytes, and {MAX_MESSAGE} are allowed")
+    return data
+
+
+def turn_to_json(turn: Turn) -> dict[str, Any]:
+    """Return `turn` as a dictionary."""
+    return asdict(turn)
+
+
+def turn_from_json(data: Mapping[str, Any]) -> Turn:
+    """Return the turn of `turn_to_json`."""
+    return Turn(
+        data["text"],
+        tuple(ToolCall(**each) for each in data["calls"]),
+        tuple(MalformedCall(**each) for each in data["malformed"]),
+    )
+
+
+def step_to_json(step: Step) -> dict[str, Any]:
+    """Return `step` as a dictionary. Raises TypeError or ValueError for a step that is none."""
+    if not isinstance(step, Step):
+        raise TypeError(f"step returned {type(step).__name__}, not a Step")
+    return {
+        "messages": checked_messages(step.messages),
+        "reward": None if step.reward is None else checked_number(step.reward, "the reward"),
+        "done": bool(step.done),
+        "uses": [asdict(use) for use in step.uses],
+        "info": dict(step.info),
+    }
+
+
+def step_from_json(data: Mapping[str, Any]) -> Step:
+    """Return the step of `step_to_json`."""
+    return Step(
+        data["messages"],
+        data["reward"],
+        data["done"],
+        tuple(ToolUse(**use) for use in data["uses"]),
+        data["info"],
+    )
+
+
+def checked_messages(messages: Sequence[Any]) -> list[dict[str, Any]]:
+    """Return chat messages with their content. Raises TypeError for anything else."""
+    for message in messages:
+        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+            raise TypeError(f"a message is {message!r}, not a dictionary with role and content")
+        if not isinstance(message.get("content"), str):
+            raise TypeError(f"the content of a message is {message.get('content')!r}, not a text")
+    return [dict(message) for message in messages]
+
+
+def checked_score(score: Any) -> float | dict[str, float] | None:
+    """Return a score, its components, or None. Raises TypeError or ValueError for others."""
+    if score is None:
+        return None
+    if isinstance(score, Mapping):
+        return {str(name): checked_number(value, name) for name, value in score.items()}
+    return checked_number(score, "the score")
+
+
+def checked_number(value: Any, name: str) -> float:
+    """Return `value` as a finite float. Raises TypeError or ValueError."""
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        raise TypeError(f"{name} is {value!r}, not a number") from None
+    if not math.isfinite(number):
+        raise ValueError(f"{name} is {number}, not a finite number")
+    return number
+
+
+def _plain(value: Any) -> Any:
+    """Return the Python value of a NumPy scalar or array, the text of anything else."""
+    for name in ("item", "tolist"):
+        convert = getattr(value, name, None)
+        if convert is not None and (name == "tolist" or getattr(value, "ndim", 1) == 0):
+            return convert()
+    return str(value)

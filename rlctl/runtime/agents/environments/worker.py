@@ -1,0 +1,193 @@
+"""Worker process that hosts the environments of many episodes on one event loop.
+
+Each request of the controller is a task of its own, so an environment that waits delays no other.
+Requests are JSON: {"id", "op", "episode", ...}; replies are {"id", "abandoned", and "result" or
+"error"}. It imports neither torch nor Ray, unless a user's environment does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import faulthandler
+import json
+import os
+import signal
+import socket
+import sys
+import traceback
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from rlctl.errors import RlctlError
+from rlctl.runtime.agents.environments import calls
+from rlctl.runtime.agents.environments.channel import HEADER
+from rlctl.runtime.agents.environments.loading import Factory, load_environment
+from rlctl.runtime.agents.environments.protocol import Environment
+from rlctl.runtime.agents.environments.wire import (
+    checked_messages,
+    checked_score,
+    encode,
+    step_to_json,
+    turn_from_json,
+)
+from rlctl.runtime.sandbox.errors import error_to_json
+from rlctl.runtime.sandbox.guard import run_guarded
+from rlctl.runtime.sandbox.limits import Limits, restrict
+
+_MAX_TRACEBACKS = 100  # in the log of one process
+# Dumps the stacks of all threads to the log. The controller sends it to a loop that is blocked.
+DUMP_SIGNAL = signal.SIGUSR1
+
+
+def main(descriptor: int, parent: int) -> None:
+    """Serve the socket `descriptor`, under a guard, until `parent` closes it or exits."""
+    run_guarded(lambda: _work(descriptor), descriptor, parent)
+
+
+def _work(descriptor: int) -> None:
+    faulthandler.register(DUMP_SIGNAL, all_threads=True)
+    asyncio.run(_main(socket.socket(fileno=descriptor)))
+
+
+async def _main(connection: socket.socket) -> None:
+    """Serve `connection`, then end the process: calls that hang can be neither ended nor joined."""
+    status = 1
+    try:
+        await _serve(connection)
+        status = 0
+    except (asyncio.IncompleteReadError, ConnectionError):
+        status = 0  # the parent has exited or has closed the pool
+    except BaseException as error:
+        traceback.print_exception(error)
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+
+
+async def _serve(connection: socket.socket) -> None:
+    """Load the environment, report it, and process requests until the connection closes."""
+    reader, writer = await asyncio.open_connection(sock=connection)
+    setup = await _receive(reader)
+    restrict(Limits(**setup["limits"]))
+    calls.set_call_limit(setup["call_s"])
+    try:
+        factory = await load_environment(setup["environment"], setup["params"])
+        described = await _describe(factory)
+    except RlctlError as error:
+        _send(writer, {"failed": error_to_json(error)})
+        await writer.drain()
+        return
+    _send(writer, {"ready": os.getpid(), **described})
+    host = _Host(factory)
+    while True:
+        request = await _receive(reader)
+        task = asyncio.create_task(_reply(host, request, writer))
+        host.tasks.add(task)  # the loop itself keeps no reference
+        task.add_done_callback(host.tasks.discard)
+
+
+async def _describe(factory: Factory) -> dict[str, Any]:
+    """Return the tools that are known before an episode; none if they depend on its row."""
+    try:
+        environment = await calls.call(factory)
+        try:
+            return {"tools": list(environment.tools)}
+        finally:
+            await calls.call(environment.close)
+    except Exception as error:
+        return {"tools": [], "note": f"{type(error).__name__}: {error}"}
+
+
+async def _receive(reader: asyncio.StreamReader) -> dict[str, Any]:
+    (length,) = HEADER.unpack(await reader.readexactly(HEADER.size))
+    return json.loads(await reader.readexactly(length))
+
+
+def _send(writer: asyncio.StreamWriter, message: Mapping[str, Any]) -> None:
+    try:
+        data = encode(message)
+    except (TypeError, ValueError) as error:  # too long, or keys that JSON does not have
+        failure = {"id": message.get("id"), "abandoned": 0, "error": f"{error}"}
+        data = encode(failure)
+    writer.write(HEADER.pack(len(data)) + data)
+
+
+async def _reply(host: _Host, request: Mapping[str, Any], writer: asyncio.StreamWriter) -> None:
+    reply: dict[str, Any] = {"id": request["id"]}
+    try:
+        reply["result"] = await host.handle(request)
+    except asyncio.CancelledError:
+        reply["error"] = "cancelled"
+    except Exception as error:
+        host.log_traceback(error)
+        reply["error"] = f"{type(error).__name__}: {error}"
+    _send(writer, {**reply, "abandoned": calls.num_abandoned()})
+
+
+@dataclass
+class _Episode:
+    environment: Environment | None = None  # until it is built
+    tasks: set[asyncio.Task[Any]] = field(default_factory=set)
+
+
+class _Host:
+    """The environments of the episodes in progress."""
+
+    def __init__(self, factory: Factory) -> None:
+        self._factory = factory
+        self._episodes: dict[str, _Episode] = {}
+        self._tracebacks = 0
+        self.tasks: set[asyncio.Task[None]] = set()
+
+    async def handle(self, request: Mapping[str, Any]) -> Any:
+        """Return the result of a request."""
+        op = request["op"]
+        if op == "ping":
+            return None
+        key = request["episode"]
+        if op == "close":
+            return await self._close(key)
+        if op == "open":
+            self._episodes[key] = _Episode()
+        episode = self._episodes[key]
+        task = asyncio.current_task()
+        assert task is not None  # `handle` is called in one
+        episode.tasks.add(task)
+        try:
+            if episode.environment is None:
+                episode.environment = await calls.call(self._factory)
+            return await getattr(self, f"_{op}")(episode.environment, request)
+        finally:
+            episode.tasks.discard(task)
+
+    async def _open(self, environment: Environment, request: Mapping[str, Any]) -> Any:
+        found = await calls.call(environment.reset, request["row"])
+        messages = found if found is None or isinstance(found, str) else checked_messages(found)
+        return {"messages": messages, "tools": list(environment.tools)}
+
+    async def _step(self, environment: Environment, request: Mapping[str, Any]) -> Any:
+        step = await calls.call(environment.step, turn_from_json(request["turn"]))
+        return step_to_json(step)
+
+    async def _score(self, environment: Environment, request: Mapping[str, Any]) -> Any:
+        del request
+        return checked_score(await calls.call(environment.score))
+
+    async def _close(self, key: str) -> None:
+        """Cancel what the episode still does, and close its environment."""
+        episode = self._episodes.pop(key, None)
+        if episode is None:
+            return
+        for task in list(episode.tasks):
+            task.cancel()
+        if episode.environment is not None:
+            await calls.call(episode.environment.close)
+
+    def log_traceback(self, error: Exception) -> None:
+        """Write the traceback of `error` to the log of this process, unless it has many."""
+        self._tracebacks += 1
+        if self._tracebacks <= _MAX_TRACEBACKS:
+            traceback.print_exception(error)
+            sys.stderr.flush()

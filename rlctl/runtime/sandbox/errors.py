@@ -1,0 +1,22 @@
+"""JSON form of the errors that a worker process raises while it loads a user's code."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from rlctl.errors import ConfigError, MissingExtraError, Problem, ResourceError, RlctlError
+
+_ERRORS = {each.__name__: each for each in (ConfigError, MissingExtraError, ResourceError)}
+
+
+def error_to_json(error: RlctlError) -> list[Any]:
+    """Return the class name and the problems of `error`."""
+    problems = [[each.message, each.where, each.hint] for each in error.problems]
+    return [type(error).__name__, problems]
+
+
+def error_from_json(data: Sequence[Any]) -> RlctlError:
+    """Return the error of `error_to_json`; a ConfigError if its class is another one."""
+    kind, problems = data
+    return _ERRORS.get(kind, ConfigError)(*(Problem(*each) for each in problems))

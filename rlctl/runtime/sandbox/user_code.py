@@ -1,0 +1,95 @@
+"""Import of users' files, and the line in them that an error comes from."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import sys
+import traceback
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from rlctl import plugins
+from rlctl.errors import ConfigError, RlctlError
+
+_PACKAGE = str(Path(__file__).parents[2])  # the folder of rlctl
+
+
+def load_named(kind: str, given: str, noun: str) -> Any:
+    """Return what an entry point of `kind`, `module:name` or `path.py:name` names.
+
+    `noun` names it in errors, such as "reward". Raises ConfigError, with file:line of the cause if
+    a file or module does not import, and the errors of `plugins.load`.
+    """
+    path, _, name = given.rpartition(":")
+    if path.endswith(".py"):
+        return member(import_file(Path(path).expanduser(), noun), name, noun)
+    try:
+        return plugins.load(kind, given)
+    except RlctlError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise ConfigError(
+            f"the {noun} {given!r} does not import: {type(error).__name__}: {error}",
+            where=user_line(error, given),
+        ) from error
+
+
+def import_file(path: Path, noun: str) -> ModuleType:
+    """Import a file. Raises ConfigError if that fails."""
+    if not path.is_file():
+        raise ConfigError(
+            f"the {noun} file does not exist: {path}",
+            hint="paths are relative to the current folder",
+        )
+    path = path.resolve()
+    name = f"rlctl_user_{hashlib.sha256(str(path).encode()).hexdigest()[:12]}"
+    if str(path.parent) not in sys.path:
+        # Makes files in the same folder importable. At the end, so that they shadow nothing.
+        sys.path.append(str(path.parent))
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None  # a .py file always has a loader
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses and pickle look their module up there
+    try:
+        spec.loader.exec_module(module)
+    except (Exception, SystemExit) as error:
+        del sys.modules[name]
+        raise ConfigError(
+            f"the {noun} file does not import: {type(error).__name__}: {error}",
+            where=user_line(error, f"{path}:"),
+        ) from error
+    return module
+
+
+def member(module: ModuleType, name: str, noun: str) -> Any:
+    """Return what `name` names in a file's module. Raises ConfigError if it is missing."""
+    if not hasattr(module, name):
+        own = [
+            each
+            for each, value in vars(module).items()
+            if callable(value) and getattr(value, "__module__", None) == module.__name__
+        ]
+        raise ConfigError(
+            f"the {noun} file has no {name!r}",
+            where=module.__file__,
+            hint=plugins.suggestion(name, own),
+        )
+    return getattr(module, name)
+
+
+def user_line(error: BaseException, given: str) -> str | None:
+    """Return file:line of a syntax error, or of the innermost frame of the code of `given`."""
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"{error.filename}:{error.lineno}"
+    path = given.rpartition(":")[0]
+    file = str(Path(path).expanduser().resolve()) if path.endswith(".py") else None
+    frames = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if frame.filename == file
+        or (file is None and not frame.filename.startswith(("<", _PACKAGE)))
+    ]
+    return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else file
