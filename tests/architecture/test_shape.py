@@ -28,6 +28,11 @@ MAY_CATCH_EVERYTHING = {
     "rlctl/runtime/cluster/session.py::_start.start": "re-raised in the waiting thread",
     "rlctl/runtime/cluster/jobs.py::_with_deadline.run": "re-raised in the waiting thread",
     "rlctl/runtime/rewards/functions.py::call_reward": "user code may raise anything: scores 0",
+    "rlctl/runtime/agents/environments/worker.py::_main": "logged; the process ends with status 1",
+    "rlctl/runtime/agents/environments/worker.py::_reply": "user code: delivered to the controller",
+    "rlctl/runtime/agents/environments/worker.py::_describe": "user code: delivered as a note",
+    "rlctl/runtime/agents/environments/tools_environment.py::ToolsEnvironment._execute": "user code "
+    "may raise anything: the policy gets it as a message",
     "rlctl/runtime/workers/background.py::_guarded": "written to a file for the controller",
     "rlctl/runtime/rollout/loop.py::EngineLoop._run": "delivered to the callers",
     "rlctl/data_prep/hub.py::hub_answers": "only checks the network; HTTP errors share no class",
@@ -41,6 +46,7 @@ ALSO_A_WORD = {
     "ppo": "a command, a recipe, and the prefix of verl's micro-batch keys",
     "random": "model.init and sweep.sampler have a `random` of their own",
     "sft": "a command and a recipe",
+    "tools": "argument of chat templates, and a column of verl's data",
 }
 # Files, or folders, that may name a plug-in although they do not define it.
 MAY_NAME = {

@@ -34,7 +34,8 @@ class MultiTurn(Section):
         description="characters of a tool's result; longer ones are shortened"
     )
     tool_response_truncate_side: Literal["left", "middle", "right"] = Field(
-        description="part of a long result that is left out"
+        description="part of a long result to keep: left = its beginning, right = its end, "
+        "middle = half of each, as in verl"
     )
     tool_config_path: Text | None = Field(description="YAML file of tools, as in verl")
     function_tool_path: Text | None = Field(

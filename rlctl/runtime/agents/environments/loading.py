@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 from rlctl import plugins
@@ -18,13 +19,15 @@ PARAMS_KEY = "actor_rollout_ref.rollout.agent.params"
 Factory = Callable[[], Environment]
 
 
-async def load_environment(name: str, values: Mapping[str, Any]) -> Factory:
+async def load_environment(
+    name: str, values: Mapping[str, Any], defaults: Mapping[str, Any] = MappingProxyType({})
+) -> Factory:
     """Return a function that builds the environment of an episode.
 
-    `values` are the settings of the environment. A plug-in may have a function `prepare(params)`,
-    which is called once per worker process; each environment gets its result as the argument
-    `shared`. Raises ConfigError for an unknown environment or wrong settings, and for what
-    `prepare` raises.
+    `values` are the settings of the environment; `defaults` are those of any environment. A plug-in
+    may have a function `prepare(params)`, which is called once per worker process; each environment
+    gets its result as the argument `shared`. Raises ConfigError for an unknown environment or wrong
+    settings, and for what `prepare` raises.
     """
     plugin = load_named(KIND, name, "environment")
     build: Callable[..., Environment] = plugin
@@ -34,6 +37,8 @@ async def load_environment(name: str, values: Mapping[str, Any]) -> Factory:
             hint="a class with reset, tools, step, score and close",
         )
     arguments: dict[str, Any] = {}
+    fields = getattr(plugins.params_model(plugin), "model_fields", {})
+    values = {**{key: value for key, value in defaults.items() if key in fields}, **values}
     params = plugins.parse_params(plugin, name, values, PARAMS_KEY)
     if params is not None:
         arguments["params"] = params

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import weakref
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -17,13 +18,15 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 from rlctl.errors import InternalError
+from rlctl.recipes import schema
 from rlctl.runtime.agents.environments.protocol import Message, Row, Step, ToolSchema, Turn
 from rlctl.runtime.agents.environments.wire import step_from_json, turn_to_json
 from rlctl.runtime.agents.environments.worker_process import EnvironmentWorker, WorkerLost
-from rlctl.runtime.sandbox.limits import Limits, default_memory
+from rlctl.runtime.sandbox.limits import GIB, Limits, default_memory
 
 LOG = logging.getLogger(__name__)
 
+DEFAULT_ENVIRONMENT = "tools"
 _CLOSE_S = 10.0  # time limit of `close` of an environment
 # Time beyond a turn's deadline. A tool's own deadline must come first, also on a busy machine.
 GRACE_S = 2.0
@@ -115,6 +118,7 @@ class EnvironmentPool:
         environment: str,
         params: Mapping[str, Any] | None = None,
         *,
+        defaults: Mapping[str, Any] | None = None,
         num_workers: int = 1,
         timeouts: Timeouts | None = None,
         logs: Path | None = None,
@@ -123,10 +127,10 @@ class EnvironmentPool:
     ) -> None:
         """Start the workers and load the environment: a plug-in, `module:Class` or `path.py:Class`.
 
-        `params` are its settings. Output goes to `environment-<number>.log` in the folder `logs`,
-        or to stderr. `env` names environment variables that workers get besides the usual ones.
-        Raises ConfigError if the environment cannot be loaded, ResourceError if a worker does not
-        start.
+        `params` are its settings; of `defaults`, it gets those that it has. Output goes to
+        `environment-<number>.log` in the folder `logs`, or to stderr. `env` names environment
+        variables that workers get besides the usual ones. Raises ConfigError if the environment
+        cannot be loaded, ResourceError if a worker does not start.
         """
         self._timeouts = timeouts or Timeouts()
         self._env = tuple(env)
@@ -134,6 +138,7 @@ class EnvironmentPool:
         self._setup = {
             "environment": environment,
             "params": dict(params or {}),
+            "defaults": dict(defaults or {}),
             "limits": asdict(limits),
             "call_s": min(self._timeouts.call_s, self._timeouts.turn_s),
         }
@@ -149,6 +154,29 @@ class EnvironmentPool:
         except BaseException:
             self.close()
             raise
+
+    @classmethod
+    def from_config(cls, rollout: schema.Rollout, logs: Path | None = None) -> Self:
+        """Build the pool of a run: its environment, or else the tools of `multi_turn`.
+
+        Settings of the environment that have the name of a key of `multi_turn` have its value
+        unless `agent.params` sets them. Raises as the constructor.
+        """
+        agent, limits = rollout.agent, rollout.agent.limits
+        number = agent.num_workers or len(os.sched_getaffinity(0))
+        memory = None if limits.memory_gb is None else int(limits.memory_gb * GIB)
+        return cls(
+            agent.environment or DEFAULT_ENVIRONMENT,
+            agent.params,
+            defaults=rollout.multi_turn.model_dump(),
+            num_workers=number,
+            timeouts=Timeouts(agent.timeouts.call_s, agent.timeouts.turn_s),
+            logs=logs,
+            env=agent.env,
+            limits=Limits(
+                memory or default_memory(number), int(limits.file_gb * GIB), limits.open_files
+            ),
+        )
 
     @property
     def tools(self) -> list[ToolSchema]:

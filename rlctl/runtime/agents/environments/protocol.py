@@ -92,8 +92,8 @@ class Environment(Protocol):
     async def score(self) -> float | Mapping[str, float] | None:
         """Return the score of the finished episode.
 
-        A mapping has the key `score`; its other entries are components. None: the run's reward
-        functions score the text.
+        A mapping has the key `score`; its other entries are components. None, or a mapping without
+        `score`: the run's reward functions score the text.
         """
         ...
 

@@ -73,7 +73,7 @@ async def _serve(connection: socket.socket) -> None:
     restrict(Limits(**setup["limits"]))
     calls.set_call_limit(setup["call_s"])
     try:
-        factory = await load_environment(setup["environment"], setup["params"])
+        factory = await load_environment(setup["environment"], setup["params"], setup["defaults"])
         described = await _describe(factory)
     except RlctlError as error:
         _send(writer, {"failed": error_to_json(error)})
