@@ -203,7 +203,7 @@ def test_missing_component_of_a_row_is_zero(
 def test_unknown_function_raises(
     spec: Callable[..., RewardSpec],
 ) -> None:
-    with pytest.raises(ConfigError, match="no function 'lenght'"):
+    with pytest.raises(ConfigError, match="has no 'lenght'"):
         RewardPool([spec("lenght")], timeout_s=300, num_processes=2)
 
 
