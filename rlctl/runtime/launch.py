@@ -23,7 +23,8 @@ from rlctl.runtime.planning.plan import Plan
 from rlctl.runtime.rank_info import RankInfo, available_cores
 from rlctl.runtime.training.collector import Collector
 from rlctl.runtime.training.restore import ResumePoint, restore
-from rlctl.runtime.training.run_folder import open_run
+from rlctl.runtime.training.run_folder import input_hashes, open_run
+from rlctl.runtime.training.stopping import deferred_signals
 from rlctl.runtime.training.trainer import RunContext, Trainer
 from rlctl.runtime.training.watchdog import Watchdog
 from rlctl.runtime.workers.rng import seed_all
@@ -52,10 +53,9 @@ def train(
     config = plan.config
     seed_all(config.trainer.seed)
     with ExitStack() as stack:
-        run = open_run(plan.recipe, config, start)
-        on_checkpoint = stack.enter_context(keep_remote_copy(run, config.trainer))
+        run, on_checkpoint = _open_run(plan, start, on_end, stack)
         trackers = _load_trackers(config.trainer, run)
-        stack.enter_context(recorded_end(partial(_close, run, trackers, time.monotonic(), on_end)))
+        stack.enter_context(recorded_end(trackers.finish))
         stack.enter_context(_oom_event(run))
         _start_trackers(trackers, run, plan, start.resume_step if start is not None else 0)
         watchdog = _watchdog(config.trainer, run)
@@ -97,6 +97,21 @@ def train(
         if reward.first_error is not None:
             run.event("reward_error", first=reward.first_error)
     return run
+
+
+def _open_run(
+    plan: Plan, start: ResumePoint | None, on_end: OnEnd | None, stack: ExitStack
+) -> tuple[RunDir, Callable[[], None]]:
+    """Open the run's folder; return the run and the function that requests a remote copy.
+
+    `stack` records the end of the run, and copies it.
+    """
+    inputs = input_hashes(plan.config)
+    with deferred_signals():  # else a stop here would leave a folder without an end
+        run = open_run(plan.recipe, plan.config, start, inputs)
+        on_checkpoint = stack.enter_context(keep_remote_copy(run, plan.config.trainer))
+        stack.enter_context(recorded_end(partial(_close, run, time.monotonic(), on_end)))
+    return run, on_checkpoint
 
 
 @contextmanager
@@ -210,11 +225,8 @@ def _watchdog(trainer: schema.Trainer, run: RunDir) -> Watchdog:
     )
 
 
-def _close(
-    run: RunDir, trackers: Trackers, started: float, on_end: OnEnd | None, state: Last, code: int
-) -> None:
-    """Report the final state to trackers, record and `on_end`."""
-    trackers.finish(state, code)
+def _close(run: RunDir, started: float, on_end: OnEnd | None, state: Last, code: int) -> None:
+    """Record the final state, and report it to `on_end`."""
     run.finish(state, code)
     if on_end is not None:
         on_end(run, state, time.monotonic() - started)

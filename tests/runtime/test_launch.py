@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import pkgutil
+import signal
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,12 +14,12 @@ import pytest
 
 from rlctl.data_prep.arithmetic import train_and_validation
 from rlctl.data_prep.rows import write_rows
-from rlctl.errors import DeviceMemoryError
+from rlctl.errors import DeviceMemoryError, Terminated
 from rlctl.recipes.compose import compose
 from rlctl.runs.run_dir import RunDir
 from rlctl.runtime.checkpoint.store import ControllerState
 from rlctl.runtime.launch import train
-from rlctl.runtime.planning.plan import make_plan
+from rlctl.runtime.planning.plan import Plan, make_plan
 from rlctl.runtime.roles import Roles
 from rlctl.runtime.training.restore import ResumePoint, restore
 from rlctl.runtime.workers.rng import rng_state
@@ -79,7 +82,8 @@ def test_new_run_restores_nothing() -> None:
     assert not any(loaded.values())
 
 
-def test_failed_run_records_its_state_and_reports_its_end(tmp_path: Path) -> None:
+@pytest.fixture
+def plan(tmp_path: Path) -> Plan:
     write_tiny_model(tmp_path / "model")
     training, _ = train_and_validation(4, 2, seed=1, level=1, careless=0.0)
     write_rows(tmp_path / "train.parquet", training)
@@ -94,8 +98,10 @@ def test_failed_run_records_its_state_and_reports_its_end(tmp_path: Path) -> Non
         "trainer.experiment_name=r",
         "trainer.logger=[]",
     ]
-    plan = make_plan(compose("ppo_trainer", overrides), inline=True)
+    return make_plan(compose("ppo_trainer", overrides), inline=True)
 
+
+def test_failed_run_records_its_state_and_reports_its_end(tmp_path: Path, plan: Plan) -> None:
     def collect(*_: Any) -> None:
         raise DeviceMemoryError("no memory", key="critic.k", value=8, proposed=4)
 
@@ -111,3 +117,38 @@ def test_failed_run_records_its_state_and_reports_its_end(tmp_path: Path) -> Non
     assert (run.record.state, run.record.exit_code) == ("failed", DeviceMemoryError.exit_code)
     assert ends == [("r", "failed")]
     assert '"proposed": 4' in (folder / "events.jsonl").read_text()
+
+
+@pytest.mark.parametrize(
+    "moment", ["rlctl.runs.run_dir.put_in_place", "rlctl.runtime.launch._load_trackers"]
+)
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_run_stopped_while_it_is_created_is_recorded_as_stopped(
+    tmp_path: Path,
+    plan: Plan,
+    moment: str,
+    number: signal.Signals,
+    code: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def terminate(*_: object) -> None:
+        raise Terminated(number)
+
+    real = pkgutil.resolve_name(moment)
+
+    def interrupted(*arguments: Any) -> Any:
+        result = real(*arguments)
+        os.kill(os.getpid(), number)
+        return result
+
+    monkeypatch.setattr(moment, interrupted)
+    before = signal.signal(signal.SIGTERM, terminate)
+    ends: list[str] = []
+    try:
+        with pytest.raises((KeyboardInterrupt, Terminated)):
+            train(plan, on_end=lambda _, state, __: ends.append(state))
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    [folder] = (tmp_path / "runs").glob("*/*")
+    run = RunDir(folder)
+    assert (run.record.state, run.record.exit_code, ends) == ("stopped", code, ["stopped"])

@@ -21,12 +21,16 @@ from rlctl.runtime.model.digest import model_hashes
 from rlctl.runtime.rewards.code import code_hashes
 from rlctl.runtime.training.restore import ResumePoint
 
+Hashes = Mapping[str, Mapping[str, str]]
 
-def open_run(recipe: Recipe, config: schema.Config, start: ResumePoint | None) -> RunDir:
+
+def open_run(
+    recipe: Recipe, config: schema.Config, start: ResumePoint | None, inputs: Hashes
+) -> RunDir:
     """Create the folder of a new run, or reopen and rewind that of a resumed one.
 
     A new folder appears complete or not at all. `config` is the recipe's with the
-    quickstart resolved.
+    quickstart resolved, `inputs` are its `input_hashes`.
     """
     if start is not None and start.run is not None:
         run = RunDir.reopen(start.run, start.force)
@@ -34,7 +38,7 @@ def open_run(recipe: Recipe, config: schema.Config, start: ResumePoint | None) -
             if folder is not None or part != "rollouts":  # without a folder they are not written
                 place(run, part, folder)
         _rewind(run, start)
-        _write_config(run, recipe, config, None)
+        _write_config(run, recipe, config, None, inputs)
         return run
     trainer = config.trainer
     with RunDir.creating(
@@ -46,7 +50,7 @@ def open_run(recipe: Recipe, config: schema.Config, start: ResumePoint | None) -
     ) as run:
         for part, folder in _folders_elsewhere(trainer).items():
             place(run, part, folder)
-        _write_config(run, recipe, config, start.parent if start is not None else None)
+        _write_config(run, recipe, config, start.parent if start is not None else None, inputs)
     return run
 
 
@@ -60,22 +64,25 @@ def _folders_elsewhere(trainer: schema.Trainer) -> dict[str, str | None]:
 
 
 def _write_config(
-    run: RunDir, recipe: Recipe, config: schema.Config, parent: Mapping[str, Any] | None
+    run: RunDir,
+    recipe: Recipe,
+    config: schema.Config,
+    parent: Mapping[str, Any] | None,
+    inputs: Hashes,
 ) -> None:
     """Write the configuration; record seeds, hashes of what it names, and the parent run."""
-    trainer, data = config.trainer, config.data
     run.write_config(
         yaml.safe_dump(recipe.recorded, sort_keys=False, allow_unicode=True), recipe.origins
     )
     run.update(
-        seeds={"trainer": trainer.seed, "data": data.seed},
+        seeds={"trainer": config.trainer.seed, "data": config.data.seed},
         environment=environment_tags(recipe.container, recipe.recorded, run.record.id),
         parent=parent or run.record.parent,
-        **input_hashes(config),
+        **inputs,
     )
 
 
-def input_hashes(config: schema.Config) -> dict[str, dict[str, str]]:
+def input_hashes(config: schema.Config) -> Hashes:
     """Return the hashes of the files that a run reads, by field of its record."""
     data = config.data
     return {

@@ -5,7 +5,8 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType, TracebackType
@@ -18,6 +19,24 @@ _MARGIN = 1.2  # steps differ
 _MIN_TIMER_S = 0.001  # 0 would disable the timer
 # `timeout` and cluster managers signal both a process and its group: two signals, one request.
 _SAME_REQUEST_S = 1.0
+
+
+@contextmanager
+def deferred_signals() -> Iterator[None]:
+    """Handle a request that arrives in the block at its end. No-op outside the main thread."""
+    arrived: list[int] = []
+    before: dict[int, Any] = {}
+    if threading.current_thread() is threading.main_thread():
+        for number in _SIGNALS:
+            if signal.getsignal(number) is not signal.SIG_IGN:  # `nohup` relies on it
+                before[number] = signal.signal(number, lambda each, _: arrived.append(each))
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        if arrived:
+            signal.raise_signal(arrived[0])
 
 
 @dataclass
