@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from types import FrameType
-    from typing import NoReturn
+    from typing import Any, NoReturn
 
     from rlctl.errors import Problem
 
@@ -86,10 +86,21 @@ def _run(argv: Sequence[str]) -> int:
             return error.exit_code
         context = getattr(error, "ctx", None)
         path = context.command_path if context else "rlctl"
+        if context and message.startswith(("Missing argument", "Missing option")):
+            message = f"missing {_missing(context)}"
         raise UsageError(
             message[:1].lower() + message[1:], hint=f"`{path} --help` lists arguments and options"
         ) from error
     return result if isinstance(result, int) else 0
+
+
+def _missing(context: Any) -> str:
+    """Name all required arguments and options that are missing; Typer names only the first."""
+    return ", ".join(
+        f"{each.param_type_name} {each.get_error_hint()}"
+        for each in context.command.params
+        if each.required and each.name not in context.params
+    )
 
 
 def _report(problems: Sequence[Problem], code: int) -> int:

@@ -52,7 +52,7 @@ def compose(recipe: str | Path, overrides: Sequence[str] = ()) -> Recipe:
     container = _resolve(layers)
     problems = check_plugins(container, layers)
     shown = recorded(container, layers.tree)  # registers secrets before any problem is described
-    config, invalid = validate(container, layers.origins, layers.faulty)
+    config, invalid = validate(container, layers.origins, layers.faulty, leaves(layers.tree))
     problems = [*layers.problems, *layers.verl.problems(container), *invalid, *problems]
     if problems or config is None:
         raise ConfigError(*problems)

@@ -17,11 +17,15 @@ from rlctl.suggest import did_you_mean
 
 
 def validate(
-    container: dict[str, Any], origins: Mapping[str, list[Origin]], faulty: Collection[str] = ()
+    container: dict[str, Any],
+    origins: Mapping[str, list[Origin]],
+    faulty: Collection[str] = (),
+    written: Mapping[str, Any] | None = None,
 ) -> tuple[Config | None, list[Problem]]:
     """Validate a resolved container. Returns the config, or None and the problems, one per key.
 
-    Keys in `faulty` have a problem already and are skipped.
+    Keys in `faulty` have a problem already and are skipped, as are keys whose value as `written`
+    is a reference to a wrong one.
     """
     problems = [
         problem
@@ -47,7 +51,10 @@ def validate(
             else:
                 found.setdefault(name, _problem(name, container, origins))
         problems += [_incomplete(section, names, origins) for section, names in missing.items()]
-        problems += found.values()
+        references = [f"${{{name}}}" for name in found]
+        problems += [
+            each for name, each in found.items() if (written or {}).get(name) not in references
+        ]
     return (None if problems else config), problems
 
 

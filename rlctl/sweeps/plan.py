@@ -16,11 +16,12 @@ from rlctl.recipes.compose import Recipe, compose
 from rlctl.recipes.layers import leaves
 from rlctl.redaction import SECRET
 from rlctl.runs.naming import check_free
-from rlctl.runtime.planning.plan import make_plan
+from rlctl.runtime.planning.plan import Plan, make_plan
 from rlctl.sweeps.cluster import run_resources
 from rlctl.sweeps.study import check_axes, num_trials, points
 
 _MAX_CHECKED_POINTS = 32
+_VALIDATION = ("val-core/", "val-aux/")
 
 
 @dataclass(frozen=True)
@@ -68,6 +69,7 @@ def make_sweep_plan(verb: str, source: str, overrides: Sequence[str]) -> SweepPl
     raise_problems(_literal_secrets(recipe))
     plan = make_plan(recipe, inline=False)
     trainer = recipe.config.trainer
+    raise_problems(_metric_problems(settings.metric, plan))
     check_free(Path(trainer.run_dir), trainer.project_name, trainer.experiment_name)
     if trainer.test_freq < 1 and not trainer.val_only:
         problem = Problem(
@@ -78,6 +80,30 @@ def make_sweep_plan(verb: str, source: str, overrides: Sequence[str]) -> SweepPl
         raise_problems([problem])
     needs = _resources(source, fixed, axes, settings, first)
     return SweepPlan(verb, source, fixed, axes, recipe, plan.num_steps, needs)
+
+
+def _metric_problems(metric: str | None, plan: Plan) -> list[Problem]:
+    """Return a problem for an objective that no trial can log: a name without a group, or a source.
+
+    Names below a data source depend on the reward function, and are checked by the first trial.
+    """
+    if metric is None:
+        return []
+    rows = plan.validator.prompts.rows if plan.validator else []
+    sources = dict.fromkeys(row.data_source for row in rows)
+    validation = metric.startswith(_VALIDATION)
+    if "/" in metric and not validation:
+        return []
+    if any(metric.startswith(f"{group}{source}/") for group in _VALIDATION for source in sources):
+        return []
+    names = [f"val-core/{source}/acc/mean@1" for source in sources]
+    return [
+        Problem(
+            f"no trial would log the metric {metric!r}",
+            "sweep.metric",
+            f"a metric of metrics.jsonl, such as {' or '.join(names or ['val/loss'])}",
+        )
+    ]
 
 
 def _literal_secrets(recipe: Recipe) -> list[Problem]:

@@ -166,6 +166,16 @@ def test_no_command_shows_the_help_and_is_a_usage_error():
         (["runs", "-n", "many"], "invalid value for '-n' / '--number': ", "rlctl runs --help"),
         (["show"], "missing argument 'run'", "rlctl show --help"),
         (
+            ["prep", "jsonl", "--prompt-key=q"],
+            "missing option '--out' / '-o', argument 'FILE', option '--answer-key'",
+            "rlctl prep jsonl --help",
+        ),
+        (
+            ["reward", "test"],
+            "missing option '--data', option '--responses'",
+            "rlctl reward test --help",
+        ),
+        (
             ["runs", "--state", "sleeping"],
             "invalid value for '--state': 'sleeping' is not one of ",
             "rlctl runs --help",

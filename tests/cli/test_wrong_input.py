@@ -84,6 +84,21 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             "there is no model folder '/nope'",
         ),
         (["config", "show", "@last"], 4, "help: -r @last shows the configuration of that run"),
+        (
+            ["train", "ppo", "--dry-run", "data.prompt_key=nope"],
+            3,
+            "at: quickstart: train.parquet, column nope",
+        ),
+        (
+            ["sweep", "ppo", "--dry-run", "algorithm.gamma=0.9,1", "--metric", "nope"],
+            3,
+            "no trial would log the metric 'nope'",
+        ),
+        (
+            ["sweep", "ppo", "--dry-run", "algorithm.gamma=0.9,1", "--metric", "val-core/x/acc"],
+            3,
+            "such as val-core/rlctl/arithmetic/acc/mean@1",
+        ),
         (["sweep", "ppo", "--dry-run", "algorithm.gamma=range(5,1)"], 3, "algorithm.gamma='range("),
         (["runs", "sync", "r", "--logger", "tensorboard"], 3, "configuration is damaged"),
     ],

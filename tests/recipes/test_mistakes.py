@@ -410,6 +410,12 @@ def test_typos_on_the_command_line_get_the_right_suggestion(
     assert len(missed) <= 10, missed
 
 
+def test_a_wrong_value_is_one_problem_at_its_own_key() -> None:
+    """The critic's mini-batch size refers to the actor's."""
+    problem = only("ppo", "actor_rollout_ref.actor.ppo_mini_batch_size=abc")
+    assert problem.message.startswith("actor_rollout_ref.actor.ppo_mini_batch_size should be")
+
+
 def test_typos_in_a_recipe_get_the_right_suggestion(tmp_path: Path) -> None:
     wrong_keys: dict[str, str] = {}
     for wrong, meant in typos(500):

@@ -10,7 +10,7 @@ import pytest
 
 from rlctl.data_prep.arithmetic import train_and_validation
 from rlctl.data_prep.rows import write_rows
-from rlctl.errors import ConfigError, UsageError
+from rlctl.errors import ConfigError, ResourceError, UsageError
 from rlctl.recipes.compose import compose
 from rlctl.runtime.planning.plan import Plan, make_plan
 from tests.models import write_tiny_model
@@ -115,3 +115,36 @@ def test_gdpo_without_components_is_refused(folder: Path, tmp_path: Path) -> Non
     plan(folder, *gdpo, f"reward.functions=[gsm8k,'{tmp_path}/mine.py:other']")
     with pytest.raises(ConfigError, match="has none"):
         plan(folder, *gdpo, path, "reward.custom_reward_function.name=other")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "warning"),
+    [
+        (["actor_rollout_ref.rollout.n=100000"], "a step generates 400,000 responses"),
+        (["actor_rollout_ref.actor.optim.lr=1e10"], "actor.optim.lr=1e+10 overwrites the weights"),
+        (["critic.optim.lr=0.5"], "critic.optim.lr=0.5 overwrites the weights"),
+        (["trainer.nnodes=2"], "trainer.nnodes=2 needs a running Ray cluster, and none is named"),
+        (["trainer.nnodes=2", "ray_kwargs.ray_init.address=auto"], ""),
+    ],
+)
+def test_values_that_can_hardly_be_meant_are_warnings(
+    folder: Path,
+    overrides: list[str],
+    warning: str,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    caplog.set_level("WARNING", "rlctl")
+    plan(folder, *overrides, "data.train_batch_size=4", inline=False)
+    assert [each for each in caplog.messages if warning not in each] == []
+    assert len(caplog.messages) == bool(warning)
+
+
+def test_a_full_disk_gets_no_quickstart_data(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rlctl.runtime.planning.preflight.free_space", lambda _: 0)
+    with pytest.raises(ResourceError, match="0 MiB free"):
+        plan(folder, "data.train_files=quickstart", f"trainer.run_dir={tmp_path}")
+    assert not list(tmp_path.iterdir())

@@ -29,7 +29,9 @@ def root() -> None:
 
 @app.command("verl", epilog=_EXAMPLES)
 def import_verl(
-    script: Annotated[Path, typer.Argument(help="Shell script that starts verl; it is not run.")],
+    script: Annotated[
+        Path, typer.Argument(metavar="SCRIPT", help="Shell script that starts verl; it is not run.")
+    ],
     output: Annotated[
         Path | None,
         typer.Option("--output", "-o", help="File to write the recipe to; by default stdout."),

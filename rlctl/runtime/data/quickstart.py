@@ -11,18 +11,19 @@ from rlctl.recipes import schema
 from rlctl.recipes.roles import CRITIC
 
 NUM_TRAIN, NUM_VAL, SEED, LEVEL = 4096, 256, 0, 2
+FOLDER = ".quickstart"
 
 
 def resolve(config: schema.Config, root: Path) -> schema.Config:
-    """Replace `quickstart` by real paths; the data is written under `root` on first use."""
+    """Replace `quickstart` by real paths; `write_data` writes the data under `root`."""
     actor_rollout, critic, data = config.actor_rollout_ref, config.critic, config.data
     return config.model_copy(
         update={
             "data": data.model_copy(
                 update={
-                    "train_files": tuple(_data(file, "train", root) for file in data.train_files),
+                    "train_files": _files(data.train_files, root / FOLDER / "train.parquet"),
                     "val_files": data.val_files
-                    and tuple(_data(file, "val", root) for file in data.val_files),
+                    and _files(data.val_files, root / FOLDER / "val.parquet"),
                 }
             ),
             "actor_rollout_ref": actor_rollout.model_copy(
@@ -33,6 +34,18 @@ def resolve(config: schema.Config, root: Path) -> schema.Config:
     )
 
 
+def write_data(config: schema.Config, root: Path) -> None:
+    """Write the quickstart's data under `root` if the configuration uses it and it is missing."""
+    used = {Path(file) for file in (*config.data.train_files, *(config.data.val_files or ()))}
+    train_file, val_file = (root / FOLDER / f"{split}.parquet" for split in ("train", "val"))
+    if all(file.exists() for file in used & {train_file, val_file}):
+        return
+    train_file.parent.mkdir(parents=True, exist_ok=True)
+    train, val = train_and_validation(NUM_TRAIN, NUM_VAL, seed=SEED, level=LEVEL, careless=0.0)
+    write_rows(train_file, train)
+    write_rows(val_file, val)
+
+
 def _model(model: schema.Model) -> schema.Model:
     """Replace `quickstart` in the paths of model and tokenizer."""
     tokenizer_path = model.tokenizer_path and real_path(model.tokenizer_path)
@@ -41,15 +54,5 @@ def _model(model: schema.Model) -> schema.Model:
     )
 
 
-def _data(file: str, split: str, root: Path) -> str:
-    """Return the path of the file, generating the quickstart data if necessary."""
-    if file != NAME:
-        return file
-    folder = root / ".quickstart"
-    path = folder / f"{split}.parquet"
-    if not path.exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        train, val = train_and_validation(NUM_TRAIN, NUM_VAL, seed=SEED, level=LEVEL, careless=0.0)
-        write_rows(folder / "train.parquet", train)
-        write_rows(folder / "val.parquet", val)
-    return str(path)
+def _files(files: tuple[str, ...], generated: Path) -> tuple[str, ...]:
+    return tuple(str(generated) if file == NAME else file for file in files)

@@ -61,4 +61,7 @@ def _run_config(run: Path, step: int | None, overrides: Sequence[str]) -> Config
 
 
 def _resolve(recipe: Recipe) -> Config:
-    return quickstart.resolve(recipe.config, Path(recipe.config.trainer.run_dir))
+    root = Path(recipe.config.trainer.run_dir)
+    config = quickstart.resolve(recipe.config, root)
+    quickstart.write_data(config, root)
+    return config

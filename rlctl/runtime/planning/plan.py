@@ -29,6 +29,7 @@ from rlctl.runtime.planning.devices import Devices, pool_sizes
 from rlctl.runtime.planning.error_collector import ErrorCollector
 from rlctl.runtime.planning.reward_check import check_reward
 from rlctl.runtime.planning.role_memory import MemoryPlan, check_capacity, plan_memory
+from rlctl.runtime.planning.unusual_values import unusual_values
 from rlctl.runtime.rank_info import available_cores
 from rlctl.runtime.training.validation import Validator
 from rlctl.tracking.fanout import preflight as check_logger
@@ -97,7 +98,8 @@ def make_plan(
     root = Path(trainer.run_dir)
     errors.run(raise_problems, missing_secrets(recipe.config))
     _check_surroundings(recipe.config, run, errors)
-    config = quickstart.resolve(recipe.config, data_root or root)
+    data_root = data_root or root
+    config = quickstart.resolve(recipe.config, data_root)
     devices = errors.run(Devices.from_config, trainer)
     if inline and devices is not None and devices.total > 1:
         errors.add(
@@ -118,7 +120,9 @@ def make_plan(
     if algorithm is not None:
         problems = errors.run(preflight.check_role_models, config, algorithm.needs)
         errors.run(raise_problems, problems or [])
-    errors.run(preflight.check_disk, config, root)
+    if errors.run(preflight.check_disk, config, root) is None:
+        errors.raise_all()  # before the quickstart's data is written to a full disk
+    quickstart.write_data(config, data_root)
     tokenizer, loader, validator = _read_data(config, algorithm, errors)
     errors.raise_all()
     assert devices is not None, "otherwise there is an error"
@@ -180,7 +184,7 @@ def _check_roles(
     errors.run(raise_problems, [*problems, *preflight.check_batches(config, ranks, needs)])
     memory = errors.run(plan_memory, config, devices, ranks, needs)
     if memory is not None:
-        for warning in memory.warnings:
+        for warning in (*memory.warnings, *unusual_values(config, needs)):
             LOG.warning(warning)
         errors.run(raise_problems, check_capacity(memory, devices, ranks))
     return memory

@@ -238,8 +238,8 @@ def check_adapters(config: schema.Config, needs: Flag) -> None:
         check_peft()
 
 
-def check_disk(config: schema.Config, root: Path) -> None:
-    """Raise `ResourceError` where a checkpoint does not fit on the disk.
+def check_disk(config: schema.Config, root: Path) -> bool:
+    """Return True; raise `ResourceError` where a checkpoint does not fit on the disk.
 
     A checkpoint holds the exported weights, and weights and two moments of actor and critic.
     """
@@ -258,6 +258,7 @@ def check_disk(config: schema.Config, root: Path) -> None:
             "alone trainer.default_local_dir=DIR"
             + (", or trainer.save_freq=-1" if config.trainer.save_freq > 0 else ""),
         )
+    return True
 
 
 def _divisors(number: int) -> list[int]:
