@@ -14,7 +14,7 @@ from rlctl.errors import ConfigError
 from rlctl.quickstart import real_path
 from rlctl.storage import local
 
-Chat = Sequence[dict[str, str]]
+Chat = Sequence[dict[str, Any]]
 
 _FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
@@ -77,11 +77,10 @@ def render_prompt(
     """
     import jinja2
 
+    kwargs = {"add_generation_prompt": True, **apply_chat_template_kwargs}
     try:
-        text = tokenizer.apply_chat_template(
-            list(chat), tokenize=False, add_generation_prompt=True, **apply_chat_template_kwargs
-        )
-    except jinja2.TemplateError as error:
+        text = tokenizer.apply_chat_template(list(chat), tokenize=False, **kwargs)
+    except (jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError) as error:
         roles = ", ".join(message["role"] for message in chat)
         raise ConfigError(
             f"the chat template rejects a prompt with the roles {roles}: {error}",

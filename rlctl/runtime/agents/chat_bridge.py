@@ -1,0 +1,295 @@
+"""Token ids of a prompt, and of the messages between two turns of the policy.
+
+Ids are only ever appended: what the policy wrote is never tokenized again. The ids that follow it
+come from a synthetic conversation, rendered by the chat template: a user, an assistant whose text
+is a sentinel, and the new messages. The bridge is what comes after the assistant's stop token. It
+is tokenized together with that token, so that no token spans the boundary. The cost is that of the
+new messages; the length of the episode does not matter.
+
+Text of messages cannot act as markup. Special tokens in a message of any role are encoded as plain
+text, and in results of tools also added tokens such as `<tool_call>`. A noncharacter is placed in
+their text before rendering; the rendered text is tokenized in the pieces between the noncharacters.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import product
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from rlctl.errors import ConfigError, InternalError
+from rlctl.runtime.agents.environments.protocol import Message, ToolSchema, Turn
+from rlctl.runtime.data.tokenizer import render_prompt
+
+# Noncharacters of Unicode: never in text. A template may write them as JSON escapes.
+_SPLIT, _SENTINEL = "\ufdd0", "\ufdd1"
+_SPLITS = re.compile(rf"{_SPLIT}|\\u{ord(_SPLIT):x}")
+_SENTINELS = re.compile(rf"{_SENTINEL}|\\u{ord(_SENTINEL):x}")
+_CLEAN = str.maketrans(dict.fromkeys((_SPLIT, _SENTINEL), "\ufffd"))
+_MARKUP = re.compile(r"[^\w\s].*[^\w\s]", re.DOTALL)  # not indentation, and no word
+
+_TOOL = "tool"  # role of the results of calls
+_USER: Message = {"role": "user", "content": "Hello."}
+# Stands for the tools, whose schemas do not change the messages that follow a turn.
+_ANY_TOOL: ToolSchema = {
+    "type": "function",
+    "function": {
+        "name": "tool",
+        "description": "A tool.",
+        "parameters": {"type": "object", "properties": {}},
+    },
+}
+
+
+@dataclass(frozen=True)
+class _CallStyle:
+    """Form of the calls in an assistant's message that the template accepts."""
+
+    as_text: bool  # arguments as JSON text, not as a mapping
+    several: bool  # several calls in one message
+
+
+class ChatBridge:
+    """Token ids of prompts and of the messages that follow a turn, by one chat template."""
+
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        stop_token_ids: Sequence[int],
+        template_kwargs: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.tokenizer = tokenizer
+        self._kwargs = dict(template_kwargs or {})
+        added = tokenizer.added_tokens_decoder
+        self.stop_token_ids = frozenset(stop_token_ids)
+        self.stops = tuple(added[each].content for each in stop_token_ids if each in added)
+        if not self.stops:
+            raise ConfigError(
+                f"none of the stop tokens {sorted(stop_token_ids)} is an added token of the "
+                "tokenizer, so a turn has no clear end",
+                where=tokenizer.name_or_path,
+                hint="set eos_token of the tokenizer to the token that ends a turn",
+            )
+        special = {
+            each.content: number
+            for number, each in added.items()
+            if each.special or number in self.stop_token_ids
+        }
+        framed = {
+            each.content: number
+            for number, each in added.items()
+            if _MARKUP.fullmatch(each.content)
+        }
+        self._special, self._markup = special, special | framed
+        self._patterns = {True: _openings(self._markup), False: _openings(self._special)}
+
+    @property
+    def source(self) -> str:
+        """Folder or name of the tokenizer, for errors."""
+        return self.tokenizer.name_or_path
+
+    @property
+    def several_calls(self) -> bool:
+        """True if the template has a form for several calls in one message."""
+        return self._style.several
+
+    def markup(self, role: str) -> Mapping[str, int]:
+        """Return texts and ids of the tokens that are plain text in messages of `role`."""
+        return self._markup if role == _TOOL else self._special
+
+    def prompt_ids(self, messages: Sequence[Message], tools: Sequence[ToolSchema]) -> list[int]:
+        """Return the ids of `messages`, up to the start of the policy's turn.
+
+        Raises ConfigError if the template rejects the messages.
+        """
+        return self.encode(self.render(messages, tools))
+
+    def bridge_ids(
+        self,
+        response_ids: Sequence[int],
+        turn: Turn,
+        messages: Sequence[Message],
+        tools: Sequence[ToolSchema],
+    ) -> list[int]:
+        """Return the ids between a response and the next turn of the policy.
+
+        `response_ids` must end with a stop token; whichever it is counts as the end of the turn.
+        `turn` names the calls to which messages of the role tool reply. Raises ConfigError if the
+        template rejects the messages or does not end a turn with a stop token.
+        """
+        if not response_ids or response_ids[-1] not in self.stop_token_ids:
+            raise InternalError("a bridge needs a response that ends with a stop token")
+        names = {call.id: call.name for call in turn.calls}
+        fresh = [_identified(each, number, names) for number, each in enumerate(messages)]
+        return self._bridge(fresh, tools, self._style)
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[ToolSchema],
+        generation_prompt: bool = True,
+    ) -> str:
+        """Return the rendered text, with a noncharacter in each text that is not markup."""
+        return self._render(
+            [self._prepared(each, self._style) for each in messages], tools, generation_prompt
+        )
+
+    def encode(self, rendered: str) -> list[int]:
+        """Return the ids of a rendered text."""
+        # verbose=False: the caller checks the length.
+        return [
+            number
+            for piece in _SPLITS.split(rendered)
+            for number in self.tokenizer.encode(piece, add_special_tokens=False, verbose=False)
+        ]
+
+    def end_of_turn(self, rendered: str, start: int) -> tuple[int, int] | None:
+        """Return start and end of the first stop token of a rendered text after `start`."""
+        found = [
+            (place, place + len(stop))
+            for stop in self.stops
+            if (place := rendered.find(stop, start)) >= 0
+        ]
+        return min(found, default=None)
+
+    def _bridge(
+        self, messages: Sequence[Message], tools: Sequence[ToolSchema], style: _CallStyle
+    ) -> list[int]:
+        replies = [each for each in messages if each["role"] == _TOOL]
+        assistant: Message = {"role": "assistant", "content": _SENTINEL}
+        if replies:
+            calls = [_call(each, style) for each in replies]
+            assistant["tool_calls"] = calls if style.several else calls[-1:]
+        rendered = self._render(
+            [_USER, assistant, *(self._prepared(each, style) for each in messages)],
+            [_ANY_TOOL] if tools else [],
+        )
+        written = list(_SENTINELS.finditer(rendered))
+        end = self.end_of_turn(rendered, written[-1].end()) if written else None
+        if end is None:
+            raise ConfigError(
+                "the chat template does not end an assistant's turn with a stop token",
+                where=self.source,
+                hint=f"the stop tokens are {', '.join(self.stops)}",
+            )
+        stop, *ids = self.encode(rendered[end[0] :])
+        if stop not in self.stop_token_ids:
+            raise ConfigError(
+                f"the tokenizer splits the stop token {rendered[slice(*end)]!r} in a text",
+                where=self.source,
+            )
+        return ids
+
+    def _render(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[ToolSchema],
+        generation_prompt: bool = True,
+    ) -> str:
+        kwargs = {**self._kwargs, "add_generation_prompt": generation_prompt}
+        return render_prompt(self.tokenizer, messages, tools=list(tools) or None, **kwargs)
+
+    def _prepared(self, message: Message, style: _CallStyle) -> Message:
+        """Return a message as templates expect it: no None, and no markup in its texts."""
+        pattern = self._patterns[message["role"] == _TOOL]
+        prepared: Message = {
+            key: _plain(value, pattern) for key, value in message.items() if value is not None
+        }
+        prepared.setdefault("content", "")
+        if calls := prepared.get("tool_calls"):
+            prepared["tool_calls"] = [_with_arguments(each, style) for each in calls]
+        return prepared
+
+    @cached_property
+    def _style(self) -> _CallStyle:
+        """First form of calls that the template renders.
+
+        Templates that write a mapping with the syntax of Python expect JSON text.
+        """
+        ids = ("call00000", "call00001")
+        replies = [
+            {"role": _TOOL, "content": "1", "tool_call_id": each, "name": "tool"} for each in ids
+        ]
+        wrong = repr({_ARGUMENT: _SENTINEL})
+        for several, as_text in product((True, False), (False, True)):
+            style = _CallStyle(as_text, several)
+            calls = [_call(each, style) for each in replies]
+            assistant = {
+                "role": "assistant",
+                "content": "",
+                "tool_calls": calls if several else calls[-1:],
+            }
+            try:
+                rendered = self._render([_USER, assistant, *replies], [_ANY_TOOL])
+            except ConfigError:
+                continue
+            if wrong not in rendered:
+                return style
+        return _CallStyle(as_text=False, several=True)
+
+
+_ARGUMENT = "value"
+
+
+def _call(reply: Message, style: _CallStyle) -> dict[str, Any]:
+    """Return a call to which `reply` is the result; its argument is the sentinel."""
+    arguments = {_ARGUMENT: _SENTINEL}
+    function = {"name": reply["name"], "arguments": arguments}
+    call = {"id": reply["tool_call_id"], "type": "function", "function": function}
+    return _with_arguments(call, style)
+
+
+def _with_arguments(call: dict[str, Any], style: _CallStyle) -> dict[str, Any]:
+    """Return `call` with its arguments as a mapping or as JSON text."""
+    if isinstance(function := call.get("function"), dict):
+        return {**call, "function": _with_arguments(function, style)}
+    arguments = call.get("arguments")
+    if style.as_text and not isinstance(arguments, str):
+        return {**call, "arguments": json.dumps(arguments or {}, ensure_ascii=False)}
+    if not style.as_text and isinstance(arguments, str):
+        try:
+            return {**call, "arguments": json.loads(arguments)}
+        except ValueError:
+            return call
+    return call
+
+
+def _identified(message: Message, number: int, names: Mapping[str, str]) -> Message:
+    """Return a message of the role tool with the id and the name of its call."""
+    if message["role"] != _TOOL:
+        return message
+    call_id = message.get("tool_call_id") or f"call{number:05d}"
+    name = message.get("name") or names.get(call_id, "tool")
+    return {**message, "tool_call_id": call_id, "name": name}
+
+
+def _openings(tokens: Iterable[str]) -> re.Pattern[str] | None:
+    """Return a pattern of the first character of each of `tokens` in a text, or None if empty.
+
+    Overlapping tokens are all found. Blanks and tokens of one character cannot be split.
+    """
+    rests: dict[str, list[str]] = {}
+    for token in sorted(set(tokens)):
+        if len(token) > 1 and not token.isspace():
+            rests.setdefault(token[0], []).append(re.escape(token[1:]))
+    parts = [f"{re.escape(first)}(?={'|'.join(rest)})" for first, rest in rests.items()]
+    return re.compile("|".join(parts)) if parts else None
+
+
+def _plain(value: Any, pattern: re.Pattern[str] | None) -> Any:
+    """Return `value` with all its texts split inside each token of `pattern`."""
+    if isinstance(value, str):
+        # Lone surrogates cannot be tokenized.
+        text = value.encode(errors="replace").decode().translate(_CLEAN)
+        return pattern.sub(rf"\g<0>{_SPLIT}", text) if pattern else text
+    if isinstance(value, Mapping):
+        return {key: _plain(each, pattern) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(each, pattern) for each in value]
+    return value
