@@ -15,7 +15,7 @@ from rlctl.recipes.recorded import missing_secrets
 from rlctl.runtime.build import build_actor, build_reward, load_algorithm
 from rlctl.runtime.cluster.inline import InlinePool
 from rlctl.runtime.data.loader import PromptSet
-from rlctl.runtime.data.tokenizer import encode_prompt, load_tokenizer
+from rlctl.runtime.data.tokenizer import encode_prompt, tokenizer_of
 from rlctl.runtime.planning.devices import Devices
 from rlctl.runtime.planning.preflight import check_model
 from rlctl.runtime.rank_info import RankInfo, available_cores
@@ -42,7 +42,7 @@ def evaluate(config: schema.Config) -> Validation:
             hint="data.val_files=FILE.parquet",
         )
     raise_problems(missing_secrets(config))
-    tokenizer = _tokenizer(config)
+    tokenizer = tokenizer_of(config.actor_rollout_ref.model)
     prompts = PromptSet.load(
         config.data.val_files, config.data, tokenizer, config.data.val_max_samples
     )
@@ -54,7 +54,7 @@ def evaluate(config: schema.Config) -> Validation:
 
 def answer(config: schema.Config, chats: Sequence[list[dict[str, str]]], seed: int) -> list[Answer]:
     """Return n adjacent responses to each of `chats`, generated with `rollout.val_kwargs`."""
-    tokenizer = _tokenizer(config)
+    tokenizer = tokenizer_of(config.actor_rollout_ref.model)
     rows = [PromptRow("chat", chat, None) for chat in chats]
     ids = [
         encode_prompt(tokenizer, chat, **config.data.apply_chat_template_kwargs) for chat in chats
@@ -77,11 +77,6 @@ def answer(config: schema.Config, chats: Sequence[list[dict[str, str]]], seed: i
                 rollouts.rows, texts, lengths, rollouts.finish, log_probs, strict=True
             )
         ]
-
-
-def _tokenizer(config: schema.Config) -> PreTrainedTokenizerBase:
-    model = config.actor_rollout_ref.model
-    return load_tokenizer(model.tokenizer_path or model.path, model.trust_remote_code)
 
 
 @contextmanager

@@ -47,3 +47,15 @@ def test_models_that_are_not_here_have_no_hash(
     monkeypatch.setattr("huggingface_hub.file_download.HF_HUB_CACHE", str(tmp_path), raising=False)
     given = [model("me/mine", "me/other"), model(tmp_path / "missing"), model("./no")]
     assert model_hashes(given) == {"me/mine": "abc123"}
+
+
+def test_a_changed_chat_template_changes_the_hashes(tmp_path: Path) -> None:
+    template = tmp_path / "chat.jinja"
+    template.write_text("{{ messages }}")
+    used = model(tmp_path / "none").model_copy(update={"custom_chat_template": str(template)})
+    before = model_hashes([used])
+    assert list(before) == [str(template)]
+    template.write_text("{{ messages }} ")
+    assert model_hashes([used]) != before
+    text = used.model_copy(update={"custom_chat_template": "{{ messages }}" * 1000})
+    assert model_hashes([text]) == {}

@@ -9,11 +9,13 @@ from pathlib import Path
 import pytest
 
 from rlctl.errors import ConfigError
+from rlctl.recipes.compose import compose
 from rlctl.runtime.data.tokenizer import (
     encode_prompt,
     load_tokenizer,
     render_prompt,
     stop_token_ids,
+    tokenizer_of,
 )
 from tests.models import CHAT_TEMPLATE, tiny_tokenizer
 
@@ -117,3 +119,24 @@ def test_unreachable_hub_fails_quickly(monkeypatch: pytest.MonkeyPatch) -> None:
         load_tokenizer("nobody-at-all/no-such-model")
     assert time.monotonic() - started < 10
     assert "looked up on the hub" in str(caught.value.problems[0].hint)
+
+
+def test_a_custom_chat_template_replaces_the_tokenizers(folder: Path, tmp_path: Path) -> None:
+    """Accept a file or the text itself, also for a tokenizer without a template."""
+    (folder / "chat_template.jinja").unlink()
+    text = "{{ messages[0].content }}!"
+    file = tmp_path / "mine.jinja"
+    file.write_text(text)
+    settings = ["data.train_files=[t]", f"actor_rollout_ref.model.path={folder}"]
+    for given in (str(file), text):
+        found = compose("ppo_trainer", settings).config.actor_rollout_ref.model
+        model = found.model_copy(update={"custom_chat_template": given})
+        tokenizer = tokenizer_of(model)
+        assert render_prompt(tokenizer, CHAT) == "Be brief.!"
+        tokenizer.save_pretrained(tmp_path / "saved")
+        assert render_prompt(load_tokenizer(str(tmp_path / "saved")), CHAT) == "Be brief.!"
+        with pytest.raises(ConfigError, match="has no chat template"):
+            tokenizer_of(found)
+    file.unlink()
+    with pytest.raises(ConfigError, match=r"template cannot be read: .*mine.jinja"):
+        tokenizer_of(found.model_copy(update={"custom_chat_template": str(file)}))

@@ -31,6 +31,10 @@ class Model(Section):
     tokenizer_path: Text | None = Field(
         description="tokenizer: folder, address or hub name; null = the model's"
     )
+    custom_chat_template: Text | None = Field(
+        description="chat template: a jinja file, its address, or the template itself, such as one "
+        "that keeps the thoughts of earlier turns; null = the tokenizer's"
+    )
     init: Literal["auto", "random"] = Field(
         description="auto = load the weights; random = seeded random weights from config.json"
     )
@@ -54,6 +58,12 @@ class Model(Section):
     target_modules: Texts = Field(
         description="modules with adapters, by name; all-linear = all linear layers but the head"
     )
+
+    @property
+    def chat_template_file(self) -> str | None:
+        """File of `custom_chat_template`; None if it is null or the template itself."""
+        template = self.custom_chat_template
+        return None if template is None or "{{" in template or "{%" in template else template
 
 
 class Optim(Section):

@@ -173,10 +173,10 @@ MODEL: tuple[Rule, ...] = (
         "plug-ins are selected as module:Name where they are used",
     ),
     only(
-        f"{_MODEL}.{{custom_chat_template,chat_template}}",
+        f"{_MODEL}.chat_template",
         _EMPTY,
         "the template is the tokenizer's",
-        "write it to chat_template.jinja in the model folder",
+        f"set {_MODEL}.custom_chat_template",
     ),
     only(f"{_MODEL}.hf_config_path", _EMPTY, "config.json is in the model folder"),
     only(

@@ -20,7 +20,7 @@ from rlctl.recipes import schema
 from rlctl.runtime.algorithms.base import Loss, Needs
 from rlctl.runtime.algorithms.schedule import Schedule
 from rlctl.runtime.batch import Prompts, Ragged, Rollouts, Scored
-from rlctl.runtime.data.tokenizer import load_tokenizer
+from rlctl.runtime.data.tokenizer import tokenizer_of
 from rlctl.runtime.model.causal_lm import PolicyOutputs
 from rlctl.runtime.ops import masked_sum
 from rlctl.runtime.roles import Roles
@@ -37,20 +37,17 @@ class SFT:
     actor: schema.Actor
     response_key: str
     max_response_length: int
-    tokenizer_path: str
-    trust_remote_code: bool
+    model: schema.Model
     schedule: Schedule
 
     @classmethod
     def from_config(cls, config: schema.Config, num_steps: int) -> Self:
         """Build the algorithm; `num_steps` is the length of the learning-rate schedule."""
-        model = config.actor_rollout_ref.model
         return cls(
             actor=config.actor_rollout_ref.actor,
             response_key=config.data.response_key,
             max_response_length=config.data.max_response_length,
-            tokenizer_path=model.tokenizer_path or model.path,
-            trust_remote_code=model.trust_remote_code,
+            model=config.actor_rollout_ref.model,
             schedule=Schedule.from_config(config.actor_rollout_ref.actor.optim, num_steps),
         )
 
@@ -107,7 +104,7 @@ class SFT:
 
     @cached_property
     def _tokenizer(self) -> PreTrainedTokenizerBase:
-        return load_tokenizer(self.tokenizer_path, self.trust_remote_code)
+        return tokenizer_of(self.model)
 
     def _solution(self, row: PromptRow) -> list[int]:
         """Return the tokens of a row's solution with the end-of-sequence token, truncated."""

@@ -121,7 +121,7 @@ def rebuild(run: Path, checkpoint: Path, folder: Path) -> None:
     """Write the policy to `folder` from the distributed state, saved by any number of ranks."""
     from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 
-    from rlctl.runtime.data.tokenizer import load_tokenizer
+    from rlctl.runtime.data.tokenizer import tokenizer_of
     from rlctl.runtime.model.causal_lm import PolicyModel
     from rlctl.runtime.model.load import load_model, master_dtype
     from rlctl.runtime.model.sharding import trained_state
@@ -144,9 +144,7 @@ def rebuild(run: Path, checkpoint: Path, folder: Path) -> None:
     load_into(state, checkpoint / ACTOR.name, no_dist=True)
     set_model_state_dict(policy, state["model"], options=StateDictOptions(strict=False))
     hf.save_pretrained(folder, state_dict=dict(merged_parameters(hf)))
-    load_tokenizer(model.tokenizer_path or model.path, model.trust_remote_code).save_pretrained(
-        folder
-    )
+    tokenizer_of(model).save_pretrained(folder)
 
 
 def model_card(run: Run, step: int, kind: Kind) -> str:

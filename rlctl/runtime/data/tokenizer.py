@@ -12,6 +12,7 @@ from transformers import AutoTokenizer, GenerationConfig, PreTrainedTokenizerBas
 from rlctl.data_prep.hub import hub_answers
 from rlctl.errors import ConfigError
 from rlctl.quickstart import real_path
+from rlctl.recipes import schema
 from rlctl.storage import local
 
 Chat = Sequence[dict[str, Any]]
@@ -20,9 +21,27 @@ _FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiec
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 
 
-def load_tokenizer(path: str, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:
+def tokenizer_of(model: schema.Model) -> PreTrainedTokenizerBase:
+    """Load the tokenizer of the configured model, with its chat template. Raises ConfigError."""
+    template, file = model.custom_chat_template, model.chat_template_file
+    if file is not None:
+        try:
+            template = Path(local(file)).expanduser().read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(
+                f"the chat template cannot be read: {error}",
+                where="actor_rollout_ref.model.custom_chat_template",
+                hint="give a jinja file, its address, or the text of a template",
+            ) from error
+    return load_tokenizer(model.tokenizer_path or model.path, model.trust_remote_code, template)
+
+
+def load_tokenizer(
+    path: str, trust_remote_code: bool = False, chat_template: str | None = None
+) -> PreTrainedTokenizerBase:
     """Load the tokenizer of a model folder, remote address or hub model (`owner/name`).
 
+    `chat_template`, the text of a template, replaces the tokenizer's.
     Raises ConfigError if the folder is missing or has no tokenizer, the tokenizer cannot be loaded,
     or it has no chat template.
     """
@@ -59,11 +78,14 @@ def load_tokenizer(path: str, trust_remote_code: bool = False) -> PreTrainedToke
         raise ConfigError(
             f"the tokenizer cannot be loaded: {str(error).splitlines()[0]}", where=source, hint=hint
         ) from error
+    if chat_template is not None:
+        tokenizer.chat_template = chat_template
     if not tokenizer.chat_template:
         raise ConfigError(
             "the tokenizer has no chat template",
             where=source,
-            hint="use the model's instruct variant, or add a chat_template.jinja to the folder",
+            hint="use the model's instruct variant, or give a template in "
+            "actor_rollout_ref.model.custom_chat_template",
         )
     return tokenizer
 

@@ -23,13 +23,17 @@ _NUM_BLOCKS = 256
 
 
 def model_hashes(models: Iterable[schema.Model]) -> dict[str, str]:
-    """Return a hash of the files of each model and tokenizer, by path, hub name or URL.
+    """Return a hash of the files of each model, tokenizer and chat template.
 
-    Files of more than 64 MiB are sampled, so a change of a few bytes in them may stay unnoticed;
-    training changes almost every byte. A model of the hub has the name of its commit. Leaves out
-    what is not on this machine.
+    They are named by path, hub name or URL. Files of more than 64 MiB are sampled, so a change of a
+    few bytes in them may stay unnoticed; training changes almost every byte. A model of the hub has
+    the name of its commit. Leaves out what is not on this machine.
     """
-    given = (path for model in models for path in (model.path, model.tokenizer_path))
+    given = (
+        path
+        for model in models
+        for path in (model.path, model.tokenizer_path, model.chat_template_file)
+    )
     hashes = {redact(path): _model_hash(path) for path in dict.fromkeys(given) if path is not None}
     return {path: digest for path, digest in hashes.items() if digest is not None}
 
@@ -38,6 +42,8 @@ def _model_hash(path: str) -> str | None:
     folder = Path(local(path)).expanduser()
     if folder.is_dir():
         return _folder_hash(folder)
+    if folder.is_file():
+        return _file_hash(folder)
     try:
         cached = try_to_load_from_cache(path, "config.json")
     except HFValidationError:  # no name of the hub

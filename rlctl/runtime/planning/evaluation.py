@@ -16,6 +16,7 @@ from rlctl.storage import is_url
 
 _SETTINGS = (
     "actor_rollout_ref.model.tokenizer_path=null",
+    "actor_rollout_ref.model.custom_chat_template=null",  # a checkpoint has the run's template
     "actor_rollout_ref.model.init=auto",
     "actor_rollout_ref.model.lora_rank=0",  # a checkpoint has its adapters merged
     "trainer.n_gpus_per_node=1",

@@ -23,7 +23,7 @@ from rlctl.runtime.checkpoint.remote_copy import check_remote_copy
 from rlctl.runtime.data import quickstart
 from rlctl.runtime.data.loader import PromptLoader, PromptSet
 from rlctl.runtime.data.samplers import sequential_order
-from rlctl.runtime.data.tokenizer import load_tokenizer
+from rlctl.runtime.data.tokenizer import tokenizer_of
 from rlctl.runtime.planning import preflight
 from rlctl.runtime.planning.devices import Devices, pool_sizes
 from rlctl.runtime.planning.error_collector import ErrorCollector
@@ -203,9 +203,7 @@ def _read_data(
     data, model = config.data, config.actor_rollout_ref.model
     tokenizer = None
     if model.tokenizer_path or not preflight.is_missing(model.path):  # which is reported already
-        tokenizer = errors.run(
-            load_tokenizer, model.tokenizer_path or model.path, model.trust_remote_code
-        )
+        tokenizer = errors.run(tokenizer_of, model)
     if tokenizer is None:
         scored: list[PromptRow] = []
         for file in (*data.train_files, *(data.val_files or ())):
