@@ -1,4 +1,4 @@
-"""Environment of tools: replies to the calls of a turn, and ends with a turn without calls."""
+"""Environment of tools, and of simulated users who reply to turns without calls."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 import time
 import uuid
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from pydantic import Field
@@ -30,6 +31,11 @@ from rlctl.runtime.agents.environments.tool import (
     truncated,
 )
 from rlctl.runtime.agents.environments.toolset import ToolSet, load_toolset
+from rlctl.runtime.agents.environments.verl.interactions import (
+    InteractionSession,
+    chosen,
+    interactions_of_config,
+)
 
 
 class ToolsParams(plugins.Params):
@@ -38,6 +44,10 @@ class ToolsParams(plugins.Params):
     tools: tuple[str, ...] = Field((), description="tools: names, module:name or path.py:name")
     tool_params: dict[str, dict[str, Any]] = Field({}, description="settings of tools by name")
     function_tool_path: str | None = Field(None, description="file with @function_tool functions")
+    tool_config_path: str | None = Field(None, description="tool configuration of verl (YAML)")
+    interaction_config_path: str | None = Field(
+        None, description="interaction configuration of verl (YAML): users who reply to turns"
+    )
     max_parallel_calls: int = Field(1, ge=1, description="calls of one turn that are executed")
     max_tool_response_length: int = Field(256, ge=1, description="longest result in characters")
     tool_response_truncate_side: Side = Field(
@@ -45,27 +55,43 @@ class ToolsParams(plugins.Params):
     )
 
 
+@dataclass(frozen=True)
+class Shared:
+    """Tools and simulated users of a worker process."""
+
+    tools: ToolSet
+    interactions: Mapping[str, Any]
+
+
 class ToolsEnvironment:
-    """Tools of one episode. Every call, also a wrong one, gets a tool message."""
+    """Tools of one episode. Every call, also a wrong one, gets a tool message.
+
+    A turn without calls ends the episode, unless a simulated user replies.
+    """
 
     Params = ToolsParams
 
-    def __init__(self, params: ToolsParams, shared: ToolSet) -> None:
-        self._params, self._set = params, shared
-        self._names = list(shared.tools)
+    def __init__(self, params: ToolsParams, shared: Shared) -> None:
+        self._params, self._set, self._interactions = params, shared.tools, shared.interactions
+        self._names = list(shared.tools.tools)
         self._sessions: dict[str, ToolSession] = {}
+        self._user: InteractionSession | None = None
+        self._messages: list[Message] = []
 
     @staticmethod
-    async def prepare(params: ToolsParams) -> ToolSet:
-        """Load the tools, once per worker process."""
-        return await load_toolset(
+    async def prepare(params: ToolsParams) -> Shared:
+        """Load the tools and interactions, once per worker process."""
+        tools = await load_toolset(
             params.tools,
             params.tool_params,
             function_tool_path=params.function_tool_path,
+            tool_config_path=params.tool_config_path,
         )
+        path = params.interaction_config_path
+        return Shared(tools, interactions_of_config(path) if path else {})
 
     async def reset(self, row: Row) -> None:
-        """Start the tools that `extra_info.tool_selection` names, or all."""
+        """Start the tools that `extra_info.tool_selection` names, or all, and the user."""
         extra = row.get("extra_info") or {}
         kwargs = without_none(extra.get("tools_kwargs") or {})
         self._names = _selected(extra.get("tool_selection"), self._names)
@@ -75,6 +101,11 @@ class ToolsEnvironment:
         episode = EpisodeInfo(uuid.uuid4().hex, list(row.get("prompt") or []), kwargs)
         for name in self._names:
             self._sessions[name] = await self._set.tools[name].session(episode)
+        if self._interactions:
+            self._messages = list(episode.messages)
+            user = without_none(extra.get("interaction_kwargs") or {})
+            self._user = InteractionSession(chosen(self._interactions, user), episode.id, user)
+            await self._user.start()
 
     @property
     def tools(self) -> list[ToolSchema]:
@@ -82,9 +113,18 @@ class ToolsEnvironment:
         return self._set.schemas(self._names)
 
     async def step(self, turn: Turn) -> Step:
-        """Execute the calls of `turn` at the same time; without calls the episode ends."""
-        if not turn.calls and not turn.malformed:
+        """Execute the calls of `turn` at the same time; without calls, the user replies."""
+        if turn.calls or turn.malformed:
+            step = await self._execute_all(turn)
+        elif self._user is None:
             return Step(done=True)
+        else:
+            step = await self._user.step([*self._messages, _message_of(turn)])
+        if self._user is not None:
+            self._messages += [_message_of(turn), *step.messages]
+        return step
+
+    async def _execute_all(self, turn: Turn) -> Step:
         allowed = self._params.max_parallel_calls
         executed = await asyncio.gather(*(self._execute(each) for each in turn.calls[:allowed]))
         refused = [self._refuse(each) for each in turn.calls[allowed:]]
@@ -105,10 +145,11 @@ class ToolsEnvironment:
         return {name: score for name, score in scores.items() if score is not None} or None
 
     async def close(self) -> None:
-        """Close the sessions of all tools. Raises the first error after all are closed."""
+        """Close all tools and the user. Raises the first error after all are closed."""
         sessions, self._sessions = list(self._sessions.values()), {}
+        closing = [each.close() for each in sessions] + ([self._user.close()] if self._user else [])
         results = await asyncio.gather(
-            *(limited(each.close(), call_limit()) for each in sessions), return_exceptions=True
+            *(limited(each, call_limit()) for each in closing), return_exceptions=True
         )
         for result in results:
             if isinstance(result, BaseException):
@@ -170,6 +211,20 @@ def _selected(names: Sequence[str] | None, known: Sequence[str]) -> list[str]:
         hint = plugins.suggestion(unknown[0], list(known))
         raise ValueError(f"extra_info.tool_selection has the unknown tool {unknown[0]!r}; {hint}")
     return list(names)
+
+
+def _message_of(turn: Turn) -> Message:
+    """Return a turn of the policy as a chat message."""
+    calls = [
+        {
+            "id": call.id,
+            "type": "function",
+            "function": {"name": call.name, "arguments": call.arguments},
+        }
+        for call in turn.calls
+    ]
+    message: Message = {"role": "assistant", "content": turn.text}
+    return {**message, "tool_calls": calls} if calls else message
 
 
 def _error(text: str) -> ToolResult:

@@ -1,4 +1,4 @@
-"""The tools of a run: by name, and from a file of functions."""
+"""The tools of a run: by name, from a file of functions, and from a configuration of verl."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from rlctl.errors import ConfigError
 from rlctl.runtime.agents.environments.function_tools import FunctionTool, tools_of_file
 from rlctl.runtime.agents.environments.protocol import ToolSchema
 from rlctl.runtime.agents.environments.tool import Tool, argument_checker, name_of
+from rlctl.runtime.agents.environments.verl.tools import tools_of_config
 from rlctl.runtime.sandbox.user_code import load_named
 
 KIND = "tools"
@@ -34,6 +35,7 @@ async def load_toolset(
     params: Mapping[str, Mapping[str, Any]],
     *,
     function_tool_path: str | None = None,
+    tool_config_path: str | None = None,
 ) -> ToolSet:
     """Return all tools, in the order of the arguments.
 
@@ -45,9 +47,11 @@ async def load_toolset(
             f"tool_params has settings of {unused[0]!r}, which `tools` does not name",
             hint=plugins.suggestion(unused[0], list(names)),
         )
-    tools = [_named(name, params.get(name, {})) for name in names]
+    tools: list[Tool] = [_named(name, params.get(name, {})) for name in names]
     if function_tool_path:
         tools += tools_of_file(function_tool_path)
+    if tool_config_path:
+        tools += await tools_of_config(tool_config_path)
     by_name: dict[str, Tool] = {}
     for tool in tools:
         name = name_of(tool.schema)

@@ -1,0 +1,165 @@
+"""verl's tools: the configuration in YAML, and classes with create, execute, calc_reward, release.
+
+Classes of both generations work: of v0.5, whose `execute` returns (text, reward, metrics), and of
+0.7 to 0.9, which return a ToolResponse and get `agent_data`. As in v0.5, an instance lives for one
+episode: it is created at its start, and released at its end after `calc_reward`.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from rlctl.errors import ConfigError
+from rlctl.runtime.agents.environments.calls import call
+from rlctl.runtime.agents.environments.protocol import ToolSchema
+from rlctl.runtime.agents.environments.tool import EpisodeInfo, Tool, ToolResult, as_text
+from rlctl.runtime.agents.environments.verl.imports import load_class
+from rlctl.runtime.agents.environments.verl.schemas import OpenAIFunctionToolSchema
+
+
+async def tools_of_config(path: str) -> list[Tool]:
+    """Return the tools of a YAML file as in verl's `multi_turn.tool_config_path`.
+
+    Raises ConfigError for a missing file, wrong entries, and classes that cannot be built.
+    """
+    file = Path(path).expanduser()
+    entries = entries_of(file, "tools", "tool configuration")
+    tools: list[Tool] = []
+    for index, entry in enumerate(entries):
+        where = f"{path}: tools[{index}]"
+        config = dict(entry.get("config") or {})
+        build = load_class(str(entry.get("class_name") or ""), where, file.parent)
+        try:
+            schema = entry.get("tool_schema")
+            parsed = schema and OpenAIFunctionToolSchema.model_validate(schema)
+            tools.append(VerlTool(build(config=config, tool_schema=parsed)))
+        except Exception as error:
+            raise ConfigError(
+                f"the tool {entry['class_name']} cannot be built: {type(error).__name__}: {error}",
+                where=where,
+            ) from error
+    return tools
+
+
+def entries_of(file: Path, key: str, noun: str) -> list[dict[str, Any]]:
+    """Return the list at `key` of a YAML file. Raises ConfigError for a file without one."""
+    if not file.is_file():
+        raise ConfigError(
+            f"the {noun} does not exist: {file}", hint="paths are relative to the current folder"
+        )
+    try:
+        content = yaml.safe_load(file.read_text())
+    except yaml.YAMLError as error:
+        raise ConfigError(f"the {noun} is no YAML: {error}", where=str(file)) from error
+    entries = content.get(key) if isinstance(content, dict) else None
+    if not isinstance(entries, list) or not all(isinstance(each, dict) for each in entries):
+        raise ConfigError(
+            f"the {noun} has no list {key!r}",
+            where=str(file),
+            hint=f"{key}: [{{class_name: package.module.Class, config: {{}}}}]",
+        )
+    return entries
+
+
+@dataclass
+class AgentData:
+    """State of an episode that tools of verl 0.7 to 0.9 get as `agent_data`."""
+
+    request_id: str
+    messages: list[dict[str, Any]]
+    tools_kwargs: dict[str, Any]
+    metrics: dict[str, Any] = field(default_factory=dict)
+    tool_rewards: list[float] = field(default_factory=list)
+    turn_scores: list[float] = field(default_factory=list)
+    extra_fields: dict[str, Any] = field(default_factory=dict)
+
+
+class VerlTool:
+    """An object with the methods of verl's BaseTool, shared by the episodes of a process."""
+
+    is_lenient = True  # its classes convert numbers where the schema says string
+
+    def __init__(self, tool: Any) -> None:
+        self.tool = tool
+        self.schema: ToolSchema = schema_as_dict(tool.get_openai_tool_schema())
+
+    async def session(self, episode: EpisodeInfo) -> VerlSession:
+        """Create an instance for the episode, with `create_kwargs` of its row."""
+        name = self.schema["function"]["name"]
+        session = VerlSession(self.tool, episode, episode.tools_kwargs.get(name) or {})
+        await session.create()
+        return session
+
+
+class VerlSession:
+    """Instance of a tool in one episode."""
+
+    def __init__(
+        self, tool: Any, episode: EpisodeInfo, kwargs: Mapping[str, Mapping[str, Any]]
+    ) -> None:
+        self._tool, self._kwargs = tool, kwargs
+        self._id: Any = episode.id
+        self._data = AgentData(episode.id, list(episode.messages), dict(episode.tools_kwargs))
+
+    async def create(self) -> None:
+        """Call `create` of the tool; it may replace the ID of the instance."""
+        kwargs = dict(self._kwargs.get("create_kwargs") or {})
+        extra = accepted(self._tool.create, create_kwargs=kwargs)
+        created = await call(self._tool.create, self._id, **{**extra, **kwargs})
+        self._id = created[0] if isinstance(created, tuple) else created or self._id
+
+    async def call(self, arguments: Mapping[str, Any]) -> ToolResult:
+        """Call `execute` of the tool."""
+        kwargs = dict(self._kwargs.get("execute_kwargs") or {})
+        extra = accepted(self._tool.execute, agent_data=self._data)
+        found = await call(self._tool.execute, self._id, dict(arguments), **{**extra, **kwargs})
+        result = result_of(found)
+        if result.reward is not None:
+            self._data.tool_rewards.append(result.reward)
+        return result
+
+    async def score(self) -> float | None:
+        """Return the result of `calc_reward`, None if the class does not define it."""
+        method = getattr(self._tool, "calc_reward", None)
+        if method is None or getattr(method, "__qualname__", "") == "BaseTool.calc_reward":
+            return None
+        kwargs = dict(self._kwargs.get("calc_reward_kwargs") or {})
+        return await call(method, self._id, **kwargs)
+
+    async def close(self) -> None:
+        """Call `release` of the tool."""
+        kwargs = dict(self._kwargs.get("release_kwargs") or {})
+        await call(self._tool.release, self._id, **kwargs)
+
+
+def accepted(function: Callable[..., Any], **arguments: Any) -> dict[str, Any]:
+    """Return those of `arguments` that `function` has a parameter for, all if it takes any."""
+    parameters = inspect.signature(function).parameters
+    if any(each.kind is each.VAR_KEYWORD for each in parameters.values()):
+        return arguments
+    return {name: value for name, value in arguments.items() if name in parameters}
+
+
+def result_of(value: Any) -> ToolResult:
+    """Return the result of what `execute` returned: a response, or (response, reward, metrics)."""
+    parts = value if isinstance(value, tuple) else (value,)
+    response, reward, metrics = (*parts, None, None)[:3]
+    if not isinstance(response, str | Mapping | list | None) and hasattr(response, "text"):
+        if getattr(response, "image", None) or getattr(response, "video", None):
+            raise TypeError("the result has images or videos, which are not supported")
+        response = response.text
+    number = None if reward is None else float(reward)
+    return ToolResult(as_text(response), number, dict(metrics or {}))
+
+
+def schema_as_dict(schema: Any) -> ToolSchema:
+    """Return a schema, a dictionary or an object of pydantic, without entries that are None."""
+    if isinstance(schema, Mapping):
+        return dict(schema)
+    return {"type": "function", **schema.model_dump(exclude_none=True, exclude_unset=True)}

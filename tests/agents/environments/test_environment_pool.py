@@ -1,0 +1,433 @@
+"""Tests of environment workers: faults are outcomes, deadlines hold, no process is left."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlctl.errors import ConfigError, InternalError, ResourceError
+from rlctl.runtime.agents.environments import worker_process
+from rlctl.runtime.agents.environments.pool import EnvironmentFailed, EnvironmentPool, Timeouts
+from rlctl.runtime.agents.environments.protocol import Step, ToolCall, Turn
+from rlctl.runtime.sandbox.limits import Limits
+from tests.progress import wait_until
+
+LONG = Timeouts(call_s=300, turn_s=300)
+SOURCE = '''
+import asyncio, os, signal, subprocess, sys, time
+from rlctl.runtime.agents.environments.protocol import Step
+
+class Mine:
+    """Asynchronous environment that does what a turn says."""
+
+    async def reset(self, row):
+        self.steps = 0
+        if row.get("deed") == "raise":
+            raise LookupError("bad row")
+        return row.get("messages")
+
+    @property
+    def tools(self):
+        return []
+
+    async def step(self, turn):
+        self.steps += 1
+        done = await asyncio.to_thread(do, turn.text) if turn.text != "block" else do("block")
+        if isinstance(done, Step):
+            return done
+        return Step([{"role": "user", "content": str(done)}], reward=self.steps)
+
+    async def score(self):
+        return {"score": 0.5, "steps": self.steps}
+
+    async def close(self):
+        print("closed after", self.steps)
+
+class Plain(Mine):
+    """Synchronous environment: its calls run in threads."""
+
+    def reset(self, row):
+        self.steps = 0
+
+    def step(self, turn):
+        return Step([{"role": "user", "content": str(do(turn.text))}])
+
+    def score(self):
+        return None
+
+    def close(self):
+        return None
+
+def do(deed):
+    if deed == "pid":
+        return f"{os.getpid()} {os.getppid()}"
+    if deed == "hang" or deed == "block":
+        time.sleep(3600)
+    if deed == "print":
+        print("printed " * 100_000)
+    if deed == "exit":
+        os._exit(3)
+    if deed == "group":
+        os.killpg(0, signal.SIGKILL)
+    if deed == "driver":
+        os.kill(int(open("driver").read()), signal.SIGKILL)
+    if deed == "memory":
+        return len(bytearray(200 * 2**30))
+    if deed == "secrets":
+        return sorted(name for name in os.environ if "KEY" in name)
+    if deed == "daemon":
+        return subprocess.Popen(["sleep", "3600"], start_new_session=True).pid
+    if deed == "long":
+        return "x" * 2**24
+    if deed == "nan":
+        return Step([], reward=float("nan"))
+    if deed == "no message":
+        return Step(["hello"])
+    return "ok"
+
+def tool(deed: str) -> str:
+    """Do something."""
+    return str(do(deed))
+'''
+
+
+@pytest.fixture
+def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text(SOURCE)
+    (tmp_path / "driver").write_text(str(os.getpid()))
+    return str(tmp_path / "mine.py")
+
+
+async def play(pool: EnvironmentPool, *deeds: str, key: str = "k") -> list[str]:
+    """Return what each deed gives in one episode: a content, or a failure, which ends it."""
+    remote = await pool.open({"prompt": []}, key)
+    try:
+        found = []
+        for deed in deeds:
+            step = await remote.step(Turn(deed))
+            found.append(step.messages[0]["content"])
+        return found
+    except EnvironmentFailed as error:
+        return [*found, f"{error.kind}: {error.text}"]
+    finally:
+        await remote.close()
+
+
+def gone(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except FileNotFoundError:
+        return True
+
+
+def test_an_episode(mine: str) -> None:
+    async def run() -> None:
+        messages = [{"role": "user", "content": "hi"}]
+        remote = await pool.open({"messages": messages, "day": Path("x")}, "a")
+        assert (remote.messages, remote.tools) == (messages, [])
+        step = await remote.step(Turn("pid"))
+        assert (step.reward, step.done) == (1.0, False)
+        assert await remote.score() == {"score": 0.5, "steps": 1.0}
+        await remote.close()
+        await remote.close()
+        with pytest.raises(EnvironmentFailed, match="error: open: LookupError: bad row"):
+            await pool.open({"deed": "raise"}, "b")
+
+    with EnvironmentPool(f"{mine}:Mine", timeouts=LONG) as pool:
+        asyncio.run(run())
+        asyncio.run(run())  # each step of training has a loop of its own
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="process groups as on Linux")
+def test_deeds_of_an_environment_fail_its_own_episode_only(mine: str, tmp_path: Path) -> None:
+    deeds = {
+        "print": "ok",
+        "memory": "error: step: MemoryError: ",
+        "long": "error: step: the message has",
+        "nan": "error: step: ValueError: the reward is nan, not a finite number",
+        "no message": "error: step: TypeError: a message is 'hello'",
+        "driver": "error: step: PermissionError",
+    }
+
+    async def run() -> None:
+        bystander = await pool.open({}, "bystander")
+        for deed, expected in deeds.items():
+            found = await play(pool, "ok", deed)
+            assert found[0] == "ok"
+            assert found[1].startswith(expected), deed
+        assert (await bystander.step(Turn("ok"))).messages[0]["content"] == "ok"
+
+    limits = Limits(memory=2 * 2**30, file_size=8 * 2**20)
+    if not scopes_signals():
+        del deeds["driver"]  # nothing prevents it: the test would end here
+    with EnvironmentPool(f"{mine}:Mine", timeouts=LONG, logs=tmp_path, limits=limits) as pool:
+        asyncio.run(run())
+    log = (tmp_path / "environment-0.log").read_text()
+    assert "printed printed" in log
+    assert "MemoryError" in log
+    assert "closed after 2" in log
+
+
+def scopes_signals() -> bool:
+    """Return True if a process without relation to this one cannot signal it after `restrict`."""
+    code = (
+        "import os, sys\nfrom rlctl.runtime.sandbox.limits import Limits, restrict\n"
+        "restrict(Limits())\n"
+        "try: os.kill(int(sys.argv[1]), 0)\nexcept PermissionError: sys.exit(9)"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(os.getpid())], check=False)
+    return done.returncode == 9
+
+
+def test_worker_that_ends_is_replaced_and_its_episodes_are_lost(mine: str) -> None:
+    async def run() -> None:
+        for deed in ("exit", "group"):
+            others = [await pool.open({}, f"{deed}{number}") for number in range(4)]
+            [failure] = await play(pool, deed)
+            assert failure.startswith("lost: the environment worker exited")
+            outcomes = await asyncio.gather(
+                *(other.step(Turn("ok")) for other in others), return_exceptions=True
+            )
+            lost = [each for each in outcomes if isinstance(each, EnvironmentFailed)]
+            assert {each.kind for each in lost} == {"lost"}
+            assert len(lost) == 2  # the other worker's go on
+            for other in others:
+                await other.close()
+            assert (
+                await asyncio.gather(*(play(pool, "ok", key=f"x{n}") for n in range(4)))
+                == [["ok"]] * 4
+            )
+
+    with EnvironmentPool(f"{mine}:Mine", timeouts=LONG, num_workers=2) as pool:
+        asyncio.run(run())
+
+
+def test_worker_that_is_killed_while_idle_is_replaced(mine: str) -> None:
+    async def first() -> int:
+        worker, guard = (await play(pool, "pid"))[0].split()
+        os.kill(int(guard), signal.SIGKILL)
+        return int(worker)
+
+    with EnvironmentPool(f"{mine}:Mine", timeouts=LONG) as pool:
+        worker = asyncio.run(first())
+        wait_until(lambda: gone(worker), os.getpid(), "the worker ends with its guard")
+        [failure] = [asyncio.run(play_or_lost(pool))]
+        assert failure in ("lost", "ok")  # found at once, or with the first request
+        assert asyncio.run(play_or_lost(pool)) == "ok"
+
+
+async def play_or_lost(pool: EnvironmentPool) -> str:
+    try:
+        return (await play(pool, "ok"))[0]
+    except EnvironmentFailed as error:
+        return error.kind
+
+
+@pytest.mark.parametrize("name", ["Mine", "Plain"])
+def test_environment_that_hangs_costs_its_deadline_and_holds_no_other(
+    mine: str, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setattr("rlctl.runtime.agents.environments.pool.GRACE_S", 0.0)
+
+    async def run() -> None:
+        hanging = asyncio.create_task(play(pool, "hang", key="hanging"))
+        await asyncio.sleep(0)
+        assert await play(pool, "ok", "ok", key="other") == ["ok", "ok"]
+        assert not hanging.done()
+        assert await hanging == ["timeout: step took longer than 1.5 s"]
+        assert await play(pool, "ok") == ["ok"]
+
+    timeouts = Timeouts(call_s=1.5, turn_s=1.5)
+    with EnvironmentPool(f"{mine}:{name}", timeouts=timeouts) as pool:
+        asyncio.run(run())
+
+
+def test_tool_that_never_replies_costs_its_own_deadline(mine: str) -> None:
+    def call(number: int, deed: str) -> ToolCall:
+        return ToolCall(str(number), "tool", {"deed": deed})
+
+    async def run() -> Step:
+        remote = await pool.open({}, "k")
+        step = await remote.step(Turn("", (call(1, "hang"), call(2, "ok"))))
+        again = await remote.step(Turn("", (call(3, "ok"),)))
+        assert again.messages[0]["content"] == "ok"
+        await remote.close()
+        return step
+
+    params = {"tools": [f"{mine}:tool"], "max_parallel_calls": 2}
+    with EnvironmentPool("tools", params, timeouts=Timeouts(0.5, 300)) as pool:
+        assert [tool["function"]["name"] for tool in pool.tools] == ["tool"]
+        step = asyncio.run(run())
+    assert [m["content"] for m in step.messages] == ["error: timed out after 0.5 s", "ok"]
+    assert [use.error for use in step.uses] == ["timeout", None]
+    assert 0.5 <= step.uses[0].seconds < 100
+
+
+def test_worker_with_many_hanging_threads_is_retired(
+    mine: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker_process, "MAX_ABANDONED", 2)
+
+    async def pid_after(hanging: int) -> str:
+        remote = await pool.open({}, f"k{hanging}")
+        calls = [ToolCall(str(n), "tool", {"deed": "hang"}) for n in range(hanging)]
+        step = await remote.step(Turn("", (*calls, ToolCall("p", "tool", {"deed": "pid"}))))
+        await remote.close()
+        return step.messages[-1]["content"]
+
+    async def run() -> None:
+        old = await pool.open({}, "old")
+        first = await pid_after(2)
+        second = await pid_after(0)
+        assert first != second
+        assert (await old.step(Turn("bye"))).done  # an episode in progress may end there
+        assert not gone(int(first.split()[0]))
+        await old.close()
+        assert await pid_after(0) == second
+
+    params = {"tools": [f"{mine}:tool"], "max_parallel_calls": 3}
+    with EnvironmentPool("tools", params, timeouts=Timeouts(0.3, 300)) as pool:
+        asyncio.run(run())
+        assert len(pool._processes) == 1
+
+
+def test_worker_whose_loop_is_blocked_is_replaced(
+    mine: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(worker_process, "PING_S", 0.2)
+    monkeypatch.setattr(worker_process, "SILENCE_S", 1.0)
+
+    async def run() -> None:
+        [failure] = await play(pool, "block")
+        assert failure.startswith("lost: the event loop of the environment worker was blocked")
+        monkeypatch.setattr(worker_process, "SILENCE_S", 300.0)
+        assert await play(pool, "ok") == ["ok"]
+
+    with EnvironmentPool(f"{mine}:Mine", timeouts=LONG, logs=tmp_path) as pool:
+        asyncio.run(run())
+    assert "in do" in (tmp_path / "environment-0.log").read_text()  # the stack that blocks
+
+
+def test_secrets_stay_here_unless_they_are_named(
+    mine: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "secret")
+    monkeypatch.setenv("WANDB_API_KEY", "secret")
+    with EnvironmentPool(f"{mine}:Mine", timeouts=LONG, env=["OPENAI_API_KEY"]) as pool:
+        assert asyncio.run(play(pool, "secrets")) == ["['OPENAI_API_KEY']"]
+
+
+def test_processes_that_environments_leave_end_with_the_pool(mine: str) -> None:
+    with EnvironmentPool(f"{mine}:Mine", timeouts=LONG) as pool:
+        worker, guard = asyncio.run(play(pool, "pid"))[0].split()
+        [daemon] = asyncio.run(play(pool, "daemon"))
+        pids = [int(worker), int(guard), int(daemon)]
+        assert not any(gone(pid) for pid in pids)
+    assert all(gone(pid) for pid in pids)
+    with pytest.raises(InternalError, match="closed"):
+        asyncio.run(play(pool, "ok"))
+
+
+def test_loop_that_ends_in_the_middle_leaves_no_episode(mine: str, tmp_path: Path) -> None:
+    async def leave() -> None:
+        await pool.open({}, "left")
+        task = asyncio.create_task(play(pool, "hang", key="cancelled"))
+        while len(pool._workers[0].episodes) < 2:
+            await asyncio.sleep(0.01)
+        task.cancel()
+
+    with EnvironmentPool(f"{mine}:Mine", timeouts=LONG, logs=tmp_path) as pool:
+        asyncio.run(leave())
+        assert asyncio.run(play(pool, "ok")) == ["ok"]
+        assert not pool._workers[0].episodes
+    log = (tmp_path / "environment-0.log").read_text()
+    assert (log.count("closed after 0"), log.count("closed after 1")) == (1, 2)
+
+
+@pytest.mark.parametrize(
+    ("name", "params", "message"),
+    [
+        ("nothing", {}, "unknown environment 'nothing'"),
+        ("missing.py:Mine", {}, "the environment file does not exist"),
+        ("{mine}:Wrong", {}, "the environment file has no 'Wrong'"),
+        ("{mine}:Mine", {"size": 3}, "has no settings, given: size"),
+        ("{mine}:SOURCE", {}, "of type str, not a class"),
+        ("tools", {"toolz": []}, "tools has no setting 'toolz'"),
+    ],
+)
+def test_wrong_environments_are_refused_at_the_start(
+    mine: str, name: str, params: Mapping[str, Any], message: str
+) -> None:
+    with Path(mine).open("a") as file:
+        file.write("\nSOURCE = 'x'\n")
+    with pytest.raises(ConfigError, match=message):
+        EnvironmentPool(name.format(mine=mine), params)
+
+
+def test_worker_that_exits_while_starting_is_refused(mine: str) -> None:
+    Path(mine).write_text("import os\nos._exit(7)\n")
+    with pytest.raises(ResourceError, match="exit status 7"):
+        EnvironmentPool(f"{mine}:Mine")
+
+
+@pytest.fixture
+def program(mine: str) -> Iterator[subprocess.Popen[str]]:
+    """Run a program in the middle of an episode whose environment has started a process."""
+    path = Path(mine).with_name("program.py")
+    path.write_text(
+        "import asyncio, sys\n"
+        "from rlctl.runtime.agents.environments.pool import EnvironmentPool\n"
+        "from rlctl.runtime.agents.environments.protocol import Turn\n"
+        "async def main():\n"
+        "    remote = await pool.open({}, 'k')\n"
+        "    for deed in ('pid', 'daemon', 'hang'):\n"
+        "        step = await remote.step(Turn(deed))\n"
+        "        print(step.messages[0]['content'], file=sys.stderr, flush=True)\n"
+        f"pool = EnvironmentPool({mine + ':Mine'!r})\n"
+        "asyncio.run(main())\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, str(path)], stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    yield process
+    process.kill()
+    process.wait()
+
+
+@pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.skipif(sys.platform != "linux", reason="PR_SET_PDEATHSIG is specific to Linux")
+def test_no_worker_outlives_the_program(
+    program: subprocess.Popen[str], ending: signal.Signals
+) -> None:
+    assert program.stderr is not None
+    pids = [int(pid) for pid in f"{program.stderr.readline()} {program.stderr.readline()}".split()]
+    assert len(pids) == 3
+    program.send_signal(ending)
+    assert program.wait(timeout=60) != 0
+    wait_until(lambda: all(gone(pid) for pid in pids), os.getpid(), "all processes end")
+
+
+def test_many_episodes_at_once_cost_the_controller_little(mine: str) -> None:
+    """1,000 episodes whose calls are rare: only their messages cost time, not their number."""
+
+    async def run() -> tuple[float, float]:
+        remotes = await asyncio.gather(*(pool.open({}, str(number)) for number in range(1000)))
+        used, started = time.process_time(), time.monotonic()
+        for _ in range(20):
+            await asyncio.gather(*(remote.step(Turn("ok")) for remote in remotes[:5]))
+            await asyncio.sleep(0.1)
+        return time.process_time() - used, time.monotonic() - started
+
+    with EnvironmentPool(f"{mine}:Plain", timeouts=LONG) as pool:
+        busy, elapsed = asyncio.run(run())
+    assert busy < 0.1 * elapsed
