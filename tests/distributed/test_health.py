@@ -71,17 +71,19 @@ def test_blocked_process_exits_and_kills_its_children(
     assert_gone(daemons)
 
 
-def test_killed_gcs_ends_a_process_that_waits_for_a_task() -> None:
+@pytest.mark.parametrize(("daemon", "name"), [("gcs_server", "GCS"), ("raylet", "raylet")])
+def test_killed_daemon_ends_a_process_that_waits_for_a_task(daemon: str, name: str) -> None:
     process = subprocess.Popen([sys.executable, "-c", WITH_RAY], stdout=-1, stderr=-1, text=True)
     assert process.stdout is not None
     assert process.stdout.readline() == "started\n"
     started = psutil.Process(process.pid).children(recursive=True)
-    (gcs,) = [each for each in started if each.name() == "gcs_server"]
-    gcs.kill()
+    (killed,) = [each for each in started if each.name() == daemon]
+    killed.kill()
     wait_until(lambda: process.poll() is not None, process.pid, "the end")
     out, errors = process.communicate()
-    assert (process.returncode, out) == (1, "recorded\n"), errors
-    assert f"error: Ray's GCS (process {gcs.pid}) has exited" in errors
+    assert process.returncode == 1, errors
+    assert out.endswith("recorded\n"), out  # Ray prints the log of a lost raylet
+    assert f"error: Ray's {name} (process {killed.pid}) has exited" in errors
     assert_gone(started)
 
 
