@@ -137,7 +137,7 @@ def finish_despite(
         if ended.code == 0:
             return doing
         at = f"killed at {kills}, {doing}; attempt {len(doing) + 1} to be killed at {kill_at!r}"
-        wanted = EXIT_CODES[[*kill_at.split(":"), "SIGKILL"][2]]
+        wanted = EXIT_CODES[[*kill_at.split(":"), "SIGKILL"][2]] if kill_at else 0
         assert ended.code == wanted, f"{at}; exit {ended.code}, not {wanted}\n{ended.talk}"
         assert file.exists(), f"{at}: killed by something else"
         doing.append(file.read_text())

@@ -1,8 +1,9 @@
 """`make soak`: runs that are stopped or killed at chosen moments and must equal undisturbed ones.
 
 A case is `<setup>/<moment>/<signal>`; all of them take hours. Every recorded and learned byte is
-compared, or the metrics within 1e-5 where the number of ranks changes. Prints the seed and the
-command that repeats a failed case.
+compared, or the metrics within 1e-5 where the number of ranks changes. `<setup>/leaks` measures
+what an undisturbed run of 210 steps holds (`tests.e2e.leaks`). Prints the seed and the command that
+repeats a failed case.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from pathlib import Path
 
 from rlctl.data_prep.arithmetic import train_and_validation
 from rlctl.data_prep.rows import write_rows
+from tests.e2e import leaks
 from tests.e2e.command import reproducible
 from tests.e2e.killed_runs import (
     LOGGER,
@@ -108,6 +110,7 @@ TOLERANCE = 1e-5
 PER_RANK = "global_seqlen/"  # tokens per rank
 CASES = [f"{setup}/{moment}/{name}" for setup in SETUPS for moment in MOMENTS for name in SIGNALS]
 CASES += [f"{setup}/random/SIGKILL" for setup in SETUPS]
+CASES += [f"{setup}/leaks" for setup, each in SETUPS.items() if each.exact]
 
 
 def main() -> int:
@@ -133,7 +136,15 @@ def main() -> int:
         train, val = train_and_validation(64, 8, seed=1, level=1, careless=0.0)
         write_rows(folder / "train.parquet", train)
         write_rows(folder / "val.parquet", val)
-        failed = [case for case in chosen if not _holds(case, wanted.seed, folder)]
+        failed = [
+            case
+            for case in chosen
+            if not (
+                _keeps_its_size(case, folder)
+                if case.endswith("/leaks")
+                else _holds(case, wanted.seed, folder)
+            )
+        ]
     print(f"{len(chosen) - len(failed)} of {len(chosen)} cases hold")
     for case in failed:
         print(f"again: python -m tests.e2e.soak '{case}' --seed {wanted.seed}")
@@ -168,6 +179,23 @@ def _holds(case: str, seed: int, folder: Path) -> bool:
     shutil.rmtree(killed, ignore_errors=True)
     shutil.rmtree(folder / "elsewhere" / "quickstart" / "killed", ignore_errors=True)
     return not differing and bool(doing)
+
+
+def _keeps_its_size(case: str, folder: Path) -> bool:
+    """Return True if a long run of the setup of `case` does not grow; print its sizes."""
+    setup = SETUPS[case.partition("/")[0]]
+    given = [*SETTINGS, *setup.settings, *leaks.SETTINGS]
+    command = ["train", setup.verb, *setup.options, *given, "--name", "long"]
+    begin = time.monotonic()
+    try:
+        found = leaks.growths(command, folder, folder / "runs" / "quickstart" / "long")
+    except AssertionError as error:
+        print(f"{case:40} {error}", flush=True)
+        return False
+    print(f"{case:40} {time.monotonic() - begin:5.0f} s", *found, sep="\n    ", flush=True)
+    shutil.rmtree(folder / "runs" / "quickstart" / "long")
+    shutil.rmtree(folder / "elsewhere" / "quickstart" / "long")
+    return not any(each.is_leak for each in found)
 
 
 def _differing(killed: Path, straight: Path, exact: bool) -> list[str]:
