@@ -10,6 +10,7 @@ wall-clock time.
 from __future__ import annotations
 
 import json
+import re
 import sys
 import tempfile
 import time
@@ -23,14 +24,16 @@ from rlctl.runs.index import INDEX_FILE
 from rlctl.runs.run_dir import RunDir
 
 METRIC = "val-core/gsm8k/acc/mean@1"
+LR = "actor_rollout_ref.actor.optim.lr"
 
 
 def make_runs(root: Path, number: int) -> None:
-    """Create `number` runs of 20 steps in `root`, which differ in name and metrics."""
+    """Create `number` runs of 20 steps in `root`, which differ in name, seed, lr and metrics."""
     template = RunDir.create(root, "p0", "template", "ppo")
     template.finish("finished", 0)
     record = json.loads((template.path / "run.json").read_text())
-    config = yaml.safe_dump(compose("ppo").container)
+    given = ["trainer.experiment_name=NAME", "trainer.seed=4242", f"{LR}=0.4242"]
+    config = yaml.safe_dump(compose("ppo", given).container, sort_keys=False)
     names = [f"actor/metric_{k}" for k in range(40)]
     for index in range(number - 1):
         folder = root / f"p{index % 10}" / f"run-{index:05d}"
@@ -43,7 +46,10 @@ def make_runs(root: Path, number: int) -> None:
                 | ({"state": "running"} if index % 2 else {})
             )
         )
-        (folder / "config.yaml").write_text(config)
+        values = {"NAME": folder.name, "4242": str(index), "0.4242": f"{index / 1e9}"}
+        (folder / "config.yaml").write_text(
+            re.sub("NAME|0.4242|4242", lambda match, new=values: new[match[0]], config)
+        )
         rows = [
             {"step": step, METRIC: (index * 7 % 1000 + step) / 1020} | dict.fromkeys(names, 0.5)
             for step in range(20)
@@ -66,7 +72,7 @@ def main() -> None:
             "--sort",
             f"-best({METRIC})",
         ],
-        "rlctl runs --where KEY": ["runs", "--where", "trainer.seed == 1"],
+        "rlctl runs --where KEY": ["runs", "--where", "trainer.seed == 17"],
         "rlctl show NAME": ["show", "run-00042"],
     }
     with tempfile.TemporaryDirectory() as folder:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from rlctl.errors import RlctlError
 from rlctl.monitoring.run_summary import RunSummary
+from rlctl.runs.config_digest import config_digest
 from rlctl.runs.labels import LABELS_FILE, read_labels
 from rlctl.runs.record import RunRecord
 from rlctl.runs.run_dir import RECORD_FILE
@@ -32,24 +31,6 @@ class Part:
     digest: Callable[..., Any]
     absent: Any
     grows: bool = False
-
-
-def config_digest(path: Path) -> dict[str, Any]:
-    """Return the composed config as dotted key -> value; empty for an unreadable file."""
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    try:
-        container = yaml.load(path.read_text(encoding="utf-8"), loader)
-    except (OSError, ValueError, yaml.YAMLError):
-        return {}
-    return dict(_flat(container, "")) if isinstance(container, dict) else {}
-
-
-def _flat(section: Mapping[Any, Any], prefix: str) -> Iterator[tuple[str, Any]]:
-    for name, value in section.items():
-        if isinstance(value, dict) and value:
-            yield from _flat(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", value
 
 
 def _metrics_digest(path: Path, earlier: Mapping[str, Any] | None = None) -> dict[str, Any]:
