@@ -53,6 +53,12 @@ COMMANDS = (
         "Data and rewards",
     ),
     LazyCommand(
+        "env",
+        "rlctl.cli.commands.env",
+        "List, show and test environments and tools.",
+        "Data and rewards",
+    ),
+    LazyCommand(
         "recipes",
         "rlctl.cli.commands.recipes",
         "List, show, copy and check recipes.",

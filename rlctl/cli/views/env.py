@@ -1,0 +1,65 @@
+"""Output of `rlctl env show` and `rlctl env test`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from rich.text import Text
+
+from rlctl.cli.console import notice, stdout, table
+from rlctl.terminal import visible
+
+if TYPE_CHECKING:
+    from rlctl.runtime.agents.environments.scripted import Transcript
+
+_STYLES = {"system": "dim", "user": "cyan", "assistant": "bold", "tool": "yellow"}
+
+
+def print_environment(shown: Mapping[str, Any]) -> None:
+    """Print the description, the settings and the tools of an environment."""
+    out = stdout()
+    out.print(Text(f"{shown['name']}: {shown['description']}"))
+    if shown["settings"]:
+        rows = [
+            (each["name"], json.dumps(each["default"], default=str), each["description"])
+            for each in shown["settings"]
+        ]
+        out.print(table(["setting", "default", "description"], rows))
+    for tool in shown["tools"]:
+        out.print(Text(json.dumps(tool, indent=2, ensure_ascii=False)))
+
+
+def print_transcripts(transcripts: Sequence[Transcript]) -> None:
+    """Print the messages of each episode, its rewards, score and seconds."""
+    for number, transcript in enumerate(transcripts):
+        if number:
+            stdout().print()
+        _print(number, transcript)
+    failed = sum(each.error is not None for each in transcripts)
+    notice(f"{len(transcripts)} episodes, {failed} failed")
+
+
+def _print(number: int, transcript: Transcript) -> None:
+    out, turns = stdout(), iter(transcript.turns)
+    out.print(Text(f"episode {number}", "bold underline"))
+    for message in transcript.messages:
+        role = message["role"]
+        line = Text(f"{role:>9}  ", _STYLES.get(role, ""))
+        out.print(line.append(visible(str(message["content"])), ""))
+        for call in message.get("calls", ()):
+            out.print(Text(f"{'':>11}→ {call['name']}({json.dumps(call['arguments'])})"))
+        if role == "assistant" and (turn := next(turns, None)) is not None:
+            out.print(Text(f"{'':>11}{_facts(turn)}", "dim"))
+    score = "of the reward functions" if transcript.score is None else transcript.score
+    out.print(Text(f"{transcript.outcome}; score {score}; {transcript.seconds:.3f} s"))
+    if transcript.error:
+        out.print(Text(visible(transcript.error), "red"))
+
+
+def _facts(turn: Mapping[str, Any]) -> str:
+    """Return the seconds, reward and errors of tools of a turn."""
+    errors = [f"{use['name'] or 'call'}: {use['error']}" for use in turn["uses"] if use["error"]]
+    reward = [] if turn["reward"] is None else [f"reward {turn['reward']:g}"]
+    return ", ".join([f"{turn['seconds']:.3f} s", *reward, *errors])

@@ -1,0 +1,119 @@
+"""Episodes with scripted turns: a trial of an environment without a model."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rlctl.errors import ConfigError, NotFoundError
+from rlctl.runtime.agents.environments.pool import EnvironmentFailed, EnvironmentPool
+from rlctl.runtime.agents.environments.protocol import Message, Row, ToolCall, ToolSchema, Turn
+
+Parse = Callable[[str, Sequence[ToolSchema]], Turn]
+
+
+@dataclass
+class Transcript:
+    """Record of one episode. `outcome` is done, failed, or script ended."""
+
+    messages: list[Message] = field(default_factory=list)
+    tools: list[ToolSchema] = field(default_factory=list)
+    turns: list[dict[str, Any]] = field(default_factory=list)  # reward, seconds, uses, info
+    score: float | Mapping[str, float] | None = None
+    outcome: str = "script ended"
+    error: str | None = None
+    seconds: float = 0.0
+
+
+async def play(
+    pool: EnvironmentPool, row: Row, key: str, script: Sequence[Any], parse: Parse
+) -> Transcript:
+    """Play one episode of `row`; each entry of `script` is a turn: see `read_script`."""
+    transcript, started = Transcript(), time.monotonic()
+    try:
+        remote = await pool.open(row, key)
+        try:
+            transcript.tools = remote.tools
+            transcript.messages = opening(list(row.get("prompt") or []), remote.messages)
+            for index, entry in enumerate(script):
+                turn = _turn(entry, index, parse, remote.tools)
+                transcript.messages.append(_assistant(turn))
+                sent = time.monotonic()
+                step = await remote.step(turn)
+                transcript.messages += step.messages
+                transcript.turns.append(
+                    {
+                        "reward": step.reward,
+                        "seconds": time.monotonic() - sent,
+                        "uses": [asdict(use) for use in step.uses],
+                        "info": dict(step.info),
+                    }
+                )
+                if step.done:
+                    transcript.outcome = "done"
+                    break
+            transcript.score = await remote.score()
+        finally:
+            await remote.close()
+    except EnvironmentFailed as error:
+        transcript.outcome, transcript.error = "failed", f"{error.kind}: {error.text}"
+    transcript.seconds = time.monotonic() - started
+    return transcript
+
+
+def opening(prompt: list[Message], reset: list[Message] | str | None) -> list[Message]:
+    """Return the messages of an episode before its first turn, given what `reset` returned."""
+    if reset is None:
+        return prompt
+    if not isinstance(reset, str):
+        return list(reset)
+    users = [index for index, message in enumerate(prompt) if message["role"] == "user"]
+    if not users:
+        return [*prompt, {"role": "user", "content": reset}]
+    last = prompt[users[-1]]
+    changed = {**last, "content": f"{last['content']}\n{reset}"}
+    return [*prompt[: users[-1]], changed, *prompt[users[-1] + 1 :]]
+
+
+def read_script(path: Path) -> list[list[Any]]:
+    """Return the turns of each episode of a file: one turn a line, a blank line between episodes.
+
+    A line is the text of a turn, as the model would write it; a text in JSON (for line breaks); or
+    an object {"text": ..., "calls": [{"name": ..., "arguments": {...}}]}.
+    """
+    if not path.is_file():
+        raise NotFoundError("the file does not exist", where=str(path))
+    blocks: list[list[Any]] = [[]]
+    for number, line in enumerate(path.read_text().splitlines(), 1):
+        if not line.strip():
+            blocks.append([])
+            continue
+        entry: Any = line
+        if line.lstrip().startswith(('{"', '"')):
+            try:
+                entry = json.loads(line)
+            except ValueError as error:
+                raise ConfigError(f"no JSON: {error}", where=f"{path}:{number}") from error
+        blocks[-1].append(entry)
+    return [block for block in blocks if block] or [[]]
+
+
+def _turn(entry: Any, index: int, parse: Parse, tools: Sequence[ToolSchema]) -> Turn:
+    if isinstance(entry, str):
+        return parse(entry, tools)
+    calls = [
+        ToolCall(f"call{index}{number:04d}", call["name"], call.get("arguments") or {})
+        for number, call in enumerate(entry.get("calls") or [])
+    ]
+    return Turn(entry.get("text", ""), tuple(calls))
+
+
+def _assistant(turn: Turn) -> Message:
+    calls = [{"id": call.id, "name": call.name, "arguments": call.arguments} for call in turn.calls]
+    malformed = [{"text": each.text, "reason": each.reason} for each in turn.malformed]
+    message: Message = {"role": "assistant", "content": turn.text}
+    return {**message, "calls": calls, "malformed": malformed}

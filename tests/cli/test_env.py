@@ -1,0 +1,103 @@
+"""`rlctl env`: lists, descriptions, and episodes with scripted turns."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from rlctl.cli.commands import env
+from rlctl.data_prep.rows import PromptRow, write_rows
+from rlctl.errors import ConfigError, NotFoundError, RlctlError, UsageError
+
+CALLS = """
+{"text": "hm", "calls": [{"name": "calculator", "arguments": {"expression": "2**70"}}]}
+<tool_call>{"name": "calculator", "arguments": {"expression": "1/0"}}</tool_call>
+"It is\\n42."
+
+It is 43.
+"""
+MINE = '''
+from rlctl.runtime.agents.environments.protocol import Step
+class Mine:
+    """Environment of a test."""
+    tools = []
+    async def reset(self, row):
+        return "more"
+    async def step(self, turn):
+        raise LookupError("broken")
+    async def score(self):
+        return 1.0
+    async def close(self):
+        pass
+'''
+
+
+def run(*arguments: str, code: int = 0) -> Any:
+    result = CliRunner().invoke(env.app, [*arguments, "--json"])
+    if isinstance(result.exception, RlctlError):
+        raise result.exception
+    assert result.exit_code == code, result.output
+    return json.loads(result.stdout)
+
+
+def test_ls_and_show() -> None:
+    listed = {each["name"]: each for each in run("ls")}
+    assert listed["calculator"]["kind"] == "tool"
+    assert listed["gridworld"]["description"].startswith("Grid with a goal")
+    shown = run("show", "gridworld")
+    assert {"name": "size", "default": 4, "description": "width and height of the grid"} in shown[
+        "settings"
+    ]
+    for arguments in (["calculator"], ["tools", "tools=[calculator]"]):
+        [tool] = run("show", *arguments)["tools"]
+        assert tool["function"]["name"] == "calculator"
+    assert run("show", "tools")["tools"] == []
+    with pytest.raises(ConfigError, match="unknown environment 'grid'"):
+        run("show", "grid")
+
+
+def test_episodes_with_scripted_turns(tmp_path: Path) -> None:
+    (tmp_path / "calls.txt").write_text(CALLS)
+    script = ["--scripted", str(tmp_path / "calls.txt"), "--episodes", "3"]
+    first, second, third = run("test", "tools", "tools=[calculator]", *script)
+    assert [message["content"] for message in first["messages"]] == [
+        "hm",
+        str(2**70),
+        "",
+        "error: ValueError: division by zero",
+        "It is\n42.",
+    ]
+    assert [turn["uses"][0]["error"] for turn in first["turns"][:2]] == [None, "raised"]
+    assert (first["outcome"], first["score"], first["error"]) == ("done", None, None)
+    assert len(second["messages"]) == 1
+    assert third["messages"] == first["messages"]
+
+
+def test_failures_exit_with_one(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(MINE)
+    (tmp_path / "script").write_text("hello")
+    row = PromptRow("s", [{"role": "user", "content": "prompt"}], "1")
+    write_rows(tmp_path / "rows.parquet", [row])
+    options = ["--scripted", str(tmp_path / "script"), "--data", str(tmp_path / "rows.parquet")]
+    [episode] = run("test", f"{tmp_path}/mine.py:Mine", *options, code=1)
+    assert episode["messages"][0]["content"] == "prompt\nmore"
+    assert (episode["outcome"], episode["error"]) == ("failed", "error: step: LookupError: broken")
+    result = CliRunner().invoke(env.app, ["test", f"{tmp_path}/mine.py:Mine", *options])
+    assert result.exit_code == 1
+    assert "LookupError: broken" in result.output
+
+
+def test_wrong_arguments(tmp_path: Path) -> None:
+    with pytest.raises(NotFoundError):
+        run("test", "gridworld", "--scripted", "missing")
+    with pytest.raises(UsageError, match="has no value"):
+        run("test", "gridworld", "size")
+    with pytest.raises(ConfigError, match="size of gridworld"):
+        run("test", "gridworld", "size=x")
+    (tmp_path / "script").write_text('{"text": ')
+    with pytest.raises(ConfigError, match="no JSON"):
+        run("test", "gridworld", "--scripted", str(tmp_path / "script"))
