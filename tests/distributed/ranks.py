@@ -25,7 +25,7 @@ def on_ranks(world_size: int, function: Callable[..., Any], *args: Any) -> list[
     """Run `function(rank_info, *args)` on each rank; a single rank runs in this process."""
     if world_size == 1:
         return [function(rank_info(), *args)]
-    address = Process(rank_info()).address().replace("127.0.0.1", "localhost")
+    address = Process(rank_info()).address()
     with tempfile.TemporaryDirectory() as folder:
         mp.start_processes(
             _run,

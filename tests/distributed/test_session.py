@@ -24,6 +24,8 @@ from rlctl.recipes.compose import compose
 from rlctl.runtime.cluster import access
 from rlctl.runtime.cluster.session import ray_session
 from rlctl.runtime.cluster.session_folder import remove_stale, session_folder
+from rlctl.runtime.rank_info import RankInfo
+from tests.distributed.ranks import on_ranks
 
 MARK = b"folder of an rlctl session\n"
 
@@ -49,6 +51,16 @@ def listening() -> dict[str, set[str]]:
         }
         found[process.name()] = found.get(process.name(), set()) | addresses
     return found
+
+
+def _listening(_: RankInfo) -> set[str]:
+    return set().union(*listening().values())
+
+
+def test_ranks_of_one_host_listen_on_the_loopback_interface() -> None:
+    """TCPStore and gloo would listen on all interfaces, or on that of the host's name."""
+    for addresses in on_ranks(2, _listening):
+        assert addresses == {"127.0.0.1"}
 
 
 def test_a_planted_lock_link_changes_nothing(tmp_path: Path) -> None:

@@ -129,6 +129,24 @@ def scopes_signals() -> bool:
     return done.returncode == 9
 
 
+def test_computation_after_a_call_is_ended_by_the_cpu_limit() -> None:
+    """In a child, and in a thread of the process itself."""
+    start = (
+        "import subprocess, sys\nfrom rlctl.runtime.sandbox.limits import limit_cpu\nlimit_cpu(0)\n"
+    )
+    child = (
+        "done = subprocess.run([sys.executable, '-c', 'while True: pass'])\nprint(done.returncode)"
+    )
+    thread = (
+        "import threading, time\n"
+        "def spin():\n    while True: pass\n"
+        "threading.Thread(target=spin, daemon=True).start()\ntime.sleep(600)"
+    )
+    done = subprocess.run([sys.executable, "-c", start + child], capture_output=True, check=True)
+    assert int(done.stdout) == -signal.SIGXCPU
+    assert subprocess.run([sys.executable, "-c", start + thread]).returncode == -signal.SIGXCPU
+
+
 def test_reward_code_that_exceeds_a_limit_scores_zero(mine: Path) -> None:
     limits = Limits(memory=2 * 2**30, file_size=8 * 2**20, open_files=64)
     spec = RewardSpec(f"{mine}:compute_score", 1.0)

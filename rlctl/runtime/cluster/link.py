@@ -18,6 +18,7 @@ from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsa
 
 from rlctl.runtime.rank_info import RankInfo
 from rlctl.runtime.rollout.weight_sync import Bucket, BucketHeader
+from rlctl.runtime.workers.store import connect_store, open_store
 
 _TRAINER, _ENGINE = 0, 1
 _CONNECT_S = 60.0  # deadline for the other end to connect
@@ -45,14 +46,7 @@ class Link:
     @staticmethod
     def listen(host: str) -> TCPStore:
         """Open the trainer's store at `host` and a free port, for the engine to connect to."""
-        return TCPStore(
-            host,
-            0,
-            2,
-            is_master=True,
-            timeout=timedelta(seconds=_CONNECT_S),
-            wait_for_workers=False,
-        )
+        return open_store(host, 0, 2, timedelta(seconds=_CONNECT_S))
 
     @classmethod
     def to_engine(cls, listener: TCPStore, rank_info: RankInfo) -> Self:
@@ -63,11 +57,7 @@ class Link:
     def to_trainer(cls, host: str, port: int, rank_info: RankInfo) -> Self:
         """Open the engine's end, connecting to the trainer's store at `host:port`."""
         timeout = timedelta(seconds=_CONNECT_S)
-        return cls(
-            TCPStore(host, port, 2, is_master=False, timeout=timeout, wait_for_workers=False),
-            _ENGINE,
-            rank_info,
-        )
+        return cls(connect_store(host, port, 2, timeout), _ENGINE, rank_info)
 
     def send(self, bucket: Bucket) -> None:
         """Start to send a bucket's data. The engine must have received the previous bucket."""

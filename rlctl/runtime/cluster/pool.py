@@ -55,8 +55,9 @@ class ResourcePool(Pool):
         self.spec = spec
         self.group = reserve(spec)
         self.processes = [self._start(rank) for rank in range(spec.num_processes)]
+        one_host = ray.util.get_node_ip_address() == "127.0.0.1"  # a cluster that rlctl started
         address = self._gather(
-            [self.processes[0].address.remote()],
+            [self.processes[0].address.remote(one_host)],
             "the first process of the pool",
             spec.start_timeout_s,
         )[0]

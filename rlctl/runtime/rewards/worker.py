@@ -27,7 +27,7 @@ from rlctl.runtime.rewards.functions import (
 from rlctl.runtime.rewards.loading import LoadedReward, load_reward
 from rlctl.runtime.sandbox.errors import error_to_json
 from rlctl.runtime.sandbox.guard import run_guarded
-from rlctl.runtime.sandbox.limits import Limits, restrict
+from rlctl.runtime.sandbox.limits import Limits, limit_cpu, restrict
 from rlctl.runtime.sandbox.user_code import user_line
 
 # Longest message of a worker in bytes. Messages are JSON: unpickling would run code that a reward
@@ -110,7 +110,7 @@ def _timed(reward: LoadedReward, call: Call, timeout_s: float) -> CallResult:
 
 @contextmanager
 def _time_limit(seconds: float) -> Iterator[None]:
-    """Raise RewardTimeout in the block after `seconds`."""
+    """Raise RewardTimeout in the block after `seconds`, and limit its CPU time."""
 
     def raise_timeout(signum: int, frame: object) -> None:
         del signum, frame
@@ -119,6 +119,7 @@ def _time_limit(seconds: float) -> Iterator[None]:
     # Set for every block: a library may have replaced the handler (math-verify does).
     signal.signal(signal.SIGALRM, raise_timeout)
     signal.setitimer(signal.ITIMER_REAL, seconds)
+    limit_cpu(seconds)
     try:
         yield
     finally:

@@ -95,6 +95,20 @@ def restrict(limits: Limits) -> None:
     _forbid_signals()
 
 
+def limit_cpu(wall_s: float) -> None:
+    """Limit the CPU time of this process, and of each child that it starts from now on.
+
+    The limit is `wall_s` on all cores, above what this process has used. It ends threads and
+    children that compute after a call has returned; Python code in a call has a timer.
+    """
+    cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    bound = int(used.ru_utime + used.ru_stime + wall_s * cores) + 1
+    hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
+    soft = bound if hard == resource.RLIM_INFINITY else min(bound, hard)
+    resource.setrlimit(resource.RLIMIT_CPU, (soft, hard))
+
+
 def die_with(parent: int, number: signal.Signals) -> None:
     """Make the kernel send this process the signal `number` when `parent` exits (Linux only).
 

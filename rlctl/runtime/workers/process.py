@@ -22,7 +22,9 @@ import torch.distributed as dist
 from rlctl.log import log_to_stderr
 from rlctl.runtime.rank_info import RankInfo
 from rlctl.runtime.workers.rng import seed_all
+from rlctl.runtime.workers.store import connect_store, open_store
 
+_LOOPBACK = "127.0.0.1"
 _DUMP_AFTER = 0.9  # fraction of the call timeout after which stacks are dumped
 
 
@@ -43,16 +45,15 @@ class Process:
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
             torch.use_deterministic_algorithms(True)
 
-    def address(self) -> str:
-        """Return an address for the process group: this host and a free port."""
-        host = (
-            "127.0.0.1"
-            if self.rank_info.world_size == 1
-            else socket.gethostbyname(socket.gethostname())
-        )
+    def address(self, one_host: bool = True) -> str:
+        """Return an address for the process group: a free port of this host.
+
+        With `one_host` only processes of this host can reach it.
+        """
+        host = _LOOPBACK if one_host else socket.gethostbyname(socket.gethostname())
         with socket.socket() as probe:
-            probe.bind(("", 0))
-            return f"tcp://{host}:{probe.getsockname()[1]}"
+            probe.bind((host, 0))
+            return f"{host}:{probe.getsockname()[1]}"
 
     def join(self, address: str) -> None:
         """Join the process group at `address`. Collective: every process of the pool calls it."""
@@ -62,9 +63,13 @@ class Process:
         if rank_info.world_size > 1 or rank_info.device == "cuda":
             backend = "cuda:nccl,cpu:gloo" if rank_info.device == "cuda" else "gloo"
             timeout = timedelta(seconds=rank_info.timeout_s)
+            host, _, port = address.rpartition(":")
+            if host == _LOOPBACK and sys.platform == "linux":
+                os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+            connect = open_store if rank_info.rank == 0 else connect_store
             dist.init_process_group(
                 backend,
-                init_method=address,
+                store=connect(host, int(port), rank_info.world_size, timeout),
                 rank=rank_info.rank,
                 world_size=rank_info.world_size,
                 timeout=timeout,
