@@ -46,6 +46,7 @@ def parse(overrides: Sequence[str]) -> tuple[list[Override], list[Problem]]:
     for text in filter(str.strip, overrides):  # shell scripts leave empty arguments
         key, equals, value = text.partition("=")
         where = f"override {redact_word(text)}"
+        shown = redact_word(text).partition("=")[2]  # quoting would hide a secret from `Problem`
         if not _KEY.fullmatch(key):
             hint = "write key=VALUE, such as trainer.seed=2"
             problems.append(Problem(f"{key!r} is not a key", where, hint))
@@ -61,13 +62,13 @@ def parse(overrides: Sequence[str]) -> tuple[list[Override], list[Problem]]:
             override = parser.parse_overrides([text])[0]
         except HydraException:
             message = f"the value of {key} cannot be parsed"
-            problems.append(Problem(message, where, quote_hint(key, value)))
+            problems.append(Problem(message, where, quote_hint(key, shown)))
             continue
         if override.is_sweep_override():
             hint = "use `rlctl sweep` to try several values"
             if "(" not in value:
-                single = quoted(key, value)
-                hint = f"a list is {key}=[{value}]; one value with a comma is {single}; {hint}"
+                single = quoted(key, shown)
+                hint = f"a list is {key}=[{shown}]; one value with a comma is {single}; {hint}"
             problems.append(Problem(f"{redact_word(text)} has several values", where, hint))
             continue
         parsed.append(override)

@@ -29,6 +29,8 @@ PLANTED = {
     "worker environment": "Qwrk-10dd10",
     "other section": "Qoth-12ee12",
     "git remote": "Qgit-13ff13",
+    "logger": "Qlog-14ee14",
+    "URL of a logger": "Qlur-15dd15",
 }
 KWARGS = "+reward.custom_reward_function.reward_kwargs"
 REWARD = """
@@ -40,6 +42,35 @@ def compute_score(data_source, solution_str, ground_truth, extra_info=None, *, o
     if len(solution_str) % 3 == 0:
         raise ValueError(f"refused: {kwargs['api_key']} {kwargs['endpoint']}")
     return len(solution_str) % 2
+"""
+
+
+# A logger whose errors repeat its settings.
+LOGGER = """
+from pathlib import Path
+from rlctl.plugins import Params
+
+class Settings(Params):
+    api_key: str
+    server: str
+    out: str
+
+class Tracker:
+    Params = Settings
+
+    def __init__(self, params):
+        self.params = params
+
+    def start(self, run):
+        Path(self.params.out).write_text(f"{self.params.api_key} {self.params.server}")
+        return "id"
+
+    def log(self, step, metrics):
+        raise RuntimeError(f"refused: {self.params!r}")
+
+    def generations(self, step, samples): ...
+
+    def finish(self, state): ...
 """
 
 
@@ -59,6 +90,8 @@ def overrides(folder: Path) -> list[str]:
         f"{KWARGS}.services=[{{name: a, password: {planted['element of a list']}}}]",
         f"{KWARGS}.login={{user: me, credentials: {{value: {planted['dictionary']}}}}}",
         f"+data.apply_chat_template_kwargs.access_token={planted['other section']}",
+        f"trainer.tracking.params={{hidden: {{api_key: {planted['logger']}, "
+        f"server: 'https://me:{planted['URL of a logger']}@h/x', out: '{folder}/logged'}}}}",
         "ray_kwargs.ray_init.runtime_env="
         f"{{env_vars: {{MY_API_KEY: {planted['worker environment']}}}}}",
         f"{KWARGS}.endpoint=${{oc.env:RLCTL_TEST_ENDPOINT}}",
@@ -80,6 +113,11 @@ def test_secrets_are_in_nothing_that_a_run_leaves(settings: list[str], tmp_path:
     work, outside = tmp_path / "work", tmp_path / "outside"
     outside.mkdir()
     (outside / "reward.py").write_text(REWARD)
+    (outside / "hidden_logger.py").write_text(LOGGER)
+    installed = outside / "hidden-1.dist-info"
+    installed.mkdir()
+    (installed / "METADATA").write_text("Name: hidden\nVersion: 1\n")
+    (installed / "entry_points.txt").write_text("[rlctl.loggers]\nhidden = hidden_logger:Tracker\n")
     subprocess.run(["git", "init", "-q", str(work)], check=True)
     remote = f"https://me:{PLANTED['git remote']}@example.com/x.git"
     subprocess.run(["git", "-C", str(work), "remote", "add", "origin", remote], check=True)
@@ -92,13 +130,14 @@ def test_secrets_are_in_nothing_that_a_run_leaves(settings: list[str], tmp_path:
         "TMPDIR": str(work / "tmp"),
         "WANDB_MODE": "offline",
         "SWANLAB_MODE": "offline",
+        "PYTHONPATH": os.pathsep.join([str(outside), os.environ.get("PYTHONPATH", "")]),
     }
     given = home | {"RLCTL_TEST_ENDPOINT": PLANTED["environment"]}
     for folder in ("home", "tmp"):
         (work / folder).mkdir()
     own = overrides(outside)
     options = ["trainer.save_freq=2", "trainer.log_val_generations=2", "trainer.seed=1"]
-    loggers = f"trainer.logger=[console,{','.join(LOGGERS)}]"
+    loggers = f"trainer.logger=[console,hidden,{','.join(LOGGERS)}]"
     train = ["train", "grpo", "--inline", "--name", "one", *settings, *options, loggers, *own]
     texts: list[str] = []
 
@@ -113,6 +152,9 @@ def test_secrets_are_in_nothing_that_a_run_leaves(settings: list[str], tmp_path:
     assert seen["endpoint"] == seen["copy"] == PLANTED["environment"]
     assert seen["services"][0]["password"] == PLANTED["element of a list"]
     assert PLANTED["password of a URL"] in seen["url"]
+    logged = (outside / "logged").read_text()
+    assert PLANTED["logger"] in logged
+    assert PLANTED["URL of a logger"] in logged
 
     folder = work / "runs" / "quickstart" / "one"
     assert folder.stat().st_mode & 0o777 == 0o700
@@ -127,10 +169,10 @@ def test_secrets_are_in_nothing_that_a_run_leaves(settings: list[str], tmp_path:
     text = run(*longer, code=3)
     for key in ("api_key", "services", "url", "default_token", "pin.password"):
         assert f"reward_kwargs.{key} is a secret, which the earlier run did not store" in text
-    text = run(*longer, *own[:9], code=3, env=home)
+    text = run(*longer, *own[:10], code=3, env=home)
     assert "the environment variable RLCTL_TEST_ENDPOINT is not set" in text
     (outside / "seen.json").unlink()
-    run(*longer, *own[:9])
+    run(*longer, *own[:10])
     assert json.loads((outside / "seen.json").read_text()) == seen
 
     run("show", "one")
@@ -138,7 +180,7 @@ def test_secrets_are_in_nothing_that_a_run_leaves(settings: list[str], tmp_path:
     run("runs", "--json")
     run("report", "one", "-o", "report.html")
     run("config", "show", "--recipe", "one", "--origin")
-    run("config", "show", "reward", *own, "--recipe", "grpo", "--origin")
+    run("config", "show", "reward", *own, loggers, "--recipe", "grpo", "--origin")
     fresh = ["two" if word == "one" else word for word in train]
     run(*fresh, "--dry-run")
     mirror = f"trainer.mirror=s3://{PLANTED['user of a URL']}:{PLANTED['password of a URL']}@b/x"

@@ -410,6 +410,18 @@ def test_typos_on_the_command_line_get_the_right_suggestion(
     assert len(missed) <= 10, missed
 
 
+@pytest.mark.parametrize(
+    "override",
+    [
+        "+data.apply_chat_template_kwargs={'a:b': {api_key: Qxy-11aa22}}",
+        "+data.apply_chat_template_kwargs.api_key=Qxy-11aa22,b",
+        "+data.apply_chat_template_kwargs.api_key=Qxy-11aa22:{",
+    ],
+)
+def test_a_hint_does_not_repeat_a_secret(override: str) -> None:
+    assert "Qxy-11aa22" not in str(only("ppo", override))
+
+
 def test_a_wrong_value_is_one_problem_at_its_own_key() -> None:
     """The critic's mini-batch size refers to the actor's."""
     problem = only("ppo", "actor_rollout_ref.actor.ppo_mini_batch_size=abc")

@@ -18,6 +18,7 @@ from rlctl.runs.listing import RunQuery
 from rlctl.runs.query_values import where
 from rlctl.runs.run_dir import RunDir
 from rlctl.runs.store import RunStore
+from tests.forks import Forked
 
 ACC = "val-core/x/acc/mean@1"
 
@@ -192,6 +193,18 @@ def test_concurrent_listing_and_reindexing(root):
         _, error = reader.communicate(timeout=60)
         assert reader.returncode == 0, error
     assert RunStore(root).find("c").record.total_steps == 99  # type: ignore[union-attr]
+
+
+@pytest.mark.slow
+def test_fifty_listings_at_once_build_one_index(root):
+    assert not (root / INDEX_FILE).exists()
+    environment = {"PATH": os.environ["PATH"], "HOME": str(root), "NO_COLOR": "1"}
+    words = ["runs", "--root", str(root), "--json", "--where", f"{ACC} > 0.4"]
+    listings = [Forked(words, root, environment) for _ in range(50)]
+    for listing in listings:
+        out, error = listing.communicate()
+        assert (listing.returncode, error) == (0, "")
+        assert [run["name"] for run in json.loads(out)] == ["b", "a"]
 
 
 def test_compare_uses_the_last_common_step(root):
