@@ -38,6 +38,7 @@ audit: setup
 
 bench: setup
 	$(BIN)/python -m benchmarks.cli_help
+	$(BIN)/python -m benchmarks.first_line
 	$(BIN)/python -m benchmarks.compose
 	$(BIN)/python -m benchmarks.rollout
 	$(BIN)/python -m benchmarks.weight_sync

@@ -31,6 +31,20 @@ _CLASSES: dict[Arch, tuple[type, type]] = {
     "qwen3": (Qwen3Config, Qwen3ForCausalLM),
 }
 
+# Fields that the configs of most architectures have.
+TINY: dict[str, Any] = {
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+
 SPECIAL_TOKENS = (
     "<|endoftext|>",
     "<|im_start|>",
@@ -50,23 +64,10 @@ def tiny_model(arch: Arch = "qwen2", seed: int = 0, **overrides: Any) -> PreTrai
     sharp enough to avoid ties in greedy decoding. `overrides` are fields of the config.
     """
     config_class, model_class = _CLASSES[arch]
-    settings: dict[str, Any] = {
-        "vocab_size": 64,
-        "hidden_size": 32,
-        "intermediate_size": 64,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 8,
-        "max_position_embeddings": 256,
-        "tie_word_embeddings": True,
-        "pad_token_id": 0,
-        "bos_token_id": 1,
-        "eos_token_id": 2,
-    }
+    settings = TINY | {"head_dim": 8, "tie_word_embeddings": True} | overrides
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = model_class(config_class(**(settings | overrides)))
+        model = model_class(config_class(**settings))
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.add_(torch.randn_like(parameter) * 0.2)

@@ -11,6 +11,23 @@ FILES = sorted((ROOT / "rlctl").rglob("*.py"))
 TEST_FILES = sorted((ROOT / "tests").rglob("*.py"))
 BENCHMARKS = sorted((ROOT / "benchmarks").rglob("*.py"))
 
+# Packages that commands load only when they use them.
+HEAVY = {
+    "torch",
+    "ray",
+    "vllm",
+    "transformers",
+    "pandas",
+    "pyarrow",
+    "wandb",
+    "swanlab",
+    "hydra",
+    "omegaconf",
+    "numpy",
+    "safetensors",
+    "plotly",
+}
+
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 

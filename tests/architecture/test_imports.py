@@ -4,29 +4,12 @@ import ast
 import subprocess
 import sys
 import tomllib
-from pathlib import Path
 
 import pytest
 from importlinter.cli import lint_imports
 
 from rlctl.cli import COMMANDS
-
-ROOT = Path(__file__).parents[2]
-HEAVY = {
-    "torch",
-    "ray",
-    "vllm",
-    "transformers",
-    "pandas",
-    "pyarrow",
-    "wandb",
-    "swanlab",
-    "hydra",
-    "omegaconf",
-    "numpy",
-    "safetensors",
-    "plotly",
-}
+from tests.architecture.source import HEAVY, ROOT
 
 
 def test_imports_go_one_way(capsys, monkeypatch):

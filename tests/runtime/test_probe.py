@@ -28,20 +28,8 @@ from rlctl.runtime.workers.critic import CriticSpec, CriticWorker
 from rlctl.runtime.workers.dispatch import Worker
 from rlctl.runtime.workers.reference import ReferenceSpec, ReferenceWorker
 from tests.distributed.ranks import rank_info
-from tests.models import tiny_model, write_tiny_model
+from tests.models import TINY, tiny_model, write_tiny_model
 
-SMALL = {
-    "vocab_size": 64,
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 64,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
 FULL = {"layer_types": ["full_attention"] * 2}
 EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
 # Heads that scale or cap the logits come first.
@@ -91,7 +79,7 @@ CAUGHT = ("stablelm", "nemotron", "doge")
 
 def miniature(kind: str, auto: type = AutoModelForCausalLM, **settings: Any) -> PreTrainedModel:
     """Build a model of two layers with random norms and biases."""
-    config = AutoConfig.for_model(kind, **(SMALL | settings))
+    config = AutoConfig.for_model(kind, **(TINY | settings))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = auto.from_config(config, attn_implementation="eager").eval()
