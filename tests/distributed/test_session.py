@@ -18,10 +18,12 @@ import grpc
 import psutil
 import pytest
 import ray
+from ray.exceptions import ActorUnavailableError
 
-from rlctl.errors import ResourceError, Terminated
+from rlctl.errors import ResourceError, RlctlError, Terminated
 from rlctl.recipes.compose import compose
 from rlctl.runtime.cluster import access
+from rlctl.runtime.cluster.pool import gather
 from rlctl.runtime.cluster.session import ray_session
 from rlctl.runtime.cluster.session_folder import remove_stale, session_folder
 from rlctl.runtime.rank_info import RankInfo
@@ -173,6 +175,27 @@ def test_settings_reach_ray_which_is_private_and_stale_folders_are_removed(
     os.environ.pop("RAY_AUTH_MODE")  # set by Ray
     tracker.kill()
     tracker.wait()
+
+
+def test_a_cluster_that_refuses_the_connection_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(**options: object) -> None:
+        raise ConnectionError(f"Failed to connect to Ray cluster at {options['address']}")
+
+    monkeypatch.setattr(ray, "init", refuse)
+    address = ["ray_kwargs.ray_init.address=192.0.2.2:6399"]
+    init = compose("ppo", address).config.ray_kwargs.ray_init
+    message = r"cluster at 192\.0\.2\.2:6399\n.*RAY_AUTH_MODE=token"
+    with pytest.raises(ResourceError, match=message), ray_session(init, 2, 1, 60.0, None):
+        pass
+
+
+def test_a_lost_raylet_of_another_cluster_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def lose(*_: object, **__: object) -> None:
+        raise ActorUnavailableError("Socket closed", None)
+
+    monkeypatch.setattr(ray, "get", lose)
+    with pytest.raises(RlctlError, match=r"during actor\.update: it, its node or the raylet"):
+        gather([], "actor.update", 1.0, lambda: "worker.log")
 
 
 def _terminate(number: int, _frame: FrameType | None) -> NoReturn:

@@ -12,7 +12,12 @@ from functools import partial
 from typing import Any
 
 import ray
-from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
+from ray.exceptions import (
+    ActorUnavailableError,
+    GetTimeoutError,
+    RayActorError,
+    RayTaskError,
+)
 from ray.util.placement_group import (
     PlacementGroup,
     placement_group,
@@ -169,6 +174,12 @@ def gather(
             raise error.cause from error
         raise RlctlError(
             f"{what} failed: {type(error.cause).__name__}: {error.cause}", where=tail()
+        ) from error
+    except ActorUnavailableError as error:  # in another cluster: its daemons are not watched
+        raise RlctlError(
+            f"a worker process cannot be reached during {what}: it, its node or the raylet of that "
+            f"node has exited ({error.error_msg})",
+            where=tail(),
         ) from error
     except RayActorError as error:
         raise RlctlError(

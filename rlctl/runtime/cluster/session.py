@@ -155,6 +155,11 @@ def _start(
         )
     if failure:
         hint = "train without Ray: --inline"
+        if folder is None:
+            hint = (
+                "is the address right, and is RAY_AUTH_MODE=token set here if the cluster requires "
+                "a token? `rlctl train --inline` needs no cluster"
+            )
         raise ResourceError(
             f"Ray did not start: {failure[0]}", where=_log_tail(folder), hint=hint
         ) from failure[0]
