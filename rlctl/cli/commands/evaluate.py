@@ -31,6 +31,15 @@ Overrides = Annotated[
         autocompletion=complete.override,
     ),
 ]
+RecipeOption = Annotated[
+    str,
+    typer.Option(
+        "--recipe",
+        "-r",
+        help="For a model folder: recipe with the settings of validation and generation.",
+        autocompletion=complete.recipe,
+    ),
+]
 Step = Annotated[
     int | None,
     typer.Option("--step", help="Use the run's checkpoint of this step; by default the latest."),
@@ -59,15 +68,7 @@ Examples:
 def evaluate(
     target: Target,
     overrides: Overrides = None,
-    recipe: Annotated[
-        str,
-        typer.Option(
-            "--recipe",
-            "-r",
-            help="For a model folder: recipe with the validation settings.",
-            autocompletion=complete.recipe,
-        ),
-    ] = "ppo",
+    recipe: RecipeOption = "ppo",
     step: Step = None,
     samples: Annotated[
         int, typer.Option("--samples", help="Number of responses to print, lowest scores first.")
@@ -120,15 +121,7 @@ def generate(
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the sampling.")] = 0,
     overrides: Overrides = None,
-    recipe: Annotated[
-        str,
-        typer.Option(
-            "--recipe",
-            "-r",
-            help="For a model folder: recipe with the generation settings.",
-            autocompletion=complete.recipe,
-        ),
-    ] = "ppo",
+    recipe: RecipeOption = "ppo",
     step: Step = None,
     as_json: Json = False,
     root: Root = None,
