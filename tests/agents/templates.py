@@ -5,34 +5,10 @@ from __future__ import annotations
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from tests.architecture.source import ROOT
+
 # In the style of Qwen 2.5: tools in the system message, results between tags in a user's turn.
-CHATML = r"""{%- macro header(role) %}{{ "<|im_start|>" + role + "\n" }}{% endmacro %}
-{%- set first = messages[0].content if messages[0].role == 'system' else 'Be helpful.' %}
-{{- header('system') }}{{ first }}
-{%- if tools %}{{ '\n\n# Tools' }}{% endif %}
-{%- for tool in tools or [] %}{{ '\n' + tool | tojson }}{% endfor %}<|im_end|>
-{% for message in messages %}
-{%- if message.role == 'user' or (message.role == 'system' and not loop.first) %}
-{{- header(message.role) }}{{ message.content }}<|im_end|>
-{% elif message.role == 'assistant' %}
-{{- header('assistant') }}{{ message.content }}
-{%- for call in message.tool_calls or [] %}
-{%- set call = call.function or call %}
-{%- if message.content or not loop.first %}{{ '\n' }}{% endif -%}
-<tool_call>
-{"name": "{{ call.name }}", "arguments": {{ call.arguments | tojson }}}
-</tool_call>
-{%- endfor %}<|im_end|>
-{% elif message.role == 'tool' %}
-{%- if loop.previtem.role != 'tool' %}<|im_start|>user{% endif %}{{ '\n' -}}
-<tool_response>
-{{ message.content }}
-</tool_response>
-{%- if loop.last or loop.nextitem.role != 'tool' %}<|im_end|>
-{% endif %}
-{%- endif %}
-{%- endfor %}
-{%- if add_generation_prompt %}{{ header('assistant') }}{% endif %}"""
+CHATML = (ROOT / "docs/examples/templates/chatml_tools.jinja").read_text()
 
 # In the style of Qwen 3: thoughts are kept only after the last user, and an empty thought is
 # written where there is none in the last turn, or if thinking is off.
@@ -115,6 +91,29 @@ MISTRAL = """\
 {{- message.tool_call_id }}"}[/TOOL_RESULTS]
 {%- endif %}
 {%- endfor %}"""
+
+# In the style of Gemma 4: results, and the text that follows them, belong to the turn of the call.
+GEMMA4 = """\
+{%- for tool in tools or [] %}<|im_start|>{{ tool | tojson }}{% endfor %}
+{%- for message in messages %}
+{%- if message.role == 'user' %}<|im_start|>user\n{{ message.content }}<|im_end|>
+{% elif message.role == 'assistant' %}
+{%- if loop.previtem.role != 'tool' %}{{ '<|im_start|>model\\n' }}{% endif %}
+{%- for call in message.tool_calls or [] %}
+{{- call.function.name }}{{ call.function.arguments | tojson }}
+{%- endfor %}
+{%- if message.tool_calls %}<|eot_id|>
+{%- for result in messages[loop.index : loop.index + 2] if result.role == 'tool' %}
+{{- result.content }};
+{%- endfor %}
+{%- endif %}{{ message.content }}
+{%- if not message.tool_calls %}<|im_end|>
+{% endif %}
+{%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt and messages[-1].role != 'tool' -%}
+<|im_start|>model
+{% endif %}"""
 
 # In the style of DeepSeek: arguments are JSON text, and results have no turn of their own.
 DEEPSEEK = """\

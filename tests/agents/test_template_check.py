@@ -8,9 +8,18 @@ import pytest
 
 from rlctl.errors import ConfigError
 from rlctl.runtime.agents.chat_bridge import ChatBridge
+from rlctl.runtime.agents.environments.protocol import Turn
 from rlctl.runtime.agents.template_check import TOOL, USER, check_chat_template
 from rlctl.runtime.data.tokenizer import load_tokenizer
-from tests.agents.templates import CHATML, DEEPSEEK, LLAMA3, MISTRAL, QWEN3, chat_tokenizer
+from tests.agents.templates import (
+    CHATML,
+    DEEPSEEK,
+    GEMMA4,
+    LLAMA3,
+    MISTRAL,
+    QWEN3,
+    chat_tokenizer,
+)
 
 BOTH = (TOOL, USER)
 END = "<|im_end|>"
@@ -39,6 +48,20 @@ def changed(old: str, new: str, template: str = CHATML) -> str:
 def test_templates_that_only_append_pass(replies: tuple[str, ...]) -> None:
     assert broken(CHATML, replies) == {}
     assert broken(LLAMA3, replies, eos="<|eot_id|>") == {}
+
+
+def test_a_turn_may_continue_after_results() -> None:
+    tokenizer = chat_tokenizer(GEMMA4)
+    stops = [tokenizer.eos_token_id, tokenizer.convert_tokens_to_ids("<|eot_id|>")]
+    bridge = ChatBridge(tokenizer, stops)
+    check_chat_template(bridge, BOTH)
+    result = {"role": TOOL, "content": "fine"}
+    assert tokenizer.decode(bridge.bridge_ids(stops[1:], Turn(""), [result], [])) == "fine;"
+
+
+def test_several_calls_that_a_template_leaves_out_are_not_probed() -> None:
+    one = changed("message.tool_calls or [] %}", "(message.tool_calls or [])[:1] %}")
+    assert broken(one) == {}
 
 
 def test_thoughts_that_a_user_removes_are_found() -> None:

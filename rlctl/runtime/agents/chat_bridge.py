@@ -127,7 +127,21 @@ class ChatBridge:
             raise InternalError("a bridge needs a response that ends with a stop token")
         names = {call.id: call.name for call in turn.calls}
         fresh = [_identified(each, number, names) for number, each in enumerate(messages)]
-        return self._bridge(fresh, tools, self._style)
+        rendered, start = self._synthetic(fresh, tools)
+        end = self.end_of_turn(rendered, start) if start else None
+        if end is None:
+            raise ConfigError(
+                "the chat template does not end an assistant's turn with a stop token",
+                where=self.source,
+                hint=f"the stop tokens are {', '.join(self.stops)}",
+            )
+        stop, *ids = self.encode(rendered[end[0] :])
+        if stop not in self.stop_token_ids:
+            raise ConfigError(
+                f"the tokenizer splits the stop token {rendered[slice(*end)]!r} in a text",
+                where=self.source,
+            )
+        return ids
 
     def render(
         self,
@@ -158,33 +172,27 @@ class ChatBridge:
         ]
         return min(found, default=None)
 
-    def _bridge(
-        self, messages: Sequence[Message], tools: Sequence[ToolSchema], style: _CallStyle
-    ) -> list[int]:
+    def _synthetic(
+        self, messages: Sequence[Message], tools: Sequence[ToolSchema]
+    ) -> tuple[str, int]:
+        """Return a rendered conversation with `messages`, and the place after the sentinel.
+
+        The sentinel is an argument of the last call, since a template may write the text of a turn
+        with calls after their results; or the text, if there are no calls or no calls are written.
+        """
         replies = [each for each in messages if each["role"] == _TOOL]
-        assistant: Message = {"role": "assistant", "content": _SENTINEL}
-        if replies:
-            calls = [_call(each, style) for each in replies]
-            assistant["tool_calls"] = calls if style.several else calls[-1:]
-        rendered = self._render(
-            [_USER, assistant, *(self._prepared(each, style) for each in messages)],
-            [_ANY_TOOL] if tools else [],
-        )
-        written = list(_SENTINELS.finditer(rendered))
-        end = self.end_of_turn(rendered, written[-1].end()) if written else None
-        if end is None:
-            raise ConfigError(
-                "the chat template does not end an assistant's turn with a stop token",
-                where=self.source,
-                hint=f"the stop tokens are {', '.join(self.stops)}",
-            )
-        stop, *ids = self.encode(rendered[end[0] :])
-        if stop not in self.stop_token_ids:
-            raise ConfigError(
-                f"the tokenizer splits the stop token {rendered[slice(*end)]!r} in a text",
-                where=self.source,
-            )
-        return ids
+        calls = [_call(each, self._style) for each in replies]
+        calls = calls if self._style.several else calls[-1:]
+        following = [self._prepared(each, self._style) for each in messages]
+        rendered = ""
+        for text in ("", _SENTINEL) if calls else (_SENTINEL,):
+            assistant: Message = {"role": "assistant", "content": text}
+            if calls:
+                assistant["tool_calls"] = calls
+            rendered = self._render([_USER, assistant, *following], [_ANY_TOOL] if tools else [])
+            if written := list(_SENTINELS.finditer(rendered)):
+                return rendered, written[-1].end()
+        return rendered, 0
 
     def _render(
         self,
@@ -229,7 +237,7 @@ class ChatBridge:
                 rendered = self._render([_USER, assistant, *replies], [_ANY_TOOL])
             except ConfigError:
                 continue
-            if wrong not in rendered:
+            if wrong not in rendered and not (several and len(_SENTINELS.findall(rendered)) < 2):
                 return style
         return _CallStyle(as_text=False, several=True)
 
@@ -287,7 +295,7 @@ def _plain(value: Any, pattern: re.Pattern[str] | None) -> Any:
     if isinstance(value, str):
         # Lone surrogates cannot be tokenized.
         text = value.encode(errors="replace").decode().translate(_CLEAN)
-        return pattern.sub(rf"\g<0>{_SPLIT}", text) if pattern else text
+        return pattern.sub(lambda found: found[0] + _SPLIT, text) if pattern else text
     if isinstance(value, Mapping):
         return {key: _plain(each, pattern) for key, each in value.items()}
     if isinstance(value, list | tuple):

@@ -56,8 +56,9 @@ _HINTS = {
     "(actor_rollout_ref.model.custom_chat_template), or other data.apply_chat_template_kwargs",
     "tools_are_shown": "use a template with tools (actor_rollout_ref.model.custom_chat_template), "
     "or describe them in the prompt",
-    "end_of_turn": "add the token that ends a turn to eos_token_id in generation_config.json, "
-    "or use another template (actor_rollout_ref.model.custom_chat_template)",
+    "end_of_turn": "use a template that ends turns with a stop token "
+    "(actor_rollout_ref.model.custom_chat_template), or add the token to eos_token_id in "
+    "generation_config.json if it ends nothing else",
 }
 _HINT = "use a template that only appends (actor_rollout_ref.model.custom_chat_template)"
 
@@ -109,13 +110,13 @@ def _probes(
         thoughts = [_THINKING]
     elif written.endswith("</think>"):
         thoughts = [""]
-    template = str(bridge.tokenizer.chat_template)
+    knows_thoughts = "think>" in str(bridge.tokenizer.chat_template)
     for thought in thoughts:
         said = (_said(f"{thought}It is warm."), [_user("And tomorrow?")])
         if USER in replies:
             yield [said, said]
         # Other templates may leave out text beside a call.
-        if TOOL in replies and (not thought or "think" in template or "reasoning" in template):
+        if TOOL in replies and (knows_thoughts or not thought):
             called = _called(thought, "weather")
             yield [called, called]
             if bridge.several_calls:
@@ -153,16 +154,18 @@ def _called(text: str, *names: str) -> _Exchange:
 def _check_probe(bridge: ChatBridge, turns: Sequence[_Exchange], tools: list[ToolSchema]) -> None:
     """Raise _Broken for the first property that a conversation does not have."""
     history = [_QUESTION]
-    before = prompt = bridge.render(history, tools)
+    before = bridge.render(history, tools)
+    prompt: int | None = None
     for turn, replies in turns:
         opening = _num_equal(before, bridge.render(history, tools, generation_prompt=False))
+        prompt = opening if prompt is None else prompt
         history = [*history, turn, *replies]
         name = "tool_results" if replies[0]["role"] == TOOL else "user_turns"
         try:
             after = bridge.render(history, tools)
         except ConfigError as error:
             raise _Broken(name, error.problems[0].message) from error
-        _check_history(before, after, history, len(prompt), opening)
+        _check_history(before, after, history, prompt, opening)
         _check_turn(bridge, before, after, turn, replies)
         before = after
 
