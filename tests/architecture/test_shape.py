@@ -31,7 +31,7 @@ MAY_CATCH_EVERYTHING = {
     "rlctl/runtime/agents/environments/worker.py::_main": "logged; the process ends with status 1",
     "rlctl/runtime/agents/environments/worker.py::_reply": "user code: delivered to the controller",
     "rlctl/runtime/agents/environments/worker.py::_describe": "user code: delivered as a note",
-    "rlctl/runtime/agents/environments/tools_environment.py::ToolsEnvironment._execute": "user "
+    "rlctl/runtime/agents/environments/tool_calls.py::ToolCalls._execute": "user "
     "code may raise anything: the policy gets it as a message",
     "rlctl/runtime/workers/background.py::_guarded": "written to a file for the controller",
     "rlctl/runtime/rollout/loop.py::EngineLoop._run": "delivered to the callers",

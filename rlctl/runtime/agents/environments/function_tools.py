@@ -47,11 +47,16 @@ class FunctionTool:
 
     is_lenient = False
 
-    def __init__(self, function: Callable[..., Any], name: str | None = None) -> None:
-        """Build the schema. Raises ConfigError if the function is not documented or typed."""
+    def __init__(self, function: Callable[..., Any], *, skip_self: bool = False) -> None:
+        """Build the schema. Raises ConfigError if the function is not documented or typed.
+
+        `skip_self` leaves out the first parameter of a method that is not bound.
+        """
         marked = getattr(function, _MARK, None) or {}
         self._function = function
-        self.schema = marked.get("schema") or schema_of(function, marked.get("name") or name)
+        self.schema = marked.get("schema") or schema_of(
+            function, marked.get("name"), skip_self=skip_self
+        )
 
     async def session(self, episode: EpisodeInfo) -> FunctionTool:
         """Return the tool itself."""
@@ -78,12 +83,14 @@ def tools_of_file(path: str) -> list[FunctionTool]:
         raise ConfigError(
             "the file has no function marked with @function_tool",
             where=path,
-            hint="from rlctl import function_tool",
+            hint=f"from {__name__} import function_tool",
         )
     return [FunctionTool(function) for function in found.values()]
 
 
-def schema_of(function: Callable[..., Any], name: str | None = None) -> ToolSchema:
+def schema_of(
+    function: Callable[..., Any], name: str | None = None, *, skip_self: bool = False
+) -> ToolSchema:
     """Return the schema of a function. Raises ConfigError for what the schema needs and lacks."""
     name = name or getattr(function, "__name__", type(function).__name__)
     description, documented = parse_docstring(inspect.getdoc(function) or "")
@@ -96,7 +103,7 @@ def schema_of(function: Callable[..., Any], name: str | None = None) -> ToolSche
     hints = typing.get_type_hints(function)
     properties: dict[str, Any] = {}
     required: list[str] = []
-    for parameter in inspect.signature(function).parameters.values():
+    for parameter in list(inspect.signature(function).parameters.values())[skip_self:]:
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
             raise ConfigError(
                 f"the tool {name!r} has the parameter {str(parameter)!r}",

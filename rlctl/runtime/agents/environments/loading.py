@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from functools import partial
 from types import MappingProxyType
@@ -11,6 +12,8 @@ from rlctl import plugins
 from rlctl.errors import ConfigError, RlctlError
 from rlctl.runtime.agents.environments.calls import call
 from rlctl.runtime.agents.environments.protocol import Environment
+from rlctl.runtime.agents.environments.skyrl import SkyRLEnvironment, provide_skyrl
+from rlctl.runtime.agents.environments.trl import TRLEnvironment
 from rlctl.runtime.sandbox.user_code import load_named, user_line
 
 KIND = "environments"
@@ -29,13 +32,8 @@ async def load_environment(
     gets its result as the argument `shared`. Raises ConfigError for an unknown environment or wrong
     settings, and for what `prepare` raises.
     """
-    plugin = load_named(KIND, name, "environment")
+    plugin, values = _found(name, values)
     build: Callable[..., Environment] = plugin
-    if not callable(plugin):
-        raise ConfigError(
-            f"the environment {name!r} is of type {type(plugin).__name__}, not a class",
-            hint="a class with reset, tools, step, score and close",
-        )
     arguments: dict[str, Any] = {}
     fields = getattr(plugins.params_model(plugin), "model_fields", {})
     values = {**{key: value for key, value in defaults.items() if key in fields}, **values}
@@ -54,3 +52,36 @@ async def load_environment(
                 where=user_line(error, name),
             ) from error
     return partial(build, **arguments)
+
+
+def _found(name: str, values: Mapping[str, Any]) -> tuple[Any, Mapping[str, Any]]:
+    """Return the class that `name` names, or its adapter, and its settings."""
+    provide_skyrl()  # the file of the class may import it
+    found = load_named(KIND, name, "environment")
+    if not callable(found):
+        raise ConfigError(
+            f"the environment {name!r} is of type {type(found).__name__}, not a class",
+            hint="a class with reset, tools, step, score and close",
+        )
+    return (
+        _adapted(found, name, values) if ":" in name and inspect.isclass(found) else (found, values)
+    )
+
+
+def _adapted(found: Any, name: str, values: Mapping[str, Any]) -> tuple[Any, Mapping[str, Any]]:
+    """Return a class with the methods of `Environment`, and its settings.
+
+    A class of SkyRL-Gym or TRL, which is known by its methods, gets its adapter.
+    """
+
+    methods = set(dir(found))
+    if {"reset", "step", "score", "close"} <= methods:
+        return found, values
+    if {"init", "step"} <= methods:
+        return SkyRLEnvironment, {"env_class": name, **values}
+    if "reset" in methods and "step" not in methods:
+        return TRLEnvironment, {"factory": name, **values}
+    raise ConfigError(
+        f"the class {name} is no environment: it has neither reset, step, score and close, nor "
+        "init and step (SkyRL-Gym), nor reset and tools as methods (TRL)",
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -105,6 +106,14 @@ def argument_checker(tool: Tool) -> Callable[[Mapping[str, Any]], str | None]:
         )
 
     return check
+
+
+def accepted(function: Callable[..., Any], **arguments: Any) -> dict[str, Any]:
+    """Return those of `arguments` that `function` has a parameter for, all if it takes any."""
+    parameters = inspect.signature(function).parameters
+    if any(each.kind is each.VAR_KEYWORD for each in parameters.values()):
+        return arguments
+    return {name: value for name, value in arguments.items() if name in parameters}
 
 
 def as_text(value: Any) -> str:

@@ -52,6 +52,11 @@ async def load_toolset(
         tools += tools_of_file(function_tool_path)
     if tool_config_path:
         tools += await tools_of_config(tool_config_path)
+    return tool_set(tools)
+
+
+def tool_set(tools: Sequence[Tool]) -> ToolSet:
+    """Return `tools` by name. Raises ConfigError for a name that two tools have."""
     by_name: dict[str, Tool] = {}
     for tool in tools:
         name = name_of(tool.schema)

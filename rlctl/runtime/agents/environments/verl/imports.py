@@ -7,7 +7,6 @@ same names offer what such files use. They exist in worker processes only.
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +14,7 @@ from types import ModuleType
 from typing import Any, TypeVar
 
 from rlctl.errors import ConfigError
+from rlctl.runtime.agents.environments.stand_ins import provide
 from rlctl.runtime.sandbox.user_code import user_line
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -45,9 +45,7 @@ def load_class(class_name: str, where: str, folder: Path) -> Callable[..., Any]:
 
 
 def provide_verl() -> None:
-    """Offer the modules of verl that tools and interactions import, unless verl is installed."""
-    if "verl" in sys.modules or importlib.util.find_spec("verl") is not None:
-        return
+    """Offer the modules of verl that tools and interactions import, unless it is installed."""
     from rlctl.runtime.agents.environments import function_tools
     from rlctl.runtime.agents.environments.verl import base_classes, gsm8k, schemas
 
@@ -66,14 +64,7 @@ def provide_verl() -> None:
         "verl.utils.reward_score": {},
         "verl.utils.reward_score.gsm8k": {"compute_score": gsm8k.gsm8k_score},
     }
-    for name, attributes in contents.items():
-        module = ModuleType(name, "Stand-in of rlctl: verl is not installed.")
-        module.__dict__.update(attributes)
-        module.__path__ = []  # a package, whose missing modules are ordinary import errors
-        sys.modules[name] = module
-        parent, _, child = name.rpartition(".")
-        if parent:
-            setattr(sys.modules[parent], child, module)
+    provide(contents)
 
 
 def _public(module: ModuleType) -> dict[str, Any]:

@@ -7,8 +7,7 @@ episode: it is created at its start, and released at its end after `calc_reward`
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ import yaml
 from rlctl.errors import ConfigError
 from rlctl.runtime.agents.environments.calls import call
 from rlctl.runtime.agents.environments.protocol import ToolSchema
-from rlctl.runtime.agents.environments.tool import EpisodeInfo, Tool, ToolResult, as_text
+from rlctl.runtime.agents.environments.tool import EpisodeInfo, Tool, ToolResult, accepted, as_text
 from rlctl.runtime.agents.environments.verl.imports import load_class
 from rlctl.runtime.agents.environments.verl.schemas import OpenAIFunctionToolSchema
 
@@ -136,14 +135,6 @@ class VerlSession:
         """Call `release` of the tool."""
         kwargs = dict(self._kwargs.get("release_kwargs") or {})
         await call(self._tool.release, self._id, **kwargs)
-
-
-def accepted(function: Callable[..., Any], **arguments: Any) -> dict[str, Any]:
-    """Return those of `arguments` that `function` has a parameter for, all if it takes any."""
-    parameters = inspect.signature(function).parameters
-    if any(each.kind is each.VAR_KEYWORD for each in parameters.values()):
-        return arguments
-    return {name: value for name, value in arguments.items() if name in parameters}
 
 
 def result_of(value: Any) -> ToolResult:

@@ -1,0 +1,132 @@
+"""Environments of SkyRL-Gym: subclasses of `BaseTextEnv` with `init(prompt)` and `step(action)`.
+
+If the package `skyrl_gym` is not installed, worker processes offer the base class that such files
+import.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from numbers import Real
+from typing import Any, TypedDict
+
+from pydantic import Field
+
+from rlctl import plugins
+from rlctl.runtime.agents.environments.calls import call
+from rlctl.runtime.agents.environments.protocol import Message, Row, Step, ToolSchema, Turn
+from rlctl.runtime.agents.environments.stand_ins import provide
+from rlctl.runtime.sandbox.user_code import load_named
+
+
+class SkyRLParams(plugins.Params):
+    """Settings of an environment of SkyRL-Gym."""
+
+    env_class: str = Field(description="class: module:Class or path.py:Class")
+    env_config: dict[str, Any] = Field({}, description="argument env_config of the class")
+    max_turns: int | None = Field(None, ge=1, description="extras.max_turns of each episode")
+
+
+class StepOutput(TypedDict, total=False):
+    """Result of `step`: SkyRL-Gym's BaseTextEnvStepOutput."""
+
+    observations: list[Message]
+    reward: float
+    done: bool
+    metadata: dict[str, Any]
+    postprocessed_action: str | None
+
+
+class BaseTextEnv:
+    """Base class with the methods of SkyRL-Gym's, for files that import it."""
+
+    def __init__(self) -> None:
+        self.turns = 0
+        self.max_turns = 1
+        self.tool_groups: list[Any] = []
+        self.tool_to_toolgroup: dict[str, str] = {}
+
+    def init(self, prompt: list[Message]) -> tuple[list[Message], dict[str, Any]]:
+        """Return the prompt of the episode and metadata."""
+        return prompt, {}
+
+    def step(self, action: str) -> StepOutput:
+        """Return the reply to a turn."""
+        raise NotImplementedError
+
+    def init_tool_groups(self, tool_groups: list[Any] | None = None) -> None:
+        """Register groups of tools, each with `get_name()` and `get_tool_names()`."""
+        self.tool_groups = tool_groups or []
+        self.tool_to_toolgroup = {
+            tool: group.get_name() for group in self.tool_groups for tool in group.get_tool_names()
+        }
+
+    def get_metrics(self) -> dict[str, Any]:
+        """Return numbers about the episode."""
+        return {}
+
+    def close(self) -> None:
+        """Release what the episode holds."""
+
+
+class SkyRLEnvironment:
+    """Class of SkyRL-Gym as an environment. Its rewards belong to the turns; the score is 0."""
+
+    Params = SkyRLParams
+
+    def __init__(self, params: SkyRLParams, shared: Callable[..., Any]) -> None:
+        self._params, self._class = params, shared
+        self._object: Any = None
+
+    @staticmethod
+    def prepare(params: SkyRLParams) -> Callable[..., Any]:
+        """Import the class."""
+        provide_skyrl()
+        return load_named("environments", params.env_class, "environment")
+
+    async def reset(self, row: Row) -> list[Message]:
+        """Build the object with the row as `extras`, and return the prompt of its `init`."""
+        extras = {**(row.get("extra_info") or {}), **row}
+        extras.setdefault("reward_spec", {"ground_truth": row.get("ground_truth")})
+        if self._params.max_turns is not None:
+            extras["max_turns"] = self._params.max_turns
+        prompt = list(row.get("prompt") or [])
+        config = dict(self._params.env_config)
+        self._object = await call(self._class, env_config=config, extras=extras)
+        found, _ = await call(self._object.init, prompt)
+        return list(found)
+
+    @property
+    def tools(self) -> list[ToolSchema]:
+        """No tools: an environment of SkyRL-Gym reads the text of turns itself."""
+        return []
+
+    async def step(self, turn: Turn) -> Step:
+        """Return the observations, the reward and the end."""
+        found = await call(self._object.step, turn.text)
+        output: Mapping[str, Any] = found if isinstance(found, Mapping) else vars(found)
+        messages = [] if output["done"] else list(output.get("observations") or [])
+        info = {"metadata": dict(output["metadata"])} if output.get("metadata") else {}
+        return Step(messages, float(output["reward"]), bool(output["done"]), info=info)
+
+    async def score(self) -> dict[str, float]:
+        """Return 0, and the numbers of `get_metrics` as components."""
+        metrics = await call(self._object.get_metrics)
+        numbers = {name: float(v) for name, v in metrics.items() if isinstance(v, Real)}
+        return {**numbers, "score": 0.0}
+
+    async def close(self) -> None:
+        """Call `close` of the object."""
+        if self._object is not None:
+            await call(self._object.close)
+
+
+def provide_skyrl() -> None:
+    """Offer the modules of skyrl_gym that environments import, unless it is installed."""
+    types = {
+        "BaseTextEnv": BaseTextEnv,
+        "BaseTextEnvStepOutput": StepOutput,
+        "ConversationType": list[Message],
+        "MessageType": Message,
+    }
+    provide({"skyrl_gym": {}, "skyrl_gym.envs": {}, "skyrl_gym.envs.base_text_env": types})

@@ -1,0 +1,146 @@
+"""Execution of the tool calls of a turn; also a wrong call gets a message."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Mapping, Sequence
+
+from pydantic import Field
+
+from rlctl import plugins
+from rlctl.runtime.agents.environments.calls import call_limit, limited
+from rlctl.runtime.agents.environments.protocol import (
+    MalformedCall,
+    Message,
+    Step,
+    ToolCall,
+    ToolSchema,
+    ToolUse,
+    Turn,
+)
+from rlctl.runtime.agents.environments.tool import (
+    EpisodeInfo,
+    Side,
+    ToolResult,
+    ToolSession,
+    truncated,
+)
+from rlctl.runtime.agents.environments.toolset import ToolSet
+
+
+class CallParams(plugins.Params):
+    """Settings of tool calls, with verl's names."""
+
+    max_parallel_calls: int = Field(1, ge=1, description="calls of one turn that are executed")
+    max_tool_response_length: int = Field(256, ge=1, description="longest result in characters")
+    tool_response_truncate_side: Side = Field(
+        "middle", description="part of a longer result to keep: left, middle (both ends) or right"
+    )
+
+
+class ToolCalls:
+    """The tools of one episode."""
+
+    def __init__(self, params: CallParams, tools: ToolSet) -> None:
+        self._params, self._set = params, tools
+        self._names = list(tools.tools)
+        self._sessions: dict[str, ToolSession] = {}
+
+    @property
+    def schemas(self) -> list[ToolSchema]:
+        """Schemas of the tools of the episode."""
+        return self._set.schemas(self._names)
+
+    async def start(self, episode: EpisodeInfo, selection: Sequence[str] | None = None) -> None:
+        """Start the tools `selection`, or all. Raises ValueError for unknown tools."""
+        self._names = _selected(selection, self._names)
+        for name in self._names:
+            self._sessions[name] = await self._set.tools[name].session(episode)
+
+    async def execute(self, turn: Turn) -> Step:
+        """Execute the calls of `turn` at the same time."""
+        allowed = self._params.max_parallel_calls
+        executed = await asyncio.gather(*(self._execute(each) for each in turn.calls[:allowed]))
+        refused = [self._refuse(each) for each in turn.calls[allowed:]]
+        malformed = [self._explain(each) for each in turn.malformed]
+        replies = [*executed, *refused, *malformed]
+        rewards = [(use.name, result.reward) for _, use, result in replies if result.reward]
+        metrics = {use.name: dict(result.metrics) for _, use, result in replies if result.metrics}
+        info = {"tool_rewards": rewards} if rewards else {}
+        return Step(
+            [message for message, _, _ in replies],
+            uses=[use for _, use, _ in replies],
+            info={**info, "tool_metrics": metrics} if metrics else info,
+        )
+
+    async def scores(self) -> Mapping[str, float] | None:
+        """Return the scores of the tools that have one; None if none has."""
+        scores = {name: await session.score() for name, session in self._sessions.items()}
+        return {name: score for name, score in scores.items() if score is not None} or None
+
+    async def close(self) -> None:
+        """Close all sessions. Raises the first error after all are closed."""
+        sessions, self._sessions = list(self._sessions.values()), {}
+        await close_all([each.close() for each in sessions])
+
+    async def _execute(self, call: ToolCall) -> tuple[Message, ToolUse, ToolResult]:
+        """Execute one call within its time limit."""
+        started = time.monotonic()
+        error: str | None = None
+        if call.name not in self._sessions:
+            known = ", ".join(self._sessions) or "none"
+            error, result = "unknown", _error(f"unknown tool {call.name!r}; known: {known}")
+        elif wrong := self._set.checkers[call.name](call.arguments):
+            error, result = "malformed", _error(f"wrong arguments: {wrong}")
+        else:
+            try:
+                result = await limited(self._sessions[call.name].call(call.arguments), call_limit())
+            except TimeoutError:
+                error, result = "timeout", _error(f"timed out after {call_limit():g} s")
+            except Exception as raised:
+                error, result = "raised", _error(f"{type(raised).__name__}: {raised}")
+        use = ToolUse(call.name, time.monotonic() - started, error)
+        return self._message(result.text, call.id, call.name), use, result
+
+    def _refuse(self, call: ToolCall) -> tuple[Message, ToolUse, ToolResult]:
+        allowed = self._params.max_parallel_calls
+        result = _error(f"not executed: at most {allowed} tool calls are allowed in one turn")
+        use = ToolUse(call.name, 0.0, "too_many")
+        return self._message(result.text, call.id, call.name), use, result
+
+    def _explain(self, call: MalformedCall) -> tuple[Message, ToolUse, ToolResult]:
+        result = _error(f"malformed tool call: {call.reason}")
+        return self._message(result.text), ToolUse("", 0.0, "malformed"), result
+
+    def _message(self, text: str, call: str | None = None, name: str | None = None) -> Message:
+        limit, side = (
+            self._params.max_tool_response_length,
+            self._params.tool_response_truncate_side,
+        )
+        message = {"role": "tool", "content": truncated(text, limit, side)}
+        return message if call is None else {**message, "tool_call_id": call, "name": name}
+
+
+async def close_all(closing: Sequence[Awaitable[None]]) -> None:
+    """Await all of `closing`, within the limit of a call; then raise the first error."""
+    results = await asyncio.gather(
+        *(limited(each, call_limit()) for each in closing), return_exceptions=True
+    )
+    for result in results:
+        if isinstance(result, BaseException):
+            raise result
+
+
+def _selected(names: Sequence[str] | None, known: Sequence[str]) -> list[str]:
+    """Return the tools of a row. Raises ValueError for an unknown one."""
+    if names is None:
+        return list(known)
+    if unknown := [name for name in names if name not in known]:
+        hint = plugins.suggestion(unknown[0], list(known))
+        raise ValueError(f"extra_info.tool_selection has the unknown tool {unknown[0]!r}; {hint}")
+    return list(names)
+
+
+def _error(text: str) -> ToolResult:
+    return ToolResult(f"error: {text}")
