@@ -6,10 +6,14 @@ verl puts them into columns or into `extra_info`; here they are in `extra_info`,
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from pydantic import Field
+
 from rlctl.data_prep.unsupported_columns import has_content
-from rlctl.errors import Problem
+from rlctl.errors import Problem, UsageError
+from rlctl.plugins import Params
 
 if TYPE_CHECKING:
     from rlctl.data_prep.rows import PromptRow
@@ -19,7 +23,41 @@ TOOL_AGENT = "tool_agent"
 _AGENT = "agent_name"
 _FIELDS = ("tools", "tools_kwargs", "interaction_kwargs")
 # Columns that are read if a file has them.
-AGENT_COLUMNS = (_AGENT, *_FIELDS, "need_tools_kwargs", "tool_selection", "env_class")
+_SELECTION = "tool_selection"
+AGENT_COLUMNS = (_AGENT, *_FIELDS, "need_tools_kwargs", _SELECTION, "env_class")
+
+
+class ToolsParams(Params):
+    """Option `--tools` of data sets."""
+
+    tools: str | None = Field(
+        default=None,
+        description="Make each row an episode with these tools, such as `calculator`; separate "
+        "several by commas.",
+        json_schema_extra={"metavar": "NAMES"},
+    )
+
+    def tool_names(self) -> list[str]:
+        """Return the names of the tools. Raises UsageError for a list with an empty name."""
+        if self.tools is None:
+            return []
+        names = [name.strip() for name in self.tools.split(",")]
+        if not all(names):
+            raise UsageError(
+                f"--tools {self.tools!r} has an empty name", hint="--tools calculator,search"
+            )
+        return names
+
+
+def with_tools(rows: Sequence[PromptRow], names: Sequence[str]) -> list[PromptRow]:
+    """Return the rows as episodes with the tools `names`; unchanged if there are none."""
+    if not names:
+        return list(rows)
+    selection = {_SELECTION: list(names)}
+    return [
+        replace(row, agent_name=TOOL_AGENT, extra_info={**row.extra_info, **selection})
+        for row in rows
+    ]
 
 
 def agent_name(record: Mapping[str, Any]) -> str:

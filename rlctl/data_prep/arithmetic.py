@@ -19,10 +19,10 @@ from dataclasses import dataclass
 
 from pydantic import Field
 
+from rlctl.data_prep.agent_columns import ToolsParams, with_tools
 from rlctl.data_prep.datasets import dataset
 from rlctl.data_prep.rows import PromptRow
 from rlctl.errors import InternalError, UsageError
-from rlctl.plugins import Params
 
 DATA_SOURCE = "rlctl/arithmetic"
 
@@ -81,6 +81,7 @@ LEVELS = {
     1: Level(steps=(1, 2), largest_given=15, largest_factor=3, largest=30),
     2: Level(steps=(1, 2, 2, 3), largest_given=50, largest_factor=5, largest=99),
     3: Level(steps=(2, 3, 3), largest_given=300, largest_factor=9, largest=999),
+    4: Level(steps=(1, 2, 2), largest_given=9999, largest_factor=19, largest=99_999),
 }
 
 
@@ -103,7 +104,7 @@ class Problem:
         )
 
 
-class ArithmeticParams(Params):
+class ArithmeticParams(ToolsParams):
     """Options of `rlctl prep arithmetic`."""
 
     train: int = Field(
@@ -119,7 +120,7 @@ class ArithmeticParams(Params):
     level: int = Field(
         default=2,
         description="1: one or two steps, numbers to 30. 2: one to three steps, to 99. "
-        "3: two or three steps, to 999.",
+        "3: two or three steps, to 999. 4: one or two steps, to 99,999, for a calculator.",
     )
     careless: float = Field(
         default=0.0,
@@ -141,6 +142,7 @@ def arithmetic(params: ArithmeticParams) -> dict[str, list[PromptRow]]:
     The prompt is the bare question, without an instruction: on a CPU every token counts. The worked
     solution, such as "12 + 5 = 17 ; 17 - 3 = 14 ; #### 14", is in extra_info.answer.
     """
+    names = params.tool_names()
     train, val = train_and_validation(
         params.train,
         params.val,
@@ -148,7 +150,7 @@ def arithmetic(params: ArithmeticParams) -> dict[str, list[PromptRow]]:
         level=params.level,
         careless=params.careless,
     )
-    return {"train": train, "val": val}
+    return {"train": with_tools(train, names), "val": with_tools(val, names)}
 
 
 def generate(count: int, *, seed: int, level: int, careless: float, split: str) -> list[PromptRow]:

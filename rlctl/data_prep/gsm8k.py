@@ -7,21 +7,24 @@ from typing import Any
 
 from pydantic import Field
 
+from rlctl.data_prep.agent_columns import ToolsParams, with_tools
 from rlctl.data_prep.datasets import dataset
 from rlctl.data_prep.hub import hub_answers
 from rlctl.data_prep.records import raise_capped, read_records
 from rlctl.data_prep.rows import PromptRow
 from rlctl.errors import ConfigError, NotFoundError, Problem, ResourceError
-from rlctl.plugins import Params
 
 DATA_SOURCE = "openai/gsm8k"
 INSTRUCTION = 'Let\'s think step by step and output the final answer after "####".'
+INSTRUCTION_WITH_TOOLS = (
+    'Let\'s think step by step, use the tools to compute, and output the final answer after "####".'
+)
 SPLITS = ("train", "test")
 
 _MARK = "#### "
 
 
-class Gsm8kParams(Params):
+class Gsm8kParams(ToolsParams):
     """Options of `rlctl prep gsm8k`."""
 
     source: Path | None = Field(
@@ -39,10 +42,13 @@ class Gsm8kParams(Params):
 )
 def gsm8k(params: Gsm8kParams) -> dict[str, list[PromptRow]]:
     """GSM8K: 7,473 training and 1,319 test problems, in train.parquet and test.parquet."""
-    return load_gsm8k(params.source)
+    names = params.tool_names()
+    instruction = INSTRUCTION_WITH_TOOLS if names else INSTRUCTION
+    splits = load_gsm8k(params.source, instruction)
+    return {split: with_tools(rows, names) for split, rows in splits.items()}
 
 
-def load_gsm8k(source: Path | None) -> dict[str, list[PromptRow]]:
+def load_gsm8k(source: Path | None, instruction: str = INSTRUCTION) -> dict[str, list[PromptRow]]:
     """Return the rows of both splits, from the folder `source` or from the Hugging Face hub.
 
     The folder has the official `train.jsonl` and `test.jsonl`, or the hub's `train*.parquet` and
@@ -50,12 +56,12 @@ def load_gsm8k(source: Path | None) -> dict[str, list[PromptRow]]:
     for malformed records, ResourceError if the hub cannot be reached.
     """
     return {
-        split: _rows(_find(source, split) if source else _download(split), split)
+        split: _rows(_find(source, split) if source else _download(split), split, instruction)
         for split in SPLITS
     }
 
 
-def _rows(path: Path, split: str) -> list[PromptRow]:
+def _rows(path: Path, split: str, instruction: str) -> list[PromptRow]:
     rows, problems = [], []
     for index, (where, record) in enumerate(read_records(path)):
         question, answer = (
@@ -64,7 +70,7 @@ def _rows(path: Path, split: str) -> list[PromptRow]:
             else (None, None)
         )
         if isinstance(question, str) and isinstance(answer, str) and _MARK in answer:
-            rows.append(_row(question, answer, split, index))
+            rows.append(_row(question, answer, split, index, instruction))
         else:
             problems.append(
                 Problem(
@@ -79,10 +85,10 @@ def _rows(path: Path, split: str) -> list[PromptRow]:
     return rows
 
 
-def _row(question: str, answer: str, split: str, index: int) -> PromptRow:
+def _row(question: str, answer: str, split: str, index: int, instruction: str) -> PromptRow:
     return PromptRow(
         data_source=DATA_SOURCE,
-        prompt=[{"role": "user", "content": f"{question} {INSTRUCTION}"}],
+        prompt=[{"role": "user", "content": f"{question} {instruction}"}],
         ground_truth=answer.partition(_MARK)[2].strip().replace(",", ""),
         ability="math",
         style="rule",

@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 SEED = 0
@@ -43,15 +44,22 @@ CHAT_TEMPLATE = (
 )
 
 
-def write_blank(folder: Path) -> None:
-    """Write tokenizer and config.json; `actor_rollout_ref.model.init=random` makes the weights."""
-    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+def write_blank(
+    folder: Path,
+    texts: Sequence[str],
+    chat_template: str,
+    roles: Sequence[str] = (),
+    markup: Sequence[str] = (),
+    hidden_size: int = 160,
+) -> None:
+    """Write tokenizer and config.json; `actor_rollout_ref.model.init=random` makes the weights.
+
+    The tokenizer is trained on `texts`. `roles` are further special tokens; those of `markup` are
+    not special, so that they are part of decoded text.
+    """
+    from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import LlamaConfig, PreTrainedTokenizerFast
 
-    from rlctl.data_prep.arithmetic import train_and_validation
-
-    rows, _ = train_and_validation(4000, 0, seed=SEED + 1, level=3, careless=0.0)
-    texts = [text for row in rows for text in (row.prompt[0]["content"], row.extra_info["answer"])]
     tokenizer = Tokenizer(models.BPE())
     # One token per digit, so that numbers of any length are spelled the same way.
     words_and_digits = Regex(r" ?\d| ?\p{L}+| ?[^\s\p{L}\d]+|\s+")
@@ -62,26 +70,27 @@ def write_blank(folder: Path) -> None:
         ]
     )
     tokenizer.decoder = decoders.ByteLevel()
-    special = ["<|pad|>", "<|end|>", "<|user|>", "<|assistant|>", "<|system|>"]
+    special = ["<|pad|>", "<|end|>", "<|user|>", "<|assistant|>", "<|system|>", *roles]
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(
-        vocab_size=VOCABULARY,
+        vocab_size=VOCABULARY - len(markup),
         special_tokens=special,
         initial_alphabet=alphabet,
         show_progress=False,
     )
     tokenizer.train_from_iterator(texts, trainer)
+    tokenizer.add_tokens([AddedToken(each, normalized=False) for each in markup])
     fast = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         eos_token="<|end|>",
         pad_token="<|pad|>",
-        chat_template=CHAT_TEMPLATE,
+        chat_template=chat_template,
     )
     fast.save_pretrained(folder)
     LlamaConfig(
         vocab_size=VOCABULARY,
-        hidden_size=160,
-        intermediate_size=480,
+        hidden_size=hidden_size,
+        intermediate_size=3 * hidden_size,
         num_hidden_layers=3,
         num_attention_heads=4,
         num_key_value_heads=2,
@@ -97,9 +106,13 @@ def write_blank(folder: Path) -> None:
 
 def main(target: Path) -> None:
     """Train the model and write it to the folder `target`, replacing its contents."""
+    from rlctl.data_prep.arithmetic import train_and_validation
+
+    rows, _ = train_and_validation(4000, 0, seed=SEED + 1, level=3, careless=0.0)
+    texts = [text for row in rows for text in (row.prompt[0]["content"], row.extra_info["answer"])]
     with tempfile.TemporaryDirectory() as work:
         blank, data, runs = (Path(work) / name for name in ("blank", "data", "runs"))
-        write_blank(blank)
+        write_blank(blank, texts, CHAT_TEMPLATE)
         prep = [
             "prep",
             "arithmetic",

@@ -55,6 +55,11 @@ MAY_NAME = {
     ("rlctl/api.py", "console"): "without `progress` nothing is printed",
     ("rlctl/cli/commands/train.py", "console"): "`--logger X` keeps the console",
     ("rlctl/quickstart/make_model.py", "arithmetic"): "the data set of the quickstart",
+    (
+        "rlctl/quickstart/make_agent_model.py",
+        "calculator",
+    ): "tool that the model calls",
+    ("rlctl/runtime/data/quickstart.py", "calculator"): "the tool of the quickstart's problems",
     ("rlctl/recipes/verl/", "gdpo"): "name of a reward manager of verl",
     ("rlctl/runtime/rollout/vllm/", "vllm"): "the engine's folder",
     ("rlctl/runs/provenance.py", "vllm"): "library whose version is recorded",

@@ -29,7 +29,7 @@ def solve(question: str) -> int:
     return value
 
 
-@pytest.mark.parametrize("level", [1, 2, 3])
+@pytest.mark.parametrize("level", [1, 2, 3, 4])
 def test_solutions_are_correct(level: int) -> None:
     for row in generate(500, seed=3, level=level, careless=0.0, split="train"):
         question, answer = row.extra_info["question"], row.extra_info["answer"]
@@ -102,7 +102,7 @@ def test_vocabulary_is_small_and_questions_are_short() -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"level": 4}, "level 4 does not exist"),
+        ({"level": 5}, "level 5 does not exist"),
         ({"careless": 1.5}, "careless must be a probability"),
         ({"count": -1}, "cannot generate -1"),
     ],
