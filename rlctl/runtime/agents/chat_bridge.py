@@ -6,16 +6,15 @@ is a sentinel, and the new messages. The bridge is what comes after the assistan
 is tokenized together with that token, so that no token spans the boundary. The cost is that of the
 new messages; the length of the episode does not matter.
 
-Text of messages cannot act as markup. Special tokens in a message of any role are encoded as plain
-text, and in results of tools also added tokens such as `<tool_call>`. A noncharacter is placed in
-their text before rendering; the rendered text is tokenized in the pieces between the noncharacters.
+Text of messages cannot act as markup (`plain_text.py`). Special tokens in a message of any role are
+encoded as plain text, and in results of tools also added tokens such as `<tool_call>`.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
@@ -25,13 +24,12 @@ from transformers import PreTrainedTokenizerBase
 
 from rlctl.errors import ConfigError, InternalError
 from rlctl.runtime.agents.environments.protocol import Message, ToolSchema, Turn
+from rlctl.runtime.agents.plain_text import NONCHARACTERS, openings, pieces, plain
 from rlctl.runtime.data.tokenizer import render_prompt
 
-# Noncharacters of Unicode: never in text. A template may write them as JSON escapes.
-_SPLIT, _SENTINEL = "\ufdd0", "\ufdd1"
-_SPLITS = re.compile(rf"{_SPLIT}|\\u{ord(_SPLIT):x}")
+# A template may write it as an escape of JSON.
+_SENTINEL = NONCHARACTERS[1]
 _SENTINELS = re.compile(rf"{_SENTINEL}|\\u{ord(_SENTINEL):x}")
-_CLEAN = str.maketrans(dict.fromkeys((_SPLIT, _SENTINEL), "\ufffd"))
 _MARKUP = re.compile(r"[^\w\s].*[^\w\s]", re.DOTALL)  # not indentation, and no word
 
 _TOOL = "tool"  # role of the results of calls
@@ -87,7 +85,7 @@ class ChatBridge:
             if _MARKUP.fullmatch(each.content)
         }
         self._special, self._markup = special, special | framed
-        self._patterns = {True: _openings(self._markup), False: _openings(self._special)}
+        self._patterns = {True: openings(self._markup), False: openings(self._special)}
 
     @property
     def source(self) -> str:
@@ -159,7 +157,7 @@ class ChatBridge:
         # verbose=False: the caller checks the length.
         return [
             number
-            for piece in _SPLITS.split(rendered)
+            for piece in pieces(rendered)
             for number in self.tokenizer.encode(piece, add_special_tokens=False, verbose=False)
         ]
 
@@ -180,10 +178,9 @@ class ChatBridge:
         The sentinel is an argument of the last call, since a template may write the text of a turn
         with calls after their results; or the text, if there are no calls or no calls are written.
         """
-        replies = [each for each in messages if each["role"] == _TOOL]
-        calls = [_call(each, self._style) for each in replies]
-        calls = calls if self._style.several else calls[-1:]
         following = [self._prepared(each, self._style) for each in messages]
+        calls = [_call(each, self._style) for each in following if each["role"] == _TOOL]
+        calls = calls if self._style.several else calls[-1:]
         rendered = ""
         for text in ("", _SENTINEL) if calls else (_SENTINEL,):
             assistant: Message = {"role": "assistant", "content": text}
@@ -207,7 +204,7 @@ class ChatBridge:
         """Return a message as templates expect it: no None, and no markup in its texts."""
         pattern = self._patterns[message["role"] == _TOOL]
         prepared: Message = {
-            key: _plain(value, pattern) for key, value in message.items() if value is not None
+            key: plain(value, pattern) for key, value in message.items() if value is not None
         }
         prepared.setdefault("content", "")
         if calls := prepared.get("tool_calls"):
@@ -275,29 +272,3 @@ def _identified(message: Message, number: int, names: Mapping[str, str]) -> Mess
     call_id = message.get("tool_call_id") or f"call{number:05d}"
     name = message.get("name") or names.get(call_id, "tool")
     return {**message, "tool_call_id": call_id, "name": name}
-
-
-def _openings(tokens: Iterable[str]) -> re.Pattern[str] | None:
-    """Return a pattern of the first character of each of `tokens` in a text, or None if empty.
-
-    Overlapping tokens are all found. Blanks and tokens of one character cannot be split.
-    """
-    rests: dict[str, list[str]] = {}
-    for token in sorted(set(tokens)):
-        if len(token) > 1 and not token.isspace():
-            rests.setdefault(token[0], []).append(re.escape(token[1:]))
-    parts = [f"{re.escape(first)}(?={'|'.join(rest)})" for first, rest in rests.items()]
-    return re.compile("|".join(parts)) if parts else None
-
-
-def _plain(value: Any, pattern: re.Pattern[str] | None) -> Any:
-    """Return `value` with all its texts split inside each token of `pattern`."""
-    if isinstance(value, str):
-        # Lone surrogates cannot be tokenized.
-        text = value.encode(errors="replace").decode().translate(_CLEAN)
-        return pattern.sub(lambda found: found[0] + _SPLIT, text) if pattern else text
-    if isinstance(value, Mapping):
-        return {key: _plain(each, pattern) for key, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(each, pattern) for each in value]
-    return value
