@@ -33,6 +33,7 @@ MAY_CATCH_EVERYTHING = {
     "rlctl/runtime/agents/environments/worker.py::_describe": "user code: delivered as a note",
     "rlctl/runtime/agents/environments/tool_calls.py::ToolCalls._execute": "user "
     "code may raise anything: the policy gets it as a message",
+    "rlctl/runtime/agents/environments/mcp_tools.py::_Connection._hold": "delivered to the callers",
     "rlctl/runtime/workers/background.py::_guarded": "written to a file for the controller",
     "rlctl/runtime/rollout/loop.py::EngineLoop._run": "delivered to the callers",
     "rlctl/data_prep/hub.py::hub_answers": "only checks the network; HTTP errors share no class",

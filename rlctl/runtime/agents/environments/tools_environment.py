@@ -28,6 +28,9 @@ class ToolsParams(CallParams):
     tool_params: dict[str, dict[str, Any]] = Field({}, description="settings of tools by name")
     function_tool_path: str | None = Field(None, description="file with @function_tool functions")
     tool_config_path: str | None = Field(None, description="tool configuration of verl (YAML)")
+    mcp_config_path: str | None = Field(
+        None, description="JSON file of MCP servers, with the key mcpServers"
+    )
     interaction_config_path: str | None = Field(
         None, description="interaction configuration of verl (YAML): users who reply to turns"
     )
@@ -63,6 +66,7 @@ class ToolsEnvironment:
             params.tool_params,
             function_tool_path=params.function_tool_path,
             tool_config_path=params.tool_config_path,
+            mcp_config_path=params.mcp_config_path,
         )
         path = params.interaction_config_path
         return Shared(tools, interactions_of_config(path) if path else {})

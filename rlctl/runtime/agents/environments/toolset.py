@@ -1,4 +1,4 @@
-"""The tools of a run: by name, from a file of functions, and from a configuration of verl."""
+"""The tools of a run: by name, from a file of functions, verl's configuration, and MCP."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 from rlctl import plugins
 from rlctl.errors import ConfigError
 from rlctl.runtime.agents.environments.function_tools import FunctionTool, tools_of_file
+from rlctl.runtime.agents.environments.mcp_tools import tools_of_servers
 from rlctl.runtime.agents.environments.protocol import ToolSchema
 from rlctl.runtime.agents.environments.tool import Tool, argument_checker, name_of
 from rlctl.runtime.agents.environments.verl.tools import tools_of_config
@@ -36,6 +37,7 @@ async def load_toolset(
     *,
     function_tool_path: str | None = None,
     tool_config_path: str | None = None,
+    mcp_config_path: str | None = None,
 ) -> ToolSet:
     """Return all tools, in the order of the arguments.
 
@@ -52,6 +54,8 @@ async def load_toolset(
         tools += tools_of_file(function_tool_path)
     if tool_config_path:
         tools += await tools_of_config(tool_config_path)
+    if mcp_config_path:
+        tools += await tools_of_servers(mcp_config_path)
     return tool_set(tools)
 
 

@@ -16,23 +16,31 @@ import yaml
 
 from rlctl.errors import ConfigError
 from rlctl.runtime.agents.environments.calls import call
+from rlctl.runtime.agents.environments.mcp_tools import tools_of_servers
 from rlctl.runtime.agents.environments.protocol import ToolSchema
 from rlctl.runtime.agents.environments.tool import EpisodeInfo, Tool, ToolResult, accepted, as_text
 from rlctl.runtime.agents.environments.verl.imports import load_class
 from rlctl.runtime.agents.environments.verl.schemas import OpenAIFunctionToolSchema
 
+_MCP = "mcp"  # `config.type` of servers whose tools are used
 
-async def tools_of_config(path: str) -> list[Tool]:
+
+async def tools_of_config(config_path: str) -> list[Tool]:
     """Return the tools of a YAML file as in verl's `multi_turn.tool_config_path`.
 
     Raises ConfigError for a missing file, wrong entries, and classes that cannot be built.
     """
-    file = Path(path).expanduser()
+    file = Path(config_path).expanduser()
     entries = entries_of(file, "tools", "tool configuration")
     tools: list[Tool] = []
     for index, entry in enumerate(entries):
-        where = f"{path}: tools[{index}]"
+        where = f"{config_path}: tools[{index}]"
         config = dict(entry.get("config") or {})
+        if config.get("type") == _MCP:
+            servers = {**(config.get("mcp") or {}), **(entry.get("mcp") or {})}
+            path = str(servers.get("mcp_servers_config_path") or "")
+            tools += await tools_of_servers(path, servers.get("tool_selected_list"))
+            continue
         build = load_class(str(entry.get("class_name") or ""), where, file.parent)
         try:
             schema = entry.get("tool_schema")

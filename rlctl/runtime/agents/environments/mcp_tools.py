@@ -1,0 +1,185 @@
+"""Tools of MCP servers, which run as processes (stdio) or at a URL (streamable HTTP).
+
+A worker process has one connection to each server, which its episodes share. A connection that
+ends is opened again with the next call.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rlctl.errors import ConfigError, MissingExtraError
+from rlctl.runtime.agents.environments.calls import call_limit, limited
+from rlctl.runtime.agents.environments.protocol import ToolSchema
+from rlctl.runtime.agents.environments.tool import EpisodeInfo, Tool, ToolResult
+
+_HINT = '{"mcpServers": {"name": {"command": "...", "args": []}}}, or {"url": "..."} for the server'
+
+
+async def tools_of_servers(path: str, selected: Sequence[str] | None = None) -> list[Tool]:
+    """Return the tools of the servers of a JSON file, or those named in `selected`.
+
+    The file has the usual form: `mcpServers` with `command`, `args` and `env`, or `url` and
+    `headers` (or verl's `auth_token`) of each server. Raises ConfigError for a wrong file, a server
+    that cannot be reached and unknown names, MissingExtraError without the package mcp.
+    """
+    tools: list[Tool] = []
+    for name, config in _servers(Path(path).expanduser()).items():
+        connection = _Connection(name, config)
+        try:
+            listed = await limited(connection.list_tools(), call_limit())
+        except MissingExtraError:
+            raise
+        except Exception as error:
+            text = str(error) or type(error).__name__
+            raise ConfigError(
+                f"the MCP server {name!r} does not reply: {text}", where=path
+            ) from error
+        tools += [MCPTool(connection, each) for each in listed]
+    known = [tool.schema["function"]["name"] for tool in tools]
+    if unknown := [name for name in selected or () if name not in known]:
+        raise ConfigError(
+            f"no MCP server has the tool {unknown[0]!r}",
+            where=path,
+            hint=f"known: {', '.join(known)}",
+        )
+    return [each for each in tools if not selected or each.schema["function"]["name"] in selected]
+
+
+class MCPTool:
+    """A tool of a server. The server has its state, which all episodes of a worker share."""
+
+    is_lenient = False
+
+    def __init__(self, connection: _Connection, tool: Any) -> None:
+        self._connection = connection
+        self.schema: ToolSchema = {
+            "type": "function",
+            "function": {
+                "name": tool.name,
+                "description": tool.description or "",
+                "parameters": tool.input_schema,
+            },
+        }
+
+    async def session(self, episode: EpisodeInfo) -> MCPTool:
+        """Return the tool itself."""
+        del episode
+        return self
+
+    async def call(self, arguments: Mapping[str, Any]) -> ToolResult:
+        """Call the tool. Raises RuntimeError with its text if it reports an error."""
+        found = await self._connection.call_tool(self.schema["function"]["name"], dict(arguments))
+        texts = [getattr(part, "text", f"[{part.type}]") for part in found.content]
+        if found.is_error:
+            raise RuntimeError("\n".join(texts))
+        return ToolResult("\n".join(texts))
+
+    async def score(self) -> None:
+        """Return None: a server scores no episode."""
+
+    async def close(self) -> None:
+        """Do nothing: the connection is shared."""
+
+
+class _Connection:
+    """Connection to one server, opened when it is first used."""
+
+    def __init__(self, name: str, config: Mapping[str, Any]) -> None:
+        self._name, self._config = name, config
+        self._holder: asyncio.Task[None] | None = None
+        self._client: asyncio.Future[Any] | None = None
+
+    async def client(self) -> Any:
+        """Return the client, connected."""
+        if self._client is None or self._holder is None or self._holder.done():
+            self._client = asyncio.get_running_loop().create_future()
+            # One task opens and closes the connection, as anyio demands.
+            self._holder = asyncio.create_task(self._hold(self._client))
+        return await asyncio.shield(self._client)
+
+    async def call_tool(self, name: str, arguments: dict[str, Any]) -> Any:
+        """Call a tool. The next call opens a new connection if this one has ended."""
+        from mcp import MCPError
+        from mcp.types import CONNECTION_CLOSED
+
+        client = await self.client()
+        try:
+            return await client.call_tool(name, arguments)
+        except MCPError as error:
+            if error.code == CONNECTION_CLOSED and self._holder is not None:
+                self._holder.cancel()
+                self._holder = None
+            raise
+
+    async def list_tools(self) -> list[Any]:
+        """Return the tools of the server, of all pages."""
+        client = await self.client()
+        found: list[Any] = []
+        cursor: str | None = None
+        while True:
+            page = await client.list_tools(cursor=cursor)
+            found += page.tools
+            cursor = page.next_cursor
+            if cursor is None:
+                return found
+
+    async def _hold(self, opened: asyncio.Future[Any]) -> None:
+        """Open the connection and keep it for the life of the process."""
+        try:
+            async with _new_client(self._config) as client:
+                opened.set_result(client)
+                await asyncio.Event().wait()
+        except Exception as error:
+            if opened.done():
+                raise
+            opened.set_exception(error)
+
+
+def _new_client(config: Mapping[str, Any]) -> Any:
+    """Return a client for the server of `config`."""
+    try:
+        import httpx2  # of mcp
+        from mcp import Client, StdioServerParameters
+        from mcp.client.streamable_http import streamable_http_client
+    except ImportError as error:
+        raise MissingExtraError(
+            "tools of MCP servers need the package mcp", hint="pip install 'rlctl[mcp]'"
+        ) from error
+    if "command" in config:
+        return Client(
+            StdioServerParameters(
+                command=config["command"],
+                args=list(config.get("args") or []),
+                env=dict(config.get("env") or {}),
+            )
+        )
+    headers = dict(config.get("headers") or {})
+    if token := config.get("auth_token"):
+        headers["Authorization"] = f"Bearer {token}"
+    http = httpx2.AsyncClient(headers=headers, follow_redirects=True, timeout=None)
+    transport = streamable_http_client(config["url"], http_client=http)
+    return Client(transport)
+
+
+def _servers(path: Path) -> dict[str, dict[str, Any]]:
+    """Return the servers of a JSON file by name. Raises ConfigError."""
+    if not path.is_file():
+        raise ConfigError(
+            f"the file of MCP servers does not exist: {path}",
+            hint="paths are relative to the current folder",
+        )
+    try:
+        servers = json.loads(path.read_text())["mcpServers"]
+        wrong = [name for name, each in servers.items() if not {"command", "url"} & set(each)]
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ConfigError("no list of MCP servers", where=str(path), hint=_HINT) from error
+    if wrong:
+        raise ConfigError(
+            f"the MCP server {wrong[0]!r} has neither command nor url", where=str(path), hint=_HINT
+        )
+    return servers

@@ -1,0 +1,146 @@
+"""Tests of tools of real MCP servers: a process (stdio) and a URL (streamable HTTP)."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlctl.errors import ConfigError
+from rlctl.runtime.agents.environments.pool import EnvironmentPool, Timeouts
+from rlctl.runtime.agents.environments.protocol import Step, ToolCall, Turn
+from tests.progress import wait_until
+
+SERVER = '''
+import os, sys
+from mcp.server.mcpserver import MCPServer
+
+server = MCPServer("test")
+
+@server.tool()
+def add(a: int, b: int) -> int:
+    """Add two numbers."""
+    return a + b
+
+@server.tool()
+def fail() -> str:
+    """Fail."""
+    raise ValueError("no luck")
+
+@server.tool()
+def leave() -> str:
+    """End the server."""
+    os._exit(1)
+
+if len(sys.argv) > 1:
+    server.run("streamable-http", port=int(sys.argv[1]))
+else:
+    server.run("stdio")
+'''
+LONG = Timeouts(300, 300)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    pytest.importorskip("mcp")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "server.py").write_text(SERVER)
+    configure({"command": sys.executable, "args": [str(tmp_path / "server.py")]})
+    return tmp_path
+
+
+def configure(server: dict[str, Any]) -> None:
+    Path("servers.json").write_text(json.dumps({"mcpServers": {"test": server}}))
+
+
+def play(params: dict[str, Any], turns: Sequence[Turn]) -> list[Step]:
+    async def run(pool: EnvironmentPool) -> list[Step]:
+        remote = await pool.open({}, "k")
+        steps = [await remote.step(turn) for turn in turns]
+        await remote.close()
+        return steps
+
+    with EnvironmentPool("tools", params, timeouts=LONG, logs=Path()) as pool:
+        return asyncio.run(run(pool))
+
+
+def call(name: str, **arguments: Any) -> Turn:
+    return Turn("", (ToolCall("1", name, arguments),))
+
+
+def test_server_that_is_a_process(folder: Path) -> None:
+    turns = [
+        call("add", a=2, b=40),
+        call("fail"),
+        call("add", a="x"),
+        call("leave"),
+        call("add", a=1, b=1),
+    ]
+    steps = play({"mcp_config_path": "servers.json"}, turns)
+    texts = [step.messages[0]["content"] for step in steps]
+    assert texts[0] == "42"
+    assert texts[1].startswith("error: RuntimeError: ")
+    assert texts[2].startswith("error: wrong arguments: ")
+    assert [step.uses[0].error for step in steps] == [None, "raised", "malformed", "raised", None]
+    assert texts[4] == "2"  # of a new process
+
+
+def test_server_in_a_configuration_of_verl(folder: Path) -> None:
+    Path("tools.yaml").write_text(
+        "tools: [{class_name: x.Y, config: {type: mcp}, mcp: "
+        "{mcp_servers_config_path: servers.json, tool_selected_list: [add]}}]"
+    )
+    with EnvironmentPool("tools", {"tool_config_path": "tools.yaml"}, timeouts=LONG) as pool:
+        [tool] = pool.tools
+    assert tool["function"]["name"] == "add"
+    assert set(tool["function"]["parameters"]["properties"]) == {"a", "b"}
+
+
+def test_server_at_a_url(folder: Path) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    url = f"http://127.0.0.1:{port}/mcp"
+    with Path("server.log").open("w") as log:
+        server = subprocess.Popen([sys.executable, "server.py", str(port)], stdout=log, stderr=log)
+    try:
+        wait_until(lambda: responds(url), server.pid, "the server listens")
+        configure({"url": url, "auth_token": "t"})
+        [step] = play({"mcp_config_path": "servers.json"}, [call("add", a=2, b=3)])
+        assert step.messages[0]["content"] == "5"
+    finally:
+        server.kill()
+        server.wait()
+
+
+def responds(url: str) -> bool:
+    try:
+        urllib.request.urlopen(url, timeout=5)
+    except urllib.error.HTTPError:
+        return True
+    except OSError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "no list of MCP servers"),
+        ('{"mcpServers": {"a": {}}}', "'a' has neither command nor url"),
+        ('{"mcpServers": {"a": {"command": "/no/such/file"}}}', "'a' does not reply"),
+    ],
+)
+def test_wrong_servers(folder: Path, text: str, message: str) -> None:
+    Path("servers.json").write_text(text)
+    with pytest.raises(ConfigError, match=message):
+        EnvironmentPool("tools", {"mcp_config_path": "servers.json"}, timeouts=LONG)
