@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, cast
@@ -21,13 +21,16 @@ from rlctl.recipes.roles import (
     is_adapter_base,
     needed_roles,
 )
+from rlctl.runtime.agents.actor import ColocatedEngines
+from rlctl.runtime.agents.build import agent_actor
+from rlctl.runtime.agents.schedule import TurnEngines
 from rlctl.runtime.algorithms.base import Algorithm, ValueLoss, training_temperature
 from rlctl.runtime.batch import LogProbs, Rollouts
 from rlctl.runtime.budget import OomRetry
 from rlctl.runtime.cluster.disaggregated import DisaggregatedActor
 from rlctl.runtime.cluster.pools import Pool, Pools, W
 from rlctl.runtime.data.tokenizer import stop_token_ids
-from rlctl.runtime.rank_info import available_cores
+from rlctl.runtime.rank_info import RankInfo, available_cores
 from rlctl.runtime.rewards.pool import RewardPool
 from rlctl.runtime.rewards.role import RuleReward
 from rlctl.runtime.roles import Actor, Critic, Reference, Reward, Roles
@@ -109,6 +112,32 @@ def build_roles(
         engines.wait()
         actor = DisaggregatedActor(trainer, engines)
     return Roles(actor=actor, reward=reward, critic_role=critic, reference_role=reference)
+
+
+def with_episodes(
+    config: schema.Config,
+    tokenizer: PreTrainedTokenizerBase,
+    roles: Roles,
+    num_ranks: int,
+    rank_info: RankInfo,
+    logs: Path | None = None,
+) -> tuple[Roles, Callable[[], None]]:
+    """Let the actor generate episodes if the configuration has several turns.
+
+    Returns the roles and the function that closes what was started. `num_ranks` are those of the
+    actor; `rank_info` is that of one of its processes.
+    """
+    if not config.actor_rollout_ref.rollout.multi_turn.enable:
+        return roles, lambda: None
+    actor = roles.actor
+    if isinstance(actor, DisaggregatedActor):
+        engines: TurnEngines = actor
+    else:
+        assert isinstance(actor, ActorWorker), "the actor of `build_roles` or `build_actor`"
+        engines = ColocatedEngines(actor, num_ranks)
+    sampling = _sampling(config, tokenizer)
+    built, close = agent_actor(config, tokenizer, sampling, actor, engines, rank_info, logs)
+    return replace(roles, actor=built), close
 
 
 def _spawn(role: Role, base: type[W], placement: schema.Placement, pools: Pools, spec: object) -> W:

@@ -12,13 +12,14 @@ from rlctl.data_prep.rows import PromptRow
 from rlctl.errors import UsageError, raise_problems
 from rlctl.recipes import schema
 from rlctl.recipes.recorded import missing_secrets
-from rlctl.runtime.build import build_actor, build_reward, load_algorithm
+from rlctl.runtime.build import build_actor, build_reward, load_algorithm, with_episodes
 from rlctl.runtime.cluster.inline import InlinePool
 from rlctl.runtime.data.loader import PromptSet
 from rlctl.runtime.data.tokenizer import encode_prompt, tokenizer_of
 from rlctl.runtime.planning.devices import Devices
 from rlctl.runtime.planning.preflight import check_model
 from rlctl.runtime.rank_info import RankInfo, available_cores
+from rlctl.runtime.rewards.specs import scored_sources
 from rlctl.runtime.roles import Roles
 from rlctl.runtime.training.validation import Validation, Validator
 
@@ -86,7 +87,7 @@ def _roles(
     """Build an actor with its engine and the reward of the `scored` rows, and no other role."""
     raise_problems(check_model(config))
     devices = Devices.from_config(config.trainer)
-    sources = dict.fromkeys(row.data_source for row in scored)
+    sources = scored_sources(config, (row.data_source for row in scored))
     reward, close = build_reward(config, tokenizer, sources)
     rank_info = RankInfo(
         0,
@@ -101,7 +102,13 @@ def _roles(
     try:
         actor = build_actor(config, load_algorithm(config, num_steps=1), tokenizer, pool)
         actor.start_engine()
-        yield Roles(actor=actor, reward=reward)
+        roles, close_episodes = with_episodes(
+            config, tokenizer, Roles(actor=actor, reward=reward), 1, rank_info
+        )
+        try:
+            yield roles
+        finally:
+            close_episodes()
     finally:
         pool.close()
         close()

@@ -15,7 +15,7 @@ from rlctl.recipes import schema
 from rlctl.runs.record import Last, recorded_end
 from rlctl.runs.run_dir import RunDir
 from rlctl.runs.sync import run_info
-from rlctl.runtime.build import build_reward, build_roles
+from rlctl.runtime.build import build_reward, build_roles, with_episodes
 from rlctl.runtime.checkpoint.remote_copy import keep_remote_copy
 from rlctl.runtime.cluster.inline import InlinePool
 from rlctl.runtime.cluster.pools import Pool, Pools
@@ -71,6 +71,11 @@ def train(
         stack.callback(close_reward)
         stack.enter_context(watchdog)  # starting and closing the pools has its own timeouts
         roles = build_roles(config, plan.algorithm, plan.tokenizer, pools, reward, on_phase)
+        num_ranks = plan.pool_sizes[config.trainer.placement.actor]
+        roles, close_episodes = with_episodes(
+            config, plan.tokenizer, roles, num_ranks, _first_rank(plan), run.attempt
+        )
+        stack.callback(close_episodes)
         collector = Collector.from_config(
             plan.loader, plan.algorithm, config.algorithm, config.data.gen_batch_size
         )
@@ -87,7 +92,7 @@ def train(
             run=run,
             num_steps=plan.num_steps,
             num_devices=sum(plan.pool_sizes.values()),
-            num_ranks=plan.pool_sizes[config.trainer.placement.actor],
+            num_ranks=num_ranks,
             max_response_length=config.data.max_response_length,
             on_phase=on_phase,
             on_checkpoint=on_checkpoint,

@@ -16,7 +16,8 @@ SETTINGS = {
     "gdpo": {
         "reward_keys": list(GDPO_WEIGHTS),
         "reward_weights": list(GDPO_WEIGHTS.values()),
-    }
+    },
+    "grpo_turns": {"turn_discount": 0.9},
 }
 
 
@@ -178,6 +179,34 @@ def _loop_otb(rows: AdvantageInputs, config: AdvantageConfig) -> Table:
     return table
 
 
+def _loop_turns(rows: AdvantageInputs, config: AdvantageConfig) -> Table:
+    assert rows.turn is not None
+    turns, mask, rewards = rows.turn.tolist(), rows.mask.tolist(), rows.rewards.tolist()
+    discount = SETTINGS["grpo_turns"]["turn_discount"]
+
+    def value(i: int, first: int) -> float:
+        """Return the discounted return of row i from turn `first`."""
+        return sum(
+            discount ** (turn - first) * reward
+            for turn, reward in zip(turns[i], rewards[i], strict=True)
+            if turn >= first
+        )
+
+    table = [[0.0] * len(line) for line in mask]
+    for group in _groups(rows):
+        written = {(i, turn) for i in group for turn, m in zip(turns[i], mask[i], strict=True) if m}
+        found = {each: value(*each) for each in written}
+        alone = len(found) == 1
+        mean = 0.0 if alone else statistics.mean(found.values())
+        scale = 1.0 if alone else statistics.stdev(found.values())
+        for i in group:
+            for t, (turn, m) in enumerate(zip(turns[i], mask[i], strict=True)):
+                if m:
+                    raw = found[i, turn] - mean
+                    table[i][t] = raw / (scale + 1e-6) if config.norm_by_std else raw
+    return table
+
+
 LOOPS: dict[str, Callable[[AdvantageInputs, AdvantageConfig], Table]] = {
     "gae": _loop_gae,
     "grpo": _loop_grpo,
@@ -190,4 +219,5 @@ LOOPS: dict[str, Callable[[AdvantageInputs, AdvantageConfig], Table]] = {
     "grpo_passk": _loop_passk,
     "gdpo": _loop_gdpo,
     "optimal_token_baseline": _loop_otb,
+    "grpo_turns": _loop_turns,
 }

@@ -49,10 +49,13 @@ def random_rows(seed: int, rows: int = 9, width: int = 7) -> AdvantageInputs:
         torch.randn(rows, width, generator=rng) * mask * (torch.rand(rows, 1, generator=rng) < 0.5)
     )
     group = torch.tensor([5, 7, 5, 7, 5, 7, 9, 5, 11])[:rows]
+    # A turn begins after a masked token.
+    turn = torch.nn.functional.pad((inside & (mask == 0)).cumsum(1), (1, 0))[:, :width] * inside
     return AdvantageInputs(
         rewards=rewards,
         mask=mask,
         group=group,
+        turn=turn,
         values=torch.randn(rows, width, generator=rng),
         greedy_scores=torch.randn(rows, generator=rng),
         components={

@@ -150,6 +150,7 @@ def test_order_of_rows_does_not_matter(name: str) -> None:
         {key: value[order] for key, value in rows.components.items()},
         reorder(rows.log_probs),
         reorder(rows.sum_pi_squared),
+        reorder(rows.turn),
     )
     expected, got = (
         get_estimator(name)(rows, PLAIN)[0][order],

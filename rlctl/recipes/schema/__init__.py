@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from rlctl.recipes.schema.agents import Agent, AgentTimeouts, MultiTurn
 from rlctl.recipes.schema.algorithm import (
     PFPPO,
     Algorithm,
@@ -43,6 +44,8 @@ __all__ = [
     "PFPPO",
     "Actor",
     "ActorRolloutRef",
+    "Agent",
+    "AgentTimeouts",
     "Alarms",
     "Algorithm",
     "Config",
@@ -54,6 +57,7 @@ __all__ = [
     "KeepBest",
     "Mismatch",
     "Model",
+    "MultiTurn",
     "Optim",
     "OverlongBuffer",
     "Placement",

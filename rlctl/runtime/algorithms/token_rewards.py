@@ -17,12 +17,12 @@ def score_at_end(
 ) -> Ragged:
     """Return rewards (T,) with each row's score at its last token; `scores`: (B,).
 
-    `step_rewards` (T,) of the turns of episodes are added; without them all else is 0. The score
-    of a row without tokens is dropped.
+    All else is 0, but for `step_rewards` (T,) of the turns of episodes, which are part of the
+    score. The score of a row without tokens is dropped.
     """
     rewards = torch.zeros(len(response_ids.values))
     if step_rewards is not None:
-        rewards += step_rewards.values
+        rewards, scores = rewards + step_rewards.values, scores - step_rewards.sums()
     has_tokens = response_ids.lengths > 0
     rewards[response_ids.offsets[1:][has_tokens] - 1] += scores[has_tokens].float()
     return response_ids.like(rewards)

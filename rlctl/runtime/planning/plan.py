@@ -26,11 +26,13 @@ from rlctl.runtime.data.samplers import sequential_order
 from rlctl.runtime.data.tokenizer import tokenizer_of
 from rlctl.runtime.planning import preflight
 from rlctl.runtime.planning.devices import Devices, pool_sizes
+from rlctl.runtime.planning.episode_check import check_rows
 from rlctl.runtime.planning.error_collector import ErrorCollector
 from rlctl.runtime.planning.reward_check import check_reward
 from rlctl.runtime.planning.role_memory import MemoryPlan, check_capacity, plan_memory
 from rlctl.runtime.planning.unusual_values import unusual_values
 from rlctl.runtime.rank_info import available_cores
+from rlctl.runtime.rewards.specs import scored_sources
 from rlctl.runtime.training.validation import Validator
 from rlctl.tracking.fanout import preflight as check_logger
 
@@ -70,8 +72,8 @@ class Plan:
 
     @property
     def data_sources(self) -> list[str]:
-        """Data sources of the rows that are scored."""
-        return list(dict.fromkeys(row.data_source for row in self.scored_rows))
+        """Data sources of the rows that reward functions score."""
+        return scored_sources(self.config, (row.data_source for row in self.scored_rows))
 
     @property
     def scored_rows(self) -> list[PromptRow]:
@@ -215,6 +217,8 @@ def _read_data(
     validator = errors.run(_load_val, config, tokenizer)
     scored = _scored_rows(samples, loader, validator)
     errors.run(check_reward, config, scored, needs)
+    if samples:
+        errors.run(check_rows, config, tokenizer, scored)
     return tokenizer, loader, validator
 
 

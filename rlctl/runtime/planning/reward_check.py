@@ -9,6 +9,7 @@ from rlctl.errors import ConfigError
 from rlctl.recipes import schema
 from rlctl.runtime.algorithms.base import Needs
 from rlctl.runtime.rewards.pool import RewardPool
+from rlctl.runtime.rewards.specs import scored_sources
 
 NUM_REWARD_ROWS = 10  # rows of each data source that the reward functions are tried on
 
@@ -23,11 +24,12 @@ def check_reward(config: schema.Config, rows: Sequence[PromptRow], needs: Needs)
     by_source: dict[str, list[PromptRow]] = {}
     for row in rows:
         by_source.setdefault(row.data_source, []).append(row)
+    by_source = {each: by_source[each] for each in scored_sources(config, by_source)}
     components: set[str] = set()
     with RewardPool.from_config(config.reward, by_source, num_processes=1) as pool:
         for source, all_rows in by_source.items():
             components |= _try_reward(pool, source, all_rows[:NUM_REWARD_ROWS])
-    if rows and not components and Needs.COMPONENTS in needs:
+    if by_source and not components and Needs.COMPONENTS in needs:
         raise ConfigError(
             f"algorithm.adv_estimator={config.algorithm.adv_estimator} compares the components of "
             "the reward, and the reward has none",

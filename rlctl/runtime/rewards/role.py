@@ -67,7 +67,10 @@ class RuleReward:
         return report
 
     def _score_episodes(self, rollouts: Rollouts, texts: Sequence[str]) -> RewardReport:
-        """Score B episodes: those that failed with 0, those without a score by the functions."""
+        """Score B episodes: those that failed with 0, those without a score by the functions.
+
+        The rewards of their turns are part of the score.
+        """
         results = [
             RewardResult(each.score or 0.0, dict(each.components), each.error, None)
             for each in rollouts.episodes
@@ -81,7 +84,15 @@ class RuleReward:
         )
         for i, result in zip(unscored, report.results, strict=True):
             results[i] = result
-        return replace(report, results=results)
+        assert rollouts.step_rewards is not None, "episodes have rewards of turns"
+        turns = rollouts.step_rewards.sums().tolist()
+        return replace(
+            report,
+            results=[
+                each if each.error else replace(each, score=each.score + reward)
+                for each, reward in zip(results, turns, strict=True)
+            ],
+        )
 
 
 def _with_episode(row: PromptRow, episode: Episode) -> PromptRow:

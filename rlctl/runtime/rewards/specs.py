@@ -46,6 +46,19 @@ def reward_specs(reward: schema.Reward, sources: Iterable[str]) -> list[RewardSp
     ]
 
 
+def scored_sources(config: schema.Config, sources: Iterable[str]) -> list[str]:
+    """Return the data sources that reward functions score.
+
+    Those are all, but with episodes only the known ones: environments may score the others.
+    """
+    unique, reward = list(dict.fromkeys(sources)), config.reward
+    named = reward.functions is not None or reward.custom_reward_function.path is not None
+    if named or not config.actor_rollout_ref.rollout.multi_turn.enable:
+        return unique
+    declared = declared_sources()
+    return [source for source in unique if _scorers(source, declared)]
+
+
 def check_sources(specs: Sequence[RewardSpec], sources: Iterable[str]) -> None:
     """Raise ConfigError for a data source that none of `specs` scores."""
     unknown = [

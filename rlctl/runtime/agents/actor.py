@@ -1,0 +1,154 @@
+"""Actor whose responses are episodes, and its access to engines that share its processes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Protocol
+
+import torch
+
+from rlctl.data_prep.rows import PromptRow
+from rlctl.errors import RlctlError
+from rlctl.runtime.agents.environments.protocol import Row
+from rlctl.runtime.agents.episode import EpisodeRun, EpisodeSettings
+from rlctl.runtime.agents.schedule import Load, Schedule, TurnEngines
+from rlctl.runtime.batch import Prompts, Ragged, Rollouts
+from rlctl.runtime.roles import Actor, DelegatingActor
+from rlctl.runtime.rollout.requests import Completion, Request, Slice
+from rlctl.runtime.rollout.sampling_params import SamplingConfig
+from rlctl.tracking.episodes import Episode
+
+
+class RankEngines(Protocol):
+    """Worker group with one engine per rank."""
+
+    def exchange(self, requests: list[list[Request]], limit: Slice) -> list[list[Completion]]:
+        """Exchange each rank's requests for what its engine has finished."""
+        ...
+
+    def end_exchange(self) -> None:
+        """Release the engines' memory."""
+        ...
+
+
+class ColocatedEngines(TurnEngines):
+    """Engines in the processes of a worker group; a request's affinity chooses its rank."""
+
+    def __init__(self, workers: RankEngines, num_ranks: int) -> None:
+        self.workers = workers
+        self.num_ranks = num_ranks
+
+    def exchange(self, requests: Sequence[Request], limit: Slice) -> list[Completion]:
+        """See `TurnEngines`."""
+        parts: list[list[Request]] = [[] for _ in range(self.num_ranks)]
+        for each in requests:
+            parts[each.affinity % self.num_ranks].append(each)
+        return [each for part in self.workers.exchange(parts, limit) for each in part]
+
+    def end_exchange(self) -> None:
+        """See `TurnEngines`."""
+        self.workers.end_exchange()
+
+
+class AgentActor(DelegatingActor):
+    """Actor that generates an episode for each response; all else is the wrapped actor's."""
+
+    def __init__(
+        self,
+        actor: Actor,
+        engines: TurnEngines,
+        settings: EpisodeSettings,
+        sampling: SamplingConfig,
+        *,
+        fixed: bool,
+        num_threads: int,
+        max_failed_share: float,
+    ) -> None:
+        super().__init__(actor)
+        self.engines = engines
+        self.settings = settings
+        self.sampling = sampling
+        self.fixed = fixed
+        self.num_threads = num_threads
+        self.max_failed_share = max_failed_share
+        self.engine_load = Load()
+
+    def generate_sequences(
+        self, prompts: Prompts, seed: int, validate: bool = False, greedy: bool = False
+    ) -> Rollouts:
+        """Return n episodes for each of B prompts: see `Actor`.
+
+        Failed episodes are among them. Raises RlctlError if their share exceeds the limit.
+        """
+        params = self.sampling.params(prompts.group, seed, validate, greedy)
+        rows = prompts.repeat(params.n)
+        schedule = Schedule(self.engines, fixed=self.fixed, num_threads=self.num_threads)
+        decoding = params.decoding()
+        seeds = params.row_seeds(len(rows)).tolist()
+        own_ids = [ids.tolist() for ids in rows.prompt_ids.rows()]
+        runs = [
+            EpisodeRun(
+                self.settings,
+                _row(row, self.settings.default_agent),
+                number,
+                ids,
+                decoding,
+                row_seed,
+                schedule.generate,
+            )
+            for number, (row, ids, row_seed) in enumerate(
+                zip(rows.rows, own_ids, seeds, strict=True)
+            )
+        ]
+        try:
+            episodes = asyncio.run(schedule.run([each.run for each in runs]))
+        finally:
+            self.engines.end_exchange()
+        self.engine_load.total_s += schedule.load.total_s
+        self.engine_load.busy_s += schedule.load.busy_s
+        self._check_failures(episodes)
+        return _rollouts(rows, runs, episodes)
+
+    def _check_failures(self, episodes: Sequence[Episode]) -> None:
+        """Raise RlctlError if too many episodes failed."""
+        failed = [each for each in episodes if each.failed]
+        if len(failed) > self.max_failed_share * len(episodes):
+            raise RlctlError(
+                f"{len(failed)} of {len(episodes)} episodes failed; the first: "
+                f"{failed[0].outcome}: {failed[0].error}",
+                where=f"actor_rollout_ref.rollout.agent.max_failed_share={self.max_failed_share:g}",
+                hint="`rlctl env test` runs an environment alone; agent.max_failed_share and "
+                "agent.timeouts.* set the limits",
+            )
+
+
+def _row(row: PromptRow, default_agent: str) -> Row:
+    """Return a row as environments get it: plain data, with the kind of agent."""
+    return {**asdict(row), "agent_name": row.agent_name or default_agent}
+
+
+def _rollouts(
+    prompts: Prompts, runs: Sequence[EpisodeRun], episodes: Sequence[Episode]
+) -> Rollouts:
+    """Join the tokens of B episodes into a batch of their B `prompts`."""
+    tokens = [run.tokens for run in runs]
+    ids = Ragged.from_rows([each.response_ids for each in tokens], torch.int64)
+    rewards = torch.zeros(len(ids.values))
+    starts = ids.offsets.tolist()
+    for start, each in zip(starts, tokens, strict=False):
+        for position, reward in each.rewards.items():
+            rewards[start + position] = reward
+    return Rollouts(
+        prompt_ids=Ragged.from_rows([each.prompt_ids for each in tokens], torch.int64),
+        group=prompts.group,
+        rows=prompts.rows,
+        response_ids=ids,
+        response_mask=Ragged.from_rows([each.mask for each in tokens], torch.float32),
+        rollout_log_probs=Ragged.from_rows([each.log_probs for each in tokens], torch.float32),
+        finish=[run.finish for run in runs],
+        turn=Ragged.from_rows([each.turn for each in tokens], torch.int64),
+        step_rewards=ids.like(rewards),
+        episodes=list(episodes),
+    )

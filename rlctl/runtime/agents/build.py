@@ -1,0 +1,127 @@
+"""Construction of the actor that generates episodes, from a configuration."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from transformers import PreTrainedTokenizerBase
+
+from rlctl.data_prep.rows import PromptRow
+from rlctl.errors import ConfigError
+from rlctl.plugins import load
+from rlctl.recipes import schema
+from rlctl.runtime.agents.actor import AgentActor
+from rlctl.runtime.agents.chat_bridge import ChatBridge
+from rlctl.runtime.agents.environments.pool import EnvironmentFailed, EnvironmentPool
+from rlctl.runtime.agents.environments.protocol import Message, ToolSchema
+from rlctl.runtime.agents.episode import EpisodeSettings, first_messages
+from rlctl.runtime.agents.schedule import TurnEngines
+from rlctl.runtime.agents.template_check import TOOL, USER, check_chat_template
+from rlctl.runtime.rank_info import RankInfo
+from rlctl.runtime.roles import Actor
+from rlctl.runtime.rollout.sampling_params import SamplingConfig
+
+_ROLLOUT = "actor_rollout_ref.rollout"
+
+
+def agent_actor(
+    config: schema.Config,
+    tokenizer: PreTrainedTokenizerBase,
+    sampling: SamplingConfig,
+    actor: Actor,
+    engines: TurnEngines,
+    rank_info: RankInfo,
+    logs: Path | None,
+) -> tuple[AgentActor, Callable[[], None]]:
+    """Return an actor that generates episodes with `engines`, and the function that closes it.
+
+    Starts the processes of the environments; what they print goes to files in `logs`, or to stderr.
+    Raises ConfigError for an environment or a tool that cannot be loaded.
+    """
+    rollout = config.actor_rollout_ref.rollout
+    pool = EnvironmentPool.from_config(rollout, logs)
+    settings = EpisodeSettings(
+        tokenizer=tokenizer,
+        bridge=make_bridge(config, tokenizer, sampling.stop_token_ids),
+        parser=load("tool_parsers", rollout.multi_turn.format)(),
+        environments=pool,
+        multi_turn=rollout.multi_turn,
+        timeouts=rollout.agent.timeouts,
+        default_agent=rollout.agent.default_agent_loop,
+        max_prompt_length=config.data.max_prompt_length,
+        max_response_length=config.data.max_response_length,
+    )
+    schedule = rollout.agent.schedule
+    fixed = rank_info.device == "cpu" if schedule == "auto" else schedule == "fixed"
+    built = AgentActor(
+        actor,
+        engines,
+        settings,
+        sampling,
+        fixed=fixed,
+        num_threads=rank_info.num_threads,
+        max_failed_share=rollout.agent.max_failed_share,
+    )
+    return built, pool.close
+
+
+def check_episodes(
+    config: schema.Config,
+    tokenizer: PreTrainedTokenizerBase,
+    stop_token_ids: tuple[int, ...],
+    row: PromptRow,
+) -> None:
+    """Start the environment of `row`, and prove that the chat template keeps earlier tokens.
+
+    Raises ConfigError for an environment that does not start, a template that changes earlier turns
+    and a prompt that is too long with its tools.
+    """
+    rollout = config.actor_rollout_ref.rollout
+    if rollout.tensor_model_parallel_size > 1:
+        raise ConfigError(
+            f"{_ROLLOUT}.tensor_model_parallel_size={rollout.tensor_model_parallel_size}: episodes "
+            "need an engine per rank",
+            hint=f"{_ROLLOUT}.tensor_model_parallel_size=1",
+        )
+    bridge = make_bridge(config, tokenizer, stop_token_ids)
+    agent = rollout.agent.model_copy(update={"num_workers": 1})
+    with EnvironmentPool.from_config(rollout.model_copy(update={"agent": agent})) as pool:
+        try:
+            messages, tools = asyncio.run(_begin(pool, row))
+        except EnvironmentFailed as error:
+            raise ConfigError(
+                f"the environment fails on the first row: {error.text}",
+                where=f"{_ROLLOUT}.agent",
+                hint="`rlctl env test` runs it alone",
+            ) from None
+    speaks = rollout.agent.environment or rollout.multi_turn.interaction_config_path
+    replies = {*((TOOL,) if tools else ()), *((USER,) if speaks or not tools else ())}
+    check_chat_template(bridge, replies)
+    length = len(bridge.prompt_ids(messages, tools))
+    if length > config.data.max_prompt_length:
+        raise ConfigError(
+            f"the first prompt has {length} tokens with its tools, more than "
+            f"data.max_prompt_length={config.data.max_prompt_length}",
+            hint=f"data.max_prompt_length={length} or more",
+        )
+
+
+async def _begin(
+    pool: EnvironmentPool, row: PromptRow
+) -> tuple[Sequence[Message], Sequence[ToolSchema]]:
+    """Return the messages and tools with which an episode of `row` begins."""
+    environment = await pool.open(asdict(row), "0")
+    try:
+        return first_messages(row.prompt, environment.messages), environment.tools
+    finally:
+        await environment.close()
+
+
+def make_bridge(
+    config: schema.Config, tokenizer: PreTrainedTokenizerBase, stop_token_ids: tuple[int, ...]
+) -> ChatBridge:
+    """Return the bridge of the model's chat template."""
+    return ChatBridge(tokenizer, stop_token_ids, config.data.apply_chat_template_kwargs)

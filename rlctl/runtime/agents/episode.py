@@ -1,0 +1,307 @@
+"""One episode: the policy's turns and the replies of its environment, token by token.
+
+Ids are only appended: what the policy wrote is never tokenized again, and the ids of replies come
+from the chat template's own text between two turns (`ChatBridge`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import zlib
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from enum import Enum
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+from rlctl.data_prep.agent_columns import SINGLE_TURN
+from rlctl.recipes import schema
+from rlctl.runtime.agents.chat_bridge import ChatBridge
+from rlctl.runtime.agents.environments.pool import (
+    EnvironmentFailed,
+    EnvironmentPool,
+    RemoteEnvironment,
+)
+from rlctl.runtime.agents.environments.protocol import Message as ChatMessage
+from rlctl.runtime.agents.environments.protocol import Row, Step, Turn
+from rlctl.runtime.agents.parsers.base import ToolParser
+from rlctl.runtime.rollout.engine import random_streams
+from rlctl.runtime.rollout.requests import Completion, Decoding, Request, next_key
+from rlctl.tracking.episodes import Episode, Message, Use
+
+Generate = Callable[[Request], Awaitable[Completion]]
+
+_CLOSE_S = 10.0  # deadline of the environment's `close`
+
+
+class State(Enum):
+    """State of an episode; the names are verl's where it has them."""
+
+    PENDING = "pending"
+    GENERATING = "generating"
+    PROCESSING_TOOLS = "processing_tools"
+    INTERACTING = "interacting"
+    FINISHED = "finished"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True)
+class EpisodeSettings:
+    """What the episodes of a run have in common."""
+
+    tokenizer: PreTrainedTokenizerBase
+    bridge: ChatBridge
+    parser: ToolParser
+    environments: EnvironmentPool
+    multi_turn: schema.MultiTurn
+    timeouts: schema.AgentTimeouts
+    default_agent: str  # kind of the episodes of rows that name none
+    max_prompt_length: int
+    max_response_length: int
+
+
+@dataclass
+class Tokens:
+    """Tokens of an episode so far: those of the prompt (P), and of what follows (T)."""
+
+    prompt_ids: list[int]  # P
+    response_ids: list[int] = field(default_factory=list)  # T
+    mask: list[float] = field(default_factory=list)  # T: 1 = written by the policy
+    log_probs: list[float] = field(default_factory=list)  # T: 0 where the mask is 0
+    turn: list[int] = field(default_factory=list)  # T: number of the policy's turn, or of the last
+    rewards: dict[int, float] = field(default_factory=dict)  # by position in the response
+    seen: list[tuple[int, int]] = field(default_factory=list)  # per turn: its end, and a checksum
+
+    def context(self) -> Tensor:
+        """Return prompt and response: (P + T,) int64."""
+        return torch.tensor(self.prompt_ids + self.response_ids, dtype=torch.int64)
+
+    def append_turn(self, context_ids: Tensor, completion: Completion, turn: int) -> None:
+        """Append what the policy wrote after `context_ids`, which the engine had as context."""
+        written = completion.response_ids.tolist()
+        self.response_ids += written
+        self.mask += [1.0] * len(written)
+        self.log_probs += completion.log_probs.tolist()
+        self.turn += [turn] * len(written)
+        seen = _checksum(completion.response_ids, _checksum(context_ids))
+        self.seen.append((len(self.response_ids), seen))
+
+    def append_reply(self, ids: list[int], turn: int) -> None:
+        """Append the ids of a reply, which are not trained on."""
+        self.response_ids += ids
+        self.mask += [0.0] * len(ids)
+        self.log_probs += [0.0] * len(ids)
+        self.turn += [turn] * len(ids)
+
+    def num_retokenized(self) -> int:
+        """Return the tokens of turns whose context or text is not what the engine saw."""
+        ids, start, wrong = self.context(), 0, 0
+        for end, seen in self.seen:
+            if _checksum(ids[: len(self.prompt_ids) + end]) != seen:
+                wrong += end - start
+            start = end
+        return wrong
+
+
+def _checksum(ids: Tensor, start: int = 0) -> int:
+    return zlib.crc32(ids.numpy().tobytes(), start)
+
+
+def turn_seed(seed: int, turn: int) -> int:
+    """Return the random stream of a turn. The first turn has the row's own stream."""
+    return int(random_streams(seed, torch.tensor([turn]))) if turn else seed
+
+
+def first_messages(
+    prompt: Sequence[ChatMessage], begun: Sequence[ChatMessage] | str | None
+) -> list[ChatMessage]:
+    """Return the messages of the first turn: the row's `prompt`, and what `reset` returned."""
+    if begun is None:
+        return list(prompt)
+    if not isinstance(begun, str):
+        return list(begun)
+    last = max((i for i, each in enumerate(prompt) if each["role"] == "user"), default=None)
+    if last is None:
+        return [*prompt, {"role": "user", "content": begun}]
+    message = {**prompt[last], "content": prompt[last]["content"] + begun}
+    return [*prompt[:last], message, *prompt[last + 1 :]]
+
+
+class EpisodeRun:
+    """Coroutine of one episode, and its state."""
+
+    def __init__(
+        self,
+        settings: EpisodeSettings,
+        row: Row,
+        number: int,
+        own_prompt_ids: list[int],
+        decoding: Decoding,
+        seed: int,
+        generate: Generate,
+    ) -> None:
+        """Prepare the episode of `row`, the `number`-th of its batch.
+
+        `own_prompt_ids` are those of the row without tools.
+        """
+        self.settings = settings
+        self.row = row
+        self.number = number
+        self.decoding = decoding
+        self.seed = seed
+        self.generate = generate
+        self.state = State.PENDING
+        self.tokens = Tokens(own_prompt_ids)
+        self.finish = "stop"
+        self._single_turn = row["agent_name"] == SINGLE_TURN
+        self._messages: list[Message] = []
+        self._uses: list[Use] = []
+        self._num_calls = 0
+        self._environment: RemoteEnvironment | None = None
+
+    async def run(self) -> Episode:
+        """Play the episode. Failures of its environment are recorded, not raised."""
+        began = time.monotonic()
+        score: float | dict[str, float] | None = None
+        error: str | None = None
+        try:
+            async with asyncio.timeout(self.settings.timeouts.episode_s):
+                outcome = await self._play()
+                if self._environment is not None:
+                    score = await self._environment.score()
+        except TimeoutError:
+            limit = self.settings.timeouts.episode_s
+            outcome, error = "timeout", f"the episode took longer than {limit:g} s"
+        except EnvironmentFailed as failure:
+            outcome, error = f"environment_{failure.kind}", failure.text
+        finally:
+            await self._close()
+        self.state = State.FINISHED if error is None else State.FAILED
+        components = dict(score) if isinstance(score, dict) else {}
+        total = components.pop("score", None) if isinstance(score, dict) else score
+        return Episode(
+            outcome,
+            tuple(self._messages),
+            tuple(self._uses),
+            time.monotonic() - began,
+            total,
+            components,
+            error,
+            self.tokens.num_retokenized(),
+        )
+
+    async def _play(self) -> str:
+        """Play to the end and return the outcome."""
+        await self._begin()
+        limits, num_replies, previous = self.settings.multi_turn, 0, None
+        turn = 0
+        while True:
+            completion = await self._generate(turn, previous)
+            previous = completion.key
+            if completion.finish == "length":
+                self.finish = "length"
+                return "length"
+            if self._environment is None:
+                return "stop"
+            step, parsed = await self._reply()
+            if step.done:
+                return "done"
+            turn, num_replies = turn + 1, num_replies + 1
+            if turn == limits.max_assistant_turns or num_replies == limits.max_user_turns:
+                return "max_turns"
+            ids = self.settings.bridge.bridge_ids(
+                completion.response_ids.tolist(), parsed, step.messages, self._environment.tools
+            )
+            if len(self.tokens.response_ids) + len(ids) >= self.settings.max_response_length:
+                self.finish = "length"
+                return "length"
+            self.tokens.append_reply(ids, turn - 1)
+
+    async def _begin(self) -> None:
+        """Start the environment and replace the prompt by the one with its tools and messages."""
+        if self._single_turn:
+            return
+        settings = self.settings
+        environment = await settings.environments.open(self.row, str(next_key()))
+        self._environment = environment
+        messages = first_messages(self.row["prompt"], environment.messages)
+        ids = settings.bridge.prompt_ids(messages, environment.tools)
+        if len(ids) > settings.max_prompt_length:
+            raise EnvironmentFailed(
+                "error",
+                f"the prompt has {len(ids)} tokens with its tools, more than "
+                f"data.max_prompt_length={settings.max_prompt_length}",
+            )
+        self.tokens = Tokens(ids)
+
+    async def _generate(self, turn: int, previous: int | None) -> Completion:
+        """Let the policy write a turn."""
+        self.state = State.GENERATING
+        began, context = time.monotonic(), self.tokens.context()
+        request = Request(
+            key=next_key(),
+            context_ids=context,
+            decoding=self.decoding,
+            max_tokens=(self.settings.max_response_length - len(self.tokens.response_ids),),
+            seeds=(turn_seed(self.seed, turn),),
+            previous=previous,
+            keep=self._environment is not None,
+            affinity=self.number,
+        )
+        completion = await self.generate(request)
+        self.tokens.append_turn(context, completion, turn)
+        text = self._text(completion)
+        self._messages.append(
+            Message(
+                "assistant",
+                text,
+                True,
+                len(completion.response_ids),
+                time.monotonic() - began,
+            )
+        )
+        return completion
+
+    async def _reply(self) -> tuple[Step, Turn]:
+        """Let the environment reply to the last turn."""
+        environment = self._environment
+        assert environment is not None, "a row with one turn has none"
+        turn = self.settings.parser.parse(
+            self._messages[-1].text, environment.tools, self._num_calls
+        )
+        self._num_calls += len(turn.calls)
+        self.state = State.PROCESSING_TOOLS if turn.calls or turn.malformed else State.INTERACTING
+        began = time.monotonic()
+        step = await environment.step(turn)
+        seconds = time.monotonic() - began
+        if step.reward is not None:
+            self.tokens.rewards[len(self.tokens.response_ids) - 1] = step.reward
+            last = self._messages[-1]
+            self._messages[-1] = Message(
+                last.role, last.text, True, last.num_tokens, last.seconds, step.reward
+            )
+        self._uses += [Use(each.name, each.seconds, each.error) for each in step.uses]
+        self._messages += [
+            Message(each["role"], str(each["content"]), False, 0, seconds, name=each.get("name"))
+            for each in step.messages
+        ]
+        return step, turn
+
+    def _text(self, completion: Completion) -> str:
+        """Return the text of a turn with its special tokens, but without the stop token."""
+        ids = completion.response_ids.tolist()
+        if completion.finish == "stop":
+            ids = ids[:-1]
+        text = self.settings.tokenizer.decode(ids, skip_special_tokens=False)
+        assert isinstance(text, str)  # one sequence
+        return text
+
+    async def _close(self) -> None:
+        if self._environment is not None:
+            with suppress(EnvironmentFailed, TimeoutError):
+                async with asyncio.timeout(_CLOSE_S):
+                    await self._environment.close()

@@ -1,0 +1,129 @@
+"""Schedule of a batch of episodes: their turns join the engines' batches as they come.
+
+With the schedule `fixed`, turns join at set steps of the engine, and only when every episode waits
+for it. Which responses share a step, and so every rounding difference, then depends on no clock.
+With `eager` an engine never waits for tools.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+import torch
+
+from rlctl.runtime.rollout.requests import Completion, Request, Slice
+
+T = TypeVar("T")
+
+FIXED = Slice(steps=8)
+EAGER = Slice(steps=None, seconds=0.02)
+
+
+class TurnEngines(Protocol):
+    """Engines that generate the turns of episodes, under the weights synced last."""
+
+    def exchange(self, requests: Sequence[Request], limit: Slice) -> list[Completion]:
+        """Submit requests of one response each and advance all engines; return what finished.
+
+        Raises RlctlError if the engines are lost.
+        """
+        ...
+
+    def end_exchange(self) -> None:
+        """Release memory after the last exchange of a batch of episodes."""
+        ...
+
+
+@dataclass
+class Load:
+    """Time of a batch of episodes, and the part of it in which the engines had work, in seconds."""
+
+    total_s: float = 0.0
+    busy_s: float = 0.0
+
+
+class Schedule:
+    """Runs coroutines that ask for turns by `generate`, and passes their requests to `engines`."""
+
+    def __init__(self, engines: TurnEngines, *, fixed: bool, num_threads: int) -> None:
+        self.engines = engines
+        self.fixed = fixed
+        self.num_threads = num_threads
+        self.load = Load()
+        self._waiting: list[Request] = []
+        self._open: dict[int, asyncio.Future[Completion]] = {}  # by key of the request
+        self._pending: set[int] = set()  # keys that an episode waits for
+        self._num_running = 0
+        self._changed = asyncio.Event()
+
+    async def generate(self, request: Request) -> Completion:
+        """Return the response of a request."""
+        future: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
+        self._open[request.key] = future
+        self._pending.add(request.key)
+        self._waiting.append(request)
+        self._changed.set()
+        try:
+            return await future
+        finally:
+            self._pending.discard(request.key)
+
+    async def run(self, episodes: Sequence[Callable[[], Awaitable[T]]]) -> list[T]:
+        """Run all episodes; return their results in order. Raises the first error."""
+        began = time.monotonic()
+        self._num_running = len(episodes)
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(self._count(each)) for each in episodes]
+                group.create_task(self._advance())
+        except BaseExceptionGroup as errors:
+            raise _first(errors) from None
+        finally:
+            self.load.total_s += time.monotonic() - began
+        return [task.result() for task in tasks]
+
+    async def _count(self, episode: Callable[[], Awaitable[T]]) -> T:
+        try:
+            return await episode()
+        finally:
+            self._num_running -= 1
+            self._changed.set()
+
+    async def _advance(self) -> None:
+        """Exchange requests and completions with the engines until all episodes have ended."""
+        loop, limit = asyncio.get_running_loop(), FIXED if self.fixed else EAGER
+        # OpenMP's number of threads is a setting of each thread.
+        with ThreadPoolExecutor(1, "engines", torch.set_num_threads, (self.num_threads,)) as thread:
+            while await self._work():
+                # The order of requests decides which share a step.
+                requests = sorted(self._waiting, key=lambda each: each.affinity)
+                self._waiting = []
+                began = time.monotonic()
+                completions = await loop.run_in_executor(
+                    thread, self.engines.exchange, requests, limit
+                )
+                self.load.busy_s += time.monotonic() - began
+                for each in completions:
+                    future = self._open.pop(each.key)
+                    if each.key in self._pending:  # else its episode has exceeded its deadline
+                        self._pending.remove(each.key)
+                        future.set_result(each)
+
+    async def _work(self) -> bool:
+        """Wait until the engines have work; return False once there is none left."""
+        while self._num_running:
+            if self._open and (not self.fixed or len(self._pending) == self._num_running):
+                return True
+            self._changed.clear()
+            await self._changed.wait()
+        return bool(self._open)
+
+
+def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    first = group.exceptions[0]
+    return _first(first) if isinstance(first, BaseExceptionGroup) else first

@@ -1,0 +1,84 @@
+"""Environment that asks several problems in one episode, and rows for it.
+
+The quickstart's model answers each with `#### N`. A right answer is a reward for its turn.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+from typing import Any
+
+from rlctl.data_prep.arithmetic import train_and_validation
+from rlctl.data_prep.rows import PromptRow, write_rows
+from rlctl.runtime.agents.environments.protocol import Message, Row, Step, ToolSchema, Turn
+
+
+def write_quiz(folder: Path, num_rows: int, num_problems: int = 4, **extra_info: Any) -> Path:
+    """Write rows of `num_problems` problems each."""
+    problems, _ = train_and_validation(num_rows * num_problems, 1, seed=0, level=1, careless=0.0)
+    rows = []
+    for start in range(0, len(problems), num_problems):
+        first, *further = problems[start : start + num_problems]
+        asked = [[row.prompt[-1]["content"], row.ground_truth] for row in further]
+        rows.append(
+            PromptRow(
+                "tests/quiz",
+                first.prompt,
+                first.ground_truth,
+                extra_info={"further": asked, **extra_info},
+            )
+        )
+    write_rows(folder / "quiz.parquet", rows)
+    return folder / "quiz.parquet"
+
+
+class Quiz:
+    """Asks the row's problems one after the other.
+
+    `extra_info.fail_at` names the turn at which it raises, `extra_info.sleep_s` the time of a step.
+    """
+
+    tools: tuple[ToolSchema, ...] = ()
+
+    async def reset(self, row: Row) -> None:
+        extra_info = row["extra_info"]
+        self._truths = [row["ground_truth"], *(truth for _, truth in extra_info["further"])]
+        self._questions = [question for question, _ in extra_info["further"]]
+        self._fail_at, self._sleep_s = extra_info.get("fail_at"), extra_info.get("sleep_s", 0.0)
+        self._number = 0
+
+    async def step(self, turn: Turn) -> Step:
+        if self._number == self._fail_at:
+            raise RuntimeError("the quiz is broken")
+        await asyncio.sleep(self._sleep_s * (1 + self._number % 3))
+        reward = float(turn.text.rpartition("#### ")[2].strip() == str(self._truths[self._number]))
+        done = self._number == len(self._questions)
+        messages: list[Message] = []
+        if not done:
+            messages = [{"role": "user", "content": self._questions[self._number]}]
+        self._number += 1
+        return Step(messages, reward / len(self._truths), done)
+
+    async def score(self) -> float:
+        return 0.0
+
+    async def close(self) -> None:
+        pass
+
+
+class Deaf(Quiz):
+    """Never replies."""
+
+    async def step(self, turn: Turn) -> Step:
+        await asyncio.sleep(3600)
+        return await super().step(turn)
+
+
+class Stuck(Quiz):
+    """Blocks its process."""
+
+    async def step(self, turn: Turn) -> Step:
+        time.sleep(3600)
+        return await super().step(turn)
