@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from pkgutil import resolve_name
@@ -114,6 +115,7 @@ def build_roles(
     return Roles(actor=actor, reward=reward, critic_role=critic, reference_role=reference)
 
 
+@contextmanager
 def with_episodes(
     config: schema.Config,
     tokenizer: PreTrainedTokenizerBase,
@@ -121,14 +123,15 @@ def with_episodes(
     num_ranks: int,
     rank_info: RankInfo,
     logs: Path | None = None,
-) -> tuple[Roles, Callable[[], None]]:
-    """Let the actor generate episodes if the configuration has several turns.
+) -> Iterator[Roles]:
+    """Let the actor of `roles` generate episodes if the configuration has several turns.
 
-    Returns the roles and the function that closes what was started. `num_ranks` are those of the
-    actor; `rank_info` is that of one of its processes.
+    Yields the roles; at the end the environments are closed. `num_ranks` are those of the actor,
+    `rank_info` is that of one of its processes.
     """
     if not config.actor_rollout_ref.rollout.multi_turn.enable:
-        return roles, lambda: None
+        yield roles
+        return
     actor = roles.actor
     if isinstance(actor, DisaggregatedActor):
         engines: TurnEngines = actor
@@ -137,7 +140,10 @@ def with_episodes(
         engines = ColocatedEngines(actor, num_ranks)
     sampling = _sampling(config, tokenizer)
     built, close = agent_actor(config, tokenizer, sampling, actor, engines, rank_info, logs)
-    return replace(roles, actor=built), close
+    try:
+        yield replace(roles, actor=built)
+    finally:
+        close()
 
 
 def _spawn(role: Role, base: type[W], placement: schema.Placement, pools: Pools, spec: object) -> W:

@@ -102,13 +102,9 @@ def _roles(
     try:
         actor = build_actor(config, load_algorithm(config, num_steps=1), tokenizer, pool)
         actor.start_engine()
-        roles, close_episodes = with_episodes(
-            config, tokenizer, Roles(actor=actor, reward=reward), 1, rank_info
-        )
-        try:
-            yield roles
-        finally:
-            close_episodes()
+        roles = Roles(actor=actor, reward=reward)
+        with with_episodes(config, tokenizer, roles, 1, rank_info) as with_agents:
+            yield with_agents
     finally:
         pool.close()
         close()

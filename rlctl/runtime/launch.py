@@ -64,18 +64,16 @@ def train(
             watchdog.begin(name)
             trackers.phase(name)
 
-        on_lost = partial(run.finish, "failed", 1)
-        pools = stack.enter_context(open_pools(plan, run.attempt, on_phase, run.event, on_lost))
+        on_lost, logs = partial(run.finish, "failed", 1), run.attempt
+        pools = stack.enter_context(open_pools(plan, logs, on_phase, run.event, on_lost))
         run.event("placed", **pools.nodes())
-        reward, close_reward = build_reward(config, plan.tokenizer, plan.data_sources, run.attempt)
+        reward, close_reward = build_reward(config, plan.tokenizer, plan.data_sources, logs)
         stack.callback(close_reward)
         stack.enter_context(watchdog)  # starting and closing the pools has its own timeouts
         roles = build_roles(config, plan.algorithm, plan.tokenizer, pools, reward, on_phase)
         num_ranks = plan.pool_sizes[config.trainer.placement.actor]
-        roles, close_episodes = with_episodes(
-            config, plan.tokenizer, roles, num_ranks, _first_rank(plan), run.attempt
-        )
-        stack.callback(close_episodes)
+        episodes = with_episodes(config, plan.tokenizer, roles, num_ranks, _first_rank(plan), logs)
+        roles = stack.enter_context(episodes)
         collector = Collector.from_config(
             plan.loader, plan.algorithm, config.algorithm, config.data.gen_batch_size
         )

@@ -56,11 +56,9 @@ def episodes(file: Path, *overrides: str) -> Iterator[tuple[Roles, Prompts]]:
     try:
         actor = build_actor(config, load_algorithm(config, 1), tokenizer, pool)
         actor.start_engine()
-        roles, close = with_episodes(config, tokenizer, Roles(actor, NoReward()), 1, info)
-        try:
+        built = with_episodes(config, tokenizer, Roles(actor, NoReward()), 1, info)
+        with built as roles:
             yield roles, prompts.batch(range(len(prompts)))
-        finally:
-            close()
     finally:
         pool.close()
 

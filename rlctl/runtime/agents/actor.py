@@ -88,10 +88,11 @@ class AgentActor(DelegatingActor):
         decoding = params.decoding()
         seeds = params.row_seeds(len(rows)).tolist()
         own_ids = [ids.tolist() for ids in rows.prompt_ids.rows()]
+        default = self.settings.default_agent
         runs = [
             EpisodeRun(
                 self.settings,
-                _row(row, self.settings.default_agent),
+                _row(row, default),
                 number,
                 ids,
                 decoding,

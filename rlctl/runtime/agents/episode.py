@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-import zlib
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 
 import torch
-from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from rlctl.data_prep.agent_columns import SINGLE_TURN
@@ -29,6 +27,7 @@ from rlctl.runtime.agents.environments.pool import (
 from rlctl.runtime.agents.environments.protocol import Message as ChatMessage
 from rlctl.runtime.agents.environments.protocol import Row, Step, Turn
 from rlctl.runtime.agents.parsers.base import ToolParser
+from rlctl.runtime.agents.tokens import Tokens
 from rlctl.runtime.rollout.engine import random_streams
 from rlctl.runtime.rollout.requests import Completion, Decoding, Request, next_key
 from rlctl.tracking.episodes import Episode, Message, Use
@@ -51,7 +50,7 @@ class State(Enum):
 
 @dataclass(frozen=True)
 class EpisodeSettings:
-    """What the episodes of a run have in common."""
+    """Parts and limits that the episodes of a run share."""
 
     tokenizer: PreTrainedTokenizerBase
     bridge: ChatBridge
@@ -62,53 +61,6 @@ class EpisodeSettings:
     default_agent: str  # kind of the episodes of rows that name none
     max_prompt_length: int
     max_response_length: int
-
-
-@dataclass
-class Tokens:
-    """Tokens of an episode so far: those of the prompt (P), and of what follows (T)."""
-
-    prompt_ids: list[int]  # P
-    response_ids: list[int] = field(default_factory=list)  # T
-    mask: list[float] = field(default_factory=list)  # T: 1 = written by the policy
-    log_probs: list[float] = field(default_factory=list)  # T: 0 where the mask is 0
-    turn: list[int] = field(default_factory=list)  # T: number of the policy's turn, or of the last
-    rewards: dict[int, float] = field(default_factory=dict)  # by position in the response
-    seen: list[tuple[int, int]] = field(default_factory=list)  # per turn: its end, and a checksum
-
-    def context(self) -> Tensor:
-        """Return prompt and response: (P + T,) int64."""
-        return torch.tensor(self.prompt_ids + self.response_ids, dtype=torch.int64)
-
-    def append_turn(self, context_ids: Tensor, completion: Completion, turn: int) -> None:
-        """Append what the policy wrote after `context_ids`, which the engine had as context."""
-        written = completion.response_ids.tolist()
-        self.response_ids += written
-        self.mask += [1.0] * len(written)
-        self.log_probs += completion.log_probs.tolist()
-        self.turn += [turn] * len(written)
-        seen = _checksum(completion.response_ids, _checksum(context_ids))
-        self.seen.append((len(self.response_ids), seen))
-
-    def append_reply(self, ids: list[int], turn: int) -> None:
-        """Append the ids of a reply, which are not trained on."""
-        self.response_ids += ids
-        self.mask += [0.0] * len(ids)
-        self.log_probs += [0.0] * len(ids)
-        self.turn += [turn] * len(ids)
-
-    def num_retokenized(self) -> int:
-        """Return the tokens of turns whose context or text is not what the engine saw."""
-        ids, start, wrong = self.context(), 0, 0
-        for end, seen in self.seen:
-            if _checksum(ids[: len(self.prompt_ids) + end]) != seen:
-                wrong += end - start
-            start = end
-        return wrong
-
-
-def _checksum(ids: Tensor, start: int = 0) -> int:
-    return zlib.crc32(ids.numpy().tobytes(), start)
 
 
 def turn_seed(seed: int, turn: int) -> int:

@@ -1,0 +1,58 @@
+"""Tokens of one episode, to which its turns and replies are appended."""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from rlctl.runtime.rollout.requests import Completion
+
+
+@dataclass
+class Tokens:
+    """Tokens of an episode so far: those of the prompt (P), and of what follows (T)."""
+
+    prompt_ids: list[int]  # P
+    response_ids: list[int] = field(default_factory=list)  # T
+    mask: list[float] = field(default_factory=list)  # T: 1 = written by the policy
+    log_probs: list[float] = field(default_factory=list)  # T: 0 where the mask is 0
+    turn: list[int] = field(default_factory=list)  # T: number of the policy's turn, or of the last
+    rewards: dict[int, float] = field(default_factory=dict)  # by position in the response
+    seen: list[tuple[int, int]] = field(default_factory=list)  # per turn: its end, and a checksum
+
+    def context(self) -> Tensor:
+        """Join prompt and response: (N,) int64, N = P + T."""
+        return torch.tensor(self.prompt_ids + self.response_ids, dtype=torch.int64)
+
+    def append_turn(self, context_ids: Tensor, completion: Completion, turn: int) -> None:
+        """Append a turn that the engine completed after `context_ids` (N,), N = P + T."""
+        written = completion.response_ids.tolist()
+        self.response_ids += written
+        self.mask += [1.0] * len(written)
+        self.log_probs += completion.log_probs.tolist()
+        self.turn += [turn] * len(written)
+        seen = _checksum(completion.response_ids, _checksum(context_ids))
+        self.seen.append((len(self.response_ids), seen))
+
+    def append_reply(self, ids: list[int], turn: int) -> None:
+        """Append the ids of a reply, which are not trained on."""
+        self.response_ids += ids
+        self.mask += [0.0] * len(ids)
+        self.log_probs += [0.0] * len(ids)
+        self.turn += [turn] * len(ids)
+
+    def num_retokenized(self) -> int:
+        """Return the tokens of turns whose context or text is not what the engine saw."""
+        ids, start, wrong = self.context(), 0, 0
+        for end, seen in self.seen:
+            if _checksum(ids[: len(self.prompt_ids) + end]) != seen:
+                wrong += end - start
+            start = end
+        return wrong
+
+
+def _checksum(ids: Tensor, start: int = 0) -> int:
+    return zlib.crc32(ids.numpy().tobytes(), start)
