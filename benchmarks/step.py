@@ -144,10 +144,12 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         plan = make_plan(compose("grpo", [*OVERRIDES, f"trainer.run_dir={folder}"]), inline=False)
         torch.set_num_threads(available_cores())
-        reward, close = build_reward(plan.config, plan.tokenizer, available_cores())
         clock = Clock(lambda _: None)
         bare, bare_s, rlctl_s, phases = Bare(plan), [], [], []
-        with open_pools(plan, Path(folder), print, lambda _kind, **_fields: None) as pools:
+        with (
+            build_reward(plan.config, plan.tokenizer, plan.data_sources) as reward,
+            open_pools(plan, Path(folder), print, lambda _kind, **_fields: None) as pools,
+        ):
             roles = timed_roles(
                 build_roles(plan.config, plan.algorithm, plan.tokenizer, pools, reward, print),
                 clock,
@@ -164,7 +166,6 @@ def main() -> None:
                 begin = time.perf_counter()
                 bare.step(plan.loader.batch_at(step), seed=step)
                 bare_s.append(time.perf_counter() - begin)
-        close()
     ratios = [a / b for a, b in zip(rlctl_s[2:], bare_s[2:], strict=True)]
     rlctl_median, bare_median = statistics.median(rlctl_s[2:]), statistics.median(bare_s[2:])
     print(

@@ -12,6 +12,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from pydantic.fields import FieldInfo
+
 from rlctl import plugins
 from rlctl.errors import MissingExtraError
 from rlctl.recipes.compose import base_settings
@@ -58,10 +60,14 @@ def setting_rows(slot: Slot, name: str) -> list[KeyRow]:
         if model is not None:
             defaults = model.model_fields
             return [
-                KeyRow(key, as_text(defaults[key.name.removeprefix(f"{section}.")].default))
+                KeyRow(key, _default(defaults[key.name.removeprefix(f"{section}.")]))
                 for key in model_keys(model, f"{section}.")
             ]
     return []
+
+
+def _default(field: FieldInfo) -> str:
+    return "(required)" if field.is_required() else as_text(field.default)
 
 
 def shipped_settings() -> list[KeyRow]:

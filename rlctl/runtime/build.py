@@ -58,19 +58,20 @@ def load_algorithm(config: schema.Config, num_steps: int) -> Algorithm:
     return found.from_config(config, num_steps, params=params)
 
 
+@contextmanager
 def build_reward(
     config: schema.Config,
     tokenizer: PreTrainedTokenizerBase,
     sources: Iterable[str],
     logs: Path | None = None,
-) -> tuple[RuleReward, Callable[[], None]]:
-    """Return the reward role, which runs on the controller, and the function that closes it.
+) -> Iterator[RuleReward]:
+    """Yield the reward role, which runs on the controller; its processes end with the block.
 
     `sources` are the data sources of the rows. What the reward functions print goes to files in
     `logs`, or to stderr. Raises `ConfigError` for a function that cannot be loaded.
     """
-    pool = RewardPool.from_config(config.reward, sources, available_cores(), logs)
-    return RuleReward(tokenizer, pool), pool.close
+    with RewardPool.from_config(config.reward, sources, available_cores(), logs) as pool:
+        yield RuleReward(tokenizer, pool)
 
 
 def build_roles(

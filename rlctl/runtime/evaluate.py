@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 from transformers import PreTrainedTokenizerBase
@@ -88,7 +88,6 @@ def _roles(
     raise_problems(check_model(config))
     devices = Devices.from_config(config.trainer)
     sources = scored_sources(config, (row.data_source for row in scored))
-    reward, close = build_reward(config, tokenizer, sources)
     rank_info = RankInfo(
         0,
         1,
@@ -98,13 +97,10 @@ def _roles(
         False,
         None,
     )
-    pool = InlinePool(rank_info)
-    try:
+    with build_reward(config, tokenizer, sources) as reward, ExitStack() as stack:
+        pool = InlinePool(rank_info)
+        stack.callback(pool.close)
         actor = build_actor(config, load_algorithm(config, num_steps=1), tokenizer, pool)
         actor.start_engine()
         roles = Roles(actor=actor, reward=reward)
-        with with_episodes(config, tokenizer, roles, 1, rank_info) as with_agents:
-            yield with_agents
-    finally:
-        pool.close()
-        close()
+        yield stack.enter_context(with_episodes(config, tokenizer, roles, 1, rank_info))

@@ -47,8 +47,7 @@ def train(
     """Run the plan to its end and return the run.
 
     `end_by`, a time of `time.monotonic`, stops the run (`TimeUp`) before a step that could not be
-    finished and saved in time. `on_end` is called once the record is closed, however the run ends.
-    Raises whatever stops the run, after its final state is recorded.
+    saved in time. `on_end` is called once the record is closed, however the run ends.
     """
     config = plan.config
     seed_all(config.trainer.seed)
@@ -67,8 +66,7 @@ def train(
         on_lost, logs = partial(run.finish, "failed", 1), run.attempt
         pools = stack.enter_context(open_pools(plan, logs, on_phase, run.event, on_lost))
         run.event("placed", **pools.nodes())
-        reward, close_reward = build_reward(config, plan.tokenizer, plan.data_sources, logs)
-        stack.callback(close_reward)
+        reward = stack.enter_context(build_reward(config, plan.tokenizer, plan.data_sources, logs))
         stack.enter_context(watchdog)  # starting and closing the pools has its own timeouts
         roles = build_roles(config, plan.algorithm, plan.tokenizer, pools, reward, on_phase)
         num_ranks = plan.pool_sizes[config.trainer.placement.actor]
