@@ -34,6 +34,7 @@ MAY_CATCH_EVERYTHING = {
     "rlctl/runtime/agents/environments/tool_calls.py::ToolCalls._execute": "user "
     "code may raise anything: the policy gets it as a message",
     "rlctl/runtime/agents/environments/mcp_tools.py::_Connection._hold": "delivered to the callers",
+    "rlctl/runtime/agents/environments/python_process.py::run": "printed as Python would",
     "rlctl/runtime/workers/background.py::_guarded": "written to a file for the controller",
     "rlctl/runtime/rollout/loop.py::EngineLoop._run": "delivered to the callers",
     "rlctl/data_prep/hub.py::hub_answers": "only checks the network; HTTP errors share no class",
@@ -45,7 +46,9 @@ ALSO_A_WORD = {
     "kl": "the state of the KL controller in a checkpoint",
     "math": "the `ability` of a row in verl's data",
     "ppo": "a command, a recipe, and the prefix of verl's micro-batch keys",
+    "python": "the version, and a random stream",
     "random": "model.init and sweep.sampler have a `random` of their own",
+    "search": "HTML of the report",
     "sft": "a command and a recipe",
     "tools": "argument of chat templates, and a column of verl's data",
 }

@@ -96,8 +96,9 @@ class ToolCalls:
         else:
             try:
                 result = await limited(self._sessions[call.name].call(call.arguments), call_limit())
-            except TimeoutError:
-                error, result = "timeout", _error(f"timed out after {call_limit():g} s")
+            except TimeoutError as late:
+                text = str(late) or f"timed out after {call_limit():g} s"
+                error, result = "timeout", _error(text)
             except Exception as raised:
                 error, result = "raised", _error(f"{type(raised).__name__}: {raised}")
         use = ToolUse(call.name, time.monotonic() - started, error)

@@ -1,0 +1,150 @@
+"""Tool that runs Python programs, each in a process of its own without network.
+
+The process may write to its own temporary folder only, which is removed afterwards, and it has
+limits of time, memory and output. It can read the files of the user: this contains mistakes and
+the programs of a model in training, and is no barrier against an attacker.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any, ClassVar
+
+from pydantic import Field
+
+from rlctl import plugins
+from rlctl.errors import ConfigError
+from rlctl.runtime.agents.environments.protocol import ToolSchema
+from rlctl.runtime.agents.environments.python_process import CANNOT_DENY
+from rlctl.runtime.agents.environments.tool import EpisodeInfo, ToolResult
+
+_BOOT = (
+    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
+    "from rlctl.runtime.agents.environments.python_process import main; main()"
+)
+_MIB = 2**20
+
+
+class PythonParams(plugins.Params):
+    """Settings of the Python tool."""
+
+    time_limit_s: float = Field(10.0, gt=0, description="time limit of a program in seconds")
+    memory_mb: int = Field(1024, ge=64, description="memory of a program in MiB")
+    file_mb: int = Field(64, ge=0, description="size of a file that it writes, in MiB")
+    output_chars: int = Field(10_000, ge=1, description="characters of output that are kept")
+    allow_network: bool = Field(False, description="let programs use the network")
+
+
+class PythonTool:
+    """Run a Python program in a sandbox without network and return what it prints."""
+
+    Params = PythonParams
+    is_lenient = False
+    schema: ClassVar[ToolSchema] = {
+        "type": "function",
+        "function": {
+            "name": "python",
+            "description": "Run a Python program. Returns what it prints, and the value of its "
+            "last expression. Each program starts afresh.",
+            "parameters": {
+                "type": "object",
+                "properties": {"code": {"type": "string", "description": "The program."}},
+                "required": ["code"],
+            },
+        },
+    }
+
+    def __init__(self, params: PythonParams) -> None:
+        """Run an empty program. Raises ConfigError if the network cannot be denied."""
+        self._params = params
+        with tempfile.TemporaryDirectory(prefix="rlctl-python-") as folder:
+            done = subprocess.run(
+                self._command(folder), input=b"", env=_environment(folder), check=False
+            )
+        if done.returncode == CANNOT_DENY:
+            raise ConfigError(
+                "programs of the python tool cannot be kept from the network: this system has "
+                "neither user namespaces nor Landlock with rules for TCP",
+                hint="tool_params.python.allow_network=true runs them with the network",
+            )
+
+    async def session(self, episode: EpisodeInfo) -> PythonTool:
+        """Return the tool itself: programs share no state."""
+        del episode
+        return self
+
+    async def call(self, arguments: Mapping[str, Any]) -> ToolResult:
+        """Run a program. Raises TimeoutError with the output so far."""
+        output = bytearray()
+        with tempfile.TemporaryDirectory(
+            prefix="rlctl-python-", ignore_cleanup_errors=True
+        ) as folder:
+            process = await asyncio.create_subprocess_exec(
+                *self._command(folder),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                cwd=folder,
+                env=_environment(folder),
+                start_new_session=True,
+            )
+            try:
+                async with asyncio.timeout(self._params.time_limit_s):
+                    await self._communicate(process, str(arguments["code"]), output)
+                    status = await process.wait()
+            except TimeoutError:
+                limit = self._params.time_limit_s
+                raise TimeoutError(f"timed out after {limit:g} s\n{self._text(output)}") from None
+            finally:
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                await process.wait()
+        text = self._text(output)
+        return ToolResult(text if status in (0, 1) else f"{text}\nexit status {status}".lstrip())
+
+    async def score(self) -> None:
+        """Return None: programs score no episode."""
+
+    async def close(self) -> None:
+        """Do nothing: programs leave nothing."""
+
+    def _command(self, folder: str) -> list[str]:
+        options = {
+            "folder": folder,
+            "deny_network": not self._params.allow_network,
+            "memory": self._params.memory_mb * _MIB,
+            "file_size": self._params.file_mb * _MIB,
+        }
+        return [sys.executable, "-c", _BOOT, json.dumps(sys.path), json.dumps(options)]
+
+    async def _communicate(
+        self, process: asyncio.subprocess.Process, source: str, output: bytearray
+    ) -> None:
+        """Send the program and collect its output; what exceeds the limit is read and dropped."""
+        assert process.stdin is not None, "a pipe"
+        assert process.stdout is not None, "a pipe"
+        with suppress(ConnectionError):
+            process.stdin.write(source.encode())
+            await process.stdin.drain()
+        process.stdin.close()
+        limit = 4 * self._params.output_chars  # bytes of a character
+        while data := await process.stdout.read(2**16):
+            output += data[: max(0, limit - len(output))]
+
+    def _text(self, output: bytearray) -> str:
+        text, limit = output.decode(errors="replace"), self._params.output_chars
+        return text.rstrip("\n") if len(text) <= limit else text[:limit] + "...(truncated)"
+
+
+def _environment(folder: str) -> dict[str, str]:
+    """Return the environment of a program: nothing of the user's but where programs are."""
+    kept = {name: os.environ[name] for name in ("PATH", "LANG", "LC_ALL") if name in os.environ}
+    return {**kept, "HOME": folder, "TMPDIR": folder, "OMP_NUM_THREADS": "1"}

@@ -1,0 +1,147 @@
+"""Tool that searches texts of a local file by words, ranked with BM25 (Robertson and Zaragoza)."""
+
+from __future__ import annotations
+
+import heapq
+import json
+import math
+import re
+from array import array
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+from pydantic import Field
+
+from rlctl import plugins
+from rlctl.errors import ConfigError
+from rlctl.runtime.agents.environments.calls import call
+from rlctl.runtime.agents.environments.protocol import ToolSchema
+from rlctl.runtime.agents.environments.tool import EpisodeInfo, ToolResult
+
+_WORD = re.compile(r"\w+")
+_K1, _B = 1.5, 0.75  # weights of repeated words and of long texts
+
+
+class SearchParams(plugins.Params):
+    """Settings of the search tool."""
+
+    path: str = Field(description="file of texts: JSONL (texts or objects) or parquet")
+    text_key: str = Field("text", description="key or column of the text")
+    top_k: int = Field(3, ge=1, description="texts of a result")
+
+
+class SearchTool:
+    """Search the texts of a local file, and return those that match best."""
+
+    Params = SearchParams
+    is_lenient = False
+    schema: ClassVar[ToolSchema] = {
+        "type": "function",
+        "function": {
+            "name": "search",
+            "description": "Search a collection of texts by words.",
+            "parameters": {
+                "type": "object",
+                "properties": {"query": {"type": "string", "description": "Words to search for."}},
+                "required": ["query"],
+            },
+        },
+    }
+
+    def __init__(self, params: SearchParams) -> None:
+        """Build the index in memory. Raises ConfigError for a file that cannot be read."""
+        self._top_k = params.top_k
+        self._texts = list(_texts(Path(params.path).expanduser(), params.text_key))
+        self._index = Index(self._texts)
+
+    async def session(self, episode: EpisodeInfo) -> SearchTool:
+        """Return the tool itself."""
+        del episode
+        return self
+
+    async def call(self, arguments: Mapping[str, Any]) -> ToolResult:
+        """Return the best texts, numbered, or that there is none."""
+        found = await call(self._index.search, str(arguments["query"]), self._top_k)
+        lines = [f"[{rank}] {self._texts[number]}" for rank, number in enumerate(found, 1)]
+        return ToolResult("\n".join(lines) or "no text matches")
+
+    async def score(self) -> None:
+        """Return None: a search scores no episode."""
+
+    async def close(self) -> None:
+        """Do nothing: the index is shared."""
+
+
+class Index:
+    """Inverted index of texts with BM25 weights."""
+
+    def __init__(self, texts: list[str]) -> None:
+        self._postings: dict[str, tuple[array[int], array[float]]] = defaultdict(
+            lambda: (array("L"), array("d"))
+        )
+        words = [Counter(_words(text)) for text in texts]
+        lengths = [sum(counts.values()) for counts in words]
+        mean = sum(lengths) / max(1, len(lengths)) or 1.0
+        for number, counts in enumerate(words):
+            norm = _K1 * (1 - _B + _B * lengths[number] / mean)
+            for word, count in counts.items():
+                numbers, weights = self._postings[word]
+                numbers.append(number)
+                weights.append(count * (_K1 + 1) / (count + norm))
+        self._size = len(texts)
+
+    def search(self, query: str, top_k: int) -> list[int]:
+        """Return the numbers of the best texts; ties go to the earlier one."""
+        scores: dict[int, float] = defaultdict(float)
+        for word in set(_words(query)):
+            if word in self._postings:
+                numbers, weights = self._postings[word]
+                idf = math.log(1 + (self._size - len(numbers) + 0.5) / (len(numbers) + 0.5))
+                for number, weight in zip(numbers, weights, strict=True):
+                    scores[number] += idf * weight
+        return heapq.nsmallest(top_k, scores, key=lambda number: (-scores[number], number))
+
+
+def _words(text: str) -> list[str]:
+    return _WORD.findall(text.lower())
+
+
+def _texts(path: Path, key: str) -> Iterator[str]:
+    """Yield the texts of a file. Raises ConfigError."""
+    if not path.is_file():
+        raise ConfigError(
+            f"the file of texts does not exist: {path}",
+            where="tool_params.search.path",
+            hint="paths are relative to the current folder",
+        )
+    rows = _parquet(path, key) if path.suffix == ".parquet" else _lines(path)
+    for number, row in enumerate(rows, 1):
+        text = row.get(key) if isinstance(row, dict) else row
+        if not isinstance(text, str):
+            raise ConfigError(
+                f"row {number} has no text {key!r}", where=str(path), hint="tool_params: text_key"
+            )
+        yield text
+
+
+def _parquet(path: Path, key: str) -> Iterator[Any]:
+    import pyarrow.parquet
+
+    table = pyarrow.parquet.ParquetFile(path)
+    if key not in table.schema_arrow.names:
+        hint = plugins.suggestion(key, table.schema_arrow.names)
+        raise ConfigError(f"the file has no column {key!r}", where=str(path), hint=hint)
+    for batch in table.iter_batches(columns=[key]):
+        yield from batch.to_pylist()
+
+
+def _lines(path: Path) -> Iterator[Any]:
+    with path.open(encoding="utf-8") as file:
+        for number, line in enumerate(file, 1):
+            if line.strip():
+                try:
+                    yield json.loads(line)
+                except ValueError as error:
+                    raise ConfigError(f"no JSON: {error}", where=f"{path}:{number}") from error
