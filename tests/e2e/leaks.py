@@ -88,9 +88,11 @@ def _amounts(driver: int, marker: str, run: Path, temporary: Path) -> Amounts:
     folders, shared = {temporary}, set[str]()
     for process in with_marker(marker):
         with suppress(psutil.Error, OSError):
-            name = "driver" if process.pid == driver else process.name()
+            # A worker of Ray adds the call that it is in: `ray::Process.call`.
+            name = "driver" if process.pid == driver else process.name().partition(".")[0]
+            memory = process.memory_info()
             for unit, amount in (
-                ("MiB", process.memory_full_info().uss // 2**20),
+                ("MiB", (memory.rss - memory.shared) // 2**20),  # without pages of files
                 ("descriptors", process.num_fds()),
                 ("threads", process.num_threads()),
                 ("processes", 1),
@@ -100,8 +102,8 @@ def _amounts(driver: int, marker: str, run: Path, temporary: Path) -> Amounts:
             folders |= {Path(each) for each in _session_folders(process)}
     found["/dev/shm", "files"] = len(shared)
     found["temporary folders", "files"] = sum(map(_num_files, folders))
-    by_step = sum(_num_files(run / part) for part in ("generations", "rollouts"))
-    found["folder of the run, less those of one per step", "files"] = _num_files(run) - by_step
+    by_step = _num_files(run / "generations")  # one for each validation
+    found["folder of the run", "files"] = _num_files(run) - by_step
     return found
 
 
