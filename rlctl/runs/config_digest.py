@@ -14,8 +14,8 @@ from typing import Any
 
 import yaml
 
-_NEXT_KEY = re.compile(r"^(?=[A-Za-z_])", re.MULTILINE)
-_SECTION = re.compile(r"(?P<name>\w+):\n(?P<body>(?:  .*\n)+)")
+_NEXT_KEY = [re.compile(rf"^(?={'  ' * depth}[A-Za-z_])", re.MULTILINE) for depth in range(12)]
+_HEAD = re.compile(r" *(\w+):\n(?= )")
 _MAX_SECTIONS = 2048  # a section that differs in every run is not worth keeping
 
 
@@ -35,34 +35,37 @@ class _NotSplitError(Exception):
     """The text is not a mapping whose keys are at the beginning of lines."""
 
 
-def _parse_sections(text: str) -> dict[str, Any]:
-    """Return the values of a mapping by dotted key. Raises an error where it cannot be split."""
-    before, *sections = _NEXT_KEY.split(text)
+def _parse_sections(text: str, prefix: str = "") -> dict[str, Any]:
+    """Return the values of the mapping at `prefix` by dotted key.
+
+    Raises an error where it cannot be split.
+    """
+    before, *sections = _NEXT_KEY[prefix.count(".")].split(text)
     names = {section.partition(":")[0] for section in sections}
     if before or len(names) < len(sections):
         raise _NotSplitError
     values: dict[str, Any] = {}
     for section in sections:
-        values |= _parse_section(section)
+        values |= _parse_section(section, prefix)
     return values
 
 
 @functools.lru_cache(_MAX_SECTIONS)
-def _parse_section(text: str) -> dict[str, Any]:
-    """Return the values of one key and what is below it, by dotted key."""
-    match = _SECTION.fullmatch(text)
-    if match is None or match["body"].lstrip()[:1] in "-#'\"":
-        return _parse(text)
-    inner = _parse_sections(re.sub(r"^  ", "", match["body"], flags=re.MULTILINE))
-    return {f"{match['name']}.{key}": value for key, value in inner.items()}
+def _parse_section(text: str, prefix: str) -> dict[str, Any]:
+    """Return the values of one key and of what is below it, by dotted key."""
+    head = _HEAD.match(text)
+    deepest = prefix.count(".") + 1 == len(_NEXT_KEY)
+    if head is None or deepest or text[head.end() :].lstrip()[:1] in "-#'\"":
+        return _parse(text, prefix)
+    return _parse_sections(text[head.end() :], f"{prefix}{head[1]}.")
 
 
-def _parse(text: str) -> dict[str, Any]:
+def _parse(text: str, prefix: str = "") -> dict[str, Any]:
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     container = yaml.load(text, loader)
     if not isinstance(container, dict):
         raise _NotSplitError
-    return dict(_flat(container, ""))
+    return dict(_flat(container, prefix))
 
 
 def _flat(section: Mapping[Any, Any], prefix: str) -> Iterator[tuple[str, Any]]:
