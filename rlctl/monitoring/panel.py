@@ -56,6 +56,7 @@ def _empty_series() -> list[_Series]:
         _Series("kl", run_summary.KL, "{:.2g}".format),
         _Series("entropy", ("actor/entropy",), "{:.3g}".format, in_line=False),
         _Series("length", run_summary.LENGTH, "{:.0f}".format),
+        _Series("turns", ("agent/turns/mean",), "{:.1f}".format),
         _Series("tok/s", run_summary.THROUGHPUT, count),
     ]
 
@@ -140,6 +141,8 @@ class Panel:
                     else ""
                 )
                 parts.append(f"{series.name} {series.format(value)}{first}")
+        if outcomes := self._outcomes():
+            parts.append(outcomes)
         if seconds := figure(self.latest, run_summary.SECONDS):
             parts.append(f"{duration(seconds)}/step")
         if (eta := self.eta()) is not None:
@@ -207,6 +210,18 @@ class Panel:
             yield self.validation.name, f"first {first}, best {best} at step {self.best[1]}"
         if (truncated := figure(self.latest, ("response_length/clip_ratio",))) is not None:
             yield "length", f"{truncated:.1%} truncated"
+        if outcomes := self._outcomes():
+            yield "turns", outcomes
+
+    def _outcomes(self) -> str:
+        """Return the shares of episodes by outcome, the most common first."""
+        prefix = "agent/outcome/"
+        found = [
+            (share, name.removeprefix(prefix))
+            for name, share in self.latest.items()
+            if name.startswith(prefix)
+        ]
+        return ", ".join(f"{share:.0%} {name}" for share, name in sorted(found, reverse=True))
 
     def _time(self, width: int, no_color: bool) -> Iterator[Table]:
         """Yield the time of the latest step, split into its phases."""

@@ -129,7 +129,7 @@ def samples(
 
 
 def _contains(sample: Sample, text: str) -> bool:
-    return any(
-        text.casefold() in part.casefold()
-        for part in (sample.prompt, sample.response, str(sample.ground_truth))
-    )
+    parts = [sample.prompt, sample.response, str(sample.ground_truth)]
+    if sample.episode:
+        parts += [sample.episode.error or "", *(each.text for each in sample.episode.messages)]
+    return any(text.casefold() in part.casefold() for part in parts)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any, Self
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,15 @@ class Episode:
     components: Mapping[str, float] = field(default_factory=dict)
     error: str | None = None
     num_retokenized: int = 0  # tokens that the engine did not see as they are trained on
+
+    @classmethod
+    def from_dict(cls, fields: Mapping[str, Any]) -> Self:
+        """Build an episode from `asdict` of one; raise TypeError for missing or unknown fields."""
+        parts = {
+            "messages": tuple(Message(**each) for each in fields.get("messages", ())),
+            "uses": tuple(Use(**each) for each in fields.get("uses", ())),
+        }
+        return cls(**{**fields, **parts})
 
     @property
     def failed(self) -> bool:

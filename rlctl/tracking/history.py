@@ -15,6 +15,7 @@ from rlctl.tracking.jsonl import (
     read_lines,
 )
 from rlctl.tracking.tracker import RunInfo, Sample
+from rlctl.tracking.transcripts import with_transcript
 
 # Kinds of events: trackers that received everything that an attempt sent, a tracker that missed
 # steps, and a tracker that `rlctl runs sync` updated.
@@ -81,5 +82,6 @@ def log_call(step: int, metrics: Mapping[str, float]) -> TrackerCall:
 
 
 def sample_call(step: int, samples: Sequence[Sample]) -> TrackerCall:
-    """Return a `Tracker.generations` call with the samples of a step."""
-    return TrackerCall("generations", step, lambda tracker: tracker.generations(step, samples))
+    """Return a `Tracker.generations` call with the samples of a step, episodes as transcripts."""
+    shown = [with_transcript(each) for each in samples]
+    return TrackerCall("generations", step, lambda tracker: tracker.generations(step, shown))

@@ -23,6 +23,7 @@ import orjson
 from rlctl.errors import ConfigError
 from rlctl.files import replacing
 from rlctl.log import warn_once
+from rlctl.tracking.episodes import Episode
 from rlctl.tracking.tracker import RunInfo, Sample
 
 METRICS_FILE = "metrics.jsonl"
@@ -153,9 +154,14 @@ def read_generations(path: Path) -> list[Sample]:
     Raises ConfigError for missing or unknown fields.
     """
     try:
-        return [Sample(**row) for row in read_lines(path)]
+        return [_sample(row) for row in read_lines(path)]
     except TypeError as error:
         raise ConfigError(f"a line is not a sample: {error}", where=str(path)) from error
+
+
+def _sample(row: Mapping[str, Any]) -> Sample:
+    episode = row.get("episode")
+    return Sample(**{**row, "episode": Episode.from_dict(episode) if episode else None})
 
 
 @dataclass
@@ -250,4 +256,14 @@ def _number(value: float) -> float | int | None:
 
 def _plain(sample: dict[str, Any]) -> dict[str, Any]:
     components = {name: _number(value) for name, value in sample["components"].items()}
-    return sample | {"score": _number(sample["score"]), "components": components}
+    plain = sample | {"score": _number(sample["score"]), "components": components}
+    return plain | {"episode": _finite(sample["episode"])}
+
+
+def _finite(value: Any) -> Any:
+    """Replace NaN and infinities in nested data by None."""
+    if isinstance(value, dict):
+        return {key: _finite(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(each) for each in value]
+    return _number(value) if isinstance(value, float) else value

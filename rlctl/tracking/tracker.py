@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
+from rlctl.tracking.episodes import Episode
+
 
 @dataclass(frozen=True)
 class RunInfo:
@@ -47,7 +49,8 @@ class Sample:
     """One validation response with its prompt and score.
 
     `length` counts response tokens, `finish` is the reason why generation ended, `components` are
-    the named parts of `score`, and `pred` is the answer that the reward function extracted.
+    the named parts of `score`, and `pred` is the answer that the reward function extracted. The
+    response of an `episode` is all that follows the prompt, with the replies to the policy.
     """
 
     prompt: str
@@ -59,6 +62,7 @@ class Sample:
     finish: str
     data_source: str
     pred: str | None = None
+    episode: Episode | None = None
 
     @property
     def right(self) -> bool:

@@ -6,6 +6,7 @@ import io
 import json
 import logging
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ from rlctl.runs.labels import set_note
 from rlctl.runs.run_dir import RunDir
 from rlctl.terminal import visible
 from rlctl.tracking.console import ConsoleTracker
+from rlctl.tracking.episodes import Episode, Message, Use
 from rlctl.tracking.jsonl import JsonlTracker
 from rlctl.tracking.tracker import RunInfo, Sample
 
@@ -43,7 +45,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tracker.start(RunInfo("id", "p", "r", run.path, 1, {}))
     tracker.log(1, {"critic/score/mean": 0.5})
     sample = Sample(HOSTILE, HOSTILE, HOSTILE, 0.0, {}, 3, "stop", HOSTILE)
-    tracker.generations(1, [sample])
+    messages = (
+        Message("assistant", HOSTILE, True, reward=1.0),
+        Message("tool", HOSTILE, False, name=HOSTILE),
+    )
+    episode = Episode(HOSTILE, messages, (Use(HOSTILE, 0.1, HOSTILE),), error=HOSTILE)
+    tracker.generations(1, [sample, replace(sample, episode=episode)])
     tracker.finish("finished")
     (run.attempt / "main-0.log").write_text(HOSTILE + "\n")
     return folder

@@ -14,3 +14,10 @@ def test_eta_is_pace_of_latest_steps_times_steps_left():
         panel.add(step, {}, at=10.0 + 2.0 * step)
     assert panel.eta() == pytest.approx(2.0 * 71)
     assert panel.line() == "step 29/100  eta 2m 22s"
+
+
+def test_line_has_turns_and_outcomes_of_episodes():
+    panel = Panel()
+    row = {"agent/turns/mean": 3.25, "agent/outcome/length": 0.25, "agent/outcome/done": 0.75}
+    panel.add(1, row, at=0.0)
+    assert panel.line() == "step 1  turns 3.2  75% done, 25% length"

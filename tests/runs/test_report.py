@@ -19,6 +19,7 @@ from rlctl.runs.report.content import content
 from rlctl.runs.report.curves import MAX_POINTS, curves
 from rlctl.runs.run_dir import RunDir
 from rlctl.runs.store import RunStore
+from rlctl.tracking.episodes import Episode, Message, Use
 from rlctl.tracking.jsonl import JsonlTracker
 from rlctl.tracking.metric_table import metric_tables
 from rlctl.tracking.tracker import RunInfo, Sample
@@ -28,6 +29,17 @@ ACC = "val-core/arithmetic/acc/mean@1"
 EVIL = (
     "</script><script>document.title='hacked'</script>"
     "<img src=x onerror=\"document.title='hacked'\"> {{script}} <!-- #### 3"
+)
+EPISODE = Episode(
+    "done",
+    (
+        Message("assistant", EVIL, True, 7, 0.25, 0.5),
+        Message("tool", EVIL, False, name=EVIL),
+        Message("assistant", "#### 3", True, 5),
+    ),
+    (Use(EVIL, 0.5, "unknown"),),
+    1.5,
+    error=EVIL,
 )
 
 
@@ -42,6 +54,7 @@ def sample(number: int, step: int) -> Sample:
         3 + number,
         "stop",
         "arithmetic",
+        episode=EPISODE if number == 29 else None,
     )
 
 
@@ -214,6 +227,14 @@ def test_the_sample_browser_filters(browser: Browser) -> None:
     assert "onerror" in browser.ask(
         "document.querySelector('.sample').textContent"
     )  # as text: the title below is still ours
+    turns = "[...document.querySelectorAll('.turn')].map(each => each.className)"
+    assert browser.ask(turns) == ["turn trained", "turn", "turn trained"]
+    texts = "[...document.querySelectorAll('.turn pre')].map(each => each.textContent)"
+    assert browser.ask(texts) == [EVIL, EVIL, "#### 3"]
+    head = "document.querySelector('.turn h4').textContent"
+    assert browser.ask(head) == "assistanttrained, 7 tokens, reward 0.5, 0.25 s"
+    error = "document.querySelector('.sample pre.rings').textContent"
+    assert browser.ask(error) == EVIL
     choose(browser, "sample-text", "IS 25 +", "input")
     assert browser.ask("document.querySelector('.sample mark').textContent") == "is 25 +"
     assert browser.ask("$('sample-count').textContent") == "1 of 30 responses"
@@ -287,7 +308,8 @@ def test_missing_plotly_names_the_extra(root: Path, tmp_path: Path) -> None:
     (tmp_path / "plotly" / "__init__.py").write_text(
         "raise ModuleNotFoundError('no plotly', name='plotly')"
     )
-    done = rlctl(root.parent, "report", "first", PYTHONPATH=str(tmp_path))
+    paths = os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")]))
+    done = rlctl(root.parent, "report", "first", PYTHONPATH=paths)
     assert (done.returncode, done.stdout) == (6, "")
     assert "pip install 'rlctl[report]'" in done.stderr
 

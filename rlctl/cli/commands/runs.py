@@ -199,7 +199,8 @@ def show(
 
     from rlctl.api import find_run_or_sweep
     from rlctl.cli.console import print_json
-    from rlctl.cli.views.runs import print_run, print_samples
+    from rlctl.cli.views.runs import print_run
+    from rlctl.cli.views.samples import print_samples
     from rlctl.cli.views.sweep import show_sweep
     from rlctl.errors import UsageError
     from rlctl.runs import details

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import re
 import shlex
 import time
-from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -14,7 +12,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from rlctl.cli.console import notice, paged, stdout, table, warn
+from rlctl.cli.console import notice, stdout, table, warn
 from rlctl.errors import UsageError
 from rlctl.monitoring.run_summary import RunSummary
 from rlctl.monitoring.text import ago, count, duration, percent_or_number, sparkline
@@ -24,7 +22,6 @@ from rlctl.runs.record import RunRecord
 from rlctl.runs.run import Run
 from rlctl.runs.store import RunStore
 from rlctl.terminal import visible
-from rlctl.tracking.tracker import Sample
 
 COLOURS = {
     "starting": "cyan",
@@ -52,7 +49,10 @@ SHOWN_METRICS = (
     "response_length/clip_ratio",
     "perf/throughput",
     "timing_s/step",
+    "agent/turns/mean",
+    "agent/tool_tokens_share",
 )
+SHOWN_PREFIXES = ("agent/outcome/", "agent/refused_calls/", "tool/")
 
 
 def print_runs(page: RunPage, root: Path) -> None:
@@ -168,8 +168,10 @@ def print_run(run: Run) -> None:
         facts.add_row("note", Text(visible(run.labels.note)))
     stdout().print(facts)
     series = run.metrics["series"]
-    names = [name for name in series if name.startswith("val-core/")] + [
-        name for name in SHOWN_METRICS if name in series
+    names = [
+        *(name for name in series if name.startswith("val-core/")),
+        *(name for name in SHOWN_METRICS if name in series),
+        *(name for name in series if name.startswith(SHOWN_PREFIXES)),
     ]
     values = {name: finite_values(tables, name) for name in names}
     if names:
@@ -244,48 +246,6 @@ def _files(run: Run) -> list[tuple[str, str]]:
     if (run.path / "attempts" / "latest").exists():
         facts.append(("logs", str(run.path / "attempts" / "latest")))
     return facts
-
-
-def print_samples(
-    step: int, samples: Sequence[Sample], number: int | None, sought: str | None
-) -> None:
-    """Print validation samples, through a pager on a terminal, and their number on stderr.
-
-    The text `sought` is highlighted.
-    """
-    if not samples:
-        notice(f"no sample of step {step} matches")
-        return
-    with paged():
-        _print_samples(samples[:number], sought)
-    shown = len(samples[:number])
-    notice(
-        f"{shown} of {len(samples)} samples of step {step}"
-        + ("; -n N shows more" if len(samples) > shown else "")
-    )
-
-
-def _print_samples(samples: Sequence[Sample], sought: str | None) -> None:
-    for sample in samples:
-        mark = ("right", "bold green") if sample.right else ("wrong", "bold red")
-        parts = "".join(f"  {name} {value:g}" for name, value in sample.components.items())
-        head = (
-            f"  score {sample.score:g}{parts}  {sample.length} tokens  {sample.finish}"
-            f"  {visible(sample.data_source)}"
-        )
-        stdout().print(Text.assemble(mark, (head, "dim")))
-        for name, text in (
-            ("prompt", sample.prompt),
-            ("response", sample.response),
-            ("truth", str(sample.ground_truth)),
-        ):
-            shown = Text(visible(text.strip()))
-            if sought:
-                shown.highlight_regex(
-                    re.compile(re.escape(sought), re.IGNORECASE), "black on yellow"
-                )
-            stdout().print(Text.assemble((f"{name}: ", "bold"), shown))
-        stdout().print()
 
 
 def short(value: object) -> str:

@@ -1,9 +1,10 @@
-// Charts in page order. A line is [candidate metrics (the first one present is drawn), label, dash].
+// Charts in page order. A line is [candidate metrics (the first one present is drawn), label, dash];
+// a chart with `pattern` has a line for each metric that matches, labelled without `strip`.
 const PERCENT = ".3~p";
 const SECTIONS = [
   ["Learning", [
     { title: "Reward", unit: "mean score of the training responses", lines: [[["critic/score/mean"]]] },
-    { title: "Validation", unit: "mean per data set", pattern: /^val-core\/.+\/mean@\d+$|^val\/loss$/, points: true, alarms: ["validation_falls"] },
+    { title: "Validation", unit: "mean per data set", pattern: /^val-core\/.+\/mean@\d+$|^val\/loss$/, strip: "val-core/", points: true, alarms: ["validation_falls"] },
     { title: "Training loss", unit: "nats a token", lines: [[["train/loss"]]] },
     { title: "KL to the reference", unit: "nats a token", lines: [[["actor/reward_kl_penalty", "actor/kl_loss"]]], alarms: ["kl"] },
     { title: "Entropy", unit: "nats a token", lines: [[["actor/entropy"]]], zero: true, alarms: ["entropy_collapse"] },
@@ -27,6 +28,14 @@ const SECTIONS = [
     { title: "Engine versus trainer", unit: "difference of a token's probability",
       lines: [[["training/rollout_probs_diff_mean"], "mean", "solid"], [["training/rollout_probs_diff_max"], "largest", "dot"]], log: true,
       alarms: ["rollout_mismatch"] },
+  ]],
+  ["Agents", [
+    { title: "Turns", unit: "of an episode", lines: [[["agent/turns/mean"], "mean", "solid"], [["agent/turns/max"], "most", "dot"]], zero: true },
+    { title: "Outcomes", unit: "share of episodes", pattern: /^agent\/outcome\//, strip: "agent/outcome/", format: PERCENT, zero: true },
+    { title: "Tool tokens", unit: "share of the response that the policy did not write", lines: [[["agent/tool_tokens_share"]]], format: PERCENT, zero: true },
+    { title: "Tool calls", unit: "per step", pattern: /^tool\/.+\/calls$|^agent\/refused_calls\//, strip: "tool/", zero: true },
+    { title: "Tool errors", unit: "calls per step", pattern: /^tool\/.+\/errors$/, strip: "tool/", zero: true },
+    { title: "Tool time", unit: "seconds of a call, mean", pattern: /^tool\/.+\/seconds$/, strip: "tool/", zero: true },
   ]],
   ["Speed and memory", [
     { title: "Throughput", unit: "tokens per second per device", lines: [[["perf/throughput"]]], zero: true },

@@ -17,8 +17,10 @@ from rlctl.runs.events import alarms_of, read_events
 from rlctl.runs.metrics_digest import read_tables
 from rlctl.runs.report.curves import curves, short
 from rlctl.runs.run import Run
+from rlctl.tracking.episodes import Episode
 from rlctl.tracking.jsonl import generations_file, read_generations
 from rlctl.tracking.tracker import Sample
+from rlctl.tracking.transcripts import ending, facts, speaker
 
 MAX_VALIDATIONS = 12
 MAX_NAMES = 4  # in a title
@@ -142,7 +144,7 @@ def _sample(index: int, sample: Sample) -> dict[str, Any]:
     return {
         "index": index,
         "prompt": sample.prompt.strip(),
-        "response": sample.response.strip(),
+        "response": "" if sample.episode else sample.response.strip(),
         "truth": str(sample.ground_truth),
         "score": short(sample.score),
         "right": sample.right,
@@ -150,7 +152,21 @@ def _sample(index: int, sample: Sample) -> dict[str, Any]:
         "length": sample.length,
         "finish": sample.finish,
         "source": sample.data_source,
+        "episode": _episode(sample.episode) if sample.episode else None,
     }
+
+
+def _episode(episode: Episode) -> dict[str, Any]:
+    turns = [
+        {
+            "who": speaker(each),
+            "facts": facts(each),
+            "trained": each.trained,
+            "text": each.text.strip(),
+        }
+        for each in episode.messages
+    ]
+    return {"turns": turns, "ending": ending(episode), "error": episode.error}
 
 
 def settings(runs: Sequence[Run]) -> list[dict[str, Any]]:

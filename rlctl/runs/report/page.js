@@ -39,7 +39,7 @@ function linesOf(chart, run) {
     return chart.lines.map(([names, word, dash]) => [names.find(name => name in run.metrics), word, dash]).filter(([name]) => name);
   }
   const names = Object.keys(run.metrics).filter(name => chart.pattern.test(name));
-  return names.map((name, index) => [name, names.length > 1 ? name.replace(/^val-core\//, "") : null, ["solid", "dot", "dash"][index % 3]]);
+  return names.map((name, index) => [name, names.length > 1 ? name.replace(chart.strip, "") : null, ["solid", "dot", "dash"][index % 3]]);
 }
 
 function traces(chart) {
@@ -119,7 +119,7 @@ function buildCharts() {
     const grid = el("div", { class: "grid" });
     for (const chart of charts) {
       if (!DATA.runs.some(run => linesOf(chart, run).length)) continue;
-      if (chart.pattern && DATA.runs.every(run => linesOf(chart, run).every(([name]) => /\/acc\//.test(name)))) {
+      if (chart.points && chart.pattern && DATA.runs.every(run => linesOf(chart, run).every(([name]) => /\/acc\//.test(name)))) {
         Object.assign(chart, { unit: "share of correct responses", format: PERCENT });
       }
       addPlot(grid, chart.title, subtitleOf(chart), () => {
@@ -240,11 +240,23 @@ function sampleNode(sample, step, sought, asked) {
   const head = el("div", { class: "head" }, el("b", {}, sample.right ? "right" : "wrong"),
                   ...said.filter(text => text).map(text => el("span", {}, text)));
   const node = el("article", { class: `sample ${sample.right ? "right" : "wrong"}` }, head);
-  const texts = [["prompt", sample.prompt], ["truth", sample.truth], ["response", sample.response]];
-  for (const [name, text] of asked ? texts.slice(2) : texts) {
-    node.append(el("h4", {}, name), el("pre", {}, ...marked(text, sought)));
-  }
+  const texts = asked ? [] : [["prompt", sample.prompt], ["truth", sample.truth]];
+  if (!sample.episode) texts.push(["response", sample.response]);
+  for (const [name, text] of texts) node.append(el("h4", {}, name), el("pre", {}, ...marked(text, sought)));
+  if (sample.episode) node.append(...episodeNodes(sample.episode, sought));
   return node;
+}
+
+function episodeNodes(episode, sought) {
+  const turns = episode.turns.map(turn => el("div", { class: turn.trained ? "turn trained" : "turn" },
+    el("h4", {}, turn.who, el("span", {}, turn.facts)), el("pre", {}, ...marked(turn.text, sought))));
+  const error = episode.error ? el("pre", { class: "rings" }, ...marked(episode.error, sought)) : "";
+  return [...turns, el("h4", {}, "outcome", el("span", {}, episode.ending)), error];
+}
+
+function textsOf({ prompt, truth, response, episode }) {
+  const turns = episode ? [...episode.turns.map(turn => turn.text), episode.error || ""] : [];
+  return [prompt, response, truth, ...turns];
 }
 
 function buildSamples() {
@@ -267,7 +279,7 @@ function buildSamples() {
     const every = validations.flatMap(each => each.shown.map(sample => [sample, each.step]));
     if (chosen === "all") every.sort(([a, s], [b, t]) => a.index - b.index || s - t);
     const found = every.filter(([sample]) => (!verdict || sample.right === (verdict === "right")) &&
-      (!sought || [sample.prompt, sample.response, sample.truth].some(text => text.toLowerCase().includes(sought))));
+      (!sought || textsOf(sample).some(text => text.toLowerCase().includes(sought))));
     const total = validations.reduce((sum, each) => sum + each.total, 0);
     $("sample-count").textContent = `${found.length} of ${every.length} responses` +
       (total > every.length ? `; the run has ${total.toLocaleString("en")}: rlctl show ${DATA.runs[$("sample-run").value].label} --samples` : "");

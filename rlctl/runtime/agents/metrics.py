@@ -10,12 +10,17 @@ from rlctl.runtime.algorithms.stats import spread
 from rlctl.runtime.batch import Rollouts
 from rlctl.tracking.metrics import to_floats
 
+# Kinds of errors of calls that no tool received. Their names are the policy's text: it can invent
+# any number of them, so they are no part of a metric's name.
+REFUSED = ("unknown", "malformed", "too_many")
+
 
 def agent_metrics(rollouts: Rollouts) -> dict[str, float]:
     """Return `agent/*` and `tool/<name>/*` of B episodes; nothing for other responses.
 
     `agent/outcome/<name>` is the share of the episodes that ended so. `tool/<name>/calls` counts
-    calls, `…/seconds` is their mean time.
+    the calls of a tool, `…/seconds` is their mean time; `agent/refused_calls/<kind>` counts calls
+    that no tool received.
     """
     episodes = rollouts.episodes
     if not episodes:
@@ -28,8 +33,11 @@ def agent_metrics(rollouts: Rollouts) -> dict[str, float]:
     metrics["agent/tool_tokens_share"] = 1 - written / total if total else 0.0
     metrics["agent/retokenized_tokens"] = float(sum(each.num_retokenized for each in episodes))
     uses = [use for each in episodes for use in each.uses]
-    for tool in sorted({use.tool for use in uses}):
-        own = [use for use in uses if use.tool == tool]
+    refused = Counter(use.error for use in uses if use.error in REFUSED)
+    metrics |= {f"agent/refused_calls/{kind}": float(refused[kind]) for kind in sorted(refused)}
+    run = [use for use in uses if use.error not in REFUSED]
+    for tool in sorted({use.tool for use in run}):
+        own = [use for use in run if use.tool == tool]
         errors = Counter(use.error for use in own)
         metrics |= {
             f"tool/{tool}/calls": float(len(own)),

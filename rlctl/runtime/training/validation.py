@@ -56,6 +56,7 @@ def to_samples(scored: Scored, tokenizer: PreTrainedTokenizerBase) -> list[Sampl
     )
     components = {name: values.tolist() for name, values in scored.components.items()}
     preds = scored.preds or [None] * len(scored)
+    episodes = scored.episodes or [None] * len(scored)
     return [
         Sample(
             prompt=prompts[i],
@@ -67,6 +68,7 @@ def to_samples(scored: Scored, tokenizer: PreTrainedTokenizerBase) -> list[Sampl
             finish=scored.finish[i],
             data_source=row.data_source,
             pred=preds[i],
+            episode=episodes[i],
         )
         for i, (row, score, length) in enumerate(
             zip(

@@ -1,0 +1,74 @@
+"""Output of `rlctl show --samples`: responses with their scores, episodes turn by turn."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from rich.text import Text
+
+from rlctl.cli.console import notice, paged, stdout
+from rlctl.terminal import visible
+from rlctl.tracking.episodes import Episode
+from rlctl.tracking.tracker import Sample
+from rlctl.tracking.transcripts import ending, facts, speaker
+
+
+def print_samples(
+    step: int, samples: Sequence[Sample], number: int | None, sought: str | None
+) -> None:
+    """Print validation samples, through a pager on a terminal, and their number on stderr.
+
+    The text `sought` is highlighted.
+    """
+    if not samples:
+        notice(f"no sample of step {step} matches")
+        return
+    with paged():
+        for sample in samples[:number]:
+            print_sample(sample, sought)
+    shown = len(samples[:number])
+    notice(
+        f"{shown} of {len(samples)} samples of step {step}"
+        + ("; -n N shows more" if len(samples) > shown else "")
+    )
+
+
+def print_sample(sample: Sample, sought: str | None = None) -> None:
+    """Print a sample, and an empty line."""
+    mark = ("right", "bold green") if sample.right else ("wrong", "bold red")
+    parts = "".join(f"  {name} {value:g}" for name, value in sample.components.items())
+    head = (
+        f"  score {sample.score:g}{parts}  {sample.length} tokens  {sample.finish}"
+        f"  {visible(sample.data_source)}"
+    )
+    stdout().print(Text.assemble(mark, (head, "dim")))
+    _print_text("prompt", sample.prompt, sought)
+    if sample.episode is None:
+        _print_text("response", sample.response, sought)
+    else:
+        _print_episode(sample.episode, sought)
+    _print_text("truth", str(sample.ground_truth), sought)
+    stdout().print()
+
+
+def _print_episode(episode: Episode, sought: str | None) -> None:
+    for each in episode.messages:
+        who = Text(visible(speaker(each)), "bold" if each.trained else "bold cyan")
+        stdout().print(who.append(f"  {facts(each)}", "not bold dim"))
+        stdout().print(_marked(each.text, sought))
+    _print_text("outcome", ending(episode), None)
+    if episode.error is not None:
+        _print_text("error", episode.error, sought)
+
+
+def _print_text(name: str, text: str, sought: str | None) -> None:
+    stdout().print(Text.assemble((f"{name}: ", "bold"), _marked(text, sought)))
+
+
+def _marked(text: str, sought: str | None) -> Text:
+    """Return a text as a terminal may show it, with `sought` highlighted."""
+    shown = Text(visible(text.strip()))
+    if sought:
+        shown.highlight_regex(re.compile(re.escape(sought), re.IGNORECASE), "black on yellow")
+    return shown
