@@ -29,8 +29,8 @@ async def load_environment(
 
     `values` are the settings of the environment; `defaults` are those of any environment. A plug-in
     may have a function `prepare(params)`, which is called once per worker process; each environment
-    gets its result as the argument `shared`. Raises ConfigError for an unknown environment or wrong
-    settings, and for what `prepare` raises.
+    gets its result, if it is not None, as the argument `shared`. Raises ConfigError for an unknown
+    environment or wrong settings, and for what `prepare` raises.
     """
     plugin, values = _found(name, values)
     build: Callable[..., Environment] = plugin
@@ -43,7 +43,7 @@ async def load_environment(
     prepare = getattr(plugin, "prepare", None)
     if prepare is not None:
         try:
-            arguments["shared"] = await call(prepare, params)
+            shared = await call(prepare, params)
         except RlctlError:
             raise
         except Exception as error:
@@ -51,6 +51,8 @@ async def load_environment(
                 f"the environment {name!r} cannot be prepared: {type(error).__name__}: {error}",
                 where=user_line(error, name),
             ) from error
+        if shared is not None:
+            arguments["shared"] = shared
     return partial(build, **arguments)
 
 

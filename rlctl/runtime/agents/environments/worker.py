@@ -16,10 +16,11 @@ import socket
 import sys
 import traceback
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from rlctl.errors import RlctlError
+from rlctl.errors import ConfigError, RlctlError
 from rlctl.runtime.agents.environments import calls
 from rlctl.runtime.agents.environments.channel import HEADER
 from rlctl.runtime.agents.environments.loading import Factory, load_environment
@@ -34,6 +35,7 @@ from rlctl.runtime.agents.environments.wire import (
 from rlctl.runtime.sandbox.errors import error_to_json
 from rlctl.runtime.sandbox.guard import run_guarded
 from rlctl.runtime.sandbox.limits import Limits, restrict
+from rlctl.runtime.sandbox.user_code import user_line
 
 _MAX_TRACEBACKS = 100  # in the log of one process
 # Dumps the stacks of all threads to the log. The controller sends it to a loop that is blocked.
@@ -74,7 +76,7 @@ async def _serve(connection: socket.socket) -> None:
     calls.set_call_limit(setup["call_s"])
     try:
         factory = await load_environment(setup["environment"], setup["params"], setup["defaults"])
-        described = await _describe(factory)
+        described = await _describe(factory, setup["environment"])
     except RlctlError as error:
         _send(writer, {"failed": error_to_json(error)})
         await writer.drain()
@@ -88,16 +90,26 @@ async def _serve(connection: socket.socket) -> None:
         task.add_done_callback(host.tasks.discard)
 
 
-async def _describe(factory: Factory) -> dict[str, Any]:
-    """Return the tools that are known before an episode; none if they depend on its row."""
+async def _describe(factory: Factory, name: str) -> dict[str, Any]:
+    """Return the tools that are known before an episode; none if they depend on its row.
+
+    Raises ConfigError if the environment cannot be built.
+    """
     try:
         environment = await calls.call(factory)
-        try:
-            return {"tools": list(environment.tools)}
-        finally:
-            await calls.call(environment.close)
+    except Exception as error:
+        raise ConfigError(
+            f"the environment {name!r} cannot be built: {type(error).__name__}: {error}",
+            where=user_line(error, name),
+            hint="its class gets no row before `reset`",
+        ) from error
+    try:
+        return {"tools": list(environment.tools)}
     except Exception as error:
         return {"tools": [], "note": f"{type(error).__name__}: {error}"}
+    finally:
+        with suppress(Exception):
+            await calls.call(environment.close)
 
 
 async def _receive(reader: asyncio.StreamReader) -> dict[str, Any]:
