@@ -222,9 +222,10 @@ class EpisodeRun:
         """Let the environment reply to the last turn."""
         environment = self._environment
         assert environment is not None, "a row with one turn has none"
-        turn = self.settings.parser.parse(
-            self._messages[-1].text, environment.tools, self._num_calls
-        )
+        text = self._messages[-1].text
+        turn = Turn(text)  # an environment without tools reads the text itself
+        if environment.tools:
+            turn = self.settings.parser.parse(text, environment.tools, self._num_calls)
         self._num_calls += len(turn.calls)
         self.state = State.PROCESSING_TOOLS if turn.calls or turn.malformed else State.INTERACTING
         began = time.monotonic()

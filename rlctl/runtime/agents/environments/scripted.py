@@ -104,7 +104,7 @@ def read_script(path: Path) -> list[list[Any]]:
 
 def _turn(entry: Any, index: int, parse: Parse, tools: Sequence[ToolSchema]) -> Turn:
     if isinstance(entry, str):
-        return parse(entry, tools)
+        return parse(entry, tools) if tools else Turn(entry)
     calls = [
         ToolCall(f"call{index}{number:04d}", call["name"], call.get("arguments") or {})
         for number, call in enumerate(entry.get("calls") or [])
