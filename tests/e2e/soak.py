@@ -22,6 +22,7 @@ from pathlib import Path
 
 from rlctl.data_prep.arithmetic import train_and_validation
 from rlctl.data_prep.rows import write_rows
+from tests.agents.quiz import write_quiz
 from tests.e2e import leaks
 from tests.e2e.command import reproducible
 from tests.e2e.killed_runs import (
@@ -66,6 +67,16 @@ GRPO = [
     "actor_rollout_ref.actor.use_kl_loss=true",
     "actor_rollout_ref.actor.shuffle=true",
 ]
+EPISODES = [
+    *("data.train_files=quiz.parquet", "data.val_files=quiz.parquet"),
+    "actor_rollout_ref.model.path=quickstart",
+    "data.max_response_length=192",
+    "actor_rollout_ref.rollout.n=2",
+    "actor_rollout_ref.rollout.multi_turn.enable=true",
+    "actor_rollout_ref.rollout.agent.environment=tests.agents.quiz:Quiz",
+    "actor_rollout_ref.rollout.agent.num_workers=1",
+    "reward.custom_reward_function.path=null",
+]
 VLLM = ["actor_rollout_ref.rollout.name=vllm"]
 RANKS = "trainer.n_gpus_per_node={}"
 
@@ -89,6 +100,9 @@ SETUPS = {
     "ppo-inline": Setup("ppo", PPO, inline=True),
     "grpo-inline": Setup("grpo", GRPO, inline=True),
     "ppo-vllm-inline": Setup("ppo", [*PPO, *VLLM], inline=True),
+    "episodes-inline": Setup("grpo", EPISODES, inline=True),
+    "episodes-vllm-inline": Setup("grpo", [*EPISODES, *VLLM], inline=True),
+    "episodes-ray-2": Setup("grpo", [*EPISODES, RANKS.format(2)]),
     "ppo-ray": Setup("ppo", PPO),
     "ppo-ray-2": Setup("ppo", [*PPO, RANKS.format(2)]),
     "ppo-vllm-ray": Setup("ppo", [*PPO, *VLLM]),
@@ -136,6 +150,7 @@ def main() -> int:
         train, val = train_and_validation(64, 8, seed=1, level=1, careless=0.0)
         write_rows(folder / "train.parquet", train)
         write_rows(folder / "val.parquet", val)
+        write_quiz(folder, 40)
         failed = [
             case
             for case in chosen

@@ -6,7 +6,7 @@ Real processes are in tests/distributed/test_engines.py.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
@@ -22,6 +22,7 @@ from rlctl.runtime.cluster import engine_group, engines
 from rlctl.runtime.cluster.engine_group import EngineGroup
 from rlctl.runtime.cluster.engines import Engine, EngineProcesses
 from rlctl.runtime.cluster.pool import PoolSpec
+from rlctl.runtime.rollout.requests import Completion, Decoding, Request, Slice
 from rlctl.runtime.rollout.sampling_params import SamplingConfig
 from rlctl.runtime.rollout.weight_sync import WeightChannel
 from rlctl.runtime.workers.rollout import RolloutSpec
@@ -137,6 +138,17 @@ class Setup:
         return [kind for kind, _ in self.events]
 
 
+def turns(numbers: Iterable[int]) -> list[Request]:
+    """Return the second turns of episodes `numbers`, whose caches their engines keep."""
+    decoding = Decoding(1.0, 1.0, -1, (2,))
+    ids = torch.tensor([3, 4])
+    return [Request(n, ids, decoding, (4,), (n,), previous=100 + n, affinity=n) for n in numbers]
+
+
+def completed(requests: list[Request]) -> list[Completion]:
+    return [Completion(each.key, 0, torch.tensor([2]), torch.zeros(1), "stop") for each in requests]
+
+
 @pytest.fixture(autouse=True)
 def no_ray(monkeypatch: pytest.MonkeyPatch) -> None:
     fake = SimpleNamespace(wait=wait, get=get, kill=lambda _: None)
@@ -188,6 +200,45 @@ def test_requests_of_a_lost_engine_are_reassigned_and_it_restarts(
     assert setup.synced == [[0, 1], [0]]  # the restarted engine needs the weights
     assert_complete(setup.generate())
     assert [engine.num_failures for engine in setup.pool.engines] == [0, 0]
+
+
+def test_turns_of_a_lost_engine_move_to_another() -> None:
+    seen: list[list[tuple[int, int | None]]] = []
+
+    def one(method: str, args: tuple[Any, ...]) -> Any:
+        return RayActorError() if method == "exchange" else None
+
+    def other(method: str, args: tuple[Any, ...]) -> Any:
+        if method != "exchange":
+            return None
+        seen.append([(each.key, each.previous) for each in args[0]])
+        return completed(args[0])
+
+    setup = Setup(one, other, other)
+    setup.group.update_weights(setup.send_weights)
+    found = setup.group.exchange(turns(range(4)), Slice(8))
+    assert sorted(each.key for each in found) == [1, 3]
+    assert setup.kinds() == ["engine_lost"]
+    assert setup.events[0][1]["requests"] == 2
+    while len(found) < 4:
+        found += setup.group.exchange([], Slice(8))
+    assert sorted(each.key for each in found) == [0, 1, 2, 3]
+    assert seen[0] == [(1, 101), (3, 103)]
+    assert sorted(each for part in seen[1:] for each in part) == [(0, None), (2, None)]
+
+
+def test_turns_that_are_lost_with_three_engines_end_the_run() -> None:
+    def dies(method: str, args: tuple[Any, ...]) -> Any:
+        return RayActorError() if method == "exchange" else None
+
+    setup = Setup(dies)
+    setup.pool.restart_timeout_s = 30.0
+    setup.group.update_weights(setup.send_weights)
+    requests = turns(range(4))
+    with pytest.raises(RlctlError, match="3 rollout engines were lost with the same prompts"):
+        while True:
+            setup.group.exchange(requests, Slice(8))
+            requests = []
 
 
 def test_a_hung_engine_is_lost_after_the_call_timeout() -> None:
