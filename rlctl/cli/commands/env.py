@@ -59,12 +59,12 @@ def show(name: Name, settings: Settings = None, as_json: Json = False) -> None:
     from rlctl import plugins
     from rlctl.cli.console import print_json
     from rlctl.cli.views.env import print_environment
-    from rlctl.runtime.agents.environments.loading import KIND
+    from rlctl.runtime.agents.environments.loading import KIND, find_environment
     from rlctl.runtime.agents.environments.toolset import KIND as TOOLS
     from rlctl.runtime.sandbox.user_code import load_named
 
     is_tool = name in plugins.names(TOOLS) and name not in plugins.names(KIND)
-    found = load_named(TOOLS if is_tool else KIND, name, "tool" if is_tool else "environment")
+    found = load_named(TOOLS, name, "tool") if is_tool else find_environment(name, {})[0]
     model = plugins.params_model(found)
     fields = model.model_fields.items() if model else ()
     shown = {

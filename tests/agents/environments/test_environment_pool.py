@@ -300,6 +300,18 @@ def test_worker_with_many_hanging_threads_is_retired(
         asyncio.run(run())
         assert len(pool._processes) == 1
 
+        async def leave() -> None:
+            await pool.open({}, "left")
+            await pid_after(2)  # its worker is retired with the next episode
+
+        async def later() -> None:
+            await pid_after(0)
+            await pid_after(0)
+
+        asyncio.run(leave())
+        asyncio.run(later())
+        assert len(pool._processes) == 1  # the retired one waited for no episode of an old loop
+
 
 def test_worker_whose_loop_is_blocked_is_replaced(
     mine: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path

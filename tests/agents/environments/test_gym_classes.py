@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -165,3 +166,20 @@ def test_wrong_classes(folder: Path) -> None:
     ):
         with pytest.raises(ConfigError, match=message):
             EnvironmentPool(name)
+
+
+def test_examples_of_the_documentation(folder: Path) -> None:
+    text = (Path(__file__).parents[3] / "docs" / "agents.md").read_text()
+    tool, environment = re.findall(r"```python\n(.*?)```", text, re.DOTALL)[:2]
+    Path("tools.py").write_text(f"{tool}\nRATES = {{'USD': 1.5}}\n")
+    Path("game.py").write_text(environment)
+    call = ToolCall("1", "convert", {"amount": 3, "currency": "USD"})
+    params = {"function_tool_path": "tools.py"}
+    (_, tools), [step], _ = play("tools", params, {}, [Turn("", (call,))])
+    assert tools[0]["function"]["description"] == "Convert an amount of euros."
+    assert step.messages[0]["content"] == "4.50 USD"
+    turns = [Turn("50"), Turn("42")]
+    (reset, _), steps, score = play("game.py:HigherOrLower", {}, {"ground_truth": "42"}, turns)
+    assert reset == "Guess a number from 1 to 100."
+    assert [each.done for each in steps] == [False, True]
+    assert (steps[0].messages[0]["content"], steps[0].reward, score) == ("lower", -0.01, 1.0)

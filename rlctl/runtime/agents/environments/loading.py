@@ -32,7 +32,7 @@ async def load_environment(
     gets its result, if it is not None, as the argument `shared`. Raises ConfigError for an unknown
     environment or wrong settings, and for what `prepare` raises.
     """
-    plugin, values = _found(name, values)
+    plugin, values = find_environment(name, values)
     build: Callable[..., Environment] = plugin
     arguments: dict[str, Any] = {}
     fields = getattr(plugins.params_model(plugin), "model_fields", {})
@@ -56,7 +56,7 @@ async def load_environment(
     return partial(build, **arguments)
 
 
-def _found(name: str, values: Mapping[str, Any]) -> tuple[Any, Mapping[str, Any]]:
+def find_environment(name: str, values: Mapping[str, Any]) -> tuple[Any, Mapping[str, Any]]:
     """Return the class that `name` names, or its adapter, and its settings."""
     provide_skyrl()  # the file of the class may import it
     found = load_named(KIND, name, "environment")

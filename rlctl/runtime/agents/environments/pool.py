@@ -224,7 +224,7 @@ class EnvironmentPool:
         if not self._finalizer.alive:
             raise InternalError("the environment pool is closed")
         self._loop = loop
-        for worker in list(self._workers):
+        for worker in [each for each in self._processes if not each.is_lost]:
             worker.attach(self._on_lost)
             for key in worker.episodes:
                 worker.post(op="close", episode=key)
