@@ -11,7 +11,7 @@ import pytest
 from rlctl.errors import ConfigError, NotFoundError
 from rlctl.runs.run_dir import RunDir
 from rlctl.runtime.resume import ResumeOptions, ResumePlan, plan_resume
-from rlctl.runtime.training.run_folder import open_run
+from rlctl.runtime.training.run_folder import input_hashes, open_run
 from tests.e2e.command import metrics, rlctl
 from tests.small_disk import small_disk, use_up_inodes
 
@@ -48,6 +48,11 @@ def run(trained: Path, tmp_path: Path) -> Path:
 
 def plan(run: Path, *overrides: str, force: bool = False, fork: str | None = None) -> ResumePlan:
     return plan_resume(run, overrides, ResumeOptions(inline=True, force=force, fork=fork))
+
+
+def reopened(resumed: ResumePlan) -> RunDir:
+    config = resumed.plan.config
+    return open_run(resumed.plan.recipe, config, resumed.start, input_hashes(config))
 
 
 def edit(run: Path, old: str, new: str) -> None:
@@ -136,7 +141,7 @@ def test_another_value_from_the_environment_is_drift(
         for key, name in (("seed", "SEED"), ("num_threads", "THREADS"))
     ] + [f"{kwargs}.n=${{oc.env:HF_TOKEN}}", f"{kwargs}.api_key=${{oc.env:OTHER}}"]
     planned = plan(run, *read, force=True)
-    open_run(planned.plan.recipe, planned.plan.config, planned.start).finish("failed", 1)
+    reopened(planned).finish("failed", 1)
     assert set(RunDir(run).record.environment) == {"trainer.seed", "trainer.num_threads"}
     assert plan(run).changes == []
     for name in ("THREADS", "HF_TOKEN", "OTHER"):
@@ -162,8 +167,7 @@ def test_keys_that_do_not_change_the_run_may_change(run: Path, tmp_path: Path) -
     changed += [f"trainer.rollout_data_dir={elsewhere}/rollouts"]
     for overrides, place in ((changed, elsewhere / "p" / "r"), ([], run / "checkpoints")):
         planned = plan(run, *overrides, *([] if overrides else ["trainer.default_local_dir=null"]))
-        opened = open_run(planned.plan.recipe, planned.plan.config, planned.start)
-        opened.finish("failed", 1)
+        reopened(planned).finish("failed", 1)
         assert (run / "checkpoints").resolve() == place
         assert {each.name for each in place.iterdir()} == {"step_000001", "step_000002"}
         assert (run / "rollouts").resolve() == elsewhere / "rollouts" / "p" / "r"
