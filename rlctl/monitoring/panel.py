@@ -150,7 +150,7 @@ class Panel:
         return "  ".join(parts)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        self.spinner.update(text=Text(self.doing()))
+        self.spinner.update(text=Text(self.doing(), no_wrap=True, overflow="ellipsis"))
         if self.step is None:
             yield self.spinner
             return

@@ -19,9 +19,10 @@ from rlctl.runs.record import RunRecord
 from rlctl.runs.run import ACTIVE, Run
 from rlctl.runs.run_dir import RunDir
 from rlctl.tracking.async_tracker import AsyncTracker, TrackerCall, TrackerTimeouts
-from rlctl.tracking.fanout import RECORD, make_tracker, preflight
+from rlctl.tracking.fanout import RECORD
 from rlctl.tracking.history import MISSED, SYNCED, history, missing_steps
 from rlctl.tracking.jsonl import METRICS_FILE, metric_rows
+from rlctl.tracking.loggers import make_tracker, preflight
 from rlctl.tracking.tracker import RunInfo, ShowsPhases
 
 _END_OF_RUN = {"finished": "finished", "failed": "failed", "lost": "failed", "stopped": "stopped"}

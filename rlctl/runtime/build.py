@@ -22,7 +22,7 @@ from rlctl.recipes.roles import (
     is_adapter_base,
     needed_roles,
 )
-from rlctl.runtime.agents.actor import ColocatedEngines
+from rlctl.runtime.agents.actor import ColocatedEngines, OnStates
 from rlctl.runtime.agents.build import agent_actor
 from rlctl.runtime.agents.schedule import TurnEngines
 from rlctl.runtime.algorithms.base import Algorithm, ValueLoss, training_temperature
@@ -124,11 +124,12 @@ def with_episodes(
     num_ranks: int,
     rank_info: RankInfo,
     logs: Path | None = None,
+    on_states: OnStates = lambda _: None,
 ) -> Iterator[Roles]:
     """Let the actor of `roles` generate episodes if the configuration has several turns.
 
     Yields the roles; at the end the environments are closed. `num_ranks` are those of the actor,
-    `rank_info` is that of one of its processes.
+    `rank_info` is that of one of its processes. `on_states` gets the number of episodes by state.
     """
     if not config.actor_rollout_ref.rollout.multi_turn.enable:
         yield roles
@@ -140,7 +141,9 @@ def with_episodes(
         assert isinstance(actor, ActorWorker), "the actor of `build_roles` or `build_actor`"
         engines = ColocatedEngines(actor, num_ranks)
     sampling = _sampling(config, tokenizer)
-    built, close = agent_actor(config, tokenizer, sampling, actor, engines, rank_info, logs)
+    built, close = agent_actor(
+        config, tokenizer, sampling, actor, engines, rank_info, logs, on_states
+    )
     try:
         yield replace(roles, actor=built)
     finally:

@@ -70,7 +70,8 @@ def train(
         stack.enter_context(watchdog)  # starting and closing the pools has its own timeouts
         roles = build_roles(config, plan.algorithm, plan.tokenizer, pools, reward, on_phase)
         num_ranks = plan.pool_sizes[config.trainer.placement.actor]
-        episodes = with_episodes(config, plan.tokenizer, roles, num_ranks, _first_rank(plan), logs)
+        first, show = _first_rank(plan), trackers.episodes
+        episodes = with_episodes(config, plan.tokenizer, roles, num_ranks, first, logs, show)
         roles = stack.enter_context(episodes)
         collector = Collector.from_config(
             plan.loader, plan.algorithm, config.algorithm, config.data.gen_batch_size

@@ -25,6 +25,7 @@ class ConsoleTracker:
         self.panel = Panel(doing=self._doing)
         self.phase_began = time.monotonic()
         self.phase_name: str | None = None
+        self.states: Mapping[str, int] = {}  # number of episodes
         self.started = False
         self.live = live_display(self.console, self.panel) if is_terminal(self.console) else None
 
@@ -49,6 +50,10 @@ class ConsoleTracker:
                 markup=False,
                 soft_wrap=True,
             )
+
+    def episodes(self, states: Mapping[str, int]) -> None:
+        """Show the number of episodes in each state beside the phase."""
+        self.states = states
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Show the metrics of a step in the panel, or print them as one line."""
@@ -91,11 +96,13 @@ class ConsoleTracker:
             self.live.start(refresh=True)
 
     def _doing(self) -> str:
-        return (
-            f"{self.phase_name} … {duration(time.monotonic() - self.phase_began)}"
-            if self.phase_name
-            else ""
+        if not self.phase_name:
+            return ""
+        doing = f"{self.phase_name} … {duration(time.monotonic() - self.phase_began)}"
+        states = ", ".join(
+            f"{number} {state.replace('_', ' ')}" for state, number in self.states.items()
         )
+        return f"{doing}  {states}" if states else doing
 
 
 def is_terminal(console: Console) -> bool:

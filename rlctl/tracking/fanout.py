@@ -13,13 +13,11 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from typing import Any, Literal, Self
+from typing import Any, Self
 
-from rlctl.errors import ConfigError, MissingExtraError, RlctlError
 from rlctl.monitoring.alarms import EVENT, OVER, Alarm, Alarms, ShowsAlarms
-from rlctl.plugins import load, load_with_params, packages
 from rlctl.tracking.async_tracker import (
     MAX_FAILURES,
     AsyncTracker,
@@ -35,63 +33,19 @@ from rlctl.tracking.history import (
     missing_steps,
     sample_call,
 )
-from rlctl.tracking.tracker import Event, Preflight, RunInfo, Sample, ShowsPhases, Tracker
+from rlctl.tracking.loggers import make_tracker
+from rlctl.tracking.tracker import (
+    Event,
+    RunInfo,
+    Sample,
+    ShowsEpisodes,
+    ShowsPhases,
+    Tracker,
+)
 
 RECORD = "jsonl"  # every run has this tracker: its files are the source of truth
 
 log = logging.getLogger(__name__)
-
-
-def make_tracker(name: str, params: Mapping[str, Mapping[str, Any]]) -> Tracker:
-    """Build a tracker with its settings, `params[name]`."""
-    settings = params.get(name, {})
-    return load_with_params("loggers", name, settings, f"trainer.tracking.params.{name}")()
-
-
-def preflight(name: str, mode: str | None) -> str:
-    """Return the mode that a logger would use, in a few words; empty for a logger without modes.
-
-    Raises the errors of `rlctl.plugins.load` and of the logger's own preflight, and ConfigError if
-    `mode` is given for a logger without modes.
-    """
-    tracker = load("loggers", name)
-    if isinstance(tracker, Preflight):
-        return tracker.preflight(mode)
-    if mode is not None:
-        raise ConfigError(
-            f"logger {name} has no modes",
-            where=f"trainer.tracking.modes.{name}={mode}",
-            hint="remove the key",
-        )
-    return ""
-
-
-@dataclass(frozen=True)
-class LoggerState:
-    """A logger, the package that provides it, and its state here.
-
-    `message` is its mode or its problem, `remedy` a fix for the problem.
-    """
-
-    name: str
-    package: str
-    state: Literal["ready", "not installed", "would not start"]
-    message: str
-    remedy: str | None = None
-
-
-def examine() -> list[LoggerState]:
-    """Return the state of every logger that an installed package provides, by name."""
-    return [_examine(name, package) for name, package in packages("loggers").items()]
-
-
-def _examine(name: str, package: str) -> LoggerState:
-    try:
-        return LoggerState(name, package, "ready", preflight(name, None))
-    except RlctlError as error:
-        problem = error.problems[0]
-        state = "not installed" if isinstance(error, MissingExtraError) else "would not start"
-        return LoggerState(name, package, state, problem.message, problem.hint)
 
 
 class Trackers:
@@ -174,6 +128,15 @@ class Trackers:
         self._call_direct(
             "phase",
             lambda tracker: tracker.phase(name) if isinstance(tracker, ShowsPhases) else None,
+        )
+
+    def episodes(self, states: Mapping[str, int]) -> None:
+        """Report the number of episodes by state to the trackers that show it."""
+        self._call_direct(
+            "episodes",
+            lambda tracker: (
+                tracker.episodes(states) if isinstance(tracker, ShowsEpisodes) else None
+            ),
         )
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:

@@ -125,6 +125,15 @@ class ShowsPhases(Protocol):
         ...
 
 
+@runtime_checkable
+class ShowsEpisodes(Protocol):
+    """Tracker that shows running episodes, in the run's own thread and without blocking."""
+
+    def episodes(self, states: Mapping[str, int]) -> None:
+        """Show the number of episodes in each state; {} once all have ended."""
+        ...
+
+
 class Event(Protocol):
     """Function that appends an event to the run's event log; see `RunDir.event`."""
 

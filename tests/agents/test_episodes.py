@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ import torch
 from rlctl.errors import RlctlError
 from rlctl.quickstart import real_path
 from rlctl.recipes.compose import compose
+from rlctl.runtime.agents.actor import OnStates
 from rlctl.runtime.batch import Prompts, Rollouts
 from rlctl.runtime.build import build_actor, load_algorithm, with_episodes
 from rlctl.runtime.cluster.inline import InlinePool
@@ -32,7 +33,9 @@ class NoReward(Reward):
 
 
 @contextmanager
-def episodes(file: Path, *overrides: str) -> Iterator[tuple[Roles, Prompts]]:
+def episodes(
+    file: Path, *overrides: str, on_states: OnStates = lambda _: None
+) -> Iterator[tuple[Roles, Prompts]]:
     """Yield an actor that generates episodes with the rows of `file`, and their prompts."""
     config = compose(
         "grpo",
@@ -56,7 +59,8 @@ def episodes(file: Path, *overrides: str) -> Iterator[tuple[Roles, Prompts]]:
     try:
         actor = build_actor(config, load_algorithm(config, 1), tokenizer, pool)
         actor.start_engine()
-        built = with_episodes(config, tokenizer, Roles(actor, NoReward()), 1, info)
+        roles = Roles(actor, NoReward())
+        built = with_episodes(config, tokenizer, roles, 1, info, on_states=on_states)
         with built as roles:
             yield roles, prompts.batch(range(len(prompts)))
     finally:
@@ -105,9 +109,16 @@ def test_engine_and_trainer_agree_after_five_replies(quiz: Path) -> None:
 
 def test_fixed_and_eager_schedules_generate_the_same_tokens(quiz: Path) -> None:
     responses = []
+    states: list[Mapping[str, int]] = []
     for schedule in ("fixed", "fixed", "eager"):
-        with episodes(quiz, f"{ROLLOUT}.agent.schedule={schedule}") as (roles, prompts):
+        override = f"{ROLLOUT}.agent.schedule={schedule}"
+        with episodes(quiz, override, on_states=states.append) as (roles, prompts):
             responses.append(generate(roles, prompts))
+    assert states[0] == {"pending": NUM_ROWS * N}
+    assert {"generating": NUM_ROWS * N} in states
+    assert any("interacting" in each for each in states)
+    assert all(sum(each.values()) == NUM_ROWS * N for each in states if each)
+    assert states[-1] == {}
     first, second, eager = responses
     assert torch.equal(first.rollout_log_probs.values, second.rollout_log_probs.values)
     assert torch.equal(first.response_ids.values, eager.response_ids.values)

@@ -10,6 +10,8 @@ import pexpect
 import pyte
 import pytest
 
+from rlctl.tracking.console import ConsoleTracker
+
 ACC = "val-core/arithmetic/acc/mean@1"
 
 SCRIPT = """
@@ -26,6 +28,7 @@ tracker.phase("testing")
 tracker.log(0, {"ACC": 0.25})
 for step in (1, 2, 3):
     tracker.phase("gen")
+    tracker.episodes({"generating": 12, "processing_tools": 4})
     print("worker line", file=sys.stderr)
     print("data")
     tracker.log(step, {
@@ -141,3 +144,14 @@ def test_dumb_terminal_gets_plain_lines():
     seen = on_a_terminal(TERM="dumb")
     assert "step 2/3  reward 0.600" in seen
     assert "\x1b" not in seen
+
+
+def test_episodes_are_counted_by_state_beside_the_phase():
+    tracker = ConsoleTracker()
+    tracker.phase("gen")
+    tracker.episodes({"generating": 12, "processing_tools": 4})
+    doing = tracker.panel.doing()
+    assert doing.startswith("rollout … ")
+    assert doing.endswith(" s  12 generating, 4 processing tools")
+    tracker.episodes({})
+    assert tracker.panel.doing().endswith(" s")

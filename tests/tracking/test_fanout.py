@@ -18,8 +18,9 @@ import pytest
 
 from rlctl.errors import ConfigError, ResourceError, RlctlError
 from rlctl.tracking.async_tracker import TrackerTimeouts
-from rlctl.tracking.fanout import Trackers, preflight
+from rlctl.tracking.fanout import Trackers
 from rlctl.tracking.jsonl import METRICS_FILE, JsonlTracker, read_metrics
+from rlctl.tracking.loggers import preflight
 from rlctl.tracking.tracker import RunInfo, Sample, Tracker
 
 SAMPLE = Sample("q", "a", "t", 1.0, {}, 1, "stop", "s")

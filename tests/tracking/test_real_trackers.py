@@ -244,7 +244,7 @@ def test_trackio_has_one_run(kept):
 MODES = """
 import sys
 from rlctl.errors import RlctlError
-from rlctl.tracking.fanout import preflight
+from rlctl.tracking.loggers import preflight
 try:
     print(preflight(*sys.argv[1:], *[None][len(sys.argv) - 2:]))
 except RlctlError as error:

@@ -19,7 +19,7 @@ def loggers(as_json: Json = False) -> None:
     from rich.text import Text
 
     from rlctl.cli.console import print_json, stdout, table
-    from rlctl.tracking.fanout import examine
+    from rlctl.tracking.loggers import examine
 
     found = examine()
     if as_json:

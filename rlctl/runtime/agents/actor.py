@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Protocol
 
@@ -19,6 +20,8 @@ from rlctl.runtime.roles import Actor, DelegatingActor
 from rlctl.runtime.rollout.requests import Completion, Request, Slice
 from rlctl.runtime.rollout.sampling_params import SamplingConfig
 from rlctl.tracking.episodes import Episode
+
+OnStates = Callable[[Mapping[str, int]], object]  # number of episodes by state; {} at the end
 
 
 class RankEngines(Protocol):
@@ -65,6 +68,7 @@ class AgentActor(DelegatingActor):
         fixed: bool,
         num_threads: int,
         max_failed_share: float,
+        on_states: OnStates,
     ) -> None:
         super().__init__(actor)
         self.engines = engines
@@ -73,6 +77,7 @@ class AgentActor(DelegatingActor):
         self.fixed = fixed
         self.num_threads = num_threads
         self.max_failed_share = max_failed_share
+        self.on_states = on_states
         self.engine_load = Load()
 
     def generate_sequences(
@@ -84,12 +89,18 @@ class AgentActor(DelegatingActor):
         """
         params = self.sampling.params(prompts.group, seed, validate, greedy)
         rows = prompts.repeat(params.n)
-        schedule = Schedule(self.engines, fixed=self.fixed, num_threads=self.num_threads)
+        runs: list[EpisodeRun] = []
+        schedule = Schedule(
+            self.engines,
+            fixed=self.fixed,
+            num_threads=self.num_threads,
+            on_progress=lambda: self.on_states(Counter(each.state.value for each in runs)),
+        )
         decoding = params.decoding()
         seeds = params.row_seeds(len(rows)).tolist()
         own_ids = [ids.tolist() for ids in rows.prompt_ids.rows()]
         default = self.settings.default_agent
-        runs = [
+        runs += [
             EpisodeRun(
                 self.settings,
                 _row(row, default),
@@ -107,6 +118,7 @@ class AgentActor(DelegatingActor):
             episodes = asyncio.run(schedule.run([each.run for each in runs]))
         finally:
             self.engines.end_exchange()
+            self.on_states({})
         self.engine_load.total_s += schedule.load.total_s
         self.engine_load.busy_s += schedule.load.busy_s
         self._check_failures(episodes)

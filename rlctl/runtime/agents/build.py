@@ -13,7 +13,7 @@ from rlctl.data_prep.rows import PromptRow
 from rlctl.errors import ConfigError
 from rlctl.plugins import load
 from rlctl.recipes import schema
-from rlctl.runtime.agents.actor import AgentActor
+from rlctl.runtime.agents.actor import AgentActor, OnStates
 from rlctl.runtime.agents.chat_bridge import ChatBridge
 from rlctl.runtime.agents.environments.pool import EnvironmentFailed, EnvironmentPool
 from rlctl.runtime.agents.environments.protocol import Message, ToolSchema
@@ -35,6 +35,7 @@ def agent_actor(
     engines: TurnEngines,
     rank_info: RankInfo,
     logs: Path | None,
+    on_states: OnStates,
 ) -> tuple[AgentActor, Callable[[], None]]:
     """Return an actor that generates episodes with `engines`, and the function that closes it.
 
@@ -64,6 +65,7 @@ def agent_actor(
         fixed=fixed,
         num_threads=rank_info.num_threads,
         max_failed_share=rollout.agent.max_failed_share,
+        on_states=on_states,
     )
     return built, pool.close
 

@@ -50,8 +50,17 @@ class Load:
 class Schedule:
     """Runs coroutines that ask for turns by `generate`, and passes their requests to `engines`."""
 
-    def __init__(self, engines: TurnEngines, *, fixed: bool, num_threads: int) -> None:
+    def __init__(
+        self,
+        engines: TurnEngines,
+        *,
+        fixed: bool,
+        num_threads: int,
+        on_progress: Callable[[], object] = lambda: None,
+    ) -> None:
+        """Build a schedule; `on_progress` is called before each exchange and each pause."""
         self.engines = engines
+        self.on_progress = on_progress
         self.fixed = fixed
         self.num_threads = num_threads
         self.load = Load()
@@ -103,6 +112,7 @@ class Schedule:
                 # The order of requests decides which share a step.
                 requests = sorted(self._waiting, key=lambda each: each.affinity)
                 self._waiting = []
+                self.on_progress()
                 began = time.monotonic()
                 completions = await loop.run_in_executor(
                     thread, self.engines.exchange, requests, limit
@@ -120,6 +130,7 @@ class Schedule:
             if self._open and (not self.fixed or len(self._pending) == self._num_running):
                 return True
             self._changed.clear()
+            self.on_progress()
             await self._changed.wait()
         return bool(self._open)
 

@@ -34,7 +34,7 @@ from rlctl.runtime.planning.machine import (
     visible_gpus,
 )
 from rlctl.runtime.rollout.vllm.versions import check_versions, installed, pins
-from rlctl.tracking.fanout import examine as examine_loggers
+from rlctl.tracking.loggers import examine as examine_loggers
 
 _OWN_LINES = ("torch", "transformers", "ray", "numpy")
 

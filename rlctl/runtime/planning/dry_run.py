@@ -25,7 +25,7 @@ from rlctl.runtime.planning.plan import Plan, make_plan
 from rlctl.runtime.planning.reward_check import NUM_REWARD_ROWS
 from rlctl.runtime.planning.role_memory import PlannedRole
 from rlctl.runtime.rewards.specs import reward_specs
-from rlctl.tracking.fanout import preflight
+from rlctl.tracking.loggers import preflight
 
 
 @dataclass(frozen=True)

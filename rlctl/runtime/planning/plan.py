@@ -34,7 +34,7 @@ from rlctl.runtime.planning.unusual_values import unusual_values
 from rlctl.runtime.rank_info import available_cores
 from rlctl.runtime.rewards.specs import scored_sources
 from rlctl.runtime.training.validation import Validator
-from rlctl.tracking.fanout import preflight as check_logger
+from rlctl.tracking.loggers import preflight as check_logger
 
 LOG = logging.getLogger(__name__)
 
