@@ -63,14 +63,13 @@ def train(
             watchdog.begin(name)
             trackers.phase(name)
 
-        on_lost, logs = partial(run.finish, "failed", 1), run.attempt
+        on_lost, logs, show = partial(run.finish, "failed", 1), run.attempt, trackers.episodes
         pools = stack.enter_context(open_pools(plan, logs, on_phase, run.event, on_lost))
         run.event("placed", **pools.nodes())
         reward = stack.enter_context(build_reward(config, plan.tokenizer, plan.data_sources, logs))
         stack.enter_context(watchdog)  # starting and closing the pools has its own timeouts
         roles = build_roles(config, plan.algorithm, plan.tokenizer, pools, reward, on_phase)
-        num_ranks = plan.pool_sizes[config.trainer.placement.actor]
-        first, show = _first_rank(plan), trackers.episodes
+        num_ranks, first = plan.pool_sizes[config.trainer.placement.actor], _first_rank(plan)
         episodes = with_episodes(config, plan.tokenizer, roles, num_ranks, first, logs, show)
         roles = stack.enter_context(episodes)
         collector = Collector.from_config(
