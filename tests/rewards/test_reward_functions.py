@@ -101,7 +101,7 @@ def test_file_that_does_not_import_raises_with_the_line(
 
 
 def test_missing_function_or_file_raises(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"no function 'compute_scores'") as caught:
+    with pytest.raises(ConfigError, match=r"has no 'compute_scores'") as caught:
         load(
             tmp_path / "mine.py",
             "from math import floor\ndef compute_score(**kwargs): return 1\n",
