@@ -5,6 +5,7 @@ verl puts them into columns or into `extra_info`; here they are in `extra_info`,
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,8 @@ from rlctl.plugins import Params
 
 if TYPE_CHECKING:
     from rlctl.data_prep.rows import PromptRow
+
+log = logging.getLogger(__name__)
 
 SINGLE_TURN = "single_turn_agent"
 TOOL_AGENT = "tool_agent"
@@ -78,7 +81,10 @@ def with_agent_columns(record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def agent_problems(rows: Sequence[PromptRow], multi_turn: bool) -> list[Problem]:
-    """Return the problems of rows whose responses need several turns, or an unknown agent."""
+    """Return the problems of rows whose responses need several turns, or an unknown agent.
+
+    A kind of agent alone needs none: verl's loop without tools has a single turn.
+    """
     problems = []
     unknown = {row.agent_name for row in rows} - {"", SINGLE_TURN, TOOL_AGENT}
     if multi_turn and unknown:
@@ -91,15 +97,16 @@ def agent_problems(rows: Sequence[PromptRow], multi_turn: bool) -> list[Problem]
         )
     if multi_turn:
         return problems
-    several = [row for row in rows if row.agent_name not in ("", SINGLE_TURN)]
-    found = {f"agent_name={row.agent_name}" for row in several}
-    for name in _FIELDS:
-        if any(has_content(row.extra_info.get(name)) for row in rows):
-            found.add(name)
+    if several := {row.agent_name for row in rows} - {"", SINGLE_TURN}:
+        log.warning(
+            "agent_name (%s) is not used: actor_rollout_ref.rollout.multi_turn.enable is false",
+            ", ".join(sorted(several)),
+        )
+    found = [name for name in _FIELDS if any(has_content(row.extra_info.get(name)) for row in rows)]
     if found:
         problems.append(
             Problem(
-                f"the rows ask for episodes with tools ({', '.join(sorted(found))}), but "
+                f"the rows ask for episodes with tools ({', '.join(found)}), but "
                 "actor_rollout_ref.rollout.multi_turn.enable is false",
                 hint="actor_rollout_ref.rollout.multi_turn.enable=true, or rows without these "
                 "fields",

@@ -51,7 +51,6 @@ def test_empty_columns_and_agent_names_are_read(tmp_path: Path) -> None:
         {"tools": ["search"]},
         {"extra_info": {"tools_kwargs": {"t": {"create_kwargs": {"a": 1}}}}},
         {"extra_info": {"interaction_kwargs": {"name": "x"}}},
-        {"agent_name": "tool_agent"},
     ],
 )
 def test_rows_for_episodes_need_several_turns(tmp_path: Path, columns: dict[str, object]) -> None:
@@ -59,6 +58,13 @@ def test_rows_for_episodes_need_several_turns(tmp_path: Path, columns: dict[str,
     [problem] = agent_problems(rows, multi_turn=False)
     assert "multi_turn.enable is false" in problem.message
     assert not agent_problems(rows, multi_turn=True)
+
+
+def test_a_kind_of_agent_alone_needs_no_tools(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert not agent_problems(read_rows(file(tmp_path, agent_name="tool_agent")), multi_turn=False)
+    assert "agent_name (tool_agent) is not used" in caplog.text
 
 
 def test_unknown_agents_are_refused(tmp_path: Path) -> None:

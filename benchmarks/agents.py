@@ -1,0 +1,144 @@
+"""Episodes with slow tools: share of time in which the engine works, continuous against lock-step.
+
+The tool takes a lognormal time (median 0.2 s, 99th percentile 3 s) that depends on the row and the
+turn. Lock-step lets every episode write its turn, waits for all tools, and begins the next turn.
+The controller's share of a core is measured with tools that take no time of the processor.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import math
+import random
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from unittest.mock import patch
+
+from rlctl.data_prep.arithmetic import train_and_validation
+from rlctl.quickstart import real_path
+from rlctl.recipes.compose import compose
+from rlctl.runtime.agents import schedule
+from rlctl.runtime.agents.actor import AgentActor
+from rlctl.runtime.agents.environments.protocol import Row, Step, Turn
+from rlctl.runtime.batch import Prompts
+from rlctl.runtime.build import build_actor, load_algorithm, with_episodes
+from rlctl.runtime.cluster.inline import InlinePool
+from rlctl.runtime.data.loader import PromptSet
+from rlctl.runtime.data.tokenizer import encode_prompt, tokenizer_of
+from rlctl.runtime.rank_info import RankInfo, available_cores
+from rlctl.runtime.roles import Reward, Roles
+from rlctl.runtime.rollout.requests import Slice
+
+MEDIAN_S, P99_S, NUM_TURNS = 0.2, 3.0, 4
+ROLLOUT = "actor_rollout_ref.rollout"
+
+
+class SlowTool:
+    """Environment that repeats the question after the time of a slow tool."""
+
+    tools = ()
+
+    async def reset(self, row: Row) -> None:
+        """Remember the row's question and number."""
+        self.question = row["prompt"][-1]["content"]
+        self.random = random.Random(row["extra_info"]["number"])
+        self.turn = 0
+
+    async def step(self, turn: Turn) -> Step:
+        """Wait; end the episode after the last turn."""
+        del turn
+        self.turn += 1
+        if self.turn == NUM_TURNS:
+            return Step(done=True)
+        spread = math.log(P99_S / MEDIAN_S) / 2.326
+        await asyncio.sleep(self.random.lognormvariate(math.log(MEDIAN_S), spread))
+        return Step([{"role": "user", "content": self.question}])
+
+    async def score(self) -> float:
+        """Return 0."""
+        return 0.0
+
+    async def close(self) -> None:
+        """Do nothing."""
+
+
+class NoReward(Reward):
+    """Placeholder of a role that is not used."""
+
+    def compute_scores(self, rollouts: object) -> object:  # type: ignore[override]
+        """Refuse."""
+        raise NotImplementedError
+
+
+@contextmanager
+def episodes(engine: str, num: int, max_num_seqs: int) -> Iterator[tuple[AgentActor, Prompts]]:
+    """Yield an actor that generates episodes, and `num` prompts."""
+    config = compose(
+        "grpo",
+        [
+            "data.max_prompt_length=160",
+            "data.max_response_length=512",
+            f"actor_rollout_ref.model.path={real_path('quickstart')}",
+            f"{ROLLOUT}.name={engine}",
+            f"{ROLLOUT}.n=1",
+            f"{ROLLOUT}.max_num_seqs={max_num_seqs}",
+            f"{ROLLOUT}.multi_turn.enable=true",
+            f"{ROLLOUT}.agent.environment={Path(__file__).resolve()}:SlowTool",
+            f"{ROLLOUT}.agent.num_workers=1",
+        ],
+    ).config
+    tokenizer = tokenizer_of(config.actor_rollout_ref.model)
+    problems, _ = train_and_validation(num, 1, seed=0, level=2, careless=0.0)
+    rows = [
+        replace(row, extra_info={"number": number}) for number, row in enumerate(problems[:num])
+    ]
+    ids = [encode_prompt(tokenizer, row.prompt) for row in rows]
+    info = RankInfo(0, 1, "cpu", available_cores(), 600.0, False, None)
+    with ExitStack() as stack:
+        pool = InlinePool(info)
+        stack.callback(pool.close)
+        actor = build_actor(config, load_algorithm(config, 1), tokenizer, pool)
+        actor.start_engine()
+        roles = Roles(actor, NoReward())
+        built = stack.enter_context(with_episodes(config, tokenizer, roles, 1, info))
+        assert isinstance(built.actor, AgentActor)
+        yield built.actor, PromptSet(rows, ids, 0).batch(range(len(rows)))
+
+
+def play(actor: AgentActor, prompts: Prompts, lock_step: bool) -> tuple[float, float, float]:
+    """Return seconds in all, of the engine's work, and of the controller beside it."""
+    actor.engine_load.total_s = actor.engine_load.busy_s = 0.0
+    actor.fixed = lock_step
+    with patch.object(schedule, "FIXED", Slice(steps=None)):
+        actor.update_weights()
+        main_s, begin = time.thread_time(), time.monotonic()
+        actor.generate_sequences(prompts, seed=1)
+        return time.monotonic() - begin, actor.engine_load.busy_s, time.thread_time() - main_s
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--engine", default="hf")
+    parser.add_argument("--episodes", type=int, default=256)
+    parser.add_argument("--max-num-seqs", type=int, default=256)
+    parser.add_argument("--rounds", type=int, default=3)
+    given = parser.parse_args()
+    with episodes(given.engine, given.episodes, given.max_num_seqs) as (actor, prompts):
+        for number in range(given.rounds):
+            steps_s, _, _ = play(actor, prompts, lock_step=True)
+            total_s, busy_s, controller_s = play(actor, prompts, lock_step=False)
+            print(
+                f"round {number}: lock-step {steps_s:.2f} s, continuous {total_s:.2f} s, "
+                f"ratio {steps_s / total_s:.2f}; engine busy {busy_s / total_s:.0%}, controller "
+                f"{controller_s / total_s:.1%} of a core",
+                flush=True,
+            )
+
+
+if __name__ == "__main__":
+    main()
