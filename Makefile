@@ -52,6 +52,7 @@ soak: setup
 
 quickstart-model: setup
 	$(BIN)/python -m rlctl.quickstart.make_model
+	$(BIN)/python -m rlctl.quickstart.make_agent_model
 
 clean:
 	rm -rf $(VENV) runs .pytest_cache .ruff_cache .import_linter_cache build dist

@@ -49,10 +49,12 @@ def run(ctx: typer.Context, incomplete: str) -> list[str]:
 
 
 def run_or_quickstart(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Complete runs and `quickstart`; the shell offers model folders if nothing matches."""
+    """Complete runs and bundled models; the shell offers model folders if nothing matches."""
+    from rlctl.quickstart import FOLDERS
+
     return [
         *run(ctx, incomplete),
-        *(name for name in ("quickstart",) if name.startswith(incomplete)),
+        *(name for name in FOLDERS if name.startswith(incomplete)),
     ]
 
 

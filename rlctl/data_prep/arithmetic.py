@@ -81,7 +81,7 @@ LEVELS = {
     1: Level(steps=(1, 2), largest_given=15, largest_factor=3, largest=30),
     2: Level(steps=(1, 2, 2, 3), largest_given=50, largest_factor=5, largest=99),
     3: Level(steps=(2, 3, 3), largest_given=300, largest_factor=9, largest=999),
-    4: Level(steps=(1, 2, 2), largest_given=9999, largest_factor=19, largest=99_999),
+    4: Level(steps=(1, 2, 2), largest_given=999, largest_factor=19, largest=9999),
 }
 
 
@@ -120,7 +120,7 @@ class ArithmeticParams(ToolsParams):
     level: int = Field(
         default=2,
         description="1: one or two steps, numbers to 30. 2: one to three steps, to 99. "
-        "3: two or three steps, to 999. 4: one or two steps, to 99,999, for a calculator.",
+        "3: two or three steps, to 999. 4: one or two steps, to 9,999, for a calculator.",
     )
     careless: float = Field(
         default=0.0,

@@ -1,12 +1,17 @@
-"""Model of the embedded quickstart: `model/`, made by `python -m rlctl.quickstart.make_model`."""
+"""Models of the embedded quickstart, made by `make quickstart-model`.
+
+`quickstart` solves small word problems; `quickstart-agent` calls a calculator and walks on a grid.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 NAME = "quickstart"
+AGENT = "quickstart-agent"
+FOLDERS = {NAME: "model", AGENT: "agent_model"}
 
 
 def real_path(model: str) -> str:
-    """Return the folder of the shipped model for `quickstart`; any other path unchanged."""
-    return str(Path(__file__).parent / "model") if model == NAME else model
+    """Return the folder of a shipped model; any other path unchanged."""
+    return str(Path(__file__).parent / FOLDERS[model]) if model in FOLDERS else model

@@ -29,10 +29,10 @@ if TYPE_CHECKING:
 
 SEED = 0
 HIDDEN_SIZE = 128
-STEPS, BATCH, LEARNING_RATE, WARMUP = 1600, 32, 4e-3, 100
+STEPS, BATCH, LEARNING_RATE, WARMUP = 1400, 32, 4e-3, 100
 LEVEL, NUM_PROBLEMS = 4, 40_000
 # Share of calculator calls: often at first, to learn their form; later as the model is to do it.
-CALLS_AT_FIRST, CALLS, FIRST_STEPS = 0.9, 0.2, 1200
+CALLS_AT_FIRST, CALLS, FIRST_STEPS = 1.0, 0.2, 1150
 MOMENTUM = 0.85  # probability of another step in the same direction
 SIZE, MIN_DISTANCE, MAX_TURNS = 4, 4, 8  # of grids
 MOVES = {"up": (0, 1), "down": (0, -1), "left": (-1, 0), "right": (1, 0)}
@@ -104,13 +104,13 @@ def main(target: Path) -> None:
 
 
 def conversations(seed: int, share_of_calls: float) -> Iterator[Conversation]:
-    """Yield word problems and, one in four, games."""
+    """Yield word problems and, one in five, games."""
     rng = random.Random(seed)
     problems = arithmetic.generate(
         NUM_PROBLEMS, seed=seed, level=LEVEL, careless=0.0, split="train"
     )
     while True:
-        if rng.random() < 0.25:
+        if rng.random() < 0.2:
             yield _game(rng)
         else:
             yield _problem(rng.choice(problems), rng, rng.random() < share_of_calls)

@@ -140,7 +140,7 @@ LINES = [
     ("rlctl train ppo --recipe gsm8k_p", "rlctl train ppo --recipe gsm8k_ppo "),
     ("rlctl show kind-o", "rlctl show kind-otter "),
     ("rlctl eval @l", "rlctl eval @last "),
-    ("rlctl generate quick", "rlctl generate quickstart "),
+    ("rlctl generate quickstart-", "rlctl generate quickstart-agent "),
     ("rlctl config show -r kind-h", "rlctl config show -r kind-heron "),
     ("rlctl train ppo data.train_files=row", "rlctl train ppo data.train_files=rows.parquet "),
     ("rlctl imp", "rlctl import "),
@@ -185,7 +185,7 @@ def test_bash_lists_the_values_of_a_key(bash: pexpect.spawn) -> None:
         ("rlctl train ppo actor_rollout_ref.actor.opt", ["actor_rollout_ref.actor.optim."]),
         ("rlctl show ", ["@last", "@failed", "kind-heron", "kind-otter"]),
         ("rlctl show kind-", ["kind-heron", "kind-otter"]),
-        ("rlctl eval quick", ["quickstart"]),
+        ("rlctl eval quick", ["quickstart", "quickstart-agent"]),
         ("rlctl train grpo --logger js", ["jsonl"]),
         ("rlctl train ppo algorithm.adv_estimator=rl", ["algorithm.adv_estimator=rloo"]),
         (

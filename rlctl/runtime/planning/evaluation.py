@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from rlctl.quickstart import FOLDERS
 from rlctl.recipes.compose import Recipe, compose
 from rlctl.recipes.schema import Config
 from rlctl.recipes.stored import recompose
@@ -32,7 +33,7 @@ def target_config(
 ) -> Config:
     """Return the config that evaluates `target`: a run, a selector of one under `root`, or a model.
 
-    A model folder, its URL or `quickstart` gets the settings of `recipe`; a run has its own, and
+    A model folder, its URL or a bundled model gets the settings of `recipe`; a run has its own, and
     its checkpoint of `step` (the latest if None). Raises NotFoundError without run or checkpoint.
     """
     if isinstance(target, Run):
@@ -43,9 +44,9 @@ def target_config(
 
 
 def _is_model(target: str) -> bool:
-    """Return True for a model folder, its URL, or the name of the quickstart model."""
+    """Return True for a model folder, its URL, or the name of a bundled model."""
     folder = Path(target).expanduser()
-    return is_url(target) or (folder / "config.json").is_file() or target == quickstart.NAME
+    return is_url(target) or (folder / "config.json").is_file() or target in FOLDERS
 
 
 def _model_config(model: str, recipe: str | Path, overrides: Sequence[str]) -> Config:

@@ -1,0 +1,83 @@
+"""Learning curves of the quickstart's recipes: validation accuracy for several seeds.
+
+    python -m benchmarks.learning [RECIPE ...] [--seeds 1 2 3] [--test-freq 10] [--run-dir DIR]
+
+Each run is the shipped recipe in one process with one thread. Recipes with episodes must gain what
+`GAINS` says, in percentage points; otherwise the exit code is 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.child import Usage, rlctl
+
+GAINS = {"tools": 40.0, "gridworld": 30.0}
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Validation accuracy in percent by step, mean seconds per step, and the run's resources."""
+
+    accuracy: dict[int, float]
+    step_s: float
+    usage: Usage
+
+    @property
+    def gain(self) -> float:
+        first, *_, last = self.accuracy.values()
+        return last - first
+
+
+def main() -> int:
+    """Train, print a table row per run, and return the exit code."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("recipes", nargs="*", default=list(GAINS))
+    parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3])
+    parser.add_argument("--test-freq", type=int, default=10)
+    parser.add_argument("--run-dir", type=Path)
+    wanted = parser.parse_args()
+    missed = []
+    with tempfile.TemporaryDirectory(prefix="rlctl-learning-") as scratch:
+        for recipe in wanted.recipes:
+            for seed in wanted.seeds:
+                folder = wanted.run_dir or Path(scratch)
+                curve = train(recipe, seed, wanted.test_freq, folder)
+                values = " | ".join(f"{each:.1f}" for each in curve.accuracy.values())
+                print(f"| {recipe}, seed {seed} | {values} |", flush=True)
+                print(f"{curve.step_s:.2f} s per step, {curve.usage}", flush=True)
+                if curve.gain < GAINS.get(recipe, 0.0):
+                    missed.append(f"{recipe}, seed {seed}: {curve.gain:+.1f} points")
+    print(*missed, sep="\n")
+    return 1 if missed else 0
+
+
+def train(recipe: str, seed: int, test_freq: int, folder: Path) -> Curve:
+    """Train a recipe and return its curve."""
+    name = f"{recipe}-seed{seed}"
+    usage = rlctl(
+        folder,
+        *("train", "ppo" if recipe == "ppo" else "grpo", "--recipe", recipe, "--inline"),
+        *("--name", name, f"trainer.seed={seed}", f"data.seed={seed}", "trainer.num_threads=1"),
+        f"trainer.test_freq={test_freq}",
+    )
+    lines = (folder / "runs" / "quickstart" / name / "metrics.jsonl").read_text().splitlines()
+    rows = [json.loads(line) for line in lines]
+    seconds = [row["timing_s/step"] for row in rows if "timing_s/step" in row]
+    accuracy = {
+        row["step"]: 100 * value
+        for row in rows
+        for key, value in row.items()
+        if key.startswith("val-core/")
+    }
+    return Curve(accuracy, sum(seconds) / len(seconds), usage)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
