@@ -18,7 +18,7 @@ from rlctl.runtime.batch import Prompts, Rollouts
 from rlctl.runtime.build import build_actor, load_algorithm, with_episodes
 from rlctl.runtime.cluster.inline import InlinePool
 from rlctl.runtime.data.loader import PromptSet
-from rlctl.runtime.data.tokenizer import load_tokenizer
+from rlctl.runtime.data.tokenizer import tokenizer_of
 from rlctl.runtime.rank_info import RankInfo
 from rlctl.runtime.roles import Reward, Roles
 from tests.agents.quiz import write_quiz
@@ -52,7 +52,7 @@ def episodes(
             *overrides,
         ],
     ).config
-    tokenizer = load_tokenizer(config.actor_rollout_ref.model.path)
+    tokenizer = tokenizer_of(config.actor_rollout_ref.model)
     prompts = PromptSet.load([str(file)], config.data, tokenizer, -1)
     info: RankInfo = rank_info()
     pool = InlinePool(info)

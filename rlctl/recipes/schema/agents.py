@@ -68,6 +68,10 @@ class Agent(Section):
         description="environment: a name or `module:Class`; null = the tools of multi_turn"
     )
     params: dict[str, Any] = Field(description="settings of the environment")
+    program: Text | None = Field(
+        description="function that plays the episodes with an OpenAI client, instead of an "
+        "environment: `module:function` or `path.py:function`"
+    )
     default_agent_loop: Literal["tool_agent", "single_turn_agent"] = Field(
         description="kind of the episodes of rows without agent_name: tool_agent = with tools or "
         "the environment, single_turn_agent = one turn"

@@ -5,15 +5,19 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
+from rlctl.data_prep.agent_columns import SINGLE_TURN
 from rlctl.data_prep.rows import PromptRow
 from rlctl.errors import RlctlError
 from rlctl.runtime.agents.environments.protocol import Row
 from rlctl.runtime.agents.episode import EpisodeRun, EpisodeSettings
+from rlctl.runtime.agents.programs.endpoint import Endpoint
+from rlctl.runtime.agents.programs.program_run import ProgramRun
 from rlctl.runtime.agents.schedule import Load, Schedule, TurnEngines
 from rlctl.runtime.batch import Prompts, Ragged, Rollouts
 from rlctl.runtime.roles import Actor, DelegatingActor
@@ -99,30 +103,35 @@ class AgentActor(DelegatingActor):
         decoding = params.decoding()
         seeds = params.row_seeds(len(rows)).tolist()
         own_ids = [ids.tolist() for ids in rows.prompt_ids.rows()]
-        default = self.settings.default_agent
+        endpoint = None if self.settings.kept_roles is None else Endpoint()
         runs += [
-            EpisodeRun(
-                self.settings,
-                _row(row, default),
-                number,
-                ids,
-                decoding,
-                row_seed,
-                schedule.generate,
-            )
+            self._run(endpoint, row, number, ids, decoding, row_seed, schedule.generate)
             for number, (row, ids, row_seed) in enumerate(
                 zip(rows.rows, own_ids, seeds, strict=True)
             )
         ]
         try:
-            episodes = asyncio.run(schedule.run([each.run for each in runs]))
+            episodes = asyncio.run(_played(schedule, runs, endpoint))
         finally:
             self.engines.end_exchange()
             self.on_states({})
         self.engine_load.total_s += schedule.load.total_s
         self.engine_load.busy_s += schedule.load.busy_s
         self._check_failures(episodes)
-        return _rollouts(rows, runs, episodes)
+        # One row stands for an episode where nothing is learned: the last that its program began.
+        return _rollouts(rows, runs, episodes, all_samples=not (validate or greedy))
+
+    def _run(
+        self,
+        endpoint: Endpoint | None,
+        prompt_row: PromptRow,
+        *args: Any,
+    ) -> EpisodeRun:
+        """Return the episode of a row: the program's if there is one for it."""
+        row = _row(prompt_row, self.settings.default_agent)
+        if endpoint is None or row["agent_name"] == SINGLE_TURN:
+            return EpisodeRun(self.settings, row, *args)
+        return ProgramRun(endpoint, self.settings, row, *args)
 
     def _check_failures(self, episodes: Sequence[Episode]) -> None:
         """Raise RlctlError if too many episodes failed."""
@@ -142,11 +151,26 @@ def _row(row: PromptRow, default_agent: str) -> Row:
     return {**asdict(row), "agent_name": row.agent_name or default_agent}
 
 
+async def _played(
+    schedule: Schedule, runs: Sequence[EpisodeRun], endpoint: Endpoint | None
+) -> list[Episode]:
+    """Return the episodes, played with the endpoint open."""
+    async with endpoint or nullcontext():
+        return await schedule.run([each.run for each in runs])
+
+
 def _rollouts(
-    prompts: Prompts, runs: Sequence[EpisodeRun], episodes: Sequence[Episode]
+    prompts: Prompts, runs: Sequence[EpisodeRun], episodes: Sequence[Episode], all_samples: bool
 ) -> Rollouts:
-    """Join the tokens of B episodes into a batch of their B `prompts`."""
-    tokens = [run.tokens for run in runs]
+    """Join the tokens of B episodes into a batch: their rows, or only the last of each.
+
+    Rows of an episode share its record, and the group and row of its prompt in the B `prompts`.
+    """
+    samples = [each.samples if all_samples else each.samples[-1:] for each in runs]
+    owner = [i for i, each in enumerate(samples) for _ in each]
+    finish = [sample.finish for each in samples for sample in each]
+    tokens = [sample.tokens for each in samples for sample in each]
+    prompts = prompts.select(torch.tensor(owner))
     ids = Ragged.from_rows([each.response_ids for each in tokens], torch.int64)
     rewards = torch.zeros(len(ids.values))
     starts = ids.offsets.tolist()
@@ -160,8 +184,8 @@ def _rollouts(
         response_ids=ids,
         response_mask=Ragged.from_rows([each.mask for each in tokens], torch.float32),
         rollout_log_probs=Ragged.from_rows([each.log_probs for each in tokens], torch.float32),
-        finish=[run.finish for run in runs],
+        finish=finish,
         turn=Ragged.from_rows([each.turn for each in tokens], torch.int64),
         step_rewards=ids.like(rewards),
-        episodes=list(episodes),
+        episodes=[episodes[i] for i in owner],
     )

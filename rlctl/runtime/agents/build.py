@@ -44,9 +44,10 @@ def agent_actor(
     """
     rollout = config.actor_rollout_ref.rollout
     pool = EnvironmentPool.from_config(rollout, logs)
+    bridge = make_bridge(config, tokenizer, sampling.stop_token_ids)
     settings = EpisodeSettings(
         tokenizer=tokenizer,
-        bridge=make_bridge(config, tokenizer, sampling.stop_token_ids),
+        bridge=bridge,
         parser=load("tool_parsers", rollout.multi_turn.format)(),
         environments=pool,
         multi_turn=rollout.multi_turn,
@@ -54,6 +55,7 @@ def agent_actor(
         default_agent=rollout.agent.default_agent_loop,
         max_prompt_length=config.data.max_prompt_length,
         max_response_length=config.data.max_response_length,
+        kept_roles=None if rollout.agent.program is None else kept_roles(bridge),
     )
     schedule = rollout.agent.schedule
     fixed = rank_info.device == "cpu" if schedule == "auto" else schedule == "fixed"
@@ -88,6 +90,7 @@ def check_episodes(
             "need an engine per rank",
             hint=f"{_ROLLOUT}.tensor_model_parallel_size=1",
         )
+    _check_program(rollout.agent)
     bridge = make_bridge(config, tokenizer, stop_token_ids)
     agent = rollout.agent.model_copy(update={"num_workers": 1})
     with EnvironmentPool.from_config(rollout.model_copy(update={"agent": agent})) as pool:
@@ -99,6 +102,8 @@ def check_episodes(
                 where=f"{_ROLLOUT}.agent",
                 hint="`rlctl env test` runs it alone",
             ) from None
+    if rollout.agent.program is not None:
+        return  # it writes its own prompts, and a template that changes earlier turns begins rows
     speaks = rollout.agent.environment or rollout.multi_turn.interaction_config_path
     replies = {*((TOOL,) if tools else ()), *((USER,) if speaks or not tools else ())}
     check_chat_template(bridge, replies)
@@ -109,6 +114,27 @@ def check_episodes(
             f"data.max_prompt_length={config.data.max_prompt_length}",
             hint=f"data.max_prompt_length={length} or more",
         )
+
+
+def _check_program(agent: schema.Agent) -> None:
+    """Raise ConfigError for a program beside an environment."""
+    if agent.program is not None and (agent.environment is not None or agent.params):
+        raise ConfigError(
+            "agent.program and agent.environment exclude each other",
+            where=f"{_ROLLOUT}.agent.program={agent.program}",
+            hint=f"{_ROLLOUT}.agent.environment=null {_ROLLOUT}.agent.params={{}}",
+        )
+
+
+def kept_roles(bridge: ChatBridge) -> frozenset[str]:
+    """Return the roles of messages after which the chat template keeps all earlier tokens."""
+    for roles in ({TOOL, USER}, {TOOL}, {USER}):
+        try:
+            check_chat_template(bridge, roles)
+        except ConfigError:
+            continue
+        return frozenset(roles)
+    return frozenset()
 
 
 async def _begin(

@@ -61,6 +61,16 @@ class EpisodeSettings:
     default_agent: str  # kind of the episodes of rows that name none
     max_prompt_length: int
     max_response_length: int
+    # Of programs: roles of messages that the template appends without a change of earlier tokens.
+    kept_roles: frozenset[str] | None = None  # None: there is no program
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One training row of an episode."""
+
+    tokens: Tokens
+    finish: str  # "stop" or "length"
 
 
 def turn_seed(seed: int, turn: int) -> int:
@@ -123,8 +133,7 @@ class EpisodeRun:
         try:
             async with asyncio.timeout(self.settings.timeouts.episode_s):
                 outcome = await self._play()
-                if self._environment is not None:
-                    score = await self._environment.score()
+                score = await self._score()
         except TimeoutError:
             limit = self.settings.timeouts.episode_s
             outcome, error = "timeout", f"the episode took longer than {limit:g} s"
@@ -143,8 +152,13 @@ class EpisodeRun:
             total,
             components,
             error,
-            self.tokens.num_retokenized(),
+            sum(each.tokens.num_retokenized() for each in self.samples),
         )
+
+    @property
+    def samples(self) -> list[Sample]:
+        """Training rows of the episode."""
+        return [Sample(self.tokens, self.finish)]
 
     async def _play(self) -> str:
         """Play to the end and return the outcome."""
@@ -252,6 +266,10 @@ class EpisodeRun:
         text = self.settings.tokenizer.decode(ids, skip_special_tokens=False)
         assert isinstance(text, str)  # one sequence
         return text
+
+    async def _score(self) -> float | dict[str, float] | None:
+        """Return the environment's score; None if there is no environment."""
+        return None if self._environment is None else await self._environment.score()
 
     async def _close(self) -> None:
         if self._environment is not None:

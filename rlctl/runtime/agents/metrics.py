@@ -22,7 +22,8 @@ def agent_metrics(rollouts: Rollouts) -> dict[str, float]:
     the calls of a tool, `…/seconds` is their mean time; `agent/refused_calls/<kind>` counts calls
     that no tool received.
     """
-    episodes = rollouts.episodes
+    # The rows of an episode share its record.
+    episodes = list({id(each): each for each in rollouts.episodes}.values())
     if not episodes:
         return {}
     outcomes = Counter(each.outcome for each in episodes)

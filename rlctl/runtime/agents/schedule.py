@@ -66,7 +66,7 @@ class Schedule:
         self.load = Load()
         self._waiting: list[Request] = []
         self._open: dict[int, asyncio.Future[Completion]] = {}  # by key of the request
-        self._pending: set[int] = set()  # keys that an episode waits for
+        self._pending: dict[int, int] = {}  # keys that an episode waits for, and its number
         self._num_running = 0
         self._changed = asyncio.Event()
 
@@ -74,13 +74,13 @@ class Schedule:
         """Return the response of a request."""
         future: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
         self._open[request.key] = future
-        self._pending.add(request.key)
+        self._pending[request.key] = request.affinity
         self._waiting.append(request)
         self._changed.set()
         try:
             return await future
         finally:
-            self._pending.discard(request.key)
+            self._pending.pop(request.key, None)
 
     async def run(self, episodes: Sequence[Callable[[], Awaitable[T]]]) -> list[T]:
         """Run all episodes; return their results in order. Raises the first error."""
@@ -121,13 +121,16 @@ class Schedule:
                 for each in completions:
                     future = self._open.pop(each.key)
                     if each.key in self._pending:  # else its episode has exceeded its deadline
-                        self._pending.remove(each.key)
+                        del self._pending[each.key]
                         future.set_result(each)
 
     async def _work(self) -> bool:
         """Wait until the engines have work; return False once there is none left."""
         while self._num_running:
-            if self._open and (not self.fixed or len(self._pending) == self._num_running):
+            # An episode may wait for several requests.
+            if self._open and (
+                not self.fixed or len(set(self._pending.values())) >= self._num_running
+            ):
                 return True
             self._changed.clear()
             self.on_progress()

@@ -33,7 +33,7 @@ from rlctl.runtime.algorithms.policy_losses.base import (
     load_policy_loss,
 )
 from rlctl.runtime.algorithms.policy_losses.gpg import gpg
-from rlctl.runtime.algorithms.ppo_checks import check_bypass, check_group_size
+from rlctl.runtime.algorithms.ppo_checks import check_bypass, check_group_size, check_program
 from rlctl.runtime.algorithms.rollout_mismatch import SampledTokens
 from rlctl.runtime.algorithms.schedule import Schedule
 from rlctl.runtime.algorithms.stats import experience_metrics, spread
@@ -80,6 +80,7 @@ class PPO:
         rollout = config.actor_rollout_ref.rollout
         estimator = load_estimator(algorithm.adv_estimator, algorithm.adv_estimator_params)
         check_group_size(algorithm, estimator, rollout.n)
+        check_program(rollout, estimator)
         correction = Correction.from_config(algorithm.rollout_correction)
         check_bypass(algorithm, estimator, correction)
         policy_loss = load_policy_loss(actor.policy_loss.loss_mode, actor.policy_loss.params)

@@ -41,3 +41,14 @@ def check_group_size(algorithm: schema.Algorithm, estimator: Estimator, n: int) 
             f"algorithm.adv_estimator={algorithm.adv_estimator} compares the responses to one "
             f"prompt, but rollout.n is {n}: advantages are the scores; {hint} gives groups",
         )
+
+
+def check_program(rollout: schema.Rollout, estimator: Estimator) -> None:
+    """Raise ConfigError if an agent program, with any number of rows, needs a row per response."""
+    if rollout.agent.program is not None and Needs.GREEDY_BASELINE in estimator.needs:
+        raise ConfigError(
+            "an advantage estimator with a greedy baseline needs one row for each response, but an "
+            "episode of an agent program may have several",
+            where=f"actor_rollout_ref.rollout.agent.program={rollout.agent.program}",
+            hint="algorithm.adv_estimator=rloo",
+        )

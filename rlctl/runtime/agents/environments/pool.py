@@ -19,6 +19,7 @@ from typing import Any, Literal, Self
 
 from rlctl.errors import InternalError
 from rlctl.recipes import schema
+from rlctl.runtime.agents.environments.program import ProgramEnvironment
 from rlctl.runtime.agents.environments.protocol import Message, Row, Step, ToolSchema, Turn
 from rlctl.runtime.agents.environments.wire import step_from_json, turn_to_json
 from rlctl.runtime.agents.environments.worker_process import EnvironmentWorker, WorkerLost
@@ -27,6 +28,7 @@ from rlctl.runtime.sandbox.limits import GIB, Limits, default_memory
 LOG = logging.getLogger(__name__)
 
 DEFAULT_ENVIRONMENT = "tools"
+PROGRAM = f"{ProgramEnvironment.__module__}:{ProgramEnvironment.__qualname__}"
 _CLOSE_S = 10.0  # time limit of `close` of an environment
 # Time beyond a turn's deadline. A tool's own deadline must come first, also on a busy machine.
 GRACE_S = 2.0
@@ -157,7 +159,7 @@ class EnvironmentPool:
 
     @classmethod
     def from_config(cls, rollout: schema.Rollout, logs: Path | None = None) -> Self:
-        """Build the pool of a run: its environment, or else the tools of `multi_turn`.
+        """Build the pool of a run: its program, its environment, or the tools of `multi_turn`.
 
         Settings of the environment that have the name of a key of `multi_turn` have its value
         unless `agent.params` sets them. Raises as the constructor.
@@ -165,9 +167,12 @@ class EnvironmentPool:
         agent, limits = rollout.agent, rollout.agent.limits
         number = agent.num_workers or len(os.sched_getaffinity(0))
         memory = None if limits.memory_gb is None else int(limits.memory_gb * GIB)
+        environment, params = agent.environment or DEFAULT_ENVIRONMENT, agent.params
+        if agent.program is not None:
+            environment, params = PROGRAM, {"program": agent.program}
         return cls(
-            agent.environment or DEFAULT_ENVIRONMENT,
-            agent.params,
+            environment,
+            params,
             defaults=rollout.multi_turn.model_dump(),
             num_workers=number,
             timeouts=Timeouts(agent.timeouts.call_s, agent.timeouts.turn_s),

@@ -1,0 +1,224 @@
+"""Requests, replies and errors of OpenAI's chat completions."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from rlctl.log import warn_once
+from rlctl.runtime.agents.environments.protocol import Message, ToolSchema, Turn
+
+MODEL = "policy"
+
+_ROLES = ("system", "user", "assistant", "tool")
+# Parameters that would change the distribution of the responses, which is the run's.
+_IGNORED = (
+    *("temperature", "top_p", "top_k", "min_p", "seed", "presence_penalty", "frequency_penalty"),
+    *("repetition_penalty", "logit_bias", "parallel_tool_calls", "reasoning_effort"),
+)
+# Parameters without which a program would not get what it asks for, and their harmless values.
+_REFUSED: dict[str, tuple[object, ...]] = {
+    "n": (1,),
+    "stop": ([], ""),
+    "logprobs": (False,),
+    "top_logprobs": (0,),
+    "response_format": ({"type": "text"},),
+    "tool_choice": ("auto",),
+    "functions": ([],),
+    "function_call": ("auto",),
+}
+
+
+class ApiError(Exception):
+    """Error that a request gets, in OpenAI's form."""
+
+    def __init__(
+        self, status: int, text: str, code: str | None = None, param: str | None = None
+    ) -> None:
+        super().__init__(text)
+        self.status, self.text, self.code, self.param = status, text, code, param
+
+    def body(self) -> dict[str, Any]:
+        """Return the body of the response."""
+        kind = "invalid_request_error" if self.status < 500 else "server_error"
+        return {
+            "error": {"message": self.text, "type": kind, "param": self.param, "code": self.code}
+        }
+
+
+@dataclass(frozen=True)
+class ChatRequest:
+    """A conversation to continue."""
+
+    messages: list[Message]  # see `normalized`
+    tools: list[ToolSchema]
+    max_tokens: int | None
+    model: str = MODEL
+    stream: bool = False
+    include_usage: bool = False  # at the end of a stream
+
+    @classmethod
+    def parse(cls, body: Any) -> ChatRequest:
+        """Read the body of a request. Raises ApiError for one that cannot be honoured."""
+        if not isinstance(body, dict):
+            raise ApiError(400, "the body must be a JSON object")
+        messages = body.get("messages")
+        if not isinstance(messages, list) or not messages:
+            raise ApiError(400, "messages must be a list with a message", param="messages")
+        _check_parameters(body)
+        limit = body.get("max_completion_tokens") or body.get("max_tokens")
+        if limit is not None and (not isinstance(limit, int) or limit < 1):
+            raise ApiError(400, f"max_tokens must be 1 or more, not {limit!r}", param="max_tokens")
+        return cls(
+            [normalized(each) for each in messages],
+            _tools(body.get("tools") or []),
+            limit,
+            str(body.get("model") or MODEL),
+            bool(body.get("stream")),
+            bool((body.get("stream_options") or {}).get("include_usage")),
+        )
+
+
+@dataclass(frozen=True)
+class ChatReply:
+    """A turn of the policy."""
+
+    number: int  # of the request in its episode
+    content: str
+    turn: Turn
+    finish: str  # "stop" or "length"
+    num_prompt_tokens: int
+    num_tokens: int
+
+    @property
+    def message(self) -> Message:
+        """The turn as a message."""
+        message: Message = {"role": "assistant", "content": self.content or None}
+        if self.turn.calls:
+            message["tool_calls"] = [
+                {
+                    "id": each.id,
+                    "type": "function",
+                    "function": {
+                        "name": each.name,
+                        "arguments": json.dumps(each.arguments, ensure_ascii=False),
+                    },
+                }
+                for each in self.turn.calls
+            ]
+        return message
+
+    @property
+    def finish_reason(self) -> str:
+        """The reason in OpenAI's words."""
+        return "tool_calls" if self.turn.calls and self.finish == "stop" else self.finish
+
+    def body(self, model: str) -> dict[str, Any]:
+        """Return the body of the response."""
+        choice = {
+            "index": 0,
+            "message": {**self.message, "refusal": None},
+            "logprobs": None,
+            "finish_reason": self.finish_reason,
+        }
+        head = self._head(model, "chat.completion")
+        return {**head, "choices": [choice], "usage": self._usage()}
+
+    def chunks(self, model: str, include_usage: bool) -> Iterator[dict[str, Any]]:
+        """Yield the chunks of a stream: role, text, calls, the end, and the usage if wanted."""
+        calls = self.message.get("tool_calls", [])
+        deltas: list[dict[str, Any]] = [{"role": "assistant", "content": ""}]
+        if self.content:
+            deltas.append({"content": self.content})
+        deltas += [{"tool_calls": [{"index": i, **each}]} for i, each in enumerate(calls)]
+        head = self._head(model, "chat.completion.chunk")
+        for delta in deltas:
+            yield {**head, "choices": [{"index": 0, "delta": delta, "finish_reason": None}]}
+        end = {"index": 0, "delta": {}, "finish_reason": self.finish_reason}
+        yield {**head, "choices": [end]}
+        if include_usage:
+            yield {**head, "choices": [], "usage": self._usage()}
+
+    def _head(self, model: str, kind: str) -> dict[str, Any]:
+        number = f"chatcmpl-{self.number}"
+        return {"id": number, "object": kind, "created": int(time.time()), "model": model}
+
+    def _usage(self) -> dict[str, int]:
+        return {
+            "prompt_tokens": self.num_prompt_tokens,
+            "completion_tokens": self.num_tokens,
+            "total_tokens": self.num_prompt_tokens + self.num_tokens,
+        }
+
+
+def normalized(message: Any) -> Message:
+    """Return the parts of a message that templates see, in one form, so that equal is equal.
+
+    Content is a text, arguments of calls are mappings, and nothing is None. Raises ApiError for
+    what cannot be a message.
+    """
+    if not isinstance(message, Mapping):
+        raise ApiError(400, f"a message is {message!r}, not an object", param="messages")
+    role = "system" if message.get("role") == "developer" else message.get("role")
+    if role not in _ROLES:
+        raise ApiError(400, f"a message has the unknown role {role!r}", param="messages")
+    found: Message = {"role": role, "content": _text(message.get("content"))}
+    if calls := message.get("tool_calls"):
+        found["tool_calls"] = [_call(each) for each in calls]
+    for key in ("tool_call_id", "name") if role != "assistant" else ():
+        if message.get(key) is not None:
+            found[key] = str(message[key])
+    return found
+
+
+def _text(content: Any) -> str:
+    if isinstance(content, list) and all(
+        isinstance(part, Mapping) and isinstance(part.get("text"), str) for part in content
+    ):
+        return "".join(part["text"] for part in content)
+    if content is not None and not isinstance(content, str):
+        raise ApiError(400, "the content of a message must be text", param="messages")
+    return content or ""
+
+
+def _call(call: Any) -> dict[str, Any]:
+    try:
+        function = call["function"]
+        name, arguments, own_id = function["name"], function.get("arguments"), call["id"]
+    except (KeyError, TypeError, AttributeError):
+        text = "a tool call needs id, function.name and function.arguments"
+        raise ApiError(400, text, param="messages") from None
+    if isinstance(arguments, str):
+        with suppress(ValueError):  # what the program wrote itself need not be JSON
+            arguments = json.loads(arguments)
+    written = {"name": str(name), "arguments": {} if arguments is None else arguments}
+    return {"id": str(own_id), "type": "function", "function": written}
+
+
+def _tools(tools: Any) -> list[ToolSchema]:
+    if not isinstance(tools, list):
+        raise ApiError(400, "tools must be a list", param="tools")
+    for each in tools:
+        function = each.get("function") if isinstance(each, Mapping) else None
+        if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+            text = 'a tool must be {"type": "function", "function": {"name": …}}'
+            raise ApiError(400, text, param="tools")
+    return tools
+
+
+def _check_parameters(body: Mapping[str, Any]) -> None:
+    """Refuse parameters that cannot be honoured; warn once about those that are ignored."""
+    for name, harmless in _REFUSED.items():
+        value = body.get(name)
+        if value is not None and value not in harmless:
+            text = f"{name}={value!r} is not supported: the run decides how responses are sampled"
+            raise ApiError(400, text, "unsupported_parameter", name)
+    if ignored := [name for name in _IGNORED if body.get(name) is not None]:
+        warn_once(
+            f"requests of the agent program set {', '.join(ignored)}, which has no effect: "
+            "responses are sampled with the settings of actor_rollout_ref.rollout",
+        )

@@ -1,0 +1,112 @@
+"""OpenAI-compatible HTTP server of the policy on the loopback interface.
+
+It runs on the event loop of a batch of episodes. The API key names the episode, so a request needs
+nothing else; without a valid key there is no access.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Awaitable, Callable
+from typing import Any, Protocol, Self
+
+from aiohttp import web
+
+from rlctl.runtime.agents.programs.chat_api import MODEL, ApiError, ChatReply, ChatRequest
+
+_MAX_BODY = 64 * 2**20  # bytes
+_SHUTDOWN_S = 1.0  # time that unfinished requests get at the end
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class Session(Protocol):
+    """Episode whose program sends requests."""
+
+    async def complete(self, request: ChatRequest) -> ChatReply:
+        """Continue a conversation. Raises ApiError."""
+        ...
+
+
+class Endpoint:
+    """Server for the programs of one batch of episodes; use it as a context manager."""
+
+    def __init__(self) -> None:
+        self._sessions: dict[str, Session] = {}
+        app = web.Application(middlewares=[_with_errors], client_max_size=_MAX_BODY)
+        app.router.add_post("/v1/chat/completions", self._chat)
+        app.router.add_get("/v1/models", self._models)
+        # A program that goes away cancels its request.
+        self._runner = web.AppRunner(
+            app, access_log=None, handler_cancellation=True, shutdown_timeout=_SHUTDOWN_S
+        )
+
+    async def __aenter__(self) -> Self:
+        """Listen on a port that the kernel chooses."""
+        await self._runner.setup()
+        await web.TCPSite(self._runner, "127.0.0.1", 0).start()
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self._runner.cleanup()
+
+    @property
+    def base_url(self) -> str:
+        """Address for clients."""
+        return f"http://127.0.0.1:{self._runner.addresses[0][1]}/v1"
+
+    def open(self, session: Session) -> str:
+        """Return the API key of a new session."""
+        key = f"rlctl-{secrets.token_urlsafe(24)}"
+        self._sessions[key] = session
+        return key
+
+    def close(self, key: str) -> None:
+        """Refuse further requests with `key`."""
+        self._sessions.pop(key, None)
+
+    def _session(self, request: web.Request) -> Session:
+        scheme, _, key = request.headers.get("Authorization", "").partition(" ")
+        session = self._sessions.get(key.strip())
+        if scheme.lower() != "bearer" or session is None:
+            text = "the API key is not that of an episode in progress"
+            raise ApiError(401, text, "invalid_api_key")
+        return session
+
+    async def _models(self, request: web.Request) -> web.StreamResponse:
+        self._session(request)
+        model = {"id": MODEL, "object": "model", "created": 0, "owned_by": "rlctl"}
+        return web.json_response({"object": "list", "data": [model]})
+
+    async def _chat(self, request: web.Request) -> web.StreamResponse:
+        session, asked = self._session(request), ChatRequest.parse(await _body(request))
+        reply = await session.complete(asked)
+        if not asked.stream:
+            return web.json_response(reply.body(asked.model))
+        # The turn is complete, so that errors have come as such; its chunks follow at once.
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        for chunk in reply.chunks(asked.model, asked.include_usage):
+            await response.write(f"data: {json.dumps(chunk)}\n\n".encode())
+        await response.write(b"data: [DONE]\n\n")
+        return response
+
+
+async def _body(request: web.Request) -> Any:
+    try:
+        return await request.json()
+    except ValueError:
+        raise ApiError(400, "the body is not valid JSON") from None
+
+
+@web.middleware
+async def _with_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Return errors in OpenAI's form."""
+    try:
+        return await handler(request)
+    except ApiError as error:
+        return web.json_response(error.body(), status=error.status)
+    except web.HTTPException as error:
+        text = f"{request.method} {request.path}: {error.reason}"
+        return web.json_response(ApiError(error.status, text).body(), status=error.status)

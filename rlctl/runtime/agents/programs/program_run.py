@@ -1,0 +1,243 @@
+"""Episode that an agent program plays: its requests become training rows.
+
+A request that extends a conversation of the episode appends to that row's ids. Any other, as when
+the agent forks or compacts its history, begins a row. Ids that the policy wrote are never tokenized
+again within a row; in the prompt of a further row they are part of the text of its messages.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from rlctl.errors import ConfigError
+from rlctl.runtime.agents.environments.pool import EnvironmentFailed, Timeouts
+from rlctl.runtime.agents.environments.program import ENDPOINT
+from rlctl.runtime.agents.environments.protocol import Message, ToolSchema, Turn
+from rlctl.runtime.agents.episode import EpisodeRun, Sample, State, turn_seed
+from rlctl.runtime.agents.programs.chat_api import ApiError, ChatReply, ChatRequest, normalized
+from rlctl.runtime.agents.programs.endpoint import Endpoint
+from rlctl.runtime.agents.template_check import TOOL
+from rlctl.runtime.agents.tokens import Tokens
+from rlctl.runtime.rollout.requests import Completion, Request, next_key
+from rlctl.tracking import episodes
+
+_TOO_LONG = "context_length_exceeded"  # OpenAI's code
+
+
+@dataclass
+class Conversation:
+    """One training row: a conversation that has only grown."""
+
+    tokens: Tokens
+    messages: list[Message]  # the last turn included
+    tools: list[ToolSchema]
+    turn: Turn = field(default_factory=lambda: Turn(""))  # the last
+    completion: Completion | None = None  # of the last turn
+    num_turns: int = 0
+    is_busy: bool = False  # its next turn is being generated
+
+
+class ProgramRun(EpisodeRun):
+    """Coroutine of an episode in which a program talks with the policy, and its rows."""
+
+    def __init__(self, endpoint: Endpoint, *args: Any) -> None:
+        """Prepare the episode; the further arguments are those of `EpisodeRun`."""
+        super().__init__(*args)
+        self._endpoint = endpoint
+        self._key: str | None = None  # None: the program does not run
+        self._conversations: list[Conversation] = []
+        self._requests: set[asyncio.Task[Any]] = set()
+        self._num_requests = 0
+
+    @property
+    def samples(self) -> list[Sample]:
+        """Training rows in the order in which they began; one without a response if none did."""
+        found = [
+            Sample(each.tokens, each.completion.finish)
+            for each in self._conversations
+            if each.completion is not None
+        ]
+        return found or super().samples
+
+    async def _play(self) -> str:
+        """Start the episode's host; the program itself runs in `_score`."""
+        limits = self.settings.timeouts
+        self._key = self._endpoint.open(self)
+        row = {
+            **self.row,
+            ENDPOINT: {"base_url": self._endpoint.base_url, "api_key": self._key},
+        }
+        self._environment = await self.settings.environments.open(
+            row, str(next_key()), Timeouts(limits.call_s, limits.episode_s)
+        )
+        return "done"
+
+    async def _score(self) -> float | dict[str, float] | None:
+        """Let the program play the episode and return its score."""
+        self.state = State.INTERACTING
+        try:
+            score = await super()._score()
+        except EnvironmentFailed as failure:
+            failure.text = failure.text.removeprefix("score: ")
+            raise
+        if not self._conversations:
+            raise EnvironmentFailed("error", "the program ended without a response of the policy")
+        return score
+
+    async def _close(self) -> None:
+        if self._key is not None:
+            self._endpoint.close(self._key)
+        for task in self._requests:
+            task.cancel()
+        await super()._close()
+
+    async def complete(self, request: ChatRequest) -> ChatReply:
+        """See `Session`."""
+        task = asyncio.current_task()
+        assert task is not None, "a handler of the server"
+        self._requests.add(task)
+        try:
+            return await self._complete(request)
+        finally:
+            self._requests.discard(task)
+            self.state = State.GENERATING if self._requests else State.INTERACTING
+
+    async def _complete(self, request: ChatRequest) -> ChatReply:
+        limit = self.settings.multi_turn.max_assistant_turns
+        if self._num_requests == limit:
+            raise ApiError(400, f"the policy has written its {limit} turns", "max_turns")
+        found = self._continued(request)
+        known = len(found.messages) if found else 0
+        fresh = request.messages[known:]
+        conversation = found or self._begun(request)
+        bridge = self._bridge(conversation, fresh)
+        room = self.settings.max_response_length - len(conversation.tokens.response_ids)
+        room -= len(bridge)
+        if room < 1:
+            raise ApiError(
+                400,
+                f"the conversation has no room for a response: data.max_response_length="
+                f"{self.settings.max_response_length} includes earlier turns and replies",
+                _TOO_LONG,
+            )
+        number, began = self._num_requests, time.monotonic()
+        self._num_requests += 1
+        self.state, conversation.is_busy = State.GENERATING, True
+        try:
+            completion = await self._turn(conversation, bridge, room, number, request.max_tokens)
+        finally:
+            conversation.is_busy = False
+        if found is None:
+            self._conversations.append(conversation)
+        return self._record(conversation, request, fresh, completion, time.monotonic() - began)
+
+    def _continued(self, request: ChatRequest) -> Conversation | None:
+        """Return the longest conversation that the request extends, or None."""
+        kept = self.settings.kept_roles or ()
+        found = [
+            each
+            for each in self._conversations
+            if not each.is_busy
+            and each.completion is not None
+            and each.completion.finish == "stop"
+            and each.tools == request.tools
+            and each.messages == request.messages[: len(each.messages)]
+            and len(each.messages) < len(request.messages)
+            and all(new["role"] in kept for new in request.messages[len(each.messages) :])
+            and (not each.tools or TOOL in kept)
+        ]
+        return max(found, key=lambda each: len(each.messages), default=None)
+
+    def _begun(self, request: ChatRequest) -> Conversation:
+        """Return a new conversation. Raises ApiError for messages without a valid prompt."""
+        bridge, limit = self.settings.bridge, self.settings.max_prompt_length
+        try:
+            ids = bridge.prompt_ids(request.messages, request.tools)
+            if request.tools and ids == bridge.prompt_ids(request.messages, []):
+                raise ApiError(400, "the chat template does not write tools", param="tools")
+        except ConfigError as error:
+            raise ApiError(400, str(error), param="messages") from None
+        if len(ids) > limit:
+            text = f"the prompt has {len(ids)} tokens, more than data.max_prompt_length={limit}"
+            raise ApiError(400, text, _TOO_LONG)
+        return Conversation(Tokens(ids), [], request.tools)
+
+    def _bridge(self, conversation: Conversation, fresh: list[Message]) -> list[int]:
+        """Return the ids between the last turn and the next; none before the first turn."""
+        last = conversation.completion
+        if last is None:
+            return []
+        try:
+            return self.settings.bridge.bridge_ids(
+                last.response_ids.tolist(), conversation.turn, fresh, conversation.tools
+            )
+        except ConfigError as error:
+            raise ApiError(400, str(error), param="messages") from None
+
+    async def _turn(
+        self,
+        conversation: Conversation,
+        bridge: list[int],
+        room: int,
+        number: int,
+        max_tokens: int | None,
+    ) -> Completion:
+        """Generate a turn and append it; a request that is cancelled appends nothing."""
+        tokens, last = conversation.tokens, conversation.completion
+        context = Tokens(tokens.prompt_ids, tokens.response_ids + bridge).context()
+        completion = await self.generate(
+            Request(
+                key=next_key(),
+                context_ids=context,
+                decoding=self.decoding,
+                max_tokens=(min(room, max_tokens or room),),
+                seeds=(turn_seed(self.seed, number),),
+                previous=None if last is None else last.key,
+                keep=True,
+                affinity=self.number,
+            )
+        )
+        tokens.append_reply(bridge, conversation.num_turns - 1)
+        tokens.append_turn(context, completion, conversation.num_turns)
+        conversation.completion, conversation.num_turns = completion, conversation.num_turns + 1
+        return completion
+
+    def _record(
+        self,
+        conversation: Conversation,
+        request: ChatRequest,
+        fresh: list[Message],
+        completion: Completion,
+        seconds: float,
+    ) -> ChatReply:
+        """Return a turn as a reply, and keep it as part of its conversation."""
+        text = self._text(completion)
+        turn = Turn(text)
+        if request.tools:
+            turn = self.settings.parser.parse(text, request.tools, self._num_calls)
+        self._num_calls += len(turn.calls)
+        # A call that cannot be read stays text, for the program to judge.
+        parts = [turn.text, *(each.text for each in turn.malformed)]
+        content = "\n".join(each for each in parts if each)
+        tokens = conversation.tokens
+        written = len(completion.response_ids)
+        reply = ChatReply(
+            self._num_requests,
+            content,
+            turn,
+            completion.finish,
+            len(tokens.prompt_ids) + len(tokens.response_ids) - written,
+            written,
+        )
+        conversation.turn = turn
+        conversation.messages = [*request.messages, normalized(reply.message)]
+        if self._messages:  # a transcript begins after its prompt
+            self._messages += [
+                episodes.Message(each["role"], each["content"], False, name=each.get("name"))
+                for each in fresh
+            ]
+        self._messages.append(episodes.Message("assistant", text, True, written, seconds))
+        return reply

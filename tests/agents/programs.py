@@ -1,0 +1,174 @@
+"""Agent programs for tests, and a parser of calls that the quickstart's model writes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+
+from rlctl.runtime.agents.environments.protocol import ToolCall, ToolSchema, Turn
+
+TOOL: ToolSchema = {
+    "type": "function",
+    "function": {"name": "submit", "description": "Submit.", "parameters": {"type": "object"}},
+}
+# The quickstart's, with a trace of tools.
+TEMPLATE = (
+    "{% if tools %}<|system|>{% for t in tools %}{{ t.function.name }} {% endfor %}<|end|>"
+    "{% endif %}{% for m in messages %}<|{{ 'user' if m.role == 'tool' else m.role }}|>"
+    "{{ m.content }}{% for c in m.tool_calls or [] %}{{ c.function.name }} "
+    "{{ c.function.arguments | tojson }}{% endfor %}<|end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+
+
+class AnswerParser:
+    """Parser that reads `#### N` as a call of `submit`."""
+
+    def parse(self, text: str, tools: Sequence[ToolSchema], offset: int = 0) -> Turn:
+        before, mark, answer = text.rpartition("####")
+        if not mark:
+            return Turn(text)
+        return Turn(before, (ToolCall(f"call{offset:05d}", "submit", {"n": answer.strip()}),))
+
+
+def questions(task: Mapping[str, Any]) -> list[tuple[str, str]]:
+    first = (task["prompt"][-1]["content"], task["ground_truth"])
+    return [first, *((q, a) for q, a in task["extra_info"]["further"])]
+
+
+def is_right(text: str | None, truth: str) -> bool:
+    return (text or "").rpartition("#### ")[2].strip() == str(truth)
+
+
+async def chat(task: Mapping[str, Any], client: Any) -> dict[str, float]:
+    """Ask all problems in one conversation."""
+    assert [each.id async for each in client.models.list()] == ["policy"]
+    messages: list[Any] = []
+    right = 0
+    for question, truth in questions(task):
+        messages.append({"role": "user", "content": [{"type": "text", "text": question}]})
+        reply = await client.chat.completions.create(
+            model="policy", messages=messages, temperature=0.3
+        )
+        messages.append(reply.choices[0].message)
+        right += is_right(reply.choices[0].message.content, truth)
+    return {"score": right / len(messages), "num_right": right}
+
+
+async def stream(task: Mapping[str, Any], client: Any) -> float:
+    """As `chat`, with streaming."""
+    messages: list[Any] = []
+    for question, _ in questions(task):
+        messages.append({"role": "user", "content": question})
+        text, usage = "", None
+        async for chunk in await client.chat.completions.create(
+            model="policy", messages=messages, stream=True, stream_options={"include_usage": True}
+        ):
+            text += chunk.choices[0].delta.content or "" if chunk.choices else ""
+            usage = chunk.usage or usage
+        assert usage is not None
+        messages.append({"role": "assistant", "content": text})
+    return 1.0
+
+
+async def fork(task: Mapping[str, Any], client: Any) -> float:
+    """Ask a problem twice at the same time, continue both, and compact the second."""
+
+    async def ask(messages: list[Any]) -> list[Any]:
+        reply = await client.chat.completions.create(model="policy", messages=messages)
+        return [*messages, reply.choices[0].message.model_dump()]
+
+    (first, _), (second, _), (third, _), *_ = questions(task)
+    begun = [{"role": "user", "content": first}]
+    left, right = await asyncio.gather(ask(begun), ask(begun))
+    await ask([*left, {"role": "user", "content": second}])
+    await ask([*right, {"role": "user", "content": second}])
+    await ask([{"role": "user", "content": third}])
+    return 0.5
+
+
+async def tools(task: Mapping[str, Any], client: Any) -> float:
+    """Let the model submit its answers by calls, streamed in every second turn."""
+    messages: list[Any] = [{"role": "user", "content": questions(task)[0][0]}]
+    num_calls = 0
+    for question, _ in questions(task)[1:]:
+        reply = await client.chat.completions.create(
+            model="policy", messages=messages, tools=[TOOL], max_completion_tokens=60
+        )
+        message = reply.choices[0].message
+        messages.append(message.model_dump(exclude_none=True))
+        if not message.tool_calls:
+            assert reply.choices[0].finish_reason in ("stop", "length")
+            messages.append({"role": "user", "content": question})
+        for call in message.tool_calls or []:
+            assert reply.choices[0].finish_reason == "tool_calls"
+            assert call.function.name == "submit"
+            num_calls += 1
+            messages.append({"role": "tool", "tool_call_id": call.id, "content": question})
+    return float(num_calls)
+
+
+async def streamed_call(task: Mapping[str, Any], client: Any) -> float:
+    messages = [{"role": "user", "content": questions(task)[0][0]}]
+    names = []
+    async for chunk in await client.chat.completions.create(
+        model="policy", messages=messages, tools=[TOOL], stream=True
+    ):
+        for call in chunk.choices[0].delta.tool_calls or [] if chunk.choices else []:
+            names.append(call.function.name)
+    return float(names == ["submit"])
+
+
+def blocking(task: Mapping[str, Any], client: Any) -> float:
+    """Use the synchronous client."""
+    messages: Any = [{"role": "user", "content": questions(task)[0][0]}]
+    reply = client.chat.completions.create(model="policy", messages=messages, max_tokens=2)
+    assert reply.choices[0].finish_reason == "length"
+    assert reply.usage.completion_tokens == 2
+    return 1.0
+
+
+async def refused(task: Mapping[str, Any], client: Any) -> float:
+    """Send requests that are refused, as their status and code show."""
+    import openai
+
+    create = client.chat.completions.create
+    messages: Any = [{"role": "user", "content": questions(task)[0][0]}]
+    long = [{"role": "user", "content": "1" * 1000}]
+    for change, expected in (
+        ({"n": 2}, ("unsupported_parameter", "n")),
+        ({"stop": ["x"]}, ("unsupported_parameter", "stop")),
+        ({"messages": []}, (None, "messages")),
+        ({"tools": [TOOL]}, (None, "tools")),
+        ({"messages": long}, ("context_length_exceeded", None)),
+    ):
+        with pytest.raises(openai.BadRequestError) as refusal:
+            await create(**{"model": "policy", "messages": messages, **change})
+        assert (refusal.value.code, refusal.value.param) == expected
+    other = client.with_options(api_key="rlctl-unknown")
+    with pytest.raises(openai.AuthenticationError) as unknown:
+        await other.chat.completions.create(model="policy", messages=messages)
+    assert (unknown.value.status_code, unknown.value.code) == (401, "invalid_api_key")
+    with pytest.raises(openai.NotFoundError):
+        await client.embeddings.create(model="policy", input="text")
+    await create(model="policy", messages=messages)
+    return 1.0
+
+
+async def fails(task: Mapping[str, Any], client: Any) -> float:
+    messages: Any = [{"role": "user", "content": questions(task)[0][0]}]
+    await client.chat.completions.create(model="policy", messages=messages)
+    raise RuntimeError("the agent is broken")
+
+
+async def silent(task: Mapping[str, Any], client: Any) -> float:
+    return 1.0
+
+
+async def sleeps(task: Mapping[str, Any], client: Any) -> float:
+    await chat(task, client)
+    await asyncio.sleep(3600)
+    return 1.0

@@ -1,0 +1,131 @@
+"""Agent programs with the real client, engine and processes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from rlctl.errors import ConfigError
+from rlctl.recipes.compose import compose
+from rlctl.runtime.agents.metrics import agent_metrics
+from rlctl.runtime.batch import Rollouts
+from rlctl.runtime.build import load_algorithm
+from tests.agents.programs import TEMPLATE
+from tests.agents.quiz import write_quiz
+from tests.agents.test_episodes import NUM_ROWS, ROLLOUT, N, episodes, generate
+
+
+@pytest.fixture(scope="module")
+def quiz(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_quiz(tmp_path_factory.mktemp("quiz"), NUM_ROWS, num_problems=3)
+
+
+def program(name: str) -> list[str]:
+    return [
+        f"{ROLLOUT}.agent.environment=null",
+        f"{ROLLOUT}.agent.program=tests.agents.programs:{name}",
+    ]
+
+
+def play(quiz: Path, name: str, *overrides: str, **options: bool) -> Rollouts:
+    with episodes(quiz, *program(name), *overrides) as (roles, prompts):
+        return generate(roles, prompts, **options)
+
+
+def test_what_a_program_sees_is_trained_on(quiz: Path) -> None:
+    with episodes(quiz, *program("chat")) as (roles, prompts):
+        found = generate(roles, prompts)
+        again = generate(roles, prompts)
+        trained = roles.actor.compute_log_probs(found).log_probs
+    assert len(found) == NUM_ROWS * N, "one row for an episode that only grows"
+    assert [(each.outcome, each.error, each.num_turns) for each in found.episodes] == [
+        ("done", None, 3)
+    ] * len(found)
+    assert sum(each.num_retokenized for each in found.episodes) == 0
+    assert all({"num_right"} == set(each.components) for each in found.episodes)
+    written = found.response_mask.values.bool()
+    assert 0 < written.float().mean() < 1
+    difference = (trained.values - found.rollout_log_probs.values)[written].abs()
+    assert difference.mean() < 5e-6
+    assert found.turn is not None
+    assert all(turns.unique().tolist() == [0, 1, 2] for turns in found.turn.rows())
+    assert torch.equal(found.response_ids.values, again.response_ids.values)
+    assert torch.equal(found.rollout_log_probs.values, again.rollout_log_probs.values)
+
+
+def test_a_program_sees_the_ids_of_an_environment(quiz: Path) -> None:
+    with episodes(quiz) as (roles, prompts):
+        played = generate(roles, prompts)
+    found, streamed = play(quiz, "chat"), play(quiz, "stream")
+    for each in (found, streamed):
+        assert torch.equal(each.prompt_ids.values, played.prompt_ids.values)
+        assert torch.equal(each.response_ids.values, played.response_ids.values)
+        assert torch.equal(each.response_mask.values, played.response_mask.values)
+
+
+def test_forks_are_rows_with_the_episodes_score(quiz: Path) -> None:
+    found = play(quiz, "fork")
+    assert len(found) == 3 * NUM_ROWS * N
+    assert found.group.tolist() == [i for i in range(NUM_ROWS) for _ in range(3 * N)]
+    assert all(each.score == 0.5 for each in found.episodes)
+    assert found.turn is not None
+    assert [int(turns[-1]) + 1 for turns in found.turn.rows()] == [2, 2, 1] * NUM_ROWS * N
+    assert sum(each.num_retokenized for each in found.episodes) == 0
+    metrics = agent_metrics(found)
+    assert metrics["agent/turns/mean"] == 5
+    assert metrics["agent/outcome/done"] == 1
+    assert len(play(quiz, "fork", validate=True)) == NUM_ROWS, "validation has one row an episode"
+
+
+@pytest.mark.parametrize("name", ["tools", "streamed_call"])
+def test_tools_reach_the_program_as_calls(quiz: Path, name: str, tmp_path: Path) -> None:
+    template = tmp_path / "tools.jinja"
+    template.write_text(TEMPLATE)
+    found = play(
+        quiz,
+        name,
+        f"actor_rollout_ref.model.custom_chat_template={template}",
+        f"{ROLLOUT}.multi_turn.format=tests.agents.programs:AnswerParser",
+    )
+    assert [each.error for each in found.episodes] == [None] * len(found)
+    assert len(found) == NUM_ROWS * N
+    assert sum(each.score or 0 for each in found.episodes) > NUM_ROWS
+    assert sum(each.num_retokenized for each in found.episodes) == 0
+
+
+@pytest.mark.parametrize("name", ["blocking", "refused"])
+def test_clients_get_replies_and_errors_of_the_protocol(quiz: Path, name: str) -> None:
+    found = play(quiz, name)
+    assert [each.error for each in found.episodes] == [None] * len(found)
+
+
+@pytest.mark.parametrize(
+    ("name", "error", "outcome"),
+    [
+        ("fails", "RuntimeError: the agent is broken", "environment_error"),
+        ("silent", "the program ended without a response of the policy", "environment_error"),
+        ("sleeps", "the episode took longer than 3 s", "timeout"),
+    ],
+)
+def test_failed_programs_are_outcomes(quiz: Path, name: str, error: str, outcome: str) -> None:
+    found = play(
+        quiz, name, f"{ROLLOUT}.agent.max_failed_share=1", f"{ROLLOUT}.agent.timeouts.episode_s=3"
+    )
+    assert {(each.outcome, each.error) for each in found.episodes} == {(outcome, error)}
+    assert all(each.failed for each in found.episodes)
+
+
+def test_programs_that_do_not_load_are_refused(quiz: Path) -> None:
+    with (
+        pytest.raises(ConfigError, match="no_such_program"),
+        episodes(quiz, *program("no_such_program")),
+    ):
+        pass
+
+
+def test_a_greedy_baseline_is_refused() -> None:
+    config = compose("ppo", ["algorithm.adv_estimator=remax", *program("chat")]).config
+    with pytest.raises(ConfigError, match="greedy baseline needs one row"):
+        load_algorithm(config, 1)
