@@ -59,7 +59,7 @@ async def chat(task: Mapping[str, Any], client: Any) -> dict[str, float]:
 
 
 async def stream(task: Mapping[str, Any], client: Any) -> float:
-    """As `chat`, with streaming."""
+    """Ask all problems in one conversation, with streaming."""
     messages: list[Any] = []
     for question, _ in questions(task):
         messages.append({"role": "user", "content": question})

@@ -15,6 +15,9 @@ from rlctl.runtime.build import load_algorithm
 from tests.agents.programs import TEMPLATE
 from tests.agents.quiz import write_quiz
 from tests.agents.test_episodes import NUM_ROWS, ROLLOUT, N, episodes, generate
+from tests.architecture.source import ROOT
+
+EXAMPLE = ROOT / "docs/examples/agents/tool_loop.py"
 
 
 @pytest.fixture(scope="module")
@@ -79,20 +82,33 @@ def test_forks_are_rows_with_the_episodes_score(quiz: Path) -> None:
     assert len(play(quiz, "fork", validate=True)) == NUM_ROWS, "validation has one row an episode"
 
 
+@pytest.fixture
+def template(tmp_path: Path) -> str:
+    (tmp_path / "tools.jinja").write_text(TEMPLATE)
+    return f"actor_rollout_ref.model.custom_chat_template={tmp_path / 'tools.jinja'}"
+
+
 @pytest.mark.parametrize("name", ["tools", "streamed_call"])
-def test_tools_reach_the_program_as_calls(quiz: Path, name: str, tmp_path: Path) -> None:
-    template = tmp_path / "tools.jinja"
-    template.write_text(TEMPLATE)
-    found = play(
-        quiz,
-        name,
-        f"actor_rollout_ref.model.custom_chat_template={template}",
-        f"{ROLLOUT}.multi_turn.format=tests.agents.programs:AnswerParser",
-    )
+def test_tools_reach_the_program_as_calls(quiz: Path, name: str, template: str) -> None:
+    parser = f"{ROLLOUT}.multi_turn.format=tests.agents.programs:AnswerParser"
+    found = play(quiz, name, template, parser)
     assert [each.error for each in found.episodes] == [None] * len(found)
     assert len(found) == NUM_ROWS * N
     assert sum(each.score or 0 for each in found.episodes) > NUM_ROWS
     assert sum(each.num_retokenized for each in found.episodes) == 0
+
+
+def test_documented_program_plays(quiz: Path, template: str) -> None:
+    found = play(
+        quiz,
+        "run",
+        template,
+        f"{ROLLOUT}.agent.program={EXAMPLE}:run",
+        f"{ROLLOUT}.multi_turn.format=tests.agents.programs:AnswerParser",
+        "data.max_response_length=1024",
+    )
+    assert [each.error for each in found.episodes] == [None] * len(found)
+    assert max(each.num_turns for each in found.episodes) > 1
 
 
 @pytest.mark.parametrize("name", ["blocking", "refused"])
