@@ -22,6 +22,7 @@ from rlctl.runtime.rank_info import RankInfo, available_cores
 from rlctl.runtime.rewards.specs import scored_sources
 from rlctl.runtime.roles import Roles
 from rlctl.runtime.training.validation import Validation, Validator
+from rlctl.tracking.episodes import Episode
 
 
 @dataclass(frozen=True)
@@ -78,6 +79,22 @@ def answer(config: schema.Config, chats: Sequence[list[dict[str, str]]], seed: i
                 rollouts.rows, texts, lengths, rollouts.finish, log_probs, strict=True
             )
         ]
+
+
+def play(config: schema.Config, rows: Sequence[PromptRow], seed: int) -> list[tuple[str, Episode]]:
+    """Play an episode for each of `rows`; return each episode after its prompt.
+
+    A row may lack a prompt if its environment gives one.
+    """
+    tokenizer = tokenizer_of(config.actor_rollout_ref.model)
+    kwargs = config.data.apply_chat_template_kwargs
+    ids = [encode_prompt(tokenizer, row.prompt, **kwargs) if row.prompt else [] for row in rows]
+    with _roles(config, tokenizer, []) as roles:
+        roles.actor.update_weights()
+        batch = PromptSet(list(rows), ids, 0).batch(range(len(rows)))
+        rollouts = roles.actor.generate_sequences(batch, seed=seed, validate=True)
+    prompts = tokenizer.batch_decode([prompt.tolist() for prompt in rollouts.prompt_ids.rows()])
+    return list(zip(prompts, rollouts.episodes, strict=True))
 
 
 @contextmanager

@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 from rlctl.cli.commands import env
 from rlctl.data_prep.rows import PromptRow, write_rows
 from rlctl.errors import ConfigError, NotFoundError, RlctlError, UsageError
+from tests.agents.quiz import write_quiz
 
 CALLS = """
 {"text": "hm", "calls": [{"name": "calculator", "arguments": {"expression": "2**70"}}]}
@@ -101,3 +102,33 @@ def test_wrong_arguments(tmp_path: Path) -> None:
     (tmp_path / "script").write_text('{"text": ')
     with pytest.raises(ConfigError, match="no JSON"):
         run("test", "gridworld", "--scripted", str(tmp_path / "script"))
+
+
+def test_episodes_with_a_model(tmp_path: Path) -> None:
+    file = write_quiz(tmp_path, 2, num_problems=3)
+    words = ["test", "tests.agents.quiz:Quiz", "--model", "quickstart", "--data", str(file)]
+    options = [*words, "--episodes", "2", "-s", "data.max_response_length=256"]
+    first, second = run(*options)
+    assert "<|user|>" in first["prompt"]
+    for each in (first, second):
+        assert [message["role"] for message in each["messages"]] == ["assistant", "user"] * 2 + [
+            "assistant"
+        ]
+        assert (each["outcome"], each["score"], each["error"]) == ("done", 0.0, None)
+    shown = CliRunner().invoke(env.app, [*words, "-s", "data.max_response_length=256"]).output
+    assert "assistant  trained, " in shown
+    assert "outcome: done, 3 turns, " in shown
+
+
+def test_a_prompt_may_be_the_environments(tmp_path: Path) -> None:
+    [episode] = run("test", "gridworld", "size=3", "--model", "quickstart")
+    assert "at 0 0, goal 2 2" in episode["prompt"]
+    with pytest.raises(UsageError, match="exclude each other"):
+        run("test", "gridworld", "--model", "quickstart", "--scripted", str(tmp_path))
+    with pytest.raises(UsageError, match="no effect without --model"):
+        run("test", "gridworld", "-s", "data.max_response_length=256")
+
+
+@pytest.mark.parametrize("command", ["show", "test"])
+def test_help_shows_examples_with_brackets(command: str) -> None:
+    assert "'tools=[calculator]'" in CliRunner().invoke(env.app, [command, "--help"]).output

@@ -47,12 +47,27 @@ def print_sample(sample: Sample, sought: str | None = None) -> None:
     if sample.episode is None:
         _print_text("response", sample.response, sought)
     else:
-        _print_episode(sample.episode, sought)
+        print_episode(sample.episode, sought)
     _print_text("truth", str(sample.ground_truth), sought)
     stdout().print()
 
 
-def _print_episode(episode: Episode, sought: str | None) -> None:
+def print_episodes(played: Sequence[tuple[str, Episode]]) -> None:
+    """Print episodes with their prompts and scores, and the number of failures on stderr."""
+    for number, (prompt, episode) in enumerate(played):
+        stdout().print(Text(f"episode {number}", "bold underline"))
+        _print_text("prompt", prompt, None)
+        print_episode(episode)
+        score = "of the reward functions" if episode.score is None else f"{episode.score:g}"
+        parts = "".join(f"  {name} {value:g}" for name, value in episode.components.items())
+        _print_text("score", f"{score}{parts}", None)
+        stdout().print()
+    failed = sum(episode.failed for _, episode in played)
+    notice(f"{len(played)} episodes, {failed} failed")
+
+
+def print_episode(episode: Episode, sought: str | None = None) -> None:
+    """Print the messages of an episode, why it ended, and its error."""
     for each in episode.messages:
         who = Text(visible(speaker(each)), "bold" if each.trained else "bold cyan")
         stdout().print(who.append(f"  {facts(each)}", "not bold dim"))

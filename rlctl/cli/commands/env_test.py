@@ -1,0 +1,210 @@
+"""`rlctl env test`: episodes of an environment with scripted turns or a model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from rlctl.cli import complete
+from rlctl.cli.options import Json
+
+if TYPE_CHECKING:
+    from rlctl.data_prep.rows import PromptRow
+    from rlctl.runtime.agents.environments.scripted import Parse, Transcript
+
+app = typer.Typer()
+
+_EXAMPLES = """
+Examples:
+
+  rlctl env test gridworld size=4 --scripted moves.txt --episodes 2
+
+  rlctl env test tools 'tools=\\[calculator]' --model @last --data test.parquet
+"""
+
+Name = Annotated[
+    str, typer.Argument(metavar="ENV", help="Environment: name, module:Class or path.py:Class.")
+]
+Settings = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[KEY=VALUE]...",
+        help="Settings of the environment, such as size=4 or 'tools=\\[calculator]'.",
+    ),
+]
+Script = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        help="Turns of the policy, one a line; a blank line starts the next episode's. A line "
+        'may be JSON: {"text": "", "calls": [{"name": "f", "arguments": {}}]}.',
+    ),
+]
+Policy = Annotated[
+    str | None,
+    typer.Option(
+        metavar="RUN|DIR",
+        help="Policy that writes the turns: a run, a model folder, or `quickstart`.",
+        autocompletion=complete.run_or_quickstart,
+    ),
+]
+Data = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="Rows of the episodes; by default rows with a seed."),
+]
+Episodes = Annotated[int, typer.Option(min=1, help="Number of episodes.")]
+Format = Annotated[
+    str | None, typer.Option("--format", metavar="NAME", help="Parser of tool calls.")
+]
+Timeout = Annotated[
+    float, typer.Option(min=0.001, help="Time limit of a call and of a turn in seconds.")
+]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        "-s",
+        metavar="KEY=VALUE",
+        help="With --model: override a setting of the recipe or run, such as "
+        "data.max_response_length=512; repeat for several.",
+        autocompletion=complete.override,
+    ),
+]
+
+
+@app.command("test", epilog=_EXAMPLES)
+def try_environment(
+    name: Name,
+    settings: Settings = None,
+    scripted: Script = None,
+    model: Policy = None,
+    data: Data = None,
+    episodes: Episodes = 1,
+    parser: Format = None,
+    timeout: Timeout = 60.0,
+    config: Overrides = None,
+    as_json: Json = False,
+) -> None:
+    """Play episodes with scripted turns or a model; print what is said, rewards and seconds.
+
+    Exit with code 1 if an environment fails.
+    """
+    import asyncio
+    from dataclasses import asdict
+
+    from rlctl.cli.console import print_json
+    from rlctl.cli.views.env import print_transcripts
+    from rlctl.errors import UsageError
+    from rlctl.runtime.agents.environments.pool import EnvironmentPool, Timeouts
+    from rlctl.runtime.agents.environments.scripted import play, read_script
+
+    if config and model is None:
+        raise UsageError("--set has no effect without --model", hint="add --model quickstart")
+    if model is not None:
+        if scripted is not None:
+            raise UsageError("--model and --scripted exclude each other", hint="leave out one")
+        rows, limit = _rows(data, episodes), "actor_rollout_ref.rollout.agent.timeouts"
+        overrides = [f"{limit}.call_s={timeout}", f"{limit}.turn_s={timeout}"]
+        if parser is not None:
+            overrides.append(f"actor_rollout_ref.rollout.multi_turn.format={parser}")
+        _play_with(
+            model, name, parse_settings(settings), rows, [*overrides, *(config or [])], as_json
+        )
+        return
+    scripts = read_script(scripted.expanduser()) if scripted else [[]]
+    rows, parse = [asdict(row) for row in _rows(data, episodes)], _parser(parser)
+    limits = Timeouts(timeout, timeout)
+
+    async def run() -> list[Transcript]:
+        return await asyncio.gather(
+            *(
+                play(pool, row, str(index), scripts[index % len(scripts)], parse)
+                for index, row in enumerate(rows)
+            )
+        )
+
+    with EnvironmentPool(name, parse_settings(settings), timeouts=limits) as pool:
+        transcripts = asyncio.run(run())
+    if as_json:
+        print_json([asdict(each) for each in transcripts])
+    else:
+        print_transcripts(transcripts)
+    if any(each.error for each in transcripts):
+        raise typer.Exit(1)
+
+
+def _play_with(
+    model: str,
+    name: str,
+    values: dict[str, Any],
+    rows: Sequence[PromptRow],
+    overrides: Sequence[str],
+    as_json: bool,
+) -> None:
+    """Play an episode of each row with a model, and print it; exit with 1 if one fails."""
+    import json
+    from dataclasses import asdict
+
+    from rlctl.cli.console import print_json
+    from rlctl.cli.startup import announce
+    from rlctl.cli.views.samples import print_episodes
+
+    announce("loading the model")
+    from rlctl.runtime.evaluate import play
+    from rlctl.runtime.planning.evaluation import target_config
+
+    fixed = ["multi_turn.enable=true", "agent.num_workers=1", "agent.max_failed_share=1"]
+    chosen = [*fixed, "val_kwargs.n=1", f"agent.environment={json.dumps(name)}"]
+    settings = [f"actor_rollout_ref.rollout.{each}" for each in chosen]
+    config = target_config(model, [*settings, *overrides], "grpo")
+    agent = config.actor_rollout_ref.rollout.agent
+    agent.params.clear()  # a run's own
+    agent.params.update(values)
+    played = play(config, rows, seed=0)
+    if as_json:
+        print_json([{"prompt": prompt, **asdict(episode)} for prompt, episode in played])
+    else:
+        print_episodes(played)
+    if any(episode.failed for _, episode in played):
+        raise typer.Exit(1)
+
+
+def parse_settings(settings: Sequence[str] | None) -> dict[str, Any]:
+    """Return settings by name; values are YAML. Raises UsageError for one without `=`."""
+    import yaml
+
+    from rlctl.errors import UsageError
+
+    values: dict[str, Any] = {}
+    for setting in settings or ():
+        key, mark, value = setting.partition("=")
+        if not mark:
+            raise UsageError(f"the setting {setting!r} has no value", hint=f"{setting}=VALUE")
+        try:
+            values[key] = yaml.safe_load(value)
+        except yaml.YAMLError as error:
+            raise UsageError(f"the value of {key} is no YAML: {value}") from error
+    return values
+
+
+def _rows(data: Path | None, number: int) -> list[PromptRow]:
+    """Return the rows of the episodes: the first of a file, or rows with a seed only."""
+    from rlctl.data_prep.rows import PromptRow, read_rows
+
+    if data is None:
+        seeds = [{"index": i, "seed": i} for i in range(number)]
+        return [PromptRow("env", [], None, extra_info=extra) for extra in seeds]
+    rows = read_rows(data)
+    return [rows[index % len(rows)] for index in range(number)]
+
+
+def _parser(name: str | None) -> Parse:
+    """Return the parser of tool calls: `name`, or that of the recipes."""
+    from rlctl import plugins
+    from rlctl.recipes.compose import compose
+
+    rollout = compose("ppo").config.actor_rollout_ref.rollout
+    return plugins.load("tool_parsers", name or rollout.multi_turn.format)().parse
