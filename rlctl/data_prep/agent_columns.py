@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 SINGLE_TURN = "single_turn_agent"
 TOOL_AGENT = "tool_agent"
 _AGENT = "agent_name"
-_FIELDS = ("tools", "tools_kwargs", "interaction_kwargs")
+_FIELDS = ("tools", "tools_kwargs", "tool_selection", "interaction_kwargs")
 # Columns that are read if a file has them.
 _SELECTION = "tool_selection"
 AGENT_COLUMNS = (_AGENT, *_FIELDS, "need_tools_kwargs", _SELECTION, "env_class")
