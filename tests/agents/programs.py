@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -154,6 +155,53 @@ async def refused(task: Mapping[str, Any], client: Any) -> float:
     assert (unknown.value.status_code, unknown.value.code) == (401, "invalid_api_key")
     with pytest.raises(openai.NotFoundError):
         await client.embeddings.create(model="policy", input="text")
+    await create(model="policy", messages=messages)
+    return 1.0
+
+
+async def messages_api(task: Mapping[str, Any], client: Any) -> float:
+    """Play one conversation with Anthropic's client, streamed in every second turn."""
+    import anthropic
+
+    given = {"model": "policy", "max_tokens": 60}
+    tool = {"name": "submit", "input_schema": {"type": "object"}}
+    messages: list[Any] = [{"role": "user", "content": questions(task)[0][0]}]
+    num_calls = 0
+    url = str(client.base_url).removesuffix("/v1/")
+    async with anthropic.AsyncAnthropic(base_url=url, api_key=client.api_key) as other:
+        for number, (question, _) in enumerate(questions(task)[1:]):
+            if number % 2:
+                async with other.messages.stream(messages=messages, tools=[tool], **given) as turn:
+                    reply = await turn.get_final_message()
+            else:
+                reply = await other.messages.create(messages=messages, tools=[tool], **given)
+            messages.append({"role": "assistant", "content": reply.content})
+            calls = [each for each in reply.content if each.type == "tool_use"]
+            assert reply.stop_reason == ("tool_use" if calls else "end_turn")
+            num_calls += len(calls)
+            results = [
+                {"type": "tool_result", "tool_use_id": each.id, "content": question}
+                for each in calls
+            ]
+            messages.append({"role": "user", "content": results or question})
+        with pytest.raises(anthropic.BadRequestError, match="stop"):
+            await other.messages.create(messages=messages, stop_sequences=["x"], **given)
+    async with anthropic.AsyncAnthropic(base_url=url, api_key="rlctl-unknown") as other:
+        with pytest.raises(anthropic.AuthenticationError):
+            await other.messages.create(messages=messages, **given)
+    return float(num_calls)
+
+
+async def gives_up(task: Mapping[str, Any], client: Any) -> float:
+    """Cancel a request that continues a conversation, and send it again."""
+    create = client.chat.completions.create
+    (first, _), (second, _), *_ = questions(task)
+    messages: list[Any] = [{"role": "user", "content": first}]
+    reply = await create(model="policy", messages=messages)
+    messages += [reply.choices[0].message, {"role": "user", "content": second}]
+    with suppress(TimeoutError):
+        async with asyncio.timeout(0.02):
+            await create(model="policy", messages=messages)
     await create(model="policy", messages=messages)
     return 1.0
 

@@ -7,11 +7,15 @@ from pathlib import Path
 import pytest
 import torch
 
+from rlctl.data_prep.rows import PromptRow
 from rlctl.errors import ConfigError
+from rlctl.quickstart import real_path
 from rlctl.recipes.compose import compose
+from rlctl.runtime.agents.build import check_episodes
 from rlctl.runtime.agents.metrics import agent_metrics
 from rlctl.runtime.batch import Rollouts
 from rlctl.runtime.build import load_algorithm
+from rlctl.runtime.data.tokenizer import load_tokenizer
 from tests.agents.programs import TEMPLATE
 from tests.agents.quiz import write_quiz
 from tests.agents.test_episodes import NUM_ROWS, ROLLOUT, N, episodes, generate
@@ -88,7 +92,7 @@ def template(tmp_path: Path) -> str:
     return f"actor_rollout_ref.model.custom_chat_template={tmp_path / 'tools.jinja'}"
 
 
-@pytest.mark.parametrize("name", ["tools", "streamed_call"])
+@pytest.mark.parametrize("name", ["tools", "streamed_call", "messages_api"])
 def test_tools_reach_the_program_as_calls(quiz: Path, name: str, template: str) -> None:
     parser = f"{ROLLOUT}.multi_turn.format=tests.agents.programs:AnswerParser"
     found = play(quiz, name, template, parser)
@@ -117,6 +121,17 @@ def test_clients_get_replies_and_errors_of_the_protocol(quiz: Path, name: str) -
     assert [each.error for each in found.episodes] == [None] * len(found)
 
 
+def test_a_cancelled_request_leaves_no_tokens(quiz: Path) -> None:
+    found = play(quiz, "gives_up")
+    assert [(each.error, each.num_retokenized) for each in found.episodes] == [(None, 0)] * len(
+        found
+    )
+    assert found.turn is not None
+    for turns, mask in zip(found.turn.rows(), found.response_mask.rows(), strict=True):
+        assert turns.unique().tolist() in ([0], [0, 1])
+        assert mask[-1] == 1, "a row ends with a turn of the policy"
+
+
 @pytest.mark.parametrize(
     ("name", "error", "outcome"),
     [
@@ -139,6 +154,15 @@ def test_programs_that_do_not_load_are_refused(quiz: Path) -> None:
         episodes(quiz, *program("no_such_program")),
     ):
         pass
+
+
+def test_a_program_beside_an_environment_is_refused() -> None:
+    override = [*program("chat"), f"{ROLLOUT}.agent.environment=gridworld"]
+    config = compose("grpo", override).config
+    tokenizer = load_tokenizer(real_path("quickstart"))
+    row = PromptRow("tests/quiz", [{"role": "user", "content": "1 + 1"}], "2")
+    with pytest.raises(ConfigError, match="exclude each other"):
+        check_episodes(config, tokenizer, (1,), row)
 
 
 def test_a_greedy_baseline_is_refused() -> None:

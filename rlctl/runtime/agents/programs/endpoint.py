@@ -1,4 +1,4 @@
-"""OpenAI-compatible HTTP server of the policy on the loopback interface.
+"""HTTP server of the policy on the loopback interface, with the APIs of OpenAI and Anthropic.
 
 It runs on the event loop of a batch of episodes. The API key names the episode, so a request needs
 nothing else; without a valid key there is no access.
@@ -8,13 +8,20 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Protocol, Self
 
 from aiohttp import web
 
 from rlctl.runtime.agents.programs.chat_api import MODEL, ApiError, ChatReply, ChatRequest
+from rlctl.runtime.agents.programs.messages_api import (
+    error_body,
+    message_body,
+    message_events,
+    parse_messages,
+)
 
+_MESSAGES = "/v1/messages"
 _MAX_BODY = 64 * 2**20  # bytes
 _SHUTDOWN_S = 1.0  # time that unfinished requests get at the end
 
@@ -36,6 +43,7 @@ class Endpoint:
         self._sessions: dict[str, Session] = {}
         app = web.Application(middlewares=[_with_errors], client_max_size=_MAX_BODY)
         app.router.add_post("/v1/chat/completions", self._chat)
+        app.router.add_post(_MESSAGES, self._message)
         app.router.add_get("/v1/models", self._models)
         # A program that goes away cancels its request.
         self._runner = web.AppRunner(
@@ -68,8 +76,10 @@ class Endpoint:
 
     def _session(self, request: web.Request) -> Session:
         scheme, _, key = request.headers.get("Authorization", "").partition(" ")
+        if scheme.lower() != "bearer":
+            key = request.headers.get("X-Api-Key", "")
         session = self._sessions.get(key.strip())
-        if scheme.lower() != "bearer" or session is None:
+        if session is None:
             text = "the API key is not that of an episode in progress"
             raise ApiError(401, text, "invalid_api_key")
         return session
@@ -84,13 +94,28 @@ class Endpoint:
         reply = await session.complete(asked)
         if not asked.stream:
             return web.json_response(reply.body(asked.model))
-        # The turn is complete, so that errors have come as such; its chunks follow at once.
-        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
-        await response.prepare(request)
-        for chunk in reply.chunks(asked.model, asked.include_usage):
-            await response.write(f"data: {json.dumps(chunk)}\n\n".encode())
-        await response.write(b"data: [DONE]\n\n")
-        return response
+        chunks = reply.chunks(asked.model, asked.include_usage)
+        events = [f"data: {json.dumps(each)}\n\n" for each in chunks]
+        return await _streamed(request, [*events, "data: [DONE]\n\n"])
+
+    async def _message(self, request: web.Request) -> web.StreamResponse:
+        session, asked = self._session(request), parse_messages(await _body(request))
+        reply = await session.complete(asked)
+        if not asked.stream:
+            return web.json_response(message_body(reply, asked.model))
+        events = message_events(reply, asked.model)
+        return await _streamed(
+            request, [f"event: {each['type']}\ndata: {json.dumps(each)}\n\n" for each in events]
+        )
+
+
+async def _streamed(request: web.Request, events: Sequence[str]) -> web.StreamResponse:
+    """Send the events of a turn. It is complete, so errors have come as such before."""
+    response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+    await response.prepare(request)
+    for each in events:
+        await response.write(each.encode())
+    return response
 
 
 async def _body(request: web.Request) -> Any:
@@ -102,11 +127,12 @@ async def _body(request: web.Request) -> Any:
 
 @web.middleware
 async def _with_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Return errors in OpenAI's form."""
+    """Return errors in the form of the API."""
     try:
         return await handler(request)
-    except ApiError as error:
-        return web.json_response(error.body(), status=error.status)
-    except web.HTTPException as error:
-        text = f"{request.method} {request.path}: {error.reason}"
-        return web.json_response(ApiError(error.status, text).body(), status=error.status)
+    except ApiError as found:
+        error = found
+    except web.HTTPException as found:
+        error = ApiError(found.status, f"{request.method} {request.path}: {found.reason}")
+    body = error_body(error) if request.path == _MESSAGES else error.body()
+    return web.json_response(body, status=error.status)

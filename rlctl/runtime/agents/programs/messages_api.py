@@ -1,0 +1,116 @@
+"""Requests, replies and errors of Anthropic's Messages API, by way of chat completions."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from rlctl.runtime.agents.environments.protocol import Message, ToolSchema
+from rlctl.runtime.agents.programs.chat_api import ApiError, ChatReply, ChatRequest
+
+_STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
+_ERRORS = {401: "authentication_error", 404: "not_found_error"}
+_SAME = ("model", "max_tokens", "stream", "temperature", "top_p", "top_k")
+
+
+def parse_messages(body: Any) -> ChatRequest:
+    """Read the body of a request. Raises ApiError for one that cannot be honoured."""
+    if not isinstance(body, dict) or not isinstance(body.get("messages"), list):
+        raise ApiError(400, "messages must be a list with a message", param="messages")
+    choice = body.get("tool_choice")
+    if choice is not None and (not isinstance(choice, dict) or choice.get("type") != "auto"):
+        raise ApiError(400, f"tool_choice={choice!r} is not supported", param="tool_choice")
+    system = [{"role": "system", "content": body["system"]}] if body.get("system") else []
+    return ChatRequest.parse(
+        {
+            **{key: body[key] for key in _SAME if key in body},
+            "messages": [*system, *(new for each in body["messages"] for new in _messages(each))],
+            "tools": [_tool(each) for each in body.get("tools") or []],
+            "stop": body.get("stop_sequences"),
+        }
+    )
+
+
+def error_body(error: ApiError) -> dict[str, Any]:
+    """Return the body of an error."""
+    kind = _ERRORS.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")
+    return {"type": "error", "error": {"type": kind, "message": error.text}}
+
+
+def message_body(reply: ChatReply, model: str) -> dict[str, Any]:
+    """Return a turn as the body of a response."""
+    texts = [{"type": "text", "text": reply.content}] if reply.content else []
+    calls = [
+        {"type": "tool_use", "id": each.id, "name": each.name, "input": each.arguments}
+        for each in reply.turn.calls
+    ]
+    return {
+        "id": f"msg_{reply.number}",
+        "type": "message",
+        "role": "assistant",
+        "model": model,
+        "content": [*texts, *calls],
+        "stop_reason": _STOP_REASONS[reply.finish_reason],
+        "stop_sequence": None,
+        "usage": {"input_tokens": reply.num_prompt_tokens, "output_tokens": reply.num_tokens},
+    }
+
+
+def message_events(reply: ChatReply, model: str) -> Iterator[dict[str, Any]]:
+    """Yield the events of a stream: the start, the blocks one by one, and the end."""
+    body = message_body(reply, model)
+    blocks, usage = body["content"], body["usage"]
+    begun = {"content": [], "stop_reason": None, "usage": {**usage, "output_tokens": 0}}
+    yield {"type": "message_start", "message": {**body, **begun}}
+    for index, block in enumerate(blocks):
+        if block["type"] == "text":
+            empty, delta = {"text": ""}, {"type": "text_delta", "text": block["text"]}
+        else:
+            arguments = json.dumps(block["input"], ensure_ascii=False)
+            empty, delta = {"input": {}}, {"type": "input_json_delta", "partial_json": arguments}
+        yield {"type": "content_block_start", "index": index, "content_block": {**block, **empty}}
+        yield {"type": "content_block_delta", "index": index, "delta": delta}
+        yield {"type": "content_block_stop", "index": index}
+    end = {"stop_reason": body["stop_reason"], "stop_sequence": None}
+    yield {"type": "message_delta", "delta": end, "usage": usage}
+    yield {"type": "message_stop"}
+
+
+def _messages(message: Any) -> list[Message]:
+    """Return a message as those of chat completions: results of tools are messages there."""
+    content = message.get("content") if isinstance(message, dict) else None
+    if not isinstance(content, list):
+        return [message]
+    blocks: dict[str, list[Mapping[str, Any]]] = {"text": [], "tool_use": [], "tool_result": []}
+    for block in content:
+        kind = block.get("type") if isinstance(block, Mapping) else None
+        if kind not in blocks:
+            raise ApiError(400, f"a block of the type {kind!r} is not supported", param="messages")
+        blocks[kind].append(block)
+    found: list[Message] = [
+        {"role": "tool", "tool_call_id": each.get("tool_use_id"), "content": each.get("content")}
+        for each in blocks["tool_result"]
+    ]
+    if blocks["text"] or blocks["tool_use"] or not found:
+        own: Message = {"role": message.get("role"), "content": blocks["text"]}
+        if blocks["tool_use"]:
+            own["tool_calls"] = [_call(each) for each in blocks["tool_use"]]
+        found.append(own)
+    return found
+
+
+def _call(block: Mapping[str, Any]) -> dict[str, Any]:
+    function = {"name": block.get("name"), "arguments": block.get("input")}
+    return {"id": block.get("id"), "type": "function", "function": function}
+
+
+def _tool(tool: Any) -> ToolSchema:
+    if not isinstance(tool, Mapping) or "input_schema" not in tool:
+        raise ApiError(400, "a tool needs name and input_schema", param="tools")
+    function = {
+        "name": tool.get("name"),
+        "description": tool.get("description") or "",
+        "parameters": tool["input_schema"],
+    }
+    return {"type": "function", "function": function}
