@@ -83,6 +83,7 @@ def evaluate(
     announce("loading the model")
     from rlctl import api
     from rlctl.cli.console import print_json, stdout, table
+    from rlctl.cli.views.samples import print_sample
 
     validation = api.evaluate(target, overrides or [], recipe=recipe, step=step, root=root)
     if as_json:
@@ -95,12 +96,10 @@ def evaluate(
             right=["value"],
         )
     )
+    if samples:
+        stdout().print()
     for sample in sorted(validation.samples, key=lambda each: each.score)[:samples]:
-        stdout().print(visible(f"\n{sample.prompt}"), markup=False)
-        stdout().print(
-            visible(f"{sample.response}  [score {sample.score:g}, truth {sample.ground_truth}]"),
-            markup=False,
-        )
+        print_sample(sample)
 
 
 @app.command("generate", epilog=_GENERATE_EXAMPLES)
