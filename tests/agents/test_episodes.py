@@ -103,7 +103,7 @@ def test_engine_and_trainer_agree_after_five_replies(quiz: Path) -> None:
         assert mask[-1] == 1, "an episode ends with a turn of the policy"
         assert len(ids) == len(mask)
     rewards = found.step_rewards.values
-    torch.testing.assert_close(rewards[rewards != 0], torch.full(((rewards != 0).sum(),), 1 / 6))
+    torch.testing.assert_close(rewards[rewards != 0], torch.full_like(rewards[rewards != 0], 1 / 6))
     assert (rewards[~written] == 0).all()
 
 

@@ -17,7 +17,8 @@ from rlctl.runtime.agents.actor import AgentActor, OnStates
 from rlctl.runtime.agents.chat_bridge import ChatBridge
 from rlctl.runtime.agents.environments.pool import EnvironmentFailed, EnvironmentPool
 from rlctl.runtime.agents.environments.protocol import Message, ToolSchema
-from rlctl.runtime.agents.episode import EpisodeSettings, first_messages
+from rlctl.runtime.agents.environments.scripted import opening
+from rlctl.runtime.agents.episode import EpisodeSettings
 from rlctl.runtime.agents.schedule import TurnEngines
 from rlctl.runtime.agents.template_check import TOOL, USER, check_chat_template
 from rlctl.runtime.rank_info import RankInfo
@@ -143,7 +144,7 @@ async def _begin(
     """Return the messages and tools with which an episode of `row` begins."""
     environment = await pool.open(asdict(row), "0")
     try:
-        return first_messages(row.prompt, environment.messages), environment.tools
+        return opening(list(row.prompt), environment.messages), environment.tools
     finally:
         await environment.close()
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
@@ -24,8 +24,8 @@ from rlctl.runtime.agents.environments.pool import (
     EnvironmentPool,
     RemoteEnvironment,
 )
-from rlctl.runtime.agents.environments.protocol import Message as ChatMessage
 from rlctl.runtime.agents.environments.protocol import Row, Step, Turn
+from rlctl.runtime.agents.environments.scripted import opening
 from rlctl.runtime.agents.parsers.base import ToolParser
 from rlctl.runtime.agents.tokens import Tokens
 from rlctl.runtime.rollout.engine import random_streams
@@ -76,21 +76,6 @@ class Sample:
 def turn_seed(seed: int, turn: int) -> int:
     """Return the random stream of a turn. The first turn has the row's own stream."""
     return int(random_streams(seed, torch.tensor([turn]))) if turn else seed
-
-
-def first_messages(
-    prompt: Sequence[ChatMessage], begun: Sequence[ChatMessage] | str | None
-) -> list[ChatMessage]:
-    """Return the messages of the first turn: the row's `prompt`, and what `reset` returned."""
-    if begun is None:
-        return list(prompt)
-    if not isinstance(begun, str):
-        return list(begun)
-    last = max((i for i, each in enumerate(prompt) if each["role"] == "user"), default=None)
-    if last is None:
-        return [*prompt, {"role": "user", "content": begun}]
-    message = {**prompt[last], "content": prompt[last]["content"] + begun}
-    return [*prompt[:last], message, *prompt[last + 1 :]]
 
 
 class EpisodeRun:
@@ -194,7 +179,7 @@ class EpisodeRun:
         settings = self.settings
         environment = await settings.environments.open(self.row, str(next_key()))
         self._environment = environment
-        messages = first_messages(self.row["prompt"], environment.messages)
+        messages = opening(list(self.row["prompt"]), environment.messages)
         ids = settings.bridge.prompt_ids(messages, environment.tools)
         if len(ids) > settings.max_prompt_length:
             raise EnvironmentFailed(
