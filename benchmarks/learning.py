@@ -54,7 +54,8 @@ def main() -> int:
                 print(f"{curve.step_s:.2f} s per step, {curve.usage}", flush=True)
                 if curve.gain < GAINS.get(recipe, 0.0):
                     missed.append(f"{recipe}, seed {seed}: {curve.gain:+.1f} points")
-    print(*missed, sep="\n")
+    for each in missed:
+        print(f"gained too little: {each}")
     return 1 if missed else 0
 
 
