@@ -1,0 +1,99 @@
+"""The length of replies in an episode changes neither advantages nor losses."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from rlctl.recipes.compose import compose
+from rlctl.runtime.algorithms.ppo import PPO
+from rlctl.runtime.batch import Experience, LogProbs, Ragged, Scored
+from rlctl.runtime.model.causal_lm import PolicyOutputs
+
+TURNS = [[3, 2], [4], [2, 2, 1], [1, 3]]  # tokens of each turn of four episodes, in two groups
+
+
+def batch(algorithm: PPO, reply_length: int) -> tuple[Experience, Tensor]:
+    """Return episodes with replies of `reply_length` tokens, and the policy's new log-probs (T,).
+
+    All that belongs to the policy's own tokens is the same for any length.
+    """
+    rng = torch.Generator().manual_seed(0)
+    rows: list[dict[str, Tensor]] = []
+    for turns in TURNS:
+        parts: dict[str, list[Tensor]] = {}
+        for number, length in enumerate(turns):
+            own = torch.rand(5, length, generator=rng)
+            reward = torch.zeros(length)
+            reward[-1] = own[0, 0]
+            pieces = [torch.ones(length), -own[1], -own[2], own[3], reward, number + 0 * own[0]]
+            if number:
+                gap = torch.full((reply_length,), -7.0)
+                before = [0 * gap, 0 * gap, gap, gap, 0 * gap, 0 * gap + number - 1]
+                pieces = [torch.cat(pair) for pair in zip(before, pieces, strict=True)]
+            names = ("mask", "old", "new", "values", "rewards", "turn")
+            for name, piece in zip(names, pieces, strict=True):
+                parts.setdefault(name, []).append(piece)
+        rows.append({name: torch.cat(pieces) for name, pieces in parts.items()})
+
+    def field(name: str, dtype: torch.dtype = torch.float32) -> Ragged:
+        return Ragged.from_rows([row[name] for row in rows], dtype)
+
+    mask, old, values = field("mask"), field("old"), field("values")
+    scored = Scored(
+        prompt_ids=Ragged.from_rows([[1]] * len(rows), torch.int64),
+        group=torch.tensor([0, 0, 1, 1]),
+        rows=[],
+        response_ids=field("turn", torch.int64),
+        response_mask=mask,
+        rollout_log_probs=old,
+        finish=["stop"] * len(rows),
+        turn=field("turn", torch.int64),
+        step_rewards=field("rewards"),
+        scores=torch.tensor([1.0, 0.0, 2.0, 0.5]) + field("rewards").sums(),
+        components={},
+        failed=torch.zeros(len(rows), dtype=torch.bool),
+    )
+    squares = Ragged(torch.rand(len(mask.values), generator=rng).fill_(0.3), mask.lengths)
+    logs = LogProbs(old, old, squares)
+    experience, _ = algorithm._experience(scored, logs, logs, values)
+    return experience, field("new").values
+
+
+@pytest.mark.parametrize(
+    "mode", ["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
+)
+@pytest.mark.parametrize(
+    "estimator", ["gae", "grpo", "grpo_turns", "rloo", "reinforce_plus_plus", "opo"]
+)
+def test_ten_times_longer_replies_change_no_loss(estimator: str, mode: str) -> None:
+    config = compose(
+        "ppo",
+        [
+            "data.train_files=[t.parquet]",
+            "actor_rollout_ref.model.path=m",
+            "actor_rollout_ref.rollout.n=2",
+            f"algorithm.adv_estimator={estimator}",
+            f"actor_rollout_ref.actor.loss_agg_mode={mode}",
+            "actor_rollout_ref.actor.entropy_coeff=0.1",
+            "actor_rollout_ref.actor.use_kl_loss=true",
+        ],
+    ).config
+    algorithm = PPO.from_config(config, 1)
+    found = []
+    for length in (3, 30):
+        experience, new = batch(algorithm, length)
+        written = experience.response_mask.values.bool()
+        outputs = PolicyOutputs(new, -new, None)
+        loss = algorithm.loss(outputs, experience)
+        value = algorithm.value_loss(new, experience)
+        found.append(
+            [
+                experience.advantages.values[written],
+                loss.total / (loss.count or 1),
+                value.total / (value.count or 1),
+            ]
+        )
+    for short, long in zip(*found, strict=True):
+        torch.testing.assert_close(short, long, rtol=1e-6, atol=1e-6)
