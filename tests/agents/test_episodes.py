@@ -171,6 +171,23 @@ def test_failed_environments_are_outcomes(tmp_path: Path) -> None:
         generate(roles, prompts)
 
 
+def test_messages_that_the_template_rejects_fail_their_episode(quiz: Path) -> None:
+    template = (
+        "{% for m in messages %}{% if m.role == 'user' and loop.previtem is defined "
+        "and loop.index > 2 %}{{ raise_exception('users speak once') }}{% endif %}"
+        "<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}"
+        "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+    )
+    with episodes(
+        quiz,
+        f"actor_rollout_ref.model.custom_chat_template={template!r}",
+        f"{ROLLOUT}.agent.max_failed_share=1",
+    ) as (roles, prompts):
+        found = generate(roles, prompts)
+    assert {each.outcome for each in found.episodes} == {"environment_error"}
+    assert "users speak once" in (found.episodes[0].error or "")
+
+
 @pytest.mark.parametrize("environment", ["Deaf", "Stuck"])
 def test_hanging_environments_are_outcomes(quiz: Path, environment: str) -> None:
     with episodes(

@@ -17,6 +17,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from rlctl.data_prep.agent_columns import SINGLE_TURN
+from rlctl.errors import ConfigError
 from rlctl.recipes import schema
 from rlctl.runtime.agents.chat_bridge import ChatBridge
 from rlctl.runtime.agents.environments.pool import (
@@ -124,6 +125,8 @@ class EpisodeRun:
             outcome, error = "timeout", f"the episode took longer than {limit:g} s"
         except EnvironmentFailed as failure:
             outcome, error = f"environment_{failure.kind}", failure.text
+        except ConfigError as failure:  # the chat template rejects the environment's messages
+            outcome, error = "environment_error", str(failure)
         finally:
             await self._close()
         self.state = State.FINISHED if error is None else State.FAILED
