@@ -17,8 +17,8 @@ from rlctl.recipes import schema
 from rlctl.recipes.compose import compose
 from rlctl.runtime.model.load import Kind, compute_dtype, load_model
 from rlctl.runtime.planning.model_files import check_architecture
-from tests.models import write_tiny_model
-from tests.runtime.test_probe import RIGHT, SMALL
+from tests.models import TINY, write_tiny_model
+from tests.runtime.test_probe import RIGHT
 
 KEY = "actor_rollout_ref.model.path"
 
@@ -127,7 +127,7 @@ def test_shards_are_read_through_the_index(folder: Path) -> None:
 def test_renamed_merged_and_ignored_weights_are_those_of_transformers(
     tmp_path: Path, kind: str
 ) -> None:
-    config = AutoConfig.for_model(kind, **(SMALL | RIGHT[kind]))
+    config = AutoConfig.for_model(kind, **(TINY | RIGHT[kind]))
     AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
     assert problems(tmp_path) == []
     assert problems(tmp_path, "backbone") == []
@@ -144,7 +144,7 @@ def test_renamed_merged_and_ignored_weights_are_those_of_transformers(
 
 def test_a_model_without_causal_attention_is_refused(folder: Path) -> None:
     shutil.rmtree(folder)
-    config = AutoConfig.for_model("bert", **SMALL)
+    config = AutoConfig.for_model("bert", **TINY)
     AutoModelForCausalLM.from_config(config).save_pretrained(folder)
     [found] = problems(folder)
     assert found.message == "bert is no causal language model: its tokens attend to later ones"

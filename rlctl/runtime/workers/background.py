@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -45,13 +46,21 @@ class BackgroundWriter:
 
 
 def _guarded(folder: Path, write: Callable[[], None]) -> None:
+    marker = folder.parent / WRITING
     try:
-        write()
+        if marker.exists():  # else another job has failed, and the checkpoint is given up
+            write()
     except BaseException as error:
+        if marker.exists():
+            with suppress(OSError):
+                (folder / FAILED).write_text(_reason(error))
+            with suppress(OSError):
+                marker.unlink(missing_ok=True)
+            return
+        # The controller may have removed the checkpoint while this job was writing.
+        shutil.rmtree(folder, ignore_errors=True)
         with suppress(OSError):
-            (folder / FAILED).write_text(_reason(error))
-        with suppress(OSError):
-            (folder.parent / WRITING).unlink(missing_ok=True)
+            folder.parent.rmdir()
 
 
 def _reason(error: BaseException) -> str:

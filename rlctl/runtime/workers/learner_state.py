@@ -39,7 +39,7 @@ def save_state(
 
     def write() -> None:
         warnings.filterwarnings("ignore", message=_NO_DIST_WARNING)
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(exist_ok=True)
         _rng_file(folder, rank_info).write_text(random_state)
         save(
             state,
