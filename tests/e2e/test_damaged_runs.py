@@ -175,9 +175,6 @@ def test_keys_that_do_not_change_the_run_may_change(run: Path, tmp_path: Path) -
     assert not (elsewhere / "p" / "r").exists()
 
 
-@pytest.mark.xfail(
-    strict=False, reason="a job that still writes may recreate the folder that was given up"
-)
 def test_disk_without_inodes_costs_the_checkpoint_alone(run: Path, tmp_path: Path) -> None:
     """Give the checkpoint up with an event; exit with code 7 because it is the last one."""
     with small_disk(tmp_path / "disk", "nr_inodes=400") as disk:

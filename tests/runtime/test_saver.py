@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import os
 from pathlib import Path
+from threading import Event
+from time import sleep
 from typing import Any, cast
 
 import pytest
@@ -13,9 +15,10 @@ from rlctl.errors import ResourceError
 from rlctl.recipes.compose import compose
 from rlctl.runs.run_dir import RunDir
 from rlctl.runtime.checkpoint.saver import Saver
-from rlctl.runtime.checkpoint.store import CheckpointStore, ControllerState, damage
+from rlctl.runtime.checkpoint.store import CONFIG, CheckpointStore, ControllerState, damage
+from rlctl.runtime.rank_info import RankInfo
 from rlctl.runtime.roles import Roles
-from rlctl.runtime.workers.background import FAILED, WRITING, WRITTEN
+from rlctl.runtime.workers.background import FAILED, WRITING, WRITTEN, BackgroundWriter
 
 
 class Learner:
@@ -217,3 +220,45 @@ def test_interrupted_setting_aside_leaves_no_checkpoint_after_a_moved_one(
     monkeypatch.undo()
     assert [each.name for each in store.folders()] == [f"step_00000{step}" for step in (1, 2, 3)]
     assert store.set_aside_after(1, "aside") == [2, 3]
+
+
+def test_job_that_outlives_its_checkpoint_leaves_no_folder(tmp_path: Path) -> None:
+    """Give a checkpoint up while a job writes; the job recreates its folder and succeeds."""
+    store = CheckpointStore(tmp_path / "checkpoints")
+    writer = BackgroundWriter(RankInfo(0, 1, "cpu", 1, 60.0, True, None))
+    aside = store.begin(1)
+    given_up = Event()
+
+    def write() -> None:
+        given_up.wait(60)
+        (aside / "actor").mkdir(parents=True)
+        (aside / "actor" / WRITTEN).touch()
+
+    writer.submit(aside / "actor", write)
+    store.clear()
+    given_up.set()
+    writer._thread.shutdown()
+    assert not list(store.folder.iterdir())
+
+
+def test_job_that_ends_after_the_rename_keeps_the_checkpoint(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path / "checkpoints")
+    writer = BackgroundWriter(RankInfo(0, 1, "cpu", 1, 60.0, True, None))
+    aside = store.begin(1)
+    (aside / CONFIG).touch()
+    (aside / "actor").mkdir()
+    renamed = Event()
+
+    def write() -> None:
+        (aside / "actor" / WRITTEN).touch()
+        renamed.wait(60)
+
+    writer.submit(aside / "actor", write)
+    while not (aside / "actor" / WRITTEN).exists():
+        sleep(0.01)
+    store.finish(1)
+    renamed.set()
+    writer._thread.shutdown()
+    assert damage(store.path(1)) is None
+    files = {str(path.relative_to(store.path(1))) for path in store.path(1).rglob("*.*")}
+    assert files == {"manifest.json", CONFIG, f"actor/{WRITTEN}"}

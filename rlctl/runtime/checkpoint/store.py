@@ -95,8 +95,7 @@ class CheckpointStore:
         """Write the manifest of the temporary folder of `step`, flush it to disk and rename it."""
         final = self.path(step)
         aside = self.folder / f".{final.name}.partial"
-        (aside / WRITING).unlink(missing_ok=True)
-        files = sorted(path for path in aside.rglob("*") if path.is_file())
+        files = sorted(path for path in aside.rglob("*") if path.is_file() and path.name != WRITING)
         listing = {
             str(path.relative_to(aside)): {"bytes": path.stat().st_size, "sha256": _digest(path)}
             for path in files
@@ -111,6 +110,7 @@ class CheckpointStore:
         if final.exists():
             shutil.rmtree(final)
         put_in_place(aside, final)
+        (final / WRITING).unlink(missing_ok=True)  # until the rename it means: not given up
         return final
 
     def clear(self) -> None:

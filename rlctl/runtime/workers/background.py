@@ -44,7 +44,6 @@ class BackgroundWriter:
         """Queue the job `write`, which writes into `folder`."""
         self._thread.submit(_guarded, folder, write)
 
-
 def _guarded(folder: Path, write: Callable[[], None]) -> None:
     marker = folder.parent / WRITING
     try:
@@ -57,7 +56,9 @@ def _guarded(folder: Path, write: Callable[[], None]) -> None:
             with suppress(OSError):
                 marker.unlink(missing_ok=True)
             return
-        # The controller may have removed the checkpoint while this job was writing.
+    if not marker.exists():
+        # The controller has renamed the complete checkpoint, so that `folder` does not exist, or
+        # has removed a checkpoint that it gave up, and this job may have created files since.
         shutil.rmtree(folder, ignore_errors=True)
         with suppress(OSError):
             folder.parent.rmdir()
