@@ -37,7 +37,7 @@ COMMANDS = (
     LazyCommand(
         "prep",
         "rlctl.cli.commands.prep",
-        "Write training data as parquet files: GSM8K, arithmetic or your own.",
+        "Write training data as parquet files: GSM8K, arithmetic, pairs or your own.",
         "Data and rewards",
     ),
     LazyCommand(

@@ -24,6 +24,7 @@ from rlctl.data_prep.datasets import dataset
 from rlctl.data_prep.rows import PromptRow
 from rlctl.errors import InternalError, UsageError
 
+NAME = "arithmetic"  # of the data set, `rlctl prep NAME`
 DATA_SOURCE = "rlctl/arithmetic"
 
 PEOPLE = {

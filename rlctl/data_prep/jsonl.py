@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import Field
 
 from rlctl.data_prep.datasets import dataset
-from rlctl.data_prep.records import raise_capped, read_records
+from rlctl.data_prep.records import raise_capped, read_records, value_at
 from rlctl.data_prep.rows import PromptRow
 from rlctl.errors import ConfigError, NotFoundError, Problem, UsageError
 from rlctl.plugins import Params
@@ -130,14 +130,14 @@ def split_off(rows: list[PromptRow], fraction: float, seed: int) -> dict[str, li
 
 
 def _row(record: Any, index: int, fields: Fields) -> PromptRow:
-    prompt, answer = _at(record, fields.prompt_key), _at(record, fields.answer_key)
+    prompt, answer = value_at(record, fields.prompt_key), value_at(record, fields.answer_key)
     if answer is None:
         raise ValueError(f"{fields.answer_key!r} is null")
     extra_info: dict[str, Any] = {"index": index}
     if isinstance(prompt, str) and prompt.strip():
         extra_info["question"] = prompt
         chat = [{"role": "user", "content": prompt}]
-    elif isinstance(prompt, list) and prompt and all(_is_message(message) for message in prompt):
+    elif isinstance(prompt, list) and prompt and all(is_message(message) for message in prompt):
         chat = [{"role": message["role"], "content": message["content"]} for message in prompt]
     else:
         raise ValueError(
@@ -152,24 +152,10 @@ def _row(record: Any, index: int, fields: Fields) -> PromptRow:
     return PromptRow(fields.data_source, chat, truth, extra_info=extra_info)
 
 
-def _is_message(message: Any) -> bool:
+def is_message(message: Any) -> bool:
+    """Return whether a value is a message: an object with a text as role and content."""
     return (
         isinstance(message, dict)
         and isinstance(message.get("role"), str)
         and isinstance(message.get("content"), str)
     )
-
-
-def _at(record: Any, dotted: str) -> Any:
-    value = record
-    for part in [dotted] if isinstance(record, dict) and dotted in record else dotted.split("."):
-        if not isinstance(value, dict):
-            raise ValueError(
-                f"the record is {type(record).__name__}, expected an object"
-                if value is record
-                else f"cannot resolve {dotted!r}: {value!r:.60} is not an object"
-            )
-        if part not in value:
-            raise ValueError(f"no key {dotted!r}; keys: {', '.join(map(str, value))}")
-        value = value[part]
-    return value

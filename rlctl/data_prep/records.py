@@ -28,6 +28,22 @@ def read_records(path: Path) -> list[tuple[str, Any]]:
             return _jsonl(path)
 
 
+def value_at(record: Any, dotted: str) -> Any:
+    """Return the value at a key, or at a dotted path of keys. Raises ValueError without it."""
+    value = record
+    for part in [dotted] if isinstance(record, dict) and dotted in record else dotted.split("."):
+        if not isinstance(value, dict):
+            raise ValueError(
+                f"the record is {type(record).__name__}, expected an object"
+                if value is record
+                else f"cannot resolve {dotted!r}: {value!r:.60} is not an object"
+            )
+        if part not in value:
+            raise ValueError(f"no key {dotted!r}; keys: {', '.join(map(str, value))}")
+        value = value[part]
+    return value
+
+
 def raise_capped(problems: list[Problem], path: Path) -> None:
     """Raise one ConfigError with the first problems of a file and a count of the others, if any.
 

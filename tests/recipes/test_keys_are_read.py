@@ -41,6 +41,8 @@ ELSEWHERE = {
     "*.rollout.multi_turn.[!e]*": "read by episodes",
     "*.rollout.agent.*": "read by episodes",
     "data.response_key": "read by supervised fine-tuning",
+    "data.chosen_key": "read by algorithms that learn from pairs",
+    "data.rejected_key": "likewise",
     "*.checkpoint_engine.update_weights_bucket_megabytes": "read by the weight sync",
     "*.rollout.gpu_memory_utilization": "read by other engines; reported as unused with hf",
     "actor_rollout_ref.rollout.max_num_batched_tokens": "likewise",

@@ -46,13 +46,13 @@ class DatasetGroup(TyperGroup):
 app = typer.Typer(
     cls=DatasetGroup,
     no_args_is_help=True,
-    help="Write training data as parquet files: GSM8K, arithmetic or your own.",
+    help="Write training data as parquet files: GSM8K, arithmetic, pairs or your own.",
 )
 
 
 @app.callback()
 def _group() -> None:
-    """Write training data as parquet files: GSM8K, arithmetic or your own."""
+    """Write training data as parquet files: GSM8K, arithmetic, pairs or your own."""
 
 
 Out = Annotated[

@@ -36,6 +36,8 @@ class Data(Section):
     max_response_length: Count = Field(description="longest response in tokens")
     prompt_key: Text = Field(description="column with the chat (a list of {role, content})")
     response_key: Text = Field(description="dotted path to the worked solution, for sft")
+    chosen_key: Text = Field(description="dotted path to the preferred response of a pair")
+    rejected_key: Text = Field(description="dotted path to the other response of a pair")
     reward_fn_key: Text = Field(
         description="column with the data source, which selects the scorer and validation group"
     )

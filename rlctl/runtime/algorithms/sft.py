@@ -15,11 +15,11 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from rlctl.data_prep.rows import PromptRow
-from rlctl.errors import ConfigError
 from rlctl.recipes import schema
 from rlctl.runtime.algorithms.base import Loss, Needs
 from rlctl.runtime.algorithms.schedule import Schedule
 from rlctl.runtime.batch import Prompts, Ragged, Rollouts, Scored
+from rlctl.runtime.data.fields import text_field
 from rlctl.runtime.data.tokenizer import tokenizer_of
 from rlctl.runtime.model.causal_lm import PolicyOutputs
 from rlctl.runtime.ops import masked_sum
@@ -108,19 +108,6 @@ class SFT:
 
     def _solution(self, row: PromptRow) -> list[int]:
         """Return the tokens of a row's solution with the end-of-sequence token, truncated."""
-        text = _field_of(row, self.response_key)
+        text = text_field(row, self.response_key, "data.response_key")
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False)
         return [*ids, self._tokenizer.eos_token_id][: self.max_response_length]
-
-
-def _field_of(row: PromptRow, dotted: str) -> str:
-    """Return the text at `dotted`, such as `extra_info.answer`. Raises ConfigError if missing."""
-    value: Any = {"extra_info": row.extra_info, "ground_truth": row.ground_truth}
-    for part in dotted.split("."):
-        if not isinstance(value, dict) or part not in value:
-            raise ConfigError(
-                f"a row of {row.data_source!r} has no field {dotted!r} (data.response_key)",
-                hint=f"extra_info has: {', '.join(row.extra_info) or 'nothing'}",
-            )
-        value = value[part]
-    return str(value)

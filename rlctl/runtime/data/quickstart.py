@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from rlctl.data_prep.arithmetic import ArithmeticParams, arithmetic
+from rlctl.data_prep.arithmetic_pairs import arithmetic_pairs
 from rlctl.data_prep.gridworld import GridworldParams, gridworld
 from rlctl.data_prep.rows import PromptRow, write_rows
 from rlctl.quickstart import NAME, real_path
@@ -16,6 +17,7 @@ FOLDER = ".quickstart"
 _DATA: dict[str, Callable[[], dict[str, list[PromptRow]]]] = {
     NAME: lambda: arithmetic(ArithmeticParams()),
     "quickstart-tools": lambda: arithmetic(ArithmeticParams(val=128, level=4, tools="calculator")),
+    "quickstart-preferences": lambda: arithmetic_pairs(4096, 256, seed=0),
     "quickstart-gridworld": lambda: gridworld(GridworldParams()),
 }
 

@@ -1,0 +1,220 @@
+"""Data set of preference pairs: two responses to a prompt, of which one was preferred.
+
+A row is an ordinary prompt row with the texts `chosen` and `rejected` in `extra_info`, and
+`margin` where the source has scores. Understood are TRL's formats (a prompt with two completions,
+texts or messages, or two conversations with a common start), UltraFeedback's columns and the
+transcripts of HH-RLHF.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field
+
+from rlctl.data_prep.arithmetic import NAME as ARITHMETIC
+from rlctl.data_prep.arithmetic_pairs import arithmetic_pairs
+from rlctl.data_prep.datasets import dataset
+from rlctl.data_prep.hub import hub_parquet
+from rlctl.data_prep.jsonl import is_message, split_off
+from rlctl.data_prep.records import raise_capped, read_records, value_at
+from rlctl.data_prep.rows import PromptRow
+from rlctl.errors import ConfigError, NotFoundError, Problem
+from rlctl.plugins import Params
+
+LOG = logging.getLogger(__name__)
+
+_HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
+_MARGIN_KEYS = ("margin", "score_chosen", "score_rejected")
+_SPEAKERS = {"Human": "user", "Assistant": "assistant"}
+_SPEAKER = re.compile(r"\n\n(Human|Assistant): ?")
+
+Chat = list[dict[str, str]]
+
+
+class PreferencesParams(Params):
+    """Options of `rlctl prep preferences`."""
+
+    source: str = Field(
+        description="A file (JSONL, JSON list or parquet), a data set of the hub (owner/name), or "
+        "`arithmetic` for right and wrong solutions of the quickstart's problems.",
+        json_schema_extra={"metavar": "SOURCE", "argument": True},
+    )
+    prompt_key: str = Field(
+        default="prompt",
+        description="Key of the prompt: a text or a list of {role, content}; without it, the "
+        "prompt is the common start of both conversations.",
+        json_schema_extra={"metavar": "KEY"},
+    )
+    chosen_key: str = Field(
+        default="chosen",
+        description="Key of the preferred response: a text, messages, or a conversation.",
+        json_schema_extra={"metavar": "KEY"},
+    )
+    rejected_key: str = Field(
+        default="rejected",
+        description="Key of the other response.",
+        json_schema_extra={"metavar": "KEY"},
+    )
+    data_source: str | None = Field(
+        default=None,
+        description="Name of the data in metrics; by default that of the file or the data set.",
+        json_schema_extra={"metavar": "NAME"},
+    )
+    split: str = Field(
+        default="train",
+        description="Split of a data set of the hub.",
+        json_schema_extra={"metavar": "NAME"},
+    )
+    skip_invalid: bool = Field(
+        default=False,
+        description="Leave out and count records that are not a pair, such as two equal responses.",
+    )
+    val_fraction: float = Field(
+        default=0.0,
+        description="Share of the records that goes to val.parquet.",
+        json_schema_extra={"metavar": "P"},
+    )
+    train: int = Field(
+        default=4096,
+        ge=1,
+        description="Training pairs of `arithmetic`.",
+        json_schema_extra={"metavar": "N"},
+    )
+    val: int = Field(
+        default=256,
+        ge=1,
+        description="Validation pairs of `arithmetic`.",
+        json_schema_extra={"metavar": "M"},
+    )
+    seed: int = Field(default=0, description="The same seed makes the same files.")
+
+
+@dataset(
+    PreferencesParams,
+    "rlctl prep preferences pairs.jsonl --out data/pairs --val-fraction 0.05",
+)
+def preferences(params: PreferencesParams) -> dict[str, list[PromptRow]]:
+    """Preference pairs, for `rlctl train rm` and `rlctl train dpo`: train.parquet, val.parquet.
+
+    A record has a prompt and two responses, `chosen` and `rejected`: texts, messages, or two
+    conversations with a common start (TRL, UltraFeedback, HH-RLHF). Scores in `score_chosen` and
+    `score_rejected`, or a number in `margin`, become the pair's margin.
+    """
+    if params.source == ARITHMETIC:
+        return arithmetic_pairs(params.train, params.val, params.seed)
+    files = _files(params)
+    rows, problems = rows_of(files, params)
+    if params.skip_invalid:
+        for problem in problems[:1]:
+            LOG.warning(
+                "%d records are left out; the first: %s (%s)",
+                len(problems),
+                problem.message,
+                problem.where,
+            )
+    elif problems:
+        raise_capped(problems, files[0])
+    if not rows:
+        raise ConfigError("no pairs are left", where=params.source)
+    return split_off(rows, params.val_fraction, params.seed)
+
+
+def rows_of(files: list[Path], params: PreferencesParams) -> tuple[list[PromptRow], list[Problem]]:
+    """Return a row for each record that is a pair, and a problem for each other record."""
+    source = params.data_source or Path(params.source).stem
+    rows: list[PromptRow] = []
+    problems: list[Problem] = []
+    records = [each for file in files for each in read_records(file)]
+    for index, (where, record) in enumerate(records):
+        try:
+            prompt, chosen, rejected = pair_of(record, params)
+        except ValueError as error:
+            hint = "--skip-invalid leaves such records out"
+            problems.append(Problem(str(error), where, hint))
+            continue
+        extra_info = {"index": index, "chosen": chosen, "rejected": rejected}
+        if (margin := _margin(record)) is not None:
+            extra_info["margin"] = margin
+        rows.append(PromptRow(source, prompt, "", style="model", extra_info=extra_info))
+    return rows, problems
+
+
+def pair_of(record: Any, params: PreferencesParams) -> tuple[Chat, str, str]:
+    """Return the prompt and the texts of both responses. Raises ValueError for anything else."""
+    chosen, rejected = (
+        _conversation(value_at(record, key), key)
+        for key in (params.chosen_key, params.rejected_key)
+    )
+    start = _common_start(chosen, rejected)
+    ends = (*chosen[len(start) :], *rejected[len(start) :])
+    if len(ends) != 2 or {end["role"] for end in ends} != {"assistant"}:
+        raise ValueError("the conversations differ in more than the assistant's last message")
+    if ends[0] == ends[1]:
+        raise ValueError("both responses are the same")
+    prompt = (
+        _conversation(record[params.prompt_key], params.prompt_key, role="user")
+        if (params.prompt_key in record)
+        else []
+    )
+    if start[: len(prompt)] != prompt and start[-len(prompt) :] != prompt:
+        start = prompt + start
+    if not start and not prompt:
+        keys = ", ".join(map(str, record))
+        raise ValueError(f"no prompt: no key {params.prompt_key!r}, and no common start ({keys})")
+    return start or prompt, ends[0]["content"], ends[1]["content"]
+
+
+def _files(params: PreferencesParams) -> list[Path]:
+    """Return the files of the source. Raises NotFoundError and ResourceError."""
+    path = Path(params.source).expanduser()
+    if path.is_file():
+        return [path]
+    if not path.exists() and _HUB_NAME.fullmatch(params.source) and not path.suffix:
+        return hub_parquet(params.source, params.split)
+    raise NotFoundError(
+        "the source is neither a file nor a data set of the hub",
+        where=params.source,
+        hint=f"a JSONL, JSON or parquet file, owner/name on the hub, or `{ARITHMETIC}`",
+    )
+
+
+def _conversation(value: Any, key: str, role: str = "assistant") -> Chat:
+    """Return messages; a text is a transcript of HH-RLHF, or one message of `role`."""
+    if isinstance(value, str) and value.strip():
+        first, *parts = _SPEAKER.split(value)
+        if not parts or first.strip():
+            return [{"role": role, "content": value}]
+        chat = [
+            {"role": _SPEAKERS[speaker], "content": text.strip()}
+            for speaker, text in zip(parts[::2], parts[1::2], strict=True)
+        ]
+        return chat if chat[-1]["content"] else chat[:-1]  # a prompt ends with "Assistant:"
+    if isinstance(value, list) and value and all(is_message(each) for each in value):
+        return [{"role": each["role"], "content": each["content"]} for each in value]
+    raise ValueError(
+        f"{key!r} is {value!r:.60}, expected a non-empty text or list of {{role, content}}"
+    )
+
+
+def _common_start(chosen: Chat, rejected: Chat) -> Chat:
+    """Return the messages that both conversations start with, without the last of either."""
+    count = 0
+    for one, other in zip(chosen[:-1], rejected[:-1], strict=False):
+        if one != other:
+            break
+        count += 1
+    return chosen[:count]
+
+
+def _margin(record: dict[str, Any]) -> float | None:
+    """Return by how much the chosen response is better, where the record has a number."""
+    margin, chosen, rejected = (record.get(key) for key in _MARGIN_KEYS)
+    if isinstance(margin, int | float):
+        return float(margin)
+    if isinstance(chosen, int | float) and isinstance(rejected, int | float):
+        return float(chosen) - float(rejected)
+    return None

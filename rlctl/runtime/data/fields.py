@@ -1,0 +1,24 @@
+"""Texts of a row that a config key selects: worked solutions and the responses of a pair."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rlctl.data_prep.rows import PromptRow
+from rlctl.errors import ConfigError
+
+
+def text_field(row: PromptRow, dotted: str, key: str) -> str:
+    """Return the text at `dotted`, such as `extra_info.answer`, which the config `key` names.
+
+    Raises ConfigError if it is missing.
+    """
+    value: Any = {"extra_info": row.extra_info, "ground_truth": row.ground_truth}
+    for part in dotted.split("."):
+        if not isinstance(value, dict) or part not in value:
+            raise ConfigError(
+                f"a row of {row.data_source!r} has no field {dotted!r} ({key})",
+                hint=f"extra_info has: {', '.join(row.extra_info) or 'nothing'}",
+            )
+        value = value[part]
+    return str(value)
