@@ -44,6 +44,7 @@ class BackgroundWriter:
         """Queue the job `write`, which writes into `folder`."""
         self._thread.submit(_guarded, folder, write)
 
+
 def _guarded(folder: Path, write: Callable[[], None]) -> None:
     marker = folder.parent / WRITING
     try:
