@@ -239,6 +239,15 @@ class Rollouts(Prompts):
         """Prompt plus response tokens of each row: (B,) int64."""
         return self.prompt_ids.lengths + self.response_ids.lengths
 
+    @cached_property
+    def episode_of_row(self) -> Tensor:
+        """Number of each row's episode, from 0: (B,) int64. A plain response is an episode."""
+        if not self.episodes:
+            return torch.arange(len(self))
+        # The rows of an episode share its record.
+        numbers: dict[int, int] = {}
+        return torch.tensor([numbers.setdefault(id(each), len(numbers)) for each in self.episodes])
+
 
 @dataclass(frozen=True, eq=False)
 class Scored(Rollouts):

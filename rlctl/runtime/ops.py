@@ -81,20 +81,31 @@ def group_sum(x: Tensor, dense: Tensor, num_groups: int) -> Tensor:
     return x.new_zeros(num_groups, *x.shape[1:]).index_add_(0, dense, x)
 
 
-def group_stats(scores: Tensor, group: Tensor) -> GroupStats:
+def group_stats(scores: Tensor, group: Tensor, counted: Tensor | None = None) -> GroupStats:
     """Return mean, unbiased std and size of each row's group, (B,) each.
 
-    `scores` (B,) float, `group` (B,) int64 ids. Computed in float64 so that equal scores give a std
-    of exactly 0: rounding errors would not be hidden by the 1e-6 in GRPO's denominator.
+    `scores` (B,) float, `group` (B,) int64 ids, `counted` (B,) bool: rows without a part in the
+    statistics are False, at least one of each group is True; None is all rows. Computed in float64
+    so that equal scores give a std of exactly 0: rounding errors would not be hidden by the 1e-6 in
+    GRPO's denominator.
     """
     dense, num_groups = dense_groups(group)
     exact = scores.double()
-    size = torch.bincount(dense, minlength=num_groups)
-    mean = group_sum(exact, dense, num_groups) / size
-    var = group_sum((exact - mean[dense]).square(), dense, num_groups) / (size - 1).clamp(min=1)
+    weight = torch.ones_like(exact) if counted is None else counted.double()
+    size = group_sum(weight, dense, num_groups).long()
+    mean = group_sum(weight * exact, dense, num_groups) / size
+    squares = weight * (exact - mean[dense]).square()
+    var = group_sum(squares, dense, num_groups) / (size - 1).clamp(min=1)
     single = size == 1
     mean, std = mean.masked_fill(single, 0.0), var.sqrt().masked_fill(single, 1.0)
     return GroupStats(mean[dense].to(scores.dtype), std[dense].to(scores.dtype), size[dense])
+
+
+def first_rows(group: Tensor) -> Tensor:
+    """Return a mask (B,) of the first row of each of the groups (B,) int64 from 0."""
+    rows = torch.arange(len(group), device=group.device)
+    first = torch.full_like(rows, len(group)).scatter_reduce(0, group, rows, "amin")
+    return first[group] == rows
 
 
 def row_sum(x: Tensor, row: Tensor, num_rows: int) -> Tensor:

@@ -246,3 +246,36 @@ def test_function_of_a_user_is_found_by_module_and_name() -> None:
 def test_an_estimator_is_pickled_by_reference() -> None:
     gdpo = get_estimator("gdpo", reward_keys=["a"])
     assert pickle.loads(pickle.dumps(gdpo)) == gdpo
+
+
+@pytest.mark.parametrize(
+    "name", ["grpo", "grpo_passk", "rloo", "gpg", "gdpo", "reinforce_plus_plus_baseline"]
+)
+def test_an_episode_with_several_rows_counts_once(name: str) -> None:
+    """Rows 0 and 3 are one episode, as of an agent that forked: they share its advantage."""
+    torch.manual_seed(4)
+    scores = torch.tensor([1.0, 0.0, 0.25, 1.0, 0.5, 0.0])
+    group = torch.tensor([0, 0, 0, 0, 1, 1])
+    episode = torch.tensor([0, 1, 2, 0, 3, 4])
+    rewards = torch.zeros(6, 3)
+    rewards[:, 2] = scores
+    ones = torch.ones(6, 3)
+    once = [0, 1, 2, 4, 5]
+    forked = AdvantageInputs(rewards, ones, group, components={"a": scores}, episode=episode)
+    single = AdvantageInputs(rewards[once], ones[once], group[once], components={"a": scores[once]})
+    found, _ = get_estimator(name)(forked, PLAIN)
+    wanted, _ = get_estimator(name)(single, PLAIN)
+    assert torch.equal(found[3], found[0])
+    if name in ("gdpo", "reinforce_plus_plus_baseline"):  # whitened over all tokens
+        order = wanted[:, 0].argsort()
+        assert (found[once, 0][order].diff() >= 0).all()
+        return
+    torch.testing.assert_close(found[once], wanted)
+
+
+def test_the_score_of_an_episode_is_the_mean_of_its_rows() -> None:
+    rewards = torch.tensor([[1.0, 0.0], [3.0, 0.0], [0.0, 0.5]])
+    episode, group = torch.tensor([1, 1, 0]), torch.zeros(3, dtype=torch.int64)
+    inputs = AdvantageInputs(rewards, torch.ones(3, 2), group, episode=episode)
+    assert inputs.scores.tolist() == [2.0, 2.0, 0.5]
+    assert inputs.counted.tolist() == [True, False, True]

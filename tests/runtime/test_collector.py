@@ -16,6 +16,7 @@ from rlctl.runtime.batch import Prompts, Ragged, Rollouts, Scored
 from rlctl.runtime.data.loader import PromptLoader, PromptSet
 from rlctl.runtime.data.samplers import sequential_order
 from rlctl.runtime.training.collector import Collector, in_varied_group
+from rlctl.tracking.episodes import Episode
 
 SIZE, N = 4, 2
 
@@ -170,3 +171,53 @@ def test_in_varied_group_needs_two_different_values() -> None:
         True,
         False,
     ]
+
+
+def played(*failed: list[bool], num_rows: int = 2) -> Scored:
+    """Return groups of episodes with `num_rows` rows each; True is an episode that failed."""
+    episodes = [
+        (group, Episode("timeout", error="too slow") if lost else Episode("done", score=1.0))
+        for group, each in enumerate(failed)
+        for lost in each
+    ]
+    rows = [each for each in episodes for _ in range(num_rows)]
+    one = Ragged.from_rows([[1]] * len(rows), torch.int64)
+    ones = one.like(torch.ones(len(rows)))
+    return Scored(
+        prompt_ids=one,
+        group=torch.tensor([group for group, _ in rows]),
+        rows=[PromptRow("x", [], "1") for _ in rows],
+        response_ids=one,
+        response_mask=ones,
+        rollout_log_probs=ones,
+        finish=["stop"] * len(rows),
+        episodes=[each for _, each in rows],
+        scores=torch.ones(len(rows)),
+        components={},
+        failed=torch.zeros(len(rows), dtype=torch.bool),
+    )
+
+
+def collected(*batches: Scored, needs: Needs = Needs.NOTHING) -> Scored:
+    most = f"algorithm.filter_groups.max_num_gen_batches={len(batches)}"
+    sampling, algorithm = collector(set(), most, needs=needs)
+    source = iter(batches)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(algorithm, "collect", lambda *_: next(source))
+        return sampling.collect(cast(Any, None), 1)[0]
+
+
+def test_failed_episodes_and_groups_of_one_are_left_out() -> None:
+    left = collected(played([False, True], [False, False], [True, False, False]))
+    assert left.group.tolist() == [1] * 4 + [2] * 4, "a single episode with two rows is alone"
+    assert len(collected(played([False], [True]))) == 2, "a group of one is complete"
+    with pytest.raises(RlctlError, match="all episodes failed: timeout 4×; the first: too slow"):
+        collected(played([True], [True]))
+    with pytest.raises(RlctlError, match="all episodes failed or are alone in their group"):
+        collected(played([True, False], [False, True]))
+
+
+def test_a_batch_of_failed_episodes_is_generated_again_with_a_filter() -> None:
+    lost = played([True, True])
+    with pytest.raises(RlctlError, match="2 batches of 4 prompts gave only 0 groups"):
+        collected(lost, lost, needs=Needs.GROUPS)

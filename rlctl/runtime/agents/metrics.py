@@ -8,6 +8,7 @@ import torch
 
 from rlctl.runtime.algorithms.stats import spread
 from rlctl.runtime.batch import Rollouts
+from rlctl.runtime.ops import first_rows
 from rlctl.tracking.metrics import to_floats
 
 # Kinds of errors of calls that no tool received. Their names are the policy's text: it can invent
@@ -22,10 +23,10 @@ def agent_metrics(rollouts: Rollouts) -> dict[str, float]:
     the calls of a tool, `…/seconds` is their mean time; `agent/refused_calls/<kind>` counts calls
     that no tool received.
     """
-    # The rows of an episode share its record.
-    episodes = list({id(each): each for each in rollouts.episodes}.values())
-    if not episodes:
+    if not rollouts.episodes:
         return {}
+    once = first_rows(rollouts.episode_of_row).nonzero().flatten()
+    episodes = [rollouts.episodes[i] for i in once.tolist()]
     outcomes = Counter(each.outcome for each in episodes)
     written, total = float(rollouts.response_mask.values.sum()), len(rollouts.response_ids.values)
     metrics = to_floats(spread("agent/turns", torch.tensor([each.num_turns for each in episodes])))

@@ -241,6 +241,7 @@ class PPO:
             rewards=rewards.padded(),
             mask=mask.padded(),
             turn=scored.turn.padded() if scored.turn is not None else None,
+            episode=scored.episode_of_row,
             group=scored.group,
             values=values.padded() if values is not None else None,
             greedy_scores=scored.greedy_scores,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from rlctl.runtime.batch import Experience, LogProbs, Ragged, Scored
-from rlctl.runtime.ops import group_stats
+from rlctl.runtime.ops import first_rows, group_stats
 from rlctl.tracking.metrics import Max, Mean, Metrics, Min, Sum
 
 
@@ -24,20 +24,24 @@ def spread(name: str, values: Tensor) -> Metrics:
 def rollout_metrics(scored: Scored, max_response_length: int) -> Metrics:
     """Return metrics of lengths, scores and reward components.
 
-    `response_length/clip_ratio` is the share of rows that reached `max_response_length`.
+    `response_length/clip_ratio` is the share of rows that reached `max_response_length`. An episode
+    with several rows has one score.
     """
+    once = first_rows(scored.episode_of_row)
+    scores, group = scored.scores[once], scored.group[once]
     responses, prompts = scored.response_ids.lengths, scored.prompt_ids.lengths
     metrics = (
         spread("response_length", responses)
         | spread("prompt_length", prompts)
-        | spread("critic/score", scored.scores)
+        | spread("critic/score", scores)
     )
     metrics["response_length/clip_ratio"] = Mean(
         float((responses >= max_response_length).sum()), len(scored)
     )
-    metrics |= uniform_groups(scored.scores, scored.group)
-    metrics["reward/num_failed"] = Sum(float(scored.failed.sum()))
-    for name, values in scored.components.items():
+    metrics |= uniform_groups(scores, group)
+    metrics["reward/num_failed"] = Sum(float(scored.failed[once].sum()))
+    for name, component in scored.components.items():
+        values = component[once]
         metrics[f"reward/{name}/mean"] = Mean(float(values.sum()), len(values))
     return metrics
 

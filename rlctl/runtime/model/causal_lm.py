@@ -74,7 +74,7 @@ class PolicyModel(nn.Module):
         self.temperature = temperature
 
     def forward(
-        self, sequences: Sequences, with_entropy: bool, with_squares: bool = False
+        self, sequences: Sequences, with_entropy: bool = False, with_squares: bool = False
     ) -> PolicyOutputs:
         """Return log-probs, and optionally entropies and Σ_v π(v)², (T_response,) each."""
         output = run_backbone(self.hf.get_decoder(), sequences)

@@ -9,6 +9,7 @@ with its own policy.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
@@ -22,7 +23,7 @@ from rlctl.runtime.agents.metrics import agent_metrics
 from rlctl.runtime.algorithms.base import Algorithm, Needs
 from rlctl.runtime.batch import Batch, Scored
 from rlctl.runtime.data.loader import PromptLoader
-from rlctl.runtime.ops import group_stats
+from rlctl.runtime.ops import first_rows, group_stats
 from rlctl.runtime.roles import Roles
 
 _SECTION = "algorithm.filter_groups"
@@ -64,7 +65,10 @@ class Collector:
         if self.filter is None:
             self.position = step * size
             scored = self.algorithm.collect(self.loader.batch_at(step), roles, step)
-            return self._usable(scored, step), agent_metrics(scored)
+            usable = _usable(scored)
+            if not len(usable):
+                raise self._none_usable(scored, step)
+            return usable, agent_metrics(scored)
         kept: list[Scored] = []
         indices: list[int] = []  # of the prompts of kept groups
         all_scores: list[Tensor] = []
@@ -79,8 +83,8 @@ class Collector:
                 replace(prompts, group=prompts.group + first), roles, step
             )
             played.append(scored)
-            scored = self._usable(scored, step)
-            all_scores.append(scored.scores)
+            scored = _usable(scored)
+            all_scores.append(scored.scores[first_rows(scored.episode_of_row)])
             varied = in_varied_group(self._filtered_values(scored), scored.group)
             kept.append(scored.select(varied.nonzero().flatten()))
             numbers = kept[-1].group.unique_consecutive().tolist()
@@ -97,21 +101,6 @@ class Collector:
             "filter_groups/score_mean": float(scores.mean()),
             **agent_metrics(Batch.concat(_with_all_components(played))),
         }
-
-    def _usable(self, scored: Scored, step: int) -> Scored:
-        """Return the rows without failed episodes, and without groups of one that remain.
-
-        Raises RlctlError if nothing remains.
-        """
-        if not any(each.failed for each in scored.episodes):
-            return scored
-        kept = torch.tensor([not each.failed for each in scored.episodes])
-        sizes = torch.bincount(scored.group)
-        left = torch.bincount(scored.group[kept], minlength=len(sizes))
-        kept &= (left >= sizes.clamp(max=2))[scored.group]
-        if not kept.any():
-            raise RlctlError(f"step {step}: no group has two episodes that did not fail")
-        return scored.select(kept.nonzero().flatten())
 
     def epoch(self) -> int:
         """Return the epoch of the last drawn prompt."""
@@ -149,6 +138,19 @@ class Collector:
             )
         return values[self.filter.metric]
 
+    def _none_usable(self, scored: Scored, step: int) -> RlctlError:
+        failed = [each for each in scored.episodes if each.failed]
+        outcomes = Counter(each.outcome for each in failed)
+        alone = "" if len(failed) == len(scored) else " or are alone in their group"
+        return RlctlError(
+            f"step {step}: nothing to learn from, because all episodes failed{alone}: "
+            f"{', '.join(f'{name} {n}×' for name, n in sorted(outcomes.items()))}; "
+            f"the first: {failed[0].error}",
+            where="actor_rollout_ref.rollout.agent",
+            hint="`rlctl env test` runs an environment or a program alone; "
+            "actor_rollout_ref.rollout.n=8 leaves groups larger",
+        )
+
     def _too_few(self, num_groups: int, step: int) -> RlctlError:
         assert self.filter is not None
         size, most = self._drawn_size, self.filter.max_num_gen_batches
@@ -159,6 +161,18 @@ class Collector:
             hint="use prompts that are neither too easy nor too hard, a larger rollout.n, "
             "a smaller data.train_batch_size, or more batches",
         )
+
+
+def _usable(scored: Scored) -> Scored:
+    """Return the rows without failed episodes, and without groups of which only one remains."""
+    if not any(each.failed for each in scored.episodes):
+        return scored
+    kept = torch.tensor([not each.failed for each in scored.episodes])
+    once = first_rows(scored.episode_of_row)
+    sizes = torch.bincount(scored.group[once])
+    left = torch.bincount(scored.group[once & kept], minlength=len(sizes))
+    kept &= (left >= sizes.clamp(max=2))[scored.group]
+    return scored.select(kept.nonzero().flatten())
 
 
 def _with_all_components(batches: Sequence[Scored]) -> list[Scored]:

@@ -21,7 +21,7 @@ from rlctl.recipes import schema
 from rlctl.runtime.algorithms.base import Loss
 from rlctl.runtime.batch import Ragged, Rollouts
 from rlctl.runtime.budget import Budget, OomRetry, free_memory, is_oom
-from rlctl.runtime.model.causal_lm import PolicyModel, ValueModel
+from rlctl.runtime.model.causal_lm import PolicyModel, PolicyOutputs, ValueModel
 from rlctl.runtime.model.sequences import Sequences
 from rlctl.runtime.model.sharding import local_gradients, reset_gradients, total_norm
 from rlctl.runtime.rank_info import RankInfo
@@ -100,9 +100,8 @@ class Learner:
         """
 
         def outputs(part: Rollouts) -> tuple[Tensor, ...]:
-            return tuple(
-                x.cpu() for x in forward(Sequences.from_ragged(part.prompt_ids, part.response_ids))
-            )
+            num_tokens = len(part.response_ids.values)
+            return tuple(x[:num_tokens].cpu() for x in forward(self._sequences(part)))
 
         self.model.eval()
         with torch.no_grad():
@@ -130,7 +129,8 @@ class Learner:
         """
 
         def add_gradient(part: B) -> Loss:
-            result = loss(Sequences.from_ragged(part.prompt_ids, part.response_ids), part)
+            sequences = self._sequences(part)
+            result = loss(sequences, part) if len(part) else self._no_loss(sequences)
             result.total.backward()
             return replace(result, total=result.total.detach())
 
@@ -138,13 +138,14 @@ class Learner:
         self.model.train()
         losses, _ = self._in_micro_batches(batch, budget, add_gradient)
         kept = [each.num_tokens for each in losses if each.num_tokens is not None]
-        total, count, num_tokens = self._sum_over_ranks(
+        total, count, num_undivided, num_tokens = self._sum_over_ranks(
             sum(float(each.total) for each in losses),
             sum(each.count or 0.0 for each in losses),
+            sum(each.count is None for each in losses),
             sum(kept) if kept else float(batch.response_mask.values.sum()),
         )
         metrics = [each.metrics for each in losses]
-        divisor = 1.0 if losses[-1].count is None else count
+        divisor = 1.0 if num_undivided else count
         if num_tokens and divisor:
             metrics.append({f"{name}/loss": Mean(total / divisor)})
             metrics.append(self._step(divisor, lr, grad_clip, name))
@@ -206,7 +207,7 @@ class Learner:
             results: list[R] = []
             try:
                 for rows in cut:
-                    part = batch if len(batch) == 1 else batch.select(rows)
+                    part = batch if len(batch) == len(rows) == 1 else batch.select(rows)
                     results.append(compute(part.to(self.rank_info.device)))
                 return results, cut
             except RuntimeError as error:
@@ -223,15 +224,30 @@ class Learner:
     def _cut(self, batch: Rollouts, budget: Budget) -> list[Tensor]:
         """Split `batch` into the same number of micro-batches on every rank.
 
-        Different numbers would leave some ranks waiting in FSDP's collectives. Returns row indices.
+        Different numbers would leave some ranks waiting in FSDP's collectives. A rank with too few
+        rows, or none, gets empty ones. Returns row indices.
         """
-        parts = budget.cut(batch.num_tokens)
+        parts = budget.cut(batch.num_tokens) if len(batch) else []
         if self.rank_info.world_size > 1:
             most = torch.tensor(len(parts))
             dist.all_reduce(most, dist.ReduceOp.MAX)
-            if int(most) > len(parts):
+            if len(parts) < min(int(most), len(batch)):
                 parts = budget.cut(batch.num_tokens, at_least=int(most))
+            parts += [torch.empty(0, dtype=torch.int64)] * (int(most) - len(parts))
         return parts
+
+    def _sequences(self, part: Rollouts) -> Sequences:
+        """Pack the rows of a micro-batch; an empty one takes part in collectives with one token."""
+        if len(part):
+            return Sequences.from_ragged(part.prompt_ids, part.response_ids)
+        token = Ragged.from_rows([[0]], torch.int64).to(self.rank_info.device)
+        return Sequences.from_ragged(token, token)
+
+    def _no_loss(self, sequences: Sequences) -> Loss:
+        """Return the loss of an empty micro-batch: 0, with a graph of the whole model."""
+        outputs = self.model(sequences)
+        values = outputs.log_probs if isinstance(outputs, PolicyOutputs) else outputs
+        return Loss(0.0 * values.sum(), 0.0, {})
 
     def _sum_over_ranks(self, *values: float) -> list[float]:
         if self.rank_info.world_size == 1:

@@ -12,12 +12,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
+import torch
 from torch import Tensor
 
 from rlctl import plugins
 from rlctl.errors import InternalError
 from rlctl.runtime.algorithms.base import Needs
-from rlctl.runtime.ops import group_stats
+from rlctl.runtime.ops import first_rows, group_stats, group_sum
 
 if TYPE_CHECKING:
     from rlctl.recipes.schema import Algorithm
@@ -39,11 +40,25 @@ class AdvantageInputs:
     log_probs: Tensor | None = None  # (B, R) under the policy that wrote the responses
     sum_pi_squared: Tensor | None = None  # (B, R)
     turn: Tensor | None = None  # (B, R) int64: turn of each token, from 0; None without episodes
+    # (B,) int64: number of each row's episode, from 0; None: every row is an episode.
+    episode: Tensor | None = None
 
     @property
     def scores(self) -> Tensor:
-        """Σ_t r_t: (B,)."""
-        return self.rewards.sum(-1)
+        """Σ_t r_t, averaged over the rows of an episode: (B,)."""
+        rows = self.rewards.sum(-1)
+        if self.episode is None:
+            return rows
+        total = group_sum(rows.double(), self.episode, len(rows))
+        num_rows = torch.bincount(self.episode)
+        return (total[self.episode] / num_rows[self.episode]).to(rows.dtype)
+
+    @property
+    def counted(self) -> Tensor:
+        """Mask (B,) of the rows that count in a comparison of scores: the first of each episode."""
+        if self.episode is None:
+            return torch.ones_like(self.group, dtype=torch.bool)
+        return first_rows(self.episode)
 
     def given(self, name: str) -> Tensor:
         """Return an optional field, (B,) or (B, R). Raises InternalError for an undeclared need."""
@@ -113,12 +128,15 @@ def on_tokens(row_advantages: Tensor, inputs: AdvantageInputs) -> tuple[Tensor, 
     return advantages, advantages
 
 
-def normalised(scores: Tensor, group: Tensor, by_std: bool) -> Tensor:
-    """Return s − μ_g, divided by σ_g + 1e-6 if `by_std`. `scores`, `group` and the result: (B,).
+def normalised(
+    scores: Tensor, group: Tensor, by_std: bool, counted: Tensor | None = None
+) -> Tensor:
+    """Return s − μ_g, divided by σ_g + 1e-6 if `by_std`. All tensors: (B,).
 
-    σ_g is the unbiased standard deviation. A group of one has μ = 0 and σ = 1.
+    σ_g is the unbiased standard deviation. A group of one has μ = 0 and σ = 1. Rows that are not
+    `counted` have no part in μ and σ.
     """
-    stats = group_stats(scores, group)
+    stats = group_stats(scores, group, counted)
     centred = scores - stats.mean
     return centred / (stats.std + STD_EPS) if by_std else centred
 

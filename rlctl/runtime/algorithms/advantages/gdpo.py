@@ -65,6 +65,8 @@ def gdpo(
     total = torch.zeros_like(inputs.scores)
     for name, weight in weights.items():
         component = inputs.components[name].to(total)
-        total = total + weight * normalised(component, inputs.group, config.norm_by_std)
+        total = total + weight * normalised(
+            component, inputs.group, config.norm_by_std, inputs.counted
+        )
     advantages = masked_whiten(total[:, None] * inputs.mask, inputs.mask) * inputs.mask
     return advantages, advantages

@@ -24,7 +24,8 @@ def grpo(inputs: AdvantageInputs, config: AdvantageConfig) -> tuple[Tensor, Tens
     GRPO, arXiv 2402.03300, section 4.1.2 (outcome supervision). `norm_by_std=False` leaves σ out:
     Dr.GRPO, arXiv 2503.20783. A group of one keeps its score; the papers have no such groups.
     """
-    return on_tokens(normalised(inputs.scores, inputs.group, config.norm_by_std), inputs)
+    scores = normalised(inputs.scores, inputs.group, config.norm_by_std, inputs.counted)
+    return on_tokens(scores, inputs)
 
 
 @estimator(needs=Needs.COMPARISON)
@@ -34,8 +35,9 @@ def grpo_passk(inputs: AdvantageInputs, config: AdvantageConfig) -> tuple[Tensor
     arXiv 2503.19595. Divided by σ_g + 1e-6 with `norm_by_std`. Raises ValueError for a group of
     one, which has no second best.
     """
-    scores = inputs.scores
-    dense, num_groups = dense_groups(inputs.group)
+    counted = inputs.counted
+    scores, group = inputs.scores[counted], inputs.group[counted]  # (E,): of E episodes
+    dense, num_groups = dense_groups(group)
     size = torch.bincount(dense, minlength=num_groups)
     if bool((size < 2).any()):
         raise ValueError(
@@ -47,5 +49,9 @@ def grpo_passk(inputs: AdvantageInputs, config: AdvantageConfig) -> tuple[Tensor
     best = order[first]
     lead = scores[best] - scores[order[first + 1]]
     if config.norm_by_std:
-        lead = lead / (group_stats(scores, inputs.group).std[best] + STD_EPS)
-    return on_tokens(torch.zeros_like(scores).index_put((best,), lead), inputs)
+        lead = lead / (group_stats(scores, group).std[best] + STD_EPS)
+    advantages = torch.zeros_like(scores).index_put((best,), lead)
+    if inputs.episode is not None:
+        own = inputs.episode[counted].argsort()  # the episode of each number
+        advantages = advantages[own][inputs.episode]
+    return on_tokens(advantages, inputs)

@@ -42,6 +42,7 @@ def reinforce_plus_plus_baseline(
     REINFORCE++ with baseline, arXiv 2501.03262. Long responses weigh more in the moments, because
     they have more tokens.
     """
-    centred, _ = on_tokens(normalised(inputs.scores, inputs.group, by_std=False), inputs)
+    scores = normalised(inputs.scores, inputs.group, by_std=False, counted=inputs.counted)
+    centred, _ = on_tokens(scores, inputs)
     advantages = masked_whiten(centred, inputs.mask) * inputs.mask
     return advantages, advantages

@@ -21,6 +21,6 @@ def rloo(inputs: AdvantageInputs, config: AdvantageConfig) -> tuple[Tensor, Tens
     RLOO, arXiv 2402.14740. Equal to n/(n−1)·(s − μ_g). A group of one keeps its score; the paper
     has no such groups.
     """
-    stats = group_stats(inputs.scores, inputs.group)
+    stats = group_stats(inputs.scores, inputs.group, inputs.counted)
     leave_one_out = stats.size / (stats.size - 1).clamp(min=1)
     return on_tokens((inputs.scores - stats.mean) * leave_one_out, inputs)
