@@ -1,4 +1,7 @@
-"""A mini-batch without an unmasked token changes neither weights nor optimizer state."""
+"""Mini-batches without an unmasked token, and with fewer rows than ranks.
+
+The former change neither weights nor optimizer state.
+"""
 
 from __future__ import annotations
 
@@ -15,13 +18,14 @@ from rlctl.runtime.algorithms.base import Algorithm
 from rlctl.runtime.algorithms.ppo import PPO
 from rlctl.runtime.algorithms.sft import SFT
 from rlctl.runtime.batch import Experience
+from rlctl.runtime.budget import Budget
 from rlctl.runtime.rank_info import RankInfo
 from rlctl.runtime.rollout.sampling_params import SamplingConfig
 from rlctl.runtime.workers.actor import ActorSpec, ActorWorker
 from rlctl.runtime.workers.critic import CriticSpec, CriticWorker
 from rlctl.runtime.workers.dispatch import split
 from rlctl.tracking.metrics import to_floats
-from tests.distributed.ranks import on_ranks
+from tests.distributed.ranks import on_ranks, rank_info
 from tests.distributed.test_gradient import LOSS, ROWS, experience
 from tests.models import write_tiny_model
 
@@ -95,3 +99,30 @@ def test_nothing_unmasked_takes_no_step(tmp_path: Path, role: str, num_ranks: in
         assert not stuck
         assert counter not in half
         assert not any(map(math.isnan, half.values()))
+
+
+def few_rows(where: RankInfo, model: str, role: str) -> list[torch.Tensor]:
+    """Return the weights after updates with 1 row, then with 3, each a micro-batch of its own."""
+    worker = build(where, model, role)
+    worker.budget = Budget("rows", 1, "rows")
+    metrics = []
+    for rows in ([1], [2, 3, 5]):
+        batch = experience().select(torch.tensor(rows))
+        part = batch.chunk(split(batch, where.world_size, balanced=True))[where.rank]
+        if isinstance(worker, ActorWorker) and role == "actor":
+            worker.infer_budget = worker.budget
+            assert len(worker.compute_log_probs(part).log_probs) == len(part)
+        metrics.append(to_floats(worker.update(part, lr=1e-2)))
+    assert not any(math.isnan(value) for each in metrics for value in each.values())
+    weights = worker.learner.model.parameters()
+    full = [each.full_tensor() if isinstance(each, DTensor) else each for each in weights]
+    return [each.detach().clone() for each in full]
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_fewer_rows_than_ranks(tmp_path: Path, role: str) -> None:
+    write_tiny_model(tmp_path)
+    whole = few_rows(rank_info(), str(tmp_path), role)
+    for of_rank in on_ranks(2, few_rows, str(tmp_path), role):
+        for one, other in zip(of_rank, whole, strict=True):
+            torch.testing.assert_close(one, other, rtol=0, atol=1e-4)
