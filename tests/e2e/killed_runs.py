@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 import random
+import re
 import signal
 import threading
 import time
@@ -38,6 +39,7 @@ FILES = {
     "checkpoint write": "checkpoints/.*.partial/actor",
     "commit": "checkpoints/.*.partial/manifest.json",
 }
+_SECONDS = re.compile(rb'"seconds": [^,}]+')  # of turns, calls and episodes
 EXIT_CODES = {"SIGKILL": -9, "SIGINT": 130, "SIGTERM": 143, "SIGUSR1": 143, "SIGHUP": 129}
 
 
@@ -167,10 +169,12 @@ def learned(run: Path) -> dict[str, str]:
 
 
 def responses(run: Path) -> dict[str, str]:
-    """Return the SHA-256 of each file with training or validation responses."""
+    """Return the SHA-256 of each file with training or validation responses, but for seconds."""
     files = [*(run / "generations").glob("*"), *(run / "rollouts").glob("*")]
     return {
-        f"{file.parent.name}/{file.name}": hashlib.sha256(file.read_bytes()).hexdigest()
+        f"{file.parent.name}/{file.name}": hashlib.sha256(
+            _SECONDS.sub(b"", file.read_bytes())
+        ).hexdigest()
         for file in files
     }
 

@@ -77,6 +77,11 @@ EPISODES = [
     "actor_rollout_ref.rollout.agent.num_workers=1",
     "reward.custom_reward_function.path=null",
 ]
+PROGRAMS = [
+    *(each for each in EPISODES if ".environment=" not in each),
+    "actor_rollout_ref.rollout.agent.program=tests.agents.programs:chat",
+]
+POOL = ["trainer.placement.rollout=engines", "trainer.placement.pools={engines: 2}"]
 VLLM = ["actor_rollout_ref.rollout.name=vllm"]
 RANKS = "trainer.n_gpus_per_node={}"
 
@@ -103,6 +108,11 @@ SETUPS = {
     "episodes-inline": Setup("grpo", EPISODES, inline=True),
     "episodes-vllm-inline": Setup("grpo", [*EPISODES, *VLLM], inline=True),
     "episodes-ray-2": Setup("grpo", [*EPISODES, RANKS.format(2)]),
+    "episodes-pool": Setup("grpo", [*EPISODES, *POOL]),
+    "programs-inline": Setup("grpo", PROGRAMS, inline=True),
+    "programs-vllm-inline": Setup("grpo", [*PROGRAMS, *VLLM], inline=True),
+    "programs-ray-2": Setup("grpo", [*PROGRAMS, RANKS.format(2)]),
+    "programs-pool": Setup("grpo", [*PROGRAMS, *POOL]),
     "ppo-ray": Setup("ppo", PPO),
     "ppo-ray-2": Setup("ppo", [*PPO, RANKS.format(2)]),
     "ppo-vllm-ray": Setup("ppo", [*PPO, *VLLM]),
