@@ -99,14 +99,6 @@ class Ragged:
         return Ragged(self.values.to(device), self.lengths.to(device))
 
 
-def concat_ragged(first: Ragged, second: Ragged) -> Ragged:
-    """Append row i of `second` to row i of `first`: values (T1,), (T2,) -> (T1 + T2,), B rows."""
-    both = _join([first, second])
-    # row 0 of first, row 0 of second, row 1 of first, ...
-    order = torch.arange(2 * len(first)).view(2, len(first)).T.reshape(-1)
-    return Ragged(both.select(order).values, first.lengths + second.lengths)
-
-
 B = TypeVar("B", bound="Batch")
 N = TypeVar("N", bound="Batch")
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rlctl.runtime.batch import Ragged, concat_ragged
+from rlctl.runtime.batch import Ragged
 from rlctl.runtime.model.attention import Packing
 
 
@@ -36,3 +36,12 @@ class Sequences:
             predictors,
             response_ids.values,
         )
+
+
+def concat_ragged(first: Ragged, second: Ragged) -> Ragged:
+    """Append row i of `second` to row i of `first`: values (T1,), (T2,) -> (T1 + T2,), B rows."""
+    lengths = torch.cat([first.lengths, second.lengths])
+    both = Ragged(torch.cat([first.values, second.values]), lengths)
+    # row 0 of first, row 0 of second, row 1 of first, ...
+    order = torch.arange(2 * len(first)).view(2, len(first)).T.reshape(-1)
+    return Ragged(both.select(order).values, first.lengths + second.lengths)
