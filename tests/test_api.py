@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import rlctl
-from rlctl import api, errors
+from rlctl import api, errors, workers
 
 PAGE = Path(__file__).parents[1] / "docs" / "python.md"
 
@@ -31,9 +31,17 @@ def test_public_names_are_documented(name):
     assert name in dir(rlctl)
 
 
+@pytest.mark.parametrize("name", workers.__all__)
+def test_public_names_of_workers_are_documented(name):
+    assert getattr(workers, name).__doc__
+    assert name in dir(workers)
+
+
 def test_unknown_attribute_is_an_attribute_error():
     with pytest.raises(AttributeError, match="no_such_name"):
         rlctl.no_such_name  # noqa: B018
+    with pytest.raises(AttributeError, match="no_such_name"):
+        workers.no_such_name  # noqa: B018
 
 
 def test_run_or_sweep_that_does_not_exist_is_not_found(tmp_path):

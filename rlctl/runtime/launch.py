@@ -146,7 +146,7 @@ def _open_ray_pools(
     stack: ExitStack,
 ) -> Pools:
     from rlctl.runtime.cluster.engine_group import EnginePool
-    from rlctl.runtime.cluster.pool import PoolSpec, ResourcePool
+    from rlctl.runtime.cluster.pool import PoolSpec, RayPool
     from rlctl.runtime.cluster.session import ray_session
 
     trainer, ray_kwargs = plan.config.trainer, plan.config.ray_kwargs
@@ -179,7 +179,7 @@ def _open_ray_pools(
         if name == plan.rollout_pool:
             pool = engines = EnginePool(spec, trainer.timeouts.rollout_restart_s, event)
         else:
-            pool = workers[name] = ResourcePool(spec)
+            pool = workers[name] = RayPool(spec)
         if ray_kwargs.ray_init.address is not None:  # else the session ends the cluster and them
             stack.callback(pool.close)
     return Pools(workers, engines)

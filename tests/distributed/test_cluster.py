@@ -24,6 +24,7 @@ from ray.cluster_utils import Cluster
 
 from rlctl.data_prep.arithmetic import train_and_validation
 from rlctl.data_prep.rows import write_rows
+from rlctl.workers import ResourcePool, Worker, dispatch, session, spawn
 from tests.e2e.command import environment, metrics, rlctl
 from tests.models import write_tiny_model
 
@@ -108,6 +109,22 @@ def test_run_uses_both_nodes(settings: list[str], tmp_path: Path) -> None:
     run = tmp_path / "runs" / "two" / "wide"
     assert len(nodes(run)) == 2
     assert metrics(run)[-1]["actor/grad_norm"] > 0
+
+
+class Where(Worker):
+    """A worker that knows its node."""
+
+    @dispatch(collect_fn=lambda _group, nodes: nodes)
+    def node(self) -> str:
+        return ray.get_runtime_context().get_node_id()
+
+
+@pytest.mark.slow
+def test_a_program_places_processes_on_each_node(address: str) -> None:
+    with session(address), ResourcePool([1, 1]) as pool:
+        ids = spawn(Where, pool).node()
+        assert len(set(ids)) == 2
+        assert [node[:8] for node in ids] == [node.split()[1] for node in pool.nodes]
 
 
 @pytest.mark.slow

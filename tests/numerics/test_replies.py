@@ -57,7 +57,7 @@ def batch(algorithm: PPO, reply_length: int) -> tuple[Experience, Tensor]:
     )
     squares = Ragged(torch.rand(len(mask.values), generator=rng).fill_(0.3), mask.lengths)
     logs = LogProbs(old, old, squares)
-    experience, _ = algorithm._experience(scored, logs, logs, values)
+    experience, _ = algorithm.compute_advantages(scored, logs, logs, values)
     return experience, field("new").values
 
 

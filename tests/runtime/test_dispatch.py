@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -9,13 +10,16 @@ import pytest
 import torch
 
 from rlctl.data_prep.rows import PromptRow
-from rlctl.errors import InternalError
+from rlctl.errors import InternalError, UsageError
 from rlctl.runtime.batch import LogProbs, Prompts, Ragged, Rollouts
 from rlctl.runtime.workers.actor import ActorWorker
 from rlctl.runtime.workers.critic import CriticWorker
 from rlctl.runtime.workers.dispatch import Dispatch, Worker, bind, dispatch, join, split
 from rlctl.runtime.workers.reference import ReferenceWorker
 from rlctl.tracking.metrics import Mean, Metrics, Sum
+from rlctl.workers import ResourcePool, spawn
+from tests.architecture.source import ROOT
+from tests.distributed.ranks import rank_info
 
 LENGTHS = [3, 1, 4, 2, 5]
 
@@ -198,6 +202,87 @@ def test_join_without_local_rows_leaves_them_empty() -> None:
     parts = split(batch, 2, balanced=False)
     joined = join(batch.chunk(parts), parts, batch)
     assert joined.rows == []
+
+
+def halves(group: Worker, text: str) -> list[str]:
+    width = -(-len(text) // group.world_size)
+    return [text[rank * width : (rank + 1) * width] for rank in range(group.world_size)]
+
+
+class Speller(Worker):
+    """A worker with functions of its own, and settings."""
+
+    def __init__(self, rank_info: Any, mark: str, times: int = 1) -> None:
+        super().__init__(rank_info)
+        self.mark = mark * times
+
+    @dispatch(dispatch_fn=halves, collect_fn=lambda _group, parts: "".join(parts))
+    def upper(self, text: str, end: str = "") -> str:
+        return text.upper() + end + self.mark
+
+    @dispatch(dispatch_fn=lambda _group, text: [text])
+    def one_part(self, text: str) -> str:
+        return text
+
+    @dispatch(collect_fn=lambda _group, results: sum(results))
+    def total(self, number: int) -> int:
+        return number + self.rank_info.rank
+
+
+class TwoSpellers:
+    """The transport without processes: two workers."""
+
+    world_size = 2
+
+    def __init__(self) -> None:
+        self.workers = [Speller(rank_info(rank, 2), "!") for rank in range(2)]
+
+    def send(self, method: str, mode: Dispatch, args: Any, kwargs: Any) -> Any: ...
+
+    def send_each(self, method: str, calls: Any) -> list[Any]:
+        return [
+            getattr(worker, method)(*args, **kwargs)
+            for worker, (args, kwargs) in zip(self.workers, calls, strict=True)
+        ]
+
+
+def test_functions_divide_the_first_argument_and_combine_the_results() -> None:
+    handle = bind(Speller, TwoSpellers())
+    assert handle.world_size == 2
+    assert handle.upper("abcd", end=".") == "AB.!CD.!"
+    assert handle.total(10) == 21
+
+
+def test_wrong_functions_are_usage_errors() -> None:
+    handle = bind(Speller, TwoSpellers())
+    with pytest.raises(UsageError, match="1 parts for 2 workers"):
+        handle.one_part("abcd")
+    with pytest.raises(UsageError, match="not given by position"):
+        handle.upper(text="abcd")
+    for options in ({}, {"mode": Dispatch.EACH, "collect_fn": halves}):
+        with pytest.raises(UsageError, match="either a mode"):
+            dispatch(**options)
+
+
+def test_groups_of_a_program_share_the_processes_of_a_pool() -> None:
+    with ResourcePool(inline=True) as pool:
+        first = spawn(Speller, pool, "a", times=2)
+        second = spawn(Speller, pool, "b")
+        assert (first.upper("x"), second.upper("x")) == ("Xaa", "Xb")
+        assert first.total(1) == 1
+        with pytest.raises(InternalError, match=r"Speller\.close has no @dispatch"):
+            first.close()
+    with pytest.raises(UsageError, match="Ray session"):
+        ResourcePool(2)
+    with pytest.raises(UsageError, match="one process, not 2"):
+        ResourcePool(2, inline=True)
+
+
+def test_the_documented_worker_runs() -> None:
+    page = (ROOT / "docs" / "workers.md").read_text()
+    block = re.search(r"```python\n(.*?)```", page, re.DOTALL)
+    assert block is not None
+    exec(block[1].replace("session(num_cpus=2), ResourcePool(2)", "ResourcePool(inline=True)"), {})
 
 
 @pytest.mark.parametrize("worker", [ActorWorker, CriticWorker, ReferenceWorker])

@@ -138,7 +138,7 @@ class PPO:
         )
         ref = roles.reference.compute_log_probs(scored) if Needs.REFERENCE in self.needs else None
         values = roles.critic.compute_values(scored) if Needs.CRITIC in self.needs else None
-        experience, metrics = self._experience(scored, old, ref, values)
+        experience, metrics = self.compute_advantages(scored, old, ref, values)
         if self.algorithm.use_pf_ppo:
             scores = self._with_penalty(scored.scores, scored.response_ids.lengths)
             drawn = draw_rows(scores, self.algorithm.pf_ppo, _seed(self.seed, step))
@@ -222,7 +222,7 @@ class PPO:
         metrics["critic/vf_loss"] = Sum(value) if divisor is None else Mean(value, divisor)
         return Loss(total, divisor, metrics)
 
-    def _experience(
+    def compute_advantages(
         self, scored: Scored, old: LogProbs, ref: LogProbs | None, values: Ragged | None
     ) -> tuple[Experience, Metrics]:
         """Return the batch with token rewards, advantages and returns, and metrics."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import ray
 
 from rlctl.errors import InternalError
 from rlctl.runtime.batch import Batch
-from rlctl.runtime.workers.dispatch import Dispatch, join, split
+from rlctl.runtime.workers.dispatch import Arguments, Dispatch, join, split
 
 
 class Gather(Protocol):
@@ -23,6 +24,7 @@ class GroupTransport:
     def __init__(self, role: str, processes: list[Any], gather: Gather, balanced: bool) -> None:
         self.role = role
         self.processes = processes
+        self.world_size = len(processes)
         self.gather = gather
         self.balanced = balanced  # split rows by compute cost
 
@@ -33,18 +35,20 @@ class GroupTransport:
         if mode is Dispatch.SPLIT:
             return self._send_split(method, args, kwargs)
         if mode is Dispatch.EACH:
-            return self._send_each(method, args, kwargs)
+            items, *rest = args
+            own = self.send_each(method, [(([item], *rest), kwargs) for item in items])
+            return [item for each in own for item in each]
         processes = self.processes if mode is Dispatch.BROADCAST else self.processes[:1]
         results = [process.call.remote(self.role, method, args, kwargs) for process in processes]
         return self.gather(results, f"{self.role}.{method}")[0]
 
-    def _send_each(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
-        items, *rest = args
+    def send_each(self, method: str, calls: Sequence[Arguments]) -> list[Any]:
+        """See `Transport`. Raises the errors of `send`."""
         results = [
-            process.call.remote(self.role, method, ([item], *rest), kwargs)
-            for process, item in zip(self.processes, items, strict=True)
+            process.call.remote(self.role, method, args, kwargs)
+            for process, (args, kwargs) in zip(self.processes, calls, strict=True)
         ]
-        return [item for each in self.gather(results, f"{self.role}.{method}") for item in each]
+        return self.gather(results, f"{self.role}.{method}")
 
     def _send_split(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         batch, *rest = args
@@ -56,8 +60,5 @@ class GroupTransport:
         parts = split(batch, len(self.processes), self.balanced)
         sent = batch.without_local()
         shards = [sent] if len(parts) == 1 else sent.chunk(parts)
-        results = [
-            process.call.remote(self.role, method, (shard, *rest), kwargs)
-            for process, shard in zip(self.processes, shards, strict=True)
-        ]
-        return join(self.gather(results, f"{self.role}.{method}"), parts, batch)
+        results = self.send_each(method, [((shard, *rest), kwargs) for shard in shards])
+        return join(results, parts, batch)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import Sequence
+from typing import Any
 
 from rlctl.runtime.cluster.pools import Pool, W
 from rlctl.runtime.rank_info import RankInfo
+from rlctl.runtime.workers.dispatch import Arguments, Dispatch
 from rlctl.runtime.workers.process import Process
 
 
@@ -16,9 +19,9 @@ class InlinePool(Pool):
         self.process = Process(rank_info)
         self.process.join(self.process.address())
 
-    def spawn(self, role: str, worker: type[W], spec: object) -> W:
+    def spawn(self, role: str, worker: type[W], *args: object, **kwargs: object) -> W:
         """See `Pool`."""
-        self.process.build(role, worker, spec)
+        self.process.build(role, worker, *args, **kwargs)
         return self.process.workers[role]
 
     @property
@@ -29,3 +32,24 @@ class InlinePool(Pool):
     def close(self) -> None:
         """Close the workers and leave the process group."""
         self.process.leave()
+
+
+class InlineTransport:
+    """Implements `Transport`: the only worker of a role, in this process."""
+
+    world_size = 1
+
+    def __init__(self, role: str, process: Process) -> None:
+        self.role = role
+        self.process = process
+
+    def send(
+        self, method: str, mode: Dispatch, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """See `Transport`. One worker gets the whole batch in every mode."""
+        del mode
+        return self.process.call(self.role, method, args, kwargs)
+
+    def send_each(self, method: str, calls: Sequence[Arguments]) -> list[Any]:
+        """See `Transport`."""
+        return [self.process.call(self.role, method, *each) for each in calls]

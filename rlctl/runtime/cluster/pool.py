@@ -46,14 +46,24 @@ class PoolSpec:
     call_timeout_s: float
     balanced: bool  # split rows by compute cost
     device_fraction: float  # of a GPU (without GPUs: of a CPU slot) that each process reserves
+    per_node: tuple[int, ...] = ()  # processes on each of several nodes; empty: as they fit
 
     @property
     def share(self) -> dict[str, float]:
         """Devices that one process reserves."""
         return process_resources(self.rank_info.device, self.device_fraction)
 
+    @property
+    def bundles(self) -> tuple[int, ...]:
+        """Processes in each bundle of the placement group: one bundle per node, or per process."""
+        return self.per_node or (1,) * self.num_processes
 
-class ResourcePool(Pool):
+    def bundle_of(self, rank: int) -> int:
+        """Return the bundle of a process."""
+        return [index for index, size in enumerate(self.bundles) for _ in range(size)][rank]
+
+
+class RayPool(Pool):
     """Implements `Pool` on Ray. Every wait has a deadline and names what it waits for in errors."""
 
     def __init__(self, spec: PoolSpec) -> None:
@@ -75,11 +85,12 @@ class ResourcePool(Pool):
     @property
     def nodes(self) -> list[str]:
         """The node of each process, by rank."""
-        return nodes_of(self.group)
+        nodes = nodes_of(self.group)
+        return [nodes[self.spec.bundle_of(rank)] for rank in range(self.spec.num_processes)]
 
-    def spawn(self, role: str, worker: type[W], spec: object) -> W:
+    def spawn(self, role: str, worker: type[W], *args: object, **kwargs: object) -> W:
         """See `Pool`. Returns a handle of the group."""
-        built = [process.build.remote(role, worker, spec) for process in self.processes]
+        built = [process.build.remote(role, worker, *args, **kwargs) for process in self.processes]
         self._gather(built, f"building {role}", self.spec.start_timeout_s)
         transport = GroupTransport(role, self.processes, self.gather, self.spec.balanced)
         return bind(worker, transport)
@@ -119,13 +130,15 @@ def nodes_of(group: PlacementGroup) -> list[str]:
 
 
 def reserve(spec: PoolSpec) -> PlacementGroup:
-    """Reserve the devices of a pool, one bundle per process.
+    """Reserve the devices of a pool, one bundle per process, or per node with `per_node`.
 
     Raises ResourceError if they are not free within `start_timeout_s`.
     """
     bundle = spec.share
     group = placement_group(
-        [bundle] * spec.num_processes, strategy="PACK", name=f"rlctl-{spec.name}-{time.time_ns()}"
+        [{name: size * amount for name, amount in bundle.items()} for size in spec.bundles],
+        strategy="STRICT_SPREAD" if spec.per_node else "PACK",
+        name=f"rlctl-{spec.name}-{time.time_ns()}",
     )
     if not group.wait(timeout_seconds=spec.start_timeout_s):
         free = {
@@ -147,7 +160,7 @@ def process_options(spec: PoolSpec, group: PlacementGroup, rank: int) -> dict[st
         "num_gpus": spec.share.get("GPU", 0),
         "name": f"{spec.name}-{rank}-{time.time_ns()}",
         "scheduling_strategy": PlacementGroupSchedulingStrategy(
-            group, placement_group_bundle_index=rank
+            group, placement_group_bundle_index=spec.bundle_of(rank)
         ),
     }
 

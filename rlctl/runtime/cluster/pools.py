@@ -17,8 +17,8 @@ W = TypeVar("W", bound=Worker)
 class Pool(Protocol):
     """Processes that host workers, each with one device."""
 
-    def spawn(self, role: str, worker: type[W], spec: object) -> W:
-        """Build `worker(rank_info, spec)` in every process.
+    def spawn(self, role: str, worker: type[W], *args: object, **kwargs: object) -> W:
+        """Build `worker(rank_info, *args, **kwargs)`, most often with a spec, in every process.
 
         Returns the worker itself if it is in this process, else a handle of the group.
         """

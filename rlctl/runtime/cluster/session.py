@@ -40,6 +40,7 @@ def ray_session(
     timeout_s: float,
     timeline: str | None,
     on_lost: Callable[[], object] = lambda: None,
+    log_to_driver: bool = False,
 ) -> Iterator[None]:
     """Connect to the cluster at `init.address` or RAY_ADDRESS, else start one on this machine.
 
@@ -47,11 +48,12 @@ def ray_session(
     the end; Ray sets RAY_ADDRESS in its jobs. Raises ResourceError with the tail of Ray's log if it
     does not start within `timeout_s`, and for a cluster that other machines reach without a token;
     RlctlError instead of an error in the block if Ray's GCS or raylet has exited. If the block does
-    not end by itself then, this process calls `on_lost` and exits with code 1.
+    not end by itself then, this process calls `on_lost` and exits with code 1. `log_to_driver`
+    prints what workers without a log file of their own print.
     """
     import ray
 
-    options = _options(init, num_threads)
+    options = _options(init, num_threads) | {"log_to_driver": log_to_driver}
     folder: Path | None = None
     # Processes of trackers must survive Ray: they record the end of the run.
     others = set(psutil.Process().children(recursive=True))
@@ -120,7 +122,6 @@ def _options(init: schema.RayInit, num_threads: int) -> dict[str, Any]:
     }
     return {
         "runtime_env": init.runtime_env | {"env_vars": variables},
-        "log_to_driver": False,
         "logging_level": "ERROR",
     }
 

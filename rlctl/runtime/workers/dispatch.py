@@ -3,12 +3,14 @@
 `@dispatch(mode)` decorates the methods of a `Worker` that may be called from the controller. On a
 worker the method runs as written. On a handle (see `bind`) the call goes to the handle's transport,
 which sends it to the workers; `split` and `join` divide its batch and combine the results.
+`@dispatch(dispatch_fn=…, collect_fn=…)` divides and combines with functions of the caller instead.
 """
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from enum import Enum
 from functools import wraps
 from typing import Any, Concatenate, NoReturn, ParamSpec, Protocol, TypeVar
@@ -16,9 +18,10 @@ from typing import Any, Concatenate, NoReturn, ParamSpec, Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from rlctl.errors import InternalError
+from rlctl.errors import InternalError, UsageError
 from rlctl.runtime.balance import balance, row_cost
 from rlctl.runtime.batch import Batch, Ragged, Rollouts
+from rlctl.runtime.rank_info import RankInfo
 from rlctl.tracking.metrics import merge
 
 _MARK = "__dispatch__"
@@ -35,8 +38,14 @@ class Dispatch(Enum):
     EACH = "each"  # the first argument is a list with one item per worker, as is the result
 
 
+# Arguments of one worker's call: positional, and by name.
+Arguments = tuple[tuple[Any, ...], dict[str, Any]]
+
+
 class Transport(Protocol):
     """Connection from a worker handle to its workers."""
+
+    world_size: int  # number of workers
 
     def send(
         self, method: str, mode: Dispatch, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -44,11 +53,24 @@ class Transport(Protocol):
         """Call `method` on the workers that `mode` selects and return the combined result."""
         ...
 
+    def send_each(self, method: str, calls: Sequence[Arguments]) -> list[Any]:
+        """Call `method` on every worker with arguments of its own; return the results by rank."""
+        ...
+
 
 class Worker:
     """One role on one rank, or a handle: an instance without state whose calls go to a group."""
 
     transport: Transport | None = None  # set on handles only
+    rank_info: RankInfo  # set on workers only
+
+    def __init__(self, rank_info: RankInfo) -> None:
+        self.rank_info = rank_info
+
+    @property
+    def world_size(self) -> int:
+        """Number of workers in the group."""
+        return (self.rank_info if self.transport is None else self.transport).world_size
 
     def close(self) -> None:
         """Release what the worker has started. Does nothing by default."""
@@ -59,19 +81,75 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
+DispatchFn = Callable[[Any, Any], Sequence[Any]]  # (handle, first argument) -> one part per worker
+CollectFn = Callable[[Any, list[Any]], Any]  # (handle, results by rank) -> result of the call
+
+
+@dataclass(frozen=True)
+class Routing:
+    """Distribution of one call by functions."""
+
+    dispatch_fn: DispatchFn | None  # None: every worker gets the same arguments
+    collect_fn: CollectFn | None  # None: the call returns the list of results
+
+    def send(
+        self, group: Worker, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Call `method` on every worker of the handle `group` and combine the results.
+
+        Raises UsageError if `dispatch_fn` does not return one part per worker.
+        """
+        transport, calls = group.transport, [(args, kwargs)] * group.world_size
+        assert transport is not None, "workers run their methods themselves"
+        if self.dispatch_fn is not None:
+            name = f"{type(group).__name__}.{method}"
+            if not args:
+                raise UsageError(
+                    f"{name} divides its first argument, which was not given by position"
+                )
+            first, *rest = args
+            parts = self.dispatch_fn(group, first)
+            if len(parts) != group.world_size:
+                raise UsageError(
+                    f"dispatch_fn of {name} returned {len(parts)} parts for {group.world_size} "
+                    "workers",
+                    hint="return one part per worker; the handle has `world_size`",
+                )
+            calls = [((part, *rest), kwargs) for part in parts]
+        results = transport.send_each(method, calls)
+        return results if self.collect_fn is None else self.collect_fn(group, results)
+
+
 def dispatch(
-    mode: Dispatch,
+    mode: Dispatch | None = None,
+    *,
+    dispatch_fn: DispatchFn | None = None,
+    collect_fn: CollectFn | None = None,
 ) -> Callable[[Callable[Concatenate[W, P], R]], Callable[Concatenate[W, P], R]]:
-    """Make a worker's method callable on a handle; `mode` distributes the call over the workers."""
+    """Make a worker's method callable on a handle.
+
+    `mode` distributes the call over the workers. Instead of a mode, `dispatch_fn` takes the handle
+    and the first argument and returns one part per worker (None: all get the same arguments);
+    `collect_fn` takes the handle and the results by rank and returns that of the call (None: the
+    list). Raises UsageError for neither or both.
+    """
+    if (mode is None) == (dispatch_fn is None and collect_fn is None):
+        raise UsageError(
+            "@dispatch needs either a mode, or dispatch_fn, collect_fn or both",
+            hint="@dispatch(Dispatch.BROADCAST), or @dispatch(collect_fn=function)",
+        )
+    routing = Routing(dispatch_fn, collect_fn)
 
     def decorate(method: Callable[Concatenate[W, P], R]) -> Callable[Concatenate[W, P], R]:
         @wraps(method)
         def call(worker: W, *args: P.args, **kwargs: P.kwargs) -> R:
             if worker.transport is None:
                 return method(worker, *args, **kwargs)
+            if mode is None:
+                return routing.send(worker, method.__name__, args, kwargs)
             return worker.transport.send(method.__name__, mode, args, kwargs)
 
-        setattr(call, _MARK, mode)
+        setattr(call, _MARK, mode or routing)
         return call
 
     return decorate

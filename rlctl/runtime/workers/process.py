@@ -75,9 +75,9 @@ class Process:
                 timeout=timeout,
             )
 
-    def build(self, role: str, worker: type, spec: object) -> None:
+    def build(self, role: str, worker: type, *args: object, **kwargs: object) -> None:
         """Build the worker of `role`."""
-        self.workers[role] = worker(self.rank_info, spec)
+        self.workers[role] = worker(self.rank_info, *args, **kwargs)
 
     def call(self, role: str, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call a method of the worker of `role` and return its result.
