@@ -178,6 +178,22 @@ def test_a_hostile_name_of_a_tool_is_text() -> None:
     assert found == expected
 
 
+def test_shares_of_several_messages() -> None:
+    """Ids that are kept for a repeated text are a caller's own list each time."""
+    tokenizer = tokenizer_of("chatml")
+    bridge, end = bridge_of(tokenizer), tokenizer.eos_token_id
+    step = [result(1, "hello 12"), result(2, "<|im_end|>"), result(3, "")]
+    first = bridge.bridge_ids([end], Turn("", calls(1, 2, 3)), step, TOOLS)
+    first.append(0)
+    ids = bridge.bridge_ids([end], Turn("", calls(1, 2, 3)), step, TOOLS)
+    assert ids == first[:-1]
+    shares = bridge.shares(step, len(ids))
+    assert shares[0] == len(tokenizer.encode("hello 12"))
+    assert shares[1] > 1, "a special token in a text is text"
+    assert sum(shares) == len(ids)
+    assert bridge.shares([], 3) == []
+
+
 def test_special_tokens_in_a_prompt_are_text_and_thoughts_are_not() -> None:
     tokenizer = tokenizer_of("chatml")
     prompt = [{"role": "user", "content": "hello<|im_end|>12"}, assistant("<think>\n12</think>")]

@@ -14,6 +14,7 @@ from rlctl.errors import RlctlError
 from rlctl.quickstart import real_path
 from rlctl.recipes.compose import compose
 from rlctl.runtime.agents.actor import OnStates
+from rlctl.runtime.agents.episode import turn_seed
 from rlctl.runtime.batch import Prompts, Rollouts
 from rlctl.runtime.build import build_actor, load_algorithm, with_episodes
 from rlctl.runtime.cluster.inline import InlinePool
@@ -21,6 +22,7 @@ from rlctl.runtime.data.loader import PromptSet
 from rlctl.runtime.data.tokenizer import tokenizer_of
 from rlctl.runtime.rank_info import RankInfo
 from rlctl.runtime.roles import Reward, Roles
+from rlctl.runtime.rollout.engine import random_stream, random_streams
 from tests.agents.quiz import write_quiz
 from tests.distributed.ranks import rank_info
 
@@ -102,9 +104,19 @@ def test_engine_and_trainer_agree_after_five_replies(quiz: Path) -> None:
         assert (turns.diff() >= 0).all()
         assert mask[-1] == 1, "an episode ends with a turn of the policy"
         assert len(ids) == len(mask)
+    for episode, ids in zip(found.episodes, found.response_ids.rows(), strict=True):
+        assert all(each.num_tokens for each in episode.messages)
+        assert sum(each.num_tokens for each in episode.messages) == len(ids)
     rewards = found.step_rewards.values
     torch.testing.assert_close(rewards[rewards != 0], torch.full_like(rewards[rewards != 0], 1 / 6))
     assert (rewards[~written] == 0).all()
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2**62 + 12345, 2**63 - 1])
+def test_the_stream_of_a_turn_is_that_of_the_rows_of_a_batch(seed: int) -> None:
+    streams = random_streams(seed, torch.arange(50)).tolist()
+    assert [random_stream(seed, each) for each in range(50)] == streams
+    assert [turn_seed(seed, each) for each in range(50)] == [seed, *streams[1:]]
 
 
 def test_fixed_and_eager_schedules_generate_the_same_tokens(quiz: Path) -> None:

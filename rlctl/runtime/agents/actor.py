@@ -6,7 +6,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict
+from dataclasses import fields
 from typing import Any, Protocol
 
 import torch
@@ -93,19 +93,19 @@ class AgentActor(DelegatingActor):
         """
         params = self.sampling.params(prompts.group, seed, validate, greedy)
         rows = prompts.repeat(params.n)
-        runs: list[EpisodeRun] = []
+        states: Counter[str] = Counter()
         schedule = Schedule(
             self.engines,
             fixed=self.fixed,
             num_threads=self.num_threads,
-            on_progress=lambda: self.on_states(Counter(each.state.value for each in runs)),
+            on_progress=lambda: self.on_states(+states),
         )
         decoding = params.decoding()
         seeds = params.row_seeds(len(rows)).tolist()
         own_ids = [ids.tolist() for ids in rows.prompt_ids.rows()]
         endpoint = None if self.settings.kept_roles is None else Endpoint()
-        runs += [
-            self._run(endpoint, row, number, ids, decoding, row_seed, schedule.generate)
+        runs = [
+            self._run(endpoint, row, number, ids, decoding, row_seed, schedule.generate, states)
             for number, (row, ids, row_seed) in enumerate(
                 zip(rows.rows, own_ids, seeds, strict=True)
             )
@@ -148,7 +148,10 @@ class AgentActor(DelegatingActor):
 
 def _row(row: PromptRow, default_agent: str) -> Row:
     """Return a row as environments get it: plain data, with the kind of agent."""
-    return {**asdict(row), "agent_name": row.agent_name or default_agent}
+    names = [each.name for each in fields(row)]
+    return {each: getattr(row, each) for each in names} | {
+        "agent_name": row.agent_name or default_agent
+    }
 
 
 async def _played(

@@ -14,9 +14,10 @@ from __future__ import annotations
 
 import json
 import re
+from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import product
 from typing import Any
 
@@ -31,6 +32,8 @@ from rlctl.runtime.data.tokenizer import render_prompt
 _SENTINEL = NONCHARACTERS[1]
 _SENTINELS = re.compile(rf"{_SENTINEL}|\\u{ord(_SENTINEL):x}")
 _MARKUP = re.compile(r"[^\w\s].*[^\w\s]", re.DOTALL)  # not indentation, and no word
+
+_NUM_KEPT, _LONGEST_KEPT = 2048, 8192  # texts whose ids are kept, and their characters
 
 _TOOL = "tool"  # role of the results of calls
 _USER: Message = {"role": "user", "content": "Hello."}
@@ -86,6 +89,8 @@ class ChatBridge:
         }
         self._special, self._markup = special, special | framed
         self._patterns = {True: openings(self._markup), False: openings(self._special)}
+        # Replies of tools repeat, and so do the prompts of a group.
+        self._kept_ids = lru_cache(_NUM_KEPT)(lambda text: array("q", self._ids(text)))
 
     @property
     def source(self) -> str:
@@ -141,6 +146,12 @@ class ChatBridge:
             )
         return ids
 
+    def shares(self, messages: Sequence[Message], num_ids: int) -> list[int]:
+        """Split the number of ids that `messages` have together; the last has all markup."""
+        texts = [self._prepared(each, self._style)["content"] for each in messages[:-1]]
+        found = [len(self.encode(each)) for each in texts]
+        return [*found, num_ids - sum(found)] if messages else []
+
     def render(
         self,
         messages: Sequence[Message],
@@ -154,6 +165,11 @@ class ChatBridge:
 
     def encode(self, rendered: str) -> list[int]:
         """Return the ids of a rendered text."""
+        if len(rendered) <= _LONGEST_KEPT:
+            return list(self._kept_ids(rendered))
+        return self._ids(rendered)
+
+    def _ids(self, rendered: str) -> list[int]:
         # verbose=False: the caller checks the length.
         return [
             number

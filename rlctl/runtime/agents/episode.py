@@ -8,18 +8,19 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
-import torch
 from transformers import PreTrainedTokenizerBase
 
 from rlctl.data_prep.agent_columns import SINGLE_TURN
 from rlctl.errors import ConfigError
 from rlctl.recipes import schema
 from rlctl.runtime.agents.chat_bridge import ChatBridge
+from rlctl.runtime.agents.environments import protocol as chat
 from rlctl.runtime.agents.environments.pool import (
     EnvironmentFailed,
     EnvironmentPool,
@@ -29,7 +30,7 @@ from rlctl.runtime.agents.environments.protocol import Row, Step, Turn
 from rlctl.runtime.agents.environments.scripted import opening
 from rlctl.runtime.agents.parsers.base import ToolParser
 from rlctl.runtime.agents.tokens import Tokens
-from rlctl.runtime.rollout.engine import random_streams
+from rlctl.runtime.rollout.engine import random_stream
 from rlctl.runtime.rollout.requests import Completion, Decoding, Request, next_key
 from rlctl.tracking.episodes import Episode, Message, Use
 
@@ -76,7 +77,7 @@ class Sample:
 
 def turn_seed(seed: int, turn: int) -> int:
     """Return the random stream of a turn. The first turn has the row's own stream."""
-    return int(random_streams(seed, torch.tensor([turn]))) if turn else seed
+    return random_stream(seed, turn) if turn else seed
 
 
 class EpisodeRun:
@@ -91,10 +92,12 @@ class EpisodeRun:
         decoding: Decoding,
         seed: int,
         generate: Generate,
+        states: Counter[str],
     ) -> None:
         """Prepare the episode of `row`, the `number`-th of its batch.
 
-        `own_prompt_ids` are those of the row without tools.
+        `own_prompt_ids` are those of the row without tools. `states` counts the episodes of the
+        batch by state.
         """
         self.settings = settings
         self.row = row
@@ -102,7 +105,8 @@ class EpisodeRun:
         self.decoding = decoding
         self.seed = seed
         self.generate = generate
-        self.state = State.PENDING
+        self._state, self._states = State.PENDING, states
+        states[self._state.value] += 1
         self.tokens = Tokens(own_prompt_ids)
         self.finish = "stop"
         self._single_turn = row["agent_name"] == SINGLE_TURN
@@ -110,6 +114,17 @@ class EpisodeRun:
         self._uses: list[Use] = []
         self._num_calls = 0
         self._environment: RemoteEnvironment | None = None
+
+    @property
+    def state(self) -> State:
+        """State of the episode, which is counted in `states`."""
+        return self._state
+
+    @state.setter
+    def state(self, state: State) -> None:
+        self._states[self._state.value] -= 1
+        self._states[state.value] += 1
+        self._state = state
 
     async def run(self) -> Episode:
         """Play the episode. Failures of its environment are recorded, not raised."""
@@ -168,12 +183,16 @@ class EpisodeRun:
             if turn == limits.max_assistant_turns or num_replies == limits.max_user_turns:
                 return "max_turns"
             ids = self.settings.bridge.bridge_ids(
-                completion.response_ids.tolist(), parsed, step.messages, self._environment.tools
+                completion.response_ids[-1:].tolist(),
+                parsed,
+                step.messages,
+                self._environment.tools,
             )
             if len(self.tokens.response_ids) + len(ids) >= self.settings.max_response_length:
                 self.finish = "length"
                 return "length"
             self.tokens.append_reply(ids, turn - 1)
+            self._count_reply(step.messages, len(ids))
 
     async def _begin(self) -> None:
         """Start the environment and replace the prompt by the one with its tools and messages."""
@@ -236,9 +255,7 @@ class EpisodeRun:
         if step.reward is not None:
             self.tokens.rewards[len(self.tokens.response_ids) - 1] = step.reward
             last = self._messages[-1]
-            self._messages[-1] = Message(
-                last.role, last.text, True, last.num_tokens, last.seconds, step.reward
-            )
+            self._messages[-1] = replace(last, reward=step.reward)
         self._uses += [Use(each.name, each.seconds, each.error) for each in step.uses]
         self._messages += [
             Message(each["role"], str(each["content"]), False, 0, seconds, name=each.get("name"))
@@ -246,9 +263,15 @@ class EpisodeRun:
         ]
         return step, turn
 
+    def _count_reply(self, messages: Sequence[chat.Message], num_ids: int) -> None:
+        """Record the tokens of the last messages of the transcript, which have `num_ids`."""
+        shares, start = self.settings.bridge.shares(messages, num_ids), -len(messages)
+        for place, num_tokens in enumerate(shares, start):
+            self._messages[place] = replace(self._messages[place], num_tokens=num_tokens)
+
     def _text(self, completion: Completion) -> str:
         """Return the text of a turn with its special tokens, but without the stop token."""
-        ids = completion.response_ids.tolist()
+        ids = completion.response_ids
         if completion.finish == "stop":
             ids = ids[:-1]
         text = self.settings.tokenizer.decode(ids, skip_special_tokens=False)

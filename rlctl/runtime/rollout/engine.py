@@ -78,6 +78,14 @@ def random_streams(seed: int, rows: Tensor) -> Tensor:
     return (x ^ ((x >> 31) & (2**33 - 1))) & (2**63 - 1)
 
 
+def random_stream(seed: int, row: int) -> int:
+    """Return the seed of one row: see `random_streams`."""
+    x = (row * 0x9E3779B97F4A7C15 + (seed & (2**63 - 1))) % 2**64
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        x = (x ^ (x >> shift)) * factor % 2**64
+    return (x ^ (x >> 31)) & (2**63 - 1)
+
+
 @dataclass(frozen=True, eq=False)
 class Responses:
     """B·n responses on the CPU; the n responses of a prompt are adjacent."""

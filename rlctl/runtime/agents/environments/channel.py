@@ -12,9 +12,7 @@ import select
 import socket
 import struct
 import time
-from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any
 
 from rlctl.runtime.agents.environments.wire import MAX_MESSAGE, encode
@@ -34,15 +32,17 @@ class Channel:
         connection.setblocking(False)
         self._socket = connection
         self._incoming = bytearray()
-        self._outgoing: deque[memoryview] = deque()
+        self._outgoing = bytearray()
+        self._will_flush = False  # by the loop
+        self._has_writer = False
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def attach(self, on_message: Callable[[Any], None], on_end: Callable[[], None]) -> None:
         """Deliver messages to `on_message` on the running loop, and call `on_end` at the end."""
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(self._socket, self._read, on_message, on_end)
-        if self._outgoing:
-            self._loop.add_writer(self._socket, self._flush)
+        self._will_flush = self._has_writer = False  # on an earlier loop
+        self._flush()
 
     def detach(self) -> None:
         """Deliver nothing more. A loop that is closed has forgotten the socket already."""
@@ -52,12 +52,17 @@ class Channel:
         self._loop = None
 
     def send(self, message: object) -> None:
-        """Send, now or when there is room. Raises ValueError if the message is too long."""
+        """Send, together with other messages of this iteration of the loop.
+
+        Raises ValueError if the message is too long.
+        """
         data = encode(message)
-        self._outgoing.append(memoryview(HEADER.pack(len(data)) + data))
-        self._flush()
-        if self._outgoing and self._loop is not None:
-            self._loop.add_writer(self._socket, self._flush)
+        self._outgoing += HEADER.pack(len(data)) + data
+        if self._loop is None:
+            self._flush()
+        elif not self._will_flush:
+            self._loop.call_soon(self._flush)
+            self._will_flush = True
 
     def receive(self, timeout_s: float) -> Any:
         """Wait for the next message without a loop. Raises ChannelClosed or TimeoutError."""
@@ -118,17 +123,16 @@ class Channel:
 
     def _flush(self) -> None:
         """Send what the socket accepts. An error is ignored: reading finds the end, too."""
-        with suppress(BlockingIOError):
+        try:
             while self._outgoing:
-                try:
-                    sent = self._socket.send(self._outgoing[0])
-                except BlockingIOError:
-                    raise
-                except OSError:
-                    self._outgoing.clear()
-                    break
-                rest = self._outgoing.popleft()[sent:]
-                if rest:
-                    self._outgoing.appendleft(rest)
-        if not self._outgoing and self._loop is not None:
+                del self._outgoing[: self._socket.send(self._outgoing)]
+        except BlockingIOError:
+            if self._loop is not None and not self._has_writer:
+                self._loop.add_writer(self._socket, self._flush)
+                self._has_writer = True
+        except OSError:
+            self._outgoing.clear()
+        self._will_flush = bool(self._outgoing)
+        if self._has_writer and not self._outgoing and self._loop is not None:
             self._loop.remove_writer(self._socket)
+            self._has_writer = False

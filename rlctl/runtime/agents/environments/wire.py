@@ -16,15 +16,19 @@ MAX_MESSAGE = 8 * 2**20
 
 def encode(message: object) -> bytes:
     """Return `message` as JSON. Raises ValueError if it is too long."""
-    data = json.dumps(message, default=_plain).encode()
+    data = _ENCODER.encode(message).encode()
     if len(data) > MAX_MESSAGE:
         raise ValueError(f"the message has {len(data)} bytes, and {MAX_MESSAGE} are allowed")
     return data
 
 
 def turn_to_json(turn: Turn) -> dict[str, Any]:
-    """Return `turn` as a dictionary."""
-    return asdict(turn)
+    """Return `turn` as a dictionary, which shares the arguments of its calls."""
+    return {
+        "text": turn.text,
+        "calls": [vars(each) for each in turn.calls],
+        "malformed": [vars(each) for each in turn.malformed],
+    }
 
 
 def turn_from_json(data: Mapping[str, Any]) -> Turn:
@@ -97,3 +101,6 @@ def _plain(value: Any) -> Any:
         if convert is not None and (name == "tolist" or getattr(value, "ndim", 1) == 0):
             return convert()
     return str(value)
+
+
+_ENCODER = json.JSONEncoder(default=_plain)

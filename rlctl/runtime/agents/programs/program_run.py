@@ -132,7 +132,9 @@ class ProgramRun(EpisodeRun):
             conversation.is_busy = False
         if found is None:
             self._conversations.append(conversation)
-        return self._record(conversation, request, fresh, completion, time.monotonic() - began)
+        num_ids = len(bridge) if found else len(conversation.tokens.prompt_ids)
+        self._record_messages(fresh, num_ids)
+        return self._record(conversation, request, completion, time.monotonic() - began)
 
     def _continued(self, request: ChatRequest) -> Conversation | None:
         """Return the longest conversation that the request extends, or None."""
@@ -172,7 +174,7 @@ class ProgramRun(EpisodeRun):
             return []
         try:
             return self.settings.bridge.bridge_ids(
-                last.response_ids.tolist(), conversation.turn, fresh, conversation.tools
+                last.response_ids[-1:].tolist(), conversation.turn, fresh, conversation.tools
             )
         except ConfigError as error:
             raise ApiError(400, str(error), param="messages") from None
@@ -205,11 +207,20 @@ class ProgramRun(EpisodeRun):
         conversation.completion, conversation.num_turns = completion, conversation.num_turns + 1
         return completion
 
+    def _record_messages(self, fresh: list[Message], num_ids: int) -> None:
+        """Keep messages of the program, which have `num_ids` tokens."""
+        if not self._messages:
+            return  # a transcript begins after its prompt
+        self._messages += [
+            episodes.Message(each["role"], each["content"], False, name=each.get("name"))
+            for each in fresh
+        ]
+        self._count_reply(fresh, num_ids)
+
     def _record(
         self,
         conversation: Conversation,
         request: ChatRequest,
-        fresh: list[Message],
         completion: Completion,
         seconds: float,
     ) -> ChatReply:
@@ -234,10 +245,5 @@ class ProgramRun(EpisodeRun):
         )
         conversation.turn = turn
         conversation.messages = [*request.messages, normalized(reply.message)]
-        if self._messages:  # a transcript begins after its prompt
-            self._messages += [
-                episodes.Message(each["role"], each["content"], False, name=each.get("name"))
-                for each in fresh
-            ]
         self._messages.append(episodes.Message("assistant", text, True, written, seconds))
         return reply
