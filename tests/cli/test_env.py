@@ -93,6 +93,12 @@ def test_failures_exit_with_one(tmp_path: Path) -> None:
 
 
 def test_wrong_arguments(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="nothing to test was given"):
+        run("test", "--model", "quickstart")
+    with pytest.raises(UsageError, match="ENV and --program exclude each other"):
+        run("test", "gridworld", "--program", "agent.py:run", "--model", "quickstart")
+    with pytest.raises(UsageError, match="--program needs a model"):
+        run("test", "--program", "agent.py:run")
     with pytest.raises(NotFoundError):
         run("test", "gridworld", "--scripted", "missing")
     with pytest.raises(UsageError, match="has no value"):
@@ -115,6 +121,18 @@ def test_episodes_with_a_model(tmp_path: Path) -> None:
             "assistant"
         ]
         assert (each["outcome"], each["score"], each["error"]) == ("done", 0.0, None)
+    program = ["test", "--program", "tests.agents.programs:chat", *words[2:]]
+    [asked] = run(*program, "-s", "data.max_response_length=256")
+    assert [message["role"] for message in asked["messages"]] == ["assistant", "user"] * 2 + [
+        "assistant"
+    ]
+    assert [each["text"] for each in asked["messages"]] == [
+        each["text"] for each in first["messages"]
+    ]
+    [slow] = run(
+        "test", "--program", "tests.agents.programs:sleeps", *words[2:], "--timeout", "1", code=1
+    )
+    assert slow["error"] == "the episode took longer than 1 s"
     shown = CliRunner().invoke(env.app, [*words, "-s", "data.max_response_length=256"]).output
     assert "assistant  trained, " in shown
     assert "outcome: done, 3 turns, " in shown

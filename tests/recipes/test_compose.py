@@ -87,6 +87,11 @@ def test_swanlab_documentation_command_composes(name: str) -> None:
     assert len(implied) == 4  # verl's meaning of the four micro-batch keys
 
 
+def test_a_key_given_twice_is_dropped_once() -> None:
+    given = "trainer.default_hdfs_dir=null"
+    assert f"{given} is dropped: it is not set" in compose("ppo", [given, given]).notices
+
+
 def test_verl_quickstart_command_composes() -> None:
     config = compose("ppo_trainer", shlex.split(VERL_QUICKSTART)).config
     assert config.trainer.logger == ("console",)

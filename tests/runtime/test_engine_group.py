@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from ray.exceptions import RayActorError, RayTaskError
+from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 
 from rlctl.errors import ConfigError, InternalError, RlctlError
 from rlctl.recipes.compose import compose
@@ -225,6 +225,16 @@ def test_turns_of_a_lost_engine_move_to_another() -> None:
     assert sorted(each.key for each in found) == [0, 1, 2, 3]
     assert seen[0] == [(1, 101), (3, 103)]
     assert sorted(each for part in seen[1:] for each in part) == [(0, None), (2, None)]
+
+
+def test_an_engine_that_hangs_in_an_exchange_is_lost() -> None:
+    def hangs(method: str, args: tuple[Any, ...]) -> Any:
+        return GetTimeoutError() if method == "exchange" else None
+
+    setup = Setup(hangs, call_timeout_s=5.0)
+    setup.group.update_weights(setup.send_weights)
+    setup.group.exchange(turns(range(1)), Slice(8))
+    assert setup.events[0][1]["reason"] == "it returned no result within 5 s"
 
 
 def test_turns_that_are_lost_with_three_engines_end_the_run() -> None:

@@ -1,7 +1,8 @@
-"""`rlctl env test`: episodes of an environment with scripted turns or a model."""
+"""`rlctl env test`: episodes of an environment or a program, with scripted turns or a model."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -23,6 +24,8 @@ Examples:
   rlctl env test gridworld size=4 --scripted moves.txt --episodes 2
 
   rlctl env test tools 'tools=\\[calculator]' --model @last --data test.parquet
+
+  rlctl env test --program agent.py:run --model quickstart --data test.parquet
 """
 
 Name = Annotated[
@@ -43,6 +46,17 @@ Script = Annotated[
         'may be JSON: {"text": "", "calls": [{"name": "f", "arguments": {}}]}.',
     ),
 ]
+OptionalName = Annotated[
+    str | None,
+    typer.Argument(metavar="[ENV]", help="Environment: name, module:Class or path.py:Class."),
+]
+Program = Annotated[
+    str | None,
+    typer.Option(
+        metavar="FUNCTION",
+        help="Agent program in place of ENV: module:function or path.py:function; needs --model.",
+    ),
+]
 Policy = Annotated[
     str | None,
     typer.Option(
@@ -60,7 +74,10 @@ Format = Annotated[
     str | None, typer.Option("--format", metavar="NAME", help="Parser of tool calls.")
 ]
 Timeout = Annotated[
-    float, typer.Option(min=0.001, help="Time limit of a call and of a turn in seconds.")
+    float,
+    typer.Option(
+        min=0.001, help="Time limit of a call and of a turn, or of a program, in seconds."
+    ),
 ]
 Overrides = Annotated[
     list[str] | None,
@@ -77,8 +94,9 @@ Overrides = Annotated[
 
 @app.command("test", epilog=_EXAMPLES)
 def try_environment(
-    name: Name,
+    name: OptionalName = None,
     settings: Settings = None,
+    program: Program = None,
     scripted: Script = None,
     model: Policy = None,
     data: Data = None,
@@ -90,43 +108,75 @@ def try_environment(
 ) -> None:
     """Play episodes with scripted turns or a model; print what is said, rewards and seconds.
 
-    Exit with code 1 if an environment fails.
+    Exit with code 1 if an environment or a program fails.
     """
+    _check(name, program, scripted, model, config)
+    rows = _rows(data, episodes)
+    if model is not None:
+        names = ("episode_s",) if program else ("call_s", "turn_s")
+        overrides = [f"agent.timeouts.{each}={timeout}" for each in names]
+        overrides += [f"multi_turn.format={parser}"] if parser is not None else []
+        chosen = {"agent.environment": name, "agent.program": program}
+        overrides += [f"{key}={json.dumps(value)}" for key, value in chosen.items()]
+        overrides = [f"actor_rollout_ref.rollout.{each}" for each in overrides]
+        _play_with(model, parse_settings(settings), rows, [*overrides, *(config or [])], as_json)
+        return
+    assert name is not None, "checked: without it there is a program, which has a model"
+    _play_script(name, parse_settings(settings), rows, scripted, parser, timeout, as_json)
+
+
+def _check(
+    name: str | None,
+    program: str | None,
+    scripted: Path | None,
+    model: str | None,
+    config: Sequence[str] | None,
+) -> None:
+    """Raise UsageError for arguments that exclude or need each other."""
+    from rlctl.errors import UsageError
+
+    if (name is None) == (program is None):
+        given = "ENV and --program exclude each other" if name else "nothing to test was given"
+        hint = "rlctl env test gridworld, or rlctl env test --program agent.py:run --model RUN"
+        raise UsageError(given, hint=hint)
+    if program is not None and model is None:
+        raise UsageError("--program needs a model", hint="add --model quickstart")
+    if config and model is None:
+        raise UsageError("--set has no effect without --model", hint="add --model quickstart")
+    if model is not None and scripted is not None:
+        raise UsageError("--model and --scripted exclude each other", hint="leave out one")
+
+
+def _play_script(
+    name: str,
+    values: dict[str, Any],
+    rows: Sequence[PromptRow],
+    scripted: Path | None,
+    parser: str | None,
+    timeout: float,
+    as_json: bool,
+) -> None:
+    """Play an episode of each row with scripted turns, and print it; exit with 1 if one fails."""
     import asyncio
     from dataclasses import asdict
 
     from rlctl.cli.console import print_json
     from rlctl.cli.views.env import print_transcripts
-    from rlctl.errors import UsageError
     from rlctl.runtime.agents.environments.pool import EnvironmentPool, Timeouts
     from rlctl.runtime.agents.environments.scripted import play, read_script
 
-    if config and model is None:
-        raise UsageError("--set has no effect without --model", hint="add --model quickstart")
-    if model is not None:
-        if scripted is not None:
-            raise UsageError("--model and --scripted exclude each other", hint="leave out one")
-        rows, limit = _rows(data, episodes), "actor_rollout_ref.rollout.agent.timeouts"
-        overrides = [f"{limit}.call_s={timeout}", f"{limit}.turn_s={timeout}"]
-        if parser is not None:
-            overrides.append(f"actor_rollout_ref.rollout.multi_turn.format={parser}")
-        _play_with(
-            model, name, parse_settings(settings), rows, [*overrides, *(config or [])], as_json
-        )
-        return
     scripts = read_script(scripted.expanduser()) if scripted else [[]]
-    rows, parse = [asdict(row) for row in _rows(data, episodes)], _parser(parser)
-    limits = Timeouts(timeout, timeout)
+    parse, limits = _parser(parser), Timeouts(timeout, timeout)
 
     async def run() -> list[Transcript]:
         return await asyncio.gather(
             *(
-                play(pool, row, str(index), scripts[index % len(scripts)], parse)
+                play(pool, asdict(row), str(index), scripts[index % len(scripts)], parse)
                 for index, row in enumerate(rows)
             )
         )
 
-    with EnvironmentPool(name, parse_settings(settings), timeouts=limits) as pool:
+    with EnvironmentPool(name, values, timeouts=limits) as pool:
         transcripts = asyncio.run(run())
     if as_json:
         print_json([asdict(each) for each in transcripts])
@@ -138,14 +188,12 @@ def try_environment(
 
 def _play_with(
     model: str,
-    name: str,
     values: dict[str, Any],
     rows: Sequence[PromptRow],
     overrides: Sequence[str],
     as_json: bool,
 ) -> None:
     """Play an episode of each row with a model, and print it; exit with 1 if one fails."""
-    import json
     from dataclasses import asdict
 
     from rlctl.cli.console import print_json
@@ -157,8 +205,7 @@ def _play_with(
     from rlctl.runtime.planning.evaluation import target_config
 
     fixed = ["multi_turn.enable=true", "agent.num_workers=1", "agent.max_failed_share=1"]
-    chosen = [*fixed, "val_kwargs.n=1", f"agent.environment={json.dumps(name)}"]
-    settings = [f"actor_rollout_ref.rollout.{each}" for each in chosen]
+    settings = [f"actor_rollout_ref.rollout.{each}" for each in [*fixed, "val_kwargs.n=1"]]
     config = target_config(model, [*settings, *overrides], "grpo")
     agent = config.actor_rollout_ref.rollout.agent
     agent.params.clear()  # a run's own

@@ -99,12 +99,12 @@ class VerlSettings:
         dropped: dict[str, list[str]] = {}
         for each in self.found:
             if each.kind == "dropped":
-                dropped.setdefault(each.text, []).append(each.given)
+                keys = dropped.setdefault(each.text, [])
+                keys += [each.given] if each.given not in keys else []
         return [
             *dict.fromkeys(renamed),
             *(
-                f"{', '.join(dict.fromkeys(given))} {'is' if len(given) == 1 else 'are'} dropped: "
-                f"{reason}"
+                f"{', '.join(given)} {'is' if len(given) == 1 else 'are'} dropped: {reason}"
                 for reason, given in dropped.items()
             ),
         ]

@@ -197,7 +197,8 @@ class EngineGroup:
         rank_info = replace(self.pool.spec.rank_info, timeout_s=timeout_s)
         lost = send_weights(channel(self.rollout, handles, sync_id, rank_info))
         for engine, result in loading.items():
-            reason = lost.get(engine.number) or failure_reason(result, timeout_s)
+            late = "did not load its weights"
+            reason = lost.get(engine.number) or failure_reason(result, timeout_s, late=late)
             if reason is None:
                 engine.version = self.version
             else:

@@ -149,12 +149,16 @@ class EngineProcesses:
 
 
 def failure_reason(
-    result: ray.ObjectRef, timeout_s: float | None = None, raise_rlctl_errors: bool = True
+    result: ray.ObjectRef,
+    timeout_s: float | None = None,
+    raise_rlctl_errors: bool = True,
+    late: str = "returned no result",
 ) -> str | None:
     """Return why an engine's call failed, or None if it succeeded.
 
-    Raises the call's RlctlError, because every other engine would raise it too. Pass
-    `raise_rlctl_errors=False` for errors of one engine only, such as a failed start.
+    `late` describes a call that takes longer than `timeout_s`. Raises the call's RlctlError,
+    because every other engine would raise it too. Pass `raise_rlctl_errors=False` for errors of one
+    engine only, such as a failed start.
     """
     try:
         ray.get(result, timeout=timeout_s)
@@ -165,5 +169,5 @@ def failure_reason(
     except RayActorError as error:
         return str(error.error_msg)
     except GetTimeoutError:
-        return f"it did not load its weights within {timeout_s:g} s"
+        return f"it {late} within {timeout_s:g} s"
     return None
