@@ -1,0 +1,52 @@
+"""All shipped recipes: those of the embedded models train for two steps, the others compose.
+
+Recipes of agents are trained in `tests/agents/test_quickstart_agent.py`.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+
+from rlctl.recipes.compose import compose
+from rlctl.recipes.search_path import library_recipes
+from tests.e2e.command import metrics, rlctl
+
+SMALL = [
+    *("data.train_batch_size=8", "actor_rollout_ref.actor.ppo_mini_batch_size=4"),
+    *("trainer.total_training_steps=2", "trainer.save_freq=-1", "trainer.test_freq=-1"),
+    *("trainer.critic_warmup=0", "trainer.val_before_train=false", "data.val_files=null"),
+]
+# Settings without which a recipe has nothing to do in two steps.
+MORE = {"dapo": ["algorithm.filter_groups.max_num_gen_batches=100"]}
+
+
+CONFIGS = {
+    name: compose(name).config for name in library_recipes() if not name.endswith("_trainer")
+}
+EMBEDDED = [
+    name
+    for name, config in CONFIGS.items()
+    if config.actor_rollout_ref.model.path.startswith("quickstart")
+    and not config.actor_rollout_ref.rollout.multi_turn.enable
+]
+
+
+@pytest.mark.parametrize("name", EMBEDDED)
+def test_embedded_recipe_trains(name: str, tmp_path: Path) -> None:
+    settings = [*SMALL, *MORE.get(name, [])]
+    rlctl("train", "ppo", "--recipe", name, "--name", "r", "--inline", *settings, cwd=tmp_path)
+    [run] = tmp_path.glob("runs/*/r")
+    rows = metrics(run)
+    assert [row["training/global_step"] for row in rows] == [1, 2]
+    assert all(math.isfinite(row["actor/grad_norm"]) for row in rows)
+    assert any(row["actor/grad_norm"] > 0 for row in rows)
+
+
+@pytest.mark.parametrize("name", [name for name in CONFIGS if name not in EMBEDDED])
+def test_published_recipe_composes(name: str) -> None:
+    config = CONFIGS[name]
+    data = config.data.train_batch_size
+    assert data % config.actor_rollout_ref.actor.ppo_mini_batch_size == 0
