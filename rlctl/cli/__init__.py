@@ -77,7 +77,7 @@ COMMANDS = (
         "Recipes",
     ),
     LazyCommand(
-        "train", "rlctl.cli.commands.train", "Train a model: ppo, grpo or sft.", "Training"
+        "train", "rlctl.cli.commands.train", "Train a model: ppo, grpo, sft, dpo, ...", "Training"
     ),
     LazyCommand(
         "resume",

@@ -42,11 +42,14 @@ MAY_CATCH_EVERYTHING = {
 # Names of plug-ins that are also words with another meaning.
 ALSO_A_WORD = {
     "auto": "trainer.device and the like have an `auto` of their own",
+    "dpo": "a command and a recipe",
     "grpo": "a command and a recipe",
     "kl": "the state of the KL controller in a checkpoint",
     "math": "the `ability` of a row in verl's data",
+    "online_dpo": "a command and a recipe",
     "ppo": "a command, a recipe, and the prefix of verl's micro-batch keys",
     "python": "the version, and a random stream",
+    "raft": "a command and a recipe",
     "random": "model.init and sweep.sampler have a `random` of their own",
     "search": "HTML of the report",
     "sft": "a command and a recipe",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -9,8 +10,10 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from rlctl.recipes.compose import compose
+from rlctl.runtime.algorithms.pair_losses import PairParams, pair_rows
 from rlctl.runtime.algorithms.ppo import PPO
-from rlctl.runtime.batch import Experience, Ragged
+from rlctl.runtime.batch import Experience, Ragged, Rollouts, Scored
+from rlctl.runtime.build import load_algorithm
 from rlctl.runtime.rank_info import RankInfo
 from rlctl.runtime.rollout.sampling_params import SamplingConfig
 from rlctl.runtime.workers.actor import ActorSpec, ActorWorker
@@ -28,6 +31,7 @@ LOSS = (
     "actor_rollout_ref.actor.grad_clip=1000",
     "critic.grad_clip=1000",
 )
+RECIPES = ("online_dpo", "raft")  # roles of the actor with another algorithm than PPO
 Cut = tuple[int, int]  # ranks, micro-batches
 
 
@@ -75,6 +79,21 @@ def experience() -> Experience:
     )
 
 
+def rows_of(role: str) -> Rollouts:
+    """Return the rows that the role's update gets: those of pairs, those kept, or all."""
+    batch = experience()
+    if role == "online_dpo":
+        assert batch.ref_log_probs is not None
+        fields = {each.name: getattr(batch, each.name) for each in dataclasses.fields(Scored)}
+        first = torch.arange(6)
+        now, ref = batch.old_log_probs.select(first), batch.ref_log_probs.select(first)
+        pairs = torch.tensor([[0, 1], [3, 2], [5, 4], [4, 3]])
+        return pair_rows(Scored(**fields).select(first), now, ref, pairs, PairParams())[0]
+    if role == "raft":
+        return batch.select(torch.tensor([0, 3, 4, 5, 6]))  # an uneven number
+    return batch
+
+
 def gradient(
     where: RankInfo, model: str, role: str, mode: str, num_micro_batches: int
 ) -> tuple[torch.Tensor, dict[str, float]]:
@@ -94,16 +113,17 @@ def gradient(
             "critic.use_dynamic_bsz=false",
             f"critic.ppo_micro_batch_size_per_gpu={max(1, rows)}",
         ]
-    config = compose("ppo", sizes).config
-    algorithm = PPO.from_config(config, num_steps=1)
-    if role == "actor":
+    config = compose(role if role in RECIPES else "ppo", sizes).config
+    algorithm = load_algorithm(config, num_steps=1)
+    if role == "critic":
+        assert isinstance(algorithm, PPO)
+        worker = CriticWorker(where, CriticSpec(config.critic, algorithm, 0))
+    else:
         part = config.actor_rollout_ref
         spec = ActorSpec(
             part.model, part.actor, SamplingConfig(part.rollout, 8, (2,)), 8, algorithm, 0
         )
         worker = ActorWorker(where, spec)
-    else:
-        worker = CriticWorker(where, CriticSpec(config.critic, algorithm, 0))
     gradients: list[torch.Tensor] = []
 
     def keep(*_: object) -> None:
@@ -116,21 +136,29 @@ def gradient(
 
     assert worker.learner.optimizer is not None
     worker.learner.optimizer.register_step_pre_hook(keep)
-    batch = experience()
+    batch = rows_of(role)
     mine = batch.chunk(split(batch, where.world_size, balanced=True))[where.rank]
     metrics = worker.update(mine, lr=1e-3)
     return torch.cat(gradients), {name: metric.value for name, metric in metrics.items()}
 
 
 @pytest.mark.parametrize(
-    "mode", ["token-mean", "seq-mean-token-mean", "seq-mean-token-sum-norm", "token-sum"]
+    ("role", "mode"),
+    [
+        ("actor", "token-mean"),
+        ("actor", "seq-mean-token-mean"),
+        ("actor", "seq-mean-token-sum-norm"),
+        ("actor", "token-sum"),
+        ("online_dpo", "token-mean"),
+        ("raft", "token-mean"),
+    ],
 )
 @pytest.mark.parametrize("num_micro_batches", [2, 4])
-def test_micro_batches_do_not_change_the_actors_gradient(
-    model: Path, mode: str, num_micro_batches: int
+def test_micro_batches_do_not_change_the_gradient(
+    model: Path, role: str, mode: str, num_micro_batches: int
 ) -> None:
-    whole, metrics = gradient(rank_info(), str(model), "actor", mode, 1)
-    cut, cut_metrics = gradient(rank_info(), str(model), "actor", mode, num_micro_batches)
+    whole, metrics = gradient(rank_info(), str(model), role, mode, 1)
+    cut, cut_metrics = gradient(rank_info(), str(model), role, mode, num_micro_batches)
     assert whole.norm() > 1e-3
     assert (whole - cut).norm() <= 1e-6 * whole.norm()
     assert cut_metrics == pytest.approx(metrics, rel=1e-5, abs=1e-7)
@@ -143,7 +171,7 @@ def gradients_of_cuts(where: RankInfo, model: str, role: str) -> list[torch.Tens
     ]
 
 
-@pytest.mark.parametrize("role", ["actor", "critic"])
+@pytest.mark.parametrize("role", ["actor", "critic", "online_dpo", "raft"])
 def test_two_ranks_do_not_change_the_gradient(model: Path, role: str) -> None:
     """FSDP2 on two gloo ranks against one process, with one and with several micro-batches."""
     whole, _ = gradient(rank_info(), str(model), role, "token-mean", 1)

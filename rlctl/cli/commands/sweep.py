@@ -15,7 +15,14 @@ from rlctl.cli.remote import Address, Detach
 from rlctl.cli.startup import announce
 from rlctl.suggest import hydra_text
 
-_VERBS = {"ppo": "PPO", "grpo": "GRPO", "sft": "supervised fine-tuning"}
+_VERBS = {
+    "ppo": "PPO",
+    "grpo": "GRPO",
+    "sft": "supervised fine-tuning",
+    "dpo": "DPO",
+    "online_dpo": "online DPO",
+    "raft": "rejection sampling (RAFT)",
+}
 
 
 class _Group(TyperGroup):

@@ -19,7 +19,7 @@ from rlctl.suggest import hydra_text
 if TYPE_CHECKING:
     from rlctl.recipes.layers import Recipe
 
-app = typer.Typer(no_args_is_help=True, help="Train a model: ppo, grpo or sft.")
+app = typer.Typer(no_args_is_help=True, help="Train a model: ppo, grpo, sft, dpo, ...")
 
 Overrides = Annotated[
     list[str] | None,
@@ -88,6 +88,9 @@ _VERBS = {
     "ppo": "Train with PPO: actor, critic and generalized advantage estimation.",
     "grpo": "Train with GRPO: no critic; advantages compare several responses per prompt.",
     "sft": "Fine-tune on the reference solutions of the data (supervised).",
+    "dpo": "Train on preference pairs of the data with DPO, IPO or SimPO; nothing is sampled.",
+    "online_dpo": "Train with DPO on pairs of the policy's own responses, scored by the reward.",
+    "raft": "Fine-tune on the best of the policy's own responses (rejection sampling).",
 }
 
 # With these overrides the plain defaults apply: the quickstart's settings suit only its tiny model.

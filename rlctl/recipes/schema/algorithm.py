@@ -102,7 +102,7 @@ class PFPPO(Section):
 class Algorithm(Section):
     """Settings of `algorithm`."""
 
-    name: Text = Field(description="algorithm: ppo (the PPO family), sft or `module:Name`")
+    name: Text = Field(description="algorithm: ppo (the PPO family), sft, dpo, … or `module:Name`")
     params: dict[str, Any] = Field(description="settings of the algorithm")
     adv_estimator: Text = Field(
         description="advantage estimator: gae, grpo, rloo, … or `module:name`"

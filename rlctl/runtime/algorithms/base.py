@@ -95,6 +95,46 @@ class Algorithm(PolicyLoss, Protocol):
         ...
 
 
+# Keys that only the PPO family uses, as patterns for `unused_keys`.
+PPO_KEYS = (
+    "algorithm.adv_estimator*",
+    "algorithm.gamma",
+    "algorithm.lam",
+    "algorithm.norm_adv_by_std_in_grpo",
+    "algorithm.use_kl_in_reward",
+    "algorithm.kl_*",
+    "algorithm.*pf_ppo*",
+    "algorithm.overlong_buffer.*",
+    "algorithm.rollout_correction.*",
+    "actor_rollout_ref.actor.clip_ratio*",
+    "actor_rollout_ref.actor.policy_loss.*",
+    "actor_rollout_ref.actor.entropy_coeff",
+    "actor_rollout_ref.actor.*kl_loss*",
+)
+AGGREGATION_KEYS = (
+    "actor_rollout_ref.actor.loss_agg_mode",
+    "actor_rollout_ref.actor.loss_scale_factor",
+)
+
+
+def sample(prompts: Prompts, roles: Roles, seed: int) -> Scored:
+    """Generate `rollout.n` responses to each prompt with the current policy, and score them."""
+    roles.actor.update_weights()
+    rollouts = roles.actor.generate_sequences(prompts, seed=seed)
+    return roles.reward.compute_scores(rollouts).to_scored(rollouts)
+
+
+def step_seed(seed: int, step: int) -> int:
+    """Return the seed of a step: no random state to save, and a resumed run repeats the draws."""
+    return seed * 1_000_000_007 + step * 1_009
+
+
+def sampling_seed(config: schema.Config) -> int:
+    """Return the seed of sampled responses."""
+    seed = config.actor_rollout_ref.rollout.seed
+    return config.trainer.seed if seed is None else seed
+
+
 def training_temperature(needs: Needs, rollout: schema.Rollout) -> float:
     """Return the temperature of the trained policy: that of sampling if it learns from samples."""
     return rollout.temperature if Needs.GROUPS in needs else 1.0
@@ -118,3 +158,22 @@ def mini_batches(
             )
         cuts += order.split(num_rows)
     return experience.chunk(cuts) if len(cuts) > 1 else [experience]
+
+
+def group_batches(group: Tensor, num_groups: int, epochs: int, seed: int | None) -> list[Tensor]:
+    """Return the groups of each mini-batch of `num_groups` groups, (N,) int64, for `epochs` passes.
+
+    `group` (B,) are those of the rows. Each epoch is shuffled with its own seed, derived from
+    `seed`; None keeps the order.
+    """
+    import torch
+
+    groups = group.unique()
+    batches: list[Tensor] = []
+    for epoch in range(epochs):
+        order = torch.arange(len(groups))
+        if seed is not None:
+            draw = torch.Generator().manual_seed(seed + epoch)
+            order = torch.randperm(len(groups), generator=draw)
+        batches += groups[order].split(num_groups)
+    return batches

@@ -21,7 +21,14 @@ from rlctl.runtime.algorithms.advantages.base import (
     load_estimator,
 )
 from rlctl.runtime.algorithms.aggregate import aggregate, count
-from rlctl.runtime.algorithms.base import Loss, Needs, mini_batches
+from rlctl.runtime.algorithms.base import (
+    Loss,
+    Needs,
+    mini_batches,
+    sample,
+    sampling_seed,
+    step_seed,
+)
 from rlctl.runtime.algorithms.correction import Correction
 from rlctl.runtime.algorithms.kl_controllers import KLController, make_kl_controller
 from rlctl.runtime.algorithms.kl_estimators import KLEstimator, load_kl_estimator
@@ -98,7 +105,7 @@ class PPO:
             loss_kl=load_kl_estimator(actor.kl_loss_type),
             responses_per_prompt=rollout.n,
             max_response_length=config.data.max_response_length,
-            seed=config.trainer.seed if rollout.seed is None else rollout.seed,
+            seed=sampling_seed(config),
             actor_lr=Schedule.from_config(actor.optim, num_steps - warmup),
             critic_lr=Schedule.from_config(config.critic.optim, num_steps),
             critic_warmup=warmup,
@@ -116,9 +123,7 @@ class PPO:
 
     def collect(self, prompts: Prompts, roles: Roles, step: int) -> Scored:
         """Generate `rollout.n` responses to each prompt and score them."""
-        roles.actor.update_weights()
-        rollouts = roles.actor.generate_sequences(prompts, seed=_seed(self.seed, step))
-        scored = roles.reward.compute_scores(rollouts).to_scored(rollouts)
+        scored = sample(prompts, roles, step_seed(self.seed, step))
         if Needs.GREEDY_BASELINE not in self.needs:
             return scored
         roles.actor.update_weights()  # the engine may have released its weights
@@ -141,16 +146,16 @@ class PPO:
         experience, metrics = self.compute_advantages(scored, old, ref, values)
         if self.algorithm.use_pf_ppo:
             scores = self._with_penalty(scored.scores, scored.response_ids.lengths)
-            drawn = draw_rows(scores, self.algorithm.pf_ppo, _seed(self.seed, step))
+            drawn = draw_rows(scores, self.algorithm.pf_ppo, step_seed(self.seed, step))
             experience = experience.select(drawn)
         updates: list[Metrics] = []
         if Needs.CRITIC in self.needs:
-            shuffle = _seed(self.critic.data_loader_seed, step) if self.critic.shuffle else None
+            shuffle = step_seed(self.critic.data_loader_seed, step) if self.critic.shuffle else None
             rows = self.critic.ppo_mini_batch_size * self.responses_per_prompt
             for batch in mini_batches(experience, rows, self.critic.ppo_epochs, shuffle):
                 updates.append(roles.critic.update(batch, self.critic_lr(step - 1)))
         if step > self.critic_warmup:
-            shuffle = _seed(self.actor.data_loader_seed, step) if self.actor.shuffle else None
+            shuffle = step_seed(self.actor.data_loader_seed, step) if self.actor.shuffle else None
             rows = self.actor.ppo_mini_batch_size * self.responses_per_prompt
             lr = self.actor_lr(step - self.critic_warmup - 1)
             for batch in mini_batches(experience, rows, self.actor.ppo_epochs, shuffle):
@@ -293,8 +298,3 @@ class PPO:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the state of the KL controller."""
         self.kl.load_state_dict(state["kl"])
-
-
-def _seed(seed: int, step: int) -> int:
-    """Return the seed of a step: no random state to save, and a resumed run repeats the draws."""
-    return seed * 1_000_000_007 + step * 1_009

@@ -8,19 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, Self
 
 import torch
-from transformers import PreTrainedTokenizerBase
 
-from rlctl.data_prep.rows import PromptRow
 from rlctl.recipes import schema
-from rlctl.runtime.algorithms.base import Loss, Needs
+from rlctl.runtime.algorithms.base import AGGREGATION_KEYS, PPO_KEYS, Loss, Needs
+from rlctl.runtime.algorithms.given_responses import GivenResponses
 from rlctl.runtime.algorithms.schedule import Schedule
-from rlctl.runtime.batch import Prompts, Ragged, Rollouts, Scored
+from rlctl.runtime.batch import Prompts, Rollouts, Scored
 from rlctl.runtime.data.fields import text_field
-from rlctl.runtime.data.tokenizer import tokenizer_of
 from rlctl.runtime.model.causal_lm import PolicyOutputs
 from rlctl.runtime.ops import masked_sum
 from rlctl.runtime.roles import Roles
@@ -36,8 +33,7 @@ class SFT:
 
     actor: schema.Actor
     response_key: str
-    max_response_length: int
-    model: schema.Model
+    given: GivenResponses
     schedule: Schedule
 
     @classmethod
@@ -46,8 +42,7 @@ class SFT:
         return cls(
             actor=config.actor_rollout_ref.actor,
             response_key=config.data.response_key,
-            max_response_length=config.data.max_response_length,
-            model=config.actor_rollout_ref.model,
+            given=GivenResponses(config.actor_rollout_ref.model, config.data.max_response_length),
             schedule=Schedule.from_config(config.actor_rollout_ref.actor.optim, num_steps),
         )
 
@@ -61,7 +56,10 @@ class SFT:
         """Return the keys about sampling for training, which SFT does not do."""
         reason = f"algorithm.name is {config.algorithm.name}"
         keys = (
-            "algorithm.rollout_correction.*",
+            *PPO_KEYS,
+            *AGGREGATION_KEYS,
+            "actor_rollout_ref.actor.ppo_epochs",
+            "actor_rollout_ref.actor.shuffle",
             "trainer.mismatch.*",
             "actor_rollout_ref.rollout.temperature",
         )
@@ -69,18 +67,8 @@ class SFT:
 
     def collect(self, prompts: Prompts, roles: Roles, step: int) -> Scored:  # noqa: ARG002
         """Return the data's solutions, truncated to `max_response_length`, as scored responses."""
-        ids = Ragged.from_rows([self._solution(row) for row in prompts.rows], dtype=torch.int64)
-        ones, zeros = torch.ones(len(ids.values)), torch.zeros(len(ids.values))
-        return prompts.grow(
-            Scored,
-            response_ids=ids,
-            response_mask=ids.like(ones),
-            rollout_log_probs=ids.like(zeros),
-            finish=["stop"] * len(prompts),
-            scores=torch.ones(len(prompts)),
-            components={},
-            failed=torch.zeros(len(prompts), dtype=torch.bool),
-        )
+        texts = [text_field(row, self.response_key, "data.response_key") for row in prompts.rows]
+        return self.given.to_scored(prompts, texts, torch.ones(len(prompts)))
 
     def learn(self, scored: Scored, roles: Roles, step: int) -> Metrics:
         """Update the actor once per mini-batch and return metrics."""
@@ -91,9 +79,7 @@ class SFT:
 
     def loss(self, outputs: PolicyOutputs, batch: Rollouts) -> Loss:
         """Return −Σ log π over the unmasked tokens of (T,), a scalar, and their number."""
-        mask = batch.response_mask.values
-        total, num_tokens = masked_sum(-outputs.log_probs, mask), float(mask.sum())
-        return Loss(total, num_tokens, {"train/loss": Mean(float(total.detach()), num_tokens)})
+        return negative_log_likelihood(outputs, batch)
 
     def state_dict(self) -> dict[str, Any]:
         """Return an empty state."""
@@ -102,12 +88,9 @@ class SFT:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Do nothing."""
 
-    @cached_property
-    def _tokenizer(self) -> PreTrainedTokenizerBase:
-        return tokenizer_of(self.model)
 
-    def _solution(self, row: PromptRow) -> list[int]:
-        """Return the tokens of a row's solution with the end-of-sequence token, truncated."""
-        text = text_field(row, self.response_key, "data.response_key")
-        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False)
-        return [*ids, self._tokenizer.eos_token_id][: self.max_response_length]
+def negative_log_likelihood(outputs: PolicyOutputs, batch: Rollouts) -> Loss:
+    """Return −Σ log π over the unmasked tokens of a micro-batch, and their number."""
+    mask = batch.response_mask.values
+    total, num_tokens = masked_sum(-outputs.log_probs, mask), float(mask.sum())
+    return Loss(total, num_tokens, {"train/loss": Mean(float(total.detach()), num_tokens)})

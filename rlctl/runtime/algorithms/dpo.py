@@ -1,0 +1,62 @@
+"""Direct preference optimization (arXiv 2305.18290) on the pairs of a data set.
+
+The pairs' responses take the place of sampled ones. A row of the data gives two rows of a batch:
+the response at `data.chosen_key` with score 1, and the one at `data.rejected_key` with score 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from rlctl.recipes import schema
+from rlctl.runtime.algorithms.base import Needs
+from rlctl.runtime.algorithms.given_responses import GivenResponses
+from rlctl.runtime.algorithms.online_dpo import OnlineDPO
+from rlctl.runtime.algorithms.pair_losses import PairParams
+from rlctl.runtime.batch import Prompts, Scored
+from rlctl.runtime.data.fields import text_field
+from rlctl.runtime.roles import Roles
+
+
+@dataclass(frozen=True)
+class DPO(OnlineDPO):
+    """DPO, IPO, cDPO or SimPO on given pairs, at temperature 1."""
+
+    Params: ClassVar[type[PairParams]] = PairParams
+
+    @property
+    def needs(self) -> Needs:
+        """The engine, which generates responses in validation, and the loss's reference."""
+        return super().needs & ~(Needs.GROUPS | Needs.COMPARISON)
+
+    @staticmethod
+    def unused_keys(config: schema.Config) -> Mapping[str, str]:
+        """Return the keys of the PPO family, and those of sampling for training."""
+        reason = f"algorithm.name is {config.algorithm.name}"
+        keys = ("trainer.mismatch.*", "actor_rollout_ref.rollout.temperature")
+        return {**OnlineDPO.unused_keys(config), **dict.fromkeys(keys, reason)}
+
+    def collect(self, prompts: Prompts, roles: Roles, step: int) -> Scored:  # noqa: ARG002
+        """Return the data's responses, truncated to `max_response_length`: 2·B rows."""
+        keys = {
+            "data.chosen_key": self.data.chosen_key,
+            "data.rejected_key": self.data.rejected_key,
+        }
+        texts = [
+            text_field(row, dotted, key) for row in prompts.rows for key, dotted in keys.items()
+        ]
+        scores = torch.tensor([1.0, 0.0]).repeat(len(prompts))
+        return self._given.to_scored(prompts.repeat(2), texts, scores)
+
+    @cached_property
+    def _given(self) -> GivenResponses:
+        return GivenResponses(self.model, self.data.max_response_length)
+
+    def _pairs(self, scored: Scored, step: int) -> Tensor:  # noqa: ARG002
+        return torch.arange(len(scored)).view(-1, 2)

@@ -1,0 +1,143 @@
+"""Online DPO: preference pairs from scored responses of the policy itself.
+
+Direct alignment from AI feedback (arXiv 2402.04792) with the run's reward, a rule or a model, as
+annotator. A step generates `rollout.n` responses to each prompt, pairs responses with different
+scores, and updates the policy with a pair loss against the reference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, Self
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from rlctl.errors import ConfigError
+from rlctl.recipes import schema
+from rlctl.runtime.algorithms.base import (
+    AGGREGATION_KEYS,
+    PPO_KEYS,
+    Loss,
+    Needs,
+    group_batches,
+    sample,
+    sampling_seed,
+    step_seed,
+)
+from rlctl.runtime.algorithms.pair_losses import PairParams, PairRows, pair_loss, pair_rows
+from rlctl.runtime.algorithms.schedule import Schedule
+from rlctl.runtime.batch import Prompts, Ragged, Rollouts, Scored
+from rlctl.runtime.model.causal_lm import PolicyOutputs
+from rlctl.runtime.roles import Roles
+from rlctl.tracking.metrics import Metrics, Sum, merge
+
+
+class OnlineDPOParams(PairParams):
+    """Settings of `online_dpo`."""
+
+    pairs: Literal["best_worst", "all", "random"] = Field(
+        default="best_worst",
+        description="pairs of a prompt: one of best and worst, all, or one at random",
+    )
+
+
+@dataclass(frozen=True)
+class OnlineDPO:
+    """DPO on pairs of the policy's own responses; immutable."""
+
+    Params: ClassVar[type[PairParams]] = OnlineDPOParams
+
+    actor: schema.Actor
+    data: schema.Data
+    model: schema.Model
+    params: PairParams
+    seed: int
+    schedule: Schedule
+
+    @classmethod
+    def from_config(cls, config: schema.Config, num_steps: int, params: PairParams) -> Self:
+        """Build the algorithm. Raises ConfigError for one response per prompt, if it samples."""
+        actor = config.actor_rollout_ref.actor
+        built = cls(
+            actor=actor,
+            data=config.data,
+            model=config.actor_rollout_ref.model,
+            params=params,
+            seed=sampling_seed(config),
+            schedule=Schedule.from_config(actor.optim, num_steps),
+        )
+        if Needs.COMPARISON in built.needs and config.actor_rollout_ref.rollout.n < 2:
+            raise ConfigError(
+                f"algorithm.name={config.algorithm.name} compares the responses to one prompt, "
+                "but rollout.n is 1",
+                hint="actor_rollout_ref.rollout.n=8",
+            )
+        return built
+
+    @property
+    def needs(self) -> Needs:
+        """Groups of responses, and the reference if the loss has one."""
+        needs = Needs.ENGINE | Needs.GROUPS | Needs.COMPARISON
+        return needs | Needs.REFERENCE if self.params.uses_reference else needs
+
+    @staticmethod
+    def unused_keys(config: schema.Config) -> Mapping[str, str]:
+        """Return the keys of the PPO family."""
+        reason = f"algorithm.name is {config.algorithm.name}"
+        return dict.fromkeys((*PPO_KEYS, *AGGREGATION_KEYS), reason)
+
+    def collect(self, prompts: Prompts, roles: Roles, step: int) -> Scored:
+        """Generate `rollout.n` responses to each prompt and score them."""
+        return sample(prompts, roles, step_seed(self.seed, step))
+
+    def learn(self, scored: Scored, roles: Roles, step: int) -> Metrics:
+        """Pair the responses and update the actor once per mini-batch; return metrics."""
+        actor, pairs = self.actor, self._pairs(scored, step)  # (P, 2)
+        seed = step_seed(actor.data_loader_seed, step) if actor.shuffle else None
+        parts = group_batches(scored.group, actor.ppo_mini_batch_size, actor.ppo_epochs, seed)
+        kept = pairs.unique()
+        scored, pairs = scored.select(kept), torch.searchsorted(kept, pairs)
+        reference: Ragged | None = None
+        if self.params.uses_reference and len(kept):
+            reference = roles.reference.compute_log_probs(scored).log_probs
+        updates: list[Metrics] = [{"pairs/count": Sum(0.0)}]
+        for groups in parts:
+            rows = torch.isin(scored.group, groups).nonzero().flatten()
+            mine = torch.searchsorted(rows, pairs[torch.isin(pairs[:, 0], rows)])
+            if len(mine):
+                batch, ref = scored.select(rows), reference and reference.select(rows)
+                now = roles.actor.compute_log_probs(batch).log_probs
+                batch, metrics = pair_rows(batch, now, ref, mine, self.params)
+                updates += [metrics, roles.actor.update(batch, self.schedule(step - 1))]
+        return merge(updates)
+
+    def loss(self, outputs: PolicyOutputs, batch: Rollouts) -> Loss:
+        """Return the pair loss of a micro-batch; `outputs` hold (T,)."""
+        assert isinstance(batch, PairRows)
+        return pair_loss(outputs.log_probs, batch)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return an empty state."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Do nothing."""
+
+    def _pairs(self, scored: Scored, step: int) -> Tensor:
+        """Return the rows of better and worse responses to the same prompt: (P, 2) int64."""
+        assert isinstance(self.params, OnlineDPOParams)
+        draw = torch.Generator().manual_seed(step_seed(self.seed, step))
+        found = [torch.empty(0, 2, dtype=torch.int64)]
+        for group in scored.group.unique().tolist():
+            rows = (scored.group == group).nonzero().flatten()
+            gap = scored.scores[rows, None] - scored.scores[rows]  # (n, n)
+            better = (gap > 0).nonzero()
+            if len(better) and self.params.pairs == "best_worst":
+                better = better[gap[better[:, 0], better[:, 1]].argmax()][None]
+            elif len(better) and self.params.pairs == "random":
+                better = better[torch.randint(len(better), (1,), generator=draw)]
+            found.append(rows[better])
+        return torch.cat(found)

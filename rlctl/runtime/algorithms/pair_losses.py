@@ -1,0 +1,131 @@
+"""Losses of preference pairs, and their exact gradient by one coefficient per row.
+
+A pair loss f(h_w, h_l) needs both responses of a pair, which ranks and micro-batches may separate.
+Its derivatives by h_w and h_l are numbers. They are computed on the controller with the h of the
+weights that the update starts from; the worker's loss Σ_i ∂L/∂h_i · h_i then has the gradient of L.
+Log-probs of both passes must agree, so models with dropout are not supported.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, Self
+
+import torch
+from pydantic import Field, model_validator
+from torch import Tensor
+from torch.nn.functional import logsigmoid
+
+from rlctl.plugins import Params
+from rlctl.runtime.algorithms.base import Loss
+from rlctl.runtime.batch import Ragged, Scored
+from rlctl.runtime.ops import masked_sum
+from rlctl.tracking.metrics import Mean, Metrics, Sum
+
+
+class PairParams(Params):
+    """Settings of the pair loss."""
+
+    loss: Literal["sigmoid", "ipo", "simpo"] = Field(
+        default="sigmoid", description="sigmoid (DPO), ipo, or simpo (mean log-probs, no reference)"
+    )
+    beta: float = Field(default=0.1, gt=0, description="β; IPO's τ; 2 to 2.5 is usual for simpo")
+    label_smoothing: float = Field(
+        default=0.0, ge=0, lt=0.5, description="assumed share of wrong preferences: cDPO"
+    )
+    margin: float = Field(default=0.0, ge=0, description="γ of simpo; its paper takes 0.3 to 1.6")
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.label_smoothing and self.loss == "ipo":
+            raise ValueError("label_smoothing is not defined for loss=ipo; use loss=sigmoid")
+        if self.margin and self.loss != "simpo":
+            raise ValueError(f"margin is a setting of loss=simpo, not of loss={self.loss}")
+        return self
+
+    @property
+    def uses_reference(self) -> bool:
+        """Return whether h is relative to a reference policy."""
+        return self.loss != "simpo"
+
+    def losses(self, chosen: Tensor, rejected: Tensor) -> Tensor:
+        """Return the loss of P pairs from h of their chosen and rejected responses, (P,) each.
+
+        With d = h_w − h_l: DPO −log σ(β·d) (arXiv 2305.18290, eq. 7); with label smoothing ε, cDPO
+        −(1−ε)·log σ(β·d) − ε·log σ(−β·d) (Mitchell, "A note on DPO with noisy preferences", 2023);
+        IPO (d − 1/(2β))² (arXiv 2310.12036, eq. 17); SimPO −log σ(β·d − γ) (arXiv 2405.14734,
+        eq. 6).
+        """
+        difference = chosen - rejected
+        if self.loss == "ipo":
+            return (difference - 1 / (2 * self.beta)).square()
+        logits = self.beta * difference - self.margin
+        smoothing = self.label_smoothing
+        return -(1 - smoothing) * logsigmoid(logits) - smoothing * logsigmoid(-logits)
+
+
+@dataclass(frozen=True, eq=False)
+class PairRows(Scored):
+    """Rows of pairs with their parts of the loss."""
+
+    coefficients: Tensor  # (B,) float32: ∂L/∂Σ_t log π_t
+    constants: Tensor  # (B,) float32: added, so that the rows' losses sum to L
+    counts: Tensor  # (B,) float32: half the number of the row's pairs
+
+
+def pair_rows(
+    scored: Scored, log_probs: Ragged, reference: Ragged | None, pairs: Tensor, params: PairParams
+) -> tuple[PairRows, Metrics]:
+    """Return rows with the derivatives of the sum of the pairs' losses, and metrics.
+
+    `pairs` (P, 2) int64 are chosen and rejected rows. h is the sum of log π − log π_ref over a
+    row's unmasked tokens; for simpo, the mean of log π.
+    """
+    mask = scored.response_mask
+    kept = mask.values > 0
+    sums = mask.like(torch.where(kept, log_probs.values, 0.0)).sums().double()  # (B,)
+    scale = torch.ones_like(sums) if params.uses_reference else 1 / mask.sums().clamp(min=1)
+    h = sums * scale
+    if reference is not None:
+        h = h - mask.like(torch.where(kept, reference.values, 0.0)).sums()
+    h = h.requires_grad_()
+    chosen, rejected = h[pairs[:, 0]], h[pairs[:, 1]]
+    losses = params.losses(chosen, rejected)
+    (gradient,) = torch.autograd.grad(losses.sum(), h)
+    counts = torch.bincount(pairs.flatten(), minlength=len(scored)) / 2
+    shares = torch.zeros_like(sums).index_add_(
+        0, pairs.flatten(), losses.detach().repeat_interleave(2) / 2
+    )
+    coefficients = gradient * scale
+    rows = scored.grow(
+        PairRows,
+        coefficients=coefficients.float(),
+        constants=(shares - coefficients * sums).float(),
+        counts=counts.float(),
+    )
+    return rows, _metrics(losses.detach(), chosen.detach(), rejected.detach(), params.beta)
+
+
+def pair_loss(log_probs: Tensor, batch: PairRows) -> Loss:
+    """Return the loss of a micro-batch from the log-probs (T,) of its response tokens.
+
+    Its value is that of the pair losses, and its count the number of pairs.
+    """
+    mask = batch.response_mask.values
+    weights = batch.coefficients[batch.response_ids.row_of_token]
+    total = masked_sum(weights * log_probs, mask) + batch.constants.sum()
+    return Loss(total, float(batch.counts.sum()), {})
+
+
+def _metrics(losses: Tensor, chosen: Tensor, rejected: Tensor, beta: float) -> Metrics:
+    """Return loss, rewards β·h, their margin and accuracy over pairs; (P,) each."""
+    count = len(losses)
+    values = {
+        "loss": losses,
+        "reward_chosen": beta * chosen,
+        "reward_rejected": beta * rejected,
+        "margin": beta * (chosen - rejected),
+        "accuracy": (chosen > rejected).double(),
+    }
+    means = {f"pairs/{name}": Mean(float(each.sum()), count) for name, each in values.items()}
+    return {**(means if count else {}), "pairs/count": Sum(float(count))}

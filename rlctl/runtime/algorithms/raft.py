@@ -1,0 +1,123 @@
+"""Reward-ranked fine-tuning (RAFT): supervised learning on the best of the policy's own responses.
+
+Each step is an iteration of algorithm 1 of arXiv 2304.06767: generate `rollout.n` responses to each
+prompt with the current policy, keep the best by score, and fine-tune on them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from rlctl.plugins import Params as PluginParams
+from rlctl.recipes import schema
+from rlctl.runtime.algorithms.base import (
+    AGGREGATION_KEYS,
+    PPO_KEYS,
+    Loss,
+    Needs,
+    group_batches,
+    sample,
+    sampling_seed,
+    step_seed,
+)
+from rlctl.runtime.algorithms.schedule import Schedule
+from rlctl.runtime.algorithms.sft import negative_log_likelihood
+from rlctl.runtime.batch import Prompts, Rollouts, Scored
+from rlctl.runtime.model.causal_lm import PolicyOutputs
+from rlctl.runtime.roles import Roles
+from rlctl.tracking.metrics import Mean, Metrics, merge
+
+
+class RaftParams(PluginParams):
+    """Settings of `raft`."""
+
+    top_k: int | None = Field(default=1, ge=1, description="best responses of a prompt; null = all")
+    threshold: float | None = Field(
+        default=None, description="smallest score of a response that is kept; null = any"
+    )
+
+
+@dataclass(frozen=True)
+class RAFT:
+    """Fine-tuning on the policy's own responses, selected by score; immutable."""
+
+    Params: ClassVar[type[RaftParams]] = RaftParams
+
+    actor: schema.Actor
+    params: RaftParams
+    seed: int
+    schedule: Schedule
+
+    @classmethod
+    def from_config(cls, config: schema.Config, num_steps: int, params: RaftParams) -> Self:
+        """Build the algorithm; `num_steps` is the length of the learning-rate schedule."""
+        actor = config.actor_rollout_ref.actor
+        schedule = Schedule.from_config(actor.optim, num_steps)
+        return cls(actor, params, sampling_seed(config), schedule)
+
+    @property
+    def needs(self) -> Needs:
+        """Responses to each prompt."""
+        return Needs.ENGINE | Needs.GROUPS
+
+    @staticmethod
+    def unused_keys(config: schema.Config) -> Mapping[str, str]:
+        """Return the keys of the PPO family."""
+        reason = f"algorithm.name is {config.algorithm.name}"
+        return dict.fromkeys((*PPO_KEYS, *AGGREGATION_KEYS, "trainer.mismatch.*"), reason)
+
+    def collect(self, prompts: Prompts, roles: Roles, step: int) -> Scored:
+        """Generate `rollout.n` responses to each prompt and score them."""
+        return sample(prompts, roles, step_seed(self.seed, step))
+
+    def learn(self, scored: Scored, roles: Roles, step: int) -> Metrics:
+        """Update the actor once per mini-batch with the responses that are kept."""
+        kept = self.kept(scored.scores, scored.group)
+        metrics: Metrics = {
+            "raft/kept": Mean(float(kept.sum()), len(kept)),
+            "raft/kept_prompts": Mean(
+                float(len(scored.group[kept].unique())), len(scored.group.unique())
+            ),
+        }
+        if kept.any():
+            metrics["raft/kept_score"] = Mean(float(scored.scores[kept].sum()), float(kept.sum()))
+        batch, actor = scored.select(kept.nonzero().flatten()), self.actor
+        seed = step_seed(actor.data_loader_seed, step) if actor.shuffle else None
+        updates = [metrics]
+        for groups in group_batches(
+            scored.group, actor.ppo_mini_batch_size, actor.ppo_epochs, seed
+        ):
+            rows = torch.isin(batch.group, groups).nonzero().flatten()
+            if len(rows):
+                updates.append(roles.actor.update(batch.select(rows), self.schedule(step - 1)))
+        return merge(updates)
+
+    def loss(self, outputs: PolicyOutputs, batch: Rollouts) -> Loss:
+        """Return −Σ log π over the tokens of kept responses, and their number."""
+        return negative_log_likelihood(outputs, batch)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return an empty state."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Do nothing."""
+
+    def kept(self, scores: Tensor, group: Tensor) -> Tensor:
+        """Return a mask (B,) of the rows to learn from, by `scores` and `group`, (B,) each.
+
+        They are the `top_k` best of each group with a score of at least `threshold`; of equal
+        scores, the first.
+        """
+        best = torch.zeros_like(scores, dtype=torch.bool)
+        for number in group.unique():
+            rows = (group == number).nonzero().flatten()
+            order = scores[rows].argsort(descending=True, stable=True)
+            best[rows[order][: self.params.top_k]] = True
+        return best if self.params.threshold is None else best & (scores >= self.params.threshold)
