@@ -100,6 +100,10 @@ def _words(annotation: Any, metadata: list[Any]) -> str:
     origin, args = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
         return _words(args[0], [*metadata, *args[1:]])
+    if len(alternatives := _members(annotation)) > 1:
+        return " or ".join(_words(each, []) for each in alternatives)
+    if isinstance(annotation, type) and issubclass(annotation, Section):
+        return f"{{{', '.join(annotation.model_fields)}}}"
     if origin is Literal:
         return " | ".join(str(value) for value in args)
     if origin is tuple:

@@ -10,6 +10,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from rlctl import __version__
+from rlctl.data_prep.sources import data_files
 from rlctl.redaction import redact
 from rlctl.storage import local
 
@@ -72,10 +73,17 @@ def _git(folder: Path, *arguments: str) -> bytes | None:
         return None
 
 
-def data_hashes(files: Iterable[str]) -> dict[str, str]:
-    """Return the SHA-256 of each file's content, by path or URL without secrets."""
+def data_hashes(files: Iterable[str], split: str) -> dict[str, str]:
+    """Return the SHA-256 of each file's content, by path or URL without secrets.
+
+    Files of a data set, of `split` if it names none, are named by the data set and their name.
+    """
     hashes = {}
-    for path in files:
-        with Path(local(path)).open("rb") as file:
-            hashes[redact(path)] = hashlib.file_digest(file, "sha256").hexdigest()
+    for source in files:
+        paths = data_files(source, split)
+        for path in paths:
+            single = paths == [Path(local(source)).expanduser()]
+            name = redact(source) if single else f"{source}/{path.name}"
+            with path.open("rb") as file:
+                hashes[name] = hashlib.file_digest(file, "sha256").hexdigest()
     return hashes

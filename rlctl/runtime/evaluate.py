@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from transformers import PreTrainedTokenizerBase
 
 from rlctl.data_prep.rows import PromptRow
+from rlctl.data_prep.sources import VALIDATION
 from rlctl.errors import UsageError, raise_problems
 from rlctl.recipes import schema
 from rlctl.recipes.recorded import missing_secrets
@@ -46,7 +47,7 @@ def evaluate(config: schema.Config) -> Validation:
     raise_problems(missing_secrets(config))
     tokenizer = tokenizer_of(config.actor_rollout_ref.model)
     prompts = PromptSet.load(
-        config.data.val_files, config.data, tokenizer, config.data.val_max_samples
+        config.data.val_files, config.data, tokenizer, config.data.val_max_samples, VALIDATION
     )
     with _roles(config, tokenizer, prompts.rows) as roles:
         return Validator(prompts, config.data.val_batch_size, tokenizer, config.trainer.seed).run(

@@ -12,7 +12,7 @@ from rlctl.recipes.schema.algorithm import (
     RolloutCorrection,
 )
 from rlctl.recipes.schema.critic import Critic
-from rlctl.recipes.schema.data import Data
+from rlctl.recipes.schema.data import Data, WeightedFile
 from rlctl.recipes.schema.fields import Section
 from rlctl.recipes.schema.policy import (
     FSDP,
@@ -74,6 +74,7 @@ __all__ = [
     "Tracking",
     "Trainer",
     "ValKwargs",
+    "WeightedFile",
 ]
 
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from rlctl.errors import ConfigError
 from rlctl.recipes.schema.fields import (
     Count,
     CountOrAll,
+    OneOrMany,
+    PositiveFloat,
     Section,
     Seed,
     Text,
@@ -16,15 +19,23 @@ from rlctl.recipes.schema.fields import (
 )
 
 
+class WeightedFile(Section):
+    """Data file with its weight in a mixture."""
+
+    path: Text
+    weight: PositiveFloat
+
+
 class Data(Section):
     """Settings of `data`."""
 
-    train_files: Texts = Field(
+    train_files: Annotated[tuple[Text | WeightedFile, ...], OneOrMany] = Field(
         description="training prompts: parquet, json or jsonl files (paths or addresses such as "
-        "s3://…), or `quickstart`"
+        "s3://…), data sets (folder or owner/name on the hub, with :SPLIT), or `quickstart`; each "
+        "may be {path: FILE, weight: NUMBER}"
     )
     val_files: Texts | None = Field(
-        description="validation prompts, files or `quickstart`; null = no validation"
+        description="validation prompts, likewise without weights; null = no validation"
     )
     train_batch_size: Count = Field(description="prompts per step, each with rollout.n responses")
     gen_batch_size: Count | None = Field(
@@ -54,5 +65,34 @@ class Data(Section):
     apply_chat_template_kwargs: dict[str, Any] = Field(
         description="extra variables for the chat template, such as {enable_thinking: false}"
     )
-    sampler: Text = Field(description="order of the prompts: random, sequential or `module:Name`")
+    sampler: Text = Field(
+        description="order of the prompts: random, sequential, by scores (curriculum, thompson), "
+        "or `module:Name`"
+    )
     sampler_params: dict[str, Any] = Field(description="settings of the sampler")
+
+    @property
+    def train_paths(self) -> tuple[str, ...]:
+        """Training files without their weights."""
+        return tuple(
+            each.path if isinstance(each, WeightedFile) else each for each in self.train_files
+        )
+
+    @property
+    def train_weights(self) -> tuple[float, ...] | None:
+        """Weights of the training files; None if none has one. ConfigError if some have none."""
+        weights = [each.weight for each in self.train_files if isinstance(each, WeightedFile)]
+        if not weights:
+            return None
+        if len(weights) < len(self.train_files) or self.train_max_samples >= 0:
+            some = len(weights) < len(self.train_files)
+            raise ConfigError(
+                "some training files have a weight, others have none"
+                if some
+                else "data.train_max_samples does not combine with the weights of files",
+                where="data.train_files",
+                hint="give each file a weight: {path: FILE, weight: NUMBER}"
+                if some
+                else "leave it out: weights are shares of the prompts that are drawn",
+            )
+        return tuple(weights)

@@ -40,7 +40,8 @@ def _all_or_some(value: int) -> int:
 
 
 Text = Annotated[str, BeforeValidator(_number_as_text), Field(min_length=1)]
-Texts = Annotated[tuple[Annotated[str, Field(min_length=1)], ...], BeforeValidator(_one_or_many)]
+OneOrMany = BeforeValidator(_one_or_many)
+Texts = Annotated[tuple[Annotated[str, Field(min_length=1)], ...], OneOrMany]
 Floats = Annotated[tuple[float, ...], BeforeValidator(_as_tuple)]
 Pair = Annotated[tuple[float, float], BeforeValidator(_as_tuple)]
 

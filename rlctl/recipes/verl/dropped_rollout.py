@@ -124,7 +124,7 @@ DATA: tuple[Rule, ...] = (
         "data.sampler.{class_path,class_name}",
         _EMPTY,
         "data.sampler selects the order of the prompts",
-        "data.sampler=random, sequential or module:Name",
+        "data.sampler=random, sequential, curriculum, thompson or module:Name",
     ),
     needs("data.multiturn.enable", missing.MULTI_TURN_SFT, _OFF),
     depends("data.multiturn*", "multi-turn fine-tuning is off"),

@@ -1,23 +1,32 @@
 """Batches of prompts from data files.
 
 Prompts form an endless stream, one epoch after another in a different order. The order is a
-function of the seed and the epoch, so there is no state to save.
+function of the seed and the epoch, so there is no state to save. A stateful sampler draws prompts
+by earlier scores instead; its state is saved.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import logging
+from collections import Counter
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from rlctl.data_prep.rows import PromptRow, read_rows
+from rlctl.data_prep.sources import TRAIN, data_files
 from rlctl.errors import ConfigError
 from rlctl.recipes import schema
 from rlctl.runtime.batch import Prompts, Ragged
+from rlctl.runtime.data.mixture import MixedSampler, Part, mixed_order
+from rlctl.runtime.data.samplers import Order, Sampling, StatefulSampler
 from rlctl.runtime.data.tokenizer import encode_prompt
+
+LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -27,6 +36,26 @@ class PromptSet:
     rows: list[PromptRow]
     prompt_ids: list[list[int]]
     num_dropped: int  # rows dropped as over-long
+    parts: tuple[Part, ...] = ()  # files by weight; none: all prompts alike
+
+    @classmethod
+    def load_train(cls, data: schema.Data, tokenizer: PreTrainedTokenizerBase) -> PromptSet:
+        """Load `data.train_files`, with the weights of the files if they have weights."""
+        paths, weights = data.train_paths, data.train_weights
+        if weights is None:
+            return cls.load(paths, data, tokenizer, data.train_max_samples)
+        sets = [cls.load([path], data, tokenizer, -1) for path in paths]
+        starts = [sum(len(each) for each in sets[:number]) for number in range(len(sets))]
+        parts = tuple(
+            Part(start, start + len(each), weight / sum(weights))
+            for start, each, weight in zip(starts, sets, weights, strict=True)
+        )
+        return cls(
+            [row for each in sets for row in each.rows],
+            [ids for each in sets for ids in each.prompt_ids],
+            sum(each.num_dropped for each in sets),
+            parts,
+        )
 
     @classmethod
     def load(
@@ -35,17 +64,20 @@ class PromptSet:
         data: schema.Data,
         tokenizer: PreTrainedTokenizerBase,
         max_samples: int,
+        split: str = TRAIN,
     ) -> PromptSet:
         """Read parquet or JSONL files and tokenize prompts with the model's chat template.
 
-        Reads at most `max_samples` rows (-1: all). Prompts longer than `data.max_prompt_length` are
-        dropped if `data.filter_overlong_prompts`, else handled by `data.truncation`. Raises
-        ConfigError if no prompt remains, or for an over-long prompt with `truncation=error`.
+        Reads at most `max_samples` rows (-1: all), of a data set without a split those of `split`.
+        Prompts longer than `data.max_prompt_length` are dropped if `data.filter_overlong_prompts`,
+        else handled by `data.truncation`. Raises ConfigError if no prompt remains, or for an
+        over-long prompt with `truncation=error`.
         """
         rows = [
             row
             for file in files
-            for row in read_rows(file, prompt_key=data.prompt_key, reward_fn_key=data.reward_fn_key)
+            for path in data_files(file, split)
+            for row in read_rows(path, prompt_key=data.prompt_key, reward_fn_key=data.reward_fn_key)
         ]
         if max_samples >= 0:
             rows = rows[:max_samples]
@@ -90,8 +122,20 @@ class PromptLoader:
 
     prompts: PromptSet
     batch_size: int
-    sampler: Callable[[int, int, int], Tensor]  # see the module `samplers`
+    sampler: Order
     seed: int
+    stateful: StatefulSampler | None = None  # draws prompts instead of `sampler`
+
+    @classmethod
+    def from_config(cls, prompts: PromptSet, data: schema.Data) -> PromptLoader:
+        """Build the loader with the sampler of the configuration."""
+        sampling, seed = Sampling.from_config(data), data.seed
+        stateful: StatefulSampler | None = None
+        if sampling.stateful is not None and prompts.parts:
+            stateful = MixedSampler(prompts.parts, sampling.stateful, seed)
+        elif sampling.stateful is not None:
+            stateful = sampling.stateful(len(prompts), seed)
+        return cls(prompts, data.train_batch_size, sampling.order, seed, stateful)
 
     @property
     def steps_per_epoch(self) -> int:
@@ -103,19 +147,74 @@ class PromptLoader:
         return position // (self.steps_per_epoch * self.batch_size)
 
     def batch_at(self, step: int) -> Prompts:
-        """Return the prompts of `step` (from 1); the same for every call."""
-        return self.at(range((step - 1) * self.batch_size, step * self.batch_size))
+        """Return the prompts of `step` (from 1); the same for every call.
 
-    def at(self, positions: Sequence[int]) -> Prompts:
-        """Return the N prompts at `positions` of the stream as a batch with groups 0 … N−1."""
+        A stateful sampler draws them: then each call returns others.
+        """
+        return self.at(self.draw((step - 1) * self.batch_size, self.batch_size))
+
+    def draw(self, position: int, count: int, avoid: Collection[int] = ()) -> list[int]:
+        """Return the next `count` prompts, for `at`: positions from `position` of the stream on.
+
+        A stateful sampler returns indices of prompts, those in `avoid` last.
+        """
+        if self.stateful is not None:
+            return self.stateful.draw(count, avoid)
+        return list(range(position, position + count))
+
+    def at(self, drawn: Sequence[int]) -> Prompts:
+        """Return the N prompts that `draw` has chosen as a batch with groups 0 … N−1."""
+        if self.stateful is not None:
+            return self.prompts.batch(drawn)
         orders = {
-            epoch: self.sampler(len(self.prompts), epoch, self.seed)
-            for epoch in {self.epoch_of(position) for position in positions}
+            epoch: self._order(epoch) for epoch in {self.epoch_of(position) for position in drawn}
         }
         per_epoch = self.steps_per_epoch * self.batch_size
         return self.prompts.batch(
-            [int(orders[self.epoch_of(each)][each % per_epoch]) for each in positions]
+            [int(orders[self.epoch_of(each)][each % per_epoch]) for each in drawn]
         )
+
+    def _order(self, epoch: int) -> Tensor:
+        if self.prompts.parts:
+            return mixed_order(self.prompts.parts, self.sampler, epoch, self.seed)
+        return self.sampler(len(self.prompts), epoch, self.seed)
+
+    def observe(self, drawn: Sequence[int], scores: Sequence[float]) -> None:
+        """Give the mean score of the responses to each of `drawn` to a stateful sampler."""
+        if self.stateful is not None:
+            self.stateful.observe(drawn, scores)
+
+    def metrics(self, prompts: Prompts) -> dict[str, float]:
+        """Return the share of each data source in `prompts`, and what the sampler reports.
+
+        Without metrics where all data has one source.
+        """
+        found = {} if self.stateful is None else self.stateful.metrics()
+        sources = sorted({row.data_source for row in self.prompts.rows})
+        if len(sources) > 1:
+            drawn = Counter(row.data_source for row in prompts.rows)
+            found |= {f"data/share/{name}": drawn[name] / len(prompts) for name in sources}
+        return found
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of a stateful sampler, and nothing without one."""
+        if self.stateful is None:
+            return {}
+        return {"sampler": {"num_prompts": len(self.prompts), "state": self.stateful.state_dict()}}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore the state of a stateful sampler; it starts from scratch for other data."""
+        saved = state.get("sampler")
+        if self.stateful is None or saved is None:
+            return
+        if saved["num_prompts"] != len(self.prompts):
+            LOG.warning(
+                "the data has %d prompts instead of %d: the sampler starts from scratch",
+                len(self.prompts),
+                saved["num_prompts"],
+            )
+            return
+        self.stateful.load_state_dict(saved["state"])
 
 
 def _truncate(ids: list[int], data: schema.Data, where: str) -> list[int]:

@@ -29,7 +29,12 @@ def resolve(config: schema.Config, root: Path) -> schema.Config:
         update={
             "data": data.model_copy(
                 update={
-                    "train_files": _files(data.train_files, "train", root),
+                    "train_files": tuple(
+                        each.model_copy(update={"path": _files((each.path,), "train", root)[0]})
+                        if isinstance(each, schema.WeightedFile)
+                        else _files((each,), "train", root)[0]
+                        for each in data.train_files
+                    ),
                     "val_files": data.val_files and _files(data.val_files, "val", root),
                 }
             ),
@@ -43,7 +48,7 @@ def resolve(config: schema.Config, root: Path) -> schema.Config:
 
 def write_data(config: schema.Config, root: Path) -> None:
     """Write the data under `root` that the configuration uses and that is missing."""
-    used = {Path(file) for file in (*config.data.train_files, *(config.data.val_files or ()))}
+    used = {Path(file) for file in (*config.data.train_paths, *(config.data.val_files or ()))}
     for name, make in _DATA.items():
         files = {split: _file(name, split, root) for split in ("train", "val")}
         if all(file.exists() for file in used & set(files.values())):

@@ -10,8 +10,9 @@ from pathlib import Path
 from transformers import PreTrainedTokenizerBase
 
 from rlctl.data_prep.rows import PromptRow, read_rows
+from rlctl.data_prep.sources import TRAIN, VALIDATION, data_files
 from rlctl.errors import ConfigError, UsageError, raise_problems
-from rlctl.plugins import load, load_with_params
+from rlctl.plugins import load
 from rlctl.recipes import schema
 from rlctl.recipes.compose import Recipe
 from rlctl.recipes.recorded import missing_secrets
@@ -22,7 +23,6 @@ from rlctl.runtime.build import load_algorithm
 from rlctl.runtime.checkpoint.remote_copy import check_remote_copy
 from rlctl.runtime.data import quickstart
 from rlctl.runtime.data.loader import PromptLoader, PromptSet
-from rlctl.runtime.data.samplers import sequential_order
 from rlctl.runtime.data.tokenizer import tokenizer_of
 from rlctl.runtime.planning import preflight
 from rlctl.runtime.planning.devices import Devices, pool_sizes
@@ -208,12 +208,14 @@ def _read_data(
         tokenizer = errors.run(tokenizer_of, model)
     if tokenizer is None:
         scored: list[PromptRow] = []
-        for file in (*data.train_files, *(data.val_files or ())):
-            rows = errors.run(_rows, file, data) or []
-            scored += rows if samples or file not in data.train_files else []
+        for file in data.train_paths:
+            rows = errors.run(_rows, file, data, TRAIN) or []
+            scored += rows if samples else []
+        for file in data.val_files or ():
+            scored += errors.run(_rows, file, data, VALIDATION) or []
         errors.run(check_reward, config, scored, needs)
         return None, None, None
-    loader = errors.run(_load_train, config, tokenizer)
+    loader = errors.run(_load_train, config, tokenizer, samples)
     validator = errors.run(_load_val, config, tokenizer)
     scored = _scored_rows(samples, loader, validator)
     errors.run(check_reward, config, scored, needs)
@@ -233,29 +235,34 @@ def _scored_rows(
     return [*training, *(validator.prompts.rows if validator else [])]
 
 
-def _rows(file: str, data: schema.Data) -> list[PromptRow]:
-    return read_rows(file, prompt_key=data.prompt_key, reward_fn_key=data.reward_fn_key)
+def _rows(file: str, data: schema.Data, split: str) -> list[PromptRow]:
+    keys = {"prompt_key": data.prompt_key, "reward_fn_key": data.reward_fn_key}
+    return [row for path in data_files(file, split) for row in read_rows(path, **keys)]
 
 
-def _load_train(config: schema.Config, tokenizer: PreTrainedTokenizerBase) -> PromptLoader:
+def _load_train(
+    config: schema.Config, tokenizer: PreTrainedTokenizerBase, samples: bool
+) -> PromptLoader:
     data = config.data
-    sampler = sequential_order
-    if data.shuffle:
-        settings = data.sampler_params
-        sampler = load_with_params("samplers", data.sampler, settings, "data.sampler_params")
-    prompts = PromptSet.load(data.train_files, data, tokenizer, data.train_max_samples)
+    prompts = PromptSet.load_train(data, tokenizer)
     if len(prompts) < data.train_batch_size:
         raise ConfigError(
             f"{len(prompts)} training prompts do not fill one batch of "
             f"data.train_batch_size={data.train_batch_size}",
             hint=f"data.train_batch_size={len(prompts)} or less",
         )
-    return PromptLoader(prompts, data.train_batch_size, sampler, data.seed)
+    loader = PromptLoader.from_config(prompts, data)
+    if loader.stateful is not None and not samples:
+        raise ConfigError(
+            f"data.sampler={data.sampler} learns from scores, and {config.algorithm.name} has none",
+            hint="leave data.sampler out",
+        )
+    return loader
 
 
 def _load_val(config: schema.Config, tokenizer: PreTrainedTokenizerBase) -> Validator | None:
     data = config.data
     if data.val_files is None:
         return None
-    prompts = PromptSet.load(data.val_files, data, tokenizer, data.val_max_samples)
+    prompts = PromptSet.load(data.val_files, data, tokenizer, data.val_max_samples, VALIDATION)
     return Validator(prompts, data.val_batch_size, tokenizer, config.trainer.seed)

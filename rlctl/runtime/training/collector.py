@@ -21,7 +21,7 @@ from rlctl.errors import ConfigError, RlctlError
 from rlctl.recipes import schema
 from rlctl.runtime.agents.metrics import agent_metrics
 from rlctl.runtime.algorithms.base import Algorithm, Needs
-from rlctl.runtime.batch import Batch, Scored
+from rlctl.runtime.batch import Batch, Prompts, Scored
 from rlctl.runtime.data.loader import PromptLoader
 from rlctl.runtime.ops import first_rows, group_stats
 from rlctl.runtime.roles import Roles
@@ -33,8 +33,9 @@ _SECTION = "algorithm.filter_groups"
 class Collector:
     """Source of scored responses.
 
-    `position` is the index of the next prompt in the prompt stream; `waiting` holds the indices of
-    surplus prompts that come before it. Only a collector with a filter has surplus prompts.
+    `position` is the index of the next prompt in the prompt stream; `waiting` holds the surplus
+    prompts that come before it. Only a collector with a filter has surplus prompts. A stateful
+    sampler observes the scores of each batch before the next one is drawn.
     """
 
     loader: PromptLoader
@@ -63,27 +64,32 @@ class Collector:
         """
         size, drawn_size = self.loader.batch_size, self._drawn_size
         if self.filter is None:
-            self.position = step * size
-            scored = self.algorithm.collect(self.loader.batch_at(step), roles, step)
+            drawn = self.loader.draw((step - 1) * size, size)
+            prompts, self.position = self.loader.at(drawn), step * size
+            scored = self.algorithm.collect(prompts, roles, step)
             usable = _usable(scored)
             if not len(usable):
                 raise self._none_usable(scored, step)
-            return usable, agent_metrics(scored)
+            self._observe(drawn, usable, 0)
+            return usable, agent_metrics(scored) | self.loader.metrics(prompts)
         kept: list[Scored] = []
-        indices: list[int] = []  # of the prompts of kept groups
+        indices: list[int] = []  # prompts of kept groups, as drawn
+        seen: list[Prompts] = []
         all_scores: list[Tensor] = []
         played: list[Scored] = []  # with failed episodes, for metrics
         while len(indices) < size:
             if len(all_scores) == self.filter.max_num_gen_batches:
                 raise self._too_few(len(indices), step)
-            drawn = self._next_indices()
+            drawn = self._next_indices(indices)
             prompts = self.loader.at(drawn)
+            seen.append(prompts)
             first = len(all_scores) * drawn_size  # each group of a step has its own random stream
             scored = self.algorithm.collect(
                 replace(prompts, group=prompts.group + first), roles, step
             )
             played.append(scored)
             scored = _usable(scored)
+            self._observe(drawn, scored, first)
             all_scores.append(scored.scores[first_rows(scored.episode_of_row)])
             varied = in_varied_group(self._filtered_values(scored), scored.group)
             kept.append(scored.select(varied.nonzero().flatten()))
@@ -100,6 +106,7 @@ class Collector:
             # Over all responses; critic/score covers only those trained on.
             "filter_groups/score_mean": float(scores.mean()),
             **agent_metrics(Batch.concat(_with_all_components(played))),
+            **self.loader.metrics(Batch.concat(seen)),
         }
 
     def epoch(self) -> int:
@@ -107,24 +114,38 @@ class Collector:
         return self.loader.epoch_of(max(self.position - 1, 0))
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position in the prompt stream, for checkpoints."""
-        return {"epoch": self.epoch(), "position": self.position, "waiting": list(self.waiting)}
+        """Return the position in the prompt stream and the sampler's state, for checkpoints."""
+        stream = {"epoch": self.epoch(), "position": self.position, "waiting": list(self.waiting)}
+        return stream | self.loader.state_dict()
 
     def load_state_dict(self, state: dict[str, Any], step: int) -> None:
         """Restore the state of a checkpoint; without a position, derive it from `step`."""
         self.position = state.get("position", step * self.loader.batch_size)
         self.waiting = list(state.get("waiting", ()))
+        self.loader.load_state_dict(state)
 
     @property
     def _drawn_size(self) -> int:
         """Number of prompts generated at a time."""
         return self.gen_batch_size or self.loader.batch_size
 
-    def _next_indices(self) -> list[int]:
+    def _next_indices(self, kept: Sequence[int]) -> list[int]:
+        """Return the surplus and fresh prompts, if possible none of those `kept` in this step."""
         fresh = max(0, self._drawn_size - len(self.waiting))
-        indices = [*self.waiting, *range(self.position, self.position + fresh)]
+        avoid = {*self.waiting, *kept}
+        indices = [*self.waiting, *(self.loader.draw(self.position, fresh, avoid) if fresh else ())]
         self.position, self.waiting = self.position + fresh, []
         return indices
+
+    def _observe(self, drawn: Sequence[int], scored: Scored, first: int) -> None:
+        """Pass the mean score of each group, numbered from `first`, to the sampler."""
+        once = first_rows(scored.episode_of_row)
+        group, scores = scored.group[once] - first, scored.scores[once].double()
+        totals = scores.new_zeros(len(drawn)).index_add(0, group, scores)
+        counts = torch.bincount(group, minlength=len(drawn))
+        found = counts.nonzero().flatten().tolist()
+        means = (totals / counts.clamp(min=1)).tolist()
+        self.loader.observe([drawn[i] for i in found], [means[i] for i in found])
 
     def _filtered_values(self, scored: Scored) -> Tensor:
         """Return the values (B,) of the configured metric."""

@@ -8,6 +8,7 @@ from typing import Any
 
 import yaml
 
+from rlctl.data_prep.sources import TRAIN, VALIDATION
 from rlctl.recipes import schema
 from rlctl.recipes.compose import Recipe
 from rlctl.recipes.recorded import environment_tags
@@ -86,7 +87,8 @@ def input_hashes(config: schema.Config) -> Hashes:
     """Return the hashes of the files that a run reads, by field of its record."""
     data = config.data
     return {
-        "data": data_hashes([*data.train_files, *(data.val_files or ())]),
+        "data": data_hashes(data.train_paths, TRAIN)
+        | data_hashes(data.val_files or (), VALIDATION),
         "reward_code": code_hashes(config.reward),
         "models": model_hashes(role.model(config) for role in ROLES),
     }

@@ -1,0 +1,138 @@
+"""Sources of data: files, folders in the layout of the hub, names on the hub, and weights."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+
+from rlctl.data_prep import hub
+from rlctl.data_prep.arithmetic import generate
+from rlctl.data_prep.rows import PromptRow, write_rows
+from rlctl.data_prep.sources import data_files
+from rlctl.errors import ConfigError, NotFoundError, ResourceError
+from rlctl.quickstart import real_path
+from rlctl.recipes.compose import compose
+from rlctl.runs.provenance import data_hashes
+from rlctl.runtime.data.loader import PromptLoader, PromptSet
+from rlctl.runtime.data.mixture import Part, mixed_order, quotas
+from rlctl.runtime.data.samplers import random_order, sequential_order
+from rlctl.runtime.data.tokenizer import load_tokenizer
+
+
+def rows(source: str, count: int) -> list[PromptRow]:
+    made = generate(count, seed=1, level=1, careless=0.0, split="train")
+    return [PromptRow(source, row.prompt, row.ground_truth) for row in made]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Write a data set in the hub's layout: two files of `train`, one of `test`, and a subset."""
+    root = tmp_path_factory.mktemp("data_set")
+    for name, count in [
+        ("data/train-00000-of-00002.parquet", 3),
+        ("data/train-00001-of-00002.parquet", 2),
+        ("data/test-00000-of-00001.parquet", 4),
+        ("hard/val/0000.parquet", 1),
+    ]:
+        write_rows(root / name, rows("set", count))
+    (root / "README.md").write_text("a data set\n")
+    return root
+
+
+def test_a_folder_is_read_by_split(folder: Path) -> None:
+    train = [path.name for path in data_files(str(folder), "train")]
+    assert train == ["train-00000-of-00002.parquet", "train-00001-of-00002.parquet"]
+    assert [path.name for path in data_files(f"{folder}:test", "train")] == [
+        "test-00000-of-00001.parquet"
+    ]
+    assert [path.name for path in data_files(f"{folder}:val", "train")] == ["0000.parquet"]
+    with pytest.raises(NotFoundError, match="no files of the split 'dev'") as error:
+        data_files(f"{folder}:dev", "train")
+    assert "data/test-00000" in str(error.value.problems[0].hint)
+    assert list(data_hashes([str(folder)], "train")) == [f"{folder}/{name}" for name in train]
+
+
+def test_files_stay_files(folder: Path, tmp_path: Path) -> None:
+    file = folder / "data/test-00000-of-00001.parquet"
+    assert data_files(file, "train") == [file]
+    assert data_files("no/such.parquet", "train") == [Path("no/such.parquet")]
+    assert list(data_hashes([str(file)], "train")) == [str(file)]
+
+
+def test_a_name_on_the_hub_is_downloaded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[str, list[str], bool]] = []
+
+    def download(name: str, *, allow_patterns: list[str], local_files_only: bool, **_: str) -> str:
+        asked.append((name, allow_patterns, local_files_only))
+        if name == "some/missing":
+            raise OSError("404")
+        return str(folder)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
+    monkeypatch.setattr(hub, "hub_answers", lambda: True)
+    found = data_files("some/set:val", "train")
+    assert [path.name for path in found] == ["0000.parquet"]
+    assert asked == [("some/set", ["*/val/*.parquet"], False)]
+    with pytest.raises(NotFoundError, match="no split 'train'"):
+        data_files("some/set", "train")
+    with pytest.raises(ResourceError, match="'some/missing' is not in the local cache"):
+        data_files("some/missing", "train")
+
+
+def mixture(tmp_path: Path, *settings: str) -> PromptLoader:
+    """Load 12 prompts of source a with weight 1 and 4 of source b with weight 3."""
+    for name, count in (("a", 12), ("b", 4)):
+        write_rows(tmp_path / f"{name}.parquet", rows(name, count))
+    files = ", ".join(
+        f"{{path: {tmp_path}/{n}.parquet, weight: {w}}}" for n, w in (("a", 1), ("b", 3))
+    )
+    data = compose(
+        "grpo", [f"data.train_files=[{files}]", "data.train_batch_size=4", *settings]
+    ).config.data
+    prompts = PromptSet.load_train(data, load_tokenizer(real_path("quickstart")))
+    return PromptLoader.from_config(prompts, data)
+
+
+@pytest.mark.parametrize("settings", [[], ["data.shuffle=false"], ["data.sampler=curriculum"]])
+def test_weights_are_shares_of_the_prompts(tmp_path: Path, settings: list[str]) -> None:
+    loader = mixture(tmp_path, *settings)
+    batches = [loader.batch_at(step) for step in range(1, 5)]
+    drawn = [row for batch in batches for row in batch.rows]
+    assert Counter(row.data_source for row in drawn) == {"a": 4, "b": 12}
+    if "data.shuffle=false" in settings:
+        assert [row.data_source for row in drawn[:4]].count("b") == 3, "evenly interleaved"
+        assert loader.metrics(batches[0]) == {"data/share/a": 0.25, "data/share/b": 0.75}
+
+
+def test_the_streams_of_a_mixture_continue_in_the_next_epoch() -> None:
+    parts = (Part(0, 12, 0.25), Part(12, 16, 0.75))
+    assert quotas(parts, 16) == [4, 12]
+    assert quotas((Part(0, 1, 1 / 3), Part(1, 2, 1 / 3), Part(2, 4, 1 / 3)), 4) == [2, 1, 1]
+    for order in (random_order, sequential_order):
+        epochs = [mixed_order(parts, order, epoch, 5) for epoch in range(3)]
+        first = torch.cat(epochs)[torch.cat(epochs) < 12]
+        assert sorted(first.tolist()) == list(range(12)), "each prompt of `a` once in three epochs"
+        assert torch.bincount(torch.cat(epochs))[12:].tolist() == [9] * 4
+        assert torch.equal(mixed_order(parts, order, 2, 5), epochs[2])
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        ("[{path: a.parquet, weight: 1}, b.parquet]", "some training files have a weight"),
+        ("[{path: a.parquet, weight: 0}]", r"data\.train_files should be a list of text or"),
+        ("[{path: a.parquet, wieght: 1}]", r"data\.train_files should be a list of text or"),
+    ],
+)
+def test_wrong_weights_are_refused(files: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        _ = compose("grpo", [f"data.train_files={files}"]).config.data.train_weights
+
+
+def test_weights_do_not_combine_with_a_limit() -> None:
+    overrides = ["data.train_files=[{path: a.parquet, weight: 1}]", "data.train_max_samples=4"]
+    with pytest.raises(ConfigError, match="does not combine with the weights"):
+        _ = compose("grpo", overrides).config.data.train_weights

@@ -1,0 +1,184 @@
+"""Samplers that learn from scores: what they draw, their state, and their use by the collector."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+import rlctl
+from rlctl.errors import ConfigError
+from rlctl.plugins import load_with_params
+from rlctl.recipes.compose import compose
+from rlctl.runtime.data.loader import PromptLoader, PromptSet
+from rlctl.runtime.data.mixture import MixedSampler, Part
+from rlctl.runtime.data.samplers import StatefulSampler, sequential_order
+from rlctl.runtime.training.collector import Collector
+from tests.runtime.test_collector import SIZE, FakeAlgorithm, collector, ground_truths
+
+NAMES = ("curriculum", "thompson")
+
+
+def make(name: str, num_prompts: int = 20, seed: int = 1, **params: float) -> StatefulSampler:
+    sampler = load_with_params("samplers", name, params, "data.sampler_params")
+    return sampler(num_prompts, seed)
+
+
+def played(sampler: StatefulSampler, draws: int) -> list[list[int]]:
+    """Draw and observe: prompts below 5 are always wrong, from 15 always right, others mixed."""
+    batches = []
+    for _ in range(draws):
+        batch = sampler.draw(4)
+        batches.append(batch)
+        sampler.observe(batch, [0.0 if i < 5 else 1.0 if i >= 15 else 0.5 for i in batch])
+    return batches
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_mixed_prompts_are_drawn_most_once_all_have_been_scored(name: str) -> None:
+    batches = played(make(name), 40)
+    assert all(len(set(batch)) == 4 for batch in batches), "no prompt twice in a batch"
+    late = [prompt for batch in batches[20:] for prompt in batch]
+    assert sum(5 <= prompt < 15 for prompt in late) / len(late) > 0.75, "half would be chance"
+    if name == "curriculum":
+        first = [prompt for batch in batches[:5] for prompt in batch]
+        assert sorted(first) == list(range(20)), "each prompt is scored once before any other"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_restored_sampler_draws_the_same(name: str) -> None:
+    straight, resumed = make(name), make(name)
+    played(straight, 7)
+    resumed.load_state_dict(json.loads(json.dumps(straight.state_dict())))
+    assert resumed.metrics() == straight.metrics()
+    assert played(resumed, 7) == played(straight, 7)
+    assert resumed.state_dict() == straight.state_dict()
+    assert played(make(name, seed=2), 3) != played(make(name), 3)
+
+
+def test_the_pool_excludes_solved_and_hopeless_prompts_but_explores() -> None:
+    sampler = make("curriculum", explore=0.25)
+    played(sampler, 12)
+    late = [sum(prompt < 5 or prompt >= 15 for prompt in batch) for batch in played(sampler, 20)]
+    assert late == [1] * 20, "one of four from outside the pool"
+    metrics = sampler.metrics()
+    assert metrics["curriculum/pool_share"] == 0.5
+    assert metrics["curriculum/unscored"] == 0
+    assert metrics["curriculum/mean_0_to_0.25"] == 0.25
+    assert metrics["curriculum/mean_0.5_to_0.75"] == 0.5
+    assert metrics["curriculum/mean_0.75_to_1"] == 0.25
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_scores_may_have_another_range_and_prompts_to_avoid_come_last(name: str) -> None:
+    sampler = make(name, 6, min_score=-1.0, max_score=1.0)
+    assert sorted(sampler.draw(4, avoid=range(4)))[-2:] == [4, 5]
+    sampler.observe([0], [0.0])
+    assert sampler.metrics()["curriculum/mean_0.5_to_0.75"] == pytest.approx(1 / 6)
+
+
+@pytest.mark.parametrize(
+    ("params", "message"),
+    [
+        ({"low": 0.9, "high": 0.1}, "high should not be smaller than low"),
+        ({"min_score": 1.0}, "max_score should be larger than min_score"),
+        ({"hihg": 1.0}, "did you mean 'high'"),
+    ],
+)
+def test_wrong_settings_are_refused(params: dict[str, float], message: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        make("curriculum", **params)
+    assert message in f"{error.value} {error.value.problems[0].hint}"
+
+
+def test_parts_are_drawn_in_the_ratio_of_their_weights() -> None:
+    parts = (Part(0, 3, 0.25), Part(3, 13, 0.75))
+
+    def mixed() -> MixedSampler:
+        return MixedSampler(parts, lambda number, seed: make("curriculum", number, seed), 1)
+
+    sampler, resumed = mixed(), mixed()
+    batches = [sampler.draw(8) for _ in range(4)]
+    assert [sum(prompt < 3 for prompt in batch) for batch in batches] == [2] * 4
+    sampler.observe(batches[0], [1.0] * 8)
+    assert sampler.metrics()["curriculum/unscored"] == pytest.approx(5 / 13)
+    resumed.load_state_dict(json.loads(json.dumps(sampler.state_dict())))
+    assert [resumed.draw(5) for _ in range(3)] == [sampler.draw(5) for _ in range(3)]
+
+
+def stateful(mixed: set[int], *settings: str) -> tuple[Collector, FakeAlgorithm]:
+    plan, algorithm = collector(mixed, *settings)
+    old = plan.loader
+    sampler = make("curriculum", len(old.prompts))
+    plan.loader = PromptLoader(old.prompts, SIZE, sequential_order, 1, sampler)
+    return plan, algorithm
+
+
+@pytest.mark.parametrize("enable", ["true", "false"])
+def test_the_collector_observes_and_resumes_with_and_without_dynamic_sampling(enable: str) -> None:
+    setting = f"algorithm.filter_groups.enable={enable}"
+    mixed = set(range(0, 40, 3))
+    straight, algorithm = stateful(mixed, setting)
+    seen = [ground_truths(straight.collect(cast(Any, None), step)[0]) for step in (1, 2, 3)]
+    state = json.loads(json.dumps(straight.state_dict()))
+    assert sorted(state["sampler"]["state"]["prompts"]) == sorted(
+        {prompt for batch in algorithm.prompts for prompt in batch}
+    )
+    assert all(len(set(truths)) == SIZE for truths in seen), "no prompt twice in a step"
+    again, _ = stateful(mixed, setting)
+    again.load_state_dict(state, 3)
+    for step in (4, 5, 6):
+        scored, metrics = straight.collect(cast(Any, None), step)
+        resumed, again_metrics = again.collect(cast(Any, None), step)
+        assert ground_truths(scored) == ground_truths(resumed)
+        assert metrics == again_metrics
+        assert "curriculum/pool_share" in metrics
+    assert again.state_dict() == straight.state_dict()
+
+
+def test_a_state_of_other_data_is_not_used(caplog: pytest.LogCaptureFixture) -> None:
+    plan, _ = stateful({1})
+    plan.load_state_dict({"sampler": {"num_prompts": 7, "state": {}}}, 1)
+    assert "starts from scratch" in caplog.text
+
+
+@pytest.mark.slow
+def test_a_resumed_run_draws_the_same_prompts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    base = ["data.sampler=curriculum", "data.train_max_samples=24", "data.val_files=null"]
+    base += ["data.train_batch_size=4", "actor_rollout_ref.actor.ppo_mini_batch_size=4"]
+    base += ["actor_rollout_ref.rollout.n=2", "data.max_response_length=12"]
+    base += ["trainer.rollout_data_dir=rollouts", "trainer.save_freq=1", "trainer.test_freq=-1"]
+
+    def rows(run: Any) -> list[dict[str, float]]:
+        found = [dict(row) for row in run.history()]
+        return [
+            {k: v for k, v in row.items() if not k.startswith(("timing", "perf"))} for row in found
+        ]
+
+    straight = rlctl.train(
+        "grpo", [*base, "trainer.total_training_steps=3", "trainer.experiment_name=a"], inline=True
+    )
+    rlctl.train(
+        "grpo", [*base, "trainer.total_training_steps=2", "trainer.experiment_name=b"], inline=True
+    )
+    resumed = rlctl.resume("b", ["trainer.total_training_steps=3"], inline=True)
+    assert rows(resumed) == rows(straight)
+    assert straight.history()[-1]["curriculum/unscored"] < 1
+
+
+def test_a_stateful_sampler_needs_scores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    from rlctl.runtime.planning.plan import make_plan
+
+    with pytest.raises(ConfigError, match=r"data\.sampler=thompson learns from scores"):
+        make_plan(compose("sft", ["data.sampler=thompson"]), inline=True)
+
+
+def test_prompts_of_a_loader_without_state_have_no_state() -> None:
+    loader = PromptLoader(PromptSet([], [], 0), 1, sequential_order, 1)
+    assert loader.state_dict() == {}
