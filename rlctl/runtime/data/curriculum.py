@@ -145,7 +145,7 @@ class ThompsonSampler:
         self.num_draws += 1
         means = rng.beta(1 + self.right, 1 + self.wrong)
         order = np.argsort(np.abs(means - self.params.target), kind="stable")
-        return first_of(order, count, avoid)
+        return first_of(order.tolist(), count, avoid)
 
     def observe(self, prompts: Sequence[int], scores: Sequence[float]) -> None:
         """See `StatefulSampler`."""
