@@ -18,6 +18,7 @@ SETTINGS = {
         "reward_weights": list(GDPO_WEIGHTS.values()),
     },
     "grpo_turns": {"turn_discount": 0.9},
+    "vapo": {"alpha": 0.4, "critic_lambda": 0.95},
 }
 
 
@@ -57,25 +58,43 @@ def _grpo_rows(rows: AdvantageInputs, scores: list[float], by_std: bool) -> dict
 
 
 def _loop_gae(rows: AdvantageInputs, config: AdvantageConfig) -> Table:
-    """Return Σ_l (γλ)^l δ_{t+l} over the tokens that the policy wrote, whitened."""
+    return _whiten(rows, gae_sums(rows, config.gamma, lambda _: config.lam), remask=True)
+
+
+def _loop_vapo(rows: AdvantageInputs, config: AdvantageConfig) -> Table:
+    alpha = SETTINGS["vapo"]["alpha"]
+    table = gae_sums(rows, config.gamma, lambda length: max(0.0, 1 - 1 / (alpha * length)))
+    return _whiten(rows, table, remask=True)
+
+
+def gae_sums(rows: AdvantageInputs, gamma: float, lam: Callable[[int], float]) -> Table:
+    """Return Σ_l (γλ)^l δ_{t+l} over the tokens that the policy wrote; λ by their number."""
     table = [[0.0] * rows.mask.shape[1] for _ in range(len(rows.mask))]
     for i, (r, v, m) in enumerate(
         zip(rows.rewards.tolist(), rows.given("values").tolist(), rows.mask.tolist(), strict=True)
     ):
         steps = [t for t, keep in enumerate(m) if keep]
         deltas = [
-            r[t] + (config.gamma * v[steps[k + 1]] if k + 1 < len(steps) else 0.0) - v[t]
+            r[t] + (gamma * v[steps[k + 1]] if k + 1 < len(steps) else 0.0) - v[t]
             for k, t in enumerate(steps)
         ]
         for k, t in enumerate(steps):
             table[i][t] = sum(
-                (config.gamma * config.lam) ** (j - k) * deltas[j] for j in range(k, len(steps))
+                (gamma * lam(len(steps))) ** (j - k) * deltas[j] for j in range(k, len(steps))
             )
-    return _whiten(rows, table, remask=True)
+    return table
 
 
 def _loop_grpo(rows: AdvantageInputs, config: AdvantageConfig) -> Table:
     return _spread(rows, _grpo_rows(rows, rows.scores.tolist(), config.norm_by_std))
+
+
+def _loop_maxrl(rows: AdvantageInputs, config: AdvantageConfig) -> Table:
+    s, out = rows.scores.tolist(), {}
+    for members in _groups(rows):
+        mean = statistics.mean(s[i] for i in members) if len(members) > 1 else 0.0
+        out |= {i: (s[i] - mean) / (mean + 1e-6 if mean > 0 else 1.0) for i in members}
+    return _spread(rows, out)
 
 
 def _loop_rloo(rows: AdvantageInputs, config: AdvantageConfig) -> Table:
@@ -209,6 +228,8 @@ def _loop_turns(rows: AdvantageInputs, config: AdvantageConfig) -> Table:
 
 LOOPS: dict[str, Callable[[AdvantageInputs, AdvantageConfig], Table]] = {
     "gae": _loop_gae,
+    "vapo": _loop_vapo,
+    "maxrl": _loop_maxrl,
     "grpo": _loop_grpo,
     "rloo": _loop_rloo,
     "reinforce_plus_plus": _loop_rf,

@@ -19,7 +19,7 @@ from rlctl.runtime.algorithms.advantages.base import (
 )
 from rlctl.runtime.algorithms.base import Needs
 from rlctl.runtime.algorithms.ppo import PPO
-from tests.numerics.advantage_loops import LOOPS, SETTINGS, Table
+from tests.numerics.advantage_loops import LOOPS, SETTINGS, Table, gae_sums
 from tests.numerics.batches import golden_rows, random_rows
 
 FILES = ["data.train_files=[t.parquet]", "actor_rollout_ref.model.path=m"]
@@ -129,7 +129,7 @@ def test_estimator_equals_an_independent_loop(name: str, seed: int, norm_by_std:
     keep = rows.mask > 0
     torch.testing.assert_close(advantages[keep], expected[keep], rtol=2e-5, atol=2e-5)
     assert returns.shape == advantages.shape == rows.mask.shape
-    if name not in ("gae", "remax"):  # these do not zero masked entries, as in verl
+    if name not in ("gae", "vapo", "remax"):  # these do not zero masked entries, as in verl
         assert torch.equal(advantages[~keep], torch.zeros_like(advantages[~keep]))
 
 
@@ -177,6 +177,22 @@ def test_needs_are_declared(name: str) -> None:
     if needs & (Needs.CRITIC | Needs.GREEDY_BASELINE | Needs.SUM_PI_SQUARED):
         with pytest.raises(InternalError, match="without"):
             get_estimator(name)(AdvantageInputs(rows.rewards, rows.mask, rows.group), PLAIN)
+
+
+def test_vapos_returns_have_a_lambda_of_their_own() -> None:
+    rows = random_rows(5)
+    config = AdvantageConfig(gamma=0.9, lam=0.1, norm_by_std=True)
+    _, returns = get_estimator("vapo", alpha=0.4, critic_lambda=0.95)(rows, config)
+    expected = torch.tensor(gae_sums(rows, 0.9, lambda _: 0.95)) + rows.given("values")
+    torch.testing.assert_close(returns[rows.mask > 0], expected[rows.mask > 0])
+
+
+def test_maxrl_divides_by_the_success_rate() -> None:
+    scores = torch.tensor([1.0, 0, 0, 0, 1, 1, 0, 0]).unsqueeze(1)
+    rows = AdvantageInputs(scores, torch.ones(8, 1), torch.tensor([0, 0, 0, 0, 1, 1, 1, 2]))
+    advantages, _ = get_estimator("maxrl")(rows, PLAIN)
+    expected = [3.0, -1, -1, -1, 0.5, 0.5, -1, 0]
+    assert advantages[:, 0].tolist() == pytest.approx(expected, abs=1e-4)
 
 
 def test_group_of_equal_scores_has_zero_advantages() -> None:

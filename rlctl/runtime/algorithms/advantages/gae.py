@@ -18,15 +18,23 @@ def gae(inputs: AdvantageInputs, config: AdvantageConfig) -> tuple[Tensor, Tenso
     wrote, so a tool's output is no time step. After the returns are computed, A is whitened over
     all unmasked tokens of the batch (not in the paper). Masked entries are not zeroed.
     """
+    raw = advantage_sums(inputs, config.gamma, config.lam)
+    return masked_whiten(raw, inputs.mask), raw + inputs.given("values")
+
+
+def advantage_sums(inputs: AdvantageInputs, gamma: float, lam: float | Tensor) -> Tensor:
+    """Return Σ_l (γλ)^l·δ_{t+l} over the tokens that the policy wrote: (B, R), not whitened.
+
+    `lam` is a number or one per row, (B,).
+    """
     # (R, B): each step of the loop reads one contiguous row
     rewards, values = inputs.rewards.T.contiguous(), inputs.given("values").T.contiguous()
     written = inputs.mask.T.contiguous() > 0
     raw = torch.empty_like(rewards)
     next_value = last = rewards.new_zeros(rewards.shape[1])
     for t in reversed(range(len(rewards))):
-        delta = rewards[t] + config.gamma * next_value - values[t]
-        last = torch.where(written[t], delta + config.gamma * config.lam * last, last)
+        delta = rewards[t] + gamma * next_value - values[t]
+        last = torch.where(written[t], delta + gamma * lam * last, last)
         next_value = torch.where(written[t], values[t], next_value)
         raw[t] = last
-    returns, raw = (raw + values).T.contiguous(), raw.T.contiguous()
-    return masked_whiten(raw, inputs.mask), returns
+    return raw.T.contiguous()
