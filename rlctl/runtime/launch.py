@@ -73,7 +73,11 @@ def train(
         episodes = with_episodes(config, plan.tokenizer, roles, num_ranks, first, logs, show)
         roles = stack.enter_context(episodes)
         collector = Collector.from_config(
-            plan.loader, plan.algorithm, config.algorithm, config.data.gen_batch_size
+            plan.loader,
+            plan.algorithm,
+            config.algorithm,
+            config.data.gen_batch_size,
+            config.reward.failed == "drop",
         )
         state = restore(start, plan.algorithm, collector, roles, on_phase)
         trackers.begin()

@@ -13,8 +13,10 @@ from rlctl.runtime.rewards import gsm8k
 from rlctl.runtime.rewards.functions import (
     Call,
     CallResult,
+    LoadedReward,
     RewardFunction,
     RewardSpec,
+    Traits,
     call_reward,
     runs_in_process,
 )
@@ -22,6 +24,10 @@ from rlctl.runtime.rewards.loading import load_reward
 from rlctl.runtime.rewards.specs import reward_specs
 
 CALL = Call("source", "text", "truth", {"index": 3})
+
+
+def call(function: RewardFunction, kwargs: dict[str, object]) -> CallResult:
+    return call_reward(LoadedReward(function, kwargs, Traits.of(function)), [CALL])[0]
 
 
 def load(
@@ -37,7 +43,7 @@ def load(
 def test_function_is_found_by_name_and_by_module() -> None:
     kwargs = {"method": "strict"}
     for name in ("gsm8k", "rlctl.runtime.rewards.gsm8k:score"):
-        assert load_reward(RewardSpec(name, 1.0, kwargs)) == (gsm8k.score, kwargs)
+        assert load_reward(RewardSpec(name, 1.0, kwargs)) == (gsm8k.score, kwargs, Traits())
     assert runs_in_process(gsm8k.score)
     assert not runs_in_process(len)
 
@@ -51,7 +57,7 @@ def test_function_of_a_file_is_called_with_verls_signature(tmp_path: Path) -> No
         "            'ratio': 0.25, 'broken': float('nan')}\n",
         kwargs={"bonus": 0.5},
     )
-    assert call_reward(function, CALL, {"bonus": 0.5}) == (
+    assert call(function, {"bonus": 0.5}) == (
         3.5,
         {"acc": 1.0, "ratio": 0.25},
         None,
@@ -65,9 +71,9 @@ def test_extracted_answer_is_a_text_and_no_component() -> None:
         return lambda **_: {"score": 1, "pred": value}
 
     for value, pred in ((18, "18"), ("x", "x"), (None, None)):
-        result = call_reward(returns(value), CALL, {})
+        result = call(returns(value), {})
         assert (result.pred, result.components) == (pred, {})
-    assert call_reward(lambda **_: 1, CALL, {}).pred is None
+    assert call(lambda **_: 1, {}).pred is None
 
 
 def test_a_file_may_import_files_of_its_folder(tmp_path: Path) -> None:
@@ -76,7 +82,7 @@ def test_a_file_may_import_files_of_its_folder(tmp_path: Path) -> None:
         tmp_path / "mine.py",
         "from reward_constants import SCORE\ndef compute_score(**kwargs): return SCORE\n",
     )
-    assert call_reward(function, CALL, {}).score == 0.75
+    assert call(function, {}).score == 0.75
 
 
 @pytest.mark.parametrize(
@@ -119,9 +125,9 @@ def test_missing_function_or_file_raises(tmp_path: Path) -> None:
     ("source", "kwargs", "message"),
     [
         (
-            "def compute_score(prompt, answer): return 1\n",
+            "def compute_score(question, answer): return 1\n",
             {},
-            "missing a required argument: 'prompt'",
+            "missing a required argument: 'question'",
         ),
         (
             "def compute_score(data_source, solution_str, ground_truth, extra_info): return 1\n",
@@ -129,7 +135,6 @@ def test_missing_function_or_file_raises(tmp_path: Path) -> None:
             "unexpected keyword argument 'bonus'",
         ),
         ("compute_score = 3\n", {}, "is of type int, not a function"),
-        ("async def compute_score(**kwargs): return 1\n", {}, "is async"),
     ],
 )
 def test_function_that_cannot_be_called_raises(
@@ -157,7 +162,7 @@ def test_settings_have_defaults() -> None:
     ],
 )
 def test_wrong_return_value_scores_zero_with_an_error(result: object, message: str) -> None:
-    returned = call_reward(lambda **_: result, CALL, {})
+    returned = call(lambda **_: result, {})
     assert returned.score == 0.0
     assert message in str(returned.error)
 
@@ -167,8 +172,8 @@ def test_numbers_of_other_libraries_are_accepted() -> None:
     import torch
 
     for result in (np.float32(0.5), torch.tensor(0.5), 0.5):
-        assert call_reward(lambda value=result, **_: value, CALL, {}) == CallResult(0.5, {})
-    assert call_reward(lambda **_: True, CALL, {}).score == 1.0
+        assert call(lambda value=result, **_: value, {}) == CallResult(0.5, {})
+    assert call(lambda **_: True, {}).score == 1.0
 
 
 def test_error_contains_the_line_that_raised(tmp_path: Path) -> None:
@@ -176,7 +181,7 @@ def test_error_contains_the_line_that_raised(tmp_path: Path) -> None:
         tmp_path / "mine.py",
         "def inner():\n    raise KeyError('x')\ndef compute_score(**kwargs):\n    return inner()\n",
     )
-    assert call_reward(function, CALL, {}).error == f"KeyError: 'x' ({tmp_path}/mine.py:2)"
+    assert call(function, {}).error == f"KeyError: 'x' ({tmp_path}/mine.py:2)"
 
 
 def test_module_that_does_not_import_raises_with_the_line(

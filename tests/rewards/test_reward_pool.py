@@ -134,7 +134,7 @@ def test_a_call_that_cannot_be_interrupted_is_killed(
     rows: Callable[[int], list[PromptRow]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("rlctl.runtime.rewards.pool.GRACE_S", 0.3)
+    monkeypatch.setattr("rlctl.runtime.rewards.lanes.GRACE_S", 0.3)
     with RewardPool([spec("misbehave")], timeout_s=0.2, num_processes=1) as pool:
         report = pool.score(rows(5), ["ok", "stubborn", "ok", "stubborn", "ok"])
     assert report.scores == [1.0, 0.0, 1.0, 0.0, 1.0]
@@ -186,7 +186,7 @@ def test_the_same_function_twice_gives_two_components(
     ]
     with RewardPool(functions, timeout_s=300, num_processes=2) as pool:
         report = pool.score([PromptRow("", [], "3")], ["it is 3"])
-        assert not pool._workers
+        assert not pool._processes
     assert report.results[0].components == {"gsm8k_1": 1.0, "gsm8k_2": 0.0}
 
 
@@ -220,7 +220,7 @@ def test_close_kills_the_workers_and_a_closed_pool_raises(
     spec: Callable[..., RewardSpec], rows: Callable[[int], list[PromptRow]]
 ) -> None:
     pool = RewardPool([spec("who")], timeout_s=300, num_processes=2)
-    pids = [worker.process.pid for worker in pool._workers]
+    pids = [worker.process.pid for worker in pool._processes]
     pool.close()
     pool.close()
     assert all(has_exited(pid) for pid in pids)
@@ -232,8 +232,8 @@ def test_worker_that_exits_while_idle_is_replaced_without_a_failed_call(
     spec: Callable[..., RewardSpec], rows: Callable[[int], list[PromptRow]]
 ) -> None:
     with RewardPool([spec("length")], timeout_s=300, num_processes=1) as pool:
-        os.kill(pool._workers[0].process.pid, signal.SIGKILL)
-        assert has_exited(pool._workers[0].process.pid)
+        os.kill(pool._processes[0].process.pid, signal.SIGKILL)
+        assert has_exited(pool._processes[0].process.pid)
         assert pool.score(rows(3), ["a", "bb", "ccc"]).scores == [1.0, 2.0, 3.0]
 
 

@@ -177,7 +177,7 @@ def test_idle_workers_that_are_killed_are_replaced(mine: Path) -> None:
             for pid in {int(each) for each in str(pred).split()}:
                 if not gone(pid):
                     os.kill(pid, signal.SIGKILL)
-        ended = lambda: all(each.process.poll() is not None for each in p._workers)  # noqa: E731
+        ended = lambda: all(each.process.poll() is not None for each in p._processes)  # noqa: E731
         wait_until(ended, os.getpid(), "the guards end")
         assert [score for score, _, _ in run(p, "ok", "ok", "ok")] == [1.0, 1.0, 1.0]
 

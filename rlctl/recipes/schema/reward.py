@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from rlctl.recipes.schema.fields import Count, Floats, PositiveFloat, Section, Text, Texts
+from rlctl.recipes.schema.fields import (
+    Count,
+    Floats,
+    Fraction,
+    NonNegativeInt,
+    PositiveFloat,
+    Section,
+    Text,
+    Texts,
+)
 
 
 class CustomRewardFunction(Section):
@@ -41,8 +50,19 @@ class Reward(Section):
         description="settings per reward function, such as {gsm8k: {method: flexible}}"
     )
     timeout_s: PositiveFloat = Field(
-        description="timeout of one call, and of the first import of reward code, in seconds; a "
-        "response that exceeds it scores 0"
+        description="timeout of one call, of one request of a judge, and of the first import of "
+        "reward code, in seconds; a response that exceeds it has failed"
+    )
+    failed: Literal["zero", "drop"] = Field(
+        description="use of a response whose call failed: zero = train on it with the score 0, "
+        "drop = do not train on it"
+    )
+    max_failed_share: Fraction = Field(
+        description="share of the responses of a batch whose calls may fail; the run ends above it"
+    )
+    overlap: bool = Field(
+        description="score finished responses while others are generated; without effect for "
+        "scorers that run in the controller"
     )
     num_processes: Count | None = Field(description="scoring processes; null = one per core")
     env: Texts = Field(
@@ -51,3 +71,18 @@ class Reward(Section):
     )
     limits: ProcessLimits
     custom_reward_function: CustomRewardFunction
+    max_concurrent: Count = Field(
+        description="calls of async functions at a time, or requests of a judge"
+    )
+    max_rpm: Count | None = Field(description="such calls or requests per minute; null = no limit")
+    max_tpm: Count | None = Field(description="tokens of those per minute; null = no limit")
+    estimated_tokens_per_request: Count = Field(
+        description="tokens of a call of an async function for max_tpm; a judge counts its own"
+    )
+    max_retries: NonNegativeInt = Field(
+        description="further attempts of a judge's request after 429, a server error or a timeout"
+    )
+    cache: bool = Field(description="keep the replies to a judge's requests, and use them again")
+    cache_path: Text | None = Field(
+        description="file of that cache, which runs may share; null = in the run's folder"
+    )

@@ -8,15 +8,28 @@ The signature is verl's; all arguments are passed by name:
 
 A dict has the key `score`. Its key `pred`, if any, is the final answer that the function extracted
 from the response: `maj@N` votes with it. Its other numbers are components of the score, for metrics
-and for estimators that use them separately. This module and its imports stay light, without torch,
-because the worker processes of the pool load them.
+and for estimators that use them separately.
+
+The function may be `async def`. A parameter named `prompt` gets the messages of the prompt. Two
+attributes, set with `rlctl.plugins.declare`, change the calls:
+
+    scores_groups    one call has all responses to a prompt: the parameters are `data_source,
+                     solution_strs, ground_truth, extra_infos`, and the result is a list with one
+                     value per response; an exception in the list fails that response
+    limits_requests  an async function whose requests wait for the run's limits themselves (see
+                     `requests`), so that its calls do not
+
+This module and its imports stay light, without torch, because the worker processes of the pool load
+them.
 """
 
 from __future__ import annotations
 
+import asyncio
+import inspect
 import math
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from numbers import Real
 from typing import Any, NamedTuple, TypeVar
@@ -52,12 +65,57 @@ class RewardSpec:
 
 
 class Call(NamedTuple):
-    """Arguments of one call of a reward function."""
+    """Arguments of one call of a reward function, or of one response of a group."""
 
     data_source: str
     solution_str: str
     ground_truth: Any
     extra_info: dict[str, Any]
+    prompt: Sequence[Mapping[str, Any]] = ()
+
+
+class Traits(NamedTuple):
+    """Properties of a reward function that decide how it is called."""
+
+    is_async: bool = False
+    scores_groups: bool = False
+    limits_requests: bool = False
+    takes_prompt: bool = False
+
+    @classmethod
+    def of(cls, function: RewardFunction) -> Traits:
+        """Read the traits of a function."""
+        return cls(
+            is_async=inspect.iscoroutinefunction(function)
+            or inspect.iscoroutinefunction(type(function).__call__),
+            scores_groups=getattr(function, "scores_groups", False),
+            limits_requests=getattr(function, "limits_requests", False),
+            takes_prompt="prompt" in inspect.signature(function).parameters,
+        )
+
+
+class LoadedReward(NamedTuple):
+    """A reward function with its keyword arguments."""
+
+    function: RewardFunction
+    kwargs: dict[str, Any]
+    traits: Traits = Traits()
+
+    def arguments(self, calls: Sequence[Call]) -> dict[str, Any]:
+        """Return the arguments for one call, or for those of a group."""
+        first = calls[0]
+        given: dict[str, Any] = {
+            "data_source": first.data_source,
+            "ground_truth": first.ground_truth,
+        }
+        if self.traits.scores_groups:
+            given["solution_strs"] = [each.solution_str for each in calls]
+            given["extra_infos"] = [each.extra_info for each in calls]
+        else:
+            given |= {"solution_str": first.solution_str, "extra_info": first.extra_info}
+        if self.traits.takes_prompt:
+            given["prompt"] = list(first.prompt)
+        return {**given, **self.kwargs}
 
 
 class CallResult(NamedTuple):
@@ -99,15 +157,53 @@ def runs_in_process(function: RewardFunction) -> bool:
     return getattr(function, _IN_PROCESS, False)
 
 
-def call_reward(function: RewardFunction, call: Call, kwargs: Mapping[str, Any]) -> CallResult:
-    """Call `function` once. An exception or a wrong return value gives 0 and an error."""
+def call_reward(reward: LoadedReward, calls: Sequence[Call]) -> list[CallResult]:
+    """Call a function once, for one call or for those of a group; return a result for each.
+
+    An exception or a wrong return value gives 0 and an error.
+    """
     try:
-        return _to_result(function(**call._asdict(), **kwargs))
-    except RewardTimeout as error:
+        return _to_results(reward, reward.function(**reward.arguments(calls)), len(calls))
+    except (Exception, SystemExit, RewardTimeout) as error:
+        return [to_failure(error)] * len(calls)
+
+
+async def call_async(reward: LoadedReward, calls: Sequence[Call]) -> list[CallResult]:
+    """Await an async function: see `call_reward`."""
+    try:
+        return _to_results(reward, await reward.function(**reward.arguments(calls)), len(calls))
+    except asyncio.CancelledError:
+        raise
+    except (Exception, SystemExit, RewardTimeout) as error:
+        return [to_failure(error)] * len(calls)
+
+
+def to_failure(error: BaseException) -> CallResult:
+    """Return the result of a call that raised `error`."""
+    if isinstance(error, RewardTimeout):
         return CallResult(0.0, {}, str(error), timed_out=True)
-    except (Exception, SystemExit) as error:
-        message = f"{type(error).__name__}: {error}"
-        return CallResult(0.0, {}, f"{message:.{_MAX_TEXT}}{_cause(error)}")
+    message = f"{type(error).__name__}: {error}"
+    return CallResult(0.0, {}, f"{message:.{_MAX_TEXT}}{_cause(error)}")
+
+
+def _to_results(reward: LoadedReward, result: Any, num_calls: int) -> list[CallResult]:
+    """Convert a return value: one result, or a list of `num_calls` for a group."""
+    if not reward.traits.scores_groups:
+        return [_to_result(result)]
+    if not isinstance(result, Sequence) or len(result) != num_calls:
+        raise TypeError(
+            f"the reward function returned {result!r:.60}, not a list with a score for each of "
+            f"{num_calls} responses"
+        )
+    return [_element(each) for each in result]
+
+
+def _element(result: Any) -> CallResult:
+    """Convert one element of a group's list."""
+    try:
+        return to_failure(result) if isinstance(result, Exception) else _to_result(result)
+    except (TypeError, ValueError) as error:
+        return to_failure(error)
 
 
 def _to_result(result: Any) -> CallResult:

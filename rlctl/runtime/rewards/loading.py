@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import inspect
-from typing import Any, NamedTuple
 
 from rlctl import plugins
 from rlctl.errors import ConfigError
-from rlctl.runtime.rewards.functions import RewardFunction, RewardSpec
+from rlctl.runtime.rewards.functions import (
+    Call,
+    LoadedReward,
+    RewardFunction,
+    RewardSpec,
+    Traits,
+    is_user_code,
+)
 from rlctl.runtime.sandbox.user_code import load_named
-
-
-class LoadedReward(NamedTuple):
-    """A reward function and its keyword arguments."""
-
-    function: RewardFunction
-    kwargs: dict[str, Any]
 
 
 def find_reward(given: str) -> RewardFunction:
@@ -34,12 +33,6 @@ def find_reward(given: str) -> RewardFunction:
             f"reward function {given!r} is of type {type(function).__name__}, not a function",
             where=given.rpartition(":")[0] or None,
         )
-    if inspect.iscoroutinefunction(function):
-        raise ConfigError(
-            f"reward function {given!r} is async",
-            hint="define it with `def`",
-            where=_line_of(function),
-        )
     return function
 
 
@@ -49,26 +42,41 @@ def load_reward(spec: RewardSpec) -> LoadedReward:
     Raises ConfigError for wrong settings, or if the function cannot be called with them.
     """
     function = find_reward(spec.function)
-    kwargs = dict(spec.kwargs)
-    if plugins.params_model(function) is not None:
-        key = f"reward.params.{spec.name}"
-        params = plugins.parse_params(function, spec.name, kwargs, key)
-        kwargs = params.model_dump() if params else {}
+    params = _params(spec, function)
+    kwargs = dict(spec.kwargs) if params is None else params.model_dump()
+    reward = LoadedReward(function, kwargs, Traits.of(function))
+    arguments = reward.arguments([Call("", "", "", {})])
     try:
-        inspect.signature(function).bind(
-            data_source="", solution_str="", ground_truth="", extra_info={}, **kwargs
-        )
+        inspect.signature(function).bind(**arguments)
     except TypeError as error:
-        expected = ", ".join(["data_source", "solution_str", "ground_truth", "extra_info", *kwargs])
         raise ConfigError(
             f"reward function {spec.function!r} cannot be called: {error}",
             where=_line_of(function),
-            hint=f"accept the keyword arguments {expected}",
+            hint=f"accept the keyword arguments {', '.join(arguments)}",
         ) from error
     prepare = getattr(function, "prepare", None)
     if prepare is not None:
         prepare()
-    return LoadedReward(function, kwargs)
+    return reward
+
+
+def needed_environment(spec: RewardSpec) -> tuple[str, ...]:
+    """Return the environment variables that a plug-in's attribute `environment` asks for.
+
+    The attribute is a function of the plug-in's settings that returns names.
+    """
+    if is_user_code(spec.function):
+        return ()
+    function = find_reward(spec.function)
+    needed = getattr(function, "environment", None)
+    return () if needed is None else tuple(needed(_params(spec, function)))
+
+
+def _params(spec: RewardSpec, function: RewardFunction) -> plugins.Params | None:
+    """Return the validated settings of a function that declares them, else None."""
+    if plugins.params_model(function) is None:
+        return None
+    return plugins.parse_params(function, spec.name, spec.kwargs, f"reward.params.{spec.name}")
 
 
 def _line_of(function: RewardFunction) -> str | None:

@@ -1,21 +1,16 @@
 """Pool that scores responses with one or more reward functions; no function can stop a run.
 
 Entry points declared `in_process` are called directly. All other functions run in worker processes
-that start once per run. A call that raises, returns no number, hangs or kills its process scores 0
-and is counted. An alarm inside the worker interrupts a call that hangs in Python; otherwise the
-pool kills the worker and replaces it.
+that start once per run: synchronous ones in several, asynchronous ones on the event loop of one, so
+that the limits of their requests are those of the run. A call that raises, returns no number, hangs
+or kills its process scores 0 and is counted.
 """
 
 from __future__ import annotations
 
-import math
-import time
+import itertools
 import weakref
-from collections import deque
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field
-from multiprocessing.connection import Connection, wait
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Self
 
@@ -24,50 +19,20 @@ from rlctl.errors import InternalError
 from rlctl.recipes import schema
 from rlctl.runtime.rewards.functions import (
     Call,
-    CallResult,
+    LoadedReward,
     RewardSpec,
-    call_reward,
     is_user_code,
     runs_in_process,
 )
-from rlctl.runtime.rewards.loading import find_reward, load_reward
-from rlctl.runtime.rewards.report import RewardReport, build_report
+from rlctl.runtime.rewards.lanes import AsyncLane, Lane, SyncLane, Task
+from rlctl.runtime.rewards.loading import find_reward, load_reward, needed_environment
+from rlctl.runtime.rewards.report import RewardReport
+from rlctl.runtime.rewards.request_limits import RequestSettings
+from rlctl.runtime.rewards.scoring import OnResult, Scoring
 from rlctl.runtime.rewards.specs import check_sources, reward_specs
-from rlctl.runtime.rewards.worker import Setup
-from rlctl.runtime.rewards.worker_process import GRACE_S, START_S, WorkerProcess
+from rlctl.runtime.rewards.worker import ASYNC, SYNC, Setup
+from rlctl.runtime.rewards.worker_process import START_S, WorkerProcess
 from rlctl.runtime.sandbox.limits import GIB, Limits, default_memory
-
-OnResult = Callable[[int, int], object]  # number of results, and of calls
-
-# Portions of a batch per worker: few messages, and a short wait for the slowest worker.
-PORTIONS = 4
-
-
-@dataclass
-class _Job:
-    """The tasks `next..stop` of a busy worker; `next` is the first one without a result."""
-
-    worker: WorkerProcess
-    next: int
-    stop: int
-    deadline: float  # of time.monotonic()
-
-
-@dataclass
-class _Batch:
-    """The state of a batch of tasks, each an index of a function and a call."""
-
-    tasks: list[tuple[int, Call]]
-    portions: deque[tuple[int, int]]  # start and stop of ranges of tasks that wait for a worker
-    results: list[CallResult | None] = field(init=False)
-    busy: dict[Connection, _Job] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self.results = [None] * len(self.tasks)
-
-    @property
-    def is_done(self) -> bool:
-        return not self.portions and not self.busy
 
 
 class RewardPool:
@@ -85,30 +50,37 @@ class RewardPool:
         logs: Path | None = None,
         env: Sequence[str] = (),
         limits: Limits | None = None,
+        requests: RequestSettings | None = None,
     ) -> None:
         """Load `functions` and start the workers, if any function needs them.
 
         `timeout_s` is the time limit of a call, and of the first import of a user's code, in
         seconds. Output of functions goes to `reward-<number>.log` in the folder `logs`, or to
-        stderr. `env` names environment variables that workers get besides the usual ones. Raises
+        stderr. `env` names environment variables that workers get besides the usual ones, and those
+        that a function asks for. `requests` limits the requests of asynchronous functions. Raises
         ConfigError if a function cannot be loaded or called, ResourceError if a worker does not
         start.
         """
-        self._timeout_s, self._env, self._limits = timeout_s, env, limits or Limits()
-        self._specs = list(functions)
-        loaded = {
+        self.functions = list(functions)
+        self.direct: dict[int, LoadedReward] = {
             index: load_reward(spec)
-            for index, spec in enumerate(self._specs)
+            for index, spec in enumerate(self.functions)
             if not is_user_code(spec.function) and runs_in_process(find_reward(spec.function))
         }
-        self._direct = loaded
-        self._pooled = [index for index in range(len(self._specs)) if index not in loaded]
-        self._workers: list[WorkerProcess] = []
-        self._finalizer = weakref.finalize(self, _kill_all, self._workers)
+        self.traits = {index: each.traits for index, each in self.direct.items()}
+        self._pooled = [i for i in range(len(self.functions)) if i not in self.direct]
+        specs = [self.functions[index] for index in self._pooled]
+        self._env = [*env, *(name for spec in specs for name in needed_environment(spec))]
+        self._setup = Setup(
+            specs, timeout_s, timeout_s, limits or Limits(), requests or RequestSettings()
+        )
+        self._numbers = itertools.count()
+        self._processes: list[WorkerProcess] = []
+        self._finalizer = weakref.finalize(self, _kill_all, self._processes)
+        self.lanes: list[Lane] = []
         if self._pooled:
-            paths = [logs and logs / f"reward-{number}.log" for number in range(num_processes)]
-            self._start(paths[:1], timeout_s)
-            self._start(paths[1:], START_S)
+            self._sync_lane, self._async_lane = self._start_lanes(num_processes, logs)
+            self.lanes += [each for each in (self._sync_lane, self._async_lane) if each]
 
     @classmethod
     def from_config(
@@ -117,6 +89,7 @@ class RewardPool:
         sources: Iterable[str],
         num_processes: int,
         logs: Path | None = None,
+        requests: RequestSettings | None = None,
     ) -> Self:
         """Build the pool of a run whose rows have the data `sources`. Raises as the constructor."""
         number, limits = reward.num_processes or num_processes, reward.limits
@@ -130,6 +103,7 @@ class RewardPool:
             limits=Limits(
                 memory or default_memory(number), int(limits.file_gb * GIB), limits.open_files
             ),
+            requests=requests,
         )
 
     def score(
@@ -137,36 +111,38 @@ class RewardPool:
         rows: Sequence[PromptRow],
         responses: Sequence[str],
         on_result: OnResult | None = None,
+        groups: Sequence[int] | None = None,
     ) -> RewardReport:
         """Return the scores of `responses`, one for each of `rows`.
 
-        Raises ConfigError for a row whose data source no function scores.
+        `groups` has the number of each row's group; None: each row is one. Raises ConfigError for a
+        row whose data source no function scores.
         """
-        check_sources(self._specs, (row.data_source for row in rows))
-        calls = [
-            Call(row.data_source, text, row.ground_truth, row.extra_info)
-            for row, text in zip(rows, responses, strict=True)
-        ]
-        tasks = [
-            (index, row)
-            for index in self._pooled
-            for row, call in enumerate(calls)
-            if self._specs[index].scores(call.data_source)
-        ]
-        results: list[list[CallResult | None]] = [[None] * len(calls) for _ in self._specs]
-        for index, reward in self._direct.items():
-            for row, call in enumerate(calls):
-                if self._specs[index].scores(call.data_source):
-                    results[index][row] = call_reward(reward.function, call, reward.kwargs)
-        pending = [(self._pooled.index(index), calls[row]) for index, row in tasks]
-        for (index, row), result in zip(tasks, self._run(pending, on_result), strict=True):
-            results[index][row] = result
-        return build_report(self._specs, results)
+        check_sources(self.functions, (row.data_source for row in rows))
+        try:
+            scoring = self.open(range(len(rows)) if groups is None else groups)
+            for number, (row, text) in enumerate(zip(rows, responses, strict=True)):
+                scoring.add(number, row, text)
+            return scoring.finish(on_result)
+        except BaseException:
+            self.close()  # a worker cannot be used again while a call is in progress
+            raise
 
-    @property
-    def functions(self) -> list[RewardSpec]:
-        """The reward functions of the pool."""
-        return self._specs
+    def open(self, groups: Sequence[int]) -> Scoring:
+        """Begin to score a batch; one that has not been finished is given up."""
+        for lane in self.lanes:
+            lane.drop_waiting()
+        return Scoring(self, groups)
+
+    def submit(self, index: int, calls: Sequence[Call]) -> int:
+        """Queue calls of the function `index` for its lane; return their number."""
+        if not self._finalizer.alive:
+            raise InternalError("the reward pool is closed")
+        lane = self._async_lane if self.traits[index].is_async else self._sync_lane
+        assert lane is not None, "there is a lane for each kind of function"
+        task = Task(next(self._numbers), self._pooled.index(index), calls)
+        lane.submit([task])
+        return task.number
 
     def close(self) -> None:
         """Kill the workers. Further calls do nothing."""
@@ -178,88 +154,51 @@ class RewardPool:
     def __exit__(self, *exc_info: object) -> None:
         self.close()
 
-    def _start(self, logs: Sequence[Path | None], import_s: float) -> None:
+    def _start_lanes(
+        self, num_processes: int, logs: Path | None
+    ) -> tuple[SyncLane | None, AsyncLane | None]:
+        """Start one worker, which gives the traits of the functions, and the others they need."""
+
+        def path(name: object) -> Path | None:
+            return logs and logs / f"reward-{name}.log"
+
+        (first,) = self._start([path(0)], self._setup)
+        self.traits |= dict(zip(self._pooled, first.traits, strict=True))
+        is_async = [self.traits[index].is_async for index in self._pooled]
+        again = self._setup._replace(import_s=START_S)
+        timeout_s = self._setup.timeout_s
+        sync_lane = async_lane = None
+        if not all(is_async):
+            others = self._start([path(number) for number in range(1, num_processes)], again)
+            workers = [first, *others]
+            for worker in workers:
+                worker.begin(SYNC)
+            sync_lane = SyncLane(workers, lambda each: self._replace(each, SYNC), timeout_s)
+        if any(is_async):
+            worker = first if all(is_async) else self._start([path(ASYNC)], again)[0]
+            worker.begin(ASYNC)
+            async_lane = AsyncLane(worker, lambda each: self._replace(each, ASYNC), timeout_s)
+        return sync_lane, async_lane
+
+    def _start(self, logs: Sequence[Path | None], setup: Setup) -> list[WorkerProcess]:
         """Start one worker for each of `logs`; close the pool if one does not start."""
         started = [WorkerProcess(log, self._env) for log in logs]
-        self._workers += started
-        specs = [self._specs[index] for index in self._pooled]
+        self._processes += started
         try:
             for worker in started:
-                worker.load(Setup(specs, self._timeout_s, import_s, self._limits))
+                worker.load(setup)
         except BaseException:
             self.close()
             raise
+        return started
 
-    def _replace(self, worker: WorkerProcess) -> int:
+    def _replace(self, worker: WorkerProcess, mode: str) -> tuple[int, WorkerProcess]:
         """End a worker and start another one. Return the exit status of the former."""
-        self._workers.remove(worker)
+        self._processes.remove(worker)
         status = worker.kill()
-        self._start([worker.log], START_S)
-        return status
-
-    def _run(
-        self, tasks: list[tuple[int, Call]], on_result: OnResult | None = None
-    ) -> list[CallResult]:
-        """Run `tasks` on the workers and return their results in order."""
-        if tasks and not self._workers:
-            raise InternalError("the reward pool is closed")
-        size = max(1, math.ceil(len(tasks) / (PORTIONS * max(1, len(self._workers)))))
-        starts = range(0, len(tasks), size)
-        batch = _Batch(tasks, deque((start, min(start + size, len(tasks))) for start in starts))
-        try:
-            while not batch.is_done:
-                self._dispatch(batch)
-                first_deadline = min(job.deadline for job in batch.busy.values())
-                wait(list(batch.busy), max(0.0, first_deadline - time.monotonic()))
-                for job in list(batch.busy.values()):
-                    self._advance(job, batch)
-                if on_result is not None:
-                    on_result(sum(each is not None for each in batch.results), len(tasks))
-        except BaseException:
-            self.close()  # a worker cannot be used again while a call is in progress
-            raise
-        return [each for each in batch.results if each is not None]
-
-    def _dispatch(self, batch: _Batch) -> None:
-        """Send a portion to each idle worker."""
-        for worker in [each for each in self._workers if each.connection not in batch.busy]:
-            if not batch.portions:
-                return
-            start, stop = batch.portions.popleft()
-            if worker.process.poll() is not None:  # it exited while idle
-                self._replace(worker)
-                worker = self._workers[-1]
-            with suppress(OSError):  # it has exited since: `_advance` finds the closed connection
-                worker.connection.send(batch.tasks[start:stop])
-            batch.busy[worker.connection] = _Job(worker, start, stop, self._deadline())
-
-    def _advance(self, job: _Job, batch: _Batch) -> None:
-        """Collect the results of a job; replace its worker if it has exited or hangs."""
-        connection = job.worker.connection
-        lost: CallResult | None = None
-        try:
-            while job.next < job.stop and connection.poll():
-                batch.results[job.next] = CallResult(*job.worker.receive())
-                job.next += 1
-                job.deadline = self._deadline()
-        except (EOFError, OSError, ValueError, TypeError):  # exited, or wrote something else
-            status = self._replace(job.worker)
-            lost = CallResult(0.0, {}, f"the reward worker exited (exit status {status})")
-        else:
-            if job.next < job.stop and time.monotonic() > job.deadline:
-                self._replace(job.worker)
-                error = f"took longer than {self._timeout_s:g} s and could not be interrupted"
-                lost = CallResult(0.0, {}, error, timed_out=True)
-        if lost:
-            batch.results[job.next] = lost
-            job.next += 1
-            if job.next < job.stop:
-                batch.portions.appendleft((job.next, job.stop))
-        if lost or job.next == job.stop:
-            del batch.busy[connection]
-
-    def _deadline(self) -> float:
-        return time.monotonic() + self._timeout_s + GRACE_S
+        (other,) = self._start([worker.log], self._setup._replace(import_s=START_S))
+        other.begin(mode)
+        return status, other
 
 
 def _kill_all(workers: list[WorkerProcess]) -> None:

@@ -1,13 +1,12 @@
 """Worker process for reward functions that may hang or crash.
 
-The worker loads the functions and processes lists of calls. It sends one message per result, so the
-pool can identify the call in progress. It imports neither torch nor Ray nor the program that
-started it.
+The worker loads the functions. Then it calls synchronous ones, one at a time, and sends one message
+per result, so the pool can identify the call in progress; or it runs an event loop for asynchronous
+ones (`async_worker`). It imports neither torch nor Ray nor the program that started it.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 from collections.abc import Iterator, Sequence
@@ -16,23 +15,27 @@ from multiprocessing.connection import Connection
 from typing import NamedTuple
 
 from rlctl.errors import ConfigError, RlctlError
+from rlctl.runtime.rewards.async_worker import serve_async
 from rlctl.runtime.rewards.functions import (
     Call,
     CallResult,
+    LoadedReward,
     RewardSpec,
     RewardTimeout,
     call_reward,
     is_user_code,
+    to_failure,
 )
-from rlctl.runtime.rewards.loading import LoadedReward, load_reward
+from rlctl.runtime.rewards.loading import load_reward
+from rlctl.runtime.rewards.messages import encoded
+from rlctl.runtime.rewards.request_limits import RequestSettings
 from rlctl.runtime.sandbox.errors import error_to_json
 from rlctl.runtime.sandbox.guard import run_guarded
 from rlctl.runtime.sandbox.limits import Limits, limit_cpu, restrict
 from rlctl.runtime.sandbox.user_code import user_line
 
-# Longest message of a worker in bytes. Messages are JSON: unpickling would run code that a reward
-# function has written.
-MAX_MESSAGE = 2**20
+# The second message to a worker: how it calls functions.
+SYNC, ASYNC = "sync", "async"
 
 
 class Setup(NamedTuple):
@@ -42,6 +45,11 @@ class Setup(NamedTuple):
     timeout_s: float
     import_s: float
     limits: Limits
+    requests: RequestSettings = RequestSettings()
+
+
+# Calls of the function with this index: those of a group, or one.
+Calls = tuple[int, Sequence[Call]]
 
 
 def main(descriptor: int, parent: int) -> None:
@@ -67,21 +75,20 @@ def _serve(connection: Connection) -> None:
         try:
             loaded.append(_load(spec, setup.import_s))
         except RlctlError as error:
-            _send(connection, error_to_json(error))
+            _send(connection, {"error": error_to_json(error)})
             return
-        _send(connection, None)
+        _send(connection, {"traits": loaded[-1].traits})
+    if connection.recv() == ASYNC:
+        serve_async(connection, loaded, setup.timeout_s, setup.requests)
+        return
     while True:
-        calls: list[tuple[int, Call]] = connection.recv()
-        for index, call in calls:
-            _send(connection, _timed(loaded[index], call, setup.timeout_s))
+        tasks: list[Calls] = connection.recv()
+        for index, calls in tasks:
+            _send(connection, _timed(loaded[index], calls, setup.timeout_s))
 
 
 def _send(connection: Connection, message: object) -> None:
-    data = json.dumps(message).encode()
-    if len(data) > MAX_MESSAGE:
-        error = f"the result has {len(data)} bytes, and {MAX_MESSAGE} are allowed"
-        data = json.dumps(CallResult(0.0, {}, error)).encode()
-    connection.send_bytes(data)
+    connection.send_bytes(encoded(message))
 
 
 def _load(spec: RewardSpec, import_s: float) -> LoadedReward:
@@ -99,13 +106,13 @@ def _load(spec: RewardSpec, import_s: float) -> LoadedReward:
         ) from timeout
 
 
-def _timed(reward: LoadedReward, call: Call, timeout_s: float) -> CallResult:
+def _timed(reward: LoadedReward, calls: Sequence[Call], timeout_s: float) -> list[CallResult]:
     """Call a function with a time limit."""
     try:
         with _time_limit(timeout_s):
-            return call_reward(reward.function, call, reward.kwargs)
+            return call_reward(reward, calls)
     except RewardTimeout as error:  # raised between the end of the call and that of the block
-        return CallResult(0.0, {}, str(error), timed_out=True)
+        return [to_failure(error)] * len(calls)
 
 
 @contextmanager

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from contextlib import suppress
 from multiprocessing.connection import Pipe
 from pathlib import Path
 from typing import Any
 
 from rlctl.errors import ConfigError, ResourceError
-from rlctl.runtime.rewards.functions import RewardSpec, is_user_code
-from rlctl.runtime.rewards.worker import MAX_MESSAGE, Setup
+from rlctl.runtime.rewards.functions import RewardSpec, Traits, is_user_code
+from rlctl.runtime.rewards.messages import MAX_MESSAGE
+from rlctl.runtime.rewards.worker import Setup
 from rlctl.runtime.sandbox.errors import error_from_json
 from rlctl.runtime.sandbox.process import GuardedProcess
 
@@ -30,12 +32,13 @@ class WorkerProcess(GuardedProcess):
 
         `env` names environment variables that it gets besides the usual ones.
         """
+        self.traits: list[Traits] = []  # of the functions, once they are loaded
         self.connection, remote = Pipe()
         super().__init__("rlctl.runtime.rewards.worker", remote.fileno(), log, env)
         remote.close()
 
     def load(self, setup: Setup) -> None:
-        """Send the functions and wait until the worker has loaded them.
+        """Send the functions and wait until the worker has loaded them; `begin` must follow.
 
         Raises the worker's error, ConfigError if the import of a user's code exceeds
         `setup.import_s` and cannot be interrupted, and ResourceError if the process exits or does
@@ -46,13 +49,17 @@ class WorkerProcess(GuardedProcess):
                 raise ResourceError(f"a reward worker did not start within {START_S:g} s")
             self.worker = int(self.receive())
             self.connection.send(setup)
-            for spec in setup.specs:
-                self._wait_for(spec, setup.import_s)
+            self.traits = [self._wait_for(spec, setup.import_s) for spec in setup.specs]
         except (EOFError, OSError) as error:
             status = self.process.wait()
             raise ResourceError(
                 f"a reward worker exited while starting (exit status {status})"
             ) from error
+
+    def begin(self, mode: str) -> None:
+        """Send how functions are called: `SYNC` or `ASYNC`."""
+        with suppress(OSError):  # it has exited since: its connection is found closed
+            self.connection.send(mode)
 
     def receive(self) -> Any:
         """Return the next message. Raises EOFError or OSError if the worker has exited."""
@@ -64,7 +71,7 @@ class WorkerProcess(GuardedProcess):
         self.connection.close()
         return status
 
-    def _wait_for(self, spec: RewardSpec, import_s: float) -> None:
+    def _wait_for(self, spec: RewardSpec, import_s: float) -> Traits:
         """Wait until `spec` is loaded. Raises the worker's error, or ConfigError."""
         limit = import_s + GRACE_S if is_user_code(spec.function) else START_S
         if not self.connection.poll(limit):
@@ -73,6 +80,7 @@ class WorkerProcess(GuardedProcess):
                 f"{import_s:g} s and could not be interrupted",
                 hint="reward.timeout_s=N allows more time",
             )
-        error = self.receive()
-        if error is not None:
-            raise error_from_json(error)
+        reply = self.receive()
+        if "error" in reply:
+            raise error_from_json(reply["error"])
+        return Traits(*reply["traits"])

@@ -42,6 +42,7 @@ class Collector:
     algorithm: Algorithm
     filter: schema.FilterGroups | None  # None: one batch of prompts per step
     gen_batch_size: int | None = None  # prompts generated at a time with a filter; None: a batch
+    drop_failed: bool = False  # leave out responses whose reward call failed
     position: int = 0
     waiting: list[int] = field(default_factory=list)
 
@@ -52,10 +53,12 @@ class Collector:
         algorithm: Algorithm,
         config: schema.Algorithm,
         gen_batch_size: int | None = None,
+        drop_failed: bool = False,
     ) -> Self:
         """Build a collector that filters groups if enabled and if the algorithm needs groups."""
         filters = config.filter_groups.enable and Needs.GROUPS in algorithm.needs
-        return cls(loader, algorithm, config.filter_groups if filters else None, gen_batch_size)
+        chosen = config.filter_groups if filters else None
+        return cls(loader, algorithm, chosen, gen_batch_size, drop_failed)
 
     def collect(self, roles: Roles, step: int) -> tuple[Scored, dict[str, float]]:
         """Return the responses that `step` learns from, with group numbers from 0, and metrics.
@@ -67,7 +70,7 @@ class Collector:
             drawn = self.loader.draw((step - 1) * size, size)
             prompts, self.position = self.loader.at(drawn), step * size
             scored = self.algorithm.collect(prompts, roles, step)
-            usable = _usable(scored)
+            usable = _usable(scored, self.drop_failed)
             if not len(usable):
                 raise self._none_usable(scored, step)
             self._observe(drawn, usable, 0)
@@ -88,7 +91,7 @@ class Collector:
                 replace(prompts, group=prompts.group + first), roles, step
             )
             played.append(scored)
-            scored = _usable(scored)
+            scored = _usable(scored, self.drop_failed)
             self._observe(drawn, scored, first)
             all_scores.append(scored.scores[first_rows(scored.episode_of_row)])
             varied = in_varied_group(self._filtered_values(scored), scored.group)
@@ -161,6 +164,13 @@ class Collector:
 
     def _none_usable(self, scored: Scored, step: int) -> RlctlError:
         failed = [each for each in scored.episodes if each.failed]
+        if not failed:
+            return RlctlError(
+                f"step {step}: nothing to learn from, because no group has two responses whose "
+                "reward did not fail; the log has the first error",
+                where="reward.failed=drop",
+                hint="`rlctl reward test` scores stored responses",
+            )
         outcomes = Counter(each.outcome for each in failed)
         alone = "" if len(failed) == len(scored) else " or are alone in their group"
         return RlctlError(
@@ -184,11 +194,16 @@ class Collector:
         )
 
 
-def _usable(scored: Scored) -> Scored:
-    """Return the rows without failed episodes, and without groups of which only one remains."""
-    if not any(each.failed for each in scored.episodes):
+def _usable(scored: Scored, drop_failed: bool) -> Scored:
+    """Return the rows without failed ones, and without groups of which only one remains.
+
+    Failed are episodes and, with `drop_failed`, responses whose reward call failed.
+    """
+    kept = torch.tensor([not each.failed for each in scored.episodes] or [True] * len(scored))
+    if drop_failed:
+        kept &= ~scored.failed
+    if kept.all():
         return scored
-    kept = torch.tensor([not each.failed for each in scored.episodes])
     once = first_rows(scored.episode_of_row)
     sizes = torch.bincount(scored.group[once])
     left = torch.bincount(scored.group[once & kept], minlength=len(sizes))

@@ -1,0 +1,224 @@
+"""Client of OpenAI-compatible servers for asynchronous reward functions.
+
+`complete` sends one chat completion within the run's limits, repeats it after failures that pass,
+and keeps the reply in the run's cache. A function that uses it declares `limits_requests`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import email.utils
+import itertools
+import json
+import os
+import random
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from rlctl.runtime.rewards.functions import RewardTimeout
+from rlctl.runtime.rewards.reply_cache import ReplyCache
+from rlctl.runtime.rewards.request_limits import Limiter, RequestSettings
+
+if TYPE_CHECKING:
+    import aiohttp
+
+T = TypeVar("T")
+
+_FIRST_DELAY_S, _LONGEST_DELAY_S = 0.5, 30.0  # of a retry
+_LONGEST_RETRY_AFTER_S = 300.0
+_PASSING = (408, 409, 425, 429)  # and all from 500
+_MAX_TEXT = 300  # characters of a server's error
+_CHARACTERS_PER_TOKEN = 4
+
+
+class RequestFailed(Exception):
+    """Failure of a request, after its retries."""
+
+
+class _Passing(Exception):
+    """Failure that may pass; `after` is the server's Retry-After in seconds."""
+
+    def __init__(self, text: str, after: float | None = None, is_timeout: bool = False) -> None:
+        super().__init__(text)
+        self.after, self.is_timeout = after, is_timeout
+
+
+class ChatClient:
+    """Connections, limits and cache that all requests of a process share."""
+
+    def __init__(self, settings: RequestSettings) -> None:
+        self.settings = settings
+        self.limiter = Limiter(settings)
+        self._cache = None if settings.cache is None else ReplyCache(settings.cache)
+        self._session: aiohttp.ClientSession | None = None
+        self._open: dict[str, asyncio.Future[Any]] = {}  # requests in progress, by their hash
+        self._engines = itertools.cycle(settings.engines)
+
+    async def complete(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        accept: Callable[[str], T],
+        *,
+        base_url: str | None,
+        model: str,
+        api_key_env: str | None = None,
+        **body: Any,
+    ) -> T:
+        """Return `accept(text)` of the completion of `messages`; see the module.
+
+        `base_url` None is the run's own engine. `api_key_env` names the environment variable with
+        the key. `body` has further parameters of the request. `accept` raises ValueError for a text
+        without a result, which is not kept. Raises RequestFailed, RewardTimeout if the last attempt
+        took too long, and the ValueError.
+        """
+        body = {"model": model, "messages": list(messages), **body}
+        key = ReplyCache.key([base_url or "engine", body])
+        text = None if self._cache is None else self._cache.get(key)
+        if text is None:
+            text = await self._shared(key, base_url, api_key_env, body)
+            result = accept(text)
+            if self._cache is not None:
+                self._cache.put(key, text)
+            return result
+        return accept(text)
+
+    async def close(self) -> None:
+        """Close the connections."""
+        if self._session is not None:
+            await self._session.close()
+
+    async def _shared(
+        self, key: str, base_url: str | None, api_key_env: str | None, body: Mapping[str, Any]
+    ) -> str:
+        """Send a request; with a cache, equal requests at the same time are sent once."""
+        if self._cache is None:
+            return await self._send(base_url, api_key_env, body)
+        if key not in self._open:
+            task = asyncio.ensure_future(self._send(base_url, api_key_env, body))
+            task.add_done_callback(lambda _: self._open.pop(key, None))
+            self._open[key] = task
+        return await asyncio.shield(self._open[key])
+
+    async def _send(
+        self, base_url: str | None, api_key_env: str | None, body: Mapping[str, Any]
+    ) -> str:
+        """Send a request until it succeeds or its retries are used up."""
+        if base_url is None and not self.settings.engines:
+            raise RequestFailed("no base_url is set, and the run has no engine of its own")
+        secret = self.settings.engine_key if base_url is None else _secret(api_key_env)
+        size = len(json.dumps(body)) // _CHARACTERS_PER_TOKEN + int(body.get("max_tokens") or 0)
+        for attempt in itertools.count(1):
+            url = (next(self._engines) if base_url is None else base_url).rstrip("/")
+            try:
+                async with self.limiter.slot(size) as charge:
+                    reply = await self._post(f"{url}/chat/completions", secret, body)
+                    if isinstance(used := _tokens(reply), int):
+                        self.limiter.correct(charge, used)
+                return _content(reply)
+            except _Passing as error:
+                if attempt > self.settings.max_retries:
+                    text = f"{error}, in the last of {attempt} attempts"
+                    raise (RewardTimeout if error.is_timeout else RequestFailed)(text) from None
+                delay = min(_FIRST_DELAY_S * 2 ** (attempt - 1), _LONGEST_DELAY_S)
+                if error.after is not None:
+                    self.limiter.pause(delay := error.after)
+                await asyncio.sleep(delay * random.uniform(1.0, 1.25))
+        raise AssertionError("the loop has no end")
+
+    async def _post(self, url: str, secret: str, body: Mapping[str, Any]) -> Any:
+        """Send one attempt and return the reply. Raises _Passing or RequestFailed."""
+        import aiohttp
+
+        if self._session is None:
+            # The slots of the limiter limit the connections.
+            self._session = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(limit=0), trust_env=True
+            )
+        limit = self.settings.timeout_s
+        headers = {"Authorization": f"Bearer {secret}"} if secret else {}
+        try:
+            async with (
+                asyncio.timeout(limit),
+                self._session.post(
+                    url, json=body, headers=headers, timeout=aiohttp.ClientTimeout(None)
+                ) as response,
+            ):
+                if response.status != 200:
+                    raise _failure(response, await response.text(errors="replace"), secret)
+                return await response.json(content_type=None)
+        except TimeoutError:
+            raise _Passing(f"took longer than {limit:g} s", is_timeout=True) from None
+        except ValueError:
+            raise _Passing("the reply is not valid JSON") from None
+        except aiohttp.ClientError as error:
+            text = f"{type(error).__name__}: {error}"
+            raise _Passing(_without(text, secret)) from None
+
+
+def _secret(variable: str | None) -> str:
+    if variable is None:
+        return ""
+    found = os.environ.get(variable)
+    if not found:
+        raise RequestFailed(f"the environment variable {variable} with the API key is not set")
+    return found
+
+
+def _failure(response: aiohttp.ClientResponse, text: str, secret: str) -> Exception:
+    """Return the exception of a reply with an error status."""
+    short = _without(" ".join(text.split()), secret)[:_MAX_TEXT]
+    message = f"HTTP {response.status} {response.reason}: {short}"
+    if response.status in _PASSING or response.status >= 500:
+        return _Passing(message, _retry_after(response.headers.get("Retry-After")))
+    return RequestFailed(message)
+
+
+def _without(text: str, secret: str) -> str:
+    return text.replace(secret, "***") if secret else text
+
+
+def _retry_after(header: str | None) -> float | None:
+    """Return the seconds of a Retry-After header: a number, or a date."""
+    if header is None:
+        return None
+    seconds: float | None = None
+    with suppress(ValueError, TypeError):
+        seconds = float(header)
+    if seconds is None:
+        with suppress(ValueError, TypeError):
+            seconds = email.utils.parsedate_to_datetime(header).timestamp() - time.time()
+    return None if seconds is None else min(max(0.0, seconds), _LONGEST_RETRY_AFTER_S)
+
+
+def _content(reply: Any) -> str:
+    """Return the text of a completion. Raises _Passing if the reply is something else."""
+    try:
+        text = reply["choices"][0]["message"]["content"]
+    except (KeyError, IndexError, TypeError):
+        raise _Passing(f"the reply is no chat completion: {reply!r:.100}") from None
+    if not isinstance(text, str) or not text.strip():
+        finish = reply["choices"][0].get("finish_reason")
+        raise RequestFailed(f"the reply has no text; its finish_reason is {finish!r}")
+    return text
+
+
+def _tokens(reply: Any) -> Any:
+    usage = reply.get("usage") if isinstance(reply, dict) else None
+    return usage.get("total_tokens") if isinstance(usage, dict) else None
+
+
+_client: ChatClient | None = None
+
+
+def install(settings: RequestSettings) -> ChatClient:
+    """Create the client of this process."""
+    global _client
+    _client = ChatClient(settings)
+    return _client
+
+
+def client() -> ChatClient:
+    """Return the client of this process: that of the run, or one with the default limits."""
+    return _client or install(RequestSettings())
