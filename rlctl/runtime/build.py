@@ -24,6 +24,7 @@ from rlctl.recipes.roles import (
 )
 from rlctl.runtime.agents.actor import ColocatedEngines, OnStates
 from rlctl.runtime.agents.build import agent_actor
+from rlctl.runtime.agents.overlap import OverlappedActor
 from rlctl.runtime.agents.schedule import TurnEngines
 from rlctl.runtime.algorithms.base import Algorithm, ValueLoss, training_temperature
 from rlctl.runtime.batch import LogProbs, Rollouts
@@ -33,6 +34,7 @@ from rlctl.runtime.cluster.pools import Pool, Pools, W
 from rlctl.runtime.data.tokenizer import stop_token_ids
 from rlctl.runtime.rank_info import RankInfo, available_cores
 from rlctl.runtime.rewards.pool import RewardPool
+from rlctl.runtime.rewards.request_limits import RequestSettings
 from rlctl.runtime.rewards.role import RuleReward
 from rlctl.runtime.roles import Actor, Critic, Reference, Reward, Roles
 from rlctl.runtime.rollout.sampling_params import SamplingConfig
@@ -64,14 +66,17 @@ def build_reward(
     tokenizer: PreTrainedTokenizerBase,
     sources: Iterable[str],
     logs: Path | None = None,
+    run: Path | None = None,
 ) -> Iterator[RuleReward]:
     """Yield the reward role, which runs on the controller; its processes end with the block.
 
     `sources` are the data sources of the rows. What the reward functions print goes to files in
-    `logs`, or to stderr. Raises `ConfigError` for a function that cannot be loaded.
+    `logs`, or to stderr. The folder `run` has the cache of replies. Raises `ConfigError` for a
+    function that cannot be loaded.
     """
-    with RewardPool.from_config(config.reward, sources, available_cores(), logs) as pool:
-        yield RuleReward(tokenizer, pool)
+    requests = RequestSettings.from_config(config.reward, run)
+    with RewardPool.from_config(config.reward, sources, available_cores(), logs, requests) as pool:
+        yield RuleReward(tokenizer, pool, config.reward.max_failed_share)
 
 
 def build_roles(
@@ -125,29 +130,49 @@ def with_episodes(
     rank_info: RankInfo,
     logs: Path | None = None,
     on_states: OnStates = lambda _: None,
+    reward: RuleReward | None = None,
 ) -> Iterator[Roles]:
     """Let the actor of `roles` generate episodes if the configuration has several turns.
 
     Yields the roles; at the end the environments are closed. `num_ranks` are those of the actor,
     `rank_info` is that of one of its processes. `on_states` gets the number of episodes by state.
+    `reward`, if it runs in processes, gets responses and episodes as soon as they are finished.
     """
-    if not config.actor_rollout_ref.rollout.multi_turn.enable:
-        yield roles
-        return
-    actor = roles.actor
+    actor, sampling = roles.actor, _sampling(config, tokenizer)
     if isinstance(actor, DisaggregatedActor):
         engines: TurnEngines = actor
     else:
         assert isinstance(actor, ActorWorker), "the actor of `build_roles` or `build_actor`"
         engines = ColocatedEngines(actor, num_ranks)
-    sampling = _sampling(config, tokenizer)
+    early = reward if reward is not None and config.reward.overlap and reward.pool.lanes else None
+    if not config.actor_rollout_ref.rollout.multi_turn.enable:
+        yield _overlapped(config, roles, engines, num_ranks, sampling, early)
+        return
     built, close = agent_actor(
-        config, tokenizer, sampling, actor, engines, rank_info, logs, on_states
+        config, tokenizer, sampling, actor, engines, rank_info, logs, on_states, early
     )
     try:
         yield replace(roles, actor=built)
     finally:
         close()
+
+
+def _overlapped(
+    config: schema.Config,
+    roles: Roles,
+    engines: TurnEngines,
+    num_ranks: int,
+    sampling: SamplingConfig,
+    reward: RuleReward | None,
+) -> Roles:
+    """Let the actor pass single responses to `reward` as they are finished, if it can."""
+    rollout, data = config.actor_rollout_ref.rollout, config.data
+    is_concurrent = isinstance(engines, DisaggregatedActor) and rollout.mode == "async"
+    if reward is None or is_concurrent or rollout.tensor_model_parallel_size > 1:
+        return roles
+    length = data.max_prompt_length + data.max_response_length
+    actor = OverlappedActor(roles.actor, engines, num_ranks, sampling, length, reward)
+    return replace(roles, actor=actor)
 
 
 def _spawn(role: Role, base: type[W], placement: schema.Placement, pools: Pools, spec: object) -> W:

@@ -121,4 +121,7 @@ def _roles(
         actor = build_actor(config, load_algorithm(config, num_steps=1), tokenizer, pool)
         actor.start_engine()
         roles = Roles(actor=actor, reward=reward)
-        yield stack.enter_context(with_episodes(config, tokenizer, roles, 1, rank_info))
+        scoring = reward if scored else None
+        yield stack.enter_context(
+            with_episodes(config, tokenizer, roles, 1, rank_info, reward=scoring)
+        )

@@ -66,19 +66,16 @@ def train(
         on_lost, logs, show = partial(run.finish, "failed", 1), run.attempt, trackers.episodes
         pools = stack.enter_context(open_pools(plan, logs, on_phase, run.event, on_lost))
         run.event("placed", **pools.nodes())
-        reward = stack.enter_context(build_reward(config, plan.tokenizer, plan.data_sources, logs))
+        rewards = build_reward(config, plan.tokenizer, plan.data_sources, logs, run.path)
+        reward = stack.enter_context(rewards)
         stack.enter_context(watchdog)  # starting and closing the pools has its own timeouts
         roles = build_roles(config, plan.algorithm, plan.tokenizer, pools, reward, on_phase)
         num_ranks, first = plan.pool_sizes[config.trainer.placement.actor], _first_rank(plan)
-        episodes = with_episodes(config, plan.tokenizer, roles, num_ranks, first, logs, show)
-        roles = stack.enter_context(episodes)
-        collector = Collector.from_config(
-            plan.loader,
-            plan.algorithm,
-            config.algorithm,
-            config.data.gen_batch_size,
-            config.reward.failed == "drop",
+        episodes = with_episodes(
+            config, plan.tokenizer, roles, num_ranks, first, logs, show, reward
         )
+        roles = stack.enter_context(episodes)
+        collector = _collector(plan)
         state = restore(start, plan.algorithm, collector, roles, on_phase)
         trackers.begin()
         run.update(state="running", total_steps=plan.num_steps)
@@ -102,6 +99,17 @@ def train(
         if reward.first_error is not None:
             run.event("reward_error", first=reward.first_error)
     return run
+
+
+def _collector(plan: Plan) -> Collector:
+    config = plan.config
+    return Collector.from_config(
+        plan.loader,
+        plan.algorithm,
+        config.algorithm,
+        config.data.gen_batch_size,
+        config.reward.failed == "drop",
+    )
 
 
 def _open_run(

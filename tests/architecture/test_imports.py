@@ -64,5 +64,7 @@ def test_every_entry_point_names_something_that_is_there():
             module, _, name = target.partition(" [")[0].partition(":")
             tree = ast.parse((ROOT / (module.replace(".", "/") + ".py")).read_text())
             assert name in {
-                node.name for node in tree.body if isinstance(node, ast.ClassDef | ast.FunctionDef)
+                node.name
+                for node in tree.body
+                if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
             }, target

@@ -153,7 +153,7 @@ REWARD: tuple[Rule, ...] = (
         "{reward_model.reward_manager,reward.reward_manager.name,reward_manager.name,"
         "reward_manager}",
         "responses are scored one by one in reward.num_processes processes",
-        (None, "naive", "dapo", "prime", "gdpo", "remote"),
+        (None, "naive", "dapo", "prime", "gdpo", "remote", "rate_limited"),
         missing.REWARD_CODE,
     ),
     only(

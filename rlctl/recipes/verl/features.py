@@ -78,10 +78,6 @@ MULTI_TURN_SFT = Feature(
     "response",
     "set data.prompt_key and data.response_key of a single-turn file",
 )
-RATE_LIMITED = Feature(
-    "a rate limit of reward calls is not supported",
-    "reward.num_processes=N scores N responses at a time",
-)
 REWARD_BATCH = Feature(
     "the reward managers that score whole batches are not supported: a reward function scores one "
     "response",

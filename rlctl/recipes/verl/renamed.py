@@ -68,6 +68,7 @@ PLUGIN_SETTINGS: tuple[tuple[str, str], ...] = (
         "actor_rollout_ref.actor.policy_loss.params.beta",
     ),
     ("reward.gsm8k*", r"reward.params.gsm8k\1"),
+    ("reward.timeout", "reward.timeout_s"),
 )
 
 # Keys of verl's SFT trainer, whose model and optimizer have sections of their own.
@@ -108,7 +109,7 @@ _STRATEGIES = {"megatron": missing.MEGATRON}
 _STRATEGIES |= dict.fromkeys(
     ("veomni", "torchtitan", "automodel", "mindspeed"), missing.OTHER_BACKEND
 )
-_MANAGERS = {"batch": missing.REWARD_BATCH, "rate_limited": missing.RATE_LIMITED}
+_MANAGERS = {"batch": missing.REWARD_BATCH}
 REFUSED_WORDS: tuple[tuple[str, dict[Any, Feature]], ...] = (
     ("trainer.device", {"npu": missing.NPU}),
     ("actor_rollout_ref.rollout.checkpoint_engine.backend", {"hccl": missing.NPU}),

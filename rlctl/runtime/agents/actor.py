@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import fields
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -20,6 +21,7 @@ from rlctl.runtime.agents.programs.endpoint import Endpoint
 from rlctl.runtime.agents.programs.program_run import ProgramRun
 from rlctl.runtime.agents.schedule import Load, Schedule, TurnEngines
 from rlctl.runtime.batch import Prompts, Ragged, Rollouts
+from rlctl.runtime.rewards.role import EarlyScoring, RuleReward
 from rlctl.runtime.roles import Actor, DelegatingActor
 from rlctl.runtime.rollout.requests import Completion, Request, Slice
 from rlctl.runtime.rollout.sampling_params import SamplingConfig
@@ -73,7 +75,9 @@ class AgentActor(DelegatingActor):
         num_threads: int,
         max_failed_share: float,
         on_states: OnStates,
+        reward: RuleReward | None = None,
     ) -> None:
+        """Build the actor; `reward` gets each episode when it ends."""
         super().__init__(actor)
         self.engines = engines
         self.settings = settings
@@ -82,6 +86,8 @@ class AgentActor(DelegatingActor):
         self.num_threads = num_threads
         self.max_failed_share = max_failed_share
         self.on_states = on_states
+        # A program's episode may become several rows.
+        self.reward = reward if settings.kept_roles is None else None
         self.engine_load = Load()
 
     def generate_sequences(
@@ -110,8 +116,9 @@ class AgentActor(DelegatingActor):
                 zip(rows.rows, own_ids, seeds, strict=True)
             )
         ]
+        scoring = None if self.reward is None else self.reward.begin(rows)
         try:
-            episodes = asyncio.run(_played(schedule, runs, endpoint))
+            episodes = asyncio.run(_played(schedule, runs, endpoint, scoring))
         finally:
             self.engines.end_exchange()
             self.on_states({})
@@ -119,7 +126,10 @@ class AgentActor(DelegatingActor):
         self.engine_load.busy_s += schedule.load.busy_s
         self._check_failures(episodes)
         # One row stands for an episode where nothing is learned: the last that its program began.
-        return _rollouts(rows, runs, episodes, all_samples=not (validate or greedy))
+        rollouts = _rollouts(rows, runs, episodes, all_samples=not (validate or greedy))
+        if scoring is not None:
+            scoring.finish(rollouts)
+        return rollouts
 
     def _run(
         self,
@@ -155,11 +165,23 @@ def _row(row: PromptRow, default_agent: str) -> Row:
 
 
 async def _played(
-    schedule: Schedule, runs: Sequence[EpisodeRun], endpoint: Endpoint | None
+    schedule: Schedule,
+    runs: Sequence[EpisodeRun],
+    endpoint: Endpoint | None,
+    scoring: EarlyScoring | None,
 ) -> list[Episode]:
-    """Return the episodes, played with the endpoint open."""
+    """Return the episodes, played with the endpoint open; `scoring` gets each when it ends."""
+
+    async def play(number: int) -> Episode:
+        episode = await runs[number].run()
+        if scoring is not None:
+            (sample,) = runs[number].samples
+            scoring.add(number, torch.tensor(sample.tokens.response_ids), episode)
+            scoring.advance()
+        return episode
+
     async with endpoint or nullcontext():
-        return await schedule.run([each.run for each in runs])
+        return await schedule.run([partial(play, number) for number in range(len(runs))])
 
 
 def _rollouts(

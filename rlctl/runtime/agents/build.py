@@ -22,6 +22,7 @@ from rlctl.runtime.agents.episode import EpisodeSettings
 from rlctl.runtime.agents.schedule import TurnEngines
 from rlctl.runtime.agents.template_check import TOOL, USER, check_chat_template
 from rlctl.runtime.rank_info import RankInfo
+from rlctl.runtime.rewards.role import RuleReward
 from rlctl.runtime.roles import Actor
 from rlctl.runtime.rollout.sampling_params import SamplingConfig
 
@@ -37,11 +38,13 @@ def agent_actor(
     rank_info: RankInfo,
     logs: Path | None,
     on_states: OnStates,
+    reward: RuleReward | None,
 ) -> tuple[AgentActor, Callable[[], None]]:
     """Return an actor that generates episodes with `engines`, and the function that closes it.
 
-    Starts the processes of the environments; what they print goes to files in `logs`, or to stderr.
-    Raises ConfigError for an environment or a tool that cannot be loaded.
+    `reward` gets each episode when it ends; None: it gets them all together. Starts the processes
+    of the environments; what they print goes to files in `logs`, or to stderr. Raises ConfigError
+    for an environment or a tool that cannot be loaded.
     """
     rollout = config.actor_rollout_ref.rollout
     pool = EnvironmentPool.from_config(rollout, logs)
@@ -69,6 +72,7 @@ def agent_actor(
         num_threads=rank_info.num_threads,
         max_failed_share=rollout.agent.max_failed_share,
         on_states=on_states,
+        reward=reward,
     )
     return built, pool.close
 

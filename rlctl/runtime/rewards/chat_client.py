@@ -17,7 +17,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from rlctl.runtime.rewards.functions import RewardTimeout
 from rlctl.runtime.rewards.reply_cache import ReplyCache
 from rlctl.runtime.rewards.request_limits import Limiter, RequestSettings
 
@@ -35,6 +34,10 @@ _CHARACTERS_PER_TOKEN = 4
 
 class RequestFailed(Exception):
     """Failure of a request, after its retries."""
+
+
+class RequestTimeout(RequestFailed, TimeoutError):
+    """Failure of a request whose last attempt took too long."""
 
 
 class _Passing(Exception):
@@ -70,8 +73,7 @@ class ChatClient:
 
         `base_url` None is the run's own engine. `api_key_env` names the environment variable with
         the key. `body` has further parameters of the request. `accept` raises ValueError for a text
-        without a result, which is not kept. Raises RequestFailed, RewardTimeout if the last attempt
-        took too long, and the ValueError.
+        without a result, which is not kept. Raises RequestFailed, and the ValueError.
         """
         body = {"model": model, "messages": list(messages), **body}
         key = ReplyCache.key([base_url or "engine", body])
@@ -120,7 +122,7 @@ class ChatClient:
             except _Passing as error:
                 if attempt > self.settings.max_retries:
                     text = f"{error}, in the last of {attempt} attempts"
-                    raise (RewardTimeout if error.is_timeout else RequestFailed)(text) from None
+                    raise (RequestTimeout if error.is_timeout else RequestFailed)(text) from None
                 delay = min(_FIRST_DELAY_S * 2 ** (attempt - 1), _LONGEST_DELAY_S)
                 if error.after is not None:
                     self.limiter.pause(delay := error.after)

@@ -183,7 +183,8 @@ def to_failure(error: BaseException) -> CallResult:
     if isinstance(error, RewardTimeout):
         return CallResult(0.0, {}, str(error), timed_out=True)
     message = f"{type(error).__name__}: {error}"
-    return CallResult(0.0, {}, f"{message:.{_MAX_TEXT}}{_cause(error)}")
+    text = f"{message:.{_MAX_TEXT}}{_cause(error)}"
+    return CallResult(0.0, {}, text, timed_out=isinstance(error, TimeoutError))
 
 
 def _to_results(reward: LoadedReward, result: Any, num_calls: int) -> list[CallResult]:

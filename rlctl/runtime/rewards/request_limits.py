@@ -12,7 +12,12 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Self
 
+if TYPE_CHECKING:  # the process of the functions does not load it
+    from rlctl.recipes import schema
+
+CACHE_FILE = ".reward_cache.sqlite"  # hidden: a remote copy of the run leaves it out
 _WINDOW_S = 60.0
 
 
@@ -29,6 +34,22 @@ class RequestSettings:
     cache: Path | None = None  # None: nothing is kept
     engines: tuple[str, ...] = ()  # base URLs of the run's own engines
     engine_key: str = ""
+
+    @classmethod
+    def from_config(cls, reward: schema.Reward, run: Path | None) -> Self:
+        """Read the settings; without a path of its own the cache is in the folder `run`, if any."""
+        cache = run and run / CACHE_FILE
+        if reward.cache_path is not None:
+            cache = Path(reward.cache_path).expanduser().absolute()
+        return cls(
+            timeout_s=reward.timeout_s,
+            max_concurrent=reward.max_concurrent,
+            max_rpm=reward.max_rpm,
+            max_tpm=reward.max_tpm,
+            tokens_per_call=reward.estimated_tokens_per_request,
+            max_retries=reward.max_retries,
+            cache=cache.absolute() if cache is not None and reward.cache else None,
+        )
 
 
 @dataclass(eq=False)

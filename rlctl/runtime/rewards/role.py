@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
+from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from rlctl.data_prep.rows import PromptRow
-from rlctl.runtime.batch import Rollouts, Scores
+from rlctl.errors import RlctlError
+from rlctl.runtime.batch import Prompts, Rollouts, Scores
 from rlctl.runtime.rewards.pool import RewardPool
 from rlctl.runtime.rewards.report import RewardReport, RewardResult
+from rlctl.runtime.rewards.scoring import Scoring
 from rlctl.tracking.episodes import Episode
 
 LOG = logging.getLogger(__name__)
@@ -21,26 +23,31 @@ LOG = logging.getLogger(__name__)
 class RuleReward:
     """Implementation of `Reward` with functions of the decoded response.
 
-    An episode that its environment has scored keeps that score.
+    An episode that its environment has scored keeps that score. `max_failed_share` limits the share
+    of a batch's responses whose calls fail.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, pool: RewardPool) -> None:
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        pool: RewardPool,
+        max_failed_share: float = 1.0,
+    ) -> None:
         self.tokenizer = tokenizer
         self.pool = pool
+        self.max_failed_share = max_failed_share
         self.first_error: str | None = None
+        self._early: tuple[Rollouts, Scoring] | None = None  # see `EarlyScoring`
 
     def compute_scores(self, rollouts: Rollouts) -> Scores:
         """Return score, components and failure of each row, (B,) each.
 
         Failed calls do not raise: they are a warning, and `first_error` keeps the run's first one.
+        Raises RlctlError if too many fail.
         """
-        texts = self.tokenizer.batch_decode(
-            [ids.tolist() for ids in rollouts.response_ids.rows()], skip_special_tokens=True
-        )
+        report = self._score(rollouts)
         if rollouts.episodes:
-            report = self._score_episodes(rollouts, texts)
-        else:
-            report = self._score(rollouts.rows, texts)
+            report = _with_episodes(report, rollouts)
         return Scores(
             scores=torch.tensor(report.scores, dtype=torch.float32),
             components={
@@ -53,46 +60,98 @@ class RuleReward:
             preds=[result.pred for result in report.results],
         )
 
-    def _score(self, rows: Sequence[PromptRow], texts: Sequence[str]) -> RewardReport:
-        """Score responses with the reward functions."""
-        report = self.pool.score(rows, texts)
+    def begin(self, prompts: Prompts) -> EarlyScoring:
+        """Begin to score the responses to B `prompts`, one response each, as they are finished."""
+        return EarlyScoring(self, prompts)
+
+    def expect(self, rollouts: Rollouts, scoring: Scoring) -> None:
+        """Use `scoring`, which has all rows, when `compute_scores` is called with `rollouts`."""
+        self._early = (rollouts, scoring)
+
+    def _score(self, rollouts: Rollouts) -> RewardReport:
+        """Score the rows that need the reward functions; the others have no score."""
+        early, self._early = self._early, None
+        if early is not None and early[0] is rollouts:
+            return self._finish(early[1])
+        scoring = self.begin(rollouts)
+        responses = rollouts.response_ids.rows()
+        for row, ids in enumerate(responses):
+            scoring.add(row, ids, rollouts.episodes[row] if rollouts.episodes else None)
+        return self._finish(scoring.scoring)
+
+    def _finish(self, scoring: Scoring) -> RewardReport:
+        try:
+            report = scoring.finish()
+        except BaseException:
+            self.pool.close()  # a worker cannot be used again while a call is in progress
+            raise
         self.first_error = self.first_error or report.first_error
-        if report.first_error is not None:
-            LOG.warning(
-                "%d reward calls failed and %d took too long; they score 0. The first: %s",
-                report.num_errors,
-                report.num_timeouts,
-                report.first_error,
+        if report.first_error is None:
+            return report
+        num_failed = sum(each.error is not None for each in report.results)
+        LOG.warning(
+            "%d reward calls failed and %d took too long, for %d of %d responses; the first: %s",
+            report.num_errors,
+            report.num_timeouts,
+            num_failed,
+            len(report.results),
+            report.first_error,
+        )
+        if num_failed > self.max_failed_share * len(report.results):
+            raise RlctlError(
+                f"the reward of {num_failed} of {len(report.results)} responses failed; the first: "
+                f"{report.first_error}",
+                where=f"reward.max_failed_share={self.max_failed_share:g}",
+                hint="`rlctl reward test` scores stored responses",
             )
         return report
 
-    def _score_episodes(self, rollouts: Rollouts, texts: Sequence[str]) -> RewardReport:
-        """Score B episodes: those that failed with 0, those without a score by the functions.
 
-        The rewards of their turns are part of the score.
-        """
-        results = [
-            RewardResult(each.score or 0.0, dict(each.components), each.error, None)
-            for each in rollouts.episodes
-        ]
-        unscored = [
-            i for i, each in enumerate(rollouts.episodes) if each.score is None and not each.failed
-        ]
-        report = self._score(
-            [_with_episode(rollouts.rows[i], rollouts.episodes[i]) for i in unscored],
-            [texts[i] for i in unscored],
-        )
-        for i, result in zip(unscored, report.results, strict=True):
-            results[i] = result
-        assert rollouts.step_rewards is not None, "episodes have rewards of turns"
-        turns = rollouts.step_rewards.sums().tolist()
-        return replace(
-            report,
-            results=[
-                each if each.error else replace(each, score=each.score + reward)
-                for each, reward in zip(results, turns, strict=True)
-            ],
-        )
+class EarlyScoring:
+    """Scoring of a batch whose responses come one by one, in any order.
+
+    The scores are those of `RuleReward.compute_scores` without it.
+    """
+
+    def __init__(self, reward: RuleReward, prompts: Prompts) -> None:
+        self.scoring = reward.pool.open(prompts.group.tolist())
+        self._reward, self._rows = reward, prompts.rows
+
+    def add(self, row: int, response_ids: Tensor, episode: Episode | None = None) -> None:
+        """Score the response (T,) int64 of a row, unless its episode failed or has a score."""
+        if episode is not None and (episode.failed or episode.score is not None):
+            self.scoring.skip(row)
+            return
+        prompt = self._rows[row]
+        if episode is not None:
+            prompt = _with_episode(prompt, episode)
+        text = self._reward.tokenizer.decode(response_ids.tolist(), skip_special_tokens=True)
+        assert isinstance(text, str), "one row is decoded"
+        self.scoring.add(row, prompt, text)
+
+    def advance(self) -> None:
+        """Send responses to the workers and collect scores, without waiting."""
+        self.scoring.advance()
+
+    def finish(self, rollouts: Rollouts) -> None:
+        """Use the scores for `rollouts`, which has the rows that were added."""
+        self._reward.expect(rollouts, self.scoring)
+
+
+def _with_episodes(report: RewardReport, rollouts: Rollouts) -> RewardReport:
+    """Return the report with the scores of environments, and with the rewards of turns added.
+
+    An episode that failed scores 0.
+    """
+    assert rollouts.step_rewards is not None, "episodes have rewards of turns"
+    results: list[RewardResult] = []
+    turns = rollouts.step_rewards.sums().tolist()
+    for result, episode, reward in zip(report.results, rollouts.episodes, turns, strict=True):
+        if episode.failed or episode.score is not None:
+            components = dict(episode.components)
+            result = RewardResult(episode.score or 0.0, components, episode.error, None)
+        results.append(result if result.error else replace(result, score=result.score + reward))
+    return replace(report, results=results)
 
 
 def _with_episode(row: PromptRow, episode: Episode) -> PromptRow:

@@ -74,7 +74,7 @@ class Collector:
             if not len(usable):
                 raise self._none_usable(scored, step)
             self._observe(drawn, usable, 0)
-            return usable, agent_metrics(scored) | self.loader.metrics(prompts)
+            return usable, self._metrics(scored) | self.loader.metrics(prompts)
         kept: list[Scored] = []
         indices: list[int] = []  # prompts of kept groups, as drawn
         seen: list[Prompts] = []
@@ -108,9 +108,16 @@ class Collector:
             "filter_groups/surplus_groups": float(len(self.waiting)),
             # Over all responses; critic/score covers only those trained on.
             "filter_groups/score_mean": float(scores.mean()),
-            **agent_metrics(Batch.concat(_with_all_components(played))),
+            **self._metrics(Batch.concat(_with_all_components(played))),
             **self.loader.metrics(Batch.concat(seen)),
         }
+
+    def _metrics(self, scored: Scored) -> dict[str, float]:
+        """Return metrics of all responses, also of those that are left out."""
+        metrics = agent_metrics(scored)
+        if self.drop_failed:
+            metrics["reward/num_dropped"] = float(scored.failed.sum())
+        return metrics
 
     def epoch(self) -> int:
         """Return the epoch of the last drawn prompt."""

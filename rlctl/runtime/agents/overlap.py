@@ -1,0 +1,79 @@
+"""Actor that passes responses to the reward as soon as they are finished.
+
+While other responses are generated, the processes of the reward functions compute. Responses and
+scores are those of a generation without overlap: all requests are submitted at once and in the same
+order, and the engines only pause between slices.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from rlctl.runtime.agents.schedule import TurnEngines
+from rlctl.runtime.batch import Prompts, Rollouts
+from rlctl.runtime.rewards.role import RuleReward
+from rlctl.runtime.roles import Actor, DelegatingActor
+from rlctl.runtime.rollout.engine import to_requests, to_responses
+from rlctl.runtime.rollout.requests import Completion, Request, Slice
+from rlctl.runtime.rollout.sampling_params import SamplingConfig, to_rollouts
+
+_SLICE = Slice(steps=None, seconds=0.1)
+
+
+class OverlappedActor(DelegatingActor):
+    """Actor whose `engines` generate single responses in slices, between which they are scored.
+
+    Args:
+        actor: the actor; all else is delegated to it.
+        engines: its engines, one per rank.
+        num_ranks: number of engines.
+        context_length: limit of prompt and response together.
+    """
+
+    def __init__(
+        self,
+        actor: Actor,
+        engines: TurnEngines,
+        num_ranks: int,
+        sampling: SamplingConfig,
+        context_length: int,
+        reward: RuleReward,
+    ) -> None:
+        super().__init__(actor)
+        self.engines = engines
+        self.num_ranks = num_ranks
+        self.sampling = sampling
+        self.context_length = context_length
+        self.reward = reward
+
+    def generate_sequences(
+        self, prompts: Prompts, seed: int, validate: bool = False, greedy: bool = False
+    ) -> Rollouts:
+        """See `Actor`."""
+        params = self.sampling.params(prompts.group, seed, validate, greedy)
+        requests = to_requests(prompts.prompt_ids, params, self.context_length)
+        scoring = self.reward.begin(prompts.repeat(params.n))
+        first_row = {each.key: number * params.n for number, each in enumerate(requests)}
+        waiting, completions = self._placed(requests), list[Completion]()
+        num_rows = len(prompts) * params.n
+        try:
+            while len(completions) < num_rows:
+                for each in self.engines.exchange(waiting, _SLICE):
+                    completions.append(each)
+                    scoring.add(first_row[each.key] + each.index, each.response_ids)
+                waiting = []
+                scoring.advance()
+        finally:
+            self.engines.end_exchange()
+        rollouts = to_rollouts(prompts, params.n, to_responses(requests, completions))
+        scoring.finish(rollouts)
+        return rollouts
+
+    def _placed(self, requests: list[Request]) -> list[Request]:
+        """Return the requests in the order and on the ranks of an undivided generation."""
+        parts = torch.arange(len(requests)).tensor_split(self.num_ranks)
+        rank = {i: number for number, part in enumerate(parts) for i in part.tolist()}
+        placed = [replace(each, affinity=rank[i]) for i, each in enumerate(requests)]
+        return sorted(placed, key=lambda each: -len(each.context_ids))
