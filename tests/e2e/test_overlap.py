@@ -76,7 +76,9 @@ def test_scores_are_those_without_overlap(
             *("reward.failed=drop", "reward.num_processes=1", f"trainer.run_dir={tmp_path}/runs"),
         ]
         assert main(["train", "grpo", "--recipe", recipe, *given]) == 0
-        rows.append(reproducible(tmp_path / f"runs/quickstart/overlap-{overlap}"))
+        found = reproducible(tmp_path / f"runs/quickstart/overlap-{overlap}")
+        # Times of tools depend on the clock.
+        rows.append([{k: v for k, v in row.items() if not k.startswith("tool/")} for row in found])
         assert (events[-1] == "end_exchange") is (overlap == "true")  # no response comes after it
     assert rows[0] == rows[1]
     dropped = [row["reward/num_dropped"] for row in rows[0] if "reward/num_dropped" in row]
