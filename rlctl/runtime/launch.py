@@ -71,10 +71,9 @@ def train(
         stack.enter_context(watchdog)  # starting and closing the pools has its own timeouts
         roles = build_roles(config, plan.algorithm, plan.tokenizer, pools, reward, on_phase)
         num_ranks, first = plan.pool_sizes[config.trainer.placement.actor], _first_rank(plan)
-        episodes = with_episodes(
-            config, plan.tokenizer, roles, num_ranks, first, logs, show, reward
+        roles = stack.enter_context(
+            with_episodes(config, plan.tokenizer, roles, num_ranks, first, logs, show, reward)
         )
-        roles = stack.enter_context(episodes)
         collector = _collector(plan)
         state = restore(start, plan.algorithm, collector, roles, on_phase)
         trackers.begin()
