@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 import torch
 
+from rlctl.data_prep.gridworld import GridworldParams, gridworld
+from rlctl.data_prep.rows import write_rows
 from rlctl.errors import RlctlError
-from rlctl.quickstart import real_path
+from rlctl.quickstart import AGENT, real_path
 from rlctl.recipes.compose import compose
 from rlctl.runtime.agents.actor import OnStates
 from rlctl.runtime.agents.episode import turn_seed
@@ -117,6 +119,29 @@ def test_the_stream_of_a_turn_is_that_of_the_rows_of_a_batch(seed: int) -> None:
     streams = random_streams(seed, torch.arange(50)).tolist()
     assert [random_stream(seed, each) for each in range(50)] == streams
     assert [turn_seed(seed, each) for each in range(50)] == [seed, *streams[1:]]
+
+
+@pytest.mark.parametrize("engine", ["hf", pytest.param("vllm", marks=pytest.mark.vllm)])
+def test_all_tokens_agree_to_1e_5(engine: str, tmp_path: Path) -> None:
+    """Text like that of the model's training: its logits are not large, so rounding is small."""
+    if engine == "vllm":
+        pytest.importorskip("vllm")
+    write_rows(tmp_path / "rows.parquet", gridworld(GridworldParams(train=12, val=1))["train"])
+    overrides = [
+        f"actor_rollout_ref.model.path={real_path(AGENT)}",
+        f"{ROLLOUT}.name={engine}",
+        f"{ROLLOUT}.n=1",
+        f"{ROLLOUT}.agent.environment=gridworld",
+        f"{ROLLOUT}.agent.params={{max_turns: 8}}",
+    ]
+    with episodes(tmp_path / "rows.parquet", *overrides) as (roles, prompts):
+        found = generate(roles, prompts)
+        trained = roles.actor.compute_log_probs(found).log_probs
+    assert sum(each.num_turns > 5 for each in found.episodes) >= 10
+    assert sum(each.num_retokenized for each in found.episodes) == 0
+    written = found.response_mask.values.bool()
+    difference = (trained.values - found.rollout_log_probs.values)[written].abs()
+    assert difference.max() < 1e-5
 
 
 def test_fixed_and_eager_schedules_generate_the_same_tokens(quiz: Path) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from rlctl.errors import ConfigError
-from rlctl.runtime.agents.environments.pool import EnvironmentPool, Timeouts
+from rlctl.runtime.agents.environments.pool import EnvironmentFailed, EnvironmentPool, Timeouts
 from rlctl.runtime.agents.environments.protocol import Step, ToolCall, Turn
 
 SKYRL = """
@@ -74,6 +74,16 @@ class Counter:
 
     def get_reward(self) -> float:
         return float(self.value)
+
+class Echo:
+    def reset(self):
+        return "Say something."
+
+    def echo(self, text: str) -> str:
+        """Repeat a text."""
+        return text
+
+FACTORIES = {"counter": Counter, "echo": Echo}
 
 class Untyped:
     def reset(self):
@@ -156,6 +166,29 @@ def test_class_of_trl(folder: Path, environment: str, params: dict[str, Any]) ->
     assert (steps[-1].done, score) == (True, 7.0)
     with EnvironmentPool(environment, params) as pool:
         assert [tool["function"]["name"] for tool in pool.tools] == ["increment", "read"]
+
+
+@pytest.mark.parametrize(
+    ("environment", "params"),
+    [
+        ("counter.py:FACTORIES", {}),
+        ("trl", {"factory": {"counter": "counter.py:Counter", "echo": "counter.py:Echo"}}),
+    ],
+)
+def test_dictionary_of_classes_of_trl(
+    folder: Path, environment: str, params: dict[str, Any]
+) -> None:
+    """The row's `extra_info.environment` chooses the class."""
+    for name, message, tools in (
+        ("counter", "The counter is 0.", ["increment", "read"]),
+        ("echo", "Say something.", ["echo"]),
+    ):
+        row = {"prompt": [], "extra_info": {"environment": name}}
+        (opening, schemas), _, _ = play(environment, params, row, [Turn("bye")])
+        assert opening == message
+        assert [tool["function"]["name"] for tool in schemas] == tools
+    with pytest.raises(EnvironmentFailed, match="is None; known: counter, echo"):
+        play(environment, params, {"prompt": [], "extra_info": {}}, [])
 
 
 def test_wrong_classes(folder: Path) -> None:

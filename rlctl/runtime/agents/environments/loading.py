@@ -60,6 +60,8 @@ def find_environment(name: str, values: Mapping[str, Any]) -> tuple[Any, Mapping
     """Return the class that `name` names, or its adapter, and its settings."""
     provide_skyrl()  # the file of the class may import it
     found = load_named(KIND, name, "environment")
+    if isinstance(found, Mapping):
+        return TRLEnvironment, {"factory": name, **values}
     if not callable(found):
         raise ConfigError(
             f"the environment {name!r} is of type {type(found).__name__}, not a class",

@@ -1,5 +1,7 @@
 """Environments of TRL: classes whose public methods are tools (`environment_factory`).
 
+A dictionary of classes has one for each value of the row's column `environment`.
+
 `reset(**row)` may return a text that is added to the prompt; `get_reward()` is optional. The
 package `trl` is not needed.
 """
@@ -8,7 +10,7 @@ from __future__ import annotations
 
 import inspect
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from pydantic import Field
@@ -21,13 +23,16 @@ from rlctl.runtime.agents.environments.tool_calls import CallParams, ToolCalls
 from rlctl.runtime.agents.environments.toolset import tool_set
 from rlctl.runtime.sandbox.user_code import load_named
 
+_KIND = "environments"
 _NOT_TOOLS = ("reset", "get_reward", "close")
 
 
 class TRLParams(CallParams):
     """Settings of an environment of TRL."""
 
-    factory: str = Field(description="class: module:Class or path.py:Class")
+    factory: str | dict[str, str] = Field(
+        description="class, or dictionary of classes: module:Name, path.py:Name, or {name: class}"
+    )
 
 
 class TRLEnvironment:
@@ -35,23 +40,31 @@ class TRLEnvironment:
 
     Params = TRLParams
 
-    def __init__(self, params: TRLParams, shared: Callable[[], Any]) -> None:
-        self._params, self._factory = params, shared
+    def __init__(self, params: TRLParams, shared: Mapping[str, Callable[[], Any]]) -> None:
+        self._params, self._factories = params, shared
         self._object: Any = None
         self._calls: ToolCalls | None = None
 
     @staticmethod
-    def prepare(params: TRLParams) -> Callable[[], Any]:
-        """Import the class. Raises ConfigError for methods that cannot be tools."""
-        found = load_named("environments", params.factory, "environment")
-        for name in tool_names(found):
-            FunctionTool(getattr(found, name), skip_self=True)
-        return found
+    def prepare(params: TRLParams) -> Mapping[str, Callable[[], Any]]:
+        """Import the classes; return them by name, `""` if there is one for all rows.
+
+        Raises ConfigError for methods that cannot be tools.
+        """
+        found: Any = params.factory
+        if isinstance(found, str):
+            found = load_named(_KIND, found, "environment")
+        classes = dict(found) if isinstance(found, Mapping) else {"": found}
+        for key, each in classes.items():
+            if isinstance(each, str):
+                classes[key] = load_named(_KIND, each, "environment")
+            _schemas(classes[key])
+        return classes
 
     async def reset(self, row: Row) -> str | None:
         """Build the object and call its `reset` with the row and its `extra_info` as arguments."""
-        self._object = await call(self._factory)
         extra = row.get("extra_info") or {}
+        self._object = await call(self._chosen(extra.get("environment")))
         arguments = accepted(self._object.reset, **{**extra, **row})
         text = await call(self._object.reset, **arguments)
         methods = [getattr(self._object, name) for name in tool_names(type(self._object))]
@@ -64,8 +77,15 @@ class TRLEnvironment:
         """Schemas of the public methods."""
         if self._calls is not None:
             return self._calls.schemas
-        methods = [getattr(self._factory, name) for name in tool_names(self._factory)]
-        return [FunctionTool(method, skip_self=True).schema for method in methods]
+        return [schema for each in self._factories.values() for schema in _schemas(each)]
+
+    def _chosen(self, name: Any) -> Callable[[], Any]:
+        """Return the class for a row whose column `environment` is `name`."""
+        found = self._factories.get("") or self._factories.get(str(name))
+        if found is None:
+            known = ", ".join(self._factories)
+            raise ValueError(f"environment of the row is {name!r}; known: {known}")
+        return found
 
     async def step(self, turn: Turn) -> Step:
         """Call the methods that `turn` names."""
@@ -83,6 +103,12 @@ class TRLEnvironment:
         method = getattr(self._object, "close", None)
         if method is not None:
             await call(method)
+
+
+def _schemas(found: Any) -> list[ToolSchema]:
+    """Return the schemas of the public methods of a class."""
+    methods = [getattr(found, name) for name in tool_names(found)]
+    return [FunctionTool(method, skip_self=True).schema for method in methods]
 
 
 def tool_names(found: Any) -> list[str]:
