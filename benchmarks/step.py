@@ -96,7 +96,7 @@ class Bare:
         truths = [row.ground_truth for row in prompts.rows for _ in range(8)]
         scores = torch.tensor(
             [
-                score("", text, truth, method="strict")
+                score("", text, truth, method="strict")["score"]
                 for text, truth in zip(texts, truths, strict=True)
             ]
         )

@@ -190,6 +190,15 @@ def test_the_same_function_twice_gives_two_components(
     assert report.results[0].components == {"gsm8k_1": 1.0, "gsm8k_2": 0.0}
 
 
+def test_rows_without_functions_have_results() -> None:
+    """Environments score all episodes of a recipe without reward functions."""
+    with RewardPool([], timeout_s=300, num_processes=1) as pool:
+        scoring = pool.open([0, 0, 1])
+        for row in range(3):
+            scoring.skip(row)
+        assert [each.score for each in scoring.finish().results] == [0.0, 0.0, 0.0]
+
+
 def test_missing_component_of_a_row_is_zero(
     spec: Callable[..., RewardSpec], rows: Callable[[int], list[PromptRow]]
 ) -> None:

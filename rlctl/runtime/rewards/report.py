@@ -48,14 +48,19 @@ class RewardReport:
 
 
 def build_report(
-    specs: Sequence[RewardSpec], by_function: Sequence[Sequence[CallResult | None]]
+    specs: Sequence[RewardSpec],
+    by_function: Sequence[Sequence[CallResult | None]],
+    num_rows: int,
 ) -> RewardReport:
-    """Combine the results of each function, one per row that it scores, into a report."""
+    """Combine the results of each function, one for each of `num_rows` rows, into a report."""
     failures = [each for results in by_function for each in results if each and each.error]
     num_timeouts = sum(each.timed_out for each in failures)
     names = component_names(specs)
     return RewardReport(
-        results=[_combine(specs, names, row) for row in zip(*by_function, strict=True)],
+        results=[
+            _combine(specs, names, [results[row] for results in by_function])
+            for row in range(num_rows)  # there may be no function: environments score then
+        ],
         num_errors=len(failures) - num_timeouts,
         num_timeouts=num_timeouts,
         first_error=failures[0].error if failures else None,

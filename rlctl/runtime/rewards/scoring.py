@@ -79,7 +79,7 @@ class Scoring:
             self.advance(wait_s=60.0)
             if on_result is not None:
                 on_result(self._num_tasks - len(self._open), self._num_tasks)
-        return build_report(self._pool.functions, self._results)
+        return build_report(self._pool.functions, self._results, len(self._groups))
 
     def _run(self, rows: list[int], *, scores_groups: bool) -> None:
         """Run the functions that score groups, or the others, on rows of one group."""
