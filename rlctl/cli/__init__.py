@@ -147,6 +147,12 @@ COMMANDS = (
         "Runs",
     ),
     LazyCommand(
+        "debug",
+        "rlctl.cli.commands.debug",
+        "List the processes of a running run, or print their stacks.",
+        "Runs",
+    ),
+    LazyCommand(
         "report",
         "rlctl.cli.commands.report",
         "Write one self-contained HTML file about runs: curves, alarms, samples, settings.",

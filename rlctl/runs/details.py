@@ -53,6 +53,7 @@ def details(run: Run) -> dict[str, Any]:
         },
         "alarms": alarms(run),
         "generations": generation_steps(run.path),
+        "profiles": profiles(run.path),
         "checkpoints": sorted(folder.name for folder in run.path.glob("checkpoints/step_*")),
     }
 
@@ -87,6 +88,12 @@ def generation_steps(folder: Path) -> list[int]:
     return sorted(
         int(path.stem.removeprefix("step_")) for path in folder.glob("generations/step_*.jsonl")
     )
+
+
+def profiles(folder: Path) -> list[str]:
+    """Return the traces in the folder of a run, relative to it, by step and rank."""
+    found = folder.glob("profiles/step_*/*.json")
+    return sorted(str(path.relative_to(folder)) for path in found)
 
 
 def alarms(run: Run) -> list[dict[str, Any]]:

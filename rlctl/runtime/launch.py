@@ -9,6 +9,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from rlctl.debugging import call_limit
 from rlctl.errors import DeviceMemoryError
 from rlctl.monitoring.alarms import Alarms, Limits
 from rlctl.recipes import schema
@@ -22,6 +23,7 @@ from rlctl.runtime.cluster.pools import Pool, Pools
 from rlctl.runtime.planning.plan import Plan
 from rlctl.runtime.rank_info import RankInfo, available_cores
 from rlctl.runtime.training.collector import Collector
+from rlctl.runtime.training.profile import StepProfiler
 from rlctl.runtime.training.restore import ResumePoint, restore
 from rlctl.runtime.training.run_folder import input_hashes, open_run
 from rlctl.runtime.training.stopping import deferred_signals
@@ -91,6 +93,7 @@ def train(
             num_ranks=num_ranks,
             max_response_length=config.data.max_response_length,
             on_phase=on_phase,
+            profiler=StepProfiler(config.trainer.profile, pools, run, on_phase),
             on_checkpoint=on_checkpoint,
             end_by=end_by,
         )
@@ -183,7 +186,7 @@ def _open_ray_pools(
             size,
             replace(rank_info, world_size=size, log_path=log_path),
             trainer.timeouts.worker_start_s,
-            trainer.timeouts.call_s,
+            call_limit(trainer.timeouts.call_s),
             trainer.balance_batch,
             trainer.placement.device_fraction,
         )
@@ -203,7 +206,7 @@ def _first_rank(plan: Plan) -> RankInfo:
         world_size=1,
         device=plan.devices.kind,
         num_threads=plan.num_threads,
-        timeout_s=trainer.timeouts.call_s,
+        timeout_s=call_limit(trainer.timeouts.call_s),
         deterministic=trainer.deterministic,
         log_path=None,
         seed=trainer.seed,
@@ -231,7 +234,7 @@ def _start_trackers(trackers: Trackers, run: RunDir, plan: Plan, resume_step: in
 
 def _watchdog(trainer: schema.Trainer, run: RunDir) -> Watchdog:
     return Watchdog(
-        trainer.timeouts.call_s + _WATCHDOG_MARGIN_S,
+        call_limit(trainer.timeouts.call_s) + _WATCHDOG_MARGIN_S,
         run.attempt / "stacks.txt",
         partial(run.finish, "failed", 1),
     )

@@ -10,6 +10,7 @@ from rich.console import Console, RenderableType
 from rich.live import Live
 from rich.text import Text
 
+from rlctl.debugging import call_on_breakpoint
 from rlctl.monitoring.alarms import Alarm
 from rlctl.monitoring.panel import PHASES, Panel
 from rlctl.monitoring.safe_console import SafeConsole
@@ -28,6 +29,8 @@ class ConsoleTracker:
         self.states: Mapping[str, int] = {}  # number of episodes
         self.started = False
         self.live = live_display(self.console, self.panel) if is_terminal(self.console) else None
+        if self.live:
+            call_on_breakpoint(self._end_panel)
 
     def start(self, run: RunInfo) -> None:
         """End the startup: show the run's name and steps from now on."""
@@ -76,6 +79,12 @@ class ConsoleTracker:
         """Remove the live panel."""
         if self.live:
             self.live.stop()
+
+    def _end_panel(self) -> None:
+        """Print lines instead of the panel, which would redraw over a debugger."""
+        if self.live:
+            self.live.stop()
+            self.live = None
 
     def _end_startup_phase(self) -> None:
         if not self.started and self.phase_name and self.live:

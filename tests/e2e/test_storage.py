@@ -134,7 +134,8 @@ def test_run_resumes_from_its_remote_copy(
     assert main([*train, "--name", "moved"]) == 0
     runs, copy = Path("runs/quickstart"), f"{shared}/runs/quickstart/moved"
     record = json.loads((runs / "moved" / "run.json").read_text())
-    assert record["data"] == data_hashes([f"{shared}/train.parquet", f"{shared}/val.parquet"])
+    files = [f"{shared}/train.parquet", f"{shared}/val.parquet"]
+    assert record["data"] == data_hashes(files, "train")
     assert steps(copy) == ["step_000002"]  # checkpoints removed here are removed there
     shutil.rmtree(runs / "moved")
     forget()

@@ -1,12 +1,16 @@
 """The programs of docs/examples/workers on one Ray session, with the shipped model."""
 
+import json
 import runpy
+import sys
+import time
 from pathlib import Path
 
 import pytest
 import ray
 
-from rlctl.workers import session
+from rlctl.runtime.workers.trace import TraceSpec
+from rlctl.workers import Dispatch, ResourcePool, Worker, dispatch, session, spawn
 from tests.architecture.source import ROOT
 
 EXAMPLES = ROOT / "docs" / "examples" / "workers"
@@ -42,3 +46,26 @@ def test_ppo_runs_with_critic_and_reward_model(tmp_path: Path):
     assert first["actor/grad_norm"] > 0
     assert first["critic/vf_loss"] != second["critic/vf_loss"]
     assert first["score"] != 0
+
+
+class Stopping(Worker):
+    """A worker that somebody debugs."""
+
+    @dispatch(Dispatch.BROADCAST)
+    def stop(self, seconds: float) -> float:
+        sys.breakpointhook = lambda: time.sleep(seconds)
+        breakpoint()
+        return seconds
+
+
+@pytest.mark.slow
+def test_a_process_in_a_breakpoint_may_exceed_the_time_limit_and_is_traced(tmp_path: Path):
+    with ResourcePool(1, logs=tmp_path, call_timeout_s=2.0) as pool:
+        worker = spawn(Stopping, pool)
+        pool.start_trace(TraceSpec(stacks=False, memory=False, shapes=False))
+        assert worker.stop(4.0) == 4.0
+        (file,) = pool.write_trace(tmp_path / "traces" / "pool")
+    assert (tmp_path / "pool-0.breakpoint").exists()
+    assert file.name == "pool-0.json"
+    names = [event.get("name") for event in json.loads(file.read_text())["traceEvents"]]
+    assert "Stopping.stop" in names

@@ -208,7 +208,7 @@ def test_data_hashes(tmp_path):
     (tmp_path / "a").write_bytes(b"abc")
     # FIPS 180-2, appendix B.1
     expected = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
-    assert provenance.data_hashes([str(tmp_path / "a")]) == {str(tmp_path / "a"): expected}
+    assert provenance.data_hashes([str(tmp_path / "a")], "train") == {str(tmp_path / "a"): expected}
 
 
 KILLED = """

@@ -16,7 +16,7 @@ from rlctl.cli.console import notice, stdout, table, warn
 from rlctl.errors import UsageError
 from rlctl.monitoring.run_summary import RunSummary
 from rlctl.monitoring.text import ago, count, duration, percent_or_number, sparkline
-from rlctl.runs.details import alarms, changed_settings, generation_steps
+from rlctl.runs.details import alarms, changed_settings, generation_steps, profiles
 from rlctl.runs.listing import RunPage, RunQuery
 from rlctl.runs.record import RunRecord
 from rlctl.runs.run import Run
@@ -243,6 +243,8 @@ def _files(run: Run) -> list[tuple[str, str]]:
         facts.append(("samples", f"steps {', '.join(map(str, steps))}  (--samples)"))
     if checkpoints:
         facts.append(("checkpoints", ", ".join(checkpoints)))
+    if traces := profiles(run.path):
+        facts.append(("profiles", f"{', '.join(traces)}  (open in ui.perfetto.dev)"))
     if (run.path / "attempts" / "latest").exists():
         facts.append(("logs", str(run.path / "attempts" / "latest")))
     return facts

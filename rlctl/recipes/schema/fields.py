@@ -54,6 +54,8 @@ NonNegativeInt = Annotated[int, Field(ge=0)]
 CountOrAll = Annotated[
     int, AfterValidator(_all_or_some), Field(json_schema_extra={"bounds": "-1 or ≥ 1"})
 ]
+Counts = Annotated[tuple[Count, ...], BeforeValidator(_as_tuple)]
+NonNegativeInts = Annotated[tuple[NonNegativeInt, ...], BeforeValidator(_as_tuple)]
 PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NonNegativeFloat = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Fraction = Annotated[float, Field(ge=0, le=1)]

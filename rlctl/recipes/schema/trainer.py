@@ -9,8 +9,10 @@ from pydantic import Field
 from rlctl.recipes.schema.fields import (
     Count,
     CountOrAll,
+    Counts,
     NonNegativeFloat,
     NonNegativeInt,
+    NonNegativeInts,
     PositiveFloat,
     Section,
     Seed,
@@ -114,6 +116,20 @@ class Mismatch(Section):
     )
 
 
+class Profile(Section):
+    """Traces of steps by torch's profiler."""
+
+    steps: Counts | None = Field(
+        description="steps to trace, into profiles/ of the run; null = none"
+    )
+    ranks: NonNegativeInts | None = Field(
+        description="ranks to trace in each pool of workers; null = all"
+    )
+    with_stack: bool = Field(description="record Python stacks: larger traces, slower steps")
+    with_memory: bool = Field(description="record allocations")
+    record_shapes: bool = Field(description="record the shapes of inputs")
+
+
 class Tracking(Section):
     """Settings of all trackers."""
 
@@ -179,6 +195,7 @@ class Trainer(Section):
     )
     alarms: Alarms
     mismatch: Mismatch
+    profile: Profile
     resume_mode: Literal["disable", "auto", "resume_path"] = Field(
         description="disable = start from scratch; auto = resume the run of this project and name "
         "if it exists; resume_path = start a run with the state in resume_from_path"

@@ -113,8 +113,13 @@ TRAINING: tuple[Rule, ...] = (
         "a resumed run loads the complete state",
     ),
     only(f"{_ROLES}.checkpoint", _EMPTY, "checkpoints hold model, optimizer and state"),
-    needs(f"{_ROLES}.profiler{{.enable,_enable}}", missing.PROFILER, _OFF),
-    depends(f"{_ROLES}.profiler*", "profilers are off"),
+    only(
+        f"{_ROLES}.profiler.all_ranks",
+        _OFF,
+        "trainer.profile.ranks lists the ranks",
+        "set trainer.profile.ranks=null",
+    ),
+    depends(f"{_ROLES}.profiler*", "trainer.profile.steps traces all roles"),
     only(
         "actor_rollout_ref.actor.tis_imp_ratio_cap",
         (None, -1),

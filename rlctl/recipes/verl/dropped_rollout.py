@@ -209,8 +209,14 @@ TRAINER: tuple[Rule, ...] = (
         "trainer.remove_previous_ckpt_in_save", _OFF, "it is off", "set trainer.max_ckpt_to_keep=1"
     ),
     only("trainer.checkpoint_callback_class", _EMPTY, "no callback is set"),
-    needs("{trainer.profile_steps,trainer.profile_interval}", missing.PROFILER, (None, [-1, -1])),
-    needs("global_profiler.{tool,steps}", missing.PROFILER, _EMPTY),
+    only(
+        "trainer.profile_interval",
+        (None, [-1, -1]),
+        "it is off",
+        "list the steps: trainer.profile.steps=[10, 20]",
+    ),
+    needs("global_profiler.tool", missing.PROFILER, (None, "torch")),
+    depends("global_profiler.save_path", "traces are in profiles/ of the run"),
     depends(
         "{global_profiler*,profiler*,trainer.controller_nsight_options*,"
         "trainer.worker_nsight_options*,trainer.npu_profile*}",

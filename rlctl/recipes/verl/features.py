@@ -30,9 +30,8 @@ PRIME = Feature(
     "remove these keys and score with reward.functions",
 )
 PROFILER = Feature(
-    "verl's profilers (nsys, npu, torch, memory) are not supported",
-    "remove these keys; `timing_s/*` in metrics.jsonl has the time of each phase, and "
-    "ray_kwargs.timeline_json_file writes Ray's timeline",
+    "verl's profilers nsys, npu, torch_memory and precision_debugger are not supported",
+    "use torch's: trainer.profile.steps=[2] (docs/debugging.md)",
 )
 ASYNC = Feature(
     "asynchronous training (one step off, fully async, separate trainer and rollouter) is not "

@@ -23,6 +23,17 @@ MOVED: tuple[tuple[str, str], ...] = (
         f"{_REWARD}.reward_kwargs.overlong_buffer_cfg.{{enable,len,penalty_factor}}",
         rf"{_OVERLONG}.\2",
     ),
+    ("{global_profiler.steps,trainer.profile_steps}", "trainer.profile.steps"),
+    (
+        "{actor_rollout_ref.actor,actor_rollout_ref.ref,actor_rollout_ref.rollout,critic}"
+        ".profiler.ranks",
+        "trainer.profile.ranks",
+    ),
+    (
+        "{actor_rollout_ref.actor,actor_rollout_ref.ref,actor_rollout_ref.rollout,critic}"
+        ".profiler.tool_config.torch.{with_stack,with_memory,record_shapes}",
+        r"trainer.profile.\2",
+    ),
     ("ray_init.timeline_json_file", "ray_kwargs.timeline_json_file"),
     ("ray_init*", r"ray_kwargs.ray_init\1"),
     ("trainer.runtime_env*", r"ray_kwargs.ray_init.runtime_env\1"),

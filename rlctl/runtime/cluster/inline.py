@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from rlctl.runtime.cluster.pools import Pool, W
 from rlctl.runtime.rank_info import RankInfo
 from rlctl.runtime.workers.dispatch import Arguments, Dispatch
 from rlctl.runtime.workers.process import Process
+from rlctl.runtime.workers.trace import TraceSpec
 
 
 class InlinePool(Pool):
@@ -23,6 +25,15 @@ class InlinePool(Pool):
         """See `Pool`."""
         self.process.build(role, worker, *args, **kwargs)
         return self.process.workers[role]
+
+    def start_trace(self, spec: TraceSpec, ranks: Sequence[int] | None) -> None:
+        """See `Pool`."""
+        if ranks is None or 0 in ranks:
+            self.process.start_trace(spec)
+
+    def write_trace(self, prefix: Path, ranks: Sequence[int] | None) -> list[Path]:
+        """See `Pool`."""
+        return [self.process.write_trace(prefix)] if ranks is None or 0 in ranks else []
 
     @property
     def nodes(self) -> list[str]:

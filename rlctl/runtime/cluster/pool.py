@@ -5,10 +5,12 @@ Each process hosts any number of roles.
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import ray
@@ -26,6 +28,7 @@ from ray.util.placement_group import (
 )
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from rlctl.debugging import reached_breakpoint
 from rlctl.errors import ResourceError, RlctlError
 from rlctl.runs.logs import format_tails
 from rlctl.runtime.cluster.group import GroupTransport
@@ -33,6 +36,9 @@ from rlctl.runtime.cluster.pools import Pool, W
 from rlctl.runtime.rank_info import RankInfo, process_resources
 from rlctl.runtime.workers.dispatch import bind
 from rlctl.runtime.workers.process import Process
+from rlctl.runtime.workers.trace import TraceSpec
+
+LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -99,6 +105,20 @@ class RayPool(Pool):
         """Return one result per process. Raises RlctlError after `call_timeout_s`."""
         return self._gather(results, what, self.spec.call_timeout_s)
 
+    def start_trace(self, spec: TraceSpec, ranks: Sequence[int] | None) -> None:
+        """See `Pool`."""
+        self.gather([each.start_trace.remote(spec) for each in self._of(ranks)], "start of a trace")
+
+    def write_trace(self, prefix: Path, ranks: Sequence[int] | None) -> list[Path]:
+        """See `Pool`."""
+        return self.gather(
+            [each.write_trace.remote(prefix) for each in self._of(ranks)], "writing a trace"
+        )
+
+    def _of(self, ranks: Sequence[int] | None) -> list[Any]:
+        every = enumerate(self.processes)
+        return [process for rank, process in every if ranks is None or rank in ranks]
+
     def close(self) -> None:
         """Kill the processes and release their devices."""
         for process in self.processes:
@@ -119,7 +139,9 @@ class RayPool(Pool):
         )
 
     def _gather(self, results: list[ray.ObjectRef], what: str, timeout_s: float) -> list[Any]:
-        return gather(results, what, timeout_s, partial(log_tail, self.spec))
+        log = self.spec.rank_info.log_path
+        paused = partial(reached_breakpoint, log and log.parent)
+        return gather(results, what, timeout_s, partial(log_tail, self.spec), paused)
 
 
 def nodes_of(group: PlacementGroup) -> list[str]:
@@ -166,15 +188,25 @@ def process_options(spec: PoolSpec, group: PlacementGroup, rank: int) -> dict[st
 
 
 def gather(
-    results: list[ray.ObjectRef], what: str, timeout_s: float, tail: Callable[[], str]
+    results: list[ray.ObjectRef],
+    what: str,
+    timeout_s: float,
+    tail: Callable[[], str],
+    paused: Callable[[], bool] = lambda: False,
 ) -> list[Any]:
     """Return all results; `what` names the call and `tail` returns the last log lines, for errors.
 
     Raises the RlctlError that a process raised, and RlctlError for other errors, for lost
-    processes, and after `timeout_s`.
+    processes, and after `timeout_s`, unless `paused` returns True: then it waits on.
     """
     try:
-        return ray.get(results, timeout=timeout_s)
+        try:
+            return ray.get(results, timeout=timeout_s)
+        except GetTimeoutError:
+            if not paused():
+                raise
+            LOG.warning("%s waits in a breakpoint: time limits are off", what)
+            return ray.get(results)
     except GetTimeoutError as error:
         raise RlctlError(
             f"{what} did not finish within {timeout_s:g} s",

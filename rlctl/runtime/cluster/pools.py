@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from rlctl.runtime.workers.dispatch import Worker
+from rlctl.runtime.workers.trace import TraceSpec
 
 if TYPE_CHECKING:
     from rlctl.runtime.cluster.engine_group import EnginePool
@@ -27,6 +29,14 @@ class Pool(Protocol):
     @property
     def nodes(self) -> list[str]:
         """The node of each process, by rank."""
+        ...
+
+    def start_trace(self, spec: TraceSpec, ranks: Sequence[int] | None) -> None:
+        """Start a trace in the processes of these ranks; None: in all."""
+        ...
+
+    def write_trace(self, prefix: Path, ranks: Sequence[int] | None) -> list[Path]:
+        """End the traces that `start_trace` started; return their files, `PREFIX-RANK.json`."""
         ...
 
     def close(self) -> None:

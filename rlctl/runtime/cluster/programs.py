@@ -11,6 +11,7 @@ from typing import Literal, Self
 import ray
 import torch
 
+from rlctl.debugging import call_limit
 from rlctl.errors import UsageError
 from rlctl.recipes import schema
 from rlctl.runtime.cluster.inline import InlinePool, InlineTransport
@@ -19,6 +20,7 @@ from rlctl.runtime.cluster.pools import Pool, W
 from rlctl.runtime.cluster.session import ray_session
 from rlctl.runtime.rank_info import RankInfo, available_cores
 from rlctl.runtime.workers.dispatch import Worker, bind
+from rlctl.runtime.workers.trace import TraceSpec
 
 
 @contextmanager
@@ -90,13 +92,20 @@ class ResourcePool(Pool):
             world_size=size,
             device=_device() if device == "auto" else device,
             num_threads=num_threads or max(1, available_cores() // size),
-            timeout_s=call_timeout_s,
+            timeout_s=call_limit(call_timeout_s),
             deterministic=False,
             log_path=None if logs is None else Path(logs).absolute() / f"{name}.log",
             seed=seed,
         )
         spec = PoolSpec(
-            name, size, rank_info, start_timeout_s, call_timeout_s, True, device_fraction, per_node
+            name,
+            size,
+            rank_info,
+            start_timeout_s,
+            call_limit(call_timeout_s),
+            True,
+            device_fraction,
+            per_node,
         )
         self.pool: InlinePool | RayPool = InlinePool(rank_info) if inline else RayPool(spec)
 
@@ -113,6 +122,14 @@ class ResourcePool(Pool):
         if isinstance(self.pool, RayPool):
             return built
         return bind(worker, InlineTransport(role, self.pool.process))
+
+    def start_trace(self, spec: TraceSpec, ranks: Sequence[int] | None = None) -> None:
+        """See `Pool`."""
+        self.pool.start_trace(spec, ranks)
+
+    def write_trace(self, prefix: Path, ranks: Sequence[int] | None = None) -> list[Path]:
+        """See `Pool`."""
+        return self.pool.write_trace(prefix, ranks)
 
     def close(self) -> None:
         """Stop the processes and release their devices."""

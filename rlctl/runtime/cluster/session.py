@@ -8,12 +8,14 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import psutil
 
-from rlctl.errors import ResourceError, Terminated
+from rlctl.debugging import debug_variables, post_mortem
+from rlctl.errors import MissingExtraError, ResourceError, Terminated
 from rlctl.recipes import schema
 from rlctl.runs.logs import format_tails
 from rlctl.runtime.cluster.access import on_loopback, protect_token, require_token
@@ -53,6 +55,10 @@ def ray_session(
     """
     import ray
 
+    if post_mortem() and find_spec("debugpy") is None:
+        raise MissingExtraError(
+            "RAY_DEBUG_POST_MORTEM=1 needs the package 'debugpy'", hint="pip install 'rlctl[debug]'"
+        )
     options = _options(init, num_threads) | {"log_to_driver": log_to_driver}
     folder: Path | None = None
     # Processes of trackers must survive Ray: they record the end of the run.
@@ -104,7 +110,8 @@ def _local(options: dict[str, Any], init: schema.RayInit, num_cpus: int) -> Iter
             "num_cpus": num_cpus,
             "num_gpus": init.num_gpus,
             "object_store_memory": init.object_store_memory,
-            "include_dashboard": init.include_dashboard,
+            # Ray's debugger finds the waiting processes through the dashboard.
+            "include_dashboard": init.include_dashboard or post_mortem(),
             "_temp_dir": str(folder),
         }
         yield folder
@@ -117,9 +124,11 @@ def _options(init: schema.RayInit, num_threads: int) -> dict[str, Any]:
     env["OMP_NUM_THREADS"] = str(num_threads)
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    variables = env | {
-        name: str(value) for name, value in init.runtime_env.get("env_vars", {}).items()
-    }
+    variables = (
+        env
+        | debug_variables()
+        | {name: str(value) for name, value in init.runtime_env.get("env_vars", {}).items()}
+    )
     return {
         "runtime_env": init.runtime_env | {"env_vars": variables},
         "logging_level": "ERROR",

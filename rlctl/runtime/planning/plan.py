@@ -33,6 +33,7 @@ from rlctl.runtime.planning.role_memory import MemoryPlan, check_capacity, plan_
 from rlctl.runtime.planning.unusual_values import unusual_values
 from rlctl.runtime.rank_info import available_cores
 from rlctl.runtime.rewards.specs import scored_sources
+from rlctl.runtime.training.profile import check_profile
 from rlctl.runtime.training.validation import Validator
 from rlctl.tracking.loggers import preflight as check_logger
 
@@ -132,6 +133,9 @@ def make_plan(
     assert tokenizer is not None, "otherwise there is an error"
     assert loader is not None, "otherwise there is an error"
     num_steps = trainer.total_training_steps or trainer.total_epochs * loader.steps_per_epoch
+    assert algorithm is not None, "otherwise there is an error"
+    sizes = pool_sizes(trainer.placement, devices, algorithm.needs)
+    check_profile(trainer.profile, sizes, num_steps)
     return Plan(
         recipe=recipe,
         config=config,

@@ -25,6 +25,7 @@ from rlctl.runtime.roles import Roles
 from rlctl.runtime.training.clock import Clock
 from rlctl.runtime.training.collector import Collector
 from rlctl.runtime.training.mismatch import CheckedActor, RolloutMismatch, record_mismatch
+from rlctl.runtime.training.profile import StepProfiler
 from rlctl.runtime.training.step_metrics import length_metrics, speed_metrics
 from rlctl.runtime.training.stopping import Stopping
 from rlctl.runtime.training.timed_roles import timed_roles
@@ -53,6 +54,7 @@ class RunContext:
     num_ranks: int  # of the actor
     max_response_length: int
     on_phase: Callable[[str], None]  # called when a phase begins
+    profiler: StepProfiler
     on_checkpoint: Callable[[], None]  # called when a checkpoint is complete
     end_by: float | None  # deadline by time.monotonic; None: no deadline
 
@@ -120,7 +122,8 @@ class Trainer:
         begin = time.perf_counter()
         self.clock.take()
         try:
-            with self.clock.phase("adv"):  # the controller's own work, between the calls of roles
+            # "adv" is the controller's own work, between the calls of roles
+            with self.context.profiler.step(step), self.clock.phase("adv"):
                 scored, filter_metrics = self.context.collector.collect(self.roles, step)
                 learned = self.context.algorithm.learn(scored, self.roles, step)
         except RolloutMismatch as error:

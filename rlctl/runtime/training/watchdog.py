@@ -11,6 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from rlctl.debugging import on_breakpoint, reached_breakpoint
 from rlctl.runs.process import kill_and_exit
 
 _CHECK_INTERVAL_S = 1.0
@@ -22,7 +23,8 @@ class Watchdog:
     When a phase exceeds `limit_s`, it writes the stacks of all threads to the file `stacks`, calls
     `on_expiry`, and kills the process and its children with exit code 1, because no exception can
     interrupt a hung thread. Calls to other processes have earlier deadlines of their own, which end
-    the run with an exception.
+    the run with an exception. After a breakpoint in this process, or in one whose log is in the
+    folder of `stacks`, phases have no limit.
     """
 
     def __init__(self, limit_s: float, stacks: Path, on_expiry: Callable[[], object]) -> None:
@@ -31,12 +33,15 @@ class Watchdog:
         self.on_expiry = on_expiry
         self._phase, self._since = "starting", time.monotonic()
         self._over = threading.Event()
+        self._paused = threading.Event()
+        self._breakpoints = on_breakpoint(self._paused.set)
 
     def begin(self, phase: str) -> None:
         """Start a phase and reset its timer."""
         self._phase, self._since = phase, time.monotonic()
 
     def __enter__(self) -> Self:
+        self._breakpoints.__enter__()
         threading.Thread(target=self._watch, name="watchdog", daemon=True).start()
         return self
 
@@ -47,10 +52,12 @@ class Watchdog:
         trace: TracebackType | None,
     ) -> None:
         self._over.set()
+        self._breakpoints.__exit__(None, None, None)
 
     def _watch(self) -> None:
         while not self._over.wait(_CHECK_INTERVAL_S):
-            if time.monotonic() - self._since > self.limit_s:
+            expired = time.monotonic() - self._since > self.limit_s
+            if expired and not self._paused.is_set() and not reached_breakpoint(self.stacks.parent):
                 self._expire()
 
     def _expire(self) -> None:

@@ -144,7 +144,8 @@ def dispatch(
         @wraps(method)
         def call(worker: W, *args: P.args, **kwargs: P.kwargs) -> R:
             if worker.transport is None:
-                return method(worker, *args, **kwargs)
+                with torch.profiler.record_function(f"{type(worker).__name__}.{method.__name__}"):
+                    return method(worker, *args, **kwargs)
             if mode is None:
                 return routing.send(worker, method.__name__, args, kwargs)
             return worker.transport.send(method.__name__, mode, args, kwargs)

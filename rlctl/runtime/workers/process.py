@@ -19,10 +19,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from rlctl.debugging import call_on_breakpoint, mark_breakpoints
 from rlctl.log import log_to_stderr
 from rlctl.runtime.rank_info import RankInfo
 from rlctl.runtime.workers.rng import seed_all
 from rlctl.runtime.workers.store import connect_store, open_store
+from rlctl.runtime.workers.trace import Trace, TraceSpec
 
 _LOOPBACK = "127.0.0.1"
 _DUMP_AFTER = 0.9  # fraction of the call timeout after which stacks are dumped
@@ -35,10 +37,13 @@ class Process:
         self.rank_info = rank_info
         self.workers: dict[str, Any] = {}
         self._calling: set[int] = set()  # ids of the threads with a call in progress
+        self._trace: Trace | None = None
         if rank_info.log_path is not None:
             _redirect_output(rank_info.log_path)
             _log_to_stderr()
             log_to_stderr()
+            mark_breakpoints(rank_info.log_path)
+            call_on_breakpoint(faulthandler.cancel_dump_traceback_later)
         torch.set_num_threads(rank_info.num_threads)
         seed_all(rank_info.seed + rank_info.rank)
         if rank_info.deterministic:
@@ -93,6 +98,18 @@ class Process:
             self._calling.discard(thread)
             if not self._calling:  # engines run concurrent calls, which share one timer
                 faulthandler.cancel_dump_traceback_later()
+
+    def start_trace(self, spec: TraceSpec) -> None:
+        """Start a trace of this process."""
+        self._trace = Trace(spec, self.rank_info.device)
+
+    def write_trace(self, prefix: Path) -> Path:
+        """End the trace and return its file, `PREFIX-RANK.json`."""
+        assert self._trace is not None, "no trace was started"
+        file = prefix.with_name(f"{prefix.name}-{self.rank_info.rank}.json")
+        self._trace.write(file)
+        self._trace = None
+        return file
 
     def leave(self) -> None:
         """Close the workers and destroy the process group."""

@@ -1,0 +1,108 @@
+"""Python processes of a running run on this machine, and their stacks by py-spy."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from rlctl.errors import ConfigError, ConflictError, MissingExtraError, ResourceError, RlctlError
+from rlctl.runs.run import Run
+
+_SPY_S = 30.0
+# Scripts of Ray itself, beside the workers.
+_RAY_SCRIPTS = ("/ray/dashboard/", "/ray/_private/", "/ray/autoscaler/")
+_REFUSED = ("Permission Denied", "Operation not permitted")
+
+
+@dataclass(frozen=True)
+class RunProcess:
+    """Process of a run: the controller, a worker or a reward process."""
+
+    pid: int
+    name: str
+    status: str  # of the operating system, such as sleeping
+    cpu_s: float
+
+
+def run_processes(run: Run) -> list[RunProcess]:
+    """Return the Python processes of a run on this machine, the controller first.
+
+    Raises ConflictError if the run is not running, or runs on another machine.
+    """
+    if run.record is None:
+        raise ConfigError(run.problem or "no readable record", where=str(run.path))
+    driver = run.record.process
+    alive = driver.alive()
+    if not alive:
+        there = f"runs on {driver.host}" if alive is None else f"is {run.state}"
+        hint = (
+            "run this command there"
+            if alive is None
+            else "attempts/latest/ of the run has the logs, and the stacks of a run that hung"
+        )
+        raise ConflictError(f"{run.name} {there}", where=str(run.path), hint=hint)
+    controller = psutil.Process(driver.pid)
+    found: list[RunProcess] = []
+    for process in [controller, *controller.children(recursive=True)]:
+        with suppress(psutil.Error):  # it has ended
+            command = " ".join(process.cmdline())
+            if _is_python(process, command):
+                times = process.cpu_times()
+                name = "controller" if process == controller else _name(command)
+                cpu_s = times.user + times.system
+                found.append(RunProcess(process.pid, name, process.status(), cpu_s))
+    return found
+
+
+def stacks(pid: int) -> str:
+    """Return the Python stacks of all threads of a process.
+
+    Raises MissingExtraError without py-spy, ResourceError without the permission to read another
+    process.
+    """
+    beside = Path(sys.executable).with_name("py-spy")
+    spy = str(beside) if beside.is_file() else shutil.which("py-spy")
+    if spy is None:
+        raise MissingExtraError(
+            "the stacks of processes need py-spy", hint="pip install 'rlctl[debug]'"
+        )
+    try:
+        done = subprocess.run(
+            [spy, "dump", "--pid", str(pid)], capture_output=True, text=True, timeout=_SPY_S
+        )
+    except subprocess.TimeoutExpired as error:
+        raise RlctlError(f"py-spy did not read process {pid} within {_SPY_S:g} s") from error
+    if done.returncode == 0:
+        return done.stdout
+    reason = done.stderr.strip()
+    if any(each in reason for each in _REFUSED):
+        raise ResourceError(
+            f"the system does not let this user read process {pid} (ptrace)",
+            hint="run the command with sudo, or allow it: `sysctl kernel.yama.ptrace_scope=0` on "
+            "the machine, or `--cap-add SYS_PTRACE` for a container",
+        )
+    raise RlctlError(f"py-spy cannot read process {pid}: {reason.splitlines()[0] or 'unknown'}")
+
+
+def _is_python(process: psutil.Process, command: str) -> bool:
+    """Return True for Python, without Ray's own scripts and idle workers."""
+    if "ray::IDLE" in command or any(script in command for script in _RAY_SCRIPTS):
+        return False
+    return command.startswith("ray::") or Path(process.exe()).name.startswith("python")
+
+
+def _name(command: str) -> str:
+    """Return a short name: Ray's title of a worker, or the module or script that Python runs."""
+    words = command.split()
+    if command.startswith("ray::"):
+        return words[0]
+    if "-m" in words[:-1]:
+        return words[words.index("-m") + 1]
+    script = next((word for word in words[1:] if not word.startswith("-")), words[0])
+    return Path(script).name
