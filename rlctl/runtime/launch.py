@@ -67,7 +67,6 @@ def train(
 
         on_lost, logs, show = partial(run.finish, "failed", 1), run.attempt, trackers.episodes
         pools = stack.enter_context(open_pools(plan, logs, on_phase, run.event, on_lost))
-        run.event("placed", **pools.nodes())
         rewards = build_reward(config, plan.tokenizer, plan.data_sources, logs, run.path)
         reward = stack.enter_context(rewards)
         stack.enter_context(watchdog)  # starting and closing the pools has its own timeouts
@@ -139,16 +138,19 @@ def open_pools(
 ) -> Iterator[Pools]:
     """Start the pools of a run by name, or one pool in this process with `--inline`.
 
-    Their processes log to files in `logs`. Closes them at the end, and Ray if the run started it.
+    Their processes log to files in `logs`, and their nodes are the event `placed`. Closes them at
+    the end, and Ray if the run started it.
     `on_lost` is called before the process exits because Ray has.
     """
     with ExitStack() as stack:
         if plan.inline:
             pool = InlinePool(_first_rank(plan))
             stack.callback(pool.close)
-            yield Pools(dict.fromkeys(plan.pool_sizes, pool))
+            pools = Pools(dict.fromkeys(plan.pool_sizes, pool))
         else:
-            yield _open_ray_pools(plan, logs, on_phase, event, on_lost, stack)
+            pools = _open_ray_pools(plan, logs, on_phase, event, on_lost, stack)
+        event("placed", **pools.nodes())
+        yield pools
 
 
 def _open_ray_pools(

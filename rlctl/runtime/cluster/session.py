@@ -55,10 +55,6 @@ def ray_session(
     """
     import ray
 
-    if post_mortem() and find_spec("debugpy") is None:
-        raise MissingExtraError(
-            "RAY_DEBUG_POST_MORTEM=1 needs the package 'debugpy'", hint="pip install 'rlctl[debug]'"
-        )
     options = _options(init, num_threads) | {"log_to_driver": log_to_driver}
     folder: Path | None = None
     # Processes of trackers must survive Ray: they record the end of the run.
@@ -118,7 +114,14 @@ def _local(options: dict[str, Any], init: schema.RayInit, num_cpus: int) -> Iter
 
 
 def _options(init: schema.RayInit, num_threads: int) -> dict[str, Any]:
-    """Return the arguments of `ray.init` for any cluster; set Ray's environment variables."""
+    """Return the arguments of `ray.init` for any cluster; set Ray's environment variables.
+
+    Raises MissingExtraError if debugging is on without a debugger.
+    """
+    if post_mortem() and find_spec("debugpy") is None:
+        raise MissingExtraError(
+            "RAY_DEBUG_POST_MORTEM=1 needs the package 'debugpy'", hint="pip install 'rlctl[debug]'"
+        )
     env = {name: value for name, value in _WORKER_ENV.items() if value or name in os.environ}
     # Limits the threads that libraries start at import; torch.set_num_threads sets torch's own.
     env["OMP_NUM_THREADS"] = str(num_threads)

@@ -23,6 +23,7 @@ class StepProfiler:
         self, config: schema.Profile, pools: Pools, run: RunDir, on_phase: Callable[[str], None]
     ) -> None:
         self.config = config
+        self.spec = TraceSpec(config.with_stack, config.with_memory, config.record_shapes)
         self.run = run
         self.on_phase = on_phase
         # With --inline, all names are one pool.
@@ -37,10 +38,9 @@ class StepProfiler:
         if step not in (self.config.steps or ()):
             yield
             return
-        config, ranks = self.config, self.config.ranks
-        spec = TraceSpec(config.with_stack, config.with_memory, config.record_shapes)
+        ranks = self.config.ranks
         for pool in self.pools.values():
-            pool.start_trace(spec, ranks)
+            pool.start_trace(self.spec, ranks)
         yield
         self.on_phase("writing profiles")
         folder = (self.run.path / FOLDER / f"step_{step:06d}").absolute()
