@@ -128,6 +128,8 @@ class Handler(BaseHTTPRequestHandler):
                         400 if wrong else 200,
                         {"success": not wrong, "message": message, "num_paused_requests": 0},
                     )
+                case "/abort_request":
+                    self.reply(200, "")
                 case "/flush_cache":
                     server.cache.clear()
                     self.reply(200, "Cache flushed.\n")

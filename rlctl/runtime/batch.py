@@ -221,8 +221,9 @@ class Rollouts(Prompts):
     response_mask: Ragged  # (B rows) float32: 1 = sampled by the policy, 0 = tool output
     rollout_log_probs: Ragged  # (B rows) float32, as reported by the rollout engine
     finish: list[str]  # B: "stop" or "length"
-    # Of episodes only: the turn of each token, int64 from 0, and rewards of turns, float32.
+    # Of episodes: turn of each token and weight version of each turn, int64; rewards of turns.
     turn: Ragged | None = dataclasses.field(default=None, kw_only=True)
+    turn_version: Ragged | None = dataclasses.field(default=None, kw_only=True)
     step_rewards: Ragged | None = dataclasses.field(default=None, kw_only=True)
     episodes: list[Episode] = dataclasses.field(default_factory=list, kw_only=True, metadata=_LOCAL)
 

@@ -143,7 +143,8 @@ def with_episodes(
         engines: TurnEngines = actor
     else:
         assert isinstance(actor, ActorWorker), "the actor of `build_roles` or `build_actor`"
-        engines = ColocatedEngines(actor, num_ranks)
+        size = config.actor_rollout_ref.rollout.tensor_model_parallel_size
+        engines = ColocatedEngines(actor, num_ranks, size)
     early = reward if reward is not None and config.reward.overlap and reward.pool.lanes else None
     if not config.actor_rollout_ref.rollout.multi_turn.enable:
         yield _overlapped(config, roles, engines, num_ranks, sampling, early)

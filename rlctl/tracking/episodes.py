@@ -13,6 +13,7 @@ class Message:
 
     `role` is that of the chat: assistant (the policy's turn), tool, user or system. `reward` is
     what the environment gave for a turn, `seconds` the time until the message was complete.
+    `version` is that of the weights that wrote a turn: updates of the policy since the run began.
     """
 
     role: str
@@ -22,6 +23,7 @@ class Message:
     seconds: float = 0.0
     reward: float | None = None
     name: str | None = None  # of the tool
+    version: int | None = None
 
 
 @dataclass(frozen=True)

@@ -98,6 +98,10 @@ def test_engine_and_trainer_agree_after_five_replies(quiz: Path) -> None:
     assert (difference < 1e-5).float().mean() > 0.97
     assert difference.max() < 3e-4
     assert found.turn is not None
+    assert found.turn_version is not None
+    assert [each.tolist() for each in found.turn_version.rows()] == [[0] * 6] * len(found)
+    versions = [[each.version for each in one.messages] for one in found.episodes]
+    assert versions == [[0, None] * 5 + [0]] * len(found)
     assert found.step_rewards is not None
     for turns, mask, ids in zip(
         found.turn.rows(), found.response_mask.rows(), found.response_ids.rows(), strict=True

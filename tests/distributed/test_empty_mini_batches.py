@@ -79,6 +79,7 @@ def updates(where: RankInfo, model: str, role: str) -> tuple[bool, Metrics, bool
     between = state(worker)
     half = update(masked(parts[0].tolist() if where.world_size > 1 else [0, 1, 2]))
     after = state(worker)
+    assert worker.learner.num_updates == 2, "those with an unmasked token"
 
     def same(first: list[torch.Tensor], second: list[torch.Tensor]) -> bool:
         return len(first) > 3 and all(map(torch.equal, first, second))

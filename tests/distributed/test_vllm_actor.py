@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -14,6 +14,7 @@ from rlctl.recipes.compose import compose
 from rlctl.runtime.algorithms.ppo import PPO
 from rlctl.runtime.batch import Experience, Prompts, Ragged, Rollouts
 from rlctl.runtime.rank_info import RankInfo
+from rlctl.runtime.rollout.requests import Request, Slice
 from rlctl.runtime.rollout.sampling_params import SamplingConfig
 from rlctl.runtime.workers.actor import ActorSpec, ActorWorker
 from rlctl.runtime.workers.background import await_written, begin_writing
@@ -193,3 +194,28 @@ def load_and_export(_where: RankInfo, tied: Path, tmp_path: Path) -> None:
     )
     assert worker.engine is not None
     worker.engine.close()
+
+
+def exchanged(where: RankInfo, model: Path, ranks_per_engine: int) -> list[list[int]]:
+    """Return the responses to four requests, of which one is cancelled after a slice of steps."""
+    worker = actor(where, model, ranks_per_engine)
+    worker.update_weights()
+    decoding = worker.spec.sampling.params(torch.arange(1), 0, False, False).decoding()
+    ids = prompts(replace(where, rank=0, world_size=1)).prompt_ids.rows()
+    requests = [Request(i, ids[i], decoding, (20,), (i,), affinity=i) for i in range(4)]
+    found = list(worker.exchange([requests], Slice(2))[0])
+    while len(found) < 3:
+        found += worker.exchange([[]], Slice(8), [1])[0]
+    worker.end_exchange()
+    assert worker.engine is not None
+    assert worker.engine.num_open == 0
+    assert {each.version for each in found} == {0}
+    worker.engine.close()
+    return [each.response_ids.tolist() for each in sorted(found, key=lambda each: each.key)]
+
+
+@pytest.mark.slow
+def test_ranks_that_share_an_engine_complete_the_turns_of_one(tied: Path) -> None:
+    alone = in_a_process(exchanged, tied, 1)
+    assert len(alone) == 3
+    assert on_ranks(2, exchanged, tied, 2) == [alone, alone]

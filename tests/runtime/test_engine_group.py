@@ -227,6 +227,25 @@ def test_turns_of_a_lost_engine_move_to_another() -> None:
     assert sorted(each for part in seen[1:] for each in part) == [(0, None), (2, None)]
 
 
+def test_cancelled_turns_reach_their_engines_and_are_not_moved() -> None:
+    calls: list[tuple[list[int], list[int]]] = []
+
+    def waits(method: str, args: tuple[Any, ...]) -> Any:
+        if method == "exchange":
+            calls.append(([each.key for each in args[0]], list(args[2])))
+            return RayActorError() if len(calls) == 5 else []
+        return None
+
+    setup = Setup(waits)
+    setup.group.update_weights(setup.send_weights)
+    setup.group.exchange(turns(range(4)), Slice(8), [])
+    setup.group.exchange([], Slice(8), [1, 2])
+    assert calls == [([0, 2], []), ([1, 3], []), ([], [1, 2]), ([], [1, 2])]
+    setup.group.exchange([], Slice(8), [])  # loses the first engine, which still had turn 0
+    setup.group.exchange([], Slice(8), [])
+    assert [keys for keys, _ in calls[6:] if keys] == [[0]]
+
+
 def test_an_engine_that_hangs_in_an_exchange_is_lost() -> None:
     def hangs(method: str, args: tuple[Any, ...]) -> Any:
         return GetTimeoutError() if method == "exchange" else None

@@ -158,3 +158,26 @@ def test_a_drained_engine_holds_no_cache() -> None:
     assert sum(each.numel() for each in tensors if isinstance(each, torch.Tensor)) == 0
     assert engine._running.cache._layers == []
     assert len(engine._parked) == 0
+
+
+@pytest.mark.parametrize("max_num_seqs", [None, 2])
+def test_cancelled_requests_leave_and_others_continue(max_num_seqs: int | None) -> None:
+    endless = Decoding(1.0, 1.0, -1, ())
+    requests = [request(key, context(4 + key, key), decoding=endless) for key in range(4)]
+    model = tiny_model()
+    engine = HFEngine(model, max_num_seqs)
+    engine.submit(requests)
+    for _ in range(3):
+        engine.step()
+    engine.cancel([0, 2, 99])  # running, running or waiting, unknown
+    assert engine.num_open == 2
+    engine.submit([request(4, context(6))])
+    done = drain(engine)
+    assert sorted(key for key, _ in done) == [1, 3, 4]
+    for each in (requests[1], requests[3], request(4, context(6))):
+        assert_same(done[each.key, 0], alone(each))
+    engine.submit(requests[:1])
+    engine.step()
+    engine.cancel([0])
+    assert engine.num_open == 0
+    assert all(module.training for module in model.modules())

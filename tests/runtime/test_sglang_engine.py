@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -17,7 +18,7 @@ from rlctl.errors import ConfigError, MissingExtraError, ResourceError, RlctlErr
 from rlctl.recipes.compose import compose
 from rlctl.runtime.batch import Ragged
 from rlctl.runtime.rank_info import RankInfo
-from rlctl.runtime.rollout.engine import EngineSpec, SamplingParams, random_streams
+from rlctl.runtime.rollout.engine import EngineSpec, SamplingParams, random_streams, to_requests
 from rlctl.runtime.rollout.sglang import SGLangEngine
 from tests.models import tiny_model, write_tiny_model
 from tests.sglang_server import Server
@@ -156,6 +157,21 @@ def test_concurrent_requests_match_one_batch(server: Server, folder: Path) -> No
         )
         rows = [row for part in parts for row in part.response_ids.rows()]
     assert [row.tolist() for row in rows] == [row.tolist() for row in whole]
+
+
+def test_a_cancelled_request_is_aborted(server: Server, folder: Path) -> None:
+    engine = attach(server, folder, "actor_rollout_ref.rollout.max_num_seqs=2")
+    requests = to_requests(prompts(9, 4), sampling(n=1), 64)
+    server.lock.acquire()  # nothing is generated until the request is cancelled
+    engine.submit(requests)
+    threading.Timer(0.2, server.lock.release).start()
+    engine.cancel([requests[0].key])
+    assert engine.num_open == 1
+    done = []
+    while engine.num_open:
+        done += engine.step()
+    assert [each.key for each in done] == [requests[1].key]
+    assert "/abort_request" in server.calls
 
 
 def test_greedy_stop_tokens_limits_and_context(server: Server, folder: Path) -> None:

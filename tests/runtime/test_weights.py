@@ -113,7 +113,7 @@ def test_missing_bucket_and_aborted_weight_sync(tiny_worker) -> None:
         def send() -> None:
             for bucket in sent:
                 worker.receive(version, bucket)
-            worker.end(version, num_buckets)
+            worker.end(version, num_buckets, version)
 
         sender = threading.Thread(target=send)
         sender.start()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import fields
 from functools import partial
@@ -19,7 +19,7 @@ from rlctl.runtime.agents.environments.protocol import Row
 from rlctl.runtime.agents.episode import EpisodeRun, EpisodeSettings
 from rlctl.runtime.agents.programs.endpoint import Endpoint
 from rlctl.runtime.agents.programs.program_run import ProgramRun
-from rlctl.runtime.agents.schedule import Load, Schedule, TurnEngines
+from rlctl.runtime.agents.schedule import FIXED, Load, Schedule, TurnEngines
 from rlctl.runtime.batch import Prompts, Ragged, Rollouts
 from rlctl.runtime.rewards.role import EarlyScoring, RuleReward
 from rlctl.runtime.roles import Actor, DelegatingActor
@@ -31,9 +31,11 @@ OnStates = Callable[[Mapping[str, int]], object]  # number of episodes by state;
 
 
 class RankEngines(Protocol):
-    """Worker group with one engine per rank."""
+    """Worker group with an engine for each rank, or for several consecutive ranks."""
 
-    def exchange(self, requests: list[list[Request]], limit: Slice) -> list[list[Completion]]:
+    def exchange(
+        self, requests: list[list[Request]], limit: Slice, cancelled: Collection[int] = ()
+    ) -> list[list[Completion]]:
         """Exchange each rank's requests for what its engine has finished."""
         ...
 
@@ -43,18 +45,26 @@ class RankEngines(Protocol):
 
 
 class ColocatedEngines(TurnEngines):
-    """Engines in the processes of a worker group; a request's affinity chooses its rank."""
+    """Engines in the processes of a worker group; a request's affinity chooses its engine."""
 
-    def __init__(self, workers: RankEngines, num_ranks: int) -> None:
+    def __init__(self, workers: RankEngines, num_ranks: int, ranks_per_engine: int) -> None:
         self.workers = workers
         self.num_ranks = num_ranks
+        self.ranks_per_engine = ranks_per_engine
 
-    def exchange(self, requests: Sequence[Request], limit: Slice) -> list[Completion]:
-        """See `TurnEngines`."""
-        parts: list[list[Request]] = [[] for _ in range(self.num_ranks)]
+    def exchange(
+        self, requests: Sequence[Request], limit: Slice, cancelled: Collection[int] = ()
+    ) -> list[Completion]:
+        """See `TurnEngines`. All ranks of an engine make the same call and get the same result."""
+        size = self.ranks_per_engine
+        parts: list[list[Request]] = [[] for _ in range(self.num_ranks // size)]
         for each in requests:
-            parts[each.affinity % self.num_ranks].append(each)
-        return [each for part in self.workers.exchange(parts, limit) for each in part]
+            parts[each.affinity % len(parts)].append(each)
+        if size > 1:  # their clocks differ, and so would the number of steps
+            limit = FIXED
+        of_ranks = [part for part in parts for _ in range(size)]
+        completed = self.workers.exchange(of_ranks, limit, cancelled)
+        return [each for part in completed[::size] for each in part]
 
     def end_exchange(self) -> None:
         """See `TurnEngines`."""
@@ -211,6 +221,7 @@ def _rollouts(
         rollout_log_probs=Ragged.from_rows([each.log_probs for each in tokens], torch.float32),
         finish=finish,
         turn=Ragged.from_rows([each.turn for each in tokens], torch.int64),
+        turn_version=Ragged.from_rows([each.versions for each in tokens], torch.int64),
         step_rewards=ids.like(rewards),
         episodes=[episodes[i] for i in owner],
     )

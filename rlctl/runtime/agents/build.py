@@ -89,12 +89,6 @@ def check_episodes(
     and a prompt that is too long with its tools.
     """
     rollout = config.actor_rollout_ref.rollout
-    if rollout.tensor_model_parallel_size > 1:
-        raise ConfigError(
-            f"{_ROLLOUT}.tensor_model_parallel_size={rollout.tensor_model_parallel_size}: episodes "
-            "need an engine per rank",
-            hint=f"{_ROLLOUT}.tensor_model_parallel_size=1",
-        )
     _check_program(rollout.agent)
     bridge = make_bridge(config, tokenizer, stop_token_ids)
     agent = rollout.agent.model_copy(update={"num_workers": 1})

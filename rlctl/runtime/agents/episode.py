@@ -235,6 +235,7 @@ class EpisodeRun:
                 True,
                 len(completion.response_ids),
                 time.monotonic() - began,
+                version=completion.version,
             )
         )
         return completion

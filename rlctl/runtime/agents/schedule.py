@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
@@ -28,10 +28,13 @@ EAGER = Slice(steps=None, seconds=0.02)
 class TurnEngines(Protocol):
     """Engines that generate the turns of episodes, under the weights synced last."""
 
-    def exchange(self, requests: Sequence[Request], limit: Slice) -> list[Completion]:
+    def exchange(
+        self, requests: Sequence[Request], limit: Slice, cancelled: Collection[int] = ()
+    ) -> list[Completion]:
         """Submit requests of one response each and advance all engines; return what finished.
 
-        Raises RlctlError if the engines are lost.
+        Open requests with `cancelled` keys are dropped before. Raises RlctlError if the engines are
+        lost.
         """
         ...
 
@@ -66,22 +69,32 @@ class Schedule:
         self.num_threads = num_threads
         self.load = Load()
         self._waiting: list[Request] = []
-        self._open: dict[int, asyncio.Future[Completion]] = {}  # by key of the request
-        self._pending: dict[int, int] = {}  # keys that an episode waits for, and its number
+        self._open: dict[int, tuple[Request, asyncio.Future[Completion]]] = {}  # by key
+        self._cancelled: list[int] = []  # keys that engines still work on
         self._num_running = 0
         self._changed = asyncio.Event()
 
     async def generate(self, request: Request) -> Completion:
         """Return the response of a request."""
         future: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
-        self._open[request.key] = future
-        self._pending[request.key] = request.affinity
+        self._open[request.key] = (request, future)
         self._waiting.append(request)
         self._changed.set()
         try:
             return await future
-        finally:
-            self._pending.pop(request.key, None)
+        except asyncio.CancelledError:
+            self._cancel(request)
+            raise
+
+    def _cancel(self, request: Request) -> None:
+        """Drop a request whose episode has failed: it must not hold a slot of an engine."""
+        if self._open.pop(request.key, None) is None:
+            return  # it is complete
+        if request in self._waiting:
+            self._waiting.remove(request)
+        else:
+            self._cancelled.append(request.key)
+        self._changed.set()
 
     async def run(self, episodes: Sequence[Callable[[], Awaitable[T]]]) -> list[T]:
         """Run all episodes; return their results in order. Raises the first error."""
@@ -116,30 +129,31 @@ class Schedule:
                 # The order of requests decides which share a step.
                 requests = sorted(self._waiting, key=lambda each: each.affinity)
                 self._waiting = []
+                cancelled, self._cancelled = self._cancelled, []
                 self.on_progress()
                 began = time.monotonic()
                 completions = await loop.run_in_executor(
-                    thread, self.engines.exchange, requests, limit
+                    thread, self.engines.exchange, requests, limit, cancelled
                 )
                 self.load.busy_s += time.monotonic() - began
                 for each in completions:
-                    future = self._open.pop(each.key)
-                    if each.key in self._pending:  # else its episode has exceeded its deadline
-                        del self._pending[each.key]
+                    _, future = self._open.pop(each.key, (None, None))
+                    if future is not None and not future.cancelled():
                         future.set_result(each)
 
     async def _work(self) -> bool:
         """Wait until the engines have work; return False once there is none left."""
         while self._num_running:
             # An episode may wait for several requests.
-            if self._open and (
-                not self.fixed or len(set(self._pending.values())) >= self._num_running
-            ):
+            waiting = {request.affinity for request, _ in self._open.values()}
+            if waiting and (not self.fixed or len(waiting) >= self._num_running):
+                return True
+            if self._cancelled and not self.fixed:
                 return True
             self._changed.clear()
             self.on_progress()
             await self._changed.wait()
-        return bool(self._open)
+        return bool(self._cancelled)
 
 
 def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:

@@ -50,11 +50,11 @@ class StoreChannel:
             for number, engine in self._remaining().items()
         }
 
-    def close(self) -> dict[int, str]:
+    def close(self, version: int) -> dict[int, str]:
         """See `WeightChannel`."""
         self._wait()
         self.in_flight = {
-            engine.end.remote(self.sync_id, self.num_buckets): number
+            engine.end.remote(self.sync_id, self.num_buckets, version): number
             for number, engine in self._remaining().items()
         }
         self._wait()

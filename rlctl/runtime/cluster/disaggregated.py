@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -34,9 +34,11 @@ class DisaggregatedActor(DelegatingActor):
         """See `Actor`."""
         return self.engines.generate_sequences(prompts, seed=seed, validate=validate, greedy=greedy)
 
-    def exchange(self, requests: Sequence[Request], limit: Slice) -> list[Completion]:
+    def exchange(
+        self, requests: Sequence[Request], limit: Slice, cancelled: Collection[int] = ()
+    ) -> list[Completion]:
         """See `TurnEngines`."""
-        return self.engines.exchange(requests, limit)
+        return self.engines.exchange(requests, limit, cancelled)
 
     def end_exchange(self) -> None:
         """See `TurnEngines`. The engines keep their memory: they share it with no other role."""

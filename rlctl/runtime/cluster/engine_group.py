@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 
 import ray
@@ -106,7 +106,9 @@ class EngineGroup:
                 engine.in_flight.clear()
         return join([results[number] for number in range(len(parts))], parts, prompts)
 
-    def exchange(self, requests: Sequence[TurnRequest], limit: Slice) -> list[Completion]:
+    def exchange(
+        self, requests: Sequence[TurnRequest], limit: Slice, cancelled: Collection[int] = ()
+    ) -> list[Completion]:
         """See `TurnEngines`. The open requests of a lost engine move to another one.
 
         Requests with equal affinity go to the same engine while it lives.
@@ -114,12 +116,11 @@ class EngineGroup:
         send_weights = self._send_weights
         if send_weights is None:
             raise InternalError("exchange with stale engine weights: call update_weights before it")
-        waiting = [*self._unplaced, *requests]
-        self._unplaced = []
+        waiting, self._unplaced = [*self._unplaced, *requests], []
         self._restart_lost(deque())
         self._sync_weights(send_weights, deque())
-        waiting += self._unplaced
-        self._unplaced = []
+        waiting, self._unplaced = [*waiting, *self._unplaced], []
+        waiting = [each for each in waiting if each.key not in cancelled]
         ready = [each for each in self.pool.engines if each.version == self.version]
         if not ready:
             self._unplaced = waiting
@@ -132,10 +133,12 @@ class EngineGroup:
             new[target].append(request)
             target.turns[request.key] = request
         calls = {
-            engine: engine.call("exchange", requests, limit)
+            engine: engine.call("exchange", requests, limit, cancelled)
             for engine, requests in new.items()
             if engine.turns
         }
+        for engine in ready:
+            engine.turns = {k: each for k, each in engine.turns.items() if k not in cancelled}
         completions: list[Completion] = []
         for engine, result in calls.items():
             reason = failure_reason(result, self.pool.spec.call_timeout_s)

@@ -46,9 +46,9 @@ class EngineProcess(Process):
         self.workers[ROLLOUT.name].receive(sync_id, received)
 
     @ray.method(concurrency_group=_WEIGHTS)
-    def end(self, sync_id: int, num_buckets: int) -> None:
+    def end(self, sync_id: int, num_buckets: int, version: int) -> None:
         """See `RolloutWorker.end`."""
-        self.workers[ROLLOUT.name].end(sync_id, num_buckets)
+        self.workers[ROLLOUT.name].end(sync_id, num_buckets, version)
 
 
 @dataclass(eq=False)

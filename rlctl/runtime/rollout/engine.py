@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import Protocol, Self
 
 import torch
@@ -169,6 +169,13 @@ class RolloutEngine(Protocol):
         """
         ...
 
+    def cancel(self, keys: Collection[int]) -> None:
+        """Drop all responses of the requests with these keys; those that are not open are ignored.
+
+        Their places are free for other requests at the next `step`.
+        """
+        ...
+
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         """Load the policy's current weights: full parameters by their name in transformers.
 
@@ -193,11 +200,20 @@ class RolloutEngine(Protocol):
         ...
 
 
-def exchange(engine: RolloutEngine, requests: Sequence[Request], limit: Slice) -> list[Completion]:
+def exchange(
+    engine: RolloutEngine,
+    requests: Sequence[Request],
+    limit: Slice,
+    cancelled: Collection[int],
+    version: int,
+) -> list[Completion]:
     """Submit requests and advance the engine until `limit`, or until no response is open.
 
-    Returns the responses that finished.
+    Requests with `cancelled` keys are dropped before. Returns the responses that finished, with the
+    `version` of the engine's weights.
     """
+    if cancelled:
+        engine.cancel(cancelled)
     engine.submit(requests)
     end = None if limit.seconds is None else time.monotonic() + limit.seconds
     completions: list[Completion] = []
@@ -205,7 +221,7 @@ def exchange(engine: RolloutEngine, requests: Sequence[Request], limit: Slice) -
     while engine.num_open and steps != limit.steps and (end is None or time.monotonic() < end):
         completions += engine.step()
         steps += 1
-    return completions
+    return [replace(each, version=version) for each in completions]
 
 
 def to_requests(prompt_ids: Ragged, sampling: SamplingParams, context_length: int) -> list[Request]:

@@ -8,7 +8,7 @@ and the LM head runs on last positions only. Requests join and leave between dec
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from itertools import groupby
 from typing import Self
 
@@ -160,6 +160,13 @@ class HFEngine:
         """Queue requests: see `RolloutEngine.submit`."""
         self._waiting += [Part(each, tuple(range(len(each.seeds)))) for each in requests]
 
+    def cancel(self, keys: Collection[int]) -> None:
+        """See `RolloutEngine.cancel`."""
+        self._waiting = [part for part in self._waiting if part.request.key not in keys]
+        self._running.cancel(keys)
+        if not self.num_open:
+            self._end_batch()
+
     # Not inference_mode: tensors that a module caches must stay usable in training.
     @torch.no_grad()
     def step(self) -> list[Completion]:
@@ -182,8 +189,7 @@ class HFEngine:
             if saved is not None:
                 self._parked.put(row.request, completion, saved)
         if not self.num_open:
-            self._running = RunningRows(self.model)  # frees the cache of the last rows
-            self._restore_mode()
+            self._end_batch()
         return [each.completion for each in finished]
 
     def _step(self) -> list[Finished]:
@@ -231,6 +237,11 @@ class HFEngine:
             joining.append(part._replace(saved=self._parked.take(part.request)))
             free -= len(part.indices)
         return joining
+
+    def _end_batch(self) -> None:
+        """Free the cache of the last rows, and restore the mode of the model."""
+        self._running = RunningRows(self.model)
+        self._restore_mode()
 
     def _restore_mode(self) -> None:
         """Set the modules that were in training mode back to it."""

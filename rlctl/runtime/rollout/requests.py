@@ -75,3 +75,4 @@ class Completion:
     response_ids: Tensor  # (T,) int64 on the CPU, including the stop token, if any
     log_probs: Tensor  # (T,) float32 on the CPU: see `RolloutEngine.generate`
     finish: str  # "stop" = stop token, "length" = limit
+    version: int = 0  # of the engine's weights: updates of the policy since the run began

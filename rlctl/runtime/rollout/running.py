@@ -5,7 +5,7 @@ Axes: R running rows, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 import torch
@@ -124,6 +124,15 @@ class RunningRows:
         self._logits = self._forward(tokens, positions, self.cache)
         self.cache.advance()
         return finished
+
+    def cancel(self, keys: Collection[int]) -> None:
+        """Remove the rows of the requests with these keys."""
+        active = torch.tensor([row.request.key not in keys for row in self.rows], dtype=torch.bool)
+        if active.all():
+            return
+        assert self._logits is not None, "rows that joined have logits"
+        kept = self._compact(active)
+        self._logits = self._logits[kept.to(self.device)] if self.rows else None
 
     def _prefill(self, parts: Sequence[Part], first: int) -> list[Tensor]:
         """Run contexts through the model into groups `first`, …; return logits (G, V) in pieces."""

@@ -9,9 +9,9 @@ SGLang reports log-probs at the sampling temperature and before top-k and top-p,
 from __future__ import annotations
 
 import importlib.util
-import json
 import tempfile
-from collections.abc import Iterable, Sequence
+import uuid
+from collections.abc import Collection, Iterable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +22,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 from transformers import AutoConfig, PreTrainedModel
 
-from rlctl.errors import ConfigError, MissingExtraError, Problem, RlctlError, raise_problems
+from rlctl.errors import ConfigError, MissingExtraError, RlctlError
 from rlctl.recipes import schema
 from rlctl.runtime.batch import Ragged
 from rlctl.runtime.rollout.engine import (
@@ -33,47 +33,25 @@ from rlctl.runtime.rollout.engine import (
     to_responses,
 )
 from rlctl.runtime.rollout.requests import Completion, Request
+from rlctl.runtime.rollout.sglang_arguments import (
+    ENGINE_KWARGS,
+    SGLangArguments,
+    launch_arguments,
+)
 from rlctl.runtime.rollout.sglang_server import SGLangServer
 
-_KEY = "actor_rollout_ref.rollout.engine_kwargs"
 _STEP_S = 0.05
 _SHARD_BYTES = 2**30  # of a file of weights: limits the additional host memory in this process
 _SHARED_MEMORY = Path("/dev/shm")
 
 
-@dataclass(frozen=True)
-class SGLangArguments:
-    """Keys of `rollout.engine_kwargs` for this engine."""
+@dataclass(frozen=True, eq=False)
+class _Call:
+    """A response that the server generates."""
 
-    url: str | tuple[str, ...] | None = None  # running servers, one per rank; None: start one each
-    server_args: tuple[str, ...] = ()  # additional arguments of sglang.launch_server
-    start_timeout_s: float = 300.0  # until the server must be ready
-    weights_dir: str | None = None  # folder shared with the server for weights; None: shared memory
-
-    @classmethod
-    def from_config(cls, rollout: schema.Rollout) -> Self:
-        """Read `rollout.engine_kwargs`. Raises ConfigError for an unknown key."""
-        known = cls.__dataclass_fields__
-        unknown = [key for key in rollout.engine_kwargs if key not in known]
-        hint = f"known: {', '.join(known)}"
-        raise_problems(
-            [
-                Problem(f"the engine sglang has no argument {key!r}", where=_KEY, hint=hint)
-                for key in unknown
-            ]
-        )
-        given: dict[str, Any] = {
-            key: tuple(value) if isinstance(value, list) else value
-            for key, value in rollout.engine_kwargs.items()
-        }
-        return cls(**given)
-
-    @property
-    def urls(self) -> tuple[str, ...]:
-        """URLs of running servers; empty if each rank starts its own."""
-        if self.url is None:
-            return ()
-        return (self.url,) if isinstance(self.url, str) else self.url
+    request: Request
+    index: int  # of the response among the request's n
+    rid: str  # the server's name of it
 
 
 class SGLangEngine:
@@ -102,7 +80,7 @@ class SGLangEngine:
         self.weights_dir = weights_dir or (str(_SHARED_MEMORY) if _SHARED_MEMORY.is_dir() else None)
         self.asleep = False
         self._pool = ThreadPoolExecutor(spec.rollout.max_num_seqs, "sglang")
-        self._open: set[Future[Completion]] = set()
+        self._open: dict[Future[Completion], _Call] = {}
 
     @classmethod
     def check(cls, rollout: schema.Rollout, device: str, num_ranks: int) -> None:
@@ -120,7 +98,7 @@ class SGLangEngine:
         if arguments.urls and len(arguments.urls) != num_ranks:
             raise ConfigError(
                 f"{len(arguments.urls)} servers for {num_ranks} ranks",
-                where=f"{_KEY}.url",
+                where=f"{ENGINE_KWARGS}.url",
                 hint="give one address per rank",
             )
         if not arguments.urls and importlib.util.find_spec("sglang") is None:
@@ -128,7 +106,7 @@ class SGLangEngine:
                 "the engine sglang needs the package sglang, or the address of a server",
                 where="actor_rollout_ref.rollout.name",
                 hint="pip install 'sglang>=0.5.3', or run a server in another environment and set "
-                f"+{_KEY}.url=http://HOST:PORT",
+                f"+{ENGINE_KWARGS}.url=http://HOST:PORT",
             )
 
     @classmethod
@@ -142,7 +120,7 @@ class SGLangEngine:
             server.wait_until_ready(arguments.start_timeout_s)
         else:
             server = SGLangServer.launch(
-                [*_launch_arguments(spec), *arguments.server_args], arguments.start_timeout_s
+                [*launch_arguments(spec), *arguments.server_args], arguments.start_timeout_s
             )
         return cls(server, spec, arguments.weights_dir)
 
@@ -163,7 +141,7 @@ class SGLangEngine:
     def submit(self, requests: Sequence[Request]) -> None:
         """Queue requests: see `RolloutEngine.submit`. The server batches and caches contexts."""
         for request in requests:
-            self._open.update(self._start(request))
+            self._open |= self._start(request)
 
     def step(self) -> list[Completion]:
         """Wait shortly for responses to finish: see `RolloutEngine.step`."""
@@ -175,14 +153,22 @@ class SGLangEngine:
                 call.cancel()
             self._open.clear()
             raise
-        self._open -= done
+        for call in done:
+            del self._open[call]
         return finished
 
-    def _start(self, request: Request) -> list[Future[Completion]]:
+    def cancel(self, keys: Collection[int]) -> None:
+        """See `RolloutEngine.cancel`. Responses of the server that come nevertheless are lost."""
+        for call, each in list(self._open.items()):
+            if each.request.key in keys:
+                del self._open[call]
+                if not call.cancel():
+                    self._call("/abort_request", {"rid": each.rid})
+
+    def _start(self, request: Request) -> dict[Future[Completion], _Call]:
         """Send one call for each response of a request."""
-        return [
-            self._pool.submit(self._complete, request, index) for index in range(len(request.seeds))
-        ]
+        calls = [_Call(request, index, uuid.uuid4().hex) for index in range(len(request.seeds))]
+        return {self._pool.submit(self._complete, each): each for each in calls}
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         """Sync full weights (N, ...) through temporary files, which are removed afterwards."""
@@ -225,9 +211,11 @@ class SGLangEngine:
         """POST `body` to an endpoint with the call timeout of the run."""
         return self.server.call("POST", path, body, self.spec.rank_info.timeout_s)
 
-    def _complete(self, request: Request, index: int) -> Completion:
+    def _complete(self, call: _Call) -> Completion:
         """Sample one response."""
+        request, index = call.request, call.index
         body = {
+            "rid": call.rid,
             "input_ids": request.context_ids.tolist(),
             "sampling_params": _params(request, index),
             "return_logprob": True,
@@ -244,33 +232,6 @@ class SGLangEngine:
         log_probs = torch.tensor([log_prob for log_prob, *_ in row], dtype=torch.float32)
         stopped = int(ids[-1]) in request.decoding.stop_token_ids
         return Completion(request.key, index, ids, log_probs, "stop" if stopped else "length")
-
-
-def _launch_arguments(spec: EngineSpec) -> list[str]:
-    """Return the arguments of `sglang.launch_server` that follow from the configuration."""
-    rollout = spec.rollout
-    switches = {
-        "--skip-tokenizer-init": True,
-        "--enable-deterministic-inference": True,
-        "--trust-remote-code": spec.model.trust_remote_code,
-        "--disable-cuda-graph": rollout.enforce_eager,
-        "--enable-memory-saver": rollout.free_cache_engine,
-    }
-    values = {
-        "--model-path": spec.model.path,
-        "--load-format": "dummy",
-        "--dtype": str(spec.dtype).removeprefix("torch."),
-        "--context-length": spec.max_length,
-        "--max-running-requests": rollout.max_num_seqs,
-        "--max-prefill-tokens": rollout.max_num_batched_tokens,
-        "--mem-fraction-static": rollout.gpu_memory_utilization,
-        "--random-seed": spec.seed,
-        "--device": spec.rank_info.device,
-        "--json-model-override-args": json.dumps(spec.model.override_config),
-    }
-    return [str(part) for pair in values.items() for part in pair] + [
-        name for name, on in switches.items() if on
-    ]
 
 
 def _params(request: Request, index: int) -> dict[str, Any]:

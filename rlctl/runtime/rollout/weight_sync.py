@@ -138,8 +138,11 @@ class WeightChannel(Protocol):
         """Send a bucket; return once the next one may be built (few are in flight)."""
         ...
 
-    def close(self) -> dict[int, str]:
-        """Finish the sync; return the engines lost during it: number -> reason."""
+    def close(self, version: int) -> dict[int, str]:
+        """Finish the sync of weights of `version` (see `Completion`).
+
+        Returns the engines lost during it: number -> reason.
+        """
         ...
 
 

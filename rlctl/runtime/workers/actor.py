@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Generator, Iterable
+from collections.abc import Collection, Generator, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -81,6 +81,7 @@ class ActorWorker(LearningWorker, Actor):
         self.engine: RolloutEngine | None = None
         self._startup: Generator[str, None, None] | None = None
         self.engine_is_stale = True
+        self.version = 0  # of the engine's weights: see `Completion`
         actor, rollout = spec.actor, spec.sampling.rollout
         self.budget = Budget.for_passes(
             f"{ACTOR.section}.ppo",
@@ -130,6 +131,7 @@ class ActorWorker(LearningWorker, Actor):
     def update_weights(self) -> None:
         """See `Actor`. The engine sleeps again after the next `generate_sequences`."""
         assert self.engine is not None, "this actor's rollout engine was not started"
+        self.version = self.learner.num_updates
         self.engine.wake()
         if self.engine_is_stale:
             self.engine.load_weights(merged_parameters(self.policy.hf))
@@ -148,16 +150,18 @@ class ActorWorker(LearningWorker, Actor):
         return to_rollouts(prompts, sampling.n, responses)
 
     @dispatch(Dispatch.EACH)
-    def exchange(self, requests: list[list[Request]], limit: Slice) -> list[list[Completion]]:
+    def exchange(
+        self, requests: list[list[Request]], limit: Slice, cancelled: Collection[int] = ()
+    ) -> list[list[Completion]]:
         """Submit the requests of each rank's engine and advance it: see `rollout.engine.exchange`.
 
         `update_weights` comes before the first call of a batch of episodes, `end_exchange` after
-        the last.
+        the last. Ranks that share an engine need the same requests, and a limit in steps.
         """
         (own,) = requests
         engine = self._ready_engine()
         engine.wake()
-        return [exchange(engine, own, limit)]
+        return [exchange(engine, own, limit, cancelled, self.version)]
 
     @dispatch(Dispatch.BROADCAST)
     def end_exchange(self) -> None:
@@ -178,7 +182,7 @@ class ActorWorker(LearningWorker, Actor):
         megabytes = self.spec.sampling.rollout.checkpoint_engine.update_weights_bucket_megabytes
         for bucket in to_buckets(parameters, dtype, megabytes * 2**20, channel.device):
             channel.send(bucket)
-        return channel.close()
+        return channel.close(self.learner.num_updates)
 
     @dispatch(Dispatch.SPLIT)
     def compute_log_probs(self, batch: Rollouts) -> LogProbs:

@@ -91,6 +91,13 @@ class Learner:
             )
             self.writer = BackgroundWriter(rank_info)
 
+    @property
+    def num_updates(self) -> int:
+        """Number of optimizer steps of the run, also before a resume."""
+        assert self.optimizer is not None, "this model is not trained"
+        first = next(iter(self.optimizer.state.values()), {"step": 0})
+        return int(first["step"])
+
     def infer(
         self, batch: Rollouts, budget: Budget, forward: Callable[[Sequences], tuple[Tensor, ...]]
     ) -> tuple[Ragged, ...]:

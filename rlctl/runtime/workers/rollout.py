@@ -5,7 +5,7 @@ from __future__ import annotations
 import queue
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -37,9 +37,10 @@ class RolloutSpec:
 
 @dataclass(frozen=True)
 class _End:
-    """End of a weight sync in which the trainer sent `num_buckets`."""
+    """End of a weight sync in which the trainer sent `num_buckets`: weights of `version`."""
 
     num_buckets: int
+    version: int
 
 
 class RolloutWorker(Worker):
@@ -64,6 +65,7 @@ class RolloutWorker(Worker):
         )
         self.engine: RolloutEngine = load("engines", rollout.name).from_spec(engine_spec, None)
         self._arrived: queue.Queue[tuple[int, Bucket | _End | RlctlError]] = queue.Queue(maxsize=1)
+        self.version = 0  # of the weights: see `Completion`
         self._last_sync = -1  # id of the last weight sync that ended, with or without success
         # Buckets are in read-only shared memory; engines only read them.
         warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
@@ -90,9 +92,9 @@ class RolloutWorker(Worker):
         else:
             self._put(sync_id, bucket)
 
-    def end(self, sync_id: int, num_buckets: int) -> None:
-        """End a weight sync in which `num_buckets` were sent."""
-        self._put(sync_id, _End(num_buckets))
+    def end(self, sync_id: int, num_buckets: int, version: int) -> None:
+        """End a weight sync in which `num_buckets` were sent: weights of `version`."""
+        self._put(sync_id, _End(num_buckets, version))
 
     def generate_sequences(
         self, prompts: Prompts, seed: int, validate: bool, greedy: bool
@@ -102,9 +104,11 @@ class RolloutWorker(Worker):
         responses = self.engine.generate(prompts.prompt_ids.to(self.rank_info.device), sampling)
         return to_rollouts(prompts, sampling.n, responses)
 
-    def exchange(self, requests: list[Request], limit: Slice) -> list[Completion]:
+    def exchange(
+        self, requests: list[Request], limit: Slice, cancelled: Collection[int] = ()
+    ) -> list[Completion]:
         """Submit requests and advance the engine: see `rollout.engine.exchange`."""
-        return exchange(self.engine, requests, limit)
+        return exchange(self.engine, requests, limit, cancelled, self.version)
 
     def close(self) -> None:
         """Close the engine."""
@@ -139,6 +143,7 @@ class RolloutWorker(Worker):
                         f"{num_buckets} buckets of weights arrived, "
                         f"but {item.num_buckets} were sent"
                     )
+                self.version = item.version
                 return
             for parameter in item.parameters:
                 yield parameter.name, parameter.tensor().to(self.rank_info.device)

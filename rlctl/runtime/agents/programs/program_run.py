@@ -245,5 +245,7 @@ class ProgramRun(EpisodeRun):
         )
         conversation.turn = turn
         conversation.messages = [*request.messages, normalized(reply.message)]
-        self._messages.append(episodes.Message("assistant", text, True, written, seconds))
+        self._messages.append(
+            episodes.Message("assistant", text, True, written, seconds, version=completion.version)
+        )
         return reply

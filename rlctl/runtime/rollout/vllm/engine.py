@@ -15,7 +15,7 @@ experimental: written against vLLM's sources, never run.
 from __future__ import annotations
 
 import logging
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Collection, Generator, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Self, cast
 
@@ -186,6 +186,13 @@ class VLLMEngine:
                 request, index = self._open.pop(output.request_id)
                 finished.append(_to_completion(request, index, output))
         return finished
+
+    def cancel(self, keys: Collection[int]) -> None:
+        """See `RolloutEngine.cancel`."""
+        names = [name for name, (request, _) in self._open.items() if request.key in keys]
+        self.llm.llm_engine.abort_request(names)
+        for name in names:
+            del self._open[name]
 
     def _join_ranks(self, request: _Request) -> tuple[_Request, int]:
         """Join the requests of all ranks of this engine, in order of ranks.
