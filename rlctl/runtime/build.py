@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, cast
 from transformers import PreTrainedTokenizerBase
 
 from rlctl.plugins import load, parse_params
+from rlctl.quickstart import real_path
 from rlctl.recipes import schema
 from rlctl.recipes.roles import (
     ACTOR,
@@ -25,6 +26,7 @@ from rlctl.recipes.roles import (
 from rlctl.runtime.agents.actor import ColocatedEngines, OnStates
 from rlctl.runtime.agents.build import agent_actor
 from rlctl.runtime.agents.overlap import OverlappedActor
+from rlctl.runtime.agents.programs.endpoint import new_key
 from rlctl.runtime.agents.schedule import TurnEngines
 from rlctl.runtime.algorithms.base import Algorithm, ValueLoss, training_temperature
 from rlctl.runtime.batch import LogProbs, Rollouts
@@ -40,6 +42,7 @@ from rlctl.runtime.roles import Actor, Critic, Reference, Reward, Roles
 from rlctl.runtime.rollout.sampling_params import SamplingConfig
 from rlctl.runtime.workers.actor import ActorSpec, ActorWorker
 from rlctl.runtime.workers.critic import CriticSpec, CriticWorker
+from rlctl.runtime.workers.judge import JudgeSpec, JudgeWorker
 from rlctl.runtime.workers.reference import ReferenceSpec, ReferenceWorker
 from rlctl.runtime.workers.rollout import RolloutSpec
 
@@ -67,16 +70,49 @@ def build_reward(
     sources: Iterable[str],
     logs: Path | None = None,
     run: Path | None = None,
+    judge: Pool | None = None,
 ) -> Iterator[RuleReward]:
     """Yield the reward role, which runs on the controller; its processes end with the block.
 
     `sources` are the data sources of the rows. What the reward functions print goes to files in
-    `logs`, or to stderr. The folder `run` has the cache of replies. Raises `ConfigError` for a
-    function that cannot be loaded.
+    `logs`, or to stderr. The folder `run` has the cache of replies, the pool `judge` the engines of
+    the run's own judge. Raises `ConfigError` for a function that cannot be loaded.
     """
-    requests = RequestSettings.from_config(config.reward, run)
+    requests = request_settings(config, run, judge)
     with RewardPool.from_config(config.reward, sources, available_cores(), logs, requests) as pool:
         yield RuleReward(tokenizer, pool, config.reward.max_failed_share)
+
+
+def request_settings(
+    config: schema.Config, run: Path | None, judge: Pool | None
+) -> RequestSettings:
+    """Return the settings of reward requests; start the engines of the run's own judge, if any."""
+    settings = RequestSettings.from_config(config.reward, run)
+    path, own = config.reward.judge.model.path, config.reward.judge.rollout
+    if path is None or judge is None:
+        return settings
+    policy = config.actor_rollout_ref
+    spec = JudgeSpec(
+        model=policy.model.model_copy(
+            update={
+                **{"path": real_path(path), "tokenizer_path": None, "custom_chat_template": None},
+                **{"lora_rank": 0, "override_config": {}, "init": "auto"},
+            }
+        ),
+        rollout=policy.rollout.model_copy(
+            update={
+                **{"name": own.name, "max_num_seqs": own.max_num_seqs, "engine_kwargs": {}},
+                **{"tensor_model_parallel_size": 1, "free_cache_engine": False},
+                "gpu_memory_utilization": own.gpu_memory_utilization,
+            }
+        ),
+        max_prompt_length=own.prompt_length,
+        max_response_length=own.response_length,
+        seed=config.trainer.seed,
+    )
+    worker, key = judge.spawn(JudgeWorker.__name__, JudgeWorker, spec), new_key()
+    urls = worker.serve([key] * len(judge.nodes), config.trainer.nnodes == 1)
+    return replace(settings, engines=tuple(urls), engine_key=key, engine_name=path)
 
 
 def build_roles(

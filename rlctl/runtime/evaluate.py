@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
@@ -13,13 +13,20 @@ from rlctl.data_prep.sources import VALIDATION
 from rlctl.errors import UsageError, raise_problems
 from rlctl.recipes import schema
 from rlctl.recipes.recorded import missing_secrets
-from rlctl.runtime.build import build_actor, build_reward, load_algorithm, with_episodes
+from rlctl.runtime.build import (
+    build_actor,
+    build_reward,
+    load_algorithm,
+    request_settings,
+    with_episodes,
+)
 from rlctl.runtime.cluster.inline import InlinePool
 from rlctl.runtime.data.loader import PromptSet
 from rlctl.runtime.data.tokenizer import encode_prompt, tokenizer_of
 from rlctl.runtime.planning.devices import Devices
 from rlctl.runtime.planning.preflight import check_model
 from rlctl.runtime.rank_info import RankInfo, available_cores
+from rlctl.runtime.rewards.pool import RewardPool
 from rlctl.runtime.rewards.specs import scored_sources
 from rlctl.runtime.roles import Roles
 from rlctl.runtime.training.validation import Validation, Validator
@@ -99,25 +106,45 @@ def play(config: schema.Config, rows: Sequence[PromptRow], seed: int) -> list[tu
 
 
 @contextmanager
-def _roles(
-    config: schema.Config, tokenizer: PreTrainedTokenizerBase, scored: Sequence[PromptRow]
-) -> Iterator[Roles]:
-    """Build an actor with its engine and the reward of the `scored` rows, and no other role."""
-    raise_problems(check_model(config))
-    devices = Devices.from_config(config.trainer)
-    sources = scored_sources(config, (row.data_source for row in scored))
-    rank_info = RankInfo(
+def judged_pool(
+    config: schema.Config, sources: Iterable[str], num_processes: int
+) -> Iterator[RewardPool]:
+    """Yield a pool of the reward functions, with the engine of the run's own judge."""
+    rank_info = _rank_info(config)
+    with ExitStack() as stack:
+        processes = InlinePool(rank_info)
+        stack.callback(processes.close)
+        requests = request_settings(config, None, processes)
+        yield stack.enter_context(
+            RewardPool.from_config(config.reward, sources, num_processes, requests=requests)
+        )
+
+
+def _rank_info(config: schema.Config) -> RankInfo:
+    return RankInfo(
         0,
         1,
-        devices.kind,
+        Devices.from_config(config.trainer).kind,
         config.trainer.num_threads or available_cores(),
         config.trainer.timeouts.call_s,
         False,
         None,
     )
-    with build_reward(config, tokenizer, sources) as reward, ExitStack() as stack:
+
+
+@contextmanager
+def _roles(
+    config: schema.Config, tokenizer: PreTrainedTokenizerBase, scored: Sequence[PromptRow]
+) -> Iterator[Roles]:
+    """Build an actor with its engine and the reward of the `scored` rows, and no other role."""
+    raise_problems(check_model(config))
+    sources = scored_sources(config, (row.data_source for row in scored))
+    rank_info = _rank_info(config)
+    with ExitStack() as stack:
         pool = InlinePool(rank_info)
         stack.callback(pool.close)
+        judge = pool if scored else None
+        reward = stack.enter_context(build_reward(config, tokenizer, sources, judge=judge))
         actor = build_actor(config, load_algorithm(config, num_steps=1), tokenizer, pool)
         actor.start_engine()
         roles = Roles(actor=actor, reward=reward)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -22,6 +22,7 @@ from rlctl.runtime.cluster.inline import InlinePool
 from rlctl.runtime.cluster.pools import Pool, Pools
 from rlctl.runtime.planning.plan import Plan
 from rlctl.runtime.rank_info import RankInfo, available_cores
+from rlctl.runtime.rewards.role import RuleReward
 from rlctl.runtime.training.collector import Collector
 from rlctl.runtime.training.profile import StepProfiler
 from rlctl.runtime.training.restore import ResumePoint, restore
@@ -37,6 +38,7 @@ from rlctl.tracking.tracker import Event
 
 OnEnd = Callable[[RunDir, Last, float], object]  # run, final state, seconds of wall-clock time
 
+JUDGE_POOL = "judge-engines"
 _WATCHDOG_MARGIN_S = 10.0  # a call to workers times out first, and then the run ends in order
 
 
@@ -67,8 +69,7 @@ def train(
 
         on_lost, logs, show = partial(run.finish, "failed", 1), run.attempt, trackers.episodes
         pools = stack.enter_context(open_pools(plan, logs, on_phase, run.event, on_lost))
-        rewards = build_reward(config, plan.tokenizer, plan.data_sources, logs, run.path)
-        reward = stack.enter_context(rewards)
+        reward = stack.enter_context(_reward(plan, run, pools))
         stack.enter_context(watchdog)  # starting and closing the pools has its own timeouts
         roles = build_roles(config, plan.algorithm, plan.tokenizer, pools, reward, on_phase)
         num_ranks, first = plan.pool_sizes[config.trainer.placement.actor], _first_rank(plan)
@@ -100,6 +101,11 @@ def train(
         if reward.first_error is not None:
             run.event("reward_error", first=reward.first_error)
     return run
+
+
+def _reward(plan: Plan, run: RunDir, pools: Pools) -> AbstractContextManager[RuleReward]:
+    sources = plan.data_sources
+    return build_reward(plan.config, plan.tokenizer, sources, run.attempt, run.path, pools.judge)
 
 
 def _collector(plan: Plan) -> Collector:
@@ -146,7 +152,7 @@ def open_pools(
         if plan.inline:
             pool = InlinePool(_first_rank(plan))
             stack.callback(pool.close)
-            pools = Pools(dict.fromkeys(plan.pool_sizes, pool))
+            pools = Pools(dict.fromkeys(plan.pool_sizes, pool), judge=pool)
         else:
             pools = _open_ray_pools(plan, logs, on_phase, event, on_lost, stack)
         event("placed", **pools.nodes())
@@ -166,7 +172,9 @@ def _open_ray_pools(
     from rlctl.runtime.cluster.session import ray_session
 
     trainer, ray_kwargs = plan.config.trainer, plan.config.ray_kwargs
-    num_processes = sum(plan.pool_sizes.values())
+    judge = plan.config.reward.judge
+    num_judges = 0 if judge.model.path is None else judge.rollout.num_engines
+    num_processes = sum(plan.pool_sizes.values()) + num_judges
     on_phase("starting Ray")
     session = ray_session(
         ray_kwargs.ray_init,
@@ -181,7 +189,10 @@ def _open_ray_pools(
     rank_info = _first_rank(plan)
     workers: dict[str, Pool] = {}
     engines: EnginePool | None = None
-    for name, size in plan.pool_sizes.items():
+    judges: Pool | None = None
+    for name, size in (*plan.pool_sizes.items(), (JUDGE_POOL, num_judges)):
+        if size == 0:
+            continue
         log_path = (logs / f"{name}.log").absolute()
         spec = PoolSpec(
             name,
@@ -194,11 +205,13 @@ def _open_ray_pools(
         )
         if name == plan.rollout_pool:
             pool = engines = EnginePool(spec, trainer.timeouts.rollout_restart_s, event)
+        elif name == JUDGE_POOL:
+            pool = judges = RayPool(spec)
         else:
             pool = workers[name] = RayPool(spec)
         if ray_kwargs.ray_init.address is not None:  # else the session ends the cluster and them
             stack.callback(pool.close)
-    return Pools(workers, engines)
+    return Pools(workers, engines, judges)
 
 
 def _first_rank(plan: Plan) -> RankInfo:

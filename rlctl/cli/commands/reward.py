@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,6 +14,7 @@ from rlctl.cli.options import Json
 if TYPE_CHECKING:
     from rlctl.data_prep.rows import PromptRow
     from rlctl.recipes.schema import Config
+    from rlctl.runtime.rewards.pool import RewardPool
     from rlctl.runtime.rewards.report import RewardReport
 
 app = typer.Typer(no_args_is_help=True)
@@ -90,7 +92,7 @@ def try_reward(
     )
     texts = _texts(responses.expanduser())
     rows = _repeat_rows(prompts, len(texts), responses)
-    report = _score(config, rows, texts)
+    report = _score(config, rows, texts, len(texts) // len(prompts))
     scored = [_entry(i, row, texts[i], report) for i, row in enumerate(rows)]
     mean = sum(report.scores) / len(report.scores)
     if as_json:
@@ -170,37 +172,56 @@ def _repeat_rows(rows: Sequence[PromptRow], num_responses: int, file: Path) -> l
     return [row for row in rows for _ in range(num_responses // len(rows))]
 
 
-def _score(config: Config, rows: list[PromptRow], texts: list[str]) -> RewardReport:
+def _score(
+    config: Config, rows: list[PromptRow], texts: list[str], group_size: int
+) -> RewardReport:
     """Score all responses, with progress on a terminal.
 
-    Raises ConfigError if the first calls, one per process, all time out.
+    Raises ConfigError if the first calls, at least one per process, all time out.
     """
     from rlctl.cli.console import stderr
     from rlctl.errors import ConfigError
     from rlctl.runtime.rank_info import available_cores
-    from rlctl.runtime.rewards.pool import RewardPool
     from rlctl.runtime.rewards.report import join_reports
 
-    sources = dict.fromkeys(row.data_source for row in rows)
     num_processes = min(len(rows), config.reward.num_processes or available_cores())
+    groups = [number // group_size for number in range(len(rows))]
+    first = min(len(rows), -(-num_processes // group_size) * group_size)
     with (
         stderr().status("loading the reward functions") as status,
-        RewardPool.from_config(config.reward, sources, num_processes) as pool,
+        _pool(config, rows, num_processes) as pool,
     ):
         status.update(f"scoring {len(rows)} responses")
-        first = pool.score(rows[:num_processes], texts[:num_processes])
-        if first.num_timeouts >= num_processes:
+        report = pool.score(rows[:first], texts[:first], groups=groups[:first])
+        if report.num_timeouts >= first:
             raise ConfigError(
-                f"the reward function exceeds its time limit on the first {num_processes} "
-                f"responses: {first.first_error}",
+                f"the reward function exceeds its time limit on the first {first} "
+                f"responses: {report.first_error}",
                 hint="reward.timeout_s=N allows more time",
             )
         rest = pool.score(
-            rows[num_processes:],
-            texts[num_processes:],
-            lambda done, total: status.update(f"scored {done} of {total} responses"),
+            rows[first:],
+            texts[first:],
+            lambda done, total: status.update(f"scored {done} of {total} calls"),
+            groups[first:],
         )
-        return join_reports(first, rest)
+        return join_reports(report, rest)
+
+
+def _pool(
+    config: Config, rows: list[PromptRow], num_processes: int
+) -> AbstractContextManager[RewardPool]:
+    """Return the pool of the reward functions; the engine of the run's own judge needs torch."""
+    from rlctl.runtime.rewards.pool import RewardPool
+    from rlctl.runtime.rewards.request_limits import RequestSettings
+
+    sources = dict.fromkeys(row.data_source for row in rows)
+    if config.reward.judge.model.path is None:
+        requests = RequestSettings.from_config(config.reward, None)
+        return RewardPool.from_config(config.reward, sources, num_processes, requests=requests)
+    from rlctl.runtime.evaluate import judged_pool
+
+    return judged_pool(config, sources, num_processes)
 
 
 def _entry(index: int, row: PromptRow, text: str, report: RewardReport) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from rlctl.recipes.schema.fields import (
     NonNegativeInt,
     PositiveFloat,
     Section,
+    Share,
     Text,
     Texts,
 )
@@ -36,6 +37,34 @@ class ProcessLimits(Section):
     )
     file_gb: PositiveFloat = Field(description="size of a file that it writes, in GiB")
     open_files: Annotated[int, Field(ge=16)] = Field(description="open files and sockets")
+
+
+class JudgeModel(Section):
+    """The model of a judge that the run serves itself."""
+
+    path: Text | None = Field(
+        description="model: folder, address, hub name, or `quickstart`; null = no engine"
+    )
+
+
+class JudgeRollout(Section):
+    """The engines of that judge."""
+
+    name: Text = Field(description="engine: auto, vllm, hf, …")
+    num_engines: Count = Field(
+        description="engines in a pool of their own, with a GPU each beside those of the trainer"
+    )
+    max_num_seqs: Count = Field(description="replies that an engine writes at a time")
+    gpu_memory_utilization: Share = Field(description="share of the GPU's memory of an engine")
+    prompt_length: Count = Field(description="limit of a message to the judge, in tokens")
+    response_length: Count = Field(description="limit of a reply, in tokens")
+
+
+class Judge(Section):
+    """A judge that the run serves itself."""
+
+    model: JudgeModel
+    rollout: JudgeRollout
 
 
 class Reward(Section):
@@ -86,3 +115,4 @@ class Reward(Section):
     cache_path: Text | None = Field(
         description="file of that cache, which runs may share; null = in the run's folder"
     )
+    judge: Judge

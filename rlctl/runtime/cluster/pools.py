@@ -50,6 +50,7 @@ class Pools:
 
     workers: Mapping[str, Pool]
     engines: EnginePool | None = None  # None: the engine runs in the actor's processes
+    judge: Pool | None = None  # of the judge that the run serves itself
 
     def nodes(self) -> dict[str, list[str]]:
         """Return the nodes of each pool, by pool name."""

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from enum import Flag
 from pathlib import Path
 
+import torch
 from transformers import AutoConfig, PretrainedConfig
 
 from rlctl.data_prep.hub import hub_answers
@@ -191,6 +192,7 @@ def check_placement(
                 f"pools with roles: {', '.join(pools)}",
             )
         )
+    problems += _check_judge(config, devices, sum(sizes.values()))
     if devices.kind != "cuda" or sum(sizes.values()) <= devices.per_node:
         return problems
     listing = ", ".join(f"{name}: {size}" for name, size in sizes.items())
@@ -203,6 +205,24 @@ def check_placement(
             hint="set the size of each pool in trainer.placement.pools, or put the roles into one "
             "pool",
         ),
+    ]
+
+
+def _check_judge(config: schema.Config, devices: Devices, num_used: int) -> list[Problem]:
+    """Return a problem if this machine has too few GPUs for the engines of the run's own judge."""
+    judge = config.reward.judge
+    if judge.model.path is None or devices.kind != "cuda" or devices.num_nodes > 1:
+        return []
+    wanted, found = judge.rollout.num_engines, torch.cuda.device_count()
+    if num_used + wanted <= found:
+        return []
+    return [
+        Problem(
+            f"{wanted} engines of the judge need GPUs of their own beside {num_used} of the "
+            f"trainer, but this machine has {found}",
+            where="reward.judge.rollout.num_engines",
+            hint=f"trainer.n_gpus_per_node={max(1, found - wanted)}",
+        )
     ]
 
 

@@ -8,7 +8,9 @@ from rlctl.data_prep.rows import PromptRow
 from rlctl.errors import ConfigError
 from rlctl.recipes import schema
 from rlctl.runtime.algorithms.base import Needs
+from rlctl.runtime.rewards.loading import uses_engine
 from rlctl.runtime.rewards.pool import RewardPool
+from rlctl.runtime.rewards.request_limits import RequestSettings
 from rlctl.runtime.rewards.specs import scored_sources
 
 NUM_REWARD_ROWS = 10  # rows of each data source that the reward functions are tried on
@@ -26,7 +28,11 @@ def check_reward(config: schema.Config, rows: Sequence[PromptRow], needs: Needs)
         by_source.setdefault(row.data_source, []).append(row)
     by_source = {each: by_source[each] for each in scored_sources(config, by_source)}
     components: set[str] = set()
-    with RewardPool.from_config(config.reward, by_source, num_processes=1) as pool:
+    requests = RequestSettings.from_config(config.reward, None)
+    with RewardPool.from_config(config.reward, by_source, 1, requests=requests) as pool:
+        if any(map(uses_engine, pool.functions)):
+            _require_engine(config)
+            return  # it starts with the run
         for source, all_rows in by_source.items():
             components |= _try_reward(pool, source, all_rows[:NUM_REWARD_ROWS])
     if by_source and not components and Needs.COMPONENTS in needs:
@@ -39,11 +45,25 @@ def check_reward(config: schema.Config, rows: Sequence[PromptRow], needs: Needs)
         )
 
 
+def _require_engine(config: schema.Config) -> None:
+    if config.reward.judge.model.path is None:
+        raise ConfigError(
+            "the judge has no server: reward.judge.model.path is null, and base_url of its "
+            "settings is, too",
+            where="reward.params",
+            hint="reward.judge.model.path=MODEL lets the run serve one",
+        )
+
+
 def _try_reward(pool: RewardPool, source: str, rows: Sequence[PromptRow]) -> set[str]:
     """Return the names of the components. Raises `ConfigError` if all calls on `rows` fail."""
     first_error: str | None = None
+    # Functions that score groups compare two responses.
+    times = 2 if any(each.scores_groups for each in pool.traits.values()) else 1
     for part in (rows[:1], rows[1:]):
-        report = pool.score(part, [str(row.ground_truth) for row in part])
+        part, groups = [row for row in part for _ in range(times)], len(part)
+        numbers = [number for number in range(groups) for _ in range(times)]
+        report = pool.score(part, [str(row.ground_truth) for row in part], groups=numbers)
         first_error = first_error or report.first_error
         if report.num_timeouts == len(part) > 0:
             break

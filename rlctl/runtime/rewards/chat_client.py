@@ -76,7 +76,7 @@ class ChatClient:
         without a result, which is not kept. Raises RequestFailed, and the ValueError.
         """
         body = {"model": model, "messages": list(messages), **body}
-        key = ReplyCache.key([base_url or "engine", body])
+        key = ReplyCache.key([base_url or self.settings.engine_name, body])
         text = None if self._cache is None else self._cache.get(key)
         if text is None:
             text = await self._shared(key, base_url, api_key_env, body)

@@ -13,6 +13,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 import jinja2
@@ -72,12 +73,16 @@ better responses get higher scores. Reply with a JSON object: \
 
 def render(template: str, values: Mapping[str, Any]) -> list[dict[str, str]]:
     """Return the messages of a template, in a sandbox. Raises ValueError if it fails."""
-    environment = ImmutableSandboxedEnvironment(undefined=jinja2.StrictUndefined)
     try:
-        text = environment.from_string(template).render(values)
+        text = _compiled(template).render(values)
     except jinja2.TemplateError as error:
         raise ValueError(f"the template of the judge fails: {error}") from error
     return [{"role": "system", "content": _RULES}, {"role": "user", "content": text}]
+
+
+@lru_cache(64)
+def _compiled(template: str) -> jinja2.Template:
+    return ImmutableSandboxedEnvironment(undefined=jinja2.StrictUndefined).from_string(template)
 
 
 def delimited(response: str) -> str:

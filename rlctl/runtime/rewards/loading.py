@@ -72,6 +72,15 @@ def needed_environment(spec: RewardSpec) -> tuple[str, ...]:
     return () if needed is None else tuple(needed(_params(spec, function)))
 
 
+def uses_engine(spec: RewardSpec) -> bool:
+    """Return True if a plug-in sends requests to the run's own engine, by its `uses_engine`."""
+    if is_user_code(spec.function):
+        return False
+    function = find_reward(spec.function)
+    uses = getattr(function, "uses_engine", None)
+    return uses is not None and uses(_params(spec, function))
+
+
 def _params(spec: RewardSpec, function: RewardFunction) -> plugins.Params | None:
     """Return the validated settings of a function that declares them, else None."""
     if plugins.params_model(function) is None:

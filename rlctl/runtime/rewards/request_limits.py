@@ -34,6 +34,7 @@ class RequestSettings:
     cache: Path | None = None  # None: nothing is kept
     engines: tuple[str, ...] = ()  # base URLs of the run's own engines
     engine_key: str = ""
+    engine_name: str = ""  # of their model, for the cache
 
     @classmethod
     def from_config(cls, reward: schema.Reward, run: Path | None) -> Self:

@@ -21,11 +21,17 @@ from rlctl.runtime.agents.programs.messages_api import (
     parse_messages,
 )
 
+LOOPBACK = "127.0.0.1"
 _MESSAGES = "/v1/messages"
 _MAX_BODY = 64 * 2**20  # bytes
 _SHUTDOWN_S = 1.0  # time that unfinished requests get at the end
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+def new_key() -> str:
+    """Return a random API key."""
+    return f"rlctl-{secrets.token_urlsafe(24)}"
 
 
 class Session(Protocol):
@@ -39,7 +45,8 @@ class Session(Protocol):
 class Endpoint:
     """Server for the programs of one batch of episodes; use it as a context manager."""
 
-    def __init__(self) -> None:
+    def __init__(self, host: str = LOOPBACK) -> None:
+        self._host = host
         self._sessions: dict[str, Session] = {}
         app = web.Application(middlewares=[_with_errors], client_max_size=_MAX_BODY)
         app.router.add_post("/v1/chat/completions", self._chat)
@@ -53,7 +60,7 @@ class Endpoint:
     async def __aenter__(self) -> Self:
         """Listen on a port that the kernel chooses."""
         await self._runner.setup()
-        await web.TCPSite(self._runner, "127.0.0.1", 0).start()
+        await web.TCPSite(self._runner, self._host, 0).start()
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
@@ -62,11 +69,11 @@ class Endpoint:
     @property
     def base_url(self) -> str:
         """Address for clients."""
-        return f"http://127.0.0.1:{self._runner.addresses[0][1]}/v1"
+        return f"http://{self._host}:{self._runner.addresses[0][1]}/v1"
 
-    def open(self, session: Session) -> str:
-        """Return the API key of a new session."""
-        key = f"rlctl-{secrets.token_urlsafe(24)}"
+    def open(self, session: Session, key: str | None = None) -> str:
+        """Return the API key of a new session: `key`, or a random one."""
+        key = key or new_key()
         self._sessions[key] = session
         return key
 

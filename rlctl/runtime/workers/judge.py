@@ -1,0 +1,133 @@
+"""Worker of an engine that serves a judge of the run, on the API of chat completions."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import socket
+import threading
+from dataclasses import dataclass
+
+import torch
+
+from rlctl.errors import ConfigError
+from rlctl.plugins import load
+from rlctl.recipes import schema
+from rlctl.runtime.agents.environments.protocol import Turn
+from rlctl.runtime.agents.programs.chat_api import ApiError, ChatReply, ChatRequest
+from rlctl.runtime.agents.programs.endpoint import LOOPBACK, Endpoint
+from rlctl.runtime.data.tokenizer import encode_prompt, stop_token_ids, tokenizer_of
+from rlctl.runtime.model.load import compute_dtype, load_model, with_local_path
+from rlctl.runtime.rank_info import RankInfo
+from rlctl.runtime.rollout.engine import EngineSpec, RolloutEngine
+from rlctl.runtime.rollout.loop import EngineLoop
+from rlctl.runtime.rollout.requests import Completion, Decoding, Request, next_key
+from rlctl.runtime.workers.dispatch import Dispatch, Worker, dispatch
+
+
+@dataclass(frozen=True)
+class JudgeSpec:
+    """Model, engine and limits of a judge."""
+
+    model: schema.Model
+    rollout: schema.Rollout
+    max_prompt_length: int
+    max_response_length: int
+    seed: int
+
+
+class JudgeWorker(Worker):
+    """Engine with a frozen model, and its server, each on a thread of its own."""
+
+    def __init__(self, rank_info: RankInfo, spec: JudgeSpec) -> None:
+        self.spec = spec
+        model = with_local_path(spec.model)
+        self.tokenizer = tokenizer_of(model)
+        dtype = compute_dtype(model, rank_info.device)
+        engine_spec = EngineSpec(
+            model=model,
+            rollout=spec.rollout,
+            dtype=dtype,
+            rank_info=rank_info,
+            max_length=spec.max_prompt_length + spec.max_response_length,
+            seed=spec.seed,
+        )
+        engine: RolloutEngine = load("engines", spec.rollout.name).from_spec(engine_spec, None)
+        self.engine = engine
+        engine.load_weights(load_model(model, "policy", dtype, spec.seed).named_parameters())
+        self.decoding = Decoding(0.0, 1.0, -1, stop_token_ids(self.tokenizer, model.path))
+        self.loop = EngineLoop(engine, rank_info.num_threads)
+        self.replies = itertools.count()
+        self._server: asyncio.AbstractEventLoop | None = None
+        self._stop = asyncio.Event()
+
+    @dispatch(Dispatch.EACH)
+    def serve(self, keys: list[str], one_host: bool) -> list[str]:
+        """Start the server of each rank, which accepts its key; return their base URLs.
+
+        With `one_host` only processes of this machine can reach it.
+        """
+        (key,) = keys
+        host = LOOPBACK if one_host else socket.gethostbyname(socket.gethostname())
+        started, found = threading.Event(), list[str]()
+
+        async def run() -> None:
+            self._server = asyncio.get_running_loop()
+            async with Endpoint(host) as endpoint:
+                endpoint.open(self, key)
+                found.append(endpoint.base_url)
+                started.set()
+                await self._stop.wait()
+
+        thread = threading.Thread(target=lambda: asyncio.run(run()), daemon=True)
+        thread.start()
+        started.wait()
+        return found
+
+    async def complete(self, request: ChatRequest) -> ChatReply:
+        """Continue a conversation greedily: see `Session`."""
+        try:
+            ids = encode_prompt(self.tokenizer, request.messages)
+        except ConfigError as error:
+            raise ApiError(400, str(error), param="messages") from None
+        if not 0 < len(ids) <= self.spec.max_prompt_length:
+            raise ApiError(
+                400,
+                f"the prompt has {len(ids)} tokens, more than reward.judge.rollout.prompt_length="
+                f"{self.spec.max_prompt_length}",
+                "context_length_exceeded",
+            )
+        limit = min(self.spec.max_response_length, request.max_tokens or 2**31)
+        completion = await self._generate(ids, limit)
+        text = self.tokenizer.decode(completion.response_ids.tolist(), skip_special_tokens=True)
+        assert isinstance(text, str), "one response is decoded"
+        written = len(completion.response_ids)
+        number = next(self.replies)
+        return ChatReply(number, text, Turn(text), completion.finish, len(ids), written)
+
+    async def _generate(self, ids: list[int], limit: int) -> Completion:
+        own = asyncio.get_running_loop()
+        future: asyncio.Future[Completion] = own.create_future()
+
+        def deliver(result: Completion | Exception) -> None:
+            own.call_soon_threadsafe(settle, result)
+
+        def settle(result: Completion | Exception) -> None:
+            if future.done():  # its request was cancelled
+                return
+            if isinstance(result, Exception):
+                future.set_exception(ApiError(500, f"{type(result).__name__}: {result}"))
+            else:
+                future.set_result(result)
+
+        request = Request(next_key(), torch.tensor(ids), self.decoding, (limit,), (0,))
+        self.loop.submit([request], deliver)
+        return await future
+
+    def close(self) -> None:
+        """Stop the server. The threads are daemons, and requests in progress are lost."""
+        if self._server is not None:
+            self._server.call_soon_threadsafe(self._stop.set)
+        if self.loop.idle:
+            self.loop.close()
+            self.engine.close()
