@@ -2,10 +2,10 @@
 
 import json
 import runpy
-import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from threading import Thread
 
 import pytest
 import ray
@@ -13,6 +13,7 @@ import ray
 from rlctl.runtime.workers.trace import TraceSpec
 from rlctl.workers import Dispatch, ResourcePool, Worker, dispatch, session, spawn
 from tests.architecture.source import ROOT
+from tests.e2e.debug_client import DebugClient
 
 EXAMPLES = ROOT / "docs" / "examples" / "workers"
 
@@ -49,27 +50,41 @@ def test_ppo_runs_with_critic_and_reward_model(tmp_path: Path):
     assert first["score"] != 0
 
 
-class Stopping(Worker):
+class Doubling(Worker):
     """A worker that somebody debugs."""
 
     @dispatch(Dispatch.BROADCAST)
-    def stop(self, seconds: float) -> float:
-        sys.breakpointhook = lambda: time.sleep(seconds)
+    def double(self, number: int) -> int:
         breakpoint()
-        return seconds
+        return 2 * number
 
 
 @pytest.mark.slow
-def test_a_process_in_a_breakpoint_may_exceed_the_time_limit_and_is_traced(tmp_path: Path):
+def test_a_worker_in_the_debugger_may_exceed_the_time_limit(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    pytest.importorskip("debugpy")
+    frames: list[str] = []
+
+    def debug() -> None:
+        client = DebugClient(tmp_path / "pool-0.log")
+        frames.extend(client.frames())
+        while "time limits are off" not in caplog.text:
+            time.sleep(0.1)
+        client.resume()
+
     with ResourcePool(1, logs=tmp_path) as pool:
-        worker = spawn(Stopping, pool)
+        worker = spawn(Doubling, pool)
         pool.start_trace(TraceSpec(stacks=False, memory=False, shapes=False))
         limits = pool.pool.spec
         pool.pool.spec = replace(limits, call_timeout_s=1.0)
-        assert worker.stop(3.0) == 3.0
+        debugger = Thread(target=debug)
+        debugger.start()
+        assert worker.double(21) == 42
+        debugger.join()
         pool.pool.spec = limits
         (file,) = pool.write_trace(tmp_path / "traces" / "pool")
-    assert (tmp_path / "pool-0.breakpoint").exists()
+    assert frames[0] == "double"
     assert file.name == "pool-0.json"
     names = [event.get("name") for event in json.loads(file.read_text())["traceEvents"]]
-    assert "Stopping.stop" in names
+    assert "Doubling.double" in names
