@@ -148,6 +148,7 @@ def test_only_processes_of_the_run_are_listed(monkeypatch: pytest.MonkeyPatch) -
     for command, expected in [
         ("ray::Process.call", True),
         ("ray::IDLE", False),
+        ("ray::DashboardAgent", False),
         ("python /x/ray/dashboard/agent.py --port 1", False),
         ("python -m rlctl.runtime.rewards.worker_process", True),
     ]:

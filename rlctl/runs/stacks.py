@@ -15,8 +15,11 @@ from rlctl.errors import ConfigError, ConflictError, MissingExtraError, Resource
 from rlctl.runs.run import Run
 
 _SPY_S = 30.0
-# Scripts of Ray itself, beside the workers.
-_RAY_SCRIPTS = ("/ray/dashboard/", "/ray/_private/", "/ray/autoscaler/")
+# Ray itself, beside the workers: titles of processes, and folders of scripts.
+_RAY = (
+    *("ray::IDLE", "ray::DashboardAgent", "ray::RuntimeEnvAgent"),
+    *("/ray/dashboard/", "/ray/_private/", "/ray/autoscaler/"),
+)
 _REFUSED = ("Permission Denied", "Operation not permitted")
 
 
@@ -92,7 +95,7 @@ def stacks(pid: int) -> str:
 
 def _is_python(process: psutil.Process, command: str) -> bool:
     """Return True for Python, without Ray's own scripts and idle workers."""
-    if "ray::IDLE" in command or any(script in command for script in _RAY_SCRIPTS):
+    if any(each in command for each in _RAY):
         return False
     return command.startswith("ray::") or Path(process.exe()).name.startswith("python")
 
