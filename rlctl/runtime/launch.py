@@ -16,6 +16,7 @@ from rlctl.recipes import schema
 from rlctl.runs.record import Last, recorded_end
 from rlctl.runs.run_dir import RunDir
 from rlctl.runs.sync import run_info
+from rlctl.runtime.algorithms.base import Needs
 from rlctl.runtime.build import build_reward, build_roles, with_episodes
 from rlctl.runtime.checkpoint.remote_copy import keep_remote_copy
 from rlctl.runtime.cluster.inline import InlinePool
@@ -57,7 +58,7 @@ def train(
     seed_all(config.trainer.seed)
     with ExitStack() as stack:
         run, on_checkpoint = _open_run(plan, start, on_end, stack)
-        trackers = _load_trackers(config.trainer, run)
+        trackers = _load_trackers(config, run)
         stack.enter_context(recorded_end(trackers.finish))
         stack.enter_context(_oom_event(run))
         _start_trackers(trackers, run, plan, start.resume_step if start is not None else 0)
@@ -77,6 +78,7 @@ def train(
             with_episodes(config, plan.tokenizer, roles, num_ranks, first, logs, show, reward)
         )
         collector = _collector(plan)
+        generates = Needs.GROUPS in plan.algorithm.needs  # responses to learn from
         state = restore(start, plan.algorithm, collector, roles, on_phase)
         trackers.begin()
         run.update(state="running", total_steps=plan.num_steps)
@@ -84,6 +86,8 @@ def train(
             algorithm=plan.algorithm,
             roles=roles,
             collector=collector,
+            max_staleness=config.async_training.max_staleness if generates else 0,
+            engines_apart=plan.rollout_pool is not None,
             validator=plan.validator,
             tokenizer=plan.tokenizer,
             trackers=trackers,
@@ -228,12 +232,14 @@ def _first_rank(plan: Plan) -> RankInfo:
     )
 
 
-def _load_trackers(trainer: schema.Trainer, run: RunDir) -> Trackers:
-    tracking = trainer.tracking
+def _load_trackers(config: schema.Config, run: RunDir) -> Trackers:
+    trainer, tracking = config.trainer, config.trainer.tracking
+    # The policy that generates differs from the trainer's on purpose.
+    mismatch = None if config.async_training.max_staleness else trainer.mismatch.warn
     timeouts = TrackerTimeouts(
         tracking.queue_size, tracking.start_s, tracking.call_s, tracking.finish_s
     )
-    limits = Limits(**trainer.alarms.model_dump(), rollout_mismatch=trainer.mismatch.warn)
+    limits = Limits(**trainer.alarms.model_dump(), rollout_mismatch=mismatch)
     alarms = Alarms(limits, metric_rows(run.metrics))
     params = trainer.tracking.params
     return Trackers.load(trainer.logger, run.event, timeouts, alarms, params)

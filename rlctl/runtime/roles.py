@@ -52,6 +52,14 @@ class Actor(LearningRole, Protocol):
         """
         ...
 
+    def publish_weights(self) -> None:
+        """Let `update_weights` load the weights of this moment until the next call.
+
+        For training beside generation. Engines in the trainer's own processes need no copy: there,
+        nothing learns between `update_weights` and `generate_sequences`.
+        """
+        ...
+
     def generate_sequences(
         self, prompts: Prompts, seed: int, validate: bool = False, greedy: bool = False
     ) -> Rollouts:
@@ -123,6 +131,10 @@ class DelegatingActor(Actor):
     def update_weights(self) -> None:
         """See `Actor`."""
         self.actor.update_weights()
+
+    def publish_weights(self) -> None:
+        """See `Actor`."""
+        self.actor.publish_weights()
 
     def generate_sequences(
         self, prompts: Prompts, seed: int, validate: bool = False, greedy: bool = False

@@ -29,6 +29,7 @@ from rlctl.recipes.schema.reward import CustomRewardFunction, Reward
 from rlctl.recipes.schema.sweep import Sweep
 from rlctl.recipes.schema.trainer import (
     Alarms,
+    AsyncTraining,
     KeepBest,
     Mismatch,
     Placement,
@@ -49,6 +50,7 @@ __all__ = [
     "AgentTimeouts",
     "Alarms",
     "Algorithm",
+    "AsyncTraining",
     "Config",
     "Critic",
     "CustomRewardFunction",
@@ -89,5 +91,6 @@ class Config(Section):
     reward: Reward
     algorithm: Algorithm
     trainer: Trainer
+    async_training: AsyncTraining
     ray_kwargs: RayKwargs
     sweep: Sweep

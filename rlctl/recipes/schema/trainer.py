@@ -1,4 +1,4 @@
-"""Sections `trainer` and `ray_kwargs`: duration, frequencies, placement, timeouts, Ray."""
+"""Sections `trainer`, `async_training`, `ray_kwargs`: duration, placement, timeouts, Ray."""
 
 from __future__ import annotations
 
@@ -227,6 +227,18 @@ class Trainer(Section):
     tracking: Tracking
     placement: Placement
     timeouts: Timeouts
+
+
+class AsyncTraining(Section):
+    """Section `async_training`: training beside generation."""
+
+    max_staleness: Annotated[int, Field(ge=0, le=1)] = Field(
+        description="steps that rollouts are generated ahead of learning; 0 = in their own step, "
+        "1 = under the weights of the step before"
+    )
+    schedule: Literal["fixed"] = Field(
+        description="fixed = the step decides which weights generate a rollout, not the clock"
+    )
 
 
 class RayInit(Section):

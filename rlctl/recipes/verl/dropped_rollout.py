@@ -230,7 +230,11 @@ TRAINER: tuple[Rule, ...] = (
     needs("distillation.enabled", missing.DISTILLATION, _OFF),
     depends("distillation.*", "distillation is off"),
     needs("{teacher,actor_rollout_ref.teacher}.*", missing.DISTILLATION),
-    needs("{async_training,rollout}.*", missing.ASYNC),
+    needs(
+        "{async_training.{require_batches,trigger_parameter_sync_step,staleness_threshold,"
+        "partial_rollout,use_trainer_do_validate},rollout.*}",
+        missing.ASYNC,
+    ),
     needs(
         "{trainer.ref_update_freq,trainer.log_freq,algorithm.dpo_beta,algorithm.sppo_eta,"
         "actor_rollout_ref.actor.sppo_eta}",

@@ -34,9 +34,9 @@ PROFILER = Feature(
     "use torch's: trainer.profile.steps=[2] (docs/debugging.md)",
 )
 ASYNC = Feature(
-    "asynchronous training (one step off, fully async, separate trainer and rollouter) is not "
-    "supported",
-    "a pool of rollout engines is trainer.placement.rollout=POOL; steps stay synchronous",
+    "fully asynchronous training is not supported",
+    "async_training.max_staleness=1 trains one step off; trainer.placement.rollout=POOL gives the "
+    "rollout engines devices of their own",
 )
 DISTILLATION = Feature(
     "on-policy distillation from a teacher is not supported", "remove the teacher's keys"

@@ -40,7 +40,12 @@ from rlctl.runtime.algorithms.policy_losses.base import (
     load_policy_loss,
 )
 from rlctl.runtime.algorithms.policy_losses.gpg import gpg
-from rlctl.runtime.algorithms.ppo_checks import check_bypass, check_group_size, check_program
+from rlctl.runtime.algorithms.ppo_checks import (
+    check_anchor,
+    check_bypass,
+    check_group_size,
+    check_program,
+)
 from rlctl.runtime.algorithms.rollout_mismatch import SampledTokens
 from rlctl.runtime.algorithms.schedule import Schedule
 from rlctl.runtime.algorithms.stats import experience_metrics, spread
@@ -90,6 +95,7 @@ class PPO:
         check_program(rollout, estimator)
         correction = Correction.from_config(algorithm.rollout_correction)
         check_bypass(algorithm, estimator, correction)
+        check_anchor(config.async_training, algorithm.rollout_correction)
         policy_loss = load_policy_loss(actor.policy_loss.loss_mode, actor.policy_loss.params)
         if correction.reinforce:
             policy_loss = TokenLoss(gpg)

@@ -21,6 +21,19 @@ def check_bypass(algorithm: schema.Algorithm, estimator: Estimator, correction: 
         )
 
 
+def check_anchor(asynchronous: schema.AsyncTraining, correction: schema.RolloutCorrection) -> None:
+    """Raise ConfigError if stale rollouts have no policy that the update is compared with."""
+    chosen = (correction.rollout_is, correction.rollout_rs, correction.bypass_mode or None)
+    if asynchronous.max_staleness and not any(chosen):
+        raise ConfigError(
+            "an older policy generates the rollouts, and no correction for it is chosen",
+            where=f"async_training.max_staleness={asynchronous.max_staleness}",
+            hint="algorithm.rollout_correction.rollout_is=token weighs each token by the ratio of "
+            "the policies before the update (decoupled PPO), or "
+            "algorithm.rollout_correction.bypass_mode=true clips against the older policy",
+        )
+
+
 def check_group_size(algorithm: schema.Algorithm, estimator: Estimator, n: int) -> None:
     """Raise ConfigError if dynamic sampling is on and `rollout.n` is 1.
 

@@ -61,6 +61,7 @@ class SFT:
             "actor_rollout_ref.actor.ppo_epochs",
             "actor_rollout_ref.actor.shuffle",
             "trainer.mismatch.*",
+            "async_training.*",
             "actor_rollout_ref.rollout.temperature",
         )
         return dict.fromkeys(keys, reason)

@@ -22,6 +22,7 @@ from rlctl.runs.provenance import installed_versions
 from rlctl.runtime.workers.background import WRITING, begin_writing
 
 MANIFEST, STATE, CONFIG = "manifest.json", "state.json", "config.yaml"
+ROLLOUTS = "rollouts"  # folder of `stored_rollouts`, if any
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,9 @@ class ControllerState:
     trackers: dict[str, str] = field(default_factory=dict)
     num_ranks: int = 1
     seeds: dict[str, int] = field(default_factory=dict)
+    # Of rollouts in the checkpoint, which the next step learns from: the step whose weights
+    # generated them, and their metrics. None: the checkpoint has no rollouts.
+    ahead: dict[str, Any] | None = None
 
     def write(self, folder: Path) -> None:
         """Write `state.json` into `folder`, with null for metrics that are not finite."""

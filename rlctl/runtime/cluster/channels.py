@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -12,12 +13,12 @@ from rlctl.recipes import schema
 from rlctl.runtime.cluster.engines import failure_reason
 from rlctl.runtime.cluster.link import Link
 from rlctl.runtime.rank_info import RankInfo
-from rlctl.runtime.rollout.weight_sync import Bucket, WeightChannel, uses_host_memory
+from rlctl.runtime.rollout.weight_sync import Bucket, uses_host_memory
 
 
 def channel(
     rollout: schema.Rollout, engines: dict[int, Any], sync_id: int, rank_info: RankInfo
-) -> WeightChannel:
+) -> StoreChannel:
     """Return the configured channel to `engines` (Ray handles by engine number)."""
     if uses_host_memory(rollout, rank_info.device):
         return StoreChannel(engines, sync_id, rank_info)
@@ -42,7 +43,10 @@ class StoreChannel:
 
     def send(self, bucket: Bucket) -> None:
         """See `WeightChannel`."""
-        stored = ray.put(bucket)
+        self.send_stored(ray.put(bucket))
+
+    def send_stored(self, stored: ray.ObjectRef) -> None:
+        """Send a bucket that is in the object store."""
         self.num_buckets += 1
         self._wait()
         self.in_flight = {
@@ -51,7 +55,7 @@ class StoreChannel:
         }
 
     def close(self, version: int) -> dict[int, str]:
-        """See `WeightChannel`."""
+        """Finish the sync; return the engines lost during it: number -> reason."""
         self._wait()
         self.in_flight = {
             engine.end.remote(self.sync_id, self.num_buckets, version): number
@@ -82,6 +86,41 @@ class StoreChannel:
             reason = f"it did not receive a bucket of weights within {timeout_s:g} s"
             self._mark_failed(self.in_flight[result], reason)
         self.in_flight = {}
+
+
+class PublishingChannel:
+    """Implements `WeightChannel` by keeping all buckets in Ray's object store.
+
+    The trainer continues while engines read them, and a restarted engine gets the same weights.
+    """
+
+    device = "cpu"
+
+    def __init__(self) -> None:
+        self.stored: list[ray.ObjectRef] = []
+
+    def send(self, bucket: Bucket) -> None:
+        """See `WeightChannel`."""
+        self.stored.append(ray.put(bucket))
+
+    def close(self, version: int) -> PublishedWeights:
+        """Return the weights."""
+        return PublishedWeights(self.stored, version)
+
+
+@dataclass(frozen=True)
+class PublishedWeights:
+    """Weights in Ray's object store, from where engines load them at any time."""
+
+    buckets: Sequence[ray.ObjectRef]
+    version: int
+
+    def send(self, to: StoreChannel) -> dict[int, str]:
+        """Send the weights to the engines of the channel `to`; return the lost ones, as it does."""
+        store = StoreChannel(to.engines, to.sync_id, to.rank_info)
+        for bucket in self.buckets:
+            store.send_stored(bucket)
+        return store.close(self.version)
 
 
 @dataclass

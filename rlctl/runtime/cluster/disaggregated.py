@@ -13,20 +13,35 @@ from rlctl.runtime.workers.actor import ActorWorker
 from rlctl.tracking.metrics import Metrics
 
 if TYPE_CHECKING:  # imports Ray
+    from rlctl.runtime.cluster.channels import PublishedWeights
     from rlctl.runtime.cluster.engine_group import EngineGroup
 
 
 class DisaggregatedActor(DelegatingActor):
-    """Actor whose `trainer` learns and whose `engines` generate under the trainer's weights."""
+    """Actor whose `trainer` learns and whose `engines` generate under the trainer's weights.
+
+    Once weights were published, engines generate under the published ones, beside training.
+    """
 
     def __init__(self, trainer: ActorWorker, engines: EngineGroup) -> None:
         super().__init__(trainer)
         self.trainer = trainer
         self.engines = engines
+        self.published: PublishedWeights | None = None
 
     def update_weights(self) -> None:
-        """See `Actor`. The trainer's ranks send their weights to every stale engine."""
-        self.engines.update_weights(self.trainer.send_weights)
+        """See `Actor`. Every stale engine gets the trainer's weights, or the published ones."""
+        published = self.published
+        self.engines.update_weights(
+            self.trainer.send_weights if published is None else published.send
+        )
+
+    def publish_weights(self) -> None:
+        """See `Actor`. Engines must be idle. A restarted engine gets the published weights, too."""
+        from rlctl.runtime.cluster.channels import PublishingChannel
+
+        self.published = self.trainer.send_weights(PublishingChannel())
+        self.engines.mark_stale()
 
     def generate_sequences(
         self, prompts: Prompts, seed: int, validate: bool = False, greedy: bool = False
@@ -45,10 +60,12 @@ class DisaggregatedActor(DelegatingActor):
 
     def update(self, batch: Rollouts, lr: float) -> Metrics:
         """See `Actor`."""
-        self.engines.mark_stale()
+        if self.published is None:
+            self.engines.mark_stale()
         return self.trainer.update(batch, lr)
 
     def load(self, folder: Path) -> None:
         """See `LearningRole`."""
+        self.published = None
         self.engines.mark_stale()
         self.trainer.load(folder)

@@ -13,20 +13,21 @@ import ray
 from rlctl.errors import InternalError, RlctlError
 from rlctl.runs.logs import format_tails
 from rlctl.runtime.batch import Prompts, Rollouts
-from rlctl.runtime.cluster.channels import channel
+from rlctl.runtime.cluster.channels import StoreChannel, channel
 from rlctl.runtime.cluster.engines import Engine, EngineProcesses, Request, failure_reason
 from rlctl.runtime.cluster.pool import PoolSpec, gather, nodes_of
 from rlctl.runtime.rollout.requests import Completion, Slice
 from rlctl.runtime.rollout.requests import Request as TurnRequest
 from rlctl.runtime.rollout.sampling_params import max_in_flight, num_requests
-from rlctl.runtime.rollout.weight_sync import WeightChannel
 from rlctl.runtime.workers.dispatch import join, split
 from rlctl.runtime.workers.rollout import RolloutSpec
 from rlctl.tracking.tracker import Event
 
 logger = logging.getLogger(__name__)
 
-SendWeights = Callable[[WeightChannel], dict[int, str]]  # returns the engines lost, with reasons
+# Returns the engines lost, with reasons; None, the result of `ActorWorker.send_weights` on other
+# ranks than the first, does not occur.
+SendWeights = Callable[[StoreChannel], dict[int, str] | None]
 
 _MAX_FAILURES = 3  # engines that one request may be lost with before the run fails
 _POLL_S = 1.0  # interval at which deadlines are checked
@@ -198,7 +199,7 @@ class EngineGroup:
         loading = {engine: engine.call("load_weights", sync_id, 2 * timeout_s) for engine in stale}
         handles = {engine.number: engine.handle for engine in stale}
         rank_info = replace(self.pool.spec.rank_info, timeout_s=timeout_s)
-        lost = send_weights(channel(self.rollout, handles, sync_id, rank_info))
+        lost = send_weights(channel(self.rollout, handles, sync_id, rank_info)) or {}
         for engine, result in loading.items():
             late = "did not load its weights"
             reason = lost.get(engine.number) or failure_reason(result, timeout_s, late=late)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from threading import Lock
 from typing import Any, Protocol
 
 import ray
@@ -21,8 +22,11 @@ class Gather(Protocol):
 class GroupTransport:
     """Implements `Transport`: the workers of one role, one in each of `processes`."""
 
-    def __init__(self, role: str, processes: list[Any], gather: Gather, balanced: bool) -> None:
+    def __init__(
+        self, role: str, processes: list[Any], gather: Gather, balanced: bool, order: Lock
+    ) -> None:
         self.role = role
+        self.order = order  # of calls from several threads: equal in all processes of a pool
         self.processes = processes
         self.world_size = len(processes)
         self.gather = gather
@@ -39,15 +43,17 @@ class GroupTransport:
             own = self.send_each(method, [(([item], *rest), kwargs) for item in items])
             return [item for each in own for item in each]
         processes = self.processes if mode is Dispatch.BROADCAST else self.processes[:1]
-        results = [process.call.remote(self.role, method, args, kwargs) for process in processes]
+        with self.order:
+            results = [each.call.remote(self.role, method, args, kwargs) for each in processes]
         return self.gather(results, f"{self.role}.{method}")[0]
 
     def send_each(self, method: str, calls: Sequence[Arguments]) -> list[Any]:
         """See `Transport`. Raises the errors of `send`."""
-        results = [
-            process.call.remote(self.role, method, args, kwargs)
-            for process, (args, kwargs) in zip(self.processes, calls, strict=True)
-        ]
+        with self.order:
+            results = [
+                process.call.remote(self.role, method, args, kwargs)
+                for process, (args, kwargs) in zip(self.processes, calls, strict=True)
+            ]
         return self.gather(results, f"{self.role}.{method}")
 
     def _send_split(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import ray
@@ -75,6 +76,7 @@ class RayPool(Pool):
     def __init__(self, spec: PoolSpec) -> None:
         self.spec = spec
         self.group = reserve(spec)
+        self.order = Lock()
         self.processes = [self._start(rank) for rank in range(spec.num_processes)]
         one_host = ray.util.get_node_ip_address() == "127.0.0.1"  # a cluster that rlctl started
         address = self._gather(
@@ -98,7 +100,9 @@ class RayPool(Pool):
         """See `Pool`. Returns a handle of the group."""
         built = [process.build.remote(role, worker, *args, **kwargs) for process in self.processes]
         self._gather(built, f"building {role}", self.spec.start_timeout_s)
-        transport = GroupTransport(role, self.processes, self.gather, self.spec.balanced)
+        transport = GroupTransport(
+            role, self.processes, self.gather, self.spec.balanced, self.order
+        )
         return bind(worker, transport)
 
     def gather(self, results: list[ray.ObjectRef], what: str) -> list[Any]:

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 
 from rlctl.recipes import schema
-from rlctl.recipes.roles import needed_roles
+from rlctl.recipes.roles import needed_roles, rollout_pool
 from rlctl.runtime.algorithms.base import Needs
 
 _MANY_RESPONSES = 100_000  # per step; DAPO's 512 prompts × 16 responses are 8,192
@@ -28,6 +28,11 @@ def unusual_values(config: schema.Config, needs: Needs) -> Iterator[str]:
                 f"{role.section}.optim.lr={lr:g} overwrites the weights: AdamW moves each weight "
                 "by up to this much in an update; 1e-7 to 1e-3 are usual"
             )
+    if config.async_training.max_staleness and rollout_pool(trainer.placement, needs) is None:
+        yield (
+            "async_training.max_staleness=1 saves no time without engines of their own, which "
+            "trainer.placement.rollout=POOL gives: generation and training take turns"
+        )
     address = config.ray_kwargs.ray_init.address or os.environ.get("RAY_ADDRESS")
     if trainer.nnodes > 1 and address is None:
         yield (

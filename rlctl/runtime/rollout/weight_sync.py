@@ -10,7 +10,7 @@ import math
 import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol, Self
+from typing import Any, Protocol, Self, TypeVar
 
 import numpy as np
 import torch
@@ -18,6 +18,8 @@ from torch import Tensor
 
 from rlctl.errors import ConfigError, RlctlError
 from rlctl.recipes import schema
+
+T = TypeVar("T", covariant=True)  # result of a channel
 
 _WIDTH = 1024  # columns of the matrix whose row and column sums enter the checksum
 
@@ -129,7 +131,7 @@ class BucketHeader:
         )
 
 
-class WeightChannel(Protocol):
+class WeightChannel(Protocol[T]):
     """Transport of buckets to engines. Only the trainer's first rank may use it."""
 
     device: str  # on which buckets must be
@@ -138,11 +140,8 @@ class WeightChannel(Protocol):
         """Send a bucket; return once the next one may be built (few are in flight)."""
         ...
 
-    def close(self, version: int) -> dict[int, str]:
-        """Finish the sync of weights of `version` (see `Completion`).
-
-        Returns the engines lost during it: number -> reason.
-        """
+    def close(self, version: int) -> T:
+        """Finish the weights of `version` (see `Completion`); return what the channel is for."""
         ...
 
 

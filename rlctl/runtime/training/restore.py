@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from rlctl.runtime.algorithms.base import Algorithm
-from rlctl.runtime.checkpoint.store import ControllerState
+from rlctl.runtime.checkpoint.store import ROLLOUTS, ControllerState
+from rlctl.runtime.checkpoint.stored_rollouts import read_rollouts
 from rlctl.runtime.roles import Roles
 from rlctl.runtime.training.collector import Collector
+from rlctl.runtime.training.rollout_source import Collected
 from rlctl.runtime.training.trainer import TrainerState
 from rlctl.runtime.workers.rng import set_rng_state
 
@@ -59,4 +61,8 @@ def restore(
     algorithm.load_state_dict(state.algorithm)
     collector.load_state_dict(state.loader, state.step)
     set_rng_state(state.rng)
-    return TrainerState(state.step, state.skipped_in_a_row, new_run=start.run is None)
+    ahead: Collected | None = None
+    if state.ahead is not None:
+        rollouts = read_rollouts(start.checkpoint / ROLLOUTS, collector.loader.prompts.rows)
+        ahead = Collected(state.step + 1, scored=rollouts, **state.ahead)
+    return TrainerState(state.step, state.skipped_in_a_row, ahead, new_run=start.run is None)

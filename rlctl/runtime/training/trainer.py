@@ -9,6 +9,7 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 
 import torch
 from transformers import PreTrainedTokenizerBase
@@ -21,11 +22,13 @@ from rlctl.runtime.algorithms.stats import rollout_metrics
 from rlctl.runtime.batch import Scored
 from rlctl.runtime.checkpoint.saver import Saver
 from rlctl.runtime.checkpoint.store import ControllerState
+from rlctl.runtime.checkpoint.stored_rollouts import write_rollouts
 from rlctl.runtime.roles import Roles
 from rlctl.runtime.training.clock import Clock
 from rlctl.runtime.training.collector import Collector
 from rlctl.runtime.training.mismatch import CheckedActor, RolloutMismatch, record_mismatch
 from rlctl.runtime.training.profile import StepProfiler
+from rlctl.runtime.training.rollout_source import Collected, InStep, OneStepAhead, RolloutSource
 from rlctl.runtime.training.step_metrics import length_metrics, speed_metrics
 from rlctl.runtime.training.stopping import Stopping
 from rlctl.runtime.training.timed_roles import timed_roles
@@ -45,6 +48,8 @@ class RunContext:
     algorithm: Algorithm
     roles: Roles
     collector: Collector
+    max_staleness: int  # steps that rollouts are ahead of learning
+    engines_apart: bool  # the rollout engines have a pool of their own
     validator: Validator | None
     tokenizer: PreTrainedTokenizerBase
     trackers: Trackers
@@ -65,6 +70,7 @@ class TrainerState:
 
     step: int = 0  # the last step that is done
     skipped_in_a_row: int = 0  # steps with skipped updates, up to and including `step`
+    ahead: Collected | None = None  # rollouts that step `step` + 1 learns from
     new_run: bool = True  # False for a resumed run, which has validated its checkpoint already
 
 
@@ -77,7 +83,7 @@ class Trainer:
         self.state = state
         self.clock = Clock(context.on_phase)
         self.roles = timed_roles(context.roles, self.clock)
-        if config.mismatch.halt is not None:
+        if config.mismatch.halt is not None and not context.max_staleness:
             checked = CheckedActor(self.roles.actor, config.mismatch.halt)
             self.roles = replace(self.roles, actor=checked)
         self.saver = Saver(
@@ -87,6 +93,24 @@ class Trainer:
             config.timeouts.stop_s, logger.info, context.run.stop_request, context.end_by
         )
         self.skipped_in_a_row = state.skipped_in_a_row
+        self.source = self._source()
+
+    def _source(self) -> RolloutSource:
+        """Return the source of rollouts, one step ahead if that is configured."""
+        context, state = self.context, self.state
+        if not context.max_staleness:
+            return InStep(context.collector, self.roles, state.ahead)
+        # The last step's checkpoint has the rollouts of the next one, in case the run is extended.
+        last = context.num_steps + (self.config.save_freq > 0)
+        return OneStepAhead(
+            context.collector,
+            context.roles,
+            self.roles,
+            beside=context.engines_apart,
+            last=last,
+            weights=state.step,
+            ahead=state.ahead,
+        )
 
     def run(self) -> None:
         """Validate, then train step by step; validate, save and report as configured.
@@ -124,8 +148,10 @@ class Trainer:
         try:
             # "adv" is the controller's own work, between the calls of roles
             with self.context.profiler.step(step), self.clock.phase("adv"):
-                scored, filter_metrics = self.context.collector.collect(self.roles, step)
+                scored, filter_metrics = self.source.take(step)
                 learned = self.context.algorithm.learn(scored, self.roles, step)
+            with self.clock.phase("wait_rollouts"):
+                filter_metrics = filter_metrics | self.source.end_step(step)
         except RolloutMismatch as error:
             raise record_mismatch(error, step, self.context.run) from None
         seconds = time.perf_counter() - begin
@@ -134,7 +160,8 @@ class Trainer:
         metrics |= self._report_oom_retries(step)
         metrics |= to_floats(rollout_metrics(scored, self.context.max_response_length))
         metrics |= self._dump(step, scored)
-        metrics |= speed_metrics(self.clock.take(), scored, seconds, self.context.num_devices)
+        phases = self.clock.take() | self.source.seconds
+        metrics |= speed_metrics(phases, scored, seconds, self.context.num_devices)
         metrics |= length_metrics(scored, self.context.num_ranks)
         return metrics | {
             "training/global_step": step,
@@ -157,7 +184,7 @@ class Trainer:
         """Copy the state to memory; `Saver` writes it while the next step runs."""
         begin = time.perf_counter()
         self.context.on_phase("save_checkpoint")
-        record = self.context.run.record
+        record, ahead = self.context.run.record, self.source.ahead
         state = ControllerState(
             step=step,
             run=record.id,
@@ -169,9 +196,15 @@ class Trainer:
             trackers=dict(record.trackers),
             num_ranks=self.context.num_devices,
             seeds=dict(record.seeds),
+            ahead=ahead and {"weights": ahead.weights, "metrics": ahead.metrics},
         )
-        self.saver.begin(state)
+        self.saver.begin(state, ahead and self._writer(ahead.scored))
         return {"timing_s/save_checkpoint": time.perf_counter() - begin}
+
+    def _writer(self, rollouts: Scored) -> Callable[[Path], None]:
+        """Return the function that writes rollouts to a folder of a checkpoint."""
+        prompts = self.context.collector.loader.prompts.rows
+        return lambda folder: write_rollouts(folder, rollouts, prompts)
 
     def _dump(self, step: int, scored: Scored) -> dict[str, float]:
         """Write the step's responses to `trainer.rollout_data_dir`, if that is set."""

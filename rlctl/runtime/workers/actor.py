@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Collection, Generator, Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from torch import Tensor
 
@@ -39,6 +40,8 @@ from rlctl.runtime.rollout.weight_sync import WeightChannel, to_buckets
 from rlctl.runtime.workers.dispatch import Dispatch, dispatch
 from rlctl.runtime.workers.learner import Learner, LearningWorker
 from rlctl.tracking.metrics import Metrics
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -137,6 +140,10 @@ class ActorWorker(LearningWorker, Actor):
             self.engine.load_weights(merged_parameters(self.policy.hf))
             self.engine_is_stale = False
 
+    @dispatch(Dispatch.RANK_ZERO)
+    def publish_weights(self) -> None:
+        """See `Actor`."""
+
     @dispatch(Dispatch.SPLIT)
     def generate_sequences(
         self, prompts: Prompts, seed: int, validate: bool = False, greedy: bool = False
@@ -169,15 +176,15 @@ class ActorWorker(LearningWorker, Actor):
         self.engine_is_stale = self._ready_engine().sleep()
 
     @dispatch(Dispatch.BROADCAST)
-    def send_weights(self, channel: WeightChannel) -> dict[int, str]:
-        """Send the current weights, in compute dtype, to engines in other processes.
+    def send_weights(self, channel: WeightChannel[T]) -> T | None:
+        """Send the current weights, in compute dtype, to a channel and return its result.
 
-        Collective; rank 0 sends. Returns the reason for each engine that was lost, by number.
+        Collective; rank 0 sends, and the other ranks return None.
         """
         parameters = merged_parameters(self.policy.hf)
         if self.rank_info.rank > 0:
             deque(parameters, maxlen=0)
-            return {}
+            return None
         dtype = compute_dtype(self.spec.model, self.rank_info.device)
         megabytes = self.spec.sampling.rollout.checkpoint_engine.update_weights_bucket_megabytes
         for bucket in to_buckets(parameters, dtype, megabytes * 2**20, channel.device):

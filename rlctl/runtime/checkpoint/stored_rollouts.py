@@ -1,0 +1,76 @@
+"""Rollouts in a checkpoint: tensors as safetensors, the rest as JSON; nothing is unpickled."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from rlctl.data_prep.rows import PromptRow
+from rlctl.errors import ConfigError
+from rlctl.runtime.batch import Ragged, Scored
+from rlctl.tracking.episodes import Episode
+
+_TENSORS, _REST = "tensors.safetensors", "rest.json"
+_ROW, _EPISODE = "row", "episode"  # numbers (B,) of the objects that rows of the batch share
+
+
+def write_rollouts(folder: Path, scored: Scored, prompts: Sequence[PromptRow]) -> None:
+    """Write B scored rollouts into the new `folder`; their rows are among `prompts`."""
+    number_of = {id(prompt): number for number, prompt in enumerate(prompts)}
+    episodes = list({id(each): each for each in scored.episodes}.values())
+    number_of_episode = {id(each): number for number, each in enumerate(episodes)}
+    tensors: dict[str, Tensor] = {
+        _ROW: torch.tensor([number_of[id(row)] for row in scored.rows]),
+        _EPISODE: torch.tensor([number_of_episode[id(each)] for each in scored.episodes]),
+    }
+    rest: dict[str, Any] = {"episodes": [asdict(each) for each in episodes], "components": []}
+    for each in fields(scored):
+        value = getattr(scored, each.name)
+        if isinstance(value, Ragged):
+            tensors |= {f"{each.name}.values": value.values, f"{each.name}.lengths": value.lengths}
+        elif isinstance(value, Tensor):
+            tensors[each.name] = value
+        elif isinstance(value, dict):
+            rest[each.name] = list(value)
+            tensors |= {f"{each.name}.{name}": part for name, part in value.items()}
+        elif value is not None and each.name not in ("rows", "episodes"):
+            rest[each.name] = value
+    folder.mkdir()
+    save_file({name: each.clone() for name, each in tensors.items()}, folder / _TENSORS)
+    (folder / _REST).write_text(json.dumps(rest))
+
+
+def read_rollouts(folder: Path, prompts: Sequence[PromptRow]) -> Scored:
+    """Return what `write_rollouts` wrote, with rows from the same `prompts`.
+
+    Raises ConfigError for files of another format.
+    """
+    try:
+        tensors = load_file(folder / _TENSORS)
+        rest: dict[str, Any] = json.loads((folder / _REST).read_text())
+        episodes = [Episode.from_dict(each) for each in rest.pop("episodes")]
+        values: dict[str, Any] = {
+            "rows": [prompts[i] for i in tensors.pop(_ROW).tolist()],
+            "episodes": [episodes[i] for i in tensors.pop(_EPISODE).tolist()],
+            "components": {name: tensors.pop(f"components.{name}") for name in rest["components"]},
+        }
+        values |= {name: value for name, value in rest.items() if name not in values}
+        for name in list(tensors):
+            field, _, part = name.partition(".")
+            if part == "values":
+                values[field] = Ragged(tensors[name], tensors[f"{field}.lengths"])
+            elif not part:
+                values[field] = tensors[name]
+        return Scored(**values)
+    except (OSError, ValueError, TypeError, KeyError, IndexError) as error:
+        raise ConfigError(
+            f"the rollouts of a checkpoint cannot be read: {type(error).__name__}: {error}",
+            where=str(folder),
+        ) from error

@@ -1,0 +1,162 @@
+"""Where the rollouts of a step come from: collected in the step, or one step ahead of it.
+
+One step off: the rollouts of step k + 1 are generated under the weights that step k − 1 left, while
+step k learns. The schedule is a function of the step alone, so a run is repeatable whatever the
+speed of engines and trainer, and without engines of their own it is the same, one after the other.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Protocol
+
+from rlctl.runtime.batch import Scored
+from rlctl.runtime.roles import Roles
+from rlctl.runtime.training.clock import Clock
+from rlctl.runtime.training.collector import Collector
+from rlctl.runtime.training.timed_roles import timed_roles
+
+
+@dataclass(frozen=True, eq=False)
+class Collected:
+    """Rollouts that `step` learns from, and their metrics.
+
+    They were generated under the weights that step `weights` left; 0: the initial ones.
+    """
+
+    step: int
+    weights: int
+    scored: Scored
+    metrics: dict[str, float]
+
+
+class RolloutSource(Protocol):
+    """Source of the rollouts of a run, one step after another.
+
+    `ahead` are rollouts that are collected and that no step has learned from. `seconds` are those
+    by phase of the last collection that ran beside a step.
+    """
+
+    ahead: Collected | None
+    seconds: dict[str, float]
+
+    def take(self, step: int) -> tuple[Scored, dict[str, float]]:
+        """Return the rollouts that `step` learns from, and metrics."""
+        ...
+
+    def end_step(self, step: int) -> dict[str, float]:
+        """Wait for what was begun beside the learning of `step`; return metrics.
+
+        Afterwards the engines are idle and `update_weights` loads the weights that `step` left.
+        """
+        ...
+
+
+class InStep(RolloutSource):
+    """Rollouts that are collected in their own step, under its weights.
+
+    A run that was one step ahead may have left some in its checkpoint.
+    """
+
+    def __init__(self, collector: Collector, roles: Roles, ahead: Collected | None) -> None:
+        self.collector = collector
+        self.roles = roles
+        self.ahead = ahead
+        self.seconds = {}
+
+    def take(self, step: int) -> tuple[Scored, dict[str, float]]:
+        """See `RolloutSource`."""
+        left, self.ahead = self.ahead, None
+        return (left.scored, left.metrics) if left else self.collector.collect(self.roles, step)
+
+    def end_step(self, step: int) -> dict[str, float]:  # noqa: ARG002
+        """See `RolloutSource`."""
+        return {}
+
+
+class OneStepAhead(RolloutSource):
+    """Rollouts that are collected while the step before theirs learns.
+
+    `roles` are not timed. `timed` are those of the trainer, whose clock counts the time that it
+    waits. `beside`: the engines have a pool of their own, so that a thread can use them. `last` is
+    the last step to collect for.
+    """
+
+    def __init__(
+        self,
+        collector: Collector,
+        roles: Roles,
+        timed: Roles,
+        *,
+        beside: bool,
+        last: int,
+        weights: int,
+        ahead: Collected | None,
+    ) -> None:
+        self.collector = collector
+        self.clock = Clock(lambda _: None)
+        self.roles = timed_roles(roles, self.clock)
+        self.timed = timed
+        self.beside = beside
+        self.last = last
+        self.weights = weights  # the step that left the published weights
+        self.ahead = ahead
+        self.seconds = {}
+        self._next: Future[Collected] | None = None
+        self._began = time.perf_counter()
+        timed.actor.publish_weights()
+
+    def take(self, step: int) -> tuple[Scored, dict[str, float]]:
+        """See `RolloutSource`. Begins to collect for the next step."""
+        now = self.ahead or self._collect(step)
+        assert now.step == step, f"rollouts of step {now.step} in step {step}"
+        self.ahead, self._began = None, time.perf_counter()
+        if step < self.last:
+            self._next = self._begin(step + 1)
+        staleness = float(step - 1 - now.weights)
+        return now.scored, now.metrics | {
+            "async/staleness/mean": staleness,
+            "async/staleness/max": staleness,
+        }
+
+    def end_step(self, step: int) -> dict[str, float]:
+        """See `RolloutSource`."""
+        metrics: dict[str, float] = {}
+        learned = time.perf_counter()
+        if self._next is not None:
+            self.ahead = self._next.result()
+            self._next = None
+            now = time.perf_counter()
+            total = max(now - self._began, 1e-9)
+            metrics = {
+                "async/trainer_idle": (now - learned) / total,
+                "async/engines_idle": max(0.0, 1 - sum(self.seconds.values()) / total),
+            }
+        self.timed.actor.publish_weights()
+        self.weights = step
+        return metrics
+
+    def _begin(self, step: int) -> Future[Collected]:
+        """Collect for `step`, in a thread if the engines can be used beside the trainer."""
+        result: Future[Collected] = Future()
+
+        def run() -> None:
+            try:
+                result.set_result(self._collect(step))
+            except BaseException as error:
+                result.set_exception(error)
+
+        if self.beside:  # a daemon: after an error of the trainer nothing waits for it
+            threading.Thread(target=run, name=f"rollouts-{step}", daemon=True).start()
+        else:
+            run()
+        return result
+
+    def _collect(self, step: int) -> Collected:
+        weights = self.weights
+        scored, metrics = self.collector.collect(self.roles, step)
+        self.seconds = self.clock.take()
+        return Collected(step, weights, scored, metrics)

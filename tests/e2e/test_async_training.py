@@ -1,0 +1,68 @@
+"""One step off: the same run again, after a resume, and with engines beside the trainer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rlctl.__main__ import main
+from tests.e2e.command import reproducible, rlctl
+
+AHEAD = [
+    *("async_training.max_staleness=1", "algorithm.rollout_correction.rollout_is=token"),
+    *("actor_rollout_ref.rollout.n=2", "actor_rollout_ref.actor.optim.lr=1e-3"),
+    *("trainer.total_training_steps=4", "trainer.test_freq=4"),
+]
+
+
+def train(name: str, settings: list[str], cwd: Path, *words: str) -> Path:
+    """Train with GRPO and return the run."""
+    rlctl("train", "grpo", "--name", name, *settings, *AHEAD, *words, cwd=cwd)
+    return cwd / "runs" / "quickstart" / name
+
+
+def steps(run: Path) -> list[dict[str, float]]:
+    """Return the metrics that the seed determines, without shares of time."""
+    times = ("async/trainer_idle", "async/engines_idle")
+    rows = reproducible(run)
+    return [{name: row[name] for name in row if name not in times} for row in rows]
+
+
+def test_run_one_step_off_is_exact(settings: list[str], tmp_path: Path) -> None:
+    """Train twice; continue the second run from its second checkpoint."""
+    save = "trainer.save_freq=1"
+    first = train("first", settings, tmp_path, "--inline")
+    second = train("second", settings, tmp_path, "--inline", save)
+    rows = steps(first)
+    assert steps(second) == rows
+    assert [row["async/staleness/mean"] for row in rows if "async/staleness/mean" in row] == [
+        *(0.0, 1.0, 1.0, 1.0)
+    ]
+    # The importance weights are 1 only where the trainer's policy generated the rollouts.
+    weights = [abs(row["rollout_corr/kl"]) for row in rows if "rollout_corr/kl" in row]
+    assert weights[0] < 1e-6 < min(weights[1:])
+    rlctl("resume", second, "--from-step", 2, "--inline", cwd=tmp_path)
+    assert steps(second) == rows
+
+
+def test_engines_beside_the_trainer_change_nothing(settings: list[str], tmp_path: Path) -> None:
+    apart = ["trainer.placement.rollout=engines", "trainer.placement.pools={main: 1, engines: 1}"]
+    together = steps(train("together", settings, tmp_path, "--inline"))
+    beside = steps(train("beside", [*settings, *apart], tmp_path))
+    assert [row["step"] for row in beside] == [row["step"] for row in together]
+    for one, other in zip(together, beside, strict=True):
+        same = [name for name in one if name in other and not name.startswith("global_seqlen/")]
+        assert len(same) > 40 or one["step"] == 0
+        assert {name: other[name] for name in same} == pytest.approx(
+            {name: one[name] for name in same}, abs=1e-5
+        )
+
+
+def test_stale_rollouts_need_a_chosen_correction(
+    settings: list[str], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    command = ["train", "grpo", "--dry-run", *settings, f"trainer.run_dir={tmp_path}"]
+    assert main([*command, "async_training.max_staleness=1"]) == 3
+    assert "rollout_is=token weighs each token" in capfd.readouterr().err
+    assert main([*command, "async_training.max_staleness=2"]) == 3

@@ -1,0 +1,113 @@
+"""Order of generation, learning and weights, in the step and one step ahead."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any, cast
+
+import pytest
+
+from rlctl.errors import RlctlError
+from rlctl.runtime.roles import Roles
+from rlctl.runtime.training.rollout_source import Collected, InStep, OneStepAhead
+
+
+class Log:
+    """Collector and roles that note each call; the weights are the last step that learned."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+        self.weights = self.published = 0
+        self.fail_at = 0
+        self.gate: threading.Event | None = None  # generation waits for it
+        self.actor = self
+        self.critic_role = self.reference_role = self.reward = None
+
+    def publish_weights(self) -> None:
+        self.published = self.weights
+
+    def collect(self, roles: Roles, step: int) -> tuple[Any, dict[str, float]]:
+        del roles
+        weights = self.published
+        if self.gate is not None:
+            assert self.gate.wait(60)
+        if step == self.fail_at:
+            raise RlctlError("no engine is left")
+        self.calls.append(f"{step} by {weights}")
+        return f"rollouts {step}", {}
+
+    def learn(self, step: int) -> None:
+        self.calls.append(f"learn {step}")
+        self.weights = step
+
+
+def ahead(log: Log, *, beside: bool = False, last: int = 4, **state: Any) -> OneStepAhead:
+    each = cast(Any, log)
+    start = {"weights": 0, "ahead": None} | state
+    return OneStepAhead(each, each, each, beside=beside, last=last, **start)
+
+
+def run(log: Log, source: Any, first: int, last: int) -> list[float]:
+    """Return the staleness of each step."""
+    staleness: list[float] = []
+    for step in range(first, last + 1):
+        rollouts, metrics = source.take(step)
+        assert rollouts == f"rollouts {step}"
+        staleness.append(metrics.get("async/staleness/mean", 0.0))
+        log.learn(step)
+        source.end_step(step)
+    return staleness
+
+
+@pytest.mark.parametrize("beside", [False, True])
+def test_rollouts_are_generated_under_the_weights_before_the_step_that_learns(beside: bool) -> None:
+    log = Log()
+    assert run(log, ahead(log, beside=beside), 1, 4) == [0.0, 1.0, 1.0, 1.0]
+    generated = [call for call in log.calls if not call.startswith("learn")]
+    assert generated == ["1 by 0", "2 by 0", "3 by 1", "4 by 2"]
+
+
+def test_generation_runs_beside_learning() -> None:
+    log = Log()
+    source = ahead(log, beside=True)
+    source.take(1)
+    log.gate = threading.Event()
+    log.learn(1)
+    source.end_step(1)
+    source.take(2)
+    log.learn(2)  # while the rollouts of step 3 wait for the gate
+    log.gate.set()
+    metrics = source.end_step(2)
+    assert log.calls[-2:] == ["learn 2", "3 by 1"]
+    assert 0 <= metrics["async/trainer_idle"] <= 1
+    assert 0 <= metrics["async/engines_idle"] <= 1
+
+
+def test_resumed_schedule_is_the_uninterrupted_one() -> None:
+    whole, first, second = Log(), Log(), Log()
+    run(whole, ahead(whole), 1, 4)
+    before = ahead(first, last=3)
+    run(first, before, 1, 2)
+    assert before.ahead is not None
+    second.weights = 2
+    after = ahead(second, weights=2, ahead=before.ahead)
+    assert run(second, after, 3, 4) == [1.0, 1.0]
+    assert [*first.calls, *second.calls] == whole.calls
+
+
+def test_failed_generation_raises_at_the_end_of_the_step_beside_it() -> None:
+    log = Log()
+    log.fail_at = 2
+    source = ahead(log, beside=True)
+    source.take(1)
+    log.learn(1)
+    with pytest.raises(RlctlError, match="no engine is left"):
+        source.end_step(1)
+
+
+def test_rollouts_in_a_checkpoint_are_learned_from_when_the_run_stays_in_step() -> None:
+    log = Log()
+    left = Collected(3, 1, cast(Any, "rollouts 3"), {})
+    source = InStep(cast(Any, log), cast(Any, log), left)
+    run(log, source, 3, 4)
+    assert log.calls == ["learn 3", "4 by 0", "learn 4"]
