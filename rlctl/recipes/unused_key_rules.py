@@ -183,7 +183,6 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(("trainer.mismatch.halt",), ((f"{_CORRECTION}.bypass_mode", _is(True)),)),
     Rule(("trainer.mismatch.*",), (("async_training.max_staleness", _positive),)),
-    Rule(("async_training.schedule",), (("async_training.max_staleness", _is(0)),)),
     Rule(
         (f"{_CORRECTION}.rollout_rs_threshold*",),
         ((f"{_CORRECTION}.rollout_rs", _is(None)),),

@@ -78,7 +78,6 @@ def train(
             with_episodes(config, plan.tokenizer, roles, num_ranks, first, logs, show, reward)
         )
         collector = _collector(plan)
-        generates = Needs.GROUPS in plan.algorithm.needs  # responses to learn from
         state = restore(start, plan.algorithm, collector, roles, on_phase)
         trackers.begin()
         run.update(state="running", total_steps=plan.num_steps)
@@ -86,7 +85,7 @@ def train(
             algorithm=plan.algorithm,
             roles=roles,
             collector=collector,
-            max_staleness=config.async_training.max_staleness if generates else 0,
+            max_staleness=_max_staleness(plan),
             engines_apart=plan.rollout_pool is not None,
             validator=plan.validator,
             tokenizer=plan.tokenizer,
@@ -121,6 +120,12 @@ def _collector(plan: Plan) -> Collector:
         config.data.gen_batch_size,
         config.reward.failed == "drop",
     )
+
+
+def _max_staleness(plan: Plan) -> int:
+    """Return the steps that rollouts may be ahead; 0 for an algorithm that generates none."""
+    generates = Needs.GROUPS in plan.algorithm.needs
+    return plan.config.async_training.max_staleness if generates else 0
 
 
 def _open_run(

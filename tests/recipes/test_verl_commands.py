@@ -182,7 +182,7 @@ def test_setting_that_changes_the_result_is_refused(override: str, works: str) -
         (["reward_model.reward_manager=batch"], "score whole batches"),
         (["reward_model.model.update=before", "data.filter_accuracy=true"], "PRIME"),
         (["global_profiler.tool=nsys"], "profilers"),
-        (["async_training.x=1"], "asynchronous training"),
+        (["async_training.staleness_threshold=0.1"], "asynchronous training"),
         (["distillation.enabled=true"], "distillation"),
         ([f"{ROLLOUT}.name=trtllm"], "TensorRT-LLM"),
         (["data.custom_cls.path=a.py"], "dataset classes"),

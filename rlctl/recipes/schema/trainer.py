@@ -236,9 +236,6 @@ class AsyncTraining(Section):
         description="steps that rollouts are generated ahead of learning; 0 = in their own step, "
         "1 = under the weights of the step before"
     )
-    schedule: Literal["fixed"] = Field(
-        description="fixed = the step decides which weights generate a rollout, not the clock"
-    )
 
 
 class RayInit(Section):

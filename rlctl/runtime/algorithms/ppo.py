@@ -40,12 +40,7 @@ from rlctl.runtime.algorithms.policy_losses.base import (
     load_policy_loss,
 )
 from rlctl.runtime.algorithms.policy_losses.gpg import gpg
-from rlctl.runtime.algorithms.ppo_checks import (
-    check_anchor,
-    check_bypass,
-    check_group_size,
-    check_program,
-)
+from rlctl.runtime.algorithms.ppo_checks import check_settings
 from rlctl.runtime.algorithms.rollout_mismatch import SampledTokens
 from rlctl.runtime.algorithms.schedule import Schedule
 from rlctl.runtime.algorithms.stats import experience_metrics, spread
@@ -91,11 +86,8 @@ class PPO:
         algorithm, actor = config.algorithm, config.actor_rollout_ref.actor
         rollout = config.actor_rollout_ref.rollout
         estimator = load_estimator(algorithm.adv_estimator, algorithm.adv_estimator_params)
-        check_group_size(algorithm, estimator, rollout.n)
-        check_program(rollout, estimator)
         correction = Correction.from_config(algorithm.rollout_correction)
-        check_bypass(algorithm, estimator, correction)
-        check_anchor(config.async_training, algorithm.rollout_correction)
+        check_settings(config, estimator, correction)
         policy_loss = load_policy_loss(actor.policy_loss.loss_mode, actor.policy_loss.params)
         if correction.reinforce:
             policy_loss = TokenLoss(gpg)

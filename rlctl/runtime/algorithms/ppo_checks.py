@@ -10,7 +10,18 @@ from rlctl.runtime.algorithms.base import Needs
 from rlctl.runtime.algorithms.correction import Correction
 
 
-def check_bypass(algorithm: schema.Algorithm, estimator: Estimator, correction: Correction) -> None:
+def check_settings(config: schema.Config, estimator: Estimator, correction: Correction) -> None:
+    """Raise ConfigError for settings that contradict each other."""
+    algorithm, rollout = config.algorithm, config.actor_rollout_ref.rollout
+    _check_group_size(algorithm, estimator, rollout.n)
+    _check_program(rollout, estimator)
+    _check_bypass(algorithm, estimator, correction)
+    _check_anchor(config.async_training, algorithm.rollout_correction)
+
+
+def _check_bypass(
+    algorithm: schema.Algorithm, estimator: Estimator, correction: Correction
+) -> None:
     """Raise ConfigError if bypass mode skips log-probs that the estimator needs."""
     if correction.bypass and Needs.SUM_PI_SQUARED in estimator.needs:
         raise ConfigError(
@@ -21,7 +32,7 @@ def check_bypass(algorithm: schema.Algorithm, estimator: Estimator, correction: 
         )
 
 
-def check_anchor(asynchronous: schema.AsyncTraining, correction: schema.RolloutCorrection) -> None:
+def _check_anchor(asynchronous: schema.AsyncTraining, correction: schema.RolloutCorrection) -> None:
     """Raise ConfigError if stale rollouts have no policy that the update is compared with."""
     chosen = (correction.rollout_is, correction.rollout_rs, correction.bypass_mode or None)
     if asynchronous.max_staleness and not any(chosen):
@@ -34,7 +45,7 @@ def check_anchor(asynchronous: schema.AsyncTraining, correction: schema.RolloutC
         )
 
 
-def check_group_size(algorithm: schema.Algorithm, estimator: Estimator, n: int) -> None:
+def _check_group_size(algorithm: schema.Algorithm, estimator: Estimator, n: int) -> None:
     """Raise ConfigError if dynamic sampling is on and `rollout.n` is 1.
 
     An estimator that compares responses takes the score of a single one as its advantage, as in
@@ -56,7 +67,7 @@ def check_group_size(algorithm: schema.Algorithm, estimator: Estimator, n: int) 
         )
 
 
-def check_program(rollout: schema.Rollout, estimator: Estimator) -> None:
+def _check_program(rollout: schema.Rollout, estimator: Estimator) -> None:
     """Raise ConfigError if an agent program, with any number of rows, needs a row per response."""
     if rollout.agent.program is not None and Needs.GREEDY_BASELINE in estimator.needs:
         raise ConfigError(

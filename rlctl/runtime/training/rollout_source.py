@@ -1,4 +1,4 @@
-"""Where the rollouts of a step come from: collected in the step, or one step ahead of it.
+"""Sources of a step's rollouts: collected in the step, or one step ahead of it.
 
 One step off: the rollouts of step k + 1 are generated under the weights that step k − 1 left, while
 step k learns. The schedule is a function of the step alone, so a run is repeatable whatever the
