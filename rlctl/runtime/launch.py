@@ -58,9 +58,7 @@ def train(
     seed_all(config.trainer.seed)
     with ExitStack() as stack:
         run, on_checkpoint = _open_run(plan, start, on_end, stack)
-        trackers = _load_trackers(config, run)
-        stack.enter_context(recorded_end(trackers.finish))
-        stack.enter_context(_oom_event(run))
+        trackers = _load_trackers(config, run, stack)
         _start_trackers(trackers, run, plan, start.resume_step if start is not None else 0)
         watchdog = _watchdog(config.trainer, run)
 
@@ -140,6 +138,7 @@ def _open_run(
         run = open_run(plan.recipe, plan.config, start, inputs)
         on_checkpoint = stack.enter_context(keep_remote_copy(run, plan.config.trainer))
         stack.enter_context(recorded_end(partial(_close, run, time.monotonic(), on_end)))
+    stack.enter_context(_oom_event(run))
     return run, on_checkpoint
 
 
@@ -237,7 +236,8 @@ def _first_rank(plan: Plan) -> RankInfo:
     )
 
 
-def _load_trackers(config: schema.Config, run: RunDir) -> Trackers:
+def _load_trackers(config: schema.Config, run: RunDir, stack: ExitStack) -> Trackers:
+    """Return the trackers of a run; `stack` reports its end to them."""
     trainer, tracking = config.trainer, config.trainer.tracking
     # The policy that generates differs from the trainer's on purpose.
     mismatch = None if config.async_training.max_staleness else trainer.mismatch.warn
@@ -247,7 +247,9 @@ def _load_trackers(config: schema.Config, run: RunDir) -> Trackers:
     limits = Limits(**trainer.alarms.model_dump(), rollout_mismatch=mismatch)
     alarms = Alarms(limits, metric_rows(run.metrics))
     params = trainer.tracking.params
-    return Trackers.load(trainer.logger, run.event, timeouts, alarms, params)
+    trackers = Trackers.load(trainer.logger, run.event, timeouts, alarms, params)
+    stack.enter_context(recorded_end(trackers.finish))
+    return trackers
 
 
 def _start_trackers(trackers: Trackers, run: RunDir, plan: Plan, resume_step: int) -> None:

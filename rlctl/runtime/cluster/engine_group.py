@@ -25,8 +25,7 @@ from rlctl.tracking.tracker import Event
 
 logger = logging.getLogger(__name__)
 
-# Returns the engines lost, with reasons; None, the result of `ActorWorker.send_weights` on other
-# ranks than the first, does not occur.
+# Returns the engines lost, with reasons; None occurs on ranks other than the trainer's first.
 SendWeights = Callable[[StoreChannel], dict[int, str] | None]
 
 _MAX_FAILURES = 3  # engines that one request may be lost with before the run fails
