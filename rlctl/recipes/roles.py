@@ -23,6 +23,7 @@ class Role:
     section: str  # section with the role's own settings
     kind: Literal["policy", "backbone"]  # a causal LM, or its trunk with a value head
     worker: str  # class that implements the role on one rank, as "module:Class"
+    model_of: str | None = None  # the model with all its settings; None: `model_key`
     fsdp_key: str | None = None  # section of the sharding settings; None: not sharded
     needed_for: str | None = None  # the `Needs` flag that asks for the role; None: always built
     learns: bool = False  # has an optimizer and a state in checkpoints
@@ -37,7 +38,7 @@ class Role:
 
     def model(self, config: Config) -> Model:
         """Return the section that describes the role's model."""
-        return _lookup(config, self.model_key)
+        return _lookup(config, self.model_of or self.model_key)
 
     def fsdp(self, config: Config) -> FSDP | None:
         """Return the role's sharding settings; None where its model is not sharded."""
@@ -84,7 +85,8 @@ ROLLOUT = Role(
 REFERENCE = Role(
     name="reference",
     pool_key="reference",
-    model_key="actor_rollout_ref.model",
+    model_key="actor_rollout_ref.ref.model",
+    model_of="actor_rollout_ref.reference_model",
     section="actor_rollout_ref.ref",
     kind="policy",
     worker="rlctl.runtime.workers.reference:ReferenceWorker",
@@ -131,7 +133,9 @@ def is_adapter_base(role: Role, config: Config) -> bool:
     """Return whether the actor without its adapters serves `role`, so that no model is loaded."""
     placement = config.trainer.placement
     shared = role.pool(placement) == ACTOR.pool(placement)
-    return role.adapter_base and shared and ACTOR.model(config).lora_rank > 0
+    actor = ACTOR.model(config)
+    is_base = shared and role.adapter_base and role.model(config).path == actor.path
+    return is_base and actor.lora_rank > 0
 
 
 def pool_names(placement: Placement, needs: Flag) -> list[str]:

@@ -13,12 +13,12 @@ from rlctl.recipes.roles import CRITIC, REFERENCE, Role
 class Rule:
     """Patterns of keys without effect if every condition holds.
 
-    `causes` are conditions on the values of keys. The keys of `alike` must have equal values.
+    `causes` are conditions on the values of keys. The keys of each of `alike` have equal values.
     """
 
     keys: tuple[str, ...]
     causes: tuple[tuple[str, Callable[[Any], bool]], ...]
-    alike: tuple[str, ...] = ()
+    alike: tuple[tuple[str, ...], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +132,10 @@ RULES: tuple[Rule, ...] = (
     Rule(
         (f"{_REF}.*",),
         (("actor_rollout_ref.model.lora_rank", _positive),),
-        ("trainer.placement.actor", "trainer.placement.reference"),
+        (
+            ("trainer.placement.actor", "trainer.placement.reference"),
+            ("actor_rollout_ref.model.path", f"{_REF}.model.path"),
+        ),
     ),
     Rule((f"{_ROLLOUT}.free_cache_engine",), (("trainer.placement.rollout", _is_not(None)),)),
     Rule(("trainer.timeouts.rollout_restart_s",), (("trainer.placement.rollout", _is(None)),)),

@@ -6,6 +6,7 @@ import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from fnmatch import fnmatchcase
+from itertools import chain
 from typing import Any
 
 from rlctl import plugins
@@ -79,9 +80,9 @@ def _reasons(
         if (
             _matches(key, rule.keys)
             and all(holds(lookup(container, cause)) for cause, holds in rule.causes)
-            and len({lookup(container, other) for other in rule.alike}) < 2
+            and all(len({lookup(container, key) for key in keys}) < 2 for keys in rule.alike)
         ):
-            causes = [*(cause for cause, _ in rule.causes), *rule.alike]
+            causes = [*(cause for cause, _ in rule.causes), *chain.from_iterable(rule.alike)]
             yield causes, " and ".join(_describe(cause, container, origins) for cause in causes)
 
 

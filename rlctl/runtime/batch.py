@@ -149,7 +149,7 @@ class Batch:
 
     def __len__(self) -> int:
         """Return the number of rows B."""
-        raise NotImplementedError
+        return len(getattr(self, dataclasses.fields(self)[0].name))
 
     def select(self, index: Tensor) -> Self:
         """Copy the rows at `index` (N,) int64; pickling a view would send the entire batch."""
@@ -163,10 +163,8 @@ class Batch:
     @staticmethod
     def concat(batches: Sequence[B]) -> B:
         """Concatenate the rows of batches of the same class, in order."""
-        fields = dataclasses.fields(batches[0])
-        return type(batches[0])(
-            **{f.name: _join([getattr(b, f.name) for b in batches]) for f in fields}
-        )
+        kind, fields = type(batches[0]), dataclasses.fields(batches[0])
+        return kind(**{f.name: _join([getattr(b, f.name) for b in batches]) for f in fields})
 
     def chunk(self, parts: Sequence[Tensor]) -> list[Self]:
         """Return one batch per index tensor (N,) int64 in `parts`; each is a copy."""
@@ -193,8 +191,8 @@ class Batch:
 
     def to(self, device: torch.device | str) -> Self:
         """Return the same batch with all tensors on `device`."""
-        fields = dataclasses.fields(self)
-        return type(self)(**{f.name: _to(getattr(self, f.name), device) for f in fields})
+        names = (f.name for f in dataclasses.fields(self))
+        return type(self)(**{name: _to(getattr(self, name), device) for name in names})
 
 
 @dataclass(frozen=True, eq=False)
@@ -204,10 +202,6 @@ class Prompts(Batch):
     prompt_ids: Ragged  # (B rows) int64
     group: Tensor  # (B,) int64: index of the prompt in its batch
     rows: list[PromptRow] = dataclasses.field(metadata=_LOCAL)  # B; empty on workers
-
-    def __len__(self) -> int:
-        """Return the number of rows B."""
-        return len(self.group)
 
 
 @dataclass(frozen=True, eq=False)
@@ -225,6 +219,7 @@ class Rollouts(Prompts):
     turn: Ragged | None = dataclasses.field(default=None, kw_only=True)
     turn_version: Ragged | None = dataclasses.field(default=None, kw_only=True)
     step_rewards: Ragged | None = dataclasses.field(default=None, kw_only=True)
+    candidates: Ragged | None = dataclasses.field(default=None, kw_only=True)  # (T, K) token ids
     episodes: list[Episode] = dataclasses.field(default_factory=list, kw_only=True, metadata=_LOCAL)
 
     @cached_property
@@ -276,10 +271,8 @@ class LogProbs(Batch):
     log_probs: Ragged  # (B rows) float32
     entropy: Ragged | None  # (B rows) float32, nats
     sum_pi_squared: Ragged | None = None  # (B rows) float32: Σ_v π(v)²
-
-    def __len__(self) -> int:
-        """Return the number of rows B."""
-        return len(self.log_probs)
+    candidates: Ragged | None = None  # (T, K) int64: the most probable tokens, best first
+    candidate_log_probs: Ragged | None = None  # (T, K) float32
 
 
 @dataclass(frozen=True, eq=False)
@@ -290,10 +283,6 @@ class Scores(Batch):
     components: dict[str, Tensor]  # name -> (B,) float32
     failed: Tensor  # (B,) bool
     preds: list[str | None] = dataclasses.field(default_factory=list)  # B, or empty
-
-    def __len__(self) -> int:
-        """Return the number of rows B."""
-        return len(self.scores)
 
     def to_scored(self, rollouts: Rollouts) -> Scored:
         """Attach the scores to the B `rollouts` that they were computed for."""

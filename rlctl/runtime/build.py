@@ -226,9 +226,9 @@ class BaseOfActor(Reference):
 
     actor: Actor
 
-    def compute_log_probs(self, batch: Rollouts) -> LogProbs:
+    def compute_log_probs(self, batch: Rollouts, top_k: int = 0) -> LogProbs:
         """Return the log-probs of the response tokens under the base model."""
-        return self.actor.compute_base_log_probs(batch)
+        return self.actor.compute_base_log_probs(batch, top_k)
 
     def pop_oom_retries(self) -> list[OomRetry]:
         """Return an empty list: the actor reports its own OOM retries."""
@@ -270,7 +270,7 @@ def _rollout_spec(config: schema.Config, tokenizer: PreTrainedTokenizerBase) -> 
 def _reference_spec(config: schema.Config, algorithm: Algorithm) -> ReferenceSpec:
     actor_rollout = config.actor_rollout_ref
     return ReferenceSpec(
-        model=actor_rollout.model,
+        model=REFERENCE.model(config),
         ref=actor_rollout.ref,
         temperature=training_temperature(algorithm.needs, actor_rollout.rollout),
         seed=config.trainer.seed,

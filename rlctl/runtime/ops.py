@@ -214,6 +214,12 @@ def log_probs_from_logits(logits: Tensor, targets: Tensor, temperature: float = 
     return log_probs_and_entropy(logits, targets, temperature, with_entropy=False)[0]
 
 
+def log_probs_of(logits: Tensor, ids: Tensor, temperature: float = 1.0) -> Tensor:
+    """Return log softmax(logits/τ) of K tokens: logits (T, V), `ids` (T, K) int64 -> (T, K)."""
+    z = _scaled(logits, temperature)
+    return z.gather(-1, ids) - z.logsumexp(-1, keepdim=True)
+
+
 @torch.no_grad()
 def sum_of_squared_probs(logits: Tensor, temperature: float = 1.0) -> Tensor:
     """Return Σ_v π(v)²: logits (T, V) -> (T,), without a graph.

@@ -75,8 +75,8 @@ class Actor(LearningRole, Protocol):
         """Return log-probs and entropies of the response tokens under the current weights."""
         ...
 
-    def compute_base_log_probs(self, batch: Rollouts) -> LogProbs:
-        """Return log-probs with the LoRA adapters disabled, without entropies.
+    def compute_base_log_probs(self, batch: Rollouts, top_k: int = 0) -> LogProbs:
+        """Return log-probs with the LoRA adapters disabled, as `Reference` does.
 
         Without adapters these are the policy's own log-probs.
         """
@@ -95,10 +95,13 @@ class Actor(LearningRole, Protocol):
 
 
 class Reference(ModelRole, Protocol):
-    """The frozen policy of the KL penalty."""
+    """The frozen policy of the KL penalty, or a teacher."""
 
-    def compute_log_probs(self, batch: Rollouts) -> LogProbs:
-        """Return the log-probs of the response tokens, without entropies."""
+    def compute_log_probs(self, batch: Rollouts, top_k: int = 0) -> LogProbs:
+        """Return the log-probs of the response tokens, without entropies.
+
+        Also the `top_k` most probable tokens at each position, and their log-probs.
+        """
         ...
 
 
@@ -146,9 +149,9 @@ class DelegatingActor(Actor):
         """See `Actor`."""
         return self.actor.compute_log_probs(batch)
 
-    def compute_base_log_probs(self, batch: Rollouts) -> LogProbs:
+    def compute_base_log_probs(self, batch: Rollouts, top_k: int = 0) -> LogProbs:
         """See `Actor`."""
-        return self.actor.compute_base_log_probs(batch)
+        return self.actor.compute_base_log_probs(batch, top_k)
 
     def update(self, batch: Rollouts, lr: float) -> Metrics:
         """See `Actor`."""

@@ -45,6 +45,7 @@ MAY_CATCH_EVERYTHING = {
 # Names of plug-ins that are also words with another meaning.
 ALSO_A_WORD = {
     "auto": "trainer.device and the like have an `auto` of their own",
+    "distill": "a command and a recipe",
     "dpo": "a command and a recipe",
     "grpo": "a command and a recipe",
     "kl": "the state of the KL controller in a checkpoint",

@@ -10,6 +10,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from rlctl.recipes.compose import compose
+from rlctl.runtime.algorithms.distill import Graded
 from rlctl.runtime.algorithms.pair_losses import PairParams, pair_rows
 from rlctl.runtime.algorithms.ppo import PPO
 from rlctl.runtime.batch import Experience, Ragged, Rollouts, Scored
@@ -31,7 +32,7 @@ LOSS = (
     "actor_rollout_ref.actor.grad_clip=1000",
     "critic.grad_clip=1000",
 )
-RECIPES = ("online_dpo", "raft")  # roles of the actor with another algorithm than PPO
+RECIPES = ("distill", "online_dpo", "raft")  # roles of the actor with another algorithm than PPO
 Cut = tuple[int, int]  # ranks, micro-batches
 
 
@@ -89,6 +90,14 @@ def rows_of(role: str) -> Rollouts:
         now, ref = batch.old_log_probs.select(first), batch.ref_log_probs.select(first)
         pairs = torch.tensor([[0, 1], [3, 2], [5, 4], [4, 3]])
         return pair_rows(Scored(**fields).select(first), now, ref, pairs, PairParams())[0]
+    if role == "distill":
+        ids = batch.response_ids
+        fields = {each.name: getattr(batch, each.name) for each in dataclasses.fields(Scored)}
+        draw = torch.Generator().manual_seed(4)
+        teacher = torch.randn(len(ids.values), 3, generator=draw).log_softmax(-1)
+        graded = Graded(**fields, teacher_log_probs=ids.like(teacher))
+        candidates = torch.randint(0, 60, teacher.shape, generator=draw)
+        return dataclasses.replace(graded, candidates=ids.like(candidates))
     if role == "raft":
         return batch.select(torch.tensor([0, 3, 4, 5, 6]))  # an uneven number
     return batch
@@ -113,6 +122,8 @@ def gradient(
             "critic.use_dynamic_bsz=false",
             f"critic.ppo_micro_batch_size_per_gpu={max(1, rows)}",
         ]
+    if role == "distill":
+        sizes.append("actor_rollout_ref.ref.model.path=teacher")
     config = compose(role if role in RECIPES else "ppo", sizes).config
     algorithm = load_algorithm(config, num_steps=1)
     if role == "critic":
@@ -150,6 +161,7 @@ def gradient(
         ("actor", "seq-mean-token-sum-norm"),
         ("actor", "token-sum"),
         ("online_dpo", "token-mean"),
+        ("distill", "token-mean"),
         ("raft", "token-mean"),
     ],
 )
@@ -171,7 +183,7 @@ def gradients_of_cuts(where: RankInfo, model: str, role: str) -> list[torch.Tens
     ]
 
 
-@pytest.mark.parametrize("role", ["actor", "critic", "online_dpo", "raft"])
+@pytest.mark.parametrize("role", ["actor", "critic", "online_dpo", "distill", "raft"])
 def test_two_ranks_do_not_change_the_gradient(model: Path, role: str) -> None:
     """FSDP2 on two gloo ranks against one process, with one and with several micro-batches."""
     whole, _ = gradient(rank_info(), str(model), role, "token-mean", 1)

@@ -11,12 +11,14 @@ from rlctl.data_prep.arithmetic import generate
 from rlctl.data_prep.rows import write_rows
 from tests.e2e.command import metrics, reproducible, rlctl
 from tests.e2e.killed_runs import SCORE, learned
+from tests.models import write_tiny_model
 
 SAMPLED = ["actor_rollout_ref.rollout.n=4", "reward.custom_reward_function.path=score.py"]
 # Recipe -> settings, and a metric that shows that it learned.
 CASES: dict[str, tuple[list[str], str]] = {
     "online_dpo": ([*SAMPLED, "algorithm.params.pairs=random"], "pairs/margin"),
     "raft": ([*SAMPLED, "actor_rollout_ref.actor.shuffle=true"], "raft/kept_score"),
+    "distill": (["actor_rollout_ref.ref.model.path=teacher"], "distill/reverse_kl"),
     "dpo": (["data.train_files=pairs.parquet"], "pairs/accuracy"),
 }
 
@@ -30,6 +32,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         row.extra_info["chosen"] = row.extra_info.pop("answer")
         row.extra_info["rejected"] = "#### 0"
     write_rows(folder / "pairs.parquet", rows)
+    write_tiny_model(folder / "teacher", seed=5)
     return folder
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fnmatch import fnmatchcase
+from itertools import chain
 
 import pytest
 
@@ -31,9 +32,8 @@ def test_rules_name_existing_keys() -> None:
         for pattern in rule.keys:
             assert any(fnmatchcase(key, pattern) for key in keys), pattern
     for rule in RULES:
-        assert all(
-            cause in keys for cause in (*(cause for cause, _ in rule.causes), *rule.alike)
-        ), rule
+        causes = (*(cause for cause, _ in rule.causes), *chain.from_iterable(rule.alike))
+        assert all(cause in keys for cause in causes), rule
     assert all(cause in keys for rule in ROLE_RULES for cause in rule.causes)
 
 

@@ -21,6 +21,7 @@ _VERBS = {
     "sft": "supervised fine-tuning",
     "dpo": "DPO",
     "online_dpo": "online DPO",
+    "distill": "on-policy distillation",
     "raft": "rejection sampling (RAFT)",
 }
 

@@ -90,6 +90,7 @@ _VERBS = {
     "sft": "Fine-tune on the reference solutions of the data (supervised).",
     "dpo": "Train on preference pairs of the data with DPO, IPO or SimPO; nothing is sampled.",
     "online_dpo": "Train with DPO on pairs of the policy's own responses, scored by the reward.",
+    "distill": "Distill a teacher (actor_rollout_ref.ref.model.path) on own responses.",
     "raft": "Fine-tune on the best of the policy's own responses (rejection sampling).",
 }
 

@@ -22,6 +22,7 @@ from rlctl.recipes.schema.policy import (
     Optim,
     PolicyLoss,
     Ref,
+    RefModel,
     Rollout,
     ValKwargs,
 )
@@ -69,6 +70,7 @@ __all__ = [
     "RayInit",
     "RayKwargs",
     "Ref",
+    "RefModel",
     "Reward",
     "Rollout",
     "RolloutCorrection",

@@ -227,9 +227,25 @@ class Rollout(Section):
     agent: Agent
 
 
-class Ref(Section):
-    """The frozen reference policy."""
+class RefModel(Section):
+    """Model of the reference; further settings are those of the actor's model."""
 
+    path: Text = Field(
+        description="model of the reference or teacher: folder, address, hub name, or `quickstart`"
+    )
+    tokenizer_path: Text | None = Field(
+        description="its tokenizer, which must be the actor's; null = the model's"
+    )
+    trust_remote_code: bool = Field(description="run Python code of the model's repository")
+    override_config: dict[str, Any] = Field(
+        description="values that replace those of the model's config.json"
+    )
+
+
+class Ref(Section):
+    """The frozen reference policy, or the teacher of a distillation."""
+
+    model: RefModel
     log_prob_micro_batch_size_per_gpu: Count | None = Field(
         description="rows per pass of the reference; null = by token budget"
     )
@@ -249,3 +265,11 @@ class ActorRolloutRef(Section):
     actor: Actor
     rollout: Rollout
     ref: Ref
+
+    @property
+    def reference_model(self) -> Model:
+        """The reference's model, the actor's initial one unless `ref.model` names another."""
+        settings = dict(self.ref.model)
+        if self.ref.model.path != self.model.path:
+            settings |= {"init": "auto", "lora_rank": 0}
+        return self.model.model_copy(update=settings)

@@ -163,7 +163,7 @@ TRAINING: tuple[Rule, ...] = (
     no_effect("critic.enable", "the critic is built if algorithm.adv_estimator needs values"),
     only("critic.loss_scale_factor", (None,), "it is data.max_response_length"),
     no_effect("critic.nccl_timeout", "timeouts are in trainer.timeouts"),
-    only("actor_rollout_ref.ref.model*", _EMPTY, "the reference is the actor's initial model"),
+    only("actor_rollout_ref.ref.model", _EMPTY, "null is the actor's initial model"),
 )
 
 MODEL: tuple[Rule, ...] = (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 from rlctl.data_prep.arithmetic import ArithmeticParams, arithmetic
 from rlctl.data_prep.arithmetic_pairs import arithmetic_pairs
@@ -12,6 +13,8 @@ from rlctl.data_prep.rows import PromptRow, write_rows
 from rlctl.quickstart import NAME, real_path
 from rlctl.recipes import schema
 from rlctl.recipes.roles import CRITIC
+
+M = TypeVar("M", schema.Model, schema.RefModel)
 
 FOLDER = ".quickstart"
 _DATA: dict[str, Callable[[], dict[str, list[PromptRow]]]] = {
@@ -39,7 +42,7 @@ def resolve(config: schema.Config, root: Path) -> schema.Config:
                 }
             ),
             "actor_rollout_ref": actor_rollout.model_copy(
-                update={"model": _model(actor_rollout.model)}
+                update={"model": _model(actor_rollout.model), "ref": _ref(actor_rollout.ref)}
             ),
             CRITIC.section: critic.model_copy(update={"model": _model(critic.model)}),
         }
@@ -58,7 +61,11 @@ def write_data(config: schema.Config, root: Path) -> None:
             write_rows(files[split], rows)
 
 
-def _model(model: schema.Model) -> schema.Model:
+def _ref(ref: schema.Ref) -> schema.Ref:
+    return ref.model_copy(update={"model": _model(ref.model)})
+
+
+def _model(model: M) -> M:
     """Replace the names of bundled models in the paths of model and tokenizer."""
     tokenizer_path = model.tokenizer_path and real_path(model.tokenizer_path)
     return model.model_copy(

@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutput
 
 from rlctl.runtime.model.sequences import Sequences
-from rlctl.runtime.ops import log_probs_and_entropy, sum_of_squared_probs
+from rlctl.runtime.ops import log_probs_and_entropy, log_probs_of, sum_of_squared_probs
 
 # Maximum elements of logits in memory (1 GiB in fp32); larger ones are processed in chunks that are
 # recomputed in the backward pass.
@@ -31,6 +31,8 @@ class PolicyOutputs:
     log_probs: Tensor  # (T,)
     entropy: Tensor | None  # (T,), nats
     sum_pi_squared: Tensor | None = None  # (T,): Σ_v π(v)², without a gradient
+    candidates: Tensor | None = None  # (T, K): those of the sequences, or the most probable tokens
+    candidate_log_probs: Tensor | None = None  # (T, K)
 
 
 def run_backbone(backbone: nn.Module, sequences: Sequences) -> BaseModelOutput:
@@ -74,44 +76,54 @@ class PolicyModel(nn.Module):
         self.temperature = temperature
 
     def forward(
-        self, sequences: Sequences, with_entropy: bool = False, with_squares: bool = False
+        self,
+        sequences: Sequences,
+        with_entropy: bool = False,
+        with_squares: bool = False,
+        top_k: int = 0,
     ) -> PolicyOutputs:
-        """Return log-probs, and optionally entropies and Σ_v π(v)², (T_response,) each."""
+        """Return log-probs, and optionally entropies and Σ_v π(v)², (T_response,) each.
+
+        Also the log-probs of the sequences' candidates, or those of the `top_k` most probable
+        tokens, (T_response, K).
+        """
         output = run_backbone(self.hf.get_decoder(), sequences)
         hidden = predicting(output, sequences)
         output = _with_hidden_states(output, None)  # those of other positions are not kept
-        chunk = max(1, MAX_LOGITS // self.hf.config.get_text_config().vocab_size)
+        vocabulary = self.hf.config.get_text_config().vocab_size
+        chunk, top_k = max(1, MAX_LOGITS // vocabulary), min(top_k, vocabulary)
+        wanted = (with_entropy, with_squares, top_k)
         if len(hidden) <= chunk:
-            return PolicyOutputs(
-                *self._score(output, hidden, sequences.targets, with_entropy, with_squares)
-            )
-        parts = [
-            checkpoint(
-                self._score, output, part, targets, with_entropy, with_squares, use_reentrant=False
-            )
-            for part, targets in zip(
-                hidden.split(chunk), sequences.targets.split(chunk), strict=True
-            )
-        ]
-        log_probs, entropies, squares = zip(*parts, strict=True)
-        return PolicyOutputs(
-            torch.cat(log_probs),
-            torch.cat(entropies) if with_entropy else None,
-            torch.cat(squares) if with_squares else None,
-        )
+            parts = [self._score(output, hidden, sequences.targets, sequences.candidates, *wanted)]
+        else:
+            targets = sequences.targets.split(chunk)
+            given = sequences.candidates
+            candidates = given.split(chunk) if given is not None else [None] * len(targets)
+            parts = [
+                checkpoint(self._score, output, *part, *wanted, use_reentrant=False)
+                for part in zip(hidden.split(chunk), targets, candidates, strict=True)
+            ]
+        log_probs, *others = zip(*parts, strict=True)
+        joined = (torch.cat(each) if each[0] is not None else None for each in others)
+        return PolicyOutputs(torch.cat(log_probs), *joined)
 
     def _score(
         self,
         output: BaseModelOutput,
         hidden: Tensor,
         targets: Tensor,
+        candidates: Tensor | None,
         with_entropy: bool,
         with_squares: bool,
-    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """Score a chunk: hidden (T, H), targets (T,) int64 -> three tensors (T,) or None."""
+        top_k: int,
+    ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
+        """Score a chunk: hidden (T, H), targets (T,) int64 -> the fields of `PolicyOutputs`."""
         logits = self._logits(output, hidden, targets)
         scores = log_probs_and_entropy(logits, targets, self.temperature, with_entropy)
-        return *scores, sum_of_squared_probs(logits, self.temperature) if with_squares else None
+        squares = sum_of_squared_probs(logits, self.temperature) if with_squares else None
+        ids = logits.topk(top_k).indices if top_k else candidates
+        others = log_probs_of(logits, ids, self.temperature) if ids is not None else None
+        return *scores, squares, ids, others
 
     def _logits(self, output: BaseModelOutput, hidden: Tensor, ids: Tensor) -> Tensor:
         """Return the logits (T, V) of last hidden states (T, H).

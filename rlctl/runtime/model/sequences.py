@@ -19,10 +19,13 @@ class Sequences:
     packing: Packing
     predictors: Tensor  # (T_response,) int64
     targets: Tensor  # (T_response,) int64
+    candidates: Tensor | None = None  # (T_response, K) int64: further tokens to score
 
     @classmethod
-    def from_ragged(cls, prompt_ids: Ragged, response_ids: Ragged) -> Sequences:
-        """Pack prompts and responses of B rows.
+    def from_ragged(
+        cls, prompt_ids: Ragged, response_ids: Ragged, candidates: Ragged | None = None
+    ) -> Sequences:
+        """Pack prompts and responses of B rows, with `candidates` (T, K) for response tokens.
 
         Prompts must not be empty: the last prompt token predicts the first response token.
         """
@@ -35,6 +38,7 @@ class Sequences:
             Packing.from_lengths(packed.lengths, packed.values.device),
             predictors,
             response_ids.values,
+            candidates.values if candidates is not None else None,
         )
 
 

@@ -8,10 +8,11 @@ from pathlib import Path
 import torch
 from huggingface_hub import try_to_load_from_cache
 from torch import Tensor
-from transformers import PretrainedConfig
+from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
 from rlctl.errors import ConfigError, Problem
 from rlctl.recipes import schema
+from rlctl.runtime.data.tokenizer import tokenizer_of
 from rlctl.runtime.model.attention import use_rlctl_attention
 from rlctl.runtime.model.fit import check_fit
 from rlctl.runtime.model.load import Kind
@@ -44,6 +45,27 @@ def check_architecture(
     except ConfigError as error:
         problems += error.problems
     return problems
+
+
+def check_tokenizer(
+    model: schema.Model, actors: PreTrainedTokenizerBase, key: str
+) -> list[Problem]:
+    """Return a problem if the tokenizer of `model` has other tokens than the actor's.
+
+    A policy can only give log-probs of another one's responses if the token ids mean the same.
+    """
+    own, others = tokenizer_of(model).get_vocab(), actors.get_vocab()
+    if own == others:
+        return []
+    token = min(own.items() ^ others.items(), key=lambda entry: entry[1])[0]
+    return [
+        Problem(
+            f"the tokenizer of {model.path} is not the actor's: the token {token!r} is "
+            f"{own.get(token, 'missing')} instead of {others.get(token, 'missing')}",
+            key,
+            "a model of the same family; distillation between tokenizers is not supported",
+        )
+    ]
 
 
 def check_weights(model: schema.Model, key: str) -> list[Problem]:

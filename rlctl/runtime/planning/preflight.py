@@ -16,9 +16,10 @@ from rlctl.plugins import load, parse_params
 from rlctl.recipes import schema
 from rlctl.recipes.roles import ACTOR, ROLES, ROLLOUT, needed_roles
 from rlctl.runtime.algorithms.base import Needs
+from rlctl.runtime.data.tokenizer import tokenizer_of
 from rlctl.runtime.model.lora import check_peft
 from rlctl.runtime.planning.devices import Devices
-from rlctl.runtime.planning.model_files import check_architecture
+from rlctl.runtime.planning.model_files import check_architecture, check_tokenizer
 from rlctl.runtime.rollout.weight_sync import uses_host_memory
 from rlctl.storage import local
 
@@ -151,10 +152,13 @@ def check_model(config: schema.Config) -> list[Problem]:
 def check_role_models(config: schema.Config, needs: Flag) -> list[Problem]:
     """Return the problems of models other than the actor's. Raises `ConfigError`."""
     problems: list[Problem] = []
+    actor = ACTOR.model(config)
     for role in needed_roles(config.trainer.placement, needs):
         model, key = role.model(config), f"{role.model_key}.path"
-        if model != ACTOR.model(config):
+        if model != actor:
             problems += check_architecture(model, read_model_config(model, key), role.kind, key)
+        if role.kind == ACTOR.kind and model.path != actor.path:
+            problems += check_tokenizer(model, tokenizer_of(actor), key)
     return problems
 
 

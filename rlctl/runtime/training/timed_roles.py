@@ -100,10 +100,10 @@ class TimedReference(Reference):
         self.wrapped = reference
         self.clock = clock
 
-    def compute_log_probs(self, batch: Rollouts) -> LogProbs:
+    def compute_log_probs(self, batch: Rollouts, top_k: int = 0) -> LogProbs:
         """See `Reference`."""
         with self.clock.phase("ref"):
-            return self.wrapped.compute_log_probs(batch)
+            return self.wrapped.compute_log_probs(batch, top_k)
 
     def pop_oom_retries(self) -> list[OomRetry]:
         """See `ModelRole`."""

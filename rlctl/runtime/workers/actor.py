@@ -204,15 +204,10 @@ class ActorWorker(LearningWorker, Actor):
         return LogProbs(*self.learner.infer(batch, self.infer_budget, forward))
 
     @dispatch(Dispatch.SPLIT)
-    def compute_base_log_probs(self, batch: Rollouts) -> LogProbs:
+    def compute_base_log_probs(self, batch: Rollouts, top_k: int = 0) -> LogProbs:
         """See `Actor`."""
-
-        def forward(sequences: Sequences) -> tuple[Tensor]:
-            return (self.policy(sequences, with_entropy=False).log_probs,)
-
         with without_adapters(self.policy):
-            (log_probs,) = self.learner.infer(batch, self.infer_budget, forward)
-        return LogProbs(log_probs, None)
+            return self.learner.infer_policy(self.policy, batch, self.infer_budget, top_k)
 
     @dispatch(Dispatch.SPLIT)
     def update(self, batch: Rollouts, lr: float) -> Metrics:

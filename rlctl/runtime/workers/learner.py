@@ -19,7 +19,7 @@ from torch import Tensor
 
 from rlctl.recipes import schema
 from rlctl.runtime.algorithms.base import Loss
-from rlctl.runtime.batch import Ragged, Rollouts
+from rlctl.runtime.batch import LogProbs, Ragged, Rollouts
 from rlctl.runtime.budget import Budget, OomRetry, free_memory, is_oom
 from rlctl.runtime.model.causal_lm import PolicyModel, PolicyOutputs, ValueModel
 from rlctl.runtime.model.sequences import Sequences
@@ -119,6 +119,22 @@ class Learner:
             Ragged(torch.cat(parts), lengths).select(back.argsort())
             for parts in zip(*results, strict=True)
         )
+
+    def infer_policy(
+        self, policy: PolicyModel, batch: Rollouts, budget: Budget, top_k: int
+    ) -> LogProbs:
+        """Return log-probs under `policy`, and its `top_k` most probable tokens if that is not 0.
+
+        Rows keep the order of `batch`.
+        """
+
+        def forward(sequences: Sequences) -> tuple[Tensor, ...]:
+            outputs = policy(sequences, top_k=top_k)
+            best = (outputs.candidates, outputs.candidate_log_probs) if top_k else ()
+            return (outputs.log_probs, *best)
+
+        log_probs, *best = self.infer(batch, budget, forward)
+        return LogProbs(log_probs, None, None, *best)
 
     def learn(
         self,
@@ -246,7 +262,7 @@ class Learner:
     def _sequences(self, part: Rollouts) -> Sequences:
         """Pack the rows of a micro-batch; an empty one takes part in collectives with one token."""
         if len(part):
-            return Sequences.from_ragged(part.prompt_ids, part.response_ids)
+            return Sequences.from_ragged(part.prompt_ids, part.response_ids, part.candidates)
         token = Ragged.from_rows([[0]], torch.int64).to(self.rank_info.device)
         return Sequences.from_ragged(token, token)
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from torch import Tensor
-
 from rlctl.recipes import schema
 from rlctl.recipes.roles import REFERENCE
 from rlctl.runtime.batch import LogProbs, Rollouts
@@ -13,7 +11,6 @@ from rlctl.runtime.budget import Budget
 from rlctl.runtime.model.causal_lm import PolicyModel
 from rlctl.runtime.model.load import compute_dtype, load_model, master_dtype
 from rlctl.runtime.model.probe import check_packing
-from rlctl.runtime.model.sequences import Sequences
 from rlctl.runtime.model.sharding import shard
 from rlctl.runtime.rank_info import RankInfo
 from rlctl.runtime.roles import Reference
@@ -23,7 +20,7 @@ from rlctl.runtime.workers.learner import Learner, ModelWorker
 
 @dataclass(frozen=True)
 class ReferenceSpec:
-    """Settings of a reference, whose model is the actor's initial model."""
+    """Settings of a reference."""
 
     model: schema.Model
     ref: schema.Ref
@@ -49,11 +46,6 @@ class ReferenceWorker(ModelWorker, Reference):
         )
 
     @dispatch(Dispatch.SPLIT)
-    def compute_log_probs(self, batch: Rollouts) -> LogProbs:
+    def compute_log_probs(self, batch: Rollouts, top_k: int = 0) -> LogProbs:
         """See `Reference`."""
-
-        def forward(sequences: Sequences) -> tuple[Tensor]:
-            return (self.policy(sequences, with_entropy=False).log_probs,)
-
-        (log_probs,) = self.learner.infer(batch, self.budget, forward)
-        return LogProbs(log_probs, None)
+        return self.learner.infer_policy(self.policy, batch, self.budget, top_k)
