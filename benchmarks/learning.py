@@ -22,7 +22,11 @@ GAINS = {
     "online_dpo": 50.0,
     "raft": 40.0,
     "dpo": 20.0,
+    "distill": 60.0,
 }
+
+
+TAUGHT = ("distill",)  # recipes that need a teacher
 
 
 @dataclass(frozen=True)
@@ -68,11 +72,12 @@ def main() -> int:
 def train(recipe: str, seed: int, test_freq: int, folder: Path) -> Curve:
     """Train a recipe and return its curve."""
     name = f"{recipe}-seed{seed}"
+    more = [] if recipe not in TAUGHT else [f"actor_rollout_ref.ref.model.path={teacher(folder)}"]
     usage = rlctl(
         folder,
         *("train", "ppo" if recipe == "ppo" else "grpo", "--recipe", recipe, "--inline"),
         *("--name", name, f"trainer.seed={seed}", f"data.seed={seed}", "trainer.num_threads=1"),
-        f"trainer.test_freq={test_freq}",
+        *(f"trainer.test_freq={test_freq}", *more),
     )
     lines = (folder / "runs" / "quickstart" / name / "metrics.jsonl").read_text().splitlines()
     rows = [json.loads(line) for line in lines]
@@ -84,6 +89,18 @@ def train(recipe: str, seed: int, test_freq: int, folder: Path) -> Curve:
         if key.startswith("val-core/")
     }
     return Curve(accuracy, sum(seconds) / len(seconds), usage)
+
+
+def teacher(folder: Path) -> Path:
+    """Return the weights of the teacher: the quickstart after 20 steps of PPO, made once."""
+    weights = folder / "runs" / "quickstart" / "teacher" / "checkpoints" / "step_000020"
+    if not weights.exists():
+        rlctl(
+            folder,
+            *("train", "ppo", "--inline", "--name", "teacher", "trainer.num_threads=1"),
+            *("trainer.total_training_steps=20", "trainer.save_freq=20", "trainer.test_freq=20"),
+        )
+    return weights / "huggingface"
 
 
 if __name__ == "__main__":

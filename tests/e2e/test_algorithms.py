@@ -19,6 +19,7 @@ CASES: dict[str, tuple[list[str], str]] = {
     "online_dpo": ([*SAMPLED, "algorithm.params.pairs=random"], "pairs/margin"),
     "raft": ([*SAMPLED, "actor_rollout_ref.actor.shuffle=true"], "raft/kept_score"),
     "distill": (["actor_rollout_ref.ref.model.path=teacher"], "distill/reverse_kl"),
+    "self_distill": (["algorithm.params.loss_mode=forward_kl_topk"], "distill/forward_kl_topk"),
     "dpo": (["data.train_files=pairs.parquet"], "pairs/accuracy"),
 }
 
@@ -41,7 +42,7 @@ def test_two_steps_and_an_exact_resume(recipe: str, folder: Path, settings: list
     more, metric = CASES[recipe]
     settings = [*settings, "data.max_response_length=8", "trainer.save_freq=1", *more]
     settings += ["trainer.val_before_train=false", "actor_rollout_ref.actor.optim.lr=1e-3"]
-    rlctl("train", recipe, "--recipe", recipe, "--inline", "--name", recipe, *settings, cwd=folder)
+    rlctl("train", "ppo", "--recipe", recipe, "--inline", "--name", recipe, *settings, cwd=folder)
     run = folder / "runs" / "quickstart" / recipe
     assert [row["step"] for row in metrics(run)] == [1, 2]
     for row in metrics(run):

@@ -20,7 +20,10 @@ SMALL = [
     *("trainer.critic_warmup=0", "trainer.val_before_train=false", "data.val_files=null"),
 ]
 # Settings without which a recipe has nothing to do in two steps.
-MORE = {"dapo": ["algorithm.filter_groups.max_num_gen_batches=100"]}
+MORE = {
+    "dapo": ["algorithm.filter_groups.max_num_gen_batches=100"],
+    "distill": ["+actor_rollout_ref.ref.model.override_config.rms_norm_eps=0.1"],  # any teacher
+}
 
 
 CONFIGS = {

@@ -15,7 +15,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from rlctl.errors import ConfigError
+from rlctl.log import warn_once
 from rlctl.plugins import Params as PluginParams
 from rlctl.recipes import schema
 from rlctl.runtime.algorithms.aggregate import aggregate, count
@@ -65,32 +65,33 @@ class Distill:
 
     actor: schema.Actor
     params: DistillParams
+    data: schema.Data
+    model: schema.Model
     seed: int
-    width: int
     schedule: Schedule
 
     @classmethod
     def from_config(cls, config: schema.Config, num_steps: int, params: DistillParams) -> Self:
-        """Build the algorithm. Raises ConfigError if the teacher is the policy itself."""
+        """Build the algorithm; `num_steps` is the length of the learning-rate schedule."""
         actor = config.actor_rollout_ref.actor
         cls.check_teacher(config)
         return cls(
             actor=actor,
             params=params,
             seed=sampling_seed(config),
-            width=config.data.max_response_length,
+            data=config.data,
+            model=config.actor_rollout_ref.model,
             schedule=Schedule.from_config(actor.optim, num_steps),
         )
 
     @staticmethod
     def check_teacher(config: schema.Config) -> None:
-        """Raise ConfigError if the teacher is the actor's initial model."""
-        roles, key = config.actor_rollout_ref, "actor_rollout_ref.ref.model.path"
-        if roles.ref.model.path == roles.model.path:
-            raise ConfigError(
-                f"algorithm.name={config.algorithm.name} needs a teacher: {key} is the actor's "
-                "own model",
-                hint=f"{key}=FOLDER, such as checkpoints/step_000040/huggingface of a run",
+        """Warn if the teacher is the actor's initial model."""
+        roles = config.actor_rollout_ref
+        if roles.reference_model == roles.model:
+            warn_once(
+                "the teacher is the actor's own initial model, from which there is nothing to "
+                "learn: set actor_rollout_ref.ref.model.path"
             )
 
     @property
@@ -122,12 +123,15 @@ class Distill:
 
     def grade(self, scored: Scored, roles: Roles) -> Graded:
         """Return the responses with the log-probs of the teacher."""
-        if self.params.loss_mode == "reverse_kl":
-            given = roles.reference.compute_log_probs(scored)
-            return scored.grow(Graded, teacher_log_probs=given.log_probs)
-        given = roles.reference.compute_log_probs(scored, self.params.topk)
-        graded = scored.grow(Graded, teacher_log_probs=given.candidate_log_probs)
-        return replace(graded, candidates=given.candidates)
+        k = 0 if self.params.loss_mode == "reverse_kl" else self.params.topk
+        given = roles.reference.compute_log_probs(self.teachers_view(scored), k)
+        graded = given.candidate_log_probs or given.log_probs
+        scored = replace(scored, candidates=given.candidates)
+        return scored.grow(Graded, teacher_log_probs=graded)
+
+    def teachers_view(self, scored: Scored) -> Scored:
+        """Return the responses with the prompts that the teacher sees."""
+        return scored
 
     def loss(self, outputs: PolicyOutputs, batch: Rollouts) -> Loss:
         """Return the divergence from the teacher, aggregated over tokens; `outputs` hold (T,).
@@ -140,7 +144,8 @@ class Distill:
         """
         assert isinstance(batch, Graded)
         actor, mask, row = self.actor, batch.response_mask.values, batch.response_ids.row_of_token
-        part = (mask, row, len(batch), actor.loss_agg_mode, actor.loss_scale_factor or self.width)
+        width = actor.loss_scale_factor or self.data.max_response_length
+        part = (mask, row, len(batch), actor.loss_agg_mode, width)
         losses, divergence = self._losses(outputs, batch)
         kl = Mean(float(masked_sum(divergence.detach(), mask)), float(mask.sum()))
         metrics: Metrics = {f"distill/{self.params.loss_mode}": kl}
