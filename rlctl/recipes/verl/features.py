@@ -39,7 +39,8 @@ ASYNC = Feature(
     "rollout engines devices of their own",
 )
 DISTILLATION = Feature(
-    "on-policy distillation from a teacher is not supported", "remove the teacher's keys"
+    "verl's section `distillation` is not supported",
+    "rlctl train distill actor_rollout_ref.ref.model.path=TEACHER",
 )
 ROUTER_REPLAY = Feature(
     "router replay of mixture-of-experts models is not supported", "remove these keys"
