@@ -42,7 +42,7 @@ def compute_score(solution_str, **kwargs):
 def main() -> None:
     """Measure both and print a table each."""
     args = parse_arguments(
-        __doc__, responses=1024, concurrency=256, prompts=32, sleep="0.02", delay="2.0"
+        __doc__, responses=1024, concurrency=256, prompts=32, sleep="0.05", delay="2.0"
     )
     judged = judge(args.responses, args.concurrency, float(args.delay))
     show("responses of a judge", [judged], args.json)
@@ -81,6 +81,7 @@ def _collect(folder: Path, num_prompts: int, overlapped: str) -> tuple[float, li
         [
             *(f"reward.custom_reward_function.path={folder}/slow.py", "reward.num_processes=8"),
             f"reward.overlap={overlapped}",
+            "actor_rollout_ref.rollout.max_num_seqs=12",  # responses finish one after the other
             f"actor_rollout_ref.model.path={real_path('quickstart')}",
         ],
     ).config
