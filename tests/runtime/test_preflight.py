@@ -16,7 +16,7 @@ from rlctl.runtime.algorithms.base import Needs
 from rlctl.runtime.planning.devices import Devices
 from rlctl.runtime.planning.memory import ModelSize
 from rlctl.runtime.planning.model_files import check_weights
-from rlctl.runtime.planning.preflight import check_batches, check_model
+from rlctl.runtime.planning.preflight import check_batches, check_model, check_role_models
 from rlctl.runtime.planning.role_memory import check_capacity, plan_memory
 from tests.models import write_tiny_model
 
@@ -178,3 +178,25 @@ def test_model_that_reads_values_while_it_is_built_is_left_out_with_a_warning(mo
     [warning] = memory.warnings
     assert "is unknown before it is loaded" in warning
     assert [each.role for each in memory.known()] == ["critic"]
+
+
+def test_a_teacher_with_another_tokenizer_is_refused(tmp_path: Path) -> None:
+    actor, same, other = (write_tiny_model(tmp_path / name) for name in ("actor", "same", "other"))
+    file = other / "tokenizer.json"
+    tokenizer = json.loads(file.read_text())
+    vocabulary = tokenizer["model"]["vocab"]
+    vocabulary["A"], vocabulary["B"] = vocabulary["B"], vocabulary["A"]
+    file.write_text(json.dumps(tokenizer))
+
+    def problems(teacher: Path) -> list[str]:
+        paths = [
+            f"actor_rollout_ref.model.path={actor}",
+            f"actor_rollout_ref.ref.model.path={teacher}",
+        ]
+        found = check_role_models(compose("distill", paths).config, Needs.REFERENCE)
+        return [f"{each.where}: {each.message}" for each in found]
+
+    assert problems(same) == []
+    [problem] = problems(other)
+    key = "actor_rollout_ref.ref.model.path"
+    assert problem.startswith(f"{key}: the tokenizer of {other} is not the actor's: the token")

@@ -269,7 +269,13 @@ class ActorRolloutRef(Section):
     @property
     def reference_model(self) -> Model:
         """The reference's model, the actor's initial one unless `ref.model` names another."""
-        settings = dict(self.ref.model)
-        if self.ref.model.path != self.model.path:
+        own = self.ref.model
+        settings: dict[str, Any] = {
+            "path": own.path,
+            "tokenizer_path": own.tokenizer_path,
+            "trust_remote_code": own.trust_remote_code,
+            "override_config": own.override_config,
+        }
+        if own.path != self.model.path:
             settings |= {"init": "auto", "lora_rank": 0}
         return self.model.model_copy(update=settings)
