@@ -31,9 +31,9 @@ def debug(
     root: Root = None,
     as_json: Json = False,
 ) -> None:
-    """List the processes of a running run on this machine, or print their stacks.
+    """List the processes of a running run, or print their stacks.
 
-    The processes are stopped for some milliseconds, and then continue.
+    It shows those of this machine. A process is stopped for some milliseconds, and then continues.
     """
     from rlctl.cli.console import print_json, stdout, table
     from rlctl.errors import RlctlError
