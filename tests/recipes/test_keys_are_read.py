@@ -40,6 +40,7 @@ ELSEWHERE = {
     "*.rollout.multi_turn.m*": "read by episodes",
     "*.rollout.multi_turn.[!e]*": "read by episodes",
     "*.rollout.agent.*": "read by episodes",
+    "reward.judge.rollout.*": "read where the engines of the run's own judge are started",
     "data.response_key": "read by supervised fine-tuning",
     "data.chosen_key": "read by algorithms that learn from pairs",
     "data.rejected_key": "likewise",
