@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlctl.recipes.layers import Layers
-from rlctl.recipes.roles import ACTOR, CRITIC, REFERENCE, ROLLOUT
+from rlctl.recipes.roles import ACTOR, CRITIC, REFERENCE, REWARD_MODEL, ROLLOUT
 from rlctl.recipes.slots import lookup
 
 _ACTOR, _ROLLOUT, _REF = ACTOR.section, ROLLOUT.section, REFERENCE.section
@@ -40,6 +40,11 @@ IMPLIED: tuple[Implied, ...] = (
             (_ROLLOUT, "log_prob", f"{_ROLLOUT}.log_prob_use_dynamic_bsz"),
             (_REF, "log_prob", f"{_REF}.log_prob_use_dynamic_bsz"),
         )
+    ),
+    Implied(
+        f"{REWARD_MODEL.max_rows_key}",
+        f"{REWARD_MODEL.dynamic_bsz_key}",
+        (f"{REWARD_MODEL.dynamic_bsz_key}", _SWITCH),
     ),
     Implied(
         "data.truncation",

@@ -1,16 +1,16 @@
 """Table of the model roles of a run: plain data, read by build, planning, checkpoints and the CLI.
 
-The rule-based reward is not in it: it holds no model and runs on the controller.
+Reward functions are not in it: they hold no model and run on the controller.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Flag
 from operator import attrgetter
 from typing import Any, Literal
 
-from rlctl.recipes.schema import FSDP, Actor, Config, Critic, Model, Placement
+from rlctl.recipes.schema import FSDP, Actor, Config, Critic, Model, Placement, RewardModel
 
 
 @dataclass(frozen=True)
@@ -21,13 +21,18 @@ class Role:
     pool_key: str  # field of `trainer.placement`
     model_key: str  # section that describes the model
     section: str  # section with the role's own settings
-    kind: Literal["policy", "backbone"]  # a causal LM, or its trunk with a value head
+    # A causal LM, its trunk with a value head, or a sequence classifier with one label, whose head
+    # may be new.
+    kind: Literal["policy", "backbone", "classifier", "new_classifier"]
     worker: str  # class that implements the role on one rank, as "module:Class"
     model_of: str | None = None  # the model with all its settings; None: `model_key`
     fsdp_key: str | None = None  # section of the sharding settings; None: not sharded
     needed_for: str | None = None  # the `Needs` flag that asks for the role; None: always built
+    enabled_by: str | None = None  # key that must be true; None: none
+    replaces: tuple[str, ...] = ()  # roles that are not built in a run that needs this one
     learns: bool = False  # has an optimizer and a state in checkpoints
-    passes: Literal["ppo", "log_prob"] | None = None  # prefix of its micro-batch keys
+    passes: Literal["ppo", "log_prob", "forward"] | None = None  # prefix of its token budget
+    max_rows_key: str | None = None  # key with the rows of a micro-batch
     dynamic_bsz_key: str | None = None  # key that selects micro-batches by token budget
     own_pool_only: bool = False  # built only where its pool is not the actor's
     adapter_base: bool = False  # served by the actor's base model where that has LoRA adapters
@@ -44,7 +49,7 @@ class Role:
         """Return the role's sharding settings; None where its model is not sharded."""
         return None if self.fsdp_key is None else _lookup(config, self.fsdp_key)
 
-    def learner(self, config: Config) -> Actor | Critic:
+    def learner(self, config: Config) -> Actor | Critic | RewardModel:
         """Return the section with the training settings of a role that learns."""
         assert self.learns, f"{self.name} does not learn"
         return _lookup(config, self.section)
@@ -57,7 +62,8 @@ class Role:
         """Return the rows of one micro-batch; None where the token budget decides."""
         if self.dynamic_bsz_key is None or _lookup(config, self.dynamic_bsz_key):
             return None
-        return _lookup(config, f"{self.section}.{self.passes}_micro_batch_size_per_gpu")
+        key = self.max_rows_key or f"{self.section}.{self.passes}_micro_batch_size_per_gpu"
+        return _lookup(config, key)
 
 
 ACTOR = Role(
@@ -110,23 +116,56 @@ CRITIC = Role(
     dynamic_bsz_key="critic.use_dynamic_bsz",
 )
 
-ROLES = (ACTOR, ROLLOUT, REFERENCE, CRITIC)
+_REWARD_MODEL = "reward.reward_model"
+REWARD_MODEL = Role(
+    name="reward_model",
+    pool_key="reward",
+    model_key=f"{_REWARD_MODEL}.model",
+    section=_REWARD_MODEL,
+    kind="classifier",
+    worker="rlctl.runtime.workers.reward_model:RewardModelWorker",
+    fsdp_key=f"{_REWARD_MODEL}.fsdp_config",
+    enabled_by=f"{_REWARD_MODEL}.enable",
+    passes="forward",
+    max_rows_key=f"{_REWARD_MODEL}.micro_batch_size_per_gpu",
+    dynamic_bsz_key=f"{_REWARD_MODEL}.use_dynamic_bsz",
+)
+REWARD_LEARNER = replace(
+    REWARD_MODEL,
+    name="reward_learner",
+    worker="rlctl.runtime.workers.reward_model:RewardLearnerWorker",
+    needed_for="REWARD_LEARNER",
+    enabled_by=None,
+    kind="new_classifier",
+    replaces=(ACTOR.name, REWARD_MODEL.name),
+    learns=True,
+)
+
+ROLES = (ACTOR, REWARD_LEARNER, ROLLOUT, REFERENCE, CRITIC, REWARD_MODEL)
 
 
-def needed_roles(placement: Placement, needs: Flag) -> list[Role]:
-    """Return the roles that an algorithm with these `Needs` flags uses, the actor first."""
+def needed_roles(config: Config, needs: Flag) -> list[Role]:
+    """Return the roles that an algorithm with these `Needs` flags uses, the trained one first."""
     flags = {None, *(flag.name for flag in needs)}
-    return [
+    found = [
         role
         for role in ROLES
-        if role.needed_for in flags and (not role.own_pool_only or _has_own_pool(role, placement))
+        if role.needed_for in flags
+        and (role.enabled_by is None or _lookup(config, role.enabled_by))
+        and (not role.own_pool_only or _has_own_pool(role, config.trainer.placement))
     ]
+    replaced = {name for role in found for name in role.replaces}
+    return [role for role in found if role.name not in replaced]
+
+
+def trained_role(config: Config, needs: Flag) -> Role:
+    """Return the role that a run is for: its export is the result. The policy, if there is one."""
+    return needed_roles(config, needs)[0]
 
 
 def built_roles(config: Config, needs: Flag) -> list[Role]:
     """Return the needed roles that load a model of their own."""
-    roles = needed_roles(config.trainer.placement, needs)
-    return [role for role in roles if not is_adapter_base(role, config)]
+    return [role for role in needed_roles(config, needs) if not is_adapter_base(role, config)]
 
 
 def is_adapter_base(role: Role, config: Config) -> bool:
@@ -138,20 +177,21 @@ def is_adapter_base(role: Role, config: Config) -> bool:
     return is_base and actor.lora_rank > 0
 
 
-def pool_names(placement: Placement, needs: Flag) -> list[str]:
-    """Return the pools of the needed roles, the actor's first."""
-    pools = [role.pool(placement) for role in needed_roles(placement, needs)]
+def pool_names(config: Config, needs: Flag) -> list[str]:
+    """Return the pools of the needed roles, that of the trained one first."""
+    pools = [role.pool(config.trainer.placement) for role in needed_roles(config, needs)]
     return list(dict.fromkeys(pool for pool in pools if pool is not None))
 
 
-def rollout_pool(placement: Placement, needs: Flag) -> str | None:
+def rollout_pool(config: Config, needs: Flag) -> str | None:
     """Return the pool of the rollout engines; None where they run in the actor's processes."""
-    return ROLLOUT.pool(placement) if ROLLOUT in needed_roles(placement, needs) else None
+    needed = ROLLOUT in needed_roles(config, needs)
+    return ROLLOUT.pool(config.trainer.placement) if needed else None
 
 
-def engine_role(placement: Placement, needs: Flag) -> Role | None:
+def engine_role(config: Config, needs: Flag) -> Role | None:
     """Return the role whose processes hold the rollout engines; None where none are needed."""
-    if ROLLOUT in needed_roles(placement, needs):
+    if ROLLOUT in needed_roles(config, needs):
         return ROLLOUT
     flags = {flag.name for flag in needs}
     return ACTOR if ROLLOUT.needed_for in flags else None

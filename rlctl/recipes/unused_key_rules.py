@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from rlctl.recipes.roles import CRITIC, REFERENCE, Role
+from rlctl.recipes.roles import CRITIC, REFERENCE, REWARD_LEARNER, REWARD_MODEL, Role
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,10 +31,13 @@ class RoleRule:
     role: Role
     causes: tuple[str, ...]
     further_keys: tuple[str, ...] = ()
+    owns_section: bool = True  # False: another role uses the section, too
 
     @property
     def keys(self) -> tuple[str, ...]:
         """Patterns of the role's own section, its placement, and `further_keys`."""
+        if not self.owns_section:
+            return self.further_keys
         placement = f"trainer.placement.{self.role.pool_key}"
         return (f"{self.role.section}.*", placement, *self.further_keys)
 
@@ -200,6 +203,14 @@ RULES: tuple[Rule, ...] = (
         ("reward.custom_reward_function.name", "reward.custom_reward_function.reward_kwargs*"),
         (("reward.custom_reward_function.path", _is(None)),),
     ),
+    Rule(
+        (f"{REWARD_MODEL.section}.[!e]*", f"trainer.placement.{REWARD_MODEL.pool_key}"),
+        ((f"{REWARD_MODEL.enabled_by}", _is(False)),),
+    ),
+    Rule(
+        (f"{REWARD_MODEL.max_rows_key}",),
+        ((f"{REWARD_MODEL.dynamic_bsz_key}", _is(True)),),
+    ),
     # trainer and Ray
     Rule(("trainer.alarms.validation_falls",), (("data.val_files", _is(None)),)),
     Rule(("trainer.total_epochs",), (("trainer.total_training_steps", _is_not(None)),)),
@@ -231,6 +242,15 @@ ROLE_RULES: tuple[RoleRule, ...] = (
         CRITIC,
         ("algorithm.name", "algorithm.adv_estimator"),
         ("trainer.critic_warmup", "algorithm.lam"),
+    ),
+    RoleRule(
+        REWARD_LEARNER,
+        ("algorithm.name",),
+        tuple(
+            f"{REWARD_MODEL.section}.{key}"
+            for key in ("optim.*", "ppo_mini_batch_size", "grad_clip", "model.lora_*")
+        ),
+        owns_section=False,
     ),
     RoleRule(
         REFERENCE,

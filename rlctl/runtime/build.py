@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, cast
@@ -18,6 +18,8 @@ from rlctl.recipes.roles import (
     ACTOR,
     CRITIC,
     REFERENCE,
+    REWARD_LEARNER,
+    REWARD_MODEL,
     Role,
     engine_role,
     is_adapter_base,
@@ -28,22 +30,27 @@ from rlctl.runtime.agents.build import agent_actor
 from rlctl.runtime.agents.overlap import OverlappedActor
 from rlctl.runtime.agents.programs.endpoint import new_key
 from rlctl.runtime.agents.schedule import TurnEngines
-from rlctl.runtime.algorithms.base import Algorithm, ValueLoss, training_temperature
-from rlctl.runtime.batch import LogProbs, Rollouts
-from rlctl.runtime.budget import OomRetry
+from rlctl.runtime.algorithms.base import Algorithm, ScoreLoss, ValueLoss, training_temperature
 from rlctl.runtime.cluster.disaggregated import DisaggregatedActor
 from rlctl.runtime.cluster.pools import Pool, Pools, W
 from rlctl.runtime.data.tokenizer import stop_token_ids
 from rlctl.runtime.rank_info import RankInfo, available_cores
+from rlctl.runtime.rewards.model_reward import ModelReward
 from rlctl.runtime.rewards.pool import RewardPool
 from rlctl.runtime.rewards.request_limits import RequestSettings
 from rlctl.runtime.rewards.role import RuleReward
-from rlctl.runtime.roles import Actor, Critic, Reference, Reward, Roles
+from rlctl.runtime.roles import Actor, BaseOfActor, Critic, Reference, Reward, RewardModel, Roles
 from rlctl.runtime.rollout.sampling_params import SamplingConfig
 from rlctl.runtime.workers.actor import ActorSpec, ActorWorker
 from rlctl.runtime.workers.critic import CriticSpec, CriticWorker
 from rlctl.runtime.workers.judge import JudgeSpec, JudgeWorker
 from rlctl.runtime.workers.reference import ReferenceSpec, ReferenceWorker
+from rlctl.runtime.workers.reward_model import (
+    RewardLearnerSpec,
+    RewardLearnerWorker,
+    RewardModelSpec,
+    RewardModelWorker,
+)
 from rlctl.runtime.workers.rollout import RolloutSpec
 
 if TYPE_CHECKING:
@@ -128,7 +135,13 @@ def build_roles(
     Calls `on_phase` with a description of each part before it is built.
     """
     placement, needs = config.trainer.placement, algorithm.needs
-    needed, engine_host = needed_roles(placement, needs), engine_role(placement, needs)
+    needed, engine_host = needed_roles(config, needs), engine_role(config, needs)
+    if REWARD_LEARNER in needed:
+        on_phase("building the reward model")
+        loss = cast(ScoreLoss, algorithm)
+        own = RewardLearnerSpec(config.reward.reward_model, loss, config.trainer.seed)
+        learner = _spawn(REWARD_LEARNER, RewardLearnerWorker, placement, pools, own)
+        return Roles(None, reward, reward_learner_role=learner)
     engines: EngineGroup | None = None
     if pools.engines is not None:  # engines start while the other roles are built
         engines = pools.engines.spawn(_rollout_spec(config, tokenizer))
@@ -150,11 +163,17 @@ def build_roles(
     if CRITIC in needed:
         on_phase("building the critic")
         critic = _spawn(CRITIC, CriticWorker, placement, pools, _critic_spec(config, algorithm))
+    scorer: RewardModel | None = None
+    if REWARD_MODEL in needed:
+        on_phase("building the reward model")
+        frozen = RewardModelSpec(config.reward.reward_model, config.trainer.seed)
+        scorer = _spawn(REWARD_MODEL, RewardModelWorker, placement, pools, frozen)
+        reward = ModelReward.from_config(config.reward.reward_model, tokenizer, reward, scorer)
     if engines is not None:
         on_phase("building the rollout engines")
         engines.wait()
         actor = DisaggregatedActor(trainer, engines)
-    return Roles(actor=actor, reward=reward, critic_role=critic, reference_role=reference)
+    return Roles(actor, reward, critic, reference, scorer)
 
 
 @contextmanager
@@ -174,6 +193,9 @@ def with_episodes(
     `rank_info` is that of one of its processes. `on_states` gets the number of episodes by state.
     `reward`, if it runs in processes, gets responses and episodes as soon as they are finished.
     """
+    if roles.actor_role is None:
+        yield roles
+        return
     actor, sampling = roles.actor, _sampling(config, tokenizer)
     if isinstance(actor, DisaggregatedActor):
         engines: TurnEngines = actor
@@ -189,7 +211,7 @@ def with_episodes(
         config, tokenizer, sampling, actor, engines, rank_info, logs, on_states, early
     )
     try:
-        yield replace(roles, actor=built)
+        yield replace(roles, actor_role=built)
     finally:
         close()
 
@@ -218,21 +240,6 @@ def _spawn(role: Role, base: type[W], placement: schema.Placement, pools: Pools,
     assert pool is not None, f"role {role.name} has no pool"
     assert issubclass(worker, base), f"role {role.name} needs a subclass of {base.__name__}"
     return pools.workers[pool].spawn(role.name, worker, spec)
-
-
-@dataclass(frozen=True)
-class BaseOfActor(Reference):
-    """Reference served by the frozen base model of an actor with LoRA adapters."""
-
-    actor: Actor
-
-    def compute_log_probs(self, batch: Rollouts, top_k: int = 0) -> LogProbs:
-        """Return the log-probs of the response tokens under the base model."""
-        return self.actor.compute_base_log_probs(batch, top_k)
-
-    def pop_oom_retries(self) -> list[OomRetry]:
-        """Return an empty list: the actor reports its own OOM retries."""
-        return []
 
 
 def build_actor(

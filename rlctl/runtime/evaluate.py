@@ -147,7 +147,7 @@ def _roles(
         reward = stack.enter_context(build_reward(config, tokenizer, sources, judge=judge))
         actor = build_actor(config, load_algorithm(config, num_steps=1), tokenizer, pool)
         actor.start_engine()
-        roles = Roles(actor=actor, reward=reward)
+        roles = Roles(actor, reward)
         scoring = reward if scored else None
         yield stack.enter_context(
             with_episodes(config, tokenizer, roles, 1, rank_info, reward=scoring)

@@ -71,7 +71,7 @@ def train(
         reward = stack.enter_context(_reward(plan, run, pools))
         stack.enter_context(watchdog)  # starting and closing the pools has its own timeouts
         roles = build_roles(config, plan.algorithm, plan.tokenizer, pools, reward, on_phase)
-        num_ranks, first = plan.pool_sizes[config.trainer.placement.actor], _first_rank(plan)
+        num_ranks, first = next(iter(plan.pool_sizes.values())), _first_rank(plan)
         roles = stack.enter_context(
             with_episodes(config, plan.tokenizer, roles, num_ranks, first, logs, show, reward)
         )

@@ -218,7 +218,7 @@ def _notes(plan: Plan, state: ControllerState | None, record: RunRecord | None) 
     notes: list[str] = []
     config, ranks = plan.config, sum(plan.pool_sizes.values())
     if record is not None and record.total_steps not in (None, plan.num_steps):
-        needed = needed_roles(config.trainer.placement, plan.algorithm.needs)
+        needed = needed_roles(config, plan.algorithm.needs)
         optims = [role.learner(config).optim for role in needed if role.learns]
         if any(
             each.lr_scheduler_type != "constant" or each.lr_warmup_steps_ratio > 0

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from rlctl.errors import InternalError
-from rlctl.recipes.roles import ACTOR, CRITIC, REFERENCE, Role
+from rlctl.recipes.roles import ACTOR, CRITIC, REFERENCE, REWARD_LEARNER, REWARD_MODEL, Role
 from rlctl.runtime.batch import LogProbs, Prompts, Ragged, Rollouts, Scores
 from rlctl.runtime.budget import OomRetry
 from rlctl.tracking.metrics import Metrics
@@ -41,7 +41,18 @@ class LearningRole(ModelRole, Protocol):
         ...
 
 
-class Actor(LearningRole, Protocol):
+class ExportingRole(LearningRole, Protocol):
+    """Role whose model is the result of a run."""
+
+    def export(self, folder: Path) -> None:
+        """Write the weights to `folder` in transformers format, in the background.
+
+        The tokenizer is not included. The folder is complete before any later `save`.
+        """
+        ...
+
+
+class Actor(ExportingRole, Protocol):
     """The policy: generates responses and learns."""
 
     def update_weights(self) -> None:
@@ -86,13 +97,6 @@ class Actor(LearningRole, Protocol):
         """Take one optimizer step on one mini-batch."""
         ...
 
-    def export(self, folder: Path) -> None:
-        """Write the weights to `folder` in transformers format, in the background.
-
-        The tokenizer is not included. The folder is complete before any later `save`.
-        """
-        ...
-
 
 class Reference(ModelRole, Protocol):
     """The frozen policy of the KL penalty, or a teacher."""
@@ -117,12 +121,45 @@ class Critic(LearningRole, Protocol):
         ...
 
 
+class RewardModel(ModelRole, Protocol):
+    """A model that scores conversations."""
+
+    def compute_rewards(self, batch: Rollouts) -> Ragged:
+        """Return the score of each row, prompt and response as one conversation.
+
+        One value in each of B rows, float32.
+        """
+        ...
+
+
+class RewardLearner(RewardModel, ExportingRole, Protocol):
+    """A reward model that is trained."""
+
+    def update(self, batch: Rollouts, lr: float) -> Metrics:
+        """Take one optimizer step on one mini-batch."""
+        ...
+
+    def set_scale(self, mean: float, std: float) -> None:
+        """Write mean and standard deviation of the scores into the exported config.json."""
+        ...
+
+
 class Reward(Protocol):
     """The reward functions or models of a run."""
 
-    def compute_scores(self, rollouts: Rollouts) -> Scores:
-        """Return one score per response: (B,)."""
+    def compute_scores(self, rollouts: Rollouts, validate: bool = False) -> Scores:
+        """Return one score per response: (B,).
+
+        With `validate`, the state that `state_dict` returns does not change.
+        """
         ...
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state that changes between steps; it is saved in checkpoints."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` returned."""
 
 
 class DelegatingActor(Actor):
@@ -179,16 +216,49 @@ class DelegatingActor(Actor):
 
 
 @dataclass(frozen=True)
+class BaseOfActor(Reference):
+    """Reference served by the frozen base model of an actor with LoRA adapters."""
+
+    actor: Actor
+
+    def compute_log_probs(self, batch: Rollouts, top_k: int = 0) -> LogProbs:
+        """Return the log-probs of the response tokens under the base model."""
+        return self.actor.compute_base_log_probs(batch, top_k)
+
+    def pop_oom_retries(self) -> list[OomRetry]:
+        """Return an empty list: the actor reports its own OOM retries."""
+        return []
+
+
+@dataclass(frozen=True)
 class Roles:
     """The roles of one run: those that the algorithm and its config need.
 
-    `critic` and `reference` raise InternalError where the algorithm did not declare the need.
+    The properties raise InternalError where the algorithm did not declare the need.
     """
 
-    actor: Actor
+    actor_role: Actor | None
     reward: Reward
     critic_role: Critic | None = None
     reference_role: Reference | None = None
+    reward_model_role: RewardModel | None = None
+    reward_learner_role: RewardLearner | None = None
+
+    @property
+    def actor(self) -> Actor:
+        """The policy; InternalError in a run that trains a reward model."""
+        if self.actor_role is None:
+            raise InternalError("the algorithm uses an actor, and declares Needs.REWARD_LEARNER")
+        return self.actor_role
+
+    @property
+    def reward_learner(self) -> RewardLearner:
+        """The reward model that is trained; InternalError where there is none."""
+        if self.reward_learner_role is None:
+            raise InternalError(
+                "the algorithm trains a reward model without declaring Needs.REWARD_LEARNER"
+            )
+        return self.reward_learner_role
 
     @property
     def critic(self) -> Critic:
@@ -206,10 +276,24 @@ class Roles:
 
     def models(self) -> dict[Role, ModelRole]:
         """Return the roles of this run that hold a model, by their row of the table."""
-        roles = {ACTOR: self.actor, CRITIC: self.critic_role, REFERENCE: self.reference_role}
+        roles: dict[Role, ModelRole | None] = {
+            **self._learning(),
+            REFERENCE: self.reference_role,
+            REWARD_MODEL: self.reward_model_role,
+        }
         return {role: member for role, member in roles.items() if member is not None}
 
     def learning(self) -> dict[Role, LearningRole]:
         """Return the roles of this run that learn: those that a checkpoint holds."""
-        roles = {ACTOR: self.actor, CRITIC: self.critic_role}
-        return {role: member for role, member in roles.items() if member is not None}
+        return {role: member for role, member in self._learning().items() if member is not None}
+
+    def trained(self) -> ExportingRole:
+        """Return the role whose model is the result of the run."""
+        return self.actor if self.reward_learner_role is None else self.reward_learner_role
+
+    def _learning(self) -> dict[Role, LearningRole | None]:
+        return {
+            ACTOR: self.actor_role,
+            CRITIC: self.critic_role,
+            REWARD_LEARNER: self.reward_learner_role,
+        }

@@ -112,7 +112,7 @@ def run_resources(config: schema.Config) -> dict[str, float]:
 def num_processes(config: schema.Config) -> int:
     """Return the number of worker processes of one run."""
     sizes = pool_sizes(
-        config.trainer.placement,
+        config,
         Devices.from_config(config.trainer),
         load_algorithm(config, 1).needs,
     )

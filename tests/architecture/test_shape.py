@@ -61,6 +61,9 @@ ALSO_A_WORD = {
 }
 # Files, or folders, that may name a plug-in although they do not define it.
 MAY_NAME = {
+    ("rlctl/data_prep/contract.py", "reward_model"): "verl's column with the ground truth",
+    ("rlctl/data_prep/rows.py", "reward_model"): "verl's column with the ground truth",
+    ("rlctl/runtime/data/quickstart.py", "reward_model"): "section of the configuration",
     ("rlctl/tracking/fanout.py", "jsonl"): "the record is always written and comes first",
     ("rlctl/monitoring/panel.py", "rollout"): "label of a phase",
     ("rlctl/api.py", "console"): "without `progress` nothing is printed",

@@ -41,6 +41,8 @@ ELSEWHERE = {
     "*.rollout.multi_turn.[!e]*": "read by episodes",
     "*.rollout.agent.*": "read by episodes",
     "reward.judge.rollout.*": "read where the engines of the run's own judge are started",
+    "reward.reward_model.*": "read by the reward model, and where one is trained",
+    "trainer.placement.reward": "likewise",
     "data.response_key": "read by supervised fine-tuning",
     "data.chosen_key": "read by algorithms that learn from pairs",
     "data.rejected_key": "likewise",

@@ -11,6 +11,8 @@ from rlctl.recipes.roles import (
     ACTOR,
     CRITIC,
     REFERENCE,
+    REWARD_LEARNER,
+    REWARD_MODEL,
     ROLES,
     ROLLOUT,
     built_roles,
@@ -18,6 +20,7 @@ from rlctl.recipes.roles import (
     needed_roles,
     pool_names,
     rollout_pool,
+    trained_role,
 )
 from rlctl.recipes.schema import Config
 from rlctl.runtime.algorithms.base import Needs
@@ -55,12 +58,12 @@ def test_every_role_names_existing_sections_and_workers() -> None:
     ],
 )
 def test_needed_roles_follow_the_needs_of_the_algorithm(needs: Needs, roles: list[object]) -> None:
-    assert needed_roles(config().trainer.placement, needs) == roles
+    assert needed_roles(config(), needs) == roles
 
 
 def test_rollout_is_a_role_only_in_a_pool_of_its_own() -> None:
-    own = config("trainer.placement.rollout=engines").trainer.placement
-    shared = config("trainer.placement.rollout=main").trainer.placement
+    own = config("trainer.placement.rollout=engines")
+    shared = config("trainer.placement.rollout=main")
     assert engine_role(own, ALL) is ROLLOUT
     assert engine_role(shared, ALL) is ACTOR
     assert engine_role(own, Needs.CRITIC) is None
@@ -70,11 +73,20 @@ def test_rollout_is_a_role_only_in_a_pool_of_its_own() -> None:
 
 
 def test_pool_names_are_those_of_needed_roles_with_the_actor_first() -> None:
-    placement = config(
-        "trainer.placement.rollout=engines", "trainer.placement.critic=values"
-    ).trainer.placement
-    assert pool_names(placement, ALL) == ["main", "engines", "values"]
-    assert pool_names(placement, Needs.REFERENCE) == ["main"]
+    chosen = config("trainer.placement.rollout=engines", "trainer.placement.critic=values")
+    assert pool_names(chosen, ALL) == ["main", "engines", "values"]
+    assert pool_names(chosen, Needs.REFERENCE) == ["main"]
+
+
+def test_a_reward_model_is_built_if_enabled_or_trained() -> None:
+    enabled = config("reward.reward_model.enable=true", "trainer.placement.reward=values")
+    assert needed_roles(enabled, ALL) == [ACTOR, REFERENCE, CRITIC, REWARD_MODEL]
+    assert pool_names(enabled, Needs.CRITIC) == ["main", "values"]
+    for chosen in (enabled, config()):
+        assert needed_roles(chosen, Needs.REWARD_LEARNER) == [REWARD_LEARNER]
+        assert trained_role(chosen, Needs.REWARD_LEARNER) is REWARD_LEARNER
+    assert pool_names(enabled, Needs.REWARD_LEARNER) == ["values"]
+    assert trained_role(enabled, ALL) is ACTOR
 
 
 def test_actor_with_adapters_serves_as_reference_in_its_own_pool() -> None:

@@ -92,7 +92,7 @@ def test_shipped_recipe_has_no_unused_key(name: str) -> None:
         ),
         (
             ["reward_model.model.path=m"],
-            "reward_model.model.path has no effect: reward models are off",
+            "reward.reward_model.model.path has no effect: reward.reward_model.enable is false",
         ),
         (
             ["actor_rollout_ref.actor.policy_loss.dro_beta=1", "reward.gsm8k.method=strict"],

@@ -57,7 +57,7 @@ class SlowActor(DelegatingActor):
 
 
 class NoReward(Reward):
-    def compute_scores(self, rollouts: Rollouts) -> Scores:
+    def compute_scores(self, rollouts: Rollouts, validate: bool = False) -> Scores:
         raise NotImplementedError
 
 

@@ -57,7 +57,7 @@ def learned(
     """Run one step with two groups of two responses; return the update batch and metrics."""
     algorithm, actor = ppo(*overrides), actor or Recorder()
     scored = scored_batch(ENGINE)
-    metrics = algorithm.learn(scored, Roles(actor=cast(Any, actor), reward=cast(Any, None)), 1)
+    metrics = algorithm.learn(scored, Roles(cast(Any, actor), cast(Any, None)), 1)
     [batch] = actor.learned
     return algorithm, batch, {name: metric.value for name, metric in metrics.items()}
 

@@ -91,11 +91,13 @@ _VERBS = {
     "dpo": "Train on preference pairs of the data with DPO, IPO or SimPO; nothing is sampled.",
     "online_dpo": "Train with DPO on pairs of the policy's own responses, scored by the reward.",
     "distill": "Distill a teacher (actor_rollout_ref.ref.model.path) on own responses.",
+    "rm": "Train a reward model on preference pairs (Bradley-Terry).",
     "raft": "Fine-tune on the best of the policy's own responses (rejection sampling).",
 }
 
 # With these overrides the plain defaults apply: the quickstart's settings suit only its tiny model.
 _OWN = ("data.train_files=", "actor_rollout_ref.model.path=")
+_MODELS = {"rm": "reward.reward_model.model.path"}  # key of the trained model, if another one
 
 _EXAMPLES = """
 Examples:
@@ -105,12 +107,14 @@ Examples:
   rlctl train {verb} --recipe gsm8k_ppo trainer.total_epochs=1
 
   rlctl train {verb} data.train_files=train.parquet data.val_files=test.parquet \\
-    actor_rollout_ref.model.path=DIR
+    {model}=DIR
 """
 
 
 def _add(verb: str, help: str) -> None:
-    @app.command(verb, help=help, epilog=_EXAMPLES.format(verb=verb))
+    @app.command(
+        verb, help=help, epilog=_EXAMPLES.format(verb=verb, model=_MODELS.get(verb, _OWN[1][:-1]))
+    )
     def command(
         overrides: Overrides = None,
         recipe: RecipeOption = None,
@@ -175,7 +179,8 @@ def starting_recipe(verb: str, overrides: list[str], recipe: str | None) -> str:
     """
     from rlctl.cli.console import notice
 
-    if recipe is not None or not any(text.lstrip("+").startswith(_OWN) for text in overrides):
+    own = (*_OWN, f"{_MODELS[verb]}=") if verb in _MODELS else _OWN
+    if recipe is not None or not any(text.lstrip("+").startswith(own) for text in overrides):
         return recipe or verb
     notice(
         f"data or model given: starting from {verb}_trainer; "

@@ -27,6 +27,7 @@ from rlctl.recipes.schema.policy import (
     ValKwargs,
 )
 from rlctl.recipes.schema.reward import CustomRewardFunction, Reward
+from rlctl.recipes.schema.reward_model import RewardModel
 from rlctl.recipes.schema.sweep import Sweep
 from rlctl.recipes.schema.trainer import (
     Alarms,
@@ -72,6 +73,7 @@ __all__ = [
     "Ref",
     "RefModel",
     "Reward",
+    "RewardModel",
     "Rollout",
     "RolloutCorrection",
     "Section",

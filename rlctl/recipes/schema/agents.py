@@ -14,7 +14,7 @@ from rlctl.recipes.schema.fields import (
     Text,
     Texts,
 )
-from rlctl.recipes.schema.reward import ProcessLimits
+from rlctl.recipes.schema.limits import ProcessLimits
 
 
 class MultiTurn(Section):

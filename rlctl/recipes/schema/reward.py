@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 from pydantic import Field
 
@@ -17,6 +17,8 @@ from rlctl.recipes.schema.fields import (
     Text,
     Texts,
 )
+from rlctl.recipes.schema.limits import ProcessLimits
+from rlctl.recipes.schema.reward_model import RewardModel
 
 
 class CustomRewardFunction(Section):
@@ -27,16 +29,6 @@ class CustomRewardFunction(Section):
     )
     name: Text = Field(description="name of the function in that file")
     reward_kwargs: dict[str, Any] = Field(description="extra keyword arguments of the function")
-
-
-class ProcessLimits(Section):
-    """Limits of each process that runs rewards, tools or environments."""
-
-    memory_gb: PositiveFloat | None = Field(
-        description="memory in GiB; null = the machine's memory / their number"
-    )
-    file_gb: PositiveFloat = Field(description="size of a file that it writes, in GiB")
-    open_files: Annotated[int, Field(ge=16)] = Field(description="open files and sockets")
 
 
 class JudgeModel(Section):
@@ -116,3 +108,4 @@ class Reward(Section):
         description="file of that cache, which runs may share; null = in the run's folder"
     )
     judge: Judge
+    reward_model: RewardModel

@@ -41,6 +41,7 @@ class Placement(Section):
     )
     reference: Text = Field(description="pool of the frozen reference")
     critic: Text = Field(description="pool of the critic")
+    reward: Text = Field(description="pool of the reward model")
     device_fraction: Share = Field(
         description="fraction of a GPU, or of a CPU slot without GPUs, that each process reserves "
         "of a Ray cluster"

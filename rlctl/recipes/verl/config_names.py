@@ -20,7 +20,7 @@ _MISSING: tuple[tuple[str, Feature], ...] = (
     (r"prime", missing.PRIME),
     (r"spin|sppo", missing.SPIN),
     (r"qat|fp8", missing.QUANTIZATION),
-    (r"genrm|reward_model|_rm", missing.REWARD_MODEL),
+    (r"genrm|reward_model|_rm", missing.GENERATIVE_REWARD),
 )
 # verl's configuration names whose keys are those of its PPO or SFT trainer.
 _PPO = ("ppo_trainer", "_generated_ppo_trainer", "dapo_trainer", "entropy_trainer")

@@ -7,6 +7,7 @@ from rlctl.recipes.verl.rules import Rule, depends, needs, no_effect, only
 
 _ROLLOUT = "actor_rollout_ref.rollout"
 _REWARD = "{reward,reward_model}"
+_RM = "{reward.,}reward_model"
 _OFF = (None, False)
 _EMPTY = (None, {}, [], "")
 _SPEED = "it is about speed and changes no number"
@@ -148,7 +149,28 @@ DATA: tuple[Rule, ...] = (
 )
 
 REWARD: tuple[Rule, ...] = (
-    needs("{reward.,}reward_model.enable", missing.REWARD_MODEL, _OFF),
+    no_effect(
+        f"{_RM}.{{model.input_tokenizer,input_tokenizer}}",
+        "responses are always rendered in the chat template of the reward model",
+    ),
+    Rule(
+        f"{_RM}{{.model.fsdp_config,.fsdp_config,}}.strategy",
+        "models are always sharded by FSDP2, which gives the same numbers",
+        ("fsdp", "fsdp2", None),
+        missing.REWARD_STRATEGY,
+    ),
+    no_effect(
+        f"{_RM}.{{model.use_remove_padding,model.use_fused_kernels,model.use_shm,"
+        "ulysses_sequence_parallel_size,fsdp_config.forward_prefetch,fsdp_config.wrap_policy*}",
+        "it changes no number",
+    ),
+    only(f"{_RM}.model.external_lib", _EMPTY, "no module is imported", "write a plug-in"),
+    no_effect(
+        f"{_RM}.{{enable_resource_pool,n_gpus_per_node,nnodes,profiler*}}",
+        "trainer.placement.reward names the pool of the reward model",
+    ),
+    no_effect(f"{_RM}.rollout.*", "the reward model runs under FSDP2, not in a rollout engine"),
+    depends("reward.reward_model.path", "reward.reward_model.model.path is the model"),
     Rule(
         "{reward_model.reward_manager,reward.reward_manager.name,reward_manager.name,"
         "reward_manager}",
@@ -187,8 +209,6 @@ REWARD: tuple[Rule, ...] = (
         "{reward.,reward_model.,}sandbox_fusion*",
         "no scorer runs code: data sources that need a sandbox are refused",
     ),
-    depends("{reward.,}reward_model.*", "reward models are off"),
-    depends("trainer.placement.reward", "rewards come from functions"),
 )
 
 TRAINER: tuple[Rule, ...] = (

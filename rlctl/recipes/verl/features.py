@@ -21,9 +21,13 @@ AGENT_LOOPS = Feature(
     "classes of agent loops and of servers are not supported",
     "write the episode as an environment: actor_rollout_ref.rollout.agent.environment=module:Class",
 )
-REWARD_MODEL = Feature(
-    "reward models are not supported: rewards come from functions",
-    "score with reward.functions or reward.custom_reward_function.path",
+REWARD_STRATEGY = Feature(
+    "reward models run under FSDP2 only",
+    "reward_model.strategy=fsdp2, with a transformers classifier in reward_model.model.path",
+)
+GENERATIVE_REWARD = Feature(
+    "verl's configurations of generative reward models are not supported",
+    "score with a judge, or with a classifier: reward.reward_model.enable=true",
 )
 PRIME = Feature(
     "PRIME's implicit process reward model is not supported: rewards come from functions",

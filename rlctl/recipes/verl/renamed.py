@@ -34,6 +34,18 @@ MOVED: tuple[tuple[str, str], ...] = (
         ".profiler.tool_config.torch.{with_stack,with_memory,record_shapes}",
         r"trainer.profile.\2",
     ),
+    ("{reward.,}reward_model.model.fsdp_config*", r"reward.reward_model.fsdp_config\2"),
+    ("{reward.,}reward_model.{model_path,model.model_path}", "reward.reward_model.model.path"),
+    (
+        "{reward.,}reward_model.micro_batch_size",
+        "reward.reward_model.micro_batch_size_per_gpu",
+    ),
+    (
+        "reward_model.{enable,max_length,use_dynamic_bsz,micro_batch_size_per_gpu,"
+        "forward_max_token_len_per_gpu,fsdp_config*,model.path,model.trust_remote_code,"
+        "model.override_config*}",
+        r"reward.reward_model.\1",
+    ),
     ("ray_init.timeline_json_file", "ray_kwargs.timeline_json_file"),
     ("ray_init*", r"ray_kwargs.ray_init\1"),
     ("trainer.runtime_env*", r"ray_kwargs.ray_init.runtime_env\1"),

@@ -32,11 +32,15 @@ class Loss:
 
 
 class Needs(Flag):
-    """Requirements of an algorithm or an advantage estimator, in addition to actor and reward."""
+    """Requirements of an algorithm or an advantage estimator, in addition to actor and reward.
+
+    `REWARD_LEARNER` takes the place of the actor: the run trains a reward model, and no policy.
+    """
 
     NOTHING = 0
     CRITIC = auto()  # a critic and its values
     REFERENCE = auto()  # a reference policy
+    REWARD_LEARNER = auto()  # a reward model that learns, and no actor
     ENGINE = auto()  # a rollout engine in the actor
     GROUPS = auto()  # mini-batches with a group of `rollout.n` rows for each prompt
     COMPARISON = auto()  # groups of at least two rows: responses to one prompt are compared
@@ -56,6 +60,14 @@ class PolicyLoss(Protocol):
 
     def loss(self, outputs: PolicyOutputs, batch: Rollouts) -> Loss:
         """Return the loss of a micro-batch; `outputs` hold (T,) for its response tokens."""
+        ...
+
+
+class ScoreLoss(Protocol):
+    """The loss of a reward model; pickled to its workers once."""
+
+    def score_loss(self, scores: Tensor, batch: Rollouts) -> Loss:
+        """Return the loss of a micro-batch; `scores` (B,) are those of its rows."""
         ...
 
 
@@ -133,6 +145,13 @@ def sampling_seed(config: schema.Config) -> int:
     """Return the seed of sampled responses."""
     seed = config.actor_rollout_ref.rollout.seed
     return config.trainer.seed if seed is None else seed
+
+
+def rows_per_prompt(config: schema.Config, needs: Needs) -> int:
+    """Return the rows that a prompt of the data has in a batch: responses, or both of a pair."""
+    if Needs.REWARD_LEARNER in needs:
+        return 2
+    return config.actor_rollout_ref.rollout.n if Needs.GROUPS in needs else 1
 
 
 def training_temperature(needs: Needs, rollout: schema.Rollout) -> float:

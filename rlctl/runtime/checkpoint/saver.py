@@ -125,7 +125,7 @@ class Saver:
             return
         self._pending = step
         self._write_rollouts = write_rollouts
-        self.roles.actor.export(aside / "huggingface")
+        self.roles.trained().export(aside / "huggingface")
         for role, member in self.roles.learning().items():
             member.save(aside / role.name)
         best = self.retention.metric
@@ -211,8 +211,7 @@ class Saver:
             self._failed(step, error)
 
     def _check_space(self, step: int) -> None:
-        actor_bytes = self.roles.actor.state_bytes()
-        need = actor_bytes // 3  # the weights again, in `huggingface/`
+        need = self.roles.trained().state_bytes() // 3  # the weights again, in `huggingface/`
         need += sum(member.state_bytes() for member in self.roles.learning().values())
         self.store.folder.mkdir(parents=True, exist_ok=True)
         free = free_space(self.store.folder)

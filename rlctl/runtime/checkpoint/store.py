@@ -40,6 +40,7 @@ class ControllerState:
     rng: dict[str, Any]
     metrics: dict[str, float | None] = field(default_factory=dict)
     loader: dict[str, Any] = field(default_factory=dict)
+    reward: dict[str, Any] = field(default_factory=dict)
     trackers: dict[str, str] = field(default_factory=dict)
     num_ranks: int = 1
     seeds: dict[str, int] = field(default_factory=dict)

@@ -45,6 +45,7 @@ def resolve(config: schema.Config, root: Path) -> schema.Config:
                 update={"model": _model(actor_rollout.model), "ref": _ref(actor_rollout.ref)}
             ),
             CRITIC.section: critic.model_copy(update={"model": _model(critic.model)}),
+            "reward": config.reward.model_copy(update={"reward_model": _reward_model(config)}),
         }
     )
 
@@ -71,6 +72,11 @@ def _model(model: M) -> M:
     return model.model_copy(
         update={"path": real_path(model.path), "tokenizer_path": tokenizer_path}
     )
+
+
+def _reward_model(config: schema.Config) -> schema.RewardModel:
+    settings = config.reward.reward_model
+    return settings.model_copy(update={"model": _model(settings.model)})
 
 
 def _files(files: tuple[str, ...], split: str, root: Path) -> tuple[str, ...]:

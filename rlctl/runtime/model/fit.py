@@ -19,10 +19,13 @@ from rlctl.errors import Problem
 
 # Arguments of `from_pretrained`, which then also returns what `misfits` reads.
 REPORTING: dict[str, Any] = {"output_loading_info": True, "ignore_mismatched_sizes": True}
+HEAD = "score"  # name of the head of transformers' sequence classifiers
 _NUM_NAMED = 3  # weights that an error names
 
 
-def check_fit(built: PreTrainedModel, weights: Mapping[str, Tensor], where: str) -> list[Problem]:
+def check_fit(
+    built: PreTrainedModel, weights: Mapping[str, Tensor], where: str, new_head: bool = False
+) -> list[Problem]:
     """Return the problems of loading `weights` into the class of `built`.
 
     Both are on the meta device, without data; `weights` (N, ...) are those of the files, by name.
@@ -40,16 +43,21 @@ def check_fit(built: PreTrainedModel, weights: Mapping[str, Tensor], where: str)
         reason = str(error).strip().splitlines()[0]
         name = type(built).__name__
         return [Problem(f"the weights cannot be loaded into {name}: {reason}", where)]
-    return misfits(built, loaded[1], where)
+    return misfits(built, loaded[1], where, new_head)
 
 
-def misfits(built: PreTrainedModel, info: Mapping[str, Any], where: str) -> list[Problem]:
+def misfits(
+    built: PreTrainedModel, info: Mapping[str, Any], where: str, new_head: bool = False
+) -> list[Problem]:
     """Return a problem each for missing weights, unexpected ones, and ones of another shape.
 
-    `info` is what transformers reports of loading weights into the class of `built`.
+    `info` is what transformers reports of loading weights into the class of `built`. With
+    `new_head`, the files may lack the weights of the head, or have those of another one.
     """
-    unexpected = sorted(info["unexpected_keys"])
-    if built.base_model is built:  # a backbone, which leaves out the weights of a head
+    missing, unexpected = sorted(info["missing_keys"]), sorted(info["unexpected_keys"])
+    if new_head:
+        missing = [name for name in missing if not name.startswith(f"{HEAD}.")]
+    if new_head or built.base_model is built:  # a backbone leaves out the weights of a head
         own = {built.base_model_prefix, *(name for name, _ in built.named_children())}
         unexpected = [name for name in unexpected if name.partition(".")[0] in own]
     shapes = [
@@ -63,7 +71,7 @@ def misfits(built: PreTrainedModel, info: Mapping[str, Any], where: str) -> list
             "config.json and the weights belong to different models: download the model again",
         )
         for problem, found in (
-            ("missing for", sorted(info["missing_keys"])),
+            ("missing for", missing),
             ("not expected by", unexpected),
             ("of another shape than in", shapes),
         )

@@ -5,7 +5,13 @@ from __future__ import annotations
 from typing import Any, Literal
 
 import torch
-from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, PreTrainedModel
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    PreTrainedModel,
+)
 
 from rlctl.errors import ConfigError, raise_problems
 from rlctl.recipes import schema
@@ -14,7 +20,14 @@ from rlctl.runtime.model.attention import use_rlctl_attention
 from rlctl.runtime.model.fit import REPORTING, misfits, quiet_loading
 from rlctl.storage import local
 
-Kind = Literal["policy", "backbone"]
+Kind = Literal["policy", "backbone", "classifier", "new_classifier"]
+
+_CLASSES: dict[Kind, Any] = {
+    "policy": AutoModelForCausalLM,
+    "backbone": AutoModel,
+    "classifier": AutoModelForSequenceClassification,
+    "new_classifier": AutoModelForSequenceClassification,
+}
 
 _DTYPES = {
     "fp32": torch.float32,
@@ -29,21 +42,23 @@ _DTYPES = {
 def load_model(model: schema.Model, kind: Kind, dtype: torch.dtype, seed: int) -> PreTrainedModel:
     """Load a model on the CPU (`init: auto`), or initialize it from `seed` (`init: random`).
 
-    `kind` "policy" includes the LM head, "backbone" does not. A remote address is downloaded to
-    this machine first. Raises ConfigError if weights are missing or do not fit, or the architecture
-    is unknown.
+    `kind` "policy" includes the LM head, "backbone" does not; "classifier" has a head with one
+    label, which "new_classifier" initializes from `seed` if the files have none. A remote address
+    is downloaded to this machine first. Raises ConfigError if weights are missing or do not fit,
+    or the architecture is unknown.
     """
-    auto = AutoModelForCausalLM if kind == "policy" else AutoModel
+    auto = auto_class(kind)
     options = {"trust_remote_code": model.trust_remote_code, "dtype": dtype}
-    override = model.override_config
+    override = with_labels(model.override_config, kind)
     try:
         if model.init == "auto":
-            with quiet_loading():
+            with quiet_loading(), torch.random.fork_rng(devices=[]):
+                torch.manual_seed(seed)
                 both: Any = auto.from_pretrained(
                     local(model.path), use_safetensors=True, **REPORTING, **options, **override
                 )
             loaded, info = both
-            raise_problems(misfits(loaded, info, model.path))
+            raise_problems(misfits(loaded, info, model.path, kind == "new_classifier"))
         else:
             torch.manual_seed(seed)
             config = AutoConfig.from_pretrained(
@@ -61,6 +76,17 @@ def load_model(model: schema.Model, kind: Kind, dtype: torch.dtype, seed: int) -
         ) from error
     use_rlctl_attention(loaded)
     return loaded
+
+
+def auto_class(kind: Kind) -> Any:
+    """Return the class of transformers that builds models of `kind`."""
+    return _CLASSES[kind]
+
+
+def with_labels(override_config: dict[str, Any], kind: Kind) -> dict[str, Any]:
+    """Return the values that replace those of config.json, with one label for a classifier."""
+    one_label = {"num_labels": 1} if kind in ("classifier", "new_classifier") else {}
+    return override_config | one_label
 
 
 def with_local_path(model: schema.Model) -> schema.Model:

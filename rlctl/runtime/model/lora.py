@@ -34,7 +34,7 @@ def check_peft() -> None:
         )
 
 
-def add_adapters(hf: PreTrainedModel, model: schema.Model, seed: int) -> None:
+def add_adapters(hf: nn.Module, model: schema.Model, seed: int) -> None:
     """Freeze `hf` and inject adapters, in place; no-op if `model.lora_rank` is 0.
 
     Initially adapters add nothing: B is zero and A is drawn from `seed`.
@@ -49,7 +49,7 @@ def add_adapters(hf: PreTrainedModel, model: schema.Model, seed: int) -> None:
     from peft import LoraConfig, inject_adapter_in_model
     from peft.tuners.lora import Linear
 
-    names = list(model.target_modules)
+    names, dtype = list(model.target_modules), next(hf.parameters()).dtype
     config = LoraConfig(
         r=model.lora_rank,
         lora_alpha=model.lora_alpha,
@@ -74,7 +74,7 @@ def add_adapters(hf: PreTrainedModel, model: schema.Model, seed: int) -> None:
     for name, parameter in hf.named_parameters():
         parameter.requires_grad_(_A in name or _B in name)
         if parameter.requires_grad:
-            parameter.data = parameter.data.to(hf.dtype)
+            parameter.data = parameter.data.to(dtype)
 
 
 def has_adapters(module: nn.Module) -> bool:

@@ -15,6 +15,7 @@ from rlctl.runtime.batch import Ragged
 from rlctl.runtime.budget import is_oom
 from rlctl.runtime.model.attention import use_rlctl_attention
 from rlctl.runtime.model.causal_lm import PolicyModel, ValueModel, predicting, run_backbone
+from rlctl.runtime.model.reward_model import RewardModel
 from rlctl.runtime.model.sequences import Sequences
 from rlctl.runtime.ops import log_probs_from_logits
 
@@ -26,11 +27,11 @@ _NOISE_FACTOR = 10
 
 
 @torch.no_grad()
-def check_packing(model: PolicyModel | ValueModel) -> None:
+def check_packing(model: PolicyModel | ValueModel | RewardModel) -> None:
     """Compare a complete, unsharded model on three packed rows with plain passes of each row.
 
-    Compares log-probs, or hidden states for a value model. Deterministic, draws no random numbers,
-    and leaves the model in evaluation mode.
+    Compares log-probs, or hidden states for a value or reward model. Deterministic, draws no random
+    numbers, and leaves the model in evaluation mode.
 
     Raises:
         ConfigError: the results differ by more than 1e-4 (1e-2 in half precision) and more than
@@ -52,7 +53,7 @@ def check_packing(model: PolicyModel | ValueModel) -> None:
         raise ConfigError(
             f"models of type {name} cannot run on packed rows: {reason}", hint=_HINT
         ) from error
-    scale = plain.abs().max().clamp_min(1.0) if isinstance(model, ValueModel) else 1.0
+    scale = 1.0 if isinstance(model, PolicyModel) else plain.abs().max().clamp_min(1.0)
     difference = (packed - plain).abs() / scale
     noise = float(((same - plain).abs() / scale).max())
     exact = model.hf.dtype in (torch.float32, torch.float64)
@@ -61,7 +62,7 @@ def check_packing(model: PolicyModel | ValueModel) -> None:
     if plain.isfinite().all() and not float(difference.max()) <= tolerance:
         worst = int(difference.argmax())
         found, expected = float(packed.flatten()[worst]), float(plain.flatten()[worst])
-        what = "hidden state" if isinstance(model, ValueModel) else "log-prob"
+        what = "log-prob" if isinstance(model, PolicyModel) else "hidden state"
         raise ConfigError(
             f"models of type {name} are computed wrongly on packed rows: a {what} is {found:.6g} "
             f"instead of {expected:.6g} (difference {float(difference.max()):.2g}, "
@@ -85,7 +86,7 @@ def _rows(hf: PreTrainedModel) -> list[Tensor]:
     return list(ids.split(lengths))
 
 
-def _packed(model: PolicyModel | ValueModel, rows: list[Tensor]) -> Tensor:
+def _packed(model: PolicyModel | ValueModel | RewardModel, rows: list[Tensor]) -> Tensor:
     """Return what rlctl computes: log-probs (T,), or hidden states (T, H), float32.
 
     T counts all tokens that predict a next one.
@@ -94,17 +95,20 @@ def _packed(model: PolicyModel | ValueModel, rows: list[Tensor]) -> Tensor:
     sequences = Sequences.from_ragged(prompts, Ragged.from_rows([row[1:] for row in rows]))
     if isinstance(model, PolicyModel):
         return model(sequences, with_entropy=False).log_probs.float()
-    return predicting(run_backbone(model.hf, sequences), sequences).float()
+    return predicting(run_backbone(model.hf.base_model, sequences), sequences).float()
 
 
-def _row_by_row(model: PolicyModel | ValueModel, rows: list[Tensor], attention: str) -> Tensor:
+def _row_by_row(
+    model: PolicyModel | ValueModel | RewardModel, rows: list[Tensor], attention: str
+) -> Tensor:
     """Return what transformers computes for each row alone, with its `attention`: see `_packed`."""
     model.hf.set_attn_implementation(attention)
     try:
-        outputs = [model.hf(input_ids=row[None], use_cache=False) for row in rows]
+        part = model.hf if isinstance(model, PolicyModel) else model.hf.base_model
+        outputs = [part(input_ids=row[None], use_cache=False) for row in rows]
     finally:
         use_rlctl_attention(model.hf)
-    if isinstance(model, ValueModel):
+    if not isinstance(model, PolicyModel):
         return torch.cat([output.last_hidden_state[0, :-1].float() for output in outputs])
     parts = [
         log_probs_from_logits(output.logits[0, :-1], row[1:], model.temperature).float()

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from rlctl.recipes.roles import Role, needed_roles
-from rlctl.runtime.algorithms.base import Needs
+from rlctl.recipes.schema import RewardModel
+from rlctl.runtime.algorithms.base import Needs, rows_per_prompt
 from rlctl.runtime.ops import ceil_div
 from rlctl.runtime.planning.plan import Plan
 
@@ -49,9 +50,9 @@ class Batches:
 def plan_batches(plan: Plan) -> Batches:
     """Return the batch sizes of a step and the number of steps."""
     data, loader, needs = plan.config.data, plan.loader, plan.algorithm.needs
-    n = plan.config.actor_rollout_ref.rollout.n if Needs.GROUPS in needs else 1
+    n = rows_per_prompt(plan.config, needs)
     mean = fmean(map(len, loader.prompts.prompt_ids))
-    learning = [each for each in needed_roles(plan.config.trainer.placement, needs) if each.learns]
+    learning = [each for each in needed_roles(plan.config, needs) if each.learns]
     return Batches(
         train_prompts=len(loader.prompts),
         dropped_prompts=loader.prompts.num_dropped,
@@ -77,7 +78,8 @@ def _updates(plan: Plan, role: Role, n: int, mean_prompt: float) -> Updates:
         return ceil_div(rows_per_rank, max_rows or max(1, fitting))
 
     count = config.data.train_batch_size // size
-    epochs = learner.ppo_epochs if Needs.GROUPS in plan.algorithm.needs else 1
+    samples = Needs.GROUPS in plan.algorithm.needs
+    epochs = 1 if isinstance(learner, RewardModel) or not samples else learner.ppo_epochs
     longest = config.data.max_response_length
     return Updates(
         role=role.name,

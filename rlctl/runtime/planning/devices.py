@@ -49,9 +49,10 @@ class Devices:
         return cls(kind, trainer.nnodes, per_node)
 
 
-def pool_sizes(placement: schema.Placement, devices: Devices, needs: Flag) -> Mapping[str, int]:
-    """Return the number of processes of each pool on all nodes, the actor's first."""
+def pool_sizes(config: schema.Config, devices: Devices, needs: Flag) -> Mapping[str, int]:
+    """Return the number of processes of each pool on all nodes, that of the trained role first."""
+    placement = config.trainer.placement
     return {
         name: placement.pools.get(name, devices.per_node) * devices.num_nodes
-        for name in pool_names(placement, needs)
+        for name in pool_names(config, needs)
     }

@@ -13,6 +13,7 @@ from rlctl.runs.run import Run
 from rlctl.runs.store import RunStore
 from rlctl.runtime.checkpoint.store import CheckpointStore
 from rlctl.runtime.data import quickstart
+from rlctl.runtime.planning.model_runs import with_runs
 from rlctl.storage import is_url
 
 _SETTINGS = (
@@ -64,6 +65,6 @@ def _run_config(run: Path, step: int | None, overrides: Sequence[str]) -> Config
 
 def _resolve(recipe: Recipe) -> Config:
     root = Path(recipe.config.trainer.run_dir)
-    config = quickstart.resolve(recipe.config, root)
+    config = with_runs(quickstart.resolve(recipe.config, root))
     quickstart.write_data(config, root)
     return config

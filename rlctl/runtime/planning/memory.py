@@ -13,18 +13,12 @@ from typing import Self
 
 import torch
 from torch import nn
-from transformers import (
-    AutoConfig,
-    AutoModel,
-    AutoModelForCausalLM,
-    PretrainedConfig,
-    PreTrainedModel,
-)
+from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
 
 from rlctl.errors import ConfigError, RlctlError
 from rlctl.recipes import schema
 from rlctl.runtime.model.causal_lm import MAX_LOGITS
-from rlctl.runtime.model.load import Kind
+from rlctl.runtime.model.load import Kind, auto_class, with_labels
 from rlctl.runtime.model.lora import add_adapters
 from rlctl.runtime.ops import ceil_div
 from rlctl.storage import local
@@ -60,10 +54,12 @@ class ModelSize:
         where the model's code does not run on the meta device.
         """
         config = AutoConfig.from_pretrained(
-            local(model.path), trust_remote_code=model.trust_remote_code, **model.override_config
+            local(model.path),
+            trust_remote_code=model.trust_remote_code,
+            **with_labels(model.override_config, kind),
         )
         built, text = build_on_meta(config, model, kind), config.get_text_config()
-        add_adapters(built, model, 0)
+        add_adapters(built.base_model if kind == "new_classifier" else built, model, 0)
         names = set(built._no_split_modules or ())
         blocks = [_count(module) for module in built.modules() if type(module).__name__ in names]
         head = text.hidden_size + 1 if kind == "backbone" else 0
@@ -237,10 +233,9 @@ def device_memory(kind: str, processes_per_node: int) -> int:
 
 def build_on_meta(config: PretrainedConfig, model: schema.Model, kind: Kind) -> PreTrainedModel:
     """Build a model without data. Raises `ConfigError` and `UnknownSizeError`: see `ModelSize`."""
-    auto = AutoModelForCausalLM if kind == "policy" else AutoModel
     try:
         with torch.device("meta"):
-            return auto.from_config(config, trust_remote_code=model.trust_remote_code)
+            return auto_class(kind).from_config(config, trust_remote_code=model.trust_remote_code)
     except (ValueError, ImportError) as error:  # no such class, or a package that it needs
         raise ConfigError(
             f"the model {model.path!r} cannot be built: {_first_line(error)}"

@@ -38,7 +38,7 @@ def check_architecture(
             weights: dict[str, Tensor] = {}
             for file in _weight_files(model):
                 weights |= _without_data(file)
-            problems = check_fit(built, weights, key) if weights else []
+            problems = check_fit(built, weights, key, kind == "new_classifier") if weights else []
         use_rlctl_attention(built)
     except UnknownSizeError:
         pass  # the memory plan warns of it

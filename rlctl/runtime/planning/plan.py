@@ -16,23 +16,26 @@ from rlctl.plugins import load
 from rlctl.recipes import schema
 from rlctl.recipes.compose import Recipe
 from rlctl.recipes.recorded import missing_secrets
-from rlctl.recipes.roles import needed_roles, rollout_pool
+from rlctl.recipes.roles import ACTOR, needed_roles, rollout_pool, trained_role
 from rlctl.runs.naming import check_free
 from rlctl.runtime.algorithms.base import Algorithm, Needs
 from rlctl.runtime.build import load_algorithm
 from rlctl.runtime.checkpoint.remote_copy import check_remote_copy
 from rlctl.runtime.data import quickstart
 from rlctl.runtime.data.loader import PromptLoader, PromptSet
+from rlctl.runtime.data.pairs import Pairs
 from rlctl.runtime.data.tokenizer import tokenizer_of
 from rlctl.runtime.planning import preflight
 from rlctl.runtime.planning.devices import Devices, pool_sizes
 from rlctl.runtime.planning.episode_check import check_rows
 from rlctl.runtime.planning.error_collector import ErrorCollector
+from rlctl.runtime.planning.model_runs import with_runs
 from rlctl.runtime.planning.reward_check import check_reward
 from rlctl.runtime.planning.role_memory import MemoryPlan, check_capacity, plan_memory
 from rlctl.runtime.planning.unusual_values import unusual_values
 from rlctl.runtime.rank_info import available_cores
 from rlctl.runtime.rewards.specs import scored_sources
+from rlctl.runtime.training.pair_validation import PairValidator
 from rlctl.runtime.training.profile import check_profile
 from rlctl.runtime.training.validation import Validator
 from rlctl.tracking.loggers import preflight as check_logger
@@ -51,25 +54,25 @@ class Plan:
     memory: MemoryPlan
     tokenizer: PreTrainedTokenizerBase
     loader: PromptLoader
-    validator: Validator | None
+    validator: Validator | PairValidator | None
     num_steps: int
     inline: bool
 
     @property
     def roles(self) -> set[str]:
         """Names of the roles that the algorithm uses, without the reward."""
-        needed = needed_roles(self.config.trainer.placement, self.algorithm.needs)
+        needed = needed_roles(self.config, self.algorithm.needs)
         return {role.name for role in needed}
 
     @property
     def rollout_pool(self) -> str | None:
         """Pool of the rollout engines; None where they run in the actor's processes."""
-        return rollout_pool(self.config.trainer.placement, self.algorithm.needs)
+        return rollout_pool(self.config, self.algorithm.needs)
 
     @property
     def pool_sizes(self) -> Mapping[str, int]:
         """Processes of each pool on all nodes, the actor's first; with `inline` they share one."""
-        return pool_sizes(self.config.trainer.placement, self.devices, self.algorithm.needs)
+        return pool_sizes(self.config, self.devices, self.algorithm.needs)
 
     @property
     def data_sources(self) -> list[str]:
@@ -103,6 +106,7 @@ def make_plan(
     _check_surroundings(recipe.config, run, errors)
     data_root = data_root or root
     config = quickstart.resolve(recipe.config, data_root)
+    config = errors.run(with_runs, config) or config
     devices = errors.run(Devices.from_config, trainer)
     if inline and devices is not None and devices.total > 1:
         errors.add(
@@ -113,13 +117,13 @@ def make_plan(
         )
     if devices is not None:
         errors.run(preflight.check_engine, config, devices)
-    algorithm = errors.run(load_algorithm, config, 1)
-    memory = None
+    algorithm, memory = errors.run(load_algorithm, config, 1), None
     if algorithm is not None:
         errors.run(preflight.check_adapters, config, algorithm.needs)
         if devices is not None:
             memory = _check_roles(config, devices, algorithm.needs, inline, errors)
-    errors.run(raise_problems, preflight.check_model(config))
+    trained = ACTOR if algorithm is None else trained_role(config, algorithm.needs)
+    errors.run(raise_problems, preflight.check_model(config, trained))
     if algorithm is not None:
         problems = errors.run(preflight.check_role_models, config, algorithm.needs)
         errors.run(raise_problems, problems or [])
@@ -134,7 +138,7 @@ def make_plan(
     assert loader is not None, "otherwise there is an error"
     num_steps = trainer.total_training_steps or trainer.total_epochs * loader.steps_per_epoch
     assert algorithm is not None, "otherwise there is an error"
-    sizes = pool_sizes(trainer.placement, devices, algorithm.needs)
+    sizes = pool_sizes(config, devices, algorithm.needs)
     check_profile(trainer.profile, sizes, num_steps)
     return Plan(
         recipe=recipe,
@@ -177,8 +181,7 @@ def _check_roles(
     config: schema.Config, devices: Devices, needs: Needs, inline: bool, errors: ErrorCollector
 ) -> MemoryPlan | None:
     """Check placement, batch sizes and memory of the roles; return their memory if it is known."""
-    placement = config.trainer.placement
-    ranks, engines = pool_sizes(placement, devices, needs), rollout_pool(placement, needs)
+    ranks, engines = pool_sizes(config, devices, needs), rollout_pool(config, needs)
     if inline and engines is not None:
         errors.add(
             UsageError(
@@ -198,13 +201,15 @@ def _check_roles(
 
 def _read_data(
     config: schema.Config, algorithm: Algorithm | None, errors: ErrorCollector
-) -> tuple[PreTrainedTokenizerBase | None, PromptLoader | None, Validator | None]:
+) -> tuple[PreTrainedTokenizerBase | None, PromptLoader | None, Validator | PairValidator | None]:
     """Load the tokenizer, training prompts and validation prompts, and try the reward functions.
 
     Without a tokenizer it still reads the files. Training rows are scored if the algorithm
     samples responses to them, or cannot be loaded.
     """
     samples = algorithm is None or _samples_responses(algorithm)
+    if algorithm is not None and Needs.REWARD_LEARNER in algorithm.needs:
+        return _read_pairs(config, errors)
     needs = Needs.NOTHING if algorithm is None else algorithm.needs
     data, model = config.data, config.actor_rollout_ref.model
     tokenizer = None
@@ -228,15 +233,34 @@ def _read_data(
     return tokenizer, loader, validator
 
 
+def _read_pairs(
+    config: schema.Config, errors: ErrorCollector
+) -> tuple[PreTrainedTokenizerBase | None, PromptLoader | None, PairValidator | None]:
+    """Load the tokenizer of the reward model, and the pairs of training and validation."""
+    model, data = config.reward.reward_model.model, config.data
+    if not model.tokenizer_path and preflight.is_missing(model.path):
+        return None, None, None  # which is reported already
+    tokenizer = errors.run(tokenizer_of, model)
+    if tokenizer is None:
+        return None, None, None
+    loader = errors.run(_load_train, config, tokenizer, False)
+    found = errors.run(_load_val, config, tokenizer)
+    pairs = Pairs.from_config(config.reward.reward_model, data)
+    for prompts in (loader and loader.prompts, found and found.prompts):
+        errors.run(pairs.check, prompts.rows if prompts else [])
+    validator = found and PairValidator(found.prompts, found.batch_size, pairs)
+    return tokenizer, loader, validator
+
+
 def _samples_responses(algorithm: Algorithm) -> bool:
     return Needs.GROUPS in algorithm.needs
 
 
 def _scored_rows(
-    samples: bool, loader: PromptLoader | None, validator: Validator | None
+    samples: bool, loader: PromptLoader | None, validator: Validator | PairValidator | None
 ) -> list[PromptRow]:
     training = loader.prompts.rows if loader and samples else []
-    return [*training, *(validator.prompts.rows if validator else [])]
+    return [*training, *(validator.prompts.rows if isinstance(validator, Validator) else [])]
 
 
 def _rows(file: str, data: schema.Data, split: str) -> list[PromptRow]:

@@ -14,8 +14,8 @@ from rlctl.errors import ConfigError, Problem, ResourceError
 from rlctl.files import existing_parent, free_space
 from rlctl.plugins import load, parse_params
 from rlctl.recipes import schema
-from rlctl.recipes.roles import ACTOR, ROLES, ROLLOUT, needed_roles
-from rlctl.runtime.algorithms.base import Needs
+from rlctl.recipes.roles import ACTOR, ROLES, ROLLOUT, Role, needed_roles, trained_role
+from rlctl.runtime.algorithms.base import Needs, rows_per_prompt
 from rlctl.runtime.data.tokenizer import tokenizer_of
 from rlctl.runtime.model.lora import check_peft
 from rlctl.runtime.planning.devices import Devices
@@ -24,15 +24,15 @@ from rlctl.runtime.rollout.weight_sync import uses_host_memory
 from rlctl.storage import local
 
 
-def check_batches(config: schema.Config, ranks: Mapping[str, int], needs: Flag) -> list[Problem]:
+def check_batches(config: schema.Config, ranks: Mapping[str, int], needs: Needs) -> list[Problem]:
     """Return a problem for each batch, mini-batch or number of ranks that leaves a remainder.
 
     Each problem names the nearest numbers that work. `ranks` maps pools to processes.
     """
     batch, placement = config.data.train_batch_size, config.trainer.placement
-    n = config.actor_rollout_ref.rollout.n if Needs.GROUPS in needs else 1
+    n = rows_per_prompt(config, needs)
     problems: list[Problem] = []
-    for role in (each for each in needed_roles(placement, needs) if each.learns):
+    for role in (each for each in needed_roles(config, needs) if each.learns):
         key, size = f"{role.section}.ppo_mini_batch_size", role.learner(config).ppo_mini_batch_size
         pool = role.pool(placement) or ""
         num_ranks = ranks[pool]
@@ -53,13 +53,13 @@ def check_batches(config: schema.Config, ranks: Mapping[str, int], needs: Flag) 
                     hint=f"nearest that can: {key}={_near(size, fitting)}",
                 )
             )
-    num_ranks = ranks[placement.actor]
+    pool = trained_role(config, needs).pool(placement) or ""
+    num_ranks = ranks[pool]
     for key, size in _tensor_parallel(config).items():
         if num_ranks % size:
             problems.append(
                 Problem(
-                    f"{key}={size} does not divide the {num_ranks} ranks of the pool "
-                    f"{placement.actor}",
+                    f"{key}={size} does not divide the {num_ranks} ranks of the pool {pool}",
                     hint=f"nearest that do: {key}={_near(size, _divisors(num_ranks))}",
                 )
             )
@@ -103,19 +103,19 @@ def read_model_config(model: schema.Model, key: str) -> PretrainedConfig:
         ) from error
 
 
-def check_model(config: schema.Config) -> list[Problem]:
-    """Return the problems of the actor's model.
+def check_model(config: schema.Config, role: Role = ACTOR) -> list[Problem]:
+    """Return the problems of the model of `role`, the trained one.
 
     Its weights are complete and fit the config, its attention is supported, its attention heads can
     be split over the ranks, and its context holds a prompt and a response of the longest length.
     """
-    data, model, key = config.data, ACTOR.model(config), f"{ACTOR.model_key}.path"
+    data, model, key = config.data, role.model(config), f"{role.model_key}.path"
     try:
         loaded = read_model_config(model, key)
     except ConfigError as error:
         return error.problems
     text = loaded.get_text_config()
-    problems = check_architecture(model, loaded, ACTOR.kind, key)
+    problems = check_architecture(model, loaded, role.kind, key)
     heads = getattr(text, "num_attention_heads", None)
     for key, size in _tensor_parallel(config).items():
         if heads and heads % size:
@@ -125,25 +125,25 @@ def check_model(config: schema.Config) -> list[Problem]:
                     f"{key}={size} does not divide the model's {heads} attention heads", hint=hint
                 )
             )
-    rank, width = config.actor_rollout_ref.model.lora_rank, getattr(text, "hidden_size", None)
+    rank, width = model.lora_rank, getattr(text, "hidden_size", None)
     if width and rank > width:
         problems.append(
             Problem(
-                f"actor_rollout_ref.model.lora_rank={rank} is above the model's hidden size, "
-                f"{width}",
+                f"{role.model_key}.lora_rank={rank} is above the model's hidden size, {width}",
                 hint="8 to 128 are usual ranks; 0 trains all weights",
             )
         )
     context = getattr(text, "max_position_embeddings", None)
     longest = data.max_prompt_length + data.max_response_length
-    if context is not None and longest > context:
+    is_policy = role.kind == ACTOR.kind  # conversations of reward models are cut to the context
+    if is_policy and context is not None and longest > context:
         problems.append(
             Problem(
                 f"data.max_prompt_length + data.max_response_length = {longest} tokens, but the "
                 f"model's context is {context}",
                 hint=f"data.max_response_length={max(1, context - data.max_prompt_length)}, "
                 "shorter prompts, or "
-                f"+actor_rollout_ref.model.override_config.max_position_embeddings={longest}",
+                f"+{role.model_key}.override_config.max_position_embeddings={longest}",
             )
         )
     return problems
@@ -153,9 +153,10 @@ def check_role_models(config: schema.Config, needs: Flag) -> list[Problem]:
     """Return the problems of models other than the actor's. Raises `ConfigError`."""
     problems: list[Problem] = []
     actor = ACTOR.model(config)
-    for role in needed_roles(config.trainer.placement, needs):
+    trained, *others = needed_roles(config, needs)  # `check_model` has checked the trained one
+    for role in others:
         model, key = role.model(config), f"{role.model_key}.path"
-        if model != actor:
+        if role.kind == "classifier" or model != trained.model(config):
             problems += check_architecture(model, read_model_config(model, key), role.kind, key)
         if role.kind == ACTOR.kind and model.path != actor.path:
             problems += check_tokenizer(model, tokenizer_of(actor), key)
@@ -257,7 +258,7 @@ def _check_rollout_pool(config: schema.Config, pool: str) -> list[Problem]:
 
 def check_adapters(config: schema.Config, needs: Flag) -> None:
     """Raise `MissingExtraError` where LoRA adapters are trained and peft is not installed."""
-    roles = needed_roles(config.trainer.placement, needs)
+    roles = needed_roles(config, needs)
     if any(role.model(config).lora_rank > 0 for role in roles):
         check_peft()
 

@@ -36,7 +36,7 @@ def check_recipe(name: str, *, strict: bool = False) -> RecipeCheck:
     try:
         recipe = compose(name)
         needs = load_algorithm(recipe.config, num_steps=1).needs
-        roles = {role.name for role in needed_roles(recipe.config.trainer.placement, needs)}
+        roles = {role.name for role in needed_roles(recipe.config, needs)}
         return RecipeCheck(name, unused=report_unused_keys(recipe, roles, strict=strict))
     except RlctlError as error:
         return RecipeCheck(name, problems=error.problems, exit_code=error.exit_code)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import Flag
 
 from rlctl.errors import Problem
 from rlctl.recipes import schema
 from rlctl.recipes.roles import Role, built_roles, engine_role, rollout_pool
-from rlctl.runtime.algorithms.base import Needs
+from rlctl.runtime.algorithms.base import Needs, rows_per_prompt
 from rlctl.runtime.model.load import compute_dtype, master_dtype
 from rlctl.runtime.ops import ceil_div
 from rlctl.runtime.planning.devices import Devices
@@ -59,7 +58,7 @@ class MemoryPlan:
 
 
 def plan_memory(
-    config: schema.Config, devices: Devices, ranks: Mapping[str, int], needs: Flag
+    config: schema.Config, devices: Devices, ranks: Mapping[str, int], needs: Needs
 ) -> MemoryPlan:
     """Estimate the memory of every role on one device.
 
@@ -116,15 +115,15 @@ def _storage(role: Role, config: schema.Config, device: str, num_ranks: int) -> 
     return Storage.from_config(master_dtype(fsdp), compute, num_ranks, fsdp)
 
 
-def _work(role: Role, config: schema.Config, num_ranks: int, needs: Flag) -> Work:
+def _work(role: Role, config: schema.Config, num_ranks: int, needs: Needs) -> Work:
     """Return the largest micro-batch of `role` on one rank.
 
     That is the token budget, or fewer tokens where a rank does not have as many, but at least one
     row of the longest length.
     """
-    data, n = config.data, _responses_per_prompt(config, needs)
+    data, n = config.data, rows_per_prompt(config, needs)
     kv_tokens = 0
-    if role is engine_role(config.trainer.placement, needs):
+    if role is engine_role(config, needs):
         kv_tokens = _kv_tokens(config, num_ranks, needs)
     if role.passes is None:
         return Work(0, learns=False, checkpointing=False, has_logits=False, kv_tokens=kv_tokens)
@@ -141,19 +140,15 @@ def _work(role: Role, config: schema.Config, num_ranks: int, needs: Flag) -> Wor
     )
 
 
-def _kv_tokens(config: schema.Config, num_ranks: int, needs: Flag) -> int:
+def _kv_tokens(config: schema.Config, num_ranks: int, needs: Needs) -> int:
     """Return the tokens that an engine caches at a time, for responses of the longest length."""
     data, rollout, n = (
         config.data,
         config.actor_rollout_ref.rollout,
-        _responses_per_prompt(config, needs),
+        rows_per_prompt(config, needs),
     )
     parts = num_ranks
-    if rollout_pool(config.trainer.placement, needs) is not None and rollout.mode == "sync":
+    if rollout_pool(config, needs) is not None and rollout.mode == "sync":
         parts = num_requests(rollout, data.train_batch_size, num_ranks)  # one request at a time
     prompts = min(ceil_div(data.train_batch_size, parts), max(1, rollout.max_num_seqs // n))
     return prompts * (data.max_prompt_length + n * data.max_response_length)
-
-
-def _responses_per_prompt(config: schema.Config, needs: Flag) -> int:
-    return config.actor_rollout_ref.rollout.n if Needs.GROUPS in needs else 1

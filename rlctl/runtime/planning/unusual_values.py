@@ -22,13 +22,13 @@ def unusual_values(config: schema.Config, needs: Needs) -> Iterator[str]:
             f"a step generates {responses:,} responses: data.train_batch_size="
             f"{data.train_batch_size} × actor_rollout_ref.rollout.n={rollout.n}"
         )
-    for role in needed_roles(trainer.placement, needs):
+    for role in needed_roles(config, needs):
         if role.learns and (lr := role.learner(config).optim.lr) >= _HIGH_LR:
             yield (
                 f"{role.section}.optim.lr={lr:g} overwrites the weights: AdamW moves each weight "
                 "by up to this much in an update; 1e-7 to 1e-3 are usual"
             )
-    if config.async_training.max_staleness and rollout_pool(trainer.placement, needs) is None:
+    if config.async_training.max_staleness and rollout_pool(config, needs) is None:
         yield (
             "async_training.max_staleness=1 saves no time without engines of their own, which "
             "trainer.placement.rollout=POOL gives: generation and training take turns"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,6 +19,9 @@ from rlctl.runtime.rewards.scoring import Scoring
 from rlctl.tracking.episodes import Episode
 
 LOG = logging.getLogger(__name__)
+
+
+RULE = "rule"  # component: the score of the functions, beside that of a model
 
 
 class RuleReward:
@@ -39,7 +43,14 @@ class RuleReward:
         self.first_error: str | None = None
         self._early: tuple[Rollouts, Scoring] | None = None  # see `EarlyScoring`
 
-    def compute_scores(self, rollouts: Rollouts) -> Scores:
+    def scores_all(self, rollouts: Rollouts) -> bool:
+        """Return whether functions or environments score each row."""
+        if rollouts.episodes and all(each.score is not None for each in rollouts.episodes):
+            return True
+        sources = {row.data_source for row in rollouts.rows}
+        return all(any(each.scores(source) for each in self.pool.functions) for source in sources)
+
+    def compute_scores(self, rollouts: Rollouts, validate: bool = False) -> Scores:  # noqa: ARG002
         """Return score, components and failure of each row, (B,) each.
 
         Failed calls do not raise: they are a warning, and `first_error` keeps the run's first one.
@@ -60,6 +71,13 @@ class RuleReward:
             preds=[result.pred for result in report.results],
         )
 
+    def state_dict(self) -> dict[str, Any]:
+        """Return an empty state: functions have none."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Do nothing."""
+
     def begin(self, prompts: Prompts) -> EarlyScoring:
         """Begin to score the responses to B `prompts`, one response each, as they are finished."""
         return EarlyScoring(self, prompts)
@@ -71,6 +89,9 @@ class RuleReward:
     def _score(self, rollouts: Rollouts) -> RewardReport:
         """Score the rows that need the reward functions; the others have no score."""
         early, self._early = self._early, None
+        if not self.pool.functions:  # environments or a reward model score alone
+            nothing = RewardResult(0.0, {}, None, None)
+            return RewardReport([nothing] * len(rollouts), 0, 0, None)
         if early is not None and early[0] is rollouts:
             return self._finish(early[1])
         scoring = self.begin(rollouts)

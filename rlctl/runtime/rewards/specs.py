@@ -49,11 +49,13 @@ def reward_specs(reward: schema.Reward, sources: Iterable[str]) -> list[RewardSp
 def scored_sources(config: schema.Config, sources: Iterable[str]) -> list[str]:
     """Return the data sources that reward functions score.
 
-    Those are all, but with episodes only the known ones: environments may score the others.
+    Those are all, but with episodes, or with a reward model that scores alone, only the known ones.
     """
     unique, reward = list(dict.fromkeys(sources)), config.reward
     named = reward.functions is not None or reward.custom_reward_function.path is not None
-    if named or not config.actor_rollout_ref.rollout.multi_turn.enable:
+    optional = config.actor_rollout_ref.rollout.multi_turn.enable
+    optional |= reward.reward_model.enable and reward.reward_model.rule_weight == 0
+    if named or not optional:
         return unique
     declared = declared_sources()
     return [source for source in unique if _scorers(source, declared)]

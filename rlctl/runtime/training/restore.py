@@ -60,6 +60,8 @@ def restore(
             member.load(folder.absolute())
     algorithm.load_state_dict(state.algorithm)
     collector.load_state_dict(state.loader, state.step)
+    if state.reward:
+        roles.reward.load_state_dict(state.reward)
     set_rng_state(state.rng)
     ahead: Collected | None = None
     if state.ahead is not None:

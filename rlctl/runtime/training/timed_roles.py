@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from rlctl.runtime.batch import LogProbs, Prompts, Ragged, Rollouts, Scores
@@ -14,8 +15,9 @@ from rlctl.tracking.metrics import Metrics
 def timed_roles(roles: Roles, clock: Clock) -> Roles:
     """Return the roles with each call of a step timed as a phase on `clock`."""
     critic, reference = roles.critic_role, roles.reference_role
-    return Roles(
-        actor=TimedActor(roles.actor, clock),
+    return replace(
+        roles,
+        actor_role=TimedActor(roles.actor_role, clock) if roles.actor_role is not None else None,
         reward=TimedReward(roles.reward, clock),
         critic_role=TimedCritic(critic, clock) if critic is not None else None,
         reference_role=TimedReference(reference, clock) if reference is not None else None,
@@ -117,7 +119,7 @@ class TimedReward(Reward):
         self.wrapped = reward
         self.clock = clock
 
-    def compute_scores(self, rollouts: Rollouts) -> Scores:
+    def compute_scores(self, rollouts: Rollouts, validate: bool = False) -> Scores:
         """See `Reward`."""
         with self.clock.phase("reward"):
-            return self.wrapped.compute_scores(rollouts)
+            return self.wrapped.compute_scores(rollouts, validate)

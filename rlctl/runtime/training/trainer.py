@@ -27,6 +27,7 @@ from rlctl.runtime.roles import Roles
 from rlctl.runtime.training.clock import Clock
 from rlctl.runtime.training.collector import Collector
 from rlctl.runtime.training.mismatch import CheckedActor, RolloutMismatch, record_mismatch
+from rlctl.runtime.training.pair_validation import PairValidator
 from rlctl.runtime.training.profile import StepProfiler
 from rlctl.runtime.training.rollout_source import Collected, InStep, OneStepAhead, RolloutSource
 from rlctl.runtime.training.step_metrics import length_metrics, speed_metrics
@@ -50,13 +51,13 @@ class RunContext:
     collector: Collector
     max_staleness: int  # steps that rollouts are ahead of learning
     engines_apart: bool  # the rollout engines have a pool of their own
-    validator: Validator | None
+    validator: Validator | PairValidator | None
     tokenizer: PreTrainedTokenizerBase
     trackers: Trackers
     run: RunDir
     num_steps: int
     num_devices: int  # of all pools
-    num_ranks: int  # of the actor
+    num_ranks: int  # of the trained role
     max_response_length: int
     on_phase: Callable[[str], None]  # called when a phase begins
     profiler: StepProfiler
@@ -83,9 +84,10 @@ class Trainer:
         self.state = state
         self.clock = Clock(context.on_phase)
         self.roles = timed_roles(context.roles, self.clock)
-        if config.mismatch.halt is not None and not context.max_staleness:
-            checked = CheckedActor(self.roles.actor, config.mismatch.halt)
-            self.roles = replace(self.roles, actor=checked)
+        halt = None if context.max_staleness else config.mismatch.halt
+        if halt is not None and self.roles.actor_role is not None:
+            checked = CheckedActor(self.roles.actor, halt)
+            self.roles = replace(self.roles, actor_role=checked)
         self.saver = Saver(
             context.run, context.roles, context.tokenizer, config, context.on_checkpoint
         )
@@ -193,6 +195,7 @@ class Trainer:
             rng=rng_state(),
             metrics=dict(metrics),
             loader=self.context.collector.state_dict(),
+            reward=self.context.roles.reward.state_dict(),
             trackers=dict(record.trackers),
             num_ranks=self.context.num_devices,
             seeds=dict(record.seeds),

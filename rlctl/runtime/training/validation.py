@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
+from statistics import fmean
 
 import torch
 from transformers import PreTrainedTokenizerBase
 
 from rlctl.runtime.batch import Scored
 from rlctl.runtime.data.loader import PromptSet
+from rlctl.runtime.rewards.role import RULE
 from rlctl.runtime.roles import Roles
 from rlctl.tracking.tracker import Sample
 
@@ -42,7 +44,7 @@ class Validator:
             batch = self.prompts.batch(range(start, min(start + size, len(self.prompts))))
             roles.actor.update_weights()
             rollouts = roles.actor.generate_sequences(batch, seed=self.seed + start, validate=True)
-            scored.append(roles.reward.compute_scores(rollouts).to_scored(rollouts))
+            scored.append(roles.reward.compute_scores(rollouts, validate=True).to_scored(rollouts))
         samples = [sample for part in scored for sample in to_samples(part, self.tokenizer)]
         num_responses = len(samples) // len(self.prompts)
         return Validation(validation_metrics(samples, num_responses), samples)
@@ -86,7 +88,8 @@ def validation_metrics(samples: list[Sample], num_responses: int) -> dict[str, f
 
     `samples` holds the N = `num_responses` responses of each prompt side by side. `acc` is the
     score component of that name, or the score itself if every score is 0 or 1; other scores are
-    reported as `reward`.
+    reported as `reward`. Beside a reward model, the score is that of the functions, and
+    `val-aux/*/model_reward` is the mean of the weighted sum.
     """
     by_source: dict[str, list[list[Sample]]] = defaultdict(list)
     for start in range(0, len(samples), num_responses):
@@ -106,6 +109,9 @@ def validation_metrics(samples: list[Sample], num_responses: int) -> dict[str, f
             metrics[f"{core}/maj@{num_responses}/mean"] = _majority_mean(groups, values, draws)
             std = values.std(-1, correction=0)  # of the population, as in verl
             metrics[f"val-aux/{source}/{name}/std@{num_responses}"] = float(std.mean())
+        if any(RULE in sample.components for group in groups for sample in group):
+            scores = [sample.score for group in groups for sample in group]
+            metrics[f"val-aux/{source}/model_reward/mean@{num_responses}"] = fmean(scores)
         lengths = torch.tensor([float(sample.length) for group in groups for sample in group])
         metrics[f"val-aux/{source}/response_length/mean"] = float(lengths.mean())
         stopped = [sample.finish == "stop" for group in groups for sample in group]
@@ -118,8 +124,11 @@ def _measure(groups: list[list[Sample]]) -> tuple[str, Callable[[Sample], float]
     samples = [sample for group in groups for sample in group]
     if all("acc" in sample.components for sample in samples):
         return "acc", lambda sample: float(sample.components["acc"])
-    binary = all(sample.score in (0.0, 1.0) for sample in samples)
-    return "acc" if binary else "reward", lambda sample: sample.score
+    scored = all(RULE in sample.components for sample in samples)
+    value: Callable[[Sample], float] = (
+        (lambda sample: float(sample.components[RULE])) if scored else (lambda sample: sample.score)
+    )
+    return "acc" if all(value(sample) in (0.0, 1.0) for sample in samples) else "reward", value
 
 
 def _majority_mean(groups: list[list[Sample]], values: torch.Tensor, draws: torch.Tensor) -> float:

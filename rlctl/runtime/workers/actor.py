@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Generator, Iterable
+from collections.abc import Collection, Generator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -20,12 +20,10 @@ from rlctl.runtime.budget import Budget
 from rlctl.runtime.model.causal_lm import PolicyModel
 from rlctl.runtime.model.load import compute_dtype, load_model, master_dtype, with_local_path
 from rlctl.runtime.model.lora import (
-    adapter_parameters,
     add_adapters,
     has_adapters,
     merged_parameters,
     without_adapters,
-    write_adapter,
 )
 from rlctl.runtime.model.probe import check_packing
 from rlctl.runtime.model.sequences import Sequences
@@ -37,8 +35,9 @@ from rlctl.runtime.rollout.requests import Completion, Request, Slice
 from rlctl.runtime.rollout.sampling_params import SamplingConfig, to_rollouts
 from rlctl.runtime.rollout.startup import start_in_phases
 from rlctl.runtime.rollout.weight_sync import WeightChannel, to_buckets
+from rlctl.runtime.workers.base import ExportingWorker
 from rlctl.runtime.workers.dispatch import Dispatch, dispatch
-from rlctl.runtime.workers.learner import Learner, LearningWorker
+from rlctl.runtime.workers.learner import Learner
 from rlctl.tracking.metrics import Metrics
 
 T = TypeVar("T")
@@ -56,7 +55,7 @@ class ActorSpec:
     seed: int
 
 
-class ActorWorker(LearningWorker, Actor):
+class ActorWorker(ExportingWorker, Actor):
     """Implements `Actor` on one rank.
 
     It generates responses only after its engine is started. With separate rollout engines it has
@@ -226,32 +225,6 @@ class ActorWorker(LearningWorker, Actor):
         """See `Actor`."""
         self.engine_is_stale = True
         super().load(folder)
-
-    @dispatch(Dispatch.BROADCAST)
-    def export(self, folder: Path) -> None:
-        """See `Actor`. Collective; rank 0 writes.
-
-        Adapters are merged into the weights, and also written to the folder `adapter` next to
-        `folder`.
-        """
-        weights = self._cpu_copy(merged_parameters(self.policy.hf))
-        adapter = self._cpu_copy(adapter_parameters(self.policy.hf))
-
-        def write() -> None:
-            self.policy.hf.save_pretrained(folder, state_dict=weights)
-            if adapter:
-                write_adapter(folder.with_name("adapter"), self.policy.hf, adapter)
-
-        if weights:
-            self.learner.writer.submit(folder, write)
-
-    def _cpu_copy(self, parameters: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
-        """Return copies in CPU memory on rank 0, and nothing on other ranks. Collective."""
-        pairs = (
-            (name, value.to("cpu", copy=True) if self.rank_info.rank == 0 else None)
-            for name, value in parameters
-        )
-        return {name: value for name, value in pairs if value is not None}
 
     def _ready_engine(self) -> RolloutEngine:
         """Return the engine. Raises InternalError if its weights are stale."""

@@ -19,8 +19,9 @@ from rlctl.runtime.model.sequences import Sequences
 from rlctl.runtime.model.sharding import shard
 from rlctl.runtime.rank_info import RankInfo
 from rlctl.runtime.roles import Critic
+from rlctl.runtime.workers.base import LearningWorker
 from rlctl.runtime.workers.dispatch import Dispatch, dispatch
-from rlctl.runtime.workers.learner import Learner, LearningWorker
+from rlctl.runtime.workers.learner import Learner
 from rlctl.tracking.metrics import Metrics
 
 

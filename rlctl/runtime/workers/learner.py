@@ -22,12 +22,11 @@ from rlctl.runtime.algorithms.base import Loss
 from rlctl.runtime.batch import LogProbs, Ragged, Rollouts
 from rlctl.runtime.budget import Budget, OomRetry, free_memory, is_oom
 from rlctl.runtime.model.causal_lm import PolicyModel, PolicyOutputs, ValueModel
+from rlctl.runtime.model.reward_model import RewardModel
 from rlctl.runtime.model.sequences import Sequences
 from rlctl.runtime.model.sharding import local_gradients, reset_gradients, total_norm
 from rlctl.runtime.rank_info import RankInfo
-from rlctl.runtime.roles import LearningRole, ModelRole
 from rlctl.runtime.workers.background import BackgroundWriter
-from rlctl.runtime.workers.dispatch import Dispatch, Worker, dispatch
 from rlctl.runtime.workers.flops import DecoderShape, peak_flops
 from rlctl.runtime.workers.learner_state import load_state, save_state
 from rlctl.tracking.metrics import Max, Mean, Metrics, Sum, merge
@@ -36,45 +35,14 @@ B = TypeVar("B", bound=Rollouts)
 R = TypeVar("R")
 
 
-class ModelWorker(Worker, ModelRole):
-    """Base of workers that hold a model."""
-
-    learner: Learner
-
-    @dispatch(Dispatch.RANK_ZERO)
-    def pop_oom_retries(self) -> list[OomRetry]:
-        """See `ModelRole`. Rank 0 reports its own; only a single rank reduces its micro-batches."""
-        retries, self.learner.oom_retries = self.learner.oom_retries, []
-        return retries
-
-
-class LearningWorker(ModelWorker, LearningRole):
-    """Base of workers whose model is trained."""
-
-    @dispatch(Dispatch.BROADCAST)
-    def save(self, folder: Path) -> None:
-        """See `LearningRole`. Collective; `await_written` waits for the files."""
-        self.learner.save(folder)
-
-    @dispatch(Dispatch.BROADCAST)
-    def load(self, folder: Path) -> None:
-        """See `LearningRole`. Collective."""
-        self.learner.load(folder)
-
-    @dispatch(Dispatch.RANK_ZERO)
-    def state_bytes(self) -> int:
-        """Return the bytes of the weights and the optimizer's two moments, over all ranks."""
-        trained = (
-            parameter for parameter in self.learner.model.parameters() if parameter.requires_grad
-        )
-        return 3 * sum(parameter.numel() * parameter.element_size() for parameter in trained)
-
-
 class Learner:
     """Model on one rank, and its optimizer if it is trained (`optim` is not None)."""
 
     def __init__(
-        self, model: PolicyModel | ValueModel, rank_info: RankInfo, optim: schema.Optim | None
+        self,
+        model: PolicyModel | ValueModel | RewardModel,
+        rank_info: RankInfo,
+        optim: schema.Optim | None,
     ) -> None:
         self.model = model
         self.rank_info = rank_info
@@ -99,22 +67,27 @@ class Learner:
         return int(first["step"])
 
     def infer(
-        self, batch: Rollouts, budget: Budget, forward: Callable[[Sequences], tuple[Tensor, ...]]
+        self,
+        batch: Rollouts,
+        budget: Budget,
+        forward: Callable[[Sequences], tuple[Tensor, ...]],
+        per_row: bool = False,
     ) -> tuple[Ragged, ...]:
         """Run `forward` without gradients in micro-batches; rows keep the order of `batch`.
 
-        `forward` returns tensors (T,) of values per response token. Returns them as ragged rows.
+        `forward` returns tensors (T,) of values per response token, or (B,) of values per row with
+        `per_row`. Returns them as ragged rows.
         """
 
         def outputs(part: Rollouts) -> tuple[Tensor, ...]:
-            num_tokens = len(part.response_ids.values)
-            return tuple(x[:num_tokens].cpu() for x in forward(self._sequences(part)))
+            num_values = len(part) if per_row else len(part.response_ids.values)
+            return tuple(x[:num_values].cpu() for x in forward(self._sequences(part)))
 
         self.model.eval()
         with torch.no_grad():
             results, order = self._in_micro_batches(batch, budget, outputs)
         back = torch.cat(order)
-        lengths = batch.response_ids.lengths[back]
+        lengths = torch.ones_like(back) if per_row else batch.response_ids.lengths[back]
         return tuple(
             Ragged(torch.cat(parts), lengths).select(back.argsort())
             for parts in zip(*results, strict=True)

@@ -14,8 +14,9 @@ from rlctl.runtime.model.probe import check_packing
 from rlctl.runtime.model.sharding import shard
 from rlctl.runtime.rank_info import RankInfo
 from rlctl.runtime.roles import Reference
+from rlctl.runtime.workers.base import ModelWorker
 from rlctl.runtime.workers.dispatch import Dispatch, dispatch
-from rlctl.runtime.workers.learner import Learner, ModelWorker
+from rlctl.runtime.workers.learner import Learner
 
 
 @dataclass(frozen=True)

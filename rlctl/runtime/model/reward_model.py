@@ -1,0 +1,43 @@
+"""Reward model: a sequence classifier of transformers with one label, on packed conversations."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from rlctl.errors import ConfigError
+from rlctl.runtime.model.causal_lm import run_backbone
+from rlctl.runtime.model.fit import HEAD
+from rlctl.runtime.model.sequences import Sequences
+
+# Fields of an exported config.json: mean and standard deviation of the model's scores.
+MEAN, STD = "reward_mean", "reward_std"
+
+
+class RewardModel(nn.Module):
+    """Score of a conversation: a linear head without bias on the hidden state of its last token.
+
+    Dropout is off, also in training: an update is divided into a pass without gradients and one
+    with them, which must agree.
+    """
+
+    def __init__(self, hf: PreTrainedModel) -> None:
+        super().__init__()
+        head = getattr(hf, HEAD, None)
+        if not isinstance(head, nn.Linear):
+            raise ConfigError(
+                f"a reward model needs a linear head named {HEAD!r}; {type(hf).__name__} has none",
+                hint="use a decoder with a sequence classifier, such as Llama, Qwen3 or Gemma",
+            )
+        for module in hf.modules():
+            if isinstance(module, nn.Dropout):
+                module.p = 0.0
+        self.hf = hf
+
+    def forward(self, sequences: Sequences) -> Tensor:
+        """Return one score per row: (B,) float32."""
+        output = run_backbone(self.hf.base_model, sequences)
+        assert output.last_hidden_state is not None, "every model without head returns them"
+        last = sequences.packing.lengths.cumsum(0) - 1
+        hidden = output.last_hidden_state[0][last.to(output.last_hidden_state.device)]
+        return self.hf.get_submodule(HEAD)(hidden)[:, 0].float()

@@ -1,0 +1,67 @@
+"""Runs as model paths: the name or folder of a run is the model that it exported last."""
+
+from __future__ import annotations
+
+from operator import attrgetter
+from pathlib import Path
+from typing import TypeVar
+
+from rlctl.errors import ConfigError
+from rlctl.recipes import schema
+from rlctl.recipes.roles import ROLES
+from rlctl.runs.run_dir import RECORD_FILE
+from rlctl.runtime.checkpoint.store import CheckpointStore
+from rlctl.storage import is_url
+
+S = TypeVar("S", bound=schema.Section)
+
+
+def with_runs(config: schema.Config) -> schema.Config:
+    """Replace each model path that names a run by the folder of its latest exported model.
+
+    Raises NotFoundError for a run without a checkpoint, and ConfigError for an ambiguous name.
+    """
+    root = Path(config.trainer.run_dir)
+    for key in sorted({role.model_key for role in ROLES}):
+        path = _path(attrgetter(key)(config).path, root, key)
+        config = _with_value(config, [*key.split("."), "path"], path)
+    return config
+
+
+def _with_value(section: S, parts: list[str], value: str) -> S:
+    """Return a copy of a section with another value at the path `parts`."""
+    name, *rest = parts
+    new = _with_value(getattr(section, name), rest, value) if rest else value
+    return section.model_copy(update={name: new})
+
+
+def _path(path: str, root: Path, key: str) -> str:
+    """Return the folder of the model that `path` names; other paths unchanged."""
+    folder = Path(path).expanduser()
+    if is_url(path) or (folder.exists() and not _is_run(folder)):
+        return path
+    found = [folder] if folder.exists() else _runs(path, root)
+    if len(found) > 1:
+        raise ConfigError(
+            f"{path!r} is the name of {len(found)} runs",
+            where=f"{key}.path",
+            hint=f"give the project, too: {' or '.join(_name(each, root) for each in found)}",
+        )
+    return str(CheckpointStore(found[0] / "checkpoints").policy()) if found else path
+
+
+def _runs(name: str, root: Path) -> list[Path]:
+    """Return the folders of the runs `project/run`, or `run` in any project."""
+    parts = Path(name).parts
+    if not 1 <= len(parts) <= 2 or Path(name).is_absolute() or ".." in parts:
+        return []
+    projects = [root / parts[0]] if len(parts) == 2 else sorted(root.glob("*"))
+    return [folder / parts[-1] for folder in projects if _is_run(folder / parts[-1])]
+
+
+def _is_run(folder: Path) -> bool:
+    return (folder / RECORD_FILE).is_file() and (folder / "config.yaml").is_file()
+
+
+def _name(folder: Path, root: Path) -> str:
+    return str(folder.relative_to(root))

@@ -1,0 +1,149 @@
+"""The role `Reward` with a reward model: its scores, beside or in the place of functions."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AutoConfig, PreTrainedTokenizerBase
+
+from rlctl.errors import ConfigError
+from rlctl.recipes import schema
+from rlctl.recipes.roles import REWARD_MODEL
+from rlctl.runtime.batch import Rollouts, Scores
+from rlctl.runtime.data.conversations import Conversations
+from rlctl.runtime.data.tokenizer import Chat
+from rlctl.runtime.model.reward_model import MEAN, STD
+from rlctl.runtime.rewards.normalization import Scale, running_scale
+from rlctl.runtime.rewards.role import RULE, RuleReward
+from rlctl.runtime.roles import Reward, RewardModel
+from rlctl.storage import local
+
+LOG = logging.getLogger(__name__)
+
+
+@dataclass
+class ModelReward(Reward):
+    """Weighted sum of a model's score and the score of reward functions or environments.
+
+    The model reads the messages of the prompt and the text of the response, or the messages of the
+    episode, in its own chat template. The component `rule` is the functions' score, for batches
+    whose rows all have one; `reward_model` is the model's, before normalization.
+    """
+
+    rules: Reward
+    model: RewardModel
+    tokenizer: PreTrainedTokenizerBase  # of the policy
+    conversations: Conversations  # in the words of the reward model
+    weight: float
+    rule_weight: float
+    scale: Scale | None  # None: no normalization
+
+    @classmethod
+    def from_config(
+        cls,
+        settings: schema.RewardModel,
+        tokenizer: PreTrainedTokenizerBase,
+        rules: Reward,
+        model: RewardModel,
+    ) -> ModelReward:
+        """Combine `model` with reward functions; `tokenizer` is that of the policy.
+
+        Raises ConfigError if the model's own mean and deviation are wanted and its config has none.
+        """
+        scale = None if settings.normalize is None else running_scale()
+        if settings.normalize == "model":
+            scale = _scale_of(settings.model)
+        conversations = Conversations.from_config(settings)
+        weights = settings.weight, settings.rule_weight
+        return cls(rules, model, tokenizer, conversations, *weights, scale)
+
+    def compute_scores(self, rollouts: Rollouts, validate: bool = False) -> Scores:
+        """See `Reward`. A conversation that the chat template rejects scores 0 and has failed."""
+        rules = self.rules.compute_scores(rollouts, validate)
+        chats = self._chats(rollouts)
+        encoded: list[list[int] | None] = [self._encode(chat) for chat in chats]
+        usable = torch.tensor([ids is not None for ids in encoded])
+        if rollouts.episodes:
+            usable &= torch.tensor([not each.failed for each in rollouts.episodes])
+        index = usable.nonzero().flatten()
+        raw = torch.zeros(len(rollouts))
+        if len(index):
+            ids = [encoded[i] or [] for i in index.tolist()]
+            rows = self.conversations.to_rollouts(rollouts.select(index), ids)
+            raw[index] = self.model.compute_rewards(rows).values.float().cpu()
+        components = rules.components
+        if not isinstance(self.rules, RuleReward) or self.rules.scores_all(rollouts):
+            components = components | {RULE: rules.scores}
+        cut = [self.conversations.is_too_long(ids or []) for ids in encoded]
+        components |= {REWARD_MODEL.name: raw}
+        if any(cut):
+            components |= {f"{REWARD_MODEL.name}/truncated": torch.tensor(cut).float()}
+        return replace(
+            rules,
+            scores=self.rule_weight * rules.scores
+            + self.weight * self._scaled(raw, index, validate),
+            components=components,
+            failed=rules.failed | ~usable,
+        )
+
+    def _scaled(self, raw: Tensor, index: Tensor, validate: bool) -> Tensor:
+        """Return the normalized scores (B,); rows that are not at `index` score 0."""
+        if self.scale is None:
+            return raw
+        if not validate:
+            self.scale.update(raw[index])
+        scaled = torch.zeros_like(raw)
+        scaled[index] = self.scale.normalize(raw[index])
+        return scaled
+
+    def _chats(self, rollouts: Rollouts) -> list[list[dict[str, Any]]]:
+        """Return the messages of prompt and response of each row."""
+        if rollouts.episodes:
+            return [
+                [*row.prompt, *({"role": m.role, "content": m.text} for m in episode.messages)]
+                for row, episode in zip(rollouts.rows, rollouts.episodes, strict=True)
+            ]
+        texts = self.tokenizer.batch_decode(
+            [ids.tolist() for ids in rollouts.response_ids.rows()], skip_special_tokens=True
+        )
+        return [
+            [*row.prompt, {"role": "assistant", "content": text}]
+            for row, text in zip(rollouts.rows, texts, strict=True)
+        ]
+
+    def _encode(self, chat: Chat) -> list[int] | None:
+        """Return the tokens of a conversation, or None if the chat template rejects it."""
+        try:
+            return self.conversations.encode(chat)
+        except ConfigError as error:
+            message = error.problems[0].message
+            LOG.warning("the reward model cannot read a response, which scores 0: %s", message)
+            return None
+
+    def state_dict(self) -> dict[str, Any]:
+        """See `Reward`."""
+        return {} if self.scale is None else self.scale.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """See `Reward`."""
+        if self.scale is not None:
+            self.scale.load_state_dict(state)
+
+
+def _scale_of(model: schema.Model) -> Scale:
+    """Return mean and deviation that config.json has; raise ConfigError if it has none."""
+    config = AutoConfig.from_pretrained(
+        local(model.path), trust_remote_code=model.trust_remote_code
+    )
+    mean, std = (getattr(config, name, None) for name in (MEAN, STD))
+    if mean is None or std is None:
+        raise ConfigError(
+            f"the config.json of {model.path!r} has no {MEAN} and {STD}",
+            where=f"{REWARD_MODEL.section}.normalize",
+            hint="running, or a model that `rlctl train rm` has trained",
+        )
+    return Scale.fixed(mean, std)

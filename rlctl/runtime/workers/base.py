@@ -1,0 +1,81 @@
+"""Base classes of workers that hold a model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from torch import Tensor
+
+from rlctl.runtime.budget import OomRetry
+from rlctl.runtime.model.causal_lm import PolicyModel
+from rlctl.runtime.model.lora import adapter_parameters, merged_parameters, write_adapter
+from rlctl.runtime.roles import ExportingRole, LearningRole, ModelRole
+from rlctl.runtime.workers.dispatch import Dispatch, Worker, dispatch
+from rlctl.runtime.workers.learner import Learner
+
+
+class ModelWorker(Worker, ModelRole):
+    """Base of workers that hold a model."""
+
+    learner: Learner
+
+    @dispatch(Dispatch.RANK_ZERO)
+    def pop_oom_retries(self) -> list[OomRetry]:
+        """See `ModelRole`. Rank 0 reports its own; only a single rank reduces its micro-batches."""
+        retries, self.learner.oom_retries = self.learner.oom_retries, []
+        return retries
+
+
+class LearningWorker(ModelWorker, LearningRole):
+    """Base of workers whose model is trained."""
+
+    @dispatch(Dispatch.BROADCAST)
+    def save(self, folder: Path) -> None:
+        """See `LearningRole`. Collective; `await_written` waits for the files."""
+        self.learner.save(folder)
+
+    @dispatch(Dispatch.BROADCAST)
+    def load(self, folder: Path) -> None:
+        """See `LearningRole`. Collective."""
+        self.learner.load(folder)
+
+    @dispatch(Dispatch.RANK_ZERO)
+    def state_bytes(self) -> int:
+        """Return the bytes of the weights and the optimizer's two moments, over all ranks."""
+        trained = (
+            parameter for parameter in self.learner.model.parameters() if parameter.requires_grad
+        )
+        return 3 * sum(parameter.numel() * parameter.element_size() for parameter in trained)
+
+
+class ExportingWorker(LearningWorker, ExportingRole):
+    """Base of workers whose model is the result of a run."""
+
+    @dispatch(Dispatch.BROADCAST)
+    def export(self, folder: Path) -> None:
+        """See `ExportingRole`. Collective; rank 0 writes.
+
+        Adapters are merged into the weights, and also written to the folder `adapter` next to
+        `folder`.
+        """
+        hf, rank = self.learner.model.hf, self.learner.rank_info.rank
+        weights = _cpu_copy(merged_parameters(hf), rank)
+        is_policy = isinstance(self.learner.model, PolicyModel)
+        adapter = _cpu_copy(adapter_parameters(hf), rank) if is_policy else {}
+
+        def write() -> None:
+            hf.save_pretrained(folder, state_dict=weights)
+            if adapter:
+                write_adapter(folder.with_name("adapter"), hf, adapter)
+
+        if weights:
+            self.learner.writer.submit(folder, write)
+
+
+def _cpu_copy(parameters: Iterable[tuple[str, Tensor]], rank: int) -> dict[str, Tensor]:
+    """Return copies in CPU memory on rank 0, and nothing on other ranks. Collective."""
+    pairs = (
+        (name, value.to("cpu", copy=True) if rank == 0 else None) for name, value in parameters
+    )
+    return {name: value for name, value in pairs if value is not None}

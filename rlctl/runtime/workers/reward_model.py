@@ -1,0 +1,125 @@
+"""Workers of the reward model: frozen in a run of a policy, or trained."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from rlctl.recipes import schema
+from rlctl.recipes.roles import REWARD_LEARNER, REWARD_MODEL
+from rlctl.runtime.algorithms.base import Loss, ScoreLoss
+from rlctl.runtime.batch import Ragged, Rollouts
+from rlctl.runtime.budget import Budget
+from rlctl.runtime.model.load import Kind, compute_dtype, load_model, master_dtype
+from rlctl.runtime.model.lora import add_adapters
+from rlctl.runtime.model.probe import check_packing
+from rlctl.runtime.model.reward_model import MEAN, STD
+from rlctl.runtime.model.reward_model import RewardModel as Model
+from rlctl.runtime.model.sequences import Sequences
+from rlctl.runtime.model.sharding import shard
+from rlctl.runtime.rank_info import RankInfo
+from rlctl.runtime.roles import RewardLearner, RewardModel
+from rlctl.runtime.workers.base import ExportingWorker, ModelWorker
+from rlctl.runtime.workers.dispatch import Dispatch, dispatch
+from rlctl.runtime.workers.learner import Learner
+from rlctl.tracking.metrics import Metrics
+
+
+@dataclass(frozen=True)
+class RewardModelSpec:
+    """Settings of a frozen reward model."""
+
+    reward_model: schema.RewardModel
+    seed: int
+
+
+@dataclass(frozen=True)
+class RewardLearnerSpec:
+    """Settings of a reward model that is trained."""
+
+    reward_model: schema.RewardModel
+    algorithm: ScoreLoss
+    seed: int
+
+
+class RewardModelWorker(ModelWorker, RewardModel):
+    """Implements `RewardModel` on one rank."""
+
+    def __init__(self, rank_info: RankInfo, spec: RewardModelSpec) -> None:
+        settings = spec.reward_model
+        self.model = _build(settings, REWARD_MODEL.kind, rank_info, spec.seed, learns=False)
+        self.learner = Learner(self.model, rank_info, optim=None)
+        self.budget = _budget(settings)
+
+    @dispatch(Dispatch.SPLIT)
+    def compute_rewards(self, batch: Rollouts) -> Ragged:
+        """See `RewardModel`."""
+        return _scores(self.model, self.learner, batch, self.budget)
+
+
+class RewardLearnerWorker(ExportingWorker, RewardLearner):
+    """Implements `RewardLearner` on one rank."""
+
+    def __init__(self, rank_info: RankInfo, spec: RewardLearnerSpec) -> None:
+        self.spec = spec
+        settings = spec.reward_model
+        self.model = _build(settings, REWARD_LEARNER.kind, rank_info, spec.seed, learns=True)
+        self.learner = Learner(self.model, rank_info, settings.optim)
+        self.budget = _budget(settings)
+
+    @dispatch(Dispatch.SPLIT)
+    def compute_rewards(self, batch: Rollouts) -> Ragged:
+        """See `RewardModel`."""
+        return _scores(self.model, self.learner, batch, self.budget)
+
+    @dispatch(Dispatch.SPLIT)
+    def update(self, batch: Rollouts, lr: float) -> Metrics:
+        """See `RewardLearner`."""
+
+        def loss(sequences: Sequences, part: Rollouts) -> Loss:
+            return self.spec.algorithm.score_loss(self.model(sequences), part)
+
+        grad_clip = self.spec.reward_model.grad_clip
+        return self.learner.learn(batch, self.budget, loss, lr, grad_clip, REWARD_MODEL.name)
+
+    @dispatch(Dispatch.BROADCAST)
+    def set_scale(self, mean: float, std: float) -> None:
+        """See `RewardLearner`."""
+        setattr(self.model.hf.config, MEAN, mean)
+        setattr(self.model.hf.config, STD, std)
+
+
+def _build(
+    settings: schema.RewardModel, kind: Kind, rank_info: RankInfo, seed: int, learns: bool
+) -> Model:
+    """Load, check and shard the model."""
+    model = settings.model
+    hf = load_model(model, kind, master_dtype(settings.fsdp_config), seed)
+    if learns:
+        add_adapters(hf.base_model, model, seed)  # the head is trained as it is
+        if model.enable_gradient_checkpointing:
+            hf.gradient_checkpointing_enable({"use_reentrant": False})
+    else:
+        hf.requires_grad_(False)
+    built = Model(hf).to(rank_info.device)
+    check_packing(built)
+    dtype = compute_dtype(model, rank_info.device)
+    shard(built, hf, rank_info, settings.fsdp_config, dtype)
+    return built
+
+
+def _budget(settings: schema.RewardModel) -> Budget:
+    if settings.use_dynamic_bsz or settings.micro_batch_size_per_gpu is None:
+        key = f"{REWARD_MODEL.section}.forward_max_token_len_per_gpu"
+        return Budget(key, settings.forward_max_token_len_per_gpu, "tokens")
+    assert REWARD_MODEL.max_rows_key is not None, "the table names the key"
+    return Budget(REWARD_MODEL.max_rows_key, settings.micro_batch_size_per_gpu, "rows")
+
+
+def _scores(model: Model, learner: Learner, batch: Rollouts, budget: Budget) -> Ragged:
+    def forward(sequences: Sequences) -> tuple[Tensor]:
+        return (model(sequences),)
+
+    (scores,) = learner.infer(batch, budget, forward, per_row=True)
+    return scores

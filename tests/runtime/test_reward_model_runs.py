@@ -1,0 +1,158 @@
+"""Runs that train a reward model, and a policy on its scores: metrics, exact resume, errors."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from rlctl import api
+from rlctl.data_prep.arithmetic_pairs import arithmetic_pairs
+from rlctl.data_prep.rows import write_rows
+from rlctl.errors import ConfigError, RlctlError
+from rlctl.recipes.compose import compose
+from rlctl.runtime.planning.plan import make_plan
+from tests.models import write_tiny_model
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a tiny model, pairs, and the run `rm` of three steps."""
+    folder = tmp_path_factory.mktemp("root")
+    write_tiny_model(folder / "model")
+    for split, rows in arithmetic_pairs(16, 6, seed=0).items():
+        write_rows(folder / f"{split}.parquet", rows)
+    train_rm(folder, "rm", "trainer.total_training_steps=3")
+    return folder
+
+
+def settings(root: Path, name: str, *overrides: str) -> list[str]:
+    return [
+        f"data.train_files={root}/train.parquet",
+        f"data.val_files={root}/val.parquet",
+        "data.max_prompt_length=200",
+        "data.train_batch_size=4",
+        f"trainer.run_dir={root}/runs",
+        f"trainer.experiment_name={name}",
+        "trainer.project_name=p",
+        "trainer.logger=[]",
+        "trainer.save_freq=1",
+        "trainer.test_freq=2",
+        *overrides,
+    ]
+
+
+def train_rm(root: Path, name: str, *overrides: str) -> Path:
+    model = f"reward.reward_model.model.path={root}/model"
+    own = (model, "reward.reward_model.optim.lr=1e-3", *overrides)
+    recipe = compose("rm_trainer", settings(root, name, *own))
+    return api.train(recipe, inline=True).path
+
+
+def train_ppo(root: Path, name: str, *overrides: str) -> Path:
+    own = (
+        f"actor_rollout_ref.model.path={root}/model",
+        "actor_rollout_ref.actor.ppo_mini_batch_size=4",
+        "data.max_response_length=6",
+        "reward.reward_model.enable=true",
+        *overrides,
+    )
+    return api.train(compose("ppo_trainer", settings(root, name, *own)), inline=True).path
+
+
+def rows_of(run: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def weights(run: Path, step: int) -> dict[str, torch.Tensor]:
+    return load_file(run / f"checkpoints/step_{step:06d}/huggingface/model.safetensors")
+
+
+def test_training_reports_pairs_and_exports_a_classifier(root: Path) -> None:
+    run = root / "runs/p/rm"
+    first, *rows = rows_of(run)
+    assert set(first) >= {
+        "val-core/rlctl/arithmetic/acc/mean@1",
+        "val-aux/rlctl/arithmetic/margin",
+        "val-aux/rlctl/arithmetic/ece",
+    }
+    for row in rows:
+        assert row["reward_model/pair_loss"] == pytest.approx(row["reward_model/loss"], rel=1e-4)
+        assert 0 <= row["reward_model/accuracy"] <= 1
+    config = json.loads((run / "checkpoints/step_000003/huggingface/config.json").read_text())
+    assert config["architectures"] == ["Qwen2ForSequenceClassification"]
+    assert config["reward_std"] > 0
+    assert "score.weight" in weights(run, 3)
+    assert not (run / "checkpoints/step_000003/actor").exists()
+
+
+def test_training_resumes_exactly(root: Path) -> None:
+    run = train_rm(root, "again", "trainer.total_training_steps=1")
+    api.resume(run, ["trainer.total_training_steps=3"], inline=True)
+    expected = weights(root / "runs/p/rm", 3)
+    for name, value in weights(run, 3).items():
+        assert torch.equal(value, expected[name]), name
+
+
+def test_policy_learns_from_the_model_and_shows_the_rule(root: Path) -> None:
+    overrides = (
+        "reward.reward_model.model.path=rm",
+        "reward.reward_model.normalize=running",
+        "trainer.total_training_steps=2",
+    )
+    run = train_ppo(root, "ppo", *overrides)
+    first, *rows = rows_of(run)
+    assert first["val-core/rlctl/arithmetic/acc/mean@1"] in (0.0, 1.0)
+    assert "val-aux/rlctl/arithmetic/model_reward/mean@1" in first
+    for row in rows:
+        assert row["reward/rule/mean"] == 0.0
+        assert row["reward/reward_model/mean"] != row["critic/score/mean"]
+    assert rows[0]["critic/score/mean"] == pytest.approx(0, abs=1e-5)  # normalized
+    state = json.loads((run / "checkpoints/step_000001/state.json").read_text())
+    assert state["reward"]["count"] == 4
+    half = train_ppo(root, "half", *overrides[:2], "trainer.total_training_steps=1")
+    api.resume(half, [overrides[2]], inline=True)
+    assert rows_of(half)[-1]["critic/score/mean"] == rows[-1]["critic/score/mean"]
+    expected = weights(run, 2)
+    for name, value in weights(half, 2).items():
+        assert torch.equal(value, expected[name]), name
+
+
+def problems(root: Path, recipe: str, *overrides: str) -> str:
+    with pytest.raises(RlctlError) as caught:
+        make_plan(compose(recipe, settings(root, "x", *overrides)), inline=True)
+    return str(caught.value)
+
+
+def test_wrong_models_and_pairs_are_reported_before_the_start(root: Path) -> None:
+    policy = f"actor_rollout_ref.model.path={root}/model"
+    on = ("actor_rollout_ref.actor.ppo_mini_batch_size=4", "reward.reward_model.enable=true")
+    assert "score.weight" in problems(root, "ppo_trainer", policy, *on)
+    missing = "reward.reward_model.model.path=/none"
+    assert "/none" in problems(root, "ppo_trainer", policy, *on, missing)
+    model = f"reward.reward_model.model.path={root}/model"
+    assert "has no field 'extra_info.better' (data.chosen_key)" in problems(
+        root, "rm_trainer", model, "data.chosen_key=extra_info.better"
+    )
+
+
+def test_model_scale_needs_a_model_that_has_one(root: Path) -> None:
+    folder = root / "runs/p/rm/checkpoints/step_000002/huggingface"
+    config = json.loads((folder / "config.json").read_text())
+    shutil.copytree(folder, root / "plain")
+    for name in ("reward_mean", "reward_std"):
+        config.pop(name)
+    (root / "plain/config.json").write_text(json.dumps(config))
+    with pytest.raises(ConfigError, match="has no reward_mean and reward_std"):
+        train_ppo(
+            root,
+            "scale",
+            f"reward.reward_model.model.path={root}/plain",
+            "reward.reward_model.normalize=model",
+            "trainer.total_training_steps=1",
+        )
