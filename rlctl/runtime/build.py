@@ -231,7 +231,7 @@ def _overlapped(
         return roles
     length = data.max_prompt_length + data.max_response_length
     actor = OverlappedActor(roles.actor, engines, num_ranks, sampling, length, reward)
-    return replace(roles, actor=actor)
+    return replace(roles, actor_role=actor)
 
 
 def _spawn(role: Role, base: type[W], placement: schema.Placement, pools: Pools, spec: object) -> W:

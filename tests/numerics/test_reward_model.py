@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 import torch
+from torch.distributed.tensor import DTensor
 from transformers import AutoModelForSequenceClassification
 
 from rlctl.errors import ConfigError
@@ -62,7 +64,7 @@ def test_scores_are_those_of_transformers(model: Path, tmp_path: Path) -> None:
     settings = compose("rm", [f"reward.reward_model.model.path={model}"]).config
     hf = load_model(settings.reward.reward_model.model, "new_classifier", torch.float32, seed=1)
     again = load_model(settings.reward.reward_model.model, "new_classifier", torch.float32, seed=1)
-    assert torch.equal(hf.get_submodule("score").weight, again.get_submodule("score").weight)
+    assert torch.equal(hf.get_parameter("score.weight"), again.get_parameter("score.weight"))
     hf.save_pretrained(tmp_path)
     check_packing(RewardModel(hf))
     batch = rows()
@@ -76,7 +78,7 @@ def test_scores_are_those_of_transformers(model: Path, tmp_path: Path) -> None:
             assert float(score) == pytest.approx(logits.item(), abs=1e-5)
     stored = settings.reward.reward_model.model.model_copy(update={"path": str(tmp_path)})
     loaded = load_model(stored, "classifier", torch.float32, seed=2)
-    assert torch.equal(loaded.get_submodule("score").weight, hf.get_submodule("score").weight)
+    assert torch.equal(loaded.get_parameter("score.weight"), hf.get_parameter("score.weight"))
 
 
 def test_a_policy_is_no_reward_model(model: Path) -> None:
@@ -148,14 +150,18 @@ def gradient(where: RankInfo, model: str, max_rows: int | None) -> tuple[torch.T
         overrides.append(f"reward.reward_model.micro_batch_size_per_gpu={max_rows}")
     config = compose("rm", overrides).config
     algorithm = load_algorithm(config, num_steps=1)
-    worker = RewardLearnerWorker(where, RewardLearnerSpec(config.reward.reward_model, algorithm, 0))
+    worker = RewardLearnerWorker(
+        where, RewardLearnerSpec(config.reward.reward_model, cast(Any, algorithm), 0)
+    )
     found: list[torch.Tensor] = []
 
     def keep(*_: object) -> None:
         for parameter in worker.learner.model.parameters():
             assert parameter.grad is not None
             grad = parameter.grad
-            found.append((grad.full_tensor() if where.world_size > 1 else grad).flatten().clone())
+            found.append(
+                (grad.full_tensor() if isinstance(grad, DTensor) else grad).flatten().clone()
+            )
 
     assert worker.learner.optimizer is not None
     worker.learner.optimizer.register_step_pre_hook(keep)

@@ -104,6 +104,7 @@ def test_show_changed_values_with_their_origins(capsys: Captured) -> None:
     assert list(json.loads(run(capsys, "config", "show", "--json", "*.optim.lr"))) == [
         "actor_rollout_ref",
         "critic",
+        "reward",
     ]
     assert main(["config", "show", "qqqqqqqq"]) == 4
 

@@ -54,7 +54,8 @@ def write(folder: Path, text: str, name: str = "mine.yaml") -> Path:
         (
             "lr=3",
             "unknown key lr",
-            "did you mean actor_rollout_ref.actor.optim.lr or critic.optim.lr?",
+            "did you mean actor_rollout_ref.actor.optim.lr or critic.optim.lr or "
+            "reward.reward_model.optim.lr?",
         ),
         (
             "actor.optim.betas=3",

@@ -178,7 +178,7 @@ def test_setting_that_changes_the_result_is_refused(override: str, works: str) -
         (["model_engine=veomni"], "VeOmni"),
         (["trainer.device=npu"], "NPU"),
         ([f"{ROLLOUT}.agent.agent_loop_config_path=x"], "agent loops"),
-        (["reward_model.enable=true", "reward_model.strategy=megatron"], "under FSDP2 only"),
+        (["reward_model.strategy=megatron", "reward_model.enable=true"], "under FSDP2 only"),
         (["reward_model.reward_manager=batch"], "score whole batches"),
         (["reward_model.model.update=before", "data.filter_accuracy=true"], "PRIME"),
         (["global_profiler.tool=nsys"], "profilers"),

@@ -65,7 +65,7 @@ def test_weight_sync_and_generation_are_separate_phases() -> None:
     phases: list[str] = []
     clock = Clock(phases.append)
     slow = SlowActor()
-    actor: Actor = timed_roles(Roles(actor=slow, reward=NoReward()), clock).actor
+    actor: Actor = timed_roles(Roles(slow, NoReward()), clock).actor
     prompts = Prompts(Ragged.from_rows([[1, 2], [3]], torch.int64), torch.arange(2), [])
     actor.update_weights()
     rollouts = actor.generate_sequences(prompts, seed=5, greedy=True)

@@ -36,10 +36,13 @@ class BradleyTerryParams(Params):
     """Settings of the loss."""
 
     margin: bool = Field(
-        False, description="subtract the pair's `extra_info.margin` from the difference of scores"
+        default=False,
+        description="subtract the pair's `extra_info.margin` from the difference of scores",
     )
     center_rewards_coefficient: float = Field(
-        0.0, ge=0, description="coefficient of (r_w + r_l)², which centers the scores around 0"
+        default=0.0,
+        ge=0,
+        description="coefficient of (r_w + r_l)², which centers the scores around 0",
     )
 
     def losses(self, chosen: Tensor, rejected: Tensor, margins: Tensor) -> Tensor:
