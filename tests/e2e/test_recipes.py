@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 
 from rlctl.recipes.compose import compose
+from rlctl.recipes.roles import trained_role
 from rlctl.recipes.search_path import library_recipes
+from rlctl.runtime.build import load_algorithm
 from tests.e2e.command import metrics, rlctl
 
 SMALL = [
@@ -54,4 +56,5 @@ def test_embedded_recipe_trains(name: str, tmp_path: Path) -> None:
 def test_published_recipe_composes(name: str) -> None:
     config = CONFIGS[name]
     data = config.data.train_batch_size
-    assert data % config.actor_rollout_ref.actor.ppo_mini_batch_size == 0
+    needs = load_algorithm(config, num_steps=1).needs
+    assert data % trained_role(config, needs).learner(config).ppo_mini_batch_size == 0

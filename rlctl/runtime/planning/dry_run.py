@@ -14,7 +14,7 @@ from rlctl.errors import RlctlError
 from rlctl.files import free_space
 from rlctl.recipes import schema
 from rlctl.recipes.compose import Recipe
-from rlctl.recipes.roles import ACTOR
+from rlctl.recipes.roles import ACTOR, REWARD_LEARNER
 from rlctl.recipes.unused_keys import report_unused_keys
 from rlctl.runtime.data import quickstart
 from rlctl.runtime.data.tokenizer import render_prompt
@@ -178,5 +178,5 @@ def _checkpoint_bytes(planned: PlannedRole) -> int | None:
     """Return the bytes of weights and moments, and of the exported policy; None if unknown."""
     if planned.memory is None:
         return None
-    exported = planned.memory.num_parameters if planned.role is ACTOR else 0
+    exported = planned.memory.num_parameters if planned.role in (ACTOR, REWARD_LEARNER) else 0
     return (3 * planned.memory.num_trained + exported) * planned.storage.master
