@@ -129,9 +129,8 @@ def test_episodes_with_a_model(tmp_path: Path) -> None:
     assert [each["text"] for each in asked["messages"]] == [
         each["text"] for each in first["messages"]
     ]
-    [slow] = run(
-        "test", "--program", "tests.agents.programs:sleeps", *words[2:], "--timeout", "1", code=1
-    )
+    sleeping = ["test", "--program", "tests.agents.programs:sleeps", *words[2:], "--timeout", "1"]
+    [slow] = run(*sleeping, "-s", "data.max_response_length=256", code=1)
     assert slow["error"] == "the episode took longer than 1 s"
     shown = CliRunner().invoke(env.app, [*words, "-s", "data.max_response_length=256"]).output
     assert "assistant  trained, " in shown

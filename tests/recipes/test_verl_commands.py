@@ -334,10 +334,14 @@ def test_published_commands_compose(kind: str, bar: int) -> None:
     assert sum(fine for fine, _ in found) >= bar, [text for fine, text in found if not fine]
 
 
+# Scripts that the collection lists as those of missing features.
+SUPPORTED_SINCE = ("examples/ppo_trainer/run_qwen2-7b_rm_reward_loop_colocate.sh",)
+
+
 def test_published_commands_for_missing_features_get_one_sentence() -> None:
     for each in COMMANDS:
         if each["kind"] == "missing":
             fine, messages = composes(each["args"], "ppo_trainer")
-            assert not fine, each["script"]
+            assert fine is (each["script"] in SUPPORTED_SINCE), each["script"]
             assert all("unknown key" not in text for text in messages), (each["script"], messages)
             assert len(messages) <= 3, (each["script"], messages)
