@@ -27,7 +27,9 @@ def test_unknown_name_raises_with_a_suggestion() -> None:
     with pytest.raises(ConfigError, match="unknown reward 'gms8k'") as caught:
         plugins.load("rewards", "gms8k")
     assert (
-        caught.value.problems[0].hint == "did you mean 'gsm8k'? known: gsm8k, math, or module:Name"
+        caught.value.problems[0].hint
+        == "did you mean 'gsm8k'? known: gsm8k, judge, judge_group, judge_pairs, math, or "
+        "module:Name"
     )
     with pytest.raises(UsageError):
         plugins.load("algorithms", "zzz", unknown=UsageError)

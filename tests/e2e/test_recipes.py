@@ -37,6 +37,7 @@ EMBEDDED = [
     if config.actor_rollout_ref.model.path.startswith("quickstart")
     and not config.actor_rollout_ref.rollout.multi_turn.enable
     and not (config.reward.reward_model.enable and name != "rm")  # needs a trained reward model
+    and name != "judge"  # needs a server: see `test_judge_recipe.py`
 ]
 
 

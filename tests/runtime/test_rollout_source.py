@@ -9,6 +9,7 @@ import pytest
 
 from rlctl.errors import RlctlError
 from rlctl.runtime.roles import Roles
+from rlctl.runtime.training.clock import Clock
 from rlctl.runtime.training.rollout_source import Collected, InStep, OneStepAhead
 
 
@@ -20,8 +21,6 @@ class Log:
         self.weights = self.published = 0
         self.fail_at = 0
         self.gate: threading.Event | None = None  # generation waits for it
-        self.actor = self
-        self.critic_role = self.reference_role = self.reward = None
 
     def publish_weights(self) -> None:
         self.published = self.weights
@@ -43,8 +42,11 @@ class Log:
 
 def ahead(log: Log, *, beside: bool = False, last: int = 4, **state: Any) -> OneStepAhead:
     each = cast(Any, log)
+    roles = Roles(each, each)
     start = {"weights": 0, "ahead": None} | state
-    return OneStepAhead(each, each, each, beside=beside, last=last, **start)
+    return OneStepAhead(
+        each, roles, roles, Clock(lambda _: None), beside=beside, last=last, **start
+    )
 
 
 def run(log: Log, source: Any, first: int, last: int) -> list[float]:

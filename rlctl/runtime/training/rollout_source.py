@@ -80,7 +80,7 @@ class InStep(RolloutSource):
 class OneStepAhead(RolloutSource):
     """Rollouts that are collected while the step before theirs learns.
 
-    `roles` are not timed. `timed` are those of the trainer, whose clock counts the time that it
+    `roles` are not timed. `timed` are those of the trainer, whose `clock` counts the time that it
     waits. `beside`: the engines have a pool of their own, so that a thread can use them. `last` is
     the last step to collect for.
     """
@@ -90,6 +90,7 @@ class OneStepAhead(RolloutSource):
         collector: Collector,
         roles: Roles,
         timed: Roles,
+        clock: Clock,
         *,
         beside: bool,
         last: int,
@@ -97,6 +98,7 @@ class OneStepAhead(RolloutSource):
         ahead: Collected | None,
     ) -> None:
         self.collector = collector
+        self.trainer_clock = clock
         self.clock = Clock(lambda _: None)
         self.roles = timed_roles(roles, self.clock)
         self.timed = timed
@@ -127,7 +129,8 @@ class OneStepAhead(RolloutSource):
         metrics: dict[str, float] = {}
         learned = time.perf_counter()
         if self._next is not None:
-            self.ahead = self._next.result()
+            with self.trainer_clock.phase("wait_rollouts"):
+                self.ahead = self._next.result()
             self._next = None
             now = time.perf_counter()
             total = max(now - self._began, 1e-9)

@@ -108,6 +108,7 @@ class Trainer:
             context.collector,
             context.roles,
             self.roles,
+            self.clock,
             beside=context.engines_apart,
             last=last,
             weights=state.step,
@@ -152,8 +153,7 @@ class Trainer:
             with self.context.profiler.step(step), self.clock.phase("adv"):
                 scored, filter_metrics = self.source.take(step)
                 learned = self.context.algorithm.learn(scored, self.roles, step)
-            with self.clock.phase("wait_rollouts"):
-                filter_metrics = filter_metrics | self.source.end_step(step)
+            filter_metrics = filter_metrics | self.source.end_step(step)
         except RolloutMismatch as error:
             raise record_mismatch(error, step, self.context.run) from None
         seconds = time.perf_counter() - begin
