@@ -40,12 +40,12 @@ class Log:
         self.weights = step
 
 
-def ahead(log: Log, *, beside: bool = False, last: int = 4, **state: Any) -> OneStepAhead:
-    each = cast(Any, log)
-    roles = Roles(each, each)
-    start = {"weights": 0, "ahead": None} | state
+def ahead(
+    log: Log, *, beside: bool = False, last: int = 4, start: Collected | None = None
+) -> OneStepAhead:
+    each, clock = cast(Any, log), Clock(lambda _: None)
     return OneStepAhead(
-        each, roles, roles, Clock(lambda _: None), beside=beside, last=last, **start
+        each, Roles(each, each), log.publish_weights, clock, beside=beside, last=last, ahead=start
     )
 
 
@@ -57,7 +57,7 @@ def run(log: Log, source: Any, first: int, last: int) -> list[float]:
         assert rollouts == f"rollouts {step}"
         staleness.append(metrics.get("async/staleness/mean", 0.0))
         log.learn(step)
-        source.end_step(step)
+        source.end_step()
     return staleness
 
 
@@ -75,11 +75,11 @@ def test_generation_runs_beside_learning() -> None:
     source.take(1)
     log.gate = threading.Event()
     log.learn(1)
-    source.end_step(1)
+    source.end_step()
     source.take(2)
     log.learn(2)  # while the rollouts of step 3 wait for the gate
     log.gate.set()
-    metrics = source.end_step(2)
+    metrics = source.end_step()
     assert log.calls[-2:] == ["learn 2", "3 by 1"]
     assert 0 <= metrics["async/trainer_idle"] <= 1
     assert 0 <= metrics["async/engines_idle"] <= 1
@@ -92,7 +92,7 @@ def test_resumed_schedule_is_the_uninterrupted_one() -> None:
     run(first, before, 1, 2)
     assert before.ahead is not None
     second.weights = 2
-    after = ahead(second, weights=2, ahead=before.ahead)
+    after = ahead(second, start=before.ahead)
     assert run(second, after, 3, 4) == [1.0, 1.0]
     assert [*first.calls, *second.calls] == whole.calls
 
@@ -104,7 +104,7 @@ def test_failed_generation_raises_at_the_end_of_the_step_beside_it() -> None:
     source.take(1)
     log.learn(1)
     with pytest.raises(RlctlError, match="no engine is left"):
-        source.end_step(1)
+        source.end_step()
 
 
 def test_rollouts_in_a_checkpoint_are_learned_from_when_the_run_stays_in_step() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Protocol
@@ -47,10 +48,10 @@ class RolloutSource(Protocol):
         """Return the rollouts that `step` learns from, and metrics."""
         ...
 
-    def end_step(self, step: int) -> dict[str, float]:
-        """Wait for what was begun beside the learning of `step`; return metrics.
+    def end_step(self) -> dict[str, float]:
+        """Wait for what was begun beside the learning of the step; return metrics.
 
-        Afterwards the engines are idle and `update_weights` loads the weights that `step` left.
+        Afterwards the engines are idle and `update_weights` loads the weights that the step left.
         """
         ...
 
@@ -72,7 +73,7 @@ class InStep(RolloutSource):
         left, self.ahead = self.ahead, None
         return (left.scored, left.metrics) if left else self.collector.collect(self.roles, step)
 
-    def end_step(self, step: int) -> dict[str, float]:  # noqa: ARG002
+    def end_step(self) -> dict[str, float]:
         """See `RolloutSource`."""
         return {}
 
@@ -80,51 +81,49 @@ class InStep(RolloutSource):
 class OneStepAhead(RolloutSource):
     """Rollouts that are collected while the step before theirs learns.
 
-    `roles` are not timed. `timed` are those of the trainer, whose `clock` counts the time that it
-    waits. `beside`: the engines have a pool of their own, so that a thread can use them. `last` is
-    the last step to collect for.
+    `roles` are not timed. `publish` makes the trained weights those of the next generation; `clock`
+    counts the time that the trainer waits. `beside`: the engines have a pool of their own, so that
+    a thread can use them. `last` is the last step to collect for.
     """
 
     def __init__(
         self,
         collector: Collector,
         roles: Roles,
-        timed: Roles,
+        publish: Callable[[], None],
         clock: Clock,
         *,
         beside: bool,
         last: int,
-        weights: int,
         ahead: Collected | None,
     ) -> None:
         self.collector = collector
         self.trainer_clock = clock
         self.clock = Clock(lambda _: None)
         self.roles = timed_roles(roles, self.clock)
-        self.timed = timed
+        self.publish = publish
         self.beside = beside
         self.last = last
-        self.weights = weights  # the step that left the published weights
         self.ahead = ahead
         self.seconds = {}
         self._next: Future[Collected] | None = None
         self._began = time.perf_counter()
-        timed.actor.publish_weights()
+        publish()
 
     def take(self, step: int) -> tuple[Scored, dict[str, float]]:
         """See `RolloutSource`. Begins to collect for the next step."""
-        now = self.ahead or self._collect(step)
+        now = self.ahead or self._collect(step, weights=step - 1)
         assert now.step == step, f"rollouts of step {now.step} in step {step}"
         self.ahead, self._began = None, time.perf_counter()
         if step < self.last:
-            self._next = self._begin(step + 1)
+            self._next = self._begin(step + 1, weights=step - 1)
         staleness = float(step - 1 - now.weights)
         return now.scored, now.metrics | {
             "async/staleness/mean": staleness,
             "async/staleness/max": staleness,
         }
 
-    def end_step(self, step: int) -> dict[str, float]:
+    def end_step(self) -> dict[str, float]:
         """See `RolloutSource`."""
         metrics: dict[str, float] = {}
         learned = time.perf_counter()
@@ -138,17 +137,16 @@ class OneStepAhead(RolloutSource):
                 "async/trainer_idle": (now - learned) / total,
                 "async/engines_idle": max(0.0, 1 - sum(self.seconds.values()) / total),
             }
-        self.timed.actor.publish_weights()
-        self.weights = step
+        self.publish()
         return metrics
 
-    def _begin(self, step: int) -> Future[Collected]:
+    def _begin(self, step: int, weights: int) -> Future[Collected]:
         """Collect for `step`, in a thread if the engines can be used beside the trainer."""
         result: Future[Collected] = Future()
 
         def run() -> None:
             try:
-                result.set_result(self._collect(step))
+                result.set_result(self._collect(step, weights))
             except BaseException as error:
                 result.set_exception(error)
 
@@ -158,8 +156,7 @@ class OneStepAhead(RolloutSource):
             run()
         return result
 
-    def _collect(self, step: int) -> Collected:
-        weights = self.weights
+    def _collect(self, step: int, weights: int) -> Collected:
         scored, metrics = self.collector.collect(self.roles, step)
         self.seconds = self.clock.take()
         return Collected(step, weights, scored, metrics)

@@ -107,11 +107,10 @@ class Trainer:
         return OneStepAhead(
             context.collector,
             context.roles,
-            self.roles,
+            self.roles.actor.publish_weights,
             self.clock,
             beside=context.engines_apart,
             last=last,
-            weights=state.step,
             ahead=state.ahead,
         )
 
@@ -153,7 +152,7 @@ class Trainer:
             with self.context.profiler.step(step), self.clock.phase("adv"):
                 scored, filter_metrics = self.source.take(step)
                 learned = self.context.algorithm.learn(scored, self.roles, step)
-            filter_metrics = filter_metrics | self.source.end_step(step)
+            filter_metrics = filter_metrics | self.source.end_step()
         except RolloutMismatch as error:
             raise record_mismatch(error, step, self.context.run) from None
         seconds = time.perf_counter() - begin
