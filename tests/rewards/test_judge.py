@@ -176,3 +176,21 @@ def test_a_judge_without_a_server_is_refused() -> None:
     config = compose("grpo", ["reward.functions=[judge]"]).config
     with pytest.raises(ConfigError, match="the judge has no server"):
         check_reward(config, [ROW], Needs.NOTHING)
+
+
+@pytest.mark.parametrize("name", ["judge_pairs", "judge_group"])
+def test_a_comparison_needs_two_responses_to_a_prompt(name: str) -> None:
+    given = [f"reward.functions=[{name}]", f"reward.params.{name}.base_url=http://127.0.0.1:9/v1"]
+    needs = Needs.GROUPS | Needs.GREEDY_BASELINE
+    rollout = "actor_rollout_ref.rollout"
+    config = compose("grpo", [*given, f"{rollout}.n=1"]).config
+    with pytest.raises(ConfigError) as error:  # no request is sent
+        check_reward(config, [ROW], needs)
+    assert [each.message.partition(":")[0] for each in error.value.problems] == [
+        f"{rollout}.n=1",
+        "algorithm.adv_estimator=grpo scores a greedy response",
+        f"{rollout}.val_kwargs.n=1",
+    ]
+    config = compose("grpo", [*given, f"{rollout}.n=2", f"{rollout}.val_kwargs.n=2"]).config
+    with pytest.raises(ConfigError, match="fails on all of the first"):
+        check_reward(config, [ROW], Needs.GROUPS)

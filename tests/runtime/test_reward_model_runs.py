@@ -132,7 +132,9 @@ def problems(root: Path, recipe: str, *overrides: str) -> str:
 def test_wrong_models_and_pairs_are_reported_before_the_start(root: Path) -> None:
     policy = f"actor_rollout_ref.model.path={root}/model"
     on = ("actor_rollout_ref.actor.ppo_mini_batch_size=4", "reward.reward_model.enable=true")
-    assert "score.weight" in problems(root, "ppo_trainer", policy, *on)
+    generative = problems(root, "ppo_trainer", policy, *on)
+    assert "is a Qwen2ForCausalLM, which writes text and has no head for a score" in generative
+    assert f"reward.judge.model.path={root}/model" in generative
     missing = "reward.reward_model.model.path=/none"
     assert "/none" in problems(root, "ppo_trainer", policy, *on, missing)
     model = f"reward.reward_model.model.path={root}/model"

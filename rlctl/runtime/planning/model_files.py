@@ -31,6 +31,9 @@ def check_architecture(
 
     `key` is the config key of the model. A model whose own code needs data is not checked.
     """
+    writers = [name for name in config.architectures or () if name.endswith("ForCausalLM")]
+    if kind == "classifier" and writers:
+        return [_generative(model, writers[0], key)]
     problems = check_weights(model, key)
     try:
         built = build_on_meta(config, model, kind)
@@ -45,6 +48,17 @@ def check_architecture(
     except ConfigError as error:
         problems += error.problems
     return problems
+
+
+def _generative(model: schema.Model, architecture: str, key: str) -> Problem:
+    """Return the problem of a reward model that writes text: its head would be random."""
+    return Problem(
+        f"{model.path} is a {architecture}, which writes text and has no head for a score",
+        key,
+        f"reward.judge.model.path={model.path} 'reward.functions=[judge]' "
+        "reward.reward_model.enable=false scores with it as a judge; `rlctl train rm` trains a "
+        "classifier from it",
+    )
 
 
 def check_tokenizer(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rlctl.data_prep.rows import PromptRow
-from rlctl.errors import ConfigError
+from rlctl.errors import ConfigError, Problem, raise_problems
 from rlctl.recipes import schema
 from rlctl.runtime.algorithms.base import Needs
 from rlctl.runtime.rewards.loading import uses_engine
@@ -21,7 +21,8 @@ def check_reward(config: schema.Config, rows: Sequence[PromptRow], needs: Needs)
 
     Raises `ConfigError` if no call for a data source succeeds; a single failure scores 0 and is no
     config error. One row is scored first, so that a function that hangs costs one timeout. Also
-    raises `ConfigError` if the scores have no components and `needs` contains them.
+    raises `ConfigError` if the scores have no components and `needs` contains them, and if a
+    function compares responses of which there is one to a prompt.
     """
     by_source: dict[str, list[PromptRow]] = {}
     for row in rows:
@@ -30,6 +31,8 @@ def check_reward(config: schema.Config, rows: Sequence[PromptRow], needs: Needs)
     components: set[str] = set()
     requests = RequestSettings.from_config(config.reward, None)
     with RewardPool.from_config(config.reward, by_source, 1, requests=requests) as pool:
+        if any(each.compares for each in pool.traits.values()):
+            raise_problems(_single_responses(config, needs))
         if any(map(uses_engine, pool.functions)):
             _require_engine(config)
             return  # it starts with the run
@@ -43,6 +46,28 @@ def check_reward(config: schema.Config, rows: Sequence[PromptRow], needs: Needs)
             hint="name several functions, or one that returns a dict of numbers beside `score`; "
             "algorithm.adv_estimator_params.reward_keys (verl: gdpo_reward_keys) selects some",
         )
+
+
+def _single_responses(config: schema.Config, needs: Needs) -> list[Problem]:
+    """Return a problem for each setting that gives a single response to a prompt."""
+    names, rollout = "reward.functions", config.actor_rollout_ref.rollout
+    why = f"{names} compares the responses to a prompt, and there is only one"
+    section, problems = "actor_rollout_ref.rollout", list[Problem]()
+    if Needs.GROUPS in needs and rollout.n < 2:
+        problems.append(Problem(f"{section}.n=1: {why}", names, f"{section}.n=4"))
+    if Needs.GREEDY_BASELINE in needs:
+        problems.append(
+            Problem(
+                f"algorithm.adv_estimator={config.algorithm.adv_estimator} scores a greedy "
+                f"response: {why}",
+                names,
+                "algorithm.adv_estimator=rloo",
+            )
+        )
+    if config.data.val_files and rollout.val_kwargs.n < 2:
+        hint = f"{section}.val_kwargs.n=4 {section}.val_kwargs.do_sample=true"
+        problems.append(Problem(f"{section}.val_kwargs.n=1: {why}", names, hint))
+    return problems
 
 
 def _require_engine(config: schema.Config) -> None:

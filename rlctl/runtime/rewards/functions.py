@@ -10,12 +10,13 @@ A dict has the key `score`. Its key `pred`, if any, is the final answer that the
 from the response: `maj@N` votes with it. Its other numbers are components of the score, for metrics
 and for estimators that use them separately.
 
-The function may be `async def`. A parameter named `prompt` gets the messages of the prompt. Two
-attributes, set with `rlctl.plugins.declare`, change the calls:
+The function may be `async def`. A parameter named `prompt` gets the messages of the prompt. Three
+attributes are set with `rlctl.plugins.declare`:
 
     scores_groups    one call has all responses to a prompt: the parameters are `data_source,
                      solution_strs, ground_truth, extra_infos`, and the result is a list with one
                      value per response; an exception in the list fails that response
+    compares         a score needs another response to the same prompt
     limits_requests  an async function whose requests wait for the run's limits themselves (see
                      `requests`), so that its calls do not
 
@@ -81,6 +82,7 @@ class Traits(NamedTuple):
     scores_groups: bool = False
     limits_requests: bool = False
     takes_prompt: bool = False
+    compares: bool = False
 
     @classmethod
     def of(cls, function: RewardFunction) -> Traits:
@@ -91,6 +93,7 @@ class Traits(NamedTuple):
             scores_groups=getattr(function, "scores_groups", False),
             limits_requests=getattr(function, "limits_requests", False),
             takes_prompt="prompt" in inspect.signature(function).parameters,
+            compares=getattr(function, "compares", False),
         )
 
 

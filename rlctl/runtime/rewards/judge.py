@@ -82,6 +82,7 @@ def _declared(params: type[JudgeParams], *, groups: bool) -> Callable[[T], T]:
         environment=_environment,
         limits_requests=True,
         scores_groups=groups,
+        compares=groups,
         uses_engine=lambda settings: settings.base_url is None,
     )
 
