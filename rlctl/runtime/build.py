@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, cast
 from transformers import PreTrainedTokenizerBase
 
 from rlctl.plugins import load, parse_params
-from rlctl.quickstart import real_path
 from rlctl.recipes import schema
 from rlctl.recipes.roles import (
     ACTOR,
@@ -30,7 +29,13 @@ from rlctl.runtime.agents.build import agent_actor
 from rlctl.runtime.agents.overlap import OverlappedActor
 from rlctl.runtime.agents.programs.endpoint import new_key
 from rlctl.runtime.agents.schedule import TurnEngines
-from rlctl.runtime.algorithms.base import Algorithm, ScoreLoss, ValueLoss, training_temperature
+from rlctl.runtime.algorithms.base import Algorithm, Needs, ScoreLoss, ValueLoss
+from rlctl.runtime.algorithms.references import (
+    AverageOfActor,
+    BaseOfActor,
+    RoutedReference,
+    RoutesRows,
+)
 from rlctl.runtime.cluster.disaggregated import DisaggregatedActor
 from rlctl.runtime.cluster.pools import Pool, Pools, W
 from rlctl.runtime.data.tokenizer import stop_token_ids
@@ -39,7 +44,7 @@ from rlctl.runtime.rewards.model_reward import ModelReward
 from rlctl.runtime.rewards.pool import RewardPool
 from rlctl.runtime.rewards.request_limits import RequestSettings
 from rlctl.runtime.rewards.role import RuleReward
-from rlctl.runtime.roles import Actor, BaseOfActor, Critic, Reference, Reward, RewardModel, Roles
+from rlctl.runtime.roles import Actor, Critic, Reference, Reward, RewardModel, Roles
 from rlctl.runtime.rollout.sampling_params import SamplingConfig
 from rlctl.runtime.workers.actor import ActorSpec, ActorWorker
 from rlctl.runtime.workers.critic import CriticSpec, CriticWorker
@@ -95,28 +100,10 @@ def request_settings(
 ) -> RequestSettings:
     """Return the settings of reward requests; start the engines of the run's own judge, if any."""
     settings = RequestSettings.from_config(config.reward, run)
-    path, own = config.reward.judge.model.path, config.reward.judge.rollout
+    path = config.reward.judge.model.path
     if path is None or judge is None:
         return settings
-    policy = config.actor_rollout_ref
-    spec = JudgeSpec(
-        model=policy.model.model_copy(
-            update={
-                **{"path": real_path(path), "tokenizer_path": None, "custom_chat_template": None},
-                **{"lora_rank": 0, "override_config": {}, "init": "auto"},
-            }
-        ),
-        rollout=policy.rollout.model_copy(
-            update={
-                **{"name": own.name, "max_num_seqs": own.max_num_seqs, "engine_kwargs": {}},
-                **{"tensor_model_parallel_size": 1, "free_cache_engine": False},
-                "gpu_memory_utilization": own.gpu_memory_utilization,
-            }
-        ),
-        max_prompt_length=own.prompt_length,
-        max_response_length=own.response_length,
-        seed=config.trainer.seed,
-    )
+    spec = JudgeSpec.from_config(config)
     worker, key = judge.spawn(JudgeWorker.__name__, JudgeWorker, spec), new_key()
     urls = worker.serve([key] * len(judge.nodes), config.trainer.nnodes == 1)
     return replace(settings, engines=tuple(urls), engine_key=key, engine_name=path)
@@ -153,12 +140,10 @@ def build_roles(
         while (phase := trainer.continue_startup()) is not None:
             on_phase(phase)
     reference: Reference | None = None
-    if is_adapter_base(REFERENCE, config) and REFERENCE in needed:
-        reference = BaseOfActor(actor)
+    if Needs.AVERAGE in needs:
+        reference = AverageOfActor(actor)
     elif REFERENCE in needed:
-        on_phase("building the reference")
-        spec = _reference_spec(config, algorithm)
-        reference = _spawn(REFERENCE, ReferenceWorker, placement, pools, spec)
+        reference = _build_reference(config, algorithm, actor, pools, on_phase)
     critic: Critic | None = None
     if CRITIC in needed:
         on_phase("building the critic")
@@ -174,6 +159,30 @@ def build_roles(
         engines.wait()
         actor = DisaggregatedActor(trainer, engines)
     return Roles(actor, reward, critic, reference, scorer)
+
+
+def _build_reference(
+    config: schema.Config,
+    algorithm: Algorithm,
+    actor: Actor,
+    pools: Pools,
+    on_phase: Callable[[str], None],
+) -> Reference:
+    """Build the reference, or those between which the algorithm chooses for each row."""
+    placement = config.trainer.placement
+    if isinstance(algorithm, RoutesRows) and algorithm.references:
+        members: dict[str, Reference] = {}
+        for name, model in algorithm.references.items():
+            on_phase(f"building the teacher {name}")
+            role = replace(REFERENCE, name=f"{REFERENCE.name}_{name}")
+            spec = ReferenceSpec.from_config(config, algorithm.needs, model)
+            members[name] = _spawn(role, ReferenceWorker, placement, pools, spec)
+        return RoutedReference(members, algorithm.reference_of)
+    if is_adapter_base(REFERENCE, config):
+        return BaseOfActor(actor)
+    on_phase("building the reference")
+    spec = ReferenceSpec.from_config(config, algorithm.needs, REFERENCE.model(config))
+    return _spawn(REFERENCE, ReferenceWorker, placement, pools, spec)
 
 
 @contextmanager
@@ -271,16 +280,6 @@ def _rollout_spec(config: schema.Config, tokenizer: PreTrainedTokenizerBase) -> 
     model = config.actor_rollout_ref.model
     return RolloutSpec(
         model, _sampling(config, tokenizer), config.data.max_prompt_length, config.trainer.seed
-    )
-
-
-def _reference_spec(config: schema.Config, algorithm: Algorithm) -> ReferenceSpec:
-    actor_rollout = config.actor_rollout_ref
-    return ReferenceSpec(
-        model=REFERENCE.model(config),
-        ref=actor_rollout.ref,
-        temperature=training_temperature(algorithm.needs, actor_rollout.rollout),
-        seed=config.trainer.seed,
     )
 
 

@@ -93,13 +93,21 @@ class Actor(ExportingRole, Protocol):
         """
         ...
 
+    def compute_average_log_probs(self, batch: Rollouts, top_k: int = 0) -> LogProbs:
+        """Return log-probs under the moving average of the weights, of `Needs.AVERAGE`."""
+        ...
+
+    def update_average(self, decay: float) -> None:
+        """Replace the average by `decay`·average + (1 − `decay`)·weights."""
+        ...
+
     def update(self, batch: Rollouts, lr: float) -> Metrics:
         """Take one optimizer step on one mini-batch."""
         ...
 
 
 class Reference(ModelRole, Protocol):
-    """The frozen policy of the KL penalty, or a teacher."""
+    """The policy of the KL penalty, or a teacher."""
 
     def compute_log_probs(self, batch: Rollouts, top_k: int = 0) -> LogProbs:
         """Return the log-probs of the response tokens, without entropies.
@@ -190,6 +198,14 @@ class DelegatingActor(Actor):
         """See `Actor`."""
         return self.actor.compute_base_log_probs(batch, top_k)
 
+    def compute_average_log_probs(self, batch: Rollouts, top_k: int = 0) -> LogProbs:
+        """See `Actor`."""
+        return self.actor.compute_average_log_probs(batch, top_k)
+
+    def update_average(self, decay: float) -> None:
+        """See `Actor`."""
+        self.actor.update_average(decay)
+
     def update(self, batch: Rollouts, lr: float) -> Metrics:
         """See `Actor`."""
         return self.actor.update(batch, lr)
@@ -213,21 +229,6 @@ class DelegatingActor(Actor):
     def pop_oom_retries(self) -> list[OomRetry]:
         """See `ModelRole`."""
         return self.actor.pop_oom_retries()
-
-
-@dataclass(frozen=True)
-class BaseOfActor(Reference):
-    """Reference served by the frozen base model of an actor with LoRA adapters."""
-
-    actor: Actor
-
-    def compute_log_probs(self, batch: Rollouts, top_k: int = 0) -> LogProbs:
-        """Return the log-probs of the response tokens under the base model."""
-        return self.actor.compute_base_log_probs(batch, top_k)
-
-    def pop_oom_retries(self) -> list[OomRetry]:
-        """Return an empty list: the actor reports its own OOM retries."""
-        return []
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,17 @@ SAMPLED = ["actor_rollout_ref.rollout.n=4", "reward.custom_reward_function.path=
 CASES: dict[str, tuple[list[str], str]] = {
     "online_dpo": ([*SAMPLED, "algorithm.params.pairs=random"], "pairs/margin"),
     "raft": ([*SAMPLED, "actor_rollout_ref.actor.shuffle=true"], "raft/kept_score"),
-    "distill": (["actor_rollout_ref.ref.model.path=teacher"], "distill/reverse_kl"),
-    "self_distill": (["algorithm.params.loss_mode=forward_kl_topk"], "distill/forward_kl_topk"),
+    "distill": (
+        [
+            "algorithm.params.teacher_models={one: {key: rlctl/arithmetic, model_path: teacher}, "
+            "others: {model_path: teacher}}"
+        ],
+        "distill/reverse_kl",
+    ),
+    "self_distill": (
+        ["algorithm.params={loss_mode: forward_kl_topk, ema_decay: 0.5}"],
+        "distill/forward_kl_topk",
+    ),
     "dpo": (["data.train_files=pairs.parquet"], "pairs/accuracy"),
 }
 

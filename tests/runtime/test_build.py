@@ -10,7 +10,8 @@ import pytest
 
 from rlctl.recipes.compose import compose
 from rlctl.runtime.algorithms.base import Needs
-from rlctl.runtime.build import BaseOfActor, build_roles
+from rlctl.runtime.algorithms.references import BaseOfActor
+from rlctl.runtime.build import build_roles
 from rlctl.runtime.cluster.disaggregated import DisaggregatedActor
 from rlctl.runtime.cluster.pools import Pools
 from rlctl.runtime.data.tokenizer import load_tokenizer

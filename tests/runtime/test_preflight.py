@@ -16,8 +16,9 @@ from rlctl.runtime.algorithms.base import Needs
 from rlctl.runtime.planning.devices import Devices
 from rlctl.runtime.planning.memory import ModelSize
 from rlctl.runtime.planning.model_files import check_weights
-from rlctl.runtime.planning.preflight import check_batches, check_model, check_role_models
+from rlctl.runtime.planning.preflight import check_batches, check_model
 from rlctl.runtime.planning.role_memory import check_capacity, plan_memory
+from rlctl.runtime.planning.role_models import check_role_models
 from tests.models import write_tiny_model
 
 NEEDS = Needs.GROUPS | Needs.CRITIC

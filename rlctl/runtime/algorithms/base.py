@@ -40,6 +40,7 @@ class Needs(Flag):
     NOTHING = 0
     CRITIC = auto()  # a critic and its values
     REFERENCE = auto()  # a reference policy
+    AVERAGE = auto()  # the moving average of the policy's weights, as the reference
     REWARD_LEARNER = auto()  # a reward model that learns, and no actor
     ENGINE = auto()  # a rollout engine in the actor
     GROUPS = auto()  # mini-batches with a group of `rollout.n` rows for each prompt

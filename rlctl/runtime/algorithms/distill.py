@@ -1,8 +1,8 @@
 """On-policy distillation: the policy's own responses, graded token by token by a teacher.
 
-The reference role is the teacher, with the model `actor_rollout_ref.ref.model`. It grades responses
-that the policy samples: generalized knowledge distillation (arXiv 2306.13649) with only on-policy
-data. The reward only serves metrics.
+The reference role is the teacher, with the model `actor_rollout_ref.ref.model`, or one of several
+for each row. It grades responses that the policy samples: generalized knowledge distillation (arXiv
+2306.13649) with only on-policy data. The reward only serves metrics.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from rlctl.data_prep.rows import PromptRow
+from rlctl.errors import ConfigError
 from rlctl.log import warn_once
 from rlctl.plugins import Params as PluginParams
 from rlctl.recipes import schema
@@ -30,10 +32,23 @@ from rlctl.runtime.algorithms.base import (
 )
 from rlctl.runtime.algorithms.schedule import Schedule
 from rlctl.runtime.batch import Prompts, Ragged, Rollouts, Scored
+from rlctl.runtime.data.fields import text_field
 from rlctl.runtime.model.causal_lm import PolicyOutputs
 from rlctl.runtime.ops import masked_sum
 from rlctl.runtime.roles import Roles
 from rlctl.tracking.metrics import Mean, Metrics, merge
+
+_SINGLE = ("path", "tokenizer_path", "override_config*")  # keys of a single teacher
+
+
+class TeacherModel(PluginParams):
+    """A teacher, and the rows that it grades."""
+
+    key: str | None = Field(
+        default=None,
+        description="text of `teacher_key` in its rows; null = rows without another teacher",
+    )
+    model_path: str = Field(description="model: folder, address, hub name, run, or `quickstart`")
 
 
 class DistillParams(PluginParams):
@@ -48,6 +63,21 @@ class DistillParams(PluginParams):
     is_threshold: float = Field(
         default=2.0, gt=0, description="upper bound of reverse_kl's importance weights"
     )
+    loss_max_clamp: float | None = Field(
+        default=None, gt=0, description="bound of a token's divergence on both sides; null = none"
+    )
+    log_prob_min_clamp: float | None = Field(
+        default=None, lt=0, description="lower bound of forward_kl_topk's log-probs; null = none"
+    )
+    teacher_key: str = Field(
+        default="data_source",
+        description="text of a row that selects its teacher: data_source or extra_info.NAME",
+    )
+    teacher_models: dict[str, TeacherModel] = Field(
+        default_factory=dict,
+        description="teachers by a name of your choice, each with `model_path` and the `key` of "
+        "its rows; empty = actor_rollout_ref.ref.model grades all rows",
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,7 +89,7 @@ class Graded(Scored):
 
 @dataclass(frozen=True)
 class Distill:
-    """On-policy distillation from one teacher; immutable."""
+    """On-policy distillation from one teacher, or from one for each kind of row; immutable."""
 
     Params: ClassVar[type[DistillParams]] = DistillParams
 
@@ -67,6 +97,7 @@ class Distill:
     params: DistillParams
     data: schema.Data
     model: schema.Model
+    references: Mapping[str, schema.Model]
     seed: int
     schedule: Schedule
 
@@ -74,13 +105,15 @@ class Distill:
     def from_config(cls, config: schema.Config, num_steps: int, params: DistillParams) -> Self:
         """Build the algorithm; `num_steps` is the length of the learning-rate schedule."""
         actor = config.actor_rollout_ref.actor
-        cls.check_teacher(config)
+        if not params.teacher_models:
+            cls.check_teacher(config)
         return cls(
             actor=actor,
             params=params,
             seed=sampling_seed(config),
             data=config.data,
             model=config.actor_rollout_ref.model,
+            references=_teachers(config.actor_rollout_ref.reference_model, params),
             schedule=Schedule.from_config(actor.optim, num_steps),
         )
 
@@ -103,7 +136,28 @@ class Distill:
     def unused_keys(config: schema.Config) -> Mapping[str, str]:
         """Return the keys of the PPO family."""
         reason = f"algorithm.name is {config.algorithm.name}"
-        return dict.fromkeys((*PPO_KEYS, "trainer.mismatch.*"), reason)
+        unused: dict[str, str] = dict.fromkeys((*PPO_KEYS, "trainer.mismatch.*"), reason)
+        if config.algorithm.params.get("teacher_models"):
+            reason = "algorithm.params.teacher_models names the teachers"
+            unused |= dict.fromkeys(
+                (f"actor_rollout_ref.ref.model.{key}" for key in _SINGLE), reason
+            )
+        return unused
+
+    def reference_of(self, row: PromptRow) -> str:
+        """Return the name of the row's teacher. Raises ConfigError if it has none."""
+        params = self.params
+        names = {each.key: name for name, each in params.teacher_models.items()}
+        found = text_field(row, params.teacher_key, "algorithm.params.teacher_key")
+        name = names.get(found, names.get(None))
+        if name is None:
+            raise ConfigError(
+                f"no teacher for rows whose {params.teacher_key} is {found!r}; there are those of "
+                f"{', '.join(map(repr, names))}",
+                where="algorithm.params.teacher_models",
+                hint="a teacher without `key` grades all other rows",
+            )
+        return name
 
     def collect(self, prompts: Prompts, roles: Roles, step: int) -> Scored:
         """Generate `rollout.n` responses to each prompt and score them, for metrics."""
@@ -155,11 +209,18 @@ class Distill:
         """Return the loss of each token, and the divergence that is reported: (T,) each."""
         now, teacher = outputs.log_probs, batch.teacher_log_probs.values
         if outputs.candidate_log_probs is not None:
-            divergence = (teacher.exp() * (teacher - outputs.candidate_log_probs)).sum(-1)
+            own, least = outputs.candidate_log_probs, self.params.log_prob_min_clamp
+            if least is not None:
+                own, teacher = own.clamp(min=least), teacher.clamp(min=least)
+            divergence = self._bounded((teacher.exp() * (teacher - own)).sum(-1))
             return divergence, divergence
-        difference = now.detach() - teacher
+        difference = self._bounded(now.detach() - teacher)
         ratio = (now.detach() - batch.rollout_log_probs.values).exp()
         return ratio.clamp(max=self.params.is_threshold) * difference * now, difference
+
+    def _bounded(self, divergence: Tensor) -> Tensor:
+        most = self.params.loss_max_clamp
+        return divergence if most is None else divergence.clamp(-most, most)
 
     def state_dict(self) -> dict[str, Any]:
         """Return an empty state."""
@@ -167,3 +228,21 @@ class Distill:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Do nothing."""
+
+
+def _teachers(reference: schema.Model, params: DistillParams) -> dict[str, schema.Model]:
+    """Return the models of several teachers; raise ConfigError if two have the same rows."""
+    teachers = params.teacher_models
+    keys = [each.key for each in teachers.values()]
+    for name, each in teachers.items():
+        if keys.count(each.key) > 1:
+            raise ConfigError(
+                f"two teachers have the key {each.key!r}, one of them {name!r}",
+                where="algorithm.params.teacher_models",
+                hint="a key of its own for each; null = all other rows",
+            )
+    own = {"tokenizer_path": None, "override_config": {}, "init": "auto", "lora_rank": 0}
+    return {
+        name: reference.model_copy(update={**own, "path": each.model_path})
+        for name, each in teachers.items()
+    }

@@ -2,6 +2,10 @@
 
 OPSD (arXiv 2601.18734): the teacher is the initial policy, fixed, and sees the data's solution; the
 student sees the problem only. The loss is that of `distill` on the student's responses.
+
+With `ema_decay` the teacher follows the student, as in SDFT (arXiv 2601.19897) and SDPO (arXiv
+2601.20802): its weights are an exponential moving average of the policy's,
+θ̄_t = ema_decay·θ̄_{t−1} + (1 − ema_decay)·θ_t after step t, and θ̄_0 = θ_0.
 """
 
 from __future__ import annotations
@@ -16,10 +20,13 @@ from transformers import PreTrainedTokenizerBase
 
 from rlctl.data_prep.rows import PromptRow
 from rlctl.recipes import schema
+from rlctl.runtime.algorithms.base import Needs
 from rlctl.runtime.algorithms.distill import Distill, DistillParams
 from rlctl.runtime.batch import Ragged, Scored
 from rlctl.runtime.data.fields import text_field
 from rlctl.runtime.data.tokenizer import encode_prompt, tokenizer_of
+from rlctl.runtime.roles import Roles
+from rlctl.tracking.metrics import Metrics
 
 _TEMPLATE = (
     "{problem}\n\nHere is a reference solution to this problem:\n{solution}\n\n"
@@ -36,17 +43,42 @@ class SelfDistillParams(DistillParams):
         description="last message of the teacher's prompt, with {problem}, the student's, and "
         "{solution}, the text at data.response_key",
     )
+    ema_decay: float | None = Field(
+        default=None,
+        ge=0,
+        lt=1,
+        description="weight of the teacher in its moving average with the policy after each step, "
+        "such as 0.95; null = the initial policy is the teacher",
+    )
 
 
 @dataclass(frozen=True)
 class SelfDistill(Distill):
-    """Distillation from the initial policy that knows the solution; immutable."""
+    """Distillation from the initial or the averaged policy that knows the solution; immutable."""
 
     Params: ClassVar[type[DistillParams]] = SelfDistillParams
 
     @staticmethod
     def check_teacher(config: schema.Config) -> None:
         """Accept any teacher: the actor's own model is the one of the paper."""
+
+    @property
+    def needs(self) -> Needs:
+        """Responses, and the reference or the average as teacher."""
+        needs = super().needs
+        return needs if self._decay is None else needs & ~Needs.REFERENCE | Needs.AVERAGE
+
+    def learn(self, scored: Scored, roles: Roles, step: int) -> Metrics:
+        """Update the actor as in `distill`, and then the teacher if it follows the policy."""
+        metrics = super().learn(scored, roles, step)
+        if self._decay is not None:
+            roles.actor.update_average(self._decay)
+        return metrics
+
+    @property
+    def _decay(self) -> float | None:
+        assert isinstance(self.params, SelfDistillParams)
+        return self.params.ema_decay
 
     def teachers_view(self, scored: Scored) -> Scored:
         """Return the responses with prompts that contain the solution."""

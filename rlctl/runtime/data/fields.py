@@ -1,4 +1,4 @@
-"""Texts of a row that a config key selects: worked solutions and the responses of a pair."""
+"""Texts of a row that a config key selects: a worked solution, a response of a pair, a source."""
 
 from __future__ import annotations
 
@@ -13,7 +13,11 @@ def text_field(row: PromptRow, dotted: str, key: str) -> str:
 
     Raises ConfigError if it is missing.
     """
-    value: Any = {"extra_info": row.extra_info, "ground_truth": row.ground_truth}
+    value: Any = {
+        "data_source": row.data_source,
+        "extra_info": row.extra_info,
+        "ground_truth": row.ground_truth,
+    }
     for part in dotted.split("."):
         if not isinstance(value, dict) or part not in value:
             raise ConfigError(

@@ -90,6 +90,13 @@ def reset_gradients(model: nn.Module) -> None:
         model.zero_grad()
 
 
+def reshard(model: nn.Module) -> None:
+    """Free gathered weights, so that the next pass gathers them from the shards again."""
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
+
+
 def full_parameters(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Yield every parameter (N, ...) unsharded, one at a time, without a second copy of the model.
 

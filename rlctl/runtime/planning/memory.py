@@ -142,6 +142,7 @@ class Work:
     checkpointing: bool
     has_logits: bool
     kv_tokens: int  # in the engine's cache; 0 without an engine
+    averages: bool = False  # keeps a moving average of the trained parameters
 
 
 @dataclass(frozen=True)
@@ -201,7 +202,7 @@ def role_memory(role: str, size: ModelSize, storage: Storage, work: Work) -> Rol
         role=role,
         num_parameters=size.num_parameters,
         num_trained=size.num_trained,
-        parameters=own,
+        parameters=own + (trained if work.averages else 0),
         moments=2 * trained if work.learns else 0,
         gathered=min(in_use, size.num_parameters) * storage.compute if storage.wrapped else 0,
         engine_copy=size.num_parameters * storage.compute

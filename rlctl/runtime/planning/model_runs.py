@@ -1,12 +1,17 @@
-"""Runs as model paths: the name or folder of a run is the model that it exported last."""
+"""Runs as model paths: the name or folder of a run is the model that it exported last.
+
+Also as `model_path` in the settings of an algorithm, at any depth.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from operator import attrgetter
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from rlctl.errors import ConfigError
+from rlctl.quickstart import real_path
 from rlctl.recipes import schema
 from rlctl.recipes.roles import ROLES
 from rlctl.runs.run_dir import RECORD_FILE
@@ -25,10 +30,22 @@ def with_runs(config: schema.Config) -> schema.Config:
     for key in sorted({role.model_key for role in ROLES}):
         path = _path(attrgetter(key)(config).path, root, key)
         config = _with_value(config, [*key.split("."), "path"], path)
-    return config
+    params = _in_settings(config.algorithm.params, root, "algorithm.params")
+    return _with_value(config, ["algorithm", "params"], params)
 
 
-def _with_value(section: S, parts: list[str], value: str) -> S:
+def _in_settings(values: Mapping[str, Any], root: Path, key: str) -> dict[str, Any]:
+    """Return the settings with real paths for the runs and bundled models of each `model_path`."""
+    found = dict(values)
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            found[name] = _in_settings(value, root, f"{key}.{name}")
+        elif name == "model_path" and isinstance(value, str):
+            found[name] = real_path(_path(value, root, key))
+    return found
+
+
+def _with_value(section: S, parts: list[str], value: Any) -> S:
     """Return a copy of a section with another value at the path `parts`."""
     name, *rest = parts
     new = _with_value(getattr(section, name), rest, value) if rest else value

@@ -19,6 +19,7 @@ from rlctl.recipes.recorded import missing_secrets
 from rlctl.recipes.roles import ACTOR, needed_roles, rollout_pool, trained_role
 from rlctl.runs.naming import check_free
 from rlctl.runtime.algorithms.base import Algorithm, Needs
+from rlctl.runtime.algorithms.references import routed_models
 from rlctl.runtime.build import load_algorithm
 from rlctl.runtime.checkpoint.remote_copy import check_remote_copy
 from rlctl.runtime.data import quickstart
@@ -32,6 +33,7 @@ from rlctl.runtime.planning.error_collector import ErrorCollector
 from rlctl.runtime.planning.model_runs import with_runs
 from rlctl.runtime.planning.reward_check import check_reward
 from rlctl.runtime.planning.role_memory import MemoryPlan, check_capacity, plan_memory
+from rlctl.runtime.planning.role_models import check_models, check_routes
 from rlctl.runtime.planning.unusual_values import unusual_values
 from rlctl.runtime.rank_info import available_cores
 from rlctl.runtime.rewards.specs import scored_sources
@@ -61,8 +63,7 @@ class Plan:
     @property
     def roles(self) -> set[str]:
         """Names of the roles that the algorithm uses, without the reward."""
-        needed = needed_roles(self.config, self.algorithm.needs)
-        return {role.name for role in needed}
+        return {role.name for role in needed_roles(self.config, self.algorithm.needs)}
 
     @property
     def rollout_pool(self) -> str | None:
@@ -121,12 +122,11 @@ def make_plan(
     if algorithm is not None:
         errors.run(preflight.check_adapters, config, algorithm.needs)
         if devices is not None:
-            memory = _check_roles(config, devices, algorithm.needs, inline, errors)
+            memory = _check_roles(config, devices, algorithm, inline, errors)
     trained = ACTOR if algorithm is None else trained_role(config, algorithm.needs)
     errors.run(raise_problems, preflight.check_model(config, trained))
     if algorithm is not None:
-        problems = errors.run(preflight.check_role_models, config, algorithm.needs)
-        errors.run(raise_problems, problems or [])
+        errors.run(check_models, config, algorithm)
     if errors.run(preflight.check_disk, config, root) is None:
         errors.raise_all()  # before the quickstart's data is written to a full disk
     quickstart.write_data(config, data_root)
@@ -138,8 +138,7 @@ def make_plan(
     assert loader is not None, "otherwise there is an error"
     num_steps = trainer.total_training_steps or trainer.total_epochs * loader.steps_per_epoch
     assert algorithm is not None, "otherwise there is an error"
-    sizes = pool_sizes(config, devices, algorithm.needs)
-    check_profile(trainer.profile, sizes, num_steps)
+    check_profile(trainer.profile, pool_sizes(config, devices, algorithm.needs), num_steps)
     return Plan(
         recipe=recipe,
         config=config,
@@ -178,9 +177,14 @@ def _check_surroundings(config: schema.Config, run: Path | None, errors: ErrorCo
 
 
 def _check_roles(
-    config: schema.Config, devices: Devices, needs: Needs, inline: bool, errors: ErrorCollector
+    config: schema.Config,
+    devices: Devices,
+    algorithm: Algorithm,
+    inline: bool,
+    errors: ErrorCollector,
 ) -> MemoryPlan | None:
     """Check placement, batch sizes and memory of the roles; return their memory if it is known."""
+    needs = algorithm.needs
     ranks, engines = pool_sizes(config, devices, needs), rollout_pool(config, needs)
     if inline and engines is not None:
         errors.add(
@@ -191,7 +195,7 @@ def _check_roles(
         )
     problems = preflight.check_placement(config, devices, list(ranks), engines)
     errors.run(raise_problems, [*problems, *preflight.check_batches(config, ranks, needs)])
-    memory = errors.run(plan_memory, config, devices, ranks, needs)
+    memory = errors.run(plan_memory, config, devices, ranks, needs, routed_models(algorithm))
     if memory is not None:
         for warning in (*memory.warnings, *unusual_values(config, needs)):
             LOG.warning(warning)
@@ -211,8 +215,7 @@ def _read_data(
     if algorithm is not None and Needs.REWARD_LEARNER in algorithm.needs:
         return _read_pairs(config, errors)
     needs = Needs.NOTHING if algorithm is None else algorithm.needs
-    data, model = config.data, config.actor_rollout_ref.model
-    tokenizer = None
+    data, model, tokenizer = config.data, config.actor_rollout_ref.model, None
     if model.tokenizer_path or not preflight.is_missing(model.path):  # which is reported already
         tokenizer = errors.run(tokenizer_of, model)
     if tokenizer is None:
@@ -225,6 +228,7 @@ def _read_data(
         errors.run(check_reward, config, scored, needs)
         return None, None, None
     loader = errors.run(_load_train, config, tokenizer, samples)
+    errors.run(check_routes, algorithm, loader.prompts.rows if loader else ())
     validator = errors.run(_load_val, config, tokenizer)
     scored = _scored_rows(samples, loader, validator)
     errors.run(check_reward, config, scored, needs)

@@ -16,10 +16,9 @@ from rlctl.plugins import load, parse_params
 from rlctl.recipes import schema
 from rlctl.recipes.roles import ACTOR, ROLES, ROLLOUT, Role, needed_roles, trained_role
 from rlctl.runtime.algorithms.base import Needs, rows_per_prompt
-from rlctl.runtime.data.tokenizer import tokenizer_of
 from rlctl.runtime.model.lora import check_peft
 from rlctl.runtime.planning.devices import Devices
-from rlctl.runtime.planning.model_files import check_architecture, check_tokenizer
+from rlctl.runtime.planning.model_files import check_architecture
 from rlctl.runtime.rollout.weight_sync import uses_host_memory
 from rlctl.storage import local
 
@@ -146,20 +145,6 @@ def check_model(config: schema.Config, role: Role = ACTOR) -> list[Problem]:
                 f"+{role.model_key}.override_config.max_position_embeddings={longest}",
             )
         )
-    return problems
-
-
-def check_role_models(config: schema.Config, needs: Flag) -> list[Problem]:
-    """Return the problems of models other than the actor's. Raises `ConfigError`."""
-    problems: list[Problem] = []
-    actor = ACTOR.model(config)
-    trained, *others = needed_roles(config, needs)  # `check_model` has checked the trained one
-    for role in others:
-        model, key = role.model(config), f"{role.model_key}.path"
-        if role.kind == "classifier" or model != trained.model(config):
-            problems += check_architecture(model, read_model_config(model, key), role.kind, key)
-        if role.kind == ACTOR.kind and model.path != actor.path:
-            problems += check_tokenizer(model, tokenizer_of(actor), key)
     return problems
 
 

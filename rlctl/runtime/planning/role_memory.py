@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from rlctl.errors import Problem
 from rlctl.recipes import schema
-from rlctl.recipes.roles import Role, built_roles, engine_role, rollout_pool
+from rlctl.recipes.roles import ACTOR, REFERENCE, Role, built_roles, engine_role, rollout_pool
 from rlctl.runtime.algorithms.base import Needs, rows_per_prompt
 from rlctl.runtime.model.load import compute_dtype, master_dtype
 from rlctl.runtime.ops import ceil_div
@@ -58,28 +58,43 @@ class MemoryPlan:
 
 
 def plan_memory(
-    config: schema.Config, devices: Devices, ranks: Mapping[str, int], needs: Needs
+    config: schema.Config,
+    devices: Devices,
+    ranks: Mapping[str, int],
+    needs: Needs,
+    references: Mapping[str, schema.Model] | None = None,
 ) -> MemoryPlan:
     """Estimate the memory of every role on one device.
 
-    `ranks` maps pools to processes. Raises `ConfigError` for a model whose config.json cannot be
-    read or built.
+    `ranks` maps pools to processes. `references` are the models, by name, between which the
+    algorithm chooses. Raises `ConfigError` for a model whose config.json cannot be read or built.
     """
     roles: list[PlannedRole] = []
     warnings: list[str] = []
-    for role in built_roles(config, needs):
-        pool, model = role.pool(config.trainer.placement), role.model(config)
+    for role, name, model in _models(config, needs, references or {}):
+        pool = role.pool(config.trainer.placement)
         assert pool is not None, f"the role {role.name} is built, so it has a pool"
         read_model_config(model, f"{role.model_key}.path")
         storage = _storage(role, config, devices.kind, ranks[pool])
         memory: RoleMemory | None = None
         try:
             size = ModelSize.from_config(model, role.kind)
-            memory = role_memory(role.name, size, storage, _work(role, config, ranks[pool], needs))
+            memory = role_memory(name, size, storage, _work(role, config, ranks[pool], needs))
         except UnknownSizeError as error:
             warnings.append(error.problems[0].message)
         roles.append(PlannedRole(role, pool, storage, memory))
     return MemoryPlan(roles, list(dict.fromkeys(warnings)))
+
+
+def _models(
+    config: schema.Config, needs: Needs, references: Mapping[str, schema.Model]
+) -> Iterator[tuple[Role, str, schema.Model]]:
+    """Yield each model that is loaded, with its role and a name for both."""
+    for role in built_roles(config, needs):
+        if role is not REFERENCE or not references:
+            yield role, role.name, role.model(config)
+    for name, model in references.items():
+        yield REFERENCE, f"{REFERENCE.name} {name}", model
 
 
 def check_capacity(plan: MemoryPlan, devices: Devices, ranks: Mapping[str, int]) -> list[Problem]:
@@ -137,6 +152,7 @@ def _work(role: Role, config: schema.Config, num_ranks: int, needs: Needs) -> Wo
         checkpointing=role.model(config).enable_gradient_checkpointing,
         has_logits=role.kind == "policy",
         kv_tokens=kv_tokens,
+        averages=role is ACTOR and Needs.AVERAGE in needs,
     )
 
 

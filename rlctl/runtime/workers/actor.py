@@ -17,6 +17,7 @@ from rlctl.recipes.roles import ACTOR, ROLLOUT
 from rlctl.runtime.algorithms.base import Loss, Needs, PolicyLoss, training_temperature
 from rlctl.runtime.batch import LogProbs, Prompts, Rollouts
 from rlctl.runtime.budget import Budget
+from rlctl.runtime.model.average import Average
 from rlctl.runtime.model.causal_lm import PolicyModel
 from rlctl.runtime.model.load import compute_dtype, load_model, master_dtype, with_local_path
 from rlctl.runtime.model.lora import (
@@ -80,6 +81,8 @@ class ActorWorker(ExportingWorker, Actor):
             compute_dtype(spec.model, rank_info.device),
         )
         self.learner = Learner(self.policy, rank_info, spec.actor.optim)
+        if Needs.AVERAGE in spec.algorithm.needs:
+            self.learner.average = Average(self.policy)
         self.engine: RolloutEngine | None = None
         self._startup: Generator[str, None, None] | None = None
         self.engine_is_stale = True
@@ -207,6 +210,21 @@ class ActorWorker(ExportingWorker, Actor):
         """See `Actor`."""
         with without_adapters(self.policy):
             return self.learner.infer_policy(self.policy, batch, self.infer_budget, top_k)
+
+    @dispatch(Dispatch.SPLIT)
+    def compute_average_log_probs(self, batch: Rollouts, top_k: int = 0) -> LogProbs:
+        """See `Actor`."""
+        with self._average().in_place_of_weights():
+            return self.learner.infer_policy(self.policy, batch, self.infer_budget, top_k)
+
+    @dispatch(Dispatch.BROADCAST)
+    def update_average(self, decay: float) -> None:
+        """See `Actor`."""
+        self._average().update(decay)
+
+    def _average(self) -> Average:
+        assert self.learner.average is not None, "the algorithm does not declare Needs.AVERAGE"
+        return self.learner.average
 
     @dispatch(Dispatch.SPLIT)
     def update(self, batch: Rollouts, lr: float) -> Metrics:

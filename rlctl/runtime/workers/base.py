@@ -42,11 +42,15 @@ class LearningWorker(ModelWorker, LearningRole):
 
     @dispatch(Dispatch.RANK_ZERO)
     def state_bytes(self) -> int:
-        """Return the bytes of the weights and the optimizer's two moments, over all ranks."""
+        """Return the bytes of the weights, the optimizer's two moments and any average.
+
+        Those of all ranks together.
+        """
         trained = (
             parameter for parameter in self.learner.model.parameters() if parameter.requires_grad
         )
-        return 3 * sum(parameter.numel() * parameter.element_size() for parameter in trained)
+        copies = 3 if self.learner.average is None else 4
+        return copies * sum(parameter.numel() * parameter.element_size() for parameter in trained)
 
 
 class ExportingWorker(LearningWorker, ExportingRole):

@@ -7,11 +7,13 @@ import itertools
 import socket
 import threading
 from dataclasses import dataclass
+from typing import Self
 
 import torch
 
 from rlctl.errors import ConfigError
 from rlctl.plugins import load
+from rlctl.quickstart import real_path
 from rlctl.recipes import schema
 from rlctl.runtime.agents.environments.protocol import Turn
 from rlctl.runtime.agents.programs.chat_api import ApiError, ChatReply, ChatRequest
@@ -34,6 +36,32 @@ class JudgeSpec:
     max_prompt_length: int
     max_response_length: int
     seed: int
+
+    @classmethod
+    def from_config(cls, config: schema.Config) -> Self:
+        """Return the settings of the judge that a run serves itself."""
+        policy, judge = config.actor_rollout_ref, config.reward.judge
+        assert judge.model.path is not None, "the run serves no judge"
+        own = judge.rollout
+        return cls(
+            model=policy.model.model_copy(
+                update={
+                    **{"path": real_path(judge.model.path), "tokenizer_path": None},
+                    **{"custom_chat_template": None, "lora_rank": 0, "override_config": {}},
+                    "init": "auto",
+                }
+            ),
+            rollout=policy.rollout.model_copy(
+                update={
+                    **{"name": own.name, "max_num_seqs": own.max_num_seqs, "engine_kwargs": {}},
+                    **{"tensor_model_parallel_size": 1, "free_cache_engine": False},
+                    "gpu_memory_utilization": own.gpu_memory_utilization,
+                }
+            ),
+            max_prompt_length=own.prompt_length,
+            max_response_length=own.response_length,
+            seed=config.trainer.seed,
+        )
 
 
 class JudgeWorker(Worker):

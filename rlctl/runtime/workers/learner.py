@@ -21,6 +21,7 @@ from rlctl.recipes import schema
 from rlctl.runtime.algorithms.base import Loss
 from rlctl.runtime.batch import LogProbs, Ragged, Rollouts
 from rlctl.runtime.budget import Budget, OomRetry, free_memory, is_oom
+from rlctl.runtime.model.average import Average
 from rlctl.runtime.model.causal_lm import PolicyModel, PolicyOutputs, ValueModel
 from rlctl.runtime.model.reward_model import RewardModel
 from rlctl.runtime.model.sequences import Sequences
@@ -47,6 +48,7 @@ class Learner:
         self.model = model
         self.rank_info = rank_info
         self.oom_retries: list[OomRetry] = []
+        self.average: Average | None = None  # of the weights, saved with them
         self.optimizer: torch.optim.Optimizer | None = None
         if optim is not None:
             betas = (optim.betas[0], optim.betas[1])
@@ -258,9 +260,16 @@ class Learner:
         Collective.
         """
         assert self.optimizer is not None, "this model is not trained"
-        save_state(self.model, self.optimizer, self.rank_info, folder, self.writer)
+        average = None if self.average is None else self.average.values
+        save_state(self.model, self.optimizer, average, self.rank_info, folder, self.writer)
 
     def load(self, folder: Path) -> None:
-        """Restore what `save` wrote, on any number of ranks. Collective."""
+        """Restore what `save` wrote, on any number of ranks. Collective.
+
+        The average starts as a copy of the weights if the checkpoint has none.
+        """
         assert self.optimizer is not None, "this model is not trained"
-        load_state(self.model, self.optimizer, self.rank_info, folder)
+        average = None if self.average is None else self.average.values
+        found = load_state(self.model, self.optimizer, average, self.rank_info, folder)
+        if self.average is not None and not found:
+            self.average.restart()

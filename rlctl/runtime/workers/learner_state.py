@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import json
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from rlctl.runtime.model.sharding import trained_state
 from rlctl.runtime.rank_info import RankInfo
@@ -24,16 +25,20 @@ _NO_DIST_WARNING = "torch.distributed is disabled"  # expected: one rank has no 
 def save_state(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
+    average: Mapping[str, Tensor] | None,
     rank_info: RankInfo,
     folder: Path,
     writer: BackgroundWriter,
 ) -> None:
-    """Copy the state to memory, and write it to `folder` in the background. Collective."""
+    """Copy the state to memory, and write it to `folder` in the background. Collective.
+
+    `average` (N, ...) is that of the weights, if there is one, by name.
+    """
     from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
     from torch.distributed.checkpoint.state_dict_saver import save
 
     stager = DefaultStager(StagingOptions(False, False, False, False))
-    current = _state(model, optimizer, with_optimizer=bool(optimizer.state))
+    current = _state(model, optimizer, average, with_optimizer=bool(optimizer.state))
     state = cast(dict[str, Any], stager.stage(current))  # without options it copies at once
     random_state = json.dumps(rng_state())
 
@@ -53,11 +58,16 @@ def save_state(
 
 
 def load_state(
-    model: nn.Module, optimizer: torch.optim.Optimizer, rank_info: RankInfo, folder: Path
-) -> None:
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    average: Mapping[str, Tensor] | None,
+    rank_info: RankInfo,
+    folder: Path,
+) -> bool:
     """Restore the state in `folder`, written by any number of ranks. Collective.
 
-    A rank without a saved random state keeps its own. Raises ConfigError for damaged files.
+    Loads into the tensors (N, ...) of `average`, and returns whether the checkpoint has them. A
+    rank without a saved random state keeps its own. Raises ConfigError for damaged files.
     """
     from torch.distributed.checkpoint.state_dict import (
         StateDictOptions,
@@ -69,7 +79,8 @@ def load_state(
 
     saved = read_metadata(folder).state_dict_metadata
     with_optimizer = any(name.startswith("optimizer.") for name in saved)
-    state = _state(model, optimizer, with_optimizer)
+    has_average = average is not None and any(name.startswith("average.") for name in saved)
+    state = _state(model, optimizer, average if has_average else None, with_optimizer)
     warnings.filterwarnings("ignore", message=_NO_DIST_WARNING)
     load_into(state, folder, no_dist=rank_info.world_size == 1)
     partial = StateDictOptions(strict=False)  # frozen weights are not saved
@@ -79,18 +90,24 @@ def load_state(
     rng_file = _rng_file(folder, rank_info)
     if rng_file.exists():
         set_rng_state(json.loads(rng_file.read_text()))
+    return has_average
 
 
 def _state(
-    model: nn.Module, optimizer: torch.optim.Optimizer, with_optimizer: bool
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    average: Mapping[str, Tensor] | None,
+    with_optimizer: bool,
 ) -> dict[str, Any]:
-    """Return the state dicts of the model and, if requested, of the optimizer.
+    """Return the state dicts of the model, of its average, and, if requested, of the optimizer.
 
     Omit an optimizer that has not stepped: torch would create its state by taking a step.
     """
     from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 
     state: dict[str, Any] = {"model": trained_state(model)}
+    if average is not None:
+        state["average"] = dict(average)
     if with_optimizer:
         state["optimizer"] = get_optimizer_state_dict(model, optimizer)
     return state

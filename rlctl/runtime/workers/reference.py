@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Self
 
 from rlctl.recipes import schema
 from rlctl.recipes.roles import REFERENCE
+from rlctl.runtime.algorithms.base import Needs, training_temperature
 from rlctl.runtime.batch import LogProbs, Rollouts
 from rlctl.runtime.budget import Budget
 from rlctl.runtime.model.causal_lm import PolicyModel
@@ -27,6 +29,13 @@ class ReferenceSpec:
     ref: schema.Ref
     temperature: float
     seed: int
+
+    @classmethod
+    def from_config(cls, config: schema.Config, needs: Needs, model: schema.Model) -> Self:
+        """Return the settings of a reference with `model` for an algorithm with these needs."""
+        roles = config.actor_rollout_ref
+        temperature = training_temperature(needs, roles.rollout)
+        return cls(model, roles.ref, temperature, config.trainer.seed)
 
 
 class ReferenceWorker(ModelWorker, Reference):

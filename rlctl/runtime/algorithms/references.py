@@ -1,0 +1,88 @@
+"""References that are not one frozen model: the actor's own weights, and a model for each row."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+import torch
+
+from rlctl.data_prep.rows import PromptRow
+from rlctl.recipes import schema
+from rlctl.runtime.batch import LogProbs, Rollouts
+from rlctl.runtime.budget import OomRetry
+from rlctl.runtime.roles import Actor, Reference
+
+
+@runtime_checkable
+class RoutesRows(Protocol):
+    """Algorithm that chooses a reference for each row."""
+
+    @property
+    def references(self) -> Mapping[str, schema.Model]:
+        """Models of the references by name; empty: the configuration's reference grades all."""
+        ...
+
+    def reference_of(self, row: PromptRow) -> str:
+        """Return the name of the row's reference. Raises ConfigError if there is none."""
+        ...
+
+
+def routed_models(algorithm: object) -> Mapping[str, schema.Model]:
+    """Return the models between which an algorithm chooses; empty if it does not."""
+    return algorithm.references if isinstance(algorithm, RoutesRows) else {}
+
+
+@dataclass(frozen=True)
+class BaseOfActor(Reference):
+    """Reference served by the frozen base model of an actor with LoRA adapters."""
+
+    actor: Actor
+
+    def compute_log_probs(self, batch: Rollouts, top_k: int = 0) -> LogProbs:
+        """Return the log-probs of the response tokens under the base model."""
+        return self.actor.compute_base_log_probs(batch, top_k)
+
+    def pop_oom_retries(self) -> list[OomRetry]:
+        """Return an empty list: the actor reports its own OOM retries."""
+        return []
+
+
+@dataclass(frozen=True)
+class AverageOfActor(Reference):
+    """Reference served by the moving average of the actor's weights."""
+
+    actor: Actor
+
+    def compute_log_probs(self, batch: Rollouts, top_k: int = 0) -> LogProbs:
+        """Return the log-probs of the response tokens under the averaged weights."""
+        return self.actor.compute_average_log_probs(batch, top_k)
+
+    def pop_oom_retries(self) -> list[OomRetry]:
+        """Return an empty list: the actor reports its own OOM retries."""
+        return []
+
+
+@dataclass(frozen=True)
+class RoutedReference(Reference):
+    """Several references, of which `reference_of` names that of a row."""
+
+    members: Mapping[str, Reference]
+    reference_of: Callable[[PromptRow], str]
+
+    def compute_log_probs(self, batch: Rollouts, top_k: int = 0) -> LogProbs:
+        """Return the log-probs of each row under its own reference, in the order of the rows."""
+        rows: dict[str, list[int]] = {}
+        for number, row in enumerate(batch.rows):
+            rows.setdefault(self.reference_of(row), []).append(number)
+        parts = [
+            self.members[name].compute_log_probs(batch.select(torch.tensor(own)), top_k)
+            for name, own in rows.items()
+        ]
+        order = torch.tensor([number for own in rows.values() for number in own])
+        return LogProbs.concat(parts).select(order.argsort())
+
+    def pop_oom_retries(self) -> list[OomRetry]:
+        """Return those of all references."""
+        return [each for member in self.members.values() for each in member.pop_oom_retries()]

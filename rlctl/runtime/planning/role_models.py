@@ -1,0 +1,53 @@
+"""Checks of the models beside the trained one: reference, teachers, critic, reward model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from enum import Flag
+
+from rlctl.data_prep.rows import PromptRow
+from rlctl.errors import Problem, raise_problems
+from rlctl.recipes import schema
+from rlctl.recipes.roles import ACTOR, REFERENCE, needed_roles
+from rlctl.runtime.algorithms.base import Algorithm
+from rlctl.runtime.algorithms.references import RoutesRows, routed_models
+from rlctl.runtime.data.tokenizer import tokenizer_of
+from rlctl.runtime.planning.model_files import check_architecture, check_tokenizer
+from rlctl.runtime.planning.preflight import read_model_config
+
+
+def check_role_models(
+    config: schema.Config, needs: Flag, references: Mapping[str, schema.Model] | None = None
+) -> list[Problem]:
+    """Return the problems of models other than the actor's. Raises `ConfigError`.
+
+    `references`, if there are any, take the place of the reference.
+    """
+    problems: list[Problem] = []
+    actor = ACTOR.model(config)
+    trained, *others = needed_roles(config, needs)  # `check_model` has checked the trained one
+    models = [(role, role.model(config), f"{role.model_key}.path") for role in others]
+    if references:
+        models = [each for each in models if each[0] is not REFERENCE]
+        models += [
+            (REFERENCE, model, f"algorithm.params.teacher_models.{name}.model_path")
+            for name, model in references.items()
+        ]
+    for role, model, key in models:
+        if role.kind == "classifier" or model != trained.model(config):
+            problems += check_architecture(model, read_model_config(model, key), role.kind, key)
+        if role.kind == ACTOR.kind and model.path != actor.path:
+            problems += check_tokenizer(model, tokenizer_of(actor), key)
+    return problems
+
+
+def check_models(config: schema.Config, algorithm: Algorithm) -> None:
+    """Raise ConfigError with the problems of all models beside the trained one."""
+    raise_problems(check_role_models(config, algorithm.needs, routed_models(algorithm)))
+
+
+def check_routes(algorithm: object, rows: Iterable[PromptRow]) -> None:
+    """Raise ConfigError for a row without a reference, if the algorithm chooses one for each."""
+    if isinstance(algorithm, RoutesRows) and algorithm.references:
+        for row in rows:
+            algorithm.reference_of(row)

@@ -1,0 +1,98 @@
+"""The moving average of an actor's weights, on one rank and on two, against a loop."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from rlctl.runtime.model.average import Average
+from rlctl.runtime.rank_info import RankInfo
+from rlctl.runtime.workers.actor import ActorWorker
+from rlctl.runtime.workers.background import await_written, begin_writing
+from rlctl.runtime.workers.dispatch import split
+from tests.distributed.ranks import on_ranks, rank_info
+from tests.distributed.test_gradient import experience
+from tests.distributed.test_state import actor, update, weights
+from tests.models import write_tiny_model
+
+DECAYS = (0.5, 0.75)
+
+
+def averaging(where: RankInfo, model: str) -> tuple[ActorWorker, Average]:
+    worker = actor(where, model)
+    worker.learner.average = Average(worker.policy)
+    return worker, worker.learner.average
+
+
+def averaged_weights(worker: ActorWorker, average: Average) -> Tensor:
+    with average.in_place_of_weights():
+        return weights(worker)
+
+
+def scores(worker: ActorWorker, *, averaged: bool) -> Tensor:
+    """Return the log-probs of this rank's rows."""
+    batch, info = experience(), worker.rank_info
+    own = batch.chunk(split(batch, info.world_size, balanced=False))[info.rank]
+    if averaged:
+        return worker.compute_average_log_probs(own).log_probs.values
+    return worker.compute_log_probs(own).log_probs.values
+
+
+def follow(where: RankInfo, model: str, folder: Path) -> tuple[list[Tensor], list[Tensor]]:
+    """Train, average and save; load into a fresh worker, which goes on.
+
+    Returns the weights and their average after each step, those of the fresh worker last.
+    """
+    worker, average = averaging(where, model)
+    steps, averages = [weights(worker)], [averaged_weights(worker, average)]
+    before = scores(worker, averaged=False)
+    for decay in DECAYS:
+        update(worker)
+        worker.update_average(decay)
+        steps.append(weights(worker))
+        averages.append(averaged_weights(worker, average))
+    assert torch.equal(weights(worker), steps[-1])  # swapping leaves no trace
+    now, mean = scores(worker, averaged=False), scores(worker, averaged=True)
+    assert torch.equal(scores(worker, averaged=False), now)
+    assert (mean - before).norm() < (now - before).norm()
+    assert (mean - before).norm() > 0
+    worker.save(folder)
+    await_written([folder], timeout_s=60)
+    fresh, restored = averaging(where, model)
+    fresh.load(folder)
+    assert torch.equal(scores(fresh, averaged=True), mean)
+    for each, its_average in ((worker, average), (fresh, restored)):
+        update(each)
+        each.update_average(DECAYS[0])
+        averages.append(averaged_weights(each, its_average))
+    return steps, averages
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_the_average_equals_a_loop_and_is_restored(world_size: int, tmp_path: Path) -> None:
+    write_tiny_model(tmp_path / "model")
+    begin_writing(tmp_path)
+    for steps, averages in on_ranks(
+        world_size, follow, str(tmp_path / "model"), tmp_path / "state"
+    ):
+        expected = steps[0]
+        assert torch.equal(averages[0], expected)
+        for decay, step, found in zip(DECAYS, steps[1:], averages[1:], strict=False):
+            expected = decay * expected + (1 - decay) * step
+            torch.testing.assert_close(found, expected, rtol=0, atol=2e-7)
+        assert torch.equal(averages[-1], averages[-2])
+
+
+def test_a_checkpoint_without_an_average_starts_one(tmp_path: Path) -> None:
+    write_tiny_model(tmp_path / "model")
+    begin_writing(tmp_path)
+    one = actor(rank_info(), str(tmp_path / "model"))
+    update(one)
+    one.save(tmp_path / "state")
+    await_written([tmp_path / "state"], timeout_s=60)
+    worker, average = averaging(rank_info(), str(tmp_path / "model"))
+    worker.load(tmp_path / "state")
+    assert torch.equal(averaged_weights(worker, average), weights(one))
