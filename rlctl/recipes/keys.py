@@ -102,7 +102,7 @@ def _words(annotation: Any, metadata: list[Any]) -> str:
         return _words(args[0], [*metadata, *args[1:]])
     if len(alternatives := _members(annotation)) > 1:
         return " or ".join(_words(each, []) for each in alternatives)
-    if isinstance(annotation, type) and issubclass(annotation, Section):
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return f"{{{', '.join(annotation.model_fields)}}}"
     if origin is Literal:
         return " | ".join(str(value) for value in args)

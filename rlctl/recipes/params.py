@@ -79,12 +79,13 @@ def _check_settings(
     for field in [field for field in values if field not in accepted]:
         key = f"{section}.{field}"
         origin = _origin(key, layers)
-        if key in layers.flat:
+        flat = next((each for each in layers.flat if f"{each}.".startswith(f"{key}.")), None)
+        if flat is not None:
             place = layers.origins[slot.key][-1]
             selection = f"{slot.key} is {', '.join(selected)}" + (
                 f" ({place.where})" if place.level > 1 else ""
             )
-            layers.verl.add_unused(layers.flat[key], origin.value, origin.where, selection)
+            layers.verl.add_unused(layers.flat[flat], origin.value, origin.where, selection)
         elif origin.level >= layers.origins[slot.key][-1].level and name not in selected:
             message = f"{key} is set, but {slot.key} is {', '.join(selected)}"
             problems.append(Problem(message, origin.where, f"add {name} to {slot.key}"))

@@ -67,7 +67,11 @@ def setting_rows(slot: Slot, name: str) -> list[KeyRow]:
 
 
 def _default(field: FieldInfo) -> str:
-    return "(required)" if field.is_required() else as_text(field.default)
+    return (
+        "(required)"
+        if field.is_required()
+        else as_text(field.get_default(call_default_factory=True))
+    )
 
 
 def shipped_settings() -> list[KeyRow]:

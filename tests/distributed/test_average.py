@@ -42,7 +42,7 @@ def scores(worker: ActorWorker, *, averaged: bool) -> Tensor:
 
 
 def follow(where: RankInfo, model: str, folder: Path) -> tuple[list[Tensor], list[Tensor]]:
-    """Train, average and save; load into a fresh worker, which goes on.
+    """Train, average and save; load into a fresh worker, and train both.
 
     Returns the weights and their average after each step, those of the fresh worker last.
     """

@@ -183,7 +183,6 @@ def test_setting_that_changes_the_result_is_refused(override: str, works: str) -
         (["reward_model.model.update=before", "data.filter_accuracy=true"], "PRIME"),
         (["global_profiler.tool=nsys"], "profilers"),
         (["async_training.staleness_threshold=0.1"], "asynchronous training"),
-        (["distillation.enabled=true"], "distillation"),
         ([f"{ROLLOUT}.name=trtllm"], "TensorRT-LLM"),
         (["data.custom_cls.path=a.py"], "dataset classes"),
     ],
@@ -195,6 +194,91 @@ def test_missing_feature_is_one_sentence(overrides: list[str], sentence: str) ->
     assert ("and 1 more" in problem.message) == (
         len(overrides) > 1 and sentence in ("Megatron", "PRIME")
     )
+
+
+# The settings of examples/on_policy_distillation_trainer/run_qwen3_8b_mopd_fsdp.sh at 7804ce3.
+DISTILLATION = """
+distillation.enabled=True distillation.n_gpus_per_node=4 distillation.nnodes=1
+distillation.teacher_key=data_source
++distillation.teacher_models.gsm8k.key="openai/gsm8k"
++distillation.teacher_models.gsm8k.model_path=Qwen/Qwen3-32B
++distillation.teacher_models.gsm8k.num_replicas=1
++distillation.teacher_models.gsm8k.inference.name=vllm
++distillation.teacher_models.gsm8k.inference.tensor_model_parallel_size=2
++distillation.teacher_models.geo3k.key="hiyouga/geometry3k"
++distillation.teacher_models.geo3k.model_path=Qwen/Qwen3-VL-32B-Instruct
+distillation.distillation_loss.loss_mode=k1 distillation.distillation_loss.topk=64
+distillation.distillation_loss.use_task_rewards=False
+distillation.distillation_loss.use_policy_gradient=True
+distillation.distillation_loss.loss_max_clamp=10.0
+distillation.distillation_loss.log_prob_min_clamp=-10.0
+"""
+LOSS = "distillation.distillation_loss"
+
+
+def test_distillation_is_translated() -> None:
+    recipe = compose("distill", DISTILLATION.split())
+    assert recipe.config.algorithm.params == {
+        "teacher_key": "data_source",
+        "teacher_models": {
+            "gsm8k": {"key": "openai/gsm8k", "model_path": "Qwen/Qwen3-32B"},
+            "geo3k": {"key": "hiyouga/geometry3k", "model_path": "Qwen/Qwen3-VL-32B-Instruct"},
+        },
+        "loss_mode": "reverse_kl",
+        "topk": 64,
+        "loss_max_clamp": 10.0,
+        "log_prob_min_clamp": -10.0,
+    }
+    assert any("num_replicas=1" in each and "is" in each for each in recipe.notices)
+
+
+def test_distillation_that_is_off_has_no_effect() -> None:
+    off = [f"{LOSS}.loss_mode=k3", f"{LOSS}.use_task_rewards=true", f"{LOSS}.topk=8"]
+    recipe = compose("grpo", ["distillation.enabled=false", *off])
+    unused = {each.key for each in recipe.verl if each.kind == "unused"}
+    assert unused == {f"{LOSS}.{key}" for key in ("loss_mode", "use_task_rewards", "topk")}
+
+
+@pytest.mark.parametrize(
+    ("settings", "messages"),
+    [
+        (
+            [],
+            [
+                f"{LOSS}.use_task_rewards is not set; verl's default is true",
+                f"{LOSS}.loss_mode is not set; verl's default is k3",
+            ],
+        ),
+        ([f"{LOSS}.loss_mode=k3", f"{LOSS}.use_task_rewards=false"], ["this loss of verl's"]),
+        (
+            [f"{LOSS}.loss_mode=k1", f"{LOSS}.use_task_rewards=true"],
+            [f"{LOSS}.use_task_rewards=true is not supported"],
+        ),
+        (
+            [
+                *(f"{LOSS}.loss_mode=forward_kl_topk", f"{LOSS}.use_task_rewards=false"),
+                f"{LOSS}.use_policy_gradient=true",
+            ],
+            [f"{LOSS}.use_policy_gradient=true with loss_mode=forward_kl_topk"],
+        ),
+        (
+            [f"{LOSS}.loss_mode=k1", f"{LOSS}.use_task_rewards=false", "distillation.other=1"],
+            ["these settings of verl's distillation are not supported"],
+        ),
+    ],
+)
+def test_distillation_that_differs_is_refused(settings: list[str], messages: list[str]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        compose("distill", ["distillation.enabled=true", *settings])
+    found = [each.message for each in caught.value.problems]
+    assert len(found) == len(messages)
+    assert all(one.startswith(other) for one, other in zip(found, messages, strict=True)), found
+
+
+def test_distillation_needs_its_algorithm() -> None:
+    with pytest.raises(ConfigError, match=r"algorithm\.name is ppo") as caught:
+        compose("grpo", DISTILLATION.split())
+    assert "rlctl train distill" in (caught.value.problems[0].hint or "")
 
 
 def test_repeated_key_must_agree() -> None:

@@ -247,9 +247,6 @@ TRAINER: tuple[Rule, ...] = (
         "{skip.rollout,skip.async_rollout,skip.rollout_tq}.enable", missing.SKIPPED_ROLLOUTS, _OFF
     ),
     depends("skip.*", "skipping rollouts is off"),
-    needs("distillation.enabled", missing.DISTILLATION, _OFF),
-    depends("distillation.*", "distillation is off"),
-    needs("{teacher,actor_rollout_ref.teacher}.*", missing.DISTILLATION),
     needs(
         "{async_training.{require_batches,trigger_parameter_sync_step,staleness_threshold,"
         "partial_rollout,use_trainer_do_validate},rollout.*}",

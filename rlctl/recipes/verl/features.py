@@ -43,8 +43,13 @@ ASYNC = Feature(
     "rollout engines devices of their own",
 )
 DISTILLATION = Feature(
-    "verl's section `distillation` is not supported",
-    "rlctl train distill actor_rollout_ref.ref.model.path=TEACHER",
+    "these settings of verl's distillation are not supported",
+    "rlctl train distill +distillation.teacher_models.NAME.model_path=TEACHER",
+)
+DISTILLATION_LOSS = Feature(
+    "this loss of verl's distillation is not supported",
+    "distillation.distillation_loss.loss_mode=k1 with use_policy_gradient=true, or "
+    "forward_kl_topk with use_policy_gradient=false",
 )
 ROUTER_REPLAY = Feature(
     "router replay of mixture-of-experts models is not supported", "remove these keys"

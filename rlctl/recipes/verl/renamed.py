@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from rlctl.recipes.verl import distillation
 from rlctl.recipes.verl import features as missing
 from rlctl.recipes.verl.rules import Feature
 
@@ -92,6 +93,7 @@ PLUGIN_SETTINGS: tuple[tuple[str, str], ...] = (
     ),
     ("reward.gsm8k*", r"reward.params.gsm8k\1"),
     ("reward.timeout", "reward.timeout_s"),
+    *distillation.MOVED,
 )
 
 # Keys of verl's SFT trainer, whose model and optimizer have sections of their own.
@@ -124,6 +126,7 @@ VALUES: tuple[tuple[str, dict[Any, Any]], ...] = (
     (f"{_MODEL}.dtype", {"bf16": "bfloat16", "fp32": "float32", "fp16": "float16"}),
     (f"{_CORRECTION}.rollout_rs", _RS),
     ("trainer.log_val_generations", {-1: 0}),
+    distillation.VALUES,
     ("actor_rollout_ref.rollout.checkpoint_engine.backend", {"naive": "auto"}),
 )
 
@@ -134,6 +137,7 @@ _STRATEGIES |= dict.fromkeys(
 )
 _MANAGERS = {"batch": missing.REWARD_BATCH}
 REFUSED_WORDS: tuple[tuple[str, dict[Any, Feature]], ...] = (
+    distillation.REFUSED,
     ("trainer.device", {"npu": missing.NPU}),
     ("actor_rollout_ref.rollout.checkpoint_engine.backend", {"hccl": missing.NPU}),
     ("actor_rollout_ref.rollout.name", {"trtllm": missing.TENSORRT}),

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from rlctl.errors import Problem
+from rlctl.recipes.verl import distillation
 from rlctl.recipes.verl.agreements import Agreement
 from rlctl.recipes.verl.rules import Feature
 from rlctl.recipes.verl.translate import Translation, translate, written
@@ -76,7 +77,7 @@ class VerlSettings:
 
     def problems(self, container: dict[str, Any]) -> list[Problem]:
         """Return the refused settings, one problem per missing feature, for resolved values."""
-        problems = list(self._problems)
+        problems = [*self._distillation(container), *self._problems]
         for feature, settings in self._missing.items():
             asked = settings[0].given
             if len(settings) > 1:
@@ -92,6 +93,24 @@ class VerlSettings:
                 )
                 problems.append(Problem(message, setting.where, hint))
         return problems
+
+    def _distillation(self, container: dict[str, Any]) -> list[Problem]:
+        """Return the problems of verl's distillation; if it is off, its settings are unused."""
+        own = [each for each in self.found if each.key.startswith(f"{distillation.SECTION}.")]
+        given = {each.key: each.value for each in own}
+        if distillation.is_on(given, container):
+            return distillation.problems(given, own[0].where, container) if own else []
+        refused = {each.key: each for each in own if each.kind == "refused"}
+        for each in refused.values():
+            self.add_unused(each.key, each.value, each.where, "distillation is off")
+        messages = {f"{each.given} is not supported" for each in refused.values()}
+        self._problems = [each for each in self._problems if each.message not in messages]
+        self._missing = {
+            feature: kept
+            for feature, settings in self._missing.items()
+            if (kept := [each for each in settings if each.key not in refused])
+        }
+        return []
 
     def notices(self) -> list[str]:
         """Return lines for the user: one per renamed key, one per reason of dropped settings."""

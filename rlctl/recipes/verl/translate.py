@@ -7,7 +7,7 @@ from functools import cache
 from typing import Any
 
 from rlctl.errors import Problem
-from rlctl.recipes.verl import dropped, dropped_rollout
+from rlctl.recipes.verl import distillation, dropped, dropped_rollout
 from rlctl.recipes.verl.agreements import AGREEMENTS, Agreement
 from rlctl.recipes.verl.renamed import (
     MOVED,
@@ -19,7 +19,13 @@ from rlctl.recipes.verl.renamed import (
 )
 from rlctl.recipes.verl.rules import Feature, Rule, compiled
 
-RULES = (*dropped.SHARDING, *dropped.TRAINING, *dropped.MODEL, *dropped_rollout.RULES)
+RULES = (
+    *dropped.SHARDING,
+    *dropped.TRAINING,
+    *dropped.MODEL,
+    *dropped_rollout.RULES,
+    *distillation.RULES,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +58,7 @@ def translate(key: str, value: Any, where: str, *, sft: bool = False) -> Transla
     given = f"{key}={written(value)}"
     moved, flat = _moved(key, sft)
     for pattern, words in REFUSED_WORDS:
-        if isinstance(value, str) and value in words and compiled(pattern).match(moved):
+        if isinstance(value, str) and value in words and _matches(pattern, key, moved):
             return Translation(None, missing=words[value])
     if sft and moved in SFT_PATHS:
         return Translation(None, extends=SFT_PATHS[moved])
@@ -65,12 +71,16 @@ def translate(key: str, value: Any, where: str, *, sft: bool = False) -> Transla
         return _dropped(rule, given, value, where)
     word = value
     for pattern, words in VALUES:
-        if isinstance(value, str | int) and value in words and compiled(pattern).match(moved):
+        if isinstance(value, str | int) and value in words and _matches(pattern, key, moved):
             word = words[value]
     if (moved, word) == (key, value):
         return Translation(key, value)
     text = f"{key} is now {moved}" if word == value else f"{given} is now {moved}={word}"
     return Translation(moved, word, text, flat=flat)
+
+
+def _matches(pattern: str, *names: str) -> bool:
+    return any(compiled(pattern).match(name) for name in names)
 
 
 @cache
