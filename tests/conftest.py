@@ -7,6 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
+import rlctl.runtime  # noqa: F401  # collects less often while the tests import
+
 
 @pytest.fixture(scope="session", autouse=True)
 def temporary_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:

@@ -25,6 +25,7 @@ from tests.progress import wait_until
 FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(
     [
+        "rlctl.runtime",
         "rlctl.cli.commands.train",
         "rlctl.cli.commands.resume",
         "rlctl.runtime.resume",

@@ -25,7 +25,7 @@ from rlctl.runtime.data.loader import PromptSet
 from rlctl.runtime.data.tokenizer import encode_prompt, tokenizer_of
 from rlctl.runtime.planning.devices import Devices
 from rlctl.runtime.planning.preflight import check_model
-from rlctl.runtime.rank_info import RankInfo, available_cores
+from rlctl.runtime.rank_info import RankInfo, default_threads
 from rlctl.runtime.rewards.pool import RewardPool
 from rlctl.runtime.rewards.specs import scored_sources
 from rlctl.runtime.roles import Roles
@@ -125,7 +125,7 @@ def _rank_info(config: schema.Config) -> RankInfo:
         0,
         1,
         Devices.from_config(config.trainer).kind,
-        config.trainer.num_threads or available_cores(),
+        config.trainer.num_threads or default_threads(1),
         config.trainer.timeouts.call_s,
         False,
         None,

@@ -26,6 +26,17 @@ def process_resources(device: str, fraction: float) -> dict[str, float]:
     return {"CPU": 1.0, "GPU": fraction} if device == "cuda" else {"CPU": fraction}
 
 
+def default_threads(num_processes: int) -> int:
+    """Return the threads of each of `num_processes`: OMP_NUM_THREADS, or a share of the cores.
+
+    Ray itself sets the variable in its jobs, where it is no wish of the user.
+    """
+    given = os.environ.get("OMP_NUM_THREADS", "")
+    if given.isdecimal() and int(given) > 0 and "RAY_JOB_CONFIG_JSON_ENV_VAR" not in os.environ:
+        return int(given)
+    return max(1, available_cores() // num_processes)
+
+
 def available_cores() -> int:
     """Return the number of usable cores: the CPU affinity, limited by the cgroup v2 quota."""
     cores = (

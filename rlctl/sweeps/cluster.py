@@ -11,7 +11,7 @@ from rlctl.recipes import schema
 from rlctl.recipes.compose import compose
 from rlctl.runtime.build import load_algorithm
 from rlctl.runtime.planning.devices import Devices, pool_sizes
-from rlctl.runtime.rank_info import available_cores, process_resources
+from rlctl.runtime.rank_info import default_threads, process_resources
 from rlctl.sweeps.record import SweepRecord
 from rlctl.sweeps.study import Trial
 
@@ -61,7 +61,7 @@ class RayCluster:
             capacity, settings.parallel or capacity, settings.seeds * (settings.trials or capacity)
         )
         processes = parallel * num_processes(self.config)
-        self.threads = self.config.trainer.num_threads or max(1, available_cores() // processes)
+        self.threads = self.config.trainer.num_threads or default_threads(processes)
         return (
             f"cluster: {format_resources(total)}; a run takes {format_resources(first)}: "
             f"{parallel} at once, "

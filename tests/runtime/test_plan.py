@@ -12,6 +12,7 @@ from rlctl.data_prep.arithmetic import train_and_validation
 from rlctl.data_prep.rows import write_rows
 from rlctl.errors import ConfigError, ResourceError, UsageError
 from rlctl.recipes.compose import compose
+from rlctl.runtime import rank_info
 from rlctl.runtime.planning.plan import Plan, make_plan
 from tests.models import write_tiny_model
 
@@ -148,3 +149,21 @@ def test_a_full_disk_gets_no_quickstart_data(
     with pytest.raises(ResourceError, match="0 MiB free"):
         plan(folder, "data.train_files=quickstart", f"trainer.run_dir={tmp_path}")
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("processes", "given", "in_a_job", "threads"),
+    [(1, None, False, 4), (3, None, False, 1), (8, None, False, 1), (2, "3", False, 3)]
+    + [(2, "", False, 2), (2, "0", False, 2), (2, "1", True, 2)],
+)
+def test_default_threads(
+    processes: int, given: str | None, in_a_job: bool, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Divide four cores unless OMP_NUM_THREADS is set, and not by Ray for its job."""
+    monkeypatch.setattr(rank_info, "available_cores", lambda: 4)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    if given is not None:
+        monkeypatch.setenv("OMP_NUM_THREADS", given)
+    if in_a_job:
+        monkeypatch.setenv("RAY_JOB_CONFIG_JSON_ENV_VAR", "{}")
+    assert rank_info.default_threads(processes) == threads

@@ -180,7 +180,8 @@ class Trainer(Section):
         description="use deterministic kernels only: reproducible bits, slower"
     )
     num_threads: Count | None = Field(
-        description="CPU threads per process; null = cores divided by processes"
+        description="CPU threads per process; null = OMP_NUM_THREADS, else cores divided by "
+        "processes"
     )
     save_freq: CountOrAll = Field(description="steps between checkpoints; -1 = never")
     test_freq: CountOrAll = Field(description="steps between validations; -1 = never")

@@ -31,6 +31,9 @@ _WORKER_ENV = {
     "GLOO_SOCKET_IFNAME": "",
 }
 
+# Ray would start a worker for each slot before it knows the environment of the pools' processes.
+_NO_PRESTART = ("RAY_enable_worker_prestart", "RAY_prestart_worker_first_driver")
+
 _SHUTDOWN_S = 10.0  # a healthy Ray needs one or two
 
 
@@ -99,6 +102,8 @@ def _local(options: dict[str, Any], init: schema.RayInit, num_cpus: int) -> Iter
     """Add the options of a new cluster on this machine; yield its folder. Removed at the end."""
     remove_stale()
     protect_token()
+    for name in _NO_PRESTART:
+        os.environ.setdefault(name, "0")
     with session_folder() as folder, on_loopback():
         # Temporary files of workers, such as vLLM's sockets, are removed with the session.
         options["runtime_env"]["env_vars"].setdefault("TMPDIR", str(folder))

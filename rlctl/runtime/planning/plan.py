@@ -35,7 +35,7 @@ from rlctl.runtime.planning.reward_check import check_reward
 from rlctl.runtime.planning.role_memory import MemoryPlan, check_capacity, plan_memory
 from rlctl.runtime.planning.role_models import check_models, check_routes
 from rlctl.runtime.planning.unusual_values import unusual_values
-from rlctl.runtime.rank_info import available_cores
+from rlctl.runtime.rank_info import default_threads
 from rlctl.runtime.rewards.specs import scored_sources
 from rlctl.runtime.training.pair_validation import PairValidator
 from rlctl.runtime.training.profile import check_profile
@@ -88,9 +88,7 @@ class Plan:
     @property
     def num_threads(self) -> int:
         """CPU threads of each process."""
-        return self.config.trainer.num_threads or max(
-            1, available_cores() // sum(self.pool_sizes.values())
-        )
+        return self.config.trainer.num_threads or default_threads(sum(self.pool_sizes.values()))
 
 
 def make_plan(
