@@ -153,8 +153,10 @@ def test_a_full_disk_gets_no_quickstart_data(
 
 @pytest.mark.parametrize(
     ("processes", "given", "in_a_job", "threads"),
-    [(1, None, False, 4), (3, None, False, 1), (8, None, False, 1), (2, "3", False, 3)]
-    + [(2, "", False, 2), (2, "0", False, 2), (2, "1", True, 2)],
+    [
+        *((1, None, False, 4), (3, None, False, 1), (8, None, False, 1)),
+        *((2, "3", False, 3), (2, "", False, 2), (2, "0", False, 2), (2, "1", True, 2)),
+    ],
 )
 def test_default_threads(
     processes: int, given: str | None, in_a_job: bool, threads: int, monkeypatch: pytest.MonkeyPatch
