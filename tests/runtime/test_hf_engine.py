@@ -85,6 +85,24 @@ def test_waves_match_one_batch(max_num_seqs: int, temperature: float) -> None:
     torch.testing.assert_close(whole.log_probs.values, waves.log_probs.values, atol=1e-5, rtol=0)
 
 
+def test_memory_that_was_never_written_has_no_effect(monkeypatch: pytest.MonkeyPatch) -> None:
+    lengths = torch.linspace(3, 130, 15).long()[torch.randperm(15, generator=torch.Generator())]
+    prompt_ids = prompts(9, 1, 40, 17, 3)
+    params = sampling(max_tokens=lengths, stop_token_ids=())
+    whole = HFEngine(tiny_model(), None).generate(prompt_ids, params)
+    empty = torch.Tensor.new_empty
+    monkeypatch.setattr(
+        torch.Tensor,
+        "new_empty",
+        lambda like, *size: empty(like, *size).fill_(
+            torch.nan if like.is_floating_point() else 2**40
+        ),
+    )
+    waves = HFEngine(tiny_model(), 6).generate(prompt_ids, params)
+    assert torch.equal(whole.response_ids.values, waves.response_ids.values)
+    torch.testing.assert_close(whole.log_probs.values, waves.log_probs.values, atol=1e-5, rtol=0)
+
+
 @pytest.fixture
 def tokens_seen() -> Callable[[PreTrainedModel], list[int]]:
     def watch(model: PreTrainedModel) -> list[int]:

@@ -32,6 +32,12 @@ class _Layer:
     keys: Tensor  # (R, K, capacity, D)
     values: Tensor  # (R, K, capacity, D)
 
+    def clear_own(self, rows: int, width: int) -> None:
+        """Set the slots of own tokens to 0 except the first `width` of the first `rows`."""
+        for held in (self.keys, self.values):
+            held[rows:] = 0
+            held[:, :, width:] = 0
+
 
 @dataclass(frozen=True, eq=False)
 class _Grid:
@@ -83,7 +89,7 @@ def _none() -> Tensor:
 class KVCache:
     """Keys and values of prompts and rows; attends one new token per row.
 
-    Unused slots hold finite values: a masked slot has weight 0, and 0 · NaN would be NaN.
+    Unused slots hold finite values where they are masked: 0 · NaN would be NaN.
     """
 
     prompt_lengths: Tensor = field(default_factory=_none)  # (G,) int64, CPU: of active groups
@@ -93,6 +99,7 @@ class KVCache:
     _layers: list[_Layer] = field(default_factory=list)
     _grids: dict[tuple[int, int], _Grid] = field(default_factory=dict)
     _own: _OwnSlots | None = None  # of the current step
+    _is_masked: bool = False  # rows have joined others, and so differ in their own tokens
 
     def join(self, prompt_lengths: Tensor, rows_per_prompt: Tensor, max_own: int) -> int:
         """Add prompts of `prompt_lengths` (G,) tokens with `rows_per_prompt` (G,) rows each.
@@ -101,6 +108,10 @@ class KVCache:
         keys and values follow by `store_prompts` or `restore`.
         """
         first = len(self.prompt_lengths)
+        if self._layers and not self._is_masked:
+            self._is_masked = True
+            for held in self._layers:
+                held.clear_own(len(self.num_own), max(self.num_own.tolist(), default=0))
         groups = torch.arange(first, first + len(prompt_lengths)).repeat_interleave(rows_per_prompt)
         self.prompt_lengths = torch.cat([self.prompt_lengths, prompt_lengths])
         self.group_of_row = torch.cat([self.group_of_row, groups])
@@ -146,8 +157,10 @@ class KVCache:
     def _layer(self, layer: int, key: Tensor, value: Tensor) -> _Layer:
         """Return a layer; allocate it for `key` and `value` (T, K, D) if it is the next one."""
         if layer == len(self._layers):
-            empty = (x.new_zeros(0, x.shape[1], 0, x.shape[2]) for x in (key, value, key, value))
-            self._layers.append(_Layer(*empty))
+            none = [x.new_empty(0, x.shape[1], 0, x.shape[2]) for x in (key, value)]
+            width, rows = min(_FIRST_CAPACITY, self.max_own), len(self.group_of_row)
+            own = [x.new_empty(rows, x.shape[1], width, x.shape[2]) for x in (key, value)]
+            self._layers.append(_Layer(*none, *own))
             self._reserve(self._layers[layer])
         return self._layers[layer]
 

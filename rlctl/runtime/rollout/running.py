@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from rlctl.runtime.batch import Ragged
 from rlctl.runtime.model.attention import Packing, TokenAttention
 from rlctl.runtime.rollout.kv_cache import KVCache, Saved
 from rlctl.runtime.rollout.prefill import Extension, Prefill
@@ -227,18 +228,23 @@ class RunningRows:
     def _finish(self, done: Tensor, stopped: Tensor) -> list[Finished]:
         """Return the finished rows, where `done` (R,) is True."""
         numbers = done.nonzero().squeeze(1)
-        lengths = (self.cache.num_own[numbers] + 1).tolist()
-        width, on_device = max(lengths), numbers.to(self.device)
-        tokens = self._tokens[on_device, :width].cpu()
-        log_probs = self._log_probs[on_device, :width].cpu()
+        lengths, on_device = self.cache.num_own[numbers] + 1, numbers.to(self.device)
+        width = int(lengths.max())
+        tokens = Ragged.from_padded(self._tokens[on_device, :width].cpu(), lengths)
+        log_probs = Ragged.from_padded(self._log_probs[on_device, :width].cpu(), lengths)
         finished = []
-        for i, (number, length) in enumerate(zip(numbers.tolist(), lengths, strict=True)):
-            request, index = self.rows[number]
-            reason = "stop" if stopped[number] else "length"
-            ids, log_prob = tokens[i, :length], log_probs[i, :length]
-            saved = self.cache.save(number) if request.keep else None
-            completion = Completion(request.key, index, ids, log_prob, reason)
-            finished.append(Finished(self.rows[number], completion, saved))
+        for number, stop, ids, log_prob in zip(
+            numbers.tolist(),
+            stopped[numbers].tolist(),
+            tokens.rows(),
+            log_probs.rows(),
+            strict=True,
+        ):
+            row = self.rows[number]
+            saved = self.cache.save(number) if row.request.keep else None
+            reason = "stop" if stop else "length"
+            completion = Completion(row.request.key, row.number, ids, log_prob, reason)
+            finished.append(Finished(row, completion, saved))
         return finished
 
     def _compact(self, active: Tensor) -> Tensor:
