@@ -272,7 +272,7 @@ class EpisodeRun:
 
     def _text(self, completion: Completion) -> str:
         """Return the text of a turn with its special tokens, but without the stop token."""
-        ids = completion.response_ids
+        ids = completion.response_ids.tolist()  # the tokenizer is slow with tensors
         if completion.finish == "stop":
             ids = ids[:-1]
         text = self.settings.tokenizer.decode(ids, skip_special_tokens=False)

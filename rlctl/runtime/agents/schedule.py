@@ -144,11 +144,12 @@ class Schedule:
     async def _work(self) -> bool:
         """Wait until the engines have work; return False once there is none left."""
         while self._num_running:
-            # An episode may wait for several requests.
-            waiting = {request.affinity for request, _ in self._open.values()}
-            if waiting and (not self.fixed or len(waiting) >= self._num_running):
-                return True
-            if self._cancelled and not self.fixed:
+            if self.fixed:
+                # An episode may wait for several requests.
+                waiting = {request.affinity for request, _ in self._open.values()}
+                if waiting and len(waiting) >= self._num_running:
+                    return True
+            elif self._open or self._cancelled:
                 return True
             self._changed.clear()
             self.on_progress()
