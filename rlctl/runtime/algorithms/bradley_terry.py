@@ -1,9 +1,8 @@
 """Training of a reward model on preference pairs (Bradley and Terry 1952; arXiv 2203.02155, eq. 1).
 
 The loss of a pair needs the scores of both of its conversations, which ranks and micro-batches may
-separate. Its derivatives by the two scores are numbers. They are computed on the controller with
-the scores of the weights that the update starts from; the worker's loss Σ_i ∂L/∂r_i · r_i then has
-the gradient of L. Both passes must agree, so the reward model has no dropout.
+separate: its derivatives by the scores are computed on the controller, as in `pair_losses`. Both
+passes must agree, so the reward model has no dropout.
 """
 
 from __future__ import annotations
@@ -22,6 +21,7 @@ from rlctl.plugins import Params
 from rlctl.recipes import schema
 from rlctl.recipes.roles import REWARD_LEARNER, REWARD_MODEL
 from rlctl.runtime.algorithms.base import Loss, Needs
+from rlctl.runtime.algorithms.pair_losses import PairRows
 from rlctl.runtime.algorithms.pair_metrics import pair_metrics
 from rlctl.runtime.algorithms.schedule import Schedule
 from rlctl.runtime.batch import Prompts, Rollouts, Scored
@@ -53,14 +53,6 @@ class BradleyTerryParams(Params):
         """
         centering = self.center_rewards_coefficient * (chosen + rejected).square()
         return -logsigmoid(chosen - rejected - margins) + centering
-
-
-@dataclass(frozen=True, eq=False)
-class PairRows(Scored):
-    """Rows of pairs, chosen and rejected in turn, with the parts of the loss."""
-
-    coefficients: Tensor  # (B,) float32: ∂L/∂r
-    constants: Tensor  # (B,) float32: added, so that the rows' losses sum to L
 
 
 @dataclass
@@ -145,13 +137,9 @@ class BradleyTerry:
         return self.scale["mean"], max(variance, 0.0) ** 0.5
 
     def score_loss(self, scores: Tensor, batch: Rollouts) -> Loss:
-        """Return the loss of a micro-batch from its scores (B,).
-
-        Its value is that of the pair losses, and its count the number of pairs, half per row.
-        """
+        """Return the loss of a micro-batch from its scores (B,)."""
         assert isinstance(batch, PairRows), "the batches of `learn`"
-        total = (batch.coefficients * scores).sum() + batch.constants.sum()
-        return Loss(total, len(batch) / 2, {})
+        return batch.loss((batch.coefficients * scores).sum())
 
     def state_dict(self) -> dict[str, Any]:
         """Return mean and variance of the scores."""
@@ -170,12 +158,6 @@ def with_coefficients(
     `scores` (2·P,) are those of the weights that the update starts from.
     """
     r = scores.double().requires_grad_()
-    chosen, rejected = r[0::2], r[1::2]
-    losses = params.losses(
-        chosen, rejected, torch.zeros(len(chosen)) if margins is None else margins
-    )
-    (gradient,) = torch.autograd.grad(losses.sum(), r)
-    losses = losses.detach()
-    constants = losses.repeat_interleave(2) / 2 - gradient * r.detach()
-    rows = batch.grow(PairRows, coefficients=gradient.float(), constants=constants.float())
-    return rows, losses
+    losses = params.losses(r[0::2], r[1::2], torch.zeros(()) if margins is None else margins)
+    pairs = torch.arange(len(batch)).view(-1, 2)
+    return PairRows.derive(batch, r, losses, pairs), losses.detach()

@@ -66,11 +66,34 @@ class PairParams(Params):
 
 @dataclass(frozen=True, eq=False)
 class PairRows(Scored):
-    """Rows of pairs with their parts of the loss."""
+    """Rows of pairs with their parts of the loss, which depends on a value x of each row."""
 
-    coefficients: Tensor  # (B,) float32: ∂L/∂Σ_t log π_t
+    coefficients: Tensor  # (B,) float32: ∂L/∂x
     constants: Tensor  # (B,) float32: added, so that the rows' losses sum to L
     counts: Tensor  # (B,) float32: half the number of the row's pairs
+
+    @classmethod
+    def derive(cls, scored: Scored, x: Tensor, losses: Tensor, pairs: Tensor) -> Self:
+        """Return rows with the derivatives of Σ `losses`, (P,) with a graph, by the leaf `x` (B,).
+
+        `pairs` (P, 2) int64 are the rows of each loss.
+        """
+        (gradient,) = torch.autograd.grad(losses.sum(), x)
+        losses, rows = losses.detach(), pairs.flatten()
+        shares = torch.zeros_like(gradient).index_add_(0, rows, losses.repeat_interleave(2) / 2)
+        return scored.grow(
+            cls,
+            coefficients=gradient.float(),
+            constants=(shares - gradient * x.detach()).float(),
+            counts=torch.bincount(rows, minlength=len(scored)).float() / 2,
+        )
+
+    def loss(self, weighted: Tensor) -> Loss:
+        """Return the loss from `weighted`, the scalar Σ coefficients·x with a graph.
+
+        Its value is that of the pair losses, and its count the number of pairs.
+        """
+        return Loss(weighted + self.constants.sum(), float(self.counts.sum()), {})
 
 
 def pair_rows(
@@ -85,36 +108,20 @@ def pair_rows(
     kept = mask.values > 0
     sums = mask.like(torch.where(kept, log_probs.values, 0.0)).sums().double()  # (B,)
     scale = torch.ones_like(sums) if params.uses_reference else 1 / mask.sums().clamp(min=1)
-    h = sums * scale
+    h = sums.requires_grad_() * scale
     if reference is not None:
         h = h - mask.like(torch.where(kept, reference.values, 0.0)).sums()
-    h = h.requires_grad_()
     chosen, rejected = h[pairs[:, 0]], h[pairs[:, 1]]
     losses = params.losses(chosen, rejected)
-    (gradient,) = torch.autograd.grad(losses.sum(), h)
-    counts = torch.bincount(pairs.flatten(), minlength=len(scored)) / 2
-    shares = torch.zeros_like(sums).index_add_(
-        0, pairs.flatten(), losses.detach().repeat_interleave(2) / 2
-    )
-    coefficients = gradient * scale
-    rows = scored.grow(
-        PairRows,
-        coefficients=coefficients.float(),
-        constants=(shares - coefficients * sums).float(),
-        counts=counts.float(),
-    )
+    rows = PairRows.derive(scored, sums, losses, pairs)
     return rows, _metrics(losses.detach(), chosen.detach(), rejected.detach(), params.beta)
 
 
 def pair_loss(log_probs: Tensor, batch: PairRows) -> Loss:
-    """Return the loss of a micro-batch from the log-probs (T,) of its response tokens.
-
-    Its value is that of the pair losses, and its count the number of pairs.
-    """
+    """Return the loss of a micro-batch from the log-probs (T,) of its response tokens."""
     mask = batch.response_mask.values
     weights = batch.coefficients[batch.response_ids.row_of_token]
-    total = masked_sum(weights * log_probs, mask) + batch.constants.sum()
-    return Loss(total, float(batch.counts.sum()), {})
+    return batch.loss(masked_sum(weights * log_probs, mask))
 
 
 def _metrics(losses: Tensor, chosen: Tensor, rejected: Tensor, beta: float) -> Metrics:
