@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Flag, auto
 from typing import Any, Protocol, Self
 
+import torch
 from torch import Tensor
 
 from rlctl.recipes import schema
@@ -161,23 +162,31 @@ def training_temperature(needs: Needs, rollout: schema.Rollout) -> float:
 
 
 def mini_batches(
-    experience: Experience, num_rows: int, epochs: int, seed: int | None
+    experience: Experience, rows_per_prompt: int, role: schema.Actor | schema.Critic, step: int
 ) -> Sequence[Experience]:
-    """Return `epochs` passes over a batch in mini-batches of `num_rows` rows.
-
-    Each epoch is shuffled with its own seed, derived from `seed`; None keeps the order.
-    """
-    import torch
-
-    cuts: list[Tensor] = []
-    for epoch in range(epochs):
-        order = torch.arange(len(experience))
-        if seed is not None:
-            order = torch.randperm(
-                len(experience), generator=torch.Generator().manual_seed(seed + epoch)
-            )
-        cuts += order.split(num_rows)
+    """Return the mini-batches of `ppo_epochs` passes over the batch of a step."""
+    rows, num_rows = torch.arange(len(experience)), role.ppo_mini_batch_size * rows_per_prompt
+    cuts = group_batches(rows, num_rows, role.ppo_epochs, _shuffle_seed(role, step))
     return experience.chunk(cuts) if len(cuts) > 1 else [experience]
+
+
+def rows_of_groups(
+    groups: Tensor, kept: Tensor, actor: schema.Actor, step: int
+) -> Iterator[Tensor]:
+    """Yield the rows of each mini-batch of groups, (N,) int64, for `ppo_epochs` passes.
+
+    `groups` (B,) are those of all rows of the step, and `kept` (K,) those of the rows to learn
+    from, in which the rows are counted. Mini-batches without such a row are left out.
+    """
+    seed = _shuffle_seed(actor, step)
+    for part in group_batches(groups, actor.ppo_mini_batch_size, actor.ppo_epochs, seed):
+        rows = torch.isin(kept, part).nonzero().flatten()
+        if len(rows):
+            yield rows
+
+
+def _shuffle_seed(role: schema.Actor | schema.Critic, step: int) -> int | None:
+    return step_seed(role.data_loader_seed, step) if role.shuffle else None
 
 
 def group_batches(group: Tensor, num_groups: int, epochs: int, seed: int | None) -> list[Tensor]:
@@ -186,8 +195,6 @@ def group_batches(group: Tensor, num_groups: int, epochs: int, seed: int | None)
     `group` (B,) are those of the rows. Each epoch is shuffled with its own seed, derived from
     `seed`; None keeps the order.
     """
-    import torch
-
     groups = group.unique()
     batches: list[Tensor] = []
     for epoch in range(epochs):

@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, Self
 
-import torch
 from pydantic import Field
 from torch import Tensor
 
@@ -25,7 +24,7 @@ from rlctl.runtime.algorithms.base import (
     PPO_KEYS,
     Loss,
     Needs,
-    group_batches,
+    rows_of_groups,
     sample,
     sampling_seed,
     step_seed,
@@ -165,15 +164,13 @@ class Distill:
 
     def learn(self, scored: Scored, roles: Roles, step: int) -> Metrics:
         """Let the teacher grade the responses; update the actor once per mini-batch."""
-        graded, actor = self.grade(scored, roles), self.actor
-        seed = step_seed(actor.data_loader_seed, step) if actor.shuffle else None
-        updates: list[Metrics] = []
-        for groups in group_batches(
-            scored.group, actor.ppo_mini_batch_size, actor.ppo_epochs, seed
-        ):
-            rows = torch.isin(scored.group, groups).nonzero().flatten()
-            updates.append(roles.actor.update(graded.select(rows), self.schedule(step - 1)))
-        return merge(updates)
+        graded = self.grade(scored, roles)
+        return merge(
+            [
+                roles.actor.update(graded.select(rows), self.schedule(step - 1))
+                for rows in rows_of_groups(scored.group, scored.group, self.actor, step)
+            ]
+        )
 
     def grade(self, scored: Scored, roles: Roles) -> Graded:
         """Return the responses with the log-probs of the teacher."""

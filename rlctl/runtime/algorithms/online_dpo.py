@@ -22,7 +22,7 @@ from rlctl.runtime.algorithms.base import (
     PPO_KEYS,
     Loss,
     Needs,
-    group_batches,
+    rows_of_groups,
     sample,
     sampling_seed,
     step_seed,
@@ -95,23 +95,19 @@ class OnlineDPO:
 
     def learn(self, scored: Scored, roles: Roles, step: int) -> Metrics:
         """Pair the responses and update the actor once per mini-batch; return metrics."""
-        actor, pairs = self.actor, self._pairs(scored, step)  # (P, 2)
-        seed = step_seed(actor.data_loader_seed, step) if actor.shuffle else None
-        parts = group_batches(scored.group, actor.ppo_mini_batch_size, actor.ppo_epochs, seed)
+        groups, pairs = scored.group, self._pairs(scored, step)  # (P, 2)
         kept = pairs.unique()
         scored, pairs = scored.select(kept), torch.searchsorted(kept, pairs)
         reference: Ragged | None = None
         if self.params.uses_reference and len(kept):
             reference = roles.reference.compute_log_probs(scored).log_probs
         updates: list[Metrics] = [{"pairs/count": Sum(0.0)}]
-        for groups in parts:
-            rows = torch.isin(scored.group, groups).nonzero().flatten()
+        for rows in rows_of_groups(groups, scored.group, self.actor, step):
             mine = torch.searchsorted(rows, pairs[torch.isin(pairs[:, 0], rows)])
-            if len(mine):
-                batch, ref = scored.select(rows), reference and reference.select(rows)
-                now = roles.actor.compute_log_probs(batch).log_probs
-                batch, metrics = pair_rows(batch, now, ref, mine, self.params)
-                updates += [metrics, roles.actor.update(batch, self.schedule(step - 1))]
+            batch, ref = scored.select(rows), reference and reference.select(rows)
+            now = roles.actor.compute_log_probs(batch).log_probs
+            batch, metrics = pair_rows(batch, now, ref, mine, self.params)
+            updates += [metrics, roles.actor.update(batch, self.schedule(step - 1))]
         return merge(updates)
 
     def loss(self, outputs: PolicyOutputs, batch: Rollouts) -> Loss:

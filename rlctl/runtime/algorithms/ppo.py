@@ -148,15 +148,11 @@ class PPO:
             experience = experience.select(drawn)
         updates: list[Metrics] = []
         if Needs.CRITIC in self.needs:
-            shuffle = step_seed(self.critic.data_loader_seed, step) if self.critic.shuffle else None
-            rows = self.critic.ppo_mini_batch_size * self.responses_per_prompt
-            for batch in mini_batches(experience, rows, self.critic.ppo_epochs, shuffle):
+            for batch in mini_batches(experience, self.responses_per_prompt, self.critic, step):
                 updates.append(roles.critic.update(batch, self.critic_lr(step - 1)))
         if step > self.critic_warmup:
-            shuffle = step_seed(self.actor.data_loader_seed, step) if self.actor.shuffle else None
-            rows = self.actor.ppo_mini_batch_size * self.responses_per_prompt
             lr = self.actor_lr(step - self.critic_warmup - 1)
-            for batch in mini_batches(experience, rows, self.actor.ppo_epochs, shuffle):
+            for batch in mini_batches(experience, self.responses_per_prompt, self.actor, step):
                 if self.correction.needs_mini_batch:
                     now = roles.actor.compute_log_probs(batch)
                     batch, corrections = self._corrected(batch, now)

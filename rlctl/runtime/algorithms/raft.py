@@ -21,7 +21,7 @@ from rlctl.runtime.algorithms.base import (
     PPO_KEYS,
     Loss,
     Needs,
-    group_batches,
+    rows_of_groups,
     sample,
     sampling_seed,
     step_seed,
@@ -87,15 +87,10 @@ class RAFT:
         }
         if kept.any():
             metrics["raft/kept_score"] = Mean(float(scored.scores[kept].sum()), float(kept.sum()))
-        batch, actor = scored.select(kept.nonzero().flatten()), self.actor
-        seed = step_seed(actor.data_loader_seed, step) if actor.shuffle else None
+        batch = scored.select(kept.nonzero().flatten())
         updates = [metrics]
-        for groups in group_batches(
-            scored.group, actor.ppo_mini_batch_size, actor.ppo_epochs, seed
-        ):
-            rows = torch.isin(batch.group, groups).nonzero().flatten()
-            if len(rows):
-                updates.append(roles.actor.update(batch.select(rows), self.schedule(step - 1)))
+        for rows in rows_of_groups(scored.group, batch.group, self.actor, step):
+            updates.append(roles.actor.update(batch.select(rows), self.schedule(step - 1)))
         return merge(updates)
 
     def loss(self, outputs: PolicyOutputs, batch: Rollouts) -> Loss:
