@@ -109,6 +109,17 @@ class Algorithm(PolicyLoss, Protocol):
         ...
 
 
+class Stateless:
+    """Base of algorithms without state that changes between steps."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return an empty state."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Do nothing."""
+
+
 # Keys that only the PPO family uses, as patterns for `unused_keys`.
 PPO_KEYS = (
     "algorithm.adv_estimator*",

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal, Self
+from typing import ClassVar, Literal, Self
 
 from pydantic import Field
 from torch import Tensor
@@ -24,6 +24,7 @@ from rlctl.runtime.algorithms.base import (
     PPO_KEYS,
     Loss,
     Needs,
+    Stateless,
     rows_of_groups,
     sample,
     sampling_seed,
@@ -87,7 +88,7 @@ class Graded(Scored):
 
 
 @dataclass(frozen=True)
-class Distill:
+class Distill(Stateless):
     """On-policy distillation from one teacher, or from one for each kind of row; immutable."""
 
     Params: ClassVar[type[DistillParams]] = DistillParams
@@ -218,13 +219,6 @@ class Distill:
     def _bounded(self, divergence: Tensor) -> Tensor:
         most = self.params.loss_max_clamp
         return divergence if most is None else divergence.clamp(-most, most)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return an empty state."""
-        return {}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Do nothing."""
 
 
 def _teachers(reference: schema.Model, params: DistillParams) -> dict[str, schema.Model]:

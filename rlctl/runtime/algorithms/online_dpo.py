@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Self
+from typing import ClassVar, Literal, Self
 
 import torch
 from pydantic import Field
@@ -22,6 +22,7 @@ from rlctl.runtime.algorithms.base import (
     PPO_KEYS,
     Loss,
     Needs,
+    Stateless,
     rows_of_groups,
     sample,
     sampling_seed,
@@ -45,7 +46,7 @@ class OnlineDPOParams(PairParams):
 
 
 @dataclass(frozen=True)
-class OnlineDPO:
+class OnlineDPO(Stateless):
     """DPO on pairs of the policy's own responses; immutable."""
 
     Params: ClassVar[type[PairParams]] = OnlineDPOParams
@@ -114,13 +115,6 @@ class OnlineDPO:
         """Return the pair loss of a micro-batch; `outputs` hold (T,)."""
         assert isinstance(batch, PairRows)
         return pair_loss(outputs.log_probs, batch)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return an empty state."""
-        return {}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Do nothing."""
 
     def _pairs(self, scored: Scored, step: int) -> Tensor:
         """Return the rows of better and worse responses to the same prompt: (P, 2) int64."""

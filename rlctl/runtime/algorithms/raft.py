@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from typing import ClassVar, Self
 
 import torch
 from pydantic import Field
@@ -21,6 +21,7 @@ from rlctl.runtime.algorithms.base import (
     PPO_KEYS,
     Loss,
     Needs,
+    Stateless,
     rows_of_groups,
     sample,
     sampling_seed,
@@ -44,7 +45,7 @@ class RaftParams(PluginParams):
 
 
 @dataclass(frozen=True)
-class RAFT:
+class RAFT(Stateless):
     """Fine-tuning on the policy's own responses, selected by score; immutable."""
 
     Params: ClassVar[type[RaftParams]] = RaftParams
@@ -96,13 +97,6 @@ class RAFT:
     def loss(self, outputs: PolicyOutputs, batch: Rollouts) -> Loss:
         """Return −Σ log π over the tokens of kept responses, and their number."""
         return negative_log_likelihood(outputs, batch)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return an empty state."""
-        return {}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Do nothing."""
 
     def kept(self, scores: Tensor, group: Tensor) -> Tensor:
         """Return a mask (B,) of the rows to learn from, by `scores` and `group`, (B,) each.

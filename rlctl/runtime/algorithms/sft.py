@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Self
 
 import torch
 
 from rlctl.recipes import schema
-from rlctl.runtime.algorithms.base import AGGREGATION_KEYS, PPO_KEYS, Loss, Needs
+from rlctl.runtime.algorithms.base import AGGREGATION_KEYS, PPO_KEYS, Loss, Needs, Stateless
 from rlctl.runtime.algorithms.given_responses import GivenResponses
 from rlctl.runtime.algorithms.schedule import Schedule
 from rlctl.runtime.batch import Prompts, Rollouts, Scored
@@ -25,7 +25,7 @@ from rlctl.tracking.metrics import Mean, Metrics, merge
 
 
 @dataclass(frozen=True)
-class SFT:
+class SFT(Stateless):
     """Supervised fine-tuning with the mean negative log-likelihood of the solution tokens.
 
     The end-of-sequence token is one of them.
@@ -81,13 +81,6 @@ class SFT:
     def loss(self, outputs: PolicyOutputs, batch: Rollouts) -> Loss:
         """Return −Σ log π over the unmasked tokens of (T,), a scalar, and their number."""
         return negative_log_likelihood(outputs, batch)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return an empty state."""
-        return {}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Do nothing."""
 
 
 def negative_log_likelihood(outputs: PolicyOutputs, batch: Rollouts) -> Loss:
