@@ -20,7 +20,7 @@ from rlctl.runtime.algorithms.given_responses import GivenResponses
 from rlctl.runtime.algorithms.online_dpo import OnlineDPO
 from rlctl.runtime.algorithms.pair_losses import PairParams
 from rlctl.runtime.batch import Prompts, Scored
-from rlctl.runtime.data.fields import text_field
+from rlctl.runtime.data.fields import pair_texts
 from rlctl.runtime.roles import Roles
 
 
@@ -44,13 +44,7 @@ class DPO(OnlineDPO):
 
     def collect(self, prompts: Prompts, roles: Roles, step: int) -> Scored:  # noqa: ARG002
         """Return the data's responses, truncated to `max_response_length`: 2·B rows."""
-        keys = {
-            "data.chosen_key": self.data.chosen_key,
-            "data.rejected_key": self.data.rejected_key,
-        }
-        texts = [
-            text_field(row, dotted, key) for row in prompts.rows for key, dotted in keys.items()
-        ]
+        texts = [text for row in prompts.rows for text in pair_texts(row, self.data)]
         scores = torch.tensor([1.0, 0.0]).repeat(len(prompts))
         return self._given.to_scored(prompts.repeat(2), texts, scores)
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from rlctl.data_prep.rows import PromptRow
 from rlctl.errors import ConfigError
+from rlctl.recipes import schema
 
 
 def text_field(row: PromptRow, dotted: str, key: str) -> str:
@@ -26,3 +27,12 @@ def text_field(row: PromptRow, dotted: str, key: str) -> str:
             )
         value = value[part]
     return str(value)
+
+
+def pair_texts(row: PromptRow, data: schema.Data) -> list[str]:
+    """Return the chosen and the rejected response of a row.
+
+    Raises ConfigError if one is missing.
+    """
+    keys = {"data.chosen_key": data.chosen_key, "data.rejected_key": data.rejected_key}
+    return [text_field(row, dotted, key) for key, dotted in keys.items()]

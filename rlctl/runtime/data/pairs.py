@@ -13,7 +13,7 @@ from rlctl.errors import ConfigError
 from rlctl.recipes import schema
 from rlctl.runtime.batch import Prompts, Rollouts
 from rlctl.runtime.data.conversations import Conversations
-from rlctl.runtime.data.fields import text_field
+from rlctl.runtime.data.fields import pair_texts
 
 
 @dataclass(frozen=True)
@@ -21,22 +21,17 @@ class Pairs:
     """Reader of the pairs in rows."""
 
     conversations: Conversations
-    keys: dict[str, str]  # config key -> dotted path of a text: chosen, then rejected
+    data: schema.Data
 
     @classmethod
     def from_config(cls, reward_model: schema.RewardModel, data: schema.Data) -> Pairs:
         """Load the tokenizer of the reward model."""
-        keys = {"data.chosen_key": data.chosen_key, "data.rejected_key": data.rejected_key}
-        return cls(Conversations.from_config(reward_model), keys)
-
-    def texts(self, row: PromptRow) -> list[str]:
-        """Return the chosen and the rejected response. Raises ConfigError if one is missing."""
-        return [text_field(row, dotted, key) for key, dotted in self.keys.items()]
+        return cls(Conversations.from_config(reward_model), data)
 
     def check(self, rows: Sequence[PromptRow]) -> None:
         """Raise ConfigError for a row without both texts, or if the template rejects the first."""
         for row in rows:
-            self.texts(row)
+            pair_texts(row, self.data)
         if rows:
             self.conversations.encode([*rows[0].prompt, {"role": "assistant", "content": ""}])
 
@@ -45,7 +40,7 @@ class Pairs:
         ids = [
             self.conversations.encode([*row.prompt, {"role": "assistant", "content": text}])
             for row in prompts.rows
-            for text in self.texts(row)
+            for text in pair_texts(row, self.data)
         ]
         return self.conversations.to_rollouts(prompts.repeat(2), ids)
 

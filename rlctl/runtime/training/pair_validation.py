@@ -9,6 +9,7 @@ from torch import Tensor
 
 from rlctl.runtime.algorithms.pair_metrics import pair_metrics
 from rlctl.runtime.batch import Rollouts
+from rlctl.runtime.data.fields import pair_texts
 from rlctl.runtime.data.loader import PromptSet
 from rlctl.runtime.data.pairs import Pairs
 from rlctl.runtime.roles import Roles
@@ -68,6 +69,8 @@ class PairValidator:
             for i, (row, name, text) in enumerate(
                 (row, name, text)
                 for row in rows.rows[::2]
-                for name, text in zip(("chosen", "rejected"), self.pairs.texts(row), strict=True)
+                for name, text in zip(
+                    ("chosen", "rejected"), pair_texts(row, self.pairs.data), strict=True
+                )
             )
         ]
