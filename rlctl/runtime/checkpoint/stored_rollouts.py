@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, fields
+from itertools import compress
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from torch import Tensor
 from rlctl.data_prep.rows import PromptRow
 from rlctl.errors import ConfigError
 from rlctl.runtime.batch import Ragged, Scored
+from rlctl.runtime.ops import first_rows
 from rlctl.tracking.episodes import Episode
 
 _TENSORS, _REST = "tensors.safetensors", "rest.json"
@@ -24,12 +26,11 @@ _ROW, _EPISODE = "row", "episode"  # numbers (B,) of the objects that rows of th
 def write_rollouts(folder: Path, scored: Scored, prompts: Sequence[PromptRow]) -> None:
     """Write B scored rollouts into the new `folder`; their rows are among `prompts`."""
     number_of = {id(prompt): number for number, prompt in enumerate(prompts)}
-    episodes = list({id(each): each for each in scored.episodes}.values())
-    number_of_episode = {id(each): number for number, each in enumerate(episodes)}
     tensors: dict[str, Tensor] = {
         _ROW: torch.tensor([number_of[id(row)] for row in scored.rows]),
-        _EPISODE: torch.tensor([number_of_episode[id(each)] for each in scored.episodes]),
+        _EPISODE: scored.episode_of_row,
     }
+    episodes = compress(scored.episodes, first_rows(scored.episode_of_row))
     rest: dict[str, Any] = {"episodes": [asdict(each) for each in episodes], "components": []}
     for each in fields(scored):
         value = getattr(scored, each.name)
@@ -58,7 +59,7 @@ def read_rollouts(folder: Path, prompts: Sequence[PromptRow]) -> Scored:
         episodes = [Episode.from_dict(each) for each in rest.pop("episodes")]
         values: dict[str, Any] = {
             "rows": [prompts[i] for i in tensors.pop(_ROW).tolist()],
-            "episodes": [episodes[i] for i in tensors.pop(_EPISODE).tolist()],
+            "episodes": [episodes[i] for i in tensors.pop(_EPISODE).tolist() if episodes],
             "components": {name: tensors.pop(f"components.{name}") for name in rest["components"]},
         }
         values |= {name: value for name, value in rest.items() if name not in values}

@@ -1,0 +1,36 @@
+"""Rollouts in a checkpoint: what is read is what was written."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import torch
+
+from rlctl.runtime.batch import Ragged
+from rlctl.runtime.checkpoint.stored_rollouts import read_rollouts, write_rollouts
+from rlctl.tracking.episodes import Episode, Message
+from tests.numerics.batches import scored_batch
+
+
+@pytest.mark.parametrize("numbers", [[], [0, 0, 1, 0]])
+def test_stored_rollouts_are_read_back(tmp_path: Path, numbers: list[int]) -> None:
+    episodes = [Episode("done", [Message("tool", str(i), trained=False)]) for i in range(2)]
+    prompts = cast(Any, [object(), object()])
+    fields = {
+        "rows": [prompts[i] for i in (1, 1, 0, 0)],
+        "episodes": [episodes[i] for i in numbers],
+    }
+    scored = dataclasses.replace(scored_batch(), **fields)
+    write_rollouts(tmp_path / "rollouts", scored, prompts)
+    found = read_rollouts(tmp_path / "rollouts", prompts)
+    assert found.rows == scored.rows
+    assert [each.messages[0].text for each in found.episodes] == [str(i) for i in numbers]
+    assert found.episode_of_row.tolist() == scored.episode_of_row.tolist()
+    for each in dataclasses.fields(scored):
+        value, other = getattr(scored, each.name), getattr(found, each.name)
+        if isinstance(value, Ragged):
+            assert torch.equal(value.values, other.values)
+            assert torch.equal(value.lengths, other.lengths)
