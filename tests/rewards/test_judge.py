@@ -80,6 +80,14 @@ def test_templates_run_in_a_sandbox() -> None:
             prompts.render(template, {})
 
 
+def test_a_template_file_is_read_once(tmp_path: Path) -> None:
+    file = tmp_path / "mine.jinja"
+    file.write_text("{{ question }}?")
+    assert prompts.render(str(file), {"question": "why"})[1]["content"] == "why?"
+    file.unlink()
+    assert prompts.render(str(file), {"question": "how"})[1]["content"] == "how?"
+
+
 def scored(
     server: ChatServer, function: str, texts: list[str], groups: list[int], **params: Any
 ) -> RewardReport:

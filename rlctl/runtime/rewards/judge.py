@@ -11,7 +11,6 @@ import asyncio
 import hashlib
 import random
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, Literal, Self, TypeVar
 
 from pydantic import Field, model_validator
@@ -165,7 +164,9 @@ async def score_pairs(
     values = _values(params, data_source, ground_truth, extra_infos[0], prompt)
     reach = min(params.opponents or count - 1, count - 1)
     pairs = {
-        (min(i, j), max(i, j)) for i in range(count) for j in ((i + k) % count for k in _to(reach))
+        (min(i, j), max(i, j))
+        for i in range(count)
+        for j in ((i + k) % count for k in range(1, reach + 1))
     }
     orders = sorted(pairs) + ([(j, i) for i, j in sorted(pairs)] if params.swap else [])
 
@@ -178,10 +179,6 @@ async def score_pairs(
 
     results = await asyncio.gather(*(compare(*each) for each in orders), return_exceptions=True)
     return _wins(count, dict(zip(orders, results, strict=True)))
-
-
-def _to(reach: int) -> range:
-    return range(1, reach + 1)
 
 
 def _wins(
@@ -242,9 +239,6 @@ async def _ask(
     accept: Callable[[str], T],
 ) -> T:
     """Send one message to the judge and return its verdict."""
-    given = params.template or template
-    if given.endswith(".jinja"):
-        given = Path(given).expanduser().read_text(encoding="utf-8")
     body: dict[str, Any] = {"max_tokens": params.max_tokens}
     if params.base_url is not None:  # the run's engine decodes greedily, and any text
         if params.structured == "json_schema":
@@ -255,7 +249,7 @@ async def _ask(
         if params.temperature is not None:
             body["temperature"] = params.temperature
     return await client().complete(
-        prompts.render(given, values),
+        prompts.render(params.template or template, values),
         accept,
         base_url=params.base_url,
         model=params.model,

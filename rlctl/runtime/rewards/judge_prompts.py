@@ -14,6 +14,7 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import jinja2
@@ -72,7 +73,10 @@ better responses get higher scores. Reply with a JSON object: \
 
 
 def render(template: str, values: Mapping[str, Any]) -> list[dict[str, str]]:
-    """Return the messages of a template, in a sandbox. Raises ValueError if it fails."""
+    """Return the messages of a template, or of that in a file *.jinja, which is read once.
+
+    It is rendered in a sandbox. Raises ValueError if it fails.
+    """
     try:
         text = _compiled(template).render(values)
     except jinja2.TemplateError as error:
@@ -82,6 +86,8 @@ def render(template: str, values: Mapping[str, Any]) -> list[dict[str, str]]:
 
 @lru_cache(64)
 def _compiled(template: str) -> jinja2.Template:
+    if template.endswith(".jinja"):
+        template = Path(template).expanduser().read_text(encoding="utf-8")
     return ImmutableSandboxedEnvironment(undefined=jinja2.StrictUndefined).from_string(template)
 
 
