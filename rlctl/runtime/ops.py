@@ -202,7 +202,8 @@ def log_probs_and_entropy(
     gradient of the logits in the backward pass. A logit of −inf forbids its token and receives no
     gradient. The entropy is None unless `with_entropy`.
     """
-    log_probs, entropy = _Score.apply(logits, targets, temperature, with_entropy)  # pyright: ignore[reportGeneralTypeIssues]
+    apply: Any = _Score.apply  # its declared result is no tuple
+    log_probs, entropy = apply(logits, targets, temperature, with_entropy)
     return log_probs, entropy if with_entropy else None
 
 

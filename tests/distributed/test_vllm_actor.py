@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -73,7 +74,8 @@ def prompts(where: RankInfo) -> Prompts:
         torch.int64,
     )
     mine = torch.arange(NUM_PROMPTS).tensor_split(where.world_size)[where.rank]
-    return Prompts(ids, torch.arange(NUM_PROMPTS), [None] * NUM_PROMPTS).select(mine)  # type: ignore[list-item]
+    rows: list[Any] = [None] * NUM_PROMPTS
+    return Prompts(ids, torch.arange(NUM_PROMPTS), rows).select(mine)
 
 
 def with_advantages(rollouts: Rollouts, log_probs: Ragged) -> Experience:

@@ -164,7 +164,8 @@ class Learner:
         finite = norm == norm and norm != float("inf")
         if finite:
             scale = min(1.0, grad_clip / (norm + 1e-6)) / divisor
-            torch._foreach_mul_(local_gradients(self.model), scale)  # pyright: ignore[reportPrivateImportUsage]
+            gradients = local_gradients(self.model)
+            torch._foreach_mul_(gradients, scale)  # pyright: ignore[reportPrivateImportUsage]
             for group in self.optimizer.param_groups:
                 group["lr"] = lr
             self.optimizer.step()
