@@ -236,7 +236,7 @@ def _overlapped(
     """Let the actor pass single responses to `reward` as they are finished, if it can."""
     rollout, data = config.actor_rollout_ref.rollout, config.data
     is_concurrent = isinstance(engines, DisaggregatedActor) and rollout.mode == "async"
-    if reward is None or is_concurrent or rollout.tensor_model_parallel_size > 1:
+    if reward is None or is_concurrent:
         return roles
     length = data.max_prompt_length + data.max_response_length
     actor = OverlappedActor(roles.actor, engines, num_ranks, sampling, length, reward)

@@ -27,8 +27,8 @@ class OverlappedActor(DelegatingActor):
 
     Args:
         actor: the actor; all else is delegated to it.
-        engines: its engines, one per rank.
-        num_ranks: number of engines.
+        engines: its engines.
+        num_ranks: number of the actor's ranks.
         context_length: limit of prompt and response together.
     """
 
@@ -72,8 +72,9 @@ class OverlappedActor(DelegatingActor):
         return rollouts
 
     def _placed(self, requests: list[Request]) -> list[Request]:
-        """Return the requests in the order and on the ranks of an undivided generation."""
+        """Return the requests in the order and on the engines of an undivided generation."""
         parts = torch.arange(len(requests)).tensor_split(self.num_ranks)
-        rank = {i: number for number, part in enumerate(parts) for i in part.tolist()}
-        placed = [replace(each, affinity=rank[i]) for i, each in enumerate(requests)]
+        size = self.sampling.rollout.tensor_model_parallel_size  # ranks of an engine
+        engine = {i: rank // size for rank, part in enumerate(parts) for i in part.tolist()}
+        placed = [replace(each, affinity=engine[i]) for i, each in enumerate(requests)]
         return sorted(placed, key=lambda each: -len(each.context_ids))
