@@ -26,9 +26,8 @@ from rlctl.runtime.model.lora import (
     merged_parameters,
     without_adapters,
 )
-from rlctl.runtime.model.probe import check_packing
 from rlctl.runtime.model.sequences import Sequences
-from rlctl.runtime.model.sharding import is_sharded, shard
+from rlctl.runtime.model.sharding import is_sharded
 from rlctl.runtime.rank_info import RankInfo
 from rlctl.runtime.roles import Actor
 from rlctl.runtime.rollout.engine import EngineSpec, RolloutEngine, exchange
@@ -36,7 +35,7 @@ from rlctl.runtime.rollout.requests import Completion, Request, Slice
 from rlctl.runtime.rollout.sampling_params import SamplingConfig, to_rollouts
 from rlctl.runtime.rollout.startup import start_in_phases
 from rlctl.runtime.rollout.weight_sync import WeightChannel, to_buckets
-from rlctl.runtime.workers.base import ExportingWorker
+from rlctl.runtime.workers.base import ExportingWorker, prepare
 from rlctl.runtime.workers.dispatch import Dispatch, dispatch
 from rlctl.runtime.workers.learner import Learner
 from rlctl.tracking.metrics import Metrics
@@ -71,15 +70,8 @@ class ActorWorker(ExportingWorker, Actor):
         if spec.model.enable_gradient_checkpointing:
             hf.gradient_checkpointing_enable({"use_reentrant": False})
         temperature = training_temperature(spec.algorithm.needs, spec.sampling.rollout)
-        self.policy = PolicyModel(hf, temperature).to(rank_info.device)
-        check_packing(self.policy)
-        shard(
-            self.policy,
-            hf,
-            rank_info,
-            spec.actor.fsdp_config,
-            compute_dtype(spec.model, rank_info.device),
-        )
+        policy = PolicyModel(hf, temperature)
+        self.policy = prepare(policy, spec.model, spec.actor.fsdp_config, rank_info)
         self.learner = Learner(self.policy, rank_info, spec.actor.optim)
         if Needs.AVERAGE in spec.algorithm.needs:
             self.learner.average = Average(self.policy)

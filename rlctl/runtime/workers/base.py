@@ -4,15 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
+from typing import TypeVar
 
 from torch import Tensor
 
+from rlctl.recipes import schema
 from rlctl.runtime.budget import OomRetry
-from rlctl.runtime.model.causal_lm import PolicyModel
+from rlctl.runtime.model.causal_lm import PolicyModel, ValueModel
+from rlctl.runtime.model.load import compute_dtype
 from rlctl.runtime.model.lora import adapter_parameters, merged_parameters, write_adapter
+from rlctl.runtime.model.probe import check_packing
+from rlctl.runtime.model.reward_model import RewardModel
+from rlctl.runtime.model.sharding import shard
+from rlctl.runtime.rank_info import RankInfo
 from rlctl.runtime.roles import ExportingRole, LearningRole, ModelRole
 from rlctl.runtime.workers.dispatch import Dispatch, Worker, dispatch
 from rlctl.runtime.workers.learner import Learner
+
+M = TypeVar("M", PolicyModel, ValueModel, RewardModel)
+
+
+def prepare(model: M, settings: schema.Model, fsdp: schema.FSDP, rank_info: RankInfo) -> M:
+    """Move `model` to the rank's device, check it, and shard it in place; return it."""
+    model = model.to(rank_info.device)
+    check_packing(model)
+    shard(model, model.hf, rank_info, fsdp, compute_dtype(settings, rank_info.device))
+    return model
 
 
 class ModelWorker(Worker, ModelRole):

@@ -12,14 +12,12 @@ from rlctl.runtime.algorithms.base import Loss, ValueLoss
 from rlctl.runtime.batch import Ragged, Rollouts
 from rlctl.runtime.budget import Budget
 from rlctl.runtime.model.causal_lm import ValueModel
-from rlctl.runtime.model.load import compute_dtype, load_model, master_dtype
+from rlctl.runtime.model.load import load_model, master_dtype
 from rlctl.runtime.model.lora import add_adapters
-from rlctl.runtime.model.probe import check_packing
 from rlctl.runtime.model.sequences import Sequences
-from rlctl.runtime.model.sharding import shard
 from rlctl.runtime.rank_info import RankInfo
 from rlctl.runtime.roles import Critic
-from rlctl.runtime.workers.base import LearningWorker
+from rlctl.runtime.workers.base import LearningWorker, prepare
 from rlctl.runtime.workers.dispatch import Dispatch, dispatch
 from rlctl.runtime.workers.learner import Learner
 from rlctl.tracking.metrics import Metrics
@@ -44,15 +42,7 @@ class CriticWorker(LearningWorker, Critic):
         if critic.model.enable_gradient_checkpointing:
             hf.gradient_checkpointing_enable({"use_reentrant": False})
         self.spec = spec
-        self.model = ValueModel(hf).to(rank_info.device)
-        check_packing(self.model)
-        shard(
-            self.model,
-            hf,
-            rank_info,
-            critic.fsdp_config,
-            compute_dtype(critic.model, rank_info.device),
-        )
+        self.model = prepare(ValueModel(hf), critic.model, critic.fsdp_config, rank_info)
         self.learner = Learner(self.model, rank_info, critic.optim)
         max_rows = None if critic.use_dynamic_bsz else critic.ppo_micro_batch_size_per_gpu
         self.budget = Budget.for_passes(

@@ -11,12 +11,10 @@ from rlctl.runtime.algorithms.base import Needs, training_temperature
 from rlctl.runtime.batch import LogProbs, Rollouts
 from rlctl.runtime.budget import Budget
 from rlctl.runtime.model.causal_lm import PolicyModel
-from rlctl.runtime.model.load import compute_dtype, load_model, master_dtype
-from rlctl.runtime.model.probe import check_packing
-from rlctl.runtime.model.sharding import shard
+from rlctl.runtime.model.load import load_model, master_dtype
 from rlctl.runtime.rank_info import RankInfo
 from rlctl.runtime.roles import Reference
-from rlctl.runtime.workers.base import ModelWorker
+from rlctl.runtime.workers.base import ModelWorker, prepare
 from rlctl.runtime.workers.dispatch import Dispatch, dispatch
 from rlctl.runtime.workers.learner import Learner
 
@@ -42,12 +40,10 @@ class ReferenceWorker(ModelWorker, Reference):
     """Implements `Reference` on one rank."""
 
     def __init__(self, rank_info: RankInfo, spec: ReferenceSpec) -> None:
-        dtype = compute_dtype(spec.model, rank_info.device)
         hf = load_model(spec.model, "policy", master_dtype(spec.ref.fsdp_config), spec.seed)
         hf.requires_grad_(False)
-        self.policy = PolicyModel(hf, spec.temperature).to(rank_info.device)
-        check_packing(self.policy)
-        shard(self.policy, hf, rank_info, spec.ref.fsdp_config, dtype)
+        policy = PolicyModel(hf, spec.temperature)
+        self.policy = prepare(policy, spec.model, spec.ref.fsdp_config, rank_info)
         self.learner = Learner(self.policy, rank_info, optim=None)
         ref = spec.ref
         max_rows = None if ref.log_prob_use_dynamic_bsz else ref.log_prob_micro_batch_size_per_gpu

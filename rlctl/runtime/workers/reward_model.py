@@ -11,16 +11,14 @@ from rlctl.recipes.roles import REWARD_LEARNER, REWARD_MODEL
 from rlctl.runtime.algorithms.base import Loss, ScoreLoss
 from rlctl.runtime.batch import Ragged, Rollouts
 from rlctl.runtime.budget import Budget
-from rlctl.runtime.model.load import Kind, compute_dtype, load_model, master_dtype
+from rlctl.runtime.model.load import Kind, load_model, master_dtype
 from rlctl.runtime.model.lora import add_adapters
-from rlctl.runtime.model.probe import check_packing
 from rlctl.runtime.model.reward_model import MEAN, STD
 from rlctl.runtime.model.reward_model import RewardModel as Model
 from rlctl.runtime.model.sequences import Sequences
-from rlctl.runtime.model.sharding import shard
 from rlctl.runtime.rank_info import RankInfo
 from rlctl.runtime.roles import RewardLearner, RewardModel
-from rlctl.runtime.workers.base import ExportingWorker, ModelWorker
+from rlctl.runtime.workers.base import ExportingWorker, ModelWorker, prepare
 from rlctl.runtime.workers.dispatch import Dispatch, dispatch
 from rlctl.runtime.workers.learner import Learner
 from rlctl.tracking.metrics import Metrics
@@ -102,11 +100,7 @@ def _build(
             hf.gradient_checkpointing_enable({"use_reentrant": False})
     else:
         hf.requires_grad_(False)
-    built = Model(hf).to(rank_info.device)
-    check_packing(built)
-    dtype = compute_dtype(model, rank_info.device)
-    shard(built, hf, rank_info, settings.fsdp_config, dtype)
-    return built
+    return prepare(Model(hf), model, settings.fsdp_config, rank_info)
 
 
 def _budget(settings: schema.RewardModel) -> Budget:
