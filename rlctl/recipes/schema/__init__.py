@@ -24,6 +24,7 @@ from rlctl.recipes.schema.policy import (
     Ref,
     RefModel,
     Rollout,
+    Updates,
     ValKwargs,
 )
 from rlctl.recipes.schema.reward import CustomRewardFunction, Reward
@@ -81,6 +82,7 @@ __all__ = [
     "Timeouts",
     "Tracking",
     "Trainer",
+    "Updates",
     "ValKwargs",
     "WeightedFile",
 ]

@@ -111,8 +111,8 @@ class PolicyLoss(Section):
     params: dict[str, Any] = Field(description="settings of the policy loss")
 
 
-class Actor(Section):
-    """Training of the policy."""
+class Updates(Section):
+    """Mini-batches and micro-batches of a role that learns from rollouts."""
 
     ppo_mini_batch_size: Count = Field(
         description="prompts per update; divides data.train_batch_size"
@@ -130,6 +130,11 @@ class Actor(Section):
     ppo_epochs: Count = Field(description="passes over the rollout batch per step")
     shuffle: bool = Field(description="shuffle rows into new mini-batches in each pass")
     data_loader_seed: Seed = Field(description="seed of the mini-batch shuffle")
+
+
+class Actor(Updates):
+    """Training of the policy."""
+
     clip_ratio: NonNegativeFloat = Field(
         description="PPO's clip range ε, if clip_ratio_low and clip_ratio_high are null"
     )

@@ -173,7 +173,7 @@ def training_temperature(needs: Needs, rollout: schema.Rollout) -> float:
 
 
 def mini_batches(
-    experience: Experience, rows_per_prompt: int, role: schema.Actor | schema.Critic, step: int
+    experience: Experience, rows_per_prompt: int, role: schema.Updates, step: int
 ) -> Sequence[Experience]:
     """Return the mini-batches of `ppo_epochs` passes over the batch of a step."""
     rows, num_rows = torch.arange(len(experience)), role.ppo_mini_batch_size * rows_per_prompt
@@ -196,7 +196,7 @@ def rows_of_groups(
             yield rows
 
 
-def _shuffle_seed(role: schema.Actor | schema.Critic, step: int) -> int | None:
+def _shuffle_seed(role: schema.Updates, step: int) -> int | None:
     return step_seed(role.data_loader_seed, step) if role.shuffle else None
 
 
