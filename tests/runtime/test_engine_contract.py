@@ -26,12 +26,12 @@ from rlctl.runtime.rollout.engine import (
     EngineSpec,
     Responses,
     RolloutEngine,
-    SamplingParams,
     random_streams,
 )
+from tests.generation import STOP, full_forward, prompts, sampling
 from tests.models import Arch, tiny_model
 
-STOP, MAX_LENGTH = 2, 192
+MAX_LENGTH = 192
 CHOOSES = {"auto"}  # delegates to one of the others
 MARKS = {"vllm": pytest.mark.vllm}
 
@@ -108,36 +108,6 @@ def shared(kind: Kind) -> Iterator[Shared]:
 
 def weights(policy: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
     return ((name, value.detach()) for name, value in policy.named_parameters())
-
-
-def prompts(*lengths: int) -> Ragged:
-    generator = torch.Generator().manual_seed(1)
-    return Ragged(
-        torch.randint(3, 64, (sum(lengths),), generator=generator),
-        torch.tensor(lengths, dtype=torch.int64),
-    )
-
-
-def sampling(**changes: Any) -> SamplingParams:
-    settings = {
-        "temperature": 1.0,
-        "top_p": 1.0,
-        "top_k": -1,
-        "max_tokens": 30,
-        "stop_token_ids": (STOP,),
-        "seed": 3,
-        "n": 3,
-    }
-    return SamplingParams(**(settings | changes))
-
-
-def full_forward(
-    policy: PreTrainedModel, prompt: Tensor, response: Tensor, temperature: float
-) -> Tensor:
-    """Return log-probs (len(response),) computed by transformers."""
-    with torch.no_grad():
-        logits = policy(torch.cat([prompt, response])[None]).logits[0, len(prompt) - 1 : -1]
-    return (logits / temperature).log_softmax(-1).gather(1, response[:, None]).squeeze(1)
 
 
 def assert_agree(

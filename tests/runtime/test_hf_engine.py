@@ -5,53 +5,19 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from transformers import PreTrainedModel
 
-from rlctl.runtime.batch import Ragged
 from rlctl.runtime.model.attention import Packing
 from rlctl.runtime.rollout import running
-from rlctl.runtime.rollout.engine import SamplingParams
 from rlctl.runtime.rollout.hf import HFEngine
+from tests.generation import full_forward, prompts, sampling
 from tests.models import ARCHS, Arch, tiny_model
-
-STOP = 2
-
-
-def prompts(*lengths: int, vocabulary: int = 64) -> Ragged:
-    generator = torch.Generator().manual_seed(1)
-    return Ragged(
-        torch.randint(3, vocabulary, (sum(lengths),), generator=generator), torch.tensor(lengths)
-    )
-
-
-def sampling(**changes: Any) -> SamplingParams:
-    settings = {
-        "temperature": 1.0,
-        "top_p": 1.0,
-        "top_k": -1,
-        "max_tokens": 30,
-        "stop_token_ids": (STOP,),
-        "seed": 3,
-        "n": 3,
-    }
-    return SamplingParams(**(settings | changes))
-
-
-def full_forward(
-    model: PreTrainedModel, prompt: Tensor, response: Tensor, temperature: float
-) -> Tensor:
-    """Return log-probs (len(response),) computed by transformers."""
-    with torch.no_grad():
-        logits = model(torch.cat([prompt, response])[None]).logits[0, len(prompt) - 1 : -1]
-    return (logits / temperature).log_softmax(-1).gather(1, response[:, None]).squeeze(1)
 
 
 @pytest.mark.parametrize("arch", ARCHS)

@@ -16,14 +16,14 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from rlctl.__main__ import main
 from rlctl.errors import ConfigError, MissingExtraError, ResourceError, RlctlError
 from rlctl.recipes.compose import compose
-from rlctl.runtime.batch import Ragged
 from rlctl.runtime.rank_info import RankInfo
 from rlctl.runtime.rollout.engine import EngineSpec, SamplingParams, random_streams, to_requests
 from rlctl.runtime.rollout.sglang import SGLangEngine
+from tests.generation import STOP, prompts
+from tests.generation import sampling as any_sampling
 from tests.models import tiny_model, write_tiny_model
 from tests.sglang_server import Server
 
-STOP = 2
 KWARGS = "actor_rollout_ref.rollout.engine_kwargs"
 ROOT = Path(__file__).parents[2]
 
@@ -63,24 +63,8 @@ def attach(server: Server, folder: Path, *overrides: str, **changes: Any) -> SGL
     )
 
 
-def prompts(*lengths: int) -> Ragged:
-    return Ragged(
-        torch.randint(3, 64, (sum(lengths),), generator=torch.Generator().manual_seed(1)),
-        torch.tensor(lengths),
-    )
-
-
 def sampling(**changes: Any) -> SamplingParams:
-    settings = {
-        "temperature": 1.0,
-        "top_p": 1.0,
-        "top_k": -1,
-        "max_tokens": 12,
-        "stop_token_ids": (STOP,),
-        "seed": 3,
-        "n": 3,
-    }
-    return SamplingParams(**(settings | changes))
+    return any_sampling(**({"max_tokens": 12} | changes))
 
 
 def assert_log_probs_of(
