@@ -11,7 +11,7 @@ import torch
 
 from rlctl.recipes.compose import compose
 from rlctl.runtime.algorithms.ppo import PPO
-from rlctl.runtime.model.sharding import full_parameters
+from rlctl.runtime.model.sharding import full_tensor
 from rlctl.runtime.rank_info import RankInfo
 from rlctl.runtime.rollout.sampling_params import SamplingConfig
 from rlctl.runtime.workers.actor import ActorSpec, ActorWorker
@@ -52,7 +52,7 @@ def update(worker: ActorWorker) -> None:
 
 
 def weights(worker: ActorWorker) -> torch.Tensor:
-    return torch.cat([value.flatten().clone() for _, value in full_parameters(worker.policy)])
+    return torch.cat([full_tensor(value).flatten().clone() for value in worker.policy.parameters()])
 
 
 def load_and_update(where: RankInfo, model: str, folder: Path) -> tuple[torch.Tensor, torch.Tensor]:

@@ -6,7 +6,6 @@ only copy every block before each use.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -95,15 +94,6 @@ def reshard(model: nn.Module) -> None:
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.reshard()
-
-
-def full_parameters(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Yield every parameter (N, ...) unsharded, one at a time, without a second copy of the model.
-
-    Collective: all ranks must exhaust the iterator.
-    """
-    for name, parameter in module.named_parameters():
-        yield name, full_tensor(parameter)
 
 
 def full_tensor(parameter: Tensor) -> Tensor:

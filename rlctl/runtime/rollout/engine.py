@@ -291,10 +291,3 @@ def response_limits(
     raise_problems(problems, ConfigError)
     space = (context_length - prompt_lengths).repeat_interleave(sampling.n)
     return torch.minimum(space, torch.as_tensor(sampling.max_tokens, dtype=torch.int64))
-
-
-def finish_reasons(response_ids: Ragged, stop_token_ids: tuple[int, ...]) -> list[str]:
-    """Return "stop" for each of B responses that ends with a stop token, else "length"."""
-    last = response_ids.values[response_ids.offsets[1:] - 1]
-    stopped = torch.isin(last, torch.tensor(stop_token_ids, dtype=torch.int64))
-    return ["stop" if stop else "length" for stop in stopped.tolist()]
