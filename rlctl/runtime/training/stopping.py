@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any, Self
 
 from rlctl.errors import Terminated, TimeUp
@@ -111,12 +111,7 @@ class Stopping:
                 signal.setitimer(signal.ITIMER_REAL, max(_MIN_TIMER_S, left))
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if self._before:
             signal.setitimer(signal.ITIMER_REAL, 0)
         for number, before in self._before.items():
