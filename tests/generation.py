@@ -1,4 +1,4 @@
-"""Prompts and settings of generation, and the log-probs that it should report."""
+"""Prompts and settings of generation, responses, and the log-probs that it should report."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from rlctl.runtime.batch import Ragged
+from rlctl.runtime.batch import Prompts, Ragged, Rollouts
 from rlctl.runtime.rollout.engine import SamplingParams
 
 STOP = 2
@@ -39,3 +39,16 @@ def full_forward(
     with torch.no_grad():
         logits = policy(torch.cat([prompt, response])[None]).logits[0, len(prompt) - 1 : -1]
     return (logits / temperature).log_softmax(-1).gather(1, response[:, None]).squeeze(1)
+
+
+def echoed(prompts: Prompts) -> Rollouts:
+    """Return the prompts as responses to themselves."""
+    ids = prompts.prompt_ids
+    ones = ids.like(torch.ones(len(ids.values)))
+    return prompts.grow(
+        Rollouts,
+        response_ids=ids,
+        response_mask=ones,
+        rollout_log_probs=ones,
+        finish=["stop"] * len(prompts),
+    )

@@ -15,6 +15,7 @@ import pytest
 from rlctl.data_prep.rows import PromptRow
 from rlctl.errors import ConfigError, InternalError, ResourceError
 from rlctl.runtime.rewards.pool import RewardPool, RewardSpec
+from tests.processes import gone
 
 SOURCE = """
 import os, subprocess, sys, time
@@ -71,13 +72,10 @@ def rows() -> Callable[[int], list[PromptRow]]:
 
 
 def has_exited(pid: int) -> bool:
-    """Wait up to 5 minutes for the process to exit. A zombie has exited."""
+    """Wait up to 5 minutes for the process to exit."""
     deadline = time.monotonic() + 300
     while time.monotonic() < deadline:
-        try:
-            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
-                return True
-        except FileNotFoundError:
+        if gone(pid):
             return True
         time.sleep(0.02)
     return False

@@ -16,6 +16,7 @@ from rlctl.errors import ConfigError
 from rlctl.runtime.rewards.functions import RewardSpec
 from rlctl.runtime.rewards.pool import RewardPool
 from rlctl.runtime.sandbox.limits import Limits, allowed_environment
+from tests.processes import gone, scopes_signals
 from tests.progress import wait_until
 
 SOURCE = """
@@ -66,13 +67,6 @@ def run(pool: RewardPool, *responses: str) -> list[tuple[float, str | None, str 
     return [(each.score, each.pred, each.error) for each in report.results]
 
 
-def gone(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except FileNotFoundError:
-        return True
-
-
 def test_reward_code_gets_no_secret_unless_it_is_named(
     mine: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -116,17 +110,6 @@ def test_reward_code_that_kills_costs_only_its_own_call(mine: Path) -> None:
             assert parent != os.getpid()
             assert group == own != os.getpgid(0)
         assert [score for score, _, _ in run(p, "ok", "ok")] == [1.0, 1.0]
-
-
-def scopes_signals() -> bool:
-    """Return True if a process without relation to this one cannot signal it after `restrict`."""
-    code = (
-        "import os, sys\nfrom rlctl.runtime.sandbox.limits import Limits, restrict\n"
-        "restrict(Limits())\n"
-        "try: os.kill(int(sys.argv[1]), 0)\nexcept PermissionError: sys.exit(9)"
-    )
-    done = subprocess.run([sys.executable, "-c", code, str(os.getpid())], check=False)
-    return done.returncode == 9
 
 
 def test_computation_after_a_call_is_ended_by_the_cpu_limit() -> None:

@@ -11,6 +11,7 @@ from rlctl.runtime.batch import Prompts, Ragged, Rollouts, Scores
 from rlctl.runtime.roles import Actor, DelegatingActor, Reward, Roles
 from rlctl.runtime.training.clock import Clock
 from rlctl.runtime.training.timed_roles import timed_roles
+from tests.generation import echoed
 
 
 def test_phases_exclude_nested_phases_and_add_up() -> None:
@@ -45,15 +46,7 @@ class SlowActor(DelegatingActor):
     ) -> Rollouts:
         self.calls.append((seed, validate, greedy))
         time.sleep(0.01)
-        ids = prompts.prompt_ids
-        ones = ids.like(torch.ones(len(ids.values)))
-        return prompts.grow(
-            Rollouts,
-            response_ids=ids,
-            response_mask=ones,
-            rollout_log_probs=ones,
-            finish=["stop"] * len(prompts),
-        )
+        return echoed(prompts)
 
 
 class NoReward(Reward):

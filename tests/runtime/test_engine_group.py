@@ -27,6 +27,7 @@ from rlctl.runtime.rollout.sampling_params import SamplingConfig
 from rlctl.runtime.rollout.weight_sync import WeightChannel
 from rlctl.runtime.workers.rollout import RolloutSpec
 from tests.distributed.ranks import rank_info
+from tests.generation import echoed
 
 NUM_PROMPTS = 16
 
@@ -66,18 +67,6 @@ class Handle:
         return result if isinstance(result, Ref) else Ref(result)
 
 
-def generated(prompts: Prompts) -> Rollouts:
-    ids = prompts.prompt_ids
-    ones = ids.like(torch.ones(len(ids.values)))
-    return prompts.grow(
-        Rollouts,
-        response_ids=ids,
-        response_mask=ones,
-        rollout_log_probs=ones,
-        finish=["stop"] * len(prompts),
-    )
-
-
 class Processes(EngineProcesses):
     """Engine slots without Ray; `scripts` gives each process's behaviour, by order of start."""
 
@@ -97,7 +86,7 @@ class Processes(EngineProcesses):
 
 
 def healthy(method: str, args: tuple[Any, ...]) -> Any:
-    return generated(args[0]) if method == "generate_sequences" else None
+    return echoed(args[0]) if method == "generate_sequences" else None
 
 
 def dying(method: str, args: tuple[Any, ...]) -> Any:

@@ -19,6 +19,7 @@ from rlctl.runtime.agents.environments import worker_process
 from rlctl.runtime.agents.environments.pool import EnvironmentFailed, EnvironmentPool, Timeouts
 from rlctl.runtime.agents.environments.protocol import Step, ToolCall, Turn
 from rlctl.runtime.sandbox.limits import Limits
+from tests.processes import gone, scopes_signals
 from tests.progress import wait_until
 
 LONG = Timeouts(call_s=300, turn_s=300)
@@ -123,13 +124,6 @@ async def play(pool: EnvironmentPool, *deeds: str, key: str = "k") -> list[str]:
         await remote.close()
 
 
-def gone(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except FileNotFoundError:
-        return True
-
-
 def test_an_episode(mine: str) -> None:
     async def run() -> None:
         messages = [{"role": "user", "content": "hi"}]
@@ -176,17 +170,6 @@ def test_deeds_of_an_environment_fail_its_own_episode_only(mine: str, tmp_path: 
     assert "printed printed" in log
     assert "MemoryError" in log
     assert "closed after 2" in log
-
-
-def scopes_signals() -> bool:
-    """Return True if a process without relation to this one cannot signal it after `restrict`."""
-    code = (
-        "import os, sys\nfrom rlctl.runtime.sandbox.limits import Limits, restrict\n"
-        "restrict(Limits())\n"
-        "try: os.kill(int(sys.argv[1]), 0)\nexcept PermissionError: sys.exit(9)"
-    )
-    done = subprocess.run([sys.executable, "-c", code, str(os.getpid())], check=False)
-    return done.returncode == 9
 
 
 def test_worker_that_ends_is_replaced_and_its_episodes_are_lost(mine: str) -> None:

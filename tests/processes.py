@@ -1,0 +1,27 @@
+"""Other processes of a test: which have ended, and which can be signalled."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+
+def gone(pid: int) -> bool:
+    """Return True if the process has ended. A zombie has."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except FileNotFoundError:
+        return True
+
+
+def scopes_signals() -> bool:
+    """Return True if a process without relation to this one cannot signal it after `restrict`."""
+    code = (
+        "import os, sys\nfrom rlctl.runtime.sandbox.limits import Limits, restrict\n"
+        "restrict(Limits())\n"
+        "try: os.kill(int(sys.argv[1]), 0)\nexcept PermissionError: sys.exit(9)"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(os.getpid())], check=False)
+    return done.returncode == 9
