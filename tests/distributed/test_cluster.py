@@ -215,39 +215,15 @@ def test_job_runs_with_project_files(dashboard: str, settings: list[str], tmp_pa
         "    return len(solution_str) / 8\n"
     )
     own = [text for text in settings if "address" not in text]
-    done = rlctl(
-        "train",
-        "grpo",
-        "--recipe",
-        "mine.yaml",
-        *own,
-        "--name",
-        "job",
-        "--address",
-        dashboard,
-        cwd=tmp_path,
-        **WITH_TOKEN,
-    )
+    train = ["train", "grpo", "--recipe", "mine.yaml", *own, "--name", "job"]
+    done = rlctl(*train, "--address", dashboard, cwd=tmp_path, **WITH_TOKEN)
     assert "step 1/1" in done.stderr
     run = tmp_path / "runs" / "two" / "job"
     assert json.loads((run / "run.json").read_text())["state"] == "finished"
     assert metrics(run)[-1]["critic/score/max"] > 0
     followed = rlctl("logs", "job", "-f", "--address", dashboard, cwd=tmp_path, **WITH_TOKEN)
     assert "step 1/1" in followed.stderr
-    rlctl(
-        "train",
-        "grpo",
-        "--recipe",
-        "mine.yaml",
-        *own,
-        "--name",
-        "job",
-        "--address",
-        dashboard,
-        cwd=tmp_path,
-        code=5,
-        **WITH_TOKEN,
-    )
+    rlctl(*train, "--address", dashboard, cwd=tmp_path, code=5, **WITH_TOKEN)
     bad = ("data.train_files=/nowhere/train.parquet", "--name", "bad", "--address", dashboard)
     done = rlctl("train", "grpo", *own, *bad, cwd=tmp_path, code=3, **WITH_TOKEN)
     assert "/nowhere/train.parquet" in done.stderr
