@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from rlctl.errors import ConfigError, MissingExtraError, Problem, RlctlError
+from rlctl.errors import ConfigError, MissingExtraError, Problem
 from rlctl.suggest import nearest
 
 P = TypeVar("P")
@@ -59,21 +59,21 @@ def packages(kind: str) -> dict[str, str]:
     return dict(sorted(points.items()))
 
 
-def load(kind: str, name: str, *, unknown: type[RlctlError] = ConfigError) -> Any:
+def load(kind: str, name: str) -> Any:
     """Return the plug-in of `kind` (`rewards`, …) that an entry point or `module:Name` names.
 
-    Raises `unknown` for an unknown name (UsageError where the user typed it as a command) and
-    MissingExtraError if the plug-in needs a package that is not installed.
+    Raises ConfigError for an unknown name and MissingExtraError if the plug-in needs a package that
+    is not installed.
     """
     if ":" in name:
-        return _import(EntryPoint(name, name, f"rlctl.{kind}"), unknown)
+        return _import(EntryPoint(name, name, f"rlctl.{kind}"))
     points = {point.name: point for point in entry_points(group=f"rlctl.{kind}")}
     if name not in points:
-        raise unknown(
+        raise ConfigError(
             f"unknown {_singular(kind)} {name!r}",
             hint=suggestion(name, list(points)) + ", or module:Name",
         )
-    return _import(points[name], unknown)
+    return _import(points[name])
 
 
 def params_model(plugin: Any) -> type[Params] | None:
@@ -152,14 +152,14 @@ def _singular(kind: str) -> str:
     return kind.removesuffix("s").replace("_", " ")
 
 
-def _import(point: EntryPoint, unknown: type[RlctlError]) -> Any:
+def _import(point: EntryPoint) -> Any:
     try:
         module = importlib.import_module(point.module)
     except ModuleNotFoundError as error:
         missing = error.name or str(error)
         if point.module == missing or point.module.startswith(missing + "."):
             kind = _singular(point.group.removeprefix("rlctl."))
-            raise unknown(f"{kind} {point.value!r}: no module named {missing!r}") from error
+            raise ConfigError(f"{kind} {point.value!r}: no module named {missing!r}") from error
         wanted = (
             f"'{point.dist.name}[{','.join(point.extras)}]'"
             if point.dist and point.extras
@@ -172,7 +172,7 @@ def _import(point: EntryPoint, unknown: type[RlctlError]) -> Any:
     for part in point.attr.split("."):
         if not hasattr(found, part):
             public = [each for each in vars(module) if not each.startswith("_")]
-            raise unknown(
+            raise ConfigError(
                 f"module {point.module!r} has no {point.attr!r}",
                 hint=suggestion(point.attr, public),
             )

@@ -98,9 +98,9 @@ def resolved_section(container: Mapping[str, Any], name: str) -> dict[str, Any]:
     return resolved
 
 
-def base_settings(base: str = "ppo_trainer") -> dict[str, Origin]:
-    """Return every key of a base with its default as written (`???` = required) and its origin."""
-    layers, _ = _merge(find_recipe(base), ())
+def base_settings() -> dict[str, Origin]:
+    """Return each key of the PPO base: its default as written (`???` = required), and origin."""
+    layers, _ = _merge(find_recipe("ppo_trainer"), ())
     return {key: chain[-1] for key, chain in layers.origins.items()}
 
 

@@ -70,19 +70,13 @@ class Ragged:
             raise ValueError(f"expected {len(self.values)} values, got {len(values)}")
         return Ragged(values, self.lengths)
 
-    def padded(self, fill: float = 0.0, width: int | None = None) -> Tensor:
-        """Return a rectangle (B, R, ...), right-padded with `fill`, or (B, width, ...)."""
+    def padded(self, fill: float = 0.0) -> Tensor:
+        """Return a rectangle (B, R, ...), right-padded with `fill`."""
         longest = int(self.lengths.max()) if len(self) else 0
-        out = self.values.new_full(
-            (len(self), longest if width is None else width, *self.values.shape[1:]), fill
-        )
-        out[self.mask(out.shape[1])] = self.values
+        keep = torch.arange(longest, device=self.lengths.device) < self.lengths[:, None]  # (B, R)
+        out = self.values.new_full((*keep.shape, *self.values.shape[1:]), fill)
+        out[keep] = self.values
         return out
-
-    def mask(self, width: int | None = None) -> Tensor:
-        """Return a bool mask (B, R), or (B, width): True where `padded` holds a token."""
-        width = (int(self.lengths.max()) if len(self) else 0) if width is None else width
-        return torch.arange(width, device=self.lengths.device) < self.lengths[:, None]
 
     def sums(self) -> Tensor:
         """Sum each row: values (T,) -> (B,). Empty rows give 0."""

@@ -143,9 +143,9 @@ def metric_rows(path: Path, on_broken: OnBroken | None = None) -> Iterator[dict[
         yield {name: math.nan if value is None else value for name, value in row.items()}
 
 
-def read_metrics(path: Path, on_broken: OnBroken | None = None) -> list[dict[str, float]]:
+def read_metrics(path: Path) -> list[dict[str, float]]:
     """Return all `metric_rows`."""
-    return list(metric_rows(path, on_broken))
+    return list(metric_rows(path))
 
 
 def read_generations(path: Path) -> list[Sample]:

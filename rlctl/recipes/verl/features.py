@@ -65,10 +65,6 @@ SPIN = Feature(
     "SPIN's and SPPO's online preference losses are not supported",
     "algorithm.name=module:Name selects an algorithm of your own",
 )
-RECIPE_CODE = Feature(
-    "the configuration belongs to a recipe with a trainer of its own, which rlctl does not have",
-    "algorithm.name=module:Name selects an algorithm of your own",
-)
 TENSORRT = Feature(
     "TensorRT-LLM is not supported as a rollout engine",
     "actor_rollout_ref.rollout.name=vllm, sglang or hf",

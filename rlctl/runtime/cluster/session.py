@@ -208,9 +208,9 @@ def _take_back_signals() -> None:
         signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM))
 
 
-def _log_tail(folder: Path | None, num_lines: int = 10) -> str | None:
+def _log_tail(folder: Path | None) -> str | None:
     if folder is None:
         return None
     names = ("raylet.err", "raylet.out", "gcs_server.err", "gcs_server.out")
     logs = [log for name in names for log in folder.glob(f"session_2*/logs/{name}")]
-    return format_tails(logs, num_lines) or None
+    return format_tails(logs, 10) or None
