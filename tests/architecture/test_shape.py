@@ -75,6 +75,10 @@ MAY_NAME = {
     ): "tool that the model calls",
     ("rlctl/runtime/data/quickstart.py", "calculator"): "the tool of the quickstart's problems",
     ("rlctl/recipes/verl/", "gdpo"): "name of a reward manager of verl",
+    **{
+        ("rlctl/recipes/verl/distillation.py", name): "loss of verl's distillation"
+        for name in ("k1", "k2", "k3", "mse", "abs", "low_var_kl")
+    },
     ("rlctl/runtime/rollout/vllm/", "vllm"): "the engine's folder",
     ("rlctl/runs/provenance.py", "vllm"): "library whose version is recorded",
     ("rlctl/runtime/resume.py", "vllm"): "library whose version is compared",
