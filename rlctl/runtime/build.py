@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -26,7 +27,7 @@ from rlctl.recipes.roles import (
 )
 from rlctl.runtime.agents.actor import ColocatedEngines, OnStates
 from rlctl.runtime.agents.build import agent_actor
-from rlctl.runtime.agents.overlap import OverlappedActor
+from rlctl.runtime.agents.overlap import NO_OVERLAP, OverlappedActor
 from rlctl.runtime.agents.programs.endpoint import new_key
 from rlctl.runtime.agents.schedule import TurnEngines
 from rlctl.runtime.algorithms.base import Algorithm, Needs, ScoreLoss, ValueLoss
@@ -60,6 +61,8 @@ from rlctl.runtime.workers.rollout import RolloutSpec
 
 if TYPE_CHECKING:
     from rlctl.runtime.cluster.engine_group import EngineGroup
+
+LOG = logging.getLogger(__name__)
 
 
 def load_algorithm(config: schema.Config, num_steps: int) -> Algorithm:
@@ -216,6 +219,9 @@ def with_episodes(
     if not config.actor_rollout_ref.rollout.multi_turn.enable:
         yield _overlapped(config, roles, engines, num_ranks, sampling, early)
         return
+    if early is not None and config.actor_rollout_ref.rollout.agent.program is not None:
+        LOG.info(NO_OVERLAP, "an episode of an agent program may have several rows")
+        early = None
     built, close = agent_actor(
         config, tokenizer, sampling, actor, engines, rank_info, logs, on_states, early
     )
@@ -235,9 +241,13 @@ def _overlapped(
 ) -> Roles:
     """Let the actor pass single responses to `reward` as they are finished, if it can."""
     rollout, data = config.actor_rollout_ref.rollout, config.data
-    is_concurrent = isinstance(engines, DisaggregatedActor) and rollout.mode == "async"
-    if reward is None or is_concurrent:
+    if reward is None:
         return roles
+    if isinstance(engines, DisaggregatedActor):
+        if rollout.mode == "async":
+            LOG.info(NO_OVERLAP, "with rollout.mode=async engines return whole groups")
+            return roles
+        num_ranks = engines.num_engines
     length = data.max_prompt_length + data.max_response_length
     actor = OverlappedActor(roles.actor, engines, num_ranks, sampling, length, reward)
     return replace(roles, actor_role=actor)
@@ -268,12 +278,8 @@ def build_actor(
 
 
 def _sampling(config: schema.Config, tokenizer: PreTrainedTokenizerBase) -> SamplingConfig:
-    actor_rollout = config.actor_rollout_ref
-    return SamplingConfig(
-        actor_rollout.rollout,
-        config.data.max_response_length,
-        stop_token_ids(tokenizer, actor_rollout.model.path),
-    )
+    policy, length = config.actor_rollout_ref, config.data.max_response_length
+    return SamplingConfig(policy.rollout, length, stop_token_ids(tokenizer, policy.model.path))
 
 
 def _rollout_spec(config: schema.Config, tokenizer: PreTrainedTokenizerBase) -> RolloutSpec:

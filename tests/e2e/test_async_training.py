@@ -1,4 +1,7 @@
-"""One step off: the same run again, after a resume, and with engines beside the trainer."""
+"""One step off: the same run again, after a resume, and with engines beside the trainer.
+
+Rewards are computed beside generation, and prompts are drawn by the scores of earlier steps.
+"""
 
 from __future__ import annotations
 
@@ -8,16 +11,20 @@ import pytest
 
 from rlctl.__main__ import main
 from tests.e2e.command import reproducible, rlctl
+from tests.e2e.killed_runs import SCORE
 
 AHEAD = [
     *("async_training.max_staleness=1", "algorithm.rollout_correction.rollout_is=token"),
     *("actor_rollout_ref.rollout.n=2", "actor_rollout_ref.actor.optim.lr=1e-3"),
     *("trainer.total_training_steps=4", "trainer.test_freq=4"),
+    *("data.sampler=curriculum", "reward.custom_reward_function.path=score.py"),
+    "reward.num_processes=1",
 ]
 
 
 def train(name: str, settings: list[str], cwd: Path, *words: str) -> Path:
     """Train with GRPO and return the run."""
+    (cwd / "score.py").write_text(SCORE)
     rlctl("train", "grpo", "--name", name, *settings, *AHEAD, *words, cwd=cwd)
     return cwd / "runs" / "quickstart" / name
 
@@ -30,10 +37,10 @@ def steps(run: Path) -> list[dict[str, float]]:
 
 
 def test_run_one_step_off_is_exact(settings: list[str], tmp_path: Path) -> None:
-    """Train twice; continue the second run from its second checkpoint."""
+    """Train twice, once without overlap; continue that run from its second checkpoint."""
     save = "trainer.save_freq=1"
     first = train("first", settings, tmp_path, "--inline")
-    second = train("second", settings, tmp_path, "--inline", save)
+    second = train("second", settings, tmp_path, "--inline", save, "reward.overlap=false")
     rows = steps(first)
     assert steps(second) == rows
     assert [row["async/staleness/mean"] for row in rows if "async/staleness/mean" in row] == [

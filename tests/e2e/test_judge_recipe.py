@@ -16,12 +16,18 @@ KEY = "Qjud-31hh31"
 
 
 def judged(number: int, body: dict[str, Any]) -> Reply:
-    """Score by the length of the message; each fifth reply has no verdict, and one is an error."""
+    """Score by the length of the message; each fifth reply has no verdict, and two are errors.
+
+    All repeat the key.
+    """
     if number == 3:
         return Reply(status=500, body=f"failed with {KEY}")
+    if number == 5:
+        return Reply(body=json.dumps({"error": KEY}))
     if number % 5 == 4:
-        return Reply("I cannot say.")
-    return Reply(json.dumps({"score": len(body["messages"][1]["content"]) % 11}))
+        return Reply(f"I cannot say: {KEY}")
+    score = len(body["messages"][1]["content"]) % 11
+    return Reply(json.dumps({"reasoning": KEY, "score": score}))
 
 
 def test_a_run_with_a_judge(

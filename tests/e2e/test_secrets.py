@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from tests.e2e.command import rlctl
+from tests.rewards.chat_server import Reply, chat_server
 from tests.tracking.real import LOGGERS
 
 # No piece of these is in any other text.
@@ -31,6 +32,8 @@ PLANTED = {
     "git remote": "Qgit-13ff13",
     "logger": "Qlog-14ee14",
     "URL of a logger": "Qlur-15dd15",
+    "judge": "Qjug-16ee16",
+    "parameter of a judge": "Qjup-17ff17",
 }
 KWARGS = "+reward.custom_reward_function.reward_kwargs"
 REWARD = """
@@ -186,6 +189,29 @@ def test_secrets_are_in_nothing_that_a_run_leaves(settings: list[str], tmp_path:
     mirror = f"trainer.mirror=s3://{PLANTED['user of a URL']}:{PLANTED['password of a URL']}@b/x"
     run(*fresh, "data.train_files=/nowhere", "trainer.seed=x", "--dry-run", code=3)
     run(*fresh, mirror, "--dry-run", code=7)
+
+    def judged(*_: object) -> Reply:
+        text = f"your key is {PLANTED['judge']}"
+        return Reply(json.dumps({"reasoning": text, "score": 3}))
+
+    with chat_server(judged) as server:
+        judge = [
+            f"reward.params.judge.base_url={server.base_url}",
+            "reward.params.judge.api_key_env=RLCTL_TEST_JUDGE_KEY",
+            f"+reward.params.judge.extra_body.api_key={PLANTED['parameter of a judge']}",
+            *("reward.num_processes=1", "trainer.total_training_steps=1", "trainer.save_freq=1"),
+        ]
+        run(
+            *("train", "grpo", "--recipe", "judge", "--inline", "--name", "judged", *settings),
+            *judge,
+            env=given | {"RLCTL_TEST_JUDGE_KEY": PLANTED["judge"]},
+        )
+        assert server.bodies[0]["api_key"] == PLANTED["parameter of a judge"]
+    assert (folder.with_name("judged") / ".reward_cache.sqlite").is_file()
+    run("show", "judged", "--json")
+    run("show", "judged", "--samples")
+    run("report", "judged", "-o", "judged.html")
+    run("config", "show", "--recipe", "judged", "--origin")
 
     places = [*contents(work), *((f"output {n}", text.encode()) for n, text in enumerate(texts))]
     found = [

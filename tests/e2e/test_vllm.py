@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.command import metrics, reproducible, rlctl
+from tests.e2e.killed_runs import SCORE
 
 pytestmark = [
     pytest.mark.vllm,
@@ -19,12 +20,16 @@ pytestmark = [
 
 
 def test_vllm_inline_on_ray_and_shared_by_two_ranks(tmp_path: Path, settings: list[str]) -> None:
-    settings = [*settings, "actor_rollout_ref.rollout.name=vllm"]
+    (tmp_path / "score.py").write_text(SCORE)
+    settings = [*settings, "actor_rollout_ref.rollout.name=vllm", "reward.num_processes=1"]
+    settings.append("reward.custom_reward_function.path=score.py")
     two_ranks = [
         "trainer.n_gpus_per_node=2",
         "actor_rollout_ref.rollout.tensor_model_parallel_size=2",
     ]
-    rlctl("train", "ppo", "--inline", "--name", "inline", *settings, cwd=tmp_path)
+    # The others score responses while vLLM generates; the numbers are the same.
+    apart = [*settings, "reward.overlap=false"]
+    rlctl("train", "ppo", "--inline", "--name", "inline", *apart, cwd=tmp_path)
     told = rlctl("train", "ppo", "--name", "ray", *settings, cwd=tmp_path).stderr
     log = (tmp_path / "runs" / "quickstart" / "ray" / "attempts" / "1" / "main-0.log").read_text()
     for phase in (

@@ -216,6 +216,38 @@ def test_turns_of_a_lost_engine_move_to_another() -> None:
     assert sorted(each for part in seen[1:] for each in part) == [(0, None), (2, None)]
 
 
+def test_missing_responses_of_a_lost_engine_are_generated_by_another() -> None:
+    """A request has three responses, of which the first engine gives one before it is lost."""
+    (request,) = turns([0])
+    request = replace(request, previous=None, max_tokens=(4, 5, 6), seeds=(7, 8, 9))
+    asked: list[Request] = []
+
+    def one(method: str, args: tuple[Any, ...]) -> Any:
+        if method != "exchange":
+            return None
+        asked.extend(args[0])
+        return [replace(completed([request])[0], index=1)] if args[0] else RayActorError()
+
+    def other(method: str, args: tuple[Any, ...]) -> Any:
+        if method != "exchange":
+            return None
+        asked.extend(args[0])
+        return [replace(completed([request])[0], index=i) for i in (1, 0) if args[0]]
+
+    setup = Setup(one, other)
+    setup.group.update_weights(setup.send_weights)
+    found = setup.group.exchange([request], Slice(8))
+    assert [each.index for each in found] == [1]
+    while len(found) < 3:
+        found += setup.group.exchange([], Slice(8))
+    assert [each.index for each in found] == [1, 2, 0]
+    assert [(each.max_tokens, each.seeds) for each in asked] == [
+        ((4, 5, 6), (7, 8, 9)),
+        ((4, 6), (7, 9)),
+    ]
+    assert not any(engine.turns for engine in setup.pool.engines)
+
+
 def test_cancelled_turns_reach_their_engines_and_are_not_moved() -> None:
     calls: list[tuple[list[int], list[int]]] = []
 

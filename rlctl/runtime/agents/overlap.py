@@ -19,6 +19,7 @@ from rlctl.runtime.rollout.engine import to_requests, to_responses
 from rlctl.runtime.rollout.requests import Completion, Request, Slice
 from rlctl.runtime.rollout.sampling_params import SamplingConfig, to_rollouts
 
+NO_OVERLAP = "responses are scored after generation, although reward.overlap is true: %s"
 _SLICE = Slice(steps=None, seconds=0.1)
 
 
@@ -28,7 +29,7 @@ class OverlappedActor(DelegatingActor):
     Args:
         actor: the actor; all else is delegated to it.
         engines: its engines.
-        num_ranks: number of the actor's ranks.
+        num_ranks: number of the actor's ranks, or of the engines of a pool.
         context_length: limit of prompt and response together.
     """
 

@@ -14,7 +14,7 @@ from rlctl.errors import InternalError, RlctlError
 from rlctl.runs.logs import format_tails
 from rlctl.runtime.batch import Prompts, Rollouts
 from rlctl.runtime.cluster.channels import StoreChannel, channel
-from rlctl.runtime.cluster.engines import Engine, EngineProcesses, Request, failure_reason
+from rlctl.runtime.cluster.engines import Engine, EngineProcesses, OpenTurn, Request, failure_reason
 from rlctl.runtime.cluster.pool import PoolSpec, gather, nodes_of
 from rlctl.runtime.rollout.requests import Completion, Slice
 from rlctl.runtime.rollout.requests import Request as TurnRequest
@@ -49,7 +49,7 @@ class EngineGroup:
         self.num_syncs = 0
         self.all_down_since: float | None = None  # when the last ready engine was lost
         self._send_weights: SendWeights | None = None  # None: the engines' weights are stale
-        self._unplaced: list[TurnRequest] = []  # of lost engines
+        self._unplaced: list[OpenTurn] = []  # of lost engines
         self._num_losses: Counter[int] = Counter()  # engines lost with a request, by its key
         for engine in pool.engines:
             pool.start(engine, spec)
@@ -116,22 +116,22 @@ class EngineGroup:
         send_weights = self._send_weights
         if send_weights is None:
             raise InternalError("exchange with stale engine weights: call update_weights before it")
-        waiting, self._unplaced = [*self._unplaced, *requests], []
+        waiting, self._unplaced = [*self._unplaced, *map(OpenTurn.of, requests)], []
         self._restart_lost(deque())
         self._sync_weights(send_weights, deque())
         waiting, self._unplaced = [*waiting, *self._unplaced], []
-        waiting = [each for each in waiting if each.key not in cancelled]
+        waiting = [each for each in waiting if each.request.key not in cancelled]
         ready = [each for each in self.pool.engines if each.version == self.version]
         if not ready:
             self._unplaced = waiting
             time.sleep(_POLL_S / 10)
             return []
         new: dict[Engine, list[TurnRequest]] = {engine: [] for engine in ready}
-        for request in waiting:
-            home = self.pool.engines[request.affinity % len(self.pool.engines)]
+        for turn in waiting:
+            home = self.pool.engines[turn.request.affinity % len(self.pool.engines)]
             target = home if home in new else min(ready, key=lambda each: len(each.turns))
-            new[target].append(request)
-            target.turns[request.key] = request
+            new[target].append(turn.request)
+            target.turns[turn.request.key] = turn
         calls = {
             engine: engine.call("exchange", requests, limit, cancelled)
             for engine, requests in new.items()
@@ -146,8 +146,9 @@ class EngineGroup:
                 engine.num_failures = 0
                 finished: list[Completion] = ray.get(result)
                 for each in finished:
-                    engine.turns.pop(each.key)
-                completions += finished
+                    completions.append((turn := engine.turns[each.key]).receive(each))
+                    if turn.is_complete:
+                        del engine.turns[each.key]
             else:
                 self._mark_failed(engine, reason, deque())
         return completions
@@ -252,10 +253,9 @@ class EngineGroup:
 
         Raises RlctlError for a request that was lost with `_MAX_FAILURES` engines.
         """
-        # Another engine lacks the cache of an episode's earlier turns.
-        turns = [replace(each, previous=None) for each in engine.turns.values()]
+        turns = [each.missing() for each in engine.turns.values()]
         self._unplaced += turns
-        self._num_losses.update(each.key for each in turns)
+        self._num_losses.update(each.request.key for each in turns)
         requests, tail = list(engine.in_flight.values()), engine.tail()
         self.pool.stop(engine)
         engine.version = -1
@@ -267,7 +267,7 @@ class EngineGroup:
         self.event("engine_lost", engine=engine.number, reason=reason, requests=num_lost)
         logger.warning("rollout engine %d is lost (%s); restarting it", engine.number, first_line)
         losses = [each.num_failures for each in requests]
-        losses += [self._num_losses[each.key] for each in turns]
+        losses += [self._num_losses[each.request.key] for each in turns]
         if max(losses, default=0) >= _MAX_FAILURES:
             raise RlctlError(
                 f"{_MAX_FAILURES} rollout engines were lost with the same prompts: {reason}",

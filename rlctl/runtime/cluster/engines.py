@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
@@ -17,6 +17,7 @@ from rlctl.runs.logs import format_tails
 from rlctl.runtime.batch import Prompts
 from rlctl.runtime.cluster.link import Link
 from rlctl.runtime.cluster.pool import PoolSpec, process_options, reserve
+from rlctl.runtime.rollout.requests import Completion
 from rlctl.runtime.rollout.requests import Request as TurnRequest
 from rlctl.runtime.rollout.sampling_params import max_in_flight
 from rlctl.runtime.rollout.weight_sync import Bucket, BucketHeader
@@ -52,6 +53,44 @@ class EngineProcess(Process):
 
 
 @dataclass(eq=False)
+class OpenTurn:
+    """A request with responses that an engine still owes.
+
+    `numbers` are those of its responses in the request of the caller.
+    """
+
+    request: TurnRequest
+    numbers: tuple[int, ...]
+    arrived: set[int] = field(default_factory=set)  # indices into `numbers`
+
+    @classmethod
+    def of(cls, request: TurnRequest) -> Self:
+        """Open a request of the caller."""
+        return cls(request, tuple(range(len(request.seeds))))
+
+    def receive(self, completion: Completion) -> Completion:
+        """Return a response as one of the caller's request."""
+        self.arrived.add(completion.index)
+        return replace(completion, index=self.numbers[completion.index])
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all responses have arrived."""
+        return len(self.arrived) == len(self.numbers)
+
+    def missing(self) -> Self:
+        """Return the rest for another engine, which lacks the cache of an episode's turns."""
+        left = [i for i in range(len(self.numbers)) if i not in self.arrived]
+        request = replace(
+            self.request,
+            previous=None,
+            max_tokens=tuple(self.request.max_tokens[i] for i in left),
+            seeds=tuple(self.request.seeds[i] for i in left),
+        )
+        return type(self)(request, tuple(self.numbers[i] for i in left))
+
+
+@dataclass(eq=False)
 class Request:
     """Some prompts of a batch, processed by one engine."""
 
@@ -74,7 +113,7 @@ class Engine:
     num_failures: int = 0  # since its last result
     retry_at: float = 0.0
     in_flight: dict[ray.ObjectRef, Request] = field(default_factory=dict)
-    turns: dict[int, TurnRequest] = field(default_factory=dict)  # open, by key
+    turns: dict[int, OpenTurn] = field(default_factory=dict)  # by key
 
     @property
     def ready(self) -> bool:

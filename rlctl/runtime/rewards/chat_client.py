@@ -147,12 +147,14 @@ class ChatClient:
                     url, json=body, headers=headers, timeout=aiohttp.ClientTimeout(None)
                 ) as response,
             ):
+                # A server may repeat the key, and replies are kept.
+                text = _without(await response.text(errors="replace"), secret)
                 if response.status != 200:
-                    raise _failure(response, await response.text(errors="replace"), secret)
-                return await response.json(content_type=None)
+                    raise _failure(response, text)
+                return json.loads(text)
         except TimeoutError:
             raise _Passing(f"took longer than {limit:g} s", is_timeout=True) from None
-        except ValueError:
+        except json.JSONDecodeError:
             raise _Passing("the reply is not valid JSON") from None
         except aiohttp.ClientError as error:
             text = f"{type(error).__name__}: {error}"
@@ -168,9 +170,9 @@ def _secret(variable: str | None) -> str:
     return found
 
 
-def _failure(response: aiohttp.ClientResponse, text: str, secret: str) -> Exception:
+def _failure(response: aiohttp.ClientResponse, text: str) -> Exception:
     """Return the exception of a reply with an error status."""
-    short = _without(" ".join(text.split()), secret)[:_MAX_TEXT]
+    short = " ".join(text.split())[:_MAX_TEXT]
     message = f"HTTP {response.status} {response.reason}: {short}"
     if response.status in _PASSING or response.status >= 500:
         return _Passing(message, _retry_after(response.headers.get("Retry-After")))
