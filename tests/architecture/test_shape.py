@@ -40,7 +40,6 @@ MAY_CATCH_EVERYTHING = {
     "rlctl/runtime/agents/environments/python_process.py::run": "printed as Python would",
     "rlctl/runtime/workers/background.py::_guarded": "written to a file for the controller",
     "rlctl/runtime/rollout/loop.py::EngineLoop._run": "delivered to the callers",
-    "rlctl/data_prep/hub.py::hub_answers": "only checks the network; HTTP errors share no class",
 }
 # Names of plug-ins that are also words with another meaning.
 ALSO_A_WORD = {

@@ -47,6 +47,9 @@ def test_a_correct_installation_has_no_fault_and_exit_code_0(tmp_path: Path) -> 
     assert str(found["torch"]["message"]).startswith(version("torch"))
     assert str(found["disk of runs"]["message"]).endswith(f"free at {tmp_path}")
     assert "jsonl" in str(found["trackers"]["message"])
+    extras = str(found["extras"]["message"])
+    for name in ("peft (LoRA adapters)", "debug (stacks by py-spy, breakpoints in workers)"):
+        assert name in extras
     assert not (tmp_path / "not").exists()
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -78,8 +80,34 @@ def test_a_name_on_the_hub_is_downloaded(folder: Path, monkeypatch: pytest.Monke
     assert asked == [("some/set", ["*/val/*.parquet"], False)]
     with pytest.raises(NotFoundError, match="no split 'train'"):
         data_files("some/set", "train")
-    with pytest.raises(ResourceError, match="'some/missing' is not in the local cache"):
+    with pytest.raises(ResourceError, match=r"'some/missing' .* cannot be downloaded: 404"):
         data_files("some/missing", "train")
+
+
+def test_a_hub_that_does_not_respond_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The look-up of a host's name may take minutes, which no HTTP client limits."""
+    asked, end = threading.Event(), threading.Event()
+
+    def head(*_: object, **__: object) -> None:
+        asked.set()
+        end.wait()
+
+    monkeypatch.setattr(hub, "TIMEOUT_S", 0.05)
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://unreachable.invalid")
+    session = SimpleNamespace(head=head)
+    monkeypatch.setattr("huggingface_hub.utils.get_session", lambda: session)
+    try:
+        with pytest.raises(ResourceError) as error:
+            data_files("some/unknown:dev", "train")
+    finally:
+        end.set()
+    assert asked.wait(60)
+    (problem,) = error.value.problems
+    assert problem.message == (
+        "the data set 'some/unknown' is not in the local cache and cannot be downloaded: "
+        "http://unreachable.invalid does not respond, or HF_HUB_OFFLINE is set"
+    )
+    assert "a file of your own works too" in (problem.hint or "")
 
 
 def mixture(tmp_path: Path, *settings: str) -> PromptLoader:

@@ -75,7 +75,7 @@ class OpenTurn:
 
     @property
     def is_complete(self) -> bool:
-        """Whether all responses have arrived."""
+        """True once all responses have arrived."""
         return len(self.arrived) == len(self.numbers)
 
     def missing(self) -> Self:

