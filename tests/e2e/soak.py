@@ -2,8 +2,8 @@
 
 A case is `<setup>/<moment>/<signal>`; all of them take hours. Every recorded and learned byte is
 compared, or the metrics within 1e-5 where the number of ranks changes. `<setup>/leaks` measures
-what an undisturbed run of 210 steps holds (`tests.e2e.leaks`). Prints the seed and the command that
-repeats a failed case.
+what an undisturbed run of 210 steps holds (`tests.e2e.leaks`), `<setup>/engine` kills engines and
+compares the responses. Prints the seed and the command that repeats a failed case.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from functools import partial
 from pathlib import Path
 
 from rlctl.data_prep.arithmetic import train_and_validation
@@ -28,6 +29,7 @@ from tests.e2e.command import reproducible
 from tests.e2e.killed_runs import (
     LOGGER,
     SCORE,
+    events,
     finish_despite,
     learned,
     random_kills,
@@ -83,6 +85,25 @@ PROGRAMS = [
 ]
 POOL = ["trainer.placement.rollout=engines", "trainer.placement.pools={engines: 2}"]
 VLLM = ["actor_rollout_ref.rollout.name=vllm"]
+# Engines that are killed in their 60th step, once per file `die-*` beside the module.
+MORTAL = """
+import os, pathlib, signal
+from rlctl.runtime.rollout.hf import HFEngine
+from rlctl.runtime.rollout.vllm.engine import VLLMEngine
+
+def mortal(base):
+    class Engine(base):
+        def step(self):
+            self.passes = getattr(self, "passes", 0) + 1
+            mine = sorted(pathlib.Path(__file__).parent.glob("die-*"))
+            if self.passes == 60 and mine:
+                mine[0].unlink()
+                os.kill(os.getpid(), signal.SIGKILL)
+            return super().step()
+    return Engine
+
+HF, VLLM = mortal(HFEngine), mortal(VLLMEngine)
+"""
 RANKS = "trainer.n_gpus_per_node={}"
 
 
@@ -97,6 +118,13 @@ class Setup:
     exact: bool = True
 
     @property
+    def mortal(self) -> str | None:
+        """Engine of `MORTAL` that takes the place of the setup's own; None without a pool."""
+        if POOL[0] not in self.settings:
+            return None
+        return "mortal:VLLM" if VLLM[0] in self.settings else "mortal:HF"
+
+    @property
     def options(self) -> list[str]:
         return ["--inline"] if self.inline else []
 
@@ -109,6 +137,7 @@ SETUPS = {
     "episodes-vllm-inline": Setup("grpo", [*EPISODES, *VLLM], inline=True),
     "episodes-ray-2": Setup("grpo", [*EPISODES, RANKS.format(2)]),
     "episodes-pool": Setup("grpo", [*EPISODES, *POOL]),
+    "episodes-vllm-pool": Setup("grpo", [*EPISODES, *POOL, *VLLM]),
     "programs-inline": Setup("grpo", PROGRAMS, inline=True),
     "programs-vllm-inline": Setup("grpo", [*PROGRAMS, *VLLM], inline=True),
     "programs-ray-2": Setup("grpo", [*PROGRAMS, RANKS.format(2)]),
@@ -134,6 +163,7 @@ TOLERANCE = 1e-5
 PER_RANK = "global_seqlen/"  # tokens per rank
 CASES = [f"{setup}/{moment}/{name}" for setup in SETUPS for moment in MOMENTS for name in SIGNALS]
 CASES += [f"{setup}/random/SIGKILL" for setup in SETUPS]
+CASES += [f"{setup}/engine" for setup, each in SETUPS.items() if each.mortal]
 CASES += [f"{setup}/leaks" for setup, each in SETUPS.items() if each.exact]
 
 
@@ -156,6 +186,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="rlctl-soak-") as scratch:
         folder = Path(scratch)
         (folder / "score.py").write_text(SCORE)
+        (folder / "mortal.py").write_text(MORTAL)
         write_tiny_model(folder / "model")
         train, val = train_and_validation(64, 8, seed=1, level=1, careless=0.0)
         write_rows(folder / "train.parquet", train)
@@ -164,11 +195,9 @@ def main() -> int:
         failed = [
             case
             for case in chosen
-            if not (
-                _keeps_its_size(case, folder)
-                if case.endswith("/leaks")
-                else _holds(case, wanted.seed, folder)
-            )
+            if not {"leaks": _keeps_its_size, "engine": _outlives_engines}.get(
+                case.rpartition("/")[2], partial(_holds, seed=wanted.seed)
+            )(case, folder)
         ]
     print(f"{len(chosen) - len(failed)} of {len(chosen)} cases hold")
     for case in failed:
@@ -176,7 +205,7 @@ def main() -> int:
     return 1 if failed else 0
 
 
-def _holds(case: str, seed: int, folder: Path) -> bool:
+def _holds(case: str, folder: Path, seed: int) -> bool:
     """Return True if the run of `case` equals an undisturbed run; print the result."""
     name, moment, number = case.split("/")
     setup = SETUPS[name]
@@ -204,6 +233,30 @@ def _holds(case: str, seed: int, folder: Path) -> bool:
     shutil.rmtree(killed, ignore_errors=True)
     shutil.rmtree(folder / "elsewhere" / "quickstart" / "killed", ignore_errors=True)
     return not differing and bool(doing)
+
+
+def _outlives_engines(case: str, folder: Path) -> bool:
+    """Return True if a run keeps its responses when engines are killed twice."""
+    name = case.partition("/")[0]
+    setup, begin = SETUPS[name], time.monotonic()
+    straight, killed = (folder / "runs" / "quickstart" / each for each in (name, "killed"))
+    command = ["train", setup.verb, *SETTINGS, *setup.settings, "--name"]
+    if not straight.exists():
+        ended = run(*command, name, cwd=folder)
+        assert ended.code == 0, ended.talk
+    for number in range(2):
+        (folder / f"die-{number}").touch()
+    engine = f"actor_rollout_ref.rollout.name={setup.mortal}"
+    ended = run(*command, "killed", engine, cwd=folder)
+    assert ended.code == 0, ended.talk
+    lost, same = len(events(killed, "engine_lost")), responses(killed) == responses(straight)
+    result = "same" if same else "DIFFERS: responses"
+    print(
+        f"{case:40} {time.monotonic() - begin:5.0f} s  {lost} engines killed: {result}", flush=True
+    )
+    shutil.rmtree(killed)
+    shutil.rmtree(folder / "elsewhere" / "quickstart" / "killed")
+    return same and lost > 0
 
 
 def _keeps_its_size(case: str, folder: Path) -> bool:
