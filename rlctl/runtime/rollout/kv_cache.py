@@ -17,6 +17,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from rlctl.runtime.rollout.kv_slots import Grid, OwnSlots
+
 # Initial capacity of own tokens per row. It doubles, so memory follows the responses that are long.
 _FIRST_CAPACITY = 64
 # Keys and values of every layer, each (K, L, D): the cache of one row with its prompt.
@@ -39,48 +41,6 @@ class _Layer:
             held[:, :, width:] = 0
 
 
-@dataclass(frozen=True, eq=False)
-class _Grid:
-    """Permutation of query rows that gives every group `width` slots, for one product per prompt.
-
-    An empty slot repeats the query of some row; its result is not read.
-    """
-
-    width: int
-    to_grid: Tensor  # (G·K·width·rep,): index into (R, K, rep) for each slot of (G, K, width, rep)
-    to_rows: Tensor  # (R·K·rep,): the inverse
-    bias: Tensor  # (G·K, 1, P): -inf after the end of a prompt
-
-    @classmethod
-    def build(
-        cls, group_of_row: Tensor, prompt_lengths: Tensor, heads: tuple[int, int], like: Tensor
-    ) -> _Grid:
-        """Build the grid from group_of_row (R,) and prompt_lengths (G,) on the CPU.
-
-        `heads` is (K, rep) with rep = H / K; the result has the device and dtype of `like`.
-        """
-        num_groups, num_rows, (num_kv, rep) = len(prompt_lengths), len(group_of_row), heads
-        counts = torch.bincount(group_of_row, minlength=num_groups)
-        width = int(counts.max())
-        order = group_of_row.argsort(stable=True)
-        slot = torch.empty_like(order)  # of each row within its group
-        slot[order] = torch.arange(num_rows) - (counts.cumsum(0) - counts)[group_of_row[order]]
-        row_at = torch.zeros(num_groups * width, dtype=torch.int64)
-        row_at[group_of_row * width + slot] = torch.arange(num_rows)
-        kv, head = torch.arange(num_kv)[:, None, None], torch.arange(rep)
-        to_grid = (row_at.view(num_groups, 1, width, 1) * num_kv + kv) * rep + head
-        group_kv = group_of_row[:, None, None] * num_kv + kv.view(-1, 1)
-        to_rows = (group_kv * width + slot[:, None, None]) * rep + head
-        padding = torch.arange(int(prompt_lengths.max())) >= prompt_lengths[:, None]
-        bias = torch.zeros(padding.shape).masked_fill_(padding, -torch.inf)
-        return cls(
-            width,
-            to_grid.flatten().to(like.device),
-            to_rows.flatten().to(like.device),
-            bias.repeat_interleave(num_kv, 0)[:, None].to(like),
-        )
-
-
 def _none() -> Tensor:
     return torch.empty(0, dtype=torch.int64)
 
@@ -97,8 +57,8 @@ class KVCache:
     num_own: Tensor = field(default_factory=_none)  # (R,) int64, CPU: own tokens of each row
     max_own: int = 0  # limit of own tokens of any row
     _layers: list[_Layer] = field(default_factory=list)
-    _grids: dict[tuple[int, int], _Grid] = field(default_factory=dict)
-    _own: _OwnSlots | None = None  # of the current step
+    _grids: dict[tuple[int, int], Grid] = field(default_factory=dict)
+    _own: OwnSlots | None = None  # of the current step
     _is_masked: bool = False  # rows have joined others, and so differ in their own tokens
 
     def join(self, prompt_lengths: Tensor, rows_per_prompt: Tensor, max_own: int) -> int:
@@ -185,11 +145,11 @@ class KVCache:
         held = self._layers[layer]
         grid = self._grids.get((num_kv, rep))
         if grid is None:
-            grid = self._grids[num_kv, rep] = _Grid.build(
+            grid = self._grids[num_kv, rep] = Grid.build(
                 self.group_of_row, self.prompt_lengths, (num_kv, rep), query
             )
         if self._own is None:
-            self._own = _OwnSlots.build(self.num_own, query)
+            self._own = OwnSlots.build(self.num_own, query)
         own = self._own
         num_groups, num_prompt = len(self.prompt_lengths), grid.bias.shape[2]
         own.write(held.keys, key)
@@ -254,32 +214,6 @@ class KVCache:
         new_index = torch.empty(len(active), dtype=torch.int64)
         new_index[groups] = torch.arange(len(groups))
         self.group_of_row = new_index[self.group_of_row]
-
-
-@dataclass(frozen=True, eq=False)
-class _OwnSlots:
-    """Slots of the own tokens of one step: position of each row's new token, and the mask."""
-
-    width: int  # own tokens of the longest row, including the new one
-    column: Tensor | None  # (R,) int64: slot of the new token; None: the last of `width` for all
-    bias: Tensor | None  # (R, 1, width): -inf after the new token; None if `column` is
-
-    @classmethod
-    def build(cls, num_own: Tensor, like: Tensor) -> _OwnSlots:
-        """Build from the number of own tokens before the step (R,), with the dtype of `like`."""
-        width = int(num_own.max()) + 1
-        if bool((num_own == width - 1).all()):
-            return cls(width, None, None)
-        after = torch.arange(width) > num_own[:, None]
-        bias = torch.zeros(after.shape).masked_fill_(after, -torch.inf)
-        return cls(width, num_own.to(like.device), bias[:, None].to(like))
-
-    def write(self, held: Tensor, new: Tensor) -> None:
-        """Write `new` (R, K, D) into the slots of `held` (≥ R, K, capacity, D)."""
-        if self.column is None:
-            held[: len(new), :, self.width - 1] = new
-        else:
-            held[torch.arange(len(new), device=new.device), :, self.column] = new
 
 
 def _with_capacity(held: Tensor, slots: int, width: int) -> Tensor:
