@@ -16,6 +16,8 @@ from rlctl.runtime import rank_info
 from rlctl.runtime.planning.plan import Plan, make_plan
 from tests.models import write_tiny_model
 
+MISSING = "algorithm.params={teacher_models: {numbers: {model_path: /none/here}}}"
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -54,6 +56,31 @@ def test_plan_lists_roles_pools_and_memory(folder: Path) -> None:
         "main": 2,
         "values": 1,
     }
+
+
+def test_each_teacher_is_planned_and_each_row_needs_one(folder: Path) -> None:
+    def teachers(key: str) -> list[str]:
+        own = f"{{key: {key}, model_path: {folder}/model}}"
+        params = f"algorithm.params={{teacher_models: {{numbers: {own}}}}}"
+        return ["algorithm.name=distill", "actor_rollout_ref.rollout.n=2", params]
+
+    planned = plan(folder, *teachers("rlctl/arithmetic"))
+    assert planned.roles == {"actor", "reference"}
+    assert [each.role for each in planned.memory.known()] == ["actor", "reference numbers"]
+    with pytest.raises(ConfigError, match="no teacher for rows whose data_source is"):
+        plan(folder, *teachers("poems"))
+    with pytest.raises(ConfigError, match="there is no model folder") as raised:
+        plan(folder, *teachers("x")[:2], MISSING)
+    assert "/none/here" in raised.value.problems[0].message
+
+
+def test_a_teacher_that_follows_the_policy_is_a_copy_of_its_weights(folder: Path) -> None:
+    own = ["algorithm.name=self_distill", "data.response_key=extra_info.answer"]
+    memory = [
+        {each.role: each.parameters for each in plan(folder, *own, *more).memory.known()}
+        for more in ([], ["algorithm.params={ema_decay: 0.9}"])
+    ]
+    assert memory[1] == {"actor": memory[0]["actor"] + memory[0]["reference"]}
 
 
 def test_all_problems_are_raised_at_once(folder: Path) -> None:
