@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -12,12 +13,13 @@ import pytest
 import torch
 
 from rlctl.recipes.compose import compose
+from rlctl.runtime import build
 from rlctl.runtime.agents.actor import ColocatedEngines, RankEngines
 from rlctl.runtime.agents.overlap import OverlappedActor
 from rlctl.runtime.agents.schedule import TurnEngines
 from rlctl.runtime.algorithms.base import Needs
 from rlctl.runtime.algorithms.references import BaseOfActor
-from rlctl.runtime.build import _overlapped, build_roles
+from rlctl.runtime.build import _overlapped, build_roles, with_episodes
 from rlctl.runtime.cluster.disaggregated import DisaggregatedActor
 from rlctl.runtime.cluster.pools import Pools
 from rlctl.runtime.data.tokenizer import load_tokenizer
@@ -162,3 +164,34 @@ def test_overlap_places_requests_on_engines(caplog: pytest.LogCaptureFixture) ->
     actor = overlapped(pool, "actor_rollout_ref.rollout.mode=async")
     assert not isinstance(actor, OverlappedActor)
     assert "responses are scored after generation, although reward.overlap is true" in caplog.text
+
+
+def test_programs_are_scored_after_generation_with_a_notice(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    actor = create_autospec(DisaggregatedActor, instance=True)
+    reward = create_autospec(RuleReward, instance=True)
+    reward.pool = SimpleNamespace(lanes=["a process"])
+    passed: list[object] = []
+
+    def agent_actor(*args: object) -> tuple[object, Callable[[], None]]:
+        passed.append(args[-1])
+        return actor, lambda: None
+
+    monkeypatch.setattr(build, "agent_actor", agent_actor)
+    monkeypatch.setattr(build, "_sampling", lambda *_: None)
+    caplog.set_level("INFO", "rlctl")
+    for program, expected in (("null", reward), ("module:play", None)):
+        config = compose(
+            "tools",
+            [
+                f"actor_rollout_ref.rollout.agent.program={program}",
+                "reward.custom_reward_function.path=score.py",
+            ],
+        ).config
+        episodes = with_episodes(
+            config, cast(Any, None), Roles(actor, reward), 1, cast(Any, None), reward=reward
+        )
+        with episodes:
+            assert passed.pop() is expected
+        assert ("an episode of an agent program" in caplog.text) is (expected is None)
