@@ -26,6 +26,8 @@ _OF_THE_CLOCK = (
     "perf/throughput",
     "perf/cpu_memory_used_gb",
     "perf/mfu/",
+    "async/trainer_idle",
+    "async/engines_idle",
 )
 
 

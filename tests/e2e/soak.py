@@ -83,6 +83,10 @@ PROGRAMS = [
     *(each for each in EPISODES if ".environment=" not in each),
     "actor_rollout_ref.rollout.agent.program=tests.agents.programs:chat",
 ]
+AHEAD = [
+    *("async_training.max_staleness=1", "algorithm.rollout_correction.rollout_is=token"),
+    "actor_rollout_ref.rollout.n=4",
+]
 POOL = ["trainer.placement.rollout=engines", "trainer.placement.pools={engines: 2}"]
 VLLM = ["actor_rollout_ref.rollout.name=vllm"]
 # Engines that are killed in their 60th step, once per file `die-*` beside the module.
@@ -142,6 +146,9 @@ SETUPS = {
     "programs-vllm-inline": Setup("grpo", [*PROGRAMS, *VLLM], inline=True),
     "programs-ray-2": Setup("grpo", [*PROGRAMS, RANKS.format(2)]),
     "programs-pool": Setup("grpo", [*PROGRAMS, *POOL]),
+    "ahead-inline": Setup("grpo", AHEAD, inline=True),
+    "ahead-pool": Setup("grpo", [*AHEAD, *POOL]),
+    "ahead-episodes-pool": Setup("grpo", [*AHEAD, *EPISODES, *POOL]),
     "ppo-ray": Setup("ppo", PPO),
     "ppo-ray-2": Setup("ppo", [*PPO, RANKS.format(2)]),
     "ppo-vllm-ray": Setup("ppo", [*PPO, *VLLM]),

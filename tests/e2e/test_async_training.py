@@ -29,20 +29,13 @@ def train(name: str, settings: list[str], cwd: Path, *words: str) -> Path:
     return cwd / "runs" / "quickstart" / name
 
 
-def steps(run: Path) -> list[dict[str, float]]:
-    """Return the metrics that the seed determines, without shares of time."""
-    times = ("async/trainer_idle", "async/engines_idle")
-    rows = reproducible(run)
-    return [{name: row[name] for name in row if name not in times} for row in rows]
-
-
 def test_run_one_step_off_is_exact(settings: list[str], tmp_path: Path) -> None:
     """Train twice, once without overlap; continue that run from its second checkpoint."""
     save = "trainer.save_freq=1"
     first = train("first", settings, tmp_path, "--inline")
     second = train("second", settings, tmp_path, "--inline", save, "reward.overlap=false")
-    rows = steps(first)
-    assert steps(second) == rows
+    rows = reproducible(first)
+    assert reproducible(second) == rows
     assert [row["async/staleness/mean"] for row in rows if "async/staleness/mean" in row] == [
         *(0.0, 1.0, 1.0, 1.0)
     ]
@@ -50,13 +43,13 @@ def test_run_one_step_off_is_exact(settings: list[str], tmp_path: Path) -> None:
     weights = [abs(row["rollout_corr/kl"]) for row in rows if "rollout_corr/kl" in row]
     assert weights[0] < 1e-6 < min(weights[1:])
     rlctl("resume", second, "--from-step", 2, "--inline", cwd=tmp_path)
-    assert steps(second) == rows
+    assert reproducible(second) == rows
 
 
 def test_engines_beside_the_trainer_change_nothing(settings: list[str], tmp_path: Path) -> None:
     apart = ["trainer.placement.rollout=engines", "trainer.placement.pools={main: 1, engines: 1}"]
-    together = steps(train("together", settings, tmp_path, "--inline"))
-    beside = steps(train("beside", [*settings, *apart], tmp_path))
+    together = reproducible(train("together", settings, tmp_path, "--inline"))
+    beside = reproducible(train("beside", [*settings, *apart], tmp_path))
     assert [row["step"] for row in beside] == [row["step"] for row in together]
     for one, other in zip(together, beside, strict=True):
         same = [name for name in one if name in other and not name.startswith("global_seqlen/")]
