@@ -17,7 +17,7 @@ from rlctl.runtime.build import load_algorithm
 from tests.e2e.command import metrics, rlctl
 
 SMALL = [
-    *("data.train_batch_size=8", "actor_rollout_ref.actor.ppo_mini_batch_size=4"),
+    *("data.train_batch_size=4", "actor_rollout_ref.actor.ppo_mini_batch_size=2"),
     *("trainer.total_training_steps=2", "trainer.save_freq=-1", "trainer.test_freq=-1"),
     *("trainer.critic_warmup=0", "trainer.val_before_train=false", "data.val_files=null"),
 ]

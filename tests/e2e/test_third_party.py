@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.forks import completed
+
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "docs" / "examples" / "plugins"
 ACTOR = "actor_rollout_ref.actor"
@@ -26,6 +28,8 @@ SETTINGS = [
     "trainer.tracking.params.tsv={file: lines.tsv}",
     "data.sampler=every_other",
     "data.sampler_params={stride: 3}",
+    "data.train_batch_size=4",
+    "actor_rollout_ref.actor.ppo_mini_batch_size=2",
     "trainer.total_training_steps=2",
     "trainer.test_freq=-1",
     "trainer.val_before_train=false",
@@ -49,14 +53,7 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 def rlctl(
     environment: dict[str, str], folder: Path, *arguments: str
 ) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "rlctl", *arguments],
-        env=environment,
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    return completed(list(arguments), folder, environment)
 
 
 def test_run_uses_the_plugins_and_their_settings(environment, tmp_path):

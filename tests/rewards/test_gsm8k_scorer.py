@@ -162,6 +162,6 @@ def test_unknown_method_and_wrong_ground_truth_raise() -> None:
     ],
 )
 def test_long_malformed_text_is_scored_in_linear_time(method: str, text: str) -> None:
-    started = time.perf_counter()
+    started = time.process_time()
     assert scored(text, "18", method) == 0.0
-    assert time.perf_counter() - started < 1.0
+    assert time.process_time() - started < 5.0  # quadratic time is minutes

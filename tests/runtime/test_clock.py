@@ -14,21 +14,28 @@ from rlctl.runtime.training.timed_roles import timed_roles
 from tests.generation import echoed
 
 
-def test_phases_exclude_nested_phases_and_add_up() -> None:
+@pytest.fixture(autouse=True)
+def slept(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Let no time pass but that of sleeps; return their seconds."""
+    seconds: list[float] = []
+    monkeypatch.setattr(time, "sleep", seconds.append)
+    monkeypatch.setattr(time, "perf_counter", lambda: sum(seconds))
+    return seconds
+
+
+def test_phases_exclude_nested_phases_and_add_up(slept: list[float]) -> None:
     phases: list[str] = []
     clock = Clock(phases.append)
-    begin = time.perf_counter()
     with clock.phase("outer"):
         time.sleep(0.02)
         with clock.phase("inner"):
             time.sleep(0.05)
         with clock.phase("inner"):
             time.sleep(0.01)
-    total = time.perf_counter() - begin
     seconds = clock.take()
     assert phases == ["outer", "inner", "inner"]
-    assert seconds["inner"] >= 0.06 > seconds["outer"] >= 0.02
-    assert sum(seconds.values()) == pytest.approx(total, abs=2e-3)
+    assert seconds == pytest.approx({"inner": 0.06, "outer": 0.02})
+    assert sum(seconds.values()) == pytest.approx(sum(slept))
     assert clock.take() == {}
 
 
@@ -65,5 +72,4 @@ def test_weight_sync_and_generation_are_separate_phases() -> None:
     assert slow.calls == [(5, False, True)]
     assert rollouts.response_ids.values.tolist() == [1, 2, 3]
     assert phases == ["update_weights", "gen"]
-    seconds = clock.take()
-    assert seconds["update_weights"] >= 0.03 > seconds["gen"] >= 0.01
+    assert clock.take() == pytest.approx({"update_weights": 0.03, "gen": 0.01})

@@ -156,17 +156,16 @@ def test_hanging_tracker_neither_stops_nor_blocks_the_run(tmp_path, caplog, hang
     trackers = trackers_of(
         {"hangs": Hangs(), "healthy": healthy},
         events,
-        TrackerTimeouts(100, start_s=10, call_s=0.3, finish_s=0.6),
+        TrackerTimeouts(100, start_s=10, call_s=1.0, finish_s=2.0),
     )
     trackers.start(info(tmp_path))
     began = time.monotonic()
     for step in (1, 2, 3):
         trackers.log(step, {"x": 1.0})
-    assert time.monotonic() - began < 0.2
+    assert time.monotonic() - began < 1.0  # it did not wait for the call
     trackers.finish("finished")
-    assert time.monotonic() - began < 2
     assert healthy.calls[-1] == ("finish", "finished")
-    assert f"logger hangs is disabled: {hangs_in} took longer than 0.3 s" in caplog.text
+    assert f"logger hangs is disabled: {hangs_in} took longer than 1 s" in caplog.text
     assert [fields["steps"] for kind, fields in events.seen if kind == "tracker_missed"] == [
         [(2, 3)] if hangs_in == "log" else []
     ]

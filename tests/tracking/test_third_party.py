@@ -72,6 +72,8 @@ def test_logger_is_listed_with_its_package(environment, tmp_path):
 
 def test_run_logs_to_it_and_syncs_to_another_logger(environment, tmp_path):
     settings = [
+        *("data.train_batch_size=8", "actor_rollout_ref.actor.ppo_mini_batch_size=8"),
+        *("data.val_max_samples=4", "critic.ppo_mini_batch_size=8"),
         "trainer.total_training_steps=3",
         "trainer.test_freq=2",
         "trainer.log_val_generations=2",
