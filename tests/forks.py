@@ -20,7 +20,10 @@ from pathlib import Path
 from typing import NoReturn
 
 from rlctl.runs.process import die_with_parent
+from tests import warm_workers
 from tests.progress import wait_until
+
+WARM = "RLCTL_TEST_WARM"  # socket of the process that forks Ray workers
 
 FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(
@@ -56,8 +59,11 @@ class Forked:
         out.touch()
         err.touch()
         self.stdout, self.stderr = out.open(), err.open()
+        variables = dict(environment)
+        if "--inline" not in arguments and not variables.get("RLCTL_TEST_MARKER"):
+            variables[WARM] = warm_workers.address()
         self._process = FORKS.Process(
-            target=_child, args=(arguments, cwd, dict(environment), out, err, largest_file)
+            target=_child, args=(arguments, cwd, variables, out, err, largest_file)
         )
         self._process.start()
         assert self._process.pid is not None
@@ -120,6 +126,8 @@ def _child(
     if largest_file is not None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (largest_file, largest_file))
     os.chdir(cwd)
+    if path := environment.pop(WARM, None):
+        warm_workers.use(path)
     os.environ.clear()
     os.environ.update(environment)
     _redirect(0, Path(os.devnull), os.O_RDONLY)
