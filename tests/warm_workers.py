@@ -20,6 +20,8 @@ import sys
 import tempfile
 import threading
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -54,6 +56,17 @@ def address() -> str:
     atexit.register(folder.cleanup)
     atexit.register(process.kill)
     return path
+
+
+@contextmanager
+def warm_workers() -> Iterator[None]:
+    """Let the Ray sessions that start in the block have warm workers."""
+    options = session._options
+    use(address())
+    try:
+        yield
+    finally:
+        session._options = options
 
 
 def use(path: str) -> None:

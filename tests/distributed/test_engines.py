@@ -31,6 +31,7 @@ from rlctl.runtime.workers.rollout import RolloutSpec
 from rlctl.tracking.metrics import to_floats
 from tests.distributed.ranks import rank_info
 from tests.models import write_tiny_model
+from tests.warm_workers import warm_workers
 
 # An engine that fails on request, by files in its folder: it crashes ("die") or hangs ("hang")
 # during generation, corrupts received weights ("spoil"), crashes ("fall") or hangs ("freeze")
@@ -171,7 +172,7 @@ def config(folder: Path) -> schema.Config:
 def ray(folder: Path, config: schema.Config) -> Iterator[None]:
     config.ray_kwargs.ray_init.runtime_env["env_vars"] = {"PYTHONPATH": str(folder)}
     os.environ["PYTHONPATH"] = f"{folder}:{os.environ.get('PYTHONPATH', '')}"
-    with ray_session(config.ray_kwargs.ray_init, 4, 1, 120.0, None):
+    with warm_workers(), ray_session(config.ray_kwargs.ray_init, 4, 1, 120.0, None):
         yield
 
 

@@ -16,6 +16,7 @@ from rlctl.runtime.cluster.session import ray_session
 from rlctl.tracking.metrics import to_floats
 from tests.distributed.test_engines import MODEL, OVERRIDES, Stage, experience
 from tests.models import write_tiny_model
+from tests.warm_workers import warm_workers
 
 pytestmark = [
     pytest.mark.vllm,
@@ -71,7 +72,7 @@ def stages(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Stage, St
     ).config
     os.environ["PYTHONPATH"] = f"{folder}:{os.environ.get('PYTHONPATH', '')}"
     single.ray_kwargs.ray_init.runtime_env["env_vars"] = {"PYTHONPATH": str(folder)}
-    with ray_session(single.ray_kwargs.ray_init, 4, 1, 120.0, None):
+    with warm_workers(), ray_session(single.ray_kwargs.ray_init, 4, 1, 120.0, None):
         both = Stage(folder, single), Stage(folder, whole, num_engines=1)
         yield both
         for stage in both:

@@ -14,13 +14,14 @@ from rlctl.runtime.workers.trace import TraceSpec
 from rlctl.workers import Dispatch, ResourcePool, Worker, dispatch, session, spawn
 from tests.architecture.source import ROOT
 from tests.e2e.debug_client import DebugClient
+from tests.warm_workers import warm_workers
 
 EXAMPLES = ROOT / "docs" / "examples" / "workers"
 
 
 @pytest.fixture(scope="module", autouse=True)
 def cluster():
-    with session(num_cpus=3):
+    with warm_workers(), session(num_cpus=3):
         yield
 
 
