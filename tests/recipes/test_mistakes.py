@@ -218,7 +218,12 @@ def test_reference_to_a_wrong_key_is_not_reported_twice() -> None:
             "did you mean actor_rollout_ref?",
         ),
         ("data:\n", 4, "data is an empty section", "data.train_files"),
-        ("critic: 5\n", 4, "critic is a section, not a value (given: 5)", "critic.model.path"),
+        (
+            "critic: 5\n",
+            4,
+            "critic is a section, not a value (given: 5)",
+            "set a key of it, such as critic.",
+        ),
         (
             "data: {seed: 1.5}\n",
             4,
