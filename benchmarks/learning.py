@@ -3,7 +3,8 @@
     python -m benchmarks.learning [RECIPE ...] [--seeds 1 2 3] [--test-freq 10] [--run-dir DIR]
 
 Each run is the shipped recipe in one process with one thread. Those in `GAINS` must gain what it
-says, in percentage points; otherwise the exit code is 1.
+says, in percentage points, and those in `REACHED` must end with the accuracy that it says;
+otherwise the exit code is 1.
 """
 
 from __future__ import annotations
@@ -24,23 +25,31 @@ GAINS = {
     "dpo": 20.0,
     "distill": 60.0,
 }
-
+REACHED = {"rm": 90.0}  # in percent of held-out pairs
 
 TAUGHT = ("distill",)  # recipes that need a teacher
+SCORED = ("ppo_reward_model",)  # recipes that need a reward model
 
 
 @dataclass(frozen=True)
 class Curve:
-    """Validation accuracy in percent by step, mean seconds per step, and the run's resources."""
+    """Validation by step, mean seconds per step, and the run's resources.
+
+    `accuracy` is in percent, `learned` the mean score of a reward model, if there is one.
+    """
 
     accuracy: dict[int, float]
+    learned: dict[int, float]
     step_s: float
     usage: Usage
 
     @property
     def gain(self) -> float:
-        first, *_, last = self.accuracy.values()
-        return last - first
+        return self.last - next(iter(self.accuracy.values()))
+
+    @property
+    def last(self) -> float:
+        return list(self.accuracy.values())[-1]
 
 
 def main() -> int:
@@ -58,21 +67,31 @@ def main() -> int:
         for recipe in wanted.recipes:
             for seed in wanted.seeds:
                 folder = wanted.run_dir or Path(scratch)
+                folder.mkdir(parents=True, exist_ok=True)
                 curve = train(recipe, seed, wanted.test_freq, folder)
                 values = " | ".join(f"{each:.1f}" for each in curve.accuracy.values())
                 print(f"| {recipe}, seed {seed} | {values} |", flush=True)
+                if curve.learned:
+                    scores = " | ".join(f"{each:.2f}" for each in curve.learned.values())
+                    print(f"| {recipe}, seed {seed}, learned reward | {scores} |", flush=True)
                 print(f"{curve.step_s:.2f} s per step, {curve.usage}", flush=True)
                 if curve.gain < GAINS.get(recipe, 0.0):
                     missed.append(f"{recipe}, seed {seed}: {curve.gain:+.1f} points")
+                if curve.last < REACHED.get(recipe, 0.0):
+                    missed.append(f"{recipe}, seed {seed}: {curve.last:.1f} %")
     for each in missed:
-        print(f"gained too little: {each}")
+        print(f"too little: {each}")
     return 1 if missed else 0
 
 
 def train(recipe: str, seed: int, test_freq: int, folder: Path) -> Curve:
     """Train a recipe and return its curve."""
     name = f"{recipe}-seed{seed}"
-    more = [] if recipe not in TAUGHT else [f"actor_rollout_ref.ref.model.path={teacher(folder)}"]
+    more = []
+    if recipe in TAUGHT:
+        more.append(f"actor_rollout_ref.ref.model.path={teacher(folder)}")
+    if recipe in SCORED:
+        more.append(f"reward.reward_model.model.path={reward_model(folder, seed)}")
     usage = rlctl(
         folder,
         *("train", "ppo" if recipe == "ppo" else "grpo", "--recipe", recipe, "--inline"),
@@ -82,13 +101,20 @@ def train(recipe: str, seed: int, test_freq: int, folder: Path) -> Curve:
     lines = (folder / "runs" / "quickstart" / name / "metrics.jsonl").read_text().splitlines()
     rows = [json.loads(line) for line in lines]
     seconds = [row["timing_s/step"] for row in rows if "timing_s/step" in row]
-    accuracy = {
-        row["step"]: 100 * value
+    accuracy = validated(rows, "val-core/", "")
+    learned = validated(rows, "val-aux/", "/model_reward/mean@1")
+    percent = {step: 100 * value for step, value in accuracy.items()}
+    return Curve(percent, learned, sum(seconds) / len(seconds), usage)
+
+
+def validated(rows: list[dict[str, float]], start: str, end: str) -> dict[int, float]:
+    """Return the values by step of the metric whose name has this start and end."""
+    return {
+        int(row["step"]): value
         for row in rows
         for key, value in row.items()
-        if key.startswith("val-core/")
+        if key.startswith(start) and key.endswith(end)
     }
-    return Curve(accuracy, sum(seconds) / len(seconds), usage)
 
 
 def teacher(folder: Path) -> Path:
@@ -101,6 +127,14 @@ def teacher(folder: Path) -> Path:
             *("trainer.total_training_steps=20", "trainer.save_freq=20", "trainer.test_freq=20"),
         )
     return weights / "huggingface"
+
+
+def reward_model(folder: Path, seed: int) -> Path:
+    """Return the run of the recipe `rm` with this seed, made if it is missing."""
+    run = folder / "runs" / "quickstart" / f"rm-seed{seed}"
+    if not run.exists():
+        train("rm", seed, 20, folder)
+    return run
 
 
 if __name__ == "__main__":

@@ -1,12 +1,19 @@
-"""Wrong solutions of the arithmetic problems, as the rejected half of preference pairs."""
+"""Wrong solutions of the arithmetic problems, as the rejected half of preference pairs.
+
+They have the mistakes that the quickstart's model makes: of 257 wrong responses sampled at
+temperature 1, 224 stop early and 23 of the right length have a wrong result. Solutions with a step
+too many are added, so that "longer is better" does not describe the preferences.
+"""
 
 from __future__ import annotations
 
 import random
 
-from rlctl.data_prep.arithmetic import generate
+from rlctl.data_prep.arithmetic import LEVELS, generate
 from rlctl.data_prep.rows import PromptRow
 
+_LEVEL = 2
+_SLIP_SHARE = 0.1
 _SLIPS = (-10, -2, -1, 1, 2, 10)
 _OPERATORS = {"+": int.__add__, "-": int.__sub__, "*": int.__mul__}
 
@@ -16,7 +23,7 @@ def arithmetic_pairs(num_train: int, num_val: int, seed: int) -> dict[str, list[
 
     The splits share no question. The same seed makes the same rows.
     """
-    rows = generate(num_train + num_val, seed=seed, level=2, careless=0.0, split="train")
+    rows = generate(num_train + num_val, seed=seed, level=_LEVEL, careless=0.0, split="train")
     rng = random.Random(f"pairs-{seed}")
     for index, row in enumerate(rows):
         chosen = row.extra_info.pop("answer")
@@ -29,27 +36,52 @@ def arithmetic_pairs(num_train: int, num_val: int, seed: int) -> dict[str, list[
 
 
 def wrong_solution(solution: str, rng: random.Random) -> str:
-    """Return a solution that stops one equation early, or that has a wrong result in one.
+    """Return a solution with an equation too few or too many, or with a wrong result in one.
 
-    The equations after a wrong result continue with it, so its final result is wrong too.
+    One in ten has a wrong result, with which the equations after it continue. Of the others, those
+    of several equations stop early in two of three cases; the rest has an equation too many.
     """
     *equations, _ = solution.split(" ; ")
-    if len(equations) > 1 and rng.random() < 0.5:
-        kept = equations[:-1]
-        return " ; ".join((*kept, f"#### {kept[-1].split(' = ')[1]}"))
+    if rng.random() >= _SLIP_SHARE:
+        if len(equations) > 1 and rng.random() < 2 / 3:
+            return _solution(equations[:-1])
+        return _solution([*equations, rng.choice(_more(equations))])
     place = rng.randrange(len(equations))
-    right = int(equations[place].split(" = ")[1])
+    right = _result(equations[place])
     slips = [right + slip for slip in _SLIPS if right + slip > 0]
-    rng.shuffle(slips)
-    return next(_with_result(equations, place, value) for value in slips)
+    return _with_result(equations, place, rng.choice(slips))
+
+
+def _more(equations: list[str]) -> list[str]:
+    """Return the equations that may follow the last one, with a number of the others.
+
+    Their results are within the limits of the problems, so that their size gives nothing away.
+    """
+    value = _result(equations[-1])
+    numbers = dict.fromkeys(int(each.split(" = ")[0].split()[2]) for each in equations)
+    results = {
+        f"{value} {sign} {number}": apply(value, number)
+        for sign, apply in _OPERATORS.items()
+        for number in (*numbers, 2)  # at least one of value ± 2 is within the limits
+    }
+    limit = LEVELS[_LEVEL].largest
+    return [f"{left} = {result}" for left, result in results.items() if 1 <= result <= limit]
 
 
 def _with_result(equations: list[str], place: int, value: int) -> str:
     """Return the solution whose equation at `place` has the result `value`."""
     written = [*equations[:place], f"{equations[place].split(' = ')[0]} = {value}"]
     for equation in equations[place + 1 :]:
-        _, operator, number = equation.split(" = ")[0].split()
-        result = _OPERATORS[operator](value, int(number))
-        written.append(f"{value} {operator} {number} = {result}")
+        _, sign, number = equation.split(" = ")[0].split()
+        result = _OPERATORS[sign](value, int(number))
+        written.append(f"{value} {sign} {number} = {result}")
         value = result
-    return " ; ".join((*written, f"#### {value}"))
+    return _solution(written)
+
+
+def _solution(equations: list[str]) -> str:
+    return " ; ".join((*equations, f"#### {_result(equations[-1])}"))
+
+
+def _result(equation: str) -> int:
+    return int(equation.split(" = ")[1])

@@ -13,6 +13,8 @@ from rlctl.data_prep.sources import VALIDATION
 from rlctl.errors import UsageError, raise_problems
 from rlctl.recipes import schema
 from rlctl.recipes.recorded import missing_secrets
+from rlctl.recipes.roles import REWARD_MODEL
+from rlctl.runtime.algorithms.base import Needs
 from rlctl.runtime.build import (
     build_actor,
     build_reward,
@@ -22,14 +24,16 @@ from rlctl.runtime.build import (
 )
 from rlctl.runtime.cluster.inline import InlinePool
 from rlctl.runtime.data.loader import PromptSet
+from rlctl.runtime.data.pairs import Pairs
 from rlctl.runtime.data.tokenizer import encode_prompt, tokenizer_of
-from rlctl.runtime.planning.devices import Devices
+from rlctl.runtime.planning.devices import inline_rank_info
 from rlctl.runtime.planning.preflight import check_model
-from rlctl.runtime.rank_info import RankInfo, default_threads
 from rlctl.runtime.rewards.pool import RewardPool
 from rlctl.runtime.rewards.specs import scored_sources
-from rlctl.runtime.roles import Roles
+from rlctl.runtime.roles import RewardModel, Roles
+from rlctl.runtime.training.pair_validation import PairValidator
 from rlctl.runtime.training.validation import Validation, Validator
+from rlctl.runtime.workers.reward_model import RewardModelSpec, RewardModelWorker
 from rlctl.tracking.episodes import Episode
 
 
@@ -45,12 +49,17 @@ class Answer:
 
 
 def evaluate(config: schema.Config) -> Validation:
-    """Generate responses to `data.val_files` with `rollout.val_kwargs`, and score them."""
+    """Generate responses to `data.val_files` with `rollout.val_kwargs`, and score them.
+
+    A reward model scores the preference pairs of the files.
+    """
     if config.data.val_files is None:
         raise UsageError(
             "no data to evaluate on: data.val_files is null",
             hint="data.val_files=FILE.parquet",
         )
+    if Needs.REWARD_LEARNER in load_algorithm(config, num_steps=1).needs:
+        return _evaluate_pairs(config, config.data.val_files)
     raise_problems(missing_secrets(config))
     tokenizer = tokenizer_of(config.actor_rollout_ref.model)
     prompts = PromptSet.load(
@@ -60,6 +69,29 @@ def evaluate(config: schema.Config) -> Validation:
         return Validator(prompts, config.data.val_batch_size, tokenizer, config.trainer.seed).run(
             roles
         )
+
+
+def _evaluate_pairs(config: schema.Config, files: Sequence[str]) -> Validation:
+    """Score the preference pairs of `files` with the reward model that a run has trained."""
+    settings, data = config.reward.reward_model, config.data
+    raise_problems(check_model(config, REWARD_MODEL))
+    tokenizer = tokenizer_of(settings.model)
+    prompts = PromptSet.load(files, data, tokenizer, data.val_max_samples, VALIDATION)
+    pairs = Pairs.from_config(settings, data)
+    pairs.check(prompts.rows)
+    with reward_model(config) as model:
+        return PairValidator(prompts, data.val_batch_size, pairs).score(model)
+
+
+@contextmanager
+def reward_model(config: schema.Config) -> Iterator[RewardModel]:
+    """Yield the reward model of `config`, frozen, in this process."""
+    pool = InlinePool(inline_rank_info(config.trainer))
+    try:
+        spec = RewardModelSpec(config.reward.reward_model, config.trainer.seed)
+        yield pool.spawn(REWARD_MODEL.name, RewardModelWorker, spec)
+    finally:
+        pool.close()
 
 
 def answer(config: schema.Config, chats: Sequence[list[dict[str, str]]], seed: int) -> list[Answer]:
@@ -110,7 +142,7 @@ def judged_pool(
     config: schema.Config, sources: Iterable[str], num_processes: int
 ) -> Iterator[RewardPool]:
     """Yield a pool of the reward functions, with the engine of the run's own judge."""
-    rank_info = _rank_info(config)
+    rank_info = inline_rank_info(config.trainer)
     with ExitStack() as stack:
         processes = InlinePool(rank_info)
         stack.callback(processes.close)
@@ -120,32 +152,26 @@ def judged_pool(
         )
 
 
-def _rank_info(config: schema.Config) -> RankInfo:
-    return RankInfo(
-        0,
-        1,
-        Devices.from_config(config.trainer).kind,
-        config.trainer.num_threads or default_threads(1),
-        config.trainer.timeouts.call_s,
-        False,
-        None,
-    )
-
-
 @contextmanager
 def _roles(
     config: schema.Config, tokenizer: PreTrainedTokenizerBase, scored: Sequence[PromptRow]
 ) -> Iterator[Roles]:
     """Build an actor with its engine and the reward of the `scored` rows, and no other role."""
+    algorithm = load_algorithm(config, num_steps=1)
+    if Needs.REWARD_LEARNER in algorithm.needs:
+        raise UsageError(
+            "a reward model generates no responses",
+            hint="rlctl reward test --model RUN|DIR scores responses with it",
+        )
     raise_problems(check_model(config))
     sources = scored_sources(config, (row.data_source for row in scored))
-    rank_info = _rank_info(config)
+    rank_info = inline_rank_info(config.trainer)
     with ExitStack() as stack:
         pool = InlinePool(rank_info)
         stack.callback(pool.close)
         judge = pool if scored else None
         reward = stack.enter_context(build_reward(config, tokenizer, sources, judge=judge))
-        actor = build_actor(config, load_algorithm(config, num_steps=1), tokenizer, pool)
+        actor = build_actor(config, algorithm, tokenizer, pool)
         actor.start_engine()
         roles = Roles(actor, reward)
         scoring = reward if scored else None

@@ -1,4 +1,4 @@
-"""`rlctl export`: a run's policy as a folder that transformers and vLLM load."""
+"""`rlctl export`: a run's model as a folder that transformers and vLLM load."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def export(
     ] = False,
     root: Root = None,
 ) -> None:
-    """Write a run's policy as a folder that transformers and vLLM load.
+    """Write a run's policy or reward model as a folder that transformers and vLLM load.
 
     The folder holds weights, tokenizer, generation settings and a model card with the run's
     results. It appears under its name only when it is complete.

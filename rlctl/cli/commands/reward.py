@@ -1,4 +1,4 @@
-"""`rlctl reward`: test of a reward function on stored responses."""
+"""`rlctl reward`: test of a reward function or model on stored responses."""
 
 from __future__ import annotations
 
@@ -19,9 +19,15 @@ if TYPE_CHECKING:
 
 app = typer.Typer(no_args_is_help=True)
 
-_EXAMPLE = """
-Example: rlctl reward test --data test.parquet --responses responses.jsonl \\
-  --reward mine.py:compute_score reward.timeout_s=5
+_EXAMPLES = """
+Examples:
+
+  rlctl reward test --data test.parquet --responses responses.jsonl \\
+    --reward mine.py:compute_score reward.timeout_s=5
+
+  rlctl reward test --data test.parquet --responses responses.jsonl --model my-rm
+
+  rlctl reward test --data pairs.parquet --model my-rm      both responses of each pair
 """
 
 
@@ -33,11 +39,12 @@ Data = Annotated[
     ),
 ]
 Responses = Annotated[
-    Path,
+    Path | None,
     typer.Option(
         metavar="FILE",
         help="Responses in the order of the rows: JSON or JSONL (texts or {response}), "
-        "parquet (column response), or text lines.",
+        "parquet (column response), or text lines. A reward model scores the rows' preference "
+        "pairs without it.",
     ),
 ]
 Overrides = Annotated[
@@ -55,6 +62,15 @@ Function = Annotated[
         help="Reward instead of the recipe's: name, module:function or path.py:function.",
     ),
 ]
+ModelOption = Annotated[
+    str | None,
+    typer.Option(
+        "--model",
+        metavar="RUN|DIR|NAME",
+        help="Score with this reward model alone: a run of `rlctl train rm` (name or folder), a "
+        "model folder, or a name on the hub.",
+    ),
+]
 RecipeOption = Annotated[
     str,
     typer.Option(
@@ -65,34 +81,43 @@ RecipeOption = Annotated[
 
 @app.callback()
 def reward() -> None:
-    """Test a reward function on stored responses."""
+    """Test a reward function or model on stored responses."""
 
 
-@app.command("test", epilog=_EXAMPLE)
+@app.command("test", epilog=_EXAMPLES)
 def try_reward(
     data: Data,
-    responses: Responses,
+    responses: Responses = None,
     overrides: Overrides = None,
     function: Function = None,
+    model: ModelOption = None,
     recipe: RecipeOption = "ppo",
     as_json: Json = False,
 ) -> None:
     """Score responses as training would, and print each score.
 
-    Each row has one response, or the same number of consecutive responses.
+    Each row has one response, or the same number of consecutive responses. Where the recipe enables
+    a reward model, or with --model, the model scores alone and prints its raw scores.
     """
     from rlctl.cli.console import notice, print_json
     from rlctl.cli.views.reward import print_scores
     from rlctl.data_prep.rows import read_rows
 
     _require_files(data, responses)
-    config = _compose(recipe, function, overrides or [])
+    config = _compose(recipe, function, model, overrides or [])
+    has_model = config.reward.reward_model.enable
     prompts = read_rows(
         data, prompt_key=config.data.prompt_key, reward_fn_key=config.data.reward_fn_key
     )
+    if responses is None:
+        _score_pairs(config, prompts, data, as_json)
+        return
     texts = _texts(responses.expanduser())
     rows = _repeat_rows(prompts, len(texts), responses)
-    report = _score(config, rows, texts, len(texts) // len(prompts))
+    if has_model:
+        report = _model_report(config, rows, texts)
+    else:
+        report = _score(config, rows, texts, len(texts) // len(prompts))
     scored = [_entry(i, row, texts[i], report) for i, row in enumerate(rows)]
     mean = sum(report.scores) / len(report.scores)
     if as_json:
@@ -106,28 +131,105 @@ def try_reward(
     )
 
 
-def _require_files(*files: Path) -> None:
+def _score_pairs(config: Config, rows: Sequence[PromptRow], data: Path, as_json: bool) -> None:
+    """Score both responses of each pair with the reward model, and print the scores."""
+    from rlctl.cli.console import notice, print_json
+    from rlctl.cli.views.reward import print_pairs
+    from rlctl.errors import ConfigError, UsageError
+
+    if not config.reward.reward_model.enable:
+        raise UsageError(
+            "the responses are missing",
+            hint="--responses FILE; only a reward model (--model RUN|DIR) scores the pairs of rows",
+        )
+    from rlctl.runtime.score import pair_summary, pair_texts
+
+    try:
+        texts = pair_texts(config.data, rows)
+    except ConfigError as error:
+        raise UsageError(
+            f"no responses are given, and {error.problems[0].message}",
+            where=str(data),
+            hint="--responses FILE, or rows of `rlctl prep preferences`",
+        ) from error
+    report = _model_report(config, [row for row in rows for _ in range(2)], texts)
+    pairs = [
+        {
+            "pair": index,
+            "chosen": chosen.score,
+            "rejected": rejected.score,
+            "error": chosen.error or rejected.error,
+            "chosen_response": texts[2 * index],
+            "rejected_response": texts[2 * index + 1],
+        }
+        for index, (chosen, rejected) in enumerate(
+            zip(report.results[::2], report.results[1::2], strict=True)
+        )
+    ]
+    summary = pair_summary(report)
+    if as_json:
+        print_json({**summary, "num_errors": report.num_errors, "pairs": pairs})
+        return
+    print_pairs(pairs)
+    notice(
+        f"{len(pairs)} pairs, accuracy {summary['accuracy']:.1%}, margin {summary['margin']:.4g}, "
+        f"calibration error {summary['ece']:.4g}, {report.num_errors} errors"
+    )
+
+
+def _model_report(config: Config, rows: list[PromptRow], texts: list[str]) -> RewardReport:
+    """Score all responses with the reward model, with progress on a terminal."""
+    from rlctl.cli.console import stderr
+    from rlctl.runtime.planning.evaluation import with_models
+    from rlctl.runtime.score import model_report
+
+    with stderr().status("loading the reward model") as status:
+        return model_report(
+            with_models(config),
+            rows,
+            texts,
+            lambda done: status.update(f"scored {done} of {len(rows)} responses"),
+        )
+
+
+def _require_files(*files: Path | None) -> None:
     from rlctl.errors import NotFoundError
 
     for file in files:
-        if not file.expanduser().is_file():
+        if file is not None and not file.expanduser().is_file():
             raise NotFoundError("the file does not exist", where=str(file))
 
 
-def _compose(recipe: str, function: str | None, overrides: Sequence[str]) -> Config:
-    """Compose the recipe; `function`, if given, replaces its reward functions."""
+def _compose(
+    recipe: str, function: str | None, model: str | None, overrides: Sequence[str]
+) -> Config:
+    """Compose the recipe; `function` replaces its reward functions, `model` its reward model."""
     from rlctl.cli.console import notice
+    from rlctl.errors import UsageError
     from rlctl.recipes.compose import compose
+    from rlctl.suggest import hydra_text
+
+    if function and model:
+        raise UsageError(
+            "--reward and --model cannot be combined",
+            hint="score with each in a command of its own",
+        )
 
     replacement = (
         [
             "reward.custom_reward_function.path=null",
             f"reward.functions=[{_quoted(function)}]",
             "reward.weights=null",
+            "reward.reward_model.enable=false",
         ]
         if function
         else []
     )
+    if model:
+        replacement = [
+            "reward.reward_model.enable=true",
+            hydra_text("reward.reward_model.model.path", model),
+        ]
     composed = compose(recipe, [*replacement, *overrides])
     for line in composed.notices:
         notice(line)

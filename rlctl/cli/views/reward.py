@@ -1,4 +1,4 @@
-"""Table of `rlctl reward test`."""
+"""Tables of `rlctl reward test`."""
 
 from __future__ import annotations
 
@@ -27,9 +27,26 @@ def print_scores(scored: Sequence[dict[str, Any]]) -> None:
     stdout().print(table(columns, rows, right=["response", "score"]))
 
 
-def _end(text: str) -> str:
+def print_pairs(pairs: Sequence[dict[str, Any]]) -> None:
+    """Print one row per pair: both scores, their difference, and the ends of both texts."""
+    rows = [
+        (
+            str(each["pair"]),
+            f"{each['chosen']:.4g}",
+            f"{each['rejected']:.4g}",
+            f"{each['chosen'] - each['rejected']:+.4g}",
+            each["error"] or visible(_end(each["chosen_response"], _WIDTH // 2)),
+            visible(_end(each["rejected_response"], _WIDTH // 2)),
+        )
+        for each in pairs
+    ]
+    columns = ["pair", "chosen", "rejected", "margin", "chosen ends with", "rejected ends with"]
+    stdout().print(table(columns, rows, right=columns[:4]))
+
+
+def _end(text: str, width: int = _WIDTH) -> str:
     line = " ".join(text.split())
-    return line if len(line) <= _WIDTH else "…" + line[1 - _WIDTH :]
+    return line if len(line) <= width else "…" + line[1 - width :]
 
 
 def _components(components: dict[str, float]) -> str:

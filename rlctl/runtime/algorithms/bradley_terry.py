@@ -63,7 +63,7 @@ class BradleyTerry:
     data: schema.Data
     schedule: Schedule
     params: BradleyTerryParams
-    scale: dict[str, float] = field(default_factory=dict)  # of the scores: mean and variance
+    scale: dict[str, float] = field(default_factory=dict)  # decayed means of scores and squares
 
     Params: ClassVar[type[BradleyTerryParams]] = BradleyTerryParams
 
@@ -133,8 +133,7 @@ class BradleyTerry:
             "mean": keep * self.scale.get("mean", 0.0) + (1 - keep) * mean,
             "second": keep * self.scale.get("second", 0.0) + (1 - keep) * second,
         }
-        variance = self.scale["second"] - self.scale["mean"] ** 2
-        return self.scale["mean"], max(variance, 0.0) ** 0.5
+        return moments(self.scale)
 
     def score_loss(self, scores: Tensor, batch: Rollouts) -> Loss:
         """Return the loss of a micro-batch from its scores (B,)."""
@@ -142,12 +141,17 @@ class BradleyTerry:
         return batch.loss((batch.coefficients * scores).sum())
 
     def state_dict(self) -> dict[str, Any]:
-        """Return mean and variance of the scores."""
+        """Return the decayed means of the scores and of their squares."""
         return dict(self.scale)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned."""
         self.scale = dict(state)
+
+
+def moments(state: Mapping[str, float]) -> tuple[float, float]:
+    """Return mean and standard deviation of the scores from the state of `BradleyTerry`."""
+    return state["mean"], max(state["second"] - state["mean"] ** 2, 0.0) ** 0.5
 
 
 def with_coefficients(

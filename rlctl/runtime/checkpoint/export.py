@@ -1,4 +1,4 @@
-"""Export of a run's policy in the format of transformers and vLLM, with a model card."""
+"""Export of a run's model in the format of transformers and vLLM, with a model card."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from rlctl.errors import ConfigError, ConflictError, NotFoundError, ResourceErro
 from rlctl.files import replacing
 from rlctl.monitoring.run_summary import RunSummary, validation_metric
 from rlctl.monitoring.text import percent_or_number
-from rlctl.recipes.roles import ACTOR
+from rlctl.recipes.roles import ACTOR, REWARD_LEARNER, Role
 from rlctl.recipes.stored import recompose
 from rlctl.runs.details import changed_settings
 from rlctl.runs.run import Run
-from rlctl.runtime.checkpoint.store import CheckpointStore, damage
+from rlctl.runtime.checkpoint.store import CheckpointStore, ControllerState, damage
 from rlctl.runtime.data import quickstart
 from rlctl.runtime.model.lora import add_adapters, merged_parameters
 from rlctl.tracking.jsonl import METRICS_FILE, read_metrics
@@ -31,7 +31,7 @@ _FOLDERS: dict[Kind, str] = {"merged": "huggingface", "adapter": "adapter"}
 def export(
     run: Run, step: int | None, target: Path, kind: Kind = "merged", force: bool = False
 ) -> int:
-    """Write the policy of `step` (None: the latest) to `target` and return the step.
+    """Write the model of `step` (None: the latest) to `target` and return the step.
 
     The folder appears complete or not at all; `force` replaces an earlier export. Raises
     `NotFoundError` without such a checkpoint or adapter, `ConfigError` for a damaged one,
@@ -44,7 +44,7 @@ def export(
         raise ConfigError(
             problem, where=str(checkpoint), hint="--step N exports another checkpoint"
         )
-    number = int(checkpoint.name.removeprefix("step_"))
+    number = _step(checkpoint)
     with _aside(target, force) as folder:
         source = checkpoint / _FOLDERS[kind]
         if source.is_dir():
@@ -57,7 +57,7 @@ def export(
             )
         else:
             rebuild(run.path, checkpoint, folder)
-        (folder / "README.md").write_text(model_card(run, number, kind), encoding="utf-8")
+        (folder / "README.md").write_text(model_card(run, checkpoint, kind), encoding="utf-8")
         marker = {"run": run.key, "step": number, "files": sorted(_files(folder))}
         (folder / MARKER).write_text(json.dumps(marker, indent=1) + "\n", encoding="utf-8")
     return number
@@ -117,40 +117,51 @@ def _files(folder: Path) -> set[str]:
     return {str(path.relative_to(folder)) for path in folder.rglob("*") if not path.is_dir()}
 
 
+def _step(checkpoint: Path) -> int:
+    return int(checkpoint.name.removeprefix("step_"))
+
+
+def _trained(checkpoint: Path) -> Role:
+    """Return the role whose model a run is for."""
+    return REWARD_LEARNER if (checkpoint / REWARD_LEARNER.name).is_dir() else ACTOR
+
+
 def rebuild(run: Path, checkpoint: Path, folder: Path) -> None:
-    """Write the policy to `folder` from the distributed state, saved by any number of ranks."""
+    """Write the model to `folder` from the distributed state, saved by any number of ranks."""
     from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 
+    from rlctl.runtime.algorithms.bradley_terry import moments
     from rlctl.runtime.data.tokenizer import tokenizer_of
     from rlctl.runtime.model.causal_lm import PolicyModel
     from rlctl.runtime.model.load import load_model, master_dtype
+    from rlctl.runtime.model.reward_model import RewardModel, write_scale
     from rlctl.runtime.model.sharding import trained_state
     from rlctl.runtime.workers.safe_load import load_into
 
-    config = quickstart.resolve(recompose(run, []).config, run)
-    model = config.actor_rollout_ref.model
-    hf = load_model(
-        model,
-        "policy",
-        master_dtype(config.actor_rollout_ref.actor.fsdp_config),
-        config.trainer.seed,
-    )
-    add_adapters(hf, model, config.trainer.seed)
-    policy = PolicyModel(hf, 1.0)
-    state = {"model": trained_state(policy)}
+    config, role = quickstart.resolve(recompose(run, []).config, run), _trained(checkpoint)
+    model, fsdp = role.model(config), role.fsdp(config)
+    assert fsdp is not None, "roles that learn are sharded"
+    hf = load_model(model, role.kind, master_dtype(fsdp), config.trainer.seed)
+    is_policy = role is ACTOR
+    add_adapters(hf if is_policy else hf.base_model, model, config.trainer.seed)
+    wrapped = PolicyModel(hf, 1.0) if is_policy else RewardModel(hf)
+    state = {"model": trained_state(wrapped)}
     warnings.filterwarnings(
         "ignore", message="torch.distributed is disabled"
     )  # one process needs none
-    load_into(state, checkpoint / ACTOR.name, no_dist=True)
-    set_model_state_dict(policy, state["model"], options=StateDictOptions(strict=False))
+    load_into(state, checkpoint / role.name, no_dist=True)
+    set_model_state_dict(wrapped, state["model"], options=StateDictOptions(strict=False))
+    if not is_policy:
+        write_scale(hf.config, *moments(ControllerState.read(checkpoint).algorithm))
     hf.save_pretrained(folder, state_dict=dict(merged_parameters(hf)))
     tokenizer_of(model).save_pretrained(folder)
 
 
-def model_card(run: Run, step: int, kind: Kind) -> str:
+def model_card(run: Run, checkpoint: Path, kind: Kind) -> str:
     """Return the model's README.md: training settings and results, from the run's record."""
     settings = {key: each["value"] for key, each in changed_settings(run.path).items()}
-    base = str(settings.get("actor_rollout_ref.model.path", "unknown"))
+    role, step = _trained(checkpoint), _step(checkpoint)
+    base = str(settings.get(f"{role.model_key}.path", "unknown"))
     rows = read_metrics(run.path / METRICS_FILE)
     record = run.record
     title = f"# {run.name}, step {step}"
@@ -160,7 +171,7 @@ def model_card(run: Run, step: int, kind: Kind) -> str:
     library = "peft" if kind == "adapter" else "transformers"
     front = [
         f"library_name: {library}",
-        "pipeline_tag: text-generation",
+        f"pipeline_tag: text-{'generation' if role is ACTOR else 'classification'}",
         "tags: [rlctl, reinforcement-learning]",
     ]
     front += [f"base_model: {base}"] if is_hub_name else []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel
 
 from rlctl.errors import ConfigError
 from rlctl.runtime.model.causal_lm import run_backbone
@@ -12,6 +12,12 @@ from rlctl.runtime.model.sequences import Sequences
 
 # Fields of an exported config.json: mean and standard deviation of the model's scores.
 MEAN, STD = "reward_mean", "reward_std"
+
+
+def write_scale(config: PretrainedConfig, mean: float, std: float) -> None:
+    """Write mean and standard deviation of the scores into the config.json of exports."""
+    setattr(config, MEAN, mean)
+    setattr(config, STD, std)
 
 
 class RewardModel(nn.Module):

@@ -12,6 +12,7 @@ import torch
 from rlctl.errors import ResourceError
 from rlctl.recipes import schema
 from rlctl.recipes.roles import pool_names
+from rlctl.runtime.rank_info import RankInfo, default_threads
 
 
 @dataclass(frozen=True)
@@ -56,3 +57,10 @@ def pool_sizes(config: schema.Config, devices: Devices, needs: Flag) -> Mapping[
         name: placement.pools.get(name, devices.per_node) * devices.num_nodes
         for name in pool_names(config, needs)
     }
+
+
+def inline_rank_info(trainer: schema.Trainer) -> RankInfo:
+    """Return the rank of roles that work in this process, without a run."""
+    kind = Devices.from_config(trainer).kind
+    threads = trainer.num_threads or default_threads(1)
+    return RankInfo(0, 1, kind, threads, trainer.timeouts.call_s, False, None)

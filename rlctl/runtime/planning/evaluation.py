@@ -7,21 +7,22 @@ from pathlib import Path
 
 from rlctl.quickstart import FOLDERS
 from rlctl.recipes.compose import Recipe, compose
+from rlctl.recipes.roles import Role, trained_role
 from rlctl.recipes.schema import Config
 from rlctl.recipes.stored import recompose
 from rlctl.runs.run import Run
 from rlctl.runs.store import RunStore
+from rlctl.runtime.build import load_algorithm
 from rlctl.runtime.checkpoint.store import CheckpointStore
 from rlctl.runtime.data import quickstart
 from rlctl.runtime.planning.model_runs import with_runs
 from rlctl.storage import is_url
 
-_SETTINGS = (
-    "actor_rollout_ref.model.tokenizer_path=null",
-    "actor_rollout_ref.model.custom_chat_template=null",  # a checkpoint has the run's template
-    "actor_rollout_ref.model.init=auto",
-    "actor_rollout_ref.model.lora_rank=0",  # a checkpoint has its adapters merged
-    "trainer.n_gpus_per_node=1",
+_OF_MODEL = (
+    "tokenizer_path=null",
+    "custom_chat_template=null",  # a checkpoint has the run's template
+    "init=auto",
+    "lora_rank=0",  # a checkpoint has its adapters merged
 )
 
 
@@ -52,19 +53,33 @@ def _is_model(target: str) -> bool:
 
 def _model_config(model: str, recipe: str | Path, overrides: Sequence[str]) -> Config:
     """Return the config of `recipe` with the folder `model` as its model."""
-    settings = [f"actor_rollout_ref.model.path={model}", *_SETTINGS, *overrides]
-    return _resolve(compose(recipe, settings))
+    role = _trained(compose(recipe, []).config)
+    return _resolve(compose(recipe, [*_settings(role, model), *overrides]))
 
 
 def _run_config(run: Path, step: int | None, overrides: Sequence[str]) -> Config:
     """Return the config of a run with its checkpoint of `step` (None: the latest) as its model."""
     model = CheckpointStore(run / "checkpoints").policy(step)
-    settings = [f"actor_rollout_ref.model.path={model}", *_SETTINGS, *overrides]
-    return _resolve(recompose(run, settings))
+    role = _trained(recompose(run, []).config)
+    return _resolve(recompose(run, [*_settings(role, str(model)), *overrides]))
+
+
+def _settings(role: Role, model: str) -> list[str]:
+    """Return the overrides that make the folder `model` the model of `role`."""
+    values = (f"path={model}", *_OF_MODEL)
+    return [*(f"{role.model_key}.{each}" for each in values), "trainer.n_gpus_per_node=1"]
+
+
+def _trained(config: Config) -> Role:
+    return trained_role(config, load_algorithm(config, num_steps=1).needs)
 
 
 def _resolve(recipe: Recipe) -> Config:
-    root = Path(recipe.config.trainer.run_dir)
-    config = with_runs(quickstart.resolve(recipe.config, root))
-    quickstart.write_data(config, root)
+    config = with_models(recipe.config)
+    quickstart.write_data(config, Path(config.trainer.run_dir))
     return config
+
+
+def with_models(config: Config) -> Config:
+    """Replace bundled names and names of runs by the folders of their models."""
+    return with_runs(quickstart.resolve(config, Path(config.trainer.run_dir)))

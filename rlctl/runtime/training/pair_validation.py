@@ -12,7 +12,7 @@ from rlctl.runtime.batch import Rollouts
 from rlctl.runtime.data.fields import pair_texts
 from rlctl.runtime.data.loader import PromptSet
 from rlctl.runtime.data.pairs import Pairs
-from rlctl.runtime.roles import Roles
+from rlctl.runtime.roles import RewardModel, Roles
 from rlctl.runtime.training.validation import Validation
 from rlctl.tracking.metrics import to_floats
 from rlctl.tracking.tracker import Sample
@@ -27,6 +27,10 @@ class PairValidator:
     pairs: Pairs
 
     def run(self, roles: Roles) -> Validation:
+        """Score the pairs with the model that is trained; see `score`."""
+        return self.score(roles.reward_learner)
+
+    def score(self, model: RewardModel) -> Validation:
         """Run one pass: metrics by data source, and two samples per pair."""
         size = self.batch_size or len(self.prompts)
         scores: list[Tensor] = []
@@ -34,7 +38,7 @@ class PairValidator:
         for start in range(0, len(self.prompts), size):
             batch = self.prompts.batch(range(start, min(start + size, len(self.prompts))))
             rows = self.pairs.rollouts(batch)
-            scores.append(roles.reward_learner.compute_rewards(rows).values)
+            scores.append(model.compute_rewards(rows).values)
             samples += self._samples(rows, scores[-1])
         return Validation(self._metrics(torch.cat(scores)), samples)
 

@@ -11,7 +11,10 @@ from rlctl.runtime.workers.dispatch import split
 
 # Phases reported as `timing_per_token_ms/*`: per response token, and per token of any kind.
 _PER_RESPONSE_TOKEN = ("gen",)
-_PER_TOKEN = ("ref", "values", "adv", "update_critic", "update_actor")
+_PER_TOKEN = (
+    *("ref", "values", "adv", "update_critic", "update_actor"),
+    *("reward_model", "update_reward_model"),
+)
 
 
 def speed_metrics(

@@ -7,7 +7,17 @@ from pathlib import Path
 
 from rlctl.runtime.batch import LogProbs, Prompts, Ragged, Rollouts, Scores
 from rlctl.runtime.budget import OomRetry
-from rlctl.runtime.roles import Actor, Critic, DelegatingActor, Reference, Reward, Roles
+from rlctl.runtime.rewards.model_reward import ModelReward
+from rlctl.runtime.roles import (
+    Actor,
+    Critic,
+    DelegatingActor,
+    Reference,
+    Reward,
+    RewardLearner,
+    RewardModel,
+    Roles,
+)
 from rlctl.runtime.training.clock import Clock
 from rlctl.tracking.metrics import Metrics
 
@@ -15,12 +25,16 @@ from rlctl.tracking.metrics import Metrics
 def timed_roles(roles: Roles, clock: Clock) -> Roles:
     """Return the roles with each call of a step timed as a phase on `clock`."""
     critic, reference = roles.critic_role, roles.reference_role
+    reward, learner = roles.reward, roles.reward_learner_role
+    if isinstance(reward, ModelReward):  # "reward" is then the rest: functions and tokenization
+        reward = replace(reward, model=TimedRewardModel(reward.model, clock))
     return replace(
         roles,
         actor_role=TimedActor(roles.actor_role, clock) if roles.actor_role is not None else None,
-        reward=TimedReward(roles.reward, clock),
+        reward=TimedReward(reward, clock),
         critic_role=TimedCritic(critic, clock) if critic is not None else None,
         reference_role=TimedReference(reference, clock) if reference is not None else None,
+        reward_learner_role=TimedRewardLearner(learner, clock) if learner is not None else None,
     )
 
 
@@ -123,3 +137,53 @@ class TimedReward(Reward):
         """See `Reward`."""
         with self.clock.phase("reward"):
             return self.wrapped.compute_scores(rollouts, validate)
+
+
+class TimedRewardModel(RewardModel):
+    """Reward model that times scores."""
+
+    def __init__(self, model: RewardModel, clock: Clock) -> None:
+        self.wrapped = model
+        self.clock = clock
+
+    def compute_rewards(self, batch: Rollouts) -> Ragged:
+        """See `RewardModel`."""
+        with self.clock.phase("reward_model"):
+            return self.wrapped.compute_rewards(batch)
+
+    def pop_oom_retries(self) -> list[OomRetry]:
+        """See `ModelRole`."""
+        return self.wrapped.pop_oom_retries()
+
+
+class TimedRewardLearner(TimedRewardModel, RewardLearner):
+    """Reward model that times scores and updates."""
+
+    def __init__(self, learner: RewardLearner, clock: Clock) -> None:
+        super().__init__(learner, clock)
+        self.learner = learner
+
+    def update(self, batch: Rollouts, lr: float) -> Metrics:
+        """See `RewardLearner`."""
+        with self.clock.phase("update_reward_model"):
+            return self.learner.update(batch, lr)
+
+    def set_scale(self, mean: float, std: float) -> None:
+        """See `RewardLearner`."""
+        self.learner.set_scale(mean, std)
+
+    def save(self, folder: Path) -> None:
+        """See `LearningRole`."""
+        self.learner.save(folder)
+
+    def state_bytes(self) -> int:
+        """See `LearningRole`."""
+        return self.learner.state_bytes()
+
+    def load(self, folder: Path) -> None:
+        """See `LearningRole`."""
+        self.learner.load(folder)
+
+    def export(self, folder: Path) -> None:
+        """See `ExportingRole`."""
+        self.learner.export(folder)

@@ -13,8 +13,8 @@ from rlctl.runtime.batch import Ragged, Rollouts
 from rlctl.runtime.budget import Budget
 from rlctl.runtime.model.load import Kind, load_model, master_dtype
 from rlctl.runtime.model.lora import add_adapters
-from rlctl.runtime.model.reward_model import MEAN, STD
 from rlctl.runtime.model.reward_model import RewardModel as Model
+from rlctl.runtime.model.reward_model import write_scale
 from rlctl.runtime.model.sequences import Sequences
 from rlctl.runtime.rank_info import RankInfo
 from rlctl.runtime.roles import RewardLearner, RewardModel
@@ -84,8 +84,7 @@ class RewardLearnerWorker(ExportingWorker, RewardLearner):
     @dispatch(Dispatch.BROADCAST)
     def set_scale(self, mean: float, std: float) -> None:
         """See `RewardLearner`."""
-        setattr(self.model.hf.config, MEAN, mean)
-        setattr(self.model.hf.config, STD, std)
+        write_scale(self.model.hf.config, mean, std)
 
 
 def _build(
