@@ -41,6 +41,7 @@ class Episode:
 
     `outcome` is why: done (the environment, or a turn without calls), stop (of a single turn),
     length, max_turns, or the kind of a failure. `error` is the text of a failure, None otherwise.
+    `opening` replaces the messages of the row's prompt where the environment changed them.
     `score` is the environment's, None if reward functions score the text.
     """
 
@@ -52,12 +53,16 @@ class Episode:
     components: Mapping[str, float] = field(default_factory=dict)
     error: str | None = None
     num_retokenized: int = 0  # tokens that the engine did not see as they are trained on
+    opening: Sequence[Message] = ()
 
     @classmethod
     def from_dict(cls, fields: Mapping[str, Any]) -> Self:
         """Build an episode from `asdict` of one; raise TypeError for missing or unknown fields."""
         parts = {
-            "messages": tuple(Message(**each) for each in fields.get("messages", ())),
+            **{
+                name: tuple(Message(**each) for each in fields.get(name, ()))
+                for name in ("messages", "opening")
+            },
             "uses": tuple(Use(**each) for each in fields.get("uses", ())),
         }
         return cls(**{**fields, **parts})

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -98,7 +100,7 @@ def test_arithmetic_pairs_are_a_right_and_a_wrong_solution() -> None:
     assert {split: len(rows) for split, rows in splits.items()} == {"train": 200, "val": 50}
     rows = splits["train"] + splits["val"]
     assert len({row.prompt[0]["content"] for row in rows}) == 250
-    early = 0
+    differences: Counter[int] = Counter()
     for row in rows:
         chosen, rejected = row.extra_info["chosen"], row.extra_info["rejected"]
         scores = [
@@ -106,8 +108,12 @@ def test_arithmetic_pairs_are_a_right_and_a_wrong_solution() -> None:
             for text in (chosen, rejected)
         ]
         assert scores == [1.0, 0.0]
-        early += rejected.count("=") < chosen.count("=")
-    assert 50 < early < 120
+        differences[rejected.count("=") - chosen.count("=")] += 1
+        assert all(int(number) > 0 for number in re.findall(r"-?\d+", rejected))
+    assert set(differences) == {-1, 0, 1}
+    assert 90 < differences[-1] < 130, "too short"
+    assert 90 < differences[1] < 130, "too long: the length alone does not tell"
+    assert 10 < differences[0] < 40, "a wrong result"
     assert splits == preferences(PreferencesParams(source="arithmetic", train=200, val=50))
 
 

@@ -10,14 +10,21 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
+from typer.testing import CliRunner
 
 from rlctl import api
+from rlctl.cli.commands import reward
 from rlctl.data_prep.arithmetic_pairs import arithmetic_pairs
-from rlctl.data_prep.rows import write_rows
-from rlctl.errors import ConfigError, RlctlError
+from rlctl.data_prep.rows import read_rows, write_rows
+from rlctl.errors import ConfigError, RlctlError, UsageError
 from rlctl.recipes.compose import compose
+from rlctl.runs.store import RunStore
+from rlctl.runtime.checkpoint.export import export, rebuild
 from rlctl.runtime.planning.plan import make_plan
 from tests.models import write_tiny_model
+
+CHOSEN_AND_REJECTED = ("chosen_response", "rejected_response")
 
 
 @pytest.fixture(scope="module")
@@ -84,6 +91,8 @@ def test_training_reports_pairs_and_exports_a_classifier(root: Path) -> None:
     for row in rows:
         assert row["reward_model/pair_loss"] == pytest.approx(row["reward_model/loss"], rel=1e-4)
         assert 0 <= row["reward_model/accuracy"] <= 1
+        for phase in ("rm_scores", "update_rm"):
+            assert 0 < row[f"timing_s/{phase}"] < row["timing_s/step"]
     config = json.loads((run / "checkpoints/step_000003/huggingface/config.json").read_text())
     assert config["architectures"] == ["Qwen2ForSequenceClassification"]
     assert config["reward_std"] > 0
@@ -112,6 +121,8 @@ def test_policy_learns_from_the_model_and_shows_the_rule(root: Path) -> None:
     for row in rows:
         assert row["reward/rule/mean"] == 0.0
         assert row["reward/reward_model/mean"] != row["critic/score/mean"]
+        assert row["timing_s/rm_scores"] > 0
+        assert row["timing_s/reward"] > 0
     assert rows[0]["critic/score/mean"] == pytest.approx(0, abs=1e-5)  # normalized
     state = json.loads((run / "checkpoints/step_000001/state.json").read_text())
     assert state["reward"]["count"] == 4
@@ -121,6 +132,98 @@ def test_policy_learns_from_the_model_and_shows_the_rule(root: Path) -> None:
     expected = weights(run, 2)
     for name, value in weights(half, 2).items():
         assert torch.equal(value, expected[name]), name
+
+
+def scores_of_transformers(folder: Path, chats: list[list[dict[str, str]]]) -> list[float]:
+    model = AutoModelForSequenceClassification.from_pretrained(folder, use_safetensors=True)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    with torch.no_grad():
+        return [
+            model(
+                **tokenizer.apply_chat_template(chat, return_tensors="pt", return_dict=True)
+            ).logits.item()
+            for chat in chats
+        ]
+
+
+def test_an_exported_model_gives_the_scores_of_the_run(root: Path, tmp_path: Path) -> None:
+    run = RunStore.at(root / "runs").find("p/rm")
+    assert export(run, None, tmp_path / "rm") == 3
+    assert not list((tmp_path / "rm").glob("*.bin"))
+    assert "pipeline_tag: text-classification" in (tmp_path / "rm/README.md").read_text()
+    chats = [
+        [*row.prompt, {"role": "assistant", "content": row.extra_info["chosen"]}]
+        for row in read_rows(root / "val.parquet")
+    ]
+    scores = scores_of_transformers(tmp_path / "rm", chats)
+    tested = reward_test(root, "--model", str(tmp_path / "rm"))
+    assert [each["chosen"] for each in tested["pairs"]] == pytest.approx(scores, abs=1e-5)
+    again = reward_test(root, "--model", "rm", f"trainer.run_dir={root}/runs")
+    assert again == tested
+
+    checkpoint = tmp_path / "p/rm/checkpoints/step_000003"
+    shutil.copytree(run.path, tmp_path / "p/rm")
+    shutil.rmtree(checkpoint / "huggingface")
+    rebuild(tmp_path / "p/rm", checkpoint, tmp_path / "rebuilt")
+    assert scores_of_transformers(tmp_path / "rebuilt", chats) == scores
+    names = ("reward_mean", "reward_std")
+    configs = [
+        json.loads((tmp_path / each / "config.json").read_text()) for each in ("rm", "rebuilt")
+    ]
+    assert [configs[0][name] for name in names] == [configs[1][name] for name in names]
+
+
+def test_a_run_is_evaluated_on_its_pairs(root: Path) -> None:
+    run = root / "runs/p/rm"
+    (last,) = (row for row in rows_of(run) if row["step"] == 3)
+    found = api.evaluate("p/rm", root=root / "runs").metrics
+    assert found == {name: pytest.approx(last[name], abs=1e-6) for name in found}
+    with pytest.raises(UsageError, match="generates no responses"):
+        api.generate("p/rm", ["hello"], root=root / "runs")
+
+
+def reward_test(root: Path, *arguments: str) -> dict[str, Any]:
+    result = CliRunner().invoke(
+        reward.app, ["test", "--data", str(root / "val.parquet"), *arguments, "--json"]
+    )
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)
+
+
+def test_a_model_scores_pairs_and_responses_alone(root: Path, tmp_path: Path) -> None:
+    model = ("--model", str(root / "runs/p/rm"))
+    pairs = reward_test(root, *model)
+    (last,) = (row for row in rows_of(root / "runs/p/rm") if row["step"] == 3)
+    assert pairs["accuracy"] == last["val-core/rlctl/arithmetic/acc/mean@1"]
+    assert pairs["margin"] == pytest.approx(last["val-aux/rlctl/arithmetic/margin"], abs=1e-5)
+    responses = tmp_path / "responses.jsonl"
+    texts = [each[name] for each in pairs["pairs"] for name in CHOSEN_AND_REJECTED]
+    responses.write_text("\n".join(json.dumps(text) for text in texts))
+    scored = reward_test(root, "--responses", str(responses), *model)
+    assert [each["score"] for each in scored["answers"]] == [
+        each[name] for each in pairs["pairs"] for name in ("chosen", "rejected")
+    ]
+    short = reward_test(root, *model, "reward.reward_model.max_length=8")
+    assert short["pairs"] != pairs["pairs"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "the responses are missing"),
+        (["--model", "/none"], "/none"),
+        (["--model", "x", "--reward", "gsm8k"], "cannot be combined"),
+        (["--model", "MODEL", "data.chosen_key=extra_info.best"], "no field 'extra_info.best'"),
+    ],
+)
+def test_wrong_calls_of_reward_test(root: Path, arguments: list[str], message: str) -> None:
+    run = str(root / "runs/p/rm")
+    arguments = [run if each == "MODEL" else each for each in arguments]
+    result = CliRunner().invoke(
+        reward.app, ["test", "--data", str(root / "val.parquet"), *arguments]
+    )
+    assert isinstance(result.exception, RlctlError)
+    assert message in str(result.exception)
 
 
 def problems(root: Path, recipe: str, *overrides: str) -> str:

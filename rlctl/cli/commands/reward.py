@@ -100,22 +100,22 @@ def try_reward(
     a reward model, or with --model, the model scores alone and prints its raw scores.
     """
     from rlctl.cli.console import notice, print_json
+    from rlctl.cli.model_scores import score_pairs, score_responses
     from rlctl.cli.views.reward import print_scores
     from rlctl.data_prep.rows import read_rows
 
     _require_files(data, responses)
     config = _compose(recipe, function, model, overrides or [])
-    has_model = config.reward.reward_model.enable
     prompts = read_rows(
         data, prompt_key=config.data.prompt_key, reward_fn_key=config.data.reward_fn_key
     )
     if responses is None:
-        _score_pairs(config, prompts, data, as_json)
+        score_pairs(config, prompts, data, as_json)
         return
     texts = _texts(responses.expanduser())
     rows = _repeat_rows(prompts, len(texts), responses)
-    if has_model:
-        report = _model_report(config, rows, texts)
+    if config.reward.reward_model.enable:
+        report = score_responses(config, rows, texts)
     else:
         report = _score(config, rows, texts, len(texts) // len(prompts))
     scored = [_entry(i, row, texts[i], report) for i, row in enumerate(rows)]
@@ -129,67 +129,6 @@ def try_reward(
         f"{len(scored)} responses, mean score {mean:.4g}, "
         f"{report.num_errors} errors, {report.num_timeouts} timeouts"
     )
-
-
-def _score_pairs(config: Config, rows: Sequence[PromptRow], data: Path, as_json: bool) -> None:
-    """Score both responses of each pair with the reward model, and print the scores."""
-    from rlctl.cli.console import notice, print_json
-    from rlctl.cli.views.reward import print_pairs
-    from rlctl.errors import ConfigError, UsageError
-
-    if not config.reward.reward_model.enable:
-        raise UsageError(
-            "the responses are missing",
-            hint="--responses FILE; only a reward model (--model RUN|DIR) scores the pairs of rows",
-        )
-    from rlctl.runtime.score import pair_summary, pair_texts
-
-    try:
-        texts = pair_texts(config.data, rows)
-    except ConfigError as error:
-        raise UsageError(
-            f"no responses are given, and {error.problems[0].message}",
-            where=str(data),
-            hint="--responses FILE, or rows of `rlctl prep preferences`",
-        ) from error
-    report = _model_report(config, [row for row in rows for _ in range(2)], texts)
-    pairs = [
-        {
-            "pair": index,
-            "chosen": chosen.score,
-            "rejected": rejected.score,
-            "error": chosen.error or rejected.error,
-            "chosen_response": texts[2 * index],
-            "rejected_response": texts[2 * index + 1],
-        }
-        for index, (chosen, rejected) in enumerate(
-            zip(report.results[::2], report.results[1::2], strict=True)
-        )
-    ]
-    summary = pair_summary(report)
-    if as_json:
-        print_json({**summary, "num_errors": report.num_errors, "pairs": pairs})
-        return
-    print_pairs(pairs)
-    notice(
-        f"{len(pairs)} pairs, accuracy {summary['accuracy']:.1%}, margin {summary['margin']:.4g}, "
-        f"calibration error {summary['ece']:.4g}, {report.num_errors} errors"
-    )
-
-
-def _model_report(config: Config, rows: list[PromptRow], texts: list[str]) -> RewardReport:
-    """Score all responses with the reward model, with progress on a terminal."""
-    from rlctl.cli.console import stderr
-    from rlctl.runtime.planning.evaluation import with_models
-    from rlctl.runtime.score import model_report
-
-    with stderr().status("loading the reward model") as status:
-        return model_report(
-            with_models(config),
-            rows,
-            texts,
-            lambda done: status.update(f"scored {done} of {len(rows)} responses"),
-        )
 
 
 def _require_files(*files: Path | None) -> None:

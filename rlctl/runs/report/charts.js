@@ -48,8 +48,8 @@ const SECTIONS = [
 ];
 // Phases of a step in order: timing name, label, colour.
 const PHASES = [
-  ["gen", "rollout", "#3b7dd8"], ["reward", "reward", "#e3a93c"], ["reward_model", "reward model", "#c98a2b"],
-  ["update_reward_model", "reward model update", "#b5652a"], ["old_log_prob", "log-probs", "#7fb2e5"], ["ref", "reference", "#9a7fd1"],
+  ["gen", "rollout", "#3b7dd8"], ["reward", "reward", "#e3a93c"], ["rm_scores", "reward model", "#c98a2b"],
+  ["update_rm", "reward model update", "#b5652a"], ["old_log_prob", "log-probs", "#7fb2e5"], ["ref", "reference", "#9a7fd1"],
   ["values", "values", "#c79ad6"], ["adv", "controller", "#8d939e"], ["update_critic", "critic update", "#d1735b"],
   ["update_actor", "actor update", "#2a9d6f"], ["update_weights", "weights", "#7ccfae"], ["testing", "validation", "#b9bdc6"],
   ["save_checkpoint", "checkpoint", "#6b6f78"],

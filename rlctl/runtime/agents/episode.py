@@ -111,6 +111,7 @@ class EpisodeRun:
         self.finish = "stop"
         self._single_turn = row["agent_name"] == SINGLE_TURN
         self._messages: list[Message] = []
+        self._opening: tuple[Message, ...] = ()
         self._uses: list[Use] = []
         self._num_calls = 0
         self._environment: RemoteEnvironment | None = None
@@ -156,6 +157,7 @@ class EpisodeRun:
             components,
             error,
             sum(each.tokens.num_retokenized() for each in self.samples),
+            self._opening,
         )
 
     @property
@@ -202,6 +204,11 @@ class EpisodeRun:
         environment = await settings.environments.open(self.row, str(next_key()))
         self._environment = environment
         messages = opening(list(self.row["prompt"]), environment.messages)
+        if environment.messages is not None:
+            self._opening = tuple(
+                Message(each["role"], str(each.get("content") or ""), trained=False)
+                for each in messages
+            )
         ids = settings.bridge.prompt_ids(messages, environment.tools)
         if len(ids) > settings.max_prompt_length:
             raise EnvironmentFailed(

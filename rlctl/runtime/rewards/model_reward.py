@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,6 +22,7 @@ from rlctl.runtime.rewards.normalization import Scale, running_scale
 from rlctl.runtime.rewards.role import RULE, RuleReward
 from rlctl.runtime.roles import Reward, RewardModel
 from rlctl.storage import local
+from rlctl.tracking.episodes import Message
 
 LOG = logging.getLogger(__name__)
 
@@ -100,11 +102,11 @@ class ModelReward(Reward):
         scaled[index] = self.scale.normalize(raw[index])
         return scaled
 
-    def _chats(self, rollouts: Rollouts) -> list[list[dict[str, Any]]]:
+    def _chats(self, rollouts: Rollouts) -> list[Chat]:
         """Return the messages of prompt and response of each row."""
         if rollouts.episodes:
             return [
-                [*row.prompt, *({"role": m.role, "content": m.text} for m in episode.messages)]
+                [*(_chat(episode.opening) or row.prompt), *_chat(episode.messages)]
                 for row, episode in zip(rollouts.rows, rollouts.episodes, strict=True)
             ]
         texts = self.tokenizer.batch_decode(
@@ -132,6 +134,10 @@ class ModelReward(Reward):
         """See `Reward`."""
         if self.scale is not None:
             self.scale.load_state_dict(state)
+
+
+def _chat(messages: Sequence[Message]) -> Chat:
+    return [{"role": each.role, "content": each.text} for each in messages]
 
 
 def _scale_of(model: schema.Model) -> Scale:

@@ -13,7 +13,7 @@ from rlctl.runtime.workers.dispatch import split
 _PER_RESPONSE_TOKEN = ("gen",)
 _PER_TOKEN = (
     *("ref", "values", "adv", "update_critic", "update_actor"),
-    *("reward_model", "update_reward_model"),
+    *("rm_scores", "update_rm"),
 )
 
 

@@ -148,7 +148,7 @@ class TimedRewardModel(RewardModel):
 
     def compute_rewards(self, batch: Rollouts) -> Ragged:
         """See `RewardModel`."""
-        with self.clock.phase("reward_model"):
+        with self.clock.phase("rm_scores"):
             return self.wrapped.compute_rewards(batch)
 
     def pop_oom_retries(self) -> list[OomRetry]:
@@ -165,7 +165,7 @@ class TimedRewardLearner(TimedRewardModel, RewardLearner):
 
     def update(self, batch: Rollouts, lr: float) -> Metrics:
         """See `RewardLearner`."""
-        with self.clock.phase("update_reward_model"):
+        with self.clock.phase("update_rm"):
             return self.learner.update(batch, lr)
 
     def set_scale(self, mean: float, std: float) -> None:

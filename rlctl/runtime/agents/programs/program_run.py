@@ -209,12 +209,14 @@ class ProgramRun(EpisodeRun):
 
     def _record_messages(self, fresh: list[Message], num_ids: int) -> None:
         """Keep messages of the program, which have `num_ids` tokens."""
-        if not self._messages:
-            return  # a transcript begins after its prompt
-        self._messages += [
+        messages = [
             episodes.Message(each["role"], each["content"], False, name=each.get("name"))
             for each in fresh
         ]
+        if not self._messages:
+            self._opening = tuple(messages)  # a transcript begins after its prompt
+            return
+        self._messages += messages
         self._count_reply(fresh, num_ids)
 
     def _record(
