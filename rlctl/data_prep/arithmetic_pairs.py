@@ -1,28 +1,35 @@
 """Wrong solutions of the arithmetic problems, as the rejected half of preference pairs.
 
-They have the mistakes that the quickstart's model makes: of 257 wrong responses sampled at
-temperature 1, 224 stop early and 23 of the right length have a wrong result. Solutions with a step
-too many are added, so that "longer is better" does not describe the preferences.
+The quickstart's model stops early in 224 of 257 wrong responses, sampled at temperature 1; 23 of
+the right length have a wrong result. In `miscounted_solution`, too, wrong results are rare, and
+others have a step too many, so that "longer is better" does not describe the preferences.
 """
 
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 
 from rlctl.data_prep.arithmetic import LEVELS, generate
 from rlctl.data_prep.rows import PromptRow
 
 _LEVEL = 2
-_SLIP_SHARE = 0.1
+_SLIP_SHARE = 0.1  # of miscounted solutions
 _SLIPS = (-10, -2, -1, 1, 2, 10)
 _OPERATORS = {"+": int.__add__, "-": int.__sub__, "*": int.__mul__}
 
 
-def arithmetic_pairs(num_train: int, num_val: int, seed: int) -> dict[str, list[PromptRow]]:
+def arithmetic_pairs(
+    num_train: int, num_val: int, seed: int, *, miscounted: bool = False
+) -> dict[str, list[PromptRow]]:
     """Return rows with the right solution in `chosen` and a wrong one in `rejected`.
 
-    The splits share no question. The same seed makes the same rows.
+    The splits share no question. The same seed makes the same rows. The wrong ones are those of
+    `miscounted_solution` if `miscounted`, else those of `wrong_solution`.
     """
+    make: Callable[[str, random.Random], str] = (
+        miscounted_solution if miscounted else wrong_solution
+    )
     rows = generate(num_train + num_val, seed=seed, level=_LEVEL, careless=0.0, split="train")
     rng = random.Random(f"pairs-{seed}")
     for index, row in enumerate(rows):
@@ -30,12 +37,26 @@ def arithmetic_pairs(num_train: int, num_val: int, seed: int) -> dict[str, list[
         row.extra_info.update(
             split="train" if index < num_train else "val",
             chosen=chosen,
-            rejected=wrong_solution(chosen, rng),
+            rejected=make(chosen, rng),
         )
     return {"train": rows[:num_train], "val": rows[num_train:]}
 
 
 def wrong_solution(solution: str, rng: random.Random) -> str:
+    """Return a solution that stops one equation early, or that has a wrong result in one.
+
+    The equations after a wrong result continue with it, so its final result is wrong too.
+    """
+    *equations, _ = solution.split(" ; ")
+    if len(equations) > 1 and rng.random() < 0.5:
+        return _solution(equations[:-1])
+    place = rng.randrange(len(equations))
+    slips = _slips(equations[place])
+    rng.shuffle(slips)
+    return _with_result(equations, place, slips[0])
+
+
+def miscounted_solution(solution: str, rng: random.Random) -> str:
     """Return a solution with an equation too few or too many, or with a wrong result in one.
 
     One in ten has a wrong result, with which the equations after it continue. Of the others, those
@@ -47,9 +68,7 @@ def wrong_solution(solution: str, rng: random.Random) -> str:
             return _solution(equations[:-1])
         return _solution([*equations, rng.choice(_more(equations))])
     place = rng.randrange(len(equations))
-    right = _result(equations[place])
-    slips = [right + slip for slip in _SLIPS if right + slip > 0]
-    return _with_result(equations, place, rng.choice(slips))
+    return _with_result(equations, place, rng.choice(_slips(equations[place])))
 
 
 def _more(equations: list[str]) -> list[str]:
@@ -66,6 +85,11 @@ def _more(equations: list[str]) -> list[str]:
     }
     limit = LEVELS[_LEVEL].largest
     return [f"{left} = {result}" for left, result in results.items() if 1 <= result <= limit]
+
+
+def _slips(equation: str) -> list[int]:
+    """Return wrong results of an equation."""
+    return [_result(equation) + slip for slip in _SLIPS if _result(equation) + slip > 0]
 
 
 def _with_result(equations: list[str], place: int, value: int) -> str:

@@ -1,13 +1,16 @@
-"""Rollout engines in their own pool: the same run, which survives crashes of its engines."""
+"""Engines and reward model in pools of their own: the same run, which survives lost engines."""
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
 import time
 from pathlib import Path
 
 import pytest
+import torch
+from transformers import AutoModelForSequenceClassification
 
 from rlctl.__main__ import main
 from tests.e2e.command import metrics, rlctl, start, wait_for_steps, with_marker
@@ -40,12 +43,22 @@ class Engine(HFEngine):
 """
 
 
+def write_classifier(source: Path, target: Path) -> None:
+    """Write the language model `source` as a reward model with a random head."""
+    shutil.copytree(source, target)
+    torch.manual_seed(0)
+    AutoModelForSequenceClassification.from_pretrained(source, num_labels=1).save_pretrained(target)
+
+
 @pytest.mark.slow
 def test_run_with_a_killed_engine_equals_a_colocated_run(
-    settings: list[str], tmp_path: Path
+    settings: list[str], shelf: Path, tmp_path: Path
 ) -> None:
+    write_classifier(shelf / "model", tmp_path / "rm")
     settings = [
         *settings,
+        *("reward.reward_model.enable=true", "reward.reward_model.rule_weight=1"),
+        f"reward.reward_model.model.path={tmp_path}/rm",
         "actor_rollout_ref.rollout.n=2",
         "trainer.total_training_steps=3",
         "trainer.test_freq=3",
@@ -59,7 +72,8 @@ def test_run_with_a_killed_engine_equals_a_colocated_run(
         "--name",
         "apart",
         *settings,
-        *SEPARATE,
+        *("trainer.placement.rollout=engines", "trainer.placement.reward=scores"),
+        "trainer.placement.pools={engines: 2, scores: 1}",
         "actor_rollout_ref.rollout.name=mortal:Engine",
         cwd=tmp_path,
     )
@@ -75,6 +89,7 @@ def test_run_with_a_killed_engine_equals_a_colocated_run(
         ):
             assert other[name] == pytest.approx(one[name], rel=1e-3, abs=1e-5), name
     assert all(row["training/rollout_probs_diff_max"] < 1e-4 for row in apart[1:])
+    assert all(row["reward/reward_model/mean"] for row in apart[1:])
     kinds = [
         json.loads(line)["kind"]
         for line in (runs / "apart" / "events.jsonl").read_text().splitlines()

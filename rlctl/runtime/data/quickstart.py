@@ -21,6 +21,7 @@ _DATA: dict[str, Callable[[], dict[str, list[PromptRow]]]] = {
     NAME: lambda: arithmetic(ArithmeticParams()),
     "quickstart-tools": lambda: arithmetic(ArithmeticParams(val=128, level=4, tools="calculator")),
     "quickstart-preferences": lambda: arithmetic_pairs(4096, 256, seed=0),
+    "quickstart-miscounts": lambda: arithmetic_pairs(4096, 256, seed=0, miscounted=True),
     "quickstart-gridworld": lambda: gridworld(GridworldParams()),
 }
 
