@@ -12,6 +12,7 @@ from typing import Any
 from rlctl.recipes.layers import Layers
 from rlctl.recipes.roles import ACTOR, CRITIC, REFERENCE, REWARD_MODEL, ROLLOUT
 from rlctl.recipes.slots import lookup
+from rlctl.recipes.verl.translate import written
 
 _ACTOR, _ROLLOUT, _REF = ACTOR.section, ROLLOUT.section, REFERENCE.section
 _SWITCH = f"{_ACTOR}.use_dynamic_bsz"
@@ -67,14 +68,26 @@ def apply_implied(layers: Layers) -> list[str]:
     ]
     for key, parts in layers.verl.paths.items():
         names = [parts] if isinstance(parts, str) else list(parts or ())
-        layers.imply(key, ".".join([lookup(layers.tree, key), *map(str, names)]), key)
+        _imply(key, ".".join([lookup(layers.tree, key), *map(str, names)]), key, layers)
     for rule in found:
-        layers.imply(rule.switch, False, rule.key)
-    return [
+        _imply(rule.switch, False, rule.key, layers)
+    combined = layers.verl.combined(
+        lambda key: lookup(layers.tree, key), lambda key: _is_set(key, layers)
+    )
+    for key, (value, where) in combined.items():
+        layers.imply(key, value, where, 3 if where.startswith("override ") else 2)
+    meant = [f"{key}={written(value)}" for key, (value, _) in combined.items()]
+    return [f"verl's settings mean {', '.join(meant)}"] * bool(meant) + [
         f"{rule.key}={lookup(layers.tree, rule.key)} {rule.reason}, as in verl: "
         f"{rule.switch} is now false"
         for rule in found
     ]
+
+
+def _imply(name: str, value: Any, cause: str, layers: Layers) -> None:
+    """Set `name` at the place of the key `cause`."""
+    origin = layers.origins[cause][-1]
+    layers.imply(name, value, origin.where, origin.level)
 
 
 def _is_set(key: str, layers: Layers) -> bool:

@@ -121,15 +121,14 @@ class Layers:
         self.faulty.add(name)
         self.problems.append(Problem(message, where, hint))
 
-    def imply(self, name: str, value: Any, cause: str) -> None:
-        """Set `name`, which the setting of the key `cause` implies, at the place of `cause`."""
+    def imply(self, name: str, value: Any, where: str, level: Level) -> None:
+        """Set `name`, which a setting of another key at `where` implies."""
         node = self.tree
         *sections, leaf = name.split(".")
         for section in sections:
             node = node[section]
         node[leaf] = value
-        origin = self.origins[cause][-1]
-        self.origins[name].append(Origin(value, origin.where, origin.level))
+        self.origins.setdefault(name, []).append(Origin(value, where, level))
 
     def remove(self, path: tuple[str, ...], container: dict[str, Any]) -> None:
         """Remove a value and the values below it from `container` and from the origins."""

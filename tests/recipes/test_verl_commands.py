@@ -281,6 +281,78 @@ def test_distillation_needs_its_algorithm() -> None:
     assert "rlctl train distill" in (caught.value.problems[0].hint or "")
 
 
+# The settings of fully_async_policy/shell/dapo_7b_math_fsdp2_4_4.sh at 3231c35, without staleness.
+FULLY_ASYNC = """
+data.train_batch_size=0 data.gen_batch_size=1 actor_rollout_ref.hybrid_engine=False
+actor_rollout_ref.actor.ppo_mini_batch_size=32 trainer.nnodes=1 trainer.n_gpus_per_node=4
+rollout.nnodes=1 rollout.n_gpus_per_node=4 rollout.total_rollout_steps=51200 rollout.test_freq=10
+async_training.staleness_threshold=0 async_training.trigger_parameter_sync_step=4
+async_training.require_batches=4 async_training.partial_rollout=True
+async_training.use_rollout_log_probs=True async_training.use_trainer_do_validate=False
+"""
+ASYNC = "async_training"
+
+
+@pytest.mark.parametrize(
+    ("changes", "staleness"),
+    [([], 0), ([f"{ASYNC}.staleness_threshold=1", f"{ASYNC}.partial_rollout=False"], 1)],
+)
+def test_asynchronous_training_is_translated(changes: list[str], staleness: int) -> None:
+    config = compose("ppo_trainer", [*_ASYNC_DATA, *FULLY_ASYNC.split(), *changes]).config
+    trainer, placement = config.trainer, config.trainer.placement
+    assert config.async_training.max_staleness == staleness
+    assert config.data.train_batch_size == 4 * 4 * 32
+    assert config.data.gen_batch_size is None
+    assert (trainer.total_training_steps, trainer.test_freq) == (51200 // 512, 10)
+    assert (trainer.n_gpus_per_node, placement.rollout) == (8, "rollout")
+    assert placement.pools == {"main": 4, "rollout": 4}
+    assert config.algorithm.rollout_correction.bypass_mode is True
+
+
+_ASYNC_DATA = ["data.train_files=[t.parquet]", "actor_rollout_ref.model.path=m"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message", "works"),
+    [
+        ([f"{ASYNC}.staleness_threshold=0.5"], "staleness_threshold=0.5)", "=1 with"),
+        ([f"{ASYNC}.require_batches=1"], "staleness_threshold is not set", "=0 trains"),
+        (
+            [f"{ASYNC}.staleness_threshold=1"],
+            "partial_rollout is not set; verl's default is true",
+            "partial_rollout=false",
+        ),
+        (
+            [f"{ASYNC}.staleness_threshold=0", "data.train_batch_size=256"],
+            "data.train_batch_size=256 differs",
+            "data.train_batch_size=1024",
+        ),
+        ([f"{ASYNC}.compute_prox_log_prob=true"], "is not supported", "rollout_is=token"),
+        (
+            ["rollout.nnodes=2", "rollout.n_gpus_per_node=1"],
+            "rollout.nnodes=2 differs",
+            "all nodes",
+        ),
+        ([f"{ROLLOUT}.nnodes=1"], f"{ROLLOUT}.n_gpus_per_node is not set", "NUMBER"),
+        (["trainer.v1.trainer_mode=separate_async"], "separate_async", "max_staleness=1"),
+        (["trainer.v1.sampler.custom_sampler.path=a.py"], "dataset classes", "data.sampler"),
+        (["rollout.n=4"], "rollout.n=4 differs", "remove it"),
+    ],
+)
+def test_asynchronous_training_that_differs_is_refused(
+    settings: list[str], message: str, works: str
+) -> None:
+    problem = only(*_ASYNC_DATA, *settings, recipe="ppo_trainer")
+    assert message in problem.message
+    assert works in (problem.hint or "")
+
+
+def test_pool_of_engines_that_verl_does_not_create_has_no_effect() -> None:
+    recipe = compose("ppo", [f"{ROLLOUT}.n_gpus_per_node=2", "trainer.v1.trainer_mode=sync"])
+    assert [each.key for each in recipe.unused] == [f"{ROLLOUT}.n_gpus_per_node"]
+    assert recipe.config.trainer.placement.rollout is None
+
+
 def test_repeated_key_must_agree() -> None:
     same = "reward_model.reward_kwargs.max_resp_len"
     length = compose("ppo").config.data.max_response_length

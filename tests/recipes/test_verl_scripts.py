@@ -12,7 +12,7 @@ from rlctl.__main__ import main
 from rlctl.errors import ConfigError, NotFoundError
 from rlctl.recipes.compose import compose
 from rlctl.recipes.keys import schema_keys
-from rlctl.recipes.verl.config_names import recipe_of
+from rlctl.recipes.verl.config_names import recipe_of, settings_of
 from rlctl.recipes.verl.shell import Shell
 from rlctl.recipes.verl.translate import translate
 
@@ -67,6 +67,33 @@ def test_refused_keys_of_a_script_are_listed(
     assert main(["import", "verl", str(tmp_path / "run.sh")]) == 4
 
 
+ONE_STEP_OFF = """
+python3 -m verl.experimental.one_step_off_policy.main_ppo \\
+    --config-path=config --config-name=one_step_off_ppo_trainer.yaml \\
+    actor_rollout_ref.hybrid_engine=False trainer.nnodes=1 trainer.n_gpus_per_node=6 \\
+    rollout.nnodes=1 rollout.n_gpus_per_node=2 data.train_files=t actor_rollout_ref.model.path=m
+"""
+
+
+def test_one_step_off_script_becomes_a_recipe(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "run.sh").write_text(ONE_STEP_OFF)
+    recipe = tmp_path / "mine.yaml"
+    assert main(["import", "verl", str(tmp_path / "run.sh"), "-o", str(recipe)]) == 0
+    config = compose(recipe).config
+    assert config.async_training.max_staleness == 1
+    assert config.trainer.placement.pools == {"main": 6, "rollout": 2}
+    assert config.algorithm.rollout_correction.bypass_mode is True
+    fully = "python -m verl.experimental.fully_async_policy.fully_async_main rollout.test_freq=5"
+    (tmp_path / "run.sh").write_text(fully)
+    capsys.readouterr()
+    assert main(["import", "verl", str(tmp_path / "run.sh")]) == 3
+    shown = capsys.readouterr().out
+    assert "staleness_threshold=0.1)" in shown
+    assert "test_freq: 5" in shown
+
+
 def test_shell_reads_quotes_arrays_and_defaults() -> None:
     text = "A=(1 '2 3')\nA+=(x)\nf \"${A[@]}\" ${B:-$HOME} 'a $b' \"${C:-q}\"\\ z; g"
     assert Shell(text).read() == [
@@ -78,6 +105,11 @@ def test_shell_reads_quotes_arrays_and_defaults() -> None:
 def test_configuration_names(tmp_path: Path) -> None:
     assert recipe_of("ppo", "config", "ppo_trainer.yaml") == "ppo_trainer"
     assert recipe_of("sft", None, None) == "sft_trainer"
+    assert recipe_of("ppo", None, "one_step_off_ppo_trainer") == "ppo_trainer"
+    assert "async_training.max_staleness=1" in settings_of(
+        "one_step_off_ppo_trainer", "ppo_trainer"
+    )
+    assert settings_of("one_step_off_ppo_trainer", "own/one_step_off_ppo_trainer.yaml") == []
     (tmp_path / "megatron_mine.yaml").write_text("")
     assert recipe_of("ppo", str(tmp_path), "megatron_mine").endswith("megatron_mine.yaml")
     with pytest.raises(ConfigError, match="Megatron"):

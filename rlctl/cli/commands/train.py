@@ -139,7 +139,8 @@ def _add(verb: str, help: str) -> None:
             )
         announce("checking the configuration")
         if config_path is not None or config_name is not None:
-            recipe = _verls_recipe(verb, recipe, config_path, config_name)
+            recipe, defaults = _verls_recipe(verb, recipe, config_path, config_name)
+            overrides = [*defaults, *(overrides or [])]
         source = starting_recipe(verb, overrides or [], recipe)
         settings = [*(overrides or []), *_own_settings(name, logger)]
         limits = Limits(max_time, save_by, retries)
@@ -189,10 +190,12 @@ def starting_recipe(verb: str, overrides: list[str], recipe: str | None) -> str:
     return f"{verb}_trainer"
 
 
-def _verls_recipe(verb: str, recipe: str | None, path: str | None, name: str | None) -> str:
-    """Return the recipe that verl's `--config-path` and `--config-name` select."""
+def _verls_recipe(
+    verb: str, recipe: str | None, path: str | None, name: str | None
+) -> tuple[str, list[str]]:
+    """Return recipe and overrides that verl's `--config-path` and `--config-name` select."""
     from rlctl.cli.console import notice
-    from rlctl.recipes.verl.config_names import recipe_of
+    from rlctl.recipes.verl.config_names import recipe_of, settings_of
 
     if recipe is not None:
         raise UsageError(
@@ -200,8 +203,10 @@ def _verls_recipe(verb: str, recipe: str | None, path: str | None, name: str | N
             hint="leave out --recipe, or give the file to it: --recipe DIR/NAME.yaml",
         )
     found = recipe_of(verb, path, name)
-    notice(f"--config-name={name or 'ppo_trainer'}: starting from {found}")
-    return found
+    defaults = settings_of(name, found)
+    start = " ".join([found, *defaults])
+    notice(f"--config-name={name or 'ppo_trainer'}: starting from {start}")
+    return found, defaults
 
 
 def _compose(source: str, settings: list[str]) -> Recipe:

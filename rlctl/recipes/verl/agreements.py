@@ -49,7 +49,8 @@ AGREEMENTS: tuple[Agreement, ...] = (
     Agreement(f"{_ROLLOUT}.max_model_len", f"{_PROMPT} + {_RESPONSE}", _context, at_least=True),
     Agreement("{reward,reward_model}.reward_kwargs.max_resp_len", _RESPONSE, _key(_RESPONSE)),
     Agreement(
-        "{actor_rollout_ref.actor,actor_rollout_ref.ref,critic}.rollout_n",
+        "{actor_rollout_ref.actor.rollout_n,actor_rollout_ref.ref.rollout_n,critic.rollout_n,"
+        "rollout.n}",
         f"{_ROLLOUT}.n",
         _key(f"{_ROLLOUT}.n"),
     ),

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from rlctl.errors import ConfigError, NotFoundError, Problem
 from rlctl.recipes.verl import features as missing
+from rlctl.recipes.verl.asynchronous import CONFIGURATIONS
 from rlctl.recipes.verl.rules import Feature
 
 # verl's configuration names without a counterpart, by the words in them. The first match wins.
@@ -52,6 +53,8 @@ def recipe_of(verb: str, folder: str | None, name: str | None) -> str:
     if bare in _COMMANDS:
         raise ConfigError(f"{_given(name)} is not for training", hint=f"`{_COMMANDS[bare]}`")
     absent = f"there is no {stem}.yaml in {folder}" if folder else "no --config-path is given"
+    if verb != "sft" and bare in CONFIGURATIONS:
+        return base
     check_name(bare, f"{_given(name)}; {absent}")
     if bare in (_SFT if verb == "sft" else _PPO):
         return base
@@ -64,6 +67,13 @@ def recipe_of(verb: str, folder: str | None, name: str | None) -> str:
     raise NotFoundError(
         Problem(f"no configuration {stem!r}: {absent}", hint=f"verl's names here: {known}")
     )
+
+
+def settings_of(name: str | None, recipe: str) -> list[str]:
+    """Return the overrides of the base `recipe` with the values of verl's configuration `name`."""
+    stem = (name or "").removesuffix(".yaml").rpartition("/")[2]
+    is_base = recipe.endswith("_trainer")  # and not a file of the user
+    return list(CONFIGURATIONS.get(stem, ())) if is_base else []
 
 
 def check_name(name: str, where: str) -> None:

@@ -66,8 +66,6 @@ ROLLOUT: tuple[Rule, ...] = (
     needs(f"{_ROLLOUT}.{{over_sample_rate,partial_rollout}}", missing.OVER_SAMPLING, (0, *_OFF)),
     needs(f"{_ROLLOUT}.{{skip_rollout,skip.enable}}", missing.SKIPPED_ROLLOUTS, _OFF),
     depends(f"{_ROLLOUT}.{{skip_dump_dir,skip.*}}", "skipping rollouts is off"),
-    needs(f"{_ROLLOUT}.nnodes", missing.ASYNC, (None, 0)),
-    depends(f"{_ROLLOUT}.n_gpus_per_node", "trainer.placement.pools sets the devices of a pool"),
     needs(f"{_ROLLOUT}.disaggregation.enabled", missing.ASYNC, _OFF),
     depends(f"{_ROLLOUT}.disaggregation*", "disaggregated prefill is off"),
     depends(f"{_ROLLOUT}.mtp*", "multi-token prediction is off"),
@@ -213,8 +211,6 @@ REWARD: tuple[Rule, ...] = (
 
 TRAINER: tuple[Rule, ...] = (
     no_effect("{trainer.use_v1,trainer.use_legacy_worker_impl}", "rlctl has one trainer"),
-    needs("trainer.v1.trainer_mode", missing.ASYNC, (None, "sync")),
-    depends("trainer.v1*", "rlctl has one trainer"),
     only(
         "trainer.default_hdfs_dir",
         _EMPTY,
@@ -247,11 +243,6 @@ TRAINER: tuple[Rule, ...] = (
         "{skip.rollout,skip.async_rollout,skip.rollout_tq}.enable", missing.SKIPPED_ROLLOUTS, _OFF
     ),
     depends("skip.*", "skipping rollouts is off"),
-    needs(
-        "{async_training.{require_batches,trigger_parameter_sync_step,staleness_threshold,"
-        "partial_rollout,use_trainer_do_validate},rollout.*}",
-        missing.ASYNC,
-    ),
     needs(
         "{trainer.ref_update_freq,trainer.log_freq,algorithm.dpo_beta,algorithm.sppo_eta,"
         "actor_rollout_ref.actor.sppo_eta}",

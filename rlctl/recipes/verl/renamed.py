@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from rlctl.recipes.verl import distillation
+from rlctl.recipes.verl import asynchronous, distillation
 from rlctl.recipes.verl import features as missing
 from rlctl.recipes.verl.rules import Feature
 
@@ -16,6 +16,7 @@ _CORRECTION = "algorithm.rollout_correction"
 
 # (pattern, new key with \1 for the first group). The first match wins.
 MOVED: tuple[tuple[str, str], ...] = (
+    *asynchronous.MOVED,
     ("val_generations_to_log_to_wandb", "trainer.log_val_generations"),
     ("trainer.val_generations_to_log_to_wandb", "trainer.log_val_generations"),
     ("custom_reward_function*", r"reward.custom_reward_function\1"),

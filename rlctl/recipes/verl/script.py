@@ -15,12 +15,17 @@ from rlctl.recipes.layers import leaves, nested
 from rlctl.recipes.overrides import parse, plain
 from rlctl.recipes.slots import lookup
 from rlctl.recipes.suggestions import suggest_key
-from rlctl.recipes.verl.config_names import check_name, recipe_of
+from rlctl.recipes.verl.config_names import check_name, recipe_of, settings_of
 from rlctl.recipes.verl.settings import VerlSetting, VerlSettings
 from rlctl.recipes.verl.shell import Shell
 
-_MODULE = re.compile(r"(?:[\w.]+\.)?(?:main_\w+|\w*sft_trainer)\Z")
-_PLAIN = ("main_ppo", "main_dapo", "main_entropy")
+_MODULE = re.compile(r"(?:[\w.]+\.)?(?:main_\w+|\w*sft_trainer|async_main_ppo|fully_async_main)\Z")
+_PLAIN = ("main_ppo", "main_dapo", "main_entropy", "async_main_ppo", "fully_async_main")
+# Configurations that verl's modules start from without `--config-name`, by a part of their names.
+_DEFAULTS = {
+    "one_step_off": "one_step_off_ppo_trainer",
+    "fully_async": "fully_async_ppo_trainer",
+}
 
 
 @dataclass
@@ -62,9 +67,11 @@ def import_script(path: Path) -> Imported:
         raise ConfigError(f"{module} has a trainer of its own, which rlctl does not have")
     options, overrides = _options(args)
     base = f"{verb}_trainer"
+    default = next((name for words, name in _DEFAULTS.items() if words in module), None)
+    name = options.get("name", default)
     if options:
-        base = recipe_of(verb, options.get("path"), options.get("name"))
-    imported = _translate(str(path), verb, base, overrides)
+        base = recipe_of(verb, options.get("path"), name)
+    imported = _translate(str(path), verb, base, [*settings_of(name, base), *overrides])
     imported.unread = list(dict.fromkeys(shell.unread))
     return imported
 
@@ -123,7 +130,10 @@ def _translate(script: str, verb: str, base: str, overrides: list[str]) -> Impor
     for key, parts in verl.paths.items():
         names = [parts] if isinstance(parts, str) else list(parts or ())
         values[key] = ".".join([str(values.get(key, "")), *map(str, names)])
-    problems += verl.problems(_container(base, values))
+    container = _container(base, values)
+    combined = verl.combined(lambda key: lookup(container, key), values.__contains__)
+    values |= {key: value for key, (value, _) in combined.items()}
+    problems += verl.problems(container)
     return Imported(script, verb, base, values, verl.found, problems)
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from rlctl.errors import Problem
-from rlctl.recipes.verl import distillation
+from rlctl.recipes.verl import asynchronous, distillation
 from rlctl.recipes.verl.agreements import Agreement
 from rlctl.recipes.verl.rules import Feature
 from rlctl.recipes.verl.translate import Translation, translate, written
@@ -69,6 +70,20 @@ class VerlSettings:
             return result
         self.found.append(setting)
         return result
+
+    def combined(
+        self, look: Callable[[str], Any], is_set: Callable[[str], bool]
+    ) -> dict[str, tuple[Any, str]]:
+        """Return values and places by key of rlctl of the settings that are translated together.
+
+        `look` returns the value of a key of rlctl, and `is_set` is True if the user set it.
+        """
+        given = {each.key: (each.value, each.where) for each in self.found}
+        combination = asynchronous.combine(given, look, is_set)
+        self._problems += combination.problems
+        for key, reason in combination.unused.items():
+            self.add_unused(key, *given[key], reason)
+        return combination.values
 
     def add_unused(self, key: str, value: Any, where: str, reason: str) -> None:
         """Record a setting of a plug-in that is not selected."""

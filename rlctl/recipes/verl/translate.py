@@ -7,7 +7,7 @@ from functools import cache
 from typing import Any
 
 from rlctl.errors import Problem
-from rlctl.recipes.verl import distillation, dropped, dropped_rollout
+from rlctl.recipes.verl import asynchronous, distillation, dropped, dropped_rollout
 from rlctl.recipes.verl.agreements import AGREEMENTS, Agreement
 from rlctl.recipes.verl.renamed import (
     MOVED,
@@ -23,6 +23,7 @@ RULES = (
     *dropped.SHARDING,
     *dropped.TRAINING,
     *dropped.MODEL,
+    *asynchronous.RULES,
     *dropped_rollout.RULES,
     *distillation.RULES,
 )
@@ -62,6 +63,8 @@ def translate(key: str, value: Any, where: str, *, sft: bool = False) -> Transla
             return Translation(None, missing=words[value])
     if sft and moved in SFT_PATHS:
         return Translation(None, extends=SFT_PATHS[moved])
+    if key in asynchronous.COMBINED:
+        return Translation(None, renamed=f"{key} {asynchronous.COMBINED[key]}")
     agreement = next((each for each in AGREEMENTS if compiled(each.keys).match(moved)), None)
     if agreement is not None:
         reason = f"it is {agreement.expression}"
