@@ -174,7 +174,7 @@ class HFEngine:
 
         Waiting requests join before that, as far as `max_num_seqs` permits.
         """
-        if not self.num_open:
+        if not (self._running or self._waiting):
             return []
         if self._training is None:
             self._training = [module for module in self.model.modules() if module.training]
@@ -188,7 +188,7 @@ class HFEngine:
         for row, completion, saved in finished:
             if saved is not None:
                 self._parked.put(row.request, completion, saved)
-        if not self.num_open:
+        if not (self._running or self._waiting):
             self._end_batch()
         return [each.completion for each in finished]
 
@@ -219,6 +219,8 @@ class HFEngine:
         The responses to a prompt are split only if they exceed `max_num_seqs`. A few free slots
         stay empty until a quarter is free, because each prefill interrupts all running rows.
         """
+        if not self._waiting:
+            return []
         size = self.budget.size
         free = size - len(self._running)
         if self._running and free < min(self.num_open - len(self._running), size // 4):

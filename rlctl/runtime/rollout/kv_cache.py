@@ -149,7 +149,7 @@ class KVCache:
                 self.group_of_row, self.prompt_lengths, (num_kv, rep), query
             )
         if self._own is None:
-            self._own = OwnSlots.build(self.num_own, query)
+            self._own = OwnSlots.build(self.num_own, key, held.keys.shape[2])
         own = self._own
         num_groups, num_prompt = len(self.prompt_lengths), grid.bias.shape[2]
         own.write(held.keys, key)
@@ -164,10 +164,12 @@ class KVCache:
         prompt_scores = torch.baddbmm(grid.bias, in_grid, prompt_keys.transpose(1, 2))
         prompt_scores = prompt_scores.view(-1, num_prompt).index_select(0, grid.to_rows)
         per_kv = query.view(num_rows * num_kv, rep, size)
-        own_scores = torch.bmm(per_kv, own_keys.transpose(1, 2)).view(num_rows * num_heads, -1)
-        if own.bias is not None:
-            own_scores.view(num_rows, num_heads, -1).add_(own.bias)
-        scores = torch.cat([prompt_scores, own_scores], 1)
+        own_scores = (
+            torch.bmm(per_kv, own_keys.transpose(1, 2))
+            if own.bias is None
+            else torch.baddbmm(own.bias, per_kv, own_keys.transpose(1, 2))
+        )
+        scores = torch.cat([prompt_scores, own_scores.view(num_rows * num_heads, -1)], 1)
         weights = torch.softmax(scores, -1, dtype=torch.float32).to(query.dtype)  # (R·H, P + t)
         in_grid = weights.index_select(0, grid.to_grid)
         in_grid = in_grid.view(num_groups * num_kv, -1, weights.shape[1])

@@ -58,22 +58,27 @@ class OwnSlots:
     """Slots of the own tokens of one step: position of each row's new token, and the mask."""
 
     width: int  # own tokens of the longest row, including the new one
-    column: Tensor | None  # (R,) int64: slot of the new token; None: the last of `width` for all
-    bias: Tensor | None  # (R, 1, width): -inf after the new token; None if `column` is
+    slot: Tensor | None  # (R·K,) int64: of the new token; None: the last of `width` for all
+    bias: Tensor | None  # (R·K, 1, width): -inf after the new token; None if `slot` is
 
     @classmethod
-    def build(cls, num_own: Tensor, like: Tensor) -> OwnSlots:
-        """Build from the number of own tokens before the step (R,), with the dtype of `like`."""
-        width = int(num_own.max()) + 1
+    def build(cls, num_own: Tensor, like: Tensor, capacity: int) -> OwnSlots:
+        """Build from the number of own tokens before the step (R,), with the dtype of `like`.
+
+        `like` (R, K, D) are the new keys, and rows have slots for `capacity` own tokens.
+        """
+        width, num_kv = int(num_own.max()) + 1, like.shape[1]
         if bool((num_own == width - 1).all()):
             return cls(width, None, None)
         after = torch.arange(width) > num_own[:, None]
         bias = torch.zeros(after.shape).masked_fill_(after, -torch.inf)
-        return cls(width, num_own.to(like.device), bias[:, None].to(like))
+        rows_and_heads = torch.arange(len(num_own) * num_kv)
+        slot = rows_and_heads * capacity + num_own.repeat_interleave(num_kv)
+        return cls(width, slot.to(like.device), bias.repeat_interleave(num_kv, 0)[:, None].to(like))
 
     def write(self, held: Tensor, new: Tensor) -> None:
         """Write `new` (R, K, D) into the slots of `held` (≥ R, K, capacity, D)."""
-        if self.column is None:
+        if self.slot is None:
             held[: len(new), :, self.width - 1] = new
         else:
-            held[torch.arange(len(new), device=new.device), :, self.column] = new
+            held.view(-1, new.shape[2]).index_copy_(0, self.slot, new.flatten(0, 1))
