@@ -20,6 +20,7 @@ from rlctl.monitoring.text import count, duration, percent_or_number, sparkline
 
 # Phases of a step by the name of their timing (`timing_s/gen`): label and colour.
 PHASES = {
+    "wait_rollouts": ("waiting for rollouts", "bright_blue"),
     "gen": ("rollout", "blue"),
     "reward": ("reward", "yellow"),
     "rm_scores": ("reward model", "bright_red"),

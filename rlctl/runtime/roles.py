@@ -63,11 +63,11 @@ class Actor(ExportingRole, Protocol):
         """
         ...
 
-    def publish_weights(self) -> None:
+    def publish_weights(self) -> int:
         """Let `update_weights` load the weights of this moment until the next call.
 
-        For training beside generation. Engines in the trainer's own processes need no copy: there,
-        nothing learns between `update_weights` and `generate_sequences`.
+        For training beside generation. Returns the bytes that each engine loads: 0 in the trainer's
+        processes, where nothing learns between `update_weights` and `generate_sequences`.
         """
         ...
 
@@ -180,9 +180,9 @@ class DelegatingActor(Actor):
         """See `Actor`."""
         self.actor.update_weights()
 
-    def publish_weights(self) -> None:
+    def publish_weights(self) -> int:
         """See `Actor`."""
-        self.actor.publish_weights()
+        return self.actor.publish_weights()
 
     def generate_sequences(
         self, prompts: Prompts, seed: int, validate: bool = False, greedy: bool = False

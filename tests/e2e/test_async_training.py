@@ -51,6 +51,7 @@ def test_engines_beside_the_trainer_change_nothing(settings: list[str], tmp_path
     together = reproducible(train("together", settings, tmp_path, "--inline"))
     beside = reproducible(train("beside", [*settings, *apart], tmp_path))
     assert [row["step"] for row in beside] == [row["step"] for row in together]
+    assert all(row["async/weight_sync_gb"] > 0 for row in beside[1:])
     for one, other in zip(together, beside, strict=True):
         same = [name for name in one if name in other and not name.startswith("global_seqlen/")]
         assert len(same) > 40 or one["step"] == 0

@@ -293,6 +293,46 @@ def test_one_run_on_a_phone(root: Path, tmp_path: Path) -> None:
         assert browser.errors == []
 
 
+def test_pools_of_an_asynchronous_run_are_drawn_over_time(tmp_path: Path) -> None:
+    if CHROMIUM is None:
+        pytest.skip("there is no Chromium here")
+    run = RunDir.create(tmp_path / "runs", "demo", "apart", "grpo")
+    run.write_config("{}", {})
+    tracker = JsonlTracker()
+    tracker.start(RunInfo("id", "demo", "apart", run.path, 4, {}))
+    for step in range(1, 5):
+        row = {"timing_s/step": 10.0, "timing_s/gen": 6.0, "timing_s/update_actor": 8.0}
+        row |= {"timing_s/testing": 5.0} if step == 2 else {}
+        idle = {"async/trainer_idle": 0.2, "async/engines_idle": 0.4}
+        tracker.log(step, row | (idle if step > 1 else {}))
+    tracker.finish("finished")
+    done = rlctl(tmp_path, "report", "apart")
+    assert done.returncode == 0, done.stderr
+    with Browser(CHROMIUM, tmp_path / "profile") as browser:
+        browser.open(tmp_path / "runs" / "demo" / "apart" / "report.html")
+        plot = "plots.find(({element}) => element.ariaLabel.startsWith('timeline')).element"
+        assert browser.ask(f"{plot}.ariaLabel") == (
+            "timeline of the trainer and the rollout engines, apart, steps 2 to 4: "
+            "the trainer waits 20 % of the time, the engines 40 %"
+        )
+        bars = browser.ask(
+            f"{plot}.data.map(each => [each.y[0], each.name, each.base.map(Math.round), each.x])"
+        )
+        assert bars == [
+            ["trainer", "learn", [0, 15, 25], [8, 8, 8]],
+            ["trainer", "wait", [8, 23, 33], [2, 2, 2]],
+            ["engines", "generate", [0, 15, 25], [6, 6, 6]],
+            ["engines", "idle", [6, 21, 31], [4, 4, 4]],
+        ]
+        assert browser.ask(f"{plot}.querySelectorAll('.barlayer .trace').length") == 4
+        phases = "plots.find(({element}) => element.ariaLabel === 'chart of Time by phase').element"
+        assert browser.ask(f"{phases}.data.map(each => each.name)") == [
+            "actor update",
+            "validation",
+        ]
+        assert browser.errors == []
+
+
 def test_page_fetches_nothing(root: Path, tmp_path: Path) -> None:
     rlctl(root.parent, "report", "first", "-o", str(tmp_path / "x.html"))
     text = (tmp_path / "x.html").read_text()

@@ -22,8 +22,9 @@ class Log:
         self.fail_at = 0
         self.gate: threading.Event | None = None  # generation waits for it
 
-    def publish_weights(self) -> None:
+    def publish_weights(self) -> int:
         self.published = self.weights
+        return 2**29
 
     def collect(self, roles: Roles, step: int) -> tuple[Any, dict[str, float]]:
         del roles
@@ -83,6 +84,31 @@ def test_generation_runs_beside_learning() -> None:
     assert log.calls[-2:] == ["learn 2", "3 by 1"]
     assert 0 <= metrics["async/trainer_idle"] <= 1
     assert 0 <= metrics["async/engines_idle"] <= 1
+    assert metrics["async/weight_sync_gb"] == 0.5
+
+
+class Syncing(Log):
+    """Collector whose engines load weights."""
+
+    clock: Clock
+
+    def collect(self, roles: Roles, step: int) -> tuple[Any, dict[str, float]]:
+        with self.clock.phase("update_weights"):
+            return super().collect(roles, step)
+
+
+def test_seconds_are_those_of_the_collection_beside_the_step() -> None:
+    log = Syncing()
+    source = ahead(log, last=2)
+    log.clock = source.clock
+    source.take(1)
+    assert source.seconds.keys() == {"sync_weights"}
+    assert source.trainer_clock.take().keys() == {"wait_rollouts"}
+    log.learn(1)
+    assert source.end_step()["async/trainer_idle"] > 0
+    source.take(2)
+    assert source.seconds == {}, "nothing is generated beside the last step"
+    assert source.end_step()["async/engines_idle"] == 1
 
 
 def test_resumed_schedule_is_the_uninterrupted_one() -> None:

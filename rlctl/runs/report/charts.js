@@ -48,10 +48,12 @@ const SECTIONS = [
 ];
 // Phases of a step in order: timing name, label, colour.
 const PHASES = [
-  ["gen", "rollout", "#3b7dd8"], ["reward", "reward", "#e3a93c"], ["rm_scores", "reward model", "#c98a2b"],
+  ["wait_rollouts", "waiting for rollouts", "#b3c7de"], ["gen", "rollout", "#3b7dd8"], ["reward", "reward", "#e3a93c"], ["rm_scores", "reward model", "#c98a2b"],
   ["update_rm", "reward model update", "#b5652a"], ["old_log_prob", "log-probs", "#7fb2e5"], ["ref", "reference", "#9a7fd1"],
   ["values", "values", "#c79ad6"], ["adv", "controller", "#8d939e"], ["update_critic", "critic update", "#d1735b"],
   ["update_actor", "actor update", "#2a9d6f"], ["update_weights", "weights", "#7ccfae"], ["testing", "validation", "#b9bdc6"],
   ["save_checkpoint", "checkpoint", "#6b6f78"],
 ];
+// Phases that the engines of an asynchronous run spend beside a step.
+const BESIDE_A_STEP = ["gen", "reward"];
 const RUN_COLOURS = ["#3b7dd8", "#e0702f", "#2a9d6f", "#a05fc4", "#d1495b", "#12a3b4", "#a9822b", "#7a7f8a"];

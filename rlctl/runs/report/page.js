@@ -98,8 +98,8 @@ function fitted(chart, drawn, made) {
   return made;
 }
 
-function addPlot(grid, title, subtitle, draw, alone = false) {
-  const plot = el("div", { class: "plot", role: "img", "aria-label": `chart of ${title}` });
+function addPlot(grid, title, subtitle, draw, alone = false, label = `chart of ${title}`) {
+  const plot = el("div", { class: "plot", role: "img", "aria-label": label });
   grid.append(el("div", { class: "chart" }, el("h3", {}, title), subtitle, plot));
   plots.push({ element: plot, alone, draw: () => {
     const [drawn, made] = draw();
@@ -127,7 +127,10 @@ function buildCharts() {
         return [drawn, fitted(chart, drawn, layout(chart, AXES[view.axis]))];
       });
     }
-    if (name === "Speed and memory") DATA.runs.forEach((run, index) => addPhases(grid, run, index));
+    if (name === "Speed and memory") {
+      DATA.runs.forEach((run, index) => addPhases(grid, run, index));
+      DATA.runs.forEach((run, index) => addTimeline(grid, run, index));
+    }
     if (grid.children.length) $("charts").append(el("section", {}, el("h2", {}, name), grid));
   }
   const names = [...new Set(DATA.runs.flatMap(run => Object.keys(run.metrics)))].sort();
@@ -135,7 +138,8 @@ function buildCharts() {
 }
 
 function addPhases(grid, run, index) {
-  const present = PHASES.filter(([phase]) => `timing_s/${phase}` in run.metrics);
+  const beside = "async/engines_idle" in run.metrics ? BESIDE_A_STEP : [];
+  const present = PHASES.filter(([phase]) => `timing_s/${phase}` in run.metrics && !beside.includes(phase));
   if (!present.length) return;
   const subtitle = el("p", {}, "seconds of a step");
   for (const [, word, fill] of present) {

@@ -31,6 +31,7 @@ def page(content: Mapping[str, Any]) -> str:
         "content": _inside_a_script(content),
         "charts": _part("charts.js"),
         "search": _part("search.js"),
+        "timeline": _part("timeline.js"),
         "script": _part("page.js"),
     }
     return re.sub(r"\{\{(\w+)\}\}", lambda mark: parts[mark[1]], _part("page.html"))

@@ -98,14 +98,16 @@ class PublishingChannel:
 
     def __init__(self) -> None:
         self.stored: list[ray.ObjectRef] = []
+        self.num_bytes = 0
 
     def send(self, bucket: Bucket) -> None:
         """See `WeightChannel`."""
+        self.num_bytes += sum(each.data.nbytes for each in bucket.parameters)
         self.stored.append(ray.put(bucket))
 
     def close(self, version: int) -> PublishedWeights:
         """Return the weights."""
-        return PublishedWeights(self.stored, version)
+        return PublishedWeights(self.stored, version, self.num_bytes)
 
 
 @dataclass(frozen=True)
@@ -114,6 +116,7 @@ class PublishedWeights:
 
     buckets: Sequence[ray.ObjectRef]
     version: int
+    num_bytes: int
 
     def send(self, to: StoreChannel) -> dict[int, str]:
         """Send the weights to the engines of the channel `to`; return the lost ones, as it does."""

@@ -41,12 +41,13 @@ class DisaggregatedActor(DelegatingActor):
             self.trainer.send_weights if published is None else published.send
         )
 
-    def publish_weights(self) -> None:
+    def publish_weights(self) -> int:
         """See `Actor`. Engines must be idle. A restarted engine gets the published weights, too."""
         from rlctl.runtime.cluster.channels import PublishingChannel
 
         self.published = self.trainer.send_weights(PublishingChannel())
         self.engines.mark_stale()
+        return self.published.num_bytes if self.published else 0
 
     def generate_sequences(
         self, prompts: Prompts, seed: int, validate: bool = False, greedy: bool = False

@@ -20,6 +20,8 @@ from rlctl.runtime.training.clock import Clock
 from rlctl.runtime.training.collector import Collector
 from rlctl.runtime.training.timed_roles import timed_roles
 
+_BESIDE = {"update_weights": "sync_weights"}  # phases with another name beside a step
+
 
 @dataclass(frozen=True, eq=False)
 class Collected:
@@ -81,16 +83,17 @@ class InStep(RolloutSource):
 class OneStepAhead(RolloutSource):
     """Rollouts that are collected while the step before theirs learns.
 
-    `roles` are not timed. `publish` makes the trained weights those of the next generation; `clock`
-    counts the time that the trainer waits. `beside`: the engines have a pool of their own, so that
-    a thread can use them. `last` is the last step to collect for.
+    `roles` are not timed. `publish` makes the trained weights those of the next generation and
+    returns the bytes that each engine loads; `clock` counts the time that the trainer waits.
+    `beside`: the engines have a pool of their own, so that a thread can use them. `last` is the
+    last step to collect for.
     """
 
     def __init__(
         self,
         collector: Collector,
         roles: Roles,
-        publish: Callable[[], None],
+        publish: Callable[[], int],
         clock: Clock,
         *,
         beside: bool,
@@ -108,13 +111,20 @@ class OneStepAhead(RolloutSource):
         self.seconds = {}
         self._next: Future[Collected] | None = None
         self._began = time.perf_counter()
+        # Seconds of the trainer, and of the engines, for rollouts that were not generated ahead.
+        self._waited = self._used = 0.0
         publish()
 
     def take(self, step: int) -> tuple[Scored, dict[str, float]]:
         """See `RolloutSource`. Begins to collect for the next step."""
-        now = self.ahead or self._collect(step, weights=step - 1)
+        self._began, self.seconds = time.perf_counter(), {}
+        now = self.ahead
+        if now is None:
+            with self.trainer_clock.phase("wait_rollouts"):
+                now = self._collect(step, weights=step - 1)
         assert now.step == step, f"rollouts of step {now.step} in step {step}"
-        self.ahead, self._began = None, time.perf_counter()
+        self.ahead, self._used, self.seconds = None, sum(self.seconds.values()), {}
+        self._waited = time.perf_counter() - self._began
         if step < self.last:
             self._next = self._begin(step + 1, weights=step - 1)
         staleness = float(step - 1 - now.weights)
@@ -125,19 +135,20 @@ class OneStepAhead(RolloutSource):
 
     def end_step(self) -> dict[str, float]:
         """See `RolloutSource`."""
-        metrics: dict[str, float] = {}
         learned = time.perf_counter()
         if self._next is not None:
             with self.trainer_clock.phase("wait_rollouts"):
                 self.ahead = self._next.result()
             self._next = None
-            now = time.perf_counter()
-            total = max(now - self._began, 1e-9)
-            metrics = {
-                "async/trainer_idle": (now - learned) / total,
-                "async/engines_idle": max(0.0, 1 - sum(self.seconds.values()) / total),
-            }
-        self.publish()
+        now = time.perf_counter()
+        total = max(now - self._began, 1e-9)
+        used = self._used + sum(self.seconds.values())
+        metrics = {
+            "async/trainer_idle": (self._waited + now - learned) / total,
+            "async/engines_idle": max(0.0, 1 - used / total),
+        }
+        if num_bytes := self.publish():
+            metrics["async/weight_sync_gb"] = num_bytes / 2**30
         return metrics
 
     def _begin(self, step: int, weights: int) -> Future[Collected]:
@@ -158,5 +169,7 @@ class OneStepAhead(RolloutSource):
 
     def _collect(self, step: int, weights: int) -> Collected:
         scored, metrics = self.collector.collect(self.roles, step)
-        self.seconds = self.clock.take()
+        seconds = self.clock.take()
+        # The trainer's own part of a weight sync is timed as `update_weights`, in its step.
+        self.seconds = {_BESIDE.get(phase, phase): value for phase, value in seconds.items()}
         return Collected(step, weights, scored, metrics)

@@ -50,10 +50,10 @@ class TimedActor(DelegatingActor):
         with self.clock.phase("update_weights"):
             self.actor.update_weights()
 
-    def publish_weights(self) -> None:
+    def publish_weights(self) -> int:
         """See `Actor`."""
         with self.clock.phase("update_weights"):
-            self.actor.publish_weights()
+            return self.actor.publish_weights()
 
     def generate_sequences(
         self, prompts: Prompts, seed: int, validate: bool = False, greedy: bool = False

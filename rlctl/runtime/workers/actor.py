@@ -135,8 +135,9 @@ class ActorWorker(ExportingWorker, Actor):
             self.engine_is_stale = False
 
     @dispatch(Dispatch.RANK_ZERO)
-    def publish_weights(self) -> None:
+    def publish_weights(self) -> int:
         """See `Actor`."""
+        return 0
 
     @dispatch(Dispatch.SPLIT)
     def generate_sequences(
