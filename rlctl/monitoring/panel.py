@@ -35,6 +35,7 @@ PHASES = {
     "testing": ("validation", "bright_black"),
     "save_checkpoint": ("saving a checkpoint", "bright_yellow"),
 }
+_BESIDE = ("gen", "reward")  # phases of the engines, beside the step of an asynchronous run
 ETA_WINDOW = 20  # steps: enough to smooth, few enough to follow a growing response length
 CURVE, NARROW_CURVE = 40, 12  # characters
 NARROW, NARROWER = 90, 60  # columns below which curves are short, and notes left out
@@ -228,9 +229,11 @@ class Panel:
 
     def _time(self, width: int, no_color: bool) -> Iterator[Table]:
         """Yield the time of the latest step, split into its phases."""
+        beside = _BESIDE if "async/engines_idle" in self.latest else ()
         parts = [
             (word, colour, self.latest.get(f"timing_s/{phase}", 0.0))
             for phase, (word, colour) in PHASES.items()
+            if phase not in beside
         ]
         total = sum(seconds for _, _, seconds in parts)
         if not total > 0:
