@@ -1,23 +1,26 @@
 """`rlctl` in forks of a process that has imported everything, which is faster than to start Python.
 
-Tests of the start of the process itself need `python -m rlctl` (`process=True` in
-`tests.e2e.command`).
+Trials of their sweeps and attempts of `--retries` are forks as well. Tests of the start of the
+process itself need `python -m rlctl` (`process=True` in `tests.e2e.command`).
 """
 
 from __future__ import annotations
 
 import atexit
+import importlib
+import json
 import multiprocessing
 import os
 import resource
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import IO, NoReturn
 
 from rlctl.runs.process import die_with_parent
 from tests import warm_workers
@@ -125,14 +128,24 @@ def _child(
     os.setsid()
     if largest_file is not None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (largest_file, largest_file))
-    os.chdir(cwd)
     if path := environment.pop(WARM, None):
         warm_workers.use(path)
-    os.environ.clear()
-    os.environ.update(environment)
     _redirect(0, Path(os.devnull), os.O_RDONLY)
     _redirect(1, out, os.O_WRONLY | os.O_APPEND)
     _redirect(2, err, os.O_WRONLY | os.O_APPEND)
+    if {"sweep", "resume", "--retries"} & {*arguments}:
+        _fork_children()
+    _run(arguments, cwd, environment)
+
+
+def _run(arguments: list[str], cwd: Path, environment: dict[str, str]) -> NoReturn:
+    """Be `python -m rlctl ARGUMENTS`, and exit."""
+    os.chdir(cwd)
+    os.environ.clear()
+    os.environ.update(environment)
+    read_ray_variables()
+    if marker := environment.get("RLCTL_TEST_MARKER"):
+        os.memfd_create(marker)  # not closed; /proc/PID/environ is that of the first process
     signal.signal(signal.SIGINT, signal.default_int_handler)
     import rlctl.__main__
 
@@ -145,7 +158,116 @@ def _child(
         atexit._run_exitfuncs()
 
 
+def read_ray_variables() -> None:
+    """Let Ray read environment variables again that it reads only once, such as RAY_AUTH_MODE."""
+    from ray._private import ray_constants
+    from ray._raylet import AuthenticationTokenLoader, Config
+
+    importlib.reload(ray_constants)
+    Config.initialize("")
+    AuthenticationTokenLoader.instance().reset_cache()
+
+
 def _redirect(descriptor: int, path: Path, flags: int) -> None:
     file = os.open(path, flags)
     os.dup2(file, descriptor)
     os.close(file)
+
+
+_LARGEST = 1 << 17  # message in bytes
+
+
+class _Child:
+    """Process that `_serve` has forked, with the part of `subprocess.Popen` that rlctl uses."""
+
+    def __init__(self, server: socket.socket, pid: int) -> None:
+        self._server = server
+        self.pid = pid
+        self.returncode: int | None = None
+
+    def poll(self) -> int | None:
+        """Return the exit code, negative for a signal, or None while the process runs."""
+        return self._ask(os.WNOHANG)
+
+    def wait(self) -> int:
+        """Wait for the exit code."""
+        code = self._ask(0)
+        assert code is not None
+        return code
+
+    def send_signal(self, number: int) -> None:
+        """Send the process a signal unless its exit code is known; also in handlers, in `wait`."""
+        if self.returncode is None:
+            os.kill(self.pid, number)
+
+    def terminate(self) -> None:
+        """Send SIGTERM."""
+        self.send_signal(signal.SIGTERM)
+
+    def _ask(self, options: int) -> int | None:
+        if self.returncode is None:
+            self._server.send(json.dumps([self.pid, options]).encode())
+            self.returncode = json.loads(self._server.recv(_LARGEST))
+        return self.returncode
+
+
+def _fork_children() -> None:
+    """Let the processes that this one starts with `start_rlctl` be forks of it as it is now.
+
+    Later it has threads of Ray, with which no process can fork.
+    """
+    from rlctl.runs import supervise
+    from rlctl.sweeps import child
+
+    server, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    if os.fork() == 0:
+        server.close()
+        _serve(theirs)
+    theirs.close()
+
+    def start(
+        words: Sequence[str],
+        log: IO[bytes] | None = None,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+    ) -> _Child:
+        asked = [*words], cwd or os.getcwd(), dict(os.environ if env is None else env)
+        files = [] if log is None else [log.fileno()]
+        socket.send_fds(server, [json.dumps(asked).encode()], files)
+        return _Child(server, json.loads(server.recv(_LARGEST)))
+
+    child.start_rlctl = start
+    supervise.start_rlctl = start
+
+
+def _serve(client: socket.socket) -> NoReturn:
+    """Fork the processes that `client` asks for and reply with process IDs and exit codes.
+
+    A request is `[words, cwd, environment]`, with the descriptor of a log if there is one, or
+    `[process ID, options of waitpid]`. The processes receive SIGTERM when this one is terminated,
+    which it is when its parent exits.
+    """
+    os.setsid()
+    die_with_parent()
+    while True:
+        data, files, _, _ = socket.recv_fds(client, _LARGEST, 1)
+        if not data:
+            os._exit(0)
+        request = json.loads(data)
+        if len(request) == 2:
+            pid, status = os.waitpid(*request)
+            reply = os.waitstatus_to_exitcode(status) if pid else None
+        elif (reply := os.fork()) == 0:
+            client.close()
+            die_with_parent()
+            if files:
+                os.setsid()
+                os.dup2(files[0], 1)
+                os.dup2(files[0], 2)
+            else:
+                os.setpgid(0, 0)
+            words, cwd, environment = request
+            _run(words, Path(cwd), environment)
+        for file in files:
+            os.close(file)
+        client.send(json.dumps(reply).encode())

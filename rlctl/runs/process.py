@@ -1,4 +1,4 @@
-"""Identity of the process that drives a run, used to detect later that it has exited."""
+"""Process that drives a run: its start, and its identity, which shows later that it has exited."""
 
 from __future__ import annotations
 
@@ -6,14 +6,15 @@ import ctypes
 import os
 import signal
 import socket
+import subprocess
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import NoReturn
+from typing import IO, NoReturn
 
 import psutil
 
@@ -57,6 +58,29 @@ def die_with_parent() -> None:
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGTERM)
+
+
+def start_rlctl(
+    words: Sequence[str],
+    log: IO[bytes] | None = None,
+    cwd: str | None = None,
+    env: Mapping[str, str] | None = None,
+) -> subprocess.Popen[bytes]:
+    """Start `rlctl WORDS`, out of reach of Ctrl-C; it receives SIGTERM when this process exits.
+
+    With `log` it writes there, has no stdin, and leads its own session.
+    """
+    return subprocess.Popen(
+        [sys.executable, "-m", "rlctl", *words],
+        stdin=None if log is None else subprocess.DEVNULL,
+        stdout=log,
+        stderr=None if log is None else subprocess.STDOUT,
+        cwd=cwd,
+        env=env,
+        preexec_fn=die_with_parent,
+        start_new_session=log is not None,
+        process_group=0 if log is None else None,
+    )
 
 
 def kill_and_exit(more: Iterable[psutil.Process] = ()) -> NoReturn:

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import signal
-import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FrameType
 
 from rlctl.errors import PERMANENT_FAILURES, REQUESTED_STOPS
 from rlctl.runs.events import read_events
-from rlctl.runs.process import die_with_parent
+from rlctl.runs.process import start_rlctl
 from rlctl.runs.run_dir import RECORD_FILE, RunDir
 
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
@@ -50,10 +48,7 @@ def supervise(
 
 def _run(words: Sequence[str]) -> int:
     """Run `rlctl WORDS` and forward signals; return the exit code, 128 + N for signal N."""
-    command = [sys.executable, "-m", "rlctl", *words]
-    process = subprocess.Popen(
-        command, preexec_fn=die_with_parent, process_group=0
-    )  # only this process forwards Ctrl-C
+    process = start_rlctl(words)  # only this process forwards Ctrl-C
 
     def forward(number: int, _frame: FrameType | None) -> None:
         process.send_signal(number)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,7 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 from rlctl.errors import ConfigError
-from rlctl.runs.process import die_with_parent
+from rlctl.runs.process import start_rlctl
 from rlctl.runs.record import RunRecord
 from rlctl.runs.run import ACTIVE
 from rlctl.runs.run_dir import RECORD_FILE, SWEEP_VARIABLE
@@ -71,15 +70,12 @@ class Child:
             own = [*record.fixed, *self.trial.overrides, f"trainer.seed={self.seed}", *cluster]
             words = ["train", record.verb, "--recipe", record.recipe, "--name", self.name, *own]
         with sweep.log(self.name).open("ab") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "rlctl", *words],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
+            # Ctrl-C reaches only the sweep, which then stops its runs.
+            self.process = start_rlctl(
+                words,
+                log,
                 cwd=sweep.record.cwd,
                 env=os.environ | {SWEEP_VARIABLE: sweep.record.name, "PYTHONDONTWRITEBYTECODE": ""},
-                start_new_session=True,  # Ctrl-C reaches only the sweep, which then stops its runs
-                preexec_fn=die_with_parent,
             )
         self.state, self.stop_requested_at = "running", None
 

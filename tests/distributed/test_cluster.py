@@ -19,18 +19,17 @@ from typing import Any
 import psutil
 import pytest
 import ray
-from ray._raylet import AuthenticationTokenLoader, Config
 from ray.cluster_utils import Cluster
 
 from rlctl.data_prep.arithmetic import train_and_validation
 from rlctl.data_prep.rows import write_rows
 from rlctl.workers import ResourcePool, Worker, dispatch, session, spawn
 from tests.e2e.command import environment, metrics, rlctl
+from tests.forks import read_ray_variables
 from tests.models import write_tiny_model
 
 TOKEN = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
-# Not a fork, whose Ray has read its mode before.
-WITH_TOKEN: dict[str, Any] = {"more": TOKEN, "process": True}
+WITH_TOKEN: dict[str, Any] = {"more": TOKEN}
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +41,7 @@ def address() -> Iterator[str]:
     shell = pytest.MonkeyPatch()
     for name, value in TOKEN.items():
         shell.setenv(name, value)
-    _read_authentication()
+    read_ray_variables()
     node = {"num_cpus": 1, "num_gpus": 0, "object_store_memory": 100_000_000}
     cluster = Cluster(
         initialize_head=True, connect=False, head_node_args=node | {"include_dashboard": False}
@@ -53,13 +52,7 @@ def address() -> Iterator[str]:
     ray.shutdown()
     cluster.shutdown()
     shell.undo()
-    _read_authentication()
-
-
-def _read_authentication() -> None:
-    """Let Ray, which this process may have used before, read mode and token again."""
-    Config.initialize("")
-    AuthenticationTokenLoader.instance().reset_cache()
+    read_ray_variables()
 
 
 @pytest.fixture(scope="module")
@@ -131,7 +124,9 @@ def test_a_program_places_processes_on_each_node(address: str) -> None:
 def test_trials_run_on_both_nodes(settings: list[str], tmp_path: Path) -> None:
     axis = "actor_rollout_ref.actor.optim.lr=1e-4,1e-3"
     options = ("--metric", "actor/lr", "--name", "spread")
-    done = rlctl("sweep", "grpo", *settings, axis, *options, cwd=tmp_path, **WITH_TOKEN)
+    done = rlctl(
+        "sweep", "grpo", *settings, axis, *options, cwd=tmp_path, process=True, **WITH_TOKEN
+    )
     assert "2 at once" in done.stderr
     first, second = (nodes(tmp_path / "runs" / "two" / f"spread-00{number}") for number in range(2))
     assert len(first | second) == 2

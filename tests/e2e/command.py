@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -97,20 +98,30 @@ def wait_for_steps(process: subprocess.Popen[str] | Forked, run: Path, steps: in
 
 
 def with_marker(marker: str) -> list[psutil.Process]:
-    """Return every process whose environment has the marker.
+    """Return every process whose environment has the marker, and forks with the marker's file.
 
     Ray's daemons leave the process tree but keep their environment.
     """
     found = []
     for process in psutil.process_iter():
         try:
-            if (
-                process.status() != psutil.STATUS_ZOMBIE
-                and process.environ().get("RLCTL_TEST_MARKER") == marker
+            if process.status() != psutil.STATUS_ZOMBIE and (
+                process.environ().get("RLCTL_TEST_MARKER") == marker
+                or f"/memfd:{marker} (deleted)" in _open_files(process.pid)
             ):
                 found.append(process)
         except (psutil.NoSuchProcess, psutil.AccessDenied):
             continue
+    return found
+
+
+def _open_files(pid: int) -> list[str]:
+    """Return the files of the process's descriptors, also those without a path."""
+    found = []
+    with suppress(FileNotFoundError):  # it has exited
+        for entry in Path(f"/proc/{pid}/fd").iterdir():
+            with suppress(FileNotFoundError):  # it has closed this one
+                found.append(os.readlink(entry))
     return found
 
 
