@@ -49,7 +49,7 @@ COMMANDS = (
     LazyCommand(
         "reward",
         "rlctl.cli.commands.reward",
-        "Test a reward function on stored responses.",
+        "Test a reward function or model on stored responses.",
         "Data and rewards",
     ),
     LazyCommand(

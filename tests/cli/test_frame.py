@@ -158,7 +158,7 @@ def test_no_command_shows_the_help_and_is_a_usage_error():
         ),
         (
             ["reward", "test"],
-            "missing option '--data', option '--responses'",
+            "missing option '--data'",
             "rlctl reward test --help",
         ),
         (

@@ -59,7 +59,7 @@ def _copy_bytecode(environment: Path) -> None:
     theirs = environment / ours.relative_to(sys.prefix)
     for source in ours.rglob("__pycache__/*.pyc"):
         target = theirs / source.relative_to(ours)
-        if target.parent.parent.is_dir():
+        if target.parent.parent.is_dir() and not target.exists():
             target.parent.mkdir(exist_ok=True)
             shutil.copyfile(source, target)
 

@@ -17,7 +17,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlctl.tracking import jsonl
-from rlctl.tracking.jsonl import JsonlTracker, generations_file, read_generations, read_metrics
+from rlctl.tracking.jsonl import (
+    JsonlTracker,
+    generations_file,
+    metric_rows,
+    read_generations,
+    read_metrics,
+)
 from rlctl.tracking.tracker import RunInfo, Sample
 from tests.small_disk import fill, small_disk
 
@@ -92,7 +98,7 @@ def test_broken_lines_are_counted_and_the_first_is_named(tmp_path):
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"step": 0}\nx\n{"step": 2}\n\ny\n')
     found: list[tuple[str, Sequence[int]]] = []
-    assert len(read_metrics(path, lambda *broken: found.append(broken))) == 2
+    assert len(list(metric_rows(path, lambda *broken: found.append(broken)))) == 2
     assert found == [(f"skipped 3 broken lines, the first at {path}:2", [2, 4, 5])]
 
 
