@@ -12,7 +12,7 @@ def gone(pid: int) -> bool:
     """Return True if the process has ended. A zombie has."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):  # it may end between open and read
         return True
 
 

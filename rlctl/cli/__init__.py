@@ -119,7 +119,7 @@ COMMANDS = (
     LazyCommand(
         "export",
         "rlctl.cli.commands.export",
-        "Write a run's policy as a folder that transformers and vLLM load.",
+        "Write a run's policy or reward model as a folder that transformers and vLLM load.",
         "Runs",
     ),
     LazyCommand(
