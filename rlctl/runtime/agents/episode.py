@@ -10,9 +10,8 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
-from enum import Enum
+from enum import StrEnum
 
 from transformers import PreTrainedTokenizerBase
 
@@ -36,10 +35,8 @@ from rlctl.tracking.episodes import Episode, Message, Use
 
 Generate = Callable[[Request], Awaitable[Completion]]
 
-_CLOSE_S = 10.0  # deadline of the environment's `close`
 
-
-class State(Enum):
+class State(StrEnum):
     """State of an episode; the names are verl's where it has them."""
 
     PENDING = "pending"
@@ -106,7 +103,7 @@ class EpisodeRun:
         self.seed = seed
         self.generate = generate
         self._state, self._states = State.PENDING, states
-        states[self._state.value] += 1
+        states[self._state] += 1
         self.tokens = Tokens(own_prompt_ids)
         self.finish = "stop"
         self._single_turn = row["agent_name"] == SINGLE_TURN
@@ -123,8 +120,8 @@ class EpisodeRun:
 
     @state.setter
     def state(self, state: State) -> None:
-        self._states[self._state.value] -= 1
-        self._states[state.value] += 1
+        self._states[self._state] -= 1
+        self._states[state] += 1
         self._state = state
 
     async def run(self) -> Episode:
@@ -292,6 +289,4 @@ class EpisodeRun:
 
     async def _close(self) -> None:
         if self._environment is not None:
-            with suppress(EnvironmentFailed, TimeoutError):
-                async with asyncio.timeout(_CLOSE_S):
-                    await self._environment.close()
+            await self._environment.close()

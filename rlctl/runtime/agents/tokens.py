@@ -50,11 +50,13 @@ class Tokens:
 
     def num_retokenized(self) -> int:
         """Return the tokens of turns whose context or text is not what the engine saw."""
-        ids, start, wrong = self.context(), 0, 0
+        ids, done = self.context(), len(self.prompt_ids)
+        checksum, start, wrong = _checksum(ids[:done]), 0, 0
         for end, seen in self.seen:
-            if _checksum(ids[: len(self.prompt_ids) + end]) != seen:
-                wrong += end - start
-            start = end
+            length = end - start
+            checksum = _checksum(ids[done : done + length], checksum)
+            wrong += 0 if checksum == seen else length
+            start, done = end, done + length
         return wrong
 
 
