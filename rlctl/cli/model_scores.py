@@ -23,10 +23,11 @@ def score_pairs(config: Config, rows: Sequence[PromptRow], data: Path, as_json: 
             "the responses are missing",
             hint="--responses FILE; only a reward model (--model RUN|DIR) scores the pairs of rows",
         )
-    from rlctl.runtime.evaluate import pair_summary, pair_texts
+    from rlctl.runtime.data.fields import pair_texts
+    from rlctl.runtime.evaluate import pair_summary
 
     try:
-        texts = pair_texts(config.data, rows)
+        texts = [text for row in rows for text in pair_texts(row, config.data)]
     except ConfigError as error:
         raise UsageError(
             f"no responses are given, and {error.problems[0].message}",

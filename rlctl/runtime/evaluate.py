@@ -27,7 +27,6 @@ from rlctl.runtime.build import (
 )
 from rlctl.runtime.cluster.inline import InlinePool
 from rlctl.runtime.data.conversations import Conversations
-from rlctl.runtime.data.fields import text_field
 from rlctl.runtime.data.loader import PromptSet
 from rlctl.runtime.data.pairs import Pairs
 from rlctl.runtime.data.tokenizer import encode_prompt, tokenizer_of
@@ -149,15 +148,6 @@ def model_report(
         for index, ids in enumerate(encoded)
     ]
     return RewardReport(results, len(errors), 0, next(iter(errors.values()), None))
-
-
-def pair_texts(data: schema.Data, rows: Sequence[PromptRow]) -> list[str]:
-    """Return the chosen and the rejected response of each row in turn.
-
-    Raises ConfigError for a row without one of them.
-    """
-    keys = {"data.chosen_key": data.chosen_key, "data.rejected_key": data.rejected_key}
-    return [text_field(row, dotted, key) for row in rows for key, dotted in keys.items()]
 
 
 def pair_summary(report: RewardReport) -> dict[str, float]:
