@@ -35,33 +35,30 @@ def routed_models(algorithm: object) -> Mapping[str, schema.Model]:
 
 
 @dataclass(frozen=True)
-class BaseOfActor(Reference):
-    """Reference served by the frozen base model of an actor with LoRA adapters."""
+class _OfActor(Reference):
+    """Base of references that the actor's workers serve."""
 
     actor: Actor
+
+    def pop_oom_retries(self) -> list[OomRetry]:
+        """Return an empty list: the actor reports its own OOM retries."""
+        return []
+
+
+class BaseOfActor(_OfActor):
+    """Reference served by the frozen base model of an actor with LoRA adapters."""
 
     def compute_log_probs(self, batch: Rollouts, top_k: int = 0) -> LogProbs:
         """Return the log-probs of the response tokens under the base model."""
         return self.actor.compute_base_log_probs(batch, top_k)
 
-    def pop_oom_retries(self) -> list[OomRetry]:
-        """Return an empty list: the actor reports its own OOM retries."""
-        return []
 
-
-@dataclass(frozen=True)
-class AverageOfActor(Reference):
+class AverageOfActor(_OfActor):
     """Reference served by the moving average of the actor's weights."""
-
-    actor: Actor
 
     def compute_log_probs(self, batch: Rollouts, top_k: int = 0) -> LogProbs:
         """Return the log-probs of the response tokens under the averaged weights."""
         return self.actor.compute_average_log_probs(batch, top_k)
-
-    def pop_oom_retries(self) -> list[OomRetry]:
-        """Return an empty list: the actor reports its own OOM retries."""
-        return []
 
 
 @dataclass(frozen=True)
