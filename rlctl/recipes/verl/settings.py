@@ -39,7 +39,8 @@ class VerlSettings:
     sft: bool = False
     found: list[VerlSetting] = field(default_factory=list)
     paths: dict[str, Any] = field(default_factory=dict)
-    _problems: list[Problem] = field(default_factory=list)
+    _problems: list[tuple[str, Problem]] = field(default_factory=list)  # each with verl's key
+    _combined: list[Problem] = field(default_factory=list)  # of settings that belong together
     _missing: dict[Feature, list[VerlSetting]] = field(default_factory=dict)
     _agreements: list[tuple[VerlSetting, Agreement]] = field(default_factory=list)
 
@@ -53,7 +54,7 @@ class VerlSettings:
                 self._missing.setdefault(result.missing, []).append(setting)
             else:
                 assert result.problem is not None
-                self._problems.append(result.problem)
+                self._problems.append((key, result.problem))
         elif result.extends is not None:
             self.paths[result.extends] = value
             text = f"{key} is now part of {result.extends}"
@@ -80,7 +81,7 @@ class VerlSettings:
         """
         given = {each.key: (each.value, each.where) for each in self.found}
         combination = asynchronous.combine(given, look, is_set)
-        self._problems += combination.problems
+        self._combined += combination.problems
         for key, reason in combination.unused.items():
             self.add_unused(key, *given[key], reason)
         return combination.values
@@ -92,7 +93,8 @@ class VerlSettings:
 
     def problems(self, container: dict[str, Any]) -> list[Problem]:
         """Return the refused settings, one problem per missing feature, for resolved values."""
-        problems = [*self._distillation(container), *self._problems]
+        problems = self._distillation(container)
+        problems += [problem for _, problem in self._problems] + self._combined
         for feature, settings in self._missing.items():
             asked = settings[0].given
             if len(settings) > 1:
@@ -118,8 +120,7 @@ class VerlSettings:
         refused = {each.key: each for each in own if each.kind == "refused"}
         for each in refused.values():
             self.add_unused(each.key, each.value, each.where, "distillation is off")
-        messages = {f"{each.given} is not supported" for each in refused.values()}
-        self._problems = [each for each in self._problems if each.message not in messages]
+        self._problems = [each for each in self._problems if each[0] not in refused]
         self._missing = {
             feature: kept
             for feature, settings in self._missing.items()
