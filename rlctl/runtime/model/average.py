@@ -7,10 +7,9 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
+from torch import nn
 
-from rlctl.runtime.model.sharding import reshard
+from rlctl.runtime.model.sharding import local_part, reshard
 
 
 class Average:
@@ -30,7 +29,7 @@ class Average:
         """Replace the average by `decay`·average + (1 − `decay`)·weights."""
         reshard(self.model)
         for name, parameter in self._parameters():
-            _local(self.values[name]).lerp_(_local(parameter), 1 - decay)
+            local_part(self.values[name]).lerp_(local_part(parameter), 1 - decay)
 
     @torch.no_grad()
     def restart(self) -> None:
@@ -50,15 +49,10 @@ class Average:
     def _swap(self) -> None:
         reshard(self.model)  # else FSDP would use the weights that it has gathered
         for name, parameter in self._parameters():
-            own, other = _local(parameter), _local(self.values[name])
+            own, other = local_part(parameter), local_part(self.values[name])
             weights = own.clone()
             own.copy_(other)
             other.copy_(weights)
 
     def _parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         return (pair for pair in self.model.named_parameters() if pair[1].requires_grad)
-
-
-def _local(value: Tensor) -> Tensor:
-    """Return this rank's shard (N, ...)."""
-    return value.to_local() if isinstance(value, DTensor) else value

@@ -96,6 +96,11 @@ def reshard(model: nn.Module) -> None:
             module.reshard()
 
 
+def local_part(value: Tensor) -> Tensor:
+    """Return this rank's shard (N, ...) of a tensor."""
+    return value.to_local() if isinstance(value, DTensor) else value
+
+
 def full_tensor(parameter: Tensor) -> Tensor:
     """Return a parameter in its full shape (N, ...), detached. Collective."""
     value = parameter.detach()
@@ -122,7 +127,7 @@ def trained_state(model: nn.Module) -> dict[str, Any]:
 def local_gradients(model: nn.Module) -> list[Tensor]:
     """Return this rank's shard (N, ...) of every gradient."""
     grads = [p.grad for p in model.parameters() if p.grad is not None]
-    return [g.to_local() if isinstance(g, DTensor) else g for g in grads]
+    return [local_part(gradient) for gradient in grads]
 
 
 def total_norm(model: nn.Module) -> Tensor:
