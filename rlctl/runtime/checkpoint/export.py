@@ -18,7 +18,7 @@ from rlctl.recipes.roles import ACTOR, REWARD_LEARNER, Role
 from rlctl.recipes.stored import recompose
 from rlctl.runs.details import changed_settings
 from rlctl.runs.run import Run
-from rlctl.runtime.checkpoint.store import CheckpointStore, ControllerState, damage
+from rlctl.runtime.checkpoint.store import CheckpointStore, ControllerState, damage, step_of
 from rlctl.runtime.data import quickstart
 from rlctl.runtime.model.lora import add_adapters, merged_parameters
 from rlctl.tracking.jsonl import METRICS_FILE, read_metrics
@@ -44,7 +44,7 @@ def export(
         raise ConfigError(
             problem, where=str(checkpoint), hint="--step N exports another checkpoint"
         )
-    number = _step(checkpoint)
+    number = step_of(checkpoint)
     with _aside(target, force) as folder:
         source = checkpoint / _FOLDERS[kind]
         if source.is_dir():
@@ -117,10 +117,6 @@ def _files(folder: Path) -> set[str]:
     return {str(path.relative_to(folder)) for path in folder.rglob("*") if not path.is_dir()}
 
 
-def _step(checkpoint: Path) -> int:
-    return int(checkpoint.name.removeprefix("step_"))
-
-
 def _trained(checkpoint: Path) -> Role:
     """Return the role whose model a run is for."""
     return REWARD_LEARNER if (checkpoint / REWARD_LEARNER.name).is_dir() else ACTOR
@@ -160,7 +156,7 @@ def rebuild(run: Path, checkpoint: Path, folder: Path) -> None:
 def model_card(run: Run, checkpoint: Path, kind: Kind) -> str:
     """Return the model's README.md: training settings and results, from the run's record."""
     settings = {key: each["value"] for key, each in changed_settings(run.path).items()}
-    role, step = _trained(checkpoint), _step(checkpoint)
+    role, step = _trained(checkpoint), step_of(checkpoint)
     base = str(settings.get(f"{role.model_key}.path", "unknown"))
     rows = read_metrics(run.path / METRICS_FILE)
     record = run.record

@@ -81,12 +81,12 @@ class CheckpointStore:
 
     def steps(self) -> list[int]:
         """Return the steps with a completely written checkpoint, oldest first."""
-        return sorted(_step_of(path.parent) for path in self.folder.glob(f"step_*/{MANIFEST}"))
+        return sorted(step_of(path.parent) for path in self.folder.glob(f"step_*/{MANIFEST}"))
 
     def folders(self) -> list[Path]:
         """Return the folders of all checkpoints, also of damaged ones, oldest first."""
         found = (path for path in self.folder.glob("step_*") if path.is_dir())
-        return sorted(found, key=_step_of)
+        return sorted(found, key=step_of)
 
     def begin(self, step: int) -> Path:
         """Create an empty temporary folder for `step`, and remove those of interrupted writes."""
@@ -135,7 +135,7 @@ class CheckpointStore:
         for folder in reversed(self.folders()):
             problem = damage(folder)
             if problem is None:
-                return _step_of(folder), damaged
+                return step_of(folder), damaged
             damaged.append(problem)
         return None, damaged
 
@@ -144,11 +144,11 @@ class CheckpointStore:
 
         The newest goes first: after an interruption, none is left that follows a moved one.
         """
-        later = [each for each in self.folders() if _step_of(each) > step]
+        later = [each for each in self.folders() if step_of(each) > step]
         for each in reversed(later):
             (self.folder / into).mkdir(exist_ok=True)
             each.rename(self.folder / into / each.name)
-        return [_step_of(each) for each in later]
+        return [step_of(each) for each in later]
 
     def policy(self, step: int | None = None) -> Path:
         """Return the transformers folder of `step`, or of the latest checkpoint."""
@@ -194,7 +194,8 @@ def config_hash(folder: Path) -> str:
     return _digest(folder / CONFIG)
 
 
-def _step_of(folder: Path) -> int:
+def step_of(folder: Path) -> int:
+    """Return the step of the checkpoint in `folder`."""
     return int(folder.name.removeprefix("step_"))
 
 
