@@ -13,6 +13,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -187,7 +188,8 @@ def dashboard(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
             time.sleep(0.5)
     yield url
     for started in [*psutil.Process(process.pid).children(recursive=True), process]:
-        started.kill()
+        with suppress(psutil.NoSuchProcess):  # it has exited with another one
+            started.kill()
     process.wait(timeout=600)
     shutil.rmtree(folder, ignore_errors=True)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -77,7 +78,7 @@ def test_killed_daemon_ends_a_process_that_waits_for_a_task(daemon: str, name: s
     assert process.stdout is not None
     assert process.stdout.readline() == "started\n"
     started = psutil.Process(process.pid).children(recursive=True)
-    (killed,) = [each for each in started if each.name() == daemon]
+    (killed,) = [each for each in started if _read(each.name) == daemon]
     killed.kill()
     wait_until(lambda: process.poll() is not None, process.pid, "the end")
     out, errors = process.communicate()
@@ -93,5 +94,13 @@ def assert_gone(processes: list[psutil.Process]) -> None:
     deadline = time.monotonic() + 600
     while left and time.monotonic() < deadline:
         time.sleep(0.1)
-        left = [each for each in left if each.is_running() and each.status() != "zombie"]
+        left = [each for each in left if _read(each.status) not in (None, psutil.STATUS_ZOMBIE)]
     assert not left
+
+
+def _read(property_of: Callable[[], str]) -> str | None:
+    """Return a property of a process; None if the process does not exist."""
+    try:
+        return property_of()
+    except psutil.NoSuchProcess:
+        return None

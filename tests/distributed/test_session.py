@@ -10,6 +10,7 @@ import tempfile
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 from typing import NoReturn
@@ -46,12 +47,13 @@ def listening() -> dict[str, set[str]]:
     """Return the addresses on which this process and its children listen, by process name."""
     found: dict[str, set[str]] = {}
     for process in [psutil.Process(), *psutil.Process().children(recursive=True)]:
-        addresses = {
-            each.laddr.ip.removeprefix("::ffff:")
-            for each in process.net_connections(kind="inet")
-            if each.status == psutil.CONN_LISTEN
-        }
-        found[process.name()] = found.get(process.name(), set()) | addresses
+        with suppress(psutil.NoSuchProcess):  # it has exited
+            addresses = {
+                each.laddr.ip.removeprefix("::ffff:")
+                for each in process.net_connections(kind="inet")
+                if each.status == psutil.CONN_LISTEN
+            }
+            found[process.name()] = found.get(process.name(), set()) | addresses
     return found
 
 
