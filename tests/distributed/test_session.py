@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import importlib
 import os
 import signal
 import subprocess
@@ -21,11 +22,12 @@ import pytest
 import ray
 from ray.exceptions import ActorUnavailableError
 
+import rlctl.runtime
 from rlctl.errors import ResourceError, RlctlError, Terminated
 from rlctl.recipes.compose import compose
 from rlctl.runtime.cluster import access
 from rlctl.runtime.cluster.pool import gather
-from rlctl.runtime.cluster.session import ray_session
+from rlctl.runtime.cluster.session import _options, ray_session
 from rlctl.runtime.cluster.session_folder import remove_stale, session_folder
 from rlctl.runtime.rank_info import RankInfo
 from tests.distributed.ranks import on_ranks
@@ -120,6 +122,34 @@ def test_the_token_file_is_for_its_owner(tmp_path: Path, monkeypatch: pytest.Mon
     assert token.read_text() == written
 
 
+@pytest.mark.parametrize(
+    ("process", "recipe", "expected"),
+    [
+        ({}, {}, {"GOMP_SPINCOUNT": "3000"}),
+        ({"GOMP_SPINCOUNT": "7"}, {}, {"GOMP_SPINCOUNT": "7"}),
+        ({"OMP_WAIT_POLICY": "active"}, {}, {"OMP_WAIT_POLICY": "active"}),
+        ({}, {"GOMP_SPINCOUNT": 9}, {"GOMP_SPINCOUNT": "9"}),
+        ({}, {"OMP_WAIT_POLICY": "active"}, {"OMP_WAIT_POLICY": "active"}),
+    ],
+)
+def test_openmp_threads_spin_briefly_unless_the_user_decides(
+    process: dict[str, str],
+    recipe: dict[str, str],
+    expected: dict[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(os, "environ", process.copy())
+    importlib.reload(rlctl.runtime)
+    init = compose("ppo").config.ray_kwargs.ray_init
+    options = _options(init.model_copy(update={"runtime_env": {"env_vars": recipe}}), 1)
+    names = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
+    variables = options["runtime_env"]["env_vars"]
+    assert {name: variables[name] for name in names if name in variables} == expected
+    assert {
+        name: os.environ[name] for name in names if name in os.environ
+    }.keys() <= expected.keys()
+
+
 def test_settings_reach_ray_which_is_private_and_stale_folders_are_removed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -148,12 +178,13 @@ def test_settings_reach_ray_which_is_private_and_stale_folders_are_removed(
             seen = ray.get(
                 ray.remote(
                     lambda: [
-                        os.environ.get(name) for name in ("RLCTL_TEST_COLOUR", "OMP_NUM_THREADS")
+                        os.environ.get(name)
+                        for name in ("RLCTL_TEST_COLOUR", "OMP_NUM_THREADS", "GOMP_SPINCOUNT")
                     ]
                 ).remote(),
                 timeout=600,
             )
-            assert seen == ["teal", "2"]
+            assert seen == ["teal", "2", "3000"]
             scratch = Path(ray.get(ray.remote(tempfile.mkdtemp).remote(), timeout=600))
             assert scratch.is_dir()
             addresses = listening()

@@ -18,6 +18,7 @@ from rlctl.debugging import debug_variables, post_mortem
 from rlctl.errors import MissingExtraError, ResourceError, Terminated
 from rlctl.recipes import schema
 from rlctl.runs.logs import format_tails
+from rlctl.runtime import OPENMP_WAIT, SPIN_COUNT
 from rlctl.runtime.cluster.access import on_loopback, protect_token, require_token
 from rlctl.runtime.cluster.health import RayHealth
 from rlctl.runtime.cluster.session_folder import remove_stale, session_folder
@@ -130,15 +131,14 @@ def _options(init: schema.RayInit, num_threads: int) -> dict[str, Any]:
     env = {name: value for name, value in _WORKER_ENV.items() if value or name in os.environ}
     # Limits the threads that libraries start at import; torch.set_num_threads sets torch's own.
     env["OMP_NUM_THREADS"] = str(num_threads)
+    given = {name: str(value) for name, value in init.runtime_env.get("env_vars", {}).items()}
+    if os.environ.get(OPENMP_WAIT[0]) == SPIN_COUNT and OPENMP_WAIT[1] in given:
+        del os.environ[OPENMP_WAIT[0]]  # workers would inherit it, and it would win
+    env |= {name: os.environ[name] for name in OPENMP_WAIT if name in os.environ}
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    variables = (
-        env
-        | debug_variables()
-        | {name: str(value) for name, value in init.runtime_env.get("env_vars", {}).items()}
-    )
     return {
-        "runtime_env": init.runtime_env | {"env_vars": variables},
+        "runtime_env": init.runtime_env | {"env_vars": env | debug_variables() | given},
         "logging_level": "ERROR",
     }
 
