@@ -71,8 +71,8 @@ def model_keys(model: type[BaseModel], prefix: str) -> Iterator[Key]:
         choices = tuple(
             str(value) for part in parts if get_origin(part) is Literal for value in get_args(part)
         )
-        if parts == [bool]:
-            choices = ("true", "false")
+        if bool in parts:
+            choices = ("true", "false", *choices)
         nullable = type(None) in parts
         text = " or ".join([*named, "null"] if nullable else named)
         open_mapping = any(get_origin(part) is dict for part in parts)

@@ -215,6 +215,8 @@ class Rollouts(Prompts):
     turn_version: Ragged | None = dataclasses.field(default=None, kw_only=True)
     step_rewards: Ragged | None = dataclasses.field(default=None, kw_only=True)
     candidates: Ragged | None = dataclasses.field(default=None, kw_only=True)  # (T, K) token ids
+    # Of asynchronous runs: steps that the weights of each token are older than the newest, int64.
+    staleness: Ragged | None = dataclasses.field(default=None, kw_only=True)
     episodes: list[Episode] = dataclasses.field(default_factory=list, kw_only=True, metadata=_LOCAL)
 
     @cached_property

@@ -5,6 +5,7 @@ Rewards are computed beside generation, and prompts are drawn by the scores of e
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -44,6 +45,18 @@ def test_run_one_step_off_is_exact(settings: list[str], tmp_path: Path) -> None:
     assert weights[0] < 1e-6 < min(weights[1:])
     rlctl("resume", second, "--from-step", 2, "--inline", cwd=tmp_path)
     assert reproducible(second) == rows
+
+
+def test_interpolated_policy_takes_no_pass_of_its_own(settings: list[str], tmp_path: Path) -> None:
+    anchor = ["algorithm.rollout_correction.bypass_mode=loglinear", "trainer.test_freq=-1"]
+    run = train("loglinear", settings, tmp_path, "--inline", *anchor)
+    lines = (run / "metrics.jsonl").read_text().splitlines()
+    rows = [row for row in map(json.loads, lines) if row["step"]]
+    assert [row["async/staleness/share/1"] for row in rows] == [0, 1, 1, 1]
+    assert not any("timing_s/old_log_prob" in row for row in rows)
+    # Fresh rollouts have weights of 1; those of stale ones are between 1 and π/π_rollout.
+    assert rows[0]["rollout_corr/rollout_is_max"] == rows[0]["rollout_corr/rollout_is_min"] == 1
+    assert all(row["rollout_corr/rollout_is_std"] > 1e-4 for row in rows[1:])
 
 
 def test_engines_beside_the_trainer_change_nothing(settings: list[str], tmp_path: Path) -> None:

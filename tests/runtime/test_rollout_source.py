@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from typing import Any, cast
 
 import pytest
+import torch
 
 from rlctl.errors import RlctlError
+from rlctl.runtime.batch import Scored
 from rlctl.runtime.roles import Roles
 from rlctl.runtime.training.clock import Clock
 from rlctl.runtime.training.rollout_source import Collected, InStep, OneStepAhead
+from rlctl.runtime.training.staleness import with_staleness
+from tests.numerics.batches import scored_batch
+
+
+def rollouts(step: int) -> Scored:
+    return replace(scored_batch(), finish=[f"rollouts {step}"] * 4)
 
 
 class Log:
@@ -34,7 +43,7 @@ class Log:
         if step == self.fail_at:
             raise RlctlError("no engine is left")
         self.calls.append(f"{step} by {weights}")
-        return f"rollouts {step}", {}
+        return rollouts(step), {}
 
     def learn(self, step: int) -> None:
         self.calls.append(f"learn {step}")
@@ -54,8 +63,8 @@ def run(log: Log, source: Any, first: int, last: int) -> list[float]:
     """Return the staleness of each step."""
     staleness: list[float] = []
     for step in range(first, last + 1):
-        rollouts, metrics = source.take(step)
-        assert rollouts == f"rollouts {step}"
+        scored, metrics = source.take(step)
+        assert scored.finish == [f"rollouts {step}"] * 4
         staleness.append(metrics.get("async/staleness/mean", 0.0))
         log.learn(step)
         source.end_step()
@@ -135,7 +144,40 @@ def test_failed_generation_raises_at_the_end_of_the_step_beside_it() -> None:
 
 def test_rollouts_in_a_checkpoint_are_learned_from_when_the_run_stays_in_step() -> None:
     log = Log()
-    left = Collected(3, 1, cast(Any, "rollouts 3"), {})
+    left = Collected(3, 1, rollouts(3), {})
     source = InStep(cast(Any, log), cast(Any, log), left)
     run(log, source, 3, 4)
     assert log.calls == ["learn 3", "4 by 0", "learn 4"]
+
+
+def test_tokens_have_a_staleness_and_rows_that_of_their_oldest_sampled_token() -> None:
+    """The mask of the last row's second token excludes it: the policy did not write it."""
+    scored = scored_batch()  # rows of 3, 2, 1 and 3 tokens
+    mask = torch.ones(9)
+    mask[7] = 0
+    scored = replace(scored, response_mask=scored.response_mask.like(mask))
+    weights = torch.tensor([4, 3, 4, 1, 1, 4, 4, 0, 3])
+    aged, metrics = with_staleness(scored, 5, weights, limit=4)
+    assert aged.staleness is not None
+    assert [row.tolist() for row in aged.staleness.rows()] == [[0, 1, 0], [3, 3], [0], [0, 4, 1]]
+    assert metrics == {
+        "async/staleness/mean": 1.25,
+        "async/staleness/max": 3.0,
+        "async/staleness/share/0": 0.25,
+        "async/staleness/share/1": 0.5,
+        "async/staleness/share/2": 0.0,
+        "async/staleness/share/3": 0.25,
+        "async/staleness/share/4": 0.0,
+    }
+
+
+def test_staleness_of_rollouts_one_step_ahead() -> None:
+    log = Log()
+    source = ahead(log)
+    for step, share in ((1, {"0": 1.0, "1": 0.0}), (2, {"0": 0.0, "1": 1.0})):
+        scored, metrics = source.take(step)
+        assert scored.staleness is not None
+        assert scored.staleness.values.unique().tolist() == [step - 1]
+        assert {name[-1]: metrics[name] for name in metrics if "share" in name} == share
+        log.learn(step)
+        source.end_step()

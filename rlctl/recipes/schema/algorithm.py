@@ -80,8 +80,9 @@ class RolloutCorrection(Section):
         description="one entry per criterion: accepted ratio (k1; x means 1/x to x, or `lo_hi`) "
         "or largest divergence (k2, k3)"
     )
-    bypass_mode: bool = Field(
-        description="use the engine's log-probs as the old log-probs instead of computing them"
+    bypass_mode: bool | Literal["loglinear"] = Field(
+        description="old log-probs without a pass of their own: true = the engine's; loglinear = "
+        "between the engine's and those in training, by the staleness of the token"
     )
     loss_type: Literal["ppo_clip", "reinforce"] = Field(
         description="loss in bypass mode: ppo_clip = the configured policy loss, with the ratio to "

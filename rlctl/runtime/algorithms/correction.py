@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Self
 
 import torch
@@ -138,12 +138,27 @@ def veto_mask(tokens: SampledTokens, threshold: float) -> tuple[Tensor, Metrics]
     }
 
 
+@torch.no_grad()
+def proximal(tokens: SampledTokens) -> Tensor:
+    """Return the log-probs of an approximate proximal policy: (T,), without a graph.
+
+    log π_prox = log π_rollout + α·(log π_train − log π_rollout) with α = s/(s + 1), where s is the
+    staleness of a token and π_train the policy in training (A-3PO: arXiv 2512.06547, and AReaL's
+    `loglinear`). It takes the update as one step: the weights before it are s of s + 1 steps from
+    those of the engine to those in training. A token of the newest weights (s = 0) has π_rollout.
+    """
+    assert tokens.staleness is not None
+    alpha = tokens.staleness / (tokens.staleness + 1)
+    return tokens.rollout_log_probs + alpha * tokens.log_ratio
+
+
 @dataclass(frozen=True)
 class Correction:
     """The correction that `algorithm.rollout_correction` configures; `level` None = no weights.
 
     With `bypass` the engine's log-probs are the old ones of the update, and the correction compares
     them with the policy in training. Its losses contain that ratio themselves, except REINFORCE's.
+    With `interpolate` too, an approximate proximal policy has both places: see `proximal`.
     """
 
     level: Level | None
@@ -151,6 +166,7 @@ class Correction:
     batch_normalize: bool
     criteria: tuple[Criterion, ...]
     bypass: bool
+    interpolate: bool
     reinforce: bool  # the loss of bypass mode is −w·A·log π
     veto: float | None  # smallest ratio π_train/π_rollout of a token; None = no veto
 
@@ -178,8 +194,9 @@ class Correction:
             ),
             batch_normalize=config.rollout_is_batch_normalize,
             criteria=tuple(criteria),
-            bypass=config.bypass_mode,
-            reinforce=config.loss_type == "reinforce" and config.bypass_mode,
+            bypass=bool(config.bypass_mode),
+            interpolate=config.bypass_mode == "loglinear",
+            reinforce=config.loss_type == "reinforce" and bool(config.bypass_mode),
             veto=config.rollout_token_veto_threshold,
         )
 
@@ -196,6 +213,8 @@ class Correction:
     def __call__(self, tokens: SampledTokens) -> tuple[Tensor, Tensor | None, Metrics]:
         """Return the mask of tokens to learn from (T,), loss weights (T,) or None, and metrics."""
         mask, weights, metrics = tokens.mask, None, mismatch(tokens)
+        if self.interpolate:
+            tokens = replace(tokens, old_log_probs=proximal(tokens))
         if self.level is not None:
             weights, of_weights = importance_weights(
                 tokens, self.level, self.bounds, self.batch_normalize
@@ -207,4 +226,6 @@ class Correction:
         if self.veto is not None:
             kept, vetoed = veto_mask(tokens, self.veto)
             mask, metrics = mask * kept, metrics | vetoed
-        return mask, None if self.bypass and not self.reinforce else weights, metrics
+        if self.bypass and not (self.interpolate or self.reinforce):
+            weights = None
+        return mask, weights, metrics

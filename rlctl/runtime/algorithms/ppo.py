@@ -29,7 +29,7 @@ from rlctl.runtime.algorithms.base import (
     sampling_seed,
     step_seed,
 )
-from rlctl.runtime.algorithms.correction import Correction
+from rlctl.runtime.algorithms.correction import Correction, proximal
 from rlctl.runtime.algorithms.kl_controllers import KLController, make_kl_controller
 from rlctl.runtime.algorithms.kl_estimators import KLEstimator, load_kl_estimator
 from rlctl.runtime.algorithms.policy_filtration import draw_rows
@@ -169,13 +169,14 @@ class PPO:
         actor, mask, num_rows = self.actor, batch.response_mask.values, len(batch)
         row = batch.response_ids.row_of_token
         weights = batch.is_weights.values if batch.is_weights is not None else None
-        corrections: Metrics = {}
+        old, corrections = batch.old_log_probs.values, Metrics()
         if self.correction.in_loss:
             sampled = SampledTokens.from_rollouts(batch, outputs.log_probs.detach())
             mask, weights, corrections = self.correction(sampled)
+            old = proximal(sampled) if self.correction.interpolate else old
         tokens = PolicyTokens(
             outputs.log_probs,
-            batch.old_log_probs.values,
+            old,
             batch.advantages.values,
             mask,
             row,

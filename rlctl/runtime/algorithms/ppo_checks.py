@@ -17,6 +17,8 @@ def check_settings(config: schema.Config, estimator: Estimator, correction: Corr
     _check_program(rollout, estimator)
     _check_bypass(algorithm, estimator, correction)
     _check_anchor(config.async_training, algorithm.rollout_correction)
+    if correction.interpolate:
+        _check_interpolation(config.async_training, correction)
 
 
 def _check_bypass(
@@ -34,14 +36,42 @@ def _check_bypass(
 
 def _check_anchor(asynchronous: schema.AsyncTraining, correction: schema.RolloutCorrection) -> None:
     """Raise ConfigError if stale rollouts have no policy that the update is compared with."""
-    chosen = (correction.rollout_is, correction.rollout_rs, correction.bypass_mode or None)
+    bypass = correction.bypass_mode is True or None
+    chosen = (correction.rollout_is, correction.rollout_rs, bypass)
     if asynchronous.max_staleness and not any(chosen):
         raise ConfigError(
             "an older policy generates the rollouts, and no correction for it is chosen",
             where=f"async_training.max_staleness={asynchronous.max_staleness}",
             hint="algorithm.rollout_correction.rollout_is=token weighs each token by the ratio of "
-            "the policies before the update (decoupled PPO), or "
-            "algorithm.rollout_correction.bypass_mode=true clips against the older policy",
+            "the policies before the update (decoupled PPO), "
+            "algorithm.rollout_correction.bypass_mode=loglinear beside it approximates that ratio "
+            "without a pass of its own, or algorithm.rollout_correction.bypass_mode=true clips "
+            "against the older policy",
+        )
+
+
+def _check_interpolation(asynchronous: schema.AsyncTraining, correction: Correction) -> None:
+    """Raise ConfigError if the interpolated policy contradicts another setting."""
+    where = "algorithm.rollout_correction.bypass_mode=loglinear"
+    if not asynchronous.max_staleness:
+        raise ConfigError(
+            "bypass_mode=loglinear interpolates from older weights to the newest, and "
+            "async_training.max_staleness=0 generates all rollouts under the newest",
+            where=where,
+            hint="algorithm.rollout_correction.bypass_mode=true",
+        )
+    if correction.reinforce:
+        raise ConfigError(
+            "loss_type=reinforce has no proximal policy to interpolate",
+            where=where,
+            hint="algorithm.rollout_correction.loss_type=ppo_clip",
+        )
+    if correction.level is not None and correction.batch_normalize:
+        raise ConfigError(
+            "rollout_is_batch_normalize needs the weights of all rows before the update, which "
+            "bypass_mode=loglinear does not compute",
+            where=where,
+            hint="algorithm.rollout_correction.rollout_is_batch_normalize=false",
         )
 
 

@@ -27,12 +27,15 @@ class SampledTokens:
     mask: Tensor  # float, 1 where the policy wrote the token
     row: Tensor  # int64, the row of each token
     num_rows: int
+    staleness: Tensor | None = None  # int64, steps; None if all rollouts are of their own step
 
     @classmethod
     def from_rollouts(cls, rollouts: Rollouts, log_probs: Tensor) -> Self:
         """Build from rollouts; `log_probs` (T,) are the trainer's, without a graph."""
         mask, row = rollouts.response_mask.values, rollouts.response_ids.row_of_token
-        return cls(log_probs, rollouts.rollout_log_probs.values, mask, row, len(rollouts))
+        staleness = rollouts.staleness.values if rollouts.staleness is not None else None
+        engine = rollouts.rollout_log_probs.values
+        return cls(log_probs, engine, mask, row, len(rollouts), staleness)
 
     @property
     def log_ratio(self) -> Tensor:

@@ -18,6 +18,7 @@ from rlctl.runtime.batch import Scored
 from rlctl.runtime.roles import Roles
 from rlctl.runtime.training.clock import Clock
 from rlctl.runtime.training.collector import Collector
+from rlctl.runtime.training.staleness import with_staleness
 from rlctl.runtime.training.timed_roles import timed_roles
 
 _BESIDE = {"update_weights": "sync_weights"}  # phases with another name beside a step
@@ -73,7 +74,10 @@ class InStep(RolloutSource):
     def take(self, step: int) -> tuple[Scored, dict[str, float]]:
         """See `RolloutSource`."""
         left, self.ahead = self.ahead, None
-        return (left.scored, left.metrics) if left else self.collector.collect(self.roles, step)
+        if left is None:
+            return self.collector.collect(self.roles, step)
+        scored, metrics = with_staleness(left.scored, step, left.weights, limit=0)
+        return scored, left.metrics | metrics
 
     def end_step(self) -> dict[str, float]:
         """See `RolloutSource`."""
@@ -127,11 +131,8 @@ class OneStepAhead(RolloutSource):
         self._waited = time.perf_counter() - self._began
         if step < self.last:
             self._next = self._begin(step + 1, weights=step - 1)
-        staleness = float(step - 1 - now.weights)
-        return now.scored, now.metrics | {
-            "async/staleness/mean": staleness,
-            "async/staleness/max": staleness,
-        }
+        scored, metrics = with_staleness(now.scored, step, now.weights, limit=1)
+        return scored, now.metrics | metrics
 
     def end_step(self) -> dict[str, float]:
         """See `RolloutSource`."""
