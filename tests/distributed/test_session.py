@@ -6,6 +6,7 @@ import fcntl
 import importlib
 import os
 import signal
+import socket
 import subprocess
 import tempfile
 import threading
@@ -30,19 +31,28 @@ from rlctl.runtime.cluster.pool import gather
 from rlctl.runtime.cluster.session import _options, ray_session
 from rlctl.runtime.cluster.session_folder import remove_stale, session_folder
 from rlctl.runtime.rank_info import RankInfo
-from tests.distributed.ranks import on_ranks
+from rlctl.runtime.workers.process import Process
+from tests.distributed.ranks import on_ranks, rank_info
 
 MARK = b"folder of an rlctl session\n"
 
 
 def folder_in_tmp(mode: int = 0o700, content: bytes | None = MARK) -> Path:
-    """Create a folder as a killed session leaves it; without `content`, one without a lock."""
-    folder = Path(tempfile.mkdtemp(prefix="rlctl-ray-", dir="/tmp"))
+    """Create a folder as a killed session leaves it; without `content`, one without a lock.
+
+    It becomes visible to `remove_stale`, also to that of other tests, with `planted`.
+    """
+    folder = Path(tempfile.mkdtemp(prefix="new-", dir="/tmp"))
     if content is not None:
         (folder / "lock").write_bytes(content)
         (folder / "lock").chmod(0o600)
     folder.chmod(mode)
     return folder
+
+
+def planted(folder: Path) -> Path:
+    """Give a folder the name of a session's."""
+    return folder.rename(folder.with_name(f"rlctl-ray-{folder.name}"))
 
 
 def listening() -> dict[str, set[str]]:
@@ -69,11 +79,22 @@ def test_ranks_of_one_host_listen_on_the_loopback_interface() -> None:
         assert addresses == {"127.0.0.1"}
 
 
+def test_the_address_of_a_process_group_is_taken_until_it_is_joined() -> None:
+    process = Process(rank_info())
+    host, _, port = process.address().partition(":")
+    with socket.socket() as other, pytest.raises(OSError, match="in use"):
+        other.bind((host, int(port)))
+    listener = process._listener
+    process.join(f"{host}:{port}")
+    assert listener is not None
+    assert listener.fileno() == -1, "closed: a single process needs no store"
+
+
 def test_a_planted_lock_link_changes_nothing(tmp_path: Path) -> None:
     victim = tmp_path / "victim"
     victim.write_text("precious")
-    planted = {"open folder": folder_in_tmp(0o777, None), "own folder": folder_in_tmp(0o700, None)}
-    for folder in planted.values():
+    with_links = [folder_in_tmp(0o777, None), folder_in_tmp(0o700, None)]
+    for folder in with_links:
         (folder / "lock").symlink_to(victim)
     linked = Path("/tmp") / f"rlctl-ray-link-{os.getpid()}"
     (tmp_path / "lock").write_bytes(MARK)
@@ -82,7 +103,8 @@ def test_a_planted_lock_link_changes_nothing(tmp_path: Path) -> None:
     unmarked, hard = folder_in_tmp(content=b""), folder_in_tmp(0o777)
     if os.geteuid() == 0:
         os.chown(foreign, 12345, 12345)
-    kept = [*planted.values(), linked, unmarked, hard, *([foreign] if os.geteuid() == 0 else [])]
+    own = [*with_links, unmarked, hard, *([foreign] if os.geteuid() == 0 else [])]
+    kept = [linked, *map(planted, own)]
     try:
         remove_stale()
         assert [folder for folder in kept if not folder.exists()] == []
@@ -154,9 +176,10 @@ def test_settings_reach_ray_which_is_private_and_stale_folders_are_removed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
-    dead, alive = folder_in_tmp(), folder_in_tmp()
+    dead, alive = planted(folder_in_tmp()), folder_in_tmp()
     held = (alive / "lock").open("r+")
     fcntl.flock(held, fcntl.LOCK_EX)
+    alive = planted(alive)
     given = [
         "num_gpus=3",
         "object_store_memory=90000000",
@@ -165,7 +188,7 @@ def test_settings_reach_ray_which_is_private_and_stale_folders_are_removed(
     init = compose(
         "ppo", [f"ray_kwargs.ray_init.{text}" for text in given]
     ).config.ray_kwargs.ray_init
-    tracker = subprocess.Popen(["sleep", "60"])  # like the process of W&B, which outlives Ray
+    tracker = subprocess.Popen(["sleep", "3600"])  # like the process of W&B, which outlives Ray
     signal.signal(signal.SIGHUP, _terminate)
     code, scratch = 0, Path()
     try:

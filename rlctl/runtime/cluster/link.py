@@ -18,7 +18,7 @@ from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsa
 
 from rlctl.runtime.rank_info import RankInfo
 from rlctl.runtime.rollout.weight_sync import Bucket, BucketHeader
-from rlctl.runtime.workers.store import connect_store, open_store
+from rlctl.runtime.workers.store import connect_store, listen, open_store
 
 _TRAINER, _ENGINE = 0, 1
 _CONNECT_S = 60.0  # deadline for the other end to connect
@@ -46,7 +46,7 @@ class Link:
     @staticmethod
     def listen(host: str) -> TCPStore:
         """Open the trainer's store at `host` and a free port, for the engine to connect to."""
-        return open_store(host, 0, 2, timedelta(seconds=_CONNECT_S))
+        return open_store(listen(host, 2), 2, timedelta(seconds=_CONNECT_S))
 
     @classmethod
     def to_engine(cls, listener: TCPStore, rank_info: RankInfo) -> Self:

@@ -23,7 +23,7 @@ from rlctl.debugging import call_on_breakpoint, mark_breakpoints
 from rlctl.log import log_to_stderr
 from rlctl.runtime.rank_info import RankInfo
 from rlctl.runtime.workers.rng import seed_all
-from rlctl.runtime.workers.store import connect_store, open_store
+from rlctl.runtime.workers.store import connect_store, listen, open_store
 from rlctl.runtime.workers.trace import Trace, TraceSpec
 
 _LOOPBACK = "127.0.0.1"
@@ -38,6 +38,7 @@ class Process:
         self.workers: dict[str, Any] = {}
         self._calling: set[int] = set()  # ids of the threads with a call in progress
         self._trace: Trace | None = None
+        self._listener: socket.socket | None = None  # of the store of the process group
         if rank_info.log_path is not None:
             _redirect_output(rank_info.log_path)
             _log_to_stderr()
@@ -51,18 +52,21 @@ class Process:
             torch.use_deterministic_algorithms(True)
 
     def address(self, one_host: bool = True) -> str:
-        """Return an address for the process group: a free port of this host.
+        """Return an address for the process group, on which this process listens from now on.
 
         With `one_host` only processes of this host can reach it.
         """
         host = _LOOPBACK if one_host else socket.gethostbyname(socket.gethostname())
-        with socket.socket() as probe:
-            probe.bind((host, 0))
-            return f"{host}:{probe.getsockname()[1]}"
+        self._listener = listen(host, self.rank_info.world_size)
+        return f"{host}:{self._listener.getsockname()[1]}"
 
     def join(self, address: str) -> None:
-        """Join the process group at `address`. Collective: every process of the pool calls it."""
-        rank_info = self.rank_info
+        """Join the process group at `address`, which rank 0 has returned.
+
+        Collective: every process of the pool calls it.
+        """
+        rank_info, listener = self.rank_info, self._listener
+        self._listener = None
         if rank_info.device == "cuda":
             torch.cuda.set_device(0)  # under Ray only the process's own device is visible
         if rank_info.world_size > 1 or rank_info.device == "cuda":
@@ -71,14 +75,19 @@ class Process:
             host, _, port = address.rpartition(":")
             if host == _LOOPBACK and sys.platform == "linux":
                 os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-            connect = open_store if rank_info.rank == 0 else connect_store
+            if listener is None:
+                store = connect_store(host, int(port), rank_info.world_size, timeout)
+            else:
+                store = open_store(listener, rank_info.world_size, timeout)
             dist.init_process_group(
                 backend,
-                store=connect(host, int(port), rank_info.world_size, timeout),
+                store=store,
                 rank=rank_info.rank,
                 world_size=rank_info.world_size,
                 timeout=timeout,
             )
+        elif listener is not None:
+            listener.close()
 
     def build(self, role: str, worker: type, *args: object, **kwargs: object) -> None:
         """Build the worker of `role`."""

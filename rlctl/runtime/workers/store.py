@@ -8,25 +8,23 @@ from datetime import timedelta
 from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
 
-def open_store(host: str, port: int, world_size: int, timeout: timedelta) -> TCPStore:
-    """Open a store that listens at `host:port` only; port 0 is a free one.
+def listen(host: str, world_size: int) -> socket.socket:
+    """Listen on a free port of `host` only: a store that opens its own socket listens on all."""
+    return socket.create_server((host, 0), backlog=2 * world_size)
 
-    A store that opens its own socket listens on all interfaces.
-    """
-    with socket.socket() as listener:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((host, port))
-        listener.listen(2 * world_size)
-        port = listener.getsockname()[1]
-        return TCPStore(
-            host,
-            port,
-            world_size,
-            is_master=True,
-            timeout=timeout,
-            wait_for_workers=False,
-            master_listen_fd=listener.detach(),
-        )
+
+def open_store(listener: socket.socket, world_size: int, timeout: timedelta) -> TCPStore:
+    """Open a store that takes over `listener`."""
+    host, port = listener.getsockname()
+    return TCPStore(
+        host,
+        port,
+        world_size,
+        is_master=True,
+        timeout=timeout,
+        wait_for_workers=False,
+        master_listen_fd=listener.detach(),
+    )
 
 
 def connect_store(host: str, port: int, world_size: int, timeout: timedelta) -> TCPStore:
