@@ -112,6 +112,7 @@ def test_stacks_of_a_running_run(waiting: subprocess.Popen[str], tmp_path: Path)
     [
         ("echo 'Permission Denied: Try running again' >&2; exit 1", ResourceError, "ptrace"),
         ("echo 'Error: no such process' >&2; exit 1", rlctl.RlctlError, "no such process"),
+        ("exit 3", rlctl.RlctlError, "exit code 3"),
         (None, MissingExtraError, "py-spy"),
     ],
 )
@@ -141,6 +142,17 @@ def test_a_run_that_has_ended_or_is_elsewhere_has_no_processes(tmp_path: Path) -
         root = tmp_path / process.host / str(process.started)
         with pytest.raises(ConflictError, match=message):
             stacks.run_processes(RunStore.at(root).find(run_of(process, root)))
+
+
+def test_a_run_that_ends_during_the_look_has_no_processes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(DriverProcess, "alive", lambda _self: True)
+    with subprocess.Popen("true") as ended:
+        ended.wait()
+    driver = replace(DriverProcess.current(), pid=ended.pid)
+    with pytest.raises(ConflictError, match="has just ended"):
+        stacks.run_processes(RunStore.at(tmp_path).find(run_of(driver, tmp_path)))
 
 
 def test_only_processes_of_the_run_are_listed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -86,7 +86,7 @@ def start_rlctl(
 def kill_and_exit(more: Iterable[psutil.Process] = ()) -> NoReturn:
     """Kill the children of this process and `more`, and exit with code 1 without any cleanup."""
     for process in {*psutil.Process().children(recursive=True), *more}:
-        with suppress(psutil.NoSuchProcess):
+        with suppress(psutil.Error):  # it has exited, or belongs to another user
             process.kill()
     os._exit(1)
 

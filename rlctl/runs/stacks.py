@@ -20,6 +20,7 @@ _RAY = (
     *("ray::IDLE", "ray::DashboardAgent", "ray::RuntimeEnvAgent"),
     *("/ray/dashboard/", "/ray/_private/", "/ray/autoscaler/"),
 )
+_LOGS = "attempts/latest/ of the run has the logs, and the stacks of a run that hung"
 _REFUSED = ("Permission Denied", "Operation not permitted")
 
 
@@ -44,23 +45,29 @@ def run_processes(run: Run) -> list[RunProcess]:
     alive = driver.alive()
     if not alive:
         there = f"runs on {driver.host}" if alive is None else f"is {run.state}"
-        hint = (
-            "run this command there"
-            if alive is None
-            else "attempts/latest/ of the run has the logs, and the stacks of a run that hung"
-        )
+        hint = "run this command there" if alive is None else _LOGS
         raise ConflictError(f"{run.name} {there}", where=str(run.path), hint=hint)
-    controller = psutil.Process(driver.pid)
     found: list[RunProcess] = []
-    for process in [controller, *controller.children(recursive=True)]:
+    for process in _with_children(driver.pid):
         with suppress(psutil.Error):  # it has ended
             command = " ".join(process.cmdline())
             if _is_python(process, command):
                 times = process.cpu_times()
-                name = "controller" if process == controller else _name(command)
+                name = "controller" if process.pid == driver.pid else _name(command)
                 cpu_s = times.user + times.system
                 found.append(RunProcess(process.pid, name, process.status(), cpu_s))
+    if not found:
+        raise ConflictError(f"{run.name} has just ended", where=str(run.path), hint=_LOGS)
     return found
+
+
+def _with_children(pid: int) -> list[psutil.Process]:
+    """Return a process and its descendants; an empty list if it has ended."""
+    try:
+        process = psutil.Process(pid)
+        return [process, *process.children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return []
 
 
 def stacks(pid: int) -> str:
@@ -90,7 +97,8 @@ def stacks(pid: int) -> str:
             hint="run the command with sudo, or allow it: `sysctl kernel.yama.ptrace_scope=0` on "
             "the machine, or `--cap-add SYS_PTRACE` for a container",
         )
-    raise RlctlError(f"py-spy cannot read process {pid}: {reason.splitlines()[0] or 'unknown'}")
+    first = next(iter(reason.splitlines()), f"exit code {done.returncode}")
+    raise RlctlError(f"py-spy cannot read process {pid}: {first}")
 
 
 def _is_python(process: psutil.Process, command: str) -> bool:

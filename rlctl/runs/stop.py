@@ -40,7 +40,10 @@ def request_stop(target: StopTarget, now: bool) -> None:
     """
     if target.state() not in ACTIVE:
         return
-    if target.process.alive():
+    alive = target.process.alive()
+    if alive is False:  # it has exited since its state was read
+        return
+    if alive:
         with suppress(ProcessLookupError):  # it has just exited
             os.kill(target.process.pid, signal.SIGTERM)
             if now:

@@ -9,6 +9,7 @@ from rlctl.runs.follow import Tail
 from rlctl.runs.process import DriverProcess
 from rlctl.runs.record import RunRecord
 from rlctl.runs.run_dir import RunDir
+from rlctl.runs.stop import StopTarget, request_stop
 from rlctl.runs.store import RunStore
 from rlctl.runs.watch import RunWatcher
 
@@ -57,6 +58,20 @@ def test_run_that_finishes_during_a_look_is_not_lost(tmp_path: Path, monkeypatch
         found = find()
         assert (found.state, found.record and found.record.exit_code) == ("finished", 0)
         assert RunRecord.read(run.path / "run.json").state == "finished"
+
+
+def test_request_to_a_run_that_has_just_exited_leaves_no_file(tmp_path: Path) -> None:
+    here = DriverProcess.current()
+    gone, elsewhere = (
+        dataclasses.replace(here, started=here.started + 1),
+        dataclasses.replace(here, host="elsewhere"),
+    )
+    request = tmp_path / "stop"
+    for now in (False, True):
+        request_stop(StopTarget("r", gone, lambda: "running", request), now)
+        assert not request.exists()
+    request_stop(StopTarget("r", elsewhere, lambda: "running", request), now=False)
+    assert request.exists()
 
 
 def test_step_is_shown_before_its_alarm(tmp_path: Path, monkeypatch) -> None:

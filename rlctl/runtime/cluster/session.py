@@ -198,7 +198,7 @@ def _shut_down(others: set[psutil.Process], seen: set[psutil.Process]) -> None:
         atexit.unregister(ray.shutdown)  # it would wait again
     _, left = psutil.wait_procs(started, timeout=_SHUTDOWN_S / 5)
     for process in left:
-        with suppress(psutil.NoSuchProcess):
+        with suppress(psutil.Error):  # it has exited, or belongs to another user
             process.kill()
 
 
