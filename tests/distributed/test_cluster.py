@@ -9,7 +9,6 @@ import shutil
 import socket
 import subprocess
 import sys
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -28,6 +27,8 @@ from rlctl.workers import ResourcePool, Worker, dispatch, session, spawn
 from tests.e2e.command import environment, metrics, rlctl
 from tests.forks import read_ray_variables
 from tests.models import write_tiny_model
+from tests.ports import free_port
+from tests.progress import wait_until
 
 TOKEN = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
 WITH_TOKEN: dict[str, Any] = {"more": TOKEN}
@@ -145,7 +146,7 @@ def dashboard(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         "RAY_USAGE_STATS_ENABLED": "0",
         **TOKEN,
     }
-    ports = [_free_port() for _ in range(4)]
+    ports = [free_port() for _ in range(4)]
     options = [
         f"--port={ports[0]}",
         f"--dashboard-port={ports[1]}",
@@ -174,30 +175,26 @@ def dashboard(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         start_new_session=True,
     )
     url = f"http://127.0.0.1:{ports[1]}"
-    deadline = time.monotonic() + 300
-    while True:
+
+    def replies() -> bool:
+        assert process.poll() is None, "the cluster has exited"
         try:
             urllib.request.urlopen(f"{url}/api/version", timeout=5).read()
-            raise AssertionError("the dashboard replies without a token")
         except urllib.error.HTTPError as error:
             if error.code == 401:  # it requires the token
-                break
+                return True
             raise
         except OSError:
-            assert time.monotonic() < deadline, "no dashboard in time"
-            time.sleep(0.5)
+            return False
+        raise AssertionError("the dashboard replies without a token")
+
+    wait_until(replies, process.pid, "the dashboard")
     yield url
     for started in [*psutil.Process(process.pid).children(recursive=True), process]:
         with suppress(psutil.NoSuchProcess):  # it has exited with another one
             started.kill()
     process.wait(timeout=600)
     shutil.rmtree(folder, ignore_errors=True)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        return probe.getsockname()[1]
 
 
 @pytest.mark.slow
@@ -227,13 +224,8 @@ def test_job_runs_with_project_files(dashboard: str, settings: list[str], tmp_pa
 
 
 def test_unreachable_cluster_is_an_error(settings: list[str], tmp_path: Path) -> None:
-    done = rlctl(
-        "train",
-        "grpo",
-        *settings,
-        "--address",
-        f"http://127.0.0.1:{_free_port()}",
-        cwd=tmp_path,
-        code=7,
-    )
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))  # and does not listen: the port refuses connections
+        address = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        done = rlctl("train", "grpo", *settings, "--address", address, cwd=tmp_path, code=7)
     assert "no Ray cluster replied" in done.stderr

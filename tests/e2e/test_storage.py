@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import shutil
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,26 +21,26 @@ from rlctl.errors import ConfigError, ConflictError, MissingExtraError, NotFound
 from rlctl.runs.provenance import data_hashes
 from rlctl.runtime.checkpoint.store import damage
 from tests.e2e.command import metrics, reproducible
+from tests.ports import free_port
+from tests.progress import wait_until
 
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[str]:
     """Start moto in its own process: vLLM's tests must not import its modules in this one."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     process = subprocess.Popen(
         [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)],
         stderr=subprocess.DEVNULL,
     )
-    deadline = time.monotonic() + 300
-    while True:
-        try:
-            socket.create_connection(("127.0.0.1", port), timeout=1).close()
-            break
-        except OSError:
-            assert time.monotonic() < deadline, "moto's server did not start"
-            time.sleep(0.1)
+
+    def listens() -> bool:
+        assert process.poll() is None, "moto's server has exited"
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
+            return True
+        return False
+
+    wait_until(listens, process.pid, "moto's server")
     yield f"http://127.0.0.1:{port}"
     process.kill()
     process.wait()

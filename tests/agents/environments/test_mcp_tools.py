@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import socket
 import subprocess
 import sys
 import urllib.error
@@ -18,6 +17,7 @@ import pytest
 from rlctl.errors import ConfigError
 from rlctl.runtime.agents.environments.pool import EnvironmentPool, Timeouts
 from rlctl.runtime.agents.environments.protocol import Step, ToolCall, Turn
+from tests.ports import free_port
 from tests.progress import wait_until
 
 SERVER = '''
@@ -106,14 +106,13 @@ def test_server_in_a_configuration_of_verl(folder: Path) -> None:
 
 
 def test_server_at_a_url(folder: Path) -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     url = f"http://127.0.0.1:{port}/mcp"
     with Path("server.log").open("w") as log:
         server = subprocess.Popen([sys.executable, "server.py", str(port)], stdout=log, stderr=log)
     try:
-        wait_until(lambda: responds(url), server.pid, "the server listens")
+        wait_until(lambda: server.poll() is not None or responds(url), server.pid, "the server")
+        assert server.poll() is None, Path("server.log").read_text()
         configure({"url": url, "auth_token": "t"})
         [step] = play({"mcp_config_path": "servers.json"}, [call("add", a=2, b=3)])
         assert step.messages[0]["content"] == "5"
