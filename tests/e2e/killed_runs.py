@@ -12,6 +12,7 @@ import os
 import random
 import re
 import signal
+import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -33,12 +34,13 @@ def compute_score(data_source, solution_str, ground_truth, extra_info=None):
 """
 
 
-# Moments by name: the beginning of a phase's name, or files that exist only then.
+# Moments by name: the beginning of a phase's name, or an event that Python audits and its path.
 PHASES = {"start-up": "building the", "first step": "adv", "resume": "loading the checkpoint"}
-FILES = {
-    "checkpoint write": "checkpoints/.*.partial/actor",
-    "commit": "checkpoints/.*.partial/manifest.json",
+AUDITED = {
+    "checkpoint write": ("open", re.compile(r".*/checkpoints/\..*\.partial/actor/.*")),
+    "commit": ("os.rename", re.compile(r".*/checkpoints/\..*\.partial")),
 }
+WRITTEN, TALKING = "written", "talking"  # later than a phase: see `run`
 _SECONDS = re.compile(rb'"seconds": [^,}]+')  # of turns, calls and episodes
 EXIT_CODES = {"SIGKILL": -9, "SIGINT": 130, "SIGTERM": 143, "SIGUSR1": 143, "SIGHUP": 129}
 
@@ -52,7 +54,8 @@ class Killer:
     def __init__(self) -> None:
         self.moment, delay, name = ([*os.environ.get(KILL_AT, "").split(":"), "", ""])[:3]
         self.left = int(self.moment) if self.moment.isdigit() else 0
-        self.delay = float(delay or 0)
+        self.later = delay if delay in (WRITTEN, TALKING) else ""
+        self.delay = 0.0 if self.later else float(delay or 0)
         self.signal = signal.Signals[name or "SIGKILL"]
         self.doing = "starting"
         self.folder: Path | None = None
@@ -60,16 +63,22 @@ class Killer:
 
     def start(self, run: RunInfo) -> None:
         self.folder = run.folder
-        if self.moment in FILES:
-            threading.Thread(target=self._await_file, args=(run.folder,), daemon=True).start()
+        if self.moment in AUDITED:
+            sys.addaudithook(self._audit)
 
     def phase(self, name: str) -> None:
         self.doing = name
         self.left -= 1
         if self.left == 0 or name.startswith(PHASES.get(self.moment, "\0")):
-            self.left, self.moment = 0, ""
-            self.timer = threading.Timer(self.delay, self._kill)
-            self.timer.start()
+            self.left, self.moment = 0, self.later
+            while self.later == WRITTEN and self._is_writing():
+                time.sleep(0.01)
+            if self.later != TALKING:
+                self._kill_later()
+
+    def episodes(self, states: Mapping[str, int]) -> None:
+        if self.moment == TALKING and states:
+            self._kill_later()
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None: ...
 
@@ -81,19 +90,28 @@ class Killer:
         if self.timer is not None:
             self.timer.cancel()
 
-    def _await_file(self, folder: Path) -> None:
-        pattern = FILES[self.moment]
-        while self.moment and not any(folder.glob(pattern)):
-            time.sleep(0.0005)
-        if self.moment:
-            time.sleep(self.delay)
+    def _audit(self, event: str, arguments: tuple[Any, ...]) -> None:
+        wanted, path = AUDITED.get(self.moment, ("", None))
+        if event == wanted and path is not None and path.fullmatch(str(arguments[0])):
+            self._kill_later()
+
+    def _kill_later(self) -> None:
+        """Kill after the delay; without one at once, so that the moment is exact."""
+        self.moment = ""
+        if self.delay:
+            self.timer = threading.Timer(self.delay, self._kill)
+            self.timer.start()
+        else:
             self._kill()
 
     def _kill(self) -> None:
-        writing = self.folder is not None and any(self.folder.glob("checkpoints/.*.partial"))
         if file := os.environ.get(KILLED_FILE):
-            Path(file).write_text(self.doing + (" while writing a checkpoint" if writing else ""))
+            writing = " while writing a checkpoint" if self._is_writing() else ""
+            Path(file).write_text(self.doing + writing)
         os.kill(os.getpid(), self.signal)
+
+    def _is_writing(self) -> bool:
+        return self.folder is not None and any(self.folder.glob("checkpoints/.*.partial"))
 
 
 @dataclass(frozen=True)
@@ -112,8 +130,9 @@ def run(
     """Run `rlctl` with these arguments to its end.
 
     `kill_at` is `<n>:<seconds>[:SIGNAL]`, the delay after the n-th phase begins, or with a moment
-    of `PHASES` or `FILES` in the place of `<n>`. A write beyond `largest_file` bytes fails, as on a
-    full disk.
+    of `PHASES` or `AUDITED` in the place of `<n>`. In the place of seconds, `WRITTEN` waits until
+    no checkpoint is being written, and `TALKING` until an episode is running. A write beyond
+    `largest_file` bytes fails, as on a full disk.
     """
     variables = usual_environment() | {
         "TOKENIZERS_PARALLELISM": "false",

@@ -8,7 +8,15 @@ import pytest
 
 from tests.agents.quiz import write_quiz
 from tests.e2e.command import metrics, reproducible, rlctl
-from tests.e2e.killed_runs import LOGGER, events, finish_despite, learned, responses, state
+from tests.e2e.killed_runs import (
+    LOGGER,
+    TALKING,
+    events,
+    finish_despite,
+    learned,
+    responses,
+    state,
+)
 
 ROLLOUT = "actor_rollout_ref.rollout"
 
@@ -63,7 +71,7 @@ def test_a_killed_run_repeats_its_programs(program: list[str], tmp_path: Path) -
         "--name",
     ]
     rlctl(*command, "straight", cwd=tmp_path)
-    doing = finish_despite(["22:0.2"], "killed", [*command, "killed"], tmp_path, "--inline")
+    doing = finish_despite([f"24:{TALKING}"], "killed", [*command, "killed"], tmp_path, "--inline")
     assert doing[0].startswith("gen"), "killed while programs talk with the policy"
     straight, killed = (tmp_path / "runs/quickstart" / each for each in ("straight", "killed"))
     assert [each["number"] for each in events(killed, "attempt")] == [1, 2]

@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 
 from tests.e2e.command import metrics
-from tests.e2e.killed_runs import run
+from tests.e2e.killed_runs import WRITTEN, run
 from tests.tracking.real import LOGGERS
 
 STEP = "training/global_step"
-IN_STEP_4 = "35"  # phase at which all trackers have step 3 and the checkpoint is of step 2
+IN_STEP_4 = f"35:{WRITTEN}"  # the first phase after step 3; the checkpoint is of step 2
 
 
 def curves(
