@@ -35,7 +35,7 @@ FORKS.set_forkserver_preload(
         "rlctl.cli.commands.train",
         "rlctl.cli.commands.resume",
         "rlctl.runtime.resume",
-        "rlctl.runtime.cluster.engine_group",
+        "rlctl.runtime.cluster.engine_pool",
         "rlctl.runtime.cluster.session",
         "rlctl.sweeps.launch",
         "transformers.models.qwen2.modeling_qwen2",

@@ -92,6 +92,12 @@ COMMANDS = (
         "Training",
     ),
     LazyCommand(
+        "engines",
+        "rlctl.cli.commands.engines",
+        "List, add and drain the rollout engines of a running run.",
+        "Training",
+    ),
+    LazyCommand(
         "eval",
         "rlctl.cli.commands.evaluate",
         "Generate and score responses to the validation prompts of a run or a model folder.",

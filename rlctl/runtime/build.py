@@ -243,13 +243,13 @@ def _overlapped(
     rollout, data = config.actor_rollout_ref.rollout, config.data
     if reward is None:
         return roles
-    if isinstance(engines, DisaggregatedActor):
-        if rollout.mode == "async":
-            LOG.info(NO_OVERLAP, "with rollout.mode=async engines return whole groups")
-            return roles
-        num_ranks = engines.num_engines
+    apart = isinstance(engines, DisaggregatedActor)
+    if apart and rollout.mode == "async":
+        LOG.info(NO_OVERLAP, "with rollout.mode=async engines return whole groups")
+        return roles
+    count = engines.num_engines if apart else lambda: num_ranks
     length = data.max_prompt_length + data.max_response_length
-    actor = OverlappedActor(roles.actor, engines, num_ranks, sampling, length, reward)
+    actor = OverlappedActor(roles.actor, engines, count, sampling, length, reward)
     return replace(roles, actor_role=actor)
 
 

@@ -175,7 +175,7 @@ def _open_ray_pools(
     on_lost: Callable[[], object],
     stack: ExitStack,
 ) -> Pools:
-    from rlctl.runtime.cluster.engine_group import EnginePool
+    from rlctl.runtime.cluster.engine_pool import EnginePool
     from rlctl.runtime.cluster.pool import PoolSpec, RayPool
     from rlctl.runtime.cluster.session import ray_session
 
@@ -213,6 +213,7 @@ def _open_ray_pools(
         )
         if name == plan.rollout_pool:
             pool = engines = EnginePool(spec, trainer.timeouts.rollout_restart_s, event)
+            stack.callback(engines.end_changes)
         elif name == JUDGE_POOL:
             pool = judges = RayPool(spec)
         else:

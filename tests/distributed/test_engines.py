@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import time
@@ -16,9 +17,11 @@ import torch
 from rlctl.errors import RlctlError
 from rlctl.recipes import schema
 from rlctl.recipes.compose import compose
+from rlctl.runs.engines import REQUESTS, EngineRequest, PoolStatus, RequestStatus, new_request
 from rlctl.runtime.algorithms.rollout_mismatch import SampledTokens, mismatch
 from rlctl.runtime.batch import Experience, LogProbs, Prompts, Ragged, Rollouts
 from rlctl.runtime.build import load_algorithm
+from rlctl.runtime.cluster import membership
 from rlctl.runtime.cluster.channels import LinkChannel
 from rlctl.runtime.cluster.disaggregated import DisaggregatedActor
 from rlctl.runtime.cluster.pool import PoolSpec
@@ -104,7 +107,7 @@ class Stage:
     """Trainer in this process and engines on Ray that fail on request."""
 
     def __init__(self, folder: Path, config: schema.Config, num_engines: int = 2) -> None:
-        from rlctl.runtime.cluster.engine_group import EnginePool
+        from rlctl.runtime.cluster.engine_pool import EnginePool
 
         self.folder, self.config = folder, config
         self.events: list[tuple[str, dict[str, Any]]] = []
@@ -293,6 +296,45 @@ def test_engine_lost_during_generation_does_not_change_responses(
     assert stage.kinds() == ["engine_lost", "engine_restarted"]
 
 
+def ask(stage: Stage, request: EngineRequest) -> RequestStatus:
+    """Send a request through the folder of the run, and generate until it is done or failed."""
+    (stage.folder / REQUESTS).mkdir(exist_ok=True)
+    (stage.folder / REQUESTS / f"{request.id}.json").write_text(json.dumps(vars(request)))
+    deadline = time.monotonic() + 300
+    while True:
+        status = PoolStatus.read(stage.folder)
+        found = status and status.request(request.id)
+        if found is not None and found.progress != "waiting":
+            return found
+        stage.generate(seed=3)
+        assert time.monotonic() < deadline
+
+
+def test_engines_join_and_leave_without_a_change_of_responses(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(membership, "_POLL_S", 0.1)
+    undisturbed = stage.generate(seed=3)
+    assert ask(stage, new_request("add", count=1)).message == "added engine 2"
+    assert same(stage.generate(seed=3), undisturbed)
+    assert ask(stage, new_request("drain", engines=[0])).message == "drained engine 0"
+    assert same(stage.generate(seed=3), undisturbed)
+    assert [each.number for each in stage.pool.engines.engines] == [1, 2]
+    assert stage.kinds() == ["engine_request", "engine_added", "engine_request", "engine_drained"]
+    refused = ask(stage, new_request("drain", count=2))
+    assert (refused.progress, "the last engine" in refused.message) == ("failed", True)
+    large = replace(stage.pool.engines.spec, device_fraction=9.0, start_timeout_s=0.5)
+    monkeypatch.setattr(stage.pool.engines, "spec", large)
+    refused = ask(stage, new_request("add", count=1))
+    assert refused.message.startswith("0 of 1 engines started: 1 × {'CPU': 9.0} were not free")
+    monkeypatch.undo()
+    status = PoolStatus.read(stage.folder)
+    assert status is not None
+    states = [(each.engine, each.state) for each in status.engines]
+    assert states == [(1, "serving"), (2, "serving")]
+    assert all(each.responses and each.tokens_per_s for each in status.engines)
+
+
 @pytest.fixture
 def links(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     """Sync weights by links over gloo, in small buckets."""
@@ -314,7 +356,7 @@ def test_weights_sync_by_links(stage: Stage) -> None:
         assert largest_difference(rollouts, old) < 1e-4
         stage.actor.update(experience(rollouts, old.log_probs), lr=1e-2)
     assert stage.events == []
-    assert sorted(LinkChannel.links) == [0, 1]
+    assert sorted(LinkChannel.links) == [each.number for each in stage.pool.engines.engines]
 
 
 @pytest.mark.usefixtures("links")

@@ -152,7 +152,8 @@ def test_overlap_places_requests_on_engines(caplog: pytest.LogCaptureFixture) ->
     decoding = Decoding(1.0, 1.0, -1, ())
     ids = [Request(i, torch.tensor([1]), decoding, (4,), (i,)) for i in range(12)]
     shared = "actor_rollout_ref.rollout.tensor_model_parallel_size=2"
-    pool = create_autospec(DisaggregatedActor, instance=True, num_engines=3)
+    pool = create_autospec(DisaggregatedActor, instance=True)
+    pool.num_engines.return_value = 3
     for engines, overrides, expected in (
         (ColocatedEngines(create_autospec(RankEngines), 4, 2), [shared], {0: 6, 1: 6}),
         (pool, [], {0: 4, 1: 4, 2: 4}),

@@ -74,6 +74,7 @@ class Processes(EngineProcesses):
         self.spec = PoolSpec("engines", num_engines, rank_info(), 60.0, call_timeout_s, False, 1.0)
         self.restart_timeout_s = 0.3
         self.engines = [Engine(number, None) for number in range(num_engines)]
+        self.num_configured, self.joined = num_engines, engine_group.deque()
         self.scripts = scripts
         self.num_starts = 0
 
@@ -349,3 +350,93 @@ def test_least_loaded_engines_get_the_next_requests() -> None:
     first.in_flight = {Ref(): request}  # not a Ray reference
     waiting = engine_group.deque([replace(request, number=1)])
     assert [engine.number for engine, _ in group._assign(waiting)] == [second.number]
+
+
+def join(setup: Setup) -> Engine:
+    """Start one more engine, as `Membership` does once devices are reserved."""
+    engine = Engine(7, None, joining=True)
+    setup.pool.start(engine, setup.group.spec)
+    setup.pool.joined.append(engine)
+    return engine
+
+
+def test_an_added_engine_gets_the_weights_and_then_requests() -> None:
+    numbers: list[int] = []
+
+    def counting(number: int) -> Script:
+        def script(method: str, args: tuple[Any, ...]) -> Any:
+            if method == "generate_sequences":
+                numbers.append(number)
+            return healthy(method, args)
+
+        return script
+
+    setup = Setup(counting(0), counting(1), counting(7))
+    assert_complete(setup.generate())
+    num_requests = len(numbers)
+    engine = join(setup)
+    assert_complete(setup.generate())
+    assert setup.synced == [[0, 1], [7]]
+    assert set(numbers[num_requests:]) == {0, 1, 7}
+    assert len(numbers) == 2 * num_requests  # requests depend on the configured number
+    assert setup.events[0][0] == "engine_added"
+    assert engine.num_responses > 0
+    assert not engine.joining
+
+
+def test_an_added_engine_that_does_not_start_is_given_up() -> None:
+    setup = Setup(healthy, healthy, broken_start)
+    engine = join(setup)
+    assert_complete(setup.generate())
+    assert engine not in setup.pool.engines
+    assert setup.kinds() == ["engine_lost"]
+    assert engine.failure is not None
+
+
+def test_a_drained_engine_finishes_its_turns_and_gets_no_new_ones() -> None:
+    seen: list[tuple[int, list[int]]] = []
+
+    def slow(number: int) -> Script:
+        def script(method: str, args: tuple[Any, ...]) -> Any:
+            if method == "exchange":
+                seen.append((number, [each.key for each in args[0]]))
+                return completed(turns([number])) if len(seen) > 2 else []
+            return None
+
+        return script
+
+    setup = Setup(slow(0), slow(1))
+    setup.group.update_weights(setup.send_weights)
+    setup.group.exchange(turns([0, 1]), Slice(8))
+    setup.pool.engines[0].draining = True
+    found = setup.group.exchange(turns([2]), Slice(8))
+    assert seen == [(0, [0]), (1, [1]), (0, []), (1, [2])]
+    assert sorted(each.key for each in found) == [0, 1]
+    assert [engine.number for engine in setup.pool.engines] == [1]
+    assert setup.events == []
+
+
+def test_drained_engines_share_no_further_requests_of_a_batch() -> None:
+    setup = Setup(healthy)
+    assert_complete(setup.generate())
+    first, second = setup.pool.engines
+    before = first.num_responses
+    first.draining = True
+    assert_complete(setup.generate())
+    assert (first.num_responses, setup.pool.engines) == (before, [second])
+
+
+def test_turns_wait_while_only_a_drained_engine_is_ready() -> None:
+    def script(method: str, args: tuple[Any, ...]) -> Any:
+        return completed(args[0] or turns([0])) if method == "exchange" else None
+
+    setup = Setup(script)
+    setup.group.update_weights(setup.send_weights)
+    first, second = setup.pool.engines
+    first.turns = {0: engine_group.OpenTurn.of(turns([0])[0])}
+    first.draining, second.version = True, -1
+    second.handle, second.retry_at = None, time.monotonic() + 60
+    assert [each.key for each in setup.group.exchange(turns([1]), Slice(8))] == [0]
+    second.retry_at = 0.0
+    assert setup.group.exchange([], Slice(8)) == []  # starts it
+    assert [each.key for each in setup.group.exchange([], Slice(8))] == [1]

@@ -7,6 +7,7 @@ order, and the engines only pause between slices.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -29,7 +30,7 @@ class OverlappedActor(DelegatingActor):
     Args:
         actor: the actor; all else is delegated to it.
         engines: its engines.
-        num_ranks: number of the actor's ranks, or of the engines of a pool.
+        num_ranks: returns the number of the actor's ranks, or of the engines of a pool.
         context_length: limit of prompt and response together.
     """
 
@@ -37,7 +38,7 @@ class OverlappedActor(DelegatingActor):
         self,
         actor: Actor,
         engines: TurnEngines,
-        num_ranks: int,
+        num_ranks: Callable[[], int],
         sampling: SamplingConfig,
         context_length: int,
         reward: RuleReward,
@@ -74,7 +75,7 @@ class OverlappedActor(DelegatingActor):
 
     def _placed(self, requests: list[Request]) -> list[Request]:
         """Return the requests in the order and on the engines of an undivided generation."""
-        parts = torch.arange(len(requests)).tensor_split(self.num_ranks)
+        parts = torch.arange(len(requests)).tensor_split(self.num_ranks())
         size = self.sampling.rollout.tensor_model_parallel_size  # ranks of an engine
         engine = {i: rank // size for rank, part in enumerate(parts) for i in part.tolist()}
         placed = [replace(each, affinity=engine[i]) for i, each in enumerate(requests)]

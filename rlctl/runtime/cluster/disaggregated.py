@@ -29,10 +29,9 @@ class DisaggregatedActor(DelegatingActor):
         self.engines = engines
         self.published: PublishedWeights | None = None
 
-    @property
     def num_engines(self) -> int:
-        """Number of engines, of which some may be down."""
-        return len(self.engines.pool.engines)
+        """Return the number of engines that get new requests, of which some may be down."""
+        return sum(not engine.draining for engine in self.engines.pool.engines)
 
     def update_weights(self) -> None:
         """See `Actor`. Every stale engine gets the trainer's weights, or the published ones."""

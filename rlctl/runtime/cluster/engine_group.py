@@ -15,7 +15,7 @@ from rlctl.runs.logs import format_tails
 from rlctl.runtime.batch import Prompts, Rollouts
 from rlctl.runtime.cluster.channels import StoreChannel, channel
 from rlctl.runtime.cluster.engines import Engine, EngineProcesses, OpenTurn, Request, failure_reason
-from rlctl.runtime.cluster.pool import PoolSpec, gather, nodes_of
+from rlctl.runtime.cluster.pool import gather
 from rlctl.runtime.rollout.requests import Completion, Slice
 from rlctl.runtime.rollout.requests import Request as TurnRequest
 from rlctl.runtime.rollout.sampling_params import max_in_flight, num_requests
@@ -74,6 +74,7 @@ class EngineGroup:
         """
         self._send_weights = send_weights
         self.all_down_since = None
+        self.pool.change_members()
         self._sync_weights(send_weights, deque())
 
     def generate_sequences(
@@ -86,7 +87,7 @@ class EngineGroup:
                 "generate_sequences with stale engine weights: call update_weights before it"
             )
         self.all_down_since = None
-        num_parts = num_requests(self.rollout, len(prompts), len(self.pool.engines))
+        num_parts = num_requests(self.rollout, len(prompts), self.pool.num_configured)
         parts = split(prompts, num_parts, balanced=False)
         shards = prompts.without_local().chunk(parts)
         waiting = deque(Request(number, shard) for number, shard in enumerate(shards))
@@ -104,6 +105,7 @@ class EngineGroup:
         finally:  # after an error, results in flight are discarded
             for engine in self.pool.engines:
                 engine.in_flight.clear()
+            self.pool.change_members()
         return join([results[number] for number in range(len(parts))], parts, prompts)
 
     def exchange(
@@ -122,16 +124,20 @@ class EngineGroup:
         waiting, self._unplaced = [*waiting, *self._unplaced], []
         waiting = [each for each in waiting if each.request.key not in cancelled]
         ready = [each for each in self.pool.engines if each.version == self.version]
+        members = [each for each in self.pool.engines if not each.draining]
+        takers = [each for each in ready if not each.draining]
+        if not takers:
+            self._unplaced, waiting = waiting, []
         if not ready:
-            self._unplaced = waiting
             time.sleep(_POLL_S / 10)
             return []
         new: dict[Engine, list[TurnRequest]] = {engine: [] for engine in ready}
         for turn in waiting:
-            home = self.pool.engines[turn.request.affinity % len(self.pool.engines)]
-            target = home if home in new else min(ready, key=lambda each: len(each.turns))
+            home = members[turn.request.affinity % len(members)]
+            target = home if home in new else min(takers, key=lambda each: len(each.turns))
             new[target].append(turn.request)
             target.turns[turn.request.key] = turn
+        began = time.monotonic()
         calls = {
             engine: engine.call("exchange", requests, limit, cancelled)
             for engine, requests in new.items()
@@ -149,12 +155,16 @@ class EngineGroup:
                     completions.append((turn := engine.turns[each.key]).receive(each))
                     if turn.is_complete:
                         del engine.turns[each.key]
+                num_tokens = sum(len(each.response_ids) for each in finished)
+                engine.count(len(finished), num_tokens, began)
             else:
                 self._mark_failed(engine, reason, deque())
+        self.pool.change_members()
         return completions
 
     def _restart_lost(self, waiting: deque[Request]) -> None:
         """Start lost engines, and finish or give up starts that are under way."""
+        self.pool.change_members()
         now, limit = time.monotonic(), self.pool.spec.start_timeout_s
         for engine in self.pool.engines:
             if engine.handle is None and now >= engine.retry_at:
@@ -166,7 +176,9 @@ class EngineGroup:
                 if reason is None:
                     engine.start_result = None
                     seconds = round(now - engine.started_at, 1)
-                    self.event("engine_restarted", engine=engine.number, seconds=seconds)
+                    kind = "engine_added" if engine.joining else "engine_restarted"
+                    engine.joining = False
+                    self.event(kind, engine=engine.number, node=engine.node, seconds=seconds)
                 else:
                     self._mark_failed(engine, reason, waiting)
             elif now - engine.started_at > limit:
@@ -215,7 +227,9 @@ class EngineGroup:
             free = [
                 engine
                 for engine in self.pool.engines
-                if engine.version == self.version and len(engine.in_flight) < capacity
+                if engine.version == self.version
+                and not engine.draining
+                and len(engine.in_flight) < capacity
             ]
             if not free:
                 return
@@ -241,7 +255,9 @@ class EngineGroup:
                 if result in done:
                     reason = failure_reason(result)
                     if reason is None:
-                        results[engine.in_flight.pop(result).number] = ray.get(result)
+                        part: Rollouts = ray.get(result)
+                        results[engine.in_flight.pop(result).number] = part
+                        engine.count(len(part), len(part.response_ids.values), request.sent_at)
                         engine.num_failures = 0
                     else:
                         self._mark_failed(engine, reason, waiting)
@@ -265,7 +281,10 @@ class EngineGroup:
         first_line = reason.strip().splitlines()[0] if reason.strip() else "no reason was given"
         num_lost = len(requests) + len(turns)
         self.event("engine_lost", engine=engine.number, reason=reason, requests=num_lost)
-        logger.warning("rollout engine %d is lost (%s); restarting it", engine.number, first_line)
+        if engine.joining:  # the devices that it was given do not suit it
+            engine.draining, engine.failure = True, reason
+        fate = "removing" if engine.draining else "restarting"
+        logger.warning("rollout engine %d is lost (%s); %s it", engine.number, first_line, fate)
         losses = [each.num_failures for each in requests]
         losses += [self._num_losses[each.request.key] for each in turns]
         if max(losses, default=0) >= _MAX_FAILURES:
@@ -276,25 +295,3 @@ class EngineGroup:
 
     def _tail(self) -> str:
         return format_tails([engine.log for engine in self.pool.engines if engine.log])
-
-
-class EnginePool:
-    """Pool of rollout engines, one per device."""
-
-    def __init__(self, spec: PoolSpec, restart_timeout_s: float, event: Event) -> None:
-        self.name = spec.name
-        self.engines = EngineProcesses(spec, restart_timeout_s)
-        self.event = event
-
-    def spawn(self, spec: RolloutSpec) -> EngineGroup:
-        """Start an engine in every process, asynchronously; `EngineGroup.wait` waits for them."""
-        return EngineGroup(self.engines, spec, self.event)
-
-    @property
-    def nodes(self) -> list[str]:
-        """The machine of each engine."""
-        return nodes_of(self.engines.group)
-
-    def close(self) -> None:
-        """Kill the engines and release their devices."""
-        self.engines.close()

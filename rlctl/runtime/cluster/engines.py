@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
 
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
-from ray.util.placement_group import remove_placement_group
+from ray.util.placement_group import PlacementGroup, remove_placement_group
 
 from rlctl.errors import RlctlError
 from rlctl.recipes.roles import ROLLOUT
 from rlctl.runs.logs import format_tails
 from rlctl.runtime.batch import Prompts
 from rlctl.runtime.cluster.link import Link
-from rlctl.runtime.cluster.pool import PoolSpec, process_options, reserve
+from rlctl.runtime.cluster.pool import (
+    PoolSpec,
+    nodes_of,
+    process_options,
+    request_group,
+    wait_for_groups,
+)
 from rlctl.runtime.rollout.requests import Completion
 from rlctl.runtime.rollout.requests import Request as TurnRequest
 from rlctl.runtime.rollout.sampling_params import max_in_flight
@@ -106,6 +113,8 @@ class Engine:
 
     number: int
     log: Path | None
+    group: PlacementGroup | None = None  # its devices
+    node: str = ""
     handle: Any = None
     start_result: ray.ObjectRef | None = None
     started_at: float = 0.0
@@ -114,6 +123,26 @@ class Engine:
     retry_at: float = 0.0
     in_flight: dict[ray.ObjectRef, Request] = field(default_factory=dict)
     turns: dict[int, OpenTurn] = field(default_factory=dict)  # by key
+    draining: bool = False  # it gets no new requests, and is removed once it is idle
+    joining: bool = False  # it was added to a running pool and has not been built yet
+    failure: str | None = None  # reason why it could not join
+    num_responses: int = 0
+    num_tokens: int = 0  # of its responses
+    busy_s: float = 0.0
+    busy_until: float = 0.0  # time of the last response
+
+    @property
+    def idle(self) -> bool:
+        """True if no request is open."""
+        return not self.in_flight and not self.turns
+
+    def count(self, num_responses: int, num_tokens: int, since: float) -> None:
+        """Count responses to a request that was sent at `since`."""
+        now = time.monotonic()
+        self.busy_s += now - max(since, self.busy_until)
+        self.busy_until = now
+        self.num_responses += num_responses
+        self.num_tokens += num_tokens
 
     @property
     def ready(self) -> bool:
@@ -140,13 +169,21 @@ class Engine:
 
 
 class EngineProcesses:
-    """Engine slots of a pool and their processes. `EngineGroup` distributes the work."""
+    """Engine slots of a pool and their processes. `EngineGroup` distributes the work.
+
+    Only `join` may be called by another thread than that of the group.
+    """
 
     def __init__(self, spec: PoolSpec, restart_timeout_s: float) -> None:
         self.spec = spec
         self.restart_timeout_s = restart_timeout_s  # for one to be ready again when all are down
-        self.group = reserve(spec)
-        self.engines = [Engine(number, self._log(number)) for number in range(spec.num_processes)]
+        self.num_configured = spec.num_processes
+        self.joined: deque[Engine] = deque()  # not in `engines` yet
+        # One group for each, so that a drained engine releases its devices.
+        groups = [request_group(spec) for _ in range(spec.num_processes)]
+        wait_for_groups(groups, spec)
+        self.engines = [self._engine(number, group) for number, group in enumerate(groups)]
+        self._next_number = spec.num_processes
 
     def start(self, engine: Engine, spec: RolloutSpec) -> None:
         """Start the engine's process and build its worker, asynchronously."""
@@ -154,7 +191,8 @@ class EngineProcesses:
         remote: Any = ray.remote  # Ray's stubs lack `concurrency_groups`
         threads = {_WEIGHTS: 1, _GENERATE: max_in_flight(spec.sampling.rollout)}
         process = remote(concurrency_groups=threads)(EngineProcess)
-        options = process_options(self.spec, self.group, engine.number)
+        assert engine.group is not None
+        options = process_options(self.spec, engine.group, engine.number, bundle=0)
         engine.handle = process.options(**options).remote(rank_info)
         engine.start_result = engine.handle.build.remote(ROLLOUT.name, RolloutWorker, spec)
         engine.started_at, engine.version = time.monotonic(), -1
@@ -176,11 +214,36 @@ class EngineProcesses:
         engine.in_flight.clear()
         engine.turns.clear()
 
+    def join(self, group: PlacementGroup, spec: RolloutSpec) -> Engine:
+        """Start an engine on the devices of `group`; the next `change_members` adds it."""
+        engine = self._engine(self._next_number, group)
+        self._next_number += 1
+        engine.joining = True
+        self.start(engine, spec)
+        self.joined.append(engine)
+        return engine
+
+    def change_members(self) -> None:
+        """Add the engines that joined, and stop drained ones without open requests."""
+        while self.joined:
+            self.engines.append(self.joined[0])  # first: another thread reads both lists
+            self.joined.popleft()
+        for engine in [each for each in self.engines if each.draining and each.idle]:
+            self.engines.remove(engine)
+            self._release(engine)
+
     def close(self) -> None:
         """Kill all processes and release their devices."""
-        for engine in self.engines:
-            self.stop(engine)
-        remove_placement_group(self.group)
+        for engine in (*self.engines, *self.joined):
+            self._release(engine)
+
+    def _release(self, engine: Engine) -> None:
+        self.stop(engine)
+        if engine.group is not None:
+            remove_placement_group(engine.group)
+
+    def _engine(self, number: int, group: PlacementGroup) -> Engine:
+        return Engine(number, self._log(number), group, nodes_of(group)[0])
 
     def _log(self, number: int) -> Path | None:
         log = self.spec.rank_info.log_path

@@ -138,7 +138,7 @@ class RayPool(Pool):
         )
         return (
             ray.remote(Process)
-            .options(**process_options(self.spec, self.group, rank))
+            .options(**process_options(self.spec, self.group, rank, self.spec.bundle_of(rank)))
             .remote(rank_info)
         )
 
@@ -160,33 +160,53 @@ def reserve(spec: PoolSpec) -> PlacementGroup:
 
     Raises ResourceError if they are not free within `start_timeout_s`.
     """
-    bundle = spec.share
-    group = placement_group(
-        [{name: size * amount for name, amount in bundle.items()} for size in spec.bundles],
-        strategy="STRICT_SPREAD" if spec.per_node else "PACK",
-        name=f"rlctl-{spec.name}-{time.time_ns()}",
-    )
-    if not group.wait(timeout_seconds=spec.start_timeout_s):
-        free = {
-            name: amount for name, amount in ray.available_resources().items() if name in bundle
-        }
-        remove_placement_group(group)
-        raise ResourceError(
-            f"pool {spec.name!r} needs {spec.num_processes} × {bundle}; "
-            f"free after {spec.start_timeout_s:.0f} s: {free}",
-            hint="set a smaller trainer.n_gpus_per_node, or use a larger cluster",
-        )
+    group = request_group(spec, spec.bundles)
+    wait_for_groups([group], spec)
     return group
 
 
-def process_options(spec: PoolSpec, group: PlacementGroup, rank: int) -> dict[str, Any]:
-    """Return the Ray actor options of process `rank` of a pool."""
+def request_group(spec: PoolSpec, bundles: Sequence[int] = (1,)) -> PlacementGroup:
+    """Ask for the devices of `bundles` (processes each), without waiting for them."""
+    return placement_group(
+        [{name: size * amount for name, amount in spec.share.items()} for size in bundles],
+        strategy="STRICT_SPREAD" if spec.per_node else "PACK",
+        name=f"rlctl-{spec.name}-{time.time_ns()}",
+    )
+
+
+def wait_for_groups(groups: Sequence[PlacementGroup], spec: PoolSpec) -> None:
+    """Wait until the devices of a pool are reserved.
+
+    Raises ResourceError if they are not free within `start_timeout_s`, and gives up all of them.
+    """
+    end = time.monotonic() + spec.start_timeout_s
+    if not all(each.wait(max(0.0, end - time.monotonic())) for each in groups):
+        free = free_devices(spec)
+        for each in groups:
+            remove_placement_group(each)
+        raise ResourceError(
+            f"pool {spec.name!r} needs {spec.num_processes} × {spec.share}; "
+            f"free after {spec.start_timeout_s:.0f} s: {free}",
+            hint="set a smaller trainer.n_gpus_per_node, or use a larger cluster",
+        )
+
+
+def free_devices(spec: PoolSpec) -> dict[str, float]:
+    """Return the free devices of the cluster, of the kinds that a process of the pool needs."""
+    free = ray.available_resources()
+    return {name: amount for name, amount in free.items() if name in spec.share}
+
+
+def process_options(
+    spec: PoolSpec, group: PlacementGroup, rank: int, bundle: int
+) -> dict[str, Any]:
+    """Return the Ray actor options of process `rank` of a pool, in a bundle of `group`."""
     return {
         "num_cpus": spec.share["CPU"],
         "num_gpus": spec.share.get("GPU", 0),
         "name": f"{spec.name}-{rank}-{time.time_ns()}",
         "scheduling_strategy": PlacementGroupSchedulingStrategy(
-            group, placement_group_bundle_index=spec.bundle_of(rank)
+            group, placement_group_bundle_index=bundle
         ),
     }
 

@@ -11,7 +11,7 @@ from rlctl.runtime.workers.dispatch import Worker
 from rlctl.runtime.workers.trace import TraceSpec
 
 if TYPE_CHECKING:
-    from rlctl.runtime.cluster.engine_group import EnginePool
+    from rlctl.runtime.cluster.engine_pool import EnginePool
 
 W = TypeVar("W", bound=Worker)
 

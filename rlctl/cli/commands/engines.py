@@ -1,0 +1,128 @@
+"""`rlctl engines`: rollout engines of a running run, which may join and leave."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from rlctl.cli.options import Json, Root, RunName
+
+if TYPE_CHECKING:
+    from rlctl.runs.engines import EngineRequest
+    from rlctl.runs.run import Run
+
+app = typer.Typer(no_args_is_help=True)
+
+Timeout = Annotated[
+    float,
+    typer.Option(
+        "--timeout",
+        metavar="SECONDS",
+        min=0,
+        help="Time to wait until it is done; the run goes ahead with it all the same.",
+    ),
+]
+
+
+@app.callback()
+def engines() -> None:
+    """List, add and drain the rollout engines of a running run."""
+
+
+@app.command("list", epilog="Example: rlctl engines list @last --json")
+def list_engines(run: RunName, root: Root = None, as_json: Json = False) -> None:
+    """List the rollout engines of a running run, with their state and speed.
+
+    Responses and tokens per second are those since an engine joined the run.
+    """
+    from rlctl.cli.console import print_json, stdout, table
+    from rlctl.runs.engines import pool_status
+    from rlctl.runs.store import RunStore
+
+    found = pool_status(RunStore.at(root).find(run)).engines
+    if as_json:
+        print_json([dataclasses.asdict(each) for each in found])
+        return
+    columns = ["engine", "node", "state", "devices", "responses", "tokens/s"]
+    rows = [
+        [
+            str(each.engine),
+            each.node,
+            each.state,
+            ", ".join(f"{amount:g} {name}" for name, amount in each.devices.items()),
+            str(each.responses),
+            "" if each.tokens_per_s is None else f"{each.tokens_per_s:g}",
+        ]
+        for each in found
+    ]
+    stdout().print(table(columns, rows, right=["responses", "tokens/s"]))
+
+
+@app.command(epilog="Example: rlctl engines add @last --count 2")
+def add(
+    run: RunName,
+    count: Annotated[int, typer.Option("--count", min=1, help="Number of engines to add.")] = 1,
+    timeout_s: Timeout = 300.0,
+    root: Root = None,
+) -> None:
+    """Start more engines beside those of a running run, on free devices of its cluster.
+
+    They get the current weights before their first request. If devices are not free, the run waits
+    for them up to `trainer.timeouts.worker_start_s`, without a delay of its steps. `rlctl resume`
+    starts with the number of the configuration.
+    """
+    from rlctl.runs.engines import new_request, pool_status
+    from rlctl.runs.store import RunStore
+
+    found = RunStore.at(root).find(run)
+    pool_status(found)  # raises an error without a pool
+    _send(found, new_request("add", count), timeout_s)
+
+
+@app.command(
+    epilog="Examples:\n\n  rlctl engines drain @last 2\n\n  rlctl engines drain @last --count 2\n"
+)
+def drain(
+    run: RunName,
+    numbers: Annotated[
+        list[int] | None,
+        typer.Argument(metavar="ENGINE...", help="Engines by number, as `engines list` shows."),
+    ] = None,
+    count: Annotated[
+        int | None,
+        typer.Option("--count", min=1, help="Drain so many, the newest first."),
+    ] = None,
+    timeout_s: Timeout = 300.0,
+    root: Root = None,
+) -> None:
+    """Let engines finish their requests, then stop them and release their devices.
+
+    Responses do not depend on the engine that generates them. The last engine cannot be drained.
+    """
+    from rlctl.errors import UsageError
+    from rlctl.runs.engines import check_drain, new_request, pool_status
+    from rlctl.runs.store import RunStore
+
+    if bool(numbers) == bool(count):
+        raise UsageError(
+            "which engines: give either their numbers or --count",
+            hint="`rlctl engines list RUN` shows the numbers",
+        )
+    found = RunStore.at(root).find(run)
+    request = new_request("drain", count or 0, numbers or ())
+    check_drain(pool_status(found), request)
+    _send(found, request, timeout_s)
+
+
+def _send(run: Run, request: EngineRequest, timeout_s: float) -> None:
+    from rlctl.cli.console import notice
+    from rlctl.runs.engines import send, wait
+
+    send(run, request)
+    done = wait(run, request, timeout_s)
+    if done is None:
+        notice(f"{run.name} has the request; `rlctl engines list {run.name}` shows its progress")
+    else:
+        notice(f"{run.name}: {done.message}")

@@ -1,0 +1,176 @@
+"""Rollout engines of a running run: their state, and requests to change their number.
+
+Both are files of the current attempt, so that they work from any host that shares the disk, and a
+resumed run starts with the number of its configuration.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from rlctl.errors import ConfigError, ConflictError, NotFoundError, RlctlError, UsageError
+from rlctl.files import replacing
+from rlctl.runs.follow import POLL_S, reread
+from rlctl.runs.run import ACTIVE, Run
+
+STATUS_FILE = "engines.json"
+REQUESTS = "engine_requests"  # folder
+
+State = Literal["serving", "starting", "draining", "lost"]
+Progress = Literal["waiting", "done", "failed"]
+
+
+@dataclass(frozen=True)
+class EngineStatus:
+    """Engine of a run. `tokens_per_s` is None before its first response."""
+
+    engine: int
+    node: str
+    state: State
+    devices: Mapping[str, float]
+    responses: int
+    tokens_per_s: float | None
+
+
+@dataclass(frozen=True)
+class EngineRequest:
+    """Request to start `count` engines, or to drain `engines` (else any `count`)."""
+
+    id: str
+    action: Literal["add", "drain"]
+    count: int = 0
+    engines: Sequence[int] = ()
+
+
+@dataclass(frozen=True)
+class RequestStatus:
+    """Progress of a request; `message` says why it failed, or what was done."""
+
+    id: str
+    progress: Progress
+    message: str
+
+
+@dataclass(frozen=True)
+class PoolStatus:
+    """Engines of a run, and the latest requests."""
+
+    engines: Sequence[EngineStatus]
+    requests: Sequence[RequestStatus]
+
+    def write(self, folder: Path) -> None:
+        """Replace the file in the attempt `folder`, without waiting for the disk."""
+        with replacing(folder / STATUS_FILE, sync=False) as aside:
+            aside.write_text(json.dumps(asdict(self)) + "\n")
+
+    @classmethod
+    def read(cls, folder: Path) -> PoolStatus | None:
+        """Read the file in the attempt `folder`; None if there is none."""
+        try:
+            data: dict[str, Any] = json.loads((folder / STATUS_FILE).read_text())
+        except FileNotFoundError:
+            return None
+        return cls(
+            [EngineStatus(**each) for each in data["engines"]],
+            [RequestStatus(**each) for each in data["requests"]],
+        )
+
+    def request(self, id: str) -> RequestStatus | None:
+        """Return the progress of a request; None if the run has not read it yet."""
+        return next((each for each in self.requests if each.id == id), None)
+
+
+def attempt_folder(run: Run) -> Path:
+    """Return the folder of the current attempt of a running run.
+
+    Raises ConflictError if the run is not running.
+    """
+    if run.record is None:
+        raise ConfigError(run.problem or "no readable record", where=str(run.path))
+    if run.state not in ACTIVE:
+        raise ConflictError(
+            f"{run.name} is {run.state}: it has no engines",
+            where=str(run.path),
+            hint=f"`rlctl resume {run.name}` continues it with the engines of its configuration",
+        )
+    return run.path / "attempts" / str(run.record.attempts)
+
+
+def pool_status(run: Run) -> PoolStatus:
+    """Return the engines of a running run. Raises ConflictError without an engine pool."""
+    status = PoolStatus.read(attempt_folder(run))
+    if status is None:
+        raise ConflictError(
+            f"{run.name} has no rollout engines of its own, or has not started them yet",
+            where=str(run.path),
+            hint="`trainer.placement.rollout=engines` gives them a pool (docs/placement.md)",
+        )
+    return status
+
+
+def check_drain(status: PoolStatus, request: EngineRequest) -> None:
+    """Raise NotFoundError for an engine that does not exist, UsageError if none would remain."""
+    numbers = {each.engine for each in status.engines if each.state != "draining"}
+    missing = sorted({*request.engines} - {each.engine for each in status.engines})
+    if missing:
+        raise NotFoundError(
+            f"there is no engine {missing[0]}",
+            hint=f"the engines are {', '.join(str(each.engine) for each in status.engines)}",
+        )
+    left = len(numbers - {*request.engines}) - (0 if request.engines else request.count)
+    if left < 1:
+        raise UsageError(
+            f"the last engine cannot be drained: {len(numbers)} of the run take requests",
+            hint="add one first (`rlctl engines add RUN`), or end the run (`rlctl stop RUN`)",
+        )
+
+
+def new_request(
+    action: Literal["add", "drain"], count: int = 0, engines: Sequence[int] = ()
+) -> EngineRequest:
+    """Return a request with an id that no other one has; ids sort by time."""
+    return EngineRequest(f"{time.time_ns():020d}-{os.getpid()}", action, count, tuple(engines))
+
+
+def send(run: Run, request: EngineRequest) -> None:
+    """Write a request for the process that drives the run."""
+    folder = attempt_folder(run) / REQUESTS
+    folder.mkdir(exist_ok=True)
+    with replacing(folder / f"{request.id}.json") as aside:
+        aside.write_text(json.dumps(asdict(request)))
+
+
+def received(folder: Path) -> list[EngineRequest]:
+    """Return the requests in the attempt `folder`, oldest first, and remove their files."""
+    found: list[EngineRequest] = []
+    for path in sorted((folder / REQUESTS).glob("[!.]*.json")):
+        text = path.read_text()
+        path.unlink()
+        found.append(EngineRequest(**json.loads(text)))
+    return found
+
+
+def wait(run: Run, request: EngineRequest, timeout_s: float) -> RequestStatus | None:
+    """Wait until the request is done; return None after `timeout_s`.
+
+    Raises RlctlError if it has failed, or if the run ends before.
+    """
+    folder, deadline = attempt_folder(run), time.monotonic() + timeout_s
+    while True:
+        status = PoolStatus.read(folder)
+        found = status and status.request(request.id)
+        if found is not None and found.progress == "failed":
+            raise RlctlError(found.message, where=str(folder))
+        if found is not None and found.progress == "done":
+            return found
+        if (state := reread(run).state) not in ACTIVE:
+            raise RlctlError(f"{run.name} is {state}: it ended before the request was done")
+        if time.monotonic() >= deadline:
+            return None
+        time.sleep(POLL_S)

@@ -1,0 +1,200 @@
+"""Changes of a pool's engines while a run uses them, as `rlctl engines` asks for.
+
+A thread reads the requests, reserves devices, starts engines and writes the state of the pool. The
+group adds and removes engines between its calls, so a request never delays a step.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ray.exceptions import RayError
+from ray.util.placement_group import PlacementGroup, placement_group_table, remove_placement_group
+
+from rlctl.errors import RlctlError
+from rlctl.runs.engines import (
+    EngineRequest,
+    EngineStatus,
+    PoolStatus,
+    Progress,
+    RequestStatus,
+    State,
+    check_drain,
+    received,
+)
+from rlctl.runtime.cluster.engines import Engine, EngineProcesses
+from rlctl.runtime.cluster.pool import free_devices, request_group
+from rlctl.runtime.workers.rollout import RolloutSpec
+from rlctl.tracking.tracker import Event
+
+_LOG = logging.getLogger(__name__)
+
+_POLL_S = 1.0
+_CLOSE_S = 5.0
+_NUM_SHOWN = 20  # requests in the file
+
+
+@dataclass(eq=False)
+class _Change:
+    """A request under way: devices to wait for, and the engines that join or leave."""
+
+    request: EngineRequest
+    deadline: float
+    groups: list[PlacementGroup] = field(default_factory=list)  # not reserved yet
+    engines: list[Engine] = field(default_factory=list)
+    progress: Progress = "waiting"
+    message: str = ""
+
+
+class Membership:
+    """Requests to one pool, in the attempt folder `folder`, until `close`."""
+
+    def __init__(
+        self, pool: EngineProcesses, spec: RolloutSpec, folder: Path, event: Event
+    ) -> None:
+        self.pool = pool
+        self.spec = spec
+        self.folder = folder
+        self.event = event
+        self._changes: list[_Change] = []
+        self._written: PoolStatus | None = None
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._serve, name="engine-requests", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """End the thread and give up devices that were not reserved yet."""
+        self._closing.set()
+        self._thread.join(_CLOSE_S)
+
+    def advance(self) -> None:
+        """Read new requests, advance those under way and write the state of the pool."""
+        for request in received(self.folder):
+            change = _Change(request, time.monotonic() + self.pool.spec.start_timeout_s)
+            self._changes.append(change)
+            _LOG.info("rlctl engines %s: %s", request.action, _wanted(request))
+            self.event("engine_request", **vars(request))
+            self._begin(change)
+        for change in self._changes:
+            if change.progress == "waiting":
+                self._advance(change)
+        self._write()
+
+    def _serve(self) -> None:
+        while not self._closing.is_set():
+            try:
+                self.advance()
+            except (OSError, RayError, ValueError, TypeError):  # of the disk, Ray, or the request
+                _LOG.warning("a request to change the engines failed", exc_info=True)
+            self._closing.wait(_POLL_S)
+        for change in self._changes:
+            for group in change.groups:
+                remove_placement_group(group)
+
+    def _begin(self, change: _Change) -> None:
+        request = change.request
+        if request.action == "add":
+            change.groups = [request_group(self.pool.spec) for _ in range(request.count)]
+            return
+        try:
+            check_drain(self._status(), request)
+        except RlctlError as error:
+            self._fail(change, error.problems[0].message)
+            return
+        members = [each for each in self._engines() if not each.draining]
+        chosen = [each for each in self._engines() if each.number in request.engines]
+        change.engines = chosen or members[len(members) - request.count :]
+        for engine in change.engines:
+            engine.draining = True
+
+    def _advance(self, change: _Change) -> None:
+        if change.request.action == "drain":
+            left = [each for each in change.engines if each in self._engines()]
+            if not left:
+                for each in change.engines:
+                    self.event("engine_drained", engine=each.number, responses=each.num_responses)
+                self._finish(change, "drained")
+            return
+        for group in [each for each in change.groups if _is_reserved(each)]:
+            change.groups.remove(group)
+            change.engines.append(self.pool.join(group, self.spec))
+        failed = [each for each in change.engines if each.failure is not None]
+        if failed:
+            self._fail(change, f"engine {failed[0].number} did not start: {failed[0].failure}")
+        elif change.groups and time.monotonic() > change.deadline:
+            spec = self.pool.spec
+            self._fail(
+                change,
+                f"{len(change.engines)} of {change.request.count} engines started: "
+                f"{len(change.groups)} × {spec.share} were not free within "
+                f"{spec.start_timeout_s:g} s (trainer.timeouts.worker_start_s); "
+                f"free: {free_devices(spec)}",
+            )
+        elif not change.groups and not any(each.joining for each in change.engines):
+            self._finish(change, "added")
+
+    def _finish(self, change: _Change, done: str) -> None:
+        change.progress = "done"
+        change.message = f"{done} {_named(change.engines)}"
+
+    def _fail(self, change: _Change, reason: str) -> None:
+        for group in change.groups:
+            remove_placement_group(group)
+        change.groups = []
+        change.progress, change.message = "failed", reason
+        self.event("engine_request_failed", id=change.request.id, reason=reason)
+        _LOG.warning("rlctl engines %s: %s", change.request.action, reason)
+
+    def _engines(self) -> list[Engine]:
+        """Return the engines, also those that the group has not added yet."""
+        found = {*list(self.pool.joined), *list(self.pool.engines)}
+        return sorted(found, key=lambda each: each.number)
+
+    def _status(self) -> PoolStatus:
+        engines = [
+            EngineStatus(
+                engine.number,
+                engine.node,
+                _state(engine),
+                self.pool.spec.share,
+                engine.num_responses,
+                round(engine.num_tokens / engine.busy_s, 1) if engine.busy_s else None,
+            )
+            for engine in self._engines()
+        ]
+        requests = [
+            RequestStatus(each.request.id, each.progress, each.message)
+            for each in self._changes[-_NUM_SHOWN:]
+        ]
+        return PoolStatus(engines, requests)
+
+    def _write(self) -> None:
+        status = self._status()
+        if status != self._written:
+            status.write(self.folder)
+            self._written = status
+
+
+def _state(engine: Engine) -> State:
+    if engine.draining:
+        return "draining"
+    if engine.handle is None:
+        return "lost"
+    return "serving" if engine.ready else "starting"
+
+
+def _is_reserved(group: PlacementGroup) -> bool:
+    return placement_group_table(group)["state"] == "CREATED"
+
+
+def _wanted(request: EngineRequest) -> str:
+    return ", ".join(map(str, request.engines)) or str(request.count)
+
+
+def _named(engines: list[Engine]) -> str:
+    plural = "s" if len(engines) > 1 else ""
+    return f"engine{plural} {', '.join(str(each.number) for each in engines)}"
