@@ -3,8 +3,8 @@
 A new worker spends 5 s of CPU time on imports. Real ones are started by commands with
 `process=True` or a marker (`tests.e2e.command`), and by tests that use Ray in their own process.
 
-`python -m tests.warm_workers SOCKET` is the process that forks; it must not import Ray, which reads
-its environment on import.
+`python -m tests.warm_workers DESCRIPTOR` is the process that forks; it must not import Ray, which
+reads its environment on import.
 """
 
 from __future__ import annotations
@@ -47,12 +47,16 @@ def address() -> str:
     """Start the process that forks, once for each process of tests; return its socket."""
     folder = tempfile.TemporaryDirectory(prefix="warm-")
     path = f"{folder.name}/s"
-    process = subprocess.Popen(
-        [sys.executable, "-m", "tests.warm_workers", path],
-        env=os.environ | session._WORKER_ENV,
-        cwd=Path(__file__).parents[1],
-        preexec_fn=die_with_parent,
-    )
+    with socket.socket(socket.AF_UNIX) as listener:  # clients connect before the process is ready
+        listener.bind(path)
+        listener.listen()
+        process = subprocess.Popen(
+            [sys.executable, "-m", "tests.warm_workers", str(listener.fileno())],
+            env=os.environ | session._WORKER_ENV,
+            cwd=Path(__file__).parents[1],
+            pass_fds=[listener.fileno()],
+            preexec_fn=die_with_parent,
+        )
     atexit.register(folder.cleanup)
     atexit.register(process.kill)
     return path
@@ -81,11 +85,9 @@ def use(path: str) -> None:
     session._options = with_client
 
 
-def serve(path: str) -> NoReturn:
-    """Fork a worker for each client."""
-    listener = socket.socket(socket.AF_UNIX)
-    listener.bind(path)
-    listener.listen()
+def serve(descriptor: int) -> NoReturn:
+    """Fork a worker for each client of a listening socket."""
+    listener = socket.socket(fileno=descriptor)
     for name in MODULES:
         import_module(name)
     assert "ray" not in sys.modules
@@ -129,4 +131,4 @@ def _work(client: socket.socket) -> NoReturn:
 
 
 if __name__ == "__main__":
-    serve(sys.argv[1])
+    serve(int(sys.argv[1]))

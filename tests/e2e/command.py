@@ -118,7 +118,7 @@ def with_marker(marker: str) -> list[psutil.Process]:
 def _open_files(pid: int) -> list[str]:
     """Return the files of the process's descriptors, also those without a path."""
     found = []
-    with suppress(FileNotFoundError, ProcessLookupError):  # it has exited
+    with suppress(FileNotFoundError, ProcessLookupError, PermissionError):  # it has exited
         for entry in Path(f"/proc/{pid}/fd").iterdir():
             with suppress(FileNotFoundError, ProcessLookupError):  # it has closed this one
                 found.append(os.readlink(entry))

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -106,9 +107,11 @@ def overrides(folder: Path) -> list[str]:
 
 def contents(folder: Path) -> Iterator[tuple[str, bytes]]:
     """Yield the names and contents of all files below a folder, without git's own."""
-    for path in sorted(folder.rglob("*")):
-        if path.is_file() and not path.is_symlink() and ".git" not in path.parts:
-            yield str(path.relative_to(folder)), path.read_bytes()
+    for parent, _, names in os.walk(folder):
+        for path in map(Path(parent).joinpath, names):
+            with suppress(FileNotFoundError):  # removed by a process of a tracker that is ending
+                if path.is_file() and not path.is_symlink() and ".git" not in path.parts:
+                    yield str(path.relative_to(folder)), path.read_bytes()
 
 
 @pytest.mark.slow

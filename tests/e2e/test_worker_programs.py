@@ -78,7 +78,7 @@ def test_a_worker_in_the_debugger_may_exceed_the_time_limit(
         worker = spawn(Doubling, pool)
         pool.start_trace(TraceSpec(stacks=False, memory=False, shapes=False))
         limits = pool.pool.spec
-        pool.pool.spec = replace(limits, call_timeout_s=1.0)
+        pool.pool.spec = replace(limits, call_timeout_s=5.0)
         debugger = Thread(target=debug)
         debugger.start()
         assert worker.double(21) == 42
