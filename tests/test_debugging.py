@@ -66,13 +66,14 @@ def test_the_watchdog_waits_for_a_process_in_a_breakpoint(
     expired: list[str] = []
     monkeypatch.setattr("rlctl.runtime.training.watchdog._CHECK_INTERVAL_S", 0.01)
     monkeypatch.setattr(Watchdog, "_expire", lambda _self: expired.append("killed"))
-    with Watchdog(0.05, tmp_path / "stacks.txt", lambda: None) as watchdog:
-        watchdog.begin("learning")
+    with Watchdog(3600, tmp_path / "stacks.txt", lambda: None) as watchdog:
         if where == "this process":
             breakpoint()
         elif where == "a worker":
             (tmp_path / "main-0.breakpoint").touch()
-        deadline = time.monotonic() + (10.0 if where is None else 0.3)
+        watchdog.limit_s = 0.05
+        watchdog.begin("learning")
+        deadline = time.monotonic() + (600.0 if where is None else 0.3)
         while not expired and time.monotonic() < deadline:
             time.sleep(0.01)
     assert bool(expired) == (where is None)

@@ -94,16 +94,16 @@ def test_async_calls_share_one_process_and_run_at_the_same_time(make: Make) -> N
 
 def test_failed_async_calls_cost_only_themselves(make: Make) -> None:
     responses = ["ok", "raise", "hang", "ok", "stubborn", "ok"]
-    pool = make("calls", timeout_s=1.0)
+    pool = make("calls", timeout_s=4.0)
     report = pool.score(rows(6), responses)
     assert report.scores == [2.0 * (text == "ok") for text in responses]
     assert (report.num_errors, report.num_timeouts) == (1, 2)
     assert "RuntimeError: boom" in str(report.results[1].error)
-    assert report.results[2].error == "took longer than 1 s"
+    assert report.results[2].error == "took longer than 4 s"
 
 
 def test_a_call_that_blocks_the_loop_is_interrupted(make: Make) -> None:
-    pool = make("calls", timeout_s=1.0, max_concurrent=1)
+    pool = make("calls", timeout_s=4.0, max_concurrent=1)
     report = pool.score(rows(3), ["ok", "block", "ok"])
     assert report.scores == [2.0, 0.0, 2.0]
     assert report.num_timeouts == 1
@@ -118,8 +118,8 @@ def test_a_process_that_dies_costs_the_calls_in_progress(make: Make) -> None:
 
 
 def test_the_time_limit_begins_with_the_call(make: Make) -> None:
-    pool = make("calls", timeout_s=0.5, max_concurrent=1)
-    assert pool.score(rows(20), ["ok"] * 20).num_timeouts == 0  # 1 s together
+    pool = make("calls", timeout_s=3.0, max_concurrent=1)
+    assert pool.score(rows(64), ["ok"] * 64).num_timeouts == 0  # 3.2 s together
 
 
 def test_functions_of_groups_get_all_responses_to_a_prompt(make: Make) -> None:

@@ -67,7 +67,8 @@ def test_failures_that_pass_are_repeated() -> None:
 def test_requests_that_fail(
     reply: Reply, retries: int, kind: type[Exception], text: str, requests: int
 ) -> None:
-    settings = RequestSettings(timeout_s=0.3, max_retries=retries)
+    timeout_s = 0.3 if reply.delay_s else 300.0
+    settings = RequestSettings(timeout_s=timeout_s, max_retries=retries)
     with chat_server(lambda *_: reply) as server:
         with pytest.raises(kind, match=text):
             run(settings, lambda client: ask(client, server))
@@ -76,7 +77,7 @@ def test_requests_that_fail(
 
 def test_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(request_limits, "_WINDOW_S", 0.4)  # of a "minute"
-    with chat_server(lambda *_: Reply(delay_s=0.02)) as server:
+    with chat_server(lambda *_: Reply(delay_s=0.1)) as server:
 
         async def many(client: ChatClient) -> float:
             began = time.monotonic()

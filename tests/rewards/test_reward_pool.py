@@ -16,6 +16,7 @@ from rlctl.data_prep.rows import PromptRow
 from rlctl.errors import ConfigError, InternalError, ResourceError
 from rlctl.runtime.rewards.pool import RewardPool, RewardSpec
 from tests.processes import gone
+from tests.progress import wait_until
 
 SOURCE = """
 import os, subprocess, sys, time
@@ -35,11 +36,11 @@ def misbehave(solution_str, **kwargs):
     if solution_str == "raise":
         raise RuntimeError("boom")
     if solution_str == "hang":
-        time.sleep(60)
+        time.sleep(3600)
     if solution_str == "stubborn":
         while True:
             try:
-                time.sleep(60)
+                time.sleep(3600)
             except BaseException:
                 pass
     if solution_str == "die":
@@ -50,9 +51,9 @@ def misbehave(solution_str, **kwargs):
     return 1.0
 
 def child(solution_str, **kwargs):
-    process = subprocess.Popen(["sleep", "60"])
+    process = subprocess.Popen(["sleep", "3600"])
     print("CHILD", process.pid, os.getpid(), file=sys.stderr, flush=True)
-    time.sleep(60)
+    time.sleep(3600)
 """
 
 
@@ -110,7 +111,7 @@ def test_only_failed_calls_score_zero(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     responses = ["ok", "raise", "ok", "hang", "ok", "die", "ok", "none", "ok", "ok"]
-    with RewardPool([spec("misbehave")], timeout_s=0.4, num_processes=2) as pool:
+    with RewardPool([spec("misbehave")], timeout_s=4, num_processes=2) as pool:
         report = pool.score(rows(10), responses)
         assert report.scores == [float(text == "ok") for text in responses]
         assert (report.num_errors, report.num_timeouts) == (3, 1)
@@ -119,7 +120,7 @@ def test_only_failed_calls_score_zero(
         }
         assert errors["ok"] is None
         assert "RuntimeError: boom" in str(errors["raise"])
-        assert errors["hang"] == "took longer than 0.4 s"
+        assert errors["hang"] == "took longer than 4 s"
         assert errors["die"] == "the reward worker exited (exit status 3)"
         assert "returned None" in str(errors["none"])
         assert report.first_error == errors["raise"]
@@ -133,18 +134,18 @@ def test_a_call_that_cannot_be_interrupted_is_killed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("rlctl.runtime.rewards.lanes.GRACE_S", 0.3)
-    with RewardPool([spec("misbehave")], timeout_s=0.2, num_processes=1) as pool:
+    with RewardPool([spec("misbehave")], timeout_s=3, num_processes=1) as pool:
         report = pool.score(rows(5), ["ok", "stubborn", "ok", "stubborn", "ok"])
     assert report.scores == [1.0, 0.0, 1.0, 0.0, 1.0]
     assert report.num_timeouts == 2
-    assert report.first_error == "took longer than 0.2 s and could not be interrupted"
+    assert report.first_error == "took longer than 3 s and could not be interrupted"
 
 
 def test_timeout_applies_to_a_call_not_to_the_batch(
     spec: Callable[..., RewardSpec], rows: Callable[[int], list[PromptRow]]
 ) -> None:
-    with RewardPool([spec("slow")], timeout_s=0.5, num_processes=1) as pool:
-        assert pool.score(rows(12), ["0.1"] * 12).scores == [1.0] * 12  # 1.2 s together
+    with RewardPool([spec("slow")], timeout_s=3, num_processes=1) as pool:
+        assert pool.score(rows(8), ["0.4"] * 8).scores == [1.0] * 8  # 3.2 s together
 
 
 def test_weights_and_components_of_several_functions(
@@ -252,7 +253,7 @@ def program(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
         "from rlctl.data_prep.rows import PromptRow\n"
         "from rlctl.runtime.rewards.pool import RewardPool, RewardSpec\n"
         f"spec = RewardSpec({str(tmp_path / 'mine.py:child')!r}, 1.0)\n"
-        "pool = RewardPool([spec], timeout_s=60, num_processes=1)\n"
+        "pool = RewardPool([spec], timeout_s=3600, num_processes=1)\n"
         "pool.score([PromptRow('', [], '')], [''])\n"
     )
     process = subprocess.Popen(
@@ -274,7 +275,8 @@ def test_no_worker_outlives_the_program(
     assert program.stderr is not None
     _, child, worker = program.stderr.readline().split()
     program.send_signal(ending)
-    assert program.wait(timeout=10) != 0
+    wait_until(lambda: program.poll() is not None, program.pid, "the program ends")
+    assert program.returncode != 0
     assert has_exited(int(worker))
     assert has_exited(int(child))
 
@@ -288,8 +290,8 @@ def test_built_in_scorer_is_fast(rows: Callable[[int], list[PromptRow]]) -> None
         [RewardSpec("gsm8k", 1.0, {"method": "flexible"})], timeout_s=300, num_processes=2
     ) as pool:
         pool.score(steps, responses)
-        times = []
-        for _ in range(5):
+        times: list[float] = []
+        while len(times) < 200 and min(times, default=1.0) >= 0.05:  # others may use the machine
             started = time.perf_counter()
             assert sum(pool.score(steps, responses).scores) == 256
             times.append(time.perf_counter() - started)

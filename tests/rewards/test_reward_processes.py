@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -158,7 +159,7 @@ def test_idle_workers_that_are_killed_are_replaced(mine: Path) -> None:
     ) as p:
         for _, pred, _ in run(p, *["ok"] * 8):
             for pid in {int(each) for each in str(pred).split()}:
-                if not gone(pid):
+                with suppress(ProcessLookupError):  # a worker and its guard end together
                     os.kill(pid, signal.SIGKILL)
         ended = lambda: all(each.process.poll() is not None for each in p._processes)  # noqa: E731
         wait_until(ended, os.getpid(), "the guards end")
@@ -168,7 +169,7 @@ def test_idle_workers_that_are_killed_are_replaced(mine: Path) -> None:
 @pytest.mark.parametrize(
     ("source", "message", "line"),
     [
-        ("import time\ntime.sleep(600)\n", "took longer than 0.5 s", ":2"),
+        ("import time\ntime.sleep(600)\n", "took longer than 2 s", ":2"),
         (
             "import time\ntry:\n    time.sleep(600)\nfinally:\n    time.sleep(600)\n",
             "could not",
@@ -191,7 +192,7 @@ def test_import_that_hangs_ends_at_its_deadline(
     function = "hanging_reward:f" if is_module else f"{mine.parent}/hanging_reward.py:f"
     started = time.monotonic()
     with pytest.raises(ConfigError, match=message) as caught:
-        RewardPool([RewardSpec(function, 1.0)], timeout_s=0.5, num_processes=2)
+        RewardPool([RewardSpec(function, 1.0)], timeout_s=2, num_processes=2)
     assert time.monotonic() - started < 300
     [problem] = caught.value.problems
     assert str(problem.where or "").endswith(f"hanging_reward.py{line}" if line else "")

@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 from typing import Any, Self
 
-TIMEOUT_S = 60
+TIMEOUT_S = 300
 CHROMIUM = (
     shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 )

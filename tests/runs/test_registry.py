@@ -190,7 +190,7 @@ def test_concurrent_listing_and_reindexing(root):
     for number in range(100):
         run.update(total_steps=number)
     for reader in readers:
-        _, error = reader.communicate(timeout=60)
+        _, error = reader.communicate(timeout=600)
         assert reader.returncode == 0, error
     assert RunStore(root).find("c").record.total_steps == 99  # type: ignore[union-attr]
 
@@ -288,7 +288,7 @@ def rlctl(root: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     }
     command = [sys.executable, "-m", "rlctl", *arguments]
     return subprocess.run(
-        command, capture_output=True, text=True, env=environment, timeout=60, check=False
+        command, capture_output=True, text=True, env=environment, timeout=600, check=False
     )
 
 

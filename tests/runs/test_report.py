@@ -121,7 +121,7 @@ def rlctl(cwd: Path, *arguments: str, **changes: str) -> subprocess.CompletedPro
     } | changes
     command = [sys.executable, "-m", "rlctl", *arguments]
     return subprocess.run(
-        command, capture_output=True, text=True, env=environment, cwd=cwd, timeout=60, check=False
+        command, capture_output=True, text=True, env=environment, cwd=cwd, timeout=600, check=False
     )
 
 

@@ -103,7 +103,7 @@ from pathlib import Path
 from rlctl.runs.run_dir import RunDir
 RunDir.create(Path(sys.argv[1]), "p", "r", "ppo").update(state="running")
 print("ready", flush=True)
-time.sleep(60)
+time.sleep(3600)
 """
 
 

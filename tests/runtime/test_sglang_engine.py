@@ -22,6 +22,7 @@ from rlctl.runtime.rollout.sglang import SGLangEngine
 from tests.generation import STOP, prompts
 from tests.generation import sampling as any_sampling
 from tests.models import tiny_model, write_tiny_model
+from tests.progress import wait_until
 from tests.sglang_server import Server
 
 KWARGS = "actor_rollout_ref.rollout.engine_kwargs"
@@ -148,6 +149,7 @@ def test_a_cancelled_request_is_aborted(server: Server, folder: Path) -> None:
     requests = to_requests(prompts(9, 4), sampling(n=1), 64)
     server.lock.acquire()  # nothing is generated until the request is cancelled
     engine.submit(requests)
+    wait_until(lambda: all(call.running() for call in engine._open), os.getpid(), "the calls")
     threading.Timer(0.2, server.lock.release).start()
     engine.cancel([requests[0].key])
     assert engine.num_open == 1

@@ -118,9 +118,9 @@ def test_missing_bucket_and_aborted_weight_sync(tiny_worker) -> None:
         sender = threading.Thread(target=send)
         sender.start()
         try:
-            worker.load_weights(version, timeout_s=5.0)
+            worker.load_weights(version, timeout_s=300.0)
         finally:
-            sender.join(timeout=5.0)
+            sender.join(timeout=300.0)
             assert not sender.is_alive()
 
     with pytest.raises(

@@ -83,7 +83,7 @@ def write(
     trackers = Trackers.load(
         os.environ.get("LOGGERS", ",".join(LOGGERS)).split(","),
         event,
-        TrackerTimeouts(1000, 60, 60, 60),
+        TrackerTimeouts(1000, 300, 300, 300),
     )
     given = trackers.start(info)
     trackers.begin()
@@ -139,7 +139,7 @@ def swanlab_curves(file: Path) -> Curves:
 
 def wandb_records(folder: Path) -> list[dict[str, Any]]:
     command = [str(Path(sys.executable).parent / "wandb"), "leet", "inspect", str(folder), "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=600)
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 

@@ -82,7 +82,7 @@ def on_a_terminal(dimensions: tuple[int, int] = (30, 100), **changes: str) -> st
         env=environment(**changes),
         encoding="utf-8",
         dimensions=dimensions,
-        timeout=30,
+        timeout=300,
     )
     child.expect(pexpect.EOF)
     child.close()

@@ -43,7 +43,7 @@ def attempt(
         env=environment,
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=600,
         cwd=Path(__file__).parents[2],
         check=False,
     )
@@ -169,7 +169,7 @@ def test_wandb_sync_joins_the_parts_to_one_run(kept):
             env=environment,
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=600,
             check=False,
         )
     assert list(runs) == ["abc123"], done.stderr
@@ -295,7 +295,7 @@ def test_preflight_reports_modes_and_problems_without_prompts(
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=600,
         check=False,
     )
     assert done.stdout.startswith(message), done.stdout + done.stderr

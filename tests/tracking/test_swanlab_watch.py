@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 import urllib.error
@@ -16,6 +15,7 @@ from urllib.parse import quote
 
 import pytest
 
+from tests.ports import free_port
 from tests.progress import wait_until
 from tests.runs.browser import CHROMIUM, Browser
 
@@ -103,9 +103,7 @@ def watch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watch]:
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("local: as requested")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     program = Path(sys.executable).parent / "swanlab"
     folder = home / "house" / "swanlog"
     server = subprocess.Popen(
@@ -121,8 +119,8 @@ def watch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watch]:
         watch.wait_until(watch.responds)
         yield watch
     finally:
-        server.terminate()
-        server.communicate(timeout=60)
+        server.kill()
+        server.communicate()
 
 
 def newest(watch: Watch) -> int:

@@ -24,7 +24,7 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     site = str(tmp_path_factory.mktemp("site"))
     install = [sys.executable, "-m", "uv", "pip", "install", "--quiet", "--no-deps", "--target"]
     done = subprocess.run(
-        [*install, site, str(EXAMPLE)], capture_output=True, text=True, timeout=120, check=False
+        [*install, site, str(EXAMPLE)], capture_output=True, text=True, timeout=600, check=False
     )
     assert done.returncode == 0, done.stderr
     kept = {
@@ -48,7 +48,7 @@ def rlctl(
         cwd=folder,
         capture_output=True,
         text=True,
-        timeout=200,
+        timeout=600,
         check=False,
     )
 

@@ -227,10 +227,10 @@ def test_environment_that_hangs_costs_its_deadline_and_holds_no_other(
         await asyncio.sleep(0)
         assert await play(pool, "ok", "ok", key="other") == ["ok", "ok"]
         assert not hanging.done()
-        assert await hanging == ["timeout: step took longer than 1.5 s"]
+        assert await hanging == ["timeout: step took longer than 6 s"]
         assert await play(pool, "ok") == ["ok"]
 
-    timeouts = Timeouts(call_s=1.5, turn_s=1.5)
+    timeouts = Timeouts(call_s=6, turn_s=6)
     with EnvironmentPool(f"{mine}:{name}", timeouts=timeouts) as pool:
         asyncio.run(run())
 
@@ -248,12 +248,12 @@ def test_tool_that_never_replies_costs_its_own_deadline(mine: str) -> None:
         return step
 
     params = {"tools": [f"{mine}:tool"], "max_parallel_calls": 2}
-    with EnvironmentPool("tools", params, timeouts=Timeouts(0.5, 300)) as pool:
+    with EnvironmentPool("tools", params, timeouts=Timeouts(4, 300)) as pool:
         assert [tool["function"]["name"] for tool in pool.tools] == ["tool"]
         step = asyncio.run(run())
-    assert [m["content"] for m in step.messages] == ["error: timed out after 0.5 s", "ok"]
+    assert [m["content"] for m in step.messages] == ["error: timed out after 4 s", "ok"]
     assert [use.error for use in step.uses] == ["timeout", None]
-    assert 0.5 <= step.uses[0].seconds < 100
+    assert 4 <= step.uses[0].seconds < 300
 
 
 def test_worker_with_many_hanging_threads_is_retired(
@@ -279,7 +279,7 @@ def test_worker_with_many_hanging_threads_is_retired(
         assert await pid_after(0) == second
 
     params = {"tools": [f"{mine}:tool"], "max_parallel_calls": 3}
-    with EnvironmentPool("tools", params, timeouts=Timeouts(0.3, 300)) as pool:
+    with EnvironmentPool("tools", params, timeouts=Timeouts(3, 300)) as pool:
         asyncio.run(run())
         assert len(pool._processes) == 1
 
@@ -300,7 +300,7 @@ def test_worker_whose_loop_is_blocked_is_replaced(
     mine: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(worker_process, "PING_S", 0.2)
-    monkeypatch.setattr(worker_process, "SILENCE_S", 1.0)
+    monkeypatch.setattr(worker_process, "SILENCE_S", 5.0)
 
     async def run() -> None:
         [failure] = await play(pool, "block")
@@ -408,7 +408,8 @@ def test_no_worker_outlives_the_program(
     pids = [int(pid) for pid in f"{program.stderr.readline()} {program.stderr.readline()}".split()]
     assert len(pids) == 3
     program.send_signal(ending)
-    assert program.wait(timeout=60) != 0
+    wait_until(lambda: program.poll() is not None, program.pid, "the program ends")
+    assert program.returncode != 0
     wait_until(lambda: all(gone(pid) for pid in pids), os.getpid(), "all processes end")
 
 
