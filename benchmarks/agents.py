@@ -28,6 +28,7 @@ from rlctl.runtime.batch import Prompts
 from rlctl.runtime.build import build_actor, load_algorithm, with_episodes
 from rlctl.runtime.cluster.inline import InlinePool
 from rlctl.runtime.data.loader import PromptSet
+from rlctl.runtime.data.row_table import Rows
 from rlctl.runtime.data.tokenizer import encode_prompt, tokenizer_of
 from rlctl.runtime.rank_info import RankInfo, available_cores
 from rlctl.runtime.roles import Reward, Roles
@@ -96,7 +97,7 @@ def episodes(engine: str, num: int, max_num_seqs: int) -> Iterator[tuple[AgentAc
     rows = [
         replace(row, extra_info={"number": number}) for number, row in enumerate(problems[:num])
     ]
-    ids = [encode_prompt(tokenizer, row.prompt) for row in rows]
+    prompts = PromptSet(Rows.of(rows), lambda row: encode_prompt(tokenizer, row.prompt))
     info = RankInfo(0, 1, "cpu", available_cores(), 600.0, False, None)
     with ExitStack() as stack:
         pool = InlinePool(info)
@@ -106,7 +107,7 @@ def episodes(engine: str, num: int, max_num_seqs: int) -> Iterator[tuple[AgentAc
         roles = Roles(actor, NoReward())
         built = stack.enter_context(with_episodes(config, tokenizer, roles, 1, info))
         assert isinstance(built.actor, AgentActor)
-        yield built.actor, PromptSet(rows, ids, 0).batch(range(len(rows)))
+        yield built.actor, prompts.batch(range(num))
 
 
 def play(actor: AgentActor, prompts: Prompts, lock_step: bool) -> tuple[float, float, float]:

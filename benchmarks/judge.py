@@ -24,6 +24,7 @@ from rlctl.recipes.compose import compose
 from rlctl.runtime.build import build_actor, build_reward, load_algorithm, with_episodes
 from rlctl.runtime.cluster.inline import InlinePool
 from rlctl.runtime.data.loader import PromptSet
+from rlctl.runtime.data.row_table import Rows
 from rlctl.runtime.data.tokenizer import encode_prompt, tokenizer_of
 from rlctl.runtime.rank_info import RankInfo
 from rlctl.runtime.rewards.functions import RewardSpec
@@ -87,8 +88,8 @@ def _collect(folder: Path, num_prompts: int, overlapped: str) -> tuple[float, li
     ).config
     tokenizer = tokenizer_of(config.actor_rollout_ref.model)
     rows = train_and_validation(num_prompts, 1, seed=1, level=1, careless=0.0)[0]
-    ids = [encode_prompt(tokenizer, row.prompt) for row in rows]
-    prompts = PromptSet(list(rows), ids, 0).batch(range(num_prompts))
+    prompts = PromptSet(Rows.of(rows), lambda row: encode_prompt(tokenizer, row.prompt))
+    batch = prompts.batch(range(num_prompts))
     rank_info = RankInfo(0, 1, "cpu", 1, 600.0, False, None)
     with ExitStack() as stack:
         pool = InlinePool(rank_info)
@@ -105,7 +106,7 @@ def _collect(folder: Path, num_prompts: int, overlapped: str) -> tuple[float, li
         for _ in range(3):
             roles.actor.update_weights()
             began = time.monotonic()
-            rollouts = roles.actor.generate_sequences(prompts, seed=1)
+            rollouts = roles.actor.generate_sequences(batch, seed=1)
             scores = roles.reward.compute_scores(rollouts).scores.tolist()
             times.append(time.monotonic() - began)
     return min(times), scores

@@ -80,6 +80,11 @@ def with_agent_columns(record: Mapping[str, Any]) -> dict[str, Any]:
     return {**columns, **(record.get("extra_info") or {})}
 
 
+def episode_fields(row: PromptRow) -> tuple[str, ...]:
+    """Return the names of the fields for episodes that have content in a row."""
+    return tuple(name for name in _FIELDS if has_content(row.extra_info.get(name)))
+
+
 def agent_problems(rows: Sequence[PromptRow], multi_turn: bool) -> list[Problem]:
     """Return the problems of rows whose responses need several turns, or an unknown agent.
 
@@ -102,7 +107,8 @@ def agent_problems(rows: Sequence[PromptRow], multi_turn: bool) -> list[Problem]
             "agent_name (%s) is not used: actor_rollout_ref.rollout.multi_turn.enable is false",
             ", ".join(sorted(several)),
         )
-    found = [name for name in _FIELDS if any(has_content(row.extra_info.get(name)) for row in rows)]
+    present = {name for row in rows for name in episode_fields(row)}
+    found = [name for name in _FIELDS if name in present]
     if found:
         problems.append(
             Problem(

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import re
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -128,7 +129,7 @@ def rows_of(files: list[Path], params: PreferencesParams) -> tuple[list[PromptRo
     source = params.data_source or Path(params.source).stem
     rows: list[PromptRow] = []
     problems: list[Problem] = []
-    records = [each for file in files for each in read_records(file)]
+    records = chain.from_iterable(map(read_records, files))
     for index, (where, record) in enumerate(records):
         try:
             prompt, chosen, rejected = pair_of(record, params)

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from rlctl.errors import ConfigError, Problem
 
 # Problems of one file that are listed in full; the others are counted.
 MAX_PROBLEMS = 10
 _MAX_ALIKE = 3  # places that are listed for one message
+BATCH_ROWS = 1024  # rows that are in memory as Python objects at a time
+_BUFFER = 2**20  # bytes of a column that are read at a time
 
 
-def read_records(path: Path) -> list[tuple[str, Any]]:
-    """Return (position, record) of every record in a file.
+def read_records(path: Path) -> Iterator[tuple[str, Any]]:
+    """Yield (position, record) of every record in a file.
 
     Positions are `file:line` in JSONL, `file, record N` in a JSON list and `file, row N` in
-    parquet; N starts at 0. Raises one ConfigError for a file or lines that cannot be parsed.
+    parquet; N starts at 0. Raises one ConfigError for a file that cannot be parsed, for lines that
+    cannot after the last one.
     """
     match path.suffix:
         case ".parquet":
@@ -71,33 +76,38 @@ def _joined(same: list[Problem]) -> list[Problem]:
     return [Problem(first.message, f"{first.where} and {len(same) - 1} more records", first.hint)]
 
 
-def _text(path: Path) -> str:
+@contextmanager
+def _opened(path: Path) -> Iterator[TextIO]:
+    """Open a text file to read. Raises ConfigError if it cannot be read."""
     try:
-        return path.read_text(encoding="utf-8-sig")  # Windows and Excel write a mark first
+        with path.open(encoding="utf-8-sig") as file:  # Windows and Excel write a mark first
+            yield file
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"not a readable text file: {error}", where=str(path)) from error
 
 
-def _jsonl(path: Path) -> list[tuple[str, Any]]:
-    records: list[tuple[str, Any]] = []
+def _jsonl(path: Path) -> Iterator[tuple[str, Any]]:
     problems: list[Problem] = []
-    # `str.splitlines` would also split at U+2028, which JSON text may contain.
-    for number, line in enumerate(_text(path).split("\n"), start=1):
-        if not line.strip():
-            continue
-        try:
-            records.append((f"{path}:{number}", json.loads(line)))
-        except json.JSONDecodeError as error:
-            problems.append(
-                Problem(f"not JSON: {error.msg} (column {error.colno})", f"{path}:{number}")
-            )
+    with _opened(path) as file:
+        # Unlike `str.splitlines`, a file does not split at U+2028, which JSON text may contain.
+        for number, line in enumerate(file, start=1):
+            if not line.strip():
+                continue
+            try:
+                record = json.loads(line.removesuffix("\n"))
+            except json.JSONDecodeError as error:
+                problems.append(
+                    Problem(f"not JSON: {error.msg} (column {error.colno})", f"{path}:{number}")
+                )
+                continue
+            yield f"{path}:{number}", record
     raise_capped(problems, path)
-    return records
 
 
-def _json(path: Path) -> list[tuple[str, Any]]:
+def _json(path: Path) -> Iterator[tuple[str, Any]]:
     try:
-        records = json.loads(_text(path))
+        with _opened(path) as file:
+            records = json.load(file)
     except json.JSONDecodeError as error:
         raise ConfigError(
             f"not JSON: {error.msg} (column {error.colno})", where=f"{path}:{error.lineno}"
@@ -107,17 +117,30 @@ def _json(path: Path) -> list[tuple[str, Any]]:
             f"the file contains {type(records).__name__}, expected a list of records",
             where=str(path),
         )
-    return [(f"{path}, record {index}", record) for index, record in enumerate(records)]
+    for index, record in enumerate(records):
+        yield f"{path}, record {index}", record
 
 
-def _parquet(path: Path) -> list[tuple[str, Any]]:
+def _parquet(path: Path) -> Iterator[tuple[str, Any]]:
+    index = 0
+    with readable_parquet(path) as file:
+        for batch in file.iter_batches(BATCH_ROWS):
+            for record in batch.to_pylist():
+                yield f"{path}, row {index}", record
+                index += 1
+
+
+@contextmanager
+def readable_parquet(path: Path, hint: str | None = None) -> Iterator[Any]:
+    """Open a parquet file to stream it. Raises ConfigError if it cannot be read."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     try:
-        records = pq.ParquetFile(path).read().to_pylist()
+        yield pq.ParquetFile(path, buffer_size=_BUFFER)
     except (pa.ArrowException, OSError) as error:
         raise ConfigError(
-            f"not a readable parquet file: {str(error).splitlines()[0]}", where=str(path)
+            f"not a readable parquet file: {str(error).splitlines()[0]}",
+            where=str(path),
+            hint=hint,
         ) from error
-    return [(f"{path}, row {index}", record) for index, record in enumerate(records)]

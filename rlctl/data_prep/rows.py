@@ -14,23 +14,25 @@ and named in the file's metadata.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from rlctl.data_prep.agent_columns import AGENT_COLUMNS, agent_name, with_agent_columns
 from rlctl.data_prep.contract import CONTRACT_HINT, prompt_of, row_faults, schema_problems
-from rlctl.data_prep.records import raise_capped, read_records
-from rlctl.data_prep.unsupported_columns import CHECKED, column_problems
+from rlctl.data_prep.records import BATCH_ROWS, raise_capped, read_records, readable_parquet
+from rlctl.data_prep.unsupported_columns import CHECKED, column_problems, unsupported_fields
 from rlctl.errors import ConfigError, Problem, ResourceError
 from rlctl.files import replacing
 from rlctl.storage import local
 
 _JSON_COLUMNS = b"rlctl.json_columns"
+_RECORD = "rlctl.record"  # column of the records of a JSON file
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, weakref_slot=True)
 class PromptRow:
     """One problem.
 
@@ -58,43 +60,68 @@ def read_rows(
     problems of the file: missing, unreadable, wrong columns or malformed rows. Parquet rows are
     numbered from 0, JSONL lines from 1.
     """
+    batches = read_batches(existing_file(path), prompt_key, reward_fn_key)
+    return [row for _, rows in batches for row in rows]
+
+
+def existing_file(path: str | Path) -> Path:
+    """Return the local path of a data file, downloaded if necessary. Raises ConfigError."""
     path = Path(local(str(path))).expanduser()
-    if not path.is_file():
-        near = (
-            sorted(
-                each.name
-                for each in path.parent.glob("*")
-                if each.suffix in (".parquet", ".jsonl", ".json")
-            )
-            if path.parent.is_dir()
-            else []
+    if path.is_file():
+        return path
+    near = (
+        sorted(
+            each.name
+            for each in path.parent.glob("*")
+            if each.suffix in (".parquet", ".jsonl", ".json")
         )
-        hint = (
-            f"data files in {path.parent}: {', '.join(near)}"
-            if near
-            else "create one with `rlctl prep gsm8k` or `rlctl prep arithmetic`"
-        )
-        raise ConfigError(
-            "the data file is a folder" if path.is_dir() else "the data file does not exist",
-            where=str(path),
-            hint=hint,
-        )
-    records = (
-        read_records(path)
-        if path.suffix in (".jsonl", ".json")
-        else _read_parquet(path, prompt_key, reward_fn_key)
+        if path.parent.is_dir()
+        else []
     )
-    if not records:
+    hint = (
+        f"data files in {path.parent}: {', '.join(near)}"
+        if near
+        else "create one with `rlctl prep gsm8k` or `rlctl prep arithmetic`"
+    )
+    raise ConfigError(
+        "the data file is a folder" if path.is_dir() else "the data file does not exist",
+        where=str(path),
+        hint=hint,
+    )
+
+
+def read_batches(
+    path: Path, prompt_key: str, reward_fn_key: str
+) -> Iterator[tuple[Any, list[PromptRow]]]:
+    """Yield the rows of a file in parts, each after the Arrow batch that `decode` makes it from.
+
+    Problems of rows are raised after the last one; see `read_rows`.
+    """
+    batches = (
+        _json_batches(path)
+        if path.suffix in (".jsonl", ".json")
+        else _parquet_batches(path, prompt_key, reward_fn_key)
+    )
+    number, problems, unsupported = 0, list[Problem](), dict[str, list[str]]()
+    for batch, places in batches:
+        rows: list[PromptRow] = []
+        for where, record in zip(places, _records(batch), strict=True):
+            faults = row_faults(record, prompt_key, reward_fn_key)
+            problems += [Problem(fault, where) for fault in faults]
+            for name in unsupported_fields(record):
+                unsupported.setdefault(name, []).append(where)
+            if not faults:
+                rows.append(_row(record, prompt_key, reward_fn_key))
+        number += batch.num_rows
+        yield batch, rows
+    if not number:
         raise ConfigError("the data file has no rows", where=str(path))
-    rows: list[PromptRow] = []
-    problems = column_problems(records)
-    for where, record in records:
-        faults = row_faults(record, prompt_key, reward_fn_key)
-        problems += [Problem(fault, where) for fault in faults]
-        if not faults:
-            rows.append(_row(record, prompt_key, reward_fn_key))
-    raise_capped(problems, path)
-    return rows
+    raise_capped([*column_problems(unsupported, number), *problems], path)
+
+
+def decode(batch: Any, prompt_key: str, reward_fn_key: str) -> list[PromptRow]:
+    """Return the rows of an Arrow batch without faults."""
+    return [_row(record, prompt_key, reward_fn_key) for record in _records(batch)]
 
 
 def write_rows(path: str | Path, rows: Sequence[PromptRow]) -> None:
@@ -168,12 +195,21 @@ def _storable(kind: Any) -> bool:
     return _storable(kind.value_type) if types.is_list(kind) else True
 
 
-def _read_parquet(path: Path, prompt_key: str, reward_fn_key: str) -> list[tuple[str, Any]]:
+def _json_batches(path: Path) -> Iterator[tuple[Any, list[str]]]:
+    """Yield the records as JSON text, with their positions."""
     import pyarrow as pa
-    import pyarrow.parquet as pq
 
-    try:
-        file = pq.ParquetFile(path)
+    records = read_records(path)
+    while part := list(islice(records, BATCH_ROWS)):
+        texts = pa.array([json.dumps(record) for _, record in part], pa.string())
+        yield pa.record_batch({_RECORD: texts}), [where for where, _ in part]
+
+
+def _parquet_batches(
+    path: Path, prompt_key: str, reward_fn_key: str
+) -> Iterator[tuple[Any, list[str]]]:
+    """Yield the columns that rows need, with the positions of the rows."""
+    with readable_parquet(path, CONTRACT_HINT) as file:
         columns = [
             name
             for name in dict.fromkeys(
@@ -190,15 +226,18 @@ def _read_parquet(path: Path, prompt_key: str, reward_fn_key: str) -> list[tuple
             if name in file.schema_arrow.names
         ]
         raise_capped(schema_problems(file.schema_arrow, path, prompt_key, reward_fn_key), path)
-        table = file.read(columns=columns)
-    except (pa.ArrowException, OSError) as error:
-        raise ConfigError(
-            f"not a readable parquet file: {str(error).splitlines()[0]}",
-            where=str(path),
-            hint=CONTRACT_HINT,
-        ) from error
-    as_json = (table.schema.metadata or {}).get(_JSON_COLUMNS, b"").decode().split(",")
-    records = table.to_pylist()
+        start = 0
+        for batch in file.iter_batches(BATCH_ROWS, columns=columns):
+            yield batch, [f"{path}, row {start + number}" for number in range(batch.num_rows)]
+            start += batch.num_rows
+
+
+def _records(batch: Any) -> list[Any]:
+    """Return the records of an Arrow batch of `read_batches`."""
+    if batch.schema.names == [_RECORD]:
+        return [json.loads(text) for text in batch.column(0).to_pylist()]
+    as_json = (batch.schema.metadata or {}).get(_JSON_COLUMNS, b"").decode().split(",")
+    records = batch.to_pylist()
     for record in records:
         if isinstance(record.get("extra_info"), str):
             record["extra_info"] = json.loads(record["extra_info"])
@@ -206,7 +245,7 @@ def _read_parquet(path: Path, prompt_key: str, reward_fn_key: str) -> list[tuple
             record["reward_model"]["ground_truth"] = json.loads(
                 record["reward_model"]["ground_truth"]
             )
-    return [(f"{path}, row {index}", record) for index, record in enumerate(records)]
+    return records
 
 
 def _row(record: dict[str, Any], prompt_key: str, reward_fn_key: str) -> PromptRow:

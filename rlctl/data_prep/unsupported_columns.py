@@ -5,7 +5,7 @@ A column without content is ignored.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rlctl.errors import Problem
@@ -13,30 +13,32 @@ from rlctl.errors import Problem
 # Columns that are read if a file has them, to check that they are empty.
 CHECKED = ("images", "image", "videos", "video", "audios", "audio", "multi_modal_data")
 
-Records = Sequence[tuple[str, Any]]
+_NAMES = frozenset(CHECKED)
 
 
-def column_problems(records: Records) -> list[Problem]:
-    """Return one problem per unsupported field with content, in a column or in `extra_info`."""
+def unsupported_fields(record: Any) -> list[str]:
+    """Return the names of unsupported fields with content, in a column or in `extra_info`."""
+    if not isinstance(record, dict):
+        return []
+    extra_info = record.get("extra_info")
+    nested = extra_info if isinstance(extra_info, dict) else {}
+    if _NAMES.isdisjoint(record) and _NAMES.isdisjoint(nested):
+        return []
+    return [name for name in CHECKED if has_content(record.get(name) or nested.get(name))]
+
+
+def column_problems(places: Mapping[str, Sequence[str]], num_rows: int) -> list[Problem]:
+    """Return one problem for each unsupported field; `places` are its rows with content."""
     return [
         Problem(
-            f"{len(found)} of {len(records)} rows have {name!r}: images, videos and audio are not "
+            f"{len(found)} of {num_rows} rows have {name!r}: images, videos and audio are not "
             "supported",
             found[0],
             f"remove {name!r}, or train on rows without it",
         )
         for name in CHECKED
-        if (found := [where for where, record in records if has_content(_field(record, name))])
+        if (found := places.get(name))
     ]
-
-
-def _field(record: Any, name: str) -> Any:
-    """Return the value of a column, or of a field of `extra_info`."""
-    if not isinstance(record, dict):
-        return None
-    extra_info = record.get("extra_info")
-    nested = extra_info.get(name) if isinstance(extra_info, dict) else None
-    return record.get(name) or nested
 
 
 def has_content(value: Any) -> bool:

@@ -73,7 +73,7 @@ def evaluate(config: schema.Config) -> Validation:
     prompts = PromptSet.load(
         config.data.val_files, config.data, tokenizer, config.data.val_max_samples, VALIDATION
     )
-    with _roles(config, tokenizer, prompts.rows) as roles:
+    with _roles(config, tokenizer, prompts.rows.first_of_each_kind(1)) as roles:
         return Validator(prompts, config.data.val_batch_size, tokenizer, config.trainer.seed).run(
             roles
         )
@@ -172,9 +172,7 @@ def answer(config: schema.Config, chats: Sequence[list[dict[str, str]]], seed: i
     data = config.data.model_copy(update={"max_prompt_length": max(map(len, ids))})
     with _roles(config.model_copy(update={"data": data}), tokenizer, []) as roles:
         roles.actor.update_weights()
-        rollouts = roles.actor.generate_sequences(
-            PromptSet(rows, ids, 0).batch(range(len(rows))), seed=seed, validate=True
-        )
+        rollouts = roles.actor.generate_sequences(_to_prompts(rows, ids), seed=seed, validate=True)
         texts = tokenizer.batch_decode(
             [response.tolist() for response in rollouts.response_ids.rows()],
             skip_special_tokens=True,
@@ -199,10 +197,17 @@ def play(config: schema.Config, rows: Sequence[PromptRow], seed: int) -> list[tu
     ids = [encode_prompt(tokenizer, row.prompt, **kwargs) if row.prompt else [] for row in rows]
     with _roles(config, tokenizer, []) as roles:
         roles.actor.update_weights()
-        batch = PromptSet(list(rows), ids, 0).batch(range(len(rows)))
-        rollouts = roles.actor.generate_sequences(batch, seed=seed, validate=True)
+        rollouts = roles.actor.generate_sequences(_to_prompts(rows, ids), seed=seed, validate=True)
     prompts = tokenizer.batch_decode([prompt.tolist() for prompt in rollouts.prompt_ids.rows()])
     return list(zip(prompts, rollouts.episodes, strict=True))
+
+
+def _to_prompts(rows: Sequence[PromptRow], ids: Sequence[list[int]]) -> Prompts:
+    return Prompts(
+        prompt_ids=Ragged.from_rows(ids, dtype=torch.int64),
+        group=torch.arange(len(rows)),
+        rows=list(rows),
+    )
 
 
 @contextmanager

@@ -89,8 +89,7 @@ def _metric_problems(metric: str | None, plan: Plan) -> list[Problem]:
     """
     if metric is None:
         return []
-    rows = plan.validator.prompts.rows if plan.validator else []
-    sources = dict.fromkeys(row.data_source for row in rows)
+    sources = plan.validator.prompts.rows.count_sources() if plan.validator else {}
     validation = metric.startswith(_VALIDATION)
     if "/" in metric and not validation:
         return []

@@ -14,6 +14,7 @@ from rlctl.recipes.compose import compose
 from rlctl.runtime.algorithms.base import Needs
 from rlctl.runtime.batch import Prompts, Ragged, Rollouts, Scored
 from rlctl.runtime.data.loader import PromptLoader, PromptSet
+from rlctl.runtime.data.row_table import Rows
 from rlctl.runtime.data.samplers import sequential_order
 from rlctl.runtime.training.collector import Collector, in_varied_group
 from rlctl.tracking.episodes import Episode
@@ -64,9 +65,8 @@ def collector(
     rows = [
         PromptRow("x", [{"role": "user", "content": str(i)}], str(i)) for i in range(num_prompts)
     ]
-    loader = PromptLoader(
-        PromptSet(rows, [[i] for i in range(num_prompts)], 0), SIZE, sequential_order, seed=1
-    )
+    prompts = PromptSet(Rows.of(rows), lambda row: [int(row.ground_truth)])
+    loader = PromptLoader(prompts, SIZE, sequential_order, seed=1)
     overrides = [
         "data.train_files=x",
         "actor_rollout_ref.model.path=y",

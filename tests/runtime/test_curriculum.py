@@ -14,6 +14,7 @@ from rlctl.plugins import load_with_params
 from rlctl.recipes.compose import compose
 from rlctl.runtime.data.loader import PromptLoader, PromptSet
 from rlctl.runtime.data.mixture import MixedSampler, Part
+from rlctl.runtime.data.row_table import Rows
 from rlctl.runtime.data.samplers import StatefulSampler, sequential_order
 from rlctl.runtime.training.collector import Collector
 from tests.runtime.test_collector import SIZE, FakeAlgorithm, collector, ground_truths
@@ -180,5 +181,5 @@ def test_a_stateful_sampler_needs_scores(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_prompts_of_a_loader_without_state_have_no_state() -> None:
-    loader = PromptLoader(PromptSet([], [], 0), 1, sequential_order, 1)
+    loader = PromptLoader(PromptSet(Rows.of([]), lambda _: []), 1, sequential_order, 1)
     assert loader.state_dict() == {}

@@ -24,7 +24,7 @@ def test_stored_rollouts_are_read_back(tmp_path: Path, numbers: list[int]) -> No
         "episodes": [episodes[i] for i in numbers],
     }
     scored = dataclasses.replace(scored_batch(), **fields)
-    write_rollouts(tmp_path / "rollouts", scored, prompts)
+    write_rollouts(tmp_path / "rollouts", scored, [1, 1, 0, 0])
     found = read_rollouts(tmp_path / "rollouts", prompts)
     assert found.rows == scored.rows
     assert [each.messages[0].text for each in found.episodes] == [str(i) for i in numbers]

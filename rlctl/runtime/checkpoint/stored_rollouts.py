@@ -23,11 +23,10 @@ _TENSORS, _REST = "tensors.safetensors", "rest.json"
 _ROW, _EPISODE = "row", "episode"  # numbers (B,) of the objects that rows of the batch share
 
 
-def write_rollouts(folder: Path, scored: Scored, prompts: Sequence[PromptRow]) -> None:
-    """Write B scored rollouts into the new `folder`; their rows are among `prompts`."""
-    number_of = {id(prompt): number for number, prompt in enumerate(prompts)}
+def write_rollouts(folder: Path, scored: Scored, numbers: Sequence[int]) -> None:
+    """Write B scored rollouts into the new `folder`; `numbers` are those of their prompts."""
     tensors: dict[str, Tensor] = {
-        _ROW: torch.tensor([number_of[id(row)] for row in scored.rows]),
+        _ROW: torch.tensor(numbers),
         _EPISODE: scored.episode_of_row,
     }
     episodes = compress(scored.episodes, first_rows(scored.episode_of_row))
@@ -49,7 +48,7 @@ def write_rollouts(folder: Path, scored: Scored, prompts: Sequence[PromptRow]) -
 
 
 def read_rollouts(folder: Path, prompts: Sequence[PromptRow]) -> Scored:
-    """Return what `write_rollouts` wrote, with rows from the same `prompts`.
+    """Return what `write_rollouts` wrote, with the rows of their `prompts`.
 
     Raises ConfigError for files of another format.
     """

@@ -9,20 +9,24 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from rlctl.data_prep.rows import PromptRow, read_rows
+from rlctl.data_prep.rows import PromptRow
 from rlctl.data_prep.sources import TRAIN, data_files
 from rlctl.errors import ConfigError
 from rlctl.recipes import schema
 from rlctl.runtime.batch import Prompts, Ragged
 from rlctl.runtime.data.mixture import MixedSampler, Part, mixed_order
+from rlctl.runtime.data.prompt_lengths import prompt_lengths
+from rlctl.runtime.data.row_table import Rows
 from rlctl.runtime.data.samplers import Order, Sampling, StatefulSampler
 from rlctl.runtime.data.tokenizer import encode_prompt
 
@@ -31,11 +35,12 @@ LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class PromptSet:
-    """Rows of the data files with their token ids, after filtering or truncation."""
+    """Rows of the data files after filtering; their prompts are tokenized by `batch`."""
 
-    rows: list[PromptRow]
-    prompt_ids: list[list[int]]
-    num_dropped: int  # rows dropped as over-long
+    rows: Rows
+    encode: Callable[[PromptRow], list[int]]  # token ids of a row's prompt, truncated
+    num_dropped: int = 0  # rows dropped as over-long
+    mean_length: float = 0.0  # in tokens
     parts: tuple[Part, ...] = ()  # files by weight; none: all prompts alike
 
     @classmethod
@@ -50,10 +55,12 @@ class PromptSet:
             Part(start, start + len(each), weight / sum(weights))
             for start, each, weight in zip(starts, sets, weights, strict=True)
         )
+        total = sum(len(each) * each.mean_length for each in sets)
         return cls(
-            [row for each in sets for row in each.rows],
-            [ids for each in sets for ids in each.prompt_ids],
+            Rows.concat([each.rows for each in sets]),
+            sets[0].encode,
             sum(each.num_dropped for each in sets),
+            total / parts[-1].stop,
             parts,
         )
 
@@ -66,46 +73,47 @@ class PromptSet:
         max_samples: int,
         split: str = TRAIN,
     ) -> PromptSet:
-        """Read parquet or JSONL files and tokenize prompts with the model's chat template.
+        """Read parquet or JSONL files and count the tokens of prompts in the model's chat template.
 
         Reads at most `max_samples` rows (-1: all), of a data set without a split those of `split`.
         Prompts longer than `data.max_prompt_length` are dropped if `data.filter_overlong_prompts`,
         else handled by `data.truncation`. Raises ConfigError if no prompt remains, or for an
         over-long prompt with `truncation=error`.
         """
-        rows = [
-            row
-            for file in files
-            for path in data_files(file, split)
-            for row in read_rows(path, prompt_key=data.prompt_key, reward_fn_key=data.reward_fn_key)
-        ]
+        kwargs, limit = data.apply_chat_template_kwargs, data.max_prompt_length
+        where = ", ".join(files)
+
+        def encode(row: PromptRow, where: str = where) -> list[int]:
+            ids = encode_prompt(tokenizer, row.prompt, **kwargs)
+            return ids if len(ids) <= limit else _truncate(ids, data, where)
+
+        tables = [Rows.load(path, data) for file in files for path in data_files(file, split)]
         if max_samples >= 0:
-            rows = rows[:max_samples]
-        kept, ids, dropped = [], [], 0
-        for number, row in enumerate(rows):
-            prompt = encode_prompt(tokenizer, row.prompt, **data.apply_chat_template_kwargs)
-            if len(prompt) > data.max_prompt_length:
-                if data.filter_overlong_prompts:
-                    dropped += 1
-                    continue
-                prompt = _truncate(prompt, data, f"{', '.join(files)}: row {number}")
-            kept.append(row)
-            ids.append(prompt)
-        if not kept:
+            starts = accumulate(map(len, tables[:-1]), initial=0)
+            pairs = zip(tables, starts, strict=True)
+            tables = [each[: max(0, max_samples - start)] for each, start in pairs]
+        rows = Rows.concat(tables)
+        lengths = np.concatenate([prompt_lengths(each, tokenizer, kwargs) for each in tables])
+        too_long = lengths > limit
+        drop = too_long if data.filter_overlong_prompts else np.zeros_like(too_long)
+        failing = (lengths < 0) | (too_long & ~drop & (data.truncation == "error"))
+        for number in np.flatnonzero(failing)[:1].tolist():
+            encode(rows[number], f"{where}: row {number}")
+        if drop.all():
             raise ConfigError(
-                f"no prompt is left: {dropped} of {len(rows)} are longer than "
-                f"data.max_prompt_length={data.max_prompt_length} tokens",
-                where=", ".join(files),
+                f"no prompt is left: {drop.sum()} of {len(rows)} are longer than "
+                f"data.max_prompt_length={limit} tokens",
+                where=where,
                 hint="set a larger data.max_prompt_length",
             )
-        return cls(kept, ids, dropped)
+        mean = float(np.minimum(lengths[~drop], limit).mean())
+        return cls(rows.select(~drop), encode, int(drop.sum()), mean)
 
     def batch(self, index: Sequence[int]) -> Prompts:
         """Return the N prompts at `index` as a batch with groups 0 … N−1."""
-        ids = Ragged.from_rows([self.prompt_ids[i] for i in index], dtype=torch.int64)
-        return Prompts(
-            prompt_ids=ids, group=torch.arange(len(index)), rows=[self.rows[i] for i in index]
-        )
+        rows = [self.rows[i] for i in index]
+        ids = Ragged.from_rows([self.encode(row) for row in rows], dtype=torch.int64)
+        return Prompts(prompt_ids=ids, group=torch.arange(len(index)), rows=rows)
 
     def __len__(self) -> int:
         """Return the number of prompts."""
@@ -190,7 +198,7 @@ class PromptLoader:
         Without metrics where all data has one source.
         """
         found = {} if self.stateful is None else self.stateful.metrics()
-        sources = sorted({row.data_source for row in self.prompts.rows})
+        sources = sorted(self.prompts.rows.count_sources())
         if len(sources) > 1:
             drawn = Counter(row.data_source for row in prompts.rows)
             found |= {f"data/share/{name}": drawn[name] / len(prompts) for name in sources}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from statistics import fmean
 
 from rlctl.recipes.roles import Role, needed_roles
 from rlctl.recipes.schema import RewardModel
@@ -51,7 +50,7 @@ def plan_batches(plan: Plan) -> Batches:
     """Return the batch sizes of a step and the number of steps."""
     data, loader, needs = plan.config.data, plan.loader, plan.algorithm.needs
     n = rows_per_prompt(plan.config, needs)
-    mean = fmean(map(len, loader.prompts.prompt_ids))
+    mean = loader.prompts.mean_length
     learning = [each for each in needed_roles(plan.config, needs) if each.learns]
     return Batches(
         train_prompts=len(loader.prompts),

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from transformers import PreTrainedTokenizerBase
 
-from rlctl.data_prep.rows import PromptRow, read_rows
+from rlctl.data_prep.rows import PromptRow
 from rlctl.data_prep.sources import TRAIN, VALIDATION, data_files
 from rlctl.errors import ConfigError, UsageError, raise_problems
 from rlctl.plugins import load
@@ -25,13 +25,14 @@ from rlctl.runtime.checkpoint.remote_copy import check_remote_copy
 from rlctl.runtime.data import quickstart
 from rlctl.runtime.data.loader import PromptLoader, PromptSet
 from rlctl.runtime.data.pairs import Pairs
+from rlctl.runtime.data.row_table import Rows
 from rlctl.runtime.data.tokenizer import tokenizer_of
 from rlctl.runtime.planning import preflight
 from rlctl.runtime.planning.devices import Devices, pool_sizes
 from rlctl.runtime.planning.episode_check import check_rows
 from rlctl.runtime.planning.error_collector import ErrorCollector
 from rlctl.runtime.planning.model_runs import with_runs
-from rlctl.runtime.planning.reward_check import check_reward
+from rlctl.runtime.planning.reward_check import NUM_REWARD_ROWS, check_reward
 from rlctl.runtime.planning.role_memory import MemoryPlan, check_capacity, plan_memory
 from rlctl.runtime.planning.role_models import check_models, check_routes
 from rlctl.runtime.planning.unusual_values import unusual_values
@@ -82,7 +83,10 @@ class Plan:
 
     @property
     def scored_rows(self) -> list[PromptRow]:
-        """Rows whose responses are scored: of training, if it samples responses, and validation."""
+        """First rows, of each kind, of those whose responses are scored.
+
+        They are of training, if it samples responses, and validation.
+        """
         return _scored_rows(_samples_responses(self.algorithm), self.loader, self.validator)
 
     @property
@@ -219,10 +223,10 @@ def _read_data(
     if tokenizer is None:
         scored: list[PromptRow] = []
         for file in data.train_paths:
-            rows = errors.run(_rows, file, data, TRAIN) or []
+            rows = errors.run(_first_rows, file, data, TRAIN) or []
             scored += rows if samples else []
         for file in data.val_files or ():
-            scored += errors.run(_rows, file, data, VALIDATION) or []
+            scored += errors.run(_first_rows, file, data, VALIDATION) or []
         errors.run(check_reward, config, scored, needs)
         return None, None, None
     loader = errors.run(_load_train, config, tokenizer, samples)
@@ -261,13 +265,14 @@ def _samples_responses(algorithm: Algorithm) -> bool:
 def _scored_rows(
     samples: bool, loader: PromptLoader | None, validator: Validator | PairValidator | None
 ) -> list[PromptRow]:
-    training = loader.prompts.rows if loader and samples else []
-    return [*training, *(validator.prompts.rows if isinstance(validator, Validator) else [])]
+    sets = [loader.prompts] if loader and samples else []
+    sets += [validator.prompts] if isinstance(validator, Validator) else []
+    return [row for each in sets for row in each.rows.first_of_each_kind(NUM_REWARD_ROWS)]
 
 
-def _rows(file: str, data: schema.Data, split: str) -> list[PromptRow]:
-    keys = {"prompt_key": data.prompt_key, "reward_fn_key": data.reward_fn_key}
-    return [row for path in data_files(file, split) for row in read_rows(path, **keys)]
+def _first_rows(file: str, data: schema.Data, split: str) -> list[PromptRow]:
+    rows = Rows.concat([Rows.load(path, data) for path in data_files(file, split)])
+    return rows.first_of_each_kind(NUM_REWARD_ROWS)
 
 
 def _load_train(

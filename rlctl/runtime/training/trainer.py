@@ -205,8 +205,8 @@ class Trainer:
 
     def _writer(self, rollouts: Scored) -> Callable[[Path], None]:
         """Return the function that writes rollouts to a folder of a checkpoint."""
-        prompts = self.context.collector.loader.prompts.rows
-        return lambda folder: write_rollouts(folder, rollouts, prompts)
+        numbers = self.context.collector.loader.prompts.rows.positions_of(rollouts.rows)
+        return lambda folder: write_rollouts(folder, rollouts, numbers)
 
     def _dump(self, step: int, scored: Scored) -> dict[str, float]:
         """Write the step's responses to `trainer.rollout_data_dir`, if that is set."""

@@ -1,0 +1,136 @@
+"""Lengths of prompts in tokens, counted in batches on all cores and cached for large files."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from datetime import date
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tokenizers
+import transformers
+from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
+
+from rlctl.data_prep.records import BATCH_ROWS
+from rlctl.errors import ConfigError
+from rlctl.files import write_bytes
+from rlctl.runtime.data.row_table import Rows
+from rlctl.runtime.data.tokenizer import render_prompt
+from rlctl.storage import cache_folder
+
+LOG = logging.getLogger(__name__)
+
+_PROGRESS_S = 10.0  # between two reports
+_DIGEST_BYTES = 32  # of SHA-256, before the lengths in a cached file
+
+
+def prompt_lengths(
+    rows: Rows, tokenizer: PreTrainedTokenizerBase, kwargs: Mapping[str, Any]
+) -> np.ndarray:
+    """Return the lengths (N,) of the rows' prompts; −1 where the chat template rejects one.
+
+    They are those of `encode_prompt`. Rows of a cached file have cached lengths.
+    """
+    target = _cache_file(rows, tokenizer, kwargs)
+    if target is not None and target.exists():
+        content = target.read_bytes()
+        lengths = np.frombuffer(content[_DIGEST_BYTES:], np.int32)
+        if content[:_DIGEST_BYTES] == _digest(lengths) and len(lengths) == len(rows):
+            return lengths
+        LOG.warning("the cached lengths %s are damaged: counting tokens again", target)
+    lengths = _count(rows, tokenizer, kwargs)
+    if target is not None:
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            write_bytes(target, _digest(lengths) + lengths.tobytes())
+        except OSError as error:
+            LOG.warning("the lengths of prompts are not cached: %s", error)
+    return lengths
+
+
+def _digest(lengths: np.ndarray) -> bytes:
+    return hashlib.sha256(lengths.tobytes()).digest()
+
+
+def _cache_file(
+    rows: Rows, tokenizer: PreTrainedTokenizerBase, kwargs: Mapping[str, Any]
+) -> Path | None:
+    """Return the path of cached lengths; None for rows or a tokenizer without a digest."""
+    backend = _plain_backend(tokenizer)
+    if rows.digest is None or backend is None:
+        return None
+    template = str(tokenizer.chat_template)
+    today = str(date.today()) if "strftime_now" in template else None
+    parts = [rows.digest, len(rows), dict(kwargs), template, tokenizer.special_tokens_map, today]
+    versions = [transformers.__version__, tokenizers.__version__, type(tokenizer).__name__]
+    key = hashlib.sha256(json.dumps([parts, versions], default=str).encode())
+    key.update(backend.to_str().encode())
+    return cache_folder() / "lengths" / key.hexdigest()
+
+
+def _plain_backend(tokenizer: PreTrainedTokenizerBase) -> tokenizers.Tokenizer | None:
+    """Return the backend of a fast tokenizer; None for one with code of its own (remote code)."""
+    own_code = not type(tokenizer).__module__.startswith("transformers.")
+    if own_code or not isinstance(tokenizer, PreTrainedTokenizerFast):
+        return None
+    return tokenizer.backend_tokenizer
+
+
+def _count(rows: Rows, tokenizer: PreTrainedTokenizerBase, kwargs: Mapping[str, Any]) -> np.ndarray:
+    """Count tokens: a thread tokenizes a batch on all cores, while the next one is rendered."""
+    lengths = np.full(len(rows), -1, np.int32)
+    pending: deque[tuple[int, list[int], Future[list[int]]]] = deque()
+
+    def finish() -> None:
+        start, places, counts = pending.popleft()
+        lengths[start + np.array(places, np.int64)] = counts.result()
+
+    reported, every = time.monotonic(), iter(rows)
+    with ThreadPoolExecutor(1, "tokenizer") as thread:
+        for start in range(0, len(rows), BATCH_ROWS):
+            texts = [_render(tokenizer, row.prompt, kwargs) for row in islice(every, BATCH_ROWS)]
+            places = [place for place, text in enumerate(texts) if text is not None]
+            usable = [text for text in texts if text is not None]
+            pending.append((start, places, thread.submit(_count_tokens, tokenizer, usable)))
+            if len(pending) > 1:
+                finish()
+            if time.monotonic() > reported + _PROGRESS_S:
+                reported = time.monotonic()
+                LOG.info("counted the tokens of %d of %d prompts", start, len(rows))
+        while pending:
+            finish()
+    return lengths
+
+
+def _render(
+    tokenizer: PreTrainedTokenizerBase, chat: Sequence[dict[str, str]], kwargs: Mapping[str, Any]
+) -> str | None:
+    try:
+        return render_prompt(tokenizer, chat, **kwargs)
+    except ConfigError:
+        return None
+
+
+def _count_tokens(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> list[int]:
+    """Return the lengths of `tokenizer.encode(text)`, without ids where the backend allows it."""
+
+    def encoded(text: str) -> int:
+        return len(tokenizer.encode(text, add_special_tokens=False, verbose=False))
+
+    if not texts:
+        return []
+    backend = _plain_backend(tokenizer)
+    if backend is not None:
+        first = encoded(texts[0])  # also resets truncation and padding of the backend
+        found = [len(each) for each in backend.encode_batch_fast(texts, add_special_tokens=False)]
+        if found[0] == first:
+            return found
+    return [encoded(text) for text in texts]

@@ -1,0 +1,270 @@
+"""Rows of data files in Arrow: a large file is converted once, cached, and mapped into memory.
+
+The cache is below `RLCTL_CACHE` (`~/.cache/rlctl`) and may be deleted at any time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import mmap
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
+from pathlib import Path
+from typing import Any, NamedTuple, overload
+from weakref import WeakValueDictionary
+
+import numpy as np
+
+from rlctl.data_prep.agent_columns import episode_fields
+from rlctl.data_prep.rows import PromptRow, decode, existing_file, read_batches
+from rlctl.files import replacing
+from rlctl.recipes import schema
+from rlctl.storage import cache_folder
+
+LOG = logging.getLogger(__name__)
+
+LARGE_BYTES = 16 * 2**20  # of a data file: from here on it is cached, below it is held in memory
+_FORMAT = 1  # of cached files
+_KIND = "rlctl.kind"
+_END = b"\xff\xff\xff\xff\0\0\0\0"  # of a complete Arrow stream
+
+
+class Kind(NamedTuple):
+    """Values of a row that the checks of a start depend on."""
+
+    data_source: str
+    agent_name: str
+    episode_fields: tuple[str, ...]
+
+
+class _Batch(NamedTuple):
+    """Rows of one file that are next to each other."""
+
+    columns: Any  # a RecordBatch
+    keys: tuple[str, str]  # of prompt and data source
+    file: mmap.mmap | None  # that holds the columns; None: they are in memory
+
+    @property
+    def num_rows(self) -> int:
+        return self.columns.num_rows
+
+    def rows(self) -> list[PromptRow]:
+        rows = decode(self.columns, *self.keys)
+        if self.file is not None:
+            self.file.madvise(mmap.MADV_DONTNEED)  # else the process would appear to hold the file
+        return rows
+
+    def row(self, number: int) -> PromptRow:
+        return decode(self.columns.slice(number, 1), *self.keys)[0]
+
+
+class _Decoded(NamedTuple):
+    """Rows that are Python objects already."""
+
+    objects: Sequence[PromptRow]
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.objects)
+
+    def rows(self) -> Sequence[PromptRow]:
+        return self.objects
+
+    def row(self, number: int) -> PromptRow:
+        return self.objects[number]
+
+
+class Rows(Sequence[PromptRow]):
+    """Rows of data files, in their order; each is decoded when it is read.
+
+    A row is the same object for as long as the caller holds it. `digest` identifies the content of
+    the file if the rows are those of one cached file.
+    """
+
+    def __init__(
+        self,
+        batches: Sequence[_Batch | _Decoded],
+        kinds: Sequence[Kind],
+        kind_of: np.ndarray,
+        digest: str | None = None,
+    ) -> None:
+        self._batches, self._kinds, self._kind_of = batches, kinds, kind_of
+        self._stops = list(accumulate(each.num_rows for each in batches))
+        self._index = np.arange(len(kind_of))  # (N,) ascending, into the rows of all batches
+        self._alive: WeakValueDictionary[int, PromptRow] = WeakValueDictionary()
+        self.digest = digest
+
+    @classmethod
+    def load(cls, path: str | Path, data: schema.Data) -> Rows:
+        """Read a data file, or its copy in the cache. Raises ConfigError as `read_rows` does."""
+        path, keys = existing_file(path), (data.prompt_key, data.reward_fn_key)
+        if path.stat().st_size < LARGE_BYTES:
+            return cls._of([_Batch(each, keys, None) for each in _with_kinds(path, keys)])
+        with path.open("rb") as file:
+            content = hashlib.file_digest(file, "sha256").hexdigest()
+        digest = hashlib.sha256(json.dumps([_FORMAT, content, path.suffix, keys]).encode())
+        target = cache_folder() / "rows" / f"{digest.hexdigest()}.arrow"
+        if target.exists():
+            try:
+                return cls._of(_mapped(target, keys), digest.hexdigest())
+            except (ValueError, OSError, KeyError) as error:
+                LOG.warning("the cached rows %s are damaged (%s): reading %s", target, error, path)
+        LOG.info("reading %s for the first time", path)
+        try:
+            _write(target, path, keys)
+            return cls._of(_mapped(target, keys), digest.hexdigest())
+        except OSError as error:
+            LOG.warning("the rows of %s are not cached, but held in memory: %s", path, error)
+            return cls._of([_Batch(each, keys, None) for each in _with_kinds(path, keys)])
+
+    @classmethod
+    def _of(cls, batches: Sequence[_Batch], digest: str | None = None) -> Rows:
+        """Build rows from batches that have a column of kinds."""
+        numbers: dict[str, int] = {}
+        parts = []
+        for batch in batches:
+            kinds = batch.columns.column(_KIND)
+            own = [numbers.setdefault(kind, len(numbers)) for kind in kinds.dictionary.to_pylist()]
+            parts.append(np.array(own, np.int32)[kinds.indices.to_numpy()])
+        found = [
+            Kind(source, agent, tuple(fields)) for source, agent, fields in map(json.loads, numbers)
+        ]
+        batches = [
+            each._replace(columns=each.columns.select(each.columns.schema.names[:-1]))
+            for each in batches
+        ]
+        return cls(batches, found, np.concatenate(parts), digest)
+
+    @classmethod
+    def of(cls, rows: Sequence[PromptRow]) -> Rows:
+        """Return rows that are Python objects already."""
+        numbers: dict[Kind, int] = {}
+        kind_of = [numbers.setdefault(_kind(row), len(numbers)) for row in rows]
+        return cls([_Decoded(rows)], list(numbers), np.array(kind_of, np.int32))
+
+    @classmethod
+    def concat(cls, parts: Sequence[Rows]) -> Rows:
+        """Join rows of several files."""
+        if len(parts) == 1:
+            return parts[0]
+        kinds = list(dict.fromkeys(kind for part in parts for kind in part._kinds))
+        kind_of, index, start = [], [], 0
+        for part in parts:
+            own = np.array([kinds.index(kind) for kind in part._kinds], np.int32)
+            kind_of.append(own[part._kind_of])
+            index.append(part._index + start)
+            start += len(part._kind_of)
+        joined = cls(
+            [each for part in parts for each in part._batches], kinds, np.concatenate(kind_of)
+        )
+        joined._index = np.concatenate(index)
+        return joined
+
+    def select(self, positions: np.ndarray | slice) -> Rows:
+        """Return the rows at ascending `positions`, or where a mask is true."""
+        chosen = Rows(self._batches, self._kinds, self._kind_of, self.digest)
+        chosen._index = self._index[positions]
+        return chosen
+
+    def __len__(self) -> int:
+        """Return the number of rows."""
+        return len(self._index)
+
+    @overload
+    def __getitem__(self, position: int) -> PromptRow: ...
+    @overload
+    def __getitem__(self, position: slice) -> Rows: ...
+    def __getitem__(self, position: int | slice) -> PromptRow | Rows:
+        """Return a row, or the rows of a slice."""
+        if isinstance(position, slice):
+            return self.select(position)
+        place = int(self._index[position])
+        row = self._alive.get(place)
+        if row is None:
+            number = int(np.searchsorted(self._stops, place, side="right"))
+            batch = self._batches[number]
+            row = batch.row(place - self._stops[number] + batch.num_rows)
+            self._alive[place] = row
+        return row
+
+    def __iter__(self) -> Iterator[PromptRow]:
+        """Yield the rows; only those of one batch are in memory."""
+        first = 0
+        for batch, stop in zip(self._batches, self._stops, strict=True):
+            last = int(np.searchsorted(self._index, stop))
+            if last > first:
+                rows, start = batch.rows(), stop - batch.num_rows
+                yield from (rows[place - start] for place in self._index[first:last].tolist())
+            first = last
+
+    def count_sources(self) -> Counter[str]:
+        """Return the number of rows of each data source."""
+        counts: Counter[str] = Counter()
+        for kind, count in zip(self._kinds, self._kind_counts(), strict=True):
+            if count:
+                counts[kind.data_source] += count
+        return counts
+
+    def first_of_each_kind(self, count: int) -> list[PromptRow]:
+        """Return the first `count` rows of each kind, in the order of all rows.
+
+        They are enough for checks that depend on the kind of rows and on a few of each data source.
+        """
+        own = self._kind_of[self._index]
+        first = [np.flatnonzero(own == kind)[:count] for kind in np.unique(own)]
+        return [self[int(place)] for place in np.sort(np.concatenate(first))] if first else []
+
+    def positions_of(self, rows: Sequence[PromptRow]) -> list[int]:
+        """Return the positions of rows that were read from here and are held since."""
+        place_of = {id(row): place for place, row in self._alive.items()}
+        return np.searchsorted(self._index, [place_of[id(row)] for row in rows]).tolist()
+
+    def _kind_counts(self) -> list[int]:
+        return np.bincount(self._kind_of[self._index], minlength=len(self._kinds)).tolist()
+
+
+def _kind(row: PromptRow) -> Kind:
+    return Kind(row.data_source, row.agent_name, episode_fields(row))
+
+
+def _with_kinds(path: Path, keys: tuple[str, str]) -> Iterator[Any]:
+    """Yield the batches of a file with a last column: the kinds of the rows, as JSON text."""
+    import pyarrow as pa
+
+    texts: dict[Kind, str] = {}
+    for batch, rows in read_batches(path, *keys):
+        kinds = [_kind(row) for row in rows]
+        if len(rows) == batch.num_rows:  # else the file has faults, which are raised at its end
+            column = [texts.get(kind) or texts.setdefault(kind, json.dumps(kind)) for kind in kinds]
+            yield batch.append_column(_KIND, pa.array(column, pa.string()).dictionary_encode())
+
+
+def _write(target: Path, path: Path, keys: tuple[str, str]) -> None:
+    """Write the batches of a file into the cache. Raises OSError if that fails."""
+    import pyarrow as pa
+
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(target) as aside, pa.OSFile(str(aside), "wb") as sink:
+        batches = _with_kinds(path, keys)
+        first = next(batches)
+        with pa.ipc.new_stream(sink, first.schema) as stream:
+            stream.write_batch(first)
+            for batch in batches:
+                stream.write_batch(batch)
+
+
+def _mapped(target: Path, keys: tuple[str, str]) -> list[_Batch]:
+    """Map a cached file into memory. Raises ValueError or OSError if it is damaged."""
+    import pyarrow as pa
+
+    with target.open("rb") as file:
+        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    if mapped[-len(_END) :] != _END:
+        raise ValueError("the file is incomplete")
+    batches = [_Batch(each, keys, mapped) for each in pa.ipc.open_stream(pa.py_buffer(mapped))]
+    for batch in batches:
+        batch.columns.validate()
+    return batches
