@@ -75,14 +75,15 @@ def with_agent_columns(record: Mapping[str, Any]) -> dict[str, Any]:
     columns = {
         name: record[name]
         for name in AGENT_COLUMNS
-        if name != _AGENT and has_content(record.get(name))
+        if name in record and name != _AGENT and has_content(record[name])
     }
     return {**columns, **(record.get("extra_info") or {})}
 
 
 def episode_fields(row: PromptRow) -> tuple[str, ...]:
     """Return the names of the fields for episodes that have content in a row."""
-    return tuple(name for name in _FIELDS if has_content(row.extra_info.get(name)))
+    found = row.extra_info
+    return tuple(name for name in _FIELDS if name in found and has_content(found[name]))
 
 
 def agent_problems(rows: Sequence[PromptRow], multi_turn: bool) -> list[Problem]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TextIO
@@ -124,7 +124,7 @@ def _json(path: Path) -> Iterator[tuple[str, Any]]:
 def _parquet(path: Path) -> Iterator[tuple[str, Any]]:
     index = 0
     with readable_parquet(path) as file:
-        for batch in file.iter_batches(BATCH_ROWS):
+        for batch in stream_parquet(file):
             for record in batch.to_pylist():
                 yield f"{path}, row {index}", record
                 index += 1
@@ -144,3 +144,9 @@ def readable_parquet(path: Path, hint: str | None = None) -> Iterator[Any]:
             where=str(path),
             hint=hint,
         ) from error
+
+
+def stream_parquet(file: Any, columns: Sequence[str] | None = None) -> Iterator[Any]:
+    """Yield the rows of an open parquet file as Arrow batches."""
+    for group in range(file.num_row_groups):  # in one call, pyarrow 26 keeps memory of each group
+        yield from file.iter_batches(BATCH_ROWS, row_groups=[group], columns=columns)

@@ -22,7 +22,13 @@ from typing import Any
 
 from rlctl.data_prep.agent_columns import AGENT_COLUMNS, agent_name, with_agent_columns
 from rlctl.data_prep.contract import CONTRACT_HINT, prompt_of, row_faults, schema_problems
-from rlctl.data_prep.records import BATCH_ROWS, raise_capped, read_records, readable_parquet
+from rlctl.data_prep.records import (
+    BATCH_ROWS,
+    raise_capped,
+    read_records,
+    readable_parquet,
+    stream_parquet,
+)
 from rlctl.data_prep.unsupported_columns import CHECKED, column_problems, unsupported_fields
 from rlctl.errors import ConfigError, Problem, ResourceError
 from rlctl.files import replacing
@@ -227,7 +233,7 @@ def _parquet_batches(
         ]
         raise_capped(schema_problems(file.schema_arrow, path, prompt_key, reward_fn_key), path)
         start = 0
-        for batch in file.iter_batches(BATCH_ROWS, columns=columns):
+        for batch in stream_parquet(file, columns):
             yield batch, [f"{path}, row {start + number}" for number in range(batch.num_rows)]
             start += batch.num_rows
 

@@ -42,22 +42,19 @@ def prompt_lengths(
     target = _cache_file(rows, tokenizer, kwargs)
     if target is not None and target.exists():
         content = target.read_bytes()
-        lengths = np.frombuffer(content[_DIGEST_BYTES:], np.int32)
-        if content[:_DIGEST_BYTES] == _digest(lengths) and len(lengths) == len(rows):
-            return lengths
+        digest, values = content[:_DIGEST_BYTES], content[_DIGEST_BYTES:]
+        if digest == hashlib.sha256(values).digest():
+            return np.frombuffer(values, np.int32)
         LOG.warning("the cached lengths %s are damaged: counting tokens again", target)
     lengths = _count(rows, tokenizer, kwargs)
     if target is not None:
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
-            write_bytes(target, _digest(lengths) + lengths.tobytes())
+            values = lengths.tobytes()
+            write_bytes(target, hashlib.sha256(values).digest() + values)
         except OSError as error:
             LOG.warning("the lengths of prompts are not cached: %s", error)
     return lengths
-
-
-def _digest(lengths: np.ndarray) -> bytes:
-    return hashlib.sha256(lengths.tobytes()).digest()
 
 
 def _cache_file(

@@ -53,9 +53,13 @@ class _Batch(NamedTuple):
 
     def rows(self) -> list[PromptRow]:
         rows = decode(self.columns, *self.keys)
-        if self.file is not None:
-            self.file.madvise(mmap.MADV_DONTNEED)  # else the process would appear to hold the file
+        self.release()
         return rows
+
+    def release(self) -> None:
+        """Unmap the pages that were read; else the process would seem to hold the whole file."""
+        if self.file is not None:
+            self.file.madvise(mmap.MADV_DONTNEED)
 
     def row(self, number: int) -> PromptRow:
         return decode(self.columns.slice(number, 1), *self.keys)[0]
@@ -129,6 +133,7 @@ class Rows(Sequence[PromptRow]):
             kinds = batch.columns.column(_KIND)
             own = [numbers.setdefault(kind, len(numbers)) for kind in kinds.dictionary.to_pylist()]
             parts.append(np.array(own, np.int32)[kinds.indices.to_numpy()])
+            batch.release()
         found = [
             Kind(source, agent, tuple(fields)) for source, agent, fields in map(json.loads, numbers)
         ]
@@ -267,4 +272,5 @@ def _mapped(target: Path, keys: tuple[str, str]) -> list[_Batch]:
     batches = [_Batch(each, keys, mapped) for each in pa.ipc.open_stream(pa.py_buffer(mapped))]
     for batch in batches:
         batch.columns.validate()
+        batch.release()
     return batches

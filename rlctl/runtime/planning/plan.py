@@ -83,10 +83,7 @@ class Plan:
 
     @property
     def scored_rows(self) -> list[PromptRow]:
-        """First rows, of each kind, of those whose responses are scored.
-
-        They are of training, if it samples responses, and validation.
-        """
+        """First rows of each kind that is scored: of validation, and of sampled training rows."""
         return _scored_rows(_samples_responses(self.algorithm), self.loader, self.validator)
 
     @property
