@@ -141,9 +141,9 @@ def test_a_cancelled_request_leaves_no_tokens(quiz: Path) -> None:
     ],
 )
 def test_failed_programs_are_outcomes(quiz: Path, name: str, error: str, outcome: str) -> None:
-    found = play(
-        quiz, name, f"{ROLLOUT}.agent.max_failed_share=1", f"{ROLLOUT}.agent.timeouts.episode_s=3"
-    )
+    episode_s = 3 if name == "sleeps" else 300
+    limit = f"{ROLLOUT}.agent.timeouts.episode_s={episode_s}"
+    found = play(quiz, name, f"{ROLLOUT}.agent.max_failed_share=1", limit)
     assert {(each.outcome, each.error) for each in found.episodes} == {(outcome, error)}
     assert all(each.failed for each in found.episodes)
 

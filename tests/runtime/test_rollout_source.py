@@ -39,7 +39,7 @@ class Log:
         del roles
         weights = self.published
         if self.gate is not None:
-            assert self.gate.wait(60)
+            assert self.gate.wait(600)
         if step == self.fail_at:
             raise RlctlError("no engine is left")
         self.calls.append(f"{step} by {weights}")
