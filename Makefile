@@ -46,6 +46,7 @@ bench: setup
 	$(BIN)/python -m benchmarks.vllm_start
 	$(BIN)/python -m benchmarks.runs 10000
 	$(BIN)/python -m benchmarks.step
+	$(BIN)/python -m benchmarks.data
 	$(BIN)/python -m benchmarks.agents
 	$(BIN)/python -m benchmarks.judge
 	$(BIN)/python -m benchmarks.async_training

@@ -148,5 +148,8 @@ def readable_parquet(path: Path, hint: str | None = None) -> Iterator[Any]:
 
 def stream_parquet(file: Any, columns: Sequence[str] | None = None) -> Iterator[Any]:
     """Yield the rows of an open parquet file as Arrow batches."""
+    import pyarrow as pa
+
     for group in range(file.num_row_groups):  # in one call, pyarrow 26 keeps memory of each group
         yield from file.iter_batches(BATCH_ROWS, row_groups=[group], columns=columns)
+        pa.default_memory_pool().release_unused()

@@ -66,8 +66,15 @@ def read_rows(
     problems of the file: missing, unreadable, wrong columns or malformed rows. Parquet rows are
     numbered from 0, JSONL lines from 1.
     """
-    batches = read_batches(existing_file(path), prompt_key, reward_fn_key)
-    return [row for _, rows in batches for row in rows]
+    return list(stream_rows(path, prompt_key=prompt_key, reward_fn_key=reward_fn_key))
+
+
+def stream_rows(
+    path: str | Path, *, prompt_key: str = "prompt", reward_fn_key: str = "data_source"
+) -> Iterator[PromptRow]:
+    """Yield what `read_rows` returns; problems of rows are raised after the last row."""
+    for _, rows in read_batches(existing_file(path), prompt_key, reward_fn_key):
+        yield from rows
 
 
 def existing_file(path: str | Path) -> Path:

@@ -53,30 +53,31 @@ def show(
     """Show rows: the prompt as the model will see it, and the inputs of the reward function."""
     from rlctl.cli.console import notice, print_json
     from rlctl.cli.views.data import print_row
-    from rlctl.data_prep.rows import read_rows
+    from rlctl.data_prep.rows import PromptRow, stream_rows
     from rlctl.errors import NotFoundError, UsageError
 
     if not file.expanduser().exists():
         raise NotFoundError("the data file does not exist", where=str(file))
-    rows = read_rows(file, prompt_key=prompt_key, reward_fn_key=reward_fn_key)
-    if start >= len(rows):
+    wanted, num_rows = dict[int, PromptRow](), 0
+    for row in stream_rows(file, prompt_key=prompt_key, reward_fn_key=reward_fn_key):
+        if start <= num_rows < start + count:
+            wanted[num_rows] = row
+        num_rows += 1
+    if not wanted:
         raise UsageError(
             f"--start {start} is past the last row",
             where=str(file),
-            hint=f"the file has {len(rows)} rows, counted from 0",
+            hint=f"the file has {num_rows} rows, counted from 0",
         )
     tokenizer = _tokenizer(model) if model else None
-    shown = [
-        _entry(index, rows[index], tokenizer)
-        for index in range(start, min(start + count, len(rows)))
-    ]
+    shown = [_entry(index, row, tokenizer) for index, row in wanted.items()]
     if as_json:
         print_json(shown)
         return
     for entry in shown:
         print_row(entry)
     more = "" if model else "; --model DIR renders them with a chat template and counts tokens"
-    notice(f"{file}: {len(rows)} rows{more}")
+    notice(f"{file}: {num_rows} rows{more}")
 
 
 def _tokenizer(model: str) -> PreTrainedTokenizerBase:
