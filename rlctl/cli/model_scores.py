@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rlctl.cli.console import notice, print_json, stderr
-from rlctl.cli.views.reward import print_pairs
+from rlctl.cli.function_scores import response_entry
+from rlctl.cli.views.reward import print_pairs, print_scores
 from rlctl.errors import ConfigError, UsageError
 
 if TYPE_CHECKING:
@@ -56,6 +57,24 @@ def score_pairs(config: Config, rows: Sequence[PromptRow], data: Path, as_json: 
     notice(
         f"{len(pairs)} pairs, accuracy {summary['accuracy']:.1%}, margin {summary['margin']:.4g}, "
         f"calibration error {summary['ece']:.4g}, {report.num_errors} errors"
+    )
+
+
+def print_model_scores(
+    config: Config, rows: list[PromptRow], texts: list[str], as_json: bool
+) -> None:
+    """Score a response to each of `rows` with the reward model, and print the scores."""
+    report = score_responses(config, rows, texts)
+    scored = [response_entry(i, row, texts[i], report, i) for i, row in enumerate(rows)]
+    mean = sum(report.scores) / len(report.scores)
+    if as_json:
+        errors = {"num_errors": report.num_errors, "num_timeouts": report.num_timeouts}
+        print_json({"mean": mean, **errors, "answers": scored})
+        return
+    print_scores(scored)
+    notice(
+        f"{len(scored)} responses, mean score {mean:.4g}, "
+        f"{report.num_errors} errors, {report.num_timeouts} timeouts"
     )
 
 

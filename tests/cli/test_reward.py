@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner, Result
 
+from rlctl.cli import function_scores
 from rlctl.cli.commands import reward
 from rlctl.data_prep.rows import PromptRow, write_rows
 from rlctl.errors import ConfigError, NotFoundError, UsageError
@@ -83,6 +84,25 @@ def test_several_responses_per_row_are_consecutive(tmp_path: Path) -> None:
     )
     (tmp_path / "four.txt").write_text("#### 1\n#### 2\n#### 1\n#### 2\n")
     assert scores(tmp_path / "two.parquet", tmp_path / "four.txt") == [1, 0, 0, 1]
+
+
+def test_parts_of_the_responses_are_printed_as_all_at_once(
+    rows: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts = [f"é #### {number}" for number in range(16, 28)]
+    (tmp_path / "a.json").write_text(json.dumps(texts))
+    shown = {}
+    for size in (8192, 5):  # 5: one row with its four responses
+        monkeypatch.setattr(function_scores, "_PART", size)
+        shown[size] = [run(rows, tmp_path / "a.json", *more) for more in ([], ["--json"])]
+    whole, parts = ([each.stdout for each in shown[size]] for size in (8192, 5))
+    assert parts[1] == whole[1]
+    document = json.loads(whole[1])
+    assert whole[1] == json.dumps(document, indent=2, ensure_ascii=False) + "\n"
+    assert [each["response"] for each in document["answers"]] == texts
+    assert sum(each["score"] for each in document["answers"]) == 1
+    assert all(text in "".join(parts[0].split("\n")) for text in texts)
+    assert shown[5][0].stderr == shown[8192][0].stderr
 
 
 def test_a_custom_function_and_its_failures(rows: Path, responses: Path, tmp_path: Path) -> None:

@@ -62,7 +62,9 @@ class _Batch(NamedTuple):
             self.file.madvise(mmap.MADV_DONTNEED)
 
     def row(self, number: int) -> PromptRow:
-        return decode(self.columns.slice(number, 1), *self.keys)[0]
+        (row,) = decode(self.columns.slice(number, 1), *self.keys)
+        self.release()  # the kernel maps 16 pages around each
+        return row
 
 
 class _Decoded(NamedTuple):
