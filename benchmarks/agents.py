@@ -25,7 +25,7 @@ from rlctl.runtime.agents import schedule
 from rlctl.runtime.agents.actor import AgentActor
 from rlctl.runtime.agents.environments.protocol import Row, Step, Turn
 from rlctl.runtime.batch import Prompts
-from rlctl.runtime.build import build_actor, load_algorithm, with_episodes
+from rlctl.runtime.build import build_actor, load_algorithm
 from rlctl.runtime.cluster.inline import InlinePool
 from rlctl.runtime.data.loader import PromptSet
 from rlctl.runtime.data.row_table import Rows
@@ -33,6 +33,7 @@ from rlctl.runtime.data.tokenizer import encode_prompt, tokenizer_of
 from rlctl.runtime.rank_info import RankInfo, available_cores
 from rlctl.runtime.roles import Reward, Roles
 from rlctl.runtime.rollout.requests import Slice
+from rlctl.runtime.training.generation import with_episodes
 
 MEDIAN_S, P99_S, NUM_TURNS = 0.2, 3.0, 4
 ROLLOUT = "actor_rollout_ref.rollout"

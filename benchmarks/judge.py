@@ -21,7 +21,7 @@ from rlctl.data_prep.arithmetic import train_and_validation
 from rlctl.data_prep.rows import PromptRow
 from rlctl.quickstart import real_path
 from rlctl.recipes.compose import compose
-from rlctl.runtime.build import build_actor, build_reward, load_algorithm, with_episodes
+from rlctl.runtime.build import build_actor, build_reward, load_algorithm
 from rlctl.runtime.cluster.inline import InlinePool
 from rlctl.runtime.data.loader import PromptSet
 from rlctl.runtime.data.row_table import Rows
@@ -31,6 +31,7 @@ from rlctl.runtime.rewards.functions import RewardSpec
 from rlctl.runtime.rewards.pool import RewardPool
 from rlctl.runtime.rewards.request_limits import RequestSettings
 from rlctl.runtime.roles import Roles
+from rlctl.runtime.training.generation import with_episodes
 
 SLOW = """
 import time

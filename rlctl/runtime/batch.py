@@ -210,9 +210,10 @@ class Rollouts(Prompts):
     response_mask: Ragged  # (B rows) float32: 1 = sampled by the policy, 0 = tool output
     rollout_log_probs: Ragged  # (B rows) float32, as reported by the rollout engine
     finish: list[str]  # B: "stop" or "length"
-    # Of episodes: turn of each token and weight version of each turn, int64; rewards of turns.
+    # (B rows) int64: weights that wrote each token, in updates of the policy since the run began.
+    versions: Ragged | None = dataclasses.field(default=None, kw_only=True)
+    # Of episodes: turn of each token, int64; rewards of turns.
     turn: Ragged | None = dataclasses.field(default=None, kw_only=True)
-    turn_version: Ragged | None = dataclasses.field(default=None, kw_only=True)
     step_rewards: Ragged | None = dataclasses.field(default=None, kw_only=True)
     candidates: Ragged | None = dataclasses.field(default=None, kw_only=True)  # (T, K) token ids
     # Of asynchronous runs: steps that the weights of each token are older than the newest, int64.

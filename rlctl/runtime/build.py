@@ -25,11 +25,7 @@ from rlctl.recipes.roles import (
     is_adapter_base,
     needed_roles,
 )
-from rlctl.runtime.agents.actor import ColocatedEngines, OnStates
-from rlctl.runtime.agents.build import agent_actor
-from rlctl.runtime.agents.overlap import NO_OVERLAP, OverlappedActor
 from rlctl.runtime.agents.programs.endpoint import new_key
-from rlctl.runtime.agents.schedule import TurnEngines
 from rlctl.runtime.algorithms.base import Algorithm, Needs, ScoreLoss, ValueLoss
 from rlctl.runtime.algorithms.references import (
     AverageOfActor,
@@ -39,8 +35,7 @@ from rlctl.runtime.algorithms.references import (
 )
 from rlctl.runtime.cluster.disaggregated import DisaggregatedActor
 from rlctl.runtime.cluster.pools import Pool, Pools, W
-from rlctl.runtime.data.tokenizer import stop_token_ids
-from rlctl.runtime.rank_info import RankInfo, available_cores
+from rlctl.runtime.rank_info import available_cores
 from rlctl.runtime.rewards.model_reward import ModelReward
 from rlctl.runtime.rewards.pool import RewardPool
 from rlctl.runtime.rewards.request_limits import RequestSettings
@@ -160,7 +155,7 @@ def build_roles(
     if engines is not None:
         on_phase("building the rollout engines")
         engines.wait()
-        actor = DisaggregatedActor(trainer, engines)
+        actor = DisaggregatedActor(trainer, engines, in_flight=config.async_training.eager)
     return Roles(actor, reward, critic, reference, scorer)
 
 
@@ -188,71 +183,6 @@ def _build_reference(
     return _spawn(REFERENCE, ReferenceWorker, placement, pools, spec)
 
 
-@contextmanager
-def with_episodes(
-    config: schema.Config,
-    tokenizer: PreTrainedTokenizerBase,
-    roles: Roles,
-    num_ranks: int,
-    rank_info: RankInfo,
-    logs: Path | None = None,
-    on_states: OnStates = lambda _: None,
-    reward: RuleReward | None = None,
-) -> Iterator[Roles]:
-    """Let the actor of `roles` generate episodes if the configuration has several turns.
-
-    Yields the roles; at the end the environments are closed. `num_ranks` are those of the actor,
-    `rank_info` is that of one of its processes. `on_states` gets the number of episodes by state.
-    `reward`, if it runs in processes, gets responses and episodes as soon as they are finished.
-    """
-    if roles.actor_role is None:
-        yield roles
-        return
-    actor, sampling = roles.actor, _sampling(config, tokenizer)
-    if isinstance(actor, DisaggregatedActor):
-        engines: TurnEngines = actor
-    else:
-        assert isinstance(actor, ActorWorker), "the actor of `build_roles` or `build_actor`"
-        size = config.actor_rollout_ref.rollout.tensor_model_parallel_size
-        engines = ColocatedEngines(actor, num_ranks, size)
-    early = reward if reward is not None and config.reward.overlap and reward.pool.lanes else None
-    if not config.actor_rollout_ref.rollout.multi_turn.enable:
-        yield _overlapped(config, roles, engines, num_ranks, sampling, early)
-        return
-    if early is not None and config.actor_rollout_ref.rollout.agent.program is not None:
-        LOG.info(NO_OVERLAP, "an episode of an agent program may have several rows")
-        early = None
-    built, close = agent_actor(
-        config, tokenizer, sampling, actor, engines, rank_info, logs, on_states, early
-    )
-    try:
-        yield replace(roles, actor_role=built)
-    finally:
-        close()
-
-
-def _overlapped(
-    config: schema.Config,
-    roles: Roles,
-    engines: TurnEngines,
-    num_ranks: int,
-    sampling: SamplingConfig,
-    reward: RuleReward | None,
-) -> Roles:
-    """Let the actor pass single responses to `reward` as they are finished, if it can."""
-    rollout, data = config.actor_rollout_ref.rollout, config.data
-    if reward is None:
-        return roles
-    apart = isinstance(engines, DisaggregatedActor)
-    if apart and rollout.mode == "async":
-        LOG.info(NO_OVERLAP, "with rollout.mode=async engines return whole groups")
-        return roles
-    count = engines.num_engines if apart else lambda: num_ranks
-    length = data.max_prompt_length + data.max_response_length
-    actor = OverlappedActor(roles.actor, engines, count, sampling, length, reward)
-    return replace(roles, actor_role=actor)
-
-
 def _spawn(role: Role, base: type[W], placement: schema.Placement, pools: Pools, spec: object) -> W:
     """Build the worker class of `role`, a subclass of `base`, in the processes of its pool."""
     pool, worker = role.pool(placement), resolve_name(role.worker)
@@ -269,7 +199,7 @@ def build_actor(
     spec = ActorSpec(
         model=actor_rollout.model,
         actor=actor_rollout.actor,
-        sampling=_sampling(config, tokenizer),
+        sampling=SamplingConfig.from_config(config, tokenizer),
         max_prompt_length=config.data.max_prompt_length,
         algorithm=algorithm,
         seed=config.trainer.seed,
@@ -277,15 +207,13 @@ def build_actor(
     return pool.spawn(ACTOR.name, ActorWorker, spec)
 
 
-def _sampling(config: schema.Config, tokenizer: PreTrainedTokenizerBase) -> SamplingConfig:
-    policy, length = config.actor_rollout_ref, config.data.max_response_length
-    return SamplingConfig(policy.rollout, length, stop_token_ids(tokenizer, policy.model.path))
-
-
 def _rollout_spec(config: schema.Config, tokenizer: PreTrainedTokenizerBase) -> RolloutSpec:
     model = config.actor_rollout_ref.model
     return RolloutSpec(
-        model, _sampling(config, tokenizer), config.data.max_prompt_length, config.trainer.seed
+        model,
+        SamplingConfig.from_config(config, tokenizer),
+        config.data.max_prompt_length,
+        config.trainer.seed,
     )
 
 

@@ -18,13 +18,7 @@ from rlctl.recipes.roles import REWARD_MODEL
 from rlctl.runtime.algorithms.base import Needs
 from rlctl.runtime.algorithms.pair_metrics import pair_metrics
 from rlctl.runtime.batch import Prompts, Ragged
-from rlctl.runtime.build import (
-    build_actor,
-    build_reward,
-    load_algorithm,
-    request_settings,
-    with_episodes,
-)
+from rlctl.runtime.build import build_actor, build_reward, load_algorithm, request_settings
 from rlctl.runtime.cluster.inline import InlinePool
 from rlctl.runtime.data.conversations import Conversations
 from rlctl.runtime.data.loader import PromptSet
@@ -36,6 +30,7 @@ from rlctl.runtime.rewards.pool import RewardPool
 from rlctl.runtime.rewards.report import RewardReport, RewardResult
 from rlctl.runtime.rewards.specs import scored_sources
 from rlctl.runtime.roles import RewardModel, Roles
+from rlctl.runtime.training.generation import with_episodes
 from rlctl.runtime.training.pair_validation import PairValidator
 from rlctl.runtime.training.validation import Validation, Validator
 from rlctl.runtime.workers.reward_model import RewardModelSpec, RewardModelWorker

@@ -16,8 +16,8 @@ from rlctl.recipes import schema
 from rlctl.runs.record import Last, recorded_end
 from rlctl.runs.run_dir import RunDir
 from rlctl.runs.sync import run_info
-from rlctl.runtime.algorithms.base import Needs
-from rlctl.runtime.build import build_reward, build_roles, with_episodes
+from rlctl.runtime.algorithms.base import Needs, sampling_seed
+from rlctl.runtime.build import build_reward, build_roles
 from rlctl.runtime.checkpoint.remote_copy import keep_remote_copy
 from rlctl.runtime.cluster.inline import InlinePool
 from rlctl.runtime.cluster.pools import Pool, Pools
@@ -25,6 +25,7 @@ from rlctl.runtime.planning.plan import Plan
 from rlctl.runtime.rank_info import RankInfo, available_cores
 from rlctl.runtime.rewards.role import RuleReward
 from rlctl.runtime.training.collector import Collector
+from rlctl.runtime.training.generation import with_generation
 from rlctl.runtime.training.profile import StepProfiler
 from rlctl.runtime.training.restore import ResumePoint, restore
 from rlctl.runtime.training.run_folder import input_hashes, open_run
@@ -61,19 +62,15 @@ def train(
         trackers = _load_trackers(config, run, stack)
         _start_trackers(trackers, run, plan, start.resume_step if start is not None else 0)
         watchdog = _watchdog(config.trainer, run)
-
-        def on_phase(name: str) -> None:
-            watchdog.begin(name)
-            trackers.phase(name)
-
+        on_phase = partial(_begin_phase, watchdog, trackers)
         on_lost, logs, show = partial(run.finish, "failed", 1), run.attempt, trackers.episodes
         pools = stack.enter_context(open_pools(plan, logs, on_phase, run.event, on_lost))
         reward = stack.enter_context(_reward(plan, run, pools))
         stack.enter_context(watchdog)  # starting and closing the pools has its own timeouts
         roles = build_roles(config, plan.algorithm, plan.tokenizer, pools, reward, on_phase)
         num_ranks, first = next(iter(plan.pool_sizes.values())), _first_rank(plan)
-        roles = stack.enter_context(
-            with_episodes(config, plan.tokenizer, roles, num_ranks, first, logs, show, reward)
+        roles, stream = stack.enter_context(
+            with_generation(config, plan.tokenizer, roles, num_ranks, first, logs, show, reward)
         )
         collector = _collector(plan)
         state = restore(start, plan.algorithm, collector, roles, on_phase)
@@ -84,6 +81,8 @@ def train(
             roles=roles,
             collector=collector,
             max_staleness=_max_staleness(plan),
+            stream=stream,
+            sampling_seed=sampling_seed(config),
             engines_apart=plan.rollout_pool is not None,
             validator=plan.validator,
             tokenizer=plan.tokenizer,
@@ -102,6 +101,11 @@ def train(
         if reward.first_error is not None:
             run.event("reward_error", first=reward.first_error)
     return run
+
+
+def _begin_phase(watchdog: Watchdog, trackers: Trackers, name: str) -> None:
+    watchdog.begin(name)
+    trackers.phase(name)
 
 
 def _reward(plan: Plan, run: RunDir, pools: Pools) -> AbstractContextManager[RuleReward]:

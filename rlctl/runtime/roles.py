@@ -52,6 +52,19 @@ class ExportingRole(LearningRole, Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class Published:
+    """Weights that engines may load: their version (see `Completion`) and the bytes of a load.
+
+    `loading_s` are the seconds that engines have spent with loads beside generation since the last
+    ones.
+    """
+
+    version: int
+    num_bytes: int = 0
+    loading_s: float = 0.0
+
+
 class Actor(ExportingRole, Protocol):
     """The policy: generates responses and learns."""
 
@@ -63,11 +76,11 @@ class Actor(ExportingRole, Protocol):
         """
         ...
 
-    def publish_weights(self) -> int:
+    def publish_weights(self) -> Published:
         """Let `update_weights` load the weights of this moment until the next call.
 
-        For training beside generation. Returns the bytes that each engine loads: 0 in the trainer's
-        processes, where nothing learns between `update_weights` and `generate_sequences`.
+        For training beside generation. In the trainer's processes, where nothing learns between
+        `update_weights` and `generate_sequences`, engines load no bytes.
         """
         ...
 
@@ -168,67 +181,6 @@ class Reward(Protocol):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned."""
-
-
-class DelegatingActor(Actor):
-    """Base of actors that extend some calls of another actor and delegate the rest."""
-
-    def __init__(self, actor: Actor) -> None:
-        self.actor = actor
-
-    def update_weights(self) -> None:
-        """See `Actor`."""
-        self.actor.update_weights()
-
-    def publish_weights(self) -> int:
-        """See `Actor`."""
-        return self.actor.publish_weights()
-
-    def generate_sequences(
-        self, prompts: Prompts, seed: int, validate: bool = False, greedy: bool = False
-    ) -> Rollouts:
-        """See `Actor`."""
-        return self.actor.generate_sequences(prompts, seed=seed, validate=validate, greedy=greedy)
-
-    def compute_log_probs(self, batch: Rollouts) -> LogProbs:
-        """See `Actor`."""
-        return self.actor.compute_log_probs(batch)
-
-    def compute_base_log_probs(self, batch: Rollouts, top_k: int = 0) -> LogProbs:
-        """See `Actor`."""
-        return self.actor.compute_base_log_probs(batch, top_k)
-
-    def compute_average_log_probs(self, batch: Rollouts, top_k: int = 0) -> LogProbs:
-        """See `Actor`."""
-        return self.actor.compute_average_log_probs(batch, top_k)
-
-    def update_average(self, decay: float) -> None:
-        """See `Actor`."""
-        self.actor.update_average(decay)
-
-    def update(self, batch: Rollouts, lr: float) -> Metrics:
-        """See `Actor`."""
-        return self.actor.update(batch, lr)
-
-    def save(self, folder: Path) -> None:
-        """See `LearningRole`."""
-        self.actor.save(folder)
-
-    def state_bytes(self) -> int:
-        """See `LearningRole`."""
-        return self.actor.state_bytes()
-
-    def load(self, folder: Path) -> None:
-        """See `LearningRole`."""
-        self.actor.load(folder)
-
-    def export(self, folder: Path) -> None:
-        """See `Actor`."""
-        self.actor.export(folder)
-
-    def pop_oom_retries(self) -> list[OomRetry]:
-        """See `ModelRole`."""
-        return self.actor.pop_oom_retries()
 
 
 @dataclass(frozen=True)

@@ -18,13 +18,14 @@ from rlctl.recipes.compose import compose
 from rlctl.runtime.agents.actor import OnStates
 from rlctl.runtime.agents.episode import turn_seed
 from rlctl.runtime.batch import Prompts, Rollouts
-from rlctl.runtime.build import build_actor, load_algorithm, with_episodes
+from rlctl.runtime.build import build_actor, load_algorithm
 from rlctl.runtime.cluster.inline import InlinePool
 from rlctl.runtime.data.loader import PromptSet
 from rlctl.runtime.data.tokenizer import tokenizer_of
 from rlctl.runtime.rank_info import RankInfo
 from rlctl.runtime.roles import Reward, Roles
 from rlctl.runtime.rollout.engine import random_stream, random_streams
+from rlctl.runtime.training.generation import with_episodes
 from tests.agents.quiz import write_quiz
 from tests.distributed.ranks import rank_info
 
@@ -98,8 +99,9 @@ def test_engine_and_trainer_agree_after_five_replies(quiz: Path) -> None:
     assert (difference < 1e-5).float().mean() > 0.97
     assert difference.max() < 3e-4
     assert found.turn is not None
-    assert found.turn_version is not None
-    assert [each.tolist() for each in found.turn_version.rows()] == [[0] * 6] * len(found)
+    assert found.versions is not None
+    assert set(found.versions.values.tolist()) == {0}
+    assert torch.equal(found.versions.lengths, found.response_ids.lengths)
     versions = [[each.version for each in one.messages] for one in found.episodes]
     assert versions == [[0, None] * 5 + [0]] * len(found)
     assert found.step_rewards is not None

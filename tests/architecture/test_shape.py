@@ -27,8 +27,7 @@ MAY_CATCH_EVERYTHING = {
     "rlctl/tracking/async_tracker.py::AsyncTracker._run": "re-raised in the waiting thread",
     "rlctl/runtime/cluster/session.py::_start.start": "re-raised in the waiting thread",
     "rlctl/runtime/cluster/jobs.py::_with_deadline.run": "re-raised in the waiting thread",
-    "rlctl/runtime/training/rollout_source.py::OneStepAhead._begin.run": "re-raised in the "
-    "waiting thread",
+    "rlctl/runtime/training/rollout_source.py::result_of.run": "re-raised in the waiting thread",
     "rlctl/runtime/rewards/functions.py::call_reward": "user code may raise anything: scores 0",
     "rlctl/runtime/rewards/functions.py::call_async": "user code may raise anything: scores 0",
     "rlctl/runtime/agents/environments/worker.py::_main": "logged; the process ends with status 1",

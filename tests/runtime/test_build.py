@@ -13,13 +13,12 @@ import pytest
 import torch
 
 from rlctl.recipes.compose import compose
-from rlctl.runtime import build
 from rlctl.runtime.agents.actor import ColocatedEngines, RankEngines
 from rlctl.runtime.agents.overlap import OverlappedActor
 from rlctl.runtime.agents.schedule import TurnEngines
 from rlctl.runtime.algorithms.base import Needs
 from rlctl.runtime.algorithms.references import BaseOfActor
-from rlctl.runtime.build import _overlapped, build_roles, with_episodes
+from rlctl.runtime.build import build_roles
 from rlctl.runtime.cluster.disaggregated import DisaggregatedActor
 from rlctl.runtime.cluster.pools import Pools
 from rlctl.runtime.data.tokenizer import load_tokenizer
@@ -27,6 +26,8 @@ from rlctl.runtime.rewards.role import RuleReward
 from rlctl.runtime.roles import Actor, Roles
 from rlctl.runtime.rollout.requests import Decoding, Request
 from rlctl.runtime.rollout.sampling_params import SamplingConfig
+from rlctl.runtime.training import generation
+from rlctl.runtime.training.generation import _overlapped, with_episodes
 from rlctl.runtime.workers.rollout import RolloutWorker
 from tests.models import write_tiny_model
 
@@ -179,8 +180,8 @@ def test_programs_are_scored_after_generation_with_a_notice(
         passed.append(args[-1])
         return actor, lambda: None
 
-    monkeypatch.setattr(build, "agent_actor", agent_actor)
-    monkeypatch.setattr(build, "_sampling", lambda *_: None)
+    monkeypatch.setattr(generation, "agent_actor", agent_actor)
+    monkeypatch.setattr(generation.SamplingConfig, "from_config", lambda *_: None)
     caplog.set_level("INFO", "rlctl")
     for program, expected in (("null", reward), ("module:play", None)):
         config = compose(

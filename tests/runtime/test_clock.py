@@ -7,8 +7,9 @@ import time
 import pytest
 import torch
 
+from rlctl.runtime.agents.delegating import DelegatingActor
 from rlctl.runtime.batch import Prompts, Ragged, Rollouts, Scores
-from rlctl.runtime.roles import Actor, DelegatingActor, Reward, Roles
+from rlctl.runtime.roles import Actor, Reward, Roles
 from rlctl.runtime.training.clock import Clock
 from rlctl.runtime.training.timed_roles import timed_roles
 from tests.generation import echoed

@@ -6,6 +6,7 @@ Real processes are in tests/distributed/test_engines.py.
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
@@ -18,9 +19,10 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 from rlctl.errors import ConfigError, InternalError, RlctlError
 from rlctl.recipes.compose import compose
 from rlctl.runtime.batch import Prompts, Ragged, Rollouts
-from rlctl.runtime.cluster import engine_group, engines
+from rlctl.runtime.cluster import engine_group, engines, live_engines, rolling
 from rlctl.runtime.cluster.engine_group import EngineGroup
 from rlctl.runtime.cluster.engines import Engine, EngineProcesses
+from rlctl.runtime.cluster.open_turns import OpenTurn
 from rlctl.runtime.cluster.pool import PoolSpec
 from rlctl.runtime.rollout.requests import Completion, Decoding, Request, Slice
 from rlctl.runtime.rollout.sampling_params import SamplingConfig
@@ -74,7 +76,7 @@ class Processes(EngineProcesses):
         self.spec = PoolSpec("engines", num_engines, rank_info(), 60.0, call_timeout_s, False, 1.0)
         self.restart_timeout_s = 0.3
         self.engines = [Engine(number, None) for number in range(num_engines)]
-        self.num_configured, self.joined = num_engines, engine_group.deque()
+        self.num_configured, self.joined = num_engines, deque()
         self.scripts = scripts
         self.num_starts = 0
 
@@ -142,10 +144,11 @@ def completed(requests: list[Request]) -> list[Completion]:
 @pytest.fixture(autouse=True)
 def no_ray(monkeypatch: pytest.MonkeyPatch) -> None:
     fake = SimpleNamespace(wait=wait, get=get, kill=lambda _: None)
-    monkeypatch.setattr(engine_group, "ray", fake)
+    for module in (engine_group, live_engines, rolling):
+        monkeypatch.setattr(module, "ray", fake)
     monkeypatch.setattr(engines, "ray", fake)
     monkeypatch.setattr(engine_group, "_POLL_S", 0.01)
-    monkeypatch.setattr(engine_group, "gather", lambda *_: None)
+    monkeypatch.setattr(live_engines, "gather", lambda *_: None)
 
 
 def prompts() -> Prompts:
@@ -344,10 +347,10 @@ def test_least_loaded_engines_get_the_next_requests() -> None:
     group = setup.group
     group.update_weights(setup.send_weights)
     first, second = setup.pool.engines
-    request = engine_group.Request(0, prompts())
+    request = engines.Request(0, prompts())
     first.in_flight = {Ref(): request}  # not a Ray reference
-    waiting = engine_group.deque([replace(request, number=1)])
-    assert [engine.number for engine, _ in group._assign(waiting)] == [second.number]
+    group.waiting.append(replace(request, number=1))
+    assert [engine.number for engine, _ in group._assign()] == [second.number]
 
 
 def join(setup: Setup) -> Engine:
@@ -431,7 +434,7 @@ def test_turns_wait_while_only_a_drained_engine_is_ready() -> None:
     setup = Setup(script)
     setup.group.update_weights(setup.send_weights)
     first, second = setup.pool.engines
-    first.turns = {0: engine_group.OpenTurn.of(turns([0])[0])}
+    first.turns = {0: OpenTurn.of(turns([0])[0], 0)}
     first.draining, second.version = True, -1
     second.handle, second.retry_at = None, time.monotonic() + 60
     assert [each.key for each in setup.group.exchange(turns([1]), Slice(8))] == [0]

@@ -11,7 +11,7 @@ import torch
 
 from rlctl.errors import RlctlError
 from rlctl.runtime.batch import Scored
-from rlctl.runtime.roles import Roles
+from rlctl.runtime.roles import Published, Roles
 from rlctl.runtime.training.clock import Clock
 from rlctl.runtime.training.rollout_source import Collected, InStep, OneStepAhead
 from rlctl.runtime.training.staleness import with_staleness
@@ -31,9 +31,9 @@ class Log:
         self.fail_at = 0
         self.gate: threading.Event | None = None  # generation waits for it
 
-    def publish_weights(self) -> int:
+    def publish_weights(self) -> Published:
         self.published = self.weights
-        return 2**29
+        return Published(self.weights, 2**29)
 
     def collect(self, roles: Roles, step: int) -> tuple[Any, dict[str, float]]:
         del roles

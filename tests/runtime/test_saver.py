@@ -71,7 +71,7 @@ class Case:
     def save(self, step: int, **metrics: float) -> None:
         """Save `step` and wait for the write."""
         state = ControllerState(step, "id", {}, 0, {}, metrics=dict(metrics))
-        self.saver.begin(state)
+        self.saver.begin(state, {})
         self.saver.commit()
         self.saver._wait()
 
@@ -91,7 +91,7 @@ def test_checkpoint_holds_every_learning_role(tmp_path: Path) -> None:
 
 def test_checkpoint_is_incomplete_before_commit(tmp_path: Path) -> None:
     case = Case(tmp_path)
-    case.saver.begin(ControllerState(1, "id", {}, 0, {}))
+    case.saver.begin(ControllerState(1, "id", {}, 0, {}), {})
     assert case.steps == []
     case.saver.abandon()
     assert list(case.saver.store.folder.iterdir()) == []
@@ -130,7 +130,7 @@ def test_failed_export_gives_the_checkpoint_up_although_the_state_is_written(
     tmp_path: Path,
 ) -> None:
     case = Case(tmp_path)
-    case.saver.begin(ControllerState(1, "id", {}, 0, {}))
+    case.saver.begin(ControllerState(1, "id", {}, 0, {}), {})
     (case.saver.store.folder / ".step_000001.partial" / WRITING).unlink()
     case.saver.commit()
     case.saver._wait()
@@ -185,7 +185,7 @@ def test_killed_beside_a_rename_of_the_commit(
 
     if (child := os.fork()) == 0:
         setattr(Path, method, dying)
-        case.saver.begin(ControllerState(3, "id", {}, 0, {}))
+        case.saver.begin(ControllerState(3, "id", {}, 0, {}), {})
         case.saver._write(3)
         os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9

@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 import torch
 
-from rlctl.runtime.batch import Ragged
+from rlctl.runtime.batch import Ragged, Scored
 from rlctl.runtime.checkpoint.stored_rollouts import read_rollouts, write_rollouts
 from rlctl.tracking.episodes import Episode, Message
 from tests.numerics.batches import scored_batch
@@ -25,7 +25,7 @@ def test_stored_rollouts_are_read_back(tmp_path: Path, numbers: list[int]) -> No
     }
     scored = dataclasses.replace(scored_batch(), **fields)
     write_rollouts(tmp_path / "rollouts", scored, [1, 1, 0, 0])
-    found = read_rollouts(tmp_path / "rollouts", prompts)
+    found = read_rollouts(tmp_path / "rollouts", prompts, Scored)
     assert found.rows == scored.rows
     assert [each.messages[0].text for each in found.episodes] == [str(i) for i in numbers]
     assert found.episode_of_row.tolist() == scored.episode_of_row.tolist()

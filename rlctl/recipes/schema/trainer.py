@@ -234,10 +234,18 @@ class Trainer(Section):
 class AsyncTraining(Section):
     """Section `async_training`: training beside generation."""
 
-    max_staleness: Annotated[int, Field(ge=0, le=1)] = Field(
-        description="steps that rollouts are generated ahead of learning; 0 = in their own step, "
-        "1 = under the weights of the step before"
+    max_staleness: NonNegativeInt = Field(
+        description="steps that rollouts may be generated ahead of learning; 0 = in their own step"
     )
+    schedule: Literal["fixed", "eager"] = Field(
+        description="fixed = one step ahead, and repeatable; eager = engines never wait, load "
+        "weights in mid-response, and a step takes the oldest groups that are finished"
+    )
+
+    @property
+    def eager(self) -> bool:
+        """True if engines generate without a pause."""
+        return self.max_staleness > 0 and self.schedule == "eager"
 
 
 class RayInit(Section):

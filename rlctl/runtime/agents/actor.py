@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import fields
 from functools import partial
+from itertools import compress
 from typing import Any, Protocol
 
 import torch
@@ -15,14 +16,16 @@ import torch
 from rlctl.data_prep.agent_columns import SINGLE_TURN
 from rlctl.data_prep.rows import PromptRow
 from rlctl.errors import RlctlError
+from rlctl.runtime.agents.delegating import DelegatingActor
 from rlctl.runtime.agents.environments.protocol import Row
 from rlctl.runtime.agents.episode import EpisodeRun, EpisodeSettings
 from rlctl.runtime.agents.programs.endpoint import Endpoint
 from rlctl.runtime.agents.programs.program_run import ProgramRun
-from rlctl.runtime.agents.schedule import FIXED, Load, Schedule, TurnEngines
+from rlctl.runtime.agents.schedule import FIXED, Load, Schedule, TurnEngines, first_error
 from rlctl.runtime.batch import Prompts, Ragged, Rollouts
+from rlctl.runtime.ops import first_rows
 from rlctl.runtime.rewards.role import EarlyScoring, RuleReward
-from rlctl.runtime.roles import Actor, DelegatingActor
+from rlctl.runtime.roles import Actor
 from rlctl.runtime.rollout.requests import Completion, Request, Slice
 from rlctl.runtime.rollout.sampling_params import SamplingConfig
 from rlctl.tracking.episodes import Episode
@@ -99,6 +102,7 @@ class AgentActor(DelegatingActor):
         # A program's episode may become several rows.
         self.reward = reward if settings.kept_roles is None else None
         self.engine_load = Load()
+        self.states: Counter[str] = Counter()  # of episodes that `play` has begun
 
     def generate_sequences(
         self, prompts: Prompts, seed: int, validate: bool = False, greedy: bool = False
@@ -107,8 +111,6 @@ class AgentActor(DelegatingActor):
 
         Failed episodes are among them. Raises RlctlError if their share exceeds the limit.
         """
-        params = self.sampling.params(prompts.group, seed, validate, greedy)
-        rows = prompts.repeat(params.n)
         states: Counter[str] = Counter()
         schedule = Schedule(
             self.engines,
@@ -116,16 +118,7 @@ class AgentActor(DelegatingActor):
             num_threads=self.num_threads,
             on_progress=lambda: self.on_states(+states),
         )
-        decoding = params.decoding()
-        seeds = params.row_seeds(len(rows)).tolist()
-        own_ids = [ids.tolist() for ids in rows.prompt_ids.rows()]
-        endpoint = None if self.settings.kept_roles is None else Endpoint()
-        runs = [
-            self._run(endpoint, row, number, ids, decoding, row_seed, schedule.generate, states)
-            for number, (row, ids, row_seed) in enumerate(
-                zip(rows.rows, own_ids, seeds, strict=True)
-            )
-        ]
+        rows, endpoint, runs = self._runs(prompts, seed, validate, greedy, schedule, states)
         scoring = None if self.reward is None else self.reward.begin(rows)
         try:
             episodes = asyncio.run(_played(schedule, runs, endpoint, scoring))
@@ -141,6 +134,49 @@ class AgentActor(DelegatingActor):
             scoring.finish(rollouts)
         return rollouts
 
+    async def play(
+        self, prompts: Prompts, seed: int, validate: bool, greedy: bool, schedule: Schedule
+    ) -> Rollouts:
+        """Return n episodes for each of B prompts, played beside others: see `Player`."""
+        states = self.states
+        rows, endpoint, runs = self._runs(prompts, seed, validate, greedy, schedule, states)
+        try:
+            async with endpoint or nullcontext(), asyncio.TaskGroup() as group:
+                tasks = [group.create_task(each.run()) for each in runs]
+        except BaseExceptionGroup as errors:
+            raise first_error(errors) from None
+        finally:
+            states.subtract(each.state for each in runs)
+        episodes = [each.result() for each in tasks]
+        return _rollouts(rows, runs, episodes, all_samples=not (validate or greedy))
+
+    def _runs(
+        self,
+        prompts: Prompts,
+        seed: int,
+        validate: bool,
+        greedy: bool,
+        schedule: Schedule,
+        states: Counter[str],
+    ) -> tuple[Prompts, Endpoint | None, list[EpisodeRun]]:
+        """Return the rows of n episodes for each prompt, the endpoint of programs, the episodes."""
+        params = self.sampling.params(prompts.group, seed, validate, greedy)
+        rows = prompts.repeat(params.n)
+        decoding = params.decoding()
+        seeds = params.row_seeds(len(rows)).tolist()
+        own_ids = [ids.tolist() for ids in rows.prompt_ids.rows()]
+        endpoint = None if self.settings.kept_roles is None else Endpoint()
+        first = int(prompts.group[0]) * params.n
+        numbered = zip(rows.rows, own_ids, seeds, strict=True)
+        return (
+            rows,
+            endpoint,
+            [
+                self._run(endpoint, row, number, ids, decoding, row_seed, schedule.generate, states)
+                for number, (row, ids, row_seed) in enumerate(numbered, first)
+            ],
+        )
+
     def _run(
         self,
         endpoint: Endpoint | None,
@@ -153,8 +189,13 @@ class AgentActor(DelegatingActor):
             return EpisodeRun(self.settings, row, *args)
         return ProgramRun(endpoint, self.settings, row, *args)
 
+    def check_failures(self, rollouts: Rollouts) -> None:
+        """See `Player`."""
+        once = first_rows(rollouts.episode_of_row)
+        self._check_failures(list(compress(rollouts.episodes, once)))
+
     def _check_failures(self, episodes: Sequence[Episode]) -> None:
-        """Raise RlctlError if too many episodes failed."""
+        """Raise RlctlError if too many episodes of a batch failed."""
         failed = [each for each in episodes if each.failed]
         if len(failed) > self.max_failed_share * len(episodes):
             raise RlctlError(
@@ -221,7 +262,7 @@ def _rollouts(
         rollout_log_probs=Ragged.from_rows([each.log_probs for each in tokens], torch.float32),
         finish=finish,
         turn=Ragged.from_rows([each.turn for each in tokens], torch.int64),
-        turn_version=Ragged.from_rows([each.versions for each in tokens], torch.int64),
+        versions=Ragged.from_rows([each.versions for each in tokens], torch.int64),
         step_rewards=ids.like(rewards),
         episodes=[episodes[i] for i in owner],
     )

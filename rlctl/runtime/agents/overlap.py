@@ -12,10 +12,11 @@ from dataclasses import replace
 
 import torch
 
+from rlctl.runtime.agents.delegating import DelegatingActor
 from rlctl.runtime.agents.schedule import TurnEngines
 from rlctl.runtime.batch import Prompts, Rollouts
 from rlctl.runtime.rewards.role import RuleReward
-from rlctl.runtime.roles import Actor, DelegatingActor
+from rlctl.runtime.roles import Actor
 from rlctl.runtime.rollout.engine import to_requests, to_responses
 from rlctl.runtime.rollout.requests import Completion, Request, Slice
 from rlctl.runtime.rollout.sampling_params import SamplingConfig, to_rollouts

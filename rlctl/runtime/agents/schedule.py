@@ -12,7 +12,7 @@ import gc
 import time
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
 import torch
@@ -51,8 +51,20 @@ class Load:
     busy_s: float = 0.0
 
 
+@dataclass(eq=False)
+class _Open:
+    """A request that engines have, and its responses so far."""
+
+    request: Request
+    future: asyncio.Future[list[Completion]]
+    responses: list[Completion] = field(default_factory=list)
+
+
 class Schedule:
-    """Runs coroutines that ask for turns by `generate`, and passes their requests to `engines`."""
+    """Passes the requests of coroutines, which ask by `generate` or `complete`, to `engines`.
+
+    `run` ends with its coroutines, `serve` when it is cancelled.
+    """
 
     def __init__(
         self,
@@ -69,15 +81,19 @@ class Schedule:
         self.num_threads = num_threads
         self.load = Load()
         self._waiting: list[Request] = []
-        self._open: dict[int, tuple[Request, asyncio.Future[Completion]]] = {}  # by key
+        self._open: dict[int, _Open] = {}  # by key
         self._cancelled: list[int] = []  # keys that engines still work on
         self._num_running = 0
         self._changed = asyncio.Event()
 
     async def generate(self, request: Request) -> Completion:
-        """Return the response of a request."""
-        future: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
-        self._open[request.key] = (request, future)
+        """Return the only response of a request."""
+        return (await self.complete(request))[0]
+
+    async def complete(self, request: Request) -> list[Completion]:
+        """Return the n responses of a request, in any order."""
+        future: asyncio.Future[list[Completion]] = asyncio.get_running_loop().create_future()
+        self._open[request.key] = _Open(request, future)
         self._waiting.append(request)
         self._changed.set()
         try:
@@ -107,11 +123,25 @@ class Schedule:
                 tasks = [group.create_task(self._count(each)) for each in episodes]
                 group.create_task(self._advance())
         except BaseExceptionGroup as errors:
-            raise _first(errors) from None
+            raise first_error(errors) from None
         finally:
             gc.unfreeze()
             self.load.total_s += time.monotonic() - began
         return [task.result() for task in tasks]
+
+    async def serve(self) -> None:
+        """Serve requests of other tasks until this task is cancelled. Raises errors of the engines.
+
+        Callers that wait for a response then get the error, too.
+        """
+        self._num_running = 1  # there may always be further requests
+        try:
+            await self._advance()
+        except Exception as error:
+            for each in self._open.values():
+                if not each.future.done():
+                    each.future.set_exception(error)
+            raise
 
     async def _count(self, episode: Callable[[], Awaitable[T]]) -> T:
         try:
@@ -126,9 +156,9 @@ class Schedule:
         # OpenMP's number of threads is a setting of each thread.
         with ThreadPoolExecutor(1, "engines", torch.set_num_threads, (self.num_threads,)) as thread:
             while await self._work():
-                # The order of requests decides which share a step.
-                requests = sorted(self._waiting, key=lambda each: each.affinity)
-                self._waiting = []
+                requests, self._waiting = self._waiting, []
+                if self.fixed:  # the order decides which share a step
+                    requests.sort(key=lambda each: each.affinity)
                 cancelled, self._cancelled = self._cancelled, []
                 self.on_progress()
                 began = time.monotonic()
@@ -137,16 +167,25 @@ class Schedule:
                 )
                 self.load.busy_s += time.monotonic() - began
                 for each in completions:
-                    _, future = self._open.pop(each.key, (None, None))
-                    if future is not None and not future.cancelled():
-                        future.set_result(each)
+                    self._receive(each)
+
+    def _receive(self, completion: Completion) -> None:
+        """Add a response to those of its request; give them to the caller once all are there."""
+        found = self._open.get(completion.key)
+        if found is None:  # it was dropped
+            return
+        found.responses.append(completion)
+        if len(found.responses) == len(found.request.seeds):
+            del self._open[completion.key]
+            if not found.future.done():
+                found.future.set_result(found.responses)
 
     async def _work(self) -> bool:
         """Wait until the engines have work; return False once there is none left."""
         while self._num_running:
             if self.fixed:
                 # An episode may wait for several requests.
-                waiting = {request.affinity for request, _ in self._open.values()}
+                waiting = {each.request.affinity for each in self._open.values()}
                 if waiting and len(waiting) >= self._num_running:
                     return True
             elif self._open or self._cancelled:
@@ -157,6 +196,7 @@ class Schedule:
         return bool(self._cancelled)
 
 
-def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
+def first_error(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """Return the first error of a group that is no group."""
     first = group.exceptions[0]
-    return _first(first) if isinstance(first, BaseExceptionGroup) else first
+    return first_error(first) if isinstance(first, BaseExceptionGroup) else first

@@ -22,7 +22,7 @@ class Tokens:
     log_probs: list[float] = field(default_factory=list)  # T: 0 where the mask is 0
     turn: list[int] = field(default_factory=list)  # T: number of the policy's turn, or of the last
     rewards: dict[int, float] = field(default_factory=dict)  # by position in the response
-    versions: list[int] = field(default_factory=list)  # per turn: of the engine's weights
+    versions: list[int] = field(default_factory=list)  # T: of the weights that wrote it
     seen: list[tuple[int, int]] = field(default_factory=list)  # per turn: its end, and a checksum
 
     def context(self) -> Tensor:
@@ -37,7 +37,8 @@ class Tokens:
         self.mask += [1.0] * len(written)
         self.log_probs += completion.log_probs.tolist()
         self.turn += [turn] * len(written)
-        self.versions.append(completion.version)
+        for version, num_tokens in completion.spans:
+            self.versions += [version] * num_tokens
         seen = _checksum(completion.response_ids, _checksum(context_ids))
         self.seen.append((len(self.response_ids), seen))
 
@@ -47,6 +48,7 @@ class Tokens:
         self.mask += [0.0] * len(ids)
         self.log_probs += [0.0] * len(ids)
         self.turn += [turn] * len(ids)
+        self.versions += self.versions[-1:] * len(ids)
 
     def num_retokenized(self) -> int:
         """Return the tokens of turns whose context or text is not what the engine saw."""

@@ -23,7 +23,7 @@ from rlctl.errors import ConfigError, ResourceError, RlctlError
 from rlctl.files import free_space, fsync
 from rlctl.recipes import schema
 from rlctl.runs.run_dir import RunDir
-from rlctl.runtime.checkpoint.store import CONFIG, ROLLOUTS, CheckpointStore, ControllerState
+from rlctl.runtime.checkpoint.store import CONFIG, CheckpointStore, ControllerState
 from rlctl.runtime.roles import Roles
 from rlctl.runtime.workers.background import await_written
 
@@ -98,16 +98,14 @@ class Saver:
         self.longest_s = 0.0  # from the copy to the complete checkpoint
         self._began = 0.0
         self._pending: int | None = None
-        self._write_rollouts: Callable[[Path], None] | None = None
+        self._rollouts: Mapping[str, Callable[[Path], None]] = {}
         self._thread: threading.Thread | None = None
         self._warned = False
 
-    def begin(
-        self, state: ControllerState, write_rollouts: Callable[[Path], None] | None = None
-    ) -> None:
+    def begin(self, state: ControllerState, rollouts: Mapping[str, Callable[[Path], None]]) -> None:
         """Copy the state of the run, after the previous checkpoint is written.
 
-        `write_rollouts` writes rollouts for the next step to a folder, if there are any.
+        `rollouts` write those that no step has learned from, by the name of their folder.
         """
         self._wait()
         self._began = time.monotonic()
@@ -123,7 +121,7 @@ class Saver:
             self._failed(step, error)
             return
         self._pending = step
-        self._write_rollouts = write_rollouts
+        self._rollouts = rollouts
         self.roles.trained().export(aside / "huggingface")
         for role, member in self.roles.learning().items():
             member.save(aside / role.name)
@@ -192,8 +190,8 @@ class Saver:
     def _write(self, step: int) -> None:
         aside = self.store.folder / f".{self.store.path(step).name}.partial"
         try:
-            if self._write_rollouts is not None:
-                self._write_rollouts(aside / ROLLOUTS)
+            for name, write in self._rollouts.items():
+                write(aside / name)
             await_written([aside / role.name for role in self.roles.learning()], self.timeout_s)
             fsync(self.run.metrics)  # after a power failure no checkpoint is ahead of the metrics
             folder = self.store.finish(step)

@@ -22,7 +22,8 @@ from rlctl.runs.provenance import installed_versions
 from rlctl.runtime.workers.background import WRITING, begin_writing
 
 MANIFEST, STATE, CONFIG = "manifest.json", "state.json", "config.yaml"
-ROLLOUTS = "rollouts"  # folder of `stored_rollouts`, if any
+# Folders of `stored_rollouts`, if any: of the next step, and of groups of later ones.
+ROLLOUTS, GROUPS = "rollouts", "groups"
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,7 @@ class ControllerState:
     # Of rollouts in the checkpoint, which the next step learns from: the step whose weights
     # generated them, and their metrics. None: the checkpoint has no rollouts.
     ahead: dict[str, Any] | None = None
+    stream: dict[str, Any] | None = None  # of `schedule=eager`: see `StreamState`
 
     def write(self, folder: Path) -> None:
         """Write `state.json` into `folder`, with null for metrics that are not finite."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, fields
 from itertools import compress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -15,24 +15,26 @@ from torch import Tensor
 
 from rlctl.data_prep.rows import PromptRow
 from rlctl.errors import ConfigError
-from rlctl.runtime.batch import Ragged, Scored
+from rlctl.runtime.batch import Ragged, Rollouts
 from rlctl.runtime.ops import first_rows
 from rlctl.tracking.episodes import Episode
+
+R = TypeVar("R", bound=Rollouts)
 
 _TENSORS, _REST = "tensors.safetensors", "rest.json"
 _ROW, _EPISODE = "row", "episode"  # numbers (B,) of the objects that rows of the batch share
 
 
-def write_rollouts(folder: Path, scored: Scored, numbers: Sequence[int]) -> None:
-    """Write B scored rollouts into the new `folder`; `numbers` are those of their prompts."""
+def write_rollouts(folder: Path, rollouts: Rollouts, numbers: Sequence[int]) -> None:
+    """Write B rollouts into the new `folder`; `numbers` are those of their prompts."""
     tensors: dict[str, Tensor] = {
         _ROW: torch.tensor(numbers),
-        _EPISODE: scored.episode_of_row,
+        _EPISODE: rollouts.episode_of_row,
     }
-    episodes = compress(scored.episodes, first_rows(scored.episode_of_row))
-    rest: dict[str, Any] = {"episodes": [asdict(each) for each in episodes], "components": []}
-    for each in fields(scored):
-        value = getattr(scored, each.name)
+    episodes = compress(rollouts.episodes, first_rows(rollouts.episode_of_row))
+    rest: dict[str, Any] = {"episodes": [asdict(each) for each in episodes]}
+    for each in fields(rollouts):
+        value = getattr(rollouts, each.name)
         if isinstance(value, Ragged):
             tensors |= {f"{each.name}.values": value.values, f"{each.name}.lengths": value.lengths}
         elif isinstance(value, Tensor):
@@ -47,8 +49,8 @@ def write_rollouts(folder: Path, scored: Scored, numbers: Sequence[int]) -> None
     (folder / _REST).write_text(json.dumps(rest))
 
 
-def read_rollouts(folder: Path, prompts: Sequence[PromptRow]) -> Scored:
-    """Return what `write_rollouts` wrote, with the rows of their `prompts`.
+def read_rollouts(folder: Path, prompts: Sequence[PromptRow], kind: type[R]) -> R:
+    """Return the rollouts of a `kind` that `write_rollouts` wrote, with rows of `prompts`.
 
     Raises ConfigError for files of another format.
     """
@@ -59,8 +61,9 @@ def read_rollouts(folder: Path, prompts: Sequence[PromptRow]) -> Scored:
         values: dict[str, Any] = {
             "rows": [prompts[i] for i in tensors.pop(_ROW).tolist()],
             "episodes": [episodes[i] for i in tensors.pop(_EPISODE).tolist() if episodes],
-            "components": {name: tensors.pop(f"components.{name}") for name in rest["components"]},
         }
+        if (names := rest.pop("components", None)) is not None:
+            values["components"] = {name: tensors.pop(f"components.{name}") for name in names}
         values |= {name: value for name, value in rest.items() if name not in values}
         for name in list(tensors):
             field, _, part = name.partition(".")
@@ -68,7 +71,7 @@ def read_rollouts(folder: Path, prompts: Sequence[PromptRow]) -> Scored:
                 values[field] = Ragged(tensors[name], tensors[f"{field}.lengths"])
             elif not part:
                 values[field] = tensors[name]
-        return Scored(**values)
+        return kind(**values)
     except (OSError, ValueError, TypeError, KeyError, IndexError) as error:
         raise ConfigError(
             f"the rollouts of a checkpoint cannot be read: {type(error).__name__}: {error}",

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rlctl.runtime.agents.delegating import DelegatingActor
 from rlctl.runtime.batch import Prompts, Rollouts
-from rlctl.runtime.roles import DelegatingActor
+from rlctl.runtime.roles import Published
 from rlctl.runtime.rollout.requests import Completion, Request, Slice
 from rlctl.runtime.workers.actor import ActorWorker
 from rlctl.tracking.metrics import Metrics
@@ -20,14 +22,19 @@ if TYPE_CHECKING:  # imports Ray
 class DisaggregatedActor(DelegatingActor):
     """Actor whose `trainer` learns and whose `engines` generate under the trainer's weights.
 
-    Once weights were published, engines generate under the published ones, beside training.
+    Once weights were published, engines generate under the published ones, beside training. With
+    `in_flight`, they load them while responses are open.
     """
 
-    def __init__(self, trainer: ActorWorker, engines: EngineGroup) -> None:
+    def __init__(
+        self, trainer: ActorWorker, engines: EngineGroup, *, in_flight: bool = False
+    ) -> None:
         super().__init__(trainer)
         self.trainer = trainer
         self.engines = engines
+        self.in_flight = in_flight
         self.published: PublishedWeights | None = None
+        self._lock = threading.Lock()  # of exchanges beside the trainer's thread
 
     def num_engines(self) -> int:
         """Return the number of engines that get new requests, of which some may be down."""
@@ -36,17 +43,29 @@ class DisaggregatedActor(DelegatingActor):
     def update_weights(self) -> None:
         """See `Actor`. Every stale engine gets the trainer's weights, or the published ones."""
         published = self.published
+        if published is not None and self.in_flight:
+            with self._lock:
+                self.engines.finish_update()
+            return
         self.engines.update_weights(
             self.trainer.send_weights if published is None else published.send
         )
 
-    def publish_weights(self) -> int:
-        """See `Actor`. Engines must be idle. A restarted engine gets the published weights, too."""
+    def publish_weights(self) -> Published:
+        """See `Actor`. A restarted engine gets the published weights, too.
+
+        Engines must be idle, unless they load weights `in_flight`.
+        """
         from rlctl.runtime.cluster.channels import PublishingChannel
 
-        self.published = self.trainer.send_weights(PublishingChannel())
-        self.engines.mark_stale()
-        return self.published.num_bytes if self.published else 0
+        self.published = published = self.trainer.send_weights(PublishingChannel())
+        assert published is not None, "the trainer's first rank returns what it sent"
+        if self.in_flight:
+            self.engines.publish(published)
+        else:
+            self.engines.mark_stale()
+        loading_s = self.engines.rolling.pop_seconds()
+        return Published(published.version, published.num_bytes, loading_s)
 
     def generate_sequences(
         self, prompts: Prompts, seed: int, validate: bool = False, greedy: bool = False
@@ -58,7 +77,8 @@ class DisaggregatedActor(DelegatingActor):
         self, requests: Sequence[Request], limit: Slice, cancelled: Collection[int] = ()
     ) -> list[Completion]:
         """See `TurnEngines`."""
-        return self.engines.exchange(requests, limit, cancelled)
+        with self._lock:
+            return self.engines.exchange(requests, limit, cancelled)
 
     def end_exchange(self) -> None:
         """See `TurnEngines`. The engines keep their memory: they share it with no other role."""

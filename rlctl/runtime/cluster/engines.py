@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
@@ -17,6 +18,7 @@ from rlctl.recipes.roles import ROLLOUT
 from rlctl.runs.logs import format_tails
 from rlctl.runtime.batch import Prompts
 from rlctl.runtime.cluster.link import Link
+from rlctl.runtime.cluster.open_turns import OpenTurn
 from rlctl.runtime.cluster.pool import (
     PoolSpec,
     nodes_of,
@@ -58,43 +60,15 @@ class EngineProcess(Process):
         """See `RolloutWorker.end`."""
         self.workers[ROLLOUT.name].end(sync_id, num_buckets, version)
 
+    def load_stored(self, buckets: list[ray.ObjectRef], version: int) -> float:
+        """Load weights from Ray's object store: see `RolloutWorker.load_stored`.
 
-@dataclass(eq=False)
-class OpenTurn:
-    """A request with responses that an engine still owes.
-
-    `numbers` are those of its responses in the request of the caller.
-    """
-
-    request: TurnRequest
-    numbers: tuple[int, ...]
-    arrived: set[int] = field(default_factory=set)  # indices into `numbers`
-
-    @classmethod
-    def of(cls, request: TurnRequest) -> Self:
-        """Open a request of the caller."""
-        return cls(request, tuple(range(len(request.seeds))))
-
-    def receive(self, completion: Completion) -> Completion:
-        """Return a response as one of the caller's request."""
-        self.arrived.add(completion.index)
-        return replace(completion, index=self.numbers[completion.index])
-
-    @property
-    def is_complete(self) -> bool:
-        """True once all responses have arrived."""
-        return len(self.arrived) == len(self.numbers)
-
-    def missing(self) -> Self:
-        """Return the rest for another engine, which lacks the cache of an episode's turns."""
-        left = [i for i in range(len(self.numbers)) if i not in self.arrived]
-        request = replace(
-            self.request,
-            previous=None,
-            max_tokens=tuple(self.request.max_tokens[i] for i in left),
-            seeds=tuple(self.request.seeds[i] for i in left),
-        )
-        return type(self)(request, tuple(self.numbers[i] for i in left))
+        Returns the seconds that it took.
+        """
+        began, timeout_s = time.monotonic(), self.rank_info.timeout_s
+        received = (ray.get(each, timeout=timeout_s) for each in buckets)
+        self.workers[ROLLOUT.name].load_stored(received, version)
+        return time.monotonic() - began
 
 
 @dataclass(eq=False)
@@ -162,6 +136,16 @@ class Engine:
         """Call the worker's `method` concurrently with running calls."""
         options = self.handle.call.options(concurrency_group=_GENERATE)
         return options.remote(ROLLOUT.name, method, args, {})
+
+    def receive(self, finished: Sequence[Completion]) -> list[Completion]:
+        """Return finished responses as those of the caller's requests; forget complete ones."""
+        completions = []
+        for each in finished:
+            turn = self.turns[each.key]
+            completions.append(turn.receive(each))
+            if turn.is_complete:
+                del self.turns[each.key]
+        return completions
 
     def tail(self) -> str:
         """Return the last lines of the engine's log."""
@@ -232,6 +216,10 @@ class EngineProcesses:
             self.engines.remove(engine)
             self._release(engine)
 
+    def tail(self) -> str:
+        """Return the last lines of the engines' logs."""
+        return format_tails([engine.log for engine in self.engines if engine.log])
+
     def close(self) -> None:
         """Kill all processes and release their devices."""
         for engine in (*self.engines, *self.joined):
@@ -248,6 +236,31 @@ class EngineProcesses:
     def _log(self, number: int) -> Path | None:
         log = self.spec.rank_info.log_path
         return log and log.with_name(f"{self.spec.name}-{number}.log")
+
+
+def place(
+    turns: Sequence[OpenTurn], engines: Sequence[Engine], ready: Sequence[Engine]
+) -> tuple[dict[Engine, list[TurnRequest]], list[OpenTurn]]:
+    """Distribute `turns` over the `ready` ones of all `engines` that are not draining.
+
+    Returns the requests of each engine, and the turns that no engine can begin yet. A turn goes to
+    the engine of its affinity if that can begin it, else to the least busy one.
+    """
+    new: dict[Engine, list[TurnRequest]] = {engine: [] for engine in ready}
+    members = [each for each in engines if not each.draining]
+    left: list[OpenTurn] = []
+    for turn in turns:
+        able = [each for each in ready if not each.draining and each.version >= turn.version]
+        if not able:
+            left.append(turn)
+            continue
+        affinity = turn.request.affinity
+        target = members[affinity % len(members)] if affinity >= 0 else None
+        if target not in able:
+            target = min(able, key=lambda each: len(each.turns))
+        new[target].append(turn.request)
+        target.turns[turn.request.key] = turn
+    return new, left
 
 
 def failure_reason(

@@ -17,6 +17,7 @@ from rlctl.recipes import schema
 from rlctl.recipes.roles import ACTOR, ROLES, ROLLOUT, Role, needed_roles, trained_role
 from rlctl.runtime.algorithms.base import Needs, rows_per_prompt
 from rlctl.runtime.model.lora import check_peft
+from rlctl.runtime.planning.async_checks import check_async
 from rlctl.runtime.planning.devices import Devices
 from rlctl.runtime.planning.model_files import check_architecture
 from rlctl.runtime.rollout.weight_sync import uses_host_memory
@@ -172,6 +173,7 @@ def check_placement(
     """
     sizes = {name: config.trainer.placement.pools.get(name, devices.per_node) for name in pools}
     problems = [] if rollout_pool is None else _check_rollout_pool(config, rollout_pool)
+    problems += check_async(config, devices.kind, rollout_pool)
     unknown = [name for name in config.trainer.placement.pools if name not in pools]
     if unknown:
         problems.append(

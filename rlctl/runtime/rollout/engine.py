@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Protocol, Self
 
 import torch
@@ -17,7 +16,12 @@ from rlctl.recipes import schema
 from rlctl.runtime.batch import Ragged
 from rlctl.runtime.budget import OomRetry
 from rlctl.runtime.rank_info import RankInfo
-from rlctl.runtime.rollout.requests import Completion, Decoding, Request, Slice, next_key
+from rlctl.runtime.rollout.requests import (
+    Completion,
+    Decoding,
+    Request,
+    next_key,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -198,30 +202,6 @@ class RolloutEngine(Protocol):
     def close(self) -> None:
         """Shut down: free memory and end the engine's own threads and processes."""
         ...
-
-
-def exchange(
-    engine: RolloutEngine,
-    requests: Sequence[Request],
-    limit: Slice,
-    cancelled: Collection[int],
-    version: int,
-) -> list[Completion]:
-    """Submit requests and advance the engine until `limit`, or until no response is open.
-
-    Requests with `cancelled` keys are dropped before. Returns the responses that finished, with the
-    `version` of the engine's weights.
-    """
-    if cancelled:
-        engine.cancel(cancelled)
-    engine.submit(requests)
-    end = None if limit.seconds is None else time.monotonic() + limit.seconds
-    completions: list[Completion] = []
-    steps = 0
-    while engine.num_open and steps != limit.steps and (end is None or time.monotonic() < end):
-        completions += engine.step()
-        steps += 1
-    return [replace(each, version=version) for each in completions]
 
 
 def to_requests(prompt_ids: Ragged, sampling: SamplingParams, context_length: int) -> list[Request]:

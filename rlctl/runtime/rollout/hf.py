@@ -128,8 +128,15 @@ class HFEngine:
             on_oom=spec.on_oom,
         )
 
+    def progress(self) -> dict[tuple[int, int], int]:
+        """See `InFlightEngine`."""
+        return self._running.progress()
+
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
-        """Copy the weights (N, ...) into an owned model, and drop caches of the old weights."""
+        """Copy the weights (N, ...) into an owned model, and drop kept caches.
+
+        Open responses continue with the keys and values that they have.
+        """
         self._parked.clear()
         if self.owned:
             own = dict(self.model.named_parameters())

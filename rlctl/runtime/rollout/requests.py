@@ -55,7 +55,8 @@ class Request:
     seeds: tuple[int, ...]  # n: random stream of each response, ≥ 0
     previous: int | None = None
     keep: bool = False  # a request with this one as `previous` may follow; needs n = 1
-    affinity: int = 0  # requests with equal numbers go to the same engine while it lives
+    # Requests with equal numbers go to the same engine while it lives; -1: to the least busy one.
+    affinity: int = 0
 
 
 @dataclass(frozen=True)
@@ -75,4 +76,11 @@ class Completion:
     response_ids: Tensor  # (T,) int64 on the CPU, including the stop token, if any
     log_probs: Tensor  # (T,) float32 on the CPU: see `RolloutEngine.generate`
     finish: str  # "stop" = stop token, "length" = limit
-    version: int = 0  # of the engine's weights: updates of the policy since the run began
+    # Runs of tokens by the weights that wrote them: version (updates of the policy since the run
+    # began) and number of tokens.
+    spans: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def version(self) -> int:
+        """Version of the weights that wrote the last token."""
+        return self.spans[-1][0] if self.spans else 0

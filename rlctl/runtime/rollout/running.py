@@ -126,6 +126,14 @@ class RunningRows:
         self.cache.advance()
         return finished
 
+    def progress(self) -> dict[tuple[int, int], int]:
+        """Return the number of tokens of each response, by key and index.
+
+        This includes the next one, whose logits are computed.
+        """
+        counts = zip(self.rows, self.cache.num_own.tolist(), strict=True)
+        return {(row.request.key, row.number): count + 1 for row, count in counts}
+
     def cancel(self, keys: Collection[int]) -> None:
         """Remove the rows of the requests with these keys."""
         active = torch.tensor([row.request.key not in keys for row in self.rows], dtype=torch.bool)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Self
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedTokenizerBase
 
 from rlctl.recipes import schema
 from rlctl.runtime.batch import Prompts, Rollouts
+from rlctl.runtime.data.tokenizer import stop_token_ids
 from rlctl.runtime.ops import ceil_div
 from rlctl.runtime.rollout.engine import Responses, SamplingParams, random_streams
 
@@ -41,6 +44,12 @@ class SamplingConfig:
     rollout: schema.Rollout
     max_response_length: int
     stop_token_ids: tuple[int, ...]
+
+    @classmethod
+    def from_config(cls, config: schema.Config, tokenizer: PreTrainedTokenizerBase) -> Self:
+        """Return the sampling settings of a run."""
+        policy, length = config.actor_rollout_ref, config.data.max_response_length
+        return cls(policy.rollout, length, stop_token_ids(tokenizer, policy.model.path))
 
     def params(self, prompts: Tensor, seed: int, validate: bool, greedy: bool) -> SamplingParams:
         """Build the sampling parameters of prompts with indices `prompts` (B,) in the batch.

@@ -68,13 +68,8 @@ class Collector:
         size, drawn_size = self.loader.batch_size, self._drawn_size
         if self.filter is None:
             drawn = self.loader.draw((step - 1) * size, size)
-            prompts, self.position = self.loader.at(drawn), step * size
-            scored = self.algorithm.collect(prompts, roles, step)
-            usable = _usable(scored, self.drop_failed)
-            if not len(usable):
-                raise self._none_usable(scored, step)
-            self._observe(drawn, usable, 0)
-            return usable, self._metrics(scored) | self.loader.metrics(prompts)
+            self.position = step * size
+            return self.collect_drawn(drawn, roles, step)
         kept: list[Scored] = []
         indices: list[int] = []  # prompts of kept groups, as drawn
         seen: list[Prompts] = []
@@ -111,6 +106,18 @@ class Collector:
             **self._metrics(Batch.concat(_with_all_components(played))),
             **self.loader.metrics(Batch.concat(seen)),
         }
+
+    def collect_drawn(
+        self, drawn: Sequence[int], roles: Roles, step: int
+    ) -> tuple[Scored, dict[str, float]]:
+        """Return the responses to drawn prompts that `step` learns from, and metrics."""
+        prompts = self.loader.at(drawn)
+        scored = self.algorithm.collect(prompts, roles, step)
+        usable = _usable(scored, self.drop_failed)
+        if not len(usable):
+            raise self._none_usable(scored, step)
+        self._observe(drawn, usable, 0)
+        return usable, self._metrics(scored) | self.loader.metrics(prompts)
 
     def _metrics(self, scored: Scored) -> dict[str, float]:
         """Return metrics of all responses, also of those that are left out."""

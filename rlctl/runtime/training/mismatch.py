@@ -10,9 +10,10 @@ import torch
 
 from rlctl.errors import RlctlError
 from rlctl.runs.run_dir import RunDir
+from rlctl.runtime.agents.delegating import DelegatingActor
 from rlctl.runtime.algorithms.rollout_mismatch import SampledTokens, probs_diff
 from rlctl.runtime.batch import LogProbs, Prompts, Rollouts
-from rlctl.runtime.roles import Actor, DelegatingActor
+from rlctl.runtime.roles import Actor
 from rlctl.tracking.metrics import Metrics
 
 METRIC = "training/rollout_probs_diff_mean"

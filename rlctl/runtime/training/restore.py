@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from rlctl.runtime.algorithms.base import Algorithm
-from rlctl.runtime.checkpoint.store import ROLLOUTS, ControllerState
+from rlctl.runtime.batch import Rollouts, Scored
+from rlctl.runtime.checkpoint.store import GROUPS, ROLLOUTS, ControllerState
 from rlctl.runtime.checkpoint.stored_rollouts import read_rollouts
 from rlctl.runtime.roles import Roles
 from rlctl.runtime.training.collector import Collector
-from rlctl.runtime.training.rollout_source import Collected
+from rlctl.runtime.training.rollout_source import Collected, StreamState
 from rlctl.runtime.training.trainer import TrainerState
 from rlctl.runtime.workers.rng import set_rng_state
 
@@ -64,7 +65,15 @@ def restore(
         roles.reward.load_state_dict(state.reward)
     set_rng_state(state.rng)
     ahead: Collected | None = None
+    stream: StreamState | None = None
+    prompts = collector.loader.prompts.rows
+    if state.stream is not None:
+        has_any = bool(state.stream["finished"])
+        groups = read_rollouts(start.checkpoint / GROUPS, prompts, Rollouts) if has_any else None
+        stream = StreamState.from_dict(state.stream, groups)
     if state.ahead is not None:
-        rollouts = read_rollouts(start.checkpoint / ROLLOUTS, collector.loader.prompts.rows)
+        rollouts = read_rollouts(start.checkpoint / ROLLOUTS, prompts, Scored)
         ahead = Collected(state.step + 1, scored=rollouts, **state.ahead)
-    return TrainerState(state.step, state.skipped_in_a_row, ahead, new_run=start.run is None)
+    return TrainerState(
+        state.step, state.skipped_in_a_row, ahead, stream, new_run=start.run is None
+    )

@@ -11,15 +11,19 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass
-from typing import Protocol
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Any, Protocol, Self, TypeVar
 
-from rlctl.runtime.batch import Scored
-from rlctl.runtime.roles import Roles
+from rlctl.runtime.batch import Rollouts, Scored
+from rlctl.runtime.roles import Published, Roles
 from rlctl.runtime.training.clock import Clock
 from rlctl.runtime.training.collector import Collector
 from rlctl.runtime.training.staleness import with_staleness
 from rlctl.runtime.training.timed_roles import timed_roles
+
+T = TypeVar("T")
 
 _BESIDE = {"update_weights": "sync_weights"}  # phases with another name beside a step
 
@@ -37,19 +41,69 @@ class Collected:
     metrics: dict[str, float]
 
 
+@dataclass(frozen=True)
+class GroupRecord:
+    """A group that was admitted when `version` steps had learned; `drawn` is its prompt."""
+
+    number: int  # of the groups of the run, from 0
+    drawn: int
+    version: int
+
+
+@dataclass(frozen=True, eq=False)
+class StreamState:
+    """Groups that no step has learned from, for checkpoints.
+
+    The responses to `open` ones are generated again after a resume. `finished_rollouts` has those
+    of the finished ones, in their order. `steps` has the step that left each version of weights.
+    """
+
+    num_admitted: int
+    open: list[GroupRecord]
+    finished: list[GroupRecord]
+    steps: dict[int, int]
+    finished_rollouts: Rollouts | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return all but the rollouts as plain data."""
+        return {
+            "num_admitted": self.num_admitted,
+            "open": [asdict(each) for each in self.open],
+            "finished": [asdict(each) for each in self.finished],
+            "steps": list(self.steps.items()),
+        }
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any], rollouts: Rollouts | None) -> Self:
+        """Return what `to_dict` returned, with the rollouts."""
+        return cls(
+            data["num_admitted"],
+            [GroupRecord(**each) for each in data["open"]],
+            [GroupRecord(**each) for each in data["finished"]],
+            dict(data["steps"]),
+            rollouts,
+        )
+
+
 class RolloutSource(Protocol):
     """Source of the rollouts of a run, one step after another.
 
     `ahead` are rollouts that are collected and that no step has learned from. `seconds` are those
-    by phase of the last collection that ran beside a step.
+    by phase of the last collection that ran beside a step. While `quiet` is held, `ahead` and the
+    state of rewards and samplers do not change.
     """
 
     ahead: Collected | None
     seconds: dict[str, float]
+    quiet: AbstractContextManager[object]
 
     def take(self, step: int) -> tuple[Scored, dict[str, float]]:
         """Return the rollouts that `step` learns from, and metrics."""
         ...
+
+    def state(self) -> StreamState | None:
+        """Return the groups of later steps, for checkpoints; None: `ahead` is all."""
+        return None
 
     def end_step(self) -> dict[str, float]:
         """Wait for what was begun beside the learning of the step; return metrics.
@@ -70,6 +124,7 @@ class InStep(RolloutSource):
         self.roles = roles
         self.ahead = ahead
         self.seconds = {}
+        self.quiet = nullcontext()
 
     def take(self, step: int) -> tuple[Scored, dict[str, float]]:
         """See `RolloutSource`."""
@@ -97,7 +152,7 @@ class OneStepAhead(RolloutSource):
         self,
         collector: Collector,
         roles: Roles,
-        publish: Callable[[], int],
+        publish: Callable[[], Published],
         clock: Clock,
         *,
         beside: bool,
@@ -113,6 +168,7 @@ class OneStepAhead(RolloutSource):
         self.last = last
         self.ahead = ahead
         self.seconds = {}
+        self.quiet = nullcontext()
         self._next: Future[Collected] | None = None
         self._began = time.perf_counter()
         # Seconds of the trainer, and of the engines, for rollouts that were not generated ahead.
@@ -148,25 +204,11 @@ class OneStepAhead(RolloutSource):
             "async/trainer_idle": (self._waited + now - learned) / total,
             "async/engines_idle": max(0.0, 1 - used / total),
         }
-        if num_bytes := self.publish():
-            metrics["async/weight_sync_gb"] = num_bytes / 2**30
-        return metrics
+        return metrics | published_gb(self.publish())
 
     def _begin(self, step: int, weights: int) -> Future[Collected]:
         """Collect for `step`, in a thread if the engines can be used beside the trainer."""
-        result: Future[Collected] = Future()
-
-        def run() -> None:
-            try:
-                result.set_result(self._collect(step, weights))
-            except BaseException as error:
-                result.set_exception(error)
-
-        if self.beside:  # a daemon: after an error of the trainer nothing waits for it
-            threading.Thread(target=run, name=f"rollouts-{step}", daemon=True).start()
-        else:
-            run()
-        return result
+        return result_of(partial(self._collect, step, weights), self.beside)
 
     def _collect(self, step: int, weights: int) -> Collected:
         scored, metrics = self.collector.collect(self.roles, step)
@@ -174,3 +216,25 @@ class OneStepAhead(RolloutSource):
         # The trainer's own part of a weight sync is timed as `update_weights`, in its step.
         self.seconds = {_BESIDE.get(phase, phase): value for phase, value in seconds.items()}
         return Collected(step, weights, scored, metrics)
+
+
+def published_gb(published: Published) -> dict[str, float]:
+    """Return the metric of the weights that each engine loads, in GiB, if it loads any."""
+    return {"async/weight_sync_gb": published.num_bytes / 2**30} if published.num_bytes else {}
+
+
+def result_of(call: Callable[[], T], in_thread: bool = True) -> Future[T]:
+    """Return the future result of `call`, which runs in a thread of its own, or at once."""
+    result: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            result.set_result(call())
+        except BaseException as error:
+            result.set_exception(error)
+
+    if in_thread:  # a daemon: after an error of the trainer nothing waits for it
+        threading.Thread(target=run, name="rollouts", daemon=True).start()
+    else:
+        run()
+    return result

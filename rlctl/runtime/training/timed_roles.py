@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from rlctl.runtime.agents.delegating import DelegatingActor
 from rlctl.runtime.batch import LogProbs, Prompts, Ragged, Rollouts, Scores
 from rlctl.runtime.budget import OomRetry
 from rlctl.runtime.rewards.model_reward import ModelReward
 from rlctl.runtime.roles import (
     Actor,
     Critic,
-    DelegatingActor,
+    Published,
     Reference,
     Reward,
     RewardLearner,
@@ -50,7 +51,7 @@ class TimedActor(DelegatingActor):
         with self.clock.phase("update_weights"):
             self.actor.update_weights()
 
-    def publish_weights(self) -> int:
+    def publish_weights(self) -> Published:
         """See `Actor`."""
         with self.clock.phase("update_weights"):
             return self.actor.publish_weights()

@@ -14,22 +14,30 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from rlctl.errors import RlctlError
+from rlctl.errors import ConfigError, RlctlError
 from rlctl.recipes import schema
 from rlctl.runs.run_dir import RunDir
+from rlctl.runtime.agents.stream import Stream
 from rlctl.runtime.algorithms.base import Algorithm
 from rlctl.runtime.algorithms.stats import rollout_metrics
-from rlctl.runtime.batch import Scored
+from rlctl.runtime.batch import Rollouts, Scored
 from rlctl.runtime.checkpoint.saver import Saver
-from rlctl.runtime.checkpoint.store import ControllerState
+from rlctl.runtime.checkpoint.store import GROUPS, ROLLOUTS, ControllerState
 from rlctl.runtime.checkpoint.stored_rollouts import write_rollouts
 from rlctl.runtime.roles import Roles
 from rlctl.runtime.training.clock import Clock
 from rlctl.runtime.training.collector import Collector
+from rlctl.runtime.training.eager import Eager
 from rlctl.runtime.training.mismatch import CheckedActor, RolloutMismatch, record_mismatch
 from rlctl.runtime.training.pair_validation import PairValidator
 from rlctl.runtime.training.profile import StepProfiler
-from rlctl.runtime.training.rollout_source import Collected, InStep, OneStepAhead, RolloutSource
+from rlctl.runtime.training.rollout_source import (
+    Collected,
+    InStep,
+    OneStepAhead,
+    RolloutSource,
+    StreamState,
+)
 from rlctl.runtime.training.step_metrics import length_metrics, speed_metrics
 from rlctl.runtime.training.stopping import Stopping
 from rlctl.runtime.training.timed_roles import timed_roles
@@ -50,6 +58,8 @@ class RunContext:
     roles: Roles
     collector: Collector
     max_staleness: int  # steps that rollouts are ahead of learning
+    stream: Stream | None  # of `async_training.schedule=eager`
+    sampling_seed: int
     engines_apart: bool  # the rollout engines have a pool of their own
     validator: Validator | PairValidator | None
     tokenizer: PreTrainedTokenizerBase
@@ -72,6 +82,7 @@ class TrainerState:
     step: int = 0  # the last step that is done
     skipped_in_a_row: int = 0  # steps with skipped updates, up to and including `step`
     ahead: Collected | None = None  # rollouts that step `step` + 1 learns from
+    stream: StreamState | None = None  # groups of later steps
     new_run: bool = True  # False for a resumed run, which has validated its checkpoint already
 
 
@@ -100,10 +111,31 @@ class Trainer:
     def _source(self) -> RolloutSource:
         """Return the source of rollouts, one step ahead if that is configured."""
         context, state = self.context, self.state
+        if state.stream is not None and context.stream is None:
+            raise ConfigError(
+                "the checkpoint has responses of async_training.schedule=eager to prompts that no "
+                "step has learned from",
+                where="async_training",
+                hint="async_training.schedule=eager and max_staleness=1 or more",
+            )
         if not context.max_staleness:
             return InStep(context.collector, self.roles, state.ahead)
         # The last step's checkpoint has the rollouts of the next one, in case the run is extended.
         last = context.num_steps + (self.config.save_freq > 0)
+        if context.stream is not None:
+            return Eager(
+                context.collector,
+                context.roles,
+                context.stream,
+                self.roles.actor.publish_weights,
+                self.clock,
+                seed=context.sampling_seed,
+                max_staleness=context.max_staleness,
+                step=state.step,
+                last=last,
+                state=state.stream,
+                ahead=state.ahead,
+            )
         return OneStepAhead(
             context.collector,
             context.roles,
@@ -177,7 +209,8 @@ class Trainer:
         if self.context.validator is None:
             return {}
         begin = time.perf_counter()
-        validation = self.context.validator.run(self.roles)
+        with self.source.quiet:
+            validation = self.context.validator.run(self.roles)
         self.context.trackers.generations(step, validation.samples)
         return validation.metrics | {"timing_s/testing": time.perf_counter() - begin}
 
@@ -185,25 +218,29 @@ class Trainer:
         """Copy the state to memory; `Saver` writes it while the next step runs."""
         begin = time.perf_counter()
         self.context.on_phase("save_checkpoint")
-        record, ahead = self.context.run.record, self.source.ahead
-        state = ControllerState(
-            step=step,
-            run=record.id,
-            algorithm=self.context.algorithm.state_dict(),
-            skipped_in_a_row=self.skipped_in_a_row,
-            rng=rng_state(),
-            metrics=dict(metrics),
-            loader=self.context.collector.state_dict(),
-            reward=self.context.roles.reward.state_dict(),
-            trackers=dict(record.trackers),
-            num_ranks=self.context.num_devices,
-            seeds=dict(record.seeds),
-            ahead=ahead and {"weights": ahead.weights, "metrics": ahead.metrics},
-        )
-        self.saver.begin(state, ahead and self._writer(ahead.scored))
+        record, source = self.context.run.record, self.source
+        with source.quiet:
+            ahead, stream = source.ahead, source.state()
+            state = ControllerState(
+                step=step,
+                run=record.id,
+                algorithm=self.context.algorithm.state_dict(),
+                skipped_in_a_row=self.skipped_in_a_row,
+                rng=rng_state(),
+                metrics=dict(metrics),
+                loader=self.context.collector.state_dict(),
+                reward=self.context.roles.reward.state_dict(),
+                trackers=dict(record.trackers),
+                num_ranks=self.context.num_devices,
+                seeds=dict(record.seeds),
+                ahead=ahead and {"weights": ahead.weights, "metrics": ahead.metrics},
+                stream=stream and stream.to_dict(),
+            )
+        stored = {ROLLOUTS: ahead and ahead.scored, GROUPS: stream and stream.finished_rollouts}
+        self.saver.begin(state, {name: self._writer(each) for name, each in stored.items() if each})
         return {"timing_s/save_checkpoint": time.perf_counter() - begin}
 
-    def _writer(self, rollouts: Scored) -> Callable[[Path], None]:
+    def _writer(self, rollouts: Rollouts) -> Callable[[Path], None]:
         """Return the function that writes rollouts to a folder of a checkpoint."""
         numbers = self.context.collector.loader.prompts.rows.positions_of(rollouts.rows)
         return lambda folder: write_rollouts(folder, rollouts, numbers)

@@ -29,8 +29,9 @@ from rlctl.runtime.model.lora import (
 from rlctl.runtime.model.sequences import Sequences
 from rlctl.runtime.model.sharding import is_sharded
 from rlctl.runtime.rank_info import RankInfo
-from rlctl.runtime.roles import Actor
-from rlctl.runtime.rollout.engine import EngineSpec, RolloutEngine, exchange
+from rlctl.runtime.roles import Actor, Published
+from rlctl.runtime.rollout.engine import EngineSpec, RolloutEngine
+from rlctl.runtime.rollout.exchange import WeightVersions, exchange
 from rlctl.runtime.rollout.requests import Completion, Request, Slice
 from rlctl.runtime.rollout.sampling_params import SamplingConfig, to_rollouts
 from rlctl.runtime.rollout.startup import start_in_phases
@@ -78,7 +79,7 @@ class ActorWorker(ExportingWorker, Actor):
         self.engine: RolloutEngine | None = None
         self._startup: Generator[str, None, None] | None = None
         self.engine_is_stale = True
-        self.version = 0  # of the engine's weights: see `Completion`
+        self.versions = WeightVersions()  # of the engine's weights
         actor, rollout = spec.actor, spec.sampling.rollout
         self.budget = Budget.for_passes(
             f"{ACTOR.section}.ppo",
@@ -128,16 +129,16 @@ class ActorWorker(ExportingWorker, Actor):
     def update_weights(self) -> None:
         """See `Actor`. The engine sleeps again after the next `generate_sequences`."""
         assert self.engine is not None, "this actor's rollout engine was not started"
-        self.version = self.learner.num_updates
+        self.versions.now = self.learner.num_updates
         self.engine.wake()
         if self.engine_is_stale:
             self.engine.load_weights(merged_parameters(self.policy.hf))
             self.engine_is_stale = False
 
     @dispatch(Dispatch.RANK_ZERO)
-    def publish_weights(self) -> int:
+    def publish_weights(self) -> Published:
         """See `Actor`."""
-        return 0
+        return Published(self.learner.num_updates)
 
     @dispatch(Dispatch.SPLIT)
     def generate_sequences(
@@ -155,7 +156,7 @@ class ActorWorker(ExportingWorker, Actor):
     def exchange(
         self, requests: list[list[Request]], limit: Slice, cancelled: Collection[int] = ()
     ) -> list[list[Completion]]:
-        """Submit the requests of each rank's engine and advance it: see `rollout.engine.exchange`.
+        """Submit the requests of each rank's engine and advance it: see `rollout.exchange`.
 
         `update_weights` comes before the first call of a batch of episodes, `end_exchange` after
         the last. Ranks that share an engine need the same requests, and a limit in steps.
@@ -163,7 +164,7 @@ class ActorWorker(ExportingWorker, Actor):
         (own,) = requests
         engine = self._ready_engine()
         engine.wake()
-        return [exchange(engine, own, limit, cancelled, self.version)]
+        return [exchange(engine, own, limit, cancelled, self.versions)]
 
     @dispatch(Dispatch.BROADCAST)
     def end_exchange(self) -> None:

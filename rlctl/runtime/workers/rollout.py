@@ -5,7 +5,7 @@ from __future__ import annotations
 import queue
 import time
 import warnings
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -14,9 +14,11 @@ from rlctl.errors import RlctlError
 from rlctl.plugins import load
 from rlctl.recipes import schema
 from rlctl.runtime.batch import Prompts, Rollouts
+from rlctl.runtime.budget import OomRetry
 from rlctl.runtime.model.load import compute_dtype, with_local_path
 from rlctl.runtime.rank_info import RankInfo
-from rlctl.runtime.rollout.engine import EngineSpec, RolloutEngine, exchange
+from rlctl.runtime.rollout.engine import EngineSpec, RolloutEngine, log_oom_retry
+from rlctl.runtime.rollout.exchange import InFlightEngine, WeightVersions, exchange
 from rlctl.runtime.rollout.requests import Completion, Request, Slice
 from rlctl.runtime.rollout.sampling_params import SamplingConfig, to_rollouts
 from rlctl.runtime.rollout.weight_sync import Bucket
@@ -62,10 +64,11 @@ class RolloutWorker(Worker):
             max_length=spec.max_prompt_length + spec.sampling.max_response_length,
             seed=spec.seed,
             concurrent=rollout.mode == "async" and not rollout.multi_turn.enable,
+            on_oom=self._restarted,
         )
         self.engine: RolloutEngine = load("engines", rollout.name).from_spec(engine_spec, None)
         self._arrived: queue.Queue[tuple[int, Bucket | _End | RlctlError]] = queue.Queue(maxsize=1)
-        self.version = 0  # of the weights: see `Completion`
+        self.versions = WeightVersions()
         self._last_sync = -1  # id of the last weight sync that ended, with or without success
         # Buckets are in read-only shared memory; engines only read them.
         warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
@@ -79,6 +82,20 @@ class RolloutWorker(Worker):
             self.engine.load_weights(self._parameters(sync_id, timeout_s))
         finally:
             self._last_sync = sync_id
+
+    def load_stored(self, buckets: Iterable[Bucket], version: int) -> None:
+        """Load the weights of `version` while responses are open, which continue under them.
+
+        Raises RlctlError for a corrupted bucket.
+        """
+        assert isinstance(self.engine, InFlightEngine), "checked before the run starts"
+        progress = self.engine.progress()
+        self.engine.load_weights(
+            (each.name, each.tensor().to(self.rank_info.device))
+            for bucket in map(_verified, buckets)
+            for each in bucket.parameters
+        )
+        self.versions.switch(version, progress)
 
     def receive(self, sync_id: int, bucket: Bucket) -> None:
         """Verify and queue the next bucket of a weight sync.
@@ -107,12 +124,17 @@ class RolloutWorker(Worker):
     def exchange(
         self, requests: list[Request], limit: Slice, cancelled: Collection[int] = ()
     ) -> list[Completion]:
-        """Submit requests and advance the engine: see `rollout.engine.exchange`."""
-        return exchange(self.engine, requests, limit, cancelled, self.version)
+        """Submit requests and advance the engine: see `rollout.exchange.exchange`."""
+        return exchange(self.engine, requests, limit, cancelled, self.versions)
 
     def close(self) -> None:
         """Close the engine."""
         self.engine.close()
+
+    def _restarted(self, retry: OomRetry) -> None:
+        """Note that the engine has dropped the tokens of its responses for lack of memory."""
+        self.versions.restart()
+        log_oom_retry(retry)
 
     def _put(self, sync_id: int, item: Bucket | _End | RlctlError) -> None:
         """Queue `item` unless its weight sync has ended."""
@@ -143,8 +165,13 @@ class RolloutWorker(Worker):
                         f"{num_buckets} buckets of weights arrived, "
                         f"but {item.num_buckets} were sent"
                     )
-                self.version = item.version
+                self.versions.now = item.version
                 return
             for parameter in item.parameters:
                 yield parameter.name, parameter.tensor().to(self.rank_info.device)
             num_buckets, deadline = num_buckets + 1, time.monotonic() + timeout_s
+
+
+def _verified(bucket: Bucket) -> Bucket:
+    bucket.verify()
+    return bucket

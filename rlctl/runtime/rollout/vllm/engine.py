@@ -37,14 +37,13 @@ from rlctl.runtime.rollout.loop import EngineLoop
 from rlctl.runtime.rollout.requests import Completion, Request
 from rlctl.runtime.rollout.startup import run_startup
 from rlctl.runtime.rollout.vllm.log_probs import report_full_log_probs
+from rlctl.runtime.rollout.vllm.requests import to_completion, vllm_params
 from rlctl.runtime.rollout.vllm.startup import prepare, start
 from rlctl.runtime.rollout.vllm.versions import check_installed
 from rlctl.runtime.rollout.vllm.weights import model_runner, share_parameters
 
 if TYPE_CHECKING:
     from vllm import LLM, RequestOutput
-    from vllm import SamplingParams as VLLMSamplingParams
-    from vllm.logprobs import FlatLogprobs
 
 
 _log = logging.getLogger(__name__)
@@ -167,7 +166,7 @@ class VLLMEngine:
             prompts: list[Any] = [
                 {"prompt_token_ids": each.context_ids.tolist()} for each, _ in rows
             ]
-            params = [_vllm_params(each, index) for each, index in rows]
+            params = [vllm_params(each, index) for each, index in rows]
             names = self.llm.enqueue(prompts, params, use_tqdm=False)
             # Outputs carry the id without its random suffix.
             keys = [name.partition("-")[0] for name in names]
@@ -184,7 +183,7 @@ class VLLMEngine:
         for output in outputs:
             if output.finished:
                 request, index = self._open.pop(output.request_id)
-                finished.append(_to_completion(request, index, output))
+                finished.append(to_completion(request, index, output))
         return finished
 
     def cancel(self, keys: Collection[int]) -> None:
@@ -193,6 +192,15 @@ class VLLMEngine:
         self.llm.llm_engine.abort_request(names)
         for name in names:
             del self._open[name]
+
+    def progress(self) -> dict[tuple[int, int], int]:
+        """See `InFlightEngine`."""
+        found = {}
+        for state in self.llm.llm_engine.output_processor.request_states.values():
+            assert state.detokenizer is not None, "a request generates text"
+            request, index = self._open[state.external_req_id]
+            found[request.key, index] = state.detokenizer.num_output_tokens()
+        return found
 
     def _join_ranks(self, request: _Request) -> tuple[_Request, int]:
         """Join the requests of all ranks of this engine, in order of ranks.
@@ -217,7 +225,10 @@ class VLLMEngine:
         ), first
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
-        """Sync full weights (N, ...): see `RolloutEngine.load_weights`."""
+        """Sync full weights (N, ...): see `RolloutEngine.load_weights`.
+
+        The keys and values of open responses are computed again under the new weights.
+        """
         assert self.loop is None or self.loop.idle, (
             "load_weights was called while generate is in progress"
         )
@@ -228,7 +239,7 @@ class VLLMEngine:
                 view = self.shared[name]
                 if view.data_ptr() != value.data_ptr():
                     view.copy_(value)
-        self.llm.reset_prefix_cache()
+        self.llm.reset_prefix_cache(reset_running_requests=True)
 
     def sleep(self) -> bool:
         """Drop weights and KV cache (vLLM's sleep level 2); no-op on a CPU."""
@@ -264,34 +275,3 @@ def _log_phase(phase: str, spec: EngineSpec) -> str:
     if spec.rank_info.log_path is not None:
         _log.info(phase)
     return phase
-
-
-def _vllm_params(request: Request, index: int) -> VLLMSamplingParams:
-    """Build vLLM's parameters of one response.
-
-    Only `stop_token_ids` and the limit end a response; it is not detokenized.
-    """
-    from vllm import SamplingParams as VLLMSamplingParams
-
-    decoding = request.decoding
-    return VLLMSamplingParams(
-        temperature=decoding.temperature,
-        top_p=decoding.top_p,
-        top_k=max(decoding.top_k, 0),
-        max_tokens=request.max_tokens[index],
-        seed=request.seeds[index],
-        stop_token_ids=list(decoding.stop_token_ids),
-        ignore_eos=True,
-        logprobs=0,  # of the sampled token only
-        flat_logprobs=True,
-        detokenize=False,
-    )
-
-
-def _to_completion(request: Request, index: int, output: RequestOutput) -> Completion:
-    """Convert the output of a finished response."""
-    completion = output.outputs[0]
-    ids = torch.tensor(completion.token_ids, dtype=torch.int64)
-    log_probs = torch.tensor(cast("FlatLogprobs", completion.logprobs).logprobs)
-    stopped = completion.token_ids[-1] in request.decoding.stop_token_ids
-    return Completion(request.key, index, ids, log_probs, "stop" if stopped else "length")

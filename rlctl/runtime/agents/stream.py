@@ -1,0 +1,158 @@
+"""Generation without end: groups of responses that begin and finish at any time, in one thread."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import replace
+from itertools import chain
+from typing import Protocol
+
+import torch
+
+from rlctl.runtime.agents.delegating import DelegatingActor
+from rlctl.runtime.agents.schedule import Load, Schedule, TurnEngines
+from rlctl.runtime.batch import Prompts, Rollouts
+from rlctl.runtime.roles import Actor
+from rlctl.runtime.rollout.engine import to_requests, to_responses
+from rlctl.runtime.rollout.sampling_params import SamplingConfig, to_rollouts
+
+_CLOSE_S = 30.0  # for the exchange with the engines that is under way
+
+
+class Player(Protocol):
+    """Generator of the responses to some prompts, beside others that share the engines."""
+
+    async def play(
+        self, prompts: Prompts, seed: int, validate: bool, greedy: bool, schedule: Schedule
+    ) -> Rollouts:
+        """Return n responses to each of B prompts: see `Actor.generate_sequences`."""
+        ...
+
+    def check_failures(self, rollouts: Rollouts) -> None:
+        """Raise RlctlError if too many episodes of a batch failed."""
+        ...
+
+
+class SingleTurns(Player):
+    """Player of plain responses; `context_length` limits prompt and response together."""
+
+    def __init__(self, sampling: SamplingConfig, context_length: int) -> None:
+        self.sampling = sampling
+        self.context_length = context_length
+
+    async def play(
+        self, prompts: Prompts, seed: int, validate: bool, greedy: bool, schedule: Schedule
+    ) -> Rollouts:
+        """See `Player`."""
+        params = self.sampling.params(prompts.group, seed, validate, greedy)
+        requests = [
+            replace(each, affinity=-1)
+            for each in to_requests(prompts.prompt_ids, params, self.context_length)
+        ]
+        parts = await asyncio.gather(*map(schedule.complete, requests))
+        rollouts = to_rollouts(prompts, params.n, to_responses(requests, chain(*parts)))
+        rows = {(each.key, each.index): each for part in parts for each in part}
+        versions = [
+            version
+            for request in requests
+            for i in range(params.n)
+            for version, count in rows[request.key, i].spans
+            for _ in range(count)
+        ]
+        ids = rollouts.response_ids
+        return replace(rollouts, versions=ids.like(torch.tensor(versions, dtype=torch.int64)))
+
+    def check_failures(self, rollouts: Rollouts) -> None:
+        """Do nothing: a plain response does not fail."""
+
+
+class Stream:
+    """Thread that plays groups of responses, which share the engines, until it is closed.
+
+    Args:
+        engines: the engines; an exchange may load new weights in mid-response.
+        player: generates the responses of a call.
+        num_threads: OpenMP threads of the engines that run in this process.
+        on_progress: called before each exchange and each pause.
+    """
+
+    def __init__(
+        self,
+        engines: TurnEngines,
+        player: Player,
+        num_threads: int,
+        on_progress: Callable[[], object] = lambda: None,
+    ) -> None:
+        self.player = player
+        self._schedule = Schedule(
+            engines, fixed=False, num_threads=num_threads, on_progress=on_progress
+        )
+        self._loop = asyncio.new_event_loop()
+        self._error: BaseException | None = None
+        self._closing = asyncio.Event()
+        # A daemon: after an error of the trainer nothing waits for it.
+        self._thread = threading.Thread(target=self._run, name="generation", daemon=True)
+        self._thread.start()
+
+    @property
+    def load(self) -> Load:
+        """Time in which the engines had work so far."""
+        return self._schedule.load
+
+    def submit(
+        self, prompts: Prompts, seed: int, validate: bool = False, greedy: bool = False
+    ) -> Future[Rollouts]:
+        """Begin responses to B prompts: see `Actor.generate_sequences`.
+
+        The future raises what ends the stream, such as RlctlError for lost engines.
+        """
+        played = self._play(prompts, seed, validate, greedy)
+        return asyncio.run_coroutine_threadsafe(played, self._loop)
+
+    def close(self) -> None:
+        """Drop what is open and end the thread."""
+        self._loop.call_soon_threadsafe(self._closing.set)
+        self._thread.join(_CLOSE_S)
+
+    async def _play(self, prompts: Prompts, seed: int, validate: bool, greedy: bool) -> Rollouts:
+        if self._error is not None:
+            raise self._error
+        return await self.player.play(prompts, seed, validate, greedy, self._schedule)
+
+    def _run(self) -> None:
+        try:
+            self._loop.run_until_complete(self._serve())
+        finally:
+            self._loop.close()
+
+    async def _serve(self) -> None:
+        """Serve until `close`; after an error, each further call raises it."""
+        serving = asyncio.create_task(self._schedule.serve())
+        closing = asyncio.create_task(self._closing.wait())
+        await asyncio.wait({serving, closing}, return_when=asyncio.FIRST_COMPLETED)
+        if serving.done():
+            self._error = serving.exception()
+            await closing
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        for each in others:
+            each.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
+
+
+class StreamedActor(DelegatingActor):
+    """Actor whose responses join the `stream`; all else is the wrapped actor's."""
+
+    def __init__(self, actor: Actor, stream: Stream) -> None:
+        super().__init__(actor)
+        self.stream = stream
+
+    def generate_sequences(
+        self, prompts: Prompts, seed: int, validate: bool = False, greedy: bool = False
+    ) -> Rollouts:
+        """See `Actor`."""
+        rollouts = self.stream.submit(prompts, seed, validate, greedy).result()
+        self.stream.player.check_failures(rollouts)
+        return rollouts

@@ -1,0 +1,189 @@
+"""Engines of a pool, kept alive and under the trainer's weights."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter, deque
+from collections.abc import Callable
+from dataclasses import replace
+
+import ray
+
+from rlctl.errors import InternalError, RlctlError
+from rlctl.runtime.cluster.channels import PublishedWeights, StoreChannel, channel
+from rlctl.runtime.cluster.engines import Engine, EngineProcesses, Request, failure_reason
+from rlctl.runtime.cluster.open_turns import OpenTurn
+from rlctl.runtime.cluster.pool import gather
+from rlctl.runtime.cluster.rolling import RollingUpdate, is_stale
+from rlctl.runtime.workers.rollout import RolloutSpec
+from rlctl.tracking.tracker import Event
+
+logger = logging.getLogger(__name__)
+
+# Returns the engines lost, with reasons; None occurs on ranks other than the trainer's first.
+SendWeights = Callable[[StoreChannel], dict[int, str] | None]
+
+_MAX_FAILURES = 3  # engines that one request may be lost with before the run fails
+
+
+class LiveEngines:
+    """Engines that get the trainer's weights, and that are started again when they are lost.
+
+    Their requests then wait in `waiting` and `unplaced` for another engine.
+    """
+
+    def __init__(self, pool: EngineProcesses, spec: RolloutSpec, event: Event) -> None:
+        self.pool = pool
+        self.spec = spec
+        self.rollout = spec.sampling.rollout
+        self.event = event
+        self.version = 0  # of the trainer's weights
+        self.num_syncs = 0
+        self.all_down_since: float | None = None  # when the last ready engine was lost
+        self.send_weights: SendWeights | None = None  # None: the engines' weights are stale
+        self.waiting: deque[Request] = deque()  # parts of a batch that no engine has
+        self.unplaced: list[OpenTurn] = []  # of lost engines
+        self._num_losses: Counter[int] = Counter()  # engines lost with a request, by its key
+        self.rolling = RollingUpdate(pool.spec.call_timeout_s)
+        for engine in pool.engines:
+            pool.start(engine, spec)
+
+    def wait(self) -> None:
+        """Wait until all engines are built. Raises RlctlError if one fails to start."""
+        pool = self.pool
+        starting = [each.start_result for each in pool.engines if each.start_result is not None]
+        gather(starting, "building the rollout engines", pool.spec.start_timeout_s, pool.tail)
+        for engine in pool.engines:
+            engine.start_result = None
+
+    def mark_stale(self) -> None:
+        """Require `update_weights` before the next `generate_sequences`: the policy changes."""
+        self.version += 1
+        self.send_weights = self.rolling.weights = None
+
+    def publish(self, weights: PublishedWeights) -> None:
+        """Let the engines load `weights` one after the other, beside exchanges, in mid-response."""
+        # In this order an exchange in another thread never takes the old ones for the new.
+        self.rolling.weights = weights
+        self.version += 1
+
+    def finish_update(self) -> None:
+        """Wait until every ready engine has loaded the published weights."""
+        self.restart_lost()
+        while any(is_stale(each, self.version) for each in self.pool.engines):
+            self.ready_for_turns()
+
+    def update_weights(self, send_weights: SendWeights) -> None:
+        """Send the trainer's weights to every ready engine that lacks them.
+
+        `send_weights` is kept until `mark_stale`, for engines that restart while they are needed.
+        """
+        self.send_weights = send_weights
+        self.all_down_since = None
+        self.pool.change_members()
+        self.sync_weights(send_weights)
+
+    def ready_for_turns(self) -> list[Engine]:
+        """Bring engines up to date; return those that can generate.
+
+        Without published weights, all of them get the trainer's first.
+        """
+        engines, send_weights = self.pool.engines, self.send_weights
+        if self.rolling.weights is not None:
+            able = self.rolling.advance(engines, self.version, self.mark_failed)
+            self._check_alive(any(each.version >= 0 for each in engines))
+            return able
+        if send_weights is None:
+            raise InternalError("exchange with stale engine weights: call update_weights before it")
+        self.sync_weights(send_weights)
+        return [each for each in engines if each.version == self.version]
+
+    def restart_lost(self) -> None:
+        """Start lost engines, and finish or give up starts that are under way."""
+        self.pool.change_members()
+        now, limit = time.monotonic(), self.pool.spec.start_timeout_s
+        for engine in self.pool.engines:
+            if engine.handle is None and now >= engine.retry_at:
+                self.pool.start(engine, self.spec)
+            elif engine.start_result is None:
+                continue
+            elif ray.wait([engine.start_result], timeout=0)[0]:
+                reason = failure_reason(engine.start_result, raise_rlctl_errors=False)
+                if reason is None:
+                    engine.start_result = None
+                    seconds = round(now - engine.started_at, 1)
+                    kind = "engine_added" if engine.joining else "engine_restarted"
+                    engine.joining = False
+                    self.event(kind, engine=engine.number, node=engine.node, seconds=seconds)
+                else:
+                    self.mark_failed(engine, reason)
+            elif now - engine.started_at > limit:
+                self.mark_failed(engine, f"it did not start within {limit:g} s")
+
+    def sync_weights(self, send_weights: SendWeights) -> None:
+        """Send weights to ready engines that lack them; give up when all are down for too long."""
+        stale = [each for each in self.pool.engines if each.ready and each.version != self.version]
+        if stale:
+            self._send_to(stale, send_weights)
+        self._check_alive(any(each.version == self.version for each in self.pool.engines))
+
+    def _check_alive(self, is_alive: bool) -> None:
+        """Raise RlctlError if no engine is alive for `restart_timeout_s`."""
+        if is_alive:
+            self.all_down_since = None
+            return
+        limit = self.pool.restart_timeout_s
+        self.all_down_since = self.all_down_since or time.monotonic()
+        if time.monotonic() - self.all_down_since > limit:
+            raise RlctlError(
+                f"no rollout engine is left, and none could be started again within {limit:g} s",
+                where=self.pool.tail(),
+                hint="trainer.timeouts.rollout_restart_s sets the deadline",
+            )
+
+    def _send_to(self, stale: list[Engine], send_weights: SendWeights) -> None:
+        """Run one weight sync from the trainer to `stale` engines."""
+        self.num_syncs += 1
+        sync_id, timeout_s = self.num_syncs, self.pool.spec.call_timeout_s
+        # Twice the trainer's timeout: while it waits for a hung engine, the other engines wait too.
+        loading = {engine: engine.call("load_weights", sync_id, 2 * timeout_s) for engine in stale}
+        handles = {engine.number: engine.handle for engine in stale}
+        rank_info = replace(self.pool.spec.rank_info, timeout_s=timeout_s)
+        lost = send_weights(channel(self.rollout, handles, sync_id, rank_info)) or {}
+        for engine, result in loading.items():
+            late = "did not load its weights"
+            reason = lost.get(engine.number) or failure_reason(result, timeout_s, late=late)
+            if reason is None:
+                engine.version = self.version
+            else:
+                self.mark_failed(engine, reason)
+
+    def mark_failed(self, engine: Engine, reason: str) -> None:
+        """Kill the engine and put its requests at the front of the queue.
+
+        Raises RlctlError for a request that was lost with `_MAX_FAILURES` engines.
+        """
+        turns = [each.missing() for each in engine.turns.values()]
+        self.unplaced += turns
+        self._num_losses.update(each.request.key for each in turns)
+        requests, tail = list(engine.in_flight.values()), engine.tail()
+        self.pool.stop(engine)
+        engine.version = -1
+        for request in requests:
+            request.num_failures += 1
+        self.waiting.extendleft(reversed(requests))
+        first_line = reason.strip().splitlines()[0] if reason.strip() else "no reason was given"
+        num_lost = len(requests) + len(turns)
+        self.event("engine_lost", engine=engine.number, reason=reason, requests=num_lost)
+        if engine.joining:  # the devices that it was given do not suit it
+            engine.draining, engine.failure = True, reason
+        fate = "removing" if engine.draining else "restarting"
+        logger.warning("rollout engine %d is lost (%s); %s it", engine.number, first_line, fate)
+        losses = [each.num_failures for each in requests]
+        losses += [self._num_losses[each.request.key] for each in turns]
+        if max(losses, default=0) >= _MAX_FAILURES:
+            raise RlctlError(
+                f"{_MAX_FAILURES} rollout engines were lost with the same prompts: {reason}",
+                where=tail,
+            )

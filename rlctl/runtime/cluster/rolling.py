@@ -1,0 +1,96 @@
+"""Weights that engines load one after the other, in mid-response, while the others generate."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+
+from rlctl.runtime.cluster.channels import PublishedWeights
+from rlctl.runtime.cluster.engines import Engine, failure_reason
+
+_POLL_S = 0.1  # where no engine can generate meanwhile
+
+
+@dataclass(frozen=True, eq=False)
+class _Load:
+    """Load of the weights of `version` that has begun."""
+
+    engine: Engine
+    handle: Any  # of the engine then
+    result: ray.ObjectRef
+    version: int
+    began: float
+
+
+class RollingUpdate:
+    """Update of the engines of a pool to published weights, one engine at a time.
+
+    Each engine reads the weights from Ray's object store while the trainer continues. `timeout_s`
+    limits the load of one engine.
+    """
+
+    def __init__(self, timeout_s: float) -> None:
+        self.timeout_s = timeout_s
+        self.weights: PublishedWeights | None = None
+        self._seconds = 0.0
+        self._loading: _Load | None = None
+
+    def pop_seconds(self) -> float:
+        """Return the seconds that engines have spent with loads since the last call."""
+        seconds, self._seconds = self._seconds, 0.0
+        return seconds
+
+    def advance(
+        self, engines: Sequence[Engine], version: int, on_failed: Callable[[Engine, str], object]
+    ) -> list[Engine]:
+        """Finish the load of an engine or begin the next; return the engines that can generate.
+
+        `version` is that of the published weights in the group; `on_failed` gets an engine that
+        cannot load them, and the reason.
+        """
+        self._finish(engines, on_failed)
+        stale = [each for each in engines if is_stale(each, version)]
+        if stale and self._loading is None:
+            assert self.weights is not None, "advance comes after the first weights"
+            # An engine that has just started has no weights at all.
+            engine = min(stale, key=lambda each: each.version)
+            result = engine.handle.load_stored.remote(
+                list(self.weights.buckets), self.weights.version
+            )
+            self._loading = _Load(engine, engine.handle, result, version, time.monotonic())
+        return self._able(engines)
+
+    def _able(self, engines: Sequence[Engine]) -> list[Engine]:
+        busy = None if self._loading is None else self._loading.engine
+        return [each for each in engines if each.ready and each.version >= 0 and each is not busy]
+
+    def _finish(
+        self, engines: Sequence[Engine], on_failed: Callable[[Engine, str], object]
+    ) -> None:
+        """End the load that has begun if it is done, too late, or its engine is lost."""
+        load = self._loading
+        if load is None:
+            return
+        if load.engine.handle is not load.handle:  # lost, and perhaps started again
+            self._loading = None
+            return
+        wait_s = 0.0 if self._able(engines) else _POLL_S
+        is_done = bool(ray.wait([load.result], timeout=wait_s)[0])
+        if not is_done and time.monotonic() - load.began < self.timeout_s:
+            return
+        self._loading = None
+        reason = failure_reason(load.result, 0.0, late="did not load its weights")
+        if reason is None:
+            load.engine.version = load.version
+            self._seconds += ray.get(load.result)
+        else:
+            on_failed(load.engine, reason)
+
+
+def is_stale(engine: Engine, version: int) -> bool:
+    """Return whether a ready engine that stays lacks the weights of `version`."""
+    return engine.ready and not engine.draining and engine.version != version

@@ -1,0 +1,83 @@
+"""Exchange of requests and responses with an engine, and weights that change in between."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from typing import Protocol, runtime_checkable
+
+from rlctl.runtime.rollout.engine import RolloutEngine
+from rlctl.runtime.rollout.requests import Completion, Request, Slice
+
+
+class WeightVersions:
+    """Version of an engine's weights, and those that wrote the tokens of open responses."""
+
+    def __init__(self) -> None:
+        self.now = 0  # version of the loaded weights
+        self._spans: dict[tuple[int, int], list[tuple[int, int]]] = {}  # by key and index
+
+    def switch(self, version: int, progress: Mapping[tuple[int, int], int]) -> None:
+        """Note that weights of `version` are loaded while responses are open.
+
+        `progress` is the number of tokens of each open response so far, by key and index.
+        """
+        for place, num_tokens in progress.items():
+            spans = self._spans.setdefault(place, [])
+            if new := num_tokens - sum(count for _, count in spans):
+                spans.append((self.now, new))
+        self.now = version
+
+    def restart(self) -> None:
+        """Note that all open responses begin again: the engine has dropped their tokens."""
+        self._spans.clear()
+
+    def forget(self, keys: Collection[int]) -> None:
+        """Forget the responses of dropped requests."""
+        self._spans = {place: spans for place, spans in self._spans.items() if place[0] not in keys}
+
+    def stamp(self, completion: Completion) -> Completion:
+        """Return a finished response with the versions of its tokens."""
+        spans = self._spans.pop((completion.key, completion.index), [])
+        rest = len(completion.response_ids) - sum(count for _, count in spans)
+        if rest:
+            spans.append((self.now, rest))
+        return replace(completion, spans=tuple(spans))
+
+
+@runtime_checkable
+class InFlightEngine(Protocol):
+    """`RolloutEngine` whose `load_weights` may be called while responses are open.
+
+    They continue under the new weights; log-probs are those of the weights that sampled a token.
+    """
+
+    def progress(self) -> dict[tuple[int, int], int]:
+        """Return the number of tokens of each open response, by key and index."""
+        ...
+
+
+def exchange(
+    engine: RolloutEngine,
+    requests: Sequence[Request],
+    limit: Slice,
+    cancelled: Collection[int],
+    versions: WeightVersions,
+) -> list[Completion]:
+    """Submit requests and advance the engine until `limit`, or until no response is open.
+
+    Requests with `cancelled` keys are dropped before. Returns the responses that finished, with the
+    `versions` of the weights that wrote their tokens.
+    """
+    if cancelled:
+        engine.cancel(cancelled)
+        versions.forget(cancelled)
+    engine.submit(requests)
+    end = None if limit.seconds is None else time.monotonic() + limit.seconds
+    completions: list[Completion] = []
+    steps = 0
+    while engine.num_open and steps != limit.steps and (end is None or time.monotonic() < end):
+        completions += engine.step()
+        steps += 1
+    return [versions.stamp(each) for each in completions]

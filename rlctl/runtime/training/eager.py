@@ -1,0 +1,256 @@
+"""Rollouts that engines generate without a pause, up to K steps ahead of learning.
+
+A prompt's responses are a group. A group is admitted while fewer than (K + v + 1)·B groups were,
+where v counts the steps that have learned and B is the number of groups of a step (AReaL, arXiv
+2505.24298, equation 3). A step learns from the oldest groups that are finished, and waits for those
+that would be more than K steps old in the next one. So none is dropped for its age, and none is
+older than K. Which groups finish first, and under which weights, depends on the clock.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+import torch
+
+from rlctl.runtime.agents.delegating import DelegatingActor
+from rlctl.runtime.agents.stream import Stream
+from rlctl.runtime.algorithms.base import step_seed
+from rlctl.runtime.batch import Batch, Prompts, Rollouts, Scored
+from rlctl.runtime.roles import Actor, Published, Roles
+from rlctl.runtime.training.clock import Clock
+from rlctl.runtime.training.collector import Collector
+from rlctl.runtime.training.rollout_source import (
+    Collected,
+    GroupRecord,
+    RolloutSource,
+    StreamState,
+    published_gb,
+    result_of,
+)
+from rlctl.runtime.training.staleness import with_staleness
+
+
+@dataclass(frozen=True, eq=False)
+class _Group:
+    """A group and its responses, once they are finished."""
+
+    record: GroupRecord
+    rollouts: Future[Rollouts] = field(compare=False)
+
+
+class _Ready(DelegatingActor):
+    """Actor whose responses are finished already; a greedy baseline is generated."""
+
+    def __init__(self, actor: Actor, rollouts: Rollouts) -> None:
+        super().__init__(actor)
+        self.rollouts = rollouts
+
+    def update_weights(self) -> None:
+        """See `Actor`. Engines load weights as they come."""
+
+    def generate_sequences(
+        self, prompts: Prompts, seed: int, validate: bool = False, greedy: bool = False
+    ) -> Rollouts:
+        """See `Actor`."""
+        if greedy:
+            return self.actor.generate_sequences(prompts, seed, validate, greedy)
+        return self.rollouts
+
+
+class Eager(RolloutSource):
+    """Source of rollouts that are at most `max_staleness` steps old, in order of their admission.
+
+    While a step learns, a thread waits for the groups of the next one and scores them.
+
+    Args:
+        collector: draws prompts, and scores finished groups.
+        roles: roles without a clock.
+        stream: generates the groups.
+        publish: makes the trained weights those that engines load next.
+        clock: counts the time that the trainer waits.
+        seed: of sampled responses.
+        max_staleness: K.
+        step: last step that is done.
+        last: last step to collect for.
+        state: groups of a checkpoint.
+        ahead: rollouts of a checkpoint that step `step` + 1 learns from.
+    """
+
+    def __init__(
+        self,
+        collector: Collector,
+        roles: Roles,
+        stream: Stream,
+        publish: Callable[[], Published],
+        clock: Clock,
+        *,
+        seed: int,
+        max_staleness: int,
+        step: int,
+        last: int,
+        state: StreamState | None,
+        ahead: Collected | None,
+    ) -> None:
+        self.collector = collector
+        self.roles = roles
+        self.stream = stream
+        self.publish = publish
+        self.clock = clock
+        self.seed = seed
+        self.max_staleness = max_staleness
+        self.size = collector.loader.batch_size
+        self.last = last
+        self.ahead = ahead
+        self.seconds = {}
+        self.quiet = threading.Lock()
+        self._learned = step
+        self._num_admitted = (step + (ahead is not None)) * self.size
+        self._steps: dict[int, int] = {}
+        self._groups: list[_Group] = []  # by number
+        self._finished = threading.Condition()
+        self._next: Future[Collected] | None = None
+        self._end = time.perf_counter()  # of the step before
+        self._waited = self._busy_s = 0.0
+        if state is not None:
+            self._restore(state)
+        self._steps[publish().version] = step
+        self._admit()
+
+    def take(self, step: int) -> tuple[Scored, dict[str, float]]:
+        """See `RolloutSource`. Begins to wait for the groups of the next step."""
+        began, now = time.perf_counter(), self.ahead
+        if now is None:
+            with self.clock.phase("wait_rollouts"):
+                now = (self._next or result_of(partial(self._collect, step))).result()
+        assert now.step == step, f"rollouts of step {now.step} in step {step}"
+        with self.quiet:
+            self.ahead = self._next = None
+        self._waited = time.perf_counter() - began
+        if step < self.last:
+            self._next = result_of(partial(self._collect, step + 1))
+        return now.scored, now.metrics
+
+    def end_step(self) -> dict[str, float]:
+        """See `RolloutSource`. Engines load the new weights one after the other."""
+        self._learned += 1
+        published = self.publish()
+        self._steps[published.version] = self._learned
+        with self.quiet:
+            self._admit()
+        before, now = self._end, time.perf_counter()
+        busy_before, self._busy_s = self._busy_s, self.stream.load.busy_s
+        total, busy = max(now - before, 1e-9), self._busy_s - busy_before
+        self._end = now
+        self.seconds = {"gen": busy, "sync_weights": published.loading_s}
+        return published_gb(published) | {
+            "async/trainer_idle": self._waited / total,
+            "async/engines_idle": max(0.0, 1 - busy / total),
+        }
+
+    def state(self) -> StreamState:
+        """Return the groups that no step has learned from and that are not in `ahead`."""
+        done = [each for each in self._groups if each.rollouts.done()]
+        return StreamState(
+            self._num_admitted,
+            [each.record for each in self._groups if each not in done],
+            [each.record for each in done],
+            {version: step for version, step in self._steps.items() if step >= self._oldest()},
+            _joined(done) if done else None,
+        )
+
+    def _oldest(self) -> int:
+        """Return the oldest step whose weights any group has."""
+        return min((each.record.version for each in self._groups), default=self._learned)
+
+    def _restore(self, state: StreamState) -> None:
+        """Restore the groups of a checkpoint, and begin those that were open again."""
+        self._num_admitted = state.num_admitted
+        self._steps = dict(state.steps)
+        rollouts = state.finished_rollouts
+        groups: list[_Group] = []
+        for place, record in enumerate(state.finished):
+            assert rollouts is not None, "there are rollouts of finished groups"
+            future: Future[Rollouts] = Future()
+            future.set_result(rollouts.select((rollouts.group == place).nonzero().flatten()))
+            groups.append(_Group(record, future))
+        groups += [self._submit(replace(each, version=self._learned)) for each in state.open]
+        self._groups = sorted(groups, key=lambda each: each.record.number)
+
+    def _admit(self) -> None:
+        """Submit as many groups as the staleness permits."""
+        limit = min(self.max_staleness + self._learned + 1, self.last) * self.size
+        for number in range(self._num_admitted, limit):
+            (drawn,) = self.collector.loader.draw(number, 1)
+            self._groups.append(self._submit(GroupRecord(number, drawn, self._learned)))
+        self._num_admitted = self.collector.position = max(self._num_admitted, limit)
+
+    def _submit(self, record: GroupRecord) -> _Group:
+        """Begin the responses of a group, with the random streams that its place gives them."""
+        prompts = self.collector.loader.at([record.drawn])
+        step, place = divmod(record.number, self.size)
+        placed = replace(prompts, group=torch.tensor([place]))
+        future = self.stream.submit(placed, step_seed(self.seed, step + 1))
+        future.add_done_callback(lambda _: self._notify())
+        return _Group(record, future)
+
+    def _notify(self) -> None:
+        with self._finished:
+            self._finished.notify_all()
+
+    def _collect(self, step: int) -> Collected:
+        """Wait for the groups of `step` and score them."""
+        groups = self._wait(step)
+        drawn = [each.record.drawn for each in groups]
+        rollouts = _joined(groups)
+        self.stream.player.check_failures(rollouts)
+        with self.quiet:
+            roles = replace(self.roles, actor_role=_Ready(self.roles.actor, rollouts))
+            scored, metrics = self.collector.collect_drawn(drawn, roles, step)
+            scored, ages = self._with_ages(scored, step)
+            self._groups = [each for each in self._groups if each not in groups]
+            weights = min(each.record.version for each in groups)
+            self.ahead = Collected(step, weights, scored, metrics | ages)
+        return self.ahead
+
+    def _wait(self, step: int) -> list[_Group]:
+        """Wait for the groups of `step`: the oldest finished ones, and all that become too old."""
+        with self._finished:
+            while True:
+                done = [each for each in self._groups if each.rollouts.done()]
+                for each in done:
+                    each.rollouts.result()  # raises what has ended the stream
+                urgent = [
+                    each
+                    for each in self._groups
+                    if step - 1 - each.record.version >= self.max_staleness
+                ]
+                rest = [each for each in done if each not in urgent]
+                chosen = urgent + rest[: self.size - len(urgent)]
+                if len(chosen) == self.size and all(each.rollouts.done() for each in urgent):
+                    return sorted(chosen, key=lambda each: each.record.number)
+                self._finished.wait()
+
+    def _with_ages(self, scored: Scored, step: int) -> tuple[Scored, dict[str, float]]:
+        """Return rows with the staleness of their tokens, and metrics."""
+        written = scored.versions
+        assert written is not None, "a stream records versions"
+        versions, token = written.values.unique(return_inverse=True)
+        weights = torch.tensor([self._steps[each] for each in versions.tolist()])[token]
+        scored, metrics = with_staleness(scored, step, weights, self.max_staleness)
+        first, last = written.values[written.offsets[:-1]], written.values[written.offsets[1:] - 1]
+        partial = first != last
+        return scored, metrics | {"async/partial_responses": float(partial.float().mean())}
+
+
+def _joined(groups: Sequence[_Group]) -> Rollouts:
+    """Join the responses of finished groups, which are numbered from 0."""
+    parts = [each.rollouts.result() for each in groups]
+    sizes = torch.tensor([len(each) for each in parts])
+    numbers = torch.arange(len(parts)).repeat_interleave(sizes)
+    return replace(Batch.concat(parts), group=numbers)

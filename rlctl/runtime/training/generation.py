@@ -1,0 +1,128 @@
+"""Ways in which the actor of a run generates: single responses, episodes, or a stream of both."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from transformers import PreTrainedTokenizerBase
+
+from rlctl.recipes import schema
+from rlctl.runtime.agents.actor import AgentActor, ColocatedEngines, OnStates
+from rlctl.runtime.agents.build import agent_actor
+from rlctl.runtime.agents.overlap import NO_OVERLAP, OverlappedActor
+from rlctl.runtime.agents.schedule import TurnEngines
+from rlctl.runtime.agents.stream import SingleTurns, Stream, StreamedActor
+from rlctl.runtime.cluster.disaggregated import DisaggregatedActor
+from rlctl.runtime.rank_info import RankInfo
+from rlctl.runtime.rewards.role import RuleReward
+from rlctl.runtime.roles import Roles
+from rlctl.runtime.rollout.sampling_params import SamplingConfig
+from rlctl.runtime.workers.actor import ActorWorker
+
+LOG = logging.getLogger(__name__)
+
+
+@contextmanager
+def with_episodes(
+    config: schema.Config,
+    tokenizer: PreTrainedTokenizerBase,
+    roles: Roles,
+    num_ranks: int,
+    rank_info: RankInfo,
+    logs: Path | None = None,
+    on_states: OnStates = lambda _: None,
+    reward: RuleReward | None = None,
+) -> Iterator[Roles]:
+    """Let the actor of `roles` generate episodes if the configuration has several turns.
+
+    Yields the roles; at the end the environments are closed. `num_ranks` are those of the actor,
+    `rank_info` is that of one of its processes. `on_states` gets the number of episodes by state.
+    `reward`, if it runs in processes, gets responses and episodes as soon as they are finished.
+    """
+    if roles.actor_role is None:
+        yield roles
+        return
+    actor, sampling = roles.actor, SamplingConfig.from_config(config, tokenizer)
+    if isinstance(actor, DisaggregatedActor):
+        engines: TurnEngines = actor
+    else:
+        assert isinstance(actor, ActorWorker), "the actor of `build_roles` or `build_actor`"
+        size = config.actor_rollout_ref.rollout.tensor_model_parallel_size
+        engines = ColocatedEngines(actor, num_ranks, size)
+    overlaps = config.reward.overlap and not config.async_training.eager  # it has its own way
+    early = reward if reward is not None and overlaps and reward.pool.lanes else None
+    if not config.actor_rollout_ref.rollout.multi_turn.enable:
+        yield _overlapped(config, roles, engines, num_ranks, sampling, early)
+        return
+    if early is not None and config.actor_rollout_ref.rollout.agent.program is not None:
+        LOG.info(NO_OVERLAP, "an episode of an agent program may have several rows")
+        early = None
+    built, close = agent_actor(
+        config, tokenizer, sampling, actor, engines, rank_info, logs, on_states, early
+    )
+    try:
+        yield replace(roles, actor_role=built)
+    finally:
+        close()
+
+
+@contextmanager
+def with_generation(
+    config: schema.Config,
+    tokenizer: PreTrainedTokenizerBase,
+    roles: Roles,
+    num_ranks: int,
+    rank_info: RankInfo,
+    logs: Path | None,
+    on_states: OnStates,
+    reward: RuleReward,
+) -> Iterator[tuple[Roles, Stream | None]]:
+    """Let the actor of `roles` generate as configured: see `with_episodes`.
+
+    Yields the roles, and the stream that generates for `async_training.schedule=eager`.
+    """
+    engines = roles.actor_role
+    with with_episodes(
+        config, tokenizer, roles, num_ranks, rank_info, logs, on_states, reward
+    ) as built:
+        if not (config.async_training.eager and isinstance(engines, DisaggregatedActor)):
+            yield built, None
+            return
+        actor, num_threads = built.actor, rank_info.num_threads
+        if isinstance(actor, AgentActor):
+            states = actor.states
+            stream = Stream(engines, actor, num_threads, lambda: on_states(+states))
+        else:
+            length = config.data.max_prompt_length + config.data.max_response_length
+            player = SingleTurns(SamplingConfig.from_config(config, tokenizer), length)
+            stream = Stream(engines, player, num_threads)
+        try:
+            yield replace(built, actor_role=StreamedActor(actor, stream)), stream
+        finally:
+            stream.close()
+
+
+def _overlapped(
+    config: schema.Config,
+    roles: Roles,
+    engines: TurnEngines,
+    num_ranks: int,
+    sampling: SamplingConfig,
+    reward: RuleReward | None,
+) -> Roles:
+    """Let the actor pass single responses to `reward` as they are finished, if it can."""
+    rollout, data = config.actor_rollout_ref.rollout, config.data
+    if reward is None:
+        return roles
+    apart = isinstance(engines, DisaggregatedActor)
+    if apart and rollout.mode == "async":
+        LOG.info(NO_OVERLAP, "with rollout.mode=async engines return whole groups")
+        return roles
+    count = engines.num_engines if apart else lambda: num_ranks
+    length = data.max_prompt_length + data.max_response_length
+    actor = OverlappedActor(roles.actor, engines, count, sampling, length, reward)
+    return replace(roles, actor_role=actor)
