@@ -40,12 +40,16 @@ class EngineStatus:
 
 @dataclass(frozen=True)
 class EngineRequest:
-    """Request to start `count` engines, or to drain `engines` (else any `count`)."""
+    """Request to start `count` engines, or to drain `engines` (else any `count`).
+
+    With `urls`, the new engines are clients of these servers.
+    """
 
     id: str
     action: Literal["add", "drain"]
     count: int = 0
     engines: Sequence[int] = ()
+    urls: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -132,10 +136,15 @@ def check_drain(status: PoolStatus, request: EngineRequest) -> None:
 
 
 def new_request(
-    action: Literal["add", "drain"], count: int = 0, engines: Sequence[int] = ()
+    action: Literal["add", "drain"],
+    count: int = 0,
+    engines: Sequence[int] = (),
+    urls: Sequence[str] = (),
 ) -> EngineRequest:
     """Return a request with an id that no other one has; ids sort by time."""
-    return EngineRequest(f"{time.time_ns():020d}-{os.getpid()}", action, count, tuple(engines))
+    return EngineRequest(
+        f"{time.time_ns():020d}-{os.getpid()}", action, count, tuple(engines), urls
+    )
 
 
 def send(run: Run, request: EngineRequest) -> None:

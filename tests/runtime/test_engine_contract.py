@@ -32,7 +32,7 @@ from tests.generation import STOP, full_forward, prompts, sampling
 from tests.models import Arch, tiny_model
 
 MAX_LENGTH = 192
-CHOOSES = {"auto"}  # delegates to one of the others
+CHOOSES = {"auto", "vllm_server"}  # delegates to one of the others, or needs a server
 MARKS = {"vllm": pytest.mark.vllm}
 
 

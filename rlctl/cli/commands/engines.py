@@ -60,10 +60,23 @@ def list_engines(run: RunName, root: Root = None, as_json: Json = False) -> None
     stdout().print(table(columns, rows, right=["responses", "tokens/s"]))
 
 
-@app.command(epilog="Example: rlctl engines add @last --count 2")
+@app.command(
+    epilog="Examples:\n\n  rlctl engines add @last --count 2\n\n"
+    "  rlctl engines add @last --url http://node7:8000\n"
+)
 def add(
     run: RunName,
-    count: Annotated[int, typer.Option("--count", min=1, help="Number of engines to add.")] = 1,
+    count: Annotated[
+        int | None, typer.Option("--count", min=1, help="Number of engines to add; by default 1.")
+    ] = None,
+    urls: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--url",
+            metavar="URL",
+            help="Add the server at this address, in a run whose engines are servers.",
+        ),
+    ] = None,
     timeout_s: Timeout = 300.0,
     root: Root = None,
 ) -> None:
@@ -73,12 +86,18 @@ def add(
     for them up to `trainer.timeouts.worker_start_s`, without a delay of its steps. `rlctl resume`
     starts with the number of the configuration.
     """
+    from rlctl.errors import UsageError
     from rlctl.runs.engines import new_request, pool_status
     from rlctl.runs.store import RunStore
 
+    if urls and count not in (None, len(urls)):
+        raise UsageError(
+            f"--count {count} does not match {len(urls)} addresses", hint="leave out --count"
+        )
     found = RunStore.at(root).find(run)
     pool_status(found)  # raises an error without a pool
-    _send(found, new_request("add", count), timeout_s)
+    request = new_request("add", len(urls) if urls else count or 1, urls=urls or ())
+    _send(found, request, timeout_s)
 
 
 @app.command(

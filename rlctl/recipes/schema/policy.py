@@ -194,7 +194,7 @@ class CheckpointEngine(Section):
 class Rollout(Section):
     """Generation of responses."""
 
-    name: Text = Field(description="engine: auto, hf, vllm, sglang or `module:Name`")
+    name: Text = Field(description="engine: auto, hf, vllm, vllm_server, sglang or `module:Name`")
     params: dict[str, Any] = Field(description="settings of the engine plug-in")
     mode: Literal["sync", "async"] = Field(
         description="requests to a rollout pool: sync = parts of a batch, async = single prompts"

@@ -98,6 +98,7 @@ class Engine:
     in_flight: dict[ray.ObjectRef, Request] = field(default_factory=dict)
     turns: dict[int, OpenTurn] = field(default_factory=dict)  # by key
     draining: bool = False  # it gets no new requests, and is removed once it is idle
+    url: str | None = None  # of the server that it was added for
     joining: bool = False  # it was added to a running pool and has not been built yet
     failure: str | None = None  # reason why it could not join
     num_responses: int = 0
@@ -171,6 +172,7 @@ class EngineProcesses:
 
     def start(self, engine: Engine, spec: RolloutSpec) -> None:
         """Start the engine's process and build its worker, asynchronously."""
+        spec = replace(spec, number=engine.number) if engine.url is None else spec.at(engine.url)
         rank_info = replace(self.spec.rank_info, rank=0, world_size=1, log_path=engine.log)
         remote: Any = ray.remote  # Ray's stubs lack `concurrency_groups`
         threads = {_WEIGHTS: 1, _GENERATE: max_in_flight(spec.sampling.rollout)}
@@ -198,11 +200,14 @@ class EngineProcesses:
         engine.in_flight.clear()
         engine.turns.clear()
 
-    def join(self, group: PlacementGroup, spec: RolloutSpec) -> Engine:
-        """Start an engine on the devices of `group`; the next `change_members` adds it."""
+    def join(self, group: PlacementGroup, spec: RolloutSpec, url: str | None) -> Engine:
+        """Start an engine on the devices of `group`; the next `change_members` adds it.
+
+        With `url` it is a client of that server.
+        """
         engine = self._engine(self._next_number, group)
         self._next_number += 1
-        engine.joining = True
+        engine.joining, engine.url = True, url
         self.start(engine, spec)
         self.joined.append(engine)
         return engine

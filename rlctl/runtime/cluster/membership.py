@@ -97,6 +97,9 @@ class Membership:
 
     def _begin(self, change: _Change) -> None:
         request = change.request
+        if request.urls and "url" not in self.spec.sampling.rollout.engine_kwargs:
+            self._fail(change, "the engines of this run are no clients of servers")
+            return
         if request.action == "add":
             change.groups = [request_group(self.pool.spec) for _ in range(request.count)]
             return
@@ -112,7 +115,8 @@ class Membership:
             engine.draining = True
 
     def _advance(self, change: _Change) -> None:
-        if change.request.action == "drain":
+        request = change.request
+        if request.action == "drain":
             left = [each for each in change.engines if each in self._engines()]
             if not left:
                 for each in change.engines:
@@ -121,7 +125,8 @@ class Membership:
             return
         for group in [each for each in change.groups if _is_reserved(each)]:
             change.groups.remove(group)
-            change.engines.append(self.pool.join(group, self.spec))
+            url = next(iter(request.urls[len(change.engines) :]), None)
+            change.engines.append(self.pool.join(group, self.spec, url))
         failed = [each for each in change.engines if each.failure is not None]
         if failed:
             self._fail(change, f"engine {failed[0].number} did not start: {failed[0].failure}")
@@ -129,7 +134,7 @@ class Membership:
             spec = self.pool.spec
             self._fail(
                 change,
-                f"{len(change.engines)} of {change.request.count} engines started: "
+                f"{len(change.engines)} of {request.count} engines started: "
                 f"{len(change.groups)} × {spec.share} were not free within "
                 f"{spec.start_timeout_s:g} s (trainer.timeouts.worker_start_s); "
                 f"free: {free_devices(spec)}",

@@ -41,6 +41,7 @@ class EngineSpec:
     rank_info: RankInfo
     max_length: int  # limit of prompt and response tokens together
     seed: int
+    number: int | None = None  # of the engine in a pool of its own; None: one per rank
     concurrent: bool = False  # `generate` will be called from several threads
     on_oom: Callable[[OomRetry], None] = log_oom_retry  # called when the batch size is reduced
 

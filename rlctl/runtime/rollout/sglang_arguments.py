@@ -4,50 +4,16 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import Any, Self
 
-from rlctl.errors import Problem, raise_problems
-from rlctl.recipes import schema
 from rlctl.runtime.rollout.engine import EngineSpec
-
-ENGINE_KWARGS = "actor_rollout_ref.rollout.engine_kwargs"
+from rlctl.runtime.rollout.http_engine import ServerArguments
 
 
 @dataclass(frozen=True)
-class SGLangArguments:
-    """Keys of `rollout.engine_kwargs` for this engine."""
+class SGLangArguments(ServerArguments):
+    """Keys of `rollout.engine_kwargs` for this engine; without `url`, ranks start servers."""
 
-    url: str | tuple[str, ...] | None = None  # running servers, one per rank; None: start one each
     server_args: tuple[str, ...] = ()  # additional arguments of sglang.launch_server
-    start_timeout_s: float = 300.0  # until the server must be ready
-    weights_dir: str | None = None  # folder shared with the server for weights; None: shared memory
-
-    @classmethod
-    def from_config(cls, rollout: schema.Rollout) -> Self:
-        """Read `rollout.engine_kwargs`. Raises ConfigError for an unknown key."""
-        known = cls.__dataclass_fields__
-        unknown = [key for key in rollout.engine_kwargs if key not in known]
-        hint = f"known: {', '.join(known)}"
-        raise_problems(
-            [
-                Problem(
-                    f"the engine sglang has no argument {key!r}", where=ENGINE_KWARGS, hint=hint
-                )
-                for key in unknown
-            ]
-        )
-        given: dict[str, Any] = {
-            key: tuple(value) if isinstance(value, list) else value
-            for key, value in rollout.engine_kwargs.items()
-        }
-        return cls(**given)
-
-    @property
-    def urls(self) -> tuple[str, ...]:
-        """URLs of running servers; empty if each rank starts its own."""
-        if self.url is None:
-            return ()
-        return (self.url,) if isinstance(self.url, str) else self.url
 
 
 def launch_arguments(spec: EngineSpec) -> list[str]:

@@ -4,47 +4,34 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import http.client
-import json
 import os
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
-import time
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-from urllib.parse import urlsplit
+from typing import ClassVar
 
-from rlctl.errors import ConfigError, ResourceError, RlctlError
+from rlctl.errors import ResourceError
+from rlctl.runtime.rollout.http_server import HttpServer
 
-_POLL_S = 0.2
-_HEALTH_S = 10.0
 _GRACE_S = 10.0  # between SIGTERM and SIGKILL
 _LOG_LINES = 20
 _PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True)
-class SGLangServer:
+class SGLangServer(HttpServer):
     """Server at `url`, with `process` and `log` file if it was started here."""
 
-    url: str
+    product: ClassVar[str] = "SGLang"
+
     process: subprocess.Popen[bytes] | None = None
     log: Path | None = None
-
-    def __post_init__(self) -> None:
-        parts = urlsplit(self.url)
-        if parts.scheme not in ("http", "https") or parts.hostname is None:
-            raise ConfigError(
-                f"{self.url!r} is not the address of a server",
-                where="engine_kwargs.url",
-                hint="use an address such as http://127.0.0.1:30000",
-            )
 
     @classmethod
     def launch(cls, arguments: Sequence[str], timeout_s: float) -> SGLangServer:
@@ -86,79 +73,15 @@ class SGLangServer:
 
     def wait_until_ready(self, timeout_s: float) -> None:
         """Wait until `/health_generate` succeeds. Raises ResourceError after `timeout_s`."""
-        deadline = time.monotonic() + timeout_s
-        while True:
-            try:
-                self.call(
-                    "GET",
-                    "/health_generate",
-                    None,
-                    min(_HEALTH_S, max(0.1, deadline - time.monotonic())),
-                )
-                return
-            except RlctlError as error:
-                last = error.problems[0].message
-            if self.process is not None and self.process.poll() is not None:
-                raise ResourceError(
-                    f"the SGLang server exited during startup with code {self.process.returncode}",
-                    hint=self.last_lines(),
-                )
-            if time.monotonic() > deadline:
-                raise ResourceError(
-                    f"the SGLang server is not ready after {timeout_s:g} s: {last}",
-                    where=self.url,
-                    hint=self.last_lines() or "set a larger engine_kwargs.start_timeout_s",
-                )
-            time.sleep(_POLL_S)
+        self.wait_for("/health_generate", timeout_s)
 
-    def call(self, method: str, path: str, body: object, timeout_s: float) -> Any:
-        """Send a request and return the reply, decoded from JSON if possible.
-
-        Raises RlctlError, naming `path`, for any failure, or if the reply is not complete after
-        `timeout_s`.
-        """
-        connection = _connection(self.url, timeout_s)
-        deadline = time.monotonic() + timeout_s
-        parts: list[bytes] = []
-        try:
-            data = None if body is None else json.dumps(body).encode()
-            connection.request(
-                method,
-                urlsplit(self.url).path.rstrip("/") + path,
-                data,
-                {"Content-Type": "application/json"},
-            )
-            response = connection.getresponse()
-            while part := response.read1():
-                parts.append(part)
-                if time.monotonic() > deadline:
-                    raise TimeoutError
-        except TimeoutError as error:
-            raise RlctlError(
-                f"SGLang did not reply to {path} within {timeout_s:g} s",
-                where=self.url,
-                hint=self.last_lines(),
-            ) from error
-        except (OSError, http.client.HTTPException) as error:
-            why = f"{type(error).__name__}: {error}"
-            raise RlctlError(
-                f"lost the connection to the SGLang server during {path} ({why})",
-                where=self.url,
-                hint=self.last_lines(),
-            ) from error
-        finally:
-            connection.close()
-        text = b"".join(parts).decode(errors="replace")
-        if response.status >= 400:
-            raise RlctlError(
-                f"SGLang replied {response.status} to {path}: {text[:1000]}",
-                where=self.url,
+    def check_running(self) -> None:
+        """See `HttpServer`."""
+        if self.process is not None and self.process.poll() is not None:
+            raise ResourceError(
+                f"the SGLang server exited during startup with code {self.process.returncode}",
                 hint=self.last_lines(),
             )
-        try:
-            return json.loads(text)
-        except ValueError:
-            return text
 
     def last_lines(self) -> str | None:
         """Return the end of the log for use as a hint; None unless the server was started here."""
@@ -171,13 +94,6 @@ class SGLangServer:
         """End the server, with all its processes, and remove its log, if it was started here."""
         if self.process is not None:
             _end(self.process, self.log)
-
-
-def _connection(url: str, timeout_s: float) -> http.client.HTTPConnection:
-    """Create an HTTP or HTTPS connection, according to `url`."""
-    parts = urlsplit(url)
-    kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
-    return kind(parts.hostname or "", parts.port, timeout=timeout_s)
 
 
 def _end_with_parent() -> None:

@@ -6,7 +6,8 @@ import queue
 import time
 import warnings
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Self
 
 from torch import Tensor
 
@@ -35,6 +36,17 @@ class RolloutSpec:
     sampling: SamplingConfig
     max_prompt_length: int
     seed: int
+    number: int = 0  # of the engine in its pool
+
+    def at(self, url: str) -> Self:
+        """Return the settings of an engine that is a client of the server at `url` alone."""
+        rollout = self.sampling.rollout
+        kwargs = {"engine_kwargs": {**rollout.engine_kwargs, "url": url}}
+        return replace(
+            self,
+            sampling=replace(self.sampling, rollout=rollout.model_copy(update=kwargs)),
+            number=0,
+        )
 
 
 @dataclass(frozen=True)
@@ -63,6 +75,7 @@ class RolloutWorker(Worker):
             rank_info=rank_info,
             max_length=spec.max_prompt_length + spec.sampling.max_response_length,
             seed=spec.seed,
+            number=spec.number,
             concurrent=rollout.mode == "async" and not rollout.multi_turn.enable,
             on_oom=self._restarted,
         )

@@ -1,0 +1,115 @@
+"""HTTP client of a server that generates responses."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import time
+from dataclasses import dataclass
+from typing import Any, ClassVar
+from urllib.parse import urlsplit
+
+from rlctl.errors import ConfigError, ResourceError, RlctlError
+
+_POLL_S = 0.2
+_HEALTH_S = 10.0
+
+
+@dataclass(frozen=True)
+class HttpServer:
+    """Server at `url`. Subclasses name their `product` for errors."""
+
+    product: ClassVar[str]
+
+    url: str
+
+    def __post_init__(self) -> None:
+        parts = urlsplit(self.url)
+        if parts.scheme not in ("http", "https") or parts.hostname is None:
+            raise ConfigError(
+                f"{self.url!r} is not the address of a server",
+                where="engine_kwargs.url",
+                hint="use an address such as http://127.0.0.1:30000",
+            )
+
+    def wait_for(self, path: str, timeout_s: float) -> None:
+        """Wait until `GET path` succeeds. Raises ResourceError after `timeout_s`."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            try:
+                left = max(0.1, deadline - time.monotonic())
+                self.call("GET", path, None, min(_HEALTH_S, left))
+                return
+            except RlctlError as error:
+                last = error.problems[0].message
+            self.check_running()
+            if time.monotonic() > deadline:
+                raise ResourceError(
+                    f"the {self.product} server is not ready after {timeout_s:g} s: {last}",
+                    where=self.url,
+                    hint=self.last_lines() or "set a larger engine_kwargs.start_timeout_s",
+                )
+            time.sleep(_POLL_S)
+
+    def check_running(self) -> None:
+        """Raise ResourceError if the server has exited and cannot become ready."""
+
+    def call(self, method: str, path: str, body: object, timeout_s: float) -> Any:
+        """Send a request and return the reply, decoded from JSON if possible.
+
+        Raises RlctlError, naming `path`, for any failure, or if the reply is not complete after
+        `timeout_s`.
+        """
+        connection = _connection(self.url, timeout_s)
+        deadline = time.monotonic() + timeout_s
+        parts: list[bytes] = []
+        try:
+            data = None if body is None else json.dumps(body).encode()
+            connection.request(
+                method,
+                urlsplit(self.url).path.rstrip("/") + path,
+                data,
+                {"Content-Type": "application/json"},
+            )
+            response = connection.getresponse()
+            while part := response.read1():
+                parts.append(part)
+                if time.monotonic() > deadline:
+                    raise TimeoutError
+        except TimeoutError as error:
+            raise RlctlError(
+                f"{self.product} did not reply to {path} within {timeout_s:g} s",
+                where=self.url,
+                hint=self.last_lines(),
+            ) from error
+        except (OSError, http.client.HTTPException) as error:
+            why = f"{type(error).__name__}: {error}"
+            raise RlctlError(
+                f"lost the connection to the {self.product} server during {path} ({why})",
+                where=self.url,
+                hint=self.last_lines(),
+            ) from error
+        finally:
+            connection.close()
+        text = b"".join(parts).decode(errors="replace")
+        if response.status >= 400:
+            raise RlctlError(
+                f"{self.product} replied {response.status} to {path}: {text[:1000]}",
+                where=self.url,
+                hint=self.last_lines(),
+            )
+        try:
+            return json.loads(text)
+        except ValueError:
+            return text
+
+    def last_lines(self) -> str | None:
+        """Return the end of the log for use as a hint; None if the server was not started here."""
+        return None
+
+
+def _connection(url: str, timeout_s: float) -> http.client.HTTPConnection:
+    """Create an HTTP or HTTPS connection, according to `url`."""
+    parts = urlsplit(url)
+    kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+    return kind(parts.hostname or "", parts.port, timeout=timeout_s)

@@ -1,0 +1,183 @@
+"""Engine `vllm_server`: a running vLLM server, reached at a URL.
+
+It uses vLLM's endpoint for token ids (`/inference/v1/generate`) and its development endpoints for
+weights, as in vLLM 0.32.0. The server reads weights from a folder that it shares with the trainer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self
+
+import torch
+from transformers import PreTrainedModel
+
+from rlctl.errors import ConfigError, Problem, RlctlError, raise_problems
+from rlctl.recipes import schema
+from rlctl.runtime.rollout.engine import EngineSpec
+from rlctl.runtime.rollout.http_engine import (
+    ENGINE_KWARGS,
+    Call,
+    HttpEngine,
+    ServerArguments,
+    check_urls,
+    own_url,
+)
+from rlctl.runtime.rollout.http_server import HttpServer
+from rlctl.runtime.rollout.requests import Completion, Decoding, Request
+
+_EXTENSION = "rlctl.runtime.rollout.vllm.server_extension.UnpackedWeights"
+_KEY = "actor_rollout_ref.rollout"
+
+
+@dataclass(frozen=True)
+class VLLMServer(HttpServer):
+    """vLLM server at `url`."""
+
+    product: ClassVar[str] = "vLLM"
+
+
+class VLLMServerEngine(HttpEngine):
+    """Client of one vLLM server, whose weights it replaces."""
+
+    @classmethod
+    def check(cls, rollout: schema.Rollout, device: str, num_ranks: int) -> None:
+        """Validate `engine_kwargs` and the sampling: see `RolloutEngine.check`."""
+        del device
+        arguments = ServerArguments.from_config(rollout)
+        if not arguments.urls:
+            raise ConfigError(
+                f"rollout.name={rollout.name} needs the address of a vLLM server",
+                where=f"{ENGINE_KWARGS}.url",
+                hint=f"+{ENGINE_KWARGS}.url=http://HOST:8000",
+            )
+        check_urls(arguments.urls, num_ranks, VLLMServer)
+        problems: list[Problem] = []
+        if rollout.tensor_model_parallel_size > 1:
+            key, hint = "tensor_model_parallel_size", "set it to 1, and give it to the server"
+            problems.append(Problem(f"{_KEY}.{key} concerns engines of the run", hint=hint))
+        if rollout.top_p < 1 or rollout.top_k > 0:
+            problems.append(
+                Problem(
+                    "a vLLM server reports log-probs after top-k and top-p, and the loss needs "
+                    "those of the entire vocabulary",
+                    where=f"{_KEY}.top_p={rollout.top_p}, {_KEY}.top_k={rollout.top_k}",
+                    hint="top_p=1 top_k=-1, or an engine of the run instead of a server",
+                )
+            )
+        raise_problems(problems)
+
+    @classmethod
+    def from_spec(cls, spec: EngineSpec, policy: PreTrainedModel | None) -> Self:
+        """Connect to the server and check its settings; `policy` is not used."""
+        del policy
+        cls.check(spec.rollout, spec.rank_info.device, spec.rank_info.world_size)
+        arguments = ServerArguments.from_config(spec.rollout)
+        server = VLLMServer(own_url(arguments.urls, spec))
+        server.wait_for("/health", arguments.start_timeout_s)
+        engine = cls(server, spec, arguments.weights_dir)
+        engine._check_server()
+        return engine
+
+    def sleep(self) -> bool:
+        """Keep the memory: the server is on devices of its own."""
+        return False
+
+    def wake(self) -> None:
+        """See `RolloutEngine`. The server never sleeps."""
+
+    def _check_server(self) -> None:
+        """Raise ConfigError unless the server can take weights and reports exact log-probs."""
+        path = "/server_info?config_format=json"
+        try:
+            info = self.server.call("GET", path, None, self.spec.rank_info.timeout_s)
+        except RlctlError as error:
+            raise ConfigError(
+                f"the vLLM server has no endpoints for weights: {error.problems[0].message}",
+                where=self.server.url,
+                hint="set VLLM_SERVER_DEV_MODE=1 where it is started",
+            ) from error
+        raise_problems(
+            [
+                Problem(message, where=self.server.url, hint=f"start it with {option}")
+                for message, option in _unsuitable(info["vllm_config"], self.max_length)
+            ]
+        )
+        probe = Request(
+            0, torch.zeros(1, dtype=torch.int64), Decoding(1.0, 1.0, -1, ()), (1,), (0,)
+        )
+        self._complete(Call(probe, 0, "rlctl-probe"))  # the endpoint may be disabled
+
+    def _complete(self, call: Call) -> Completion:
+        body = {
+            "request_id": call.id,
+            "token_ids": call.request.context_ids.tolist(),
+            "sampling_params": _params(call.request, call.index),
+        }
+        reply = self._post("/inference/v1/generate", body)
+        choice = reply["choices"][0]
+        ids, content = choice["token_ids"], (choice["logprobs"] or {}).get("content")
+        if not ids or not content or choice["finish_reason"] == "abort":
+            raise RlctlError(
+                f"vLLM aborted a response, or returned no log-probs: {str(choice)[:500]}",
+                where=self.server.url,
+            )
+        return call.completion(ids, [each["logprob"] for each in content])
+
+    def _abort(self, call: Call) -> None:
+        self._post("/inference/v1/abort_requests", {"request_ids": [f"generate-tokens-{call.id}"]})
+
+    def _load(self, folder: str) -> None:
+        self._post(
+            "/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": folder}}
+        )
+        # Requests of other clients are computed again under the new weights.
+        reply = self._post("/reset_prefix_cache?reset_running_requests=true", {})
+        if not reply["success"]:
+            raise RlctlError(
+                "vLLM did not drop the cache of the old weights", where=self.server.url
+            )
+
+
+def _unsuitable(config: dict[str, Any], length: int) -> list[tuple[str, str]]:
+    """Return what is wrong with a server's settings, each with the option that fixes it."""
+    model, on_cpu = config["model_config"], config["device_config"]["device"] == "cpu"
+    found: list[tuple[str, str]] = []
+    if model["logprobs_mode"] != "processed_logprobs":
+        message = "the vLLM server reports log-probs before the temperature"
+        found.append((message, "--logprobs-mode processed_logprobs"))
+    if model["max_model_len"] < length:
+        message = f"the vLLM server's context is {model['max_model_len']}, the run needs {length}"
+        found.append((message, f"--max-model-len {length}"))
+    if config["load_config"]["load_format"] == "dummy":
+        found.append(("the vLLM server cannot read weights from files", "--load-format auto"))
+    if on_cpu and config["parallel_config"]["worker_extension_cls"] != _EXTENSION:
+        message = (
+            "a vLLM server on a CPU keeps packed copies of its weights, which stay the old ones"
+        )
+        found.append((message, f"--worker-extension-cls {_EXTENSION}"))
+    if on_cpu and config["scheduler_config"]["enable_chunked_prefill"]:
+        message = (
+            "a vLLM server on a CPU draws other tokens for a prompt that it computes in chunks"
+        )
+        found.append((message, "--no-enable-chunked-prefill"))
+    return found
+
+
+def _params(request: Request, index: int) -> dict[str, Any]:
+    """Return vLLM's sampling parameters of one response.
+
+    Only `stop_token_ids` and the limit end a response; it is not detokenized.
+    """
+    decoding = request.decoding
+    return {
+        "temperature": decoding.temperature,
+        "top_p": decoding.top_p,
+        "top_k": max(decoding.top_k, 0),
+        "max_tokens": request.max_tokens[index],
+        "seed": request.seeds[index],
+        "stop_token_ids": list(decoding.stop_token_ids),
+        "ignore_eos": True,
+        "logprobs": 0,  # of the sampled token only
+        "detokenize": False,
+    }
