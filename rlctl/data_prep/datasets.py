@@ -7,13 +7,13 @@ command's options; `--out`, `--model`, `--max-prompt-length` and `--json` come f
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from rlctl.data_prep.rows import PromptRow
+from rlctl.data_prep.rows import RowSource
 from rlctl.plugins import Params, declare
 
-Dataset = Callable[[Any], dict[str, list[PromptRow]]]
+Dataset = Callable[[Any], Mapping[str, RowSource]]
 D = TypeVar("D", bound=Dataset)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from pydantic import Field
 
 from rlctl.data_prep.datasets import dataset
 from rlctl.data_prep.records import raise_capped, read_records, value_at
-from rlctl.data_prep.rows import PromptRow
+from rlctl.data_prep.rows import PromptRow, RowSource
 from rlctl.errors import ConfigError, NotFoundError, Problem, UsageError
 from rlctl.plugins import Params
 
@@ -75,33 +76,59 @@ class JsonlParams(Params):
     "rlctl prep jsonl questions.jsonl --prompt-key question --answer-key answer "
     "--out data/mine --val-fraction 0.1",
 )
-def jsonl(params: JsonlParams) -> dict[str, list[PromptRow]]:
+def jsonl(params: JsonlParams) -> dict[str, RowSource]:
     """Your own questions and answers: train.parquet and, with --val-fraction, val.parquet."""
     source = params.data_source or params.file.stem
     fields = Fields(params.prompt_key, params.answer_key, source, params.system, params.instruction)
-    return split_off(rows_from_records(params.file, fields), params.val_fraction, params.seed)
+    count = sum(1 for _ in rows_from_records(params.file, fields))
+    chosen = _validation_indices(count, params.val_fraction, params.seed)
+    splits = ("train", "val") if chosen else ("train",)
+    return {split: _SplitOfFile(params.file, fields, split, chosen, count) for split in splits}
 
 
-def rows_from_records(path: Path, fields: Fields) -> list[PromptRow]:
-    """Return one row per record of a JSONL, JSON-list or parquet file.
+@dataclass(frozen=True)
+class _SplitOfFile:
+    """Rows of a split, read from the file again by each loop."""
+
+    path: Path
+    fields: Fields
+    split: str
+    chosen: Collection[int]  # indices of the rows for validation
+    count: int  # rows of the file
+
+    def __len__(self) -> int:
+        return len(self.chosen) if self.split == "val" else self.count - len(self.chosen)
+
+    def __iter__(self) -> Iterator[PromptRow]:
+        for index, row in enumerate(rows_from_records(self.path, self.fields)):
+            if (index in self.chosen) == (self.split == "val"):
+                row.extra_info["split"] = self.split
+                yield row
+
+
+def rows_from_records(path: Path, fields: Fields) -> Iterator[PromptRow]:
+    """Yield one row per record of a JSONL, JSON-list or parquet file.
 
     The prompt is a text or a chat (a list of {role, content}). The answer becomes the ground truth
     and must not be null. `extra_info` has `index` and, for a text, the bare `question`. Raises
-    NotFoundError for a missing file, and one ConfigError with the positions of all bad records.
+    NotFoundError for a missing file, and one ConfigError with the positions of all bad records
+    after the last one.
     """
     path = path.expanduser()
     if not path.is_file():
         raise NotFoundError("the file does not exist", where=str(path))
-    rows, problems = [], []
+    empty, problems = True, []
     for index, (where, record) in enumerate(read_records(path)):
         try:
-            rows.append(_row(record, index, fields))
+            row = _row(record, index, fields)
         except ValueError as error:
             problems.append(Problem(str(error), where))
+            continue
+        empty = False
+        yield row
     raise_capped(problems, path)
-    if not rows:
+    if empty:
         raise ConfigError("the file contains no records", where=str(path))
-    return rows
 
 
 def split_off(rows: list[PromptRow], fraction: float, seed: int) -> dict[str, list[PromptRow]]:
@@ -110,23 +137,28 @@ def split_off(rows: list[PromptRow], fraction: float, seed: int) -> dict[str, li
     Both keep the file's order; there is no `val` if `fraction` is 0. Sets `extra_info["split"]`.
     Raises UsageError for a fraction that leaves a split empty.
     """
-    if not 0 <= fraction < 1:
-        raise UsageError(
-            f"the validation fraction is {fraction}", hint="use a number from 0 to below 1"
-        )
-    num_val = round(len(rows) * fraction)
-    if fraction and not 0 < num_val < len(rows):
-        raise UsageError(
-            f"a validation fraction of {fraction} splits {len(rows)} rows "
-            f"into {num_val} for validation and {len(rows) - num_val} for training"
-        )
-    chosen = set(random.Random(seed).sample(range(len(rows)), num_val))
+    chosen = _validation_indices(len(rows), fraction, seed)
     splits: dict[str, list[PromptRow]] = {"train": []} | ({"val": []} if chosen else {})
     for index, row in enumerate(rows):
         name = "val" if index in chosen else "train"
         row.extra_info["split"] = name
         splits[name].append(row)
     return splits
+
+
+def _validation_indices(count: int, fraction: float, seed: int) -> frozenset[int]:
+    """Return the indices of the rows for validation. Raises UsageError as `split_off` does."""
+    if not 0 <= fraction < 1:
+        raise UsageError(
+            f"the validation fraction is {fraction}", hint="use a number from 0 to below 1"
+        )
+    num_val = round(count * fraction)
+    if fraction and not 0 < num_val < count:
+        raise UsageError(
+            f"a validation fraction of {fraction} splits {count} rows "
+            f"into {num_val} for validation and {count - num_val} for training"
+        )
+    return frozenset(random.Random(seed).sample(range(count), num_val))
 
 
 def _row(record: Any, index: int, fields: Fields) -> PromptRow:

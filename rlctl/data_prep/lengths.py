@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import compress
 
-from rlctl.data_prep.rows import PromptRow
+from rlctl.data_prep.rows import PromptRow, RowSource
 
 NUM_BINS = 10
 
@@ -37,15 +38,27 @@ class Lengths:
         ]
 
 
+@dataclass(frozen=True)
+class _Kept:
+    """Rows with true marks, read again by each loop."""
+
+    rows: RowSource
+    marks: Sequence[bool]
+
+    def __len__(self) -> int:
+        return sum(self.marks)
+
+    def __iter__(self) -> Iterator[PromptRow]:
+        return compress(self.rows, self.marks)
+
+
 def drop_overlong(
-    rows: Sequence[PromptRow], num_tokens: Callable[[list[dict[str, str]]], int], limit: int | None
-) -> tuple[list[PromptRow], Lengths]:
+    rows: RowSource, num_tokens: Callable[[list[dict[str, str]]], int], limit: int | None
+) -> tuple[RowSource, Lengths]:
     """Return the rows with at most `limit` prompt tokens, and the lengths of all prompts.
 
     `num_tokens` counts the tokens of a chat.
     """
     lengths = [num_tokens(row.prompt) for row in rows]
-    kept = [
-        row for row, length in zip(rows, lengths, strict=True) if limit is None or length <= limit
-    ]
+    kept = _Kept(rows, [limit is None or length <= limit for length in lengths])
     return kept, Lengths(sorted(lengths), limit)

@@ -14,11 +14,11 @@ and named in the file's metadata.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from rlctl.data_prep.agent_columns import AGENT_COLUMNS, agent_name, with_agent_columns
 from rlctl.data_prep.contract import CONTRACT_HINT, prompt_of, row_faults, schema_problems
@@ -29,12 +29,12 @@ from rlctl.data_prep.records import (
     readable_parquet,
     stream_parquet,
 )
+from rlctl.data_prep.row_columns import JSON_COLUMNS, arrow_tables
 from rlctl.data_prep.unsupported_columns import CHECKED, column_problems, unsupported_fields
 from rlctl.errors import ConfigError, Problem, ResourceError
 from rlctl.files import replacing
 from rlctl.storage import local
 
-_JSON_COLUMNS = b"rlctl.json_columns"
 _RECORD = "rlctl.record"  # column of the records of a JSON file
 
 
@@ -54,6 +54,18 @@ class PromptRow:
     style: str = "rule"
     extra_info: dict[str, Any] = field(default_factory=dict)
     agent_name: str = ""
+
+
+class RowSource(Protocol):
+    """Rows that can be read several times."""
+
+    def __len__(self) -> int:
+        """Return the number of rows."""
+        ...
+
+    def __iter__(self) -> Iterator[PromptRow]:
+        """Yield the rows."""
+        ...
 
 
 def read_rows(
@@ -137,75 +149,24 @@ def decode(batch: Any, prompt_key: str, reward_fn_key: str) -> list[PromptRow]:
     return [_row(record, prompt_key, reward_fn_key) for record in _records(batch)]
 
 
-def write_rows(path: str | Path, rows: Sequence[PromptRow]) -> None:
+def write_rows(path: str | Path, rows: RowSource) -> None:
     """Write a parquet file atomically, replacing an existing one.
 
     Raises ResourceError if it cannot be written; then an existing file stays unchanged.
     """
-    import pyarrow as pa
     import pyarrow.parquet as pq
 
-    message = pa.struct([("role", pa.string()), ("content", pa.string())])
-    extra_info, extra_is_json = _column([row.extra_info for row in rows])
-    ground_truth, truth_is_json = _column([row.ground_truth for row in rows])
-    agents = [row.agent_name for row in rows]
-    table = pa.table(
-        {
-            "data_source": pa.array([row.data_source for row in rows], pa.string()),
-            "prompt": pa.array([row.prompt for row in rows], pa.list_(message)),
-            "ability": pa.array([row.ability for row in rows], pa.string()),
-            "reward_model": pa.StructArray.from_arrays(
-                [pa.array([row.style for row in rows], pa.string()), ground_truth],
-                ["style", "ground_truth"],
-            ),
-            "extra_info": extra_info,
-            **({"agent_name": pa.array(agents, pa.string())} if any(agents) else {}),
-        }
-    )
-    as_json = [
-        name
-        for name, is_json in (("extra_info", extra_is_json), ("ground_truth", truth_is_json))
-        if is_json
-    ]
-    table = table.replace_schema_metadata(
-        {_JSON_COLUMNS: ",".join(as_json).encode()} if as_json else None
-    )
-    path = Path(path).expanduser()
+    path, tables = Path(path).expanduser(), arrow_tables(rows)
+    first = next(tables)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(path) as aside:
-            pq.write_table(table, aside)
+        with replacing(path) as aside, pq.ParquetWriter(aside, first.schema) as writer:
+            for table in chain([first], tables):
+                writer.write_table(table)
     except OSError as error:
         raise ResourceError(
             f"cannot write the data file: {error.strerror or error}", where=str(path)
         ) from error
-
-
-def _column(values: list[Any]) -> tuple[Any, bool]:
-    """Return an Arrow array of `values`, and True if they had to be encoded as JSON text.
-
-    That is the case if Arrow would not return equal values.
-    """
-    import pyarrow as pa
-
-    try:
-        array = pa.array(values)
-        if _storable(array.type) and array.to_pylist() == values:
-            return array, False
-    except pa.ArrowException:
-        pass
-    return pa.array([json.dumps(value, ensure_ascii=False) for value in values], pa.string()), True
-
-
-def _storable(kind: Any) -> bool:
-    """Return True if parquet can store the Arrow type: it has no structs without fields."""
-    import pyarrow.types as types
-
-    if types.is_struct(kind):
-        return kind.num_fields > 0 and all(
-            _storable(kind.field(i).type) for i in range(kind.num_fields)
-        )
-    return _storable(kind.value_type) if types.is_list(kind) else True
 
 
 def _json_batches(path: Path) -> Iterator[tuple[Any, list[str]]]:
@@ -249,7 +210,7 @@ def _records(batch: Any) -> list[Any]:
     """Return the records of an Arrow batch of `read_batches`."""
     if batch.schema.names == [_RECORD]:
         return [json.loads(text) for text in batch.column(0).to_pylist()]
-    as_json = (batch.schema.metadata or {}).get(_JSON_COLUMNS, b"").decode().split(",")
+    as_json = (batch.schema.metadata or {}).get(JSON_COLUMNS, b"").decode().split(",")
     records = batch.to_pylist()
     for record in records:
         if isinstance(record.get("extra_info"), str):

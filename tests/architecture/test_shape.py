@@ -61,6 +61,7 @@ ALSO_A_WORD = {
 MAY_NAME = {
     ("rlctl/data_prep/contract.py", "reward_model"): "verl's column with the ground truth",
     ("rlctl/data_prep/rows.py", "reward_model"): "verl's column with the ground truth",
+    ("rlctl/data_prep/row_columns.py", "reward_model"): "verl's column with the ground truth",
     ("rlctl/runtime/data/quickstart.py", "reward_model"): "section of the configuration",
     ("rlctl/tracking/fanout.py", "jsonl"): "the record is always written and comes first",
     ("rlctl/monitoring/panel.py", "rollout"): "label of a phase",

@@ -29,7 +29,7 @@ def test_prompts_may_be_texts_or_chats(tmp_path: Path) -> None:
         {"role": "user", "content": "c"},
     ]
     path = write(tmp_path / "x.jsonl", {"q": "2 + 2?", "a": 4}, {"q": chat, "a": ["4", "four"]})
-    assert rows_from_records(path, PLAIN) == [
+    assert list(rows_from_records(path, PLAIN)) == [
         PromptRow(
             "mine",
             [{"role": "user", "content": "2 + 2?"}],
@@ -65,7 +65,7 @@ def test_bad_records_are_reported_by_line(tmp_path: Path) -> None:
         {"q": [{}], "a": 1},
     )
     with pytest.raises(ConfigError) as caught:
-        rows_from_records(path, PLAIN)
+        list(rows_from_records(path, PLAIN))
     assert [(problem.message, problem.where) for problem in caught.value.problems] == [
         ("no key 'q'; keys: question, a", f"{path}:2"),
         ("the record is int, expected an object", f"{path}:3"),
@@ -74,13 +74,13 @@ def test_bad_records_are_reported_by_line(tmp_path: Path) -> None:
         ("'q' is [{}], expected a non-empty text or list of {role, content}", f"{path}:6"),
     ]
     with pytest.raises(NotFoundError):
-        rows_from_records(tmp_path / "none.jsonl", PLAIN)
+        list(rows_from_records(tmp_path / "none.jsonl", PLAIN))
     (tmp_path / "y.json").write_text('{"q": 1}')
     with pytest.raises(ConfigError, match="contains dict, expected a list"):
-        rows_from_records(tmp_path / "y.json", PLAIN)
+        list(rows_from_records(tmp_path / "y.json", PLAIN))
     (tmp_path / "y.json").write_text("[\n1,\n")
     with pytest.raises(ConfigError, match=r"y\.json:3"):
-        rows_from_records(tmp_path / "y.json", PLAIN)
+        list(rows_from_records(tmp_path / "y.json", PLAIN))
 
 
 def numbered(count: int) -> list[PromptRow]:

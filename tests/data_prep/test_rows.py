@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from weakref import WeakValueDictionary
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from rlctl.data_prep import jsonl as jsonl_module
+from rlctl.data_prep import row_columns
+from rlctl.data_prep.jsonl import JsonlParams, rows_from_records
+from rlctl.data_prep.lengths import drop_overlong
 from rlctl.data_prep.rows import PromptRow, read_rows, write_rows
 from rlctl.errors import ConfigError, ResourceError
 
@@ -198,12 +204,11 @@ def test_file_without_rows_raises(tmp_path: Path) -> None:
 
 
 def test_full_disk_keeps_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(table: pa.Table, where: Path) -> None:
-        where.write_bytes(b"half")
+    def full(writer: pq.ParquetWriter, table: pa.Table) -> None:
         raise OSError(28, "No space left on device")
 
     write_rows(tmp_path / "x.parquet", [row()])
-    monkeypatch.setattr(pq, "write_table", full)
+    monkeypatch.setattr(pq.ParquetWriter, "write_table", full)
     with pytest.raises(ResourceError, match="No space left on device"):
         write_rows(tmp_path / "x.parquet", [row(), row()])
     monkeypatch.undo()
@@ -234,3 +239,50 @@ def test_a_problem_of_every_record_is_reported_once(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         read_rows(tmp_path / "x.jsonl")
     assert len(caught.value.problems) <= 4
+
+
+@pytest.mark.parametrize(
+    ("truths", "infos"),
+    [
+        ([1, 2, 3, 4, 5], [{"a": None}, {"a": None}, {"a": "x"}, {"a": None}, {"a": "y"}]),
+        ([1, 2, 2.5, 3, 4], [{"a": 1}, {"a": 2}, {"b": 3}, {"b": 4}, {"b": 5}]),
+        ([1, 2, "3", "4", [5]], [{}, {}, {"a": 1}, {"a": 2}, {"a": 3}]),
+        ([2**60, 1, 0.5, 0.25, 1], [{"a": [1]}, {"a": []}, {"a": ["x"]}, {"a": []}, {"a": []}]),
+    ],
+)
+def test_parts_of_a_file_have_one_schema(
+    truths: list[Any], infos: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [row(info, truth) for truth, info in zip(truths, infos, strict=True)]
+    monkeypatch.setattr(row_columns, "_TABLE_ROWS", 2)
+    write_rows(tmp_path / "x.parquet", rows)
+    assert pq.ParquetFile(tmp_path / "x.parquet").num_row_groups == 3
+    assert read_rows(tmp_path / "x.parquet") == rows
+
+
+def test_rows_that_are_streamed_are_not_held(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "x.jsonl").write_text('{"q": "1 + 1", "a": "2"}\n' * 500)
+    monkeypatch.setattr(row_columns, "_TABLE_ROWS", 20)
+    alive: WeakValueDictionary[int, PromptRow] = WeakValueDictionary()
+    most = 0
+
+    def watched(*arguments: Any) -> Iterator[PromptRow]:
+        nonlocal most
+        for row in rows_from_records(*arguments):
+            alive[id(row)] = row
+            most = max(most, len(alive))
+            yield row
+
+    monkeypatch.setattr(jsonl_module, "rows_from_records", watched)
+    params = JsonlParams(
+        file=tmp_path / "x.jsonl", prompt_key="q", answer_key="a", val_fraction=0.1
+    )
+    for name, split in jsonl_module.jsonl(params).items():
+        kept, lengths = drop_overlong(split, lambda chat: len(chat[0]["content"]), 5)
+        write_rows(tmp_path / f"{name}.parquet", kept)
+        found = read_rows(tmp_path / f"{name}.parquet")
+        assert len(found) == len(split) == len(kept) == len(lengths.values)
+        assert {each.extra_info["split"] for each in found} == {name}
+    assert most <= 50

@@ -6,7 +6,7 @@ The commands are the plug-ins of kind `datasets`: the fields of their settings b
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from rlctl.data_prep.datasets import Dataset
     from rlctl.data_prep.lengths import Lengths
-    from rlctl.data_prep.rows import PromptRow
+    from rlctl.data_prep.rows import RowSource
 
 
 class DatasetGroup(TyperGroup):
@@ -133,7 +133,7 @@ def _field_parameter(name: str, field: FieldInfo) -> inspect.Parameter:
 
 
 def _write(
-    load: Callable[[], dict[str, list[PromptRow]]],
+    load: Callable[[], Mapping[str, RowSource]],
     out: Path,
     model: str | None,
     max_prompt_length: int | None,
@@ -170,10 +170,10 @@ def _write(
 
 
 def _drop_overlong(
-    splits: dict[str, list[PromptRow]],
+    splits: Mapping[str, RowSource],
     num_tokens: Callable[[list[dict[str, str]]], int],
     limit: int | None,
-) -> tuple[dict[str, list[PromptRow]], dict[str, Lengths]]:
+) -> tuple[dict[str, RowSource], dict[str, Lengths]]:
     """Return the rows of at most `limit` tokens and the lengths of all rows, per split.
 
     Raises ConfigError if no row of a split remains.
@@ -181,7 +181,7 @@ def _drop_overlong(
     from rlctl.data_prep.lengths import drop_overlong
     from rlctl.errors import ConfigError
 
-    kept: dict[str, list[PromptRow]] = {}
+    kept: dict[str, RowSource] = {}
     lengths: dict[str, Lengths] = {}
     for split, rows in splits.items():
         kept[split], lengths[split] = drop_overlong(rows, num_tokens, limit)
@@ -200,15 +200,17 @@ def _token_counter(model: str) -> Callable[[list[dict[str, str]]], int]:
     return lambda chat: len(encode_prompt(tokenizer, chat))
 
 
-def _summary(path: Path, rows: list[PromptRow], lengths: Lengths | None) -> dict[str, Any]:
+def _summary(path: Path, rows: RowSource, lengths: Lengths | None) -> dict[str, Any]:
     import hashlib
 
     shares = (("min", 0.0), ("median", 0.5), ("p95", 0.95), ("max", 1.0))
     tokens = {name: lengths.quantile(share) for name, share in shares} if lengths else None
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
     return {
         "file": str(path),
         "num_rows": len(rows),
         "num_dropped": lengths.num_dropped if lengths else 0,
         "prompt_tokens": tokens,
-        "sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
+        "sha256": digest,
     }

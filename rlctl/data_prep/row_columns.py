@@ -1,0 +1,117 @@
+"""Arrow tables of prompt rows, with the types that all rows share."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rlctl.data_prep.rows import PromptRow, RowSource
+
+JSON_COLUMNS = b"rlctl.json_columns"  # metadata of a file: names of columns that are JSON text
+_TABLE_ROWS = 16_384  # of a row group, which is in memory at a time
+_FREE: dict[str, Callable[[PromptRow], Any]] = {
+    "extra_info": lambda row: row.extra_info,
+    "ground_truth": lambda row: row.ground_truth,
+}
+
+
+def arrow_tables(rows: RowSource) -> Iterator[Any]:
+    """Yield all rows as tables of one schema; one table without rows if there are none."""
+    types, has_agents = _types(rows)
+    as_json = [name for name, kind in types.items() if kind is None]
+    metadata = {JSON_COLUMNS: ",".join(as_json).encode()} if as_json else None
+    for part in _parts(rows) if len(rows) else [[]]:
+        yield _table(part, types, has_agents).replace_schema_metadata(metadata)
+
+
+def _types(rows: RowSource) -> tuple[dict[str, Any], bool]:
+    """Return the Arrow types of values that may have any, and True if a row has an agent.
+
+    A type is None if Arrow would not return equal values.
+    """
+    import pyarrow as pa
+
+    found: dict[str, dict[Any, None]] = {name: {} for name in _FREE}
+    has_agents = False
+    for part in _parts(rows):
+        for name, kinds in found.items():
+            kinds[_type_of(part, name)] = None
+        has_agents = has_agents or any(row.agent_name for row in part)
+    types = {name: _unified(list(kinds) or [pa.null()]) for name, kinds in found.items()}
+    several = [name for name, kinds in found.items() if len(kinds) > 1]
+    for part in _parts(rows) if several else ():
+        for name in several:
+            types[name] = types[name] and _type_of(part, name, types[name])
+    return types, has_agents
+
+
+def _type_of(part: Sequence[PromptRow], name: str, kind: Any = None) -> Any:
+    """Return `kind`, or the type that Arrow infers, if an array of it has equal values."""
+    import pyarrow as pa
+
+    values = [_FREE[name](row) for row in part]
+    try:
+        array = pa.array(values, kind)
+        return array.type if _storable(array.type) and array.to_pylist() == values else None
+    except pa.ArrowException:
+        return None
+
+
+def _unified(kinds: Sequence[Any]) -> Any:
+    """Return a type for values of all `kinds`; None if there is none."""
+    import pyarrow as pa
+
+    if None in kinds:
+        return None
+    try:
+        fields = [pa.schema([("value", kind)]) for kind in kinds]
+        return pa.unify_schemas(fields, promote_options="permissive").field(0).type
+    except pa.ArrowException:
+        return None
+
+
+def _parts(rows: RowSource) -> Iterator[list[PromptRow]]:
+    every = iter(rows)
+    while part := list(islice(every, _TABLE_ROWS)):
+        yield part
+
+
+def _table(rows: list[PromptRow], types: dict[str, Any], has_agents: bool) -> Any:
+    """Return an Arrow table of rows; a type that is None makes a column of JSON text."""
+    import pyarrow as pa
+
+    def free(name: str) -> Any:
+        values = [_FREE[name](row) for row in rows]
+        if types[name] is None:
+            return pa.array([json.dumps(each, ensure_ascii=False) for each in values], pa.string())
+        return pa.array(values, types[name])
+
+    message = pa.struct([("role", pa.string()), ("content", pa.string())])
+    agents = [row.agent_name for row in rows]
+    return pa.table(
+        {
+            "data_source": pa.array([row.data_source for row in rows], pa.string()),
+            "prompt": pa.array([row.prompt for row in rows], pa.list_(message)),
+            "ability": pa.array([row.ability for row in rows], pa.string()),
+            "reward_model": pa.StructArray.from_arrays(
+                [pa.array([row.style for row in rows], pa.string()), free("ground_truth")],
+                ["style", "ground_truth"],
+            ),
+            "extra_info": free("extra_info"),
+            **({"agent_name": pa.array(agents, pa.string())} if has_agents else {}),
+        }
+    )
+
+
+def _storable(kind: Any) -> bool:
+    """Return True if parquet can store the Arrow type: it has no structs without fields."""
+    import pyarrow.types as types
+
+    if types.is_struct(kind):
+        return kind.num_fields > 0 and all(
+            _storable(kind.field(i).type) for i in range(kind.num_fields)
+        )
+    return _storable(kind.value_type) if types.is_list(kind) else True
