@@ -2,9 +2,10 @@
 
 A prompt's responses are a group. A group is admitted while fewer than (K + v + 1)·B groups were,
 where v counts the steps that have learned and B is the number of groups of a step (AReaL, arXiv
-2505.24298, equation 3). A step learns from the oldest groups that are finished, and waits for those
-that would be more than K steps old in the next one. So none is dropped for its age, and none is
-older than K. Which groups finish first, and under which weights, depends on the clock.
+2505.24298, equation 3). A step learns from the oldest groups that are finished. It waits for older
+ones where otherwise more of them would be left than the steps until their greatest age K can take.
+So no group is dropped for its age, and none is older than K. Which groups finish first, and under
+which weights, depends on the clock.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import groupby, repeat
 
 import torch
 
@@ -34,6 +36,8 @@ from rlctl.runtime.training.rollout_source import (
     result_of,
 )
 from rlctl.runtime.training.staleness import with_staleness
+
+_PAUSE_S = 0.005
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,15 +115,16 @@ class Eager(RolloutSource):
         self.quiet = threading.Lock()
         self._learned = step
         self._num_admitted = (step + (ahead is not None)) * self.size
+        self.collector.position = self._num_admitted
         self._steps: dict[int, int] = {}
         self._groups: list[_Group] = []  # by number
-        self._finished = threading.Condition()
+        self._finished = threading.Event()  # a group has finished
         self._next: Future[Collected] | None = None
         self._end = time.perf_counter()  # of the step before
-        self._waited = self._busy_s = 0.0
+        self._waited = self._busy_s = self._scoring_s = 0.0
+        self._steps[publish().version] = step  # engines can generate from here on
         if state is not None:
             self._restore(state)
-        self._steps[publish().version] = step
         self._admit()
 
     def take(self, step: int) -> tuple[Scored, dict[str, float]]:
@@ -147,7 +152,8 @@ class Eager(RolloutSource):
         busy_before, self._busy_s = self._busy_s, self.stream.load.busy_s
         total, busy = max(now - before, 1e-9), self._busy_s - busy_before
         self._end = now
-        self.seconds = {"gen": busy, "sync_weights": published.loading_s}
+        scoring_s, self._scoring_s = self._scoring_s, 0.0
+        self.seconds = {"gen": busy, "reward": scoring_s, "sync_weights": published.loading_s}
         return published_gb(published) | {
             "async/trainer_idle": self._waited / total,
             "async/engines_idle": max(0.0, 1 - busy / total),
@@ -170,8 +176,8 @@ class Eager(RolloutSource):
 
     def _restore(self, state: StreamState) -> None:
         """Restore the groups of a checkpoint, and begin those that were open again."""
-        self._num_admitted = state.num_admitted
-        self._steps = dict(state.steps)
+        self._num_admitted = self.collector.position = state.num_admitted
+        self._steps = state.steps | self._steps
         rollouts = state.finished_rollouts
         groups: list[_Group] = []
         for place, record in enumerate(state.finished):
@@ -179,29 +185,31 @@ class Eager(RolloutSource):
             future: Future[Rollouts] = Future()
             future.set_result(rollouts.select((rollouts.group == place).nonzero().flatten()))
             groups.append(_Group(record, future))
-        groups += [self._submit(replace(each, version=self._learned)) for each in state.open]
+        groups += self._submit([replace(each, version=self._learned) for each in state.open])
         self._groups = sorted(groups, key=lambda each: each.record.number)
 
     def _admit(self) -> None:
         """Submit as many groups as the staleness permits."""
         limit = min(self.max_staleness + self._learned + 1, self.last) * self.size
-        for number in range(self._num_admitted, limit):
-            (drawn,) = self.collector.loader.draw(number, 1)
-            self._groups.append(self._submit(GroupRecord(number, drawn, self._learned)))
-        self._num_admitted = self.collector.position = max(self._num_admitted, limit)
+        numbers = range(self._num_admitted, limit)
+        if not numbers:
+            return
+        drawn = self.collector.loader.draw(numbers.start, len(numbers))
+        records = map(GroupRecord, numbers, drawn, repeat(self._learned))
+        self._groups += self._submit(list(records))
+        self._num_admitted = self.collector.position = limit
 
-    def _submit(self, record: GroupRecord) -> _Group:
-        """Begin the responses of a group, with the random streams that its place gives them."""
-        prompts = self.collector.loader.at([record.drawn])
-        step, place = divmod(record.number, self.size)
-        placed = replace(prompts, group=torch.tensor([place]))
-        future = self.stream.submit(placed, step_seed(self.seed, step + 1))
-        future.add_done_callback(lambda _: self._notify())
-        return _Group(record, future)
-
-    def _notify(self) -> None:
-        with self._finished:
-            self._finished.notify_all()
+    def _submit(self, records: Sequence[GroupRecord]) -> list[_Group]:
+        """Begin the responses of groups, with the random streams that their places give them."""
+        prompts = self.collector.loader.at([each.drawn for each in records])
+        groups: list[_Group] = []
+        for i, record in enumerate(records):
+            step, place = divmod(record.number, self.size)
+            prompt = replace(prompts.select(torch.tensor([i])), group=torch.tensor([place]))
+            future = self.stream.submit(prompt, step_seed(self.seed, step + 1))
+            future.add_done_callback(lambda _: self._finished.set())
+            groups.append(_Group(record, future))
+        return groups
 
     def _collect(self, step: int) -> Collected:
         """Wait for the groups of `step` and score them."""
@@ -210,38 +218,59 @@ class Eager(RolloutSource):
         rollouts = _joined(groups)
         self.stream.player.check_failures(rollouts)
         with self.quiet:
+            began = time.perf_counter()
             roles = replace(self.roles, actor_role=_Ready(self.roles.actor, rollouts))
             scored, metrics = self.collector.collect_drawn(drawn, roles, step)
             scored, ages = self._with_ages(scored, step)
             self._groups = [each for each in self._groups if each not in groups]
             weights = min(each.record.version for each in groups)
-            self.ahead = Collected(step, weights, scored, metrics | ages)
-        return self.ahead
+            self.ahead = ready = Collected(step, weights, scored, metrics | ages)
+            self._scoring_s = time.perf_counter() - began
+        return ready
 
     def _wait(self, step: int) -> list[_Group]:
-        """Wait for the groups of `step`: the oldest finished ones, and all that become too old."""
-        with self._finished:
-            while True:
-                done = [each for each in self._groups if each.rollouts.done()]
-                for each in done:
-                    each.rollouts.result()  # raises what has ended the stream
-                urgent = [
-                    each
-                    for each in self._groups
-                    if step - 1 - each.record.version >= self.max_staleness
-                ]
-                rest = [each for each in done if each not in urgent]
-                chosen = urgent + rest[: self.size - len(urgent)]
-                if len(chosen) == self.size and all(each.rollouts.done() for each in urgent):
-                    return sorted(chosen, key=lambda each: each.record.number)
-                self._finished.wait()
+        """Wait for the groups of `step`."""
+        self._finished.clear()
+        while (chosen := self._choose(step)) is None:
+            self._finished.wait()
+            time.sleep(_PAUSE_S)  # groups often finish together
+            self._finished.clear()
+        return sorted(chosen, key=lambda each: each.record.number)
+
+    def _choose(self, step: int) -> list[_Group] | None:
+        """Return the oldest finished groups for `step`; None: it waits for older ones.
+
+        It waits if those that are left over could not all be learned from in time, because newer
+        ones have overtaken too many of them.
+        """
+        groups = sorted(self._groups, key=lambda each: (each.record.version, each.record.number))
+        done = [each for each in groups if each.rollouts.done()]
+        for each in done:
+            each.rollouts.result()  # raises what has ended the stream
+        chosen = done[: self.size]
+        if len(chosen) < self.size:
+            return None
+        taken, num_left, has_open = set(chosen), 0, False
+        for version, same in groupby(groups, key=lambda each: each.record.version):
+            if version >= chosen[-1].record.version:
+                break
+            left = [each for each in same if each not in taken]
+            num_left += len(left)
+            has_open |= any(not each.rollouts.done() for each in left)
+            # Steps after this one that may learn from groups of this version.
+            num_steps = max(0, version + self.max_staleness + 1 - step)
+            if has_open and num_left > num_steps * self.size:
+                return None
+        return chosen
 
     def _with_ages(self, scored: Scored, step: int) -> tuple[Scored, dict[str, float]]:
         """Return rows with the staleness of their tokens, and metrics."""
         written = scored.versions
         assert written is not None, "a stream records versions"
         versions, token = written.values.unique(return_inverse=True)
-        weights = torch.tensor([self._steps[each] for each in versions.tolist()])[token]
+        # A version that is not noted yet is the one that is being published.
+        steps = [self._steps.get(each, self._learned) for each in versions.tolist()]
+        weights = torch.tensor(steps)[token]
         scored, metrics = with_staleness(scored, step, weights, self.max_staleness)
         first, last = written.values[written.offsets[:-1]], written.values[written.offsets[1:] - 1]
         partial = first != last

@@ -132,7 +132,7 @@ class Trainer:
                 seed=context.sampling_seed,
                 max_staleness=context.max_staleness,
                 step=state.step,
-                last=last,
+                last=0 if self.config.val_only else last,
                 state=state.stream,
                 ahead=state.ahead,
             )

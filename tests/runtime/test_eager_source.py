@@ -1,0 +1,294 @@
+"""Groups of the schedule `eager`: admission, choice, age, and what a checkpoint keeps of them."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any, cast
+from unittest.mock import create_autospec
+
+import pytest
+import torch
+
+from rlctl.data_prep.rows import PromptRow
+from rlctl.errors import RlctlError
+from rlctl.runtime.agents.schedule import Load
+from rlctl.runtime.algorithms.base import step_seed
+from rlctl.runtime.batch import Prompts, Ragged, Rollouts, Scored
+from rlctl.runtime.roles import Actor, Published, Roles
+from rlctl.runtime.training.clock import Clock
+from rlctl.runtime.training.eager import Eager
+from rlctl.runtime.training.rollout_source import Collected, StreamState
+
+SIZE = 3  # groups of a step
+ROWS = 2  # responses of a group
+
+
+class Loader:
+    """Loader whose prompt number i has the single token i."""
+
+    batch_size = SIZE
+
+    def draw(self, position: int, count: int) -> list[int]:
+        return list(range(position, position + count))
+
+    def at(self, drawn: Sequence[int]) -> Prompts:
+        rows = [PromptRow("source", [], None, extra_info={"number": i}) for i in drawn]
+        ids = Ragged.from_rows([[i] for i in drawn], torch.int64)
+        return Prompts(ids, torch.arange(len(drawn)), rows)
+
+
+class Collector:
+    """Collector that scores what the actor returns."""
+
+    def __init__(self) -> None:
+        self.loader = Loader()
+        self.position = 0
+
+    def collect_drawn(
+        self, drawn: Sequence[int], roles: Roles, step: int
+    ) -> tuple[Scored, dict[str, float]]:
+        roles.actor.update_weights()
+        rollouts = roles.actor.generate_sequences(self.loader.at(drawn), seed=step)
+        assert [row.extra_info["number"] for row in rollouts.rows[::ROWS]] == list(drawn)
+        assert rollouts.group.tolist() == [i for i in range(len(drawn)) for _ in range(ROWS)]
+        zeros = torch.zeros(len(rollouts))
+        return rollouts.grow(Scored, scores=zeros, components={}, failed=zeros.bool()), {}
+
+
+@dataclass(eq=False)
+class Open:
+    """A group that was submitted and is not finished."""
+
+    prompts: Prompts
+    seed: int
+    version: int  # of the engine when it began
+    future: Future[Rollouts] = field(default_factory=Future)
+
+    @property
+    def number(self) -> int:
+        return int(self.prompts.prompt_ids.values[0])
+
+
+class Stream:
+    """Stream whose groups finish when the test says so; `version` is that of the weights."""
+
+    def __init__(self) -> None:
+        self.load = Load()
+        self.player = SimpleNamespace(check_failures=lambda _: None)
+        self.open: list[Open] = []
+        self.submitted: list[int] = []
+        self.version = 0
+
+    def submit(self, prompts: Prompts, seed: int) -> Future[Rollouts]:
+        group = Open(prompts, seed, self.version)
+        self.open.append(group)
+        self.submitted.append(group.number)
+        return group.future
+
+    def finish(self, *numbers: int) -> None:
+        for group in [each for each in self.open if each.number in numbers]:
+            self.open.remove(group)
+            group.future.set_result(written(group.prompts, group.version, self.version))
+
+
+def written(prompts: Prompts, first: int, last: int) -> Rollouts:
+    """Return two tokens for each response, by weights of these versions."""
+    rows = prompts.repeat(ROWS)
+    ids = Ragged.from_rows([[1, 2]] * len(rows), torch.int64)
+    return rows.grow(
+        Rollouts,
+        response_ids=ids,
+        response_mask=ids.like(torch.ones(2 * len(rows))),
+        rollout_log_probs=ids.like(torch.zeros(2 * len(rows))),
+        finish=["stop"] * len(rows),
+        versions=Ragged.from_rows([[first, last]] * len(rows), torch.int64),
+    )
+
+
+class Run:
+    """A source with its stream; the trainer's weights of step k have version 10·k."""
+
+    def __init__(
+        self,
+        staleness: int,
+        step: int = 0,
+        state: StreamState | None = None,
+        ahead: Collected | None = None,
+    ) -> None:
+        self.stream, self.collector, self.step = Stream(), Collector(), step
+        self.source = Eager(
+            cast(Any, self.collector),
+            Roles(create_autospec(Actor, instance=True), cast(Any, None)),
+            cast(Any, self.stream),
+            self.publish,
+            Clock(lambda _: None),
+            seed=7,
+            max_staleness=staleness,
+            step=step,
+            last=100,
+            state=state,
+            ahead=ahead,
+        )
+
+    def publish(self) -> Published:
+        self.stream.version = 10 * self.step
+        return Published(self.stream.version, 2**30, 0.5)
+
+    def take(self) -> tuple[list[int], dict[str, float]]:
+        """Return the numbers of the groups of the next step, and its metrics."""
+        self.step += 1
+        scored, metrics = self.source.take(self.step)
+        return [row.extra_info["number"] for row in scored.rows[::ROWS]], metrics
+
+    def learn(self) -> dict[str, float]:
+        """End the step."""
+        return self.source.end_step()
+
+
+def test_groups_are_admitted_up_to_the_staleness() -> None:
+    run = Run(staleness=2)
+    assert run.stream.submitted == list(range(9))  # (2 + 0 + 1) steps
+    assert run.collector.position == 9
+    seeds = [(each.seed, int(each.prompts.group)) for each in run.stream.open]
+    assert seeds == [(step_seed(7, 1 + i // SIZE), i % SIZE) for i in range(9)]
+    run.stream.finish(0, 1, 2)
+    assert run.take()[0] == [0, 1, 2]
+    assert len(run.stream.submitted) == 9
+    metrics = run.learn()
+    assert run.stream.submitted == list(range(12))
+    assert metrics["async/weight_sync_gb"] == 1.0
+    assert run.source.seconds["sync_weights"] == 0.5
+
+
+def test_a_step_takes_the_oldest_finished_groups_and_waits_for_those_that_get_too_old() -> None:
+    run = Run(staleness=1)
+    run.stream.finish(5, 3, 0, 4)
+    assert run.take()[0] == [0, 3, 4]
+    run.learn()
+    # 1, 2 and 5 were admitted before the first step: step 2 is the last that may learn from them.
+    run.stream.finish(6, 7, 8)
+    found = threading.Event()
+    taken: list[int] = []
+
+    def take() -> None:
+        taken.extend(run.take()[0])
+        found.set()
+
+    threading.Thread(target=take, daemon=True).start()
+    time.sleep(0.05)
+    assert not found.is_set()
+    run.stream.finish(1)
+    time.sleep(0.05)
+    assert not found.is_set()
+    run.stream.finish(2)
+    assert found.wait(60)
+    assert taken == [1, 2, 5]
+
+
+@pytest.mark.parametrize("staleness", [1, 2, 4])
+def test_no_group_is_lost_or_learned_from_twice_or_too_old(staleness: int) -> None:
+    """Finish groups in random order beside the trainer, and resume from checkpoints."""
+    rng, run, learned = random.Random(staleness), Run(staleness), list[int]()
+    engines = Engines(run.stream, rng)
+    for _ in range(12):
+        numbers, metrics = run.take()
+        learned += numbers
+        assert metrics["async/staleness/max"] <= staleness
+        run.learn()
+        if rng.random() < 0.4:
+            engines.stop()
+            run = resumed(run, staleness)
+            engines = Engines(run.stream, rng)
+    engines.stop()
+    with run.source.quiet:
+        rest = [group.record.number for group in run.source._groups]
+        if (ahead := run.source.ahead) is not None:
+            rest += [row.extra_info["number"] for row in ahead.scored.rows[::ROWS]]
+    assert sorted(learned + rest) == list(range(run.collector.position))
+    assert len(learned) == 12 * SIZE
+
+
+class Engines:
+    """Thread that finishes the groups of a stream in random order, a few at a time."""
+
+    def __init__(self, stream: Stream, rng: random.Random) -> None:
+        self.stream = stream
+        self.rng = rng
+        self.stopping = threading.Event()
+        self.thread = threading.Thread(target=self.run, daemon=True)
+        self.thread.start()
+
+    def run(self) -> None:
+        while not self.stopping.wait(0.001):
+            numbers = [each.number for each in self.stream.open]
+            self.stream.finish(*self.rng.sample(numbers, min(len(numbers), 2)))
+
+    def stop(self) -> None:
+        self.stopping.set()
+        self.thread.join()
+
+
+def resumed(run: Run, staleness: int) -> Run:
+    """Return a run that starts from what a checkpoint of `run` has."""
+    with run.source.quiet:
+        state, ahead = run.source.state(), run.source.ahead
+    data = state.to_dict()
+    return Run(staleness, run.step, StreamState.from_dict(data, state.finished_rollouts), ahead)
+
+
+def test_a_checkpoint_keeps_finished_groups_and_begins_open_ones_again() -> None:
+    run = Run(staleness=2)
+    run.stream.finish(0, 1, 2)
+    run.take()
+    run.learn()
+    run.stream.finish(4, 7)
+    again = resumed(run, 2)
+    assert again.stream.submitted == [3, 5, 6, 8, 9, 10, 11]
+    again.stream.finish(3)
+    numbers, metrics = again.take()
+    assert numbers == [3, 4, 7]
+    # Groups 4 and 7 have a token by the initial weights; group 3 was generated again by those of 1.
+    assert metrics["async/staleness/mean"] == pytest.approx(2 / 3)
+    assert metrics["async/partial_responses"] == pytest.approx(2 / 3)
+
+
+def test_rollouts_of_the_schedule_fixed_are_learned_from_first() -> None:
+    scored = written(Loader().at([3, 4, 5]), 0, 0).grow(
+        Scored, scores=torch.zeros(6), components={}, failed=torch.zeros(6).bool()
+    )
+    run = Run(1, step=1, ahead=Collected(2, 0, scored, {}))
+    assert run.stream.submitted == [6, 7, 8]
+    assert run.take()[0] == [3, 4, 5]
+    run.learn()
+    assert run.stream.submitted == list(range(6, 12))
+    run.stream.finish(6, 7, 8)
+    assert run.take()[0] == [6, 7, 8]
+
+
+def test_smaller_batches_after_a_resume_lose_no_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Run(staleness=1)
+    run.stream.finish(0, 1, 2)
+    run.take()
+    run.learn()
+    monkeypatch.setattr(Loader, "batch_size", 1)
+    again = resumed(run, 1)
+    assert again.stream.submitted == [3, 4, 5, 6, 7, 8]
+    again.stream.finish(*range(3, 9))
+    taken: list[int] = []
+    for _ in range(3):
+        taken += again.take()[0]
+        again.learn()
+    assert taken == [3, 4, 5]
+
+
+def test_an_error_of_the_stream_reaches_the_trainer() -> None:
+    run = Run(staleness=1)
+    run.stream.open[4].future.set_exception(RlctlError("no engine is left"))
+    with pytest.raises(RlctlError, match="no engine is left"):
+        run.take()
