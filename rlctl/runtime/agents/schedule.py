@@ -130,18 +130,12 @@ class Schedule:
         return [task.result() for task in tasks]
 
     async def serve(self) -> None:
-        """Serve requests of other tasks until this task is cancelled. Raises errors of the engines.
+        """Serve requests of other tasks until this task is cancelled.
 
-        Callers that wait for a response then get the error, too.
+        Raises errors of the engines; tasks that wait for a response must be cancelled then.
         """
         self._num_running = 1  # there may always be further requests
-        try:
-            await self._advance()
-        except Exception as error:
-            for each in self._open.values():
-                if not each.future.done():
-                    each.future.set_exception(error)
-            raise
+        await self._advance()
 
     async def _count(self, episode: Callable[[], Awaitable[T]]) -> T:
         try:

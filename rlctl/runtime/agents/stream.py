@@ -91,7 +91,8 @@ class Stream:
             engines, fixed=False, num_threads=num_threads, on_progress=on_progress
         )
         self._loop = asyncio.new_event_loop()
-        self._error: BaseException | None = None
+        self._error: BaseException | None = None  # of the engines
+        self._plays: set[asyncio.Task[object]] = set()
         self._closing = asyncio.Event()
         # A daemon: after an error of the trainer nothing waits for it.
         self._thread = threading.Thread(target=self._run, name="generation", daemon=True)
@@ -114,13 +115,24 @@ class Stream:
 
     def close(self) -> None:
         """Drop what is open and end the thread."""
-        self._loop.call_soon_threadsafe(self._closing.set)
-        self._thread.join(_CLOSE_S)
+        if self._thread.is_alive():
+            self._loop.call_soon_threadsafe(self._closing.set)
+            self._thread.join(_CLOSE_S)
 
     async def _play(self, prompts: Prompts, seed: int, validate: bool, greedy: bool) -> Rollouts:
         if self._error is not None:
             raise self._error
-        return await self.player.play(prompts, seed, validate, greedy, self._schedule)
+        task = asyncio.current_task()
+        assert task is not None, "it runs as a task of the loop"
+        self._plays.add(task)
+        try:
+            return await self.player.play(prompts, seed, validate, greedy, self._schedule)
+        except BaseException:
+            if self._error is None:
+                raise
+            raise self._error from None
+        finally:
+            self._plays.discard(task)
 
     def _run(self) -> None:
         try:
@@ -129,12 +141,15 @@ class Stream:
             self._loop.close()
 
     async def _serve(self) -> None:
-        """Serve until `close`; after an error, each further call raises it."""
+        """Serve until `close`; after an error of the engines, open and further calls raise it."""
         serving = asyncio.create_task(self._schedule.serve())
         closing = asyncio.create_task(self._closing.wait())
         await asyncio.wait({serving, closing}, return_when=asyncio.FIRST_COMPLETED)
         if serving.done():
             self._error = serving.exception()
+            # Wherever they are: a program would retry its request, or count it as its own failure.
+            for each in self._plays:
+                each.cancel()
             await closing
         others = asyncio.all_tasks() - {asyncio.current_task()}
         for each in others:

@@ -44,8 +44,7 @@ class DisaggregatedActor(DelegatingActor):
         """See `Actor`. Every stale engine gets the trainer's weights, or the published ones."""
         published = self.published
         if published is not None and self.in_flight:
-            with self._lock:
-                self.engines.finish_update()
+            self.engines.finish_update(self._lock)
             return
         self.engines.update_weights(
             self.trainer.send_weights if published is None else published.send

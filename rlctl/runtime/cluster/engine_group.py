@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 import ray
 
 from rlctl.errors import InternalError
 from rlctl.runtime.batch import Prompts, Rollouts
-from rlctl.runtime.cluster.channels import StoreChannel
 from rlctl.runtime.cluster.engines import (
     Engine,
     OpenTurn,
@@ -26,10 +25,6 @@ from rlctl.runtime.workers.dispatch import join, split
 
 logger = logging.getLogger(__name__)
 
-# Returns the engines lost, with reasons; None occurs on ranks other than the trainer's first.
-SendWeights = Callable[[StoreChannel], dict[int, str] | None]
-
-_MAX_FAILURES = 3  # engines that one request may be lost with before the run fails
 _POLL_S = 1.0  # interval at which deadlines are checked
 
 
@@ -84,18 +79,18 @@ class EngineGroup(LiveEngines):
         self.restart_lost()
         ready = self.ready_for_turns()
         self.unplaced = [each for each in self.unplaced if each.request.key not in cancelled]
-        if not ready:
-            time.sleep(_POLL_S / 10)
-            return []
+        for engine in self.pool.engines:
+            engine.cancel(cancelled)
         new, self.unplaced = place(self.unplaced, self.pool.engines, ready)
         began = time.monotonic()
         calls = {
-            engine: engine.call("exchange", requests, limit, cancelled)
+            engine: engine.call("exchange", requests, limit, engine.pop_cancelled())
             for engine, requests in new.items()
-            if engine.turns
+            if engine.turns or engine.cancelled
         }
-        for engine in ready:
-            engine.turns = {k: each for k, each in engine.turns.items() if k not in cancelled}
+        if not calls:
+            self.rolling.wait(_POLL_S / 10)
+            return []
         completions: list[Completion] = []
         for engine, result in calls.items():
             reason = failure_reason(result, self.pool.spec.call_timeout_s)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -97,6 +97,7 @@ class Engine:
     retry_at: float = 0.0
     in_flight: dict[ray.ObjectRef, Request] = field(default_factory=dict)
     turns: dict[int, OpenTurn] = field(default_factory=dict)  # by key
+    cancelled: list[int] = field(default_factory=list)  # keys that its next exchange drops
     draining: bool = False  # it gets no new requests, and is removed once it is idle
     url: str | None = None  # of the server that it was added for
     joining: bool = False  # it was added to a running pool and has not been built yet
@@ -137,6 +138,18 @@ class Engine:
         """Call the worker's `method` concurrently with running calls."""
         options = self.handle.call.options(concurrency_group=_GENERATE)
         return options.remote(ROLLOUT.name, method, args, {})
+
+    def cancel(self, keys: Collection[int]) -> None:
+        """Forget turns with these keys; the next exchange lets the engine drop them."""
+        dropped = sorted(self.turns.keys() & set(keys))
+        self.cancelled += dropped
+        for key in dropped:
+            del self.turns[key]
+
+    def pop_cancelled(self) -> list[int]:
+        """Return the keys to drop since the last call."""
+        self.cancelled, cancelled = [], self.cancelled
+        return cancelled
 
     def receive(self, finished: Sequence[Completion]) -> list[Completion]:
         """Return finished responses as those of the caller's requests; forget complete ones."""
@@ -191,14 +204,13 @@ class EngineProcesses:
         if engine.handle is None:
             return
         engine.num_failures += 1
-        backoff_s = 0.0
-        if engine.num_failures > 1:
-            backoff_s = min(_MAX_BACKOFF_S, 2.0 ** (engine.num_failures - 2))
+        again = engine.num_failures > 1
+        backoff_s = min(_MAX_BACKOFF_S, 2.0 ** (engine.num_failures - 2)) if again else 0.0
         engine.retry_at = time.monotonic() + backoff_s
         ray.kill(engine.handle)
         engine.handle = engine.start_result = None
-        engine.in_flight.clear()
-        engine.turns.clear()
+        for each in (engine.in_flight, engine.turns, engine.cancelled):
+            each.clear()
 
     def join(self, group: PlacementGroup, spec: RolloutSpec, url: str | None) -> Engine:
         """Start an engine on the devices of `group`; the next `change_members` adds it.

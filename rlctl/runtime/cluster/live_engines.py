@@ -6,6 +6,7 @@ import logging
 import time
 from collections import Counter, deque
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import replace
 
 import ray
@@ -25,6 +26,7 @@ logger = logging.getLogger(__name__)
 SendWeights = Callable[[StoreChannel], dict[int, str] | None]
 
 _MAX_FAILURES = 3  # engines that one request may be lost with before the run fails
+_POLL_S = 0.1  # while engines load weights
 
 
 class LiveEngines:
@@ -68,11 +70,18 @@ class LiveEngines:
         self.rolling.weights = weights
         self.version += 1
 
-    def finish_update(self) -> None:
-        """Wait until every ready engine has loaded the published weights."""
-        self.restart_lost()
-        while any(is_stale(each, self.version) for each in self.pool.engines):
-            self.ready_for_turns()
+    def finish_update(self, exchanges: AbstractContextManager[object]) -> None:
+        """Wait until every ready engine has loaded the published weights.
+
+        `exchanges` excludes exchanges of another thread, which go on between the loads.
+        """
+        while True:
+            with exchanges:
+                self.restart_lost()
+                self.ready_for_turns()
+                if not any(is_stale(each, self.version) for each in self.pool.engines):
+                    return
+            self.rolling.wait(_POLL_S)
 
     def update_weights(self, send_weights: SendWeights) -> None:
         """Send the trainer's weights to every ready engine that lacks them.
@@ -92,7 +101,8 @@ class LiveEngines:
         engines, send_weights = self.pool.engines, self.send_weights
         if self.rolling.weights is not None:
             able = self.rolling.advance(engines, self.version, self.mark_failed)
-            self._check_alive(any(each.version >= 0 for each in engines))
+            is_alive = any(each.version >= 0 for each in engines)
+            self._check_alive(is_alive, is_loading=self.rolling.is_loading)
             return able
         if send_weights is None:
             raise InternalError("exchange with stale engine weights: call update_weights before it")
@@ -128,14 +138,17 @@ class LiveEngines:
             self._send_to(stale, send_weights)
         self._check_alive(any(each.version == self.version for each in self.pool.engines))
 
-    def _check_alive(self, is_alive: bool) -> None:
-        """Raise RlctlError if no engine is alive for `restart_timeout_s`."""
+    def _check_alive(self, is_alive: bool, *, is_loading: bool = False) -> None:
+        """Raise RlctlError if no engine is alive for `restart_timeout_s`.
+
+        The load of weights by a restarted engine has a limit of its own.
+        """
         if is_alive:
             self.all_down_since = None
             return
         limit = self.pool.restart_timeout_s
         self.all_down_since = self.all_down_since or time.monotonic()
-        if time.monotonic() - self.all_down_since > limit:
+        if time.monotonic() - self.all_down_since > limit and not is_loading:
             raise RlctlError(
                 f"no rollout engine is left, and none could be started again within {limit:g} s",
                 where=self.pool.tail(),

@@ -12,8 +12,6 @@ import ray
 from rlctl.runtime.cluster.channels import PublishedWeights
 from rlctl.runtime.cluster.engines import Engine, failure_reason
 
-_POLL_S = 0.1  # where no engine can generate meanwhile
-
 
 @dataclass(frozen=True, eq=False)
 class _Load:
@@ -36,13 +34,26 @@ class RollingUpdate:
     def __init__(self, timeout_s: float) -> None:
         self.timeout_s = timeout_s
         self.weights: PublishedWeights | None = None
-        self._seconds = 0.0
+        self._total_s = self._popped_s = 0.0  # each is written by one thread
         self._loading: _Load | None = None
+
+    @property
+    def is_loading(self) -> bool:
+        """True while an engine loads weights."""
+        return self._loading is not None
 
     def pop_seconds(self) -> float:
         """Return the seconds that engines have spent with loads since the last call."""
-        seconds, self._seconds = self._seconds, 0.0
-        return seconds
+        before, self._popped_s = self._popped_s, self._total_s
+        return self._popped_s - before
+
+    def wait(self, seconds: float) -> None:
+        """Wait until the load of an engine is done, at most `seconds`."""
+        load = self._loading
+        if load is None:
+            time.sleep(seconds)
+        else:
+            ray.wait([load.result], timeout=seconds)
 
     def advance(
         self, engines: Sequence[Engine], version: int, on_failed: Callable[[Engine, str], object]
@@ -52,25 +63,19 @@ class RollingUpdate:
         `version` is that of the published weights in the group; `on_failed` gets an engine that
         cannot load them, and the reason.
         """
-        self._finish(engines, on_failed)
+        self._finish(on_failed)
         stale = [each for each in engines if is_stale(each, version)]
         if stale and self._loading is None:
-            assert self.weights is not None, "advance comes after the first weights"
+            weights = self.weights  # another thread may publish the next ones at any time
+            assert weights is not None, "advance comes after the first weights"
             # An engine that has just started has no weights at all.
             engine = min(stale, key=lambda each: each.version)
-            result = engine.handle.load_stored.remote(
-                list(self.weights.buckets), self.weights.version
-            )
+            result = engine.handle.load_stored.remote(list(weights.buckets), weights.version)
             self._loading = _Load(engine, engine.handle, result, version, time.monotonic())
-        return self._able(engines)
-
-    def _able(self, engines: Sequence[Engine]) -> list[Engine]:
         busy = None if self._loading is None else self._loading.engine
         return [each for each in engines if each.ready and each.version >= 0 and each is not busy]
 
-    def _finish(
-        self, engines: Sequence[Engine], on_failed: Callable[[Engine, str], object]
-    ) -> None:
+    def _finish(self, on_failed: Callable[[Engine, str], object]) -> None:
         """End the load that has begun if it is done, too late, or its engine is lost."""
         load = self._loading
         if load is None:
@@ -78,15 +83,16 @@ class RollingUpdate:
         if load.engine.handle is not load.handle:  # lost, and perhaps started again
             self._loading = None
             return
-        wait_s = 0.0 if self._able(engines) else _POLL_S
-        is_done = bool(ray.wait([load.result], timeout=wait_s)[0])
+        is_done = bool(ray.wait([load.result], timeout=0)[0])
         if not is_done and time.monotonic() - load.began < self.timeout_s:
             return
         self._loading = None
-        reason = failure_reason(load.result, 0.0, late="did not load its weights")
+        reason: str | None = f"it did not load its weights within {self.timeout_s:g} s"
+        if is_done:
+            reason = failure_reason(load.result)
         if reason is None:
             load.engine.version = load.version
-            self._seconds += ray.get(load.result)
+            self._total_s += ray.get(load.result)
         else:
             on_failed(load.engine, reason)
 

@@ -78,6 +78,7 @@ def exchange(
     completions: list[Completion] = []
     steps = 0
     while engine.num_open and steps != limit.steps and (end is None or time.monotonic() < end):
-        completions += engine.step()
+        # At once: a later step may restart the open responses.
+        completions += map(versions.stamp, engine.step())
         steps += 1
-    return [versions.stamp(each) for each in completions]
+    return completions
