@@ -226,7 +226,8 @@ class Rows(Sequence[PromptRow]):
 
     def positions_of(self, rows: Sequence[PromptRow]) -> list[int]:
         """Return the positions of rows that were read from here and are held since."""
-        place_of = {id(row): place for place, row in self._alive.items()}
+        # Unlike `items`, `valuerefs` returns a list at once: another thread may read rows.
+        place_of = {id(ref()): ref.key for ref in self._alive.valuerefs()}
         return np.searchsorted(self._index, [place_of[id(row)] for row in rows]).tolist()
 
     def _kind_counts(self) -> list[int]:
