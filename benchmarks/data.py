@@ -87,7 +87,7 @@ def start(path: str | None, cache: str) -> Row:
     return {
         "seconds": time.perf_counter() - seconds,
         "CPU seconds": time.process_time() - cpu,
-        "peak MB": int(status.split("VmHWM:")[1].split()[0]) / 1000,
+        "peak MB": int(status.split("VmHWM:")[1].split()[0]) * 1024 / 1e6,
     }
 
 
