@@ -3,7 +3,8 @@
 A case is `<setup>/<moment>/<signal>`; all of them take hours. Every recorded and learned byte is
 compared, or the metrics within 1e-5 where the number of ranks changes. `<setup>/leaks` measures
 what an undisturbed run of 210 steps holds (`tests.e2e.leaks`), `<setup>/engine` kills engines and
-compares the responses. Prints the seed and the command that repeats a failed case.
+compares the responses, `engines/…` are in `tests.e2e.soak_engines`. Prints the seed and the command
+that repeats a failed case.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from pathlib import Path
 from rlctl.data_prep.arithmetic import train_and_validation
 from rlctl.data_prep.rows import write_rows
 from tests.agents.quiz import write_quiz
-from tests.e2e import leaks
+from tests.e2e import leaks, soak_engines
 from tests.e2e.command import reproducible
 from tests.e2e.killed_runs import (
     LOGGER,
@@ -171,6 +172,11 @@ PER_RANK = "global_seqlen/"  # tokens per rank
 CASES = [f"{setup}/{moment}/{name}" for setup in SETUPS for moment in MOMENTS for name in SIGNALS]
 CASES += [f"{setup}/random/SIGKILL" for setup in SETUPS]
 CASES += [f"{setup}/engine" for setup, each in SETUPS.items() if each.mortal]
+ENGINES = {
+    "engines/elastic": soak_engines.join_and_leave,
+    "engines/vllm-server": soak_engines.train_on_servers,
+}
+CASES += ENGINES
 CASES += [f"{setup}/leaks" for setup, each in SETUPS.items() if each.exact]
 
 
@@ -202,9 +208,11 @@ def main() -> int:
         failed = [
             case
             for case in chosen
-            if not {"leaks": _keeps_its_size, "engine": _outlives_engines}.get(
-                case.rpartition("/")[2], partial(_holds, seed=wanted.seed)
-            )(case, folder)
+            if not {
+                "leaks": _keeps_its_size,
+                "engine": _outlives_engines,
+                **dict.fromkeys(("elastic", "vllm-server"), _changes_engines),
+            }.get(case.rpartition("/")[2], partial(_holds, seed=wanted.seed))(case, folder)
         ]
     print(f"{len(chosen) - len(failed)} of {len(chosen)} cases hold")
     for case in failed:
@@ -264,6 +272,18 @@ def _outlives_engines(case: str, folder: Path) -> bool:
     shutil.rmtree(killed)
     shutil.rmtree(folder / "elsewhere" / "quickstart" / "killed")
     return same and lost > 0
+
+
+def _changes_engines(case: str, folder: Path) -> bool:
+    """Return True if a run does not depend on which engines generate; print the result."""
+    begin = time.monotonic()
+    try:
+        wrong = ENGINES[case]([*SETTINGS, *GRPO], folder)
+    except AssertionError as error:
+        wrong = str(error)
+    result = "same" if wrong is None else f"DIFFERS: {wrong}"
+    print(f"{case:40} {time.monotonic() - begin:5.0f} s  {result}", flush=True)
+    return wrong is None
 
 
 def _keeps_its_size(case: str, folder: Path) -> bool:
