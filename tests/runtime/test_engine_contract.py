@@ -1,14 +1,15 @@
 """Contract of rollout engines, checked for every installed one (entry points `rlctl.engines`).
 
 An engine takes seconds to build, so most tests share one of each kind, built around a separate
-policy.
+policy. Weights that are loaded while responses are open need an engine with a model of its own:
+`hf` keeps the keys and values of earlier tokens, vLLM computes them again.
 """
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from rlctl.errors import ConfigError, MissingExtraError
+from rlctl.errors import ConfigError, MissingExtraError, RlctlError
 from rlctl.plugins import load, names
 from rlctl.recipes.compose import compose
 from rlctl.runtime.batch import Ragged
@@ -28,12 +29,22 @@ from rlctl.runtime.rollout.engine import (
     RolloutEngine,
     random_streams,
 )
+from rlctl.runtime.rollout.exchange import InFlightEngine
+from rlctl.runtime.rollout.hf import HFEngine
+from rlctl.runtime.rollout.requests import Completion, Decoding, Request, Slice, next_key
+from rlctl.runtime.rollout.running import RunningRows
+from rlctl.runtime.rollout.sampling_params import SamplingConfig
+from rlctl.runtime.rollout.weight_sync import Bucket, Parameter
+from rlctl.runtime.workers.rollout import RolloutSpec, RolloutWorker
 from tests.generation import STOP, full_forward, prompts, sampling
 from tests.models import Arch, tiny_model
 
 MAX_LENGTH = 192
 CHOOSES = {"auto", "vllm_server"}  # delegates to one of the others, or needs a server
 MARKS = {"vllm": pytest.mark.vllm}
+# Prompts whose responses are open when an engine loads weights.
+LENGTHS = (9, 1, 40)
+TO_END = Slice(None)
 
 
 @dataclass(frozen=True)
@@ -297,3 +308,187 @@ def test_out_of_range_params_are_named() -> None:
         sampling(top_p=1.5, n=0)
     with pytest.raises(ValueError, match="max_tokens"):
         sampling(max_tokens=torch.tensor([3, 0]))
+
+
+def changed(seed: int) -> PreTrainedModel:
+    model = tiny_model(hidden_size=128, head_dim=32).eval()
+    change(model, seed)
+    return model
+
+
+def buckets(model: PreTrainedModel) -> list[Bucket]:
+    """Return the weights of `model` in buckets of a few parameters each."""
+    found = [
+        Parameter.from_tensor(name, value.detach(), torch.float32, "cpu")
+        for name, value in model.named_parameters()
+    ]
+    return [
+        Bucket.from_parameters(number, found[start : start + 5])
+        for number, start in enumerate(range(0, len(found), 5))
+    ]
+
+
+def requests(*lengths: int, max_tokens: tuple[int, ...] = (24, 30)) -> list[Request]:
+    """Return requests whose prompts have `lengths`; their responses only end at the limit."""
+    decoding = Decoding(1.0, 1.0, -1, ())
+    seeds = tuple(range(len(max_tokens)))
+    return [
+        Request(next_key(), ids, decoding, max_tokens, tuple(100 * i + seed for seed in seeds))
+        for i, ids in enumerate(prompts(*lengths).rows())
+    ]
+
+
+@dataclass
+class Run:
+    """Responses of a worker to some requests, by the request's place and the index."""
+
+    worker: RolloutWorker
+    asked: list[Request] = field(default_factory=list)
+    found: dict[tuple[int, int], Completion] = field(default_factory=dict)
+
+    def exchange(self, new: list[Request], limit: Slice, cancelled: tuple[int, ...] = ()) -> None:
+        self.asked += new
+        places = {each.key: place for place, each in enumerate(self.asked)}
+        for each in self.worker.exchange(new, limit, cancelled):
+            row = places[each.key], each.index
+            assert row not in self.found
+            self.found[row] = each
+            assert sum(count for _, count in each.spans) == len(each.response_ids)
+
+    def progress(self) -> dict[tuple[int, int], int]:
+        assert isinstance(self.worker.engine, InFlightEngine)
+        places = {each.key: place for place, each in enumerate(self.asked)}
+        return {(places[k], i): count for (k, i), count in self.worker.engine.progress().items()}
+
+
+@pytest.fixture(scope="module")
+def worker(kind: Kind) -> Iterator[RolloutWorker]:
+    """Worker with an engine of its own, which other tests may leave with any weights."""
+    changed(0).save_pretrained(kind.folder)
+    spec = kind.spec(max_num_seqs=16)
+    sampling = SamplingConfig(spec.rollout, MAX_LENGTH // 2, ())
+    built = RolloutWorker(
+        spec.rank_info, RolloutSpec(spec.model, sampling, MAX_LENGTH // 2, seed=0)
+    )
+    if not isinstance(built.engine, InFlightEngine):
+        built.close()
+        pytest.skip(f"{kind.name} cannot load weights in mid-response")
+    yield built
+    built.close()
+
+
+def with_kept_cache(
+    old: PreTrainedModel, new: PreTrainedModel, prompt: Tensor, response: Tensor, num_old: int
+) -> Tensor:
+    """Return log-probs of the tokens from `num_old` on: `new` reads the keys and values of `old`.
+
+    The last of the old tokens was sampled, but not yet computed.
+    """
+    with torch.no_grad():
+        context = torch.cat([prompt, response[: num_old - 1]])
+        cache = old(context[None], use_cache=True).past_key_values
+        rest = response[num_old - 1 : -1]
+        logits = new(rest[None], past_key_values=cache, use_cache=True).logits[0]
+    return logits.log_softmax(-1).gather(1, response[num_old:, None]).squeeze(1)
+
+
+def test_responses_continue_under_the_new_weights(worker: RolloutWorker) -> None:
+    old, new = changed(1), changed(2)
+    worker.load_stored(buckets(old), version=3)
+    alone = Run(worker)
+    alone.exchange(requests(*LENGTHS), TO_END)
+    worker.load_stored(buckets(old), version=3)
+    run = Run(worker)
+    run.exchange(requests(*LENGTHS), Slice(7))
+    progress = run.progress()
+    assert len(progress) == 2 * len(LENGTHS)
+    assert min(progress.values()) >= 5
+    worker.load_stored(buckets(new), version=5)
+    run.exchange(requests(17, max_tokens=(12,)), TO_END)
+    assert len(run.found) == len(progress) + 1, "no response is lost"
+    assert worker.engine.num_open == 0
+    for row, num_old in progress.items():
+        before, response = alone.found[row], run.found[row]
+        ids, log_probs = response.response_ids, response.log_probs
+        assert before.spans == ((3, len(ids)),)
+        assert response.spans == ((3, num_old), (5, len(ids) - num_old))
+        assert torch.equal(ids[:num_old], before.response_ids[:num_old])
+        assert torch.equal(log_probs[:num_old], before.log_probs[:num_old])
+        assert not torch.equal(ids, before.response_ids)
+        prompt = run.asked[row[0]].context_ids
+        if isinstance(worker.engine, HFEngine):
+            expected = with_kept_cache(old, new, prompt, ids, num_old)
+        else:
+            expected = full_forward(new, prompt, ids, 1.0)[num_old:]
+        torch.testing.assert_close(log_probs[num_old:], expected, atol=1e-4, rtol=0)
+    last = run.found[len(LENGTHS), 0]
+    assert last.spans == ((5, 12),)
+    expected = full_forward(new, run.asked[-1].context_ids, last.response_ids, 1.0)
+    torch.testing.assert_close(last.log_probs, expected, atol=1e-4, rtol=0)
+
+
+def test_several_loads_and_a_cancelled_request(worker: RolloutWorker) -> None:
+    """The third version is replaced before it has written a token."""
+    run = Run(worker)
+    worker.load_stored(buckets(changed(1)), version=1)
+    run.exchange(requests(*LENGTHS), Slice(4))
+    first = run.progress()
+    worker.load_stored(buckets(changed(2)), version=2)
+    run.exchange([], Slice(6), (run.asked[1].key,))
+    second = run.progress()
+    assert {place for place, _ in second} == {0, 2}
+    worker.load_stored(buckets(changed(3)), version=3)
+    worker.load_stored(buckets(changed(4)), version=4)
+    run.exchange([], TO_END)
+    assert run.found.keys() == second.keys()
+    for row, response in run.found.items():
+        total = len(response.response_ids)
+        assert response.spans == (
+            (1, first[row]),
+            (2, second[row] - first[row]),
+            (4, total - second[row]),
+        )
+        assert response.version == 4
+    assert not worker.versions._spans
+
+
+def test_a_corrupted_bucket_is_named(worker: RolloutWorker) -> None:
+    first, *rest = buckets(changed(1))
+    broken = copy.deepcopy(first)
+    broken.parameters[0].data[0] ^= 1
+    with pytest.raises(RlctlError, match="bucket 0 was sent with checksum"):
+        worker.load_stored([broken, *rest], version=9)
+
+
+def test_responses_that_begin_again_have_the_weights_of_then(
+    worker: RolloutWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An out-of-memory error comes later in the exchange in which one response has finished."""
+    if not isinstance(worker.engine, HFEngine):
+        pytest.skip("vLLM reserves its memory at the start")
+    worker.load_stored(buckets(changed(1)), version=1)
+    run, step, num_steps = Run(worker), RunningRows.step, 0
+
+    def failing(rows: RunningRows) -> object:
+        nonlocal num_steps
+        num_steps += 1
+        if num_steps == 9:
+            raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
+        return step(rows)
+
+    monkeypatch.setattr(RunningRows, "step", failing)
+    run.exchange([*requests(9, max_tokens=(7,)), *requests(9, 20)], Slice(4))
+    worker.load_stored(buckets(changed(2)), version=2)
+    run.exchange([], TO_END)
+    assert run.found[0, 0].spans == ((1, 5), (2, 2))
+    assert {row: each.spans for row, each in run.found.items() if row[0]} == {
+        (1, 0): ((2, 24),),
+        (1, 1): ((2, 30),),
+        (2, 0): ((2, 24),),
+        (2, 1): ((2, 30),),
+    }
+    new = changed(2)
+    for (place, _), each in run.found.items():
+        if place:
+            expected = full_forward(new, run.asked[place].context_ids, each.response_ids, 1.0)
+            torch.testing.assert_close(each.log_probs, expected, atol=1e-4, rtol=0)

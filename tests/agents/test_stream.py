@@ -1,0 +1,253 @@
+"""Groups of responses that begin and finish at any time in a stream, and how it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
+from concurrent.futures import CancelledError
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from rlctl.errors import RlctlError
+from rlctl.recipes.compose import compose
+from rlctl.runtime.agents.actor import AgentActor
+from rlctl.runtime.agents.schedule import Schedule, TurnEngines
+from rlctl.runtime.agents.stream import Player, SingleTurns, Stream, StreamedActor
+from rlctl.runtime.batch import Prompts, Ragged, Rollouts
+from rlctl.runtime.rollout.requests import Completion, Request, Slice
+from rlctl.runtime.rollout.sampling_params import SamplingConfig
+from tests.agents.quiz import write_quiz
+from tests.agents.test_episodes import episodes, generate
+from tests.agents.test_programs import program
+
+N = 3
+WAIT_S = 60.0  # far more than anything here takes
+
+
+class Engines(TurnEngines):
+    """Engine that finishes the newest response in each exchange once `num_needed` are open.
+
+    A response is its prompt's last token and its index, by the weights of versions 4 and 5.
+    """
+
+    def __init__(self, num_needed: int | None = None) -> None:
+        self.num_needed = num_needed
+        self.open: list[tuple[Request, int]] = []
+        self.cancelled: list[int] = []
+        self.has_work = threading.Event()
+        self.error: Exception | None = None
+
+    def exchange(
+        self, requests: Sequence[Request], limit: Slice, cancelled: Collection[int] = ()
+    ) -> list[Completion]:
+        if self.error is not None:
+            raise self.error
+        self.cancelled += cancelled
+        self.open += [(each, index) for each in requests for index in range(len(each.seeds))]
+        self.open = [each for each in self.open if each[0].key not in self.cancelled]
+        self.has_work.set()
+        if self.num_needed is None or len(self.open) < self.num_needed:
+            return []
+        request, index = self.open.pop()
+        self.num_needed -= 1
+        ids = torch.tensor([int(request.context_ids[-1]), index])
+        spans = ((4, 1), (5, 1))
+        return [Completion(request.key, index, ids, -ids.float(), "stop", spans)]
+
+    def end_exchange(self) -> None:
+        pass
+
+
+class Tools(Player):
+    """Player that waits for something else than the engines, and reports no error of theirs."""
+
+    def __init__(self) -> None:
+        self.begun = threading.Event()
+
+    async def play(
+        self, prompts: Prompts, seed: int, validate: bool, greedy: bool, schedule: Schedule
+    ) -> Rollouts:
+        self.begun.set()
+        try:
+            await asyncio.sleep(3600)
+        finally:
+            raise RuntimeError("the tool was interrupted")
+
+    def check_failures(self, rollouts: Rollouts) -> None:
+        pass
+
+
+class Both(Player):
+    """Single turns for all prompts but those of a step with seed 99, which use tools."""
+
+    def __init__(self, turns: SingleTurns, tools: Tools) -> None:
+        self.turns, self.tools = turns, tools
+
+    async def play(
+        self, prompts: Prompts, seed: int, validate: bool, greedy: bool, schedule: Schedule
+    ) -> Rollouts:
+        player = self.tools if seed == 99 else self.turns
+        return await player.play(prompts, seed, validate, greedy, schedule)
+
+    def check_failures(self, rollouts: Rollouts) -> None:
+        pass
+
+
+def single_turns() -> SingleTurns:
+    config = compose("grpo", [f"actor_rollout_ref.rollout.n={N}"]).config
+    return SingleTurns(SamplingConfig(config.actor_rollout_ref.rollout, 8, (2,)), 16)
+
+
+@contextmanager
+def streamed(engines: TurnEngines, player: Player | None = None) -> Iterator[Stream]:
+    stream = Stream(engines, player or single_turns(), num_threads=1)
+    try:
+        yield stream
+    finally:
+        stream.close()
+        assert not stream._thread.is_alive()
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + WAIT_S
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def prompts(*tokens: int, first_group: int = 0) -> Prompts:
+    """Return prompts of two tokens, of which `tokens` are the last."""
+    ids = Ragged.from_rows([[7, each] for each in tokens], torch.int64)
+    rows: list[Any] = [None] * len(tokens)
+    return Prompts(ids, torch.arange(first_group, first_group + len(tokens)), rows)
+
+
+def test_groups_share_the_engines_and_finish_in_any_order() -> None:
+    engines = Engines(num_needed=4 * N)
+    with streamed(engines) as stream:
+        groups = [prompts(10), prompts(11, 12, first_group=5), prompts(13)]
+        futures = [stream.submit(each, seed=1) for each in groups]
+        found = [each.result(WAIT_S) for each in futures]
+        assert stream.load.busy_s > 0
+    for group, rollouts in zip(groups, found, strict=True):
+        tokens = [int(ids[-1]) for ids in group.prompt_ids.rows()]
+        expected = [[token, index] for token in tokens for index in range(N)]
+        assert [each.tolist() for each in rollouts.response_ids.rows()] == expected
+        assert rollouts.group.tolist() == group.group.repeat_interleave(N).tolist()
+        assert torch.equal(rollouts.rollout_log_probs.values, -rollouts.response_ids.values.float())
+        assert rollouts.versions is not None
+        assert rollouts.versions.values.tolist() == [4, 5] * len(rollouts)
+
+
+def test_random_streams_depend_on_the_seed_and_the_place_of_a_group() -> None:
+    engines = Engines()
+    with streamed(engines) as stream:
+        for number in range(3):
+            stream.submit(prompts(10, 11), seed=number // 2)
+        stream.submit(prompts(11, first_group=1), seed=0)
+        until(lambda: len(engines.open) == 7 * N)
+    seeds = [each.seeds for each, index in engines.open if index == 0]
+    assert seeds[:2] == seeds[2:4] == [seeds[0], seeds[6]]
+    assert len({*seeds[0], *seeds[1], *seeds[4], *seeds[5]}) == 4 * N
+    assert {each.affinity for each, _ in engines.open} == {-1}
+
+
+def test_an_error_of_the_engines_reaches_every_caller_and_later_ones() -> None:
+    engines, tools = Engines(), Tools()
+    with streamed(engines, Both(single_turns(), tools)) as stream:
+        futures = [stream.submit(prompts(10 + i), seed=1) for i in range(2)]
+        futures.append(stream.submit(prompts(12), seed=99))
+        assert tools.begun.wait(WAIT_S)
+        assert engines.has_work.wait(WAIT_S)
+        engines.error = RlctlError("no rollout engine is left")
+        for each in futures:
+            with pytest.raises(RlctlError, match="no rollout engine is left"):
+                each.result(WAIT_S)
+        with pytest.raises(RlctlError, match="no rollout engine is left"):
+            stream.submit(prompts(13), seed=1).result(WAIT_S)
+
+
+def test_an_error_of_one_group_leaves_the_others() -> None:
+    engines = Engines(num_needed=N)
+    with streamed(engines) as stream:
+        too_long = replace(prompts(10), prompt_ids=Ragged.from_rows([[7] * 16], torch.int64))
+        with pytest.raises(RlctlError, match="leave space for a response"):
+            stream.submit(too_long, seed=1).result(WAIT_S)
+        assert len(stream.submit(prompts(12), seed=1).result(WAIT_S)) == N
+
+
+def test_a_cancelled_group_leaves_the_engines() -> None:
+    engines = Engines()
+    with streamed(engines) as stream:
+        dropped = stream.submit(prompts(10, 11), seed=1)
+        until(lambda: len(engines.open) == 2 * N)
+        dropped.cancel()
+        until(lambda: not engines.open)
+    assert len(engines.cancelled) == 2
+
+
+def test_close_ends_the_thread_while_requests_are_open() -> None:
+    engines = Engines()
+    with streamed(engines) as stream:
+        future = stream.submit(prompts(10), seed=1)
+        assert engines.has_work.wait(WAIT_S)
+        stream.close()
+        with pytest.raises(CancelledError):
+            future.result(WAIT_S)
+
+
+def test_close_waits_for_the_exchange_that_is_under_way() -> None:
+    class Slow(Engines):
+        def __init__(self) -> None:
+            super().__init__()
+            self.may_end, self.has_ended = threading.Event(), threading.Event()
+
+        def exchange(self, *args: Any) -> list[Completion]:
+            self.has_work.set()
+            self.may_end.wait(WAIT_S)
+            self.has_ended.set()
+            return []
+
+    engines = Slow()
+    with streamed(engines) as stream:
+        stream.submit(prompts(10), seed=1)
+        assert engines.has_work.wait(WAIT_S)
+        closing = threading.Thread(target=stream.close)
+        closing.start()
+        assert stream._thread.is_alive()
+        engines.may_end.set()
+        closing.join(WAIT_S)
+    assert engines.has_ended.is_set()
+
+
+@pytest.fixture(scope="module")
+def quiz(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_quiz(tmp_path_factory.mktemp("quiz"), 3, num_problems=2)
+
+
+@pytest.mark.parametrize("kind", ["environment", "program"])
+def test_episodes_of_a_stream_are_those_of_a_batch(quiz: Path, kind: str) -> None:
+    """Each prompt is a group of its own; all are played beside each other."""
+    overrides = program("chat") if kind == "program" else []
+    with episodes(quiz, *overrides) as (roles, asked):
+        batch = generate(roles, asked)
+        actor = roles.actor
+        assert isinstance(actor, AgentActor)
+        with streamed(actor.engines, actor) as stream:
+            groups = [asked.select(torch.tensor([i])) for i in range(len(asked))]
+            futures = [stream.submit(each, seed=3) for each in groups]
+            found = [each.result(WAIT_S) for each in futures]
+            validated = StreamedActor(actor, stream).generate_sequences(asked, 3, validate=True)
+        assert not +actor.states
+    ids = [row.tolist() for each in found for row in each.response_ids.rows()]
+    assert ids == [row.tolist() for row in batch.response_ids.rows()]
+    assert torch.equal(torch.cat([each.group for each in found]), batch.group)
+    assert {each.outcome for part in found for each in part.episodes} == {"done"}
+    assert len(validated) == len(asked)
