@@ -10,6 +10,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import create_autospec
 
 import psutil
 import pytest
@@ -23,8 +24,9 @@ from rlctl.runtime.algorithms.rollout_mismatch import SampledTokens, mismatch
 from rlctl.runtime.batch import Experience, LogProbs, Prompts, Ragged, Rollouts
 from rlctl.runtime.build import load_algorithm
 from rlctl.runtime.cluster import membership
-from rlctl.runtime.cluster.channels import LinkChannel
+from rlctl.runtime.cluster.channels import LinkChannel, _CachedLink
 from rlctl.runtime.cluster.disaggregated import DisaggregatedActor
+from rlctl.runtime.cluster.link import Link
 from rlctl.runtime.cluster.pool import PoolSpec
 from rlctl.runtime.cluster.session import ray_session
 from rlctl.runtime.rollout.sampling_params import SamplingConfig
@@ -351,12 +353,15 @@ def links(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("links")
 def test_weights_sync_by_links(stage: Stage) -> None:
+    drained = create_autospec(Link, instance=True)
+    LinkChannel.links[99] = _CachedLink(None, drained)
     for step in range(3):
         rollouts = stage.generate(seed=step)
         old = stage.actor.compute_log_probs(rollouts)
         assert largest_difference(rollouts, old) < 1e-4
         stage.actor.update(experience(rollouts, old.log_probs), lr=1e-2)
     assert stage.events == []
+    drained.close.assert_called_once()
     assert sorted(LinkChannel.links) == [each.number for each in stage.pool.engines.engines]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -17,12 +17,19 @@ from rlctl.runtime.rollout.weight_sync import Bucket, uses_host_memory
 
 
 def channel(
-    rollout: schema.Rollout, engines: dict[int, Any], sync_id: int, rank_info: RankInfo
+    rollout: schema.Rollout,
+    engines: dict[int, Any],
+    sync_id: int,
+    rank_info: RankInfo,
+    members: Collection[int],
 ) -> StoreChannel:
-    """Return the configured channel to `engines` (Ray handles by engine number)."""
+    """Return the configured channel to `engines` (Ray handles by engine number).
+
+    `members` are the numbers of all engines of the pool.
+    """
     if uses_host_memory(rollout, rank_info.device):
         return StoreChannel(engines, sync_id, rank_info)
-    return LinkChannel(engines, sync_id, rank_info)
+    return LinkChannel(engines, sync_id, rank_info, members)
 
 
 class StoreChannel:
@@ -140,9 +147,18 @@ class LinkChannel(StoreChannel):
 
     links: ClassVar[dict[int, _CachedLink]] = {}
 
-    def __init__(self, engines: dict[int, Any], sync_id: int, rank_info: RankInfo) -> None:
+    def __init__(
+        self, engines: dict[int, Any], sync_id: int, rank_info: RankInfo, members: Collection[int]
+    ) -> None:
         super().__init__(engines, sync_id, rank_info)
         self.device = rank_info.device
+        self.members = members
+
+    def close(self, version: int) -> dict[int, str]:
+        """See `StoreChannel`. Links to engines that have left the pool are closed."""
+        for number in self.links.keys() - self.members:
+            self._close(number)
+        return super().close(version)
 
     def send(self, bucket: Bucket) -> None:
         """See `WeightChannel`."""

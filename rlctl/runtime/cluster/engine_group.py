@@ -15,9 +15,8 @@ from rlctl.runtime.cluster.engines import (
     OpenTurn,
     Request,
     failure_reason,
-    place,
 )
-from rlctl.runtime.cluster.live_engines import LiveEngines
+from rlctl.runtime.cluster.live_engines import LiveEngines, place
 from rlctl.runtime.rollout.requests import Completion, Slice
 from rlctl.runtime.rollout.requests import Request as TurnRequest
 from rlctl.runtime.rollout.sampling_params import max_in_flight, num_requests

@@ -27,7 +27,6 @@ from rlctl.runtime.cluster.pool import (
     wait_for_groups,
 )
 from rlctl.runtime.rollout.requests import Completion
-from rlctl.runtime.rollout.requests import Request as TurnRequest
 from rlctl.runtime.rollout.sampling_params import max_in_flight
 from rlctl.runtime.rollout.weight_sync import Bucket, BucketHeader
 from rlctl.runtime.workers.process import Process
@@ -253,31 +252,6 @@ class EngineProcesses:
     def _log(self, number: int) -> Path | None:
         log = self.spec.rank_info.log_path
         return log and log.with_name(f"{self.spec.name}-{number}.log")
-
-
-def place(
-    turns: Sequence[OpenTurn], engines: Sequence[Engine], ready: Sequence[Engine]
-) -> tuple[dict[Engine, list[TurnRequest]], list[OpenTurn]]:
-    """Distribute `turns` over the `ready` ones of all `engines` that are not draining.
-
-    Returns the requests of each engine, and the turns that no engine can begin yet. A turn goes to
-    the engine of its affinity if that can begin it, else to the least busy one.
-    """
-    new: dict[Engine, list[TurnRequest]] = {engine: [] for engine in ready}
-    members = [each for each in engines if not each.draining]
-    left: list[OpenTurn] = []
-    for turn in turns:
-        able = [each for each in ready if not each.draining and each.version >= turn.version]
-        if not able:
-            left.append(turn)
-            continue
-        affinity = turn.request.affinity
-        target = members[affinity % len(members)] if affinity >= 0 else None
-        if target not in able:
-            target = min(able, key=lambda each: len(each.turns))
-        new[target].append(turn.request)
-        target.turns[turn.request.key] = turn
-    return new, left
 
 
 def failure_reason(

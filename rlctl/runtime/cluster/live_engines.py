@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 
@@ -17,6 +17,7 @@ from rlctl.runtime.cluster.engines import Engine, EngineProcesses, Request, fail
 from rlctl.runtime.cluster.open_turns import OpenTurn
 from rlctl.runtime.cluster.pool import gather
 from rlctl.runtime.cluster.rolling import RollingUpdate, is_stale
+from rlctl.runtime.rollout.requests import Request as TurnRequest
 from rlctl.runtime.workers.rollout import RolloutSpec
 from rlctl.tracking.tracker import Event
 
@@ -163,7 +164,9 @@ class LiveEngines:
         loading = {engine: engine.call("load_weights", sync_id, 2 * timeout_s) for engine in stale}
         handles = {engine.number: engine.handle for engine in stale}
         rank_info = replace(self.pool.spec.rank_info, timeout_s=timeout_s)
-        lost = send_weights(channel(self.rollout, handles, sync_id, rank_info)) or {}
+        members = [engine.number for engine in self.pool.engines]
+        way = channel(self.rollout, handles, sync_id, rank_info, members)
+        lost = send_weights(way) or {}
         for engine, result in loading.items():
             late = "did not load its weights"
             reason = lost.get(engine.number) or failure_reason(result, timeout_s, late=late)
@@ -200,3 +203,28 @@ class LiveEngines:
                 f"{_MAX_FAILURES} rollout engines were lost with the same prompts: {reason}",
                 where=tail,
             )
+
+
+def place(
+    turns: Sequence[OpenTurn], engines: Sequence[Engine], ready: Sequence[Engine]
+) -> tuple[dict[Engine, list[TurnRequest]], list[OpenTurn]]:
+    """Distribute `turns` over the `ready` ones of all `engines` that are not draining.
+
+    Returns the requests of each engine, and the turns that no engine can begin yet. A turn goes to
+    the engine of its affinity if that can begin it, else to the least busy one.
+    """
+    new: dict[Engine, list[TurnRequest]] = {engine: [] for engine in ready}
+    members = [each for each in engines if not each.draining]
+    left: list[OpenTurn] = []
+    for turn in turns:
+        able = [each for each in ready if not each.draining and each.version >= turn.version]
+        if not able:
+            left.append(turn)
+            continue
+        affinity = turn.request.affinity
+        target = members[affinity % len(members)] if affinity >= 0 else None
+        if target not in able:
+            target = min(able, key=lambda each: len(each.turns))
+        new[target].append(turn.request)
+        target.turns[turn.request.key] = turn
+    return new, left
