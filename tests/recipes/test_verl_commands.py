@@ -182,7 +182,7 @@ def test_setting_that_changes_the_result_is_refused(override: str, works: str) -
         (["reward_model.reward_manager=batch"], "score whole batches"),
         (["reward_model.model.update=before", "data.filter_accuracy=true"], "PRIME"),
         (["global_profiler.tool=nsys"], "profilers"),
-        (["async_training.staleness_threshold=0.1"], "asynchronous training"),
+        (["trainer.v1.trainer_mode=colocate_async"], "asynchronous training"),
         ([f"{ROLLOUT}.name=trtllm"], "TensorRT-LLM"),
         (["data.custom_cls.path=a.py"], "dataset classes"),
     ],
@@ -294,13 +294,22 @@ ASYNC = "async_training"
 
 
 @pytest.mark.parametrize(
-    ("changes", "staleness"),
-    [([], 0), ([f"{ASYNC}.staleness_threshold=1", f"{ASYNC}.partial_rollout=False"], 1)],
+    ("changes", "staleness", "schedule"),
+    [
+        ([], 0, "fixed"),
+        ([f"{ASYNC}.staleness_threshold=1", f"{ASYNC}.partial_rollout=False"], 1, "fixed"),
+        ([f"{ASYNC}.staleness_threshold=1"], 1, "eager"),
+        ([f"{ASYNC}.staleness_threshold=0.5", f"{ASYNC}.partial_rollout=False"], 1, "eager"),
+        ([f"{ASYNC}.staleness_threshold=1.5"], 2, "eager"),
+    ],
 )
-def test_asynchronous_training_is_translated(changes: list[str], staleness: int) -> None:
+def test_asynchronous_training_is_translated(
+    changes: list[str], staleness: int, schedule: str
+) -> None:
     config = compose("ppo_trainer", [*_ASYNC_DATA, *FULLY_ASYNC.split(), *changes]).config
     trainer, placement = config.trainer, config.trainer.placement
     assert config.async_training.max_staleness == staleness
+    assert config.async_training.schedule == schedule
     assert config.data.train_batch_size == 4 * 4 * 32
     assert config.data.gen_batch_size is None
     assert (trainer.total_training_steps, trainer.test_freq) == (51200 // 512, 10)
@@ -315,13 +324,7 @@ _ASYNC_DATA = ["data.train_files=[t.parquet]", "actor_rollout_ref.model.path=m"]
 @pytest.mark.parametrize(
     ("settings", "message", "works"),
     [
-        ([f"{ASYNC}.staleness_threshold=0.5"], "staleness_threshold=0.5)", "=1 with"),
-        ([f"{ASYNC}.require_batches=1"], "staleness_threshold is not set", "=0 trains"),
-        (
-            [f"{ASYNC}.staleness_threshold=1"],
-            "partial_rollout is not set; verl's default is true",
-            "partial_rollout=false",
-        ),
+        ([f"{ASYNC}.staleness_threshold=-1"], "should be 0 or more", "=0 trains"),
         (
             [f"{ASYNC}.staleness_threshold=0", "data.train_batch_size=256"],
             "data.train_batch_size=256 differs",

@@ -76,7 +76,7 @@ class Open:
 
 
 class Stream:
-    """Stream whose groups finish when the test says so; `version` is that of the weights."""
+    """Stream whose groups finish by `finish`; `version` is that of the weights."""
 
     def __init__(self) -> None:
         self.load = Load()

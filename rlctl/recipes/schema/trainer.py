@@ -245,7 +245,7 @@ class AsyncTraining(Section):
     @property
     def eager(self) -> bool:
         """True if engines generate without a pause."""
-        return self.max_staleness > 0 and self.schedule == "eager"
+        return self.schedule == "eager" and self.max_staleness > 0
 
 
 class RayInit(Section):

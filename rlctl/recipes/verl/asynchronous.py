@@ -1,12 +1,13 @@
 """verl's one-step-off and fully asynchronous training: settings that mean several keys here.
 
 Meanings are those of verl's docs/advance/{one_step_off,fully_async,v1_async_trainer}.md. verl's
-staleness threshold is a share of samples: 0 generates each batch under the newest weights, and 1
-lets engines be one batch ahead. What lies between depends on the clock and is refused.
+staleness threshold is a share of a batch: 0 generates each batch under the newest weights, and 1
+lets engines be one batch ahead. Here it is rounded up to whole steps.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -25,6 +26,8 @@ _BYPASS = "algorithm.rollout_correction.bypass_mode"
 _BATCH, _MINI = "data.train_batch_size", "actor_rollout_ref.actor.ppo_mini_batch_size"
 _PLACEMENT = "trainer.placement"
 _OWN_ENGINES = (f"{_PLACEMENT}.rollout=rollout", f"{_BYPASS}=true")
+
+_DEFAULT_THRESHOLD = 0.1  # verl's
 
 # Settings that verl's configurations of these names have, as overrides of ppo_trainer.
 CONFIGURATIONS: dict[str, tuple[str, ...]] = {
@@ -53,7 +56,9 @@ COMBINED: dict[str, str] = {
 }
 RULES: tuple[Rule, ...] = (
     no_effect(f"{{rollout,{_ROLLOUT}}}.nnodes", "a pool is on all nodes of trainer.nnodes"),
-    no_effect(_PARTIAL, "a response is generated under one version of the weights"),
+    no_effect(
+        _PARTIAL, "responses continue under newer weights with async_training.schedule=eager"
+    ),
     no_effect(
         f"{_ASYNC}.{{use_trainer_do_validate,parallel_validate_and_rollout}}",
         "the rollout engines generate the responses of validation, between two steps",
@@ -118,8 +123,7 @@ def combine(
         _add_engines(found, section)
     if any(key in given for key in (_THRESHOLD, _SYNC_STEP, _BATCHES, _PARTIAL, _TOTAL)):
         _add_staleness(found)
-        if found.get(_THRESHOLD, None) in (0, 1):
-            _add_batch(found)
+        _add_batch(found)
     return found
 
 
@@ -161,30 +165,19 @@ def _add_engines(found: Combination, section: str) -> None:
 
 
 def _add_staleness(found: Combination) -> None:
-    if _THRESHOLD not in found.given:
+    """Set the staleness: a whole number of steps, which covers verl's share of a batch."""
+    first = next(iter(found.given.values()))[1]
+    threshold, where = found.given.get(_THRESHOLD, (_DEFAULT_THRESHOLD, first))
+    if not isinstance(threshold, int | float) or threshold < 0:
         found.refuse(
-            f"{_THRESHOLD} is not set; verl's default is 0.1",
+            f"{_THRESHOLD}={threshold} should be 0 or more",
             _THRESHOLD,
-            f"{_THRESHOLD}=0 trains synchronously, =1 one step off",
+            f"{_THRESHOLD}=0 trains synchronously, =1 lets engines be one step ahead",
         )
         return
-    threshold, where = found.given[_THRESHOLD]
-    if threshold not in (0, 1):
-        found.refuse(
-            f"{missing.ASYNC.sentence} (given: {_THRESHOLD}={threshold})",
-            _THRESHOLD,
-            f"{_THRESHOLD}=0 trains synchronously; =1 with {_PARTIAL}=false trains one step off, "
-            f"as {_ASYNC}.max_staleness=1 does",
-        )
-        return
-    found.values[f"{_ASYNC}.max_staleness"] = (int(threshold), where)
-    if threshold and found.get(_PARTIAL, True):
-        given = "=true" if _PARTIAL in found.given else " is not set; verl's default is true"
-        found.refuse(
-            f"{_PARTIAL}{given}: no response continues under newer weights",
-            _PARTIAL,
-            f"{_PARTIAL}=false: a step's responses end before its weights are loaded",
-        )
+    found.values[f"{_ASYNC}.max_staleness"] = (math.ceil(threshold), where)
+    if threshold and (threshold != 1 or found.get(_PARTIAL, True)):
+        found.values[f"{_ASYNC}.schedule"] = ("eager", where)
 
 
 def _add_batch(found: Combination) -> None:
