@@ -209,7 +209,9 @@ def test_close_waits_for_the_exchange_that_is_under_way() -> None:
             super().__init__()
             self.may_end, self.has_ended = threading.Event(), threading.Event()
 
-        def exchange(self, *args: Any) -> list[Completion]:
+        def exchange(
+            self, requests: Sequence[Request], limit: Slice, cancelled: Collection[int] = ()
+        ) -> list[Completion]:
             self.has_work.set()
             self.may_end.wait(WAIT_S)
             self.has_ended.set()

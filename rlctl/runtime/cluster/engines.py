@@ -203,8 +203,9 @@ class EngineProcesses:
         if engine.handle is None:
             return
         engine.num_failures += 1
-        again = engine.num_failures > 1
-        backoff_s = min(_MAX_BACKOFF_S, 2.0 ** (engine.num_failures - 2)) if again else 0.0
+        backoff_s = 0.0
+        if engine.num_failures > 1:
+            backoff_s = min(_MAX_BACKOFF_S, 2.0 ** (engine.num_failures - 2))
         engine.retry_at = time.monotonic() + backoff_s
         ray.kill(engine.handle)
         engine.handle = engine.start_result = None
