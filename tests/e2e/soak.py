@@ -3,8 +3,9 @@
 A case is `<setup>/<moment>/<signal>`; all of them take hours. Every recorded and learned byte is
 compared, or the metrics within 1e-5 where the number of ranks changes. `<setup>/leaks` measures
 what an undisturbed run of 210 steps holds (`tests.e2e.leaks`), `<setup>/engine` kills engines and
-compares the responses, `engines/…` are in `tests.e2e.soak_engines`. Prints the seed and the command
-that repeats a failed case.
+compares the responses, `engines/…` are in `tests.e2e.soak_engines`, `eager/…` count the prompts of
+a run with random faults (`tests.e2e.faults`). Prints the seed and the command that repeats a failed
+case.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import argparse
 import math
 import random
 import shutil
+import subprocess
 import sys
 import tempfile
 import time
@@ -25,7 +27,7 @@ from pathlib import Path
 from rlctl.data_prep.arithmetic import train_and_validation
 from rlctl.data_prep.rows import write_rows
 from tests.agents.quiz import write_quiz
-from tests.e2e import leaks, soak_engines
+from tests.e2e import faults, leaks, soak_engines
 from tests.e2e.command import reproducible
 from tests.e2e.killed_runs import (
     LOGGER,
@@ -157,6 +159,7 @@ SETUPS = {
     "ppo-ray-1-to-2": Setup("ppo", PPO, resume=[RANKS.format(2)], exact=False),
     "ppo-ray-2-to-1": Setup("ppo", [*PPO, RANKS.format(2)], resume=[RANKS.format(1)], exact=False),
 }
+EAGER = {"eager/responses": "grpo", "eager/episodes": "tools"}  # recipes
 # Two kills are two moments, one after the other; a kill while resuming needs one before it.
 MOMENTS = {
     "start-up": ["start-up"],
@@ -178,6 +181,7 @@ ENGINES = {
 }
 CASES += ENGINES
 CASES += [f"{setup}/leaks" for setup, each in SETUPS.items() if each.exact]
+CASES += EAGER
 
 
 def main() -> int:
@@ -212,6 +216,7 @@ def main() -> int:
                 "leaks": _keeps_its_size,
                 "engine": _outlives_engines,
                 **dict.fromkeys(("elastic", "vllm-server"), _changes_engines),
+                **dict.fromkeys(("responses", "episodes"), partial(_learns_once, seed=wanted.seed)),
             }.get(case.rpartition("/")[2], partial(_holds, seed=wanted.seed))(case, folder)
         ]
     print(f"{len(chosen) - len(failed)} of {len(chosen)} cases hold")
@@ -301,6 +306,18 @@ def _keeps_its_size(case: str, folder: Path) -> bool:
     shutil.rmtree(folder / "runs" / "quickstart" / "long")
     shutil.rmtree(folder / "elsewhere" / "quickstart" / "long")
     return not any(each.is_leak for each in found)
+
+
+def _learns_once(case: str, folder: Path, seed: int) -> bool:
+    """Return True if a run with random faults learns from each prompt once; print the count."""
+    begin = time.monotonic()
+    try:
+        found = faults.learn_despite(EAGER[case], folder, f"{seed} {case}")
+    except (AssertionError, subprocess.TimeoutExpired) as error:
+        print(f"{case:40} {error}", flush=True)
+        return False
+    print(f"{case:40} {time.monotonic() - begin:5.0f} s  {found}", flush=True)
+    return True
 
 
 def _differing(killed: Path, straight: Path, exact: bool) -> list[str]:

@@ -1,6 +1,7 @@
 """One step off: the same run again, after a resume, and with engines beside the trainer.
 
-Rewards are computed beside generation, and prompts are drawn by the scores of earlier steps.
+Rewards are computed beside generation, and prompts are drawn by the scores of earlier steps. A run
+with `schedule=eager` is no function of its seed: its prompts are counted.
 """
 
 from __future__ import annotations
@@ -11,8 +12,10 @@ from pathlib import Path
 import pytest
 
 from rlctl.__main__ import main
+from rlctl.data_prep.arithmetic import train_and_validation
 from tests.e2e.command import reproducible, rlctl
-from tests.e2e.killed_runs import SCORE
+from tests.e2e.faults import ROLLOUTS, STALENESS, count
+from tests.e2e.killed_runs import LOGGER, SCORE, events, finish_despite
 
 AHEAD = [
     *("async_training.max_staleness=1", "algorithm.rollout_correction.rollout_is=token"),
@@ -71,6 +74,30 @@ def test_engines_beside_the_trainer_change_nothing(settings: list[str], tmp_path
         assert {name: other[name] for name in same} == pytest.approx(
             {name: one[name] for name in same}, abs=1e-5
         )
+
+
+@pytest.mark.slow
+def test_killed_and_stopped_eager_run_learns_from_each_prompt_once(
+    settings: list[str], tmp_path: Path
+) -> None:
+    """Kill in mid-step after a checkpoint, then press Ctrl-C: the step is finished and saved."""
+    settings = [
+        *settings,
+        *(f"async_training.max_staleness={STALENESS}", "async_training.schedule=eager"),
+        "algorithm.rollout_correction.rollout_is=token",
+        *("trainer.placement.rollout=engines", "trainer.placement.pools={main: 1, engines: 1}"),
+        *(f"actor_rollout_ref.rollout.n={ROLLOUTS}", "data.shuffle=false"),
+        *("trainer.total_training_steps=7", "trainer.test_freq=-1", "trainer.save_freq=1"),
+        *("trainer.rollout_data_dir=elsewhere", LOGGER),
+    ]
+    command = ["train", "grpo", "--name", "eager", *settings]
+    finish_despite(["28:written", "14:0:SIGINT"], "eager", command, tmp_path)
+    run = tmp_path / "runs" / "quickstart" / "eager"
+    after_kill, after_stop = (each["step"] for each in events(run, "resume"))
+    assert 0 < after_kill < after_stop < 7
+    assert [each["exit_code"] for each in events(run, "stopped")] == [130]
+    rows, _ = train_and_validation(64, 8, seed=1, level=1, careless=0.0)
+    count(run, [str(row.prompt[-1]["content"]) for row in rows], steps=7)
 
 
 def test_stale_rollouts_need_a_chosen_correction(

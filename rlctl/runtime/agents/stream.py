@@ -19,7 +19,7 @@ from rlctl.runtime.roles import Actor
 from rlctl.runtime.rollout.engine import to_requests, to_responses
 from rlctl.runtime.rollout.sampling_params import SamplingConfig, to_rollouts
 
-_CLOSE_S = 30.0  # for the exchange with the engines that is under way
+_CLOSE_S = 5.0  # for the exchange under way: a stopped run must not wait for a hung engine
 
 
 class Player(Protocol):
