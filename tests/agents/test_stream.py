@@ -203,20 +203,23 @@ def test_close_ends_the_thread_while_requests_are_open() -> None:
             future.result(WAIT_S)
 
 
+class Slow(Engines):
+    """Engine whose exchange lasts until the test ends it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.may_end, self.has_ended = threading.Event(), threading.Event()
+
+    def exchange(
+        self, requests: Sequence[Request], limit: Slice, cancelled: Collection[int] = ()
+    ) -> list[Completion]:
+        self.has_work.set()
+        self.may_end.wait(WAIT_S)
+        self.has_ended.set()
+        return []
+
+
 def test_close_waits_for_the_exchange_that_is_under_way() -> None:
-    class Slow(Engines):
-        def __init__(self) -> None:
-            super().__init__()
-            self.may_end, self.has_ended = threading.Event(), threading.Event()
-
-        def exchange(
-            self, requests: Sequence[Request], limit: Slice, cancelled: Collection[int] = ()
-        ) -> list[Completion]:
-            self.has_work.set()
-            self.may_end.wait(WAIT_S)
-            self.has_ended.set()
-            return []
-
     engines = Slow()
     with streamed(engines) as stream:
         stream.submit(prompts(10), seed=1)
@@ -227,6 +230,17 @@ def test_close_waits_for_the_exchange_that_is_under_way() -> None:
         engines.may_end.set()
         closing.join(WAIT_S)
     assert engines.has_ended.is_set()
+
+
+def test_close_gives_up_an_exchange_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rlctl.runtime.agents.stream._CLOSE_S", 0.01)
+    engines = Slow()
+    with streamed(engines) as stream:
+        stream.submit(prompts(10), seed=1)
+        assert engines.has_work.wait(WAIT_S)
+        stream.close()
+        assert not engines.has_ended.is_set()
+        engines.may_end.set()
 
 
 @pytest.fixture(scope="module")
