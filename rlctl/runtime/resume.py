@@ -111,6 +111,7 @@ def _from_path(recipe: Recipe, trainer: schema.Trainer, inline: bool) -> ResumeP
     if (problem := damage(checkpoint)) is not None:
         raise NotFoundError(f"no complete checkpoint: {problem}", where=str(checkpoint))
     plan, state = make_plan(recipe, inline), ControllerState.read(checkpoint)
+    _check_schedule(plan, state)
     parent = {"run": state.run, "step": state.step, "path": str(checkpoint)}
     differing = changes(checkpoint, recipe.recorded)
     return ResumePlan(
@@ -144,6 +145,8 @@ def _resume_run(run: Path, record: RunRecord, recipe: Recipe, options: ResumeOpt
                 hint="trainer.save_freq=N saves one every N steps",
             )
     state = ControllerState.read(found.checkpoint) if found.checkpoint else None
+    if state is not None:
+        _check_schedule(plan, state)
     if options.fork and state is None:
         raise NotFoundError(
             f"{record.name!r} has no checkpoint for a fork to start from", where=str(run)
@@ -211,6 +214,18 @@ class CheckpointRef:
                 where=str(checkpoint),
             )
         return cls(checkpoint, record.parent["step"], damaged)
+
+
+def _check_schedule(plan: Plan, state: ControllerState) -> None:
+    """Raise ConfigError if the plan would drop responses that the checkpoint has."""
+    if state.stream is not None and not plan.config.async_training.eager:
+        num_groups = len(state.stream["open"]) + len(state.stream["finished"])
+        raise ConfigError(
+            f"the checkpoint of step {state.step} has {num_groups} prompts of "
+            "async_training.schedule=eager that no step has learned from",
+            where=f"async_training.schedule={plan.config.async_training.schedule}",
+            hint="async_training.schedule=eager with max_staleness=1 or more",
+        )
 
 
 def _notes(plan: Plan, state: ControllerState | None, record: RunRecord | None) -> list[str]:

@@ -16,10 +16,13 @@ import pytest
 import torch
 
 from rlctl.data_prep.rows import PromptRow
-from rlctl.errors import RlctlError
+from rlctl.errors import ConfigError, RlctlError
+from rlctl.recipes import schema
+from rlctl.runtime import resume
 from rlctl.runtime.agents.schedule import Load
 from rlctl.runtime.algorithms.base import step_seed
 from rlctl.runtime.batch import Prompts, Ragged, Rollouts, Scored
+from rlctl.runtime.checkpoint.store import ControllerState
 from rlctl.runtime.roles import Actor, Published, Roles
 from rlctl.runtime.training.clock import Clock
 from rlctl.runtime.training.eager import Eager
@@ -292,3 +295,16 @@ def test_an_error_of_the_stream_reaches_the_trainer() -> None:
     run.stream.open[4].future.set_exception(RlctlError("no engine is left"))
     with pytest.raises(RlctlError, match="no engine is left"):
         run.take()
+
+
+@pytest.mark.parametrize(("schedule", "staleness"), [("fixed", 1), ("eager", 0)])
+def test_a_schedule_that_would_drop_groups_is_refused(schedule: str, staleness: int) -> None:
+    groups = [{"number": i, "drawn": i, "version": 1} for i in range(3)]
+    stream = {"num_admitted": 6, "open": groups[:1], "finished": groups[1:], "steps": []}
+    state = ControllerState(2, "run", {}, 0, {}, stream=stream)
+    asynchronous = schema.AsyncTraining(max_staleness=staleness, schedule=cast(Any, schedule))
+    plan = SimpleNamespace(config=SimpleNamespace(async_training=asynchronous))
+    with pytest.raises(ConfigError, match="has 3 prompts"):
+        resume._check_schedule(cast(Any, plan), state)
+    plan.config.async_training = schema.AsyncTraining(max_staleness=1, schedule="eager")
+    resume._check_schedule(cast(Any, plan), state)

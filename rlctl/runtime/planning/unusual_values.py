@@ -28,7 +28,8 @@ def unusual_values(config: schema.Config, needs: Needs) -> Iterator[str]:
                 f"{role.section}.optim.lr={lr:g} overwrites the weights: AdamW moves each weight "
                 "by up to this much in an update; 1e-7 to 1e-3 are usual"
             )
-    if config.async_training.max_staleness and rollout_pool(config, needs) is None:
+    beside = config.async_training
+    if beside.max_staleness == 1 and not beside.eager and rollout_pool(config, needs) is None:
         yield (
             "async_training.max_staleness=1 saves no time without engines of their own, which "
             "trainer.placement.rollout=POOL gives: generation and training take turns"

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from rlctl.errors import ConfigError, RlctlError
+from rlctl.errors import RlctlError
 from rlctl.recipes import schema
 from rlctl.runs.run_dir import RunDir
 from rlctl.runtime.agents.stream import Stream
@@ -111,13 +111,6 @@ class Trainer:
     def _source(self) -> RolloutSource:
         """Return the source of rollouts, one step ahead if that is configured."""
         context, state = self.context, self.state
-        if state.stream is not None and context.stream is None:
-            raise ConfigError(
-                "the checkpoint has responses of async_training.schedule=eager to prompts that no "
-                "step has learned from",
-                where="async_training",
-                hint="async_training.schedule=eager and max_staleness=1 or more",
-            )
         if not context.max_staleness:
             return InStep(context.collector, self.roles, state.ahead)
         # The last step's checkpoint has the rollouts of the next one, in case the run is extended.
