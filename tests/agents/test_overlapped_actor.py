@@ -12,10 +12,10 @@ import torch
 from rlctl.recipes.compose import compose
 from rlctl.runtime.agents.actor import ColocatedEngines
 from rlctl.runtime.batch import Prompts, Ragged
-from rlctl.runtime.build import _overlapped
 from rlctl.runtime.roles import Roles
 from rlctl.runtime.rollout.requests import Completion, Request, Slice
 from rlctl.runtime.rollout.sampling_params import SamplingConfig
+from rlctl.runtime.training.generation import _overlapped
 
 
 class Ranks:

@@ -189,6 +189,7 @@ def test_a_judge_without_a_server_is_refused() -> None:
 @pytest.mark.parametrize("name", ["judge_pairs", "judge_group"])
 def test_a_comparison_needs_two_responses_to_a_prompt(name: str) -> None:
     given = [f"reward.functions=[{name}]", f"reward.params.{name}.base_url=http://127.0.0.1:9/v1"]
+    given += ["reward.max_retries=0"]
     needs = Needs.GROUPS | Needs.GREEDY_BASELINE
     rollout = "actor_rollout_ref.rollout"
     config = compose("grpo", [*given, f"{rollout}.n=1"]).config

@@ -66,13 +66,15 @@ def restore(
     set_rng_state(state.rng)
     ahead: Collected | None = None
     stream: StreamState | None = None
-    prompts = collector.loader.prompts.rows
     if state.stream is not None:
-        has_any = bool(state.stream["finished"])
-        groups = read_rollouts(start.checkpoint / GROUPS, prompts, Rollouts) if has_any else None
+        groups: Rollouts | None = None
+        if state.stream["finished"]:
+            rows = collector.loader.prompts.rows
+            groups = read_rollouts(start.checkpoint / GROUPS, rows, Rollouts)
         stream = StreamState.from_dict(state.stream, groups)
     if state.ahead is not None:
-        rollouts = read_rollouts(start.checkpoint / ROLLOUTS, prompts, Scored)
+        rows = collector.loader.prompts.rows
+        rollouts = read_rollouts(start.checkpoint / ROLLOUTS, rows, Scored)
         ahead = Collected(state.step + 1, scored=rollouts, **state.ahead)
     return TrainerState(
         state.step, state.skipped_in_a_row, ahead, stream, new_run=start.run is None
