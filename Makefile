@@ -23,9 +23,9 @@ $(STAMP): pyproject.toml constraints.txt
 demo: setup
 	$(BIN)/rlctl train ppo
 
-# Four test processes on two cores: starting a Ray cluster is mostly waiting.
+# Three test processes on two cores: starting a Ray cluster is mostly waiting.
 test: check
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not gpu" -n 4 --dist loadfile --no-loadscope-reorder
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not gpu" -n 3 --dist loadfile --no-loadscope-reorder
 
 check: setup
 	$(BIN)/ruff check .
