@@ -13,13 +13,12 @@ extremes of the seeds.
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.child import rlctl
+from benchmarks.child import metric_rows, rlctl
 from benchmarks.learning import validated
 from benchmarks.line_chart import Line, write_line_chart
 
@@ -90,8 +89,7 @@ def train(case: Case, seed: int, folder: Path, *settings: str) -> Run:
     seeds = (f"trainer.seed={seed}", f"data.seed={seed}", "trainer.num_threads=1")
     arguments = ("--name", name, *seeds, "trainer.save_freq=-1", *case.settings(), *settings)
     rlctl(folder, "train", "grpo", *arguments)
-    lines = (folder / "runs" / "quickstart" / name / "metrics.jsonl").read_text().splitlines()
-    rows = [json.loads(line) for line in lines]
+    rows = metric_rows(folder / "runs" / "quickstart" / name)
     ages = [row["async/staleness/mean"] for row in rows if "async/staleness/mean" in row]
     accuracy = validated(rows, "val-core/", "")
     return Run(

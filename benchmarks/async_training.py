@@ -1,23 +1,25 @@
 """Throughput of training beside generation, relative to training that alternates with it.
 
-    python -m benchmarks.async_training [--pairs 3] [--steps 10] [--median 24]
+    python -m benchmarks.async_training [--pairs 3] [--steps 10] [--median 24] [--staleness K]
 
 Both runs of a pair have one core for the engine and one for the trainer, in pools of their own; the
-first alternates (`async_training.max_staleness=0`), the second is one step ahead. Lengths of
-responses are lognormal with a longest of 8 medians, and do not depend on the policy. The ideal is
-what full overlap would give: the seconds of generation and of learning in the first run, added and
-divided by the longer of them. The first two steps are not counted.
+first alternates (`async_training.max_staleness=0`), the second is one step ahead, or at most K with
+`async_training.schedule=eager`. Lengths of responses are lognormal with a longest of 8 medians, and
+do not depend on the policy. The ideal is what full overlap would give: the seconds of generation
+and of learning in the first run, added and divided by the longer of them; an engine without pauses
+can exceed it, for its batches stay full. The first 2 + K steps are not counted, nor the last K,
+which have rollouts in store.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import tempfile
 from pathlib import Path
 
-from benchmarks.child import rlctl
+from benchmarks.child import metric_rows, rlctl
+from benchmarks.results import record
 
 WARM_UP = 2
 LONGEST = 8  # medians
@@ -48,15 +50,14 @@ APART = (
 )
 
 
-def seconds(folder: Path, name: str, steps: int, *settings: str) -> dict[str, float]:
-    """Train and return the mean of each timing in seconds, without the first steps, and `tokens`.
+def seconds(folder: Path, name: str, steps: range, *settings: str) -> dict[str, float]:
+    """Train and return the mean of each timing of `steps` in seconds, and `tokens`.
 
     `tokens` are those of the responses of one step.
     """
     rlctl(folder, "train", "grpo", "--name", name, *settings)
-    lines = (folder / "runs" / "quickstart" / name / "metrics.jsonl").read_text().splitlines()
-    rows = [json.loads(line) for line in lines]
-    rows = [row for row in rows if WARM_UP < row["step"] <= steps and "timing_s/step" in row]
+    rows = metric_rows(folder / "runs" / "quickstart" / name)
+    rows = [row for row in rows if row["step"] in steps and "timing_s/step" in row]
     names = ("step", "gen", "reward", "wait_rollouts", "update_weights")
     found = {
         each: statistics.fmean(row.get(f"timing_s/{each}", 0.0) for row in rows) for each in names
@@ -74,11 +75,15 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=3)
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--median", type=int, default=24, help="tokens")
+    parser.add_argument("--staleness", type=int, help="steps, with schedule=eager", metavar="K")
     given = parser.parse_args()
+    ahead_by = given.staleness or 1
+    counted = range(WARM_UP + ahead_by, WARM_UP + ahead_by + given.steps)
     settings = [
         *APART,
         f"data.max_response_length={LONGEST * given.median}",
-        f"trainer.total_training_steps={given.steps}",
+        f"trainer.total_training_steps={counted.stop + ahead_by}",
+        f"async_training.schedule={'eager' if given.staleness else 'fixed'}",
     ]
     ratios = []
     with tempfile.TemporaryDirectory(prefix="rlctl-async-") as scratch:
@@ -89,11 +94,11 @@ def main() -> None:
                 seconds(
                     folder,
                     f"{pair}-{staleness}",
-                    given.steps,
+                    counted,
                     *settings,
                     f"async_training.max_staleness={staleness}",
                 )
-                for staleness in (0, 1)
+                for staleness in (0, ahead_by)
             ]
             alternating, ahead = found
             beside = alternating["gen"] + alternating["reward"]
@@ -102,11 +107,13 @@ def main() -> None:
             speeds = [each["tokens"] / each["step"] for each in found]
             ratios.append(speeds[1] / speeds[0])
             print(
-                f"alternating: generation {beside:.2f} s, the rest {learning:.2f} s; one step "
-                f"ahead: {ahead['step']:.2f} s, {ahead['idle']:.0%} of it waiting for rollouts; "
-                f"ratio {ratios[-1]:.2f}, ideal {ideal:.2f}: {ratios[-1] / ideal:.0%} of it",
+                f"alternating: generation {beside:.2f} s, the rest {learning:.2f} s; "
+                f"{ahead_by} ahead: {ahead['step']:.2f} s, {ahead['idle']:.0%} of it waiting for "
+                f"rollouts; ratio {ratios[-1]:.2f}, ideal {ideal:.2f}: "
+                f"{ratios[-1] / ideal:.0%} of it",
                 flush=True,
             )
+    record("one step ahead over alternating", statistics.median(ratios), "higher")
     print(f"median ratio {statistics.median(ratios):.2f}")
 
 

@@ -1,12 +1,14 @@
-"""Time and memory of a command, measured in a process of its own."""
+"""Time, memory and metrics of a command, measured in a process of its own."""
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -43,3 +45,8 @@ def rlctl(folder: Path, *arguments: str) -> Usage:
         memory=used.ru_maxrss / 1024,
         load=os.getloadavg()[0],
     )
+
+
+def metric_rows(run: Path) -> list[dict[str, Any]]:
+    """Return the rows of a run's metrics, one per step and one per validation."""
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]

@@ -14,6 +14,8 @@ import tempfile
 import time
 from pathlib import Path
 
+from benchmarks.results import record
+
 BARE = """
 import typer
 app = typer.Typer()
@@ -58,6 +60,7 @@ def main() -> None:
     bare, rlctl = measure(rounds)
     print(f"bare typer --help  {bare * 1e3:6.0f} ms")
     print(f"rlctl --help       {rlctl * 1e3:6.0f} ms")
+    record("rlctl --help over typer's", rlctl / bare, "lower")
     print(f"ratio              {rlctl / bare:6.2f}  (target: at most 1.5)")
 
 

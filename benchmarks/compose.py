@@ -15,6 +15,7 @@ from collections.abc import Callable
 from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
 
+from benchmarks.results import record
 from rlctl.recipes.compose import compose
 from rlctl.recipes.search_path import LIBRARY, library_recipes
 
@@ -43,6 +44,7 @@ def main() -> None:
     for name in library_recipes():
         if not name.endswith("_trainer"):
             hydra, rlctl = measure(name, rounds)
+            record(f"{name} over hydra", rlctl / hydra, "lower")
             print(
                 f"{name:18} hydra {hydra * 1e3:5.0f} ms   rlctl {rlctl * 1e3:5.0f} ms "
                 f"(target: at most 600)   ratio {rlctl / hydra:5.2f}"

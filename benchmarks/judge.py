@@ -16,6 +16,7 @@ from tempfile import TemporaryDirectory
 
 from aiohttp import web
 
+from benchmarks.results import record, record_rows
 from benchmarks.table import parse_arguments, show
 from rlctl.data_prep.arithmetic import train_and_validation
 from rlctl.data_prep.rows import PromptRow
@@ -48,7 +49,10 @@ def main() -> None:
     )
     judged = judge(args.responses, args.concurrency, float(args.delay))
     show("responses of a judge", [judged], args.json)
-    show("collecting a batch, seconds", [overlap(args.prompts, float(args.sleep))], args.json)
+    collected = [overlap(args.prompts, float(args.sleep))]
+    show("collecting a batch, seconds", collected, args.json)
+    record("ideal over measured", float(judged["ideal s"]) / float(judged["s"]), "higher")
+    record_rows(collected, {"ratio": "higher"})
 
 
 def judge(num_responses: int, concurrency: int, delay_s: float) -> dict[str, str | float]:

@@ -10,12 +10,11 @@ otherwise the exit code is 1.
 from __future__ import annotations
 
 import argparse
-import json
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.child import Usage, rlctl
+from benchmarks.child import Usage, metric_rows, rlctl
 
 GAINS = {
     "tools": 40.0,
@@ -98,8 +97,7 @@ def train(recipe: str, seed: int, test_freq: int, folder: Path) -> Curve:
         *("--name", name, f"trainer.seed={seed}", f"data.seed={seed}", "trainer.num_threads=1"),
         *(f"trainer.test_freq={test_freq}", *more),
     )
-    lines = (folder / "runs" / "quickstart" / name / "metrics.jsonl").read_text().splitlines()
-    rows = [json.loads(line) for line in lines]
+    rows = metric_rows(folder / "runs" / "quickstart" / name)
     seconds = [row["timing_s/step"] for row in rows if "timing_s/step" in row]
     accuracy = validated(rows, "val-core/", "")
     learned = validated(rows, "val-aux/", "/model_reward/mean@1")

@@ -15,6 +15,7 @@ import time
 
 import torch
 
+from benchmarks.results import record_rows
 from benchmarks.rollout import build
 from benchmarks.table import Row, in_fresh_process, parse_arguments, show
 from benchmarks.weight_sync import engine_pool, send_to
@@ -94,6 +95,7 @@ def main() -> None:
         for size, engines in cases
         for row in in_fresh_process(measure, size, arguments.runs, engines)
     ]
+    record_rows(rows, {"ratio": "higher"})
     show(
         f"separate engines, async relative to sync, median of {arguments.runs} runs",
         rows,

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 from transformers import Qwen2Config, Qwen2ForCausalLM, StoppingCriteria, StoppingCriteriaList
 
+from benchmarks.results import record_rows
 from benchmarks.table import Row, in_fresh_process, parse_arguments, show
 from rlctl.recipes import schema
 from rlctl.recipes.compose import compose
@@ -198,6 +199,7 @@ def main() -> None:
         for size in arguments.sizes.split(",")
         for row in in_fresh_process(measure, size, arguments.runs, arguments.threads)
     ]
+    record_rows(rows, {"ratio": "higher"})
     show(
         f"relative to generate, {arguments.threads} threads, median of {arguments.runs} runs",
         rows,

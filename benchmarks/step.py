@@ -17,22 +17,22 @@ from pathlib import Path
 
 import torch
 
+from benchmarks.results import record
 from rlctl.recipes.compose import compose
 from rlctl.runtime.algorithms.policy_losses.base import (
     ClipRange,
     PolicyTokens,
     load_policy_loss,
 )
-from rlctl.runtime.balance import micro_batches
+from rlctl.runtime.balance import TokenCounts, micro_batches
 from rlctl.runtime.batch import Prompts, Ragged
 from rlctl.runtime.build import build_reward, build_roles
 from rlctl.runtime.data.tokenizer import stop_token_ids
 from rlctl.runtime.launch import open_pools
 from rlctl.runtime.model.causal_lm import PolicyModel
 from rlctl.runtime.model.load import load_model
-from rlctl.runtime.model.sequences import Sequences
+from rlctl.runtime.model.sequences import Sequences, prompt_numbers
 from rlctl.runtime.planning.plan import Plan, make_plan
-from rlctl.runtime.rank_info import available_cores
 from rlctl.runtime.rewards.gsm8k import score
 from rlctl.runtime.rollout.engine import SamplingParams
 from rlctl.runtime.rollout.hf import HFEngine
@@ -69,20 +69,21 @@ class Bare:
             1.0,
             1.0,
             -1,
-            plan.config.data.max_response_length,
-            stop_token_ids(plan.tokenizer, rollout.model.path),
-            0,
-            8,
+            max_tokens=plan.config.data.max_response_length,
+            stop_token_ids=stop_token_ids(plan.tokenizer, rollout.model.path),
+            seed=0,
+            n=8,
         )
 
     def log_probs(
         self, prompts: Ragged, responses: Ragged, index: torch.Tensor, with_entropy: bool
     ) -> torch.Tensor:
         """Return log-probs (T,) of the responses of the rows at `index` (N,)."""
-        return self.model(
-            Sequences.from_ragged(prompts.select(index), responses.select(index)),
-            with_entropy=with_entropy,
-        ).log_probs
+        own = prompts.select(index)
+        sequences = Sequences.from_ragged(
+            own, responses.select(index), prompt_of_row=prompt_numbers(own)
+        )
+        return self.model(sequences, with_entropy=with_entropy).log_probs
 
     def step(self, prompts: Prompts, seed: int) -> None:
         """Run rollout, advantages and update for one batch of prompts."""
@@ -108,23 +109,31 @@ class Bare:
             prompts.prompt_ids.select(torch.arange(len(prompts)).repeat_interleave(8)),
             out.response_ids,
         )
-        lengths = prompt_ids.lengths + responses.lengths
+        lengths, numbers = prompt_ids.lengths + responses.lengths, prompt_numbers(prompt_ids)
+
+        def parts(rows: torch.Tensor) -> list[torch.Tensor]:
+            counts = TokenCounts(lengths[rows], numbers[rows], prompt_ids.lengths[rows])
+            return [rows[p] for p in micro_batches(counts, actor.ppo_max_token_len_per_gpu)]
+
+        first, *later = torch.arange(len(lengths)).split(actor.ppo_mini_batch_size * 8)
+        old: dict[int, torch.Tensor] = {}  # of the rows of later mini-batches
         with torch.no_grad():
-            parts = micro_batches(lengths, actor.ppo_max_token_len_per_gpu)
-            flat = torch.cat(
-                [self.log_probs(prompt_ids, responses, index, with_entropy=True) for index in parts]
-            )
-            order = torch.cat(parts)
-            old = Ragged(flat, responses.lengths[order]).select(order.argsort())
+            for index in (index for rows in later for index in parts(rows)):
+                flat = self.log_probs(prompt_ids, responses, index, with_entropy=True)
+                of_rows = flat.split(responses.lengths[index].tolist())
+                old |= dict(zip(index.tolist(), of_rows, strict=True))
         loss = load_policy_loss(actor.policy_loss.loss_mode, actor.policy_loss.params)
-        for rows in torch.arange(len(lengths)).split(actor.ppo_mini_batch_size * 8):
+        for rows in (first, *later):
             count = int(responses.lengths[rows].sum())
-            for part in micro_batches(lengths[rows], actor.ppo_max_token_len_per_gpu):
-                index = rows[part]
-                mine = old.select(index)
+            for index in parts(rows):
+                mine = responses.select(index)
+                own_pass = rows is first
+                now = self.log_probs(prompt_ids, responses, index, with_entropy=own_pass)
                 tokens = PolicyTokens(
-                    log_probs=self.log_probs(prompt_ids, responses, index, with_entropy=False),
-                    old_log_probs=mine.values,
+                    log_probs=now,
+                    old_log_probs=now.detach()
+                    if own_pass
+                    else torch.cat([old[row] for row in index.tolist()]),
                     advantages=advantages[index][mine.row_of_token],
                     mask=torch.ones(len(mine.values)),
                     row=mine.row_of_token,
@@ -143,7 +152,7 @@ def main() -> None:
     steps = parser.parse_args().steps
     with tempfile.TemporaryDirectory() as folder:
         plan = make_plan(compose("grpo", [*OVERRIDES, f"trainer.run_dir={folder}"]), inline=False)
-        torch.set_num_threads(available_cores())
+        torch.set_num_threads(plan.num_threads)  # as rlctl's worker
         clock = Clock(lambda _: None)
         bare, bare_s, rlctl_s, phases = Bare(plan), [], [], []
         with (
@@ -172,6 +181,7 @@ def main() -> None:
         f"rlctl {rlctl_median:.3f} s, bare {bare_median:.3f} s per step; "
         f"ratio {statistics.median(ratios):.3f} (median of {steps} pairs)"
     )
+    record("step over a bare loop", statistics.median(ratios), "lower")
     for name in phases[-1]:
         print(f"  {name:14s} {statistics.median(p[name] for p in phases[2:]):7.3f} s")
 

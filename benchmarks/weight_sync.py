@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from transformers import Qwen2ForCausalLM
 
+from benchmarks.results import record_rows
 from benchmarks.rollout import build, vllm_engine, vllm_settings
 from benchmarks.table import Row, in_fresh_process, parse_arguments, show
 from rlctl.recipes.compose import compose
@@ -27,7 +28,7 @@ from rlctl.runtime.cluster.pool import PoolSpec
 from rlctl.runtime.cluster.session import ray_session
 from rlctl.runtime.rank_info import RankInfo
 from rlctl.runtime.rollout.sampling_params import SamplingConfig
-from rlctl.runtime.rollout.weight_sync import WeightChannel, to_buckets
+from rlctl.runtime.rollout.weight_sync import WHOLE, WeightChannel, to_buckets, whole
 from rlctl.runtime.workers.rollout import RolloutSpec
 
 
@@ -66,9 +67,10 @@ def send_to(engines: EngineGroup, model: Qwen2ForCausalLM) -> None:
     max_bytes = settings.update_weights_bucket_megabytes * 2**20
 
     def send_weights(channel: WeightChannel) -> dict[int, str]:
-        for bucket in to_buckets(weights(model), torch.float32, max_bytes, channel.device):
+        rows = whole(weights(model))
+        for bucket in to_buckets(rows, WHOLE, torch.float32, max_bytes, channel.device):
             channel.send(bucket)
-        return channel.close()
+        return channel.close(version=1)
 
     engines.update_weights(send_weights)
 
@@ -125,6 +127,7 @@ def main() -> None:
         for size in arguments.sizes.split(",")
         for row in in_fresh_process(measure, size, arguments.runs, arguments.engines)
     ]
+    record_rows(rows, {"copies": "lower"})
     show(
         f"weight sync to vLLM, float32, median of {arguments.runs} runs",
         rows,

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from types import FrameType
     from typing import Any, NoReturn
 
-    from rlctl.errors import Problem
+    from rlctl.errors import Problem, RlctlError
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -56,8 +56,8 @@ def _main(argv: Sequence[str]) -> int:
     except Exception as error:
         known = as_rlctl_error(error)
         if known is None:
-            return _report([_bug(error)], InternalError.exit_code)
-        return _report(known.problems, known.exit_code)
+            return _report(InternalError(_bug(error)))
+        return _report(known, words)
     return code
 
 
@@ -85,12 +85,11 @@ def _run(argv: Sequence[str]) -> int:
         if not message:  # a group without a command: its help is already printed
             return error.exit_code
         context = getattr(error, "ctx", None)
-        path = context.command_path if context else "rlctl"
         if context and message.startswith(("Missing argument", "Missing option")):
             message = f"missing {_missing(context)}"
-        raise UsageError(
-            message[:1].lower() + message[1:], hint=f"`{path} --help` lists arguments and options"
-        ) from error
+        from rlctl.cli.usage import explain
+
+        raise UsageError(explain(message[:1].lower() + message[1:], error, argv)) from error
     return result if isinstance(result, int) else 0
 
 
@@ -103,8 +102,15 @@ def _missing(context: Any) -> str:
     )
 
 
-def _report(problems: Sequence[Problem], code: int) -> int:
-    from rlctl.cli.console import print_problems
+def _report(error: RlctlError, words: Sequence[str] = ()) -> int:
+    """Print the problems of an error, the codes that `rlctl explain` describes, and `words` right.
+
+    `words` are the command line. Returns the exit code.
+    """
+    from rlctl.cli.console import print_corrected, print_problems, print_see_also
+    from rlctl.cli.correction import corrected
+    from rlctl.errors import UsageError
+    from rlctl.explain.entries import code_of
 
     if _debug():
         import traceback
@@ -112,8 +118,12 @@ def _report(problems: Sequence[Problem], code: int) -> int:
         from rlctl.redaction import redact
 
         sys.stderr.write(redact(traceback.format_exc()))
-    print_problems(problems)
-    return code
+    print_problems(error.problems)
+    if not isinstance(error, UsageError):  # its help names `--help`
+        print_see_also(dict.fromkeys(code_of(each.message, error) for each in error.problems))
+    if (line := corrected(words, error.problems)) is not None:
+        print_corrected(line)
+    return error.exit_code
 
 
 def _bug(error: Exception) -> Problem:

@@ -265,13 +265,12 @@ def _run(
 
     start, num_steps = planned.start, planned.plan.num_steps
     if planned.finished:
-        LOG.info("%s has already finished its %d steps", folder.name, num_steps)
+        more = f"trainer.total_training_steps={num_steps * 2} trains on"
+        LOG.info("%s has already finished its %d steps: %s", folder.name, num_steps, more)
         return open_run(folder)
     for line in planned.warnings:
         LOG.warning(line)
-    for change in planned.changes:
-        LOG.info("changed: %s", change)
-    for line in planned.notes:
+    for line in (*(f"changed: {each}" for each in planned.changes), *planned.notes):
         LOG.info(line)
     if start is not None:
         where = "the beginning: it has no checkpoint"

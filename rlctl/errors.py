@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from rlctl.redaction import redact
+from rlctl.redaction import redact, redact_word
 
 # Exit codes of errors that a retry cannot fix: usage, configuration, not found, conflict, extra.
 PERMANENT_FAILURES = (2, 3, 4, 5, 6)
@@ -29,23 +29,34 @@ REQUESTED_STOPS = (129, 130, 143)
 # Numbers of the OSErrors of a disk, quota or file size limit that is exhausted.
 FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
+Words = str | tuple[str, ...]
+Fix = tuple[Words, Words]
+
+
+def _redacted(words: Words) -> Words:
+    return redact_word(words) if isinstance(words, str) else tuple(map(redact_word, words))
+
 
 @dataclass(frozen=True)
 class Problem:
     """Wrong input: `message`, place (`where`: file:line, key, override) and `hint`.
 
-    Secrets in these texts are replaced.
+    `fix` is a change of the command line that works: a word of it, or words in a row, or the key or
+    value of an override, and what to write instead. Secrets in these texts are replaced.
     """
 
     message: str
     where: str | None = None
     hint: str | None = None
+    fix: Fix | None = None
 
     def __post_init__(self) -> None:
         for name in ("message", "where", "hint"):
             text = getattr(self, name)
             if text is not None:
                 object.__setattr__(self, name, redact(text))
+        if self.fix is not None:
+            object.__setattr__(self, "fix", tuple(map(_redacted, self.fix)))
 
     def __str__(self) -> str:
         lines = [self.message]
@@ -60,13 +71,18 @@ class RlctlError(Exception):
     """Base class: failure of a run or command, with one or more problems printed together."""
 
     exit_code = 1
+    code = "E-RUN"  # of messages without a code of their own: `rlctl explain CODE`
 
     def __init__(
-        self, *problems: Problem | str, where: str | None = None, hint: str | None = None
+        self,
+        *problems: Problem | str,
+        where: str | None = None,
+        hint: str | None = None,
+        fix: Fix | None = None,
     ) -> None:
         self.problems: list[Problem] = [
             # A copy: secrets may have become known since the problem was found.
-            replace(p) if isinstance(p, Problem) else Problem(p, where, hint)
+            replace(p) if isinstance(p, Problem) else Problem(p, where, hint, fix)
             for p in problems
         ]
         super().__init__("\n".join(str(p) for p in self.problems))
@@ -79,36 +95,42 @@ class UsageError(RlctlError):
     """Invalid command line or argument."""
 
     exit_code = 2
+    code = "E-USAGE"
 
 
 class ConfigError(RlctlError):
     """Invalid recipe, override, data file, reward file or model folder."""
 
     exit_code = 3
+    code = "E-CONFIG"
 
 
 class NotFoundError(RlctlError):
     """Run, recipe or file that does not exist."""
 
     exit_code = 4
+    code = "E-NOT-FOUND"
 
 
 class ConflictError(RlctlError):
     """Target that already exists or is in use."""
 
     exit_code = 5
+    code = "E-CONFLICT"
 
 
 class MissingExtraError(RlctlError):
     """Missing optional package; the hint is the command that installs it."""
 
     exit_code = 6
+    code = "E-EXTRA"
 
 
 class ResourceError(RlctlError):
     """Too few devices, too little memory or disk space, or Ray does not start."""
 
     exit_code = 7
+    code = "E-RESOURCE"
 
 
 _NO_ACCESS = (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENAMETOOLONG)
@@ -142,6 +164,8 @@ class DeviceMemoryError(ResourceError):
     `value` is the current value of the key, `proposed` a smaller one, None if none would work.
     """
 
+    code = "E-OOM"
+
     def __init__(
         self,
         *problems: Problem | str,
@@ -159,6 +183,7 @@ class InternalError(RlctlError):
     """Bug in rlctl."""
 
     exit_code = 70
+    code = "E-INTERNAL"
 
 
 def raise_problems(problems: Sequence[Problem], kind: type[RlctlError] = ConfigError) -> None:

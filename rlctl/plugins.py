@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from rlctl.errors import ConfigError, MissingExtraError, Problem
-from rlctl.suggest import nearest
+from rlctl.suggest import closest
 
 P = TypeVar("P")
 
@@ -122,9 +122,9 @@ def unused_keys(plugin: Any, config: Any) -> Mapping[str, str]:
 
 def suggestion(given: str, known: Sequence[str]) -> str:
     """Return `did you mean 'x'? known: …`, without the question if no known name is similar."""
-    near = nearest(given, known, limit=1)
+    near = closest(given, known)
     listing = "known: " + (", ".join(sorted(known)) or "none")
-    return f"did you mean {near[0]!r}? {listing}" if near else listing
+    return f"did you mean {near!r}? {listing}" if near else listing
 
 
 def _problem(model: type[Params], name: str, key: str, error: Mapping[str, Any]) -> Problem:

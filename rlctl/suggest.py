@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 
 def nearest(name: str, known: Collection[str], limit: int = 3) -> list[str]:
@@ -31,8 +31,17 @@ def nearest(name: str, known: Collection[str], limit: int = 3) -> list[str]:
 
 def did_you_mean(name: str, known: Collection[str]) -> str | None:
     """Return `did you mean A or B?`, or None if no known name is similar."""
-    found = nearest(name, known)
-    return f"did you mean {' or '.join(found)}?" if found else None
+    return question(nearest(name, known))
+
+
+def question(names: Sequence[str]) -> str | None:
+    """Return `did you mean A or B?`, or None without names."""
+    return f"did you mean {' or '.join(names)}?" if names else None
+
+
+def closest(name: str, known: Collection[str]) -> str | None:
+    """Return the known name that is the most similar to `name`, or None if none is."""
+    return next(iter(nearest(name, known, limit=1)), None)
 
 
 def _cost(name: str, candidate: str, ceiling: float) -> float:
@@ -77,13 +86,28 @@ def _prefix_length(a: str, b: str) -> int:
     )
 
 
-def quote_hint(key: str, value: str) -> str:
-    """Return a hint for an override whose value Hydra cannot parse."""
+def override_fix(
+    where: str | None, key: str | None = None, value: str | None = None
+) -> tuple[str, str] | None:
+    """Return the change of the override at `where` to another key or value.
+
+    `where` is the place of a problem; None for one in a file, and for an override that sets a
+    section, whose key stays.
+    """
+    word = (where or "").removeprefix("override ")
+    given, equals, old = word.partition("=")
+    if word == where or not equals or (key is not None and old.startswith("{")):
+        return None
+    return word, f"{key or given}={old if value is None else value}"
+
+
+def parsable(key: str, value: str) -> tuple[str, str]:
+    """Return how to repair an override that Hydra cannot parse, and the repaired override."""
     for opening, closing in ("[]", "{}"):
         missing = value.count(opening) - value.count(closing)
         if value.startswith(opening) and missing > 0:
-            return f"close it: {shlex.quote(f'{key}={value}{closing * missing}')}"
-    return f"quote it: {quoted(key, value)}"
+            return "close", f"{key}={value}{closing * missing}"
+    return "quote", hydra_text(key, value)
 
 
 def quoted(key: str, value: str) -> str:

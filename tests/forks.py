@@ -23,10 +23,7 @@ from pathlib import Path
 from typing import IO, NoReturn
 
 from rlctl.runs.process import die_with_parent
-from tests import warm_workers
 from tests.progress import wait_until
-
-WARM = "RLCTL_TEST_WARM"  # socket of the process that forks Ray workers
 
 FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(
@@ -35,11 +32,10 @@ FORKS.set_forkserver_preload(
         "rlctl.cli.commands.train",
         "rlctl.cli.commands.resume",
         "rlctl.runtime.resume",
-        "rlctl.runtime.cluster.engine_pool",
         "rlctl.runtime.cluster.session",
         "rlctl.sweeps.launch",
-        "transformers.models.qwen2.modeling_qwen2",
         "transformers.models.auto.tokenization_auto",
+        # Not Ray: workers are forks of the commands.
     ]
 )
 
@@ -63,8 +59,6 @@ class Forked:
         err.touch()
         self.stdout, self.stderr = out.open(), err.open()
         variables = dict(environment)
-        if "--inline" not in arguments and not variables.get("RLCTL_TEST_MARKER"):
-            variables[WARM] = warm_workers.address()
         self._process = FORKS.Process(
             target=_child, args=(arguments, cwd, variables, out, err, largest_file)
         )
@@ -128,22 +122,19 @@ def _child(
     os.setsid()
     if largest_file is not None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (largest_file, largest_file))
-    if path := environment.pop(WARM, None):
-        warm_workers.use(path)
     _redirect(0, Path(os.devnull), os.O_RDONLY)
     _redirect(1, out, os.O_WRONLY | os.O_APPEND)
     _redirect(2, err, os.O_WRONLY | os.O_APPEND)
     if {"sweep", "resume", "--retries"} & {*arguments}:
         _fork_children()
-    _run(arguments, cwd, environment)
+    run_in_fork(arguments, cwd, environment)
 
 
-def _run(arguments: list[str], cwd: Path, environment: dict[str, str]) -> NoReturn:
+def run_in_fork(arguments: list[str], cwd: Path, environment: dict[str, str]) -> NoReturn:
     """Be `python -m rlctl ARGUMENTS`, and exit."""
     os.chdir(cwd)
     os.environ.clear()
     os.environ.update(environment)
-    read_ray_variables()
     if marker := environment.get("RLCTL_TEST_MARKER"):
         os.memfd_create(marker)  # not closed; /proc/PID/environ is that of the first process
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -267,7 +258,7 @@ def _serve(client: socket.socket) -> NoReturn:
             else:
                 os.setpgid(0, 0)
             words, cwd, environment = request
-            _run(words, Path(cwd), environment)
+            run_in_fork(words, Path(cwd), environment)
         for file in files:
             os.close(file)
         client.send(json.dumps(reply).encode())

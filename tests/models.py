@@ -12,6 +12,8 @@ from typing import Any, Literal
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     PreTrainedModel,
@@ -45,6 +47,15 @@ TINY: dict[str, Any] = {
     "eos_token_id": 2,
 }
 
+WINDOW = 8  # tokens
+# Models whose layers have windows or sinks, by type.
+LIMITED: dict[str, dict[str, Any]] = {
+    "mistral": {"sliding_window": WINDOW},
+    "qwen2": {"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 1},
+    "gemma3_text": {"layer_types": ["sliding_attention", "full_attention"]},
+    "gpt_oss": {"num_local_experts": 2, "num_experts_per_tok": 1},
+}
+
 SPECIAL_TOKENS = (
     "<|endoftext|>",
     "<|im_start|>",
@@ -72,6 +83,19 @@ def tiny_model(arch: Arch = "qwen2", seed: int = 0, **overrides: Any) -> PreTrai
             for parameter in model.parameters():
                 parameter.add_(torch.randn_like(parameter) * 0.2)
     return model.train()
+
+
+def limited_model(kind: str) -> PreTrainedModel:
+    """Build a model with windows of 8 tokens in one or both layers, and sinks in gpt_oss."""
+    settings = TINY | {"head_dim": 8, "sliding_window": WINDOW} | LIMITED[kind]
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        config = AutoConfig.for_model(kind, **settings)
+        model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.add_(torch.randn_like(parameter) * 0.2)
+    return model
 
 
 def tiny_tokenizer() -> PreTrainedTokenizerFast:

@@ -16,6 +16,14 @@ def gone(pid: int) -> bool:
         return True
 
 
+def words_of(pid: int) -> list[str]:
+    """Return the command line of a process; nothing if it has ended."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+    except (FileNotFoundError, ProcessLookupError):
+        return []
+
+
 def scopes_signals() -> bool:
     """Return True if a process without relation to this one cannot signal it after `restrict`."""
     code = (

@@ -6,6 +6,7 @@ overall timeout of pytest ends a process that spins forever.
 
 from __future__ import annotations
 
+import os
 import subprocess
 import time
 from collections.abc import Callable
@@ -30,11 +31,16 @@ def cpu_seconds(pid: int) -> float:
 
 def wait_until(done: Callable[[], bool], pid: int, what: str) -> None:
     """Wait until `done()`; raise `subprocess.TimeoutExpired` if process `pid` makes no progress."""
-    best, since, poll = cpu_seconds(pid), time.monotonic(), _POLL_S
+
+    def used() -> float:
+        # The polls of this thread are no progress.
+        return cpu_seconds(pid) - (time.thread_time() if pid == os.getpid() else 0.0)
+
+    best, since, poll = used(), time.monotonic(), _POLL_S
     while not done():
         if time.monotonic() - since > STALLED_S:
             raise subprocess.TimeoutExpired(what, STALLED_S)
         time.sleep(poll)
         poll = min(2 * poll, 1.0) if time.monotonic() - since > 10 else _POLL_S
-        if time.monotonic() - since > STALLED_S / 2 and (now := cpu_seconds(pid)) > best + 0.01:
+        if time.monotonic() - since > STALLED_S / 2 and (now := used()) > best + 0.01:
             best, since = now, time.monotonic()

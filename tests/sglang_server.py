@@ -35,6 +35,7 @@ class Server(ThreadingHTTPServer):
         self.cache: dict[tuple[int, ...], Tensor] = {}
         self.released = False
         self.broken: str | None = None
+        self.api_key: str | None = None
         self.lock = threading.Lock()
         self.params: list[dict[str, Any]] = []
 
@@ -97,6 +98,10 @@ class Handler(BaseHTTPRequestHandler):
     def log_message(self, format: str, *args: Any) -> None:
         print(format % args, flush=True)
 
+    def authorized(self) -> bool:
+        key = self.server.api_key
+        return key is None or self.headers["Authorization"] == f"Bearer {key}"
+
     def reply(self, status: int, content: Any) -> None:
         data = content.encode() if isinstance(content, str) else json.dumps(content).encode()
         self.send_response(status)
@@ -112,6 +117,9 @@ class Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         server = self.server
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        if not self.authorized():
+            self.reply(401, {"error": "Unauthorized"})
+            return
         with server.lock:
             server.calls.append(self.path)
             match self.path:

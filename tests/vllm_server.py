@@ -50,6 +50,9 @@ class Handler(sglang_server.Handler):
         server = self.server
         assert isinstance(server, Server)
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        if not self.authorized():
+            self.reply(401, {"error": "Unauthorized"})
+            return
         server.calls.append(self.path)
         match self.path:
             case "/inference/v1/generate":

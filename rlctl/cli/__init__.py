@@ -35,6 +35,12 @@ class LazyCommand(TyperCommand):
 
 COMMANDS = (
     LazyCommand(
+        "new",
+        "rlctl.cli.commands.new",
+        "Write a recipe and a reward function for your own data, and check them.",
+        "Data and rewards",
+    ),
+    LazyCommand(
         "prep",
         "rlctl.cli.commands.prep",
         "Write training data as parquet files: GSM8K, arithmetic, pairs or your own.",
@@ -77,7 +83,19 @@ COMMANDS = (
         "Recipes",
     ),
     LazyCommand(
+        "explain",
+        "rlctl.cli.commands.explain",
+        "Explain the code of an error, a metric, an alarm or a config key.",
+        "Recipes",
+    ),
+    LazyCommand(
         "train", "rlctl.cli.commands.train", "Train a model: ppo, grpo, sft, dpo, ...", "Training"
+    ),
+    LazyCommand(
+        "fit",
+        "rlctl.cli.commands.fit",
+        "Find the fewest devices and the largest micro-batch that the memory allows.",
+        "Training",
     ),
     LazyCommand(
         "resume",
@@ -159,6 +177,12 @@ COMMANDS = (
         "Runs",
     ),
     LazyCommand(
+        "board",
+        "rlctl.cli.commands.board",
+        "Show all runs in the browser: live curves, comparisons, sweeps, samples, logs.",
+        "Runs",
+    ),
+    LazyCommand(
         "report",
         "rlctl.cli.commands.report",
         "Write one self-contained HTML file about runs: curves, alarms, samples, settings.",
@@ -174,6 +198,12 @@ COMMANDS = (
         "doctor",
         "rlctl.cli.commands.doctor",
         "Check the installation and suggest a fix for each problem.",
+        "Runs",
+    ),
+    LazyCommand(
+        "completion",
+        "rlctl.cli.commands.completion",
+        "Print the completion script of a shell; `rlctl --install-completion` installs it.",
         "Runs",
     ),
     LazyCommand(

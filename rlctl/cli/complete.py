@@ -68,3 +68,25 @@ def logger(incomplete: str) -> list[str]:
     from rlctl.plugins import names
 
     return [name for name in names("loggers") if name.startswith(incomplete)]
+
+
+def explained(incomplete: str) -> list[str]:
+    """Complete codes of errors, alarms, metrics and config keys."""
+    from rlctl.explain.lookup import known_names
+
+    names = [name for name in known_names() if name.startswith(incomplete)]
+    return names or [name for name in known_names() if name.startswith(incomplete.upper())]
+
+
+def reward_kind(incomplete: str) -> list[str]:
+    """Complete the kinds of reward of `rlctl new`."""
+    from rlctl.runtime.rewards.stubs import KINDS
+
+    return [kind for kind in KINDS if kind.startswith(incomplete)]
+
+
+def bundled_model(incomplete: str) -> list[str]:
+    """Complete the bundled models; the shell offers model folders if nothing matches."""
+    from rlctl.quickstart import FOLDERS
+
+    return [name for name in FOLDERS if name.startswith(incomplete)]

@@ -104,6 +104,16 @@ def print_problems(problems: Iterable[Problem]) -> None:
             stderr().print(Text.assemble(("  help", "bold cyan"), f": {visible(problem.hint)}"))
 
 
+def print_see_also(codes: Iterable[str]) -> None:
+    """Print the command that explains codes of errors, one line on stderr."""
+    stderr().print(Text.assemble(("  see", "bold"), f": rlctl explain {' '.join(codes)}"))
+
+
+def print_corrected(line: str) -> None:
+    """Print a command line that works in place of the user's, on stderr."""
+    stderr().print(Text.assemble(("corrected", "bold green"), f": {visible(line)}"))
+
+
 def notice(message: str) -> None:
     """Print a notice, one line on stderr."""
     stderr().print(Text.assemble(("note", "bold"), f": {visible(redact(message))}"))

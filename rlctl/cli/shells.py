@@ -73,3 +73,10 @@ def replace_completion_scripts() -> None:
         from typer import _completion_shared
 
         _completion_shared._completion_scripts.update(bash=BASH, zsh=ZSH)
+
+
+def completion_script(shell: str) -> str:
+    """Return the script that completes `rlctl` in a shell: bash, zsh, fish, powershell or pwsh."""
+    from typer._completion_shared import get_completion_script
+
+    return get_completion_script(prog_name="rlctl", complete_var="_RLCTL_COMPLETE", shell=shell)

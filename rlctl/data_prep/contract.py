@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,23 @@ from rlctl.errors import Problem
 CONTRACT_HINT = (
     "`rlctl prep jsonl` converts your own data; `rlctl data show FILE` shows the rows of a file"
 )
+
+
+_QUESTIONS = ("question", "prompt", "problem", "instruction", "input", "query")
+_ANSWERS = ("answer", "ground_truth", "solution", "response", "output", "target", "label")
+
+
+def contract_hint(path: Path, columns: Iterable[str]) -> str:
+    """Return a hint for a file with other columns: the command that converts it, if it can."""
+    names = {each.lower(): each for each in columns}
+    prompt = next((names[each] for each in _QUESTIONS if each in names), None)
+    answer = next((names[each] for each in _ANSWERS if each in names), None)
+    if prompt is None or answer is None:
+        return CONTRACT_HINT
+    return (
+        f"convert it: rlctl prep jsonl {path} --prompt-key {prompt} --answer-key {answer} "
+        "--out data/mine"
+    )
 
 
 def schema_problems(schema: Any, path: Path, prompt_key: str, reward_fn_key: str) -> list[Problem]:
@@ -32,7 +50,7 @@ def schema_problems(schema: Any, path: Path, prompt_key: str, reward_fn_key: str
             "struct<...>",
         ),
     }
-    problems = []
+    problems, hint = [], contract_hint(path, schema.names)
     for name, (fits, description) in expected.items():
         where = f"{path}, column {name}"
         if name in schema.names:
@@ -49,7 +67,7 @@ def schema_problems(schema: Any, path: Path, prompt_key: str, reward_fn_key: str
                 Problem(
                     f"no column {name!r} ({description}); columns: {', '.join(schema.names)}",
                     where,
-                    CONTRACT_HINT,
+                    hint,
                 )
             )
     return problems

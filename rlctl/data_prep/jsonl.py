@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,7 +36,7 @@ class JsonlParams(Params):
     """Options of `rlctl prep jsonl`."""
 
     file: Path = Field(
-        description="JSONL, a JSON list or parquet; one record per problem.",
+        description="JSONL, a JSON list, CSV or parquet; one record per problem.",
         json_schema_extra={"metavar": "FILE", "argument": True},
     )
     prompt_key: str = Field(
@@ -80,34 +80,46 @@ def jsonl(params: JsonlParams) -> dict[str, RowSource]:
     """Your own questions and answers: train.parquet and, with --val-fraction, val.parquet."""
     source = params.data_source or params.file.stem
     fields = Fields(params.prompt_key, params.answer_key, source, params.system, params.instruction)
-    count = sum(1 for _ in rows_from_records(params.file, fields))
-    chosen = _validation_indices(count, params.val_fraction, params.seed)
+    return split_source(
+        lambda: rows_from_records(params.file, fields), params.val_fraction, params.seed
+    )
+
+
+def split_source(
+    read: Callable[[], Iterator[PromptRow]], fraction: float, seed: int, count: int | None = None
+) -> dict[str, RowSource]:
+    """Split the rows that `read` yields as `split_off` does, without holding them.
+
+    `count` is their number; without it, they are counted.
+    """
+    if count is None:
+        count = sum(1 for _ in read())
+    chosen = _validation_indices(count, fraction, seed)
     splits = ("train", "val") if chosen else ("train",)
-    return {split: _SplitOfFile(params.file, fields, split, chosen, count) for split in splits}
+    return {split: SplitRows(read, split, chosen, count) for split in splits}
 
 
 @dataclass(frozen=True)
-class _SplitOfFile:
-    """Rows of a split, read from the file again by each loop."""
+class SplitRows:
+    """Rows of a split, read again by each loop."""
 
-    path: Path
-    fields: Fields
+    read: Callable[[], Iterator[PromptRow]]
     split: str
     chosen: Collection[int]  # indices of the rows for validation
-    count: int  # rows of the file
+    count: int  # rows of both splits
 
     def __len__(self) -> int:
         return len(self.chosen) if self.split == "val" else self.count - len(self.chosen)
 
     def __iter__(self) -> Iterator[PromptRow]:
-        for index, row in enumerate(rows_from_records(self.path, self.fields)):
+        for index, row in enumerate(self.read()):
             if (index in self.chosen) == (self.split == "val"):
                 row.extra_info["split"] = self.split
                 yield row
 
 
 def rows_from_records(path: Path, fields: Fields) -> Iterator[PromptRow]:
-    """Yield one row per record of a JSONL, JSON-list or parquet file.
+    """Yield one row per record of a JSONL, JSON-list, CSV or parquet file.
 
     The prompt is a text or a chat (a list of {role, content}). The answer becomes the ground truth
     and must not be null. `extra_info` has `index` and, for a text, the bare `question`. Raises

@@ -1,7 +1,8 @@
-"""Readers of raw records in JSONL, JSON or parquet, each record with its position for errors."""
+"""Readers of raw records in JSONL, JSON, CSV, parquet or Arrow, with positions for errors."""
 
 from __future__ import annotations
 
+import csv
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -15,18 +16,23 @@ MAX_PROBLEMS = 10
 _MAX_ALIKE = 3  # places that are listed for one message
 BATCH_ROWS = 1024  # rows that are in memory as Python objects at a time
 _BUFFER = 2**20  # bytes of a column that are read at a time
+_MAX_FIELD = 2**30  # characters of a CSV field
 
 
 def read_records(path: Path) -> Iterator[tuple[str, Any]]:
     """Yield (position, record) of every record in a file.
 
-    Positions are `file:line` in JSONL, `file, record N` in a JSON list and `file, row N` in
-    parquet; N starts at 0. Raises one ConfigError for a file that cannot be parsed, for lines that
-    cannot after the last one.
+    Positions are `file:line` in JSONL and CSV, `file, record N` in a JSON list and `file, row N` in
+    parquet and Arrow; N starts at 0. A field of CSV or TSV is a text, an empty one None. Raises one
+    ConfigError for a file that cannot be parsed, for lines that cannot after the last one.
     """
     match path.suffix:
         case ".parquet":
             return _parquet(path)
+        case ".arrow":
+            return _arrow(path)
+        case ".csv" | ".tsv":
+            return _csv(path)
         case ".json":
             return _json(path)
         case _:
@@ -77,10 +83,11 @@ def _joined(same: list[Problem]) -> list[Problem]:
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[TextIO]:
+def _opened(path: Path, newline: str | None = None) -> Iterator[TextIO]:
     """Open a text file to read. Raises ConfigError if it cannot be read."""
     try:
-        with path.open(encoding="utf-8-sig") as file:  # Windows and Excel write a mark first
+        # "-sig": Windows and Excel write a mark first.
+        with path.open(encoding="utf-8-sig", newline=newline) as file:
             yield file
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"not a readable text file: {error}", where=str(path)) from error
@@ -119,6 +126,42 @@ def _json(path: Path) -> Iterator[tuple[str, Any]]:
         )
     for index, record in enumerate(records):
         yield f"{path}, record {index}", record
+
+
+def _csv(path: Path) -> Iterator[tuple[str, Any]]:
+    problems: list[Problem] = []
+    csv.field_size_limit(_MAX_FIELD)
+    with _opened(path, newline="") as file:
+        reader = csv.DictReader(file, delimiter="\t" if path.suffix == ".tsv" else ",")
+        try:
+            for record in reader:
+                where = f"{path}:{reader.line_num}"
+                if None in record or None in record.values():  # too many fields, or too few
+                    names = ", ".join(reader.fieldnames or ())
+                    problems.append(Problem(f"the line does not have the fields {names}", where))
+                else:
+                    yield where, {name: text or None for name, text in record.items()}
+        except csv.Error as error:
+            raise ConfigError(f"not CSV: {error}", where=f"{path}:{reader.line_num}") from error
+    raise_capped(problems, path)
+
+
+def _arrow(path: Path) -> Iterator[tuple[str, Any]]:
+    """Yield the records of a file of `datasets.Dataset.save_to_disk`, an Arrow stream."""
+    import pyarrow as pa
+
+    index = 0
+    try:
+        with pa.memory_map(str(path)) as file, pa.ipc.open_stream(file) as batches:
+            for batch in batches:
+                for start in range(0, batch.num_rows, BATCH_ROWS):
+                    for record in batch.slice(start, BATCH_ROWS).to_pylist():
+                        yield f"{path}, row {index}", record
+                        index += 1
+    except (pa.ArrowException, OSError) as error:
+        raise ConfigError(
+            f"not a readable Arrow stream: {str(error).splitlines()[0]}", where=str(path)
+        ) from error
 
 
 def _parquet(path: Path) -> Iterator[tuple[str, Any]]:

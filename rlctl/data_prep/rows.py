@@ -21,7 +21,13 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from rlctl.data_prep.agent_columns import AGENT_COLUMNS, agent_name, with_agent_columns
-from rlctl.data_prep.contract import CONTRACT_HINT, prompt_of, row_faults, schema_problems
+from rlctl.data_prep.contract import (
+    CONTRACT_HINT,
+    contract_hint,
+    prompt_of,
+    row_faults,
+    schema_problems,
+)
 from rlctl.data_prep.records import (
     BATCH_ROWS,
     raise_capped,
@@ -34,6 +40,7 @@ from rlctl.data_prep.unsupported_columns import CHECKED, column_problems, unsupp
 from rlctl.errors import ConfigError, Problem, ResourceError
 from rlctl.files import replacing
 from rlctl.storage import local
+from rlctl.suggest import closest
 
 _RECORD = "rlctl.record"  # column of the records of a JSON file
 
@@ -91,7 +98,7 @@ def stream_rows(
 
 def existing_file(path: str | Path) -> Path:
     """Return the local path of a data file, downloaded if necessary. Raises ConfigError."""
-    path = Path(local(str(path))).expanduser()
+    given, path = str(path), Path(local(str(path))).expanduser()
     if path.is_file():
         return path
     near = (
@@ -108,10 +115,12 @@ def existing_file(path: str | Path) -> Path:
         if near
         else "create one with `rlctl prep gsm8k` or `rlctl prep arithmetic`"
     )
+    similar = closest(path.name, near)
     raise ConfigError(
         "the data file is a folder" if path.is_dir() else "the data file does not exist",
         where=str(path),
         hint=hint,
+        fix=(given, str(Path(given).with_name(similar))) if similar else None,
     )
 
 
@@ -132,7 +141,8 @@ def read_batches(
         rows: list[PromptRow] = []
         for where, record in zip(places, _records(batch), strict=True):
             faults = row_faults(record, prompt_key, reward_fn_key)
-            problems += [Problem(fault, where) for fault in faults]
+            hint = contract_hint(path, record) if faults and isinstance(record, dict) else None
+            problems += [Problem(fault, where, hint) for fault in faults]
             for name in unsupported_fields(record):
                 unsupported.setdefault(name, []).append(where)
             if not faults:
@@ -147,6 +157,13 @@ def read_batches(
 def decode(batch: Any, prompt_key: str, reward_fn_key: str) -> list[PromptRow]:
     """Return the rows of an Arrow batch without faults."""
     return [_row(record, prompt_key, reward_fn_key) for record in _records(batch)]
+
+
+def decode_prompts(batch: Any, prompt_key: str) -> list[list[dict[str, str]]]:
+    """Return the prompts of the rows of an Arrow batch without faults; decode nothing else."""
+    if batch.schema.names != [_RECORD]:
+        batch = batch.select([prompt_key.partition(".")[0]])
+    return [_prompt(record, prompt_key) for record in _records(batch)]
 
 
 def write_rows(path: str | Path, rows: RowSource) -> None:
@@ -183,6 +200,10 @@ def _parquet_batches(
     path: Path, prompt_key: str, reward_fn_key: str
 ) -> Iterator[tuple[Any, list[str]]]:
     """Yield the columns that rows need, with the positions of the rows."""
+    if path.suffix in (".csv", ".tsv"):
+        columns = next(iter(read_records(path)), ("", {}))[1]
+        hint = contract_hint(path, columns)
+        raise ConfigError("a CSV file must be converted first", where=str(path), hint=hint)
     with readable_parquet(path, CONTRACT_HINT) as file:
         columns = [
             name
@@ -215,7 +236,7 @@ def _records(batch: Any) -> list[Any]:
     for record in records:
         if isinstance(record.get("extra_info"), str):
             record["extra_info"] = json.loads(record["extra_info"])
-        if "ground_truth" in as_json:
+        if "ground_truth" in as_json and "reward_model" in record:
             record["reward_model"]["ground_truth"] = json.loads(
                 record["reward_model"]["ground_truth"]
             )
@@ -224,15 +245,19 @@ def _records(batch: Any) -> list[Any]:
 
 def _row(record: dict[str, Any], prompt_key: str, reward_fn_key: str) -> PromptRow:
     reward = record["reward_model"]
-    prompt = prompt_of(record, prompt_key)
-    if isinstance(prompt, str):
-        prompt = [{"role": "user", "content": prompt}]
     return PromptRow(
         data_source=record[reward_fn_key],
-        prompt=[{"role": message["role"], "content": message["content"]} for message in prompt],
+        prompt=_prompt(record, prompt_key),
         ground_truth=reward["ground_truth"],
         ability=record.get("ability") or "",
         style=reward.get("style") or "rule",
         extra_info=with_agent_columns(record),
         agent_name=agent_name(record),
     )
+
+
+def _prompt(record: dict[str, Any], prompt_key: str) -> list[dict[str, str]]:
+    prompt = prompt_of(record, prompt_key)
+    if isinstance(prompt, str):
+        return [{"role": "user", "content": prompt}]
+    return [{"role": message["role"], "content": message["content"]} for message in prompt]

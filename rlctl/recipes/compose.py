@@ -141,7 +141,7 @@ def _resolve(layers: Layers) -> dict[str, Any]:
     for name, value in leaves(layers.tree).items():
         if value == MISSING:
             help_text = schema_keys()[name].help if name in schema_keys() else ""
-            where = layers.origins[name][-1].where
+            where = _where(layers, name)
             layers.add_problem(name, f"{name} is not set", where, f"pass {name}=… ({help_text})")
     try:
         resolved: Any = OmegaConf.to_container(config, resolve=True)
@@ -152,7 +152,7 @@ def _resolve(layers: Layers) -> dict[str, Any]:
         if any(f"${{{other}}}" in str(written) for other in layers.faulty):
             layers.faulty.add(name)  # the problem is reported at the key that it refers to
             continue
-        where = layers.origins[name][-1].where
+        where = _where(layers, name)
         try:
             value = OmegaConf.select(config, name, throw_on_missing=True)
         except (InterpolationToMissingValueError, MissingMandatoryValue):
@@ -165,6 +165,13 @@ def _resolve(layers: Layers) -> dict[str, Any]:
     return unresolved_tree
 
 
+def _where(layers: Layers, name: str) -> str:
+    """Return where a value, or the mapping that it was copied with, was last set."""
+    while name not in layers.origins:
+        name = name.rpartition(".")[0]
+    return layers.origins[name][-1].where
+
+
 def _replace_malformed(layers: Layers) -> None:
     """Replace each interpolation that OmegaConf cannot parse by null, and add its problem."""
     values = leaves(layers.tree)
@@ -172,7 +179,7 @@ def _replace_malformed(layers: Layers) -> None:
         try:
             OmegaConf.create({"value": value})
         except OmegaConfBaseException as error:
-            where = layers.origins[name][-1].where
+            where = _where(layers, name)
             reason = str(error).strip().splitlines()[0]
             layers.add_problem(
                 name,

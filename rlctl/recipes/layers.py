@@ -11,10 +11,10 @@ from rlctl.errors import Problem
 from rlctl.recipes.keys import known_key, schema_keys
 from rlctl.recipes.schema import Config
 from rlctl.recipes.sources import Source
-from rlctl.recipes.suggestions import suggest_key
+from rlctl.recipes.suggestions import similar_keys, suggest_key
 from rlctl.recipes.verl.settings import VerlSetting, VerlSettings
 from rlctl.redaction import redact_word
-from rlctl.suggest import did_you_mean
+from rlctl.suggest import did_you_mean, override_fix
 
 MISSING = "???"
 Level = Literal[1, 2, 3]
@@ -189,7 +189,9 @@ class Layers:
             return False
         shown, other = (prefixes[-1], unknown) if level == 3 else (unknown, prefixes[-1])
         hint = suggest_key(shown) or suggest_key(other)
-        self.problems.append(Problem(f"unknown key {shown}", where, hint))
+        values = [key for key in similar_keys(shown) if schema_keys()[key].kind == "value"]
+        fix = override_fix(where, key=values[0]) if values else None
+        self.problems.append(Problem(f"unknown key {shown}", where, hint, fix))
         return False
 
     def _has_dotted_part(

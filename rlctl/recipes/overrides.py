@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,7 +21,7 @@ from rlctl.recipes.search_path import resolve_folder
 from rlctl.recipes.verl.translate import translate
 from rlctl.recipes.yaml_repository import YamlRepository
 from rlctl.redaction import redact_word
-from rlctl.suggest import did_you_mean, quote_hint, quoted
+from rlctl.suggest import closest, did_you_mean, nearest, override_fix, parsable, quoted
 
 _KEY = re.compile(r"[~+]{0,2}[A-Za-z_$][\w/@.:$-]*")
 
@@ -33,9 +34,15 @@ class Choices:
     parts: list[Override] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
 
-    def add_problem(self, message: str, override: Override, hint: str | None) -> None:
+    def add_problem(
+        self,
+        message: str,
+        override: Override,
+        hint: str | None,
+        fix: tuple[str, str] | None = None,
+    ) -> None:
         """Add a problem of one override."""
-        self.problems.append(Problem(message, f"override {override.input_line}", hint))
+        self.problems.append(Problem(message, f"override {override.input_line}", hint, fix))
 
 
 def parse(overrides: Sequence[str]) -> tuple[list[Override], list[Problem]]:
@@ -43,7 +50,12 @@ def parse(overrides: Sequence[str]) -> tuple[list[Override], list[Problem]]:
     parser = OverridesParser.create()
     parsed: list[Override] = []
     problems: list[Problem] = []
-    for text in filter(str.strip, overrides):  # shell scripts leave empty arguments
+    given = [text for text in overrides if text.strip()]  # shell scripts leave empty arguments
+    while given:
+        text = given.pop(0)
+        if (apart := _split_by_spaces(text, given)) is not None:
+            problems.append(apart)
+            continue
         key, equals, value = text.partition("=")
         where = f"override {redact_word(text)}"
         shown = redact_word(text).partition("=")[2]  # quoting would hide a secret from `Problem`
@@ -56,23 +68,66 @@ def parse(overrides: Sequence[str]) -> tuple[list[Override], list[Problem]]:
             problems.append(Problem(f"{key!r} is not a key: a part of it is empty", where, hint))
             continue
         if not equals and not text.startswith("~"):
-            problems.append(Problem(f"{text!r} is not key=value", where, f"write {text}=VALUE"))
+            problems.append(_no_value(text, where))
             continue
         try:
             override = parser.parse_overrides([text])[0]
         except HydraException:
-            message = f"the value of {key} cannot be parsed"
-            problems.append(Problem(message, where, quote_hint(key, shown)))
+            verb, repaired = parsable(key, shown)
+            message, hint = f"the value of {key} cannot be parsed", shlex.quote(repaired)
+            fix = redact_word(text), repaired
+            problems.append(Problem(message, where, f"{verb} it: {hint}", fix))
             continue
         if override.is_sweep_override():
-            hint = "use `rlctl sweep` to try several values"
+            hint, fix = "use `rlctl sweep` to try several values", None
             if "(" not in value:
-                single = quoted(key, shown)
-                hint = f"a list is {key}=[{shown}]; one value with a comma is {single}; {hint}"
-            problems.append(Problem(f"{redact_word(text)} has several values", where, hint))
+                single, listed = quoted(key, shown), f"[{shown}]"
+                hint = f"a list is {key}={listed}; one value with a comma is {single}; {hint}"
+                known = known_key(key.lstrip("+"))
+                is_list = known is not None and "list" in known.type
+                fix = override_fix(where, value=listed) if is_list else None
+            problems.append(Problem(f"{redact_word(text)} has several values", where, hint, fix))
             continue
         parsed.append(override)
     return parsed, problems
+
+
+def _split_by_spaces(text: str, following: list[str]) -> Problem | None:
+    """Return the problem of a key whose value is another word: `key = 1`, `key 1`, `key: 1`.
+
+    Removes the words that belong to it from `following`.
+    """
+    key, values = text.rstrip("=:"), following[:2]
+    if "=" in key or known_key(key) is None or not values:
+        return None
+    if values[0] in ("=", ":"):
+        values = values[:2]
+    elif _KEY.fullmatch(values[0].partition("=")[0]) and (
+        "=" in values[0] or known_key(values[0]) is not None
+    ):
+        return None
+    else:
+        values = values[:1]
+    del following[: len(values)]
+    joined = f"{key}={values[-1]}"
+    shown = redact_word(joined)
+    return Problem(
+        f"an override is one word: {shown}",
+        f"override {redact_word(text)}",
+        "write no spaces around the equals sign",
+        ((text, *values), joined),
+    )
+
+
+def _no_value(text: str, where: str) -> Problem:
+    """Return the problem of a word without an equals sign: a recipe, `key:value`, or a bare key."""
+    message = f"{text!r} is not key=value"
+    if Path(text).suffix in (".yaml", ".yml"):
+        return Problem(message, where, f"a recipe is --recipe {text}", (text, ("--recipe", text)))
+    key, colon, value = text.partition(":")
+    if colon and value and known_key(key) is not None:
+        return Problem(message, where, f"write {key}={value}", (text, f"{key}={value}"))
+    return Problem(message, where, f"write {text}=VALUE")
 
 
 def search_path_override(parsed: list[Override]) -> list[Path]:
@@ -114,7 +169,9 @@ def sort_overrides(parsed: list[Override], repository: YamlRepository) -> Choice
             first = next((key for key in schema_keys() if key.startswith(f"{name}.")), None)
             if first is not None:
                 hint += f"; to set a key of the section {name}: {first}=…"
-            choices.add_problem(f"part {name}/{value} does not exist", override, hint)
+            near = closest(str(value), repository.get_group_options(name))
+            fix = override_fix(f"override {override.input_line}", value=near) if near else None
+            choices.add_problem(f"part {name}/{value} does not exist", override, hint, fix)
         else:
             choices.parts.append(override)
     _drop_unknown_groups(choices, repository)
@@ -167,7 +224,9 @@ def _drop_unknown_groups(choices: Choices, repository: YamlRepository) -> None:
         hint = did_you_mean(name, known)
         if same:
             hint = f"write {' or '.join(f'{choice}={override.value()}' for choice in same)}"
-        choices.add_problem(f"the recipe has no part at {name}", override, hint)
+        near = [*sorted(same), *nearest(name, known)][:1]
+        fix = override_fix(f"override {override.input_line}", key=near[0]) if near else None
+        choices.add_problem(f"the recipe has no part at {name}", override, hint, fix)
     choices.parts = kept
 
 

@@ -11,6 +11,7 @@ from rlctl.errors import ConfigError, Problem, RlctlError
 from rlctl.recipes.keys import Key, model_keys
 from rlctl.recipes.layers import Layers, Origin
 from rlctl.recipes.slots import SLOTS, Slot
+from rlctl.suggest import closest, override_fix
 
 
 def check_plugins(container: dict[str, Any], layers: Layers) -> list[Problem]:
@@ -53,8 +54,12 @@ def _unknown_names(slot: Slot, container: dict[str, Any], layers: Layers) -> lis
             try:
                 plugins.load(slot.kind, name)
             except ConfigError as error:
-                where = chain[-1].where
-                problems += [dataclasses.replace(each, where=where) for each in error.problems]
+                where, near = chain[-1].where, closest(name, known_names(slot.kind))
+                value = where.partition("=")[2].replace(name, near) if near else ""
+                fix = override_fix(where, value=value) if near else None
+                problems += [
+                    dataclasses.replace(each, where=where, fix=fix) for each in error.problems
+                ]
     return problems
 
 

@@ -13,7 +13,7 @@ from rlctl.errors import ConfigError, NotFoundError, Problem
 from rlctl.recipes.sources import Source, read, shown
 from rlctl.recipes.verl.config_names import check_name, is_verls_library
 from rlctl.storage import local
-from rlctl.suggest import did_you_mean
+from rlctl.suggest import closest, did_you_mean
 
 _PACKAGE = Path(__file__).parents[1]
 # A wheel has the top-level folder `recipes/` inside the package, a checkout beside the package.
@@ -46,7 +46,10 @@ def find_recipe(recipe: str | Path) -> Path:
             return candidate.resolve()
     names = list(library_recipes())
     shipped = f"shipped recipes: {', '.join(names)}; or the path of a YAML file"
-    raise NotFoundError(Problem(f"no recipe {text!r}", hint=did_you_mean(text, names) or shipped))
+    near = closest(text, names)
+    fix = (text, near) if near else None
+    hint = did_you_mean(text, names) or shipped
+    raise NotFoundError(Problem(f"no recipe {text!r}", hint=hint, fix=fix))
 
 
 def find_part(name: str, folders: list[Path]) -> Path | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rlctl.recipes.keys import schema_keys
-from rlctl.suggest import did_you_mean
+from rlctl.suggest import nearest, question
 
 _ACTOR = "actor_rollout_ref.actor"
 # Words that other libraries use, with the key here.
@@ -44,12 +44,17 @@ _WORDS = {
 
 def suggest_key(name: str) -> str | None:
     """Return `did you mean KEY?` for an unknown key, or None if nothing is similar."""
+    return question(similar_keys(name))
+
+
+def similar_keys(name: str) -> list[str]:
+    """Return the keys that an unknown one may stand for, the most probable first."""
     keys = schema_keys()
     if name.lower() in keys:
-        return f"did you mean {name.lower()}?"
+        return [name.lower()]
     section, _, leaf = name.rpartition(".")
     word = _WORDS.get(leaf.lower())
     if word is not None:
         nearby = f"{section}.{word.rpartition('.')[2]}"
-        return f"did you mean {nearby if nearby in keys else word}?"
-    return did_you_mean(name, keys)
+        return [nearby if nearby in keys else word]
+    return nearest(name, keys)

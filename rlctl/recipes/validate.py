@@ -13,7 +13,14 @@ from rlctl.recipes.keys import Key, known_key, schema_keys
 from rlctl.recipes.layers import Origin
 from rlctl.recipes.schema import Config
 from rlctl.recipes.slots import lookup
-from rlctl.suggest import did_you_mean
+from rlctl.suggest import closest, did_you_mean, override_fix
+
+_BOOLEANS = {"yes": "true", "on": "true", "1": "true", "no": "false", "off": "false", "0": "false"}
+# Of `Key.type`: inclusive bounds only, next to which every value is valid.
+_BOUNDED = re.compile(
+    r"(?:whole )?number(?: ≥ (?P<low>[\d.]+))?(?: and)?(?: ≤ (?P<high>[\d.]+))?(?: or null)?"
+)
+_LIMITS = (("low", "-inf"), ("high", "inf"))
 
 
 def validate(
@@ -96,7 +103,24 @@ def _problem(name: str, container: dict[str, Any], origins: Mapping[str, list[Or
         f"{name} should be {article}{expected}, not {_as_yaml(value)}",
         where,
         f"write {int(value)}" if whole else key.help or None,
+        None if (near := _valid_near(key, value)) is None else override_fix(where, value=near),
     )
+
+
+def _valid_near(key: Key, value: object) -> str | None:
+    """Return a valid value of a key that a wrong one stands for, None if it is not obvious."""
+    if key.choices:
+        word = {"gpu": "cuda"}.get(str(value).lower(), str(value).lower())
+        near = _BOOLEANS.get(word) or closest(word, key.choices)
+        return near if near in key.choices else None
+    match = _BOUNDED.fullmatch(key.type)
+    if match is None or isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    low, high = (float(match[name] or default) for name, default in _LIMITS)
+    clamped = max(low, min(high, value))
+    if "whole" in key.type:
+        return str(int(clamped)) if clamped == int(clamped) else None
+    return f"{clamped:g}" if clamped == clamped else None
 
 
 def _as_yaml(value: object) -> str:

@@ -39,18 +39,26 @@ class RunQuery:
     cols: str | None
     number: int | None
 
-    def page(self, store: RunStore) -> RunPage:
-        """Return the matching runs. Raises UsageError for an invalid expression or unknown name."""
-        every = store.runs()
+    def page(self, store: RunStore, offset: int = 0, every: Sequence[Run] | None = None) -> RunPage:
+        """Return the matching runs from `offset` on, of `every` or all of the store.
+
+        Raises UsageError for an invalid expression or unknown name.
+        """
+        every = store.runs() if every is None else every
         found = where(store.index, every, self.where) if self.where is not None else every
         found = [run for run in found if self.state in (None, run.state)]
         found = ordered(store.index, found, self.sort) if self.sort is not None else found
-        shown = found[: self.number]
+        end = None if self.number is None else offset + self.number
+        shown = found[offset:end]
         store.preload(shown)
         keys = [
             key.strip() for key in (self.cols or "").removeprefix("+").split(",") if key.strip()
         ]
         default = self.cols is None or self.cols.startswith("+")
         return RunPage(
-            shown, columns(store.index, shown, keys), default, len(found) - len(shown), len(every)
+            shown,
+            columns(store.index, shown, keys),
+            default,
+            max(0, len(found) - offset - len(shown)),
+            len(every),
         )

@@ -44,7 +44,7 @@ def metrics_digest(
     """
     problems: list[str] = []
     try:
-        base = earlier if earlier is not None and _has_grown(path, earlier["read"]) else None
+        base = earlier if earlier is not None and has_grown(path, earlier["read"]) else None
         position = Position(*base["read"]["position"]) if base else Position()
         summary = RunSummary(**base["summary"]) if base else _EMPTY
         series: dict[str, Sequence[float]] = dict(base["series"]) if base else {}
@@ -82,7 +82,7 @@ def _place(path: Path, position: Position) -> dict[str, Any] | None:
     }
 
 
-def _has_grown(path: Path, place: Mapping[str, Any] | None) -> bool:
+def has_grown(path: Path, place: Mapping[str, Any] | None) -> bool:
     """Return True if lines were appended after `place` and the file is otherwise the same."""
     if place is None or not path.exists():
         return False

@@ -18,6 +18,8 @@ from typing import IO, NoReturn
 
 import psutil
 
+FORK_SERVER = "rlctl-forks"  # name of the process that forks a run's workers
+
 
 @dataclass(frozen=True)
 class DriverProcess:

@@ -12,13 +12,14 @@ from pathlib import Path
 import psutil
 
 from rlctl.errors import ConfigError, ConflictError, MissingExtraError, ResourceError, RlctlError
+from rlctl.runs.process import FORK_SERVER
 from rlctl.runs.run import Run
 
 _SPY_S = 30.0
 # Ray itself, beside the workers: titles of processes, and folders of scripts.
 _RAY = (
     *("ray::IDLE", "ray::DashboardAgent", "ray::RuntimeEnvAgent"),
-    *("/ray/dashboard/", "/ray/_private/", "/ray/autoscaler/"),
+    *("/ray/dashboard/", "/ray/_private/", "/ray/autoscaler/", "/cluster/fork_client.py"),
 )
 _LOGS = "attempts/latest/ of the run has the logs, and the stacks of a run that hung"
 _REFUSED = ("Permission Denied", "Operation not permitted")
@@ -103,7 +104,7 @@ def stacks(pid: int) -> str:
 
 def _is_python(process: psutil.Process, command: str) -> bool:
     """Return True for Python, without Ray's own scripts and idle workers."""
-    if any(each in command for each in _RAY):
+    if any(each in command for each in _RAY) or process.name() == FORK_SERVER:
         return False
     return command.startswith("ray::") or Path(process.exe()).name.startswith("python")
 

@@ -10,10 +10,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from rlctl.errors import RlctlError, UsageError
-from rlctl.runs.follow import POLL_S
+from rlctl.errors import ConfigError, RlctlError, UsageError
+from rlctl.runs.follow import POLL_S, reread
 from rlctl.runs.process import DriverProcess
-from rlctl.runs.run import ACTIVE
+from rlctl.runs.run import ACTIVE, Run
+from rlctl.runs.run_dir import STOP_FILE
 
 _AGAIN_S = 1.5  # signals within one second count as one
 
@@ -30,6 +31,13 @@ class StopTarget:
     process: DriverProcess
     state: Callable[[], str]
     request: Path | None
+
+
+def run_target(run: Run) -> StopTarget:
+    """Return the target for a run; raise ConfigError without a readable record."""
+    if run.record is None:
+        raise ConfigError(run.problem or "no readable record", where=str(run.path))
+    return StopTarget(run.name, run.record.process, lambda: reread(run).state, run.path / STOP_FILE)
 
 
 def request_stop(target: StopTarget, now: bool) -> None:

@@ -13,7 +13,7 @@ from rlctl.runs.index import Index
 from rlctl.runs.query import Query
 from rlctl.runs.query_values import read_values
 from rlctl.runs.run import ACTIVE, Run, build_run, is_run, read_run
-from rlctl.suggest import did_you_mean
+from rlctl.suggest import closest, did_you_mean
 
 DEFAULT_ROOT = Path("runs")
 
@@ -140,14 +140,17 @@ class RunStore:
                 where,
                 "`rlctl train ppo` makes one; --root DIR or RLCTL_RUNS looks elsewhere",
             )
-        hint = did_you_mean(selector, {run.name for run in runs}) or "`rlctl runs` lists them"
+        names = {run.name for run in runs}
+        hint = did_you_mean(selector, names) or "`rlctl runs` lists them"
+        near = closest(selector, names)
         kind, _, given = selector.partition(":")
         special = {
             "@failed": "no run has failed",
             "@best": f"no run has a metric {given!r}",
             "@tag": f"no run has the tag {given!r}",
         }
-        return Problem(special.get(kind, f"no run is named {selector!r}"), where, hint)
+        fix = (selector, near) if near else None
+        return Problem(special.get(kind, f"no run is named {selector!r}"), where, hint, fix)
 
 
 def _names(run: Run) -> tuple[str, ...]:

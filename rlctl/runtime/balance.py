@@ -6,9 +6,12 @@ B is the number of rows.
 from __future__ import annotations
 
 import heapq
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+from rlctl.runtime.ops import first_rows
 
 
 def row_cost(lengths: Tensor, hidden_size: int) -> Tensor:
@@ -46,23 +49,58 @@ def balance(costs: Tensor, parts: int, equal_size: bool) -> list[Tensor]:
     return [torch.tensor(sorted(part), dtype=torch.int64) for part in rows]
 
 
-def micro_batches(lengths: Tensor, token_budget: int, at_least: int = 1) -> list[Tensor]:
-    """Split B rows of `lengths` (B,) into micro-batches: int64 index tensors, longest rows first.
+@dataclass(frozen=True, eq=False)
+class TokenCounts:
+    """Tokens of B rows to process; a prompt of several rows in a micro-batch counts once.
 
-    A micro-batch holds at most `token_budget` tokens, or a single longer row. Rows of similar
-    length are grouped to reduce padding; the longest rows come first so that an out-of-memory error
-    occurs early. Returns at least `at_least` non-empty micro-batches (ranks must run equally many),
-    or B if there are fewer rows.
+    Rows with the same number in `prompt` (B,) int64 have the same prompt.
     """
-    order = lengths.argsort(descending=True, stable=True)
+
+    lengths: Tensor  # (B,) int64: prompt plus response
+    prompt: Tensor  # (B,) int64, from 0
+    prompt_lengths: Tensor  # (B,) int64
+
+    @classmethod
+    def of_rows(cls, lengths: Tensor) -> TokenCounts:
+        """Count rows of `lengths` (B,) tokens that share no prompts."""
+        return cls(lengths, torch.arange(len(lengths)), torch.zeros_like(lengths))
+
+    def order(self) -> Tensor:
+        """Return the rows (B,) by descending length, those of a prompt beside its longest row."""
+        longest = torch.zeros_like(self.lengths).scatter_reduce(
+            0, self.prompt, self.lengths, "amax", include_self=False
+        )[self.prompt]
+        order = self.lengths.argsort(descending=True, stable=True)
+        for key, descending in ((self.prompt, False), (longest, True)):
+            order = order[key[order].argsort(descending=descending, stable=True)]
+        return order
+
+    def together(self, rows: Tensor) -> Tensor:
+        """Return the tokens that each of `rows` (N,) adds to a micro-batch of them: (N,)."""
+        _, number = self.prompt[rows].unique(return_inverse=True)
+        lengths, prompts = self.lengths[rows], self.prompt_lengths[rows]
+        return torch.where(first_rows(number), lengths, lengths - prompts)
+
+
+def micro_batches(counts: TokenCounts, token_budget: int, at_least: int = 1) -> list[Tensor]:
+    """Split B rows of `counts` into micro-batches: (N,) int64 indices each, longest rows first.
+
+    A micro-batch holds at most `token_budget` tokens, or a single longer row. Rows of the same
+    prompt, then those of similar length, are grouped; the longest rows come first so that an
+    out-of-memory error occurs early. Returns at least `at_least` non-empty micro-batches (ranks
+    must run equally many), or B if there are fewer rows.
+    """
+    order = counts.order()
     cuts: list[list[int]] = []
-    remaining = 0
-    for row, length in zip(order.tolist(), lengths[order].tolist(), strict=True):
-        if not cuts or length > remaining:
+    remaining, previous = 0, -1
+    columns = (order, counts.lengths[order], counts.prompt[order], counts.prompt_lengths[order])
+    for row, length, prompt, shared in zip(*(x.tolist() for x in columns), strict=True):
+        added = length - shared if prompt == previous else length
+        if not cuts or added > remaining:
             cuts.append([])
-            remaining = token_budget
+            remaining, added = token_budget, length
         cuts[-1].append(row)
-        remaining -= length
+        remaining, previous = remaining - added, prompt
     while len(cuts) < min(at_least, len(order)):
         largest = max(range(len(cuts)), key=lambda i: len(cuts[i]))
         half = (len(cuts[largest]) + 1) // 2

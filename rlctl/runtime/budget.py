@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from rlctl.errors import DeviceMemoryError
-from rlctl.runtime.balance import micro_batches
+from rlctl.runtime.balance import TokenCounts, micro_batches
 from rlctl.runtime.ops import ceil_div
 
 _MAX_RETRIES = 3
@@ -62,20 +62,21 @@ class Budget:
         )
         return cls(f"{prefix}_{name}_per_gpu", value, unit)
 
-    def cut(self, lengths: Tensor, at_least: int = 1) -> list[Tensor]:
-        """Split rows of `lengths` (B,) tokens into micro-batches: int64 index tensors.
+    def cut(self, counts: TokenCounts, at_least: int = 1) -> list[Tensor]:
+        """Split B rows into micro-batches: (N,) int64 indices each.
 
         Returns at least `at_least` of them, or B if there are fewer rows.
         """
         if not self.by_rows:
-            return micro_batches(lengths, self.size, at_least)
-        parts = max(at_least, ceil_div(len(lengths), self.size))
-        return list(lengths.argsort(stable=True).tensor_split(min(parts, len(lengths))))
+            return micro_batches(counts, self.size, at_least)
+        order = counts.order().flip(0)
+        parts = max(at_least, ceil_div(len(order), self.size))
+        return list(order.tensor_split(min(parts, len(order))))
 
     def halve(self, parts: Sequence[Tensor], failed: int, alone: bool, reason: str) -> OomRetry:
         """Halve the limit after an out-of-memory error in `parts[failed]`.
 
-        `parts` are the row lengths of each micro-batch, (N,) int64. The new limit is half of the
+        `parts` are the tokens of each micro-batch's rows, (N,) int64. The new limit is half of the
         largest micro-batch.
 
         Raises:
@@ -91,7 +92,8 @@ class Budget:
                 proposed=None,
                 where=reason,
                 hint="set a shorter data.max_response_length or the model's "
-                "enable_gradient_checkpointing=true, or use more ranks or a larger device",
+                "enable_gradient_checkpointing=true, or use more ranks or a larger device: "
+                "`rlctl fit --run @failed` finds settings that fit",
             )
         before = min(
             self.size, max(len(part) if self.by_rows else int(part.sum()) for part in parts)
@@ -110,7 +112,8 @@ class Budget:
                 value=self.value,
                 proposed=after,
                 where=reason,
-                hint=f"rlctl resume @failed {self.key}={after}",
+                hint=f"rlctl resume @failed {self.key}={after}; "
+                "`rlctl fit --run @failed` finds settings that fit",
             )
         self.num_retries += 1
         self.size = after

@@ -219,5 +219,8 @@ def _rollout_spec(config: schema.Config, tokenizer: PreTrainedTokenizerBase) -> 
 
 def _critic_spec(config: schema.Config, algorithm: Algorithm) -> CriticSpec:
     return CriticSpec(
-        critic=config.critic, algorithm=cast(ValueLoss, algorithm), seed=config.trainer.seed
+        critic=config.critic,
+        algorithm=cast(ValueLoss, algorithm),
+        seed=config.trainer.seed,
+        compiled=config.actor_rollout_ref.actor.use_torch_compile,
     )

@@ -15,7 +15,7 @@ from rlctl.errors import ConfigError, UsageError, raise_problems
 from rlctl.recipes import schema
 from rlctl.recipes.recorded import missing_secrets
 from rlctl.recipes.roles import REWARD_MODEL
-from rlctl.runtime.algorithms.base import Needs
+from rlctl.runtime.algorithms.base import Algorithm, Needs
 from rlctl.runtime.algorithms.pair_metrics import pair_metrics
 from rlctl.runtime.batch import Prompts, Ragged
 from rlctl.runtime.build import build_actor, build_reward, load_algorithm, request_settings
@@ -220,17 +220,23 @@ def judged_pool(
         )
 
 
-@contextmanager
-def _roles(
-    config: schema.Config, tokenizer: PreTrainedTokenizerBase, scored: Sequence[PromptRow]
-) -> Iterator[Roles]:
-    """Build an actor with its engine and the reward of the `scored` rows, and no other role."""
+def generating_algorithm(config: schema.Config) -> Algorithm:
+    """Return the algorithm of a policy. Raises UsageError for that of a reward model."""
     algorithm = load_algorithm(config, num_steps=1)
     if Needs.REWARD_LEARNER in algorithm.needs:
         raise UsageError(
             "a reward model generates no responses",
             hint="rlctl reward test --model RUN|DIR scores responses with it",
         )
+    return algorithm
+
+
+@contextmanager
+def _roles(
+    config: schema.Config, tokenizer: PreTrainedTokenizerBase, scored: Sequence[PromptRow]
+) -> Iterator[Roles]:
+    """Build an actor with its engine and the reward of the `scored` rows, and no other role."""
+    algorithm = generating_algorithm(config)
     raise_problems(check_model(config))
     sources = scored_sources(config, (row.data_source for row in scored))
     rank_info = inline_rank_info(config.trainer)

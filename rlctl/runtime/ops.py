@@ -28,6 +28,16 @@ def ceil_div(a: int, b: int) -> int:
     return -(-a // b)
 
 
+def to_device(x: Tensor, device: torch.device | str) -> Tensor:
+    """Return `x` (N, ...) on `device`.
+
+    A copy to a GPU goes through pinned memory, so that the host does not wait for earlier work.
+    """
+    if torch.device(device).type == "cuda" and x.device.type == "cpu":
+        return x.pin_memory().to(device, non_blocking=True)
+    return x.to(device)
+
+
 def masked_sum(x: Tensor, mask: Tensor) -> Tensor:
     """Return Σ x·mask, a scalar, for the same shapes; masked NaN or inf is ignored."""
     return (torch.where(mask > 0, x, 0.0) * mask).sum()
@@ -160,16 +170,19 @@ class _Score(torch.autograd.Function):
                 entropy[part] = -log_p.exp().mul_(log_p).sum(-1)
         picked = logits.gather(-1, targets[:, None]).squeeze(-1)
         ctx.save_for_backward(logits, targets, log_norm, entropy)
-        ctx.temperature, ctx.with_entropy = temperature, with_entropy
+        ctx.temperature = temperature
+        ctx.set_materialize_grads(False)  # an entropy that no loss uses costs nothing in backward
         return _scaled(picked, temperature) - log_norm, entropy
 
     @staticmethod
     @once_differentiable
     def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
-        ctx: Any, grad_log_probs: Tensor, grad_entropy: Tensor
+        ctx: Any, grad_log_probs: Tensor | None, grad_entropy: Tensor | None
     ) -> tuple[Tensor, None, None, None]:
-        """Map gradients (T,) and (T,) or (0,) to the gradient (T, V) of the logits."""
+        """Map gradients (T,) each, or None, to the gradient (T, V) of the logits."""
         logits, targets, log_norm, entropy = ctx.saved_tensors
+        if grad_log_probs is None:
+            grad_log_probs = torch.zeros_like(log_norm)
         grad = torch.empty_like(logits)
         in_place = grad.dtype == log_norm.dtype
         rows = _chunk_rows(logits)
@@ -179,7 +192,7 @@ class _Score(torch.autograd.Function):
             g = grad_log_probs[part, None] / ctx.temperature
             out = grad[part] if in_place else torch.empty_like(z)
             dz = torch.sub(z, log_norm[part, None], out=out)  # log p
-            if ctx.with_entropy:
+            if grad_entropy is not None:
                 p = dz.clamp_(min=_LOG_ZERO).exp()
                 dz.add_(entropy[part, None]).mul_(grad_entropy[part, None] / ctx.temperature).add_(
                     g

@@ -16,6 +16,7 @@ from rlctl.runs.provenance import installed_versions
 from rlctl.runs.record import RunRecord
 from rlctl.runs.run_dir import RECORD_FILE, RunDir, check_idle
 from rlctl.runtime.checkpoint.store import CheckpointStore, ControllerState, damage
+from rlctl.runtime.cluster import fork_server
 from rlctl.runtime.launch import train
 from rlctl.runtime.planning.plan import Plan, make_plan
 from rlctl.runtime.training.drift import changed_files, changed_keys, refuse_drift
@@ -80,6 +81,8 @@ def plan_resume(run: Path, overrides: Sequence[str], options: ResumeOptions) -> 
         else []
     )
     recipe = recompose(run, [*overrides, *naming])
+    if not options.inline:
+        fork_server.start(recipe.config.ray_kwargs.ray_init.address)
     return _resume_run(run, record, recipe, options)
 
 
@@ -89,6 +92,8 @@ def plan_train(recipe: Recipe, inline: bool) -> ResumePlan:
     It is a new run, a new run that starts from a given checkpoint, or the resumed run of that name.
     """
     trainer = recipe.config.trainer
+    if not inline:
+        fork_server.start(recipe.config.ray_kwargs.ray_init.address)
     if trainer.resume_mode == "resume_path":
         return _from_path(recipe, trainer, inline)
     run = Path(trainer.run_dir) / trainer.project_name / (trainer.experiment_name or "")
@@ -217,14 +222,28 @@ class CheckpointRef:
 
 
 def _check_schedule(plan: Plan, state: ControllerState) -> None:
-    """Raise ConfigError if the plan would drop responses that the checkpoint has."""
-    if state.stream is not None and not plan.config.async_training.eager:
-        num_groups = len(state.stream["open"]) + len(state.stream["finished"])
+    """Raise ConfigError if the plan would drop responses of the checkpoint, or use too old ones."""
+    if state.stream is None:
+        return
+    finished = sorted(each["version"] for each in state.stream["finished"])
+    num_groups = len(finished) + len(state.stream["open"])
+    if not plan.config.async_training.eager:
         raise ConfigError(
             f"the checkpoint of step {state.step} has {num_groups} prompts of "
             "async_training.schedule=eager that no step has learned from",
             where=f"async_training.schedule={plan.config.async_training.schedule}",
             hint="async_training.schedule=eager with max_staleness=1 or more",
+        )
+    # Open groups are generated again, after the finished ones are learned from, oldest first.
+    versions = [*finished, *[state.step] * len(state.stream["open"])]
+    first, size = state.step + (state.ahead is not None), plan.config.data.train_batch_size
+    oldest = max((first + i // size - version for i, version in enumerate(versions)), default=0)
+    if oldest > plan.config.async_training.max_staleness:
+        raise ConfigError(
+            f"the checkpoint of step {state.step} has {num_groups} prompts that no step has "
+            f"learned from; with {size} per step the last of them would be {oldest} steps old",
+            where=f"async_training.max_staleness={plan.config.async_training.max_staleness}",
+            hint=f"async_training.max_staleness={oldest} or more",
         )
 
 

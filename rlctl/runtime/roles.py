@@ -6,15 +6,23 @@ that time or check the calls.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
+
+from torch import Tensor
 
 from rlctl.errors import InternalError
 from rlctl.recipes.roles import ACTOR, CRITIC, REFERENCE, REWARD_LEARNER, REWARD_MODEL, Role
 from rlctl.runtime.batch import LogProbs, Prompts, Ragged, Rollouts, Scores
 from rlctl.runtime.budget import OomRetry
 from rlctl.tracking.metrics import Metrics
+
+REFUSED = "actor/refused_updates"  # metric of an update that took no step
+
+G = TypeVar("G", bound=Rollouts)
+R = TypeVar("R")
 
 
 class ModelRole(Protocol):
@@ -65,6 +73,10 @@ class Published:
     loading_s: float = 0.0
 
 
+# Sums numbers (N,) float64 over the workers, which all call it.
+Total = Callable[[Tensor], Tensor]
+
+
 class Actor(ExportingRole, Protocol):
     """The policy: generates responses and learns."""
 
@@ -110,12 +122,29 @@ class Actor(ExportingRole, Protocol):
         """Return log-probs under the moving average of the weights, of `Needs.AVERAGE`."""
         ...
 
+    def map_groups(self, batch: G, function: Callable[[G, Total], R]) -> R:
+        """Return `function` of the batch, called on each worker with some of its groups.
+
+        Its result is a batch, a ragged field or metrics, or a tuple of those.
+        """
+        return function(batch, lambda numbers: numbers)
+
     def update_average(self, decay: float) -> None:
         """Replace the average by `decay`·average + (1 − `decay`)·weights."""
         ...
 
-    def update(self, batch: Rollouts, lr: float) -> Metrics:
-        """Take one optimizer step on one mini-batch."""
+    def update(self, batch: Rollouts, lr: float, max_probs_diff: float | None = None) -> Metrics:
+        """Take one optimizer step on one mini-batch.
+
+        For a batch without old log-probs, `max_probs_diff` bounds the mean of |π_engine −
+        π_trainer| over its tokens. Above it no step is taken, and the metrics have `REFUSED`.
+        """
+        ...
+
+    def update_with_log_probs(
+        self, batch: Rollouts, lr: float, max_probs_diff: float | None = None
+    ) -> tuple[LogProbs, Metrics]:
+        """Take the same step as `update`; also return the log-probs before it."""
         ...
 
 

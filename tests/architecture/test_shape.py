@@ -26,6 +26,7 @@ MAY_CATCH_EVERYTHING = {
     "rlctl/tracking/async_tracker.py::AsyncTracker._apply": "a tracker may fail; one warning",
     "rlctl/tracking/async_tracker.py::AsyncTracker._run": "re-raised in the waiting thread",
     "rlctl/runtime/cluster/session.py::_start.start": "re-raised in the waiting thread",
+    "rlctl/runtime/cluster/fork_server.py::_work": "printed as Python would; it exits with 1",
     "rlctl/runtime/cluster/jobs.py::_with_deadline.run": "re-raised in the waiting thread",
     "rlctl/runtime/training/rollout_source.py::result_of.run": "re-raised in the waiting thread",
     "rlctl/runtime/rewards/functions.py::call_reward": "user code may raise anything: scores 0",
@@ -79,6 +80,7 @@ MAY_NAME = {
         for name in ("k1", "k2", "k3", "mse", "abs", "low_var_kl")
     },
     ("rlctl/runtime/rollout/vllm/", "vllm"): "the engine's folder",
+    ("rlctl/explain/lookup.py", "trl"): "library whose options are explained",
     ("rlctl/runs/provenance.py", "vllm"): "library whose version is recorded",
     ("rlctl/runtime/resume.py", "vllm"): "library whose version is compared",
     ("rlctl/runtime/planning/doctor.py", "vllm"): "library whose installation is checked",

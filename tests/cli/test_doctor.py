@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
+from rlctl.runtime.planning import doctor as doctor_module
 from rlctl.runtime.planning.doctor import check_package, check_torch, check_vllm
 from rlctl.runtime.planning.machine import GIB, Check, check_space
 from tests.forks import completed
@@ -48,6 +49,7 @@ def test_a_correct_installation_has_no_fault_and_exit_code_0(tmp_path: Path) -> 
     assert str(found["disk of runs"]["message"]).endswith(f"free at {tmp_path}")
     assert "jsonl" in str(found["trackers"]["message"])
     extras = str(found["extras"]["message"])
+    assert "cluster (--address, Ray's dashboard)" in extras
     for name in ("peft (LoRA adapters)", "debug (stacks by py-spy, breakpoints in workers)"):
         assert name in extras
     assert not (tmp_path / "not").exists()
@@ -88,6 +90,16 @@ def test_a_fault_is_exit_code_7_and_names_its_remedy(tmp_path: Path) -> None:
 def test_packages(requirement: str, installed: str | None, state: str, remedy: str | None) -> None:
     found = check_package(Requirement(requirement), installed)
     assert (found.state, found.remedy) == (state, remedy)
+
+
+def test_an_extra_of_an_extra_is_part_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    installed = doctor_module._installed
+    monkeypatch.setattr(
+        doctor_module, "_installed", lambda name: None if name == "opencensus" else installed(name)
+    )
+    *_, last = doctor_module._extras_of_rlctl()
+    ready, missing = last.message.split("not installed: ")
+    assert ("cluster" in ready, "cluster" in missing) == (False, True)
 
 
 @pytest.mark.parametrize(

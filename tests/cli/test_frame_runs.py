@@ -16,6 +16,7 @@ from rlctl.runs.run_dir import RunDir
 from rlctl.runs.store import DEFAULT_ROOT
 from rlctl.tracking.jsonl import JsonlTracker
 from rlctl.tracking.tracker import RunInfo, Sample
+from tests.forks import completed
 
 ACC = "val-core/arithmetic/acc/mean@1"
 
@@ -67,16 +68,7 @@ def rlctl(root: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
         for name, value in os.environ.items()
         if name not in ("FORCE_COLOR", "RLCTL_RUNS")
     }
-    command = [sys.executable, "-m", "rlctl", *arguments]
-    return subprocess.run(
-        command,
-        capture_output=True,
-        text=True,
-        env=environment,
-        cwd=root.parent,
-        timeout=600,
-        check=False,
-    )
+    return completed([*arguments], root.parent, environment)
 
 
 def test_runs_prints_one_line_per_run_and_warns_of_damaged_records(root):

@@ -17,6 +17,7 @@ import pytest
 from rlctl.runs.run_dir import RunDir
 from rlctl.tracking.jsonl import JsonlTracker
 from rlctl.tracking.tracker import RunInfo
+from tests.forks import completed
 
 ACC = "val-core/x/acc/mean@1"
 TIMEOUT_S = 300  # reached only if a command hangs
@@ -102,16 +103,7 @@ def start(folder: Path, *arguments: str) -> subprocess.Popen[str]:
 
 
 def rlctl(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "rlctl", *arguments]
-    return subprocess.run(
-        command,
-        capture_output=True,
-        text=True,
-        cwd=folder,
-        env=environment(),
-        timeout=TIMEOUT_S,
-        check=False,
-    )
+    return completed([*arguments], folder, environment())
 
 
 def test_watch_and_logs_follow_a_run_to_its_end(driver: Driver, tmp_path: Path) -> None:

@@ -126,9 +126,7 @@ def test_a_program_places_processes_on_each_node(address: str) -> None:
 def test_trials_run_on_both_nodes(settings: list[str], tmp_path: Path) -> None:
     axis = "actor_rollout_ref.actor.optim.lr=1e-4,1e-3"
     options = ("--metric", "actor/lr", "--name", "spread")
-    done = rlctl(
-        "sweep", "grpo", *settings, axis, *options, cwd=tmp_path, process=True, **WITH_TOKEN
-    )
+    done = rlctl("sweep", "grpo", *settings, axis, *options, cwd=tmp_path, **WITH_TOKEN)
     assert "2 at once" in done.stderr
     first, second = (nodes(tmp_path / "runs" / "two" / f"spread-00{number}") for number in range(2))
     assert len(first | second) == 2

@@ -30,7 +30,7 @@ from rlctl.runtime.cluster.link import Link
 from rlctl.runtime.cluster.pool import PoolSpec
 from rlctl.runtime.cluster.session import ray_session
 from rlctl.runtime.rollout.sampling_params import SamplingConfig
-from rlctl.runtime.rollout.weight_sync import to_buckets
+from rlctl.runtime.rollout.weight_sync import Bucket, to_buckets
 from rlctl.runtime.workers import actor
 from rlctl.runtime.workers.actor import ActorSpec, ActorWorker
 from rlctl.runtime.workers.rollout import RolloutSpec
@@ -176,7 +176,6 @@ def config(folder: Path) -> schema.Config:
 
 @pytest.fixture(scope="module")
 def ray(folder: Path, config: schema.Config) -> Iterator[None]:
-    config.ray_kwargs.ray_init.runtime_env["env_vars"] = {"PYTHONPATH": str(folder)}
     os.environ["PYTHONPATH"] = f"{folder}:{os.environ.get('PYTHONPATH', '')}"
     with warm_workers(), ray_session(config.ray_kwargs.ray_init, 4, 1, 120.0, None):
         yield
@@ -347,7 +346,7 @@ def links(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         actor,
         "to_buckets",
-        lambda parameters, dtype, _, device: to_buckets(parameters, dtype, 50_000, device),
+        lambda rows, part, dtype, _, device: to_buckets(rows, part, dtype, 50_000, device),
     )
 
 
@@ -366,7 +365,7 @@ def test_weights_sync_by_links(stage: Stage) -> None:
 
 
 @pytest.mark.usefixtures("links")
-@pytest.mark.parametrize("what", ["fall", "freeze"])
+@pytest.mark.parametrize("what", ["fall", "fall before it is sent to", "freeze"])
 def test_engine_lost_during_weight_sync_by_links_gets_a_new_link(
     stage: Stage, what: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -376,7 +375,21 @@ def test_engine_lost_during_weight_sync_by_links_gets_a_new_link(
         monkeypatch.setattr(
             stage.pool.engines, "spec", replace(stage.pool.engines.spec, call_timeout_s=10.0)
         )
-    stage.request(what)
+    request = stage.folder / f"{what.split()[0]}-0"
+    request.touch()
+    if what == "fall before it is sent to":
+        send = Link.send
+
+        def send_late(link: Link, bucket: Bucket) -> None:
+            """Send the second bucket once the engine has fallen and its connection is closed."""
+            if bucket.number == 1:
+                deadline = time.monotonic() + 60
+                while request.exists() and time.monotonic() < deadline:
+                    time.sleep(0.05)
+                time.sleep(0.5)
+            send(link, bucket)
+
+        monkeypatch.setattr(Link, "send", send_late)
     rollouts = stage.generate(seed=3)
     assert stage.kinds()[0] == "engine_lost"
     assert largest_difference(rollouts, stage.actor.compute_log_probs(rollouts)) < 1e-4

@@ -73,7 +73,6 @@ def stages(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Stage, St
         ],
     ).config
     os.environ["PYTHONPATH"] = f"{folder}:{os.environ.get('PYTHONPATH', '')}"
-    single.ray_kwargs.ray_init.runtime_env["env_vars"] = {"PYTHONPATH": str(folder)}
     with warm_workers(), ray_session(single.ray_kwargs.ray_init, 4, 1, 120.0, None):
         both = Stage(folder, single), Stage(folder, whole, num_engines=1)
         yield both

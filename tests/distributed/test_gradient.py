@@ -15,11 +15,13 @@ from rlctl.runtime.algorithms.pair_losses import PairParams, pair_rows
 from rlctl.runtime.algorithms.ppo import PPO
 from rlctl.runtime.batch import Experience, Ragged, Rollouts, Scored
 from rlctl.runtime.build import load_algorithm
+from rlctl.runtime.model.sharding import full_tensor
 from rlctl.runtime.rank_info import RankInfo
 from rlctl.runtime.rollout.sampling_params import SamplingConfig
 from rlctl.runtime.workers.actor import ActorSpec, ActorWorker
 from rlctl.runtime.workers.critic import CriticSpec, CriticWorker
 from rlctl.runtime.workers.dispatch import join, split
+from rlctl.tracking.metrics import to_floats
 from tests.distributed.ranks import on_ranks, rank_info
 from tests.models import write_tiny_model
 
@@ -60,7 +62,7 @@ def experience() -> Experience:
     mask = torch.ones(len(response_ids.values))
     mask[[0, 3, 4, 20, 41]] = 0
     return Experience(
-        prompt_ids=ids(prompts),
+        prompt_ids=ids(prompts).select(torch.tensor([0, 0, 1, 1, 2, 2, 3, 7])),
         group=torch.arange(ROWS) // 2,
         rows=[],
         response_ids=response_ids,
@@ -85,6 +87,7 @@ def rows_of(role: str) -> Rollouts:
     batch = experience()
     if role == "online_dpo":
         assert batch.ref_log_probs is not None
+        assert batch.old_log_probs is not None
         fields = {each.name: getattr(batch, each.name) for each in dataclasses.fields(Scored)}
         first = torch.arange(6)
         now, ref = batch.old_log_probs.select(first), batch.ref_log_probs.select(first)
@@ -193,13 +196,53 @@ def test_two_ranks_do_not_change_the_gradient(model: Path, role: str) -> None:
             assert (whole - cut).norm() <= 1e-6 * whole.norm()
 
 
+def test_an_update_returns_the_log_probs_before_it(model: Path) -> None:
+    sizes = (
+        f"actor_rollout_ref.model.path={model}",
+        "actor_rollout_ref.actor.use_dynamic_bsz=false",
+        "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=3",
+    )
+    config = compose("ppo", [*sizes, *LOSS]).config
+    part, algorithm = config.actor_rollout_ref, load_algorithm(config, num_steps=1)
+    sampling = SamplingConfig(part.rollout, 8, (2,))
+    worker = ActorWorker(rank_info(), ActorSpec(part.model, part.actor, sampling, 8, algorithm, 0))
+    batch = experience()
+    before = worker.compute_log_probs(batch).log_probs
+    found, metrics = worker.update_with_log_probs(batch, lr=1e-2)
+    after = worker.compute_log_probs(batch).log_probs
+    assert torch.equal(found.log_probs.lengths, before.lengths)
+    assert torch.allclose(found.log_probs.values, before.values, atol=1e-5)
+    assert not torch.allclose(after.values, before.values, atol=1e-3)
+    assert to_floats(metrics)["actor/skipped_updates"] == 0
+
+
 def test_join_restores_the_order_of_split() -> None:
     batch = experience()
     parts = split(batch, 2, balanced=True)
     assert sorted(torch.cat(parts).tolist()) == list(range(ROWS))
     shards = batch.chunk(parts)
-    values = join([shard.old_log_probs for shard in shards], parts, batch)
-    assert torch.equal(values.values, batch.old_log_probs.values)
+    values = join([shard.advantages for shard in shards], parts, batch)
+    assert torch.equal(values.values, batch.advantages.values)
     again = join([shard.repeat(3) for shard in shards], parts, batch)
     assert again.group.tolist() == batch.repeat(3).group.tolist()
     assert torch.equal(again.response_ids.values, batch.repeat(3).response_ids.values)
+
+
+def test_one_rank_on_a_cpu_trains_in_bfloat16_with_float32_weights(model: Path) -> None:
+    overrides = [f"actor_rollout_ref.model.path={model}", "actor_rollout_ref.model.dtype=bf16"]
+    config = compose("ppo", [*overrides, *LOSS]).config
+    part = config.actor_rollout_ref
+    algorithm = load_algorithm(config, num_steps=1)
+    sampling = SamplingConfig(part.rollout, 8, (2,))
+    try:
+        worker = ActorWorker(
+            rank_info(), ActorSpec(part.model, part.actor, sampling, 8, algorithm, 0)
+        )
+        before = [full_tensor(each).clone() for each in worker.policy.parameters()]
+        metrics = worker.update(experience(), lr=1e-2)
+        after = [full_tensor(each) for each in worker.policy.parameters()]
+    finally:
+        torch.distributed.destroy_process_group()
+    assert to_floats(metrics)["actor/skipped_updates"] == 0
+    assert all(each.dtype == torch.float32 for each in after)
+    assert all(not torch.equal(a, b) for a, b in zip(before, after, strict=True))

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from rlctl.errors import DeviceMemoryError
 from rlctl.recipes.compose import compose
 from rlctl.runtime.algorithms.ppo import PPO
+from rlctl.runtime.balance import TokenCounts
 from rlctl.runtime.batch import Experience, Ragged
 from rlctl.runtime.budget import Budget, OomRetry
 from rlctl.runtime.model.sharding import full_tensor
@@ -205,16 +206,17 @@ def test_single_row_that_does_not_fit_is_an_error(seen: dict[str, Any]) -> None:
 def test_budget_is_halved_three_times() -> None:
     """Halving starts from the largest micro-batch, not from a budget that was never filled."""
     budget, lengths = Budget(KEY, 10**6, "tokens"), torch.full((16,), 3)
+    counts = TokenCounts.of_rows(lengths)
     for _ in range(3):
-        budget.halve([lengths[part] for part in budget.cut(lengths)], 0, alone=True, reason="")
+        budget.halve([lengths[part] for part in budget.cut(counts)], 0, alone=True, reason="")
     assert budget.size == 16 * 3 // 8
     with pytest.raises(DeviceMemoryError, match="halved 3 times") as error:
-        budget.halve([lengths[part] for part in budget.cut(lengths)], 0, alone=True, reason="")
+        budget.halve([lengths[part] for part in budget.cut(counts)], 0, alone=True, reason="")
     assert (error.value.key, error.value.value, error.value.proposed) == (KEY, 10**6, 3)
     by_rows = Budget(KEY, 4, "rows")
     assert (
         by_rows.halve(
-            [lengths[part] for part in by_rows.cut(lengths)], 3, alone=True, reason=""
+            [lengths[part] for part in by_rows.cut(counts)], 3, alone=True, reason=""
         ).after
         == 2
     )

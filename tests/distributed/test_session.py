@@ -24,15 +24,16 @@ import ray
 from ray.exceptions import ActorUnavailableError
 
 import rlctl.runtime
-from rlctl.errors import ResourceError, RlctlError, Terminated
+from rlctl.errors import MissingExtraError, ResourceError, RlctlError, Terminated
 from rlctl.recipes.compose import compose
-from rlctl.runtime.cluster import access
+from rlctl.runtime.cluster import access, session
 from rlctl.runtime.cluster.pool import gather
 from rlctl.runtime.cluster.session import _options, ray_session
 from rlctl.runtime.cluster.session_folder import remove_stale, session_folder
 from rlctl.runtime.rank_info import RankInfo
 from rlctl.runtime.workers.process import Process
 from tests.distributed.ranks import on_ranks, rank_info
+from tests.processes import words_of
 
 MARK = b"folder of an rlctl session\n"
 
@@ -163,7 +164,7 @@ def test_openmp_threads_spin_briefly_unless_the_user_decides(
     monkeypatch.setattr(os, "environ", process.copy())
     importlib.reload(rlctl.runtime)
     init = compose("ppo").config.ray_kwargs.ray_init
-    options = _options(init.model_copy(update={"runtime_env": {"env_vars": recipe}}), 1)
+    options = _options(init.model_copy(update={"runtime_env": {"env_vars": recipe}}), 1, None)
     names = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
     variables = options["runtime_env"]["env_vars"]
     assert {name: variables[name] for name in names if name in variables} == expected
@@ -212,6 +213,12 @@ def test_settings_reach_ray_which_is_private_and_stale_folders_are_removed(
             assert scratch.is_dir()
             addresses = listening()
             assert {"gcs_server", "raylet"} <= addresses.keys()
+            scripts = {
+                word
+                for each in psutil.Process().children(recursive=True)
+                for word in words_of(each.pid)
+            }
+            assert not [word for word in scripts if word.endswith(("/dashboard.py", "monitor.py"))]
             assert set().union(*addresses.values()) == {"127.0.0.1"}, addresses
             gcs = ray.get_runtime_context().gcs_address
             with (
@@ -231,6 +238,23 @@ def test_settings_reach_ray_which_is_private_and_stale_folders_are_removed(
     os.environ.pop("RAY_AUTH_MODE")  # set by Ray
     tracker.kill()
     tracker.wait()
+
+
+@pytest.mark.parametrize(
+    ("setting", "user"),
+    [
+        ("address=192.0.2.2:6399", r"the Ray cluster at 192\.0\.2\.2:6399"),
+        ("include_dashboard=true", "Ray's dashboard"),
+    ],
+)
+def test_clusters_and_dashboard_name_the_extra_that_they_need(
+    setting: str, user: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session, "find_spec", lambda name: None if name == "grpc" else name)
+    init = compose("ppo", [f"ray_kwargs.ray_init.{setting}"]).config.ray_kwargs.ray_init
+    message = rf"{user} needs packages that are not installed: grpc\n.*'rlctl\[cluster\]'"
+    with pytest.raises(MissingExtraError, match=message), ray_session(init, 2, 1, 60.0, None):
+        pass
 
 
 def test_a_cluster_that_refuses_the_connection_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -272,7 +296,7 @@ def test_a_cluster_that_accepts_everybody_is_refused(monkeypatch: pytest.MonkeyP
     server.start()
     try:
         access.require_token(address)  # only this machine reaches it
-        monkeypatch.setattr(access, "_is_loopback", lambda _: False)
+        monkeypatch.setattr(access, "is_loopback", lambda _: False)
         with pytest.raises(ResourceError, match="requires no token") as raised:
             access.require_token(address)
         assert "RAY_AUTH_MODE=token" in (raised.value.problems[0].hint or "")
@@ -285,4 +309,4 @@ def test_a_cluster_that_accepts_everybody_is_refused(monkeypatch: pytest.MonkeyP
     [("127.0.0.1:1", True), ("[::1]:1", True), ("localhost:1", True), ("192.0.2.2:1", False)],
 )
 def test_loopback_addresses(address: str, local: bool) -> None:
-    assert access._is_loopback(address) == local
+    assert access.is_loopback(address) == local

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -97,30 +97,32 @@ def with_advantages(rollouts: Rollouts, log_probs: Ragged) -> Experience:
 
 
 @dataclass(frozen=True)
-class Agreement:
-    """First responses, and |π_engine − π_trainer| per token before and after the updates."""
+class Observed:
+    """Behaviour of an actor: its responses, and |π_engine − π_trainer| per token.
 
+    `completed` are responses to requests in slices of steps, `responses` the first ones to prompts.
+    The differences are those before and after the updates.
+    """
+
+    completed: list[list[int]]
     responses: list[list[int]]
     before: torch.Tensor
     after: torch.Tensor
 
 
-def measure_each(
-    where: RankInfo, model: Path, updates: int, *ranks_per_engine: int
-) -> list[Agreement]:
-    """Measure actors with engines of each number of ranks, sequentially in one process."""
-    return [measure(actor(where, model, ranks), updates) for ranks in ranks_per_engine]
-
-
-def measure(worker: ActorWorker, updates: int) -> Agreement:
-    responses: list[list[int]] = []
-    found: list[torch.Tensor] = []
+def observe(where: RankInfo, model: Path, updates: int, ranks_per_engine: int) -> Observed:
+    """Observe an actor in this process, which can build no other engine afterwards."""
+    worker = actor(where, model, ranks_per_engine)
     shared = [
         each.path for each in psutil.Process().memory_maps() if each.path.startswith("/dev/shm/")
     ]
     assert not [path for path in shared if Path(path).exists()], (
         "files in shared memory would outlive a killed process"
     )
+    worker.update_weights()
+    completed = exchanged(worker)
+    responses: list[list[int]] = []
+    found: list[torch.Tensor] = []
     for step in range(updates + 1):
         worker.update_weights()
         rollouts = worker.generate_sequences(prompts(worker.rank_info), seed=step)
@@ -131,31 +133,53 @@ def measure(worker: ActorWorker, updates: int) -> Agreement:
             worker.update(with_advantages(rollouts, log_probs), lr=1e-2)
     assert worker.engine is not None
     worker.engine.close()
-    return Agreement(responses, found[0], found[-1])
+    return Observed(completed, responses, found[0], found[-1])
 
 
-def assert_agree(of_ranks: list[Agreement]) -> None:
-    for each in of_ranks:
-        for difference in (each.before, each.after):
-            assert difference.mean() <= 1e-5
-            assert difference.max() <= 1e-3
+def exchanged(worker: ActorWorker) -> list[list[int]]:
+    """Return the responses to four requests, of which one is cancelled after a slice of steps."""
+    decoding = worker.spec.sampling.params(torch.arange(1), 0, False, False).decoding()
+    ids = prompts(rank_info()).prompt_ids.rows()
+    requests = [Request(i, ids[i], decoding, (20,), (i,), affinity=i) for i in range(4)]
+    found = list(worker.exchange([requests], Slice(2))[0])
+    while len(found) < 3:
+        found += worker.exchange([[]], Slice(8), [1])[0]
+    worker.end_exchange()
+    assert worker.engine is not None
+    assert worker.engine.num_open == 0
+    assert {each.version for each in found} == {0}
+    return [each.response_ids.tolist() for each in sorted(found, key=lambda each: each.key)]
 
 
-@pytest.mark.parametrize("name", ["tied", "untied"])
-def test_engine_and_trainer_agree_after_ten_updates(
-    name: str, request: pytest.FixtureRequest
-) -> None:
-    """Run on one rank, where vLLM shares the policy's weights."""
-    assert_agree(in_a_process(measure_each, request.getfixturevalue(name), 10, 1))
+@pytest.fixture(scope="module")
+def alone(tied: Path) -> Observed:
+    """Return what one rank does, where vLLM shares the policy's weights."""
+    return in_a_process(observe, tied, 10, 1)
+
+
+def assert_agrees(observed: Observed) -> None:
+    for difference in (observed.before, observed.after):
+        assert difference.mean() <= 1e-5
+        assert difference.max() <= 1e-3
+
+
+def test_engine_and_trainer_agree_after_ten_updates(alone: Observed, untied: Path) -> None:
+    assert_agrees(alone)
+    assert len(alone.completed) == 3
+    assert_agrees(in_a_process(observe, untied, 10, 1))
 
 
 @pytest.mark.slow
-def test_two_ranks_generate_the_responses_of_one(tied: Path) -> None:
-    alone = in_a_process(measure_each, tied, 0, 1)[0]
-    for ranks_per_engine in (1, 2):
-        of_ranks = [found[0] for found in on_ranks(2, measure_each, tied, 3, ranks_per_engine)]
-        assert_agree(of_ranks)
-        assert [each for of_rank in of_ranks for each in of_rank.responses] == alone.responses
+@pytest.mark.parametrize("ranks_per_engine", [1, 2])
+def test_two_ranks_generate_the_responses_of_one(
+    alone: Observed, tied: Path, ranks_per_engine: int
+) -> None:
+    """Each rank has an engine, or both share one; they complete the same turns."""
+    ranks = on_ranks(2, observe, tied, 3, ranks_per_engine)
+    for each in ranks:
+        assert_agrees(each)
+        assert each.completed == alone.completed
+    assert [row for each in ranks for row in each.responses] == alone.responses
 
 
 def test_engine_uses_the_weights_of_a_loaded_checkpoint(tied: Path, tmp_path: Path) -> None:
@@ -196,28 +220,3 @@ def load_and_export(_where: RankInfo, tied: Path, tmp_path: Path) -> None:
     )
     assert worker.engine is not None
     worker.engine.close()
-
-
-def exchanged(where: RankInfo, model: Path, ranks_per_engine: int) -> list[list[int]]:
-    """Return the responses to four requests, of which one is cancelled after a slice of steps."""
-    worker = actor(where, model, ranks_per_engine)
-    worker.update_weights()
-    decoding = worker.spec.sampling.params(torch.arange(1), 0, False, False).decoding()
-    ids = prompts(replace(where, rank=0, world_size=1)).prompt_ids.rows()
-    requests = [Request(i, ids[i], decoding, (20,), (i,), affinity=i) for i in range(4)]
-    found = list(worker.exchange([requests], Slice(2))[0])
-    while len(found) < 3:
-        found += worker.exchange([[]], Slice(8), [1])[0]
-    worker.end_exchange()
-    assert worker.engine is not None
-    assert worker.engine.num_open == 0
-    assert {each.version for each in found} == {0}
-    worker.engine.close()
-    return [each.response_ids.tolist() for each in sorted(found, key=lambda each: each.key)]
-
-
-@pytest.mark.slow
-def test_ranks_that_share_an_engine_complete_the_turns_of_one(tied: Path) -> None:
-    alone = in_a_process(exchanged, tied, 1)
-    assert len(alone) == 3
-    assert on_ranks(2, exchanged, tied, 2) == [alone, alone]

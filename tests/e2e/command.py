@@ -14,6 +14,7 @@ from typing import Any
 
 import psutil
 
+from rlctl.explain.entries import metric_entry
 from tests.forks import Forked, completed
 from tests.progress import wait_until
 
@@ -134,8 +135,11 @@ def wait_until_gone(marker: str) -> None:
 
 
 def metrics(run: Path) -> list[dict[str, Any]]:
-    """Return the rows of metrics.jsonl."""
-    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    """Return the rows of metrics.jsonl, after a check that `rlctl explain` knows each metric."""
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    unknown = {name for row in rows for name in row if name != "step" and not metric_entry(name)}
+    assert unknown == set(), "describe it in rlctl/explain/metrics.toml"
+    return rows
 
 
 def reproducible(run: Path) -> list[dict[str, Any]]:

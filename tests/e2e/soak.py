@@ -3,9 +3,10 @@
 A case is `<setup>/<moment>/<signal>`; all of them take hours. Every recorded and learned byte is
 compared, or the metrics within 1e-5 where the number of ranks changes. `<setup>/leaks` measures
 what an undisturbed run of 210 steps holds (`tests.e2e.leaks`), `<setup>/engine` kills engines and
-compares the responses, `engines/…` are in `tests.e2e.soak_engines`, `eager/…` count the prompts of
-a run with random faults (`tests.e2e.faults`). Prints the seed and the command that repeats a failed
-case.
+compares the responses, `engines/…` (`tests.e2e.soak_engines`) and `data-plane/…`
+(`tests.e2e.soak_data_plane`) compare two runs, `wheel/train` is a step from an environment with the
+wheel alone, `wheel/lm-eval` a task of lm-eval there, `eager/…` count the prompts of a run with
+random faults (`tests.e2e.faults`). Prints the seed and the command that repeats a failed case.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from pathlib import Path
 from rlctl.data_prep.arithmetic import train_and_validation
 from rlctl.data_prep.rows import write_rows
 from tests.agents.quiz import write_quiz
-from tests.e2e import faults, leaks, soak_engines
+from tests.e2e import faults, leaks, soak_data_plane, soak_engines, soak_lm_eval, wheel
 from tests.e2e.command import reproducible
 from tests.e2e.killed_runs import (
     LOGGER,
@@ -175,11 +176,27 @@ PER_RANK = "global_seqlen/"  # tokens per rank
 CASES = [f"{setup}/{moment}/{name}" for setup in SETUPS for moment in MOMENTS for name in SIGNALS]
 CASES += [f"{setup}/random/SIGKILL" for setup in SETUPS]
 CASES += [f"{setup}/engine" for setup, each in SETUPS.items() if each.mortal]
-ENGINES = {
-    "engines/elastic": soak_engines.join_and_leave,
-    "engines/vllm-server": soak_engines.train_on_servers,
+
+
+def _same_on_both_planes(recipe: str, settings: list[str], exact: bool, folder: Path) -> str | None:
+    """Return what differs between a run with stored token fields and one with sent ones.
+
+    PPO whitens advantages with sums over ranks, so its metrics are equal up to rounding only.
+    """
+    first, second = soak_data_plane.train_both(recipe, [*SETTINGS, *settings], folder)
+    return ", ".join(_differing(first, second, exact)) or None
+
+
+# Proofs of their own: each returns None, or what is wrong.
+PROOFS: dict[str, Callable[[Path], str | None]] = {
+    "engines/elastic": partial(soak_engines.join_and_leave, [*SETTINGS, *GRPO]),
+    "engines/vllm-server": partial(soak_engines.train_on_servers, [*SETTINGS, *GRPO]),
+    "wheel/train": partial(wheel.train_one_step, [*SETTINGS, *GRPO]),
+    "wheel/lm-eval": partial(soak_lm_eval.evaluate_task, [*SETTINGS, *GRPO]),
+    "data-plane/grpo": partial(_same_on_both_planes, "grpo", GRPO, True),
+    "data-plane/ppo": partial(_same_on_both_planes, "ppo", PPO, False),
 }
-CASES += ENGINES
+CASES += PROOFS
 CASES += [f"{setup}/leaks" for setup, each in SETUPS.items() if each.exact]
 CASES += EAGER
 
@@ -215,9 +232,12 @@ def main() -> int:
             if not {
                 "leaks": _keeps_its_size,
                 "engine": _outlives_engines,
-                **dict.fromkeys(("elastic", "vllm-server"), _changes_engines),
-                **dict.fromkeys(("responses", "episodes"), partial(_learns_once, seed=wanted.seed)),
-            }.get(case.rpartition("/")[2], partial(_holds, seed=wanted.seed))(case, folder)
+                **dict.fromkeys(PROOFS, _proves),
+                **dict.fromkeys(EAGER, partial(_learns_once, seed=wanted.seed)),
+            }.get(
+                case if case in (*PROOFS, *EAGER) else case.rpartition("/")[2],
+                partial(_holds, seed=wanted.seed),
+            )(case, folder)
         ]
     print(f"{len(chosen) - len(failed)} of {len(chosen)} cases hold")
     for case in failed:
@@ -279,14 +299,14 @@ def _outlives_engines(case: str, folder: Path) -> bool:
     return same and lost > 0
 
 
-def _changes_engines(case: str, folder: Path) -> bool:
-    """Return True if a run does not depend on which engines generate; print the result."""
+def _proves(case: str, folder: Path) -> bool:
+    """Return True if the proof of `case` finds nothing wrong; print the result."""
     begin = time.monotonic()
     try:
-        wrong = ENGINES[case]([*SETTINGS, *GRPO], folder)
+        wrong = PROOFS[case](folder)
     except AssertionError as error:
         wrong = str(error)
-    result = "same" if wrong is None else f"DIFFERS: {wrong}"
+    result = "holds" if wrong is None else f"DIFFERS: {wrong}"
     print(f"{case:40} {time.monotonic() - begin:5.0f} s  {result}", flush=True)
     return wrong is None
 

@@ -77,27 +77,24 @@ def test_engines_beside_the_trainer_change_nothing(settings: list[str], tmp_path
 
 
 @pytest.mark.slow
-def test_killed_and_stopped_eager_run_learns_from_each_prompt_once(
-    settings: list[str], tmp_path: Path
-) -> None:
-    """Kill in mid-step after a checkpoint, then press Ctrl-C: the step is finished and saved."""
+def test_killed_eager_run_learns_from_each_prompt_once(settings: list[str], tmp_path: Path) -> None:
+    """Kill in mid-step after a checkpoint; the soak also presses Ctrl-C."""
     settings = [
         *settings,
         *(f"async_training.max_staleness={STALENESS}", "async_training.schedule=eager"),
         "algorithm.rollout_correction.rollout_is=token",
         *("trainer.placement.rollout=engines", "trainer.placement.pools={main: 1, engines: 1}"),
         *(f"actor_rollout_ref.rollout.n={ROLLOUTS}", "data.shuffle=false"),
-        *("trainer.total_training_steps=7", "trainer.test_freq=-1", "trainer.save_freq=1"),
+        *("trainer.total_training_steps=5", "trainer.test_freq=-1", "trainer.save_freq=1"),
         *("trainer.rollout_data_dir=elsewhere", LOGGER),
     ]
     command = ["train", "grpo", "--name", "eager", *settings]
-    finish_despite(["28:written", "14:0:SIGINT"], "eager", command, tmp_path)
+    finish_despite(["28:written"], "eager", command, tmp_path)
     run = tmp_path / "runs" / "quickstart" / "eager"
-    after_kill, after_stop = (each["step"] for each in events(run, "resume"))
-    assert 0 < after_kill < after_stop < 7
-    assert [each["exit_code"] for each in events(run, "stopped")] == [130]
+    (after_kill,) = (each["step"] for each in events(run, "resume"))
+    assert 0 < after_kill < 5
     rows, _ = train_and_validation(64, 8, seed=1, level=1, careless=0.0)
-    count(run, [str(row.prompt[-1]["content"]) for row in rows], steps=7)
+    count(run, [str(row.prompt[-1]["content"]) for row in rows], steps=5)
 
 
 def test_stale_rollouts_need_a_chosen_correction(

@@ -37,9 +37,11 @@ def test_remax_subtracts_the_greedy_score(
         sampled.append(collect(self, prompts, roles, step))
         return sampled[-1]
 
-    def watch_update(self: ActorWorker, batch: Experience, lr: float) -> object:
+    def watch_update(
+        self: ActorWorker, batch: Experience, lr: float, max_probs_diff: float | None = None
+    ) -> object:
         learned.append(batch)
-        return update(self, batch, lr)
+        return update(self, batch, lr, max_probs_diff)
 
     monkeypatch.setattr(ActorWorker, "generate_sequences", watch_generate)
     monkeypatch.setattr(PPO, "collect", watch_collect)

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from rlctl.__main__ import main
 from tests.e2e.command import environment, rlctl
 
 ROOT = Path(__file__).parents[2]
@@ -48,6 +49,7 @@ NOT_RUN = {
     r"make test": "it runs this test",
     r"(pip|ray|python -m sglang)": "it installs packages or starts servers",
     r"rlctl .*(--address|s3://|http://|sglang)": "it needs a cluster, a bucket or a server",
+    r"rlctl board": "it serves until Ctrl-C; tests/board runs it",
     r"rlctl runs sync": "it needs an account",
     r"rlctl prep gsm8k": "it needs the hub; tests/data_prep runs it with local files",
     r"rlctl (data show|train .*) .*(gsm8k|train\.parquet)": "it needs GSM8K or a model of the hub",
@@ -95,10 +97,10 @@ def words_of(command: str) -> list[str]:
     return [*shlex.split(command)[1:], *more]
 
 
-def parse(command: str, folder: Path) -> None:
+def parse(command: str) -> None:
     """Check that the command, its arguments and its options exist."""
     cleaned = re.sub(r"\[[^\]]*\]|…|\|\w+", "", command) if "'" not in command else command
-    rlctl(*shlex.split(cleaned)[1:], "--help", cwd=folder)
+    assert main([*shlex.split(cleaned)[1:], "--help"]) == 0, command
 
 
 @pytest.fixture(scope="module")
@@ -125,7 +127,7 @@ def follow(document: Path, folder: Path) -> None:
             ):
                 rlctl(*words_of(command), cwd=folder)
             else:
-                parse(command, folder)
+                parse(command)
 
 
 def test_readme(readme: Path) -> None:

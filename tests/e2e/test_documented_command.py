@@ -51,7 +51,6 @@ def test_documented_command_trains_and_logs_to_swanlab(
         "trainer.device=cpu",
         "reward.custom_reward_function.path=longer.py",
         cwd=tmp_path,
-        process=True,
     )
     (run,) = tmp_path.glob("runs/*/swan")
     step = metrics(run)[-1]

@@ -92,7 +92,7 @@ def test_lora_run_learns_and_uses_its_base_as_reference(
 
 
 def test_exported_model_scores_as_the_run_did(trained: Path, folder: Path, shelf: Path) -> None:
-    rlctl("export", "lora", "model", cwd=folder, process=True)
+    rlctl("export", "lora", "model", cwd=folder)
     files = {path.name for path in (folder / "model").iterdir()}
     assert {
         "config.json",

@@ -70,11 +70,16 @@ def events(run: Path, kind: str) -> list[dict[str, Any]]:
     ]
 
 
-def test_halt_stops_before_learning(stale: list[str], tmp_path: Path, capsys: Capsys) -> None:
-    assert (
-        main(["train", "ppo", "--inline", "--name", "x", *stale, "trainer.mismatch.halt=0.005"])
-        == 1
-    )
+# With GRPO and one mini-batch, the update itself compares before its step.
+ONE_UPDATE = ["actor_rollout_ref.actor.ppo_mini_batch_size=8", "actor_rollout_ref.rollout.n=2"]
+
+
+@pytest.mark.parametrize(("recipe", "sizes"), [("ppo", []), ("grpo", ONE_UPDATE)])
+def test_halt_stops_before_learning(
+    recipe: str, sizes: list[str], stale: list[str], tmp_path: Path, capsys: Capsys
+) -> None:
+    given = [*stale, *sizes, "trainer.mismatch.halt=0.005"]
+    assert main(["train", recipe, "--inline", "--name", "x", *given]) == 1
     run = tmp_path / "runs" / "quickstart" / "x"
     [halt] = events(run, "mismatch_halt")
     assert (halt["step"], halt["metric"], halt["limit"]) == (2, METRIC, 0.005)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from rlctl.recipes import schema
 from rlctl.recipes.compose import compose
 from rlctl.recipes.roles import trained_role
 from rlctl.recipes.search_path import library_recipes
@@ -28,21 +29,26 @@ MORE = {
 }
 
 
-CONFIGS = {
-    name: compose(name).config for name in library_recipes() if not name.endswith("_trainer")
-}
-EMBEDDED = [
-    name
-    for name, config in CONFIGS.items()
-    if config.actor_rollout_ref.model.path.startswith("quickstart")
-    and not config.actor_rollout_ref.rollout.multi_turn.enable
-    and not (config.reward.reward_model.enable and name != "rm")  # needs a trained reward model
-    and name != "judge"  # needs a server: see `test_judge_recipe.py`
-]
+def is_embedded(name: str, config: schema.Config) -> bool:
+    """Return True for a recipe that trains with the embedded model and nothing else."""
+    return (
+        config.actor_rollout_ref.model.path.startswith("quickstart")
+        and not config.actor_rollout_ref.rollout.multi_turn.enable
+        and not (config.reward.reward_model.enable and name != "rm")  # needs a trained one
+        and name != "judge"  # needs a server: see `test_judge_recipe.py`
+    )
 
 
-@pytest.mark.parametrize("name", EMBEDDED)
-def test_embedded_recipe_trains(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "name", [each for each in library_recipes() if not each.endswith("_trainer")]
+)
+def test_embedded_recipes_train_and_others_compose(name: str, tmp_path: Path) -> None:
+    config = compose(name).config
+    if not is_embedded(name, config):
+        needs = load_algorithm(config, num_steps=1).needs
+        size = trained_role(config, needs).learner(config).ppo_mini_batch_size
+        assert config.data.train_batch_size % size == 0
+        return
     settings = [*SMALL, *MORE.get(name, [])]
     rlctl("train", "ppo", "--recipe", name, "--name", "r", "--inline", *settings, cwd=tmp_path)
     [run] = tmp_path.glob("runs/*/r")
@@ -51,11 +57,3 @@ def test_embedded_recipe_trains(name: str, tmp_path: Path) -> None:
     role = "reward_model" if name == "rm" else "actor"
     assert all(math.isfinite(row[f"{role}/grad_norm"]) for row in rows)
     assert any(row[f"{role}/grad_norm"] > 0 for row in rows)
-
-
-@pytest.mark.parametrize("name", [name for name in CONFIGS if name not in EMBEDDED])
-def test_published_recipe_composes(name: str) -> None:
-    config = CONFIGS[name]
-    data = config.data.train_batch_size
-    needs = load_algorithm(config, num_steps=1).needs
-    assert data % trained_role(config, needs).learner(config).ppo_mini_batch_size == 0

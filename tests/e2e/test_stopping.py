@@ -49,6 +49,7 @@ def record(run: Path) -> tuple[str, int]:
 def test_signal_stops_every_process(
     number: int, code: int, settings: list[str], tmp_path: Path
 ) -> None:
+    """Signal `python -m rlctl` by Ctrl-C, and a fork with SIGTERM."""
     marker, run = f"{os.getpid()}-{number}", tmp_path / "runs" / "quickstart" / "long"
     process = start(
         "train",
@@ -59,7 +60,7 @@ def test_signal_stops_every_process(
         *ENDLESS,
         cwd=tmp_path,
         marker=marker,
-        process=True,
+        process=number == signal.SIGINT,
     )
     wait_for_steps(process, run, 2)
     processes = with_marker(marker)

@@ -129,7 +129,6 @@ def test_grpo_then_eval_then_generate(folder: Path, settings: list[str], shelf: 
         1,
         "--json",
         cwd=folder,
-        process=True,
     )
     responses = json.loads(asked.stdout)
     assert [answer["prompt"] for answer in responses] == ["1 + 1?"] * 2

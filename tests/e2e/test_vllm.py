@@ -53,26 +53,6 @@ def test_vllm_inline_on_ray_and_shared_by_two_ranks(tmp_path: Path, settings: li
         assert two[name] == pytest.approx(one[name])
 
 
-def test_vllm_pool_receives_the_trainers_weights(tmp_path: Path, settings: list[str]) -> None:
-    apart = [
-        "trainer.placement.rollout=engines",
-        "trainer.placement.pools={engines: 1}",
-        "actor_rollout_ref.rollout.name=vllm",
-    ]
-    apart += ["actor_rollout_ref.rollout.mode=async"]
-    steep = [
-        "actor_rollout_ref.actor.optim.lr=0.01",
-        "actor_rollout_ref.actor.entropy_coeff=-1",
-    ]  # outdated weights would show
-    rlctl("train", "ppo", "--name", "apart", *settings, *apart, *steep, cwd=tmp_path)
-    steps = metrics(tmp_path / "runs" / "quickstart" / "apart")[1:]
-    assert [step["training/global_step"] for step in steps] == [1, 2]
-    for step in steps:
-        assert step["actor/grad_norm"] > 0
-        assert 0 < step["training/rollout_probs_diff_max"] < 1e-4
-        assert 0 < step["timing_s/update_weights"] < step["timing_s/step"]
-
-
 def test_vllm_receives_merged_adapters(tmp_path: Path, settings: list[str]) -> None:
     lora = [f"actor_rollout_ref.model.{setting}" for setting in ("lora_rank=8", "lora_alpha=16")]
     steep = [

@@ -3,65 +3,18 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
-import subprocess
 import sys
-import sysconfig
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
-UV = [sys.executable, "-m", "uv"]
-TIMEOUT_S = 600.0
-
-
-def run(*command: object, cwd: Path) -> str:
-    """Return the standard output of a successful command, without this checkout on its path."""
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    done = subprocess.run(
-        [str(each) for each in command],
-        cwd=cwd,
-        env=environment | {"COLUMNS": "200", "NO_COLOR": "1"},
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+from tests.e2e.wheel import ROOT, TIMEOUT_S, install, run
 
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the folder with the commands of an empty environment that has only the wheel."""
-    folder = tmp_path_factory.mktemp("wheel")
-    run(*UV, "build", "--wheel", "--quiet", "--out-dir", folder, ROOT, cwd=folder)
-    run(*UV, "venv", "--quiet", "--python", sys.executable, folder / "venv", cwd=folder)
-    links = os.environ.get("PIP_FIND_LINKS")
-    run(
-        *[*UV, "pip", "install", "--quiet", "--python", folder / "venv/bin/python"],
-        *(["--find-links", links] if links else []),
-        *["--override", ROOT / "constraints.txt", next(folder.glob("*.whl"))],
-        cwd=folder,
-    )
-    _copy_bytecode(folder / "venv")
-    return folder / "venv" / "bin"
-
-
-def _copy_bytecode(environment: Path) -> None:
-    """Copy bytecode of this environment's packages to another one.
-
-    Python uses it only for the source of the same time and size, and compiles others: torch and
-    transformers take 20 s.
-    """
-    ours = Path(sysconfig.get_path("purelib"))
-    theirs = environment / ours.relative_to(sys.prefix)
-    for source in ours.rglob("__pycache__/*.pyc"):
-        target = theirs / source.relative_to(ours)
-        if target.parent.parent.is_dir() and not target.exists():
-            target.parent.mkdir(exist_ok=True)
-            shutil.copyfile(source, target)
+    """Return the folder with the commands of an environment that has only the wheel."""
+    return install(tmp_path_factory.mktemp("wheel"))
 
 
 @pytest.mark.timeout(TIMEOUT_S)

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlctl.runtime.balance import balance, micro_batches, row_cost
+from rlctl.runtime.balance import TokenCounts, balance, micro_batches, row_cost
 
 
 def test_row_cost_is_verls_for_a_hidden_size_of_4096() -> None:
@@ -74,7 +74,9 @@ def test_balance_is_deterministic() -> None:
 def test_micro_batches_keep_the_budget(lengths: list[int], budget: int, at_least: int) -> None:
     cuts = [
         cut.tolist()
-        for cut in micro_batches(torch.tensor(lengths, dtype=torch.int64), budget, at_least)
+        for cut in micro_batches(
+            TokenCounts.of_rows(torch.tensor(lengths, dtype=torch.int64)), budget, at_least
+        )
     ]
     assert sorted(itertools.chain(*cuts)) == list(range(len(lengths)))
     assert all(cut and (len(cut) == 1 or sum(lengths[i] for i in cut) <= budget) for cut in cuts)
@@ -85,16 +87,39 @@ def test_micro_batches_keep_the_budget(lengths: list[int], budget: int, at_least
 
 def test_micro_batches_by_hand() -> None:
     lengths = torch.tensor([3, 9, 4, 4, 30])
-    assert [cut.tolist() for cut in micro_batches(lengths, 12)] == [[4], [1], [2, 3, 0]]
-    assert [cut.tolist() for cut in micro_batches(lengths, 1000, at_least=3)] == [
+    assert [cut.tolist() for cut in micro_batches(TokenCounts.of_rows(lengths), 12)] == [
+        [4],
+        [1],
+        [2, 3, 0],
+    ]
+    assert [
+        cut.tolist() for cut in micro_batches(TokenCounts.of_rows(lengths), 1000, at_least=3)
+    ] == [
         [4, 1],
         [2],
         [3, 0],
     ]
 
 
+def test_micro_batches_count_a_prompt_once() -> None:
+    """Keep rows of a prompt together, the longest row first, and split only full micro-batches."""
+    counts = TokenCounts(
+        lengths=torch.tensor([15, 12, 11, 30, 13, 12]),
+        prompt=torch.tensor([0, 1, 0, 2, 1, 0]),
+        prompt_lengths=torch.tensor([10, 8, 10, 5, 8, 10]),
+    )
+    cuts = [cut.tolist() for cut in micro_batches(counts, 30)]
+    assert cuts == [[3], [0, 5, 2], [4, 1]]
+    assert [counts.together(torch.tensor(cut)).tolist() for cut in cuts] == [
+        [30],
+        [15, 2, 1],
+        [13, 4],
+    ]
+    assert [cut.tolist() for cut in micro_batches(counts, 17)] == [[3], [0, 5], [2], [4, 1]]
+
+
 def test_number_of_micro_batches_is_near_the_minimum() -> None:
     """Split lengths far below the budget: at most two more micro-batches than needed."""
     lengths = torch.randint(1, 100, (400,), generator=torch.Generator().manual_seed(0))
     needed = -(-int(lengths.sum()) // 1000)
-    assert len(micro_batches(lengths, 1000)) <= needed + 2
+    assert len(micro_batches(TokenCounts.of_rows(lengths), 1000)) <= needed + 2

@@ -56,4 +56,5 @@ def test_unsupported_architectures_have_no_shape(model_type: str) -> None:
 
 def test_peak_of_a_device_by_its_name() -> None:
     assert peak_flops("NVIDIA H200") == peak_flops("NVIDIA H100 80GB HBM3") == 989.4e12
+    assert peak_flops("NVIDIA H100 PCIe") == 756e12
     assert peak_flops("some accelerator") is None

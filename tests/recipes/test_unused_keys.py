@@ -113,8 +113,8 @@ def test_shipped_recipe_has_no_unused_key(name: str) -> None:
             "actor_rollout_ref.actor.use_dynamic_bsz is true",
         ),
         (
-            [f"{ROLLOUT}.name=hf", f"{ROLLOUT}.enforce_eager=true"],
-            f"enforce_eager has no effect: {ROLLOUT}.name is hf (override {ROLLOUT}.name=hf)",
+            [f"{ROLLOUT}.name=hf", f"{ROLLOUT}.enforce_eager=true", "trainer.device=cpu"],
+            "there are no CUDA graphs on a CPU",
         ),
         (
             [

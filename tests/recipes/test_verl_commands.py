@@ -135,6 +135,33 @@ def test_command_composes(command: str, estimator: str, n: int) -> None:
     assert places == {f"override {word}" for word in kept}
 
 
+def test_megatron_command_composes_under_fsdp() -> None:
+    mesh = [f"{role}.megatron.{key}=2" for role in (ACTOR, "actor_rollout_ref.ref", "critic")
+            for key in ("tensor_model_parallel_size", "context_parallel_size")]  # fmt: skip
+    recipe = compose(
+        "ppo_trainer",
+        [
+            "data.train_files=quickstart",
+            "actor_rollout_ref.model.path=quickstart",
+            *mesh,
+            f"{ACTOR}.strategy=megatron",
+            f"{ACTOR}.megatron.param_offload=true",
+            f"{ACTOR}.megatron.use_mbridge=true",
+            f"+{ACTOR}.megatron.override_transformer_config.recompute_granularity=full",
+            f"+{ACTOR}.optim.override_optimizer_config.optimizer_cpu_offload=true",
+            f"{ACTOR}.optim.lr_decay_style=cosine",
+            "actor_rollout_ref.model.lora.rank=8",
+            "+actor_rollout_ref.model.override_config.model_config.rope_theta=10000",
+        ],
+    )
+    policy = recipe.config.actor_rollout_ref
+    assert policy.actor.fsdp_config.param_offload
+    assert policy.actor.optim.lr_scheduler_type == "cosine"
+    assert policy.model.lora_rank == 8
+    assert policy.model.override_config == {"rope_theta": 10000}
+    assert any("FSDP2 shards the model over all ranks" in notice for notice in recipe.notices)
+
+
 def test_first_grpo_command_composes_with_notices() -> None:
     recipe = compose("ppo_trainer", shlex.split(FIRST_GRPO))
     assert recipe.config.actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu == 128
@@ -173,8 +200,8 @@ def test_setting_that_changes_the_result_is_refused(override: str, works: str) -
 @pytest.mark.parametrize(
     ("overrides", "sentence"),
     [
-        ([f"{ACTOR}.megatron.tensor_model_parallel_size=8", f"{ACTOR}.megatron.x=1"], "Megatron"),
-        ([f"{ACTOR}.strategy=megatron"], "Megatron"),
+        ([f"{ACTOR}.megatron.x=8", f"{ACTOR}.megatron.y.z=1"], "Megatron"),
+        ([f"{ACTOR}.megatron.override_transformer_config.fp8=e4m3"], "quantized"),
         (["model_engine=veomni"], "VeOmni"),
         (["trainer.device=npu"], "NPU"),
         ([f"{ROLLOUT}.agent.agent_loop_config_path=x"], "agent loops"),
@@ -494,7 +521,12 @@ def test_published_commands_compose(kind: str, bar: int) -> None:
 
 
 # Scripts that the collection lists as those of missing features.
-SUPPORTED_SINCE = ("examples/ppo_trainer/run_qwen2-7b_rm_reward_loop_colocate.sh",)
+SUPPORTED_SINCE = (
+    "examples/ppo_trainer/run_qwen2-7b_rm_reward_loop_colocate.sh",
+    "examples/grpo_trainer/run_deepseek671b_math_megatron_96gb.sh",
+    "examples/grpo_trainer/run_qwen3_vl-235b-megatron.sh",  # its rows are refused later
+    "examples/ppo_trainer/run_deepseek_full_hh_rlhf.sh",
+)
 
 
 def test_published_commands_for_missing_features_get_one_sentence() -> None:

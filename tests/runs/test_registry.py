@@ -18,7 +18,7 @@ from rlctl.runs.listing import RunQuery
 from rlctl.runs.query_values import where
 from rlctl.runs.run_dir import RunDir
 from rlctl.runs.store import RunStore
-from tests.forks import Forked
+from tests.forks import Forked, completed
 
 ACC = "val-core/x/acc/mean@1"
 
@@ -286,10 +286,7 @@ def rlctl(root: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     environment = {name: value for name, value in os.environ.items() if name != "FORCE_COLOR"} | {
         "RLCTL_RUNS": str(root)
     }
-    command = [sys.executable, "-m", "rlctl", *arguments]
-    return subprocess.run(
-        command, capture_output=True, text=True, env=environment, timeout=600, check=False
-    )
+    return completed([*arguments], Path.cwd(), environment)
 
 
 def test_registry_commands(root):
@@ -324,7 +321,7 @@ def test_registry_commands(root):
     assert steps[-2:] == [["2", "0.5", "0.6"], ["3", "-", "0.7"]]
     assert rlctl(root, "compare", "a", "a").returncode == 2
     assert rlctl(root, "runs", "rm", "a", "b").returncode == 0
-    assert rlctl(root, "show", "a").returncode == 4
+    assert rlctl(root, "show", "p/a").returncode == 4  # no id begins with it
     assert [each["name"] for each in json.loads(rlctl(root, "runs", "trash", "--json").stdout)] == [
         "p/b",
         "p/a",

@@ -7,7 +7,6 @@ import math
 import os
 import re
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,6 +22,7 @@ from rlctl.tracking.episodes import Episode, Message, Use
 from rlctl.tracking.jsonl import JsonlTracker
 from rlctl.tracking.metric_table import metric_tables
 from rlctl.tracking.tracker import RunInfo, Sample
+from tests.forks import completed
 from tests.runs.browser import CHROMIUM, Browser
 
 ACC = "val-core/arithmetic/acc/mean@1"
@@ -119,10 +119,7 @@ def rlctl(cwd: Path, *arguments: str, **changes: str) -> subprocess.CompletedPro
         for name, value in os.environ.items()
         if name not in ("FORCE_COLOR", "RLCTL_RUNS")
     } | changes
-    command = [sys.executable, "-m", "rlctl", *arguments]
-    return subprocess.run(
-        command, capture_output=True, text=True, env=environment, cwd=cwd, timeout=600, check=False
-    )
+    return completed([*arguments], cwd, environment)
 
 
 @pytest.fixture(scope="module")
@@ -231,7 +228,7 @@ def test_the_sample_browser_filters(browser: Browser) -> None:
     assert browser.ask(turns) == ["turn trained", "turn", "turn trained"]
     texts = "[...document.querySelectorAll('.turn pre')].map(each => each.textContent)"
     assert browser.ask(texts) == [EVIL, EVIL, "#### 3"]
-    head = "document.querySelector('.turn h4').textContent"
+    head = "document.querySelector('.turn h3').textContent"
     assert browser.ask(head) == "assistanttrained, 7 tokens, reward 0.5, 0.25 s"
     error = "document.querySelector('.sample pre.rings').textContent"
     assert browser.ask(error) == EVIL

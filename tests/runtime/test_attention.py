@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -12,11 +11,16 @@ from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
-from transformers import MistralConfig, MistralForCausalLM, PreTrainedModel
+from transformers import PreTrainedModel
 
 from rlctl.errors import ConfigError, InternalError
+from rlctl.runtime.batch import Ragged
+from rlctl.runtime.model import kernels, shared_prompts
 from rlctl.runtime.model.attention import Packing, use_rlctl_attention
-from tests.models import ARCHS, Arch, tiny_model
+from rlctl.runtime.model.causal_lm import PolicyModel
+from rlctl.runtime.model.kernels import FULL, Reach, choose_kernel
+from rlctl.runtime.model.sequences import Sequences, prompt_numbers
+from tests.models import ARCHS, LIMITED, WINDOW, Arch, limited_model, tiny_model
 
 LENGTHS = torch.tensor([5, 1, 40, 17, 3, 90, 6])
 
@@ -67,6 +71,38 @@ def test_values_and_gradients_match_single_sequences(arch: Arch, heads: tuple[in
     log_probs = packed(model, token_ids())
     assert relative(log_probs, expected) < 1e-6
     assert relative(gradient(model, log_probs), expected_gradient) < 1e-6
+
+
+PROMPTS = [[7, 8, 9, 10, 11], [12], [7, 8, 9, 13]]
+ROWS = [(0, 4), (1, 2), (0, 30), (2, 0), (1, 7), (0, 1), (2, 5)]  # prompt, response tokens
+
+
+def shared_rows() -> tuple[Ragged, Ragged]:
+    draw = torch.Generator().manual_seed(2)
+    responses = [torch.randint(0, 64, (length,), generator=draw) for _, length in ROWS]
+    prompts = Ragged.from_rows([PROMPTS[prompt] for prompt, _ in ROWS], torch.int64)
+    return prompts, Ragged.from_rows(responses, torch.int64)
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize("max_mask", [2**22, 1])
+def test_prompts_computed_once(arch: Arch, max_mask: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compare with rows that have a copy of the prompt each: values, gradients, last tokens."""
+    monkeypatch.setattr(shared_prompts, "_MAX_MASK", max_mask)
+    hf = tiny_model(arch, num_attention_heads=4, num_key_value_heads=2)
+    use_rlctl_attention(hf)
+    model, (prompts, responses) = PolicyModel(hf, 0.7), shared_rows()
+    numbers = prompt_numbers(prompts)
+    assert numbers.tolist() == [0, 1, 0, 2, 1, 0, 2]
+    apart = Sequences.from_ragged(prompts, responses)
+    shared = Sequences.from_ragged(prompts, responses, prompt_of_row=numbers)
+    assert len(shared.ids) == 5 + 1 + 4 + len(responses.values)
+    for of_tokens in (lambda s: s.ids, lambda s: s.packing.position_ids):
+        assert torch.equal(of_tokens(shared)[shared.last], of_tokens(apart)[apart.last])
+        assert torch.equal(of_tokens(shared)[shared.predictors], of_tokens(apart)[apart.predictors])
+    found, expected = (model(each).log_probs for each in (shared, apart))
+    assert relative(found, expected) < 1e-6
+    assert relative(gradient(hf, found), gradient(hf, expected)) < 1e-6
 
 
 def test_gradient_checkpointing() -> None:
@@ -156,23 +192,83 @@ def test_no_mask_is_built(monkeypatch: pytest.MonkeyPatch) -> None:
     packed(model, token_ids())
 
 
-def test_sliding_windows_are_refused() -> None:
-    shape: dict[str, Any] = {
-        "hidden_size": 32,
-        "intermediate_size": 32,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-        "num_key_value_heads": 2,
-    }
-    with pytest.raises(ConfigError, match="sliding_window is 4096"):
-        use_rlctl_attention(MistralForCausalLM(MistralConfig(vocab_size=16, **shape)))
-    use_rlctl_attention(
-        MistralForCausalLM(MistralConfig(vocab_size=16, sliding_window=None, **shape))
-    )
-    with pytest.raises(ConfigError, match="sliding_attention"):
-        use_rlctl_attention(
-            tiny_model("qwen2", use_sliding_window=True, sliding_window=8, max_window_layers=1)
-        )
+@pytest.mark.parametrize("kind", LIMITED)
+def test_windows_and_sinks_match_single_sequences(kind: str) -> None:
+    model = limited_model(kind)
+    expected = one_by_one(model, token_ids())
+    expected_gradient = gradient(model, expected)
+    use_rlctl_attention(model)
+    log_probs = packed(model, token_ids())
+    assert relative(log_probs, expected) < 2e-6
+    assert relative(gradient(model, log_probs), expected_gradient) < 1e-5
+
+
+@pytest.mark.parametrize("kind", ["qwen2", "gpt_oss"])
+@pytest.mark.parametrize("max_mask", [2**22, 1])
+def test_windows_and_sinks_with_shared_prompts(
+    kind: str, max_mask: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shared_prompts, "_MAX_MASK", max_mask)
+    hf = limited_model(kind)
+    use_rlctl_attention(hf)
+    model, (prompts, responses) = PolicyModel(hf, 0.7), shared_rows()
+    apart = Sequences.from_ragged(prompts, responses)
+    shared = Sequences.from_ragged(prompts, responses, prompt_of_row=prompt_numbers(prompts))
+    found, expected = (model(each).log_probs for each in (shared, apart))
+    assert relative(found, expected) < 1e-6
+    assert relative(gradient(hf, found), gradient(hf, expected)) < 1e-5
+
+
+@pytest.mark.parametrize("window", [None, WINDOW])
+@pytest.mark.parametrize("with_sinks", [False, True])
+@pytest.mark.parametrize("share", [False, True])
+def test_flex_attention_computes_the_same(
+    window: int | None, with_sinks: bool, share: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Compiled on a GPU; a CPU computes it as written, for which torch refuses gradients.
+    monkeypatch.setattr("torch.nn.attention.flex_attention._validate_device", lambda *_: None)
+    packing: Packing | shared_prompts.SharedPrompts = Packing.from_lengths(LENGTHS, "cpu")
+    if share:
+        prompts, responses = shared_rows()
+        sequences = Sequences.from_ragged(prompts, responses, prompt_of_row=prompt_numbers(prompts))
+        packing = sequences.packing
+    draw = torch.Generator().manual_seed(0)
+    total = len(packing.position_ids)
+    leaves = [torch.randn(total, heads, 16, generator=draw) for heads in (4, 2, 2)]
+    leaves.append(torch.randn(4, generator=draw))
+    results = []
+    for attend in (packing.attend, lambda _, *args: packing.token_map.attend(*args)):
+        query, key, value, sinks = (each.clone().requires_grad_() for each in leaves)
+        reach = Reach(window, sinks if with_sinks else None)
+        out = attend(0, query, key, value, 0.3, reach)
+        inputs = [query, key, value, *([sinks] if with_sinks else [])]
+        weights = torch.linspace(-1, 1, out.numel()).view_as(out)
+        results.append([out, *torch.autograd.grad((out * weights).sum(), inputs)])
+    for expected, found in zip(*results, strict=True):
+        assert relative(found, expected) < 1e-5
+
+
+def test_kernels_are_chosen_by_what_they_compute(monkeypatch: pytest.MonkeyPatch) -> None:
+    query, sinks = torch.empty(3, 4, 8), torch.zeros(4)
+    limits = (FULL, Reach(WINDOW), Reach(None, sinks), Reach(WINDOW, sinks))
+    assert [choose_kernel(query, each) for each in limits] == ["dense"] * 4
+    monkeypatch.setattr(Tensor, "is_cuda", True)
+    assert [choose_kernel(query, each) for each in limits] == ["dense"] + ["flex"] * 3
+    monkeypatch.setattr(kernels, "has_varlen_kernel", lambda _: True)
+    assert [choose_kernel(query, each) for each in limits] == ["varlen"] * 2 + ["flex"] * 2
+
+
+def test_a_window_that_the_config_does_not_have_is_refused() -> None:
+    model = limited_model("mistral")
+    use_rlctl_attention(model)
+    model.config.layer_types = ["full_attention"] * 2
+    with pytest.raises(ConfigError, match="window of 8 tokens, and config"):
+        packed(model, token_ids())
+
+
+def test_other_types_of_layers_are_refused() -> None:
+    with pytest.raises(ConfigError, match="chunked_attention"):
+        use_rlctl_attention(tiny_model("qwen3", layer_types=["chunked_attention"] * 2))
 
 
 def test_dropout_is_refused() -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import pickle
 
 import torch
@@ -31,9 +32,11 @@ def test_ragged_matches_a_list_of_lists(rows: list[list[int]]) -> None:
 @settings(deadline=None)
 @given(rows_of_ints, st.randoms())
 def test_select_in_any_order(rows: list[list[int]], random: st.DrawFn) -> None:
-    index = [random.randrange(len(rows)) for _ in range(4)]
-    taken = Ragged.from_rows(rows, dtype=torch.int64).select(torch.tensor(index))
-    assert [row.tolist() for row in taken.rows()] == [rows[i] for i in index]
+    first = random.randrange(len(rows))
+    adjacent = list(range(first, random.randint(first, len(rows))))
+    for index in ([random.randrange(len(rows)) for _ in range(4)], adjacent):
+        taken = Ragged.from_rows(rows, dtype=torch.int64).select(torch.tensor(index).long())
+        assert [row.tolist() for row in taken.rows()] == [rows[i] for i in index]
 
 
 def test_chunk_copies_only_its_rows() -> None:
@@ -53,3 +56,16 @@ def test_chunk_and_concat_keep_all_fields() -> None:
     whole = type(batch).concat(parts)
     assert torch.equal(whole.advantages.values, batch.advantages.values)
     assert whole.finish == batch.finish
+
+
+def test_pickled_batch_has_the_same_values() -> None:
+    batch = dataclasses.replace(experience(), components={"odd": torch.tensor([0.5, -0.0] * 4)})
+    read = pickle.loads(pickle.dumps(batch))
+    assert type(read) is type(batch)
+    for name in ("group", "scores", "failed"):
+        expected, found = getattr(batch, name), getattr(read, name)
+        assert found.dtype == expected.dtype
+        assert torch.equal(found, expected)
+    assert torch.equal(read.components["odd"].signbit(), batch.components["odd"].signbit())
+    assert torch.equal(read.advantages.values, batch.advantages.values)
+    assert read.finish == batch.finish

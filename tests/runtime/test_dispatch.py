@@ -197,6 +197,19 @@ def test_split_balances_rollouts_by_cost_and_cuts_prompts_in_order() -> None:
     assert [part.tolist() for part in split(prompts(4), 2, balanced=True)] == [[0, 1], [2, 3]]
 
 
+def test_split_keeps_groups_together_where_each_worker_has_enough() -> None:
+    lengths = torch.randint(1, 99, (64,), generator=torch.Generator().manual_seed(0)).tolist()
+    batch = replace(rollouts(lengths), group=torch.arange(64) // 4)
+    parts = split(batch, 2, balanced=True)
+    assert sorted(torch.cat(parts).tolist()) == list(range(64))
+    assert all(
+        torch.equal(part.view(-1, 4) // 4 * 4, part.view(-1, 4)[:, :1].expand(-1, 4))
+        for part in parts
+    )
+    first, second = (int(batch.num_tokens[part].sum()) for part in parts)
+    assert abs(first - second) < 0.05 * (first + second)
+
+
 def test_join_without_local_rows_leaves_them_empty() -> None:
     batch = replace(rollouts([1, 2]), rows=[])
     parts = split(batch, 2, balanced=False)

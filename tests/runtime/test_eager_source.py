@@ -303,8 +303,13 @@ def test_a_schedule_that_would_drop_groups_is_refused(schedule: str, staleness: 
     stream = {"num_admitted": 6, "open": groups[:1], "finished": groups[1:], "steps": []}
     state = ControllerState(2, "run", {}, 0, {}, stream=stream)
     asynchronous = schema.AsyncTraining(max_staleness=staleness, schedule=cast(Any, schedule))
-    plan = SimpleNamespace(config=SimpleNamespace(async_training=asynchronous))
+    data = SimpleNamespace(train_batch_size=2)
+    plan = SimpleNamespace(config=SimpleNamespace(async_training=asynchronous, data=data))
     with pytest.raises(ConfigError, match="has 3 prompts"):
         resume._check_schedule(cast(Any, plan), state)
     plan.config.async_training = schema.AsyncTraining(max_staleness=1, schedule="eager")
     resume._check_schedule(cast(Any, plan), state)
+    data.train_batch_size = 1
+    with pytest.raises(ConfigError, match="last of them would be 2 steps old") as error:
+        resume._check_schedule(cast(Any, plan), state)
+    assert error.value.problems[0].hint == "async_training.max_staleness=2 or more"

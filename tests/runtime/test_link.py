@@ -11,7 +11,7 @@ from rlctl.errors import ConfigError
 from rlctl.recipes.compose import compose
 from rlctl.runtime.cluster import link
 from rlctl.runtime.cluster.link import Link
-from rlctl.runtime.rollout.weight_sync import to_buckets, uses_host_memory
+from rlctl.runtime.rollout.weight_sync import WHOLE, to_buckets, uses_host_memory, whole
 from tests.distributed.ranks import rank_info
 from tests.runtime.test_weights import parameters
 
@@ -21,7 +21,7 @@ def test_buckets_arrive_intact_and_in_order() -> None:
     with ThreadPoolExecutor(1) as executor:
         connected = executor.submit(Link.to_trainer, "127.0.0.1", listener.port, rank_info())
         sender, receiver = Link.to_engine(listener, rank_info()), connected.result()
-        buckets = list(to_buckets(parameters(), torch.bfloat16, max_bytes=30_000))
+        buckets = list(to_buckets(whole(parameters()), WHOLE, torch.bfloat16, 30_000))
         for bucket in buckets:
             fetched = executor.submit(receiver.fetch, bucket.header())
             sender.send(bucket)

@@ -28,20 +28,34 @@ CORRECTION = "algorithm.rollout_correction"
 class Recorder:
     """Actor with fixed log-probs that records its updates."""
 
-    def __init__(self) -> None:
+    def __init__(self, log_probs: list[list[float]] | None = None) -> None:
+        self.log_probs = OLD if log_probs is None else log_probs
         self.learned: list[Experience] = []
         self.num_passes = 0
 
     def compute_log_probs(self, batch: Scored) -> LogProbs:
         self.num_passes += 1
-        return LogProbs(Ragged.from_rows(OLD), None)
+        return LogProbs(Ragged.from_rows(self.log_probs), None)
 
     def update(self, batch: Experience, lr: float) -> dict[str, Any]:
         self.learned.append(batch)
         return {}
 
+    def update_with_log_probs(
+        self, batch: Experience, lr: float
+    ) -> tuple[LogProbs, dict[str, Any]]:
+        return LogProbs(Ragged.from_rows(OLD[: len(batch)]), None), self.update(batch, lr)
 
-def ppo(*overrides: str) -> PPO:
+
+class PassBefore(PPO):
+    """PPO with a pass for the old log-probs, as with a KL in the reward."""
+
+    @property
+    def in_own_pass(self) -> bool:
+        return False
+
+
+def ppo(*overrides: str, kind: type[PPO] = PPO) -> PPO:
     grpo = [
         "algorithm.adv_estimator=grpo",
         "actor_rollout_ref.rollout.n=2",
@@ -49,17 +63,18 @@ def ppo(*overrides: str) -> PPO:
     ]
     sizes = ["data.train_files=[t]", "actor_rollout_ref.model.path=m", "data.train_batch_size=2"]
     sizes.append("actor_rollout_ref.actor.ppo_mini_batch_size=2")
-    return PPO.from_config(compose("ppo_trainer", [*grpo, *sizes, *overrides]).config, num_steps=1)
+    return kind.from_config(compose("ppo_trainer", [*grpo, *sizes, *overrides]).config, num_steps=1)
 
 
 def learned(
     *overrides: str, actor: Recorder | None = None
 ) -> tuple[PPO, Experience, dict[str, float]]:
     """Run one step with two groups of two responses; return the update batch and metrics."""
-    algorithm, actor = ppo(*overrides), actor or Recorder()
+    algorithm = ppo(*overrides, kind=PassBefore)
+    actor = actor or Recorder()
     scored = scored_batch(ENGINE)
     metrics = algorithm.learn(scored, Roles(cast(Any, actor), cast(Any, None)), 1)
-    [batch] = actor.learned
+    batch, *_ = actor.learned
     return algorithm, batch, {name: metric.value for name, metric in metrics.items()}
 
 
@@ -129,6 +144,88 @@ def test_importance_weights_reach_the_loss(
     assert loss.count == num_tokens
 
 
+@pytest.mark.parametrize(
+    "correction",
+    [
+        [],
+        [f"{CORRECTION}.rollout_is=sequence", f"{CORRECTION}.rollout_is_threshold=1.2"],
+        [f"{CORRECTION}.rollout_rs=token_k1", f"{CORRECTION}.rollout_rs_threshold=1.2"],
+    ],
+)
+def test_old_log_probs_of_the_updates_own_pass(correction: list[str]) -> None:
+    """Without a pass of their own: the same loss, gradient and metrics."""
+    _, before, metrics = learned(*correction)
+    algorithm, actor = ppo(*correction), Recorder()
+    scored = scored_batch(ENGINE)
+    algorithm.learn(scored, Roles(cast(Any, actor), cast(Any, None)), 1)
+    [batch] = actor.learned
+    assert (actor.num_passes, batch.old_log_probs) == (0, None)
+    now, same = flat(OLD).requires_grad_(), flat(OLD).requires_grad_()
+    entropy = torch.linspace(0, 1, len(now))
+    loss = algorithm.loss(PolicyOutputs(now, entropy), batch)
+    expected = algorithm.loss(PolicyOutputs(same, entropy), before)
+    loss.total.backward()
+    expected.total.backward()
+    assert now.grad is not None
+    assert same.grad is not None
+    assert torch.equal(now.grad, same.grad)
+    assert (loss.total.item(), loss.count) == (expected.total.item(), expected.count)
+    found = {name: metric.value for name, metric in loss.metrics.items()}
+    assert found.pop("actor/entropy") == pytest.approx(0.5)
+    corrected = {name: metrics[name] for name in found if name in metrics}
+    assert corrected
+    of_loss = {name: metric.value for name, metric in expected.metrics.items()}
+    assert found == pytest.approx(of_loss | corrected)
+
+
+def test_only_later_mini_batches_need_a_pass_before() -> None:
+    algorithm, actor = ppo("actor_rollout_ref.actor.ppo_mini_batch_size=1"), Recorder(OLD[2:])
+    algorithm.learn(scored_batch(ENGINE), Roles(cast(Any, actor), cast(Any, None)), 1)
+    first, second = actor.learned
+    assert first.old_log_probs is None
+    assert rows_of(second.old_log_probs) == rows_of(Ragged.from_rows(OLD[2:]))
+    assert actor.num_passes == 1
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_later_epochs_use_the_log_probs_of_the_first_update(shuffle: bool) -> None:
+    """Each mini-batch has the rows, log-probs, weights and masks that a pass before gives."""
+    settings = [
+        f"{CORRECTION}.rollout_is=token",
+        f"{CORRECTION}.rollout_rs=token_k1",
+        f"{CORRECTION}.rollout_rs_threshold=1.2",
+        "actor_rollout_ref.actor.ppo_mini_batch_size=1",
+        "actor_rollout_ref.actor.ppo_epochs=3",
+        f"actor_rollout_ref.actor.shuffle={shuffle}",
+    ]
+    by_ids = dict(zip(map(str, rows_of(scored_batch(ENGINE).rollout_log_probs)), OLD, strict=True))
+
+    class Knowing(Recorder):
+        def compute_log_probs(self, batch: Scored) -> LogProbs:
+            self.num_passes += len(batch)
+            found = [by_ids[str(row)] for row in rows_of(batch.rollout_log_probs)]
+            return LogProbs(Ragged.from_rows(found), None)
+
+        def update_with_log_probs(
+            self, batch: Experience, lr: float
+        ) -> tuple[LogProbs, dict[str, Any]]:
+            metrics, self.num_passes = self.update(batch, lr), self.num_passes - len(batch)
+            return self.compute_log_probs(batch), metrics
+
+    updates: list[list[Experience]] = []
+    for kind, num_passes in ((PPO, 2), (PassBefore, 4)):
+        actor = Knowing()
+        algorithm = ppo(*settings, kind=kind)
+        algorithm.learn(scored_batch(ENGINE), Roles(cast(Any, actor), cast(Any, None)), 1)
+        assert (len(actor.learned), actor.num_passes) == (6, num_passes)
+        updates.append(actor.learned)
+    first, *_ = updates[0]
+    assert (first.old_log_probs, first.is_weights) == (None, None)
+    for own, before in list(zip(*updates, strict=True))[1:]:
+        for name in ("old_log_probs", "is_weights", "response_mask", "advantages", "response_ids"):
+            assert rows_of(getattr(own, name)) == rows_of(getattr(before, name))
+
+
 def test_rejected_tokens_are_masked_but_keep_their_reward() -> None:
     """Two criteria at once; a masked response still contributes its score to its group."""
     chain = [
@@ -147,9 +244,7 @@ def test_rejected_tokens_are_masked_but_keep_their_reward() -> None:
     )
     _, plain, _ = learned()
     assert torch.equal(batch.advantages.values, plain.advantages.values)
-    assert algorithm.loss(PolicyOutputs(batch.old_log_probs.values, None), batch).count == sum(
-        map(sum, expected)
-    )
+    assert algorithm.loss(PolicyOutputs(flat(OLD), None), batch).count == sum(map(sum, expected))
 
 
 BYPASS = [f"{CORRECTION}.bypass_mode=true"]
@@ -175,7 +270,7 @@ def test_bypass_takes_the_engines_log_probs_as_the_old_ones() -> None:
     """The ratio of PPO's clipped loss is π/π_rollout; weights are reported, not applied."""
     loss, gradient, batch, actor = bypass_loss(*BYPASS, f"{CORRECTION}.rollout_is=token")
     assert actor.num_passes == 0
-    assert torch.equal(batch.old_log_probs.values, flat(ENGINE))
+    assert rows_of(batch.old_log_probs) == rows_of(Ragged.from_rows(ENGINE))
     now = flat(OLD).requires_grad_()
     ratio, advantages = (now - flat(ENGINE)).exp(), batch.advantages.values
     held = torch.maximum(-advantages * ratio, -advantages * ratio.clamp(0.8, 1.2))
@@ -229,7 +324,7 @@ def test_reinforce_in_bypass_mode(
     assert torch.allclose(gradient, expected, rtol=1e-5)
     assert loss.total.item() == pytest.approx(float((expected * flat(OLD)).sum()), rel=1e-5)
     # Only the mean over a mini-batch needs a pass before its update.
-    assert actor.num_passes == int("rollout_is_batch_normalize=true" in settings)
+    assert actor.num_passes == ("rollout_is_batch_normalize=true" in settings)
 
 
 def test_weights_are_normalized_over_the_batch() -> None:
@@ -291,7 +386,7 @@ def test_proximal_policy_is_interpolated_by_staleness(level: str, bound: float) 
 def test_interpolation_of_fresh_rollouts_is_bypass_mode() -> None:
     _, gradient, batch, _ = bypass_loss(*BYPASS)
     algorithm, stale, _ = interpolated()
-    assert torch.equal(stale.old_log_probs.values, batch.old_log_probs.values)
+    assert rows_of(stale.old_log_probs) == rows_of(batch.old_log_probs)
     assert stale.staleness is not None
     fresh = replace(stale, staleness=stale.staleness.like(stale.staleness.values * 0))
     now = flat(OLD).requires_grad_()

@@ -74,6 +74,22 @@ def test_log_probs_are_those_of_the_synced_weights(server: Server, folder: Path)
     engine.close()
 
 
+def test_requests_carry_the_api_key(
+    server: Server, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.api_key = "sk-secret"
+    with pytest.raises(RlctlError, match="replied 401"):
+        attach(server, folder)
+    setting = f"+{KEY}.engine_kwargs.api_key_env=ENGINE_KEY"
+    with pytest.raises(ConfigError, match="variable ENGINE_KEY with the API key is not set"):
+        attach(server, folder, setting)
+    monkeypatch.setenv("ENGINE_KEY", "sk-secret")
+    engine = attach(server, folder, setting)
+    engine.load_weights(tiny_model().named_parameters())
+    assert len(engine.generate(prompts(4), sampling(max_tokens=3, n=1)).response_ids) == 1
+    engine.close()
+
+
 def test_cancelled_requests_are_aborted(server: Server, folder: Path) -> None:
     engine = attach(server, folder)
     server.slow_s = 0.3

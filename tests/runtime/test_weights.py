@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from rlctl.errors import RlctlError
-from rlctl.runtime.rollout.weight_sync import Bucket, to_buckets
+from rlctl.runtime.rollout.weight_sync import WHOLE, Bucket, Joined, Part, to_buckets, whole
 
 SHAPES = {
     "embedding": (300, 64),
@@ -34,7 +34,7 @@ def parameters(seed: int = 0) -> Iterator[tuple[str, Tensor]]:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_parameters_arrive_in_the_engine_dtype(dtype: torch.dtype) -> None:
     sent, small = dict(parameters()), 30_000
-    buckets = list(to_buckets(parameters(), dtype, max_bytes=small))
+    buckets = list(to_buckets(whole(parameters()), WHOLE, dtype, max_bytes=small))
     assert [bucket.number for bucket in buckets] == list(range(len(buckets)))
     assert len(buckets) > 1
     assert all(
@@ -55,8 +55,39 @@ def test_buckets_are_built_one_at_a_time() -> None:
             made.append(name)
             yield name, value
 
-    next(iter(to_buckets(watched(), torch.float32, max_bytes=1)))
+    next(iter(to_buckets(whole(watched()), WHOLE, torch.float32, max_bytes=1)))
     assert len(made) == 2  # the one that is sent, and the one that exceeded the bucket
+
+
+@pytest.mark.parametrize("num_parts", [1, 2, 8])
+def test_rows_of_all_ranks_join_to_the_whole(num_parts: int) -> None:
+    """Also where ranks have no rows, and where one rank has a scalar."""
+    buckets = list(to_buckets(whole(parameters()), WHOLE, torch.float32, max_bytes=30_000))
+
+    def rows(part: int) -> Iterator[tuple[str, Tensor, int]]:
+        for name, value in parameters():
+            if value.ndim:
+                cut = value.tensor_split(num_parts)[part]
+            else:
+                cut = value if part == 0 else value.new_empty(0)
+            yield name, cut, value.numel()
+
+    sent = [
+        list(to_buckets(rows(i), Part(i, num_parts), torch.float32, 30_000))
+        for i in range(num_parts)
+    ]
+    assert all(len(each) == len(buckets) for each in sent)
+    total = sum(p.data.nbytes for part in sent for bucket in part for p in bucket.parameters)
+    assert total == sum(p.data.nbytes for bucket in buckets for p in bucket.parameters)
+    joined = Joined()
+    for number, bucket in enumerate(buckets):
+        arrived = [joined.add(sent[i][number]) for i in reversed(range(num_parts))]
+        assert arrived[:-1] == [None] * (num_parts - 1)
+        assert arrived[-1] is not None
+        for found, wanted in zip(arrived[-1], bucket.parameters, strict=True):
+            assert (found.name, found.shape) == (wanted.name, wanted.shape)
+            assert torch.equal(found.tensor(), wanted.tensor())
+    assert not joined.open
 
 
 def damaged(bucket: Bucket, how: str) -> Bucket:
@@ -74,7 +105,11 @@ def damaged(bucket: Bucket, how: str) -> Bucket:
     elif how == "the last byte":
         data[-1] ^= 128
     elif how == "old weights":
-        data = next(iter(to_buckets(parameters(1), torch.float32, 2**20))).parameters[0].data
+        data = (
+            next(iter(to_buckets(whole(parameters(1)), WHOLE, torch.float32, 2**20)))
+            .parameters[0]
+            .data
+        )
     elif how == "another name":
         return dataclasses.replace(
             bucket, parameters=(dataclasses.replace(first, name="other"), *rest)
@@ -98,7 +133,7 @@ def damaged(bucket: Bucket, how: str) -> Bucket:
     ],
 )
 def test_corruption_is_detected(how: str) -> None:
-    (bucket,) = to_buckets(parameters(), torch.float32, 2**20)
+    (bucket,) = to_buckets(whole(parameters()), WHOLE, torch.float32, 2**20)
     bucket.verify()
     with pytest.raises(RlctlError, match="weights were corrupted in transit: bucket 0"):
         damaged(bucket, how).verify()
@@ -107,7 +142,7 @@ def test_corruption_is_detected(how: str) -> None:
 def test_missing_bucket_and_aborted_weight_sync(tiny_worker) -> None:
     """Only complete syncs succeed, and buckets of an aborted one do not affect later ones."""
     worker, model = tiny_worker
-    buckets = list(to_buckets(model.named_parameters(), torch.float32, max_bytes=10_000))
+    buckets = list(to_buckets(whole(model.named_parameters()), WHOLE, torch.float32, 10_000))
 
     def sync(version: int, sent: list[Bucket], num_buckets: int) -> None:
         def send() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -12,7 +12,6 @@ from rlctl.cli.options import Json
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from rlctl.data_prep.rows import PromptRow
 
 app = typer.Typer(no_args_is_help=True)
 
@@ -52,12 +51,16 @@ def show(
 ) -> None:
     """Show rows: the prompt as the model will see it, and the inputs of the reward function."""
     from rlctl.cli.console import notice, print_json
-    from rlctl.cli.views.data import print_row
+    from rlctl.cli.views.data import print_row, row_entry
     from rlctl.data_prep.rows import PromptRow, stream_rows
     from rlctl.errors import NotFoundError, UsageError
 
     if not file.expanduser().exists():
-        raise NotFoundError("the data file does not exist", where=str(file))
+        raise NotFoundError(
+            "the data file does not exist",
+            where=str(file),
+            hint="`rlctl prep arithmetic --out data` writes one",
+        )
     wanted, num_rows = dict[int, PromptRow](), 0
     for row in stream_rows(file, prompt_key=prompt_key, reward_fn_key=reward_fn_key):
         if start <= num_rows < start + count:
@@ -70,7 +73,7 @@ def show(
             hint=f"the file has {num_rows} rows, counted from 0",
         )
     tokenizer = _tokenizer(model) if model else None
-    shown = [_entry(index, row, tokenizer) for index, row in wanted.items()]
+    shown = [row_entry(index, row, tokenizer) for index, row in wanted.items()]
     if as_json:
         print_json(shown)
         return
@@ -84,23 +87,3 @@ def _tokenizer(model: str) -> PreTrainedTokenizerBase:
     from rlctl.runtime.data.tokenizer import load_tokenizer
 
     return load_tokenizer(model)
-
-
-def _entry(index: int, row: PromptRow, tokenizer: PreTrainedTokenizerBase | None) -> dict[str, Any]:
-    entry: dict[str, Any] = {
-        "row": index,
-        "data_source": row.data_source,
-        "prompt": row.prompt,
-        "ground_truth": row.ground_truth,
-        "ability": row.ability,
-        "style": row.style,
-        "extra_info": row.extra_info,
-    }
-    if tokenizer:
-        from rlctl.runtime.data.tokenizer import encode_prompt, render_prompt
-
-        entry |= {
-            "rendered": render_prompt(tokenizer, row.prompt),
-            "num_tokens": len(encode_prompt(tokenizer, row.prompt)),
-        }
-    return entry

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -45,6 +46,52 @@ Step = Annotated[
     typer.Option("--step", help="Use the run's checkpoint of this step; by default the latest."),
 ]
 
+_BENCHMARKS = "Tasks of lm-evaluation-harness"
+Tasks = Annotated[
+    str | None,
+    typer.Option(
+        "--tasks",
+        metavar="NAME[,NAME…]",
+        help="Evaluate on these tasks instead of the run's data (rlctl\\[lm-eval]).",
+        rich_help_panel=_BENCHMARKS,
+    ),
+]
+Fewshot = Annotated[
+    int | None,
+    typer.Option(
+        "--num-fewshot",
+        min=0,
+        help="Number of solved problems in each prompt; by default the task's.",
+        rich_help_panel=_BENCHMARKS,
+    ),
+]
+Limit = Annotated[
+    int | None,
+    typer.Option(
+        "--limit",
+        min=1,
+        help="Use only the first rows of each task, for a trial.",
+        rich_help_panel=_BENCHMARKS,
+    ),
+]
+TaskDir = Annotated[
+    Path | None,
+    typer.Option(
+        "--task-dir",
+        metavar="DIR",
+        help="Folder with tasks of your own, one YAML file each.",
+        rich_help_panel=_BENCHMARKS,
+    ),
+]
+ChatTemplate = Annotated[
+    bool,
+    typer.Option(
+        "--chat-template/--no-chat-template",
+        help="Render prompts with the model's chat template, or give it plain text.",
+        rich_help_panel=_BENCHMARKS,
+    ),
+]
+
 _EVAL_EXAMPLES = """
 Examples:
 
@@ -54,6 +101,8 @@ Examples:
 
   rlctl eval path/to/model -s data.val_files=test.parquet \\
     -s actor_rollout_ref.rollout.val_kwargs.n=4
+
+  rlctl eval @last --tasks gsm8k,arc_easy --limit 100
 """
 _GENERATE_EXAMPLES = """
 Examples:
@@ -73,14 +122,29 @@ def evaluate(
     samples: Annotated[
         int, typer.Option("--samples", help="Number of responses to print, lowest scores first.")
     ] = 0,
+    tasks: Tasks = None,
+    num_fewshot: Fewshot = None,
+    limit: Limit = None,
+    task_dir: TaskDir = None,
+    chat_template: ChatTemplate = True,
     as_json: Json = False,
     root: Root = None,
 ) -> None:
     """Generate and score responses to the validation prompts of a run or a model folder.
 
-    A run uses its own configuration and data.
+    A run uses its own configuration and data. With --tasks, lm-evaluation-harness evaluates.
     """
+    from rlctl.cli.task_scores import TaskArguments, print_task_scores
+
+    given = TaskArguments(tasks, num_fewshot, limit, task_dir, chat_template)
+    given.check(samples)
     announce("loading the model")
+    if tasks is not None:
+        from rlctl.runtime.planning.evaluation import target_config
+
+        config = target_config(target, overrides or [], recipe, step, root)
+        print_task_scores(config, given, as_json)
+        return
     from rlctl import api
     from rlctl.cli.console import print_json, stdout, table
     from rlctl.cli.views.samples import print_sample

@@ -59,16 +59,10 @@ def stop(
 
 
 def _stop_target(target: Run | SweepDir) -> StopTarget:
-    from rlctl.errors import ConfigError
-    from rlctl.runs.follow import reread
-    from rlctl.runs.run_dir import STOP_FILE
-    from rlctl.runs.stop import StopTarget
+    from rlctl.runs.stop import StopTarget, run_target
     from rlctl.sweeps.record import SweepDir
 
-    if isinstance(target, SweepDir):
-        record = target.record
-        return StopTarget(record.name, record.process, lambda: SweepDir(target.path).state, None)
-    if target.record is None:
-        raise ConfigError(target.problem or "no readable record", where=str(target.path))
-    stop_file = target.path / STOP_FILE
-    return StopTarget(target.name, target.record.process, lambda: reread(target).state, stop_file)
+    if not isinstance(target, SweepDir):
+        return run_target(target)
+    record = target.record
+    return StopTarget(record.name, record.process, lambda: SweepDir(target.path).state, None)

@@ -244,7 +244,12 @@ def _files(run: Run) -> list[tuple[str, str]]:
     if checkpoints:
         facts.append(("checkpoints", ", ".join(checkpoints)))
     if traces := profiles(run.path):
-        facts.append(("profiles", f"{', '.join(traces)}  (open in ui.perfetto.dev)"))
+        facts.append(
+            (
+                "profiles",
+                f"{', '.join(traces)}  (open in ui.perfetto.dev; flame graphs: .svg beside them)",
+            )
+        )
     if (run.path / "attempts" / "latest").exists():
         facts.append(("logs", str(run.path / "attempts" / "latest")))
     return facts

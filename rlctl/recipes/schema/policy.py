@@ -161,6 +161,10 @@ class Actor(Updates):
         description="estimator of the KL in the loss: kl, abs, mse, low_var_kl, …"
     )
     grad_clip: PositiveFloat = Field(description="maximum gradient norm")
+    use_torch_compile: bool = Field(
+        description="compile the decoder layers of actor, reference and critic: faster passes "
+        "after a longer first step"
+    )
     optim: Optim
     fsdp_config: FSDP
 

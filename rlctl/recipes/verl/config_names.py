@@ -12,7 +12,6 @@ from rlctl.recipes.verl.rules import Feature
 
 # verl's configuration names without a counterpart, by the words in them. The first match wins.
 _MISSING: tuple[tuple[str, Feature], ...] = (
-    (r"megatron", missing.MEGATRON),
     (r"veomni|torchtitan|automodel|mindspeed", missing.OTHER_BACKEND),
     (r"npu|ascend", missing.NPU),
     (r"distill|gkd|opd", missing.DISTILLATION),
@@ -26,6 +25,7 @@ _MISSING: tuple[tuple[str, Feature], ...] = (
 # verl's configuration names whose keys are those of its PPO or SFT trainer.
 _PPO = ("ppo_trainer", "_generated_ppo_trainer", "dapo_trainer", "entropy_trainer")
 _PPO += ("transfer_queue_ppo_trainer", "dapo_transfer_queue_trainer")
+_PPO += ("ppo_megatron_trainer", "dapo_megatron_trainer")
 _SFT = ("sft_trainer", "sft_trainer_engine")
 _COMMANDS = {"evaluation": "rlctl eval RUN", "generation": "rlctl generate RUN PROMPT"}
 

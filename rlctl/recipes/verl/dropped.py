@@ -19,6 +19,7 @@ _EMPTY = (None, {}, [], "")
 
 _MEMORY = "it saves memory and changes no number"
 _SPEED = "it is about speed and changes no number"
+_COMPILE = "actor_rollout_ref.actor.use_torch_compile compiles actor, reference and critic"
 
 SHARDING: tuple[Rule, ...] = (
     needs(
@@ -33,11 +34,11 @@ SHARDING: tuple[Rule, ...] = (
     Rule(
         f"{_ROLES}{{.fsdp_config,}}.strategy",
         "models are always sharded by FSDP2, which gives the same numbers",
-        ("fsdp", "fsdp2", "fsdp_turbo", None),
+        ("fsdp", "fsdp2", "fsdp_turbo", "megatron", None),
     ),
-    only("model_engine", ("dp", "fsdp"), "models are always sharded by FSDP2"),
-    only("engine", ("fsdp", "fsdp2"), "models are always sharded by FSDP2"),
-    only("optim", ("fsdp",), "AdamW is the optimizer"),
+    only("model_engine", ("dp", "fsdp", "megatron"), "models are always sharded by FSDP2"),
+    only("engine", ("fsdp", "fsdp2", "megatron"), "models are always sharded by FSDP2"),
+    only("optim", ("fsdp", "megatron"), "AdamW is the optimizer"),
     only("model", ("hf_model",), "models are transformers models"),
     no_effect(
         "{actor_rollout_ref.actor,actor_rollout_ref.model,critic.model}.use_remove_padding",
@@ -58,9 +59,10 @@ SHARDING: tuple[Rule, ...] = (
     ),
     no_effect(f"{_FSDP}.grad_offload", "gradients are freed after each update"),
     no_effect(
-        f"{_FSDP}.{{forward_prefetch,use_torch_compile,use_no_sync_for_gradient_accumulation}}",
+        f"{_FSDP}.{{forward_prefetch,use_no_sync_for_gradient_accumulation}}",
         _SPEED,
     ),
+    no_effect(f"{_FSDP}.use_torch_compile", _COMPILE),
     no_effect(f"{_FSDP}.{{wrap_policy*,use_orig_params,min_num_params}}", "layers are sharded"),
     no_effect(f"{_FSDP}.forward_only", "only actor and critic have an optimizer"),
     no_effect(f"{_FSDP}.{{pad_to_length,pad_to_length_bucket}}", "rows are packed without padding"),
@@ -94,7 +96,7 @@ TRAINING: tuple[Rule, ...] = (
         "from_logits_chunk_size}",
         "the entropy is always computed in chunks that fit into memory",
     ),
-    no_effect(f"{_ROLES}.use_torch_compile", _SPEED),
+    no_effect("{actor_rollout_ref.ref,critic}.use_torch_compile", _COMPILE),
     no_effect(f"{_ROLES}.{{pad_to_length,use_fused_kernels,use_prefix_grouper}}", _SPEED),
     no_effect(
         f"{_ROLES}.{{calculate_entropy,calculate_sum_pi_squared}}",
@@ -149,13 +151,6 @@ TRAINING: tuple[Rule, ...] = (
         (True,),
         "the first update has the schedule's first value",
     ),
-    needs(
-        "{actor_rollout_ref.actor,critic}.optim.{lr_decay_style,lr_decay_steps,lr_warmup_init,"
-        "min_lr,weight_decay_incr_style,lr_wsd_decay_style,lr_wsd_decay_steps,"
-        "use_checkpoint_opt_param_scheduler}",
-        missing.MEGATRON,
-        (None,),
-    ),
     no_effect(
         "critic.forward_{micro_batch_size,micro_batch_size_per_gpu,max_token_len_per_gpu}",
         "critic.ppo_* limits all passes of the critic",
@@ -196,11 +191,9 @@ MODEL: tuple[Rule, ...] = (
         "adapters start from scratch",
         "merge the adapter into the model folder and train new adapters",
     ),
-    needs(f"{_MODEL}.lora.rank", missing.MEGATRON, (None, 0)),
-    depends(f"{_MODEL}.lora.*", "lora.* belongs to Megatron; FSDP reads lora_rank and lora_alpha"),
+    only(f"{_MODEL}.lora.*", (*_EMPTY, *_OFF), "adapters are peft's LoRA"),
     needs(f"{_MODEL}.mtp.{{enable,enable_train,enable_rollout}}", missing.MTP, _OFF),
     depends(f"{_MODEL}.mtp*", "multi-token prediction is off"),
-    needs(f"{_MODEL}.override_config.model_config*", missing.MEGATRON, _EMPTY),
     only("critic.load_weight", (True,), "weights are always loaded"),
     no_effect("actor_rollout_ref.hybrid_engine", "trainer.placement.rollout sets the placement"),
     no_effect("actor_rollout_ref.nccl_timeout", "timeouts are in trainer.timeouts"),

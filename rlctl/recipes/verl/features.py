@@ -6,7 +6,9 @@ from rlctl.recipes.verl.rules import Feature
 
 _FSDP = "use verl's FSDP configuration (ppo_trainer) of the same experiment"
 
-MEGATRON = Feature("training with Megatron is not supported: rlctl shards models by FSDP2", _FSDP)
+MEGATRON = Feature(
+    "these settings of Megatron are not supported: rlctl shards models by FSDP2", "remove them"
+)
 OTHER_BACKEND = Feature(
     "training with VeOmni, TorchTitan, AutoModel or MindSpeed is not supported: "
     "rlctl shards models by FSDP2",

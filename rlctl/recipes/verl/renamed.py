@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from rlctl.recipes.verl import asynchronous, distillation
+from rlctl.recipes.verl import asynchronous, distillation, megatron
 from rlctl.recipes.verl import features as missing
 from rlctl.recipes.verl.rules import Feature
 
@@ -74,6 +74,7 @@ MOVED: tuple[tuple[str, str], ...] = (
     ("actor_rollout_ref.actor.loss_mode", "actor_rollout_ref.actor.policy_loss.loss_mode"),
     ("actor_rollout_ref.rollout.engine_kwargs.vllm*", r"actor_rollout_ref.rollout.engine_kwargs\1"),
     ("algorithm.{rollout_is,rollout_is_threshold,rollout_rs}", rf"{_CORRECTION}.\1"),
+    *megatron.MOVED,
 )
 
 # Settings of plug-ins, which verl keeps beside the settings of the section.
@@ -132,8 +133,7 @@ VALUES: tuple[tuple[str, dict[Any, Any]], ...] = (
 )
 
 # (pattern of the key, words that name a feature that rlctl lacks)
-_STRATEGIES = {"megatron": missing.MEGATRON}
-_STRATEGIES |= dict.fromkeys(
+_STRATEGIES = dict.fromkeys(
     ("veomni", "torchtitan", "automodel", "mindspeed"), missing.OTHER_BACKEND
 )
 _MANAGERS = {"batch": missing.REWARD_BATCH}

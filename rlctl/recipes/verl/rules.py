@@ -6,8 +6,10 @@ A pattern is a dotted key in which `{a,b}` matches one of several words and `*` 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
+from itertools import product
 from typing import Any
 
 
@@ -50,6 +52,14 @@ def compiled(pattern: str) -> re.Pattern[str]:
     """Return the regular expression of a pattern; each `{…}` and `*` is a group."""
     text = re.escape(pattern).replace(r"\{", "(").replace(r"\}", ")").replace(r"\*", "(.*)")
     return re.compile(text.replace(",", "|") + r"\Z")
+
+
+def alternatives(pattern: str) -> Iterator[str]:
+    """Yield the texts that a pattern stands for; a `*` stays."""
+    parts = re.split(r"\{([^{}]*)\}", pattern)
+    choices = [part.split(",") if i % 2 else [part] for i, part in enumerate(parts)]
+    for chosen in product(*choices):
+        yield "".join(chosen)
 
 
 def no_effect(keys: str, reason: str) -> Rule:

@@ -7,7 +7,7 @@ from functools import cache
 from typing import Any
 
 from rlctl.errors import Problem
-from rlctl.recipes.verl import asynchronous, distillation, dropped, dropped_rollout
+from rlctl.recipes.verl import asynchronous, distillation, dropped, dropped_rollout, megatron
 from rlctl.recipes.verl.agreements import AGREEMENTS, Agreement
 from rlctl.recipes.verl.renamed import (
     MOVED,
@@ -20,6 +20,7 @@ from rlctl.recipes.verl.renamed import (
 from rlctl.recipes.verl.rules import Feature, Rule, compiled
 
 RULES = (
+    *megatron.RULES,
     *dropped.SHARDING,
     *dropped.TRAINING,
     *dropped.MODEL,

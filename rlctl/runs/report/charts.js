@@ -1,3 +1,4 @@
+"use strict";
 // Charts in page order. A line is [candidate metrics (the first one present is drawn), label, dash];
 // a chart with `pattern` has a line for each metric that matches, labelled without `strip`.
 const PERCENT = ".3~p";

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 from rlctl import __version__
@@ -19,20 +21,27 @@ from rlctl.runs.report.curves import curves, short
 from rlctl.runs.run import Run
 from rlctl.tracking.episodes import Episode
 from rlctl.tracking.jsonl import generations_file, read_generations
+from rlctl.tracking.metric_table import MetricTable
 from rlctl.tracking.tracker import Sample
 from rlctl.tracking.transcripts import ending, facts, speaker
 
 MAX_VALIDATIONS = 12
 MAX_NAMES = 4  # in a title
+# Events that are marked in the curves.
+NOTABLE = ("resume", "checkpoint", "checkpoint_failed", "oom_retry", "skipped_update")
 
 
 def content(
-    runs: Sequence[Run], samples_per_step: int, search: Mapping[str, Any] | None = None
+    runs: Sequence[Run],
+    samples_per_step: int | None,
+    search: Mapping[str, Any] | None = None,
+    tables_of: Callable[[Run], Sequence[MetricTable]] = read_tables,
 ) -> dict[str, Any]:
     """Return the content of the report; `search` is the result of `rlctl.sweeps.results.search`.
 
-    At most `MAX_VALIDATIONS` validations are included, each with `samples_per_step` samples of the
-    same prompts. Raises ConfigError for damaged files.
+    `tables_of` returns the metrics of a run. At most `MAX_VALIDATIONS` validations are included,
+    each with `samples_per_step` samples of the same prompts, with None without samples.
+    Raises ConfigError for damaged files.
     """
     projects = {run.project for run in runs}
     labels = [run.name if len(projects) == 1 else f"{run.project}/{run.name}" for run in runs]
@@ -46,27 +55,67 @@ def content(
         "made": datetime.now(UTC).isoformat(timespec="minutes"),
         "version": __version__,
         "runs": [
-            _run(run, label, samples_per_step) for run, label in zip(runs, labels, strict=True)
+            _run(run, label, samples_per_step, tables_of(run))
+            for run, label in zip(runs, labels, strict=True)
         ],
         "settings": settings(runs),
         "search": search,
     }
 
 
-def _run(run: Run, label: str, samples_per_step: int) -> dict[str, Any]:
-    tables = read_tables(run)
+def _run(
+    run: Run, label: str, samples_per_step: int | None, tables: Sequence[MetricTable]
+) -> dict[str, Any]:
     return {
         "label": label,
+        "key": run.key,
         "state": run.state,
-        "summary": _summary(run),
+        "tags": list(run.labels.tags),
+        "note": run.labels.note,
+        "summary": summary_texts(run),
         "facts": _facts(run),
-        "alarms": alarms_of(read_events(run.path)),
-        "samples": _samples(run, samples_per_step),
+        **notable_events(run.path),
+        "checkpoints": checkpoints(run.path),
+        "steps": generation_steps(run.path),
+        "samples": [] if samples_per_step is None else _samples(run, samples_per_step),
         **curves(tables),
     }
 
 
-def _summary(run: Run) -> dict[str, str]:
+def notable_events(folder: Path) -> dict[str, Any]:
+    """Return the alarms of a run, and its events that concern a step (`NOTABLE`)."""
+    events = read_events(folder)
+    return {
+        "alarms": alarms_of(events),
+        "events": [
+            {"step": event["step"], "kind": event["kind"], "time": event.get("time", "")}
+            for event in events
+            if event["kind"] in NOTABLE and isinstance(event.get("step"), int)
+        ],
+    }
+
+
+def checkpoints(folder: Path) -> list[dict[str, Any]]:
+    """Return step, size in bytes and path of each checkpoint of a run, oldest first."""
+    found = folder.glob("checkpoints/step_*")
+    steps = {path: path.name.removeprefix("step_") for path in sorted(found)}
+    return [
+        {"step": int(step), "bytes": _num_bytes(path), "path": str(path.relative_to(folder))}
+        for path, step in steps.items()
+        if step.isdigit()
+    ]
+
+
+def _num_bytes(folder: Path) -> int:
+    """Return the size of all files in a folder, from which another process may remove some."""
+    total = 0
+    for file in folder.rglob("*"):
+        with suppress(OSError):
+            total += file.stat().st_size if file.is_file() else 0
+    return total
+
+
+def summary_texts(run: Run) -> dict[str, str]:
     """Return the formatted figures of a run's card."""
     head = overview(run)
     metric = head["metric"]
@@ -134,13 +183,13 @@ def _samples(run: Run, samples_per_step: int) -> list[dict[str, Any]]:
             {
                 "step": step,
                 "total": len(samples),
-                "shown": [_sample(index, samples[index]) for index in chosen],
+                "shown": [plain_sample(index, samples[index]) for index in chosen],
             }
         )
     return found
 
 
-def _sample(index: int, sample: Sample) -> dict[str, Any]:
+def plain_sample(index: int, sample: Sample) -> dict[str, Any]:
     return {
         "index": index,
         "prompt": sample.prompt.strip(),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -27,7 +27,7 @@ def curves(tables: Sequence[MetricTable]) -> dict[str, Any]:
     to `at`, places in `x`, and its values `y`. `thinned` is True if a curve lacks points: it then
     has the minimum and the maximum of each of `MAX_POINTS / 2` equal parts, and both ends.
     """
-    joined = _Joined(tables)
+    joined = Joined(tables)
     by_phase = _thinned(joined.figure(SECONDS))
     kept: dict[str, Rows] = {}
     thinned = False
@@ -39,11 +39,31 @@ def curves(tables: Sequence[MetricTable]) -> dict[str, Any]:
         kept[name] = part if len(part) <= MAX_POINTS else _thinned(values)
         thinned |= len(kept[name]) < len(rows)
     drawn = np.unique(np.concatenate([*kept.values(), np.arange(len(joined.steps))[-1:]]))
+    return {"thinned": thinned, **_drawn(joined, drawn, kept)}
+
+
+def rows_from(tables: Sequence[MetricTable], first: int) -> dict[str, Any]:
+    """Return the `x` and `metrics` of `curves` for all rows from number `first` on."""
+    joined = Joined(tables)
+    drawn = np.arange(first, len(joined.steps))
+    new = {name for table in tables_from(tables, first) for name in table.names}
+    columns = {name: joined.column(name) for name in sorted(new)}
+    kept = {name: drawn[~np.isnan(values[drawn])] for name, values in columns.items()}
+    return _drawn(joined, drawn, {name: rows for name, rows in kept.items() if len(rows)})
+
+
+def tables_from(tables: Sequence[MetricTable], first: int) -> list[MetricTable]:
+    """Return the tables that have rows from number `first` on."""
+    ends = np.cumsum([len(table.steps) for table in tables])
+    return [table for table, end in zip(tables, ends, strict=True) if end > first]
+
+
+def _drawn(joined: Joined, drawn: Rows, kept: Mapping[str, Rows]) -> dict[str, Any]:
+    """Return the `x` of the rows `drawn` and the metrics at their rows `kept`."""
     seconds = [np.nan_to_num(joined.figure(each)) for each in (SECONDS, *_ELSEWHERE)]
     hours = np.cumsum(np.sum(seconds, axis=0)) / 3600
     tokens = np.cumsum(np.nan_to_num(joined.figure(TOKENS)))
     return {
-        "thinned": thinned,
         "x": {
             "step": joined.steps[drawn].tolist(),
             "hours": [short(hour) for hour in hours[drawn].tolist()],
@@ -69,13 +89,16 @@ def _thinned(values: Column) -> Rows:
     rows = np.flatnonzero(~np.isnan(values))
     if len(rows) <= MAX_POINTS:
         return rows
-    parts = np.array_split(rows, MAX_POINTS // 2 - 1)
-    ends = [rows[0], rows[-1]]
-    extremes = [part[pick(values[part])] for part in parts for pick in (np.argmin, np.argmax)]
-    return np.unique(np.array([*ends, *extremes]))
+    width = -(-len(rows) // (MAX_POINTS // 2 - 1))
+    known = values[rows]
+    parts = np.pad(known, (0, -len(known) % width), mode="edge").reshape(-1, width)
+    firsts = np.arange(0, len(known), width)
+    extremes = [firsts + pick(parts, axis=1) for pick in (np.argmin, np.argmax)]
+    ends = np.array([0, len(known) - 1])
+    return rows[np.unique(np.concatenate([ends, *extremes]))]
 
 
-class _Joined:
+class Joined:
     """Columns of consecutive tables."""
 
     def __init__(self, tables: Sequence[MetricTable]) -> None:

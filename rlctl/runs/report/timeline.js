@@ -1,3 +1,4 @@
+"use strict";
 // Timeline of runs that train beside generation: one bar for the trainer and one for the engines.
 const TIMELINE_STEPS = 30;
 const POOLS = [  // metric with the share of idle time, pool, and work

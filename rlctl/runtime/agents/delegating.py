@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from rlctl.runtime.batch import LogProbs, Prompts, Rollouts
 from rlctl.runtime.budget import OomRetry
-from rlctl.runtime.roles import Actor, Published
+from rlctl.runtime.roles import Actor, G, Published, R, Total
 from rlctl.tracking.metrics import Metrics
 
 
@@ -46,9 +47,19 @@ class DelegatingActor(Actor):
         """See `Actor`."""
         self.actor.update_average(decay)
 
-    def update(self, batch: Rollouts, lr: float) -> Metrics:
+    def map_groups(self, batch: G, function: Callable[[G, Total], R]) -> R:
         """See `Actor`."""
-        return self.actor.update(batch, lr)
+        return self.actor.map_groups(batch, function)
+
+    def update(self, batch: Rollouts, lr: float, max_probs_diff: float | None = None) -> Metrics:
+        """See `Actor`."""
+        return self.actor.update(batch, lr, max_probs_diff)
+
+    def update_with_log_probs(
+        self, batch: Rollouts, lr: float, max_probs_diff: float | None = None
+    ) -> tuple[LogProbs, Metrics]:
+        """See `Actor`."""
+        return self.actor.update_with_log_probs(batch, lr, max_probs_diff)
 
     def save(self, folder: Path) -> None:
         """See `LearningRole`."""

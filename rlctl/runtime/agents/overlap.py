@@ -17,7 +17,7 @@ from rlctl.runtime.agents.schedule import TurnEngines
 from rlctl.runtime.batch import Prompts, Rollouts
 from rlctl.runtime.rewards.role import RuleReward
 from rlctl.runtime.roles import Actor
-from rlctl.runtime.rollout.engine import to_requests, to_responses
+from rlctl.runtime.rollout.engine import in_order, to_requests, to_responses
 from rlctl.runtime.rollout.requests import Completion, Request, Slice
 from rlctl.runtime.rollout.sampling_params import SamplingConfig, to_rollouts
 
@@ -70,7 +70,7 @@ class OverlappedActor(DelegatingActor):
                 scoring.advance()
         finally:
             self.engines.end_exchange()
-        rollouts = to_rollouts(prompts, params.n, to_responses(requests, completions))
+        rollouts = to_rollouts(prompts, params.n, to_responses(in_order(requests, completions)))
         scoring.finish(rollouts)
         return rollouts
 

@@ -16,7 +16,7 @@ from rlctl.runtime.agents.delegating import DelegatingActor
 from rlctl.runtime.agents.schedule import Load, Schedule, TurnEngines
 from rlctl.runtime.batch import Prompts, Rollouts
 from rlctl.runtime.roles import Actor
-from rlctl.runtime.rollout.engine import to_requests, to_responses
+from rlctl.runtime.rollout.engine import in_order, to_requests, to_responses
 from rlctl.runtime.rollout.sampling_params import SamplingConfig, to_rollouts
 
 _CLOSE_S = 5.0  # for the exchange under way: a stopped run must not wait for a hung engine
@@ -53,17 +53,10 @@ class SingleTurns(Player):
             for each in to_requests(prompts.prompt_ids, params, self.context_length)
         ]
         parts = await asyncio.gather(*map(schedule.complete, requests))
-        rollouts = to_rollouts(prompts, params.n, to_responses(requests, chain(*parts)))
-        rows = {(each.key, each.index): each for part in parts for each in part}
-        versions = [
-            version
-            for request in requests
-            for i in range(params.n)
-            for version, count in rows[request.key, i].spans
-            for _ in range(count)
-        ]
-        ids = rollouts.response_ids
-        return replace(rollouts, versions=ids.like(torch.tensor(versions, dtype=torch.int64)))
+        rows = in_order(requests, chain(*parts))
+        rollouts = to_rollouts(prompts, params.n, to_responses(rows))
+        versions = torch.tensor([i for row in rows for i in row.versions], dtype=torch.int64)
+        return replace(rollouts, versions=rollouts.response_ids.like(versions))
 
     def check_failures(self, rollouts: Rollouts) -> None:
         """Do nothing: a plain response does not fail."""

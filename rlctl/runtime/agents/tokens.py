@@ -37,8 +37,7 @@ class Tokens:
         self.mask += [1.0] * len(written)
         self.log_probs += completion.log_probs.tolist()
         self.turn += [turn] * len(written)
-        for version, num_tokens in completion.spans:
-            self.versions += [version] * num_tokens
+        self.versions += completion.versions
         seen = _checksum(completion.response_ids, _checksum(context_ids))
         self.seen.append((len(self.response_ids), seen))
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from rlctl.errors import ConfigError
 from rlctl.plugins import suggestion
 from rlctl.runtime.ops import masked_sum, row_sum
+from rlctl.tracking.metrics import Mean, Sum
 
 MODES = (
     "token-mean",
@@ -52,6 +53,12 @@ def aggregate(
         length = row_sum(mask, row, num_rows).clamp(min=1.0)  # (num_rows,)
         token_losses = token_losses / length[row]
     return masked_sum(token_losses, mask)
+
+
+def divided(total: Tensor, divisor: float | None) -> Mean | Sum:
+    """Return the metric of a numerator (a scalar) and its denominator from `count`."""
+    value = float(total.detach())
+    return Sum(value) if divisor is None else Mean(value, divisor)
 
 
 def count(

@@ -24,12 +24,14 @@ class Loss:
     It is never a mean: the worker divides once, by the total count of all ranks and micro-batches.
     `total` is a scalar with a graph. `count` is None for a loss that is not divided. `num_tokens`
     is the number of tokens that the loss covers; None: the unmasked ones of `response_mask`.
+    `values` (T,) are log-probs of the pass that the caller of an update asks for.
     """
 
     total: Tensor
     count: float | None
     metrics: Metrics
     num_tokens: float | None = None
+    values: Tensor | None = None
 
 
 class Needs(Flag):
@@ -176,9 +178,16 @@ def mini_batches(
     experience: Experience, rows_per_prompt: int, role: schema.Updates, step: int
 ) -> Sequence[Experience]:
     """Return the mini-batches of `ppo_epochs` passes over the batch of a step."""
-    rows, num_rows = torch.arange(len(experience)), role.ppo_mini_batch_size * rows_per_prompt
-    cuts = group_batches(rows, num_rows, role.ppo_epochs, _shuffle_seed(role, step))
+    cuts = mini_batch_rows(len(experience), rows_per_prompt, role, step)
     return experience.chunk(cuts) if len(cuts) > 1 else [experience]
+
+
+def mini_batch_rows(
+    num_rows: int, rows_per_prompt: int, role: schema.Updates, step: int
+) -> list[Tensor]:
+    """Return the rows of each mini-batch, (N,) int64, of `ppo_epochs` passes over a batch."""
+    size = role.ppo_mini_batch_size * rows_per_prompt
+    return group_batches(torch.arange(num_rows), size, role.ppo_epochs, _shuffle_seed(role, step))
 
 
 def rows_of_groups(

@@ -201,6 +201,11 @@ class Correction:
         )
 
     @property
+    def needs_batch(self) -> bool:
+        """True if old log-probs of all rows are needed before an update, or are the engine's."""
+        return self.bypass or (self.level is not None and self.batch_normalize)
+
+    @property
     def needs_mini_batch(self) -> bool:
         """True if weights depend on all rows of a mini-batch under the policy in training."""
         return self.reinforce and self.level is not None and self.batch_normalize

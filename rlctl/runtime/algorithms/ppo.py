@@ -20,18 +20,21 @@ from rlctl.runtime.algorithms.advantages.base import (
     Estimator,
     load_estimator,
 )
-from rlctl.runtime.algorithms.aggregate import aggregate, count
+from rlctl.runtime.algorithms.aggregate import aggregate, count, divided
 from rlctl.runtime.algorithms.base import (
     Loss,
     Needs,
+    mini_batch_rows,
     mini_batches,
     sample,
     sampling_seed,
     step_seed,
 )
-from rlctl.runtime.algorithms.correction import Correction, proximal
+from rlctl.runtime.algorithms.correction import Correction
+from rlctl.runtime.algorithms.divided import compute_advantages
 from rlctl.runtime.algorithms.kl_controllers import KLController, make_kl_controller
 from rlctl.runtime.algorithms.kl_estimators import KLEstimator, load_kl_estimator
+from rlctl.runtime.algorithms.old_log_probs import compared_with, corrected, first_update
 from rlctl.runtime.algorithms.policy_filtration import draw_rows
 from rlctl.runtime.algorithms.policy_losses.base import (
     ClipRange,
@@ -41,14 +44,13 @@ from rlctl.runtime.algorithms.policy_losses.base import (
 )
 from rlctl.runtime.algorithms.policy_losses.gpg import gpg
 from rlctl.runtime.algorithms.ppo_checks import check_settings
-from rlctl.runtime.algorithms.rollout_mismatch import SampledTokens
 from rlctl.runtime.algorithms.schedule import Schedule
-from rlctl.runtime.algorithms.stats import experience_metrics, spread
+from rlctl.runtime.algorithms.stats import entropy_metric, experience_metrics, spread
 from rlctl.runtime.algorithms.token_rewards import overlong_penalty, penalise_kl, score_at_end
 from rlctl.runtime.algorithms.value_loss import value_loss
 from rlctl.runtime.batch import Experience, LogProbs, Prompts, Ragged, Rollouts, Scored
 from rlctl.runtime.model.causal_lm import PolicyOutputs
-from rlctl.runtime.roles import Roles
+from rlctl.runtime.roles import Roles, Total
 from rlctl.tracking.metrics import Mean, Metrics, Sum, merge
 
 
@@ -126,39 +128,54 @@ class PPO:
             return scored
         roles.actor.update_weights()  # the engine may have released its weights
         greedy = roles.actor.generate_sequences(prompts, seed=0, greedy=True)
-        baseline = self._with_penalty(
-            roles.reward.compute_scores(greedy).scores, greedy.response_ids.lengths
-        )
+        baseline = self._with_penalty(roles.reward.compute_scores(greedy).scores, greedy)
         return replace(scored, greedy_scores=baseline.repeat_interleave(self.responses_per_prompt))
 
     def learn(self, scored: Scored, roles: Roles, step: int) -> Metrics:
         """Compute log-probs, values and advantages; update critic and actor in mini-batches."""
-        bypass = self.correction.bypass
-        old = (
-            LogProbs(scored.rollout_log_probs, None)
-            if bypass
-            else roles.actor.compute_log_probs(scored)
-        )
+        learns = step > self.critic_warmup
+        own_pass = self.in_own_pass and learns
+        old: LogProbs | None = None
+        if self.correction.bypass:
+            old = LogProbs(scored.rollout_log_probs, None)
+        elif not own_pass:
+            old = roles.actor.compute_log_probs(scored)
         ref = roles.reference.compute_log_probs(scored) if Needs.REFERENCE in self.needs else None
         values = roles.critic.compute_values(scored) if Needs.CRITIC in self.needs else None
-        experience, metrics = self.compute_advantages(scored, old, ref, values)
+        experience, metrics = compute_advantages(self, roles.actor, scored, old, ref, values)
         if self.algorithm.use_pf_ppo:
-            scores = self._with_penalty(scored.scores, scored.response_ids.lengths)
+            scores = self._with_penalty(scored.scores, scored)
             drawn = draw_rows(scores, self.algorithm.pf_ppo, step_seed(self.seed, step))
             experience = experience.select(drawn)
         updates: list[Metrics] = []
         if Needs.CRITIC in self.needs:
             for batch in mini_batches(experience, self.responses_per_prompt, self.critic, step):
                 updates.append(roles.critic.update(batch, self.critic_lr(step - 1)))
-        if step > self.critic_warmup:
+        if learns:
             lr = self.actor_lr(step - self.critic_warmup - 1)
-            for batch in mini_batches(experience, self.responses_per_prompt, self.actor, step):
+            if own_pass:  # the weights are those of the rollouts only until the first update
+                cuts = mini_batch_rows(len(experience), self.responses_per_prompt, self.actor, step)
+                batches, found = first_update(experience, cuts, roles.actor, self.correction, lr)
+                updates += found
+            else:
+                batches = mini_batches(experience, self.responses_per_prompt, self.actor, step)
+            for batch in batches:
                 if self.correction.needs_mini_batch:
                     now = roles.actor.compute_log_probs(batch)
-                    batch, corrections = self._corrected(batch, now)
+                    batch, corrections = corrected(batch, now, self.correction)
                     updates.append(corrections)
                 updates.append(roles.actor.update(batch, lr))
         return merge([metrics, *updates])
+
+    @property
+    def in_own_pass(self) -> bool:
+        """True if the old log-probs of a first mini-batch are those of its own forward pass.
+
+        They are needed before it for advantages and for weights of the global batch.
+        """
+        before = self.algorithm.use_kl_in_reward or self.algorithm.use_pf_ppo
+        before |= Needs.SUM_PI_SQUARED in self.estimator.needs
+        return not (before or self.correction.needs_batch)
 
     def loss(self, outputs: PolicyOutputs, batch: Rollouts) -> Loss:
         """Return pg − entropy_coeff · entropy + kl_loss_coef · KL(policy, reference), aggregated.
@@ -166,22 +183,11 @@ class PPO:
         `outputs` hold (T,) for the T response tokens of the micro-batch; the total is a scalar.
         """
         assert isinstance(batch, Experience)
-        actor, mask, num_rows = self.actor, batch.response_mask.values, len(batch)
+        actor, num_rows = self.actor, len(batch)
         row = batch.response_ids.row_of_token
-        weights = batch.is_weights.values if batch.is_weights is not None else None
-        old, corrections = batch.old_log_probs.values, Metrics()
-        if self.correction.in_loss:
-            sampled = SampledTokens.from_rollouts(batch, outputs.log_probs.detach())
-            mask, weights, corrections = self.correction(sampled)
-            old = proximal(sampled) if self.correction.interpolate else old
-        tokens = PolicyTokens(
-            outputs.log_probs,
-            old,
-            batch.advantages.values,
-            mask,
-            row,
-            num_rows,
-        )
+        old, mask, weights, corrections = compared_with(batch, outputs, self.correction)
+        advantages = batch.advantages.values
+        tokens = PolicyTokens(outputs.log_probs, old, advantages, mask, row, num_rows)
         losses, metrics = self.policy_loss(tokens, self.clip)
         metrics |= corrections
         if weights is not None:
@@ -192,11 +198,11 @@ class PPO:
         extra = 0.0
 
         def mean_of(x: Tensor) -> Mean | Sum:
-            total = float(aggregate(x.detach(), mask, row, num_rows, mode))
-            return Sum(total) if divisor is None else Mean(total, divisor)
+            return divided(aggregate(x.detach(), mask, row, num_rows, mode), divisor)
 
         metrics["actor/pg_loss"] = mean_of(losses)
-        if outputs.entropy is not None:
+        if actor.entropy_coeff:
+            assert outputs.entropy is not None
             extra = extra - actor.entropy_coeff * outputs.entropy
         if actor.use_kl_loss:
             assert batch.ref_log_probs is not None
@@ -218,25 +224,34 @@ class PPO:
         )
         part = (mask, row, len(batch), self.critic.loss_agg_mode, self.max_response_length)
         total, divisor = aggregate(losses, *part), count(*part)
-        value = float(total.detach())
-        metrics["critic/vf_loss"] = Sum(value) if divisor is None else Mean(value, divisor)
+        metrics["critic/vf_loss"] = divided(total, divisor)
         return Loss(total, divisor, metrics)
 
     def compute_advantages(
-        self, scored: Scored, old: LogProbs, ref: LogProbs | None, values: Ragged | None
+        self,
+        scored: Scored,
+        old: LogProbs | None,
+        ref: LogProbs | None,
+        values: Ragged | None,
+        total: Total | None = None,
     ) -> tuple[Experience, Metrics]:
-        """Return the batch with token rewards, advantages and returns, and metrics."""
+        """Return the batch with token rewards, advantages and returns, and metrics; see `Total`.
+
+        Without `old`, the update computes old log-probs in its own pass: see `in_own_pass`.
+        """
         mask, metrics = scored.response_mask, Metrics()
         if scored.greedy_scores is not None:
             metrics |= spread("critic/greedy_score", scored.greedy_scores)
-        scores = self._with_penalty(scored.scores, scored.response_ids.lengths)
+        scores = self._with_penalty(scored.scores, scored)
         rewards = score_at_end(scores, scored.response_ids, scored.step_rewards)
         if self.algorithm.use_kl_in_reward:
             assert ref is not None
+            assert old is not None
             rewards, kl_metrics = penalise_kl(
                 rewards, old.log_probs, ref.log_probs, mask, self.reward_kl, self.kl
             )
             metrics |= kl_metrics
+        squares = old.sum_pi_squared if old is not None else None
         inputs = AdvantageInputs(
             rewards=rewards.padded(),
             mask=mask.padded(),
@@ -246,42 +261,32 @@ class PPO:
             values=values.padded() if values is not None else None,
             greedy_scores=scored.greedy_scores,
             components=scored.components,
-            log_probs=old.log_probs.padded(),
-            sum_pi_squared=old.sum_pi_squared.padded() if old.sum_pi_squared is not None else None,
+            log_probs=old.log_probs.padded() if old is not None else None,
+            sum_pi_squared=squares.padded() if squares is not None else None,
+            total=total,
         )
-        config = AdvantageConfig.from_config(self.algorithm)
-        advantages, returns = self.estimator(inputs, config)
+        advantages, returns = self.estimator(inputs, AdvantageConfig.from_config(self.algorithm))
         lengths = scored.response_ids.lengths
         experience = scored.grow(
             Experience,
             rewards=rewards,
-            old_log_probs=old.log_probs,
+            old_log_probs=old.log_probs if old is not None else None,
             advantages=Ragged.from_padded(advantages, lengths),
             ref_log_probs=ref.log_probs if ref is not None else None,
             values=values,
             returns=Ragged.from_padded(returns, lengths),
         )
-        metrics |= experience_metrics(experience, old)
-        if self.correction.bypass:
+        metrics |= experience_metrics(experience)
+        if old is None or self.correction.bypass:
             return experience, metrics
+        metrics |= entropy_metric(experience, old.entropy)
         # After the advantages: rejecting a token must not remove the reward of its response.
-        experience, corrections = self._corrected(experience, old)
+        experience, corrections = corrected(experience, old, self.correction)
         return experience, metrics | corrections
 
-    def _corrected(self, batch: Experience, now: LogProbs) -> tuple[Experience, Metrics]:
-        """Return `batch` with the mask and weights of rollout correction, and metrics.
-
-        `now` has the log-probs of the policy that the engine is compared with.
-        """
-        tokens = SampledTokens.from_rollouts(batch, now.log_probs.values)
-        kept, weights, metrics = self.correction(tokens)
-        mask = batch.response_mask
-        is_weights = mask.like(weights) if weights is not None else None
-        return replace(batch, response_mask=mask.like(kept), is_weights=is_weights), metrics
-
-    def _with_penalty(self, scores: Tensor, lengths: Tensor) -> Tensor:
-        """Return scores (B,) minus the overlong penalty of responses of `lengths` (B,)."""
-        buffer = self.algorithm.overlong_buffer
+    def _with_penalty(self, scores: Tensor, rollouts: Rollouts) -> Tensor:
+        """Return scores (B,) minus the overlong penalty of the responses."""
+        buffer, lengths = self.algorithm.overlong_buffer, rollouts.response_ids.lengths
         if not buffer.enable:
             return scores
         return scores + overlong_penalty(lengths, self.max_response_length, buffer)

@@ -17,6 +17,8 @@ from rlctl.runtime.batch import Rollouts
 from rlctl.runtime.ops import row_mean, row_sum
 from rlctl.tracking.metrics import Max, Mean, Metrics, Std
 
+PROBS_DIFF = "training/rollout_probs_diff_mean"
+
 
 @dataclass(frozen=True, eq=False)
 class SampledTokens:
@@ -75,7 +77,7 @@ def mismatch(tokens: SampledTokens) -> Metrics:
     d_row = row_sum(d, row, num_rows).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
     rho = d.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
     return {
-        "training/rollout_probs_diff_mean": Mean(float(diff.sum()), n),
+        PROBS_DIFF: Mean(float(diff.sum()), n),
         "training/rollout_probs_diff_max": Max(float(diff.max())),
         "training/rollout_probs_diff_std": Std(n, float(diff.sum()), float(diff.square().sum())),
         "rollout_corr/kl": Mean(float(-d.sum()), n),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from rlctl.runtime.batch import Experience, LogProbs, Ragged, Scored
+from rlctl.runtime.batch import Experience, Ragged, Rollouts, Scored
 from rlctl.runtime.ops import first_rows, group_stats
 from rlctl.tracking.metrics import Max, Mean, Metrics, Min, Sum
 
@@ -61,8 +61,8 @@ def uniform_groups(scores: Tensor, group: Tensor) -> Metrics:
     )
 
 
-def experience_metrics(experience: Experience, old: LogProbs) -> Metrics:
-    """Return metrics of rewards per row, and of advantages, values and entropy per token."""
+def experience_metrics(experience: Experience) -> Metrics:
+    """Return metrics of rewards per row, and of advantages and values per token."""
     keep = experience.response_mask.values.bool()
     metrics = spread("critic/rewards", experience.rewards.sums())
     per_token: dict[str, Ragged | None] = {
@@ -73,6 +73,13 @@ def experience_metrics(experience: Experience, old: LogProbs) -> Metrics:
     for name, field in per_token.items():
         if field is not None:
             metrics |= spread(name, field.values[keep])
-    if old.entropy is not None:
-        metrics["actor/entropy"] = Mean(float(old.entropy.values[keep].sum()), float(keep.sum()))
     return metrics
+
+
+def entropy_metric(batch: Rollouts, entropy: Tensor | Ragged | None) -> Metrics:
+    """Return the mean `entropy` (T,) of the tokens that the policy wrote; nothing for None."""
+    if entropy is None:
+        return {}
+    values = entropy.values if isinstance(entropy, Ragged) else entropy
+    keep = batch.response_mask.values.bool()
+    return {"actor/entropy": Mean(float(values[keep].sum()), float(keep.sum()))}

@@ -11,6 +11,8 @@ from rlctl.runtime.algorithms.kl_estimators import KLEstimator
 from rlctl.runtime.batch import Ragged
 from rlctl.tracking.metrics import Mean, Metrics
 
+KL_PENALTY = "actor/reward_kl_penalty"  # metric: mean over rows
+
 
 def score_at_end(
     scores: Tensor, response_ids: Ragged, step_rewards: Ragged | None = None
@@ -45,7 +47,7 @@ def penalise_kl(
     coefficient = kl.coef
     kl.update(float(per_row.mean()), len(per_row))
     metrics: Metrics = {
-        "actor/reward_kl_penalty": Mean(float(per_row.sum()), len(per_row)),
+        KL_PENALTY: Mean(float(per_row.sum()), len(per_row)),
         "actor/reward_kl_penalty_coeff": Mean(coefficient),
     }
     return rewards.like(rewards.values - coefficient * penalty), metrics

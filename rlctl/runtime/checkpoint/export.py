@@ -8,35 +8,35 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal
 
 from rlctl.errors import ConfigError, ConflictError, NotFoundError, ResourceError
 from rlctl.files import replacing
-from rlctl.monitoring.run_summary import RunSummary, validation_metric
-from rlctl.monitoring.text import percent_or_number
 from rlctl.recipes.roles import ACTOR, REWARD_LEARNER, Role
 from rlctl.recipes.stored import recompose
-from rlctl.runs.details import changed_settings
 from rlctl.runs.run import Run
+from rlctl.runtime.checkpoint.card import CARD, Kind, model_card
 from rlctl.runtime.checkpoint.store import CheckpointStore, ControllerState, damage, step_of
 from rlctl.runtime.data import quickstart
 from rlctl.runtime.model.lora import add_adapters, merged_parameters
-from rlctl.tracking.jsonl import METRICS_FILE, read_metrics
 
-Kind = Literal["merged", "adapter"]
 MARKER = "rlctl_export.json"  # run, step and files of the folder that `--force` may replace
 _FOLDERS: dict[Kind, str] = {"merged": "huggingface", "adapter": "adapter"}
 
 
 def export(
-    run: Run, step: int | None, target: Path, kind: Kind = "merged", force: bool = False
+    run: Run,
+    step: int | None,
+    target: Path,
+    kind: Kind = "merged",
+    force: bool = False,
+    card_only: bool = False,
 ) -> int:
     """Write the model of `step` (None: the latest) to `target` and return the step.
 
-    The folder appears complete or not at all; `force` replaces an earlier export. Raises
-    `NotFoundError` without such a checkpoint or adapter, `ConfigError` for a damaged one,
-    `ConflictError` where `target` has other files or is the current folder, and `ResourceError`
-    for disk errors.
+    The folder appears complete or not at all; `force` replaces an earlier export, and `card_only`
+    writes the model card alone. Raises `NotFoundError` without such a checkpoint or adapter,
+    `ConfigError` for a damaged one, `ConflictError` where `target` has other files or is the
+    current folder, and `ResourceError` for disk errors.
     """
     store = CheckpointStore(run.path / "checkpoints")
     checkpoint = store.policy(step).parent
@@ -47,17 +47,18 @@ def export(
     number = step_of(checkpoint)
     with _aside(target, force) as folder:
         source = checkpoint / _FOLDERS[kind]
-        if source.is_dir():
-            shutil.copytree(source, folder, dirs_exist_ok=True)
-        elif kind == "adapter":
+        if kind == "adapter" and not source.is_dir():
             raise NotFoundError(
                 f"{checkpoint.name} has no adapter",
                 where=str(run.path),
                 hint="the run did not train adapters (lora_rank > 0)",
             )
-        else:
+        if source.is_dir() and not card_only:
+            shutil.copytree(source, folder, dirs_exist_ok=True)
+        elif not card_only:
             rebuild(run.path, checkpoint, folder)
-        (folder / "README.md").write_text(model_card(run, checkpoint, kind), encoding="utf-8")
+        card = model_card(run, number, _trained(checkpoint), kind)
+        (folder / CARD).write_text(card, encoding="utf-8")
         marker = {"run": run.key, "step": number, "files": sorted(_files(folder))}
         (folder / MARKER).write_text(json.dumps(marker, indent=1) + "\n", encoding="utf-8")
     return number
@@ -151,69 +152,3 @@ def rebuild(run: Path, checkpoint: Path, folder: Path) -> None:
         write_scale(hf.config, *moments(ControllerState.read(checkpoint).algorithm))
     hf.save_pretrained(folder, state_dict=dict(merged_parameters(hf)))
     tokenizer_of(model).save_pretrained(folder)
-
-
-def model_card(run: Run, checkpoint: Path, kind: Kind) -> str:
-    """Return the model's README.md: training settings and results, from the run's record."""
-    settings = {key: each["value"] for key, each in changed_settings(run.path).items()}
-    role, step = _trained(checkpoint), step_of(checkpoint)
-    base = str(settings.get(f"{role.model_key}.path", "unknown"))
-    rows = read_metrics(run.path / METRICS_FILE)
-    record = run.record
-    title = f"# {run.name}, step {step}"
-    is_hub_name = (
-        base.count("/") == 1 and not base.startswith((".", "/", "~")) and not Path(base).exists()
-    )
-    library = "peft" if kind == "adapter" else "transformers"
-    front = [
-        f"library_name: {library}",
-        f"pipeline_tag: text-{'generation' if role is ACTOR else 'classification'}",
-        "tags: [rlctl, reinforcement-learning]",
-    ]
-    front += [f"base_model: {base}"] if is_hub_name else []
-    parts = [
-        "---\n" + "\n".join(front) + "\n---",
-        title,
-        f"`{base}`, trained with rlctl by the recipe `{record.recipe if record else 'unknown'}`"
-        + (": a LoRA adapter, to be loaded onto that model." if kind == "adapter" else "."),
-        "## Results\n\n" + _results(rows, step),
-        "## Training\n\n```\n"
-        + (" ".join(record.command) if record else "")
-        + "\n```\n\n"
-        + _table(("setting", "value"), settings),
-        "## Data\n\n" + _table(("file", "SHA-256"), dict(record.data) if record else {}),
-        "## Versions\n\n"
-        + _table(
-            ("package", "version"),
-            {k: v for k, v in record.versions.items() if v} if record else {},
-        ),
-        "## License\n\nNot stated: the licenses of the base model and of the data apply. "
-        "Add `license:` above before you publish this.",
-    ]
-    return "\n\n".join(parts) + "\n"
-
-
-def _results(rows: list[dict[str, float]], step: int) -> str:
-    metric = next((name for row in rows if (name := validation_metric(row))), None)
-    if metric is None:
-        return "The run was not validated."
-    summary = RunSummary.from_rows(rows)
-    points = [
-        (int(row["step"]), row[metric])
-        for row in rows
-        if metric in row and int(row["step"]) <= step
-    ]
-    figures: dict[str, Any] = {"before training": percent_or_number(metric, summary.first)}
-    if points:
-        figures[f"this model (validated at step {points[-1][0]})"] = percent_or_number(
-            metric, points[-1][1]
-        )
-    figures[f"best of the run (step {summary.best_step})"] = percent_or_number(metric, summary.best)
-    return _table((f"`{metric}`", "value"), figures)
-
-
-def _table(head: tuple[str, str], rows: dict[str, Any]) -> str:
-    lines = [
-        f"| {name} | {str(value).replace('|', chr(92) + '|')} |" for name, value in rows.items()
-    ]
-    return "\n".join([f"| {head[0]} | {head[1]} |", "|---|---|", *lines])

@@ -74,7 +74,7 @@ def require_token(address: str) -> None:
     """
     import grpc
 
-    if _is_loopback(address) or os.environ.get("RAY_USE_TLS", "0") not in ("", "0"):
+    if is_loopback(address) or os.environ.get("RAY_USE_TLS", "0") not in ("", "0"):
         return
     with grpc.insecure_channel(address) as channel:
         try:
@@ -88,7 +88,8 @@ def require_token(address: str) -> None:
     )
 
 
-def _is_loopback(address: str) -> bool:
+def is_loopback(address: str) -> bool:
+    """Return True if only this machine reaches `address`, a `host:port`."""
     host = address.rpartition(":")[0].strip("[]")
     try:
         return ipaddress.ip_address(host).is_loopback

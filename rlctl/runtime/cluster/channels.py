@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, ClassVar
 
 import ray
-from ray.exceptions import RayActorError
 
 from rlctl.recipes import schema
 from rlctl.runtime.cluster.engines import failure_reason
 from rlctl.runtime.cluster.link import Link
 from rlctl.runtime.rank_info import RankInfo
-from rlctl.runtime.rollout.weight_sync import Bucket, uses_host_memory
+from rlctl.runtime.rollout.weight_sync import Bucket, Part, uses_host_memory
 
 
 def channel(
@@ -61,11 +61,11 @@ class StoreChannel:
             for number, engine in self._remaining().items()
         }
 
-    def close(self, version: int) -> dict[int, str]:
+    def close(self, version: int, num_parts: int = 1) -> dict[int, str]:
         """Finish the sync; return the engines lost during it: number -> reason."""
         self._wait()
         self.in_flight = {
-            engine.end.remote(self.sync_id, self.num_buckets, version): number
+            engine.end.remote(self.sync_id, self.num_buckets, version, num_parts): number
             for number, engine in self._remaining().items()
         }
         self._wait()
@@ -85,10 +85,9 @@ class StoreChannel:
         calls = list(self.in_flight)
         received, late = ray.wait(calls, num_returns=len(calls), timeout=timeout_s)
         for result in received:
-            try:
-                ray.get(result)
-            except RayActorError as error:
-                self._mark_failed(self.in_flight[result], str(error.error_msg))
+            reason = failure_reason(result)
+            if reason is not None:
+                self._mark_failed(self.in_flight[result], reason)
         for result in late:
             reason = f"it did not receive a bucket of weights within {timeout_s:g} s"
             self._mark_failed(self.in_flight[result], reason)
@@ -112,24 +111,37 @@ class PublishingChannel:
         self.num_bytes += sum(each.data.nbytes for each in bucket.parameters)
         self.stored.append(ray.put(bucket))
 
-    def close(self, version: int) -> PublishedWeights:
-        """Return the weights."""
+    def close(self, version: int, num_parts: int = 1) -> PublishedWeights:
+        """Return the weights of this rank."""
+        del num_parts
         return PublishedWeights(self.stored, version, self.num_bytes)
 
 
 @dataclass(frozen=True)
 class PublishedWeights:
-    """Weights in Ray's object store, from where engines load them at any time."""
+    """Weights in Ray's object store, from where engines load them at any time.
+
+    `buckets` has the `num_parts` parts of a bucket one after the other.
+    """
 
     buckets: Sequence[ray.ObjectRef]
     version: int
     num_bytes: int
+    num_parts: int = 1
+
+    @classmethod
+    def join(cls, parts: Sequence[PublishedWeights]) -> PublishedWeights:
+        """Join what the ranks of the trainer have published."""
+        buckets = zip(*(each.buckets for each in parts), strict=True)
+        num_bytes = sum(each.num_bytes for each in parts)
+        return cls([*chain(*buckets)], parts[0].version, num_bytes, len(parts))
 
     def send(self, to: StoreChannel) -> dict[int, str]:
         """Send the weights to the engines of the channel `to`; return the lost ones, as it does."""
         store = StoreChannel(to.engines, to.sync_id, to.rank_info)
         for bucket in self.buckets:
             store.send_stored(bucket)
+        store.num_buckets //= self.num_parts
         return store.close(self.version)
 
 
@@ -154,23 +166,28 @@ class LinkChannel(StoreChannel):
         self.device = rank_info.device
         self.members = members
 
-    def close(self, version: int) -> dict[int, str]:
+    def close(self, version: int, num_parts: int = 1) -> dict[int, str]:
         """See `StoreChannel`. Links to engines that have left the pool are closed."""
         for number in self.links.keys() - self.members:
             self._close(number)
-        return super().close(version)
+        return super().close(version, num_parts)
 
     def send(self, bucket: Bucket) -> None:
         """See `WeightChannel`."""
         self.num_buckets += 1
         self._wait()
         for number, engine in self._remaining().items():
-            link = self._link(number, engine)
+            link = self._link(number, engine, bucket.part)
             if link is not None:
-                self.in_flight[engine.receive.remote(self.sync_id, bucket.header())] = number
-                link.send(bucket)
+                received = engine.receive.remote(self.sync_id, bucket.header())
+                try:
+                    link.send(bucket)
+                except RuntimeError as error:  # the engine closed its end, or is no more
+                    self._mark_failed(number, f"its link broke: {error}")
+                else:
+                    self.in_flight[received] = number
 
-    def _link(self, number: int, engine: Any) -> Link | None:
+    def _link(self, number: int, engine: Any, part: Part) -> Link | None:
         """Return the link to `engine`, or None if it cannot be made and the engine is lost."""
         cached = self.links.get(number)
         if cached is not None and cached.engine == engine._actor_id:
@@ -178,7 +195,7 @@ class LinkChannel(StoreChannel):
         self._close(number)
         host = ray.util.get_node_ip_address()
         listener = Link.listen(host)
-        connected = engine.connect.remote(host, listener.port)
+        connected = engine.connect.remote(host, listener.port, part.index)
         try:
             link = Link.to_engine(listener, self.rank_info)
         except RuntimeError as error:  # torch raises it for stores, sockets and NCCL alike

@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rlctl.runtime.agents.delegating import DelegatingActor
-from rlctl.runtime.batch import Prompts, Rollouts
+from rlctl.runtime.batch import LogProbs, Prompts, Rollouts
 from rlctl.runtime.roles import Published
 from rlctl.runtime.rollout.requests import Completion, Request, Slice
 from rlctl.runtime.workers.actor import ActorWorker
 from rlctl.tracking.metrics import Metrics
 
 if TYPE_CHECKING:  # imports Ray
-    from rlctl.runtime.cluster.channels import PublishedWeights
+    from rlctl.runtime.cluster.channels import PublishedWeights, StoreChannel
     from rlctl.runtime.cluster.engine_group import EngineGroup
 
 
@@ -46,25 +46,28 @@ class DisaggregatedActor(DelegatingActor):
         if published is not None and self.in_flight:
             self.engines.finish_update(self._lock)
             return
-        self.engines.update_weights(
-            self.trainer.send_weights if published is None else published.send
-        )
+        self.engines.update_weights(self._send if published is None else published.send)
 
     def publish_weights(self) -> Published:
         """See `Actor`. A restarted engine gets the published weights, too.
 
         Engines must be idle, unless they load weights `in_flight`.
         """
-        from rlctl.runtime.cluster.channels import PublishingChannel
+        from rlctl.runtime.cluster.channels import PublishedWeights, PublishingChannel
 
-        self.published = published = self.trainer.send_weights(PublishingChannel())
-        assert published is not None, "the trainer's first rank returns what it sent"
+        parts = self.trainer.send_weights(PublishingChannel())
+        self.published = published = PublishedWeights.join(parts)
         if self.in_flight:
             self.engines.publish(published)
         else:
             self.engines.mark_stale()
         loading_s = self.engines.rolling.pop_seconds()
         return Published(published.version, published.num_bytes, loading_s)
+
+    def _send(self, channel: StoreChannel) -> dict[int, str]:
+        """Send the trainer's weights; return the engines that any rank has lost, with reasons."""
+        lost = self.trainer.send_weights(channel)
+        return {number: reason for each in lost for number, reason in each.items()}
 
     def generate_sequences(
         self, prompts: Prompts, seed: int, validate: bool = False, greedy: bool = False
@@ -82,11 +85,19 @@ class DisaggregatedActor(DelegatingActor):
     def end_exchange(self) -> None:
         """See `TurnEngines`. The engines keep their memory: they share it with no other role."""
 
-    def update(self, batch: Rollouts, lr: float) -> Metrics:
+    def update(self, batch: Rollouts, lr: float, max_probs_diff: float | None = None) -> Metrics:
         """See `Actor`."""
         if self.published is None:
             self.engines.mark_stale()
-        return self.trainer.update(batch, lr)
+        return self.trainer.update(batch, lr, max_probs_diff)
+
+    def update_with_log_probs(
+        self, batch: Rollouts, lr: float, max_probs_diff: float | None = None
+    ) -> tuple[LogProbs, Metrics]:
+        """See `Actor`."""
+        if self.published is None:
+            self.engines.mark_stale()
+        return self.trainer.update_with_log_probs(batch, lr, max_probs_diff)
 
     def load(self, folder: Path) -> None:
         """See `LearningRole`."""

@@ -26,6 +26,7 @@ from rlctl.runtime.cluster.pool import (
     request_group,
     wait_for_groups,
 )
+from rlctl.runtime.rank_info import RankInfo
 from rlctl.runtime.rollout.requests import Completion
 from rlctl.runtime.rollout.sampling_params import max_in_flight
 from rlctl.runtime.rollout.weight_sync import Bucket, BucketHeader
@@ -43,21 +44,28 @@ class EngineProcess(Process):
     several requests at once: `call` then runs in a concurrency group of its own.
     """
 
+    def __init__(self, rank_info: RankInfo) -> None:
+        super().__init__(rank_info)
+        self.links: dict[int, Link] = {}  # by the part that its sender has
+
     @ray.method(concurrency_group=_WEIGHTS)
-    def connect(self, host: str, port: int) -> None:
-        """Open this end of the link that the trainer listens for at `host:port`."""
-        self.link = Link.to_trainer(host, port, self.rank_info)
+    def connect(self, host: str, port: int, part: int) -> None:
+        """Open this end of the link that the sender of `part` listens for at `host:port`."""
+        self.links[part] = Link.to_trainer(host, port, self.rank_info)
 
     @ray.method(concurrency_group=_WEIGHTS)
     def receive(self, sync_id: int, bucket: Bucket | BucketHeader) -> None:
         """See `RolloutWorker.receive`. A header's data is fetched by the link."""
-        received = self.link.fetch(bucket) if isinstance(bucket, BucketHeader) else bucket
+        if isinstance(bucket, BucketHeader):
+            received = self.links[bucket.part.index].fetch(bucket)
+        else:
+            received = bucket
         self.workers[ROLLOUT.name].receive(sync_id, received)
 
     @ray.method(concurrency_group=_WEIGHTS)
-    def end(self, sync_id: int, num_buckets: int, version: int) -> None:
+    def end(self, sync_id: int, num_buckets: int, version: int, num_parts: int) -> None:
         """See `RolloutWorker.end`."""
-        self.workers[ROLLOUT.name].end(sync_id, num_buckets, version)
+        self.workers[ROLLOUT.name].end(sync_id, num_buckets, version, num_parts)
 
     def load_stored(self, buckets: list[ray.ObjectRef], version: int) -> float:
         """Load weights from Ray's object store: see `RolloutWorker.load_stored`.

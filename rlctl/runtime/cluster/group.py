@@ -1,16 +1,27 @@
-"""Transport from a worker handle to the processes of a pool."""
+"""Transports from a worker handle to the processes of a pool.
+
+Per-token values of results stay in Ray's object store on the node of the worker that made them: a
+call returns them as an object of its own, which the caller owns and does not read.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from threading import Lock
 from typing import Any, Protocol
 
 import ray
+import torch
+from torch import Tensor
 
 from rlctl.errors import InternalError
-from rlctl.runtime.batch import Batch
-from rlctl.runtime.workers.dispatch import Arguments, Dispatch, join, split
+from rlctl.runtime.batch import Batch, Prompts
+from rlctl.runtime.batch.stored import Fields, PackedRows, attach, detach
+from rlctl.runtime.workers.dispatch import Arguments, Dispatch, join, split, split_groups
+
+# Smaller results are sent with their values: Ray would keep them in the caller's memory anyway.
+INLINE_BYTES = 2**16
 
 
 class Gather(Protocol):
@@ -19,11 +30,30 @@ class Gather(Protocol):
     def __call__(self, results: list[ray.ObjectRef], what: str) -> list[Any]: ...
 
 
+class StoredShard:
+    """Implements `Shard`: fields in Ray's object store."""
+
+    def __init__(self, stored: ray.ObjectRef) -> None:
+        self.stored = stored
+        self._fields: Fields | None = None
+
+    def fetch(self) -> Fields:
+        """See `Shard`."""
+        fields = self._fields
+        if fields is None:
+            stored: Any = ray.get(self.stored)
+            fields = self._fields = stored
+        return fields
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return StoredShard, (self.stored,)
+
+
 class GroupTransport:
     """Implements `Transport`: the workers of one role, one in each of `processes`."""
 
     def __init__(
-        self, role: str, processes: list[Any], gather: Gather, balanced: bool, order: Lock
+        self, role: str, processes: Sequence[Any], gather: Gather, balanced: bool, order: Lock
     ) -> None:
         self.role = role
         self.order = order  # of calls from several threads: equal in all processes of a pool
@@ -31,21 +61,26 @@ class GroupTransport:
         self.world_size = len(processes)
         self.gather = gather
         self.balanced = balanced  # split rows by compute cost
+        self.inline_bytes = INLINE_BYTES
 
     def send(
         self, method: str, mode: Dispatch, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         """See `Transport`. Raises RlctlError when a worker fails or exceeds its deadline."""
-        if mode is Dispatch.SPLIT:
-            return self._send_split(method, args, kwargs)
+        if mode in (Dispatch.SPLIT, Dispatch.GROUPS):
+            batch, *rest = args
+            if not isinstance(batch, Batch):
+                raise InternalError(
+                    f"{self.role}.{method} splits its first argument, which must be a batch, "
+                    f"not {type(batch).__name__}"
+                )
+            parts = self._split(batch, mode)
+            return self.send_rows(method, batch, parts, rest, kwargs)
         if mode is Dispatch.EACH:
             items, *rest = args
             own = self.send_each(method, [(([item], *rest), kwargs) for item in items])
             return [item for each in own for item in each]
-        processes = self.processes if mode is Dispatch.BROADCAST else self.processes[:1]
-        with self.order:
-            results = [each.call.remote(self.role, method, args, kwargs) for each in processes]
-        return self.gather(results, f"{self.role}.{method}")[0]
+        return self._send_same(method, mode, args, kwargs)
 
     def send_each(self, method: str, calls: Sequence[Arguments]) -> list[Any]:
         """See `Transport`. Raises the errors of `send`."""
@@ -56,15 +91,152 @@ class GroupTransport:
             ]
         return self.gather(results, f"{self.role}.{method}")
 
-    def _send_split(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        batch, *rest = args
-        if not isinstance(batch, Batch):
-            raise InternalError(
-                f"{self.role}.{method} splits its first argument, which must be a batch, "
-                f"not {type(batch).__name__}"
-            )
-        parts = split(batch, len(self.processes), self.balanced)
-        sent = batch.without_local()
-        shards = [sent] if len(parts) == 1 else sent.chunk(parts)
-        results = self.send_each(method, [((shard, *rest), kwargs) for shard in shards])
-        return join(results, parts, batch)
+    def send_rows(
+        self,
+        method: str,
+        batch: Batch,
+        parts: Sequence[Tensor],
+        rest: Sequence[Any],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        """Call `method` with the rows of each part (N,) on its worker; join the results."""
+        with self.order:
+            results = [
+                process.call_detached.options(num_returns=2).remote(
+                    self.role, method, (shard, *rest), kwargs, self.inline_bytes
+                )
+                for process, shard in zip(self.processes, chunks(batch, parts), strict=True)
+            ]
+        return self._join(results, method, parts, batch)
+
+    def _join(
+        self,
+        results: Sequence[tuple[ray.ObjectRef, ray.ObjectRef]],
+        method: str,
+        parts: Sequence[Tensor],
+        batch: Batch,
+    ) -> Any:
+        """Join detached results, whose values remain where they are."""
+        rests = self.gather([rest for _, rest in results], f"{self.role}.{method}")
+        attached = [
+            attach(rest, StoredShard(values))
+            for rest, (values, _) in zip(rests, results, strict=True)
+        ]
+        return join(attached, parts, batch)
+
+    def _split(self, batch: Batch, mode: Dispatch) -> list[Tensor]:
+        if mode is Dispatch.GROUPS and isinstance(batch, Prompts):
+            return split_groups(batch, self.world_size)
+        return split(batch, self.world_size, self.balanced)
+
+    def _send_same(
+        self, method: str, mode: Dispatch, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Call `method` with the same arguments; return the first worker's result."""
+        processes = self.processes if mode is Dispatch.BROADCAST else self.processes[:1]
+        with self.order:
+            results = [each.call.remote(self.role, method, args, kwargs) for each in processes]
+        return self.gather(results, f"{self.role}.{method}")[0]
+
+
+def chunks(batch: Batch, parts: Sequence[Tensor]) -> list[Batch]:
+    """Return the rows of each part (N,), without the fields that stay on the controller."""
+    sent = batch.without_local()
+    return [sent] if len(parts) == 1 else sent.chunk(parts)
+
+
+class Relay:
+    """Forwards calls to some processes of a large pool, and joins their results.
+
+    With it, the controller's work and memory do not grow with the number of processes.
+    """
+
+    def __init__(self, processes: Sequence[Any], gather: Gather) -> None:
+        self.processes = processes
+        self.gather = gather
+
+    def send(
+        self, role: str, method: str, mode: Dispatch, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Call `method` with the same arguments, as `GroupTransport` does."""
+        return self._transport(role).send(method, mode, args, kwargs)
+
+    def send_each(self, role: str, method: str, calls: Sequence[Arguments]) -> list[Any]:
+        """Call `method` with arguments of each process's own."""
+        return self._transport(role).send_each(method, calls)
+
+    def send_rows(
+        self,
+        role: str,
+        method: str,
+        batch: Batch,
+        sizes: Sequence[int],
+        rest: Sequence[Any],
+        kwargs: dict[str, Any],
+        inline_bytes: int,
+    ) -> tuple[dict[str, PackedRows] | None, Any]:
+        """Call `method` with the next `sizes[i]` rows on process i; return the result detached."""
+        parts = list(torch.arange(len(batch)).split(list(sizes)))
+        transport = self._transport(role)
+        transport.inline_bytes = inline_bytes
+        return detach(transport.send_rows(method, batch, parts, rest, kwargs), inline_bytes)
+
+    def _transport(self, role: str) -> GroupTransport:
+        return GroupTransport(role, self.processes, self.gather, False, Lock())
+
+
+class RelayedTransport(GroupTransport):
+    """Implements `Transport` with relays, of which relay i serves the next `sizes[i]` ranks."""
+
+    def __init__(
+        self,
+        role: str,
+        relays: Sequence[Any],
+        sizes: Sequence[int],
+        gather: Gather,
+        balanced: bool,
+        order: Lock,
+    ) -> None:
+        super().__init__(role, relays, gather, balanced, order)
+        self.world_size = sum(sizes)
+        ends = torch.tensor([0, *sizes]).cumsum(0).tolist()
+        self.ranks = [slice(start, end) for start, end in pairwise(ends)]
+
+    def send_each(self, method: str, calls: Sequence[Arguments]) -> list[Any]:
+        """See `Transport`."""
+        with self.order:
+            results = [
+                relay.send_each.remote(self.role, method, calls[ranks])
+                for relay, ranks in zip(self.processes, self.ranks, strict=True)
+            ]
+        gathered = self.gather(results, f"{self.role}.{method}")
+        return [result for each in gathered for result in each]
+
+    def send_rows(
+        self,
+        method: str,
+        batch: Batch,
+        parts: Sequence[Tensor],
+        rest: Sequence[Any],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        """See `GroupTransport`; parts: (N,)."""
+        own = [torch.cat(list(parts[ranks])) for ranks in self.ranks]
+        sizes = [[len(part) for part in parts[ranks]] for ranks in self.ranks]
+        shards = chunks(batch, own)
+        with self.order:
+            results = [
+                relay.send_rows.options(num_returns=2).remote(
+                    self.role, method, shard, each, rest, kwargs, self.inline_bytes
+                )
+                for relay, shard, each in zip(self.processes, shards, sizes, strict=True)
+            ]
+        return self._join(results, method, own, batch)
+
+    def _send_same(
+        self, method: str, mode: Dispatch, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        relays = self.processes if mode is Dispatch.BROADCAST else self.processes[:1]
+        with self.order:
+            results = [each.send.remote(self.role, method, mode, args, kwargs) for each in relays]
+        return self.gather(results, f"{self.role}.{method}")[0]

@@ -23,8 +23,8 @@ from rlctl.tracking.tracker import Event
 
 logger = logging.getLogger(__name__)
 
-# Returns the engines lost, with reasons; None occurs on ranks other than the trainer's first.
-SendWeights = Callable[[StoreChannel], dict[int, str] | None]
+# Returns the engines lost, with reasons.
+SendWeights = Callable[[StoreChannel], dict[int, str]]
 
 _MAX_FAILURES = 3  # engines that one request may be lost with before the run fails
 _POLL_S = 0.1  # while engines load weights
@@ -166,7 +166,7 @@ class LiveEngines:
         rank_info = replace(self.pool.spec.rank_info, timeout_s=timeout_s)
         members = [engine.number for engine in self.pool.engines]
         way = channel(self.rollout, handles, sync_id, rank_info, members)
-        lost = send_weights(way) or {}
+        lost = send_weights(way)
         for engine, result in loading.items():
             late = "did not load its weights"
             reason = lost.get(engine.number) or failure_reason(result, timeout_s, late=late)

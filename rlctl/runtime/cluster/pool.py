@@ -32,7 +32,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from rlctl.debugging import reached_breakpoint
 from rlctl.errors import ResourceError, RlctlError
 from rlctl.runs.logs import format_tails
-from rlctl.runtime.cluster.group import GroupTransport
+from rlctl.runtime.cluster.group import GroupTransport, Relay, RelayedTransport
 from rlctl.runtime.cluster.pools import Pool, W
 from rlctl.runtime.rank_info import RankInfo, process_resources
 from rlctl.runtime.workers.dispatch import bind
@@ -40,6 +40,8 @@ from rlctl.runtime.workers.process import Process
 from rlctl.runtime.workers.trace import TraceSpec
 
 LOG = logging.getLogger(__name__)
+
+RANKS_PER_RELAY = 32
 
 
 @dataclass(frozen=True)
@@ -89,6 +91,7 @@ class RayPool(Pool):
             "the process group",
             spec.start_timeout_s,
         )
+        self.relays = [self._start_relay(ranks) for ranks in self._relayed()]
 
     @property
     def nodes(self) -> list[str]:
@@ -100,10 +103,13 @@ class RayPool(Pool):
         """See `Pool`. Returns a handle of the group."""
         built = [process.build.remote(role, worker, *args, **kwargs) for process in self.processes]
         self._gather(built, f"building {role}", self.spec.start_timeout_s)
-        transport = GroupTransport(
-            role, self.processes, self.gather, self.spec.balanced, self.order
+        balanced, order = self.spec.balanced, self.order
+        if not self.relays:
+            return bind(worker, GroupTransport(role, self.processes, self.gather, balanced, order))
+        sizes = [len(each) for each in self._relayed()]
+        return bind(
+            worker, RelayedTransport(role, self.relays, sizes, self.gather, balanced, order)
         )
-        return bind(worker, transport)
 
     def gather(self, results: list[ray.ObjectRef], what: str) -> list[Any]:
         """Return one result per process. Raises RlctlError after `call_timeout_s`."""
@@ -125,7 +131,7 @@ class RayPool(Pool):
 
     def close(self) -> None:
         """Kill the processes and release their devices."""
-        for process in self.processes:
+        for process in (*self.relays, *self.processes):
             ray.kill(process)
         remove_placement_group(self.group)
 
@@ -142,10 +148,32 @@ class RayPool(Pool):
             .remote(rank_info)
         )
 
+    def _relayed(self) -> list[range]:
+        """Return the ranks of each relay; none for a pool of few processes."""
+        ranks, size = range(self.spec.num_processes), RANKS_PER_RELAY
+        return (
+            [ranks[i : i + size] for i in range(0, len(ranks), size)] if len(ranks) > size else []
+        )
+
+    def _start_relay(self, ranks: range) -> Any:
+        """Start a relay beside the first process of its `ranks`."""
+        options = process_options(self.spec, self.group, ranks[0], self.spec.bundle_of(ranks[0]))
+        options |= {"num_cpus": 0, "num_gpus": 0, "name": f"relay-{options['name']}"}
+        gathered = partial(_gather_of, self.spec, timeout_s=self.spec.call_timeout_s)
+        processes = [self.processes[rank] for rank in ranks]
+        return ray.remote(Relay).options(**options).remote(processes, gathered)
+
     def _gather(self, results: list[ray.ObjectRef], what: str, timeout_s: float) -> list[Any]:
-        log = self.spec.rank_info.log_path
-        paused = partial(reached_breakpoint, log and log.parent)
-        return gather(results, what, timeout_s, partial(log_tail, self.spec), paused)
+        return _gather_of(self.spec, results, what, timeout_s)
+
+
+def _gather_of(
+    spec: PoolSpec, results: list[ray.ObjectRef], what: str, timeout_s: float
+) -> list[Any]:
+    """Gather the results of processes of the pool: see `gather`."""
+    log = spec.rank_info.log_path
+    paused = partial(reached_breakpoint, log and log.parent)
+    return gather(results, what, timeout_s, partial(log_tail, spec), paused)
 
 
 def nodes_of(group: PlacementGroup) -> list[str]:

@@ -7,7 +7,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,9 @@ from rlctl.errors import MissingExtraError, ResourceError, Terminated
 from rlctl.recipes import schema
 from rlctl.runs.logs import format_tails
 from rlctl.runtime import OPENMP_WAIT, SPIN_COUNT
+from rlctl.runtime.cluster import fork_server
 from rlctl.runtime.cluster.access import on_loopback, protect_token, require_token
+from rlctl.runtime.cluster.daemons import fewer_daemons
 from rlctl.runtime.cluster.health import RayHealth
 from rlctl.runtime.cluster.session_folder import remove_stale, session_folder
 
@@ -34,6 +36,9 @@ _WORKER_ENV = {
 
 # Ray would start a worker for each slot before it knows the environment of the pools' processes.
 _NO_PRESTART = ("RAY_enable_worker_prestart", "RAY_prestart_worker_first_driver")
+
+# Packages of ray[default] that Ray's client, its dashboard and our check of tokens import.
+_CLUSTER_PACKAGES = ("grpc", "aiohttp_cors", "opencensus")
 
 _SHUTDOWN_S = 10.0  # a healthy Ray needs one or two
 
@@ -59,15 +64,16 @@ def ray_session(
     """
     import ray
 
-    options = _options(init, num_threads) | {"log_to_driver": log_to_driver}
+    address = init.address or os.environ.get("RAY_ADDRESS")
+    options = _options(init, num_threads, address) | {"log_to_driver": log_to_driver}
     folder: Path | None = None
     # Processes of trackers must survive Ray: they record the end of the run.
     others = set(psutil.Process().children(recursive=True))
-    address = init.address or os.environ.get("RAY_ADDRESS")
     with ExitStack() as stack:
         if address is None:
             folder = stack.enter_context(_local(options, init, num_cpus))
         else:
+            _require_cluster_packages(f"the Ray cluster at {address}")
             options["address"] = address
         ended = threading.Event()
         health = RayHealth(others, on_lost)
@@ -105,21 +111,35 @@ def _local(options: dict[str, Any], init: schema.RayInit, num_cpus: int) -> Iter
     protect_token()
     for name in _NO_PRESTART:
         os.environ.setdefault(name, "0")
-    with session_folder() as folder, on_loopback():
+    # Ray's debugger finds the waiting processes through the dashboard.
+    dashboard = init.include_dashboard or post_mortem()
+    if dashboard:
+        _require_cluster_packages("Ray's dashboard")
+    daemons = nullcontext() if dashboard else fewer_daemons(options["log_to_driver"])
+    with session_folder() as folder, on_loopback(), daemons:
         # Temporary files of workers, such as vLLM's sockets, are removed with the session.
         options["runtime_env"]["env_vars"].setdefault("TMPDIR", str(folder))
         options |= {
             "num_cpus": num_cpus,
             "num_gpus": init.num_gpus,
             "object_store_memory": init.object_store_memory,
-            # Ray's debugger finds the waiting processes through the dashboard.
-            "include_dashboard": init.include_dashboard or post_mortem(),
+            "include_dashboard": dashboard,
             "_temp_dir": str(folder),
         }
         yield folder
 
 
-def _options(init: schema.RayInit, num_threads: int) -> dict[str, Any]:
+def _require_cluster_packages(user: str) -> None:
+    """Raise MissingExtraError unless the packages are installed that clusters need, for `user`."""
+    missing = [name for name in _CLUSTER_PACKAGES if find_spec(name) is None]
+    if missing:
+        raise MissingExtraError(
+            f"{user} needs packages that are not installed: {', '.join(missing)}",
+            hint="pip install 'rlctl[cluster]'",
+        )
+
+
+def _options(init: schema.RayInit, num_threads: int, address: str | None) -> dict[str, Any]:
     """Return the arguments of `ray.init` for any cluster; set Ray's environment variables.
 
     Raises MissingExtraError if debugging is on without a debugger.
@@ -137,8 +157,10 @@ def _options(init: schema.RayInit, num_threads: int) -> dict[str, Any]:
     env |= {name: os.environ[name] for name in OPENMP_WAIT if name in os.environ}
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    # A given environment may hold packages, or variables that are read at import.
+    python = {} if init.runtime_env else fork_server.python(address)
     return {
-        "runtime_env": init.runtime_env | {"env_vars": env | debug_variables() | given},
+        "runtime_env": python | init.runtime_env | {"env_vars": env | debug_variables() | given},
         "logging_level": "ERROR",
     }
 

@@ -90,10 +90,10 @@ def _count(rows: Rows, tokenizer: PreTrainedTokenizerBase, kwargs: Mapping[str, 
         start, places, counts = pending.popleft()
         lengths[start + np.array(places, np.int64)] = counts.result()
 
-    reported, every = time.monotonic(), iter(rows)
+    reported, prompts = time.monotonic(), rows.prompts()
     with ThreadPoolExecutor(1, "tokenizer") as thread:
         for start in range(0, len(rows), BATCH_ROWS):
-            texts = [_render(tokenizer, row.prompt, kwargs) for row in islice(every, BATCH_ROWS)]
+            texts = [_render(tokenizer, each, kwargs) for each in islice(prompts, BATCH_ROWS)]
             places = [place for place, text in enumerate(texts) if text is not None]
             usable = [text for text in texts if text is not None]
             pending.append((start, places, thread.submit(_count_tokens, tokenizer, usable)))

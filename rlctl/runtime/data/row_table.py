@@ -10,16 +10,16 @@ import json
 import logging
 import mmap
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, NamedTuple, overload
+from typing import Any, NamedTuple, TypeVar, overload
 from weakref import WeakValueDictionary
 
 import numpy as np
 
 from rlctl.data_prep.agent_columns import episode_fields
-from rlctl.data_prep.rows import PromptRow, decode, existing_file, read_batches
+from rlctl.data_prep.rows import PromptRow, decode, decode_prompts, existing_file, read_batches
 from rlctl.files import replacing
 from rlctl.recipes import schema
 from rlctl.storage import cache_folder
@@ -30,6 +30,8 @@ LARGE_BYTES = 16 * 2**20  # of a data file: from here on it is cached, below it 
 _FORMAT = 1  # of cached files
 _KIND = "rlctl.kind"
 _END = b"\xff\xff\xff\xff\0\0\0\0"  # of a complete Arrow stream
+
+T = TypeVar("T")
 
 
 class Kind(NamedTuple):
@@ -56,6 +58,11 @@ class _Batch(NamedTuple):
         self.release()
         return rows
 
+    def prompts(self) -> list[list[dict[str, str]]]:
+        prompts = decode_prompts(self.columns, self.keys[0])
+        self.release()
+        return prompts
+
     def release(self) -> None:
         """Unmap the pages that were read; else the process would seem to hold the whole file."""
         if self.file is not None:
@@ -78,6 +85,9 @@ class _Decoded(NamedTuple):
 
     def rows(self) -> Sequence[PromptRow]:
         return self.objects
+
+    def prompts(self) -> list[list[dict[str, str]]]:
+        return [row.prompt for row in self.objects]
 
     def row(self, number: int) -> PromptRow:
         return self.objects[number]
@@ -129,8 +139,7 @@ class Rows(Sequence[PromptRow]):
     @classmethod
     def _of(cls, batches: Sequence[_Batch], digest: str | None = None) -> Rows:
         """Build rows from batches that have a column of kinds."""
-        numbers: dict[str, int] = {}
-        parts = []
+        numbers, parts = dict[str, int](), []
         for batch in batches:
             kinds = batch.columns.column(_KIND)
             own = [numbers.setdefault(kind, len(numbers)) for kind in kinds.dictionary.to_pylist()]
@@ -199,11 +208,18 @@ class Rows(Sequence[PromptRow]):
 
     def __iter__(self) -> Iterator[PromptRow]:
         """Yield the rows; only those of one batch are in memory."""
+        return self._decoded(lambda batch: batch.rows())
+
+    def prompts(self) -> Iterator[list[dict[str, str]]]:
+        """Yield the prompts of the rows; those of one batch are in memory, nothing else is read."""
+        return self._decoded(lambda batch: batch.prompts())
+
+    def _decoded(self, decode: Callable[[_Batch | _Decoded], Sequence[T]]) -> Iterator[T]:
         first = 0
         for batch, stop in zip(self._batches, self._stops, strict=True):
             last = int(np.searchsorted(self._index, stop))
             if last > first:
-                rows, start = batch.rows(), stop - batch.num_rows
+                rows, start = decode(batch), stop - batch.num_rows
                 yield from (rows[place - start] for place in self._index[first:last].tolist())
             first = last
 

@@ -10,12 +10,14 @@ each other:
           use_cache=False)
 
 `Packing` is a batch of complete sequences (training, scoring); the rollout engine `hf` has its own
-classes for prefill and decoding with a KV cache. No mask is built: transformers builds none for an
+classes for prefill and decoding with a KV cache. Layers may have sliding windows and sinks
+(`rlctl.runtime.model.kernels`). No mask of all tokens is built: transformers builds none for an
 attention implementation without a registered mask function.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Protocol
@@ -26,8 +28,19 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
 
 from rlctl.errors import ConfigError, InternalError, Problem, raise_problems
+from rlctl.runtime.model.kernels import (
+    FULL,
+    Reach,
+    TokenMap,
+    attend_dense,
+    attend_varlen,
+    causal_mask,
+    choose_kernel,
+)
+from rlctl.runtime.ops import to_device
 
 NAME = "rlctl"
+_SLIDING = "sliding_attention"  # transformers' type of layers with a window
 # Sequences share a rectangle if the longest exceeds the shortest by at most this factor, or by
 # this many tokens.
 _GROWTH, _SLACK = 1.35, 16
@@ -36,7 +49,15 @@ _GROWTH, _SLACK = 1.35, 16
 class TokenAttention(Protocol):
     """Attention among the T tokens of one packed row: H query heads, K KV heads, D head size."""
 
-    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+    def attend(
+        self,
+        layer: int,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        scale: float,
+        reach: Reach = FULL,
+    ) -> Tensor:
         """Return softmax(scale · q kᵀ) v: (T, H, D), (T, K, D), (T, K, D) -> (T, H, D)."""
         ...
 
@@ -70,17 +91,10 @@ class Packing:
         lengths = lengths.cpu()
         starts = lengths.cumsum(0) - lengths
         positions = torch.arange(int(lengths.sum())) - starts.repeat_interleave(lengths)
-        order = lengths.argsort(stable=True)
-        order = order[lengths[order] > 0]
-        ascending = lengths[order].tolist()
-        rectangles, tokens, slots, first = [], [], torch.empty_like(positions), 0
+        rectangles, tokens, slots = [], [], torch.empty_like(positions)
         num_slots = 0
-        while first < len(ascending):
-            shortest = ascending[first]
-            end = first + sum(
-                n <= max(shortest * _GROWTH, shortest + _SLACK) for n in ascending[first:]
-            )
-            rows, width = order[first:end], ascending[end - 1]
+        for rows in similar(lengths):
+            width = int(lengths[rows[-1]])
             column = torch.arange(width)
             last = lengths[rows, None] - 1
             token = starts[rows, None] + torch.minimum(column, last)  # (rows, width)
@@ -88,31 +102,57 @@ class Packing:
             slots[token[real]] = num_slots + real.flatten().nonzero().squeeze(1)
             tokens.append(token.flatten())
             rectangles.append(_Rectangle(len(rows), width))
-            first, num_slots = end, num_slots + len(rows) * width
+            num_slots += len(rows) * width
         token_of_slot = torch.cat(tokens) if tokens else torch.empty(0, dtype=torch.int64)
         return cls(
             lengths,
-            positions.to(device),
+            to_device(positions, device),
             tuple(rectangles),
-            token_of_slot.to(device),
-            slots.to(device),
+            to_device(token_of_slot, device),
+            to_device(slots, device),
         )
+
+    @cached_property
+    def token_map(self) -> TokenMap:
+        """Sequence of each token, for FlexAttention."""
+        numbers = torch.arange(len(self.lengths)).repeat_interleave(self.lengths)
+        sequence = to_device(numbers, self.position_ids.device)
+        return TokenMap(sequence, torch.full_like(sequence, -1), self.position_ids)
 
     @cached_property
     def boundaries(self) -> Tensor:
         """Starts of the sequences (B,), then the end of the last, int32: for flash attention."""
-        return F.pad(self.lengths.cumsum(0), (1, 0)).to(self.position_ids.device, torch.int32)
+        ends = F.pad(self.lengths.cumsum(0), (1, 0)).to(torch.int32)
+        return to_device(ends, self.position_ids.device)
 
     @cached_property
     def longest(self) -> int:
         """Length of the longest sequence."""
         return int(self.lengths.max())
 
-    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+    def attend(
+        self,
+        layer: int,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        scale: float,
+        reach: Reach = FULL,
+    ) -> Tensor:
         """Attend within sequences: (T, H, D), (T, K, D), (T, K, D) -> (T, H, D), for any layer."""
         del layer
-        if _has_varlen_kernel(query):
-            return self._attend_varlen(query, key, value, scale)
+        kernel = choose_kernel(query, reach)
+        if kernel == "varlen":
+            ends, longest = (self.boundaries, self.boundaries), (self.longest, self.longest)
+            return attend_varlen(query, key, value, scale, ends, longest, reach.window)
+        if kernel == "flex":
+            return self.token_map.attend(query, key, value, scale, reach)
+        return self.attend_rectangles(query, key, value, scale, reach)
+
+    def attend_rectangles(
+        self, query: Tensor, key: Tensor, value: Tensor, scale: float, reach: Reach = FULL
+    ) -> Tensor:
+        """Attend by `attend_dense`: (T, H, D), (T, K, D), (T, K, D) -> (T, H, D)."""
         query, key, value = (x.index_select(0, self.token_of_slot) for x in (query, key, value))
         sizes = [rectangle.rows * rectangle.width for rectangle in self.rectangles]
         parts = []
@@ -122,39 +162,30 @@ class Packing:
             shape = (rectangle.rows, rectangle.width)
             # (rows, heads, width, D)
             q, k, v = (x.unflatten(0, shape).transpose(1, 2) for x in qkv)
-            part = F.scaled_dot_product_attention(
-                q, k, v, is_causal=True, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
-            )
+            visible = None
+            if reach.window is not None and reach.window < rectangle.width:
+                visible = causal_mask(rectangle.width, rectangle.width, reach.window, q.device)[
+                    None, None
+                ]
+            part = attend_dense(q, k, v, scale, visible, reach.sinks)
             parts.append(part.transpose(1, 2).flatten(0, 1))
         return torch.cat(parts).index_select(0, self.slot_of_token)
 
-    def _attend_varlen(self, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
-        """Run flash attention: (T, H, D), (T, K, D), (T, K, D) -> (T, H, D), half precision."""
-        from torch.nn.attention.varlen import varlen_attn
 
-        out = varlen_attn(
-            *(query, key, value),
-            *(self.boundaries, self.boundaries, self.longest, self.longest),
-            scale=scale,
-            window_size=(-1, 0),
-            enable_gqa=query.shape[1] != key.shape[1],
-        )
-        assert isinstance(out, Tensor)  # a pair only if auxiliary outputs are requested
-        return out
+def similar(lengths: Tensor) -> list[Tensor]:
+    """Split sequences of `lengths` (B,), without empty ones, into sets of similar length.
 
-
-def _has_varlen_kernel(query: Tensor) -> bool:
-    """Return True if flash attention supports `query` (T, H, D): see torch.nn.attention.varlen.
-
-    It requires bfloat16 or float16, D ≤ 256, and an Ampere or later GPU.
+    Returns index tensors (N,) int64, shortest sequences first.
     """
-    if (
-        not query.is_cuda
-        or query.dtype not in (torch.bfloat16, torch.float16)
-        or query.shape[-1] > 256
-    ):
-        return False
-    return torch.cuda.get_device_capability(query.device) >= (8, 0)
+    order = lengths.argsort(stable=True)
+    order = order[lengths[order] > 0]
+    ascending, sets, first = lengths[order].tolist(), [], 0
+    while first < len(ascending):
+        limit = max(ascending[first] * _GROWTH, ascending[first] + _SLACK)
+        end = bisect_right(ascending, limit, first)
+        sets.append(order[first:end])
+        first = end
+    return sets
 
 
 def _attention(
@@ -165,6 +196,8 @@ def _attention(
     attention_mask: Tensor | None,
     scaling: float | None = None,
     packing: TokenAttention | None = None,
+    sliding_window: int | None = None,
+    s_aux: Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """Compute attention for a layer of transformers: (1, H, T, D) -> (1, T, H, D)."""
@@ -179,11 +212,7 @@ def _attention(
             f"{query.shape[0]} rows",
             hint="pass one row, packing=Packing.from_lengths(lengths, device) and use_cache=False",
         )
-    unknown = [
-        name
-        for name in ("sliding_window", "softcap", "s_aux", "position_bias")
-        if kwargs.get(name) is not None
-    ]
+    unknown = [name for name in ("softcap", "position_bias") if kwargs.get(name) is not None]
     if unknown or kwargs.get("dropout"):
         raise ConfigError(
             f"the model's attention uses {unknown or 'dropout'}, which attention {NAME!r} does not "
@@ -192,39 +221,51 @@ def _attention(
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     layer = module.layer_idx
     assert isinstance(layer, int)
-    q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))  # (T, heads, D)
-    return packing.attend(layer, q, k, v, scale)[None], None
+    config = getattr(module, "config", None)
+    expected = None if config is None else layer_window(config, layer)
+    if sliding_window != expected:
+        raise ConfigError(
+            f"layer {layer} attends to a window of {sliding_window} tokens, and config.json says "
+            f"{expected}",
+            hint="set layer_types and sliding_window in config.json to those of the model",
+        )
+    q, k, v = (x.squeeze(0).transpose(0, 1) for x in (query, key, value))  # (T, heads, D) views
+    return packing.attend(layer, q, k, v, scale, Reach(sliding_window, s_aux))[None], None
+
+
+def layer_window(config: Any, layer: int) -> int | None:
+    """Return the sliding window of a layer in tokens; None for the entire context."""
+    types = getattr(config, "layer_types", None)
+    if types is not None and types[layer] != _SLIDING:
+        return None
+    return getattr(config, "sliding_window", None)
 
 
 AttentionInterface.register(NAME, _attention)
+
+
+def leave_out_of_graphs() -> None:
+    """Make compiled layers call the attention as it is."""
+    AttentionInterface.register(NAME, torch.compiler.disable(_attention))
 
 
 def use_rlctl_attention(model: PreTrainedModel) -> None:
     """Switch `model` to this module's attention, in place. Weights are unchanged; idempotent.
 
     Raises:
-        ConfigError: the model does not use plain causal attention over the entire context, or not
-            transformers' attention interface.
+        ConfigError: the model does not use causal attention over the context or a window of it, or
+            not transformers' attention interface.
     """
     config = model.config.get_text_config(decoder=True)
     where = f"the config of {type(model).__name__}"
     problems = []
-    layer_types = getattr(config, "layer_types", None)
-    unsupported = set(layer_types or ()) - {"full_attention"}
+    unsupported = set(getattr(config, "layer_types", None) or ()) - {"full_attention", _SLIDING}
     if unsupported:
         problems.append(
             Problem(
-                f"layers of type {sorted(unsupported)}; only full_attention is supported", where
-            )
-        )
-    elif layer_types is None and getattr(config, "sliding_window", None) is not None:
-        problems.append(
-            Problem(
-                f"sliding_window is {config.sliding_window}; only attention over the entire "
-                "context is supported",
+                f"layers of type {sorted(unsupported)}; only full_attention and {_SLIDING} are "
+                "supported",
                 where,
-                "if your sequences are shorter than the window, set sliding_window to null in "
-                "config.json",
             )
         )
     if getattr(config, "attention_dropout", 0.0):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -24,9 +24,12 @@ from rlctl.runtime.ops import log_probs_and_entropy, log_probs_of, sum_of_square
 MAX_LOGITS = 2**28
 
 
-@dataclass(frozen=True, eq=False)
-class PolicyOutputs:
-    """Outputs for T response tokens; None if not requested."""
+class PolicyOutputs(NamedTuple):
+    """Outputs for T response tokens; None if not requested.
+
+    A tuple, because FSDP of torch before 2.13 finds no tensors in a dataclass, and then does not
+    gather the weights of the outermost module for the backward pass.
+    """
 
     log_probs: Tensor  # (T,)
     entropy: Tensor | None  # (T,), nats
@@ -49,7 +52,7 @@ def run_backbone(backbone: nn.Module, sequences: Sequences) -> BaseModelOutput:
 def predicting(output: BaseModelOutput, sequences: Sequences) -> Tensor:
     """Return the last hidden states at predicting positions: (T_response, H)."""
     assert output.last_hidden_state is not None, "every model without head returns them"
-    return output.last_hidden_state[0][sequences.predictors]
+    return output.last_hidden_state.squeeze(0).index_select(0, sequences.predictors)
 
 
 def _with_hidden_states(output: BaseModelOutput, hidden: Tensor | None) -> BaseModelOutput:
@@ -133,7 +136,7 @@ class PolicyModel(nn.Module):
         """
         given = _with_hidden_states(output, hidden[None])
         with _returning(self.hf.get_decoder(), given):
-            return self.hf(input_ids=ids[None], use_cache=False).logits[0]
+            return self.hf(input_ids=ids[None], use_cache=False).logits.squeeze(0)
 
 
 class ValueModel(nn.Module):

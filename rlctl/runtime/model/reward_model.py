@@ -44,6 +44,5 @@ class RewardModel(nn.Module):
         """Return one score per row: (B,) float32."""
         output = run_backbone(self.hf.base_model, sequences)
         assert output.last_hidden_state is not None, "every model without head returns them"
-        last = sequences.packing.lengths.cumsum(0) - 1
-        hidden = output.last_hidden_state[0][last.to(output.last_hidden_state.device)]
+        hidden = output.last_hidden_state[0][sequences.last]
         return self.hf.get_submodule(HEAD)(hidden)[:, 0].float()

@@ -9,6 +9,8 @@ from torch import Tensor
 
 from rlctl.runtime.batch import Ragged
 from rlctl.runtime.model.attention import Packing
+from rlctl.runtime.model.shared_prompts import SharedPrompts
+from rlctl.runtime.ops import first_rows, to_device
 
 
 @dataclass(frozen=True, eq=False)
@@ -16,30 +18,84 @@ class Sequences:
     """B packed sequences; the output at `predictors[i]` predicts response token `targets[i]`."""
 
     ids: Tensor  # (T,) int64
-    packing: Packing
+    packing: Packing | SharedPrompts
     predictors: Tensor  # (T_response,) int64
     targets: Tensor  # (T_response,) int64
+    last: Tensor  # (B,) int64: the last token of each row
     candidates: Tensor | None = None  # (T_response, K) int64: further tokens to score
 
     @classmethod
     def from_ragged(
-        cls, prompt_ids: Ragged, response_ids: Ragged, candidates: Ragged | None = None
+        cls,
+        prompt_ids: Ragged,
+        response_ids: Ragged,
+        candidates: Ragged | None = None,
+        prompt_of_row: Tensor | None = None,
     ) -> Sequences:
         """Pack prompts and responses of B rows, with `candidates` (T, K) for response tokens.
 
-        Prompts must not be empty: the last prompt token predicts the first response token.
+        Prompts must not be empty: the last prompt token predicts the first response token. Rows
+        with the same number in `prompt_of_row` (B,), on the CPU, have the same prompt; its tokens
+        are computed once.
         """
+        others = candidates.values if candidates is not None else None
+        if prompt_of_row is not None:
+            numbers, of_row = prompt_of_row.unique(return_inverse=True)
+            if len(numbers) < len(of_row):
+                return cls._sharing(prompt_ids, response_ids, others, of_row)
         packed = concat_ragged(prompt_ids, response_ids)
         # A response token of row b follows the prompts of rows 0..b and all earlier responses.
-        position = torch.arange(len(response_ids.values), device=packed.values.device)
-        predictors = position + prompt_ids.lengths.cumsum(0)[response_ids.row_of_token] - 1
+        device, lengths = packed.values.device, response_ids.lengths
+        position = torch.arange(len(response_ids.values))
+        predictors = position + prompt_ids.lengths.cumsum(0).repeat_interleave(lengths) - 1
         return cls(
             packed.values,
-            Packing.from_lengths(packed.lengths, packed.values.device),
-            predictors,
+            Packing.from_lengths(packed.lengths, device),
+            to_device(predictors, device),
             response_ids.values,
-            candidates.values if candidates is not None else None,
+            to_device(packed.lengths.cumsum(0) - 1, device),
+            others,
         )
+
+    @classmethod
+    def _sharing(
+        cls,
+        prompt_ids: Ragged,
+        response_ids: Ragged,
+        candidates: Tensor | None,
+        prompt_of_row: Tensor,
+    ) -> Sequences:
+        """Pack P prompts, then B responses; `prompt_of_row` (B,) is from 0 to P − 1."""
+        device, lengths = response_ids.values.device, response_ids.lengths
+        rows = first_rows(prompt_of_row).nonzero().squeeze(1)
+        rows = rows[prompt_of_row[rows].argsort()]
+        prompts = prompt_ids.select(rows)
+        ends = prompts.lengths.cumsum(0) - 1
+        starts = len(prompts.values) + response_ids.offsets[:-1]
+        before = ends[prompt_of_row]  # token before the response of each row
+        row = torch.arange(len(lengths)).repeat_interleave(lengths)
+        position = torch.arange(len(row))
+        predictors = torch.where(
+            position == response_ids.offsets[:-1][row],
+            before[row],
+            len(prompts.values) + position - 1,
+        )
+        return cls(
+            torch.cat([prompts.values, response_ids.values]),
+            SharedPrompts.from_lengths(prompts.lengths, lengths, prompt_of_row, device),
+            to_device(predictors, device),
+            response_ids.values,
+            to_device(torch.where(lengths > 0, starts + lengths - 1, before), device),
+            candidates,
+        )
+
+
+def prompt_numbers(prompt_ids: Ragged) -> Tensor:
+    """Number B prompts on the CPU: (B,) int64 from 0, equal for equal tokens."""
+    numbers: dict[bytes, int] = {}
+    return torch.tensor(
+        [numbers.setdefault(row.numpy().tobytes(), len(numbers)) for row in prompt_ids.rows()]
+    )
 
 
 def concat_ragged(first: Ragged, second: Ragged) -> Ragged:

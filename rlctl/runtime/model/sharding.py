@@ -6,10 +6,13 @@ only copy every block before each use.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed import HashStore  # pyright: ignore[reportPrivateImportUsage]
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import (
     CPUOffloadPolicy,
@@ -46,19 +49,22 @@ def shard(
         "reshard_after_forward": fsdp.reshard_after_forward,
         "offload_policy": CPUOffloadPolicy() if fsdp.param_offload else OffloadPolicy(),
     }
-    blocks = [
-        module
-        for module in hf.modules()
-        if type(module).__name__ in set(hf._no_split_modules or ())
-    ]
-    for block in [*blocks, model]:
+    for block in [*decoder_layers(hf), model]:
         sharded = fully_shard(block, **options)
         sharded.set_gradient_divide_factor(1.0)
         sharded.set_force_sum_reduction_for_comms(True)
 
 
+def decoder_layers(hf: PreTrainedModel) -> list[nn.Module]:
+    """Return the decoder layers of a model."""
+    names = set(hf._no_split_modules or ())
+    return [module for module in hf.modules() if type(module).__name__ in names]
+
+
 def _mesh(rank_info: RankInfo, fsdp_size: int) -> DeviceMesh:
     """Return a mesh (shard,) over all ranks, or (replicate, shard) for a smaller `fsdp_size`."""
+    if not dist.is_initialized():  # one rank on a CPU joins no process group
+        dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
     if fsdp_size in (-1, rank_info.world_size):
         return init_device_mesh(
             rank_info.device, (rank_info.world_size,), mesh_dim_names=("shard",)
@@ -105,6 +111,32 @@ def full_tensor(parameter: Tensor) -> Tensor:
     """Return a parameter in its full shape (N, ...), detached. Collective."""
     value = parameter.detach()
     return value.full_tensor() if isinstance(value, DTensor) else value
+
+
+def shard_of(model: nn.Module, rank: int) -> tuple[int, int] | None:
+    """Return which part of each sharded parameter this rank has, and the number of parts.
+
+    None for a rank whose parts others have, too: a replica, or `rank` > 0 of an unsharded model.
+    """
+    for parameter in model.parameters():
+        if isinstance(parameter, DTensor):
+            mesh = parameter.device_mesh
+            replica = mesh.ndim > 1 and mesh.get_local_rank("replicate") > 0
+            return None if replica else (mesh.get_local_rank("shard"), mesh.size(mesh.ndim - 1))
+    return None if rank else (0, 1)
+
+
+def local_rows(model: nn.Module, part: int) -> Iterator[tuple[str, Tensor, int]]:
+    """Yield the name of each parameter, its rows (M, ...) of `part`, and its number of elements.
+
+    Part 0 has all rows of a parameter that is not sharded.
+    """
+    for name, parameter in model.named_parameters():
+        value = parameter.detach()
+        if isinstance(value, DTensor):
+            yield name, value.to_local(), value.numel()
+        else:
+            yield name, value if part == 0 else value.new_empty(0), value.numel()
 
 
 def trained_state(model: nn.Module) -> dict[str, Any]:

@@ -41,11 +41,13 @@ class Devices:
         found = torch.cuda.device_count() if kind == "cuda" else 1
         per_node = trainer.n_gpus_per_node or found
         if kind == "cuda" and (per_node == 0 or (trainer.nnodes == 1 and per_node > found)):
+            works = f"trainer.n_gpus_per_node={found}" if found else "trainer.device=cpu"
             raise ResourceError(
                 f"trainer.device={trainer.device} and "
                 f"trainer.n_gpus_per_node={trainer.n_gpus_per_node}, "
                 f"but this machine has {found} GPUs",
-                hint=f"trainer.n_gpus_per_node={found}" if found else "trainer.device=cpu",
+                hint=works,
+                fix=(works.partition("=")[0], works),
             )
         return cls(kind, trainer.nnodes, per_node)
 

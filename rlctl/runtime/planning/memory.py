@@ -59,7 +59,8 @@ class ModelSize:
             **with_labels(model.override_config, kind),
         )
         built, text = build_on_meta(config, model, kind), config.get_text_config()
-        add_adapters(built.base_model if kind == "new_classifier" else built, model, 0)
+        with torch.device("meta"):
+            add_adapters(built.base_model if kind == "new_classifier" else built, model, 0)
         names = set(built._no_split_modules or ())
         blocks = [_count(module) for module in built.modules() if type(module).__name__ in names]
         head = text.hidden_size + 1 if kind == "backbone" else 0

@@ -104,8 +104,7 @@ def make_plan(
     root = Path(trainer.run_dir)
     errors.run(raise_problems, missing_secrets(recipe.config))
     _check_surroundings(recipe.config, run, errors)
-    data_root = data_root or root
-    config = quickstart.resolve(recipe.config, data_root)
+    config = quickstart.resolve(recipe.config, data_root or root)
     config = errors.run(with_runs, config) or config
     devices = errors.run(Devices.from_config, trainer)
     if inline and devices is not None and devices.total > 1:
@@ -113,10 +112,11 @@ def make_plan(
             UsageError(
                 f"--inline runs one process, but the configuration asks for {devices.total}",
                 hint="trainer.n_gpus_per_node=1",
+                fix=("trainer.n_gpus_per_node", "trainer.n_gpus_per_node=1"),
             )
         )
     if devices is not None:
-        errors.run(preflight.check_engine, config, devices)
+        errors.run(preflight.check_software, config, devices)
     algorithm, memory = errors.run(load_algorithm, config, 1), None
     if algorithm is not None:
         errors.run(preflight.check_adapters, config, algorithm.needs)
@@ -128,15 +128,15 @@ def make_plan(
         errors.run(check_models, config, algorithm)
     if errors.run(preflight.check_disk, config, root) is None:
         errors.raise_all()  # before the quickstart's data is written to a full disk
-    quickstart.write_data(config, data_root)
+    quickstart.write_data(config, data_root or root)
     tokenizer, loader, validator = _read_data(config, algorithm, errors)
     errors.raise_all()
     assert devices is not None, "otherwise there is an error"
     assert memory is not None, "otherwise there is an error"
     assert tokenizer is not None, "otherwise there is an error"
     assert loader is not None, "otherwise there is an error"
-    num_steps = trainer.total_training_steps or trainer.total_epochs * loader.steps_per_epoch
     assert algorithm is not None, "otherwise there is an error"
+    num_steps = trainer.total_training_steps or trainer.total_epochs * loader.steps_per_epoch
     check_profile(trainer.profile, pool_sizes(config, devices, algorithm.needs), num_steps)
     return Plan(
         recipe=recipe,
@@ -207,8 +207,7 @@ def _read_data(
 ) -> tuple[PreTrainedTokenizerBase | None, PromptLoader | None, Validator | PairValidator | None]:
     """Load the tokenizer, training prompts and validation prompts, and try the reward functions.
 
-    Without a tokenizer it still reads the files. Training rows are scored if the algorithm
-    samples responses to them, or cannot be loaded.
+    Reads the files also without a tokenizer. Training rows are scored if responses are sampled.
     """
     samples = algorithm is None or _samples_responses(algorithm)
     if algorithm is not None and Needs.REWARD_LEARNER in algorithm.needs:
@@ -275,13 +274,14 @@ def _first_rows(file: str, data: schema.Data, split: str) -> list[PromptRow]:
 def _load_train(
     config: schema.Config, tokenizer: PreTrainedTokenizerBase, samples: bool
 ) -> PromptLoader:
-    data = config.data
+    data, key = config.data, "data.train_batch_size"
     prompts = PromptSet.load_train(data, tokenizer)
     if len(prompts) < data.train_batch_size:
+        mini = config.actor_rollout_ref.actor.ppo_mini_batch_size
         raise ConfigError(
-            f"{len(prompts)} training prompts do not fill one batch of "
-            f"data.train_batch_size={data.train_batch_size}",
-            hint=f"data.train_batch_size={len(prompts)} or less",
+            f"{len(prompts)} training prompts do not fill one batch: {key}={data.train_batch_size}",
+            hint=f"{key}={len(prompts)} or less",
+            fix=(key, f"{key}={len(prompts) // mini * mini or len(prompts)}"),
         )
     loader = PromptLoader.from_config(prompts, data)
     if loader.stateful is not None and not samples:

@@ -16,6 +16,7 @@ from rlctl.plugins import load, parse_params
 from rlctl.recipes import schema
 from rlctl.recipes.roles import ACTOR, ROLES, ROLLOUT, Role, needed_roles, trained_role
 from rlctl.runtime.algorithms.base import Needs, rows_per_prompt
+from rlctl.runtime.model.compiled import check_compiler
 from rlctl.runtime.model.lora import check_peft
 from rlctl.runtime.planning.async_checks import check_async
 from rlctl.runtime.planning.devices import Devices
@@ -42,6 +43,7 @@ def check_batches(config: schema.Config, ranks: Mapping[str, int], needs: Needs)
                     f"{key}={size} does not divide data.train_batch_size={batch}",
                     hint=f"nearest that do: {key}={_near(size, _divisors(batch))}"
                     f", or data.train_batch_size={_near_multiple(batch, size)}",
+                    fix=_fix(key, _near(size, _divisors(batch))),
                 )
             )
         if size * n % num_ranks:
@@ -51,6 +53,7 @@ def check_batches(config: schema.Config, ranks: Mapping[str, int], needs: Needs)
                     f"{key}={size} × {n} responses = {size * n} rows cannot be split evenly over "
                     f"the {num_ranks} ranks of the pool {pool}",
                     hint=f"nearest that can: {key}={_near(size, fitting)}",
+                    fix=_fix(key, _near(size, fitting)),
                 )
             )
     pool = trained_role(config, needs).pool(placement) or ""
@@ -61,6 +64,7 @@ def check_batches(config: schema.Config, ranks: Mapping[str, int], needs: Needs)
                 Problem(
                     f"{key}={size} does not divide the {num_ranks} ranks of the pool {pool}",
                     hint=f"nearest that do: {key}={_near(size, _divisors(num_ranks))}",
+                    fix=_fix(key, _near(size, _divisors(num_ranks))),
                 )
             )
     return problems
@@ -74,12 +78,13 @@ def _tensor_parallel(config: schema.Config) -> dict[str, int]:
 def is_missing(model_path: str) -> bool:
     """Return whether the path can only be a folder, and the folder does not exist."""
     path = Path(local(model_path)).expanduser()
-    return not path.exists() and (path.is_absolute() or len(path.parts) != 2)
+    is_path = path.is_absolute() or model_path.startswith(("./", "../")) or len(path.parts) != 2
+    return not path.exists() and is_path
 
 
 def read_model_config(model: schema.Model, key: str) -> PretrainedConfig:
     """Return the model's config.json; raise `ConfigError`, at `key`, where it cannot be read."""
-    if is_missing(model.path) and len(Path(model.path).parts) > 1:  # the hub has short names, too
+    if is_missing(model.path) and "/" in model.path:  # the hub has short names, too
         raise ConfigError(
             f"there is no model folder {model.path!r}",
             where=key,
@@ -119,18 +124,17 @@ def check_model(config: schema.Config, role: Role = ACTOR) -> list[Problem]:
     heads = getattr(text, "num_attention_heads", None)
     for key, size in _tensor_parallel(config).items():
         if heads and heads % size:
-            hint = f"nearest that do: {key}={_near(size, _divisors(heads))}"
-            problems.append(
-                Problem(
-                    f"{key}={size} does not divide the model's {heads} attention heads", hint=hint
-                )
-            )
+            near = _near(size, _divisors(heads))
+            message = f"{key}={size} does not divide the model's {heads} attention heads"
+            hint = f"nearest that do: {key}={near}"
+            problems.append(Problem(message, hint=hint, fix=_fix(key, near)))
     rank, width = model.lora_rank, getattr(text, "hidden_size", None)
     if width and rank > width:
         problems.append(
             Problem(
                 f"{role.model_key}.lora_rank={rank} is above the model's hidden size, {width}",
                 hint="8 to 128 are usual ranks; 0 trains all weights",
+                fix=_fix(f"{role.model_key}.lora_rank", str(min(width, 64))),
             )
         )
     context = getattr(text, "max_position_embeddings", None)
@@ -144,16 +148,19 @@ def check_model(config: schema.Config, role: Role = ACTOR) -> list[Problem]:
                 hint=f"data.max_response_length={max(1, context - data.max_prompt_length)}, "
                 "shorter prompts, or "
                 f"+{role.model_key}.override_config.max_position_embeddings={longest}",
+                fix=_fix("data.max_response_length", str(max(1, context - data.max_prompt_length))),
             )
         )
     return problems
 
 
-def check_engine(config: schema.Config, devices: Devices) -> None:
+def check_software(config: schema.Config, devices: Devices) -> None:
     """Check that the rollout engine is installed and supports the configuration.
 
-    Raises `ConfigError` or `MissingExtraError`.
+    Layers are compiled only where a compiler is. Raises `ConfigError` or `MissingExtraError`.
     """
+    if config.actor_rollout_ref.actor.use_torch_compile:
+        check_compiler(devices.kind)
     rollout, placement = config.actor_rollout_ref.rollout, config.trainer.placement
     num_ranks = placement.pools.get(placement.actor, devices.per_node) * devices.num_nodes
     if placement.rollout not in (None, placement.actor):
@@ -280,6 +287,12 @@ def _divisors(number: int) -> list[int]:
 def _near(size: int, choices: list[int]) -> str:
     below, above = [k for k in choices if k < size], [k for k in choices if k > size]
     return " or ".join(str(k) for k in (*below[-1:], *above[:1]))
+
+
+def _fix(key: str, values: str) -> tuple[str, str] | None:
+    """Return the change of `key` to the first of the `values`, joined by `or`."""
+    first = values.partition(" or ")[0]
+    return (key, f"{key}={first}") if first else None
 
 
 def _near_multiple(number: int, size: int) -> str:

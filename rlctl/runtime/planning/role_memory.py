@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from rlctl.errors import Problem
@@ -63,27 +63,33 @@ def plan_memory(
     ranks: Mapping[str, int],
     needs: Needs,
     references: Mapping[str, schema.Model] | None = None,
+    size_of: Callable[[schema.Model, Role], ModelSize] | None = None,
 ) -> MemoryPlan:
     """Estimate the memory of every role on one device.
 
     `ranks` maps pools to processes. `references` are the models, by name, between which the
-    algorithm chooses. Raises `ConfigError` for a model whose config.json cannot be read or built.
+    algorithm chooses; `size_of` replaces `read_size`, for which see the errors.
     """
     roles: list[PlannedRole] = []
     warnings: list[str] = []
     for role, name, model in _models(config, needs, references or {}):
         pool = role.pool(config.trainer.placement)
         assert pool is not None, f"the role {role.name} is built, so it has a pool"
-        read_model_config(model, f"{role.model_key}.path")
         storage = _storage(role, config, devices.kind, ranks[pool])
         memory: RoleMemory | None = None
         try:
-            size = ModelSize.from_config(model, role.kind)
+            size = (size_of or read_size)(model, role)
             memory = role_memory(name, size, storage, _work(role, config, ranks[pool], needs))
         except UnknownSizeError as error:
             warnings.append(error.problems[0].message)
         roles.append(PlannedRole(role, pool, storage, memory))
     return MemoryPlan(roles, list(dict.fromkeys(warnings)))
+
+
+def read_size(model: schema.Model, role: Role) -> ModelSize:
+    """Return the size of the model of `role`. Raises `ConfigError` without a usable config.json."""
+    read_model_config(model, f"{role.model_key}.path")
+    return ModelSize.from_config(model, role.kind)
 
 
 def _models(

@@ -225,10 +225,14 @@ def to_requests(prompt_ids: Ragged, sampling: SamplingParams, context_length: in
     ]
 
 
-def to_responses(requests: Sequence[Request], completions: Iterable[Completion]) -> Responses:
+def in_order(requests: Sequence[Request], completions: Iterable[Completion]) -> list[Completion]:
     """Order the completions of `requests`: request by request, and by their index."""
     by_row = {(each.key, each.index): each for each in completions}
-    rows = [by_row[each.key, i] for each in requests for i in range(len(each.seeds))]
+    return [by_row[each.key, i] for each in requests for i in range(len(each.seeds))]
+
+
+def to_responses(rows: Sequence[Completion]) -> Responses:
+    """Return the tokens of `rows`, in their order."""
     return Responses(
         Ragged.from_rows([row.response_ids for row in rows], torch.int64),
         Ragged.from_rows([row.log_probs for row in rows], torch.float32),
@@ -248,7 +252,7 @@ def generate_by_requests(
     completions: list[Completion] = []
     while engine.num_open:
         completions += engine.step()
-    return to_responses(requests, completions)
+    return to_responses(in_order(requests, completions))
 
 
 def response_limits(

@@ -3,7 +3,7 @@
 If the policy is unsharded in this process, no copy is made: responses always come from the current
 policy. Prompts are prefilled once for their n responses, only unfinished responses are computed,
 and the LM head runs on last positions only. Requests join and leave between decoding steps
-(continuous batching, Yu et al., OSDI 2022).
+(continuous batching, Yu et al., OSDI 2022), which are CUDA graphs on a GPU.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from rlctl.runtime.rollout.engine import (
     generate_by_requests,
     log_oom_retry,
 )
+from rlctl.runtime.rollout.graphs import Capturer, CudaGraphs, StaticDecoder
 from rlctl.runtime.rollout.parked import ParkedCaches
 from rlctl.runtime.rollout.requests import Completion, Request
 from rlctl.runtime.rollout.running import Finished, Part, Row, RunningRows
@@ -41,23 +42,26 @@ class HFEngine:
     be unsharded for the duration of `generate`.
 
     Args:
-        model: causal language model with transformers' attention interface and plain causal
-            attention.
+        model: causal language model with transformers' attention interface.
         max_num_seqs: limit of concurrent responses, None for no limit. More responses join as
             others finish. After an out-of-memory error it is halved and running ones restart.
         max_length: limit of prompt plus response, None for the model's context length.
         owned: the model is the engine's own copy, which `load_weights` fills.
         max_parked_gigabytes: limit of the KV caches that are kept between the turns of episodes.
+        capturer: recorder of decoding steps, which then have fixed shapes; None for exact shapes.
+        keeps_cache: keep the recorded steps and the memory of the KV cache when asleep.
         on_oom: called when the batch size is reduced.
     """
 
     @staticmethod
     def unused_keys(config: schema.Config) -> dict[str, str]:
         """Return the config keys that this engine does not use, with reasons."""
-        del config
-        keys = ("gpu_memory_utilization", "max_num_batched_tokens", "enforce_eager")
         reason = "it decodes with the actor's own model"
-        return {f"actor_rollout_ref.rollout.{key}": reason for key in (*keys, "free_cache_engine")}
+        unused = dict.fromkeys(("gpu_memory_utilization", "max_num_batched_tokens"), reason)
+        if config.trainer.device == "cpu":
+            of_graphs = ("enforce_eager", "free_cache_engine")
+            unused |= dict.fromkeys(of_graphs, "there are no CUDA graphs on a CPU")
+        return {f"actor_rollout_ref.rollout.{key}": reason for key, reason in unused.items()}
 
     def __init__(
         self,
@@ -67,6 +71,8 @@ class HFEngine:
         *,
         owned: bool = False,
         max_parked_gigabytes: float = 1.0,
+        capturer: Capturer | None = None,
+        keeps_cache: bool = False,
         on_oom: Callable[[OomRetry], None] = log_oom_retry,
     ) -> None:
         use_rlctl_attention(model)
@@ -79,7 +85,9 @@ class HFEngine:
         self.max_length = context_length if max_length is None else min(max_length, context_length)
         self.owned = owned
         self._waiting: list[Part] = []
-        self._running = RunningRows(model)
+        self.static = StaticDecoder(model, capturer) if capturer is not None else None
+        self._keeps_cache = keeps_cache
+        self._running = RunningRows(model, self.static)
         self._parked = ParkedCaches(int(max_parked_gigabytes * 2**30))
         self._training: list[nn.Module] | None = None  # modules to set back to training mode
 
@@ -120,11 +128,14 @@ class HFEngine:
         if model is None:
             model = load_model(spec.model, "policy", spec.dtype, spec.seed)
             nn.Module.to(model, spec.rank_info.device).requires_grad_(False)
+        capturer = _capturer(spec)
         return cls(
             model,
             spec.rollout.max_num_seqs,
             spec.max_length,
             owned=policy is None,
+            capturer=capturer,
+            keeps_cache=capturer is not None and not spec.rollout.free_cache_engine,
             on_oom=spec.on_oom,
         )
 
@@ -135,7 +146,7 @@ class HFEngine:
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         """Copy the weights (N, ...) into an owned model, and drop kept caches.
 
-        Open responses continue with the keys and values that they have.
+        Open responses keep their keys and values. CUDA graphs read the same tensors.
         """
         self._parked.clear()
         if self.owned:
@@ -144,8 +155,10 @@ class HFEngine:
                 own[name].data.copy_(value)
 
     def sleep(self) -> bool:
-        """Drop kept caches; no other memory except the model is held between calls."""
+        """Drop kept caches, and unless `keeps_cache`, CUDA graphs and the memory of the cache."""
         self._parked.clear()
+        if not self._keeps_cache and not self.num_open:
+            self._forget_rows()
         return False
 
     def wake(self) -> None:
@@ -189,7 +202,8 @@ class HFEngine:
         try:
             finished = self._step()
         except BaseException:
-            self._waiting, self._running = [], RunningRows(self.model)
+            self._waiting = []
+            self._forget_rows()
             self._restore_mode()
             raise
         for row, completion, saved in finished:
@@ -201,24 +215,26 @@ class HFEngine:
 
     def _step(self) -> list[Finished]:
         """Run one step; after an out-of-memory error, drop caches and limit the rows."""
-        joining = self._next_parts()
+        joining, finished = self._next_parts(), list[Finished]()
         try:
             if joining:
                 self._running.join(joining)
-            return self._running.step()
+            finished = self._running.step()
+            self._running.advance()
+            return finished
         except RuntimeError as error:
             if not is_oom(error):
                 raise
             reason = str(error).splitlines()[0]
         # Outside of the handler: the error references the frames that hold the memory.
         rows = list(dict.fromkeys(self._running.rows + _rows(joining)))
-        self._running = RunningRows(self.model)
+        self._forget_rows()
         self._waiting = _parts(rows) + self._waiting
         self._parked.clear()
         lengths = torch.tensor([len(row.request.context_ids) + row.max_tokens for row in rows])
         self.on_oom(self.budget.halve([lengths], failed=0, alone=True, reason=reason))
         free_memory(self.model.device.type)
-        return []
+        return finished
 
     def _next_parts(self) -> list[Part]:
         """Remove and return the waiting responses that join now.
@@ -248,15 +264,29 @@ class HFEngine:
         return joining
 
     def _end_batch(self) -> None:
-        """Free the cache of the last rows, and restore the mode of the model."""
-        self._running = RunningRows(self.model)
+        """Empty the cache of the last rows, and restore the mode of the model."""
+        cache = self._running.cache.emptied() if self.static is not None else None
+        self._running = RunningRows(self.model, self.static, cache)
         self._restore_mode()
+
+    def _forget_rows(self) -> None:
+        """Free the running rows, their cache and the recorded steps."""
+        self._running = RunningRows(self.model, self.static)
+        if self.static is not None:
+            self.static.clear()
 
     def _restore_mode(self) -> None:
         """Set the modules that were in training mode back to it."""
         for module in self._training or []:
             module.training = True
         self._training = None
+
+
+def _capturer(spec: EngineSpec) -> Capturer | None:
+    """Return the recorder of CUDA graphs; None on a CPU and with `enforce_eager`."""
+    if spec.rank_info.device != "cuda" or spec.rollout.enforce_eager:
+        return None
+    return CudaGraphs()
 
 
 def _rows(parts: Sequence[Part]) -> list[Row]:

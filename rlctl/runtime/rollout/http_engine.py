@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-import torch
 from safetensors.torch import save_file
 from torch import Tensor
 from transformers import AutoConfig
@@ -23,6 +22,7 @@ from rlctl.runtime.rollout.engine import (
     EngineSpec,
     Responses,
     SamplingParams,
+    in_order,
     to_requests,
     to_responses,
 )
@@ -43,6 +43,7 @@ class ServerArguments:
     url: str | tuple[str, ...] | None = None  # running servers, one per engine
     start_timeout_s: float = 300.0  # until the server must be ready
     weights_dir: str | None = None  # folder shared with the server for weights; None: shared memory
+    api_key_env: str | None = None  # environment variable with the API key of running servers
 
     @classmethod
     def from_config(cls, rollout: schema.Rollout) -> Self:
@@ -84,14 +85,7 @@ class Call:
 
     def completion(self, ids: Sequence[int], log_probs: Sequence[float]) -> Completion:
         """Return the response with these tokens and their log-probs."""
-        stopped = ids[-1] in self.request.decoding.stop_token_ids
-        return Completion(
-            self.request.key,
-            self.index,
-            torch.tensor(ids, dtype=torch.int64),
-            torch.tensor(log_probs, dtype=torch.float32),
-            "stop" if stopped else "length",
-        )
+        return Completion.of(self.request, self.index, ids, log_probs)
 
 
 class HttpEngine(ABC):
@@ -137,7 +131,7 @@ class HttpEngine(ABC):
         """Sample responses: see `RolloutEngine.generate`."""
         requests = to_requests(prompt_ids, sampling, self.max_length)
         calls = [call for request in requests for call in self._start(request)]
-        return to_responses(requests, [call.result() for call in calls])
+        return to_responses(in_order(requests, [call.result() for call in calls]))
 
     @property
     def num_open(self) -> int:

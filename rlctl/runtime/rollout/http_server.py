@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 from urllib.parse import urlsplit
 
@@ -17,11 +18,15 @@ _HEALTH_S = 10.0
 
 @dataclass(frozen=True)
 class HttpServer:
-    """Server at `url`. Subclasses name their `product` for errors."""
+    """Server at `url`. Subclasses name their `product` for errors.
+
+    `api_key_env` names the environment variable with the key that requests are sent with.
+    """
 
     product: ClassVar[str]
 
     url: str
+    api_key_env: str | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         parts = urlsplit(self.url)
@@ -34,6 +39,7 @@ class HttpServer:
 
     def wait_for(self, path: str, timeout_s: float) -> None:
         """Wait until `GET path` succeeds. Raises ResourceError after `timeout_s`."""
+        self._authorization()  # what is missing does not come by waiting
         deadline = time.monotonic() + timeout_s
         while True:
             try:
@@ -69,7 +75,7 @@ class HttpServer:
                 method,
                 urlsplit(self.url).path.rstrip("/") + path,
                 data,
-                {"Content-Type": "application/json"},
+                {"Content-Type": "application/json"} | self._authorization(),
             )
             response = connection.getresponse()
             while part := response.read1():
@@ -102,6 +108,19 @@ class HttpServer:
             return json.loads(text)
         except ValueError:
             return text
+
+    def _authorization(self) -> dict[str, str]:
+        """Return the header with the API key, if any. Raises ConfigError if it is not set."""
+        if self.api_key_env is None:
+            return {}
+        key = os.environ.get(self.api_key_env)
+        if not key:
+            raise ConfigError(
+                f"the environment variable {self.api_key_env} with the API key is not set",
+                where="engine_kwargs.api_key_env",
+                hint=f"export {self.api_key_env}=..., on every machine with an engine",
+            )
+        return {"Authorization": f"Bearer {key}"}
 
     def last_lines(self) -> str | None:
         """Return the end of the log for use as a hint; None if the server was not started here."""

@@ -1,4 +1,4 @@
-"""KV cache of the running responses of the engine `hf`, and attention over it.
+"""KV cache of the running responses of the engine `hf`.
 
 The keys and values of a prompt are stored once for all its responses. A row holds one response:
 the keys and values of its own tokens follow those of its prompt. Rows may join at any step. While
@@ -13,14 +13,17 @@ P tokens of the longest prompt, t own tokens of a row.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import count
 
 import torch
 from torch import Tensor
 
-from rlctl.runtime.rollout.kv_slots import Grid, OwnSlots
+from rlctl.runtime.ops import to_device
+from rlctl.runtime.rollout.kv_slots import Grid, OwnSlots, StepShape, bucket, outside_window
 
 # Initial capacity of own tokens per row. It doubles, so memory follows the responses that are long.
 _FIRST_CAPACITY = 64
+_numbers = count(1)
 # Keys and values of every layer, each (K, L, D): the cache of one row with its prompt.
 Saved = list[tuple[Tensor, Tensor]]
 
@@ -47,18 +50,24 @@ def _none() -> Tensor:
 
 @dataclass(eq=False)
 class KVCache:
-    """Keys and values of prompts and rows; attends one new token per row.
+    """Keys and values of prompts and rows.
 
-    Unused slots hold finite values where they are masked: 0 · NaN would be NaN.
+    Implements `Slots` for the next step of its active rows. Unused slots hold finite values where
+    they are masked: 0 · NaN would be NaN.
     """
 
     prompt_lengths: Tensor = field(default_factory=_none)  # (G,) int64, CPU: of active groups
     group_of_row: Tensor = field(default_factory=_none)  # (R,) int64, CPU: of active rows
     num_own: Tensor = field(default_factory=_none)  # (R,) int64, CPU: own tokens of each row
     max_own: int = 0  # limit of own tokens of any row
-    _layers: list[_Layer] = field(default_factory=list)
+    padded: bool = False  # there are slots for steps of `step_shape`, all of them finite
+    storage: int = 0  # another number for each allocation
+    layout: int = 0  # another number whenever rows join or leave
+    layers: list[_Layer] = field(default_factory=list)
+    _widest: int = 1  # rows of the largest group so far, as a bucket
     _grids: dict[tuple[int, int], Grid] = field(default_factory=dict)
     _own: OwnSlots | None = None  # of the current step
+    _outside: dict[int, Tensor] = field(default_factory=dict)  # likewise, by window
     _is_masked: bool = False  # rows have joined others, and so differ in their own tokens
 
     def join(self, prompt_lengths: Tensor, rows_per_prompt: Tensor, max_own: int) -> int:
@@ -68,19 +77,19 @@ class KVCache:
         keys and values follow by `store_prompts` or `restore`.
         """
         first = len(self.prompt_lengths)
-        if self._layers and not self._is_masked:
+        if self.layers and not self._is_masked and not self.padded:
             self._is_masked = True
-            for held in self._layers:
+            for held in self.layers:
                 held.clear_own(len(self.num_own), max(self.num_own.tolist(), default=0))
         groups = torch.arange(first, first + len(prompt_lengths)).repeat_interleave(rows_per_prompt)
         self.prompt_lengths = torch.cat([self.prompt_lengths, prompt_lengths])
         self.group_of_row = torch.cat([self.group_of_row, groups])
         self.num_own = torch.cat([self.num_own, torch.zeros_like(groups)])
         self.max_own = max(self.max_own, max_own)
-        for held in self._layers:
+        self._widest = max(self._widest, bucket(int(rows_per_prompt.max())))
+        for held in self.layers:
             self._reserve(held)
-        self._grids.clear()
-        self._own = None
+        self._rows_changed()
         return first
 
     def store_prompts(
@@ -93,7 +102,7 @@ class KVCache:
 
     def prompt(self, layer: int, group: int, length: int) -> tuple[Tensor, Tensor]:
         """Return the first `length` keys and values (K, length, D) of a prompt, as views."""
-        held = self._layers[layer]
+        held = self.layers[layer]
         return held.prompt_keys[group, :, :length], held.prompt_values[group, :, :length]
 
     def save(self, row: int) -> Saved:
@@ -101,7 +110,7 @@ class KVCache:
         group, num_own = int(self.group_of_row[row]), int(self.num_own[row])
         length = int(self.prompt_lengths[group])
         saved: Saved = []
-        for held in self._layers:
+        for held in self.layers:
             keys = [held.prompt_keys[group, :, :length], held.keys[row, :, :num_own]]
             values = [held.prompt_values[group, :, :length], held.values[row, :, :num_own]]
             saved.append((torch.cat(keys, 1), torch.cat(values, 1)))
@@ -116,76 +125,91 @@ class KVCache:
 
     def _layer(self, layer: int, key: Tensor, value: Tensor) -> _Layer:
         """Return a layer; allocate it for `key` and `value` (T, K, D) if it is the next one."""
-        if layer == len(self._layers):
+        if layer == len(self.layers):
             none = [x.new_empty(0, x.shape[1], 0, x.shape[2]) for x in (key, value)]
-            width, rows = min(_FIRST_CAPACITY, self.max_own), len(self.group_of_row)
+            width, rows = min(_FIRST_CAPACITY, self.max_own), self._slots(len(self.group_of_row))
             own = [x.new_empty(rows, x.shape[1], width, x.shape[2]) for x in (key, value)]
-            self._layers.append(_Layer(*none, *own))
-            self._reserve(self._layers[layer])
-        return self._layers[layer]
+            self.layers.append(_Layer(*none, *own))
+            if self.padded:
+                self.layers[layer].clear_own(0, 0)
+            self._reserve(self.layers[layer])
+        return self.layers[layer]
 
     def _reserve(self, held: _Layer) -> None:
         """Grow a layer to hold all prompts and rows, and one more own token per row."""
-        prompts = (len(self.prompt_lengths), int(self.prompt_lengths.max()))
-        held.prompt_keys = _with_capacity(held.prompt_keys, *prompts)
-        held.prompt_values = _with_capacity(held.prompt_values, *prompts)
+        prompts = (self._slots(len(self.prompt_lengths)), int(self.prompt_lengths.max()))
         own = held.keys.shape[2]
         if int(self.num_own.max()) >= own:
             own = min(max(_FIRST_CAPACITY, 2 * own), self.max_own)
-        held.keys = _with_capacity(held.keys, len(self.group_of_row), own)
-        held.values = _with_capacity(held.values, len(self.group_of_row), own)
+        rows = (self._slots(len(self.group_of_row)), own)
+        before = (held.prompt_keys, held.keys)
+        held.prompt_keys = _with_capacity(held.prompt_keys, *prompts)
+        held.prompt_values = _with_capacity(held.prompt_values, *prompts)
+        held.keys = _with_capacity(held.keys, *rows)
+        held.values = _with_capacity(held.values, *rows)
+        if held.prompt_keys is not before[0] or held.keys is not before[1]:
+            self.storage = next(_numbers)
 
-    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
-        """Attend one new token per row: (R, H, D), (R, K, D), (R, K, D) -> (R, H, D).
+    def _slots(self, count: int) -> int:
+        """Return the number of slots for `count` rows or groups."""
+        return bucket(count) if self.padded else count
 
-        Scores over prompt and own tokens share one softmax, so this is plain attention over both.
-        """
-        (num_rows, num_heads, size), num_kv = query.shape, key.shape[1]
-        rep = num_heads // num_kv
-        held = self._layers[layer]
-        grid = self._grids.get((num_kv, rep))
-        if grid is None:
-            grid = self._grids[num_kv, rep] = Grid.build(
-                self.group_of_row, self.prompt_lengths, (num_kv, rep), query
-            )
+    def grid(self, heads: tuple[int, int], like: Tensor) -> Grid:
+        """See `Slots`: the grid of the active rows without padding; `like` (R, H, D)."""
+        if heads not in self._grids:
+            self._grids[heads] = self.build_grid(heads, like)
+        return self._grids[heads]
+
+    def own_slots(self, like: Tensor) -> OwnSlots:
+        """See `Slots`; `like` (R, K, D)."""
         if self._own is None:
-            self._own = OwnSlots.build(self.num_own, key, held.keys.shape[2])
-        own = self._own
-        num_groups, num_prompt = len(self.prompt_lengths), grid.bias.shape[2]
-        own.write(held.keys, key)
-        own.write(held.values, value)
-        own_keys = held.keys[:num_rows, :, : own.width].flatten(0, 1)  # (R·K, t, D), a view
-        own_values = held.values[:num_rows, :, : own.width].flatten(0, 1)
-        prompt_keys = held.prompt_keys[:num_groups, :, :num_prompt].flatten(0, 1)  # (G·K, P, D)
-        prompt_values = held.prompt_values[:num_groups, :, :num_prompt].flatten(0, 1)
+            self._own = OwnSlots.build(self.num_own, like, self.layers[0].keys.shape[2])
+        return self._own
 
-        query = (query * scale).reshape(num_rows * num_heads, size)
-        in_grid = query.index_select(0, grid.to_grid).view(num_groups * num_kv, -1, size)
-        prompt_scores = torch.baddbmm(grid.bias, in_grid, prompt_keys.transpose(1, 2))
-        prompt_scores = prompt_scores.view(-1, num_prompt).index_select(0, grid.to_rows)
-        per_kv = query.view(num_rows * num_kv, rep, size)
-        own_scores = (
-            torch.bmm(per_kv, own_keys.transpose(1, 2))
-            if own.bias is None
-            else torch.baddbmm(own.bias, per_kv, own_keys.transpose(1, 2))
+    def outside(self, window: int, num_prompt: int, num_own: int, like: Tensor) -> Tensor:
+        """See `Slots`; `like` (R·H, D)."""
+        if window not in self._outside:
+            contexts = self.prompt_lengths[self.group_of_row]
+            hidden = outside_window(window, contexts, self.num_own, (num_prompt, num_own))
+            self._outside[window] = to_device(hidden, like.device)
+        return self._outside[window]
+
+    def build_grid(
+        self, heads: tuple[int, int], like: Tensor, shape: StepShape | None = None
+    ) -> Grid:
+        """Build a grid of the active rows: see `Grid.build`; `like` (R, H, D)."""
+        return Grid.build(self.group_of_row, self.prompt_lengths, heads, like, shape)
+
+    def step_shape(self) -> StepShape:
+        """Return the sizes of a step with padding, the same for many steps."""
+        held, longest = self.layers[0], int(self.num_own.max())
+        return StepShape(
+            rows=bucket(len(self.num_own)),
+            groups=bucket(len(self.prompt_lengths)),
+            width=self._widest,
+            prompt=min(bucket(int(self.prompt_lengths.max())), held.prompt_keys.shape[2]),
+            own=min(max(_FIRST_CAPACITY, 1 << longest.bit_length()), held.keys.shape[2]),
         )
-        scores = torch.cat([prompt_scores, own_scores.view(num_rows * num_heads, -1)], 1)
-        weights = torch.softmax(scores, -1, dtype=torch.float32).to(query.dtype)  # (R·H, P + t)
-        in_grid = weights.index_select(0, grid.to_grid)
-        in_grid = in_grid.view(num_groups * num_kv, -1, weights.shape[1])
-        from_prompt = torch.bmm(in_grid[..., :num_prompt], prompt_values)
-        from_prompt = from_prompt.view(-1, prompt_values.shape[2])
-        own_weights = weights.view(num_rows * num_kv, rep, -1)[..., num_prompt:]
-        out = from_prompt.index_select(0, grid.to_rows).view(num_rows * num_kv, rep, -1)
-        return out.baddbmm_(own_weights, own_values).view(num_rows, num_heads, -1)
+
+    def emptied(self) -> KVCache:
+        """Return a cache without rows that has the memory of this one, which is not used again."""
+        return KVCache(padded=self.padded, storage=self.storage, layers=self.layers)
 
     def advance(self) -> None:
         """Count the token that all layers attended, and grow the cache if it is full."""
         self.num_own = self.num_own + 1
         self._own = None
-        if self._layers and int(self.num_own.max()) == self._layers[0].keys.shape[2]:
-            for held in self._layers:
+        self._outside.clear()
+        if self.layers and int(self.num_own.max()) == self.layers[0].keys.shape[2]:
+            for held in self.layers:
                 self._reserve(held)
+
+    def _rows_changed(self) -> None:
+        """Drop what was computed for the rows before."""
+        self._grids.clear()
+        self._own = None
+        self._outside.clear()
+        self.layout = next(_numbers)
 
     def compact(self, active: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Keep the rows where `active` (R,) bool is True.
@@ -194,14 +218,13 @@ class KVCache:
         """
         rows, free, moved = compaction(active)
         longest = int(self.num_own.max()) if len(active) else 0
-        for held in self._layers:
+        for held in self.layers:
             held.keys[free, :, :longest] = held.keys[moved, :, :longest]
             held.values[free, :, :longest] = held.values[moved, :, :longest]
         self.group_of_row, self.num_own = self.group_of_row[rows], self.num_own[rows]
         sizes = torch.bincount(self.group_of_row, minlength=len(self.prompt_lengths))
         self._compact_groups(sizes > 0)
-        self._grids.clear()
-        self._own = None
+        self._rows_changed()
         return rows, free, moved
 
     def _compact_groups(self, active: Tensor) -> None:
@@ -209,7 +232,7 @@ class KVCache:
         if active.all():
             return
         groups, free, moved = compaction(active)
-        for held in self._layers:
+        for held in self.layers:
             held.prompt_keys[free] = held.prompt_keys[moved]
             held.prompt_values[free] = held.prompt_values[moved]
         self.prompt_lengths = self.prompt_lengths[groups]

@@ -13,6 +13,7 @@ from rlctl.runtime.rollout.engine import (
     Responses,
     RolloutEngine,
     SamplingParams,
+    in_order,
     to_requests,
     to_responses,
 )
@@ -68,7 +69,7 @@ class EngineLoop:
             if isinstance(result, Exception):
                 raise result
             completions.append(result)
-        return to_responses(requests, completions)
+        return to_responses(in_order(requests, completions))
 
     def close(self) -> None:
         """End the thread. No response may be open."""

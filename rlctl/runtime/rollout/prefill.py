@@ -6,12 +6,14 @@ Axes: T packed tokens, H query heads, K key-value heads, D head size.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from rlctl.runtime.model.attention import Packing
+from rlctl.runtime.model.kernels import FULL, Reach, attend_dense, causal_mask
+from rlctl.runtime.ops import to_device
 from rlctl.runtime.rollout.kv_cache import KVCache
 
 
@@ -26,12 +28,25 @@ class Prefill:
     packing: Packing
     first: int
 
-    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+    def attend(
+        self,
+        layer: int,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        scale: float,
+        reach: Reach = FULL,
+    ) -> Tensor:
         """Attend T packed prompt tokens: (T, H, D), (T, K, D), (T, K, D) -> (T, H, D)."""
+        self.cache.store_prompts(layer, self._group, self.packing.position_ids, key, value)
+        return self.packing.attend(layer, query, key, value, scale, reach)
+
+    @cached_property
+    def _group(self) -> Tensor:
+        """Group of each token: (T,) int64, on the device of the packing."""
         lengths = self.packing.lengths
         group = self.first + torch.arange(len(lengths)).repeat_interleave(lengths)
-        self.cache.store_prompts(layer, group.to(key.device), self.packing.position_ids, key, value)
-        return self.packing.attend(layer, query, key, value, scale)
+        return to_device(group, self.packing.position_ids.device)
 
 
 @dataclass(eq=False)
@@ -51,7 +66,15 @@ class Extension:
         pairs = zip(self.held, self.chunks, strict=True)
         return torch.cat([torch.arange(held, held + size) for held, size in pairs])
 
-    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+    def attend(
+        self,
+        layer: int,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        scale: float,
+        reach: Reach = FULL,
+    ) -> Tensor:
         """Attend T packed tokens: (T, H, D), (T, K, D), (T, K, D) -> (T, H, D)."""
         sizes = torch.tensor(self.chunks)
         group = self.first + torch.arange(len(sizes)).repeat_interleave(sizes)
@@ -63,15 +86,8 @@ class Extension:
         ):
             length = held + len(part)
             keys, values = self.cache.prompt(layer, self.first + number, length)
-            mask = torch.ones(len(part), length, dtype=torch.bool, device=key.device).tril(held)
+            mask = causal_mask(len(part), length, reach.window, key.device)[None, None]
             q = part.transpose(0, 1)[None]  # (1, H, T, D)
-            out = F.scaled_dot_product_attention(
-                q,
-                keys[None],
-                values[None],
-                attn_mask=mask,
-                scale=scale,
-                enable_gqa=q.shape[1] != keys.shape[0],
-            )
+            out = attend_dense(q, keys[None], values[None], scale, mask, reach.sinks)
             parts.append(out[0].transpose(0, 1))
         return torch.cat(parts)

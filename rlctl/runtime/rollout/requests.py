@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import count
+from typing import Self
 
+import torch
 from torch import Tensor
 
 _keys = count()
@@ -79,6 +82,25 @@ class Completion:
     # Runs of tokens by the weights that wrote them: version (updates of the policy since the run
     # began) and number of tokens.
     spans: tuple[tuple[int, int], ...] = ()
+
+    @classmethod
+    def of(
+        cls, request: Request, index: int, ids: Sequence[int], log_probs: Sequence[float]
+    ) -> Self:
+        """Return response `index` of `request`: T ≥ 1 tokens with their log-probs."""
+        stopped = ids[-1] in request.decoding.stop_token_ids
+        return cls(
+            request.key,
+            index,
+            torch.tensor(ids, dtype=torch.int64),
+            torch.tensor(log_probs, dtype=torch.float32),
+            "stop" if stopped else "length",
+        )
+
+    @property
+    def versions(self) -> list[int]:
+        """Version of the weights that wrote each token."""
+        return [version for version, num_tokens in self.spans for _ in range(num_tokens)]
 
     @property
     def version(self) -> int:

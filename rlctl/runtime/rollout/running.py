@@ -1,7 +1,4 @@
-"""Running responses of the engine `hf`: rows that join, decode one token per step, and leave.
-
-Axes: R running rows, V vocabulary.
-"""
+"""Running responses of the engine `hf`: rows (R) that join, decode one token a step, and leave."""
 
 from __future__ import annotations
 
@@ -13,7 +10,9 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from rlctl.runtime.batch import Ragged
-from rlctl.runtime.model.attention import Packing, TokenAttention
+from rlctl.runtime.model.attention import Packing
+from rlctl.runtime.rollout.decoding import Decode, next_logits
+from rlctl.runtime.rollout.graphs import StaticDecoder
 from rlctl.runtime.rollout.kv_cache import KVCache, Saved
 from rlctl.runtime.rollout.prefill import Extension, Prefill
 from rlctl.runtime.rollout.requests import Completion, Decoding, Request
@@ -64,20 +63,28 @@ class RunningRows:
     """Rows that are being decoded by `model`, and their KV cache.
 
     All tensors have one row per running response, in the order of the cache; which rows are active
-    is tracked on the CPU. Random numbers depend on the row's seed and the position only.
+    is tracked on the CPU. Random numbers depend on the row's seed and the position only. `static`
+    runs steps of fixed shapes; an empty `cache` lends its memory.
     """
 
-    def __init__(self, model: PreTrainedModel) -> None:
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        static: StaticDecoder | None = None,
+        cache: KVCache | None = None,
+    ) -> None:
         self.model = model
+        self._static = static
         self.device = next(model.parameters()).device
         self.rows: list[Row] = []
-        self.cache = KVCache()
+        self.cache = cache or KVCache(padded=static is not None)
         self._limits = torch.empty(0, dtype=torch.int64)  # (R,) on the CPU
         self._contexts = torch.empty(0, dtype=torch.int64, device=self.device)  # (R,) tokens
         self._groups: list[_SameDecoding] = []
         self._uniforms = torch.empty(0, 0)  # (R, longest limit)
         self._tokens = torch.empty(0, 0, dtype=torch.int64, device=self.device)  # (R, capacity)
         self._log_probs = torch.empty(0, 0, device=self.device)  # (R, capacity)
+        self._last = self._contexts  # (R,) last token of each row
         self._logits: Tensor | None = None  # (R, V) of each row's next token
 
     def __len__(self) -> int:
@@ -105,26 +112,27 @@ class RunningRows:
         self._add_tables(rows, first_row)
 
     def step(self) -> list[Finished]:
-        """Sample one token for each row; return the rows that finished and remove them."""
+        """Sample a token for each row; remove and return finished rows. `advance` comes next."""
         assert self._logits is not None
         num_own = self.cache.num_own
         tokens, log_probs = self._sample(self._logits, num_own)
+        self._logits = None
         self._record(tokens, log_probs, num_own)
         stopped = self._stopped(tokens).cpu()
         active = ~stopped & (self._limits > num_own + 1)
-        if active.all():
-            finished: list[Finished] = []
-        else:
+        finished: list[Finished] = []
+        if not active.all():
             finished = self._finish(~active, stopped)
-            kept = self._compact(active)
-            if not self.rows:
-                self._logits = None
-                return finished
-            tokens = tokens[kept.to(self.device)]
-        positions = self._contexts + self.cache.num_own.to(self.device)
-        self._logits = self._forward(tokens, positions, self.cache)
-        self.cache.advance()
+            tokens = tokens[self._compact(active).to(self.device)]
+        self._last = tokens
         return finished
+
+    def advance(self) -> None:
+        """Compute the logits of the next token of each row."""
+        if self.rows:
+            positions = self._contexts + self.cache.num_own.to(self.device)
+            self._logits = self._decode(self._last, positions)
+            self.cache.advance()
 
     def progress(self) -> dict[tuple[int, int], int]:
         """Return the number of tokens of each response, by key and index.
@@ -154,10 +162,10 @@ class RunningRows:
         for size in sizes:
             packing = Packing.from_lengths(lengths[done : done + size], self.device)
             attention = Prefill(self.cache, packing, first + done)
-            ids = torch.cat([part.request.context_ids for part in parts[done : done + size]])
+            ids = [part.request.context_ids for part in parts[done : done + size]]
             keep = (packing.lengths.cumsum(0) - 1).to(self.device)
-            tokens = ids.to(self.device)
-            logits.append(self._forward(tokens, packing.position_ids, attention, keep))
+            tokens = torch.cat(ids).to(self.device)
+            logits.append(next_logits(self.model, tokens, packing.position_ids, attention, keep))
             done += size
         return logits
 
@@ -174,20 +182,16 @@ class RunningRows:
         attention = Extension(self.cache, first, held, [len(chunk) for chunk in chunks])
         keep = (torch.tensor(attention.chunks).cumsum(0) - 1).to(self.device)
         positions = attention.positions().to(self.device)
-        return [self._forward(torch.cat(chunks).to(self.device), positions, attention, keep)]
+        ids = torch.cat(chunks).to(self.device)
+        return [next_logits(self.model, ids, positions, attention, keep)]
 
-    def _forward(
-        self, tokens: Tensor, positions: Tensor, attention: TokenAttention, keep: Tensor | int = 0
-    ) -> Tensor:
-        """Return the logits (N, V) of the tokens (T,) at indices `keep` (N,); 0 keeps all T."""
-        output = self.model(
-            input_ids=tokens[None],
-            position_ids=positions[None],
-            packing=attention,
-            use_cache=False,
-            logits_to_keep=keep,
-        )
-        return output.logits[0]
+    def _decode(self, tokens: Tensor, positions: Tensor) -> Tensor:
+        """Return the logits (R, V) of the next token of each row, from its last one (R,)."""
+        if self._static is not None:
+            logits = self._static.decode(tokens, positions, self.cache)
+            if logits is not None:
+                return logits
+        return next_logits(self.model, tokens, positions, Decode(self.cache, self.cache))
 
     def _add_tables(self, rows: Sequence[Row], first: int) -> None:
         """Add `rows` from row `first` on to the tables of random numbers and of responses."""

@@ -22,7 +22,7 @@ def sample(logits: Tensor, uniforms: Tensor | None, params: Decoding) -> tuple[T
         return tokens, best - logits.logsumexp(-1)
     probs = torch.softmax(logits / params.temperature if params.temperature != 1 else logits, -1)
     if params.top_p == 1 and not 0 < params.top_k < probs.shape[1]:
-        cumulative = probs.cumsum(-1)
+        cumulative = _cumulative(probs)
         tokens = _invert(cumulative, uniforms * cumulative[:, -1])
     else:
         tokens = _sample_top(probs, uniforms, params)
@@ -36,13 +36,30 @@ def _sample_top(probs: Tensor, uniforms: Tensor, params: Decoding) -> Tensor:
     """
     top_k = min(params.top_k, probs.shape[1]) if params.top_k > 0 else probs.shape[1]
     top_probs, ids = probs.topk(top_k, sorted=True)
-    cumulative = top_probs.cumsum(-1)
+    cumulative = _cumulative(top_probs)
     enough = params.top_p * cumulative[:, -1:]
     last = torch.searchsorted(cumulative, enough).clamp_max(
         top_k - 1
     )  # token that reaches the mass
     mass = cumulative.gather(1, last).squeeze(1)
     return ids.gather(1, _invert(cumulative, uniforms * mass)[:, None]).squeeze(1)
+
+
+def _cumulative(probs: Tensor) -> Tensor:
+    """Return the sums of each row up to each column, (R, V), always the same for the same row.
+
+    torch refuses cumulative sums on a GPU with `trainer.deterministic`, because those of a single
+    row may be added up in any order. Several rows are added up by one block of threads each.
+    """
+    if not probs.is_cuda or not torch.are_deterministic_algorithms_enabled():
+        return probs.cumsum(-1)
+    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
+    torch.use_deterministic_algorithms(False)
+    try:
+        rows = probs if len(probs) > 1 else probs.expand(2, -1)
+        return rows.cumsum(-1)[: len(probs)]
+    finally:
+        torch.use_deterministic_algorithms(True, warn_only=warn_only)
 
 
 def _invert(cumulative: Tensor, mass: Tensor) -> Tensor:

@@ -66,7 +66,7 @@ class SGLangEngine(HttpEngine):
         cls.check(spec.rollout, spec.rank_info.device, spec.rank_info.world_size)
         arguments = SGLangArguments.from_config(spec.rollout)
         if arguments.urls:
-            server = SGLangServer(own_url(arguments.urls, spec))
+            server = SGLangServer(own_url(arguments.urls, spec), api_key_env=arguments.api_key_env)
             server.wait_until_ready(arguments.start_timeout_s)
         else:
             server = SGLangServer.launch(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import signal
 import socket
@@ -17,11 +16,11 @@ from pathlib import Path
 from typing import ClassVar
 
 from rlctl.errors import ResourceError
+from rlctl.runs.process import die_with_parent
 from rlctl.runtime.rollout.http_server import HttpServer
 
 _GRACE_S = 10.0  # between SIGTERM and SIGKILL
 _LOG_LINES = 20
-_PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True)
@@ -60,7 +59,7 @@ class SGLangServer(HttpServer):
                 stdout=file,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                preexec_fn=_end_with_parent,
+                preexec_fn=die_with_parent,
             )
         server = cls(f"http://127.0.0.1:{port}", process, log)
         weakref.finalize(server, _end, process, log)
@@ -94,12 +93,6 @@ class SGLangServer(HttpServer):
         """End the server, with all its processes, and remove its log, if it was started here."""
         if self.process is not None:
             _end(self.process, self.log)
-
-
-def _end_with_parent() -> None:
-    """Have the kernel end this process with its parent; called in the child before exec."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def _end(process: subprocess.Popen[bytes], log: Path | None) -> None:

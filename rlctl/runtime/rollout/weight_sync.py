@@ -1,4 +1,7 @@
-"""Weight sync to engines in other processes: buckets of full parameters with checksums.
+"""Weight sync to engines in other processes: buckets of parameters with checksums.
+
+Each rank of a sharded trainer sends its own rows of every parameter, which the engine joins, so
+no rank gathers a parameter, and an engine receives each byte of the model once.
 
 Between GPUs a bucket stays on the device. On a CPU it is pickled as numpy arrays, which are shared
 between processes without a copy if the transport supports it (Ray's object store does).
@@ -8,8 +11,8 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol, Self, TypeVar
 
 import numpy as np
@@ -22,6 +25,17 @@ from rlctl.recipes import schema
 T = TypeVar("T", covariant=True)  # result of a channel
 
 _WIDTH = 1024  # columns of the matrix whose row and column sums enter the checksum
+
+
+@dataclass(frozen=True)
+class Part:
+    """Rows of every parameter that one rank holds: the `index`-th of `count` parts."""
+
+    index: int
+    count: int
+
+
+WHOLE = Part(0, 1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,12 +101,15 @@ class Bucket:
     number: int
     parameters: tuple[Parameter, ...]
     checksum: int
+    part: Part
 
     @classmethod
-    def from_parameters(cls, number: int, parameters: Iterable[Parameter]) -> Self:
+    def from_parameters(
+        cls, number: int, parameters: Iterable[Parameter], part: Part = WHOLE
+    ) -> Self:
         """Build bucket `number` of a weight sync and compute its checksum."""
         parameters = tuple(parameters)
-        return cls(number, parameters, _checksum(parameters))
+        return cls(number, parameters, _checksum(parameters), part)
 
     def header(self) -> BucketHeader:
         """Return everything except the bytes."""
@@ -100,6 +117,7 @@ class Bucket:
             self.number,
             tuple((each.name, each.dtype, each.shape) for each in self.parameters),
             self.checksum,
+            self.part,
         )
 
     def verify(self) -> None:
@@ -121,6 +139,7 @@ class BucketHeader:
     number: int
     parameters: tuple[tuple[str, torch.dtype, tuple[int, ...]], ...]
     checksum: int
+    part: Part
 
     def empty(self, device: str) -> Bucket:
         """Allocate the bucket on `device`, to receive its bytes into."""
@@ -128,11 +147,38 @@ class BucketHeader:
             self.number,
             tuple(Parameter.empty(*each, device) for each in self.parameters),
             self.checksum,
+            self.part,
         )
 
 
+@dataclass
+class Joined:
+    """Buckets of all parts, by number, until each is complete."""
+
+    open: dict[int, list[Bucket]] = field(default_factory=dict)
+
+    def add(self, bucket: Bucket) -> list[Parameter] | None:
+        """Return the whole parameters of the bucket's number if this was its last part."""
+        parts = self.open.setdefault(bucket.number, [])
+        parts.append(bucket)
+        if len(parts) < bucket.part.count:
+            return None
+        parts = sorted(self.open.pop(bucket.number), key=lambda each: each.part.index)
+        return [_joined(rows) for rows in zip(*(each.parameters for each in parts), strict=True)]
+
+
+def _joined(parts: Sequence[Parameter]) -> Parameter:
+    """Join the rows of a parameter."""
+    filled = [each for each in parts if each.data.nbytes] or parts[:1]
+    first = filled[0]
+    if len(filled) == 1:
+        return first
+    shape = (sum(each.shape[0] for each in filled), *first.shape[1:])
+    return Parameter(first.name, first.dtype, shape, torch.cat([each.data for each in filled]))
+
+
 class WeightChannel(Protocol[T]):
-    """Transport of buckets to engines. Only the trainer's first rank may use it."""
+    """Transport of buckets to engines, used by every rank that sends a part."""
 
     device: str  # on which buckets must be
 
@@ -140,8 +186,11 @@ class WeightChannel(Protocol[T]):
         """Send a bucket; return once the next one may be built (few are in flight)."""
         ...
 
-    def close(self, version: int) -> T:
-        """Finish the weights of `version` (see `Completion`); return what the channel is for."""
+    def close(self, version: int, num_parts: int = 1) -> T:
+        """Finish the weights of `version` (see `Completion`); return what the channel is for.
+
+        `num_parts` ranks close it.
+        """
         ...
 
 
@@ -160,27 +209,35 @@ def uses_host_memory(rollout: schema.Rollout, device: str) -> bool:
     return backend == "object_store" or (backend == "auto" and device == "cpu")
 
 
+def whole(parameters: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor, int]]:
+    """Yield full parameters (N, ...) with their number of elements: rows for `to_buckets`."""
+    return ((name, value, value.numel()) for name, value in parameters)
+
+
 def to_buckets(
-    parameters: Iterable[tuple[str, Tensor]],
+    rows: Iterable[tuple[str, Tensor, int]],
+    part: Part,
     dtype: torch.dtype,
     max_bytes: int,
     device: str = "cpu",
 ) -> Iterator[Bucket]:
-    """Group a stream of parameters into buckets of up to `max_bytes`, or one larger parameter.
+    """Group this rank's rows (M, ...) of parameters into the buckets that all ranks form.
 
-    Parameters (N, ...) are converted to `dtype` on `device`. At most one bucket and one parameter
-    are held.
+    Each comes with the number of elements of the whole parameter. A joined bucket has up to
+    `max_bytes`, or one larger parameter. Rows are converted to `dtype` on `device`; at most one
+    bucket and one parameter are held.
     """
     number, held, size = 0, [], 0
-    for name, value in parameters:
+    for name, value, num_elements in rows:
         parameter = Parameter.from_tensor(name, value, dtype, device)
-        if held and size + parameter.data.nbytes > max_bytes:
-            yield Bucket.from_parameters(number, held)
+        num_bytes = num_elements * parameter.dtype.itemsize
+        if held and size + num_bytes > max_bytes:
+            yield Bucket.from_parameters(number, held, part)
             number, held, size = number + 1, [], 0
         held.append(parameter)
-        size += parameter.data.nbytes
+        size += num_bytes
     if held:
-        yield Bucket.from_parameters(number, held)
+        yield Bucket.from_parameters(number, held, part)
 
 
 def _checksum(parameters: Iterable[Parameter]) -> int:

@@ -11,9 +11,10 @@ import os
 import signal
 import sys
 from collections.abc import Callable
-from contextlib import suppress
 
 from rlctl.runtime.sandbox.limits import adopt_orphans, die_with, kill_children
+
+_ENDINGS = {signal.SIGTERM, signal.SIGCHLD}
 
 
 def run_guarded(work: Callable[[], None], descriptor: int, parent: int) -> None:
@@ -23,7 +24,10 @@ def run_guarded(work: Callable[[], None], descriptor: int, parent: int) -> None:
     the guard.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C and closes the pool
-    signal.signal(signal.SIGTERM, _leave)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    # The guard takes signals from its queue: a handler could run at any moment of `_guard`, and the
+    # kernel sends SIGTERM once per thread of a parent that exits, while the worker may exit, too.
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDINGS)
     die_with(parent, signal.SIGTERM)
     adopt_orphans()
     guard = os.getpid()
@@ -31,30 +35,25 @@ def run_guarded(work: Callable[[], None], descriptor: int, parent: int) -> None:
     if worker != 0:
         os.close(descriptor)
         sys.exit(_guard(worker))
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     os.setsid()
     die_with(guard, signal.SIGKILL)
     work()
 
 
-def _leave(signum: int, frame: object) -> None:
-    del signum, frame
-    sys.exit()
-
-
 def _guard(worker: int) -> int:
     """Wait for `worker`, kill what it leaves, and return its exit status as a shell would."""
-    with suppress(SystemExit):  # SIGTERM
-        while (ended := _next_exit()) != worker:
-            os.waitpid(ended, 0)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    while not _has_exited(worker) and signal.sigwait(_ENDINGS) == signal.SIGCHLD:
+        pass
     kill_children(worker)
     code = os.waitstatus_to_exitcode(os.waitpid(worker, 0)[1])
     return code if code >= 0 else 128 - code
 
 
-def _next_exit() -> int:
-    """Wait for a child that exits and return its number, without reaping it."""
-    result = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)
-    assert result is not None, "only with WNOHANG"
-    return result.si_pid
+def _has_exited(worker: int) -> bool:
+    """Return True if the child `worker` has exited, without reaping it; reap the others."""
+    while (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None:
+        if ended.si_pid == worker:
+            return True
+        os.waitpid(ended.si_pid, 0)
+    return False

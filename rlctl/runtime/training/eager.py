@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby, repeat
 
@@ -45,7 +45,7 @@ class _Group:
     """A group and its responses, once they are finished."""
 
     record: GroupRecord
-    rollouts: Future[Rollouts] = field(compare=False)
+    rollouts: Future[Rollouts]
 
 
 class _Ready(DelegatingActor):
@@ -114,8 +114,7 @@ class Eager(RolloutSource):
         self.seconds = {}
         self.quiet = threading.Lock()
         self._learned = step
-        self._num_admitted = (step + (ahead is not None)) * self.size
-        self.collector.position = self._num_admitted
+        self.collector.position = (step + (ahead is not None)) * self.size  # groups admitted
         self._steps: dict[int, int] = {}
         self._groups: list[_Group] = []  # by number
         self._finished = threading.Event()  # a group has finished
@@ -161,22 +160,26 @@ class Eager(RolloutSource):
 
     def state(self) -> StreamState:
         """Return the groups that no step has learned from and that are not in `ahead`."""
-        done = [each for each in self._groups if each.rollouts.done()]
+        done: list[_Group] = []
+        still_open: list[GroupRecord] = []
+        oldest = self._learned  # step whose weights any group has
+        for each in self._groups:
+            oldest = min(oldest, each.record.version)
+            if each.rollouts.done():
+                done.append(each)
+            else:
+                still_open.append(each.record)
         return StreamState(
-            self._num_admitted,
-            [each.record for each in self._groups if each not in done],
+            self.collector.position,
+            still_open,
             [each.record for each in done],
-            {version: step for version, step in self._steps.items() if step >= self._oldest()},
+            {version: step for version, step in self._steps.items() if step >= oldest},
             _joined(done) if done else None,
         )
 
-    def _oldest(self) -> int:
-        """Return the oldest step whose weights any group has."""
-        return min((each.record.version for each in self._groups), default=self._learned)
-
     def _restore(self, state: StreamState) -> None:
         """Restore the groups of a checkpoint, and begin those that were open again."""
-        self._num_admitted = self.collector.position = state.num_admitted
+        self.collector.position = state.num_admitted
         self._steps = state.steps | self._steps
         rollouts = state.finished_rollouts
         groups: list[_Group] = []
@@ -191,13 +194,13 @@ class Eager(RolloutSource):
     def _admit(self) -> None:
         """Submit as many groups as the staleness permits."""
         limit = min(self.max_staleness + self._learned + 1, self.last) * self.size
-        numbers = range(self._num_admitted, limit)
+        numbers = range(self.collector.position, limit)
         if not numbers:
             return
         drawn = self.collector.loader.draw(numbers.start, len(numbers))
         records = map(GroupRecord, numbers, drawn, repeat(self._learned))
         self._groups += self._submit(list(records))
-        self._num_admitted = self.collector.position = limit
+        self.collector.position = limit
 
     def _submit(self, records: Sequence[GroupRecord]) -> list[_Group]:
         """Begin the responses of groups, with the random streams that their places give them."""
@@ -222,7 +225,8 @@ class Eager(RolloutSource):
             roles = replace(self.roles, actor_role=_Ready(self.roles.actor, rollouts))
             scored, metrics = self.collector.collect_drawn(drawn, roles, step)
             scored, ages = self._with_ages(scored, step)
-            self._groups = [each for each in self._groups if each not in groups]
+            taken = set(groups)
+            self._groups = [each for each in self._groups if each not in taken]
             weights = min(each.record.version for each in groups)
             self.ahead = ready = Collected(step, weights, scored, metrics | ages)
             self._scoring_s = time.perf_counter() - began

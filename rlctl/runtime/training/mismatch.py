@@ -11,19 +11,19 @@ import torch
 from rlctl.errors import RlctlError
 from rlctl.runs.run_dir import RunDir
 from rlctl.runtime.agents.delegating import DelegatingActor
-from rlctl.runtime.algorithms.rollout_mismatch import SampledTokens, probs_diff
-from rlctl.runtime.batch import LogProbs, Prompts, Rollouts
-from rlctl.runtime.roles import Actor
+from rlctl.runtime.algorithms.divided import mean_probs_diff
+from rlctl.runtime.algorithms.rollout_mismatch import PROBS_DIFF
+from rlctl.runtime.batch import Experience, LogProbs, Prompts, Rollouts
+from rlctl.runtime.batch.stored import fetched
+from rlctl.runtime.roles import REFUSED, Actor
 from rlctl.tracking.metrics import Metrics
-
-METRIC = "training/rollout_probs_diff_mean"
 
 
 class RolloutMismatch(Exception):
     """Engine and trainer differ by `value`, more than `limit`, on the tokens of `batch`."""
 
     def __init__(self, value: float, limit: float, batch: Rollouts, log_probs: LogProbs) -> None:
-        super().__init__(f"{METRIC} is {value:.3g}, above {limit:g}")
+        super().__init__(f"{PROBS_DIFF} is {value:.3g}, above {limit:g}")
         self.value = value
         self.limit = limit
         self.batch = batch
@@ -33,8 +33,9 @@ class RolloutMismatch(Exception):
 class CheckedActor(DelegatingActor):
     """Actor that compares its log-probs with the engine's until the first update of the step.
 
-    `compute_log_probs` raises RolloutMismatch where they differ by more than `limit`. After an
-    update the policy is not the one that generated the responses, so nothing is compared.
+    `compute_log_probs` raises RolloutMismatch where they differ by more than `limit`, as does an
+    `update` that computes them itself, before its optimizer step. After an update the policy is not
+    the one that generated the responses, so nothing is compared.
     """
 
     def __init__(self, actor: Actor, limit: float) -> None:
@@ -53,22 +54,40 @@ class CheckedActor(DelegatingActor):
         """See `Actor`."""
         log_probs = self.actor.compute_log_probs(batch)
         if self._is_sampling_policy:
-            check_rollout(batch, log_probs, self.limit)
+            check_rollout(batch, log_probs, self.limit, self.actor)
         return log_probs
 
-    def update(self, batch: Rollouts, lr: float) -> Metrics:
-        """See `Actor`."""
-        self._is_sampling_policy = False
-        return self.actor.update(batch, lr)
+    def update(self, batch: Rollouts, lr: float, max_probs_diff: float | None = None) -> Metrics:
+        """See `Actor`. An update that computes old log-probs compares before its step."""
+        metrics = self.actor.update(batch, lr, self._limit_of(batch, max_probs_diff))
+        if REFUSED in metrics:
+            log_probs = self.actor.compute_log_probs(batch)
+            raise RolloutMismatch(metrics[PROBS_DIFF].value, self.limit, batch, log_probs)
+        return metrics
+
+    def update_with_log_probs(
+        self, batch: Rollouts, lr: float, max_probs_diff: float | None = None
+    ) -> tuple[LogProbs, Metrics]:
+        """See `Actor`, and `update`."""
+        limit = self._limit_of(batch, max_probs_diff)
+        log_probs, metrics = self.actor.update_with_log_probs(batch, lr, limit)
+        if REFUSED in metrics:
+            raise RolloutMismatch(metrics[PROBS_DIFF].value, self.limit, batch, log_probs)
+        return log_probs, metrics
+
+    def _limit_of(self, batch: Rollouts, max_probs_diff: float | None) -> float | None:
+        """Return the bound of an update, and note that the policy changes."""
+        own_pass = isinstance(batch, Experience) and batch.old_log_probs is None
+        compares, self._is_sampling_policy = own_pass and self._is_sampling_policy, False
+        return self.limit if compares else max_probs_diff
 
 
-def check_rollout(batch: Rollouts, log_probs: LogProbs, limit: float) -> None:
+def check_rollout(batch: Rollouts, log_probs: LogProbs, limit: float, actor: Actor) -> None:
     """Raise RolloutMismatch if the mean of |π_engine − π_trainer| over tokens exceeds `limit`.
 
     NaN counts as exceeding it.
     """
-    diff = probs_diff(SampledTokens.from_rollouts(batch, log_probs.log_probs.values))
-    value = float(diff.mean()) if len(diff) else 0.0
+    value = mean_probs_diff(batch, log_probs, actor)
     if not value <= limit:
         raise RolloutMismatch(value, limit, batch, log_probs)
 
@@ -76,17 +95,19 @@ def check_rollout(batch: Rollouts, log_probs: LogProbs, limit: float) -> None:
 def record_mismatch(error: RolloutMismatch, step: int, run: RunDir) -> RlctlError:
     """Write the batch to the attempt's folder and an event; return the error that ends the run."""
     dump = run.attempt / f"mismatch_step_{step:06d}.pt"
-    torch.save({"batch": error.batch, "log_probs": error.log_probs.log_probs}, dump)
+    torch.save(
+        {"batch": fetched(error.batch), "log_probs": fetched(error.log_probs).log_probs}, dump
+    )
     run.event(
         "mismatch_halt",
         step=step,
-        metric=METRIC,
+        metric=PROBS_DIFF,
         value=error.value,
         limit=error.limit,
         batch=str(dump),
     )
     return RlctlError(
-        f"{METRIC} is {error.value:.3g} in step {step}, above "
+        f"{PROBS_DIFF} is {error.value:.3g} in step {step}, above "
         f"trainer.mismatch.halt={error.limit:g}: the rollout engine has other weights than the "
         "trainer, or computes other probabilities with them",
         where=str(dump),

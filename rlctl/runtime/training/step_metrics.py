@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import psutil
+import torch
+from torch import Tensor
 
-from rlctl.runtime.batch import Rollouts
+from rlctl.runtime.batch import Ragged, Rollouts
 from rlctl.runtime.workers.dispatch import split
 
 # Phases reported as `timing_per_token_ms/*`: per response token, and per token of any kind.
@@ -46,7 +48,7 @@ def speed_metrics(
 def length_metrics(batch: Rollouts, num_ranks: int) -> dict[str, float]:
     """Return `global_seqlen/*`: tokens per rank with rows split in order and balanced by cost."""
     in_order, balanced = (
-        [int(batch.num_tokens[part].sum()) for part in split(batch, num_ranks, balanced=by_cost)]
+        _totals(batch.num_tokens, split(batch, num_ranks, balanced=by_cost))
         for by_cost in (False, True)
     )
     return {
@@ -57,3 +59,9 @@ def length_metrics(batch: Rollouts, num_ranks: int) -> dict[str, float]:
         "global_seqlen/balanced_max": max(balanced),
         "global_seqlen/mean": sum(in_order) / num_ranks,
     }
+
+
+def _totals(values: Tensor, parts: Sequence[Tensor]) -> list[int]:
+    """Return the sum of `values` (B,) over each of `parts` (N,)."""
+    sizes = torch.tensor([len(part) for part in parts])
+    return Ragged(values[torch.cat(list(parts))], sizes).sums().tolist()

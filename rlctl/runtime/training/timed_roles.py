@@ -70,10 +70,17 @@ class TimedActor(DelegatingActor):
         with self.clock.phase("old_log_prob"):
             return self.actor.compute_log_probs(batch)
 
-    def update(self, batch: Rollouts, lr: float) -> Metrics:
+    def update(self, batch: Rollouts, lr: float, max_probs_diff: float | None = None) -> Metrics:
         """See `Actor`."""
         with self.clock.phase("update_actor"):
-            return self.actor.update(batch, lr)
+            return self.actor.update(batch, lr, max_probs_diff)
+
+    def update_with_log_probs(
+        self, batch: Rollouts, lr: float, max_probs_diff: float | None = None
+    ) -> tuple[LogProbs, Metrics]:
+        """See `Actor`."""
+        with self.clock.phase("update_actor"):
+            return self.actor.update_with_log_probs(batch, lr, max_probs_diff)
 
 
 class TimedCritic(Critic):

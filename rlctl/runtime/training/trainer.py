@@ -21,6 +21,7 @@ from rlctl.runtime.agents.stream import Stream
 from rlctl.runtime.algorithms.base import Algorithm
 from rlctl.runtime.algorithms.stats import rollout_metrics
 from rlctl.runtime.batch import Rollouts, Scored
+from rlctl.runtime.batch.stored import fetched
 from rlctl.runtime.checkpoint.saver import Saver
 from rlctl.runtime.checkpoint.store import GROUPS, ROLLOUTS, ControllerState
 from rlctl.runtime.checkpoint.stored_rollouts import write_rollouts
@@ -258,7 +259,7 @@ class Trainer:
         if not skipped:
             return
         dump = self.context.run.attempt / f"non_finite_step_{step:06d}.pt"
-        torch.save(scored, dump)
+        torch.save(fetched(scored), dump)
         self.context.run.event("skipped_update", step=step, batch=str(dump))
         if self.skipped_in_a_row >= self.config.max_skipped_updates:
             raise RlctlError(

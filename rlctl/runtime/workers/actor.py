@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Generator
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Generator
+from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import TypeVar
 
@@ -15,7 +16,7 @@ from rlctl.plugins import load
 from rlctl.recipes import schema
 from rlctl.recipes.roles import ACTOR, ROLLOUT
 from rlctl.runtime.algorithms.base import Loss, Needs, PolicyLoss, training_temperature
-from rlctl.runtime.batch import LogProbs, Prompts, Rollouts
+from rlctl.runtime.batch import Experience, LogProbs, Prompts, Ragged, Rollouts
 from rlctl.runtime.budget import Budget
 from rlctl.runtime.model.average import Average
 from rlctl.runtime.model.causal_lm import PolicyModel
@@ -27,15 +28,21 @@ from rlctl.runtime.model.lora import (
     without_adapters,
 )
 from rlctl.runtime.model.sequences import Sequences
-from rlctl.runtime.model.sharding import is_sharded
+from rlctl.runtime.model.sharding import is_sharded, local_rows, shard_of
 from rlctl.runtime.rank_info import RankInfo
-from rlctl.runtime.roles import Actor, Published
+from rlctl.runtime.roles import Actor, G, Published, R, Total
 from rlctl.runtime.rollout.engine import EngineSpec, RolloutEngine
 from rlctl.runtime.rollout.exchange import WeightVersions, exchange
 from rlctl.runtime.rollout.requests import Completion, Request, Slice
 from rlctl.runtime.rollout.sampling_params import SamplingConfig, to_rollouts
 from rlctl.runtime.rollout.startup import start_in_phases
-from rlctl.runtime.rollout.weight_sync import WeightChannel, to_buckets
+from rlctl.runtime.rollout.weight_sync import (
+    WHOLE,
+    Part,
+    WeightChannel,
+    to_buckets,
+    whole,
+)
 from rlctl.runtime.workers.base import ExportingWorker, prepare
 from rlctl.runtime.workers.dispatch import Dispatch, dispatch
 from rlctl.runtime.workers.learner import Learner
@@ -72,7 +79,8 @@ class ActorWorker(ExportingWorker, Actor):
             hf.gradient_checkpointing_enable({"use_reentrant": False})
         temperature = training_temperature(spec.algorithm.needs, spec.sampling.rollout)
         policy = PolicyModel(hf, temperature)
-        self.policy = prepare(policy, spec.model, spec.actor.fsdp_config, rank_info)
+        compiled = spec.actor.use_torch_compile
+        self.policy = prepare(policy, spec.model, spec.actor.fsdp_config, rank_info, compiled)
         self.learner = Learner(self.policy, rank_info, spec.actor.optim)
         if Needs.AVERAGE in spec.algorithm.needs:
             self.learner.average = Average(self.policy)
@@ -171,21 +179,30 @@ class ActorWorker(ExportingWorker, Actor):
         """Release the engine's memory until the next `update_weights`."""
         self.engine_is_stale = self._ready_engine().sleep()
 
-    @dispatch(Dispatch.BROADCAST)
-    def send_weights(self, channel: WeightChannel[T]) -> T | None:
-        """Send the current weights, in compute dtype, to a channel and return its result.
+    @dispatch(collect_fn=lambda _, results: list(chain(*results)))
+    def send_weights(self, channel: WeightChannel[T]) -> list[T]:
+        """Send the current weights, in compute dtype, to a channel; return the results of ranks.
 
-        Collective; rank 0 sends, and the other ranks return None.
+        Each rank sends its shards. Adapters are merged into whole parameters, which rank 0 sends.
         """
-        parameters = merged_parameters(self.policy.hf)
-        if self.rank_info.rank > 0:
-            deque(parameters, maxlen=0)
-            return None
+        if has_adapters(self.policy.hf):
+            merged = merged_parameters(self.policy.hf)
+            if self.rank_info.rank > 0:
+                deque(merged, maxlen=0)  # merging is collective
+                return []
+            part, rows = WHOLE, whole(merged)
+        else:
+            shard = shard_of(self.policy.hf, self.rank_info.rank)
+            if shard is None:
+                return []
+            part = Part(*shard)
+            rows = local_rows(self.policy.hf, part.index)
         dtype = compute_dtype(self.spec.model, self.rank_info.device)
         megabytes = self.spec.sampling.rollout.checkpoint_engine.update_weights_bucket_megabytes
-        for bucket in to_buckets(parameters, dtype, megabytes * 2**20, channel.device):
+        buckets = to_buckets(rows, part, dtype, megabytes * 2**20, channel.device)
+        for bucket in buckets:
             channel.send(bucket)
-        return channel.close(self.learner.num_updates)
+        return [channel.close(self.learner.num_updates, part.count)]
 
     @dispatch(Dispatch.SPLIT)
     def compute_log_probs(self, batch: Rollouts) -> LogProbs:
@@ -211,6 +228,11 @@ class ActorWorker(ExportingWorker, Actor):
         with self._average().in_place_of_weights():
             return self.learner.infer_policy(self.policy, batch, self.infer_budget, top_k)
 
+    @dispatch(Dispatch.GROUPS)
+    def map_groups(self, batch: G, function: Callable[[G, Total], R]) -> R:
+        """See `Actor`."""
+        return function(batch, self.learner.sum_over_ranks)
+
     @dispatch(Dispatch.BROADCAST)
     def update_average(self, decay: float) -> None:
         """See `Actor`."""
@@ -221,16 +243,36 @@ class ActorWorker(ExportingWorker, Actor):
         return self.learner.average
 
     @dispatch(Dispatch.SPLIT)
-    def update(self, batch: Rollouts, lr: float) -> Metrics:
+    def update(self, batch: Rollouts, lr: float, max_probs_diff: float | None = None) -> Metrics:
         """See `Actor`."""
-        with_entropy = Needs.ENTROPY in self.spec.algorithm.needs
+        return self._learn(batch, lr, max_probs_diff)[0]
+
+    @dispatch(Dispatch.SPLIT)
+    def update_with_log_probs(
+        self, batch: Rollouts, lr: float, max_probs_diff: float | None = None
+    ) -> tuple[LogProbs, Metrics]:
+        """See `Actor`."""
+        metrics, log_probs = self._learn(batch, lr, max_probs_diff, keep=True)
+        assert log_probs is not None
+        return LogProbs(log_probs, None), metrics
+
+    def _learn(
+        self, batch: Rollouts, lr: float, max_probs_diff: float | None, keep: bool = False
+    ) -> tuple[Metrics, Ragged | None]:
+        # The metric of the entropy comes with the old log-probs.
+        own_pass = isinstance(batch, Experience) and batch.old_log_probs is None
+        with_entropy = own_pass or Needs.ENTROPY in self.spec.algorithm.needs
         self.engine_is_stale = True
 
         def loss(sequences: Sequences, part: Rollouts) -> Loss:
-            return self.spec.algorithm.loss(self.policy(sequences, with_entropy=with_entropy), part)
+            outputs = self.policy(sequences, with_entropy=with_entropy)
+            found = self.spec.algorithm.loss(outputs, part)
+            return replace(found, values=outputs.log_probs.detach()) if keep else found
 
         grad_clip = self.spec.actor.grad_clip
-        return self.learner.learn(batch, self.budget, loss, lr, grad_clip, ACTOR.name)
+        return self.learner.learn(
+            batch, self.budget, loss, lr, grad_clip, ACTOR.name, max_probs_diff
+        )
 
     @dispatch(Dispatch.BROADCAST)
     def load(self, folder: Path) -> None:

@@ -11,6 +11,7 @@ from torch import Tensor
 from rlctl.recipes import schema
 from rlctl.runtime.budget import OomRetry
 from rlctl.runtime.model.causal_lm import PolicyModel, ValueModel
+from rlctl.runtime.model.compiled import check_compiler, compile_layers
 from rlctl.runtime.model.load import compute_dtype
 from rlctl.runtime.model.lora import adapter_parameters, merged_parameters, write_adapter
 from rlctl.runtime.model.probe import check_packing
@@ -24,10 +25,19 @@ from rlctl.runtime.workers.learner import Learner
 M = TypeVar("M", PolicyModel, ValueModel, RewardModel)
 
 
-def prepare(model: M, settings: schema.Model, fsdp: schema.FSDP, rank_info: RankInfo) -> M:
-    """Move `model` to the rank's device, check it, and shard it in place; return it."""
+def prepare(
+    model: M,
+    settings: schema.Model,
+    fsdp: schema.FSDP,
+    rank_info: RankInfo,
+    compiled: bool = False,
+) -> M:
+    """Move `model` to the rank's device, check it, and compile and shard it in place; return it."""
     model = model.to(rank_info.device)
     check_packing(model)
+    if compiled:
+        check_compiler(rank_info.device)
+        compile_layers(model.hf)
     shard(model, model.hf, rank_info, fsdp, compute_dtype(settings, rank_info.device))
     return model
 

@@ -30,6 +30,7 @@ class CriticSpec:
     critic: schema.Critic
     algorithm: ValueLoss
     seed: int
+    compiled: bool = False  # its layers, by torch.compile
 
 
 class CriticWorker(LearningWorker, Critic):
@@ -42,7 +43,8 @@ class CriticWorker(LearningWorker, Critic):
         if critic.model.enable_gradient_checkpointing:
             hf.gradient_checkpointing_enable({"use_reentrant": False})
         self.spec = spec
-        self.model = prepare(ValueModel(hf), critic.model, critic.fsdp_config, rank_info)
+        model, compiled = ValueModel(hf), spec.compiled
+        self.model = prepare(model, critic.model, critic.fsdp_config, rank_info, compiled)
         self.learner = Learner(self.model, rank_info, critic.optim)
         max_rows = None if critic.use_dynamic_bsz else critic.ppo_micro_batch_size_per_gpu
         self.budget = Budget.for_passes(
@@ -66,6 +68,5 @@ class CriticWorker(LearningWorker, Critic):
         def loss(sequences: Sequences, part: Rollouts) -> Loss:
             return self.spec.algorithm.value_loss(self.model(sequences), part)
 
-        return self.learner.learn(
-            batch, self.budget, loss, lr, self.spec.critic.grad_clip, CRITIC.name
-        )
+        grad_clip = self.spec.critic.grad_clip
+        return self.learner.learn(batch, self.budget, loss, lr, grad_clip, CRITIC.name)[0]

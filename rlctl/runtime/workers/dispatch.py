@@ -12,7 +12,7 @@ import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from functools import wraps
+from functools import lru_cache, wraps
 from typing import Any, Concatenate, NoReturn, ParamSpec, Protocol, TypeVar
 
 import torch
@@ -20,19 +20,22 @@ from torch import Tensor
 
 from rlctl.errors import InternalError, UsageError
 from rlctl.runtime.balance import balance, row_cost
-from rlctl.runtime.batch import Batch, Ragged, Rollouts
+from rlctl.runtime.batch import Batch, Prompts, Ragged, Rollouts
 from rlctl.runtime.rank_info import RankInfo
 from rlctl.tracking.metrics import merge
 
 _MARK = "__dispatch__"
 # Typical of a small model: weighs linear layers against attention in a row's approximate cost.
 _HIDDEN_SIZE = 1024
+# Groups per worker that make complete groups nearly as balanced as rows.
+_MIN_GROUPS = 8
 
 
 class Dispatch(Enum):
     """Distribution of one call over the workers of a group."""
 
     SPLIT = "split"  # the first argument is a batch; each worker gets some of its rows
+    GROUPS = "groups"  # the same in order, and the rows of a group go to one worker
     BROADCAST = "broadcast"  # all workers get the same arguments; the first one's result is used
     RANK_ZERO = "rank_zero"  # only the first worker is called
     EACH = "each"  # the first argument is a list with one item per worker, as is the result
@@ -177,12 +180,46 @@ def split(batch: Batch, num_parts: int, balanced: bool) -> list[Tensor]:
     """Return the row indices (N,) of each of `num_parts` workers, int64.
 
     With `balanced`, rollouts are distributed by compute cost with equal row counts, because
-    training waits for the slowest worker. Prompts are cut in order: their response lengths are
-    not known yet.
+    training waits for the slowest worker. Where there are enough groups, each stays on one worker,
+    which computes its prompt once. Prompts are cut in order: their response lengths are not known
+    yet.
     """
-    if num_parts > 1 and balanced and isinstance(batch, Rollouts):
-        return balance(row_cost(batch.num_tokens, _HIDDEN_SIZE), num_parts, equal_size=True)
-    return list(torch.arange(len(batch)).tensor_split(num_parts))
+    if num_parts == 1 or not balanced or not isinstance(batch, Rollouts) or not len(batch):
+        return list(torch.arange(len(batch)).tensor_split(num_parts))
+    group, num_tokens = (each.numpy().tobytes() for each in (batch.group, batch.num_tokens))
+    return list(_by_cost(group, num_tokens, num_parts))
+
+
+@lru_cache(maxsize=4)
+def _by_cost(group: bytes, num_tokens: bytes, num_parts: int) -> list[Tensor]:
+    """Distribute rows of so many tokens, int64 as bytes; each call of a step asks for the same."""
+    numbers, lengths = (
+        torch.frombuffer(bytearray(each), dtype=torch.int64) for each in (group, num_tokens)
+    )
+    costs = row_cost(lengths, _HIDDEN_SIZE)
+    groups, sizes = numbers.unique_consecutive(return_counts=True)
+    per_part, rest = divmod(len(groups), num_parts)
+    if per_part < _MIN_GROUPS or rest or (sizes != sizes[0]).any():
+        return balance(costs, num_parts, equal_size=True)
+    size = int(sizes[0])
+    return [
+        _each(part, size)
+        for part in balance(costs.view(-1, size).sum(1), num_parts, equal_size=True)
+    ]
+
+
+def split_groups(batch: Prompts, num_parts: int) -> list[Tensor]:
+    """Return the row indices (N,) of each of `num_parts` workers, in order, int64.
+
+    The rows of a group, which are adjacent, stay together; some parts may be empty.
+    """
+    num_rows = len(batch)
+    is_start = torch.ones(num_rows + 1, dtype=torch.bool)
+    is_start[1:-1] = batch.group[1:] != batch.group[:-1]
+    starts = is_start.nonzero().flatten()
+    ideal = torch.arange(1, num_parts) * num_rows // num_parts
+    cuts = starts[torch.searchsorted(starts, ideal)]
+    return list(torch.arange(num_rows).tensor_split(cuts))
 
 
 def join(results: Sequence[Any], parts: Sequence[Tensor], batch: Batch) -> Any:
@@ -195,19 +232,19 @@ def join(results: Sequence[Any], parts: Sequence[Tensor], batch: Batch) -> Any:
     first = results[0]
     if isinstance(first, dict):
         return merge(results)
+    if isinstance(first, tuple):
+        return tuple(join(each, parts, batch) for each in zip(*results, strict=True))
     if isinstance(first, Ragged):
-        values = torch.cat([result.values for result in results])
-        joined = Ragged(values, torch.cat([result.lengths for result in results]))
-        return joined if len(parts) == 1 else joined.select(_inverse(parts))
+        return first if len(parts) == 1 else first.joined(results[1:]).select(_inverse(parts))
     if isinstance(first, Batch):
         rows = first if len(parts) == 1 else Batch.concat(results)
         times = len(rows) // max(len(batch), 1)
         if len(parts) > 1:
             rows = rows.select(_each(_inverse(parts), times))
-        return rows.with_local_from(batch if times == 1 else batch.repeat(times))
+        return rows.with_local_from(batch)
     raise InternalError(
         f"a split call returned {type(first).__name__}: only a batch, a ragged field or metrics "
-        "can be joined"
+        "or a tuple of them can be joined"
     )
 
 

@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
+
+import torch
+from transformers import PretrainedConfig
+
+from rlctl.runtime.model.attention import layer_window
+from rlctl.tracking.metrics import Max, Mean, Metrics
 
 # Config attributes of mixture-of-experts models, in which a token does not use every weight.
 _MIXTURE_OF_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 
 
-# Dense bfloat16 FLOP/s from the vendors' data sheets, by a part of the device name.
+# Dense bfloat16 FLOP/s from the vendors' data sheets; the first name that is part of the device's.
 _PEAKS = {
+    "H200 NVL": 835.5e12,
+    "H100 NVL": 835.5e12,
+    "H100 PCIe": 756e12,
     "H200": 989.4e12,
     "H100": 989.4e12,
     "H800": 989.4e12,
@@ -41,6 +51,7 @@ class DecoderShape:
     num_key_value_heads: int
     head_dim: int
     intermediate_size: int
+    windows: tuple[int | None, ...]  # of each layer in tokens; None: the entire context
 
     @classmethod
     def from_config(cls, config: Any) -> DecoderShape | None:
@@ -70,6 +81,7 @@ class DecoderShape:
             num_key_value_heads=getattr(text, "num_key_value_heads", None) or heads,
             head_dim=getattr(text, "head_dim", None) or text.hidden_size // heads,
             intermediate_size=text.intermediate_size,
+            windows=tuple(layer_window(text, i) for i in range(text.num_hidden_layers)),
         )
 
     @property
@@ -87,11 +99,30 @@ class DecoderShape:
     def training_flops(self, lengths: Iterable[int]) -> float:
         """Return the FLOPs of forward and backward passes over rows of `lengths` tokens.
 
-        6·N·Σ len + 6·Σ len²·layers·heads·head_dim: causal attention takes half of 12. Recomputed
-        activations do not count, because MFU measures useful work.
+        6·N·Σ len + 6·Σ len²·layers·heads·head_dim: causal attention takes half of 12. A layer with
+        a window w < len has 2·w·len − w² in place of len². Recomputed activations do not count,
+        because MFU measures useful work.
         """
         lens = list(lengths)
-        attention = self.num_layers * self.num_heads * self.head_dim
-        return float(
-            6 * self.num_matrix_weights * sum(lens) + 6 * sum(n * n for n in lens) * attention
+        pairs = sum(
+            times * (n * n if window is None or n <= window else (2 * n - window) * window)
+            for window, times in Counter(self.windows).items()
+            for n in lens
         )
+        attention = 6 * self.num_heads * self.head_dim * pairs
+        return float(6 * self.num_matrix_weights * sum(lens) + attention)
+
+
+def device_usage(
+    config: PretrainedConfig, lengths: list[int], seconds: float, name: str
+) -> Metrics:
+    """Return peak memory and model FLOPs utilization (MFU) of an update on this process's GPU.
+
+    MFU is weighted by `seconds`: merged, it is the useful work divided by the device time.
+    """
+    peak_memory = torch.cuda.max_memory_allocated() / 2**30
+    metrics: Metrics = {"perf/max_memory_allocated_gb": Max(peak_memory)}
+    shape, peak = DecoderShape.from_config(config), peak_flops(torch.cuda.get_device_name())
+    if shape is not None and peak is not None:
+        metrics[f"perf/mfu/{name}"] = Mean(shape.training_flops(lengths) / peak, seconds)
+    return metrics

@@ -8,7 +8,7 @@ ranks, and the gradient is divided once, before clipping.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
@@ -19,18 +19,21 @@ from torch import Tensor
 
 from rlctl.recipes import schema
 from rlctl.runtime.algorithms.base import Loss
+from rlctl.runtime.algorithms.rollout_mismatch import PROBS_DIFF
+from rlctl.runtime.balance import TokenCounts
 from rlctl.runtime.batch import LogProbs, Ragged, Rollouts
 from rlctl.runtime.budget import Budget, OomRetry, free_memory, is_oom
 from rlctl.runtime.model.average import Average
 from rlctl.runtime.model.causal_lm import PolicyModel, PolicyOutputs, ValueModel
 from rlctl.runtime.model.reward_model import RewardModel
-from rlctl.runtime.model.sequences import Sequences
+from rlctl.runtime.model.sequences import Sequences, prompt_numbers
 from rlctl.runtime.model.sharding import local_gradients, reset_gradients, total_norm
 from rlctl.runtime.rank_info import RankInfo
+from rlctl.runtime.roles import REFUSED
 from rlctl.runtime.workers.background import BackgroundWriter
-from rlctl.runtime.workers.flops import DecoderShape, peak_flops
+from rlctl.runtime.workers.flops import device_usage
 from rlctl.runtime.workers.learner_state import load_state, save_state
-from rlctl.tracking.metrics import Max, Mean, Metrics, Sum, merge
+from rlctl.tracking.metrics import Mean, Metrics, Sum, merge
 
 B = TypeVar("B", bound=Rollouts)
 R = TypeVar("R")
@@ -81,19 +84,17 @@ class Learner:
         `per_row`. Returns them as ragged rows.
         """
 
-        def outputs(part: Rollouts) -> tuple[Tensor, ...]:
+        def outputs(part: Rollouts, sequences: Sequences) -> tuple[Tensor, ...]:
             num_values = len(part) if per_row else len(part.response_ids.values)
-            return tuple(x[:num_values].cpu() for x in forward(self._sequences(part)))
+            return tuple(x[:num_values] for x in forward(sequences))  # the host does not wait
 
         self.model.eval()
         with torch.no_grad():
             results, order = self._in_micro_batches(batch, budget, outputs)
-        back = torch.cat(order)
-        lengths = torch.ones_like(back) if per_row else batch.response_ids.lengths[back]
-        return tuple(
-            Ragged(torch.cat(parts), lengths).select(back.argsort())
-            for parts in zip(*results, strict=True)
-        )
+        lengths = batch.response_ids.lengths
+        if per_row:
+            lengths = torch.ones_like(lengths)
+        return tuple(_in_order(parts, order, lengths) for parts in zip(*results, strict=True))
 
     def infer_policy(
         self, policy: PolicyModel, batch: Rollouts, budget: Budget, top_k: int
@@ -119,32 +120,40 @@ class Learner:
         lr: float,
         grad_clip: float,
         name: str,
-    ) -> Metrics:
-        """Take one optimizer step on `batch`, and return metrics with prefix `name`.
+        max_probs_diff: float | None = None,
+    ) -> tuple[Metrics, Ragged | None]:
+        """Take one optimizer step on `batch`; return metrics with prefix `name`, and values.
 
-        Without an unmasked token on any rank, weights and optimizer state stay as they are. The
-        metrics cover this rank's rows; the controller merges those of all ranks.
+        These are the `values` of the losses, B rows, or None if a loss has none.
+        Without an unmasked token on any rank, or with a difference to the engine above
+        `max_probs_diff`, weights and optimizer state stay as they are. The metrics cover this
+        rank's rows; the controller merges those of all ranks.
         """
 
-        def add_gradient(part: B) -> Loss:
-            sequences = self._sequences(part)
+        def add_gradient(part: B, sequences: Sequences) -> Loss:
             result = loss(sequences, part) if len(part) else self._no_loss(sequences)
             result.total.backward()
             return replace(result, total=result.total.detach())
 
         begin = time.perf_counter()
         self.model.train()
-        losses, _ = self._in_micro_batches(batch, budget, add_gradient)
+        losses, order = self._in_micro_batches(batch, budget, add_gradient)
         kept = [each.num_tokens for each in losses if each.num_tokens is not None]
-        total, count, num_undivided, num_tokens = self._sum_over_ranks(
+        diffs = [each.metrics.get(PROBS_DIFF, Mean(0, 0)) for each in losses]
+        total, count, num_undivided, num_tokens, diff, compared = self._sum_over_ranks(
             sum(float(each.total) for each in losses),
             sum(each.count or 0.0 for each in losses),
             sum(each.count is None for each in losses),
             sum(kept) if kept else float(batch.response_mask.values.sum()),
+            sum(each.total for each in diffs if isinstance(each, Mean)),
+            sum(each.count for each in diffs if isinstance(each, Mean)),
         )
         metrics = [each.metrics for each in losses]
         divisor = 1.0 if num_undivided else count
-        if num_tokens and divisor:
+        if max_probs_diff is not None and compared and not diff / compared <= max_probs_diff:
+            reset_gradients(self.model)
+            metrics.append({REFUSED: Sum(1.0)})
+        elif num_tokens and divisor:
             metrics.append({f"{name}/loss": Mean(total / divisor)})
             metrics.append(self._step(divisor, lr, grad_clip, name))
         else:  # a step would still apply momentum and weight decay
@@ -152,7 +161,13 @@ class Learner:
             first = self.rank_info.rank == 0
             metrics.append({f"{name}/empty_mini_batches": Sum(1.0 if first else 0.0)})
         seconds = time.perf_counter() - begin
-        return merge([*metrics, self._device_usage(batch.num_tokens.tolist(), seconds, name)])
+        if self.rank_info.device == "cuda":
+            lengths = batch.num_tokens.tolist()
+            metrics.append(device_usage(self.model.hf.config, lengths, seconds, name))
+        parts, values = [each.values for each in losses if each.values is not None], None
+        if len(parts) == len(losses):
+            values = _in_order(parts, order, batch.response_ids.lengths)
+        return merge(metrics), values
 
     def _step(self, divisor: float, lr: float, grad_clip: float, name: str) -> Metrics:
         """Divide and clip the gradients in one pass, and step.
@@ -177,68 +192,59 @@ class Learner:
             f"{name}/skipped_updates": skipped,
         }
 
-    def _device_usage(self, lengths: list[int], seconds: float, name: str) -> Metrics:
-        """Return peak memory and model FLOPs utilization (MFU) of a GPU; nothing on a CPU.
-
-        MFU is weighted by `seconds`: merged, it is the useful work divided by the device time.
-        """
-        if self.rank_info.device != "cuda":
-            return {}
-        metrics: Metrics = {
-            "perf/max_memory_allocated_gb": Max(torch.cuda.max_memory_allocated() / 2**30)
-        }
-        shape = DecoderShape.from_config(self.model.hf.config)
-        peak = peak_flops(torch.cuda.get_device_name())
-        if shape is not None and peak is not None:
-            metrics[f"perf/mfu/{name}"] = Mean(shape.training_flops(lengths) / peak, seconds)
-        return metrics
-
     def _in_micro_batches(
-        self, batch: B, budget: Budget, compute: Callable[[B], R]
+        self, batch: B, budget: Budget, compute: Callable[[B, Sequences], R]
     ) -> tuple[list[R], list[Tensor]]:
         """Return the result of `compute` for each micro-batch, and the row indices of each.
 
         After an out-of-memory error all micro-batches are computed again with half the limit,
         because an interrupted backward pass has already added part of its gradient.
         """
+        counts = TokenCounts(
+            batch.num_tokens, prompt_numbers(batch.prompt_ids), batch.prompt_ids.lengths
+        )
         while True:
-            cut = self._cut(batch, budget)
+            cut = self._cut(counts, budget)
             results: list[R] = []
             try:
                 for rows in cut:
                     part = batch if len(batch) == len(rows) == 1 else batch.select(rows)
-                    results.append(compute(part.to(self.rank_info.device)))
+                    part = part.to(self.rank_info.device)
+                    results.append(compute(part, self._sequences(part, counts.prompt[rows])))
                 return results, cut
             except RuntimeError as error:
                 if not is_oom(error):
                     raise
                 reason = str(error).splitlines()[0]
             # Outside the handler: the error references all its frames, which hold the memory.
-            lengths = [batch.num_tokens[rows] for rows in cut]
+            tokens = [counts.together(rows) for rows in cut]
             alone = self.rank_info.world_size == 1
-            self.oom_retries.append(budget.halve(lengths, len(results), alone, reason))
+            self.oom_retries.append(budget.halve(tokens, len(results), alone, reason))
             reset_gradients(self.model)
             free_memory(self.rank_info.device)
 
-    def _cut(self, batch: Rollouts, budget: Budget) -> list[Tensor]:
-        """Split `batch` into the same number of micro-batches on every rank.
+    def _cut(self, counts: TokenCounts, budget: Budget) -> list[Tensor]:
+        """Split the rows of a batch into the same number of micro-batches on every rank.
 
         Different numbers would leave some ranks waiting in FSDP's collectives. A rank with too few
         rows, or none, gets empty ones. Returns row indices.
         """
-        parts = budget.cut(batch.num_tokens) if len(batch) else []
+        num_rows = len(counts.lengths)
+        parts = budget.cut(counts) if num_rows else []
         if self.rank_info.world_size > 1:
             most = torch.tensor(len(parts))
             dist.all_reduce(most, dist.ReduceOp.MAX)
-            if len(parts) < min(int(most), len(batch)):
-                parts = budget.cut(batch.num_tokens, at_least=int(most))
+            if len(parts) < min(int(most), num_rows):
+                parts = budget.cut(counts, at_least=int(most))
             parts += [torch.empty(0, dtype=torch.int64)] * (int(most) - len(parts))
         return parts
 
-    def _sequences(self, part: Rollouts) -> Sequences:
+    def _sequences(self, part: Rollouts, prompt_of_row: Tensor) -> Sequences:
         """Pack the rows of a micro-batch; an empty one takes part in collectives with one token."""
         if len(part):
-            return Sequences.from_ragged(part.prompt_ids, part.response_ids, part.candidates)
+            return Sequences.from_ragged(
+                part.prompt_ids, part.response_ids, part.candidates, prompt_of_row
+            )
         token = Ragged.from_rows([[0]], torch.int64).to(self.rank_info.device)
         return Sequences.from_ragged(token, token)
 
@@ -246,14 +252,16 @@ class Learner:
         """Return the loss of an empty micro-batch: 0, with a graph of the whole model."""
         outputs = self.model(sequences)
         values = outputs.log_probs if isinstance(outputs, PolicyOutputs) else outputs
-        return Loss(0.0 * values.sum(), 0.0, {})
+        return Loss(0.0 * values.sum(), 0.0, {}, values=values.detach()[:0])
 
     def _sum_over_ranks(self, *values: float) -> list[float]:
-        if self.rank_info.world_size == 1:
-            return list(values)
-        packed = torch.tensor(values, dtype=torch.float64)
-        dist.all_reduce(packed)
-        return packed.tolist()
+        return self.sum_over_ranks(torch.tensor(values, dtype=torch.float64)).tolist()
+
+    def sum_over_ranks(self, numbers: Tensor) -> Tensor:
+        """Return the sums of `numbers` (N,), on the CPU, over all ranks. Collective."""
+        if self.rank_info.world_size > 1:
+            dist.all_reduce(numbers)
+        return numbers
 
     def save(self, folder: Path) -> None:
         """Copy weights, optimizer and random state, and write them to `folder` in the background.
@@ -274,3 +282,12 @@ class Learner:
         found = load_state(self.model, self.optimizer, average, self.rank_info, folder)
         if self.average is not None and not found:
             self.average.restart()
+
+
+def _in_order(parts: Sequence[Tensor], rows: Sequence[Tensor], lengths: Tensor) -> Ragged:
+    """Return the values (T,) of each micro-batch in the order of the batch: B rows, on the CPU.
+
+    `rows` are those of the micro-batches, (N,) int64; those of `lengths` (B,) are the batch's.
+    """
+    back = torch.cat(list(rows))
+    return Ragged(torch.cat(list(parts)).cpu(), lengths[back]).select(back.argsort())

@@ -21,6 +21,7 @@ import torch.distributed as dist
 
 from rlctl.debugging import call_on_breakpoint, mark_breakpoints
 from rlctl.log import log_to_stderr
+from rlctl.runtime.batch.stored import PackedRows, detach
 from rlctl.runtime.rank_info import RankInfo
 from rlctl.runtime.workers.rng import seed_all
 from rlctl.runtime.workers.store import connect_store, listen, open_store
@@ -107,6 +108,17 @@ class Process:
             self._calling.discard(thread)
             if not self._calling:  # engines run concurrent calls, which share one timer
                 faulthandler.cancel_dump_traceback_later()
+
+    def call_detached(
+        self,
+        role: str,
+        method: str,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        min_bytes: int,
+    ) -> tuple[dict[str, PackedRows] | None, Any]:
+        """Return per-token values of a call's result apart from the rest: see `detach`."""
+        return detach(self.call(role, method, args, kwargs), min_bytes)
 
     def start_trace(self, spec: TraceSpec) -> None:
         """Start a trace of this process."""

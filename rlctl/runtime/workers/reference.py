@@ -27,13 +27,15 @@ class ReferenceSpec:
     ref: schema.Ref
     temperature: float
     seed: int
+    compiled: bool = False  # its layers, by torch.compile
 
     @classmethod
     def from_config(cls, config: schema.Config, needs: Needs, model: schema.Model) -> Self:
         """Return the settings of a reference with `model` for an algorithm with these needs."""
         roles = config.actor_rollout_ref
         temperature = training_temperature(needs, roles.rollout)
-        return cls(model, roles.ref, temperature, config.trainer.seed)
+        seed, compiled = config.trainer.seed, roles.actor.use_torch_compile
+        return cls(model, roles.ref, temperature, seed, compiled)
 
 
 class ReferenceWorker(ModelWorker, Reference):
@@ -43,7 +45,8 @@ class ReferenceWorker(ModelWorker, Reference):
         hf = load_model(spec.model, "policy", master_dtype(spec.ref.fsdp_config), spec.seed)
         hf.requires_grad_(False)
         policy = PolicyModel(hf, spec.temperature)
-        self.policy = prepare(policy, spec.model, spec.ref.fsdp_config, rank_info)
+        fsdp = spec.ref.fsdp_config
+        self.policy = prepare(policy, spec.model, fsdp, rank_info, spec.compiled)
         self.learner = Learner(self.policy, rank_info, optim=None)
         ref = spec.ref
         max_rows = None if ref.log_prob_use_dynamic_bsz else ref.log_prob_micro_batch_size_per_gpu

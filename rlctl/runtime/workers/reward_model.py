@@ -79,7 +79,7 @@ class RewardLearnerWorker(ExportingWorker, RewardLearner):
             return self.spec.algorithm.score_loss(self.model(sequences), part)
 
         grad_clip = self.spec.reward_model.grad_clip
-        return self.learner.learn(batch, self.budget, loss, lr, grad_clip, REWARD_MODEL.name)
+        return self.learner.learn(batch, self.budget, loss, lr, grad_clip, REWARD_MODEL.name)[0]
 
     @dispatch(Dispatch.BROADCAST)
     def set_scale(self, mean: float, std: float) -> None:

@@ -22,7 +22,7 @@ from rlctl.runtime.rollout.engine import EngineSpec, RolloutEngine, log_oom_retr
 from rlctl.runtime.rollout.exchange import InFlightEngine, WeightVersions, exchange
 from rlctl.runtime.rollout.requests import Completion, Request, Slice
 from rlctl.runtime.rollout.sampling_params import SamplingConfig, to_rollouts
-from rlctl.runtime.rollout.weight_sync import Bucket
+from rlctl.runtime.rollout.weight_sync import Bucket, Joined, Parameter
 from rlctl.runtime.workers.dispatch import Worker
 
 _CHECK_INTERVAL_S = 0.5  # for a waiting bucket to detect that its weight sync has ended
@@ -57,6 +57,10 @@ class _End:
     version: int
 
 
+# Whole parameters of a bucket, or what ends the sync.
+_Arrival = list[Parameter] | _End | RlctlError
+
+
 class RolloutWorker(Worker):
     """Worker with one engine.
 
@@ -80,7 +84,8 @@ class RolloutWorker(Worker):
             on_oom=self._restarted,
         )
         self.engine: RolloutEngine = load("engines", rollout.name).from_spec(engine_spec, None)
-        self._arrived: queue.Queue[tuple[int, Bucket | _End | RlctlError]] = queue.Queue(maxsize=1)
+        self._arrived: queue.Queue[tuple[int, _Arrival]] = queue.Queue(maxsize=1)
+        self._joined, self._num_ends, self._sync = Joined(), 0, -1
         self.versions = WeightVersions()
         self._last_sync = -1  # id of the last weight sync that ended, with or without success
         # Buckets are in read-only shared memory; engines only read them.
@@ -99,32 +104,48 @@ class RolloutWorker(Worker):
     def load_stored(self, buckets: Iterable[Bucket], version: int) -> None:
         """Load the weights of `version` while responses are open, which continue under them.
 
+        `buckets` has all parts of a bucket one after the other.
         Raises RlctlError for a corrupted bucket.
         """
         assert isinstance(self.engine, InFlightEngine), "checked before the run starts"
         progress = self.engine.progress()
+        joined = Joined()
         self.engine.load_weights(
             (each.name, each.tensor().to(self.rank_info.device))
             for bucket in map(_verified, buckets)
-            for each in bucket.parameters
+            for each in joined.add(bucket) or ()
         )
         self.versions.switch(version, progress)
 
     def receive(self, sync_id: int, bucket: Bucket) -> None:
-        """Verify and queue the next bucket of a weight sync.
+        """Verify the next bucket of a weight sync, and queue it with its last part.
 
         Blocks until `load_weights` has taken the previous one, so that memory holds few of them.
         """
+        self._begin(sync_id)
         try:
             bucket.verify()
         except RlctlError as error:
             self._put(sync_id, error)
-        else:
-            self._put(sync_id, bucket)
+            return
+        parameters = self._joined.add(bucket)
+        if parameters is not None:
+            self._put(sync_id, parameters)
 
-    def end(self, sync_id: int, num_buckets: int, version: int) -> None:
-        """End a weight sync in which `num_buckets` were sent: weights of `version`."""
-        self._put(sync_id, _End(num_buckets, version))
+    def end(self, sync_id: int, num_buckets: int, version: int, num_parts: int = 1) -> None:
+        """End a weight sync in which each of `num_parts` ranks sent its part of `num_buckets`.
+
+        They are the weights of `version`.
+        """
+        self._begin(sync_id)
+        self._num_ends += 1
+        if self._num_ends == num_parts:
+            self._put(sync_id, _End(num_buckets, version))
+
+    def _begin(self, sync_id: int) -> None:
+        """Drop what is left of another weight sync."""
+        if sync_id != self._sync:
+            self._joined, self._num_ends, self._sync = Joined(), 0, sync_id
 
     def generate_sequences(
         self, prompts: Prompts, seed: int, validate: bool, greedy: bool
@@ -149,7 +170,7 @@ class RolloutWorker(Worker):
         self.versions.restart()
         log_oom_retry(retry)
 
-    def _put(self, sync_id: int, item: Bucket | _End | RlctlError) -> None:
+    def _put(self, sync_id: int, item: _Arrival) -> None:
         """Queue `item` unless its weight sync has ended."""
         while sync_id > self._last_sync:
             try:
@@ -180,7 +201,7 @@ class RolloutWorker(Worker):
                     )
                 self.versions.now = item.version
                 return
-            for parameter in item.parameters:
+            for parameter in item:
                 yield parameter.name, parameter.tensor().to(self.rank_info.device)
             num_buckets, deadline = num_buckets + 1, time.monotonic() + timeout_s
 

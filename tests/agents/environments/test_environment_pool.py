@@ -410,7 +410,7 @@ def test_no_worker_outlives_the_program(
     program.send_signal(ending)
     wait_until(lambda: program.poll() is not None, program.pid, "the program ends")
     assert program.returncode != 0
-    wait_until(lambda: all(gone(pid) for pid in pids), os.getpid(), "all processes end")
+    wait_until(lambda: all(gone(pid) for pid in pids), program.pid, "all processes end")
 
 
 def test_many_episodes_at_once_cost_the_controller_little(mine: str) -> None:

@@ -18,7 +18,8 @@ from torch import Tensor
 from rlctl import plugins
 from rlctl.errors import InternalError
 from rlctl.runtime.algorithms.base import Needs
-from rlctl.runtime.ops import first_rows, group_stats, group_sum
+from rlctl.runtime.ops import EPS, first_rows, group_stats, group_sum, masked_whiten
+from rlctl.runtime.roles import Total
 
 if TYPE_CHECKING:
     from rlctl.recipes.schema import Algorithm
@@ -42,6 +43,8 @@ class AdvantageInputs:
     turn: Tensor | None = None  # (B, R) int64: turn of each token, from 0; None without episodes
     # (B,) int64: number of each row's episode, from 0; None: every row is an episode.
     episode: Tensor | None = None
+    # Sums numbers (N,) over the parts of a divided batch; None: these are all rows.
+    total: Total | None = None
 
     @property
     def scores(self) -> Tensor:
@@ -59,6 +62,23 @@ class AdvantageInputs:
         if self.episode is None:
             return torch.ones_like(self.group, dtype=torch.bool)
         return first_rows(self.episode)
+
+    def whitened(self, x: Tensor) -> Tensor:
+        """Return `x` (B, R) less its mean, over its deviation, on the tokens of the whole batch.
+
+        See `masked_whiten`. The moments of a divided batch are summed in float64.
+        """
+        if self.total is None:
+            return masked_whiten(x, self.mask)
+        exact = torch.where(self.mask > 0, x, 0.0).double()
+        num_tokens, sum_x = self.total(torch.stack([self.mask.sum().double(), exact.sum()]))
+        mean = sum_x / num_tokens
+        squares = (exact - mean).square() * self.mask
+        (sum_squares,) = self.total(squares.sum()[None])
+        if num_tokens <= 1:
+            raise ValueError(f"a variance needs two unmasked tokens, got {float(num_tokens):g}")
+        scale = torch.rsqrt(sum_squares / (num_tokens - 1) + EPS)
+        return (x - mean.to(x)) * scale.to(x)
 
     def given(self, name: str) -> Tensor:
         """Return an optional field, (B,) or (B, R). Raises InternalError for an undeclared need."""
@@ -98,6 +118,11 @@ class Estimator:
         """Requirements that the function declares with `@estimator`; none by default."""
         return getattr(self.function, "needs", Needs.NOTHING)
 
+    @property
+    def by_group(self) -> bool:
+        """True if the function declares that it may get a part of the batch."""
+        return getattr(self.function, "by_group", False)
+
     def __call__(self, inputs: AdvantageInputs, config: AdvantageConfig) -> tuple[Tensor, Tensor]:
         """Return advantages and returns, (B, R) each."""
         if self.params is None:
@@ -106,10 +131,16 @@ class Estimator:
 
 
 def estimator(
-    needs: Needs = Needs.NOTHING, params: type[plugins.Params] | None = None
+    needs: Needs = Needs.NOTHING,
+    params: type[plugins.Params] | None = None,
+    by_group: bool = False,
 ) -> Callable[[F], F]:
-    """Declare what an estimator needs and the class of its settings."""
-    return plugins.declare(needs=needs, Params=params)
+    """Declare what an estimator needs and the class of its settings.
+
+    `by_group`: rows depend on others of their group alone, except through `inputs.whitened`. Such
+    an estimator runs on the workers, each with some groups of the batch, perhaps none.
+    """
+    return plugins.declare(needs=needs, Params=params, by_group=by_group)
 
 
 def load_estimator(name: str, settings: Mapping[str, Any]) -> Estimator:

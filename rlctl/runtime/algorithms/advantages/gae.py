@@ -7,10 +7,9 @@ from torch import Tensor
 
 from rlctl.runtime.algorithms.advantages.base import AdvantageConfig, AdvantageInputs, estimator
 from rlctl.runtime.algorithms.base import Needs
-from rlctl.runtime.ops import masked_whiten
 
 
-@estimator(needs=Needs.CRITIC)
+@estimator(needs=Needs.CRITIC, by_group=True)
 def gae(inputs: AdvantageInputs, config: AdvantageConfig) -> tuple[Tensor, Tensor]:
     """Return A_t = δ_t + γλ·A_{t+1}, δ_t = r_t + γ·V_{t+1} − V_t, and A + V: (B, R) each.
 
@@ -19,7 +18,7 @@ def gae(inputs: AdvantageInputs, config: AdvantageConfig) -> tuple[Tensor, Tenso
     all unmasked tokens of the batch (not in the paper). Masked entries are not zeroed.
     """
     raw = advantage_sums(inputs, config.gamma, config.lam)
-    return masked_whiten(raw, inputs.mask), raw + inputs.given("values")
+    return inputs.whitened(raw), raw + inputs.given("values")
 
 
 def advantage_sums(inputs: AdvantageInputs, gamma: float, lam: float | Tensor) -> Tensor:

@@ -17,7 +17,6 @@ from rlctl.runtime.algorithms.advantages.base import (
     normalised,
 )
 from rlctl.runtime.algorithms.base import Needs
-from rlctl.runtime.ops import masked_whiten
 
 
 class GdpoParams(Params):
@@ -46,7 +45,7 @@ class GdpoParams(Params):
         return dict(zip(keys, self.reward_weights or (1.0,) * len(keys), strict=True))
 
 
-@estimator(needs=Needs.COMPARISON | Needs.COMPONENTS, params=GdpoParams)
+@estimator(needs=Needs.COMPARISON | Needs.COMPONENTS, params=GdpoParams, by_group=True)
 def gdpo(
     inputs: AdvantageInputs, config: AdvantageConfig, params: GdpoParams
 ) -> tuple[Tensor, Tensor]:
@@ -68,5 +67,5 @@ def gdpo(
         total = total + weight * normalised(
             component, inputs.group, config.norm_by_std, inputs.counted
         )
-    advantages = masked_whiten(total[:, None] * inputs.mask, inputs.mask) * inputs.mask
+    advantages = inputs.whitened(total[:, None] * inputs.mask) * inputs.mask
     return advantages, advantages

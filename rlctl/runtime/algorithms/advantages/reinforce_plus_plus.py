@@ -13,10 +13,9 @@ from rlctl.runtime.algorithms.advantages.base import (
     on_tokens,
 )
 from rlctl.runtime.algorithms.base import Needs
-from rlctl.runtime.ops import masked_whiten
 
 
-@estimator()
+@estimator(by_group=True)
 def reinforce_plus_plus(inputs: AdvantageInputs, config: AdvantageConfig) -> tuple[Tensor, Tensor]:
     """Return the whitened and the raw discounted return G_t = r_t + γ·G_{t+1}: (B, R) each.
 
@@ -30,10 +29,10 @@ def reinforce_plus_plus(inputs: AdvantageInputs, config: AdvantageConfig) -> tup
         running = torch.where(mask[t] > 0, rewards[t] + config.gamma * running, running)
         returns[t] = running * mask[t]
     returns = returns.T.contiguous()
-    return masked_whiten(returns, inputs.mask) * inputs.mask, returns
+    return inputs.whitened(returns) * inputs.mask, returns
 
 
-@estimator(needs=Needs.COMPARISON)
+@estimator(needs=Needs.COMPARISON, by_group=True)
 def reinforce_plus_plus_baseline(
     inputs: AdvantageInputs, config: AdvantageConfig
 ) -> tuple[Tensor, Tensor]:
@@ -44,5 +43,5 @@ def reinforce_plus_plus_baseline(
     """
     scores = normalised(inputs.scores, inputs.group, by_std=False, counted=inputs.counted)
     centred, _ = on_tokens(scores, inputs)
-    advantages = masked_whiten(centred, inputs.mask) * inputs.mask
+    advantages = inputs.whitened(centred) * inputs.mask
     return advantages, advantages

@@ -13,7 +13,7 @@ from rlctl.runtime.algorithms.advantages.base import (
 from rlctl.runtime.algorithms.base import Needs
 
 
-@estimator(needs=Needs.GREEDY_BASELINE)
+@estimator(needs=Needs.GREEDY_BASELINE, by_group=True)
 def remax(inputs: AdvantageInputs, config: AdvantageConfig) -> tuple[Tensor, Tensor]:
     """Return the reward to go minus the greedy response's score, and the former: (B, R) each.
 

@@ -12,7 +12,6 @@ from rlctl.recipes.schema import Config
 from rlctl.runtime.algorithms.advantages.base import AdvantageConfig, AdvantageInputs, estimator
 from rlctl.runtime.algorithms.advantages.gae import advantage_sums
 from rlctl.runtime.algorithms.base import Needs
-from rlctl.runtime.ops import masked_whiten
 
 
 class VapoParams(Params):
@@ -27,7 +26,7 @@ def _unused_keys(config: Config) -> Mapping[str, str]:
 
 
 @declare(unused_keys=_unused_keys)
-@estimator(needs=Needs.CRITIC, params=VapoParams)
+@estimator(needs=Needs.CRITIC, params=VapoParams, by_group=True)
 def vapo(
     inputs: AdvantageInputs, config: AdvantageConfig, params: VapoParams
 ) -> tuple[Tensor, Tensor]:
@@ -41,4 +40,4 @@ def vapo(
     lam = (1 - 1 / (params.alpha * length)).clamp(min=0)
     advantages = advantage_sums(inputs, config.gamma, lam)
     returns = advantage_sums(inputs, config.gamma, params.critic_lambda) + inputs.given("values")
-    return masked_whiten(advantages, inputs.mask), returns
+    return inputs.whitened(advantages), returns

@@ -4,9 +4,7 @@
 # (an extra: types are checked where it is installed)
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, cast
-
-import torch
+from typing import TYPE_CHECKING, Any, cast
 
 from rlctl.runtime.rollout.requests import Completion, Request
 
@@ -17,31 +15,33 @@ if TYPE_CHECKING:
 
 
 def vllm_params(request: Request, index: int) -> VLLMSamplingParams:
-    """Build vLLM's parameters of one response.
+    """Build vLLM's parameters of one response."""
+    from vllm import SamplingParams as VLLMSamplingParams
+
+    return VLLMSamplingParams(**vllm_arguments(request, index), flat_logprobs=True)
+
+
+def vllm_arguments(request: Request, index: int) -> dict[str, Any]:
+    """Return the arguments of vLLM's `SamplingParams`, and of its server, for one response.
 
     Only `stop_token_ids` and the limit end a response; it is not detokenized.
     """
-    from vllm import SamplingParams as VLLMSamplingParams
-
     decoding = request.decoding
-    return VLLMSamplingParams(
-        temperature=decoding.temperature,
-        top_p=decoding.top_p,
-        top_k=max(decoding.top_k, 0),
-        max_tokens=request.max_tokens[index],
-        seed=request.seeds[index],
-        stop_token_ids=list(decoding.stop_token_ids),
-        ignore_eos=True,
-        logprobs=0,  # of the sampled token only
-        flat_logprobs=True,
-        detokenize=False,
-    )
+    return {
+        "temperature": decoding.temperature,
+        "top_p": decoding.top_p,
+        "top_k": max(decoding.top_k, 0),
+        "max_tokens": request.max_tokens[index],
+        "seed": request.seeds[index],
+        "stop_token_ids": list(decoding.stop_token_ids),
+        "ignore_eos": True,
+        "logprobs": 0,  # of the sampled token only
+        "detokenize": False,
+    }
 
 
 def to_completion(request: Request, index: int, output: RequestOutput) -> Completion:
     """Convert the output of a finished response."""
     completion = output.outputs[0]
-    ids = torch.tensor(completion.token_ids, dtype=torch.int64)
-    log_probs = torch.tensor(cast("FlatLogprobs", completion.logprobs).logprobs)
-    stopped = completion.token_ids[-1] in request.decoding.stop_token_ids
-    return Completion(request.key, index, ids, log_probs, "stop" if stopped else "length")
+    log_probs = cast("FlatLogprobs", completion.logprobs).logprobs
+    return Completion.of(request, index, completion.token_ids, log_probs)

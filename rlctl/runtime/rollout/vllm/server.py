@@ -25,6 +25,7 @@ from rlctl.runtime.rollout.http_engine import (
 )
 from rlctl.runtime.rollout.http_server import HttpServer
 from rlctl.runtime.rollout.requests import Completion, Decoding, Request
+from rlctl.runtime.rollout.vllm.requests import vllm_arguments
 
 _EXTENSION = "rlctl.runtime.rollout.vllm.server_extension.UnpackedWeights"
 _KEY = "actor_rollout_ref.rollout"
@@ -73,7 +74,7 @@ class VLLMServerEngine(HttpEngine):
         del policy
         cls.check(spec.rollout, spec.rank_info.device, spec.rank_info.world_size)
         arguments = ServerArguments.from_config(spec.rollout)
-        server = VLLMServer(own_url(arguments.urls, spec))
+        server = VLLMServer(own_url(arguments.urls, spec), api_key_env=arguments.api_key_env)
         server.wait_for("/health", arguments.start_timeout_s)
         engine = cls(server, spec, arguments.weights_dir)
         engine._check_server()
@@ -112,7 +113,7 @@ class VLLMServerEngine(HttpEngine):
         body = {
             "request_id": call.id,
             "token_ids": call.request.context_ids.tolist(),
-            "sampling_params": _params(call.request, call.index),
+            "sampling_params": vllm_arguments(call.request, call.index),
         }
         reply = self._post("/inference/v1/generate", body)
         choice = reply["choices"][0]
@@ -162,22 +163,3 @@ def _unsuitable(config: dict[str, Any], length: int) -> list[tuple[str, str]]:
         )
         found.append((message, "--no-enable-chunked-prefill"))
     return found
-
-
-def _params(request: Request, index: int) -> dict[str, Any]:
-    """Return vLLM's sampling parameters of one response.
-
-    Only `stop_token_ids` and the limit end a response; it is not detokenized.
-    """
-    decoding = request.decoding
-    return {
-        "temperature": decoding.temperature,
-        "top_p": decoding.top_p,
-        "top_k": max(decoding.top_k, 0),
-        "max_tokens": request.max_tokens[index],
-        "seed": request.seeds[index],
-        "stop_token_ids": list(decoding.stop_token_ids),
-        "ignore_eos": True,
-        "logprobs": 0,  # of the sampled token only
-        "detokenize": False,
-    }

@@ -17,82 +17,10 @@ import torch
 from torch import Tensor
 
 from rlctl.data_prep.rows import PromptRow
+from rlctl.runtime.batch.packed import Packed
+from rlctl.runtime.batch.ragged import Ragged as Ragged
+from rlctl.runtime.ops import to_device
 from rlctl.tracking.episodes import Episode
-
-
-@dataclass(frozen=True, eq=False)
-class Ragged:
-    """Rows of different lengths, concatenated into one flat tensor."""
-
-    values: Tensor  # (T, ...)
-    lengths: Tensor  # (B,) int64, sums to T
-
-    @classmethod
-    def from_rows(
-        cls,
-        rows: Sequence[Sequence[int] | Sequence[float] | Tensor],
-        dtype: torch.dtype | None = None,
-    ) -> Ragged:
-        """Concatenate B lists or tensors (N,) of any N; float32 if empty without `dtype`."""
-        parts = [torch.as_tensor(row, dtype=dtype) for row in rows]
-        lengths = [part.shape[0] for part in parts]  # faster than `len`
-        parts = [part for part, length in zip(parts, lengths, strict=True) if length]
-        empty = torch.empty(0, dtype=dtype or torch.float32)
-        return cls(torch.cat(parts) if parts else empty, torch.tensor(lengths, dtype=torch.int64))
-
-    @classmethod
-    def from_padded(cls, padded: Tensor, lengths: Tensor) -> Ragged:
-        """Drop the padding of a right-padded (B, R, ...), given the row `lengths` (B,)."""
-        keep = torch.arange(padded.shape[1], device=padded.device) < lengths[:, None]  # (B, R)
-        return cls(padded[keep], lengths)
-
-    def __len__(self) -> int:
-        """Return the number of rows B."""
-        return len(self.lengths)
-
-    @cached_property
-    def offsets(self) -> Tensor:
-        """Start of each row in `values`, then the end of the last, int64: (B+1,)."""
-        return torch.nn.functional.pad(self.lengths.cumsum(0), (1, 0))
-
-    @cached_property
-    def row_of_token(self) -> Tensor:
-        """Row index of each token: (T,) int64."""
-        return torch.arange(len(self), device=self.lengths.device).repeat_interleave(self.lengths)
-
-    def rows(self) -> list[Tensor]:
-        """Return one view of `values` (T, ...) per row."""
-        return list(self.values.split(self.lengths.tolist()))
-
-    def like(self, values: Tensor) -> Ragged:
-        """Return the same rows with other `values` (T, ...). Raises ValueError for another T."""
-        if len(values) != len(self.values):
-            raise ValueError(f"expected {len(self.values)} values, got {len(values)}")
-        return Ragged(values, self.lengths)
-
-    def padded(self, fill: float = 0.0) -> Tensor:
-        """Return a rectangle (B, R, ...), right-padded with `fill`."""
-        longest = int(self.lengths.max()) if len(self) else 0
-        keep = torch.arange(longest, device=self.lengths.device) < self.lengths[:, None]  # (B, R)
-        out = self.values.new_full((*keep.shape, *self.values.shape[1:]), fill)
-        out[keep] = self.values
-        return out
-
-    def sums(self) -> Tensor:
-        """Sum each row: values (T,) -> (B,). Empty rows give 0."""
-        return self.values.new_zeros(len(self)).index_add_(0, self.row_of_token, self.values)
-
-    def select(self, index: Tensor) -> Ragged:
-        """Copy the rows at `index` (N,) int64, in that order, into a Ragged of N rows."""
-        lengths = self.lengths[index]
-        shift = self.offsets[:-1][index] - torch.nn.functional.pad(lengths.cumsum(0), (1, 0))[:-1]
-        positions = torch.arange(int(lengths.sum())) + shift.repeat_interleave(lengths)
-        return Ragged(self.values[positions], lengths)
-
-    def to(self, device: torch.device | str) -> Ragged:
-        """Return the same rows on `device`."""
-        return Ragged(self.values.to(device), self.lengths.to(device))
-
 
 B = TypeVar("B", bound="Batch")
 N = TypeVar("N", bound="Batch")
@@ -103,12 +31,8 @@ _LOCAL: dict[str, bool] = {"local": True}
 
 def _take(value: Any, index: Tensor) -> Any:
     """Copy the rows at `index` (N,) of a field of B rows."""
-    if value is None:
-        return None
-    if isinstance(value, Ragged):
-        return value.select(index)
-    if isinstance(value, Tensor):
-        return value[index]
+    if isinstance(value, Ragged | Tensor):
+        return value.select(index) if isinstance(value, Ragged) else value[index]
     if isinstance(value, dict):
         return {name: _take(part, index) for name, part in value.items()}
     return [value[i] for i in index.tolist()] if value else value
@@ -116,11 +40,10 @@ def _take(value: Any, index: Tensor) -> Any:
 
 def _join(values: Sequence[Any]) -> Any:
     """Concatenate the rows of one field of several batches."""
-    first = values[0]
-    if first is None:
+    if (first := values[0]) is None:
         return None
     if isinstance(first, Ragged):
-        return Ragged(torch.cat([v.values for v in values]), torch.cat([v.lengths for v in values]))
+        return first.joined(values[1:])
     if isinstance(first, Tensor):
         return torch.cat(list(values))
     if isinstance(first, dict):
@@ -129,10 +52,12 @@ def _join(values: Sequence[Any]) -> Any:
 
 
 def _to(value: Any, device: torch.device | str) -> Any:
-    """Move a field to `device`; lists and None are returned unchanged."""
+    """Move a field to `device`; lists and None stay."""
     if isinstance(value, dict):
         return {name: _to(part, device) for name, part in value.items()}
-    return value.to(device) if isinstance(value, Ragged | Tensor) else value
+    if isinstance(value, Tensor):
+        return to_device(value, device)
+    return value.to(device) if isinstance(value, Ragged) else value
 
 
 @dataclass(frozen=True, eq=False)
@@ -148,8 +73,7 @@ class Batch:
 
     def select(self, index: Tensor) -> Self:
         """Copy the rows at `index` (N,) int64; pickling a view would send the entire batch."""
-        fields = dataclasses.fields(self)
-        return type(self)(**{f.name: _take(getattr(self, f.name), index) for f in fields})
+        return type(self)(**{name: _take(each, index) for name, each in self._fields().items()})
 
     def repeat(self, times: int) -> Self:
         """Repeat each row `times` times; copies of a row are adjacent: (B,) -> (B·times,)."""
@@ -167,8 +91,7 @@ class Batch:
 
     def grow(self, into: type[N], **fields: Any) -> N:
         """Create the next stage: the same rows as class `into`, with new `fields` added."""
-        present = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
-        return into(**present, **fields)
+        return into(**self._fields(), **fields)
 
     def without_local(self) -> Self:
         """Return a copy to send to workers, with controller-only fields (`rows`) emptied."""
@@ -176,9 +99,10 @@ class Batch:
         return dataclasses.replace(self, **empty)
 
     def with_local_from(self, owner: Batch) -> Self:
-        """Restore controller-only fields from `owner`, which has the same rows."""
+        """Restore controller-only fields from `owner`; k adjacent rows may have one of its rows."""
+        times = len(self) // max(len(owner), 1)
         own = {
-            f.name: getattr(owner, f.name)
+            f.name: [each for each in getattr(owner, f.name) for _ in range(times)]
             for f in dataclasses.fields(self)
             if f.metadata.get("local") and hasattr(owner, f.name)
         }
@@ -186,8 +110,30 @@ class Batch:
 
     def to(self, device: torch.device | str) -> Self:
         """Return the same batch with all tensors on `device`."""
-        names = (f.name for f in dataclasses.fields(self))
-        return type(self)(**{name: _to(getattr(self, name), device) for name in names})
+        return type(self)(**{name: _to(each, device) for name, each in self._fields().items()})
+
+    def _fields(self) -> dict[str, Any]:
+        return {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle tensors in the smallest exact type, as arrays: torch's own way is slower."""
+        return _rebuilt, (type(self), {name: _pack(v) for name, v in self._fields().items()})
+
+
+def _rebuilt(kind: type[B], fields: dict[str, Any]) -> B:
+    return kind(**{name: _unpack(value) for name, value in fields.items()})
+
+
+def _pack(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _pack(part) for name, part in value.items()}
+    return Packed.from_tensor(value) if isinstance(value, Tensor) else value
+
+
+def _unpack(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _unpack(part) for name, part in value.items()}
+    return value.tensor() if isinstance(value, Packed) else value
 
 
 @dataclass(frozen=True, eq=False)
@@ -201,10 +147,7 @@ class Prompts(Batch):
 
 @dataclass(frozen=True, eq=False)
 class Rollouts(Prompts):
-    """Stage 2: sampled responses.
-
-    An episode's response has all its turns and, between them, the replies of tools or users.
-    """
+    """Stage 2: sampled responses; that of an episode has its turns and the replies between them."""
 
     response_ids: Ragged  # (B rows) int64
     response_mask: Ragged  # (B rows) float32: 1 = sampled by the policy, 0 = tool output
@@ -250,11 +193,12 @@ class Scored(Rollouts):
 class Experience(Scored):
     """Stage 4: input of an update. Optional fields are None if the algorithm does not use them.
 
-    Rollout correction also sets `response_mask` to 0 for the tokens that it rejects.
+    Rollout correction also sets `response_mask` to 0 for the tokens that it rejects. Without
+    `old_log_probs` an update compares the policy with itself: its own pass computes them.
     """
 
     rewards: Ragged  # (B rows) float32
-    old_log_probs: Ragged  # (B rows) float32
+    old_log_probs: Ragged | None  # (B rows) float32
     advantages: Ragged  # (B rows) float32
     ref_log_probs: Ragged | None = None  # (B rows) float32
     values: Ragged | None = None  # (B rows) float32

@@ -1,0 +1,22 @@
+# Image that runs the quickstart: docker build -t rlctl . && docker run --shm-size=2g rlctl
+# With GPUs: docker build --build-arg TORCH_INDEX=https://download.pytorch.org/whl/cu130 -t rlctl .
+FROM python:3.11-slim
+
+# The CPU build of torch is a tenth of the size of that for CUDA.
+ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
+# Extras, such as vllm (needs the index for CUDA) or wandb.
+ARG EXTRAS=board
+
+RUN pip install --no-cache-dir uv
+WORKDIR /src
+COPY pyproject.toml constraints.txt README.md LICENSE ./
+COPY rlctl ./rlctl
+COPY recipes ./recipes
+RUN uv pip install --system --no-cache --compile-bytecode --override constraints.txt \
+    --extra-index-url "$TORCH_INDEX" --index-strategy unsafe-best-match ".[$EXTRAS]"
+
+RUN useradd --create-home rlctl
+USER rlctl
+WORKDIR /home/rlctl
+ENTRYPOINT ["rlctl"]
+CMD ["train", "ppo"]

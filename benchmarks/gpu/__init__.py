@@ -1,0 +1,1 @@
+"""GPU suite: correctness first, then speed. See `python -m benchmarks.gpu --help`."""

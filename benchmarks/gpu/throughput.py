@@ -1,0 +1,139 @@
+"""Part (b): tokens per second, MFU and peak memory of an update, in the form of prime-rl's tables.
+
+One optimizer step on 32,768 tokens in two micro-batches, with activation checkpointing, float32
+weights and AdamW, bfloat16 passes. MFU counts the head once and the embedding not at all, as
+prime-rl does; `perf/mfu` of a run counts both, as verl does.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+from benchmarks.gpu.machine import device_name, peak_memory_gib, reset_peak_memory, seconds
+from benchmarks.gpu.recorder import Recorder, Settings
+from benchmarks.gpu.shapes import write_config
+from benchmarks.gpu.work import ACTOR, build_actor, experience, pool, release
+from rlctl.runtime.cluster.inline import InlinePool
+from rlctl.runtime.workers.actor import ActorWorker
+from rlctl.runtime.workers.flops import DecoderShape, peak_flops
+
+LORA_RANK = 16
+_EXPECTED_MFU = 0.08  # for the time that a row will take; without a known GPU, see below
+_UNKNOWN_FLOPS = 1e9
+_BUILD_S = 12.0
+
+
+@dataclass(frozen=True)
+class Case:
+    """Model and mode, and the contexts to measure with it."""
+
+    shape: str
+    lora: bool
+    contexts: tuple[int, ...]
+
+
+# In the order of their importance: what does not fit into the time is left out.
+CASES = (
+    Case("Qwen3-0.6B", False, (16384, 4096, 1024)),
+    Case("Qwen2.5-0.5B", False, (16384, 4096, 1024)),
+    Case("Qwen3-0.6B", True, (16384, 4096, 1024)),
+    Case("Qwen3-4B", True, (16384, 4096)),
+    Case("Qwen3-1.7B", False, (16384, 4096)),
+    Case("Qwen3-4B", False, (16384, 4096)),
+    Case("Qwen2.5-0.5B", True, (16384, 4096, 1024)),
+    Case("Qwen3-1.7B", True, (16384, 4096)),
+)
+_TOKENS = 16384  # of a micro-batch
+_TINY = {16384: 256, 4096: 128, 1024: 64}
+
+
+def measure(settings: Settings, recorder: Recorder) -> None:
+    """Measure all cases; each context is a row."""
+    with tempfile.TemporaryDirectory() as folder, pool(settings.device) as opened:
+        for case in (CASES[0], CASES[2]) if settings.tiny else CASES:
+            name = f"{case.shape}, {_mode(case)}"
+            if case.lora and find_spec("peft") is None:
+                recorder.note(name, "peft is not installed")
+                continue
+            with recorder.attempt(name):
+                _case(case, settings, recorder, opened, Path(folder))
+            release(settings.device)
+
+
+def _mode(case: Case) -> str:
+    return f"LoRA (rank {LORA_RANK})" if case.lora else "full"
+
+
+def _case(
+    case: Case, settings: Settings, recorder: Recorder, opened: InlinePool, folder: Path
+) -> None:
+    shape = write_config(folder, case.shape, settings.tiny)
+    tokens = _TINY[_TOKENS] if settings.tiny else _TOKENS
+    overrides = [
+        f"{ACTOR}.ppo_max_token_len_per_gpu={tokens}",
+        f"actor_rollout_ref.model.lora_rank={LORA_RANK if case.lora else 0}",
+        "actor_rollout_ref.model.enable_gradient_checkpointing=true",
+        "actor_rollout_ref.model.dtype=bf16",
+    ]
+    if not recorder.enough(f"{case.shape}, {_mode(case)}", _BUILD_S):
+        return
+    worker = build_actor(opened, shape, *overrides)
+    for context in case.contexts:
+        length = _TINY[context] if settings.tiny else context
+        what = f"{case.shape}, {_mode(case)}, {context} tokens"
+        if recorder.enough(what, 3 * _expected_s(worker, tokens, length, settings.device)):
+            with recorder.attempt(what):
+                _context(case, context, length, worker, settings, recorder, tokens)
+
+
+def _context(
+    case: Case,
+    context: int,
+    length: int,
+    worker: ActorWorker,
+    settings: Settings,
+    recorder: Recorder,
+    tokens: int,
+) -> None:
+    """Measure one row: two micro-batches of `tokens` tokens, in rows of `length`."""
+    rows = max(2, 2 * tokens // length)
+    batch = experience(rows, length, worker.policy.hf.config.vocab_size)
+    reset_peak_memory(settings.device)
+    took = seconds(settings.device, lambda: worker.update(batch, lr=1e-6), runs=2)
+    peak = peak_flops(device_name(settings.device))
+    achieved = useful_flops(worker, rows, length) / took
+    recorder.row(
+        "throughput",
+        model=case.shape,
+        mode=_mode(case),
+        context=context,
+        tokens_per_s=rows * length / took,
+        mfu_percent=None if peak is None or settings.tiny else 100 * achieved / peak,
+        tflops=achieved / 1e12,
+        step_s=took,
+        peak_gib=peak_memory_gib(settings.device),
+        oom_retries=len(worker.pop_oom_retries()),
+    )
+
+
+def useful_flops(worker: ActorWorker, rows: int, length: int) -> float:
+    """Return the FLOPs of an update as prime-rl counts them: without the embedding."""
+    shape = DecoderShape.from_config(worker.policy.hf.config)
+    assert shape is not None, "the shapes of the suite are dense decoders"
+    return useful_flops_of(shape, rows, length)
+
+
+def useful_flops_of(shape: DecoderShape, rows: int, length: int) -> float:
+    """Return the FLOPs of forward and backward passes of `rows` rows of `length` tokens."""
+    embedding = 6 * shape.vocab_size * shape.hidden_size * rows * length
+    return shape.training_flops([length] * rows) - embedding
+
+
+def _expected_s(worker: ActorWorker, tokens: int, length: int, device: str) -> float:
+    """Return the seconds that one update may take, for the decision to begin it."""
+    peak = peak_flops(device_name(device))
+    rate = _UNKNOWN_FLOPS if peak is None else _EXPECTED_MFU * peak
+    return useful_flops(worker, max(2, 2 * tokens // length), length) / rate

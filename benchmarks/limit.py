@@ -1,0 +1,183 @@
+"""Share of an update and of a generation that is matrix products of the same shapes.
+
+    python -m benchmarks.limit [--runs 5] [--threads 1] [--sizes 1m,20m,100m]
+
+Records every matrix product of one update (micro-batches, forward, backward, clipping, AdamW) and
+of one generation, and repeats them alone, with random values and the same shapes and threads. A
+share of 100 % means that everything else costs nothing. Both alternate in one process; the figures
+are medians, in CPU time of the process and in wall-clock time.
+
+The models and prompts are those of `benchmarks.rollout`; lengths are even or lognormal with a
+median of 20 tokens and a longest of 256.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from benchmarks.results import record
+from benchmarks.rollout import SHAPES, WORK, build, sample
+from rlctl.recipes.compose import compose
+from rlctl.runtime.algorithms.base import Loss
+from rlctl.runtime.batch import Ragged, Rollouts
+from rlctl.runtime.budget import Budget
+from rlctl.runtime.model.attention import use_rlctl_attention
+from rlctl.runtime.model.causal_lm import PolicyModel
+from rlctl.runtime.model.sequences import Sequences
+from rlctl.runtime.rank_info import RankInfo
+from rlctl.runtime.rollout.hf import HFEngine
+from rlctl.runtime.workers.learner import Learner
+
+PRODUCTS = ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm")
+Form = tuple[tuple[int, ...], tuple[int, ...]]  # sizes and strides of a tensor
+Call = tuple[Any, tuple[Form, ...]]
+
+
+class Recorder(TorchDispatchMode):
+    """Counts matrix products by operator, shapes and strides."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: Counter[Call] = Counter()
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Any,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Count `func` if it is a matrix product, and run it."""
+        if func.name().split(".")[0] in PRODUCTS:
+            forms = tuple((tuple(x.shape), x.stride()) for x in args if isinstance(x, Tensor))
+            self.calls[func, forms] += 1
+        return func(*args, **(kwargs or {}))
+
+
+def products(run: Callable[[], object]) -> Callable[[], None]:
+    """Return a function that computes the matrix products of `run`, and nothing else."""
+    with Recorder() as recorder:
+        run()
+    assert recorder.calls, "no matrix product was recorded"
+    inputs: dict[Form, list[Tensor]] = {}
+    for _, forms in recorder.calls:
+        for index, (size, stride) in enumerate(forms):
+            found = inputs.setdefault((size, stride), [])
+            if len(found) <= index:
+                found += [
+                    torch.empty_strided(size, stride).normal_()
+                    for _ in range(index + 1 - len(found))
+                ]
+
+    def replay() -> None:
+        with torch.no_grad():
+            for (func, forms), times in recorder.calls.items():
+                given = [inputs[form][index] for index, form in enumerate(forms)]
+                for _ in range(times):
+                    func(*given)
+
+    return replay
+
+
+def shares(run: Callable[[], object], runs: int) -> tuple[float, float, float]:
+    """Return the CPU seconds of `run`, and its share of matrix products by CPU and wall time."""
+    alone = products(run)
+    cpu, by_cpu, by_wall = [], [], []
+    for _ in range(runs):
+        seconds = []
+        for function in (run, alone):
+            begin = (time.process_time(), time.perf_counter())
+            function()
+            seconds.append((time.process_time() - begin[0], time.perf_counter() - begin[1]))
+        (own_cpu, own_wall), (least_cpu, least_wall) = seconds
+        cpu.append(own_cpu)
+        by_cpu.append(least_cpu / own_cpu)
+        by_wall.append(least_wall / own_wall)
+    return statistics.median(cpu), statistics.median(by_cpu), statistics.median(by_wall)
+
+
+def batch(size: str, natural: bool) -> Rollouts:
+    """Return responses to the prompts of a size."""
+    draw = torch.Generator().manual_seed(0)
+    num_prompts, n, longest = WORK[size]
+    vocabulary, rows = SHAPES[size][-1], num_prompts * n
+    prompts = [
+        torch.randint(0, vocabulary, (length,), generator=draw)
+        for length in torch.linspace(30, 90, num_prompts).long().tolist()
+    ]
+    lengths = torch.full((rows,), longest)
+    if natural:
+        lengths = (20 * (0.9 * torch.randn(rows, generator=draw)).exp()).long().clamp(1, 256)
+    total = int(lengths.sum())
+    responses = Ragged(torch.randint(0, vocabulary, (total,), generator=draw), lengths)
+    of_prompt = torch.arange(num_prompts)
+    return Rollouts(
+        prompt_ids=Ragged.from_rows(prompts).select(of_prompt.repeat_interleave(n)),
+        group=of_prompt.repeat_interleave(n),
+        rows=[],
+        response_ids=responses,
+        response_mask=responses.like(torch.ones(total)),
+        rollout_log_probs=responses.like(torch.zeros(total)),
+        finish=["stop"] * rows,
+    )
+
+
+def measure(size: str, natural: bool, runs: int, threads: int) -> None:
+    """Measure one size and print its line."""
+    hf, given = build(size), batch(size, natural)
+    use_rlctl_attention(hf)
+    model = PolicyModel(hf, 1.0)
+    learner = Learner(
+        model,
+        RankInfo(0, 1, "cpu", threads, 60.0, deterministic=False, log_path=None),
+        compose("grpo", []).config.actor_rollout_ref.actor.optim,
+    )
+    budget = Budget("tokens", 16384, "tokens")
+
+    def loss(sequences: Sequences, part: Rollouts) -> Loss:
+        outputs = model(sequences, with_entropy=True)
+        return Loss(-outputs.log_probs.sum(), float(len(part.response_ids.values)), {})
+
+    first = torch.arange(0, len(given), WORK[size][1])
+    prompts, limits = given.prompt_ids.select(first), given.response_ids.lengths
+    engine = HFEngine(hf, max_num_seqs=len(given))
+    parts = {
+        "update": lambda: learner.learn(given, budget, loss, 1e-6, 1.0, "actor"),
+        "generation": lambda: sample(engine, prompts, limits),
+    }
+    for name, run in parts.items():
+        run()
+        seconds, by_cpu, by_wall = shares(run, runs)
+        lengths = "natural" if natural else "equal"
+        print(
+            f"{size:5s} {lengths:8s} {name:11s} {seconds:8.2f} s of CPU time; "
+            f"matrix products {by_cpu:.0%} of it, {by_wall:.0%} of wall-clock time",
+            flush=True,
+        )
+        record(f"{size}, {lengths}, {name}: share of matrix products", by_cpu, "higher")
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--sizes", default=",".join(SHAPES))
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    for size in arguments.sizes.split(","):
+        for natural in (False, True):
+            measure(size, natural, arguments.runs, arguments.threads)
+
+
+if __name__ == "__main__":
+    main()

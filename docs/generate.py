@@ -1,0 +1,235 @@
+"""Generated parts of the docs: `python -m docs.generate` writes them; a test compares them.
+
+A page has generated text between `<!-- begin NAME -->` and `<!-- end NAME -->`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
+
+from rlctl.explain.entries import error_entries, metric_entries
+from rlctl.explain.lookup import library_options
+from rlctl.recipes.verl.agreements import AGREEMENTS
+from rlctl.recipes.verl.renamed import MOVED, PLUGIN_SETTINGS, SFT_MOVED, VALUES
+from rlctl.recipes.verl.rules import Rule
+from rlctl.recipes.verl.translate import RULES
+
+if TYPE_CHECKING:
+    from rlctl.recipes import schema
+    from rlctl.runtime.model.load import Kind
+
+FOLDER = Path(__file__).parent
+
+
+def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    """Return a table in Markdown."""
+    head = list(head)
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(_cell(cell) for cell in line) + " |" for line in lines)
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ")
+
+
+def code(text: str) -> str:
+    """Return text as inline code."""
+    return f"`{text}`"
+
+
+def errors() -> str:
+    """Return a section per code."""
+    sections: list[str] = []
+    for entry in error_entries().values():
+        heads = "; ".join(code(each) for each in entry.messages)
+        kind = heads or f"All other errors with exit code {entry.exit}."
+        more = f" More: [{entry.page.partition('#')[0]}]({entry.page})." if entry.page else ""
+        sections.append(
+            f"## {entry.code}\n\n**{entry.title}** (exit code {entry.exit}). {entry.cause}\n\n"
+            f"{entry.fix}{more}\n\nMessages: {kind}"
+        )
+    return "\n\n".join(sections)
+
+
+def metrics() -> str:
+    """Return a table of all metrics."""
+    rows = (
+        (
+            code(entry.name),
+            entry.means + (f" In {entry.unit}." if entry.unit else ""),
+            entry.normal,
+            entry.advice,
+        )
+        for entry in metric_entries()
+    )
+    return table(["metric", "meaning", "usual", "otherwise"], rows)
+
+
+def options(library: str) -> str:
+    """Return the table of a library's options."""
+    rows = (
+        (code(name), ", ".join(map(code, each.keys)), each.note)
+        for name, each in library_options(library).items()
+    )
+    return table(["option", "key here", ""], rows)
+
+
+def verl_renamed() -> str:
+    """Return the tables of verl's keys that have other names here."""
+    tables = {
+        "## Renamed keys": MOVED,
+        "## Settings of plug-ins": PLUGIN_SETTINGS,
+        "## Keys of verl's SFT trainer": SFT_MOVED,
+    }
+    parts = [
+        f"{title}\n\n" + table(["verl", "here"], ((code(old), code(new)) for old, new in pairs))
+        for title, pairs in tables.items()
+    ]
+    words = [
+        (code(key), code(f"{old}".lower()), code(f"{new}"))
+        for key, mapping in VALUES
+        for old, new in mapping.items()
+    ]
+    parts.append("## Renamed values\n\n" + table(["key", "verl", "here"], words))
+    agreed = ((code(each.keys), code(each.expression)) for each in AGREEMENTS)
+    parts.append("## Keys that must agree with others\n\n" + table(["verl", "must be"], agreed))
+    return "\n\n".join(parts)
+
+
+def verl_dropped() -> str:
+    """Return the table of verl's keys without a counterpart."""
+    rows = ((code(rule.keys), _accepted(rule), rule.reason) for rule in RULES)
+    return table(["verl", "accepted values", "reason"], rows)
+
+
+def _accepted(rule: Rule) -> str:
+    if rule.accepted is None:
+        return "no effect" if rule.depends else "all: dropped"
+    words = dict.fromkeys(json.dumps(value) for value in rule.accepted)
+    return ", ".join(map(code, words)) or "none: refused"
+
+
+# Sizes of Qwen2.5: hidden, layers, heads, key-value heads, feed-forward, tied embeddings.
+MODELS = {
+    "0.5B": (896, 24, 14, 2, 4864, True),
+    "1.5B": (1536, 28, 12, 2, 8960, True),
+    "7B": (3584, 28, 28, 4, 18944, False),
+    "32B": (5120, 64, 40, 8, 27648, False),
+}
+SETTINGS = (
+    "data.train_batch_size=128",
+    "actor_rollout_ref.actor.ppo_mini_batch_size=64",
+    "actor_rollout_ref.rollout.n=8",
+    "data.max_prompt_length=1024",
+    "data.max_response_length=3072",
+    "actor_rollout_ref.model.enable_gradient_checkpointing=true",
+)
+GPUS = (1, 4, 8, 16, 32)
+RECIPES = {
+    "GRPO": ("gsm8k_grpo", []),
+    "PPO, with a critic": ("gsm8k_ppo", []),
+    "GRPO with LoRA of rank 16": ("gsm8k_grpo", ["actor_rollout_ref.model.lora_rank=16"]),
+}
+
+
+def memory() -> str:
+    """Return a table per algorithm: GiB per GPU, by model and number of GPUs."""
+    from rlctl.recipes.compose import compose
+    from rlctl.runtime.planning.memory import ModelSize
+
+    count: Any = ModelSize.from_config
+    sizes: dict[Any, ModelSize] = {}
+
+    def counted(model: schema.Model, kind: Kind) -> ModelSize:
+        """Return the size of a model, and build each model only once."""
+        key = name, kind, model.lora_rank
+        if key not in sizes:
+            sizes[key] = count(model, kind)
+        return sizes[key]
+
+    rows: dict[str, list[list[str]]] = {title: [] for title in RECIPES}
+    with tempfile.TemporaryDirectory() as folder, patch.object(ModelSize, "from_config", counted):
+        paths = [f"{role}.path={folder}" for role in ("actor_rollout_ref.model", "critic.model")]
+        configs = {
+            title: compose(recipe, [*SETTINGS, *overrides, *paths]).config
+            for title, (recipe, overrides) in RECIPES.items()
+        }
+        for name, sizes_of_layers in MODELS.items():
+            _write_model(Path(folder), *sizes_of_layers)
+            for title, config in configs.items():
+                rows[title].append([f"Qwen2.5 {name}", *_peaks(config)])
+    head = ["model", *(f"{n} GPU{'s' if n > 1 else ''}" for n in GPUS)]
+    return "\n\n".join(f"### {title}\n\n" + table(head, rows[title]) for title in RECIPES)
+
+
+def _write_model(
+    folder: Path, hidden: int, layers: int, heads: int, kv_heads: int, intermediate: int, tied: bool
+) -> None:
+    """Write the config.json of a model of that size."""
+    config = {
+        "model_type": "qwen2",
+        "architectures": ["Qwen2ForCausalLM"],
+        "hidden_size": hidden,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "intermediate_size": intermediate,
+        "tie_word_embeddings": tied,
+        "vocab_size": 151936 if hidden < 3000 else 152064,
+        "max_position_embeddings": 32768,
+    }
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+
+
+def _peaks(config: schema.Config) -> Iterator[str]:
+    """Yield the peak on a GPU in GiB, for each number of GPUs."""
+    from rlctl.runtime.build import load_algorithm
+    from rlctl.runtime.planning.devices import Devices, pool_sizes
+    from rlctl.runtime.planning.role_memory import GIB, plan_memory
+
+    needs = load_algorithm(config, 1).needs
+    for count in GPUS:
+        devices = Devices("cuda", 1, count)
+        plan = plan_memory(config, devices, pool_sizes(config, devices, needs), needs)
+        roles = plan.known()
+        peak = sum(each.held for each in roles) + max(each.passing for each in roles)
+        yield f"{peak / GIB:.0f}"
+
+
+PARTS: dict[str, Callable[[], str]] = {
+    "errors": errors,
+    "metrics": metrics,
+    "trl": lambda: options("trl"),
+    "openrlhf": lambda: options("openrlhf"),
+    "verl-renamed": verl_renamed,
+    "verl-dropped": verl_dropped,
+    "memory": memory,
+}
+
+
+def with_parts(text: str) -> str:
+    """Return the text of a page with its generated parts."""
+    return re.sub(
+        r"(<!-- begin ([\w-]+) -->\n).*?(<!-- end \2 -->)",
+        lambda match: f"{match[1]}\n{PARTS[match[2]]()}\n\n{match[3]}",
+        text,
+        flags=re.DOTALL,
+    )
+
+
+def main() -> None:
+    """Write the generated parts of all pages."""
+    for page in sorted(FOLDER.glob("*.md")):
+        text = page.read_text(encoding="utf-8")
+        if (written := with_parts(text)) != text:
+            page.write_text(written, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,138 @@
+"""Access rules of the board: host names, token, CSRF protection and response headers."""
+
+from __future__ import annotations
+
+import hmac
+import ipaddress
+import secrets
+import socket
+from dataclasses import dataclass, field
+
+from aiohttp import web
+from aiohttp.typedefs import Handler, Middleware
+
+CSRF_HEADER = "X-CSRF-Token"
+_HEADERS = {
+    # Scripts come from the board alone. Figures set inline styles; text cannot become markup.
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self' "
+    "'unsafe-inline'; img-src 'self' data: blob:; connect-src 'self'; base-uri 'none'; "
+    "form-action 'none'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+}
+_COOKIE_AGE_S = 30 * 24 * 3600
+
+
+@dataclass(frozen=True)
+class Access:
+    """Rules for requests; `token` None lets every local request in."""
+
+    host: str
+    token: str | None
+    read_only: bool = False
+    csrf: str = field(default_factory=lambda: secrets.token_urlsafe(32))
+
+    def middleware(self) -> Middleware:
+        """Return the middleware that enforces the rules."""
+
+        @web.middleware
+        async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
+            refused = self._refused(request)
+            return refused if refused is not None else await handler(request)
+
+        return check
+
+    def _refused(self, request: web.Request) -> web.Response | None:
+        """Return the response to a request that must not reach its handler."""
+        if not self._knows(request.host):
+            return _refusal(403, f"unknown host {request.host!r}: open the board by its address")
+        if self.token is not None and not self._has_token(request):
+            given = request.query.get("token")
+            if request.method == "GET" and given is not None and self._is_token(given):
+                return self._signed_in(request)
+            return _refusal(401, "open the address with ?token=… that `rlctl board` printed")
+        if request.method not in ("GET", "HEAD"):
+            if self.read_only:
+                return _refusal(403, "this board is read-only")
+            if not self._is_own_page(request):
+                return _refusal(403, "the request does not come from the board's own page")
+        return None
+
+    def _knows(self, given: str) -> bool:
+        """Return True for an address or a name of this machine.
+
+        Another name may be that of a foreign page which resolves to this address (DNS rebinding).
+        """
+        name = given.rpartition(":")[0] if _has_port(given) else given
+        name = name.strip("[]").lower()
+        own = {"localhost", self.host.lower(), socket.gethostname().lower()}
+        return name in own or _is_address(name)
+
+    def _has_token(self, request: web.Request) -> bool:
+        kind, _, word = request.headers.get("Authorization", "").partition(" ")
+        bearer = kind.lower() == "bearer" and self._is_token(word.strip())
+        return bearer or self._is_token(request.cookies.get(_cookie(request), ""))
+
+    def _is_token(self, given: str) -> bool:
+        return _same(given, self.token or "")
+
+    def _signed_in(self, request: web.Request) -> web.Response:
+        """Return a redirect to the same page without the token, which a cookie keeps."""
+        rest = request.rel_url.without_query_params("token")
+        response = web.Response(status=303, headers={"Location": str(rest)})
+        response.set_cookie(
+            _cookie(request),
+            self.token or "",
+            httponly=True,
+            samesite="Strict",
+            max_age=_COOKIE_AGE_S,
+        )
+        return response
+
+    def _is_own_page(self, request: web.Request) -> bool:
+        origin = request.headers.get("Origin")
+        if origin is not None and origin.partition("://")[2] != request.host:
+            return False
+        given = request.headers.get(CSRF_HEADER, "")
+        return _same(given, self.csrf)
+
+
+async def add_headers(_: web.Request, response: web.StreamResponse) -> None:
+    """Add the security headers; signal handler for `on_response_prepare`."""
+    response.headers.update(_HEADERS)
+    response.headers.setdefault("Cache-Control", "no-store")
+    response.headers["Server"] = "rlctl"
+
+
+def is_loopback(host: str) -> bool:
+    """Return True if only this machine can reach a server that listens on `host`."""
+    return host == "localhost" or (_is_address(host) and ipaddress.ip_address(host).is_loopback)
+
+
+def _same(given: str, secret: str) -> bool:
+    """Compare in constant time; headers may contain any bytes."""
+    return hmac.compare_digest(given.encode(errors="surrogateescape"), secret.encode())
+
+
+def _cookie(request: web.Request) -> str:
+    """Return the name of the cookie: cookies of all ports of a host are in one place."""
+    return f"rlctl_board_{request.url.port}"
+
+
+def _refusal(status: int, message: str) -> web.Response:
+    return web.json_response({"error": message}, status=status)
+
+
+def _has_port(given: str) -> bool:
+    return given.rpartition(":")[2].isdigit() and (given.count(":") == 1 or "]:" in given)
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,79 @@
+"""Life of the board's server, from its address to Ctrl-C."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import secrets
+import socket
+import sys
+import webbrowser
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import quote
+
+from rlctl.board.access import Access, is_loopback
+from rlctl.board.server import listen, make_app
+from rlctl.board.views import Views
+from rlctl.errors import UsageError
+from rlctl.redaction import redact
+
+_SHORTEST_TOKEN = 16  # characters
+
+
+@dataclass(frozen=True)
+class Listening:
+    """Address, and rules for requests. A token is made if others can reach the address."""
+
+    host: str
+    port: int
+    token: str | None
+    read_only: bool
+
+    def access(self) -> Access:
+        """Return the access rules. Raises UsageError for a token that can be guessed."""
+        token = self.token or (None if is_loopback(self.host) else secrets.token_urlsafe(24))
+        if token is not None and len(token) < _SHORTEST_TOKEN:
+            raise UsageError(
+                f"the token has {len(token)} characters, and others could guess it",
+                hint=f"give {_SHORTEST_TOKEN} or more, or leave out --token",
+            )
+        return Access(self.host, token, self.read_only)
+
+
+async def serve(root: Path, listening: Listening, open_page: bool, as_json: bool) -> None:
+    """Serve the runs under `root`, print the address on stdout, and wait for a signal."""
+    access = listening.access()
+    views = Views(root)
+    runner, port = await listen(make_app(views, access), listening.host, listening.port)
+    reading = asyncio.create_task(asyncio.to_thread(views.listing.current))
+    url = _url(listening.host, port, access.token)
+    if as_json:
+        fields = {"url": url, "port": port, "root": str(root.resolve()), "token": access.token}
+        line = json.dumps(fields)
+    else:
+        line = url
+    print(line, flush=True)
+    print(f"runs of {redact(str(root.resolve()))}; Ctrl-C ends the board", file=sys.stderr)
+    if open_page and _has_screen():
+        await asyncio.to_thread(webbrowser.open, url)
+    try:
+        await asyncio.Event().wait()
+    finally:
+        reading.cancel()
+        await runner.cleanup()
+
+
+def _has_screen() -> bool:
+    """Return True for a desktop session; elsewhere a browser of the terminal would open."""
+    if not sys.stdout.isatty() or "SSH_CONNECTION" in os.environ:
+        return False
+    return sys.platform == "darwin" or bool({"DISPLAY", "WAYLAND_DISPLAY"} & os.environ.keys())
+
+
+def _url(host: str, port: int, token: str | None) -> str:
+    """Return the address for a browser; for all interfaces, with this machine's name."""
+    name = socket.gethostname() if host in ("0.0.0.0", "::", "") else host
+    shown = f"[{name}]" if ":" in name else name
+    return f"http://{shown}:{port}/" + (f"?token={quote(token)}" if token else "")

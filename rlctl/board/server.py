@@ -1,0 +1,194 @@
+"""HTTP server of the board: addresses of pages, data, streams and actions."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from typing import Any
+
+import orjson
+from aiohttp import web
+from aiohttp.typedefs import Handler
+
+from rlctl.board.access import Access, add_headers
+from rlctl.board.actions import Actions
+from rlctl.board.pages import Pages
+from rlctl.board.stream import ListChanges, RunChanges, send_events
+from rlctl.board.views import PAGE, Views
+from rlctl.errors import (
+    ConflictError,
+    NotFoundError,
+    ResourceError,
+    RlctlError,
+    UsageError,
+    as_rlctl_error,
+)
+from rlctl.runs.listing import RunQuery
+from rlctl.runs.report.page import page as report_page
+
+_STATUS: dict[type[RlctlError], int] = {UsageError: 400, NotFoundError: 404, ConflictError: 409}
+_MAX_BODY = 64 * 1024
+
+
+def make_app(views: Views, access: Access) -> web.Application:
+    """Return the application. Raises MissingExtraError without plotly."""
+    pages = Pages({"csrf": access.csrf, "read_only": access.read_only})
+    board = _Board(views, Actions())
+    app = web.Application(
+        middlewares=[access.middleware(), _errors_as_json], client_max_size=_MAX_BODY
+    )
+    app.on_response_prepare.append(add_headers)
+    app.add_routes(
+        [
+            web.get("/", pages.page),
+            web.get("/static/{digest}/{name}", pages.static),
+            web.get("/api/runs", board.runs),
+            web.get("/api/view", board.view),
+            web.get("/api/sweeps", board.sweeps),
+            web.get("/api/trials", board.trials),
+            web.get("/api/samples", board.samples),
+            web.get("/api/logs", board.logs),
+            web.get("/api/system", board.system),
+            web.get("/api/report", board.report),
+            web.get("/api/stream", board.stream),
+            web.get("/api/jobs/{number:[0-9]{1,9}}", board.job),
+            web.post("/api/act", board.act),
+        ]
+    )
+    return app
+
+
+async def listen(app: web.Application, host: str, port: int) -> tuple[web.AppRunner, int]:
+    """Start to serve; return the runner and the port. Raises ResourceError if it is in use."""
+    # Streams never end by themselves: closing waits for none of them.
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1, handler_cancellation=True)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, host, port).start()
+    except OSError as error:
+        await runner.cleanup()
+        raise ResourceError(
+            f"cannot listen on {host}:{port}: {error.strerror or error}",
+            hint="--port 0 takes a free port; --host 127.0.0.1 listens on this machine only",
+        ) from error
+    return runner, runner.addresses[0][1]
+
+
+class _Board:
+    """Request handlers; files are read in threads."""
+
+    def __init__(self, views: Views, actions: Actions) -> None:
+        self.views, self.actions = views, actions
+
+    async def runs(self, request: web.Request) -> web.Response:
+        given = request.query
+        query = RunQuery(
+            given.get("state") or None,
+            given.get("where") or None,
+            given.get("sort") or None,
+            given.get("cols") or None,
+            PAGE,
+        )
+        return await _json(self.views.runs, query, _number(request, "offset", 0))
+
+    async def view(self, request: web.Request) -> web.Response:
+        if (sweep := request.query.get("sweep")) is not None:
+            return await _json(self.views.sweep, sweep)
+        return await _json(self.views.view, request.query.getall("run", []))
+
+    async def sweeps(self, _: web.Request) -> web.Response:
+        return await _json(self.views.sweeps)
+
+    async def trials(self, request: web.Request) -> web.Response:
+        return await _json(self.views.trials, request.query.get("sweep", ""))
+
+    async def samples(self, request: web.Request) -> web.Response:
+        verdict = request.query.get("verdict")
+        return await _json(
+            self.views.samples,
+            _run(request),
+            _number(request, "step"),
+            None if not verdict else verdict == "right",
+            request.query.get("text"),
+            _number(request, "offset", 0),
+        )
+
+    async def logs(self, request: web.Request) -> web.Response:
+        return await _json(self.views.logs, _run(request), request.query.get("process"))
+
+    async def system(self, request: web.Request) -> web.Response:
+        return await _json(self.views.system, _run(request))
+
+    async def report(self, request: web.Request) -> web.Response:
+        text = await asyncio.to_thread(self._report, request.query.getall("run", []))
+        name = {"Content-Disposition": 'attachment; filename="report.html"'}
+        return web.Response(text=text, content_type="text/html", headers=name)
+
+    def _report(self, keys: list[str]) -> str:
+        from rlctl.runs.report.content import content
+
+        return report_page(content([self.views.run(key) for key in dict.fromkeys(keys)], 50))
+
+    async def stream(self, request: web.Request) -> web.StreamResponse:
+        keys = request.query.getall("run", [])
+        if not keys:
+            return await send_events(
+                request, ListChanges(self.views, _number(request, "version", 0))
+            )
+        epochs, rows = request.query.getall("epoch", []), request.query.getall("rows", [])
+        try:
+            places = [(int(a), int(b)) for a, b in zip(epochs, rows, strict=True)]
+            shown = dict(zip(keys, places, strict=True))
+        except ValueError as error:
+            raise UsageError("each run= takes one epoch= and one rows=") from error
+        return await send_events(request, RunChanges(self.views, shown))
+
+    async def job(self, request: web.Request) -> web.Response:
+        return await _json(self.actions.job, int(request.match_info["number"]))
+
+    async def act(self, request: web.Request) -> web.Response:
+        try:
+            given = json.loads(await request.read())
+            key, action, text = (str(given[name]) for name in ("run", "action", "text"))
+        except (ValueError, TypeError, LookupError) as error:
+            raise UsageError("an action takes JSON with run, action and text") from error
+        response = await _json(lambda: self.actions.act(self.views.run(key), action, text))
+        await asyncio.to_thread(self.views.listing.read)
+        return response
+
+
+async def _json(read: Callable[..., Any], *arguments: Any) -> web.Response:
+    found = await asyncio.to_thread(read, *arguments)
+    body = orjson.dumps(found, default=str)
+    return web.Response(body=body, content_type="application/json")
+
+
+@web.middleware
+async def _errors_as_json(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Turn errors of rlctl into JSON with their message and hint."""
+    try:
+        return await handler(request)
+    except (RlctlError, OSError) as error:
+        known = as_rlctl_error(error)
+        if known is None:
+            raise
+        problem = known.problems[0]
+        status = _STATUS.get(type(known), 500)
+        return web.json_response(
+            {"error": problem.message, "where": problem.where, "hint": problem.hint}, status=status
+        )
+
+
+def _run(request: web.Request) -> str:
+    return request.query.get("run", "")
+
+
+def _number(request: web.Request, name: str, default: int | None = None) -> Any:
+    """Return an integer of the query that is not negative, else `default`."""
+    given = request.query.get(name)
+    if not given:
+        return default
+    if not given.isascii() or not given.isdigit():
+        raise UsageError(f"{name}={given!r} is not a number")
+    return int(given)

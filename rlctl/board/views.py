@@ -1,0 +1,245 @@
+"""Data of the board's views: what `rlctl runs`, `show`, `compare`, `sweeps` and `logs` read."""
+
+from __future__ import annotations
+
+import csv
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import psutil
+
+from rlctl.board.listing import Listing
+from rlctl.board.live_metrics import MetricsCache
+from rlctl.errors import MissingExtraError, NotFoundError, RlctlError, UsageError
+from rlctl.redaction import redact
+from rlctl.runs import details, logs
+from rlctl.runs.listing import RunQuery
+from rlctl.runs.report.content import (
+    checkpoints,
+    content,
+    notable_events,
+    plain_sample,
+    summary_texts,
+)
+from rlctl.runs.run import ACTIVE, Run, is_run, read_run
+from rlctl.runs.stacks import run_processes
+from rlctl.runs.store import RunStore
+from rlctl.sweeps.record import RECORD_FILE, SweepDir, sweeps
+from rlctl.terminal import visible
+
+MAX_RUNS = 24  # in one view
+PAGE = 100  # runs of a page of the list: the index looks up as many one by one
+SAMPLES = 20
+LOG_LINES = 400
+_SMI_S = 5.0
+
+
+@dataclass(frozen=True)
+class Views:
+    """Views of the runs under `root`. All methods read files and may take seconds."""
+
+    root: Path
+    metrics: MetricsCache = field(default_factory=MetricsCache)
+    listing: Listing = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "listing", Listing(self.root))
+
+    def run(self, key: str) -> Run:
+        """Return the run `project/name`. Raises NotFoundError for anything else."""
+        folder = self._folder(key)
+        if folder is None or not is_run(folder):
+            raise NotFoundError(f"no run is named {key!r}", where=str(self.root.resolve()))
+        return read_run(folder)
+
+    def _folder(self, key: str) -> Path | None:
+        """Return the folder of `project/name`; None for names that lead elsewhere."""
+        parts = key.split("/")
+        valid = all(part and not part.startswith(".") and "\0" not in part for part in parts)
+        return self.root.joinpath(*parts) if len(parts) == 2 and valid else None
+
+    def runs(self, query: RunQuery, offset: int = 0) -> dict[str, Any]:
+        """Return `PAGE` runs from `offset` on, as `rlctl runs --json`; numbers of all of them."""
+        version, every = self.listing.current()
+        page = query.page(RunStore(self.root), offset, every)
+        rows = page.as_json()
+        for row, run in zip(rows, page.runs, strict=True):
+            row["key"], row["took"] = run.key, run.seconds
+        return {
+            "runs": rows,
+            "matching": offset + len(page.runs) + page.hidden,
+            "total": page.total,
+            "version": version,
+        }
+
+    def view(self, keys: Sequence[str]) -> dict[str, Any]:
+        """Return the content of a report on the runs, without samples; `live` for streams."""
+        if not 0 < len(set(keys)) <= MAX_RUNS:
+            raise UsageError(f"a view shows 1 to {MAX_RUNS} runs, not {len(set(keys))}")
+        runs = [self.run(key) for key in dict.fromkeys(keys)]
+        return self._content(runs, None)
+
+    def sweep(self, key: str) -> dict[str, Any]:
+        """Return the view of a sweep: its search space and its first `MAX_RUNS` runs."""
+        sweep, results = self._sweep(key), _results()
+        runs = results.runs_of(sweep)[:MAX_RUNS]
+        return self._content(runs, results.search(sweep)) | {"state": sweep.state}
+
+    def trials(self, key: str) -> dict[str, Any]:
+        """Return the search space of a sweep, its state and the number of its runs."""
+        sweep, results = self._sweep(key), _results()
+        number = min(MAX_RUNS, len(results.runs_of(sweep)))
+        return {"state": sweep.state, "search": results.search(sweep), "num_runs": number}
+
+    def _sweep(self, key: str) -> SweepDir:
+        folder = self._folder(key)
+        if folder is None or not os.path.isfile(folder / RECORD_FILE):
+            raise NotFoundError(f"no sweep is named {key!r}", where=str(self.root.resolve()))
+        return SweepDir(folder)
+
+    def _content(self, runs: Sequence[Run], found: Mapping[str, Any] | None) -> dict[str, Any]:
+        live = [self.metrics.of(run.path) for run in runs]
+        tables = {run.path: each.read_of(run) for run, each in zip(runs, live, strict=True)}
+        made = content(runs, None, found, lambda run: tables[run.path])
+        for each, metrics in zip(made["runs"], live, strict=True):
+            each["live"] = {"epoch": metrics.epoch, "rows": metrics.num_rows}
+        return made
+
+    def sweeps(self) -> list[dict[str, Any]]:
+        """Return the lines of `rlctl sweeps`."""
+        found = sweeps(self.root)
+        results = _results() if found else None
+        return [
+            results.overview(each) | {"key": f"{each.record.project}/{each.record.name}"}
+            for each in found
+            if results is not None
+        ]
+
+    def update(self, key: str, epoch: int, rows: int) -> dict[str, Any]:
+        """Return what a page with `rows` of `epoch` lacks: new rows, state, alarms, summary."""
+        run = self.run(key)
+        live = self.metrics.of(run.path)
+        live.read_of(run)
+        new = live.since(epoch, rows)
+        return {
+            "key": key,
+            "new": new,
+            "state": run.state,
+            "active": run.state in ACTIVE,
+            "summary": summary_texts(run) if new else None,
+            "checkpoints": checkpoints(run.path) if new or run.state not in ACTIVE else None,
+            "steps": details.generation_steps(run.path),
+            **notable_events(run.path),
+        }
+
+    def samples(
+        self, key: str, step: int | None, right: bool | None, text: str | None, offset: int
+    ) -> dict[str, Any]:
+        """Return `SAMPLES` matching validation samples of a step from `offset` on."""
+        run = self.run(key)
+        at, chosen = details.samples(run, step, right, text or None)
+        shown = chosen[offset : offset + SAMPLES]
+        return {
+            "step": at,
+            "matching": len(chosen),
+            "samples": [plain_sample(offset + place, each) for place, each in enumerate(shown)],
+        }
+
+    def logs(self, key: str, process: str | None) -> dict[str, Any]:
+        """Return the last lines of a process of the latest attempt, and all processes."""
+        try:
+            files = {path.stem: path for path in logs.log_files(self.run(key), None, None, None)}
+        except NotFoundError as error:
+            if not is_run(self._folder(key) or self.root):
+                raise
+            return {"processes": [], "lines": [], "problem": str(error.problems[0].message)}
+        chosen = process if process in files else next(iter(files))
+        lines = [line for _, line in logs.lines_of([files[chosen]], LOG_LINES)]
+        return {
+            "processes": list(files),
+            "process": chosen,
+            "lines": [redact(visible(line)) for line in lines],
+            "problem": None,
+        }
+
+    def system(self, key: str) -> dict[str, Any]:
+        """Return the use of each process of a running run on this machine, by pool and rank."""
+        run = self.run(key)
+        if run.state not in ACTIVE:
+            return {"processes": [], "problem": f"{run.name} is {run.state}"}
+        try:
+            found = run_processes(run)
+        except RlctlError as error:
+            return {"processes": [], "problem": error.problems[0].message}
+        gpu = _gpu_bytes()
+        used = [
+            _use(each.pid, _rank(each.pid, run.path) or each.name, gpu.get(each.pid))
+            for each in found
+        ]
+        return {"processes": [each for each in used if each is not None], "problem": None}
+
+
+def _results() -> ModuleType:
+    """Return `rlctl.sweeps.results`. Raises MissingExtraError without Optuna."""
+    try:
+        from rlctl.sweeps import results
+    except ModuleNotFoundError as error:
+        raise MissingExtraError(
+            "the results of sweeps are read with Optuna, which is not installed",
+            hint="pip install 'rlctl[sweep]'",
+        ) from error
+    return results
+
+
+def _gpu_bytes() -> dict[int, int]:
+    """Return the bytes of GPU memory of each process; empty without NVIDIA's tool."""
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return {}
+    query = ["--query-compute-apps=pid,used_gpu_memory", "--format=csv,noheader,nounits"]
+    try:
+        done = subprocess.run([program, *query], capture_output=True, text=True, timeout=_SMI_S)
+    except (OSError, subprocess.TimeoutExpired):
+        return {}
+    used: dict[int, int] = {}
+    for row in csv.reader(done.stdout.splitlines()):
+        pid, *mib = (cell.strip() for cell in row)
+        if pid.isdigit() and mib and mib[0].isdigit():  # else "[N/A]"
+            used[int(pid)] = used.get(int(pid), 0) + int(mib[0]) * 2**20
+    return used
+
+
+def _rank(pid: int, folder: Path) -> str | None:
+    """Return pool and rank of a worker process: the name of the log that is its stdout (Linux)."""
+    try:
+        log = Path(os.readlink(f"/proc/{pid}/fd/1"))
+    except OSError:
+        return None
+    own = log.suffix == ".log" and log.is_relative_to(folder.resolve() / "attempts")
+    return log.stem if own else None
+
+
+def _use(pid: int, name: str, gpu_bytes: int | None) -> dict[str, Any] | None:
+    """Return the use of one process, None if it has ended."""
+    try:
+        process = psutil.Process(pid)
+        with process.oneshot():
+            times, memory = process.cpu_times(), process.memory_info().rss
+            return {
+                "pid": pid,
+                "name": name,
+                "cpu_s": times.user + times.system,
+                "age_s": max(0.0, time.time() - process.create_time()),
+                "bytes": memory,
+                "gpu_bytes": gpu_bytes,
+                "threads": process.num_threads(),
+            }
+    except psutil.Error:
+        return None

@@ -1,0 +1,61 @@
+"""`rlctl explain`: errors, metrics and keys, from tables inside the package."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from rlctl.cli import complete
+from rlctl.cli.options import Json
+
+app = typer.Typer()
+
+_EXAMPLES = """
+Examples:
+
+  rlctl explain E-OOM                   an error, by the code that its message names
+
+  rlctl explain actor/entropy kl        a metric, and an alarm
+
+  rlctl explain optim.lr                keys: type, default, verl's name
+
+  rlctl explain --json 7                an exit code
+"""
+
+
+@app.command(epilog=_EXAMPLES)
+def explain(
+    names: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="CODE|METRIC|KEY...",
+            help="Code of an error, exit code, metric, alarm, or config key, also by its end.",
+            autocompletion=complete.explained,
+        ),
+    ],
+    as_json: Json = False,
+) -> None:
+    """Explain the code of an error, a metric, an alarm or a config key.
+
+    Options of TRL and OpenRLHF and keys of verl are explained by the keys that replace them.
+    """
+    from dataclasses import asdict
+
+    from rich.text import Text
+
+    from rlctl.cli.console import print_json, stdout
+    from rlctl.explain.lookup import explain as look_up
+
+    found = [each for name in names for each in look_up(name)]
+    if as_json:
+        print_json([asdict(each) for each in found])
+        return
+    width = max((len(label) for each in found for label in each.facts), default=0)
+    for number, each in enumerate(found):
+        if number:
+            stdout().print()
+        stdout().print(Text.assemble((each.name, "bold"), f"  {each.kind}"))
+        stdout().print(f"  {each.text}", markup=False)
+        for label, text in each.facts.items():
+            stdout().print(f"  {label:{width}}  {text}", markup=False)

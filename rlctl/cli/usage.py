@@ -1,0 +1,138 @@
+"""Errors of the command line's form, with the words that a newcomer probably meant."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rlctl.errors import Fix, Problem
+from rlctl.suggest import closest
+
+# Commands and options of other tools, with ours, by the group in which they are given.
+_WORDS: dict[str, dict[str, tuple[str, ...]]] = {
+    "rlctl": {
+        "help": ("--help",),
+        "-v": ("--version",),
+        "-V": ("--version",),
+        "list": ("runs",),
+        "ls": ("runs",),
+        "status": ("runs",),
+        "run": ("train",),
+        "start": ("train",),
+        "fine-tune": ("train",),
+        "finetune": ("train",),
+        "rm": ("runs", "rm"),
+        "delete": ("runs", "rm"),
+        "log": ("logs",),
+        "info": ("show",),
+        "evaluate": ("eval",),
+        "test": ("eval",),
+        "kill": ("stop",),
+        "push": ("export",),
+        "ui": ("board",),
+        "dashboard": ("board",),
+        "check": ("doctor",),
+        "tune": ("sweep",),
+    },
+    "rlctl config": {"get": ("why",), "list": ("keys",), "ls": ("keys",), "explain": ("why",)},
+    "rlctl recipes": {"list": ("ls",), "get": ("show",), "cat": ("show",)},
+    "rlctl runs": {"delete": ("rm",), "remove": ("rm",)},
+}
+_EXAMPLE = re.compile(r"rlctl [^`\n]+?(?=\s{3,}|\n|`|$)")
+
+
+def explain(message: str, error: Any, words: Sequence[str]) -> Problem:
+    """Return the problem of a usage error of Typer with this message, raised for `rlctl WORDS`.
+
+    The hint is an example of the command where it has one.
+    """
+    context = getattr(error, "ctx", None)
+    path = context.command_path if context else "rlctl"
+    fix: Fix | None = None
+    if match := re.match(r"no such command '(.+?)'", message):
+        message = match[0]
+        fix = _command(path, context, match[1])
+    elif (given := getattr(error, "option_name", None)) and message.startswith("no such option"):
+        message = f"no such option: {given}"
+        fix = _option(path, context, error, given, words)
+    hint = f"`{path} --help` lists arguments and options"
+    epilog = (getattr(context.command, "epilog", None) or "") if context else ""
+    example = _EXAMPLE.search(re.sub(r"\\\n\s*", "", epilog))
+    if example and fix is None:
+        hint = f"for example `{example[0].strip()}`; {hint}"
+    return Problem(message, hint=hint, fix=fix)
+
+
+def _command(path: str, context: Any, given: str) -> Fix | None:
+    """Return the fix of an unknown command: a synonym, a typo, or a command that is left out."""
+    known = context.command.list_commands(context)
+    if given in _WORDS.get(path, {}):
+        return given, _WORDS[path][given]
+    algorithms = _algorithms() if path == "rlctl" else known
+    if path == "rlctl" and given in algorithms:
+        return given, ("train", given)
+    if path == "rlctl train" and (recipe := _recipe(given)) is not None:
+        verb = next((each for each in sorted(known, key=len) if each in recipe), "ppo")
+        return given, (verb, "--recipe", recipe)
+    if "show" in known and (Path(given).suffix or Path(given).exists()):
+        return given, ("show", given)
+    near = closest(given, known)
+    return (given, near) if near else None
+
+
+def _option(path: str, context: Any, error: Any, given: str, words: Sequence[str]) -> Fix | None:
+    """Return the fix of an unknown option: an option alike, or a setting written as an option."""
+    if given in _WORDS.get(path, {}):
+        return given, _WORDS[path][given]
+    if path == "rlctl train":  # the algorithm is left out
+        return ("train",), ("train", "ppo")
+    name, place = given.lstrip("-"), _place(words, given)
+    if place is None:
+        return None
+    takes_overrides = any(each.name == "overrides" for each in context.command.params)
+    whole = words[place]
+    options = [each for each in getattr(error, "possibilities", None) or () if each != "--help"]
+    near = closest(given, options)
+    if near and not ("." in name or (takes_overrides and len(name) < 4)):
+        return whole, near + whole[len(given) :]
+    if not takes_overrides:
+        return None
+    from rlctl.recipes.suggestions import similar_keys
+
+    keys = similar_keys(name.replace("-", "_"))
+    if not keys:
+        return None
+    if "=" in whole:
+        return whole, f"{keys[0]}={whole.partition('=')[2]}"
+    following = words[place + 1 : place + 2]
+    if not following or following[0].startswith("-") or "=" in following[0]:
+        return None
+    return (whole, following[0]), f"{keys[0]}={following[0]}"
+
+
+def _place(words: Sequence[str], option: str) -> int | None:
+    return next(
+        (i for i, word in enumerate(words) if word == option or word.startswith(f"{option}=")),
+        None,
+    )
+
+
+def _algorithms() -> list[str]:
+    """Return the commands of `rlctl train`."""
+    from typer.main import get_group
+
+    from rlctl.cli.commands.train import app
+
+    return list(get_group(app).commands)
+
+
+def _recipe(given: str) -> str | None:
+    """Return the recipe, by name or file, that `given` names or almost names."""
+    if Path(given).suffix in (".yaml", ".yml"):
+        return given
+    from rlctl.recipes.search_path import library_recipes
+
+    near = closest(given, library_recipes())
+    return near if near and len(given) > 3 and "_" in near else None

@@ -1,0 +1,256 @@
+"""Data that `rlctl new` reads: records of any columns, the columns that fit, rows made of them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from rlctl.data_prep.contract import row_faults
+from rlctl.data_prep.jsonl import Fields, SplitRows, is_message, rows_from_records, split_source
+from rlctl.data_prep.records import read_records, value_at
+from rlctl.data_prep.rows import PromptRow, RowSource, stream_rows
+from rlctl.data_prep.sources import RAW_SUFFIXES, TRAIN, data_files, files_of
+from rlctl.errors import ConfigError, NotFoundError
+from rlctl.storage import is_url
+
+_VALIDATION = ("validation", "val", "dev", "test")  # splits, the first one that exists
+_SAMPLE = 100  # records that are looked at
+_MAX_VALIDATION = 500  # rows that are split off; a tenth of the records at most
+_PROMPTS = ("prompt", "question", "problem", "messages", "query", "instruction", "input")
+_ANSWERS = (
+    *("reward_model.ground_truth", "ground_truth", "final_answer", "answer", "solution"),
+    *("target", "label", "expected", "output", "response", "completion"),
+)
+_NUMBER = re.compile(r"\s*[-+]?[$€£]?\d[\d,]*(?:\.\d+)?%?\s*")
+_MARK, _BOXED = "####", "\\boxed{"
+
+
+@dataclass(frozen=True)
+class Column:
+    """Column of records, or a field of one (`reward_model.ground_truth`)."""
+
+    name: str
+    kind: str  # text, chat, number or other
+    example: Any
+
+
+@dataclass(frozen=True)
+class RawData:
+    """Files of records, and a sample of them."""
+
+    name: str
+    training: Sequence[Path]
+    validation: Sequence[Path]  # empty: a part of the training records is split off
+    records: Sequence[dict[str, Any]]
+
+    def columns(self) -> list[Column]:
+        """Return the columns of the sample, and the fields of those that are objects."""
+        values: dict[str, Any] = {}
+        for record in self.records:
+            for name, value in _flat(record):
+                if values.get(name) is None:
+                    values[name] = value
+        return [Column(name, kind_of(value), value) for name, value in values.items()]
+
+    @property
+    def has_rows(self) -> bool:
+        """True if the records are rows of verl's layout already."""
+        return not row_faults(self.records[0], "prompt", "data_source")
+
+
+def find_raw(source: str, validation: str | None) -> RawData:
+    """Find the files of a source, and those for validation, and read the first records.
+
+    A source is a file, a folder of a data set (files by split, as on the hub or as
+    `datasets.save_to_disk` writes them), or `owner/name` on the hub; `:SPLIT` selects a split.
+    Raises NotFoundError for one that does not exist, ConfigError for one without records.
+    """
+    training = _files(source, TRAIN)
+    held_out: list[Path] = []
+    if validation is not None:
+        held_out = _files(validation, _VALIDATION[-1])
+    elif not (is_url(source) or Path(source).expanduser().is_file() or ":" in source):
+        held_out = next(filter(None, (_split(source, each) for each in _VALIDATION)), [])
+    records = [record for _, record in islice(_records(training), _SAMPLE)]
+    if not records:
+        raise ConfigError("the data has no records", where=source)
+    if not all(isinstance(each, dict) for each in records):
+        raise ConfigError("the records are no objects with named fields", where=source)
+    path = Path(source.partition(":")[0])
+    name = path.stem if path.suffix in RAW_SUFFIXES else path.name
+    return RawData(name, training, held_out, records)
+
+
+def _files(source: str, split: str) -> list[Path]:
+    """Return the files of a split; all of a folder that has no splits."""
+    folder = Path(source).expanduser()
+    try:
+        found = data_files(source, split, RAW_SUFFIXES)
+    except NotFoundError:
+        found = files_of(folder, RAW_SUFFIXES) if folder.is_dir() else []
+        if not found or any(_split(source, each) for each in (TRAIN, *_VALIDATION)):
+            raise
+    for file in found:
+        if not file.is_file():
+            raise NotFoundError(
+                "the data does not exist",
+                where=str(file),
+                hint=f"give a file ({', '.join(RAW_SUFFIXES)}), the folder of a data set, or "
+                "owner/name on the hub",
+            )
+        if file.suffix not in RAW_SUFFIXES:
+            raise ConfigError(
+                f"the data is a file of an unknown kind, {file.suffix!r}",
+                where=str(file),
+                hint=f"kinds that are read: {', '.join(RAW_SUFFIXES)}",
+            )
+    return found
+
+
+def _split(source: str, split: str) -> list[Path]:
+    """Return the files of a split, or nothing."""
+    try:
+        return data_files(source, split, RAW_SUFFIXES)
+    except NotFoundError:
+        return []
+
+
+def _records(files: Sequence[Path]) -> Iterator[tuple[str, Any]]:
+    for file in files:
+        yield from read_records(file)
+
+
+def _flat(record: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    for name, value in record.items():
+        yield name, value
+        if isinstance(value, dict):
+            yield from ((f"{name}.{key}", inner) for key, inner in value.items())
+
+
+def kind_of(value: Any) -> str:
+    """Return the kind of a column with this value: text, chat, number or other."""
+    if isinstance(value, str):
+        return "text"
+    if isinstance(value, list) and value and all(map(is_message, value)):
+        return "chat"
+    return "number" if isinstance(value, int | float) else "other"
+
+
+def suggest_prompt(columns: Sequence[Column]) -> str | None:
+    """Return the column that holds the prompts, by its name, or None."""
+    return _named(_PROMPTS, [each for each in columns if each.kind in ("text", "chat")])
+
+
+def suggest_answer(columns: Sequence[Column], prompt: str) -> str | None:
+    """Return the column that holds the answers: by its name, or the only one left."""
+    left = [each for each in columns if each.kind in ("text", "number") and each.name != prompt]
+    return _named(_ANSWERS, left) or (left[0].name if len(left) == 1 else None)
+
+
+def _named(names: Sequence[str], columns: Sequence[Column]) -> str | None:
+    by_name = {each.name.lower(): each.name for each in reversed(columns)}
+    return next((by_name[name] for name in names if name in by_name), None)
+
+
+def answers_of(data: RawData, key: str) -> list[str]:
+    """Return the final answers of the sample. Raises ConfigError where one is missing."""
+    return [final_answer(value) for value in map(_reader(data, key), data.records)]
+
+
+def _reader(data: RawData, key: str) -> Callable[[Mapping[str, Any]], str]:
+    def read(record: Mapping[str, Any]) -> str:
+        try:
+            return str(value_at(record, key))
+        except ValueError as error:
+            raise ConfigError(str(error), where=str(data.training[0])) from error
+
+    return read
+
+
+def is_number(text: str) -> bool:
+    """Return True for one number, such as -1,200.50 or $3."""
+    return _NUMBER.fullmatch(text) is not None
+
+
+def final_answer(solution: str) -> str:
+    r"""Return the text after the last `####`, or in the last \boxed{}; else the whole text."""
+    if _MARK in solution:
+        return solution.rpartition(_MARK)[2].strip()
+    start = solution.rfind(_BOXED)
+    if start >= 0:
+        depth = 0
+        for end, letter in enumerate(solution[start:], start):
+            depth += (letter == "{") - (letter == "}")
+            if letter == "}" and depth == 0:
+                return solution[start + len(_BOXED) : end].strip()
+    return solution.strip()
+
+
+@dataclass(frozen=True)
+class RowMaker:
+    """Conversion of records to rows; rows of verl's layout keep all their fields.
+
+    `instruction` is added to every prompt. `whole` keeps solutions instead of final answers.
+    """
+
+    data: RawData
+    fields: Fields
+    instruction: str = ""
+    whole: bool = False
+
+    def splits(self) -> dict[str, RowSource]:
+        """Return the rows for training (`train`) and validation (`val`), which are streamed."""
+        if self.data.validation:
+            train = split_source(lambda: self._rows(self.data.training), 0.0, 0)
+            count = sum(1 for _ in self._rows(self.data.validation))
+            read = partial(self._rows, self.data.validation)
+            return train | {"val": SplitRows(read, "val", range(count), count)}
+        count = sum(1 for _ in self._rows(self.data.training))
+        if count < 2:
+            raise ConfigError(
+                "the data has one record, which cannot be both for training and for validation",
+                where=str(self.data.training[0]),
+                hint="--val FILE",
+            )
+        size = min(_MAX_VALIDATION, max(1, count // 10))
+        return split_source(lambda: self._rows(self.data.training), size / count, 0, count)
+
+    def first(self, count: int) -> list[PromptRow]:
+        """Return the first rows for training."""
+        return list(islice(self._rows(self.data.training), count))
+
+    def _rows(self, files: Sequence[Path]) -> Iterator[PromptRow]:
+        index = 0
+        for file in files:
+            for row in self._read(file):
+                row.extra_info["index"] = index
+                index += 1
+                yield self._finished(row)
+
+    def _read(self, file: Path) -> Iterator[PromptRow]:
+        if not self._is_made:
+            return rows_from_records(file, self.fields)
+        return stream_rows(file)
+
+    @property
+    def _is_made(self) -> bool:
+        """True if the records are rows already, and their own columns were chosen."""
+        own = (self.fields.prompt_key, self.fields.answer_key) == (_PROMPTS[0], _ANSWERS[0])
+        return own and self.data.has_rows
+
+    def _finished(self, row: PromptRow) -> PromptRow:
+        """Return the row without an assistant's last message, and with the final answer."""
+        chat, truth = row.prompt, row.ground_truth
+        if len(chat) > 1 and chat[-1]["role"] == "assistant":
+            chat = chat[:-1]
+        if self.instruction:
+            last = chat[-1] | {"content": f"{chat[-1]['content']} {self.instruction}"}
+            chat = [*chat[:-1], last]
+        if isinstance(truth, str) and not self.whole:
+            truth = final_answer(truth)
+        return replace(row, prompt=chat, ground_truth=truth)

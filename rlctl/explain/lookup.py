@@ -1,0 +1,185 @@
+"""Explanation of a name: code of an error, exit code, alarm, metric, key, or key of a library."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from rlctl import plugins
+from rlctl.errors import NotFoundError
+from rlctl.explain.entries import (
+    MetricEntry,
+    error_entries,
+    metric_entries,
+    metric_entry,
+    read_table,
+)
+from rlctl.monitoring.rules import RULES
+from rlctl.recipes.keys import known_key, schema_keys
+from rlctl.recipes.reference import KeyRow, key_rows, setting_rows
+from rlctl.recipes.slots import slot_with_setting
+from rlctl.recipes.verl.aliases import aliases
+from rlctl.recipes.verl.translate import translate
+from rlctl.suggest import did_you_mean
+
+LIBRARIES = {"trl": "TRL", "openrlhf": "OpenRLHF"}
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """Meaning of a name, and facts about it by label; empty facts are left out."""
+
+    name: str
+    kind: str
+    text: str
+    facts: dict[str, str] = field(default_factory=dict)
+
+
+def explain(name: str) -> list[Explanation]:
+    """Return the explanations of a name: one, or those of the keys and metrics that it is part of.
+
+    Raises NotFoundError with the nearest names.
+    """
+    for source in (_error, _exit_code, _alarm, _metric, _keys, _metrics, _option, _verl):
+        if found := source(name):
+            return found
+    raise NotFoundError(
+        f"nothing is named {name!r}",
+        hint=did_you_mean(name, known_names())
+        or "give a code (E-OOM), a metric (actor/entropy) or a key (optim.lr): "
+        "`rlctl config keys WORD` searches keys",
+    )
+
+
+def known_names() -> list[str]:
+    """Return all codes, alarms, metrics and keys."""
+    metrics = (each for entry in metric_entries() for each in entry.names())
+    keys = (key.name for key in schema_keys().values() if key.kind != "section")
+    return [*error_entries(), *(rule.name for rule in RULES), *metrics, *keys]
+
+
+def _error(name: str) -> list[Explanation]:
+    entry = error_entries().get(name.upper())
+    if entry is None:
+        return []
+    facts = {"remedy": entry.fix, "exit code": str(entry.exit)}
+    more = {"messages": "; ".join(entry.messages), "docs": entry.page and f"docs/{entry.page}"}
+    return [Explanation(entry.code, "error", entry.cause, facts | _given(**more))]
+
+
+def _exit_code(name: str) -> list[Explanation]:
+    """Explain a number by the entry for all other errors of that exit code."""
+    entries = [each for each in error_entries().values() if str(each.exit) == name]
+    general = next((each for each in entries if not each.messages), None)
+    if general is None:
+        return []
+    codes = ", ".join(each.code for each in entries)
+    facts = {"remedy": general.fix, "errors": codes}
+    return [Explanation(name, "exit code", f"{general.title}: {general.cause}", facts)]
+
+
+def _alarm(name: str) -> list[Explanation]:
+    rule = next((each for each in RULES if each.name == name), None)
+    if rule is None:
+        return []
+    key = known_key(f"trainer.alarms.{name}") or known_key("trainer.mismatch.warn")
+    assert key is not None, "each alarm has a limit in the schema"
+    text = rule.message.replace("{value:", "{").replace("{value", "{")
+    facts = {"remedy": rule.hint, "limit": f"{key.name}: {key.help}"}
+    return [Explanation(name, "alarm", text.partition(":")[0], facts)]
+
+
+def _metric(name: str) -> list[Explanation]:
+    entry = metric_entry(name)
+    return [] if entry is None else [_described(name, entry)]
+
+
+def _metrics(beginning: str) -> list[Explanation]:
+    """Explain the metrics of a group, such as `perf/mfu`."""
+    start = f"{beginning.rstrip('/')}/"
+    return [
+        _described(name, entry)
+        for entry in metric_entries()
+        for name in entry.names()
+        if name.startswith(start)
+    ]
+
+
+def _described(name: str, entry: MetricEntry) -> Explanation:
+    facts = _given(unit=entry.unit, usual=entry.normal, otherwise=entry.advice)
+    return Explanation(name, "metric", entry.means, facts)
+
+
+def _keys(name: str) -> list[Explanation]:
+    """Explain the key, the keys with that end, or the keys of a section."""
+    names = list(schema_keys())
+    chosen = [name] if name in names else [each for each in names if each.endswith(f".{name}")]
+    if len(chosen) == 1 and schema_keys()[chosen[0]].kind == "section":
+        chosen = [each for each in names if each.rpartition(".")[0] == chosen[0]]
+    rows = {row.key.name: row for row in key_rows()} if chosen else {}
+    found = [_key(rows[each]) for each in chosen if each in rows]
+    slot = slot_with_setting(name)
+    if not found and slot is not None:
+        settings = (
+            row for plugin in plugins.names(slot.kind) for row in setting_rows(slot, plugin)
+        )
+        found = [_key(row) for row in settings if row.key.name == name]
+    return found
+
+
+def _key(row: KeyRow) -> Explanation:
+    key = row.key
+    facts = {"type": key.type, "default": row.default}
+    facts |= _given(verl=", ".join(aliases(key.name)))
+    facts["set by"] = f"rlctl config why {key.name} --recipe NAME"
+    return Explanation(key.name, "key", key.help, facts)
+
+
+def _option(name: str) -> list[Explanation]:
+    """Explain an option of TRL or OpenRLHF."""
+    bare = name.lstrip("-").partition("=")[0]
+    found: list[Explanation] = []
+    for library, title in LIBRARIES.items():
+        if (option := library_options(library).get(bare)) is not None:
+            facts = _given(use=", ".join(option.keys))
+            text = option.note or "It has another name here."
+            found.append(Explanation(bare, f"option of {title}", text, facts))
+    return found
+
+
+@dataclass(frozen=True)
+class LibraryOption:
+    """Option of another library: the keys that replace it, and a note."""
+
+    keys: tuple[str, ...]
+    note: str
+
+
+def library_options(library: str) -> dict[str, LibraryOption]:
+    """Return the options of a library by name, without the dashes."""
+    return {
+        name: LibraryOption(tuple(words[:-1]), words[-1])
+        for section in read_table(library).values()
+        for name, words in section.items()
+    }
+
+
+def _verl(name: str) -> list[Explanation]:
+    """Explain a key of verl that is renamed, dropped or refused."""
+    if "." not in name:
+        return []
+    found = translate(name, "VALUE", name)
+    if found.key is not None and found.key != name and known_key(found.key):
+        return [Explanation(name, "key of verl", "It has another name here.", {"use": found.key})]
+    if found.missing is not None:
+        facts = {"instead": found.missing.hint}
+        return [Explanation(name, "key of verl", found.missing.sentence, facts)]
+    if found.problem is not None:
+        text = "Some values of it are not supported."
+        return [Explanation(name, "key of verl", text, _given(instead=found.problem.hint))]
+    reason = found.dropped or found.unused or found.renamed
+    return [Explanation(name, "key of verl", f"It is not needed: {reason}.")] if reason else []
+
+
+def _given(**facts: str | None) -> dict[str, str]:
+    """Return the facts that are not empty."""
+    return {label: text for label, text in facts.items() if text}

@@ -1,0 +1,107 @@
+"use strict";
+// Validation responses: of the report, which has some of them, or read from the board.
+const PAGE = 20;
+
+function marked(text, sought) {
+  // Return the text as nodes, with matches of `sought` highlighted.
+  const parts = [], lower = text.toLowerCase();
+  let at = 0;
+  for (let hit = sought ? lower.indexOf(sought) : -1; hit >= 0; hit = lower.indexOf(sought, at)) {
+    parts.push(text.slice(at, hit), el("mark", {}, text.slice(hit, hit + sought.length)));
+    at = hit + sought.length;
+  }
+  return [...parts, text.slice(at)];
+}
+
+function sampleNode(sample, step, sought, asked) {
+  // After another response to the same prompt (`asked`), show only the response.
+  const parts = Object.entries(sample.components).map(([name, value]) => `${name} ${value}`).join("  ");
+  const said = [`score ${sample.score}`, parts, `${sample.length} tokens`, `ended by ${sample.finish}`, sample.source, `step ${step}`,
+                `prompt ${sample.index + 1}`];
+  const head = el("div", { class: "head" }, el("b", {}, sample.right ? "right" : "wrong"),
+                  ...said.filter(text => text).map(text => el("span", {}, text)));
+  const node = el("article", { class: `sample ${sample.right ? "right" : "wrong"}` }, head);
+  const texts = asked ? [] : [["prompt", sample.prompt], ["truth", sample.truth]];
+  if (!sample.episode) texts.push(["response", sample.response]);
+  for (const [name, text] of texts) node.append(el("h3", {}, name), el("pre", {}, ...marked(text, sought)));
+  if (sample.episode) node.append(...episodeNodes(sample.episode, sought));
+  return node;
+}
+
+function episodeNodes(episode, sought) {
+  const turns = episode.turns.map(turn => el("div", { class: turn.trained ? "turn trained" : "turn" },
+    el("h3", {}, turn.who, el("span", {}, turn.facts)), el("pre", {}, ...marked(turn.text, sought))));
+  const error = episode.error ? el("pre", { class: "rings" }, ...marked(episode.error, sought)) : "";
+  return [...turns, el("h3", {}, "outcome", el("span", {}, episode.ending)), error];
+}
+
+function textsOf({ prompt, truth, response, episode }) {
+  const turns = episode ? [...episode.turns.map(turn => turn.text), episode.error || ""] : [];
+  return [prompt, response, truth, ...turns];
+}
+
+// Set by the board: returns { samples, matching, step } of the responses from `offset` on.
+let readSamples = null;
+
+function addSampleSteps(run, steps) {
+  // Offer the validations that a running run has added; the shown one stays.
+  const added = steps.filter(step => !run.steps.includes(step));
+  run.steps = steps;
+  if (!added.length) return;
+  if ($("samples").hidden) buildSamples();
+  else if (DATA.runs[$("sample-run").value] === run) $("sample-step").append(...added.map(step => el("option", { value: step }, String(step))));
+}
+
+function buildSamples() {
+  const stepsOf = run => readSamples ? run.steps : run.samples.map(each => each.step);
+  const runs = DATA.runs.map((run, index) => [run, index]).filter(([run]) => stepsOf(run).length);
+  $("samples").hidden = !runs.length;
+  if (!runs.length) return;
+  $("sample-run").replaceChildren(...runs.map(([run, index]) => el("option", { value: index }, run.label)));
+  $("sample-run").parentElement.hidden = runs.length < 2;
+  let limit = PAGE, latest = 0;
+  const chosenRun = () => DATA.runs[$("sample-run").value];
+  const steps = () => {
+    const known = stepsOf(chosenRun());
+    $("sample-step").replaceChildren(...known.map(step => el("option", { value: step }, String(step))),
+                                     ...(readSamples ? [] : [el("option", { value: "all" }, "all, prompt by prompt")]));
+    $("sample-step").value = known[known.length - 1];
+  };
+  const draw = (found, sought, more, text) => {
+    $("sample-count").textContent = text;
+    $("sample-list").replaceChildren(...found.map(([sample, step], at) =>
+      sampleNode(sample, step, sought, !readSamples && at > 0 && found[at - 1][0].index === sample.index)));
+    $("sample-more").hidden = !more;
+  };
+  const listEmbedded = (chosen, verdict, sought) => {
+    const { samples, label } = chosenRun();
+    const validations = samples.filter(each => chosen === "all" || String(each.step) === chosen);
+    const every = validations.flatMap(each => each.shown.map(sample => [sample, each.step]));
+    if (chosen === "all") every.sort(([a, s], [b, t]) => a.index - b.index || s - t);
+    const found = every.filter(([sample]) => (!verdict || sample.right === (verdict === "right")) &&
+      (!sought || textsOf(sample).some(text => text.toLowerCase().includes(sought))));
+    const total = validations.reduce((sum, each) => sum + each.total, 0);
+    draw(found.slice(0, limit), sought, found.length > limit, `${found.length} of ${every.length} responses` +
+      (total > every.length ? `; the run has ${total.toLocaleString("en")}: rlctl show ${label} --samples` : ""));
+  };
+  const listRead = async (chosen, verdict, sought) => {
+    const number = ++latest, found = [];
+    let matching = 1;
+    while (found.length < Math.min(limit, matching)) {
+      const part = await readSamples(chosenRun(), chosen, verdict, sought, found.length);
+      if (number !== latest) return;  // the choice has changed
+      matching = part.matching;
+      if (!part.samples.length) break;
+      found.push(...part.samples.map(sample => [sample, part.step]));
+    }
+    draw(found, sought, matching > found.length, `${matching} response${matching === 1 ? "" : "s"}`);
+  };
+  const list = () => (readSamples ? listRead : listEmbedded)($("sample-step").value, $("sample-verdict").value, $("sample-text").value.trim().toLowerCase());
+  const reset = () => { limit = PAGE; list(); };
+  $("sample-run").onchange = () => { steps(); reset(); };
+  for (const id of ["sample-step", "sample-verdict"]) $(id).onchange = reset;
+  $("sample-text").oninput = reset;
+  $("sample-more").onclick = () => { limit += PAGE; list(); };
+  steps();
+  list();
+}

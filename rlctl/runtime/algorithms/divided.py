@@ -1,0 +1,152 @@
+"""Advantages of a batch whose per-token values are on the workers: each computes some groups."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from typing import Protocol
+
+from rlctl.runtime.algorithms.advantages.base import Estimator
+from rlctl.runtime.algorithms.correction import Correction
+from rlctl.runtime.algorithms.kl_controllers import KLController
+from rlctl.runtime.algorithms.rollout_mismatch import SampledTokens, probs_diff
+from rlctl.runtime.algorithms.token_rewards import KL_PENALTY
+from rlctl.runtime.batch import Batch, Experience, LogProbs, Ragged, Rollouts, Scored
+from rlctl.runtime.batch.stored import is_stored
+from rlctl.runtime.roles import Actor, Total
+from rlctl.tracking.metrics import Mean, Metrics
+
+_DIFF = "diff"
+
+
+class Computes(Protocol):
+    """Algorithm that computes advantages; pickled to the workers in each step."""
+
+    @property
+    def kl(self) -> KLController:
+        """Controller of the KL in the reward."""
+        ...
+
+    @property
+    def estimator(self) -> Estimator:
+        """The advantage estimator."""
+        ...
+
+    @property
+    def correction(self) -> Correction:
+        """The rollout correction."""
+        ...
+
+    def compute_advantages(
+        self,
+        scored: Scored,
+        old: LogProbs | None,
+        ref: LogProbs | None,
+        values: Ragged | None,
+        total: Total | None = None,
+    ) -> tuple[Experience, Metrics]:
+        """Return the batch with token rewards, advantages and returns, and metrics."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class _Passes(Scored):
+    """Scored rows with the results of the models' passes."""
+
+    old: Ragged | None  # (B rows) float32, as all fields
+    entropy: Ragged | None
+    sum_pi_squared: Ragged | None
+    ref: Ragged | None
+    values: Ragged | None
+
+
+@dataclass(frozen=True, eq=False)
+class _Added(Batch):
+    """Fields of `Experience` that the workers compute."""
+
+    rewards: Ragged
+    advantages: Ragged
+    returns: Ragged | None
+    response_mask: Ragged
+    is_weights: Ragged | None
+
+
+@dataclass(frozen=True)
+class _OnWorkers:
+    """Computation of one worker's groups."""
+
+    algorithm: Computes
+
+    def __call__(self, batch: _Passes, total: Total) -> tuple[_Added, Metrics]:
+        scored = Scored(**{each.name: getattr(batch, each.name) for each in fields(Scored)})
+        old = None
+        if batch.old is not None:
+            old = LogProbs(batch.old, batch.entropy, batch.sum_pi_squared)
+        ref = LogProbs(batch.ref, None) if batch.ref is not None else None
+        experience, metrics = self.algorithm.compute_advantages(
+            scored, old, ref, batch.values, total
+        )
+        return _Added(**{each.name: getattr(experience, each.name) for each in fields(_Added)}), (
+            metrics
+        )
+
+
+def compute_advantages(
+    algorithm: Computes,
+    actor: Actor,
+    scored: Scored,
+    old: LogProbs | None,
+    ref: LogProbs | None,
+    values: Ragged | None,
+) -> tuple[Experience, Metrics]:
+    """Compute advantages on the workers if they have the tokens and it is possible, else here.
+
+    Episodes are not divided: which rows belong to one is known here alone.
+    """
+    correction = algorithm.correction
+    stored = is_stored(scored) or (old is not None and is_stored(old))
+    whole = bool(scored.episodes) or (correction.batch_normalize and not correction.bypass)
+    if whole or not stored or not algorithm.estimator.by_group:
+        return algorithm.compute_advantages(scored, old, ref, values)
+    ref_log_probs = ref.log_probs if ref is not None else None
+    old_log_probs = old.log_probs if old is not None else None
+    batch = scored.grow(
+        _Passes,
+        old=old_log_probs,
+        entropy=old.entropy if old is not None else None,
+        sum_pi_squared=old.sum_pi_squared if old is not None else None,
+        ref=ref_log_probs,
+        values=values,
+    )
+    added, metrics = actor.map_groups(batch, _OnWorkers(algorithm))
+    if (kl := metrics.get(KL_PENALTY)) is not None:  # a worker has updated a copy
+        algorithm.kl.update(kl.value, len(scored))
+    own = {each.name: getattr(added, each.name) for each in fields(added)}
+    scored = replace(scored, response_mask=own.pop("response_mask"))
+    return scored.grow(
+        Experience, old_log_probs=old_log_probs, ref_log_probs=ref_log_probs, values=values, **own
+    ), metrics
+
+
+@dataclass(frozen=True, eq=False)
+class _Compared(Rollouts):
+    """Rollouts with the trainer's log-probs."""
+
+    trainer: Ragged
+
+
+def mean_probs_diff(rollouts: Rollouts, log_probs: LogProbs, actor: Actor) -> float:
+    """Return the mean of |π_train − π_rollout| of the unmasked tokens, 0 without any."""
+    if not (is_stored(rollouts) or is_stored(log_probs)):
+        return _probs_diff(rollouts, log_probs.log_probs).value
+    own = {each.name: getattr(rollouts, each.name) for each in fields(Rollouts)}
+    metrics = actor.map_groups(_Compared(**own, trainer=log_probs.log_probs), _compare)
+    return metrics[_DIFF].value
+
+
+def _compare(batch: _Compared, _: Total) -> Metrics:
+    return {_DIFF: _probs_diff(batch, batch.trainer)}
+
+
+def _probs_diff(rollouts: Rollouts, log_probs: Ragged) -> Mean:
+    diff = probs_diff(SampledTokens.from_rollouts(rollouts, log_probs.values))
+    return Mean(float(diff.sum()), len(diff))

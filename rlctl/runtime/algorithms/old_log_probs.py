@@ -1,0 +1,123 @@
+"""The policy that an update compares with: log-probs before the step, and rollout correction."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from rlctl.runtime.algorithms.correction import Correction, proximal
+from rlctl.runtime.algorithms.rollout_mismatch import SampledTokens
+from rlctl.runtime.algorithms.stats import entropy_metric
+from rlctl.runtime.batch import Batch, Experience, LogProbs, Ragged
+from rlctl.runtime.batch.stored import is_stored
+from rlctl.runtime.model.causal_lm import PolicyOutputs
+from rlctl.runtime.roles import Actor, Total
+from rlctl.tracking.metrics import Metrics
+
+
+def first_update(
+    experience: Experience, cuts: Sequence[Tensor], actor: Actor, correction: Correction, lr: float
+) -> tuple[list[Experience], list[Metrics]]:
+    """Update with the rows `cuts[0]`; return the other mini-batches, ready, and metrics.
+
+    `cuts` are the rows of all mini-batches, (N,) int64. The forward pass of the first update has
+    the old log-probs of its rows, which later epochs need, too; other rows have a pass before it.
+    """
+    first, *later = cuts
+    is_first = torch.zeros(len(experience), dtype=torch.bool)
+    is_first[first] = True
+    others = (~is_first).nonzero().squeeze(1)
+    own, metrics, parts = experience.select(first), list[Metrics](), list[Experience]()
+    if len(others):
+        batch = experience.select(others)
+        batch, found = _with_old_log_probs(batch, actor.compute_log_probs(batch), actor, correction)
+        metrics.append(found)
+        parts.append(batch)
+    if any(bool(is_first[rows].any()) for rows in later):
+        old, found = actor.update_with_log_probs(own, lr)
+        # The update has reported the metrics of the correction.
+        parts.append(_with_old_log_probs(own, old, actor, correction)[0])
+        others = torch.cat([others, first])
+    else:
+        found = actor.update(own, lr)
+    metrics.append(found)
+    if not later:
+        return [], metrics
+    place = torch.empty(len(experience), dtype=torch.int64)
+    place[others] = torch.arange(len(others))
+    return Experience.concat(parts).chunk([place[rows] for rows in later]), metrics
+
+
+def _with_old_log_probs(
+    batch: Experience, old: LogProbs, actor: Actor, correction: Correction
+) -> tuple[Experience, Metrics]:
+    """Return `batch` with the log-probs `old`, mask and weights of the correction, and metrics."""
+    with_old = batch.grow(_WithEntropy, entropy=old.entropy)
+    with_old = replace(with_old, old_log_probs=old.log_probs)
+    if is_stored(with_old) and not correction.batch_normalize:
+        changed, metrics = actor.map_groups(with_old, partial(_correct, correction))
+    else:
+        changed, metrics = _correct(correction, with_old)
+    return replace(batch, old_log_probs=old.log_probs, **vars(changed)), metrics
+
+
+@dataclass(frozen=True, eq=False)
+class _WithEntropy(Experience):
+    """Experience with the entropies of the policy."""
+
+    entropy: Ragged | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class _Changed(Batch):
+    """Fields of `Experience` that rollout correction sets."""
+
+    response_mask: Ragged
+    is_weights: Ragged | None
+
+
+def _correct(
+    correction: Correction, batch: _WithEntropy, _: Total | None = None
+) -> tuple[_Changed, Metrics]:
+    assert batch.old_log_probs is not None
+    found, metrics = corrected(batch, LogProbs(batch.old_log_probs, None), correction)
+    metrics |= entropy_metric(found, batch.entropy)
+    return _Changed(found.response_mask, found.is_weights), metrics
+
+
+def corrected(
+    batch: Experience, now: LogProbs, correction: Correction
+) -> tuple[Experience, Metrics]:
+    """Return `batch` with the mask and weights of rollout correction, and metrics.
+
+    `now` has the log-probs of the policy that the engine is compared with.
+    """
+    tokens = SampledTokens.from_rollouts(batch, now.log_probs.values)
+    kept, weights, metrics = correction(tokens)
+    mask = batch.response_mask
+    is_weights = mask.like(weights) if weights is not None else None
+    return replace(batch, response_mask=mask.like(kept), is_weights=is_weights), metrics
+
+
+def compared_with(
+    batch: Experience, outputs: PolicyOutputs, correction: Correction
+) -> tuple[Tensor, Tensor, Tensor | None, Metrics]:
+    """Return old log-probs, mask and weights (or None) of a micro-batch, (T,) each, and metrics.
+
+    Without old log-probs of the batch, they are those of `outputs`, without a graph.
+    """
+    mask = batch.response_mask.values
+    weights = batch.is_weights.values if batch.is_weights is not None else None
+    now, metrics = outputs.log_probs.detach(), Metrics()
+    old = now if batch.old_log_probs is None else batch.old_log_probs.values
+    if batch.old_log_probs is None or correction.in_loss:
+        sampled = SampledTokens.from_rollouts(batch, now)
+        mask, weights, metrics = correction(sampled)
+        old = proximal(sampled) if correction.interpolate else old
+    if batch.old_log_probs is None and outputs.entropy is not None:
+        metrics |= entropy_metric(batch, outputs.entropy.detach())
+    return old, mask, weights, metrics

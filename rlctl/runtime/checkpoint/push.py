@@ -1,0 +1,151 @@
+"""Push of an exported folder to a model repository of the Hugging Face hub."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from huggingface_hub import HfApi, constants, get_token
+from huggingface_hub.errors import (
+    HfHubHTTPError,
+    HFValidationError,
+    RepositoryNotFoundError,
+)
+from huggingface_hub.utils import get_session, validate_repo_id
+
+from rlctl.data_prep.hub import TIMEOUT_S, hub_answers
+from rlctl.errors import ConflictError, ResourceError, UsageError
+from rlctl.redaction import redact, register
+from rlctl.runtime.checkpoint.card import CARD
+from rlctl.runtime.checkpoint.export import MARKER
+
+SILENCE_S = 120.0  # without a byte from the hub; its client waits for ever
+
+
+@dataclass(frozen=True)
+class HubRepo:
+    """Model repository `ORG/NAME` of the hub; `private` is None for the default of the account."""
+
+    name: str
+    exists: bool
+    private: bool | None
+    api: HfApi = field(repr=False)
+
+    @property
+    def url(self) -> str:
+        """Page of the repository."""
+        return f"{self.api.endpoint}/{self.name}"
+
+
+def find_repo(name: str, private: bool) -> HubRepo:
+    """Check name, token and network, and return the repository, which may not exist yet.
+
+    Changes nothing on the hub. Raises UsageError for a name without ORG, ResourceError without a
+    token or a network or if the hub refuses the token, and ConflictError if the repository is
+    public although `private` is asked for.
+    """
+    _check_name(name)
+    try:
+        token = get_token()
+    except Exception as error:  # the token of a CI job, or its renewal, comes from the network
+        raise ResourceError(
+            f"no token for the Hugging Face hub: {_reason(error)}", hint=_token_hint()
+        ) from error
+    if token is None:
+        raise ResourceError("no token for the Hugging Face hub is set", hint=_token_hint())
+    register(token, "token")
+    if not hub_answers():
+        raise ResourceError(
+            f"the hub does not respond within {TIMEOUT_S:g} s, or HF_HUB_OFFLINE is set",
+            where=constants.ENDPOINT,
+            hint="check the network; HF_ENDPOINT=URL selects another hub",
+        )
+    get_session().timeout = SILENCE_S
+    api = HfApi(endpoint=constants.ENDPOINT, token=token, library_name="rlctl")
+    with _explained(name):
+        api.whoami()
+        try:
+            is_private = api.model_info(name).private
+        except RepositoryNotFoundError:
+            return HubRepo(name, False, True if private else None, api)
+    if private and not is_private:
+        raise ConflictError(
+            f"{name} exists and is public",
+            where=f"{constants.ENDPOINT}/{name}",
+            hint="leave out --private, choose another name, or change it in the settings of the "
+            "repository",
+        )
+    return HubRepo(name, True, is_private, api)
+
+
+def push(repo: HubRepo, folder: Path, message: str, card_only: bool = False) -> str:
+    """Commit the files of an export to the repository, created if necessary; return the commit.
+
+    Files of the repository that the export does not have stay. Raises ResourceError if the hub
+    refuses or the connection is lost; the folder is complete then, and can be pushed again.
+    """
+    again = f"the folder is complete; to push it later: hf upload {repo.name} {folder}"
+    with _explained(repo.name, again):
+        if not repo.exists:
+            repo.api.create_repo(repo.name, private=repo.private, exist_ok=True)
+        commit = repo.api.upload_folder(
+            repo_id=repo.name,
+            folder_path=folder,
+            commit_message=redact(message),
+            allow_patterns=[CARD] if card_only else None,
+            ignore_patterns=[MARKER],
+        )
+    return commit.oid
+
+
+def _check_name(name: str) -> None:
+    hint = "such as --push my-org/my-model; your user name is an ORG, too"
+    try:
+        validate_repo_id(name)
+    except HFValidationError as error:
+        raise UsageError(
+            f"--push should be ORG/NAME of letters, digits, '-', '_' and '.', not {name!r}",
+            hint=hint,
+        ) from error
+    if "/" not in name:
+        raise UsageError(f"--push should be ORG/NAME, not {name!r}", hint=hint)
+
+
+def _token_hint() -> str:
+    return (
+        "create a token with write access, set HF_TOKEN=… or log in with `hf auth login`: "
+        f"{constants.ENDPOINT}/settings/tokens"
+    )
+
+
+def _reason(error: Exception) -> str:
+    """Return the first line of an error's text, or its class."""
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
+
+
+@contextmanager
+def _explained(name: str, hint: str | None = None) -> Iterator[None]:
+    """Raise errors of the hub's client in the block as ResourceError."""
+    try:
+        yield
+    except HfHubHTTPError as error:
+        status = error.response.status_code
+        reason = " ".join((error.server_message or _reason(error)).split())
+        if status == 401:
+            raise ResourceError(
+                f"the hub refuses the token (401): {reason}", hint=_token_hint()
+            ) from error
+        if status == 403:
+            raise ResourceError(
+                f"the token may not write to {name} (403): {reason}",
+                hint="a token with write access to this name; ORG is your user name or an "
+                "organization that you may write to",
+            ) from error
+        raise ResourceError(f"cannot push to {name} ({status}): {reason}", hint=hint) from error
+    except Exception as error:  # the client's HTTP library changes; its errors share no class
+        raise ResourceError(
+            f"cannot push to {name}: {type(error).__name__}: {_reason(error)}",
+            hint=hint or "check the network and try again",
+        ) from error

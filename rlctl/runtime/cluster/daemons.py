@@ -1,0 +1,38 @@
+"""Daemons of a Ray cluster on this machine, without those that a run does not use."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
+from typing import Any
+from unittest.mock import patch
+
+
+@contextmanager
+def fewer_daemons(log_to_driver: bool) -> Iterator[None]:
+    """Let `ray.init` in the block start neither autoscaler nor dashboard nor idle log monitor.
+
+    Each is a Python process that spends 0.5 to 1 s on imports, and `ray.init` waits for the
+    dashboard's even if it is off. `ray.init` has no arguments for them. Ray's agent runs as in an
+    installation without dashboard. The log monitor sends what workers print to this process; it
+    starts with `log_to_driver`.
+    """
+    with ExitStack() as patches:
+        # An installation with another release of Ray may not have these names.
+        with suppress(ImportError, AttributeError):
+            _patch_ray(patches, log_to_driver)
+        yield
+
+
+def _patch_ray(patches: ExitStack, log_to_driver: bool) -> None:
+    from ray._private import parameter, services, utils
+
+    settings: dict[str, Any] = {"no_monitor": True, "include_log_monitor": log_to_driver}
+    absent = ImportError("the dashboard is off")
+    for each in (
+        patch.object(parameter, "RayParams", partial(parameter.RayParams, **settings)),
+        patch.object(services, "start_api_server", return_value=(None, None)),
+        patch.object(utils, "get_dashboard_dependency_error", return_value=absent),
+    ):
+        patches.enter_context(each)

@@ -1,0 +1,75 @@
+"""Decoder layers compiled by torch.compile, one layer at a time.
+
+All layers of a model run the same code, so that each kind of pass is compiled once, for any number
+of tokens. Attention is called between compiled parts: its rectangles differ in each micro-batch.
+Parameters keep their names, and hooks of FSDP and of gradient checkpointing run outside.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sysconfig
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from rlctl.errors import ConfigError
+from rlctl.runtime.model.attention import Packing, leave_out_of_graphs
+from rlctl.runtime.model.sharding import decoder_layers
+from rlctl.runtime.model.shared_prompts import SharedPrompts
+
+KEY = "actor_rollout_ref.actor.use_torch_compile"
+# Kinds of passes: with gradients and without, shared prompts or not, with and without adapters, in
+# training and evaluation mode. More graphs than these would mean one for each number of tokens.
+_MAX_GRAPHS = 16
+
+
+def compile_layers(hf: PreTrainedModel) -> None:
+    """Compile the decoder layers of `hf` in place, for passes of packed rows.
+
+    The engine `hf` decodes with the same modules; it keeps the uncompiled ones. Kernels are built
+    in the first pass of each kind.
+    """
+    import torch._dynamo.config as dynamo
+
+    dynamo.recompile_limit = max(dynamo.recompile_limit, _MAX_GRAPHS)
+    leave_out_of_graphs()
+    for layer in decoder_layers(hf):
+        plain: Callable[..., Any] = layer.forward
+        layer.forward = _for_packed_rows(plain, torch.compile(plain, dynamic=True))
+
+
+def _for_packed_rows(plain: Callable[..., Any], compiled: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a `forward` that runs `compiled` in training and scoring, and else `plain`."""
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        packed = isinstance(kwargs.get("packing"), Packing | SharedPrompts)
+        return (compiled if packed else plain)(*args, **kwargs)
+
+    return forward
+
+
+def check_compiler(device: str) -> None:
+    """Raise ConfigError unless this machine has what `torch.compile` needs for `device`."""
+    name, variable = ("C", "CC") if device == "cuda" else ("C++", "CXX")
+    names = ("gcc", "clang", "cc") if device == "cuda" else ("g++",)
+    given = os.environ.get(variable)
+    missing = ""
+    if not any(shutil.which(each) for each in ([given] if given else names)):
+        missing = f"a {name} compiler, and there is no {given or ' or '.join(names)}"
+    elif not (Path(sysconfig.get_path("include")) / "Python.h").exists():
+        missing = f"Python.h, which {sysconfig.get_path('include')} does not have"
+    elif device == "cuda" and find_spec("triton") is None:
+        missing = "triton, which is not installed"
+    if missing:
+        raise ConfigError(
+            f"torch.compile needs {missing}",
+            where=KEY,
+            hint=f"install it (g++ and python3-dev on Debian; {variable} names a compiler), or set "
+            f"{KEY}=false",
+        )

@@ -1,0 +1,219 @@
+"""Attention of several responses to one prompt, whose tokens are in the packed row once.
+
+All other layers process each token alone, so the responses of a group need the tokens of their
+prompt once. Only attention combines tokens: a response attends to its prompt and to itself. Equal
+to separate rows up to rounding; gradients of the prompt's tokens are those of all its responses.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from rlctl.runtime.model.attention import Packing, similar
+from rlctl.runtime.model.kernels import (
+    FULL,
+    Reach,
+    TokenMap,
+    attend_dense,
+    attend_varlen,
+    causal_mask,
+    choose_kernel,
+)
+from rlctl.runtime.ops import to_device
+
+# Elements of a mask with a row for each response. Above it, responses to prompts of different
+# length have rectangles of their own, and all rows of such a rectangle have the same mask.
+_MAX_MASK = 2**22
+
+
+@dataclass(frozen=True, eq=False)
+class _Rectangle:
+    """`rows` responses padded to `width` queries, with `context` keys each."""
+
+    rows: int
+    width: int
+    context: int
+    queries: Tensor  # (rows·width,) int64: token in each slot
+    keys: Tensor  # (rows·context,) int64: token in each slot
+    visible: Tensor  # (rows or 1, 1, width, context) bool
+
+    def to(self, device: torch.device | str, first: int) -> _Rectangle:
+        """Return the same on `device`, with queries that count from the token `first`."""
+        queries, keys, visible = self.queries - first, self.keys, self.visible
+        moved = (to_device(each, device) for each in (queries, keys, visible))
+        return _Rectangle(self.rows, self.width, self.context, *moved)
+
+
+@dataclass(frozen=True, eq=False)
+class SharedPrompts:
+    """P prompts and their B responses in one packed row: all prompts first, then all responses.
+
+    Implements `TokenAttention`. Prompts have N tokens in all, responses T; built once per
+    micro-batch and used by every layer.
+    """
+
+    prompts: Packing  # of the N tokens of the prompts
+    position_ids: Tensor  # (N + T,) int64: position of each token in its sequence
+    lengths: Tensor  # (B,) int64, on the CPU: prompt plus response
+    response_lengths: Tensor  # (B,) int64, on the CPU
+    prompt_of_row: Tensor  # (B,) int64, on the CPU
+    key_of_slot: Tensor  # (Σ lengths,) int64: tokens of each prompt and response, one after another
+    rectangles: tuple[_Rectangle, ...]
+    slot_of_token: Tensor  # (T,) int64: place of each response token in the rectangles
+
+    @classmethod
+    def from_lengths(
+        cls,
+        prompts: Tensor,
+        responses: Tensor,
+        prompt_of_row: Tensor,
+        device: torch.device | str,
+    ) -> SharedPrompts:
+        """Pack `prompts` (P,) and `responses` (B,) tokens; `prompt_of_row` (B,) is from 0.
+
+        All arguments are int64 on the CPU, the result is for tensors on `device`.
+        """
+        num_prompt = int(prompts.sum())
+        own_prompt = prompts[prompt_of_row]
+        prompt_starts = (prompts.cumsum(0) - prompts)[prompt_of_row]
+        starts = num_prompt + responses.cumsum(0) - responses
+        row = torch.arange(len(responses)).repeat_interleave(responses)
+        tokens = torch.arange(num_prompt, num_prompt + len(row))
+        positions = tokens - (starts - own_prompt)[row]
+        packing = Packing.from_lengths(prompts, device)
+
+        lengths = own_prompt + responses
+        whose = torch.arange(len(lengths)).repeat_interleave(lengths)
+        place = torch.arange(len(whose)) - (lengths.cumsum(0) - lengths)[whose]
+        in_response = place - own_prompt[whose]
+        keys = torch.where(
+            in_response < 0, prompt_starts[whose] + place, starts[whose] + in_response
+        )
+
+        rectangles: list[_Rectangle] = []
+        slots, num_slots = torch.empty_like(tokens), 0
+        for rows in _rectangles(responses, own_prompt):
+            each = _rectangle(responses[rows], starts[rows], own_prompt[rows], prompt_starts[rows])
+            real = (torch.arange(each.width) < responses[rows, None]).flatten()
+            slots[each.queries[real] - num_prompt] = num_slots + real.nonzero().squeeze(1)
+            num_slots += len(real)
+            rectangles.append(each.to(device, num_prompt))
+        return cls(
+            packing,
+            torch.cat([packing.position_ids, to_device(positions, device)]),
+            lengths,
+            responses,
+            prompt_of_row,
+            to_device(keys, device),
+            tuple(rectangles),
+            to_device(slots, device),
+        )
+
+    @cached_property
+    def _varlen(self) -> tuple[Tensor, Tensor, int, int]:
+        """Boundaries of queries and keys, (P + B + 1,) int32, and the longest of each."""
+        prompts = self.prompts.lengths
+        queries = torch.cat([prompts, self.response_lengths])
+        keys = torch.cat([prompts, self.lengths])
+        first, second = (
+            to_device(F.pad(x.cumsum(0), (1, 0)).to(torch.int32), self.position_ids.device)
+            for x in (queries, keys)
+        )
+        return first, second, int(queries.max()), int(keys.max())
+
+    @cached_property
+    def token_map(self) -> TokenMap:
+        """Prompt and response of each token, for FlexAttention."""
+        rows = torch.arange(len(self.response_lengths)).repeat_interleave(self.response_lengths)
+        of_prompts = self.prompts.token_map
+        row = to_device(rows, self.position_ids.device)
+        own = to_device(self.prompt_of_row[rows], self.position_ids.device)
+        return TokenMap(
+            torch.cat([of_prompts.prompt, own]),
+            torch.cat([of_prompts.response, row]),
+            self.position_ids,
+        )
+
+    def attend(
+        self,
+        layer: int,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        scale: float,
+        reach: Reach = FULL,
+    ) -> Tensor:
+        """See `TokenAttention`: (T, H, D), (T, K, D), (T, K, D) -> (T, H, D) of all tokens."""
+        n = len(self.prompts.position_ids)
+        kernel = choose_kernel(query, reach)
+        if kernel == "varlen":
+            return self._attend_varlen(query, key, value, scale, reach.window)
+        if kernel == "flex":
+            return self.token_map.attend(query, key, value, scale, reach)
+        first = self.prompts.attend(layer, query[:n], key[:n], value[:n], scale, reach)
+        parts, query = [], query[n:]
+        for each in self.rectangles:
+            # (rows, heads, width or context, D)
+            q = query.index_select(0, each.queries).unflatten(0, (each.rows, each.width))
+            k, v = (
+                x.index_select(0, each.keys).unflatten(0, (each.rows, each.context)).transpose(1, 2)
+                for x in (key, value)
+            )
+            visible = each.visible
+            if reach.window is not None:
+                # All prompts end in the same column, so columns are as far apart as tokens.
+                visible = visible & causal_mask(each.width, each.context, reach.window, q.device)
+            visible = visible.expand(each.rows, -1, -1, -1)
+            part = attend_dense(q.transpose(1, 2), k, v, scale, visible, reach.sinks)
+            parts.append(part.transpose(1, 2).flatten(0, 1))
+        return torch.cat([first, torch.cat(parts).index_select(0, self.slot_of_token)])
+
+    def _attend_varlen(
+        self, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None
+    ) -> Tensor:
+        """Run flash attention, whose last query of a row attends to all its keys.
+
+        (N + T, H, D), (N + T, K, D), (N + T, K, D) -> (N + T, H, D), half precision.
+        """
+        n = len(self.prompts.position_ids)
+        key, value = (torch.cat([x[:n], x.index_select(0, self.key_of_slot)]) for x in (key, value))
+        first, second, *longest = self._varlen
+        ends, most = (first, second), (longest[0], longest[1])
+        return attend_varlen(query, key, value, scale, ends, most, window)
+
+
+def _rectangles(responses: Tensor, prompts: Tensor) -> list[Tensor]:
+    """Return the rows (N,) int64 of each rectangle, for responses and their prompts (B,) tokens."""
+    found: list[Tensor] = []
+    for rows in similar(responses):
+        width, longest = int(responses[rows].max()), int(prompts[rows].max())
+        if len(rows) * width * (width + longest) <= _MAX_MASK:
+            found.append(rows)
+        else:
+            found += [rows[prompts[rows] == length] for length in prompts[rows].unique()]
+    return found
+
+
+def _rectangle(
+    responses: Tensor, starts: Tensor, prompts: Tensor, prompt_starts: Tensor
+) -> _Rectangle:
+    """Build the rectangle of N rows from the lengths and first tokens of each, (N,) int64."""
+    width, longest = int(responses.max()), int(prompts.max())
+    column = torch.arange(width)
+    tokens = starts[:, None] + torch.minimum(column, responses[:, None] - 1)
+    # Prompts end in the same column; the slots before a shorter one repeat its first token.
+    place = torch.arange(longest) - (longest - prompts[:, None])  # (N, longest)
+    keys = torch.cat([prompt_starts[:, None] + place.clamp(min=0), tokens], 1)
+    if (prompts == longest).all():
+        place = place[:1]  # all rows have the same mask
+    causal = (column <= column[:, None]).expand(len(place), -1, -1)
+    before = (place >= 0)[:, None].expand(-1, width, -1)
+    visible = torch.cat([before, causal], 2)[:, None]
+    return _Rectangle(
+        len(responses), width, longest + width, tokens.flatten(), keys.flatten(), visible
+    )

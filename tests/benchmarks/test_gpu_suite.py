@@ -1,0 +1,119 @@
+"""Parts of the GPU suite that a CPU can check: its processes, counts, tables and packages."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from benchmarks.gpu import correctness, report
+from benchmarks.gpu.__main__ import run_part
+from benchmarks.gpu.entry_points import ROOT, python_path
+from benchmarks.gpu.recorder import NOTE
+from benchmarks.gpu.shapes import write_config
+from benchmarks.gpu.throughput import useful_flops_of
+from benchmarks.gpu.wheels import missing_packages
+from benchmarks.gpu.work import pool
+from rlctl.runtime.workers.flops import DecoderShape
+
+PART = """
+import os, time
+
+def measure(settings, recorder):
+    recorder.row("kernels", device=settings.device, tiny=settings.tiny)
+    with recorder.attempt("one"):
+        raise ValueError("no such kernel")
+    recorder.enough("two", 1e6)
+    {end}
+"""
+
+
+@pytest.mark.parametrize(
+    ("end", "seconds", "why"),
+    [
+        ("pass", 60.0, None),
+        ("raise SystemExit('out of luck')", 60.0, "exit code 1: out of luck"),
+        ("os.kill(os.getpid(), 9)", 60.0, "exit code -9: no output"),
+        ("time.sleep(600)", 2.0, "ended after 2 s"),
+    ],
+    ids=["whole", "failed", "killed", "late"],
+)
+def test_a_part_that_ends_early_keeps_its_rows(
+    end: str, seconds: float, why: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "suite").mkdir()
+    (tmp_path / "suite" / "fake.py").write_text(PART.format(end=end))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setattr("benchmarks.gpu.__main__.GRACE_S", 3.0)
+    row, failed, skipped, *rest = run_part("suite.fake", "cpu", True, seconds, tmp_path)
+    assert row == {"part": "suite.fake", "table": "kernels", "device": "cpu", "tiny": True}
+    assert failed["why"] == "ValueError: no such kernel"
+    assert "are left" in str(skipped["why"])
+    assert [each["why"] for each in rest] == ([] if why is None else [why])
+
+
+@pytest.mark.parametrize(
+    ("name", "num_parameters"),
+    [
+        ("Qwen2.5-0.5B", 494_032_768),
+        ("Qwen3-0.6B", 596_049_920),
+        ("Qwen3-1.7B", 1_720_574_976),
+        ("Qwen3-4B", 4_022_468_096),
+    ],
+)
+def test_shapes_are_those_of_the_published_models(
+    name: str, num_parameters: int, tmp_path: Path
+) -> None:
+    config = AutoConfig.from_pretrained(write_config(tmp_path, name, tiny=False))
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    assert sum(each.numel() for each in model.parameters()) == num_parameters
+
+
+def test_mfu_is_counted_as_in_the_published_table(tmp_path: Path) -> None:
+    # prime-rl, Qwen3-0.6B, 1 x H100, 16k: 11,896 tokens/s are an MFU of 11.08 %.
+    config = AutoConfig.from_pretrained(write_config(tmp_path, "Qwen3-0.6B", tiny=False))
+    shape = DecoderShape.from_config(config)
+    assert shape is not None
+    per_token = useful_flops_of(shape, 1, 16384) / 16384
+    assert 11_896 * per_token / 989.4e12 == pytest.approx(0.1108, rel=2e-3)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_correctness_holds_on_a_cpu(dtype: torch.dtype) -> None:
+    with pool("cpu"):
+        for name, check in correctness.CHECKS.items():
+            error, limit = check("cpu", dtype)
+            assert error <= limit, name
+
+
+def test_tables_have_all_rows_and_reasons() -> None:
+    rows = [
+        {"part": "a", "table": "kernels", "kernel": "x|y", "ms": 1234.5, "gib": None},
+        {"part": "a", "table": "kernels", "kernel": "z", "ms": 0.01234, "gib": None, "ok": False},
+        {"part": "a", "table": NOTE, "what": "flash", "why": "no GPU"},
+    ]
+    text = report.markdown({"device": "H200", "command": "python -m x"}, rows)
+    assert "| kernel | ms | ok |" in text
+    assert "| x/y | 1,234 | – |" in text
+    assert "| z | 0.0123 | NO |" in text
+    assert "* a: flash: no GPU" in text
+    assert report.failures(rows) == [rows[1]]
+    assert "no GPU" in report.text(rows)
+
+
+def test_a_bare_machine_gets_the_packages_that_it_lacks() -> None:
+    packages = missing_packages("3.12", there=["pyarrow"])
+    assert {"hydra-core", "omegaconf", "pydantic", "orjson", "peft", "accelerate"} <= set(packages)
+    assert not {"torch", "transformers", "ray", "vllm", "numpy", "pyarrow"} & set(packages)
+
+
+def test_a_checkout_has_its_entry_points_without_installation(tmp_path: Path) -> None:
+    first, second, *_ = python_path(tmp_path).split(os.pathsep)
+    assert (first, second) == (str(ROOT), str(tmp_path))
+    points = next(tmp_path.glob("*.dist-info/entry_points.txt")).read_text()
+    assert "[rlctl.engines]" in points
+    assert "hf = rlctl.runtime.rollout.hf:HFEngine" in points

@@ -1,0 +1,245 @@
+"""The board in Chromium, driven by playwright: tables, live curves, actions, accessibility."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import Browser, ConsoleMessage, Page, expect, sync_playwright
+
+from rlctl.runs.labels import read_labels, set_note
+from rlctl.runs.process import DriverProcess
+from rlctl.runs.run_dir import RunDir
+from rlctl.sweeps.record import SweepDir, SweepRecord
+from rlctl.tracking.jsonl import JsonlTracker
+from rlctl.tracking.tracker import RunInfo
+from tests.board.serving import Served, serving
+from tests.runs.browser import CHROMIUM
+from tests.runs.test_report import ACC, EVIL, sample, write_run
+from tests.sweeps.test_study import settings, study
+
+WIDTHS = (1300, 400)
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("page") / "runs"
+    write_run(root, "first", 1e-5)
+    write_run(root, "second", 2e-5)
+    set_note(root / "demo" / "second", EVIL)
+    log = root / "demo" / "first" / "attempts" / "latest" / "all-0.log"
+    log.write_text(f"{EVIL}\n")
+    return root
+
+
+@pytest.fixture(scope="module")
+def board(root: Path) -> Iterator[Served]:
+    with serving(root) as served:
+        yield served
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Browser]:
+    if CHROMIUM is None:
+        pytest.skip("there is no Chromium here")
+    with sync_playwright() as playwright:
+        yield playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+
+
+@pytest.fixture
+def page(chromium: Browser) -> Iterator[Page]:
+    """A page that must not cause an error, a warning or a dialog of the browser."""
+    page = chromium.new_page(viewport={"width": 1300, "height": 900})
+    page.set_default_timeout(60_000)
+    expect.set_options(timeout=60_000)
+    problems: list[str] = []
+    page.on("pageerror", lambda error: problems.append(str(error)))
+    page.on("dialog", lambda dialog: (problems.append(dialog.message), dialog.dismiss()))
+
+    def note(said: ConsoleMessage) -> None:
+        # A refused expression is a response 400, which Chromium reports by itself.
+        if said.type in ("error", "warning") and "status of 400" not in said.text:
+            problems.append(said.text)
+
+    page.on("console", note)
+    yield page
+    page.close()
+    assert problems == []
+
+
+def test_list_sorts_filters_and_opens_a_comparison(page: Page, board: Served) -> None:
+    page.goto(board.url)
+    names = page.locator("#runs tbody th a")
+    expect(names).to_have_text(["demo/second", "demo/first"])
+    page.get_by_role("button", name="run", exact=True).click()
+    expect(names).to_have_text(["demo/first", "demo/second"])
+    sorted_by = page.get_by_role("columnheader", name="run", exact=True)
+    expect(sorted_by).to_have_attribute("aria-sort", "ascending")
+    page.get_by_role("searchbox", name="columns").fill("recipe")
+    page.get_by_role("searchbox", name="where").fill(f"best({ACC}) > 0.9")
+    page.get_by_role("searchbox", name="where").press("Enter")
+    expect(page.locator("#runs-count")).to_have_text("0 of 2 runs")
+    page.get_by_role("searchbox", name="where").fill("nonsense(")
+    page.get_by_role("searchbox", name="where").press("Enter")
+    expect(page.locator("#status")).to_contain_text("example: state ==")
+    page.get_by_role("searchbox", name="where").fill("")
+    page.get_by_role("searchbox", name="name").fill("fir")
+    expect(names).to_have_text(["demo/first"])
+    page.reload()
+    expect(names).to_have_text(["demo/first"])  # the address keeps the filters
+    page.get_by_role("searchbox", name="name").fill("")
+    page.get_by_label("compare demo/first").check()
+    page.get_by_label("compare demo/second").check()
+    page.get_by_role("button", name="compare 2").click()
+    expect(page.locator("h1")).to_have_text("first · second")
+    assert page.evaluate("DATA.runs.length") == 2
+
+
+def test_text_of_models_users_and_logs_is_only_text(page: Page, board: Served) -> None:
+    page.goto(f"{board.url}/?run=demo/second&run=demo/first")
+    expect(page.locator(".card").first).to_contain_text(EVIL)
+    page.get_by_label("result").select_option("wrong")
+    expect(page.locator("#sample-count")).to_have_text("10 responses")
+    page.get_by_label("containing").fill("ONERROR")
+    expect(page.locator(".sample").first).to_contain_text(EVIL)
+    expect(page.locator(".turn.trained").first).to_be_visible()
+    page.locator("#log-run").select_option("1")
+    expect(page.locator("#log-lines")).to_have_text(EVIL)
+    page.goto(board.url)
+    expect(page.locator("#runs tbody").first).to_contain_text("</script>")
+    assert page.title() == "rlctl board"
+    assert page.locator("img").count() == 0
+
+
+def test_curves_grow_while_the_run_goes_on(page: Page, board: Served, root: Path) -> None:
+    run = RunDir.create(root, "demo", "live", "ppo")
+    run.update(state="running", total_steps=9)
+    page.goto(f"{board.url}/?run=demo/live")
+    expect(page.locator(".badge")).to_have_text("running")
+    expect(page.locator("#system tbody tr").first).to_contain_text("controller")
+    for step in (1, 2, 3):
+        with run.metrics.open("a") as file:
+            row = {"critic/score/mean": step / 4, "timing_s/step": 1.0}
+            file.write(json.dumps({"step": step, **row}) + "\n")
+        described = page.locator(".chart", has_text="Reward").first
+        expect(described).to_contain_text(f"{step / 4} at {step} step")
+    assert page.evaluate("plots[0].element.data[0].y") == [0.25, 0.5, 0.75]
+    run.event("alarm", step=2, name="kl", message="kl: high", hint="less", value=1.0, limit=0.5)
+    expect(page.locator("#alarms tbody")).to_contain_text("kl: high")
+    tracker = JsonlTracker()
+    tracker.start(RunInfo("id", "demo", "live", run.path, 9, {}))
+    tracker.generations(3, [sample(0, 3)])
+    expect(page.locator("#sample-count")).to_have_text("1 response")
+    run.finish("finished", 0)
+    expect(page.locator(".badge")).to_have_text("finished")
+    expect(page.locator("#status")).to_have_text("live is finished")
+
+
+def test_buttons_ask_before_they_act(page: Page, board: Served, root: Path) -> None:
+    page.goto(f"{board.url}/?run=demo/first")
+    page.get_by_role("button", name="tag first").focus()
+    page.keyboard.press("Enter")
+    page.keyboard.press("Escape")
+    expect(page.locator("dialog")).to_be_hidden()
+    assert read_labels(root / "demo" / "first").tags == ()
+    page.keyboard.press("Enter")  # the button has the focus again
+    page.get_by_label("tags").fill("good")
+    page.keyboard.press("Enter")
+    expect(page.locator(".card .tag")).to_have_text("good")
+    assert read_labels(root / "demo" / "first").tags == ("good",)
+    with page.expect_download() as download:
+        page.get_by_role("link", name="save the report of first").click()
+    assert "critic/score/mean" in download.value.path().read_text()
+
+
+def test_resume_starts_the_command_and_follows_the_run(
+    page: Page, board: Served, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Press the button with a stand-in for Python; the test plays the resumed run."""
+    run = RunDir.create(root, "demo", "halted", "ppo")
+    run.finish("stopped", 143)
+    program = tmp_path / "python"
+    program.write_text(f'#!/bin/sh\necho $$ "$@" > {tmp_path}/words\nexec sleep 600\n')
+    program.chmod(0o700)
+    monkeypatch.setattr(sys, "executable", str(program))
+    page.goto(f"{board.url}/?run=demo/halted")
+    page.get_by_role("button", name="resume halted").click()
+    page.get_by_role("button", name="confirm").click()
+    expect(page.locator("#status")).to_have_text("rlctl resume halted started")
+    pid, *words = (tmp_path / "words").read_text().split()
+    try:
+        assert words == ["-m", "rlctl", "resume", str(run.path.resolve())]
+        run.update(state="running", process=DriverProcess.current(), ended=None)
+        expect(page.locator(".badge")).to_have_text("running")
+        expect(page.get_by_role("button", name="stop halted")).to_be_visible()
+        expect(page.get_by_role("button", name="resume halted")).to_have_count(0)
+    finally:
+        run.finish("stopped", 143)
+        os.kill(int(pid), signal.SIGKILL)
+
+
+def test_sweep_shows_trials_importance_and_pruned_ones(
+    page: Page, board: Served, root: Path
+) -> None:
+    made, chosen = study(root, ["a=1,2,3", "b=0.1,0.2"]), settings()
+    record = SweepRecord(
+        *("s", "demo", "ppo", "ppo", "ppo_trainer", [], ["a=1,2,3", "b=0.1,0.2"]),
+        *(chosen.model_dump(), "", 9, 1, [], "", "", DriverProcess.current()),
+        state="finished",
+    )
+    sweep = SweepDir.create(root, record)
+    (root / "study.db").rename(sweep.storage)
+    made = study(sweep.path, ["a=1,2,3", "b=0.1,0.2"])
+    for number in range(6):
+        trial = made.ask()
+        assert trial is not None
+        made.report(trial, 1, float(number))
+        made.tell(trial, *(("pruned",) if number == 0 else ("finished", float(number))))
+    page.goto(board.url)
+    page.get_by_role("link", name="demo/s", exact=True).click()
+    expect(page.locator("#search")).to_contain_text("1 pruned, 5 finished")
+    lines = page.locator(".chart", has_text="Trials").locator(".scatterlayer .trace")
+    expect(lines).to_have_count(6)
+    dashes = page.evaluate("plots[0].element.data.map(trace => trace.line.dash)")
+    assert sorted(dashes) == ["dot", *["solid"] * 5]
+    expect(page.locator(".chart", has_text="Importance").locator(".barlayer .trace")).to_have_count(
+        1
+    )
+    page.get_by_text("Trials as a table").focus()
+    page.keyboard.press("Enter")
+    rows = page.get_by_role("region", name="Table of trials").locator("tbody tr")
+    expect(rows).to_have_count(6)
+    expect(rows.first).to_contain_text("finished")
+    chosen_one = rows.first.get_by_role("button")
+    chosen_one.focus()
+    page.keyboard.press("Enter")
+    expect(chosen_one).to_have_attribute("aria-pressed", "true")
+    assert page.evaluate("plots[0].element.data.map(trace => trace.opacity).sort()") == [
+        *[0.15] * 5,
+        1,
+    ]
+    found = Axe().run(page).response["violations"]
+    assert [(each["id"], [node["html"] for node in each["nodes"]]) for each in found] == []
+
+
+@pytest.mark.parametrize("query", ["", "?run=demo/first&run=demo/second"])
+def test_no_violation_of_accessibility_rules_and_no_overflow(
+    page: Page, board: Served, query: str
+) -> None:
+    for width, theme in zip(WIDTHS, ("light", "dark"), strict=True):
+        page.set_viewport_size({"width": width, "height": 900})
+        page.emulate_media(color_scheme=theme)
+        page.goto(f"{board.url}/{query}")
+        expect(page.locator("#log-note" if query else "#runs tbody tr").first).not_to_be_empty()
+        assert page.evaluate("document.documentElement.dataset.theme") == theme
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        if query:
+            page.get_by_role("button", name="note first").click()
+        found = Axe().run(page).response["violations"]
+        assert [(each["id"], [node["html"] for node in each["nodes"]]) for each in found] == []

@@ -1,0 +1,261 @@
+"""Requests to the board: data, access rules, streams and actions."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rlctl.board.access import Access
+from rlctl.board.actions import Actions
+from rlctl.board.live_metrics import MetricsCache
+from rlctl.board.serve import Listening
+from rlctl.board.views import Views
+from rlctl.errors import UsageError
+from rlctl.runs.labels import read_labels
+from rlctl.runs.report.curves import curves, rows_from
+from rlctl.runs.run_dir import RunDir
+from rlctl.runs.store import RunStore
+from tests.board.serving import Served, serving
+from tests.runs.test_report import ACC, write_run
+
+TOKEN = "a-token-of-the-tests"
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("board") / "runs"
+    write_run(root, "first", 1e-5)
+    write_run(root, "second", 2e-5)
+    log = root / "demo" / "first" / "attempts" / "latest" / "all-0.log"
+    log.write_text("building the actor\nkey sk-abcdefghijklmnopqrstuvwxyz123456\n\x1b[31mred\n")
+    checkpoint = root / "demo" / "first" / "checkpoints" / "step_000010"
+    checkpoint.mkdir()
+    (checkpoint / "weights").write_bytes(b"0" * 1000)
+    return root
+
+
+@pytest.fixture(scope="module")
+def board(root: Path) -> Iterator[Served]:
+    with serving(root) as served:
+        yield served
+
+
+def test_list_filters_and_sorts_as_the_command_does(board: Served) -> None:
+    found = board.get("runs", where=f'best({ACC}) > 0.5 and like(name, "*")', sort="name")
+    assert [row["key"] for row in found["runs"]] == ["demo/first", "demo/second"]
+    assert (found["matching"], found["total"]) == (2, 2)
+    assert found["runs"][0]["best"] == pytest.approx(0.8)
+    assert board.get("runs", state="running")["matching"] == 0
+    assert [row["key"] for row in board.get("runs", sort="-name", offset=1)["runs"]] == [
+        "demo/first"
+    ]
+    status, text = board.request("/api/runs?where=stat%20==%201")
+    assert status == 400
+    assert "no run has a field or key 'stat'" in text
+
+
+def test_view_is_the_content_of_a_report_without_samples(board: Served) -> None:
+    found = board.get("view", run=["demo/first", "demo/second"])
+    first = found["runs"][0]
+    assert first["metrics"]["critic/score/mean"]["y"][-1] == pytest.approx(0.8)
+    assert first["alarms"][0]["name"] == "truncation"
+    assert first["checkpoints"] == [{"step": 10, "bytes": 1000, "path": "checkpoints/step_000010"}]
+    assert (first["samples"], first["steps"]) == ([], [0, 10, 20])
+    assert [row["key"] for row in found["settings"]] == [
+        "actor_rollout_ref.actor.optim.lr",
+        "trainer.seed",
+    ]
+
+
+def test_samples_are_searched_on_the_server(board: Served) -> None:
+    found = board.get("samples", run="demo/first", step=20, verdict="wrong", text="onerror")
+    assert found["matching"] == 10
+    assert not any(sample["right"] for sample in found["samples"])
+    assert len(board.get("samples", run="demo/first")["samples"]) == 20
+    assert board.get("samples", run="demo/first", offset=20)["samples"][0]["index"] == 20
+
+
+def test_logs_have_no_secrets_and_no_control_characters(board: Served) -> None:
+    found = board.get("logs", run="demo/first")
+    assert found["lines"] == ["building the actor", "key <secret>", "\\x1b[31mred"]
+    assert board.get("logs", run="demo/second")["problem"] == (
+        "no process of this attempt has a log"
+    )
+
+
+@pytest.mark.parametrize(
+    "key", ["demo", "demo/..", "../runs/demo", "demo/first/../second", "/etc/passwd", "demo/\0", ""]
+)
+def test_names_cannot_leave_the_folder_of_runs(board: Served, key: str) -> None:
+    for path in ("view", "logs", "samples", "system"):
+        status, _ = board.request(f"/api/{path}?run={urllib.request.quote(key)}")
+        assert status in (400, 404)
+
+
+def test_another_host_name_is_refused(board: Served) -> None:
+    assert board.request("/", headers={"Host": "attacker.example"})[0] == 403
+    assert board.request("/", headers={"Host": "localhost:8420"})[0] == 200
+    assert board.request("/", headers={"Host": "[::1]:8420"})[0] == 200
+
+
+def test_headers_forbid_foreign_scripts(board: Served) -> None:
+    with urllib.request.urlopen(board.url) as response:
+        policy = response.headers["Content-Security-Policy"]
+        assert "script-src 'self';" in policy
+        assert "default-src 'none'" in policy
+        assert response.headers["X-Content-Type-Options"] == "nosniff"
+        assert response.headers["Access-Control-Allow-Origin"] is None
+
+
+def test_actions_need_the_page_s_token_and_origin(board: Served, root: Path) -> None:
+    body = {"run": "demo/first", "action": "tag", "text": "stolen"}
+    assert board.request("/api/act", body)[0] == 403
+    assert board.act("demo/first", "tag", "stolen", Origin="https://attacker.example")[0] == 403
+    assert read_labels(root / "demo" / "first").tags == ()
+    with serving(root, Access("127.0.0.1", None, read_only=True)) as other:
+        assert other.act("demo/first", "tag", "x")[0] == 403
+
+
+def test_tags_and_notes_are_written(board: Served, root: Path) -> None:
+    assert board.act("demo/second", "tag", "good new")[1] == {"message": "tags: good, new"}
+    assert board.act("demo/second", "tag", "^new", Origin=board.url)[0] == 200
+    assert board.act("demo/second", "note", "<b>why</b>")[0] == 200
+    labels = read_labels(root / "demo" / "second")
+    assert (labels.tags, labels.note) == (("good",), "<b>why</b>")
+
+
+def test_actions_that_the_state_forbids(board: Served) -> None:
+    assert board.act("demo/first", "stop") == (
+        409,
+        {"error": "first is finished", "where": None, "hint": None},
+    )
+    assert board.act("demo/first", "export", "../../x")[0] == 400
+    assert board.act("demo/first", "drop")[0] == 400
+    assert board.request("/api/jobs/9")[0] == 404
+
+
+def test_resume_starts_the_command(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    run = RunStore(root).find("first")
+    monkeypatch.setattr(sys, "executable", "/bin/echo")
+    actions = Actions()
+    started = actions.act(run, "resume", "")
+    actions.jobs[started["job"]].process.wait(60)
+    assert actions.job(started["job"])["lines"] == [f"-m rlctl resume {run.path.resolve()}"]
+    exported = actions.act(run, "export", "model")
+    actions.jobs[exported["job"]].process.wait(60)
+    (line,) = actions.job(exported["job"])["lines"]
+    assert line.endswith(f"export {run.path.resolve()} {run.path.resolve()}/exports/model")
+
+
+def test_a_token_is_required_where_others_can_connect(root: Path) -> None:
+    assert Listening("127.0.0.1", 0, None, False).access().token is None
+    assert len(Listening("0.0.0.0", 0, None, False).access().token or "") >= 32
+    with pytest.raises(UsageError, match="could guess"):
+        Listening("0.0.0.0", 0, "short", False).access()
+    with serving(root, Access("0.0.0.0", TOKEN)) as served:
+        assert served.request("/")[0] == 401
+        assert served.request("/?token=wrong")[0] == 401
+        assert served.request("/", headers={"Authorization": f"Bearer {TOKEN}"})[0] == 200
+        opener = urllib.request.build_opener(urllib.request.HTTPCookieProcessor())
+        with opener.open(f"{served.url}/?run=demo/first&token={TOKEN}") as response:
+            assert response.url == f"{served.url}/?run=demo/first"
+        with opener.open(f"{served.url}/api/runs") as response:
+            assert json.load(response)["total"] == 2
+
+
+def test_stream_sends_the_rows_that_a_page_lacks(tmp_path: Path) -> None:
+    run = RunDir.create(tmp_path / "runs", "demo", "live", "ppo")
+    run.metrics.write_text('{"step": 1, "a": 1.5}\n')
+    with serving(tmp_path / "runs") as served:
+        live = served.get("view", run="demo/live")["runs"][0]["live"]
+        address = f"{served.url}/api/stream?run=demo/live&epoch={live['epoch']}&rows=1"
+        with urllib.request.urlopen(address, timeout=60) as stream:
+            with run.metrics.open("a") as file:
+                file.write('{"step": 2, "a": 2.5, "b": 1}\n')
+            update = _next(stream)
+            assert (update["new"]["first"], update["new"]["rows"]) == (1, 2)
+            assert update["new"]["x"]["step"] == [2]
+            assert update["new"]["metrics"]["a"] == {"at": [0], "y": [2.5]}
+            run.finish("finished", 0)
+            assert _next(stream)["state"] == "finished"
+            aside = run.metrics.with_name("aside")
+            aside.write_text('{"step": 1, "a": 0}\n')
+            aside.replace(run.metrics)  # a resume has discarded a step
+            assert _next(stream)["new"] == {"reset": True}
+
+
+def test_system_use_of_each_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text(f"#!/bin/sh\necho '{os.getpid()}, 1024'\necho '{os.getpid()}, [N/A]'\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    run = RunDir.create(tmp_path / "runs", "demo", "live", "ppo")
+    run.update(state="running")
+    with (run.attempt / "main-3.log").open("w") as log:
+        worker = subprocess.Popen([sys.executable, "-c", "input()"], stdin=-1, stdout=log)
+    views = Views(tmp_path / "runs")
+    try:
+        names = [each["name"] for each in views.system("demo/live")["processes"]]
+    finally:
+        worker.kill()
+        worker.communicate()
+    assert "main-3" in names
+    first = views.system("demo/live")["processes"][0]
+    assert (first["pid"], first["name"], first["gpu_bytes"]) == (os.getpid(), "controller", 2**30)
+    assert first["bytes"] > 2**20
+    run.finish("finished", 0)
+    assert views.system("demo/live") == {"processes": [], "problem": "live is finished"}
+
+
+def _next(stream: object) -> dict:
+    for line in stream:  # type: ignore[attr-defined]
+        if line.startswith(b"data: "):
+            return json.loads(line[6:])
+    raise AssertionError("the stream has ended")
+
+
+def test_rows_read_in_parts_equal_those_read_at_once(tmp_path: Path) -> None:
+    file = tmp_path / "metrics.jsonl"
+    rows = [{"step": n, "timing_s/step": 2.0} | ({"x": n} if n % 3 else {"y": n}) for n in range(9)]
+    live = MetricsCache().of(tmp_path)
+    for row in rows:
+        with file.open("a") as out:
+            out.write(json.dumps(row) + "\n")
+        live.read()
+    once = MetricsCache().of(tmp_path)
+    assert curves(live.tables) == curves(once.read())
+    assert len(live.tables) == 1
+    tail = rows_from(live.tables, 7)
+    assert tail["x"]["hours"] == pytest.approx([16 / 3600, 18 / 3600], rel=1e-4)
+    assert tail["metrics"]["x"] == {"at": [0, 1], "y": [7, 8]}
+
+
+def test_ctrl_c_ends_the_command_at_once(root: Path) -> None:
+    command = [sys.executable, "-m", "rlctl", "board", "--port", "0", "--json", "--no-open"]
+    process = subprocess.Popen(
+        [*command, "--root", str(root)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=dict(os.environ),
+    )
+    try:
+        assert process.stdout is not None
+        first = json.loads(process.stdout.readline())
+        assert first["root"] == str(root)
+        stream = urllib.request.urlopen(f"{first['url']}api/stream", timeout=60)
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=60)
+        stream.close()
+    finally:
+        process.kill()
+    assert process.returncode == 130
+    assert "Traceback" not in errors

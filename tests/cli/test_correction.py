@@ -1,0 +1,112 @@
+"""Command lines that failed, and the corrected ones that rlctl prints for them."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+import pytest
+
+from rlctl.__main__ import main
+from rlctl.cli.correction import corrected
+from rlctl.errors import ConfigError, Problem, RlctlError
+from rlctl.recipes.compose import compose
+
+
+def fixed(*overrides: str) -> list[str]:
+    """Return the overrides of the corrected command line of `rlctl train ppo OVERRIDES`."""
+    with pytest.raises(ConfigError) as caught:
+        compose("ppo", overrides)
+    line = corrected(["train", "ppo", *overrides], caught.value.problems)
+    assert line is not None, caught.value
+    rlctl, train, verb, *words = shlex.split(line)
+    assert (rlctl, train, verb) == ("rlctl", "train", "ppo")
+    return words
+
+
+@pytest.mark.parametrize(
+    ("given", "works"),
+    [
+        ("trainer.total_epoch=3", "trainer.total_epochs=3"),
+        ("+trainer.total_epoch=3", "trainer.total_epochs=3"),
+        ("lr=1e-6", "actor_rollout_ref.actor.optim.lr=1e-6"),
+        ("max_steps=7", "trainer.total_training_steps=7"),
+        ("optim=adamw", "optim@actor_rollout_ref.actor.optim=adamw"),
+        ("optim@critic.optim=adam", "optim@critic.optim=adamw"),
+        ("data.train_files=a b.parquet,c", "data.train_files=[a b.parquet,c]"),
+        ("data.train_files=[a,b", "data.train_files=[a,b]"),
+        ("trainer.project_name=it's", 'trainer.project_name="it\'s"'),
+        ("data.train_batch_size=1e1", "data.train_batch_size=10"),
+        ("trainer.total_epochs=0", "trainer.total_epochs=1"),
+        ("algorithm.gamma=1.5", "algorithm.gamma=1"),
+        ("data.shuffle=yes", "data.shuffle=true"),
+        ("trainer.device=cud", "trainer.device=cuda"),
+        ("algorithm.adv_estimator=grppo", "algorithm.adv_estimator=grpo"),
+        ("trainer.logger=[consol,jsonl]", "trainer.logger=[console,jsonl]"),
+    ],
+)
+def test_the_corrected_line_composes(given: str, works: str) -> None:
+    words = fixed("trainer.seed=3", given)
+    assert words == ["trainer.seed=3", works]
+    compose("ppo", words)
+
+
+def test_all_mistakes_are_corrected_at_once() -> None:
+    words = fixed("trainer.sed=1", "data.shuffle=off", "trainer.device=gpuu,", "critic.lr=2")
+    assert words[:2] == ["trainer.seed=1", "data.shuffle=false"]
+    assert words[3] == "critic.optim.lr=2"
+
+
+def problem(given: str, instead: str) -> Problem:
+    return Problem("wrong", fix=(given, instead))
+
+
+@pytest.mark.parametrize(
+    ("words", "change", "line"),
+    [
+        (["train", "ppo"], ("a.b", "a.b=2"), "rlctl train ppo a.b=2"),
+        (["train", "ppo", "++a.b=3", "c=1"], ("a.b", "a.b=2"), "rlctl train ppo a.b=2 c=1"),
+        (["train", "ppo", "-r", "gms"], ("gms", "gsm8k"), "rlctl train ppo -r gsm8k"),
+        (["train", "ppo", "--recipe=gms"], ("gms", "gsm8k"), "rlctl train ppo --recipe=gsm8k"),
+        (["train", "ppo", "f=./x"], ("./x", "./my x"), "rlctl train ppo 'f=./my x'"),
+        (["show", "rnu"], ("run.x", "run.x=1"), None),  # takes no overrides
+        (["train", "ppo"], ("gms", "gsm8k"), None),  # of a file: not on the line
+    ],
+)
+def test_a_fix_replaces_a_word_or_value_or_adds_an_override(
+    words: list[str], change: tuple[str, str], line: str | None
+) -> None:
+    assert corrected(words, [problem(*change)]) == line
+
+
+def test_a_second_fix_of_a_key_is_left_out() -> None:
+    line = corrected(["train", "ppo"], [problem("a", "a=1"), problem("a", "a=2")])
+    assert line == "rlctl train ppo a=1"
+
+
+def test_secrets_are_not_printed() -> None:
+    secret = "hf_" + "a" * 30
+    words = ["train", "ppo", f"x.api_key={secret}", "trainer.sed=1"]
+    line = corrected(words, [problem("trainer.sed=1", "trainer.seed=1")]) or ""
+    assert "trainer.seed=1" in line
+    assert secret not in line
+    renamed = corrected(words, [problem(f"x.api_key={secret}", f"y.api_key={secret}")]) or ""
+    assert "y.api_key='<secret>'" in renamed or "'y.api_key=<secret>'" in renamed
+    assert secret not in renamed
+
+
+def test_a_fix_survives_pickling_and_merging() -> None:
+    error = RlctlError("a", fix=("x", "x=1"))
+    assert ConfigError(*error.problems).problems[0].fix == ("x", "x=1")
+
+
+def test_a_configuration_that_does_not_fit_prints_the_line_that_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The corrected line of an exit 3 of the preflight passes the same checks."""
+    monkeypatch.chdir(tmp_path)
+    words = ["train", "ppo", "--dry-run", "actor_rollout_ref.actor.ppo_mini_batch_size=3"]
+    assert main([*words, "trainer.n_gpus_per_node=1", "data.max_response_length=100000"]) == 3
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last.startswith("corrected: rlctl train ppo --dry-run ")
+    assert main(shlex.split(last)[2:]) == 0

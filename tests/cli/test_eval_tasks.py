@@ -1,0 +1,122 @@
+"""`rlctl eval --tasks`: metrics of lm-evaluation-harness, and errors with and without it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import rlctl
+from rlctl.__main__ import main
+from rlctl.cli import task_scores
+from rlctl.quickstart import NAME as MODEL
+from tests.task_files import NAME, is_right, question, write_task
+
+
+@pytest.fixture(autouse=True)
+def _in_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("RLCTL_RUNS", raising=False)
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        (["--limit", "4"], 2, "--limit needs --tasks"),
+        (["--num-fewshot", "0"], 2, "--num-fewshot needs --tasks"),
+        (["--task-dir", "."], 2, "--task-dir needs --tasks"),
+        (["--no-chat-template"], 2, "--no-chat-template needs --tasks"),
+        (["--tasks", "a", "--samples", "2"], 2, "--samples and --tasks cannot be combined"),
+        (["--tasks", "a,,b"], 2, "a name in --tasks 'a,,b' is empty"),
+        (["--tasks", "a", "--limit", "0"], 2, "invalid value for '--limit'"),
+        (["--tasks", "a", "--task-dir", "nope"], 4, "there is no folder 'nope'"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_options_that_do_not_combine(
+    words: list[str], code: int, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["eval", MODEL, *words]) == code
+    assert message in capsys.readouterr().err
+
+
+def test_without_lm_eval_the_command_that_installs_it_is_given(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(task_scores, "find_spec", lambda _: None)
+    assert main(["eval", MODEL, "--tasks", "a"]) == 6
+    assert "help: pip install 'rlctl[lm-eval]'" in capsys.readouterr().err
+
+
+def evaluated(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
+    """Return the JSON document of a successful evaluation on the task."""
+    pytest.importorskip("lm_eval")
+    assert main(["eval", MODEL, "--task-dir", ".", "--tasks", NAME, *words, "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_a_local_task_scores_the_responses_that_rlctl_generates(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = write_task(tmp_path)[:4]
+    found = evaluated(capsys, "--limit", "4")
+    responses = rlctl.generate(MODEL, [question(row) for row in rows], max_tokens=48)
+    right = [is_right(row, each.text) for row, each in zip(rows, responses, strict=True)]
+    assert sum(right) > 0
+    [score] = found["results"]
+    assert score.pop("stderr") >= 0
+    assert score == {
+        "task": NAME,
+        "metric": "exact_match",
+        "filter": "number",
+        "value": sum(right) / 4,
+        "num_fewshot": 0,
+        "num_samples": 4,
+    }
+    assert (found["limit"], found["chat_template"]) == (4, True)
+
+
+def test_few_shot_prompts_as_plain_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_task(tmp_path)
+    found = evaluated(capsys, "--limit", "2", "--num-fewshot", "1", "--no-chat-template")
+    assert found["results"][0]["num_fewshot"] == 1
+    assert found["chat_template"] is False
+
+
+def failed(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:
+    """Return exit code and stderr."""
+    pytest.importorskip("lm_eval")
+    return main(["eval", MODEL, *words]), capsys.readouterr().err
+
+
+def test_an_unknown_task_proposes_the_nearest(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_task(tmp_path)
+    code, message = failed(capsys, "--tasks", "gsm8kk,rlctl_sum", "--task-dir", ".")
+    assert code == 4
+    assert "lm-eval has no task 'gsm8kk'" in message
+    assert f"did you mean {NAME}?" in message
+
+
+def test_data_that_cannot_be_downloaded(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise ConnectionError("the hub cannot be reached")
+
+    monkeypatch.setattr(pytest.importorskip("datasets"), "load_dataset", refuse)
+    code, message = failed(capsys, "--tasks", "gsm8k")
+    assert code == 7
+    assert "cannot load the task 'gsm8k': its data cannot be downloaded" in message
+
+
+def test_a_wrong_task_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_task(tmp_path)
+    file = tmp_path / "sums.yaml"
+    file.write_text(file.read_text().replace("generate_until", "sing"))
+    code, message = failed(capsys, "--tasks", NAME, "--task-dir", ".")
+    assert code == 3
+    assert f"cannot load the task '{NAME}': ValueError: Got invalid output_type 'sing'" in message

@@ -1,0 +1,203 @@
+"""`rlctl new`: files for a user's own data, suggestions, questions, errors."""
+
+from __future__ import annotations
+
+import csv
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pexpect
+import pyarrow as pa
+import pytest
+from typer.testing import CliRunner, Result
+
+from rlctl.cli.commands import new
+from rlctl.data_prep.raw_data import final_answer, find_raw, suggest_answer, suggest_prompt
+from rlctl.data_prep.rows import PromptRow, read_rows, write_rows
+from rlctl.errors import ConfigError, ConflictError, NotFoundError, RlctlError, UsageError
+from rlctl.recipes.compose import compose
+from rlctl.runtime.rewards import stubs
+from rlctl.runtime.sandbox.user_code import import_file
+
+RECORDS = [
+    {"id": f"r{number}", "Question": f"How much is {number} + 1?", "answer": str(number + 1)}
+    for number in range(40)
+]
+
+
+def run(*arguments: object) -> Result:
+    return CliRunner().invoke(new.app, [str(each) for each in arguments])
+
+
+def error(*arguments: object) -> RlctlError:
+    result = run(*arguments)
+    assert isinstance(result.exception, RlctlError), result.output
+    return result.exception
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "sums.jsonl").write_text("\n".join(map(json.dumps, RECORDS)))
+    return tmp_path
+
+
+def test_suggestions_make_a_project_that_is_ready_to_start(here: Path) -> None:
+    done = run("mine", "--data", "sums.jsonl", "--yes", "--json", "--devices", 2)
+    assert done.exit_code == 0, done.output
+    made = json.loads(done.stdout)
+    assert made["command"] == "rlctl train grpo --recipe mine/mine.yaml"
+    assert made["dry_run"]["reward_rows"] == 10
+    assert [each["ground_truth"] for each in made["rows"]] == ["1", "2", "3"]
+    assert "How much is 0 + 1?" in made["rows"][0]["rendered"]
+    config = compose("mine/mine.yaml", []).config
+    assert (config.data.train_batch_size, config.trainer.n_gpus_per_node) == (32, 2)
+    assert config.actor_rollout_ref.model.path == "quickstart"
+    assert len(read_rows("mine/train.parquet")) == 36
+    assert {row.extra_info["split"] for row in read_rows("mine/val.parquet")} == {"val"}
+    score = import_file(here / "mine/reward.py", "reward").compute_score
+    assert score("sums", "It is 7, or $1,008.0", "1008")["score"] == 1.0
+    with pytest.raises(UsageError, match="missing options"):
+        raise error("mine2", "--data", "sums.jsonl")
+    conflict = error("mine", "--data", "sums.jsonl", "--yes")
+    assert isinstance(conflict, ConflictError)
+    assert "mine/mine.yaml, mine/reward.py, mine/train.parquet, mine/val.parquet" in str(conflict)
+    settings = ["--reward", "own", "--algorithm", "ppo", "--instruction", "Be brief."]
+    done = run("mine", "--data", "sums.jsonl", "--yes", "--force", *settings)
+    assert done.exit_code == 0, done.output
+    assert "start      rlctl train ppo --recipe mine/mine.yaml" in done.stdout
+    assert read_rows("mine/train.parquet")[0].prompt[0]["content"].endswith("1? Be brief.")
+
+
+def test_without_a_terminal_all_missing_options_are_one_error() -> None:
+    nothing = error()
+    assert isinstance(nothing, UsageError)
+    assert nothing.problems[0].message == (
+        "missing options: --data FILE, --prompt-key COLUMN, --answer-key COLUMN, --reward KIND, "
+        "--model DIR, --devices N"
+    )
+    some = error("--data", "sums.jsonl", "--model", "quickstart").problems[0]
+    assert some.message == (
+        "missing options: --prompt-key COLUMN, --answer-key COLUMN, --reward KIND, --devices N"
+    )
+    assert some.hint == (
+        "nothing is asked without a terminal; --yes accepts the suggestions: "
+        "--prompt-key Question --answer-key answer --reward number --devices 1"
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "kind", "message"),
+    [
+        (["--data", "none.csv"], NotFoundError, "the data does not exist"),
+        (["--data", "mine.txt"], ConfigError, r"unknown kind, '\.txt'"),
+        (["--data", "empty.jsonl"], ConfigError, "no records"),
+        (["--prompt-key", "question"], UsageError, r"no column 'question'\n.*Question"),
+        (["--prompt-key", "n"], UsageError, "'n' has no text or chat\n.*id, Question"),
+        (["--answer-key", "tags"], UsageError, "'tags' has no text or number"),
+        (["--reward", "exakt"], UsageError, "no kind of reward 'exakt'\n.*exact, number"),
+        (["--model", "nowhere"], ConfigError, "the model folder does not exist"),
+    ],
+)
+def test_a_wrong_answer_names_what_works(
+    here: Path, arguments: list[str], kind: type[RlctlError], message: str
+) -> None:
+    records = [each | {"n": 1, "tags": ["a"]} for each in RECORDS]
+    (here / "sums.jsonl").write_text("\n".join(map(json.dumps, records)))
+    (here / "mine.txt").touch()
+    (here / "empty.jsonl").touch()
+    with pytest.raises(kind, match=message):
+        raise error("mine", "--data", "sums.jsonl", "--yes", *arguments)
+    assert not (here / "mine").exists()
+
+
+def test_every_format_has_the_same_rows(here: Path) -> None:
+    table = pa.Table.from_pylist(RECORDS)
+    for split, rows in (("train", table), ("validation", table.slice(0, 3))):
+        (here / "saved" / split).mkdir(parents=True)
+        (here / "saved" / split / "dataset_info.json").write_text("{}")
+        file = here / "saved" / split / "data-00000-of-00001.arrow"
+        with pa.OSFile(str(file), "wb") as sink, pa.ipc.new_stream(sink, rows.schema) as stream:
+            stream.write_table(rows)
+    with (here / "sums.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(RECORDS[0]))
+        writer.writeheader()
+        writer.writerows(RECORDS)
+    (here / "flat").mkdir()
+    (here / "flat" / "part-0.json").write_text(json.dumps(RECORDS))
+    for source in ("sums.jsonl", "sums.csv", "saved", "flat", "saved:validation"):
+        raw = find_raw(source, None)
+        assert list(raw.records) == RECORDS[: len(raw.records)], source
+        assert bool(raw.validation) == (source == "saved"), source
+    with pytest.raises(NotFoundError, match="no files of the split 'test'"):
+        find_raw("saved:test", None)
+
+
+def test_rows_of_verls_layout_keep_their_fields(here: Path) -> None:
+    row = PromptRow("math", [{"role": "user", "content": "q"}], "1", extra_info={"level": 3})
+    write_rows(here / "rows.parquet", [row] * 4)
+    done = run("mine", "--data", "rows.parquet", "--val", "rows.parquet", "--yes", "--json")
+    assert done.exit_code == 0, done.output
+    (first, *_) = read_rows("mine/val.parquet")
+    assert (first.data_source, first.ground_truth, first.extra_info["level"]) == ("math", "1", 3)
+
+
+def test_columns_and_final_answers_are_found(here: Path) -> None:
+    chat = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]
+    (here / "x.json").write_text(json.dumps([{"messages": chat, "x": "so \\boxed{1}"}] * 2))
+    columns = find_raw("x.json", None).columns()
+    assert suggest_prompt(columns) == "messages"
+    assert suggest_answer(columns, "messages") == "x"
+    done = run("mine", "--data", "x.json", "--yes", "--reward", "exact", "--json")
+    assert done.exit_code == 0, done.output
+    (row,) = read_rows("mine/train.parquet")
+    asked = 'q End with "Answer:" and the answer alone.'
+    assert (row.prompt, row.ground_truth) == ([{"role": "user", "content": asked}], "1")
+    assert final_answer("2 + 2 = 4\n#### 4") == "4"
+    assert final_answer("so \\boxed{\\frac{1}{2}} and") == "\\frac{1}{2}"
+    assert final_answer(" plain ") == "plain"
+
+
+@pytest.mark.parametrize(
+    ("kind", "right", "wrong", "truth"),
+    [
+        ("exact", "I think so. Answer: Paris.", "Answer: London", "paris"),
+        ("number", "3 and 4 make 7.", "7, no, 8", "7"),
+        ("math", "\\boxed{0.5}", "\\boxed{2}", "\\frac{1}{2}"),
+        ("own", "it is paris", "it is not", "Paris"),
+    ],
+)
+def test_each_stub_scores(here: Path, kind: str, right: str, wrong: str, truth: str) -> None:
+    (here / "reward.py").write_text(stubs.source(kind))
+    score: Any = import_file(here / "reward.py", "reward").compute_score
+    results = [score("d", text, truth, extra_info={})["score"] for text in (right, wrong)]
+    assert results == [1.0, 0.0]
+
+
+def test_questions_are_asked_on_a_terminal(here: Path) -> None:
+    """Answer all questions, one of them wrongly first."""
+    command = [sys.executable, "-m", "rlctl", "new"]
+    child = pexpect.spawn(command[0], command[1:], cwd=here, timeout=300, encoding="utf-8")
+    for question, typed in (
+        ("Data: ", "nothing.csv"),
+        ("does not exist", None),
+        ("Data: ", "sums.jsonl"),
+        (r"3 +answer", None),
+        (r"prompts \[Question\]: ", "2"),
+        (r"answers \[answer\]: ", ""),
+        (r"Rewarded: .*\[number\]: ", "exact"),
+        (r"Model: .*\[quickstart\]: ", ""),
+        (r"GPUs.*\[1\]: ", "0"),
+        ("no number of devices", None),
+        (r"GPUs.*\[1\]: ", ""),
+        (r"How much is 0 \+ 1\? End with", None),
+        (r"to sums\? \[Y/n\]: ", "y"),
+        ("start +rlctl train grpo --recipe sums/sums.yaml", None),
+    ):
+        child.expect(question)
+        if typed is not None:
+            child.sendline(typed)
+    child.expect(pexpect.EOF)
+    assert child.wait() == 0

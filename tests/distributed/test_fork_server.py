@@ -1,0 +1,66 @@
+"""Fork server of Ray workers, and the client that stands for Python."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rlctl.runtime.cluster import fork_server
+from rlctl.runtime.rank_info import RankInfo
+from tests.distributed.ranks import in_a_process
+
+WORKER = """
+import json, os, sys
+seen = [sys.argv[1:], os.getcwd(), os.environ["OF"], "torch" in sys.modules, os.getpgrp()]
+print(json.dumps(seen))
+sys.exit(3)
+"""
+
+
+def _with_worker(_: RankInfo, folder: Path) -> tuple[list[object], int, int, dict[str, str]]:
+    """Run a worker of a new server; return what it prints, its exit code and its client's group."""
+    fork_server.start()
+    command = fork_server.python(None)["py_executable"].split()
+    done = subprocess.Popen(
+        [*command, "worker.py", "one", "two"],
+        cwd=folder,
+        env={"OF": "client"},
+        stdout=subprocess.PIPE,
+        process_group=0,
+    )
+    out, _ = done.communicate()
+    return json.loads(out), done.returncode, done.pid, fork_server.python("10.0.0.1:6379")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="forks on Linux")
+def test_a_worker_is_a_fork_with_arguments_folder_and_environment_of_its_client(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "worker.py").write_text(WORKER)
+    printed, _, client, elsewhere = in_a_process(_with_worker, tmp_path)
+    assert printed == [["one", "two"], str(tmp_path), "client", True, client]
+    assert elsewhere == {}, "a cluster of several machines"
+
+
+def test_a_client_without_a_server_is_python() -> None:
+    command = [sys.executable, "-IS", fork_server.CLIENT, "rlctl-none", "-c", WORKER, "one"]
+    done = subprocess.run(command, env=os.environ | {"OF": "x"}, stdout=subprocess.PIPE, text=True)
+    assert done.returncode == 3
+    assert json.loads(done.stdout)[:4] == [["one"], os.getcwd(), "x", False]
+
+
+def test_no_fork_with_ray_threads_or_a_cluster_of_several_machines(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(os, "fork", lambda: pytest.fail("forked"))
+    monkeypatch.setattr(fork_server.threading, "active_count", lambda: 1)
+    fork_server.start("10.0.0.1:6379")
+    monkeypatch.setitem(sys.modules, "ray", fork_server)
+    fork_server.start()
+    monkeypatch.delitem(sys.modules, "ray")
+    monkeypatch.setattr(fork_server.threading, "active_count", lambda: 2)
+    fork_server.start()
+    assert fork_server.python(None) == {}

@@ -1,0 +1,189 @@
+"""First hour of a newcomer: commands with typical mistakes, and the text that helps after each.
+
+`Shell` is a terminal in which a warm process forks `rlctl` for each line that is typed.
+"""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import shlex
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+import pexpect.fdpexpect
+
+from rlctl.runs.process import die_with_parent
+from tests.forks import FORKS, run_in_fork
+
+TIMEOUT_S = 600  # of one command; the machine may be busy
+_STYLE = re.compile(r"\x1b\[[\d;]*m")
+
+
+@dataclass(frozen=True)
+class Mistake:
+    """Command of a newcomer, its exit code, and texts that the output must contain."""
+
+    command: str
+    code: int
+    help: tuple[str, ...]
+
+
+def mistake(command: str, code: int, *help: str) -> Mistake:
+    """Build a mistake; `→ X` stands for `corrected: rlctl X`."""
+    return Mistake(command, code, tuple(re.sub("^→ ", "corrected: rlctl ", each) for each in help))
+
+
+DRY = "train ppo --dry-run"
+SMALL = (
+    "trainer.total_training_steps=1 trainer.test_freq=-1 data.train_batch_size=4 "
+    "actor_rollout_ref.actor.ppo_mini_batch_size=4 data.max_response_length=4 data.val_files=null "
+    "trainer.critic_warmup=0 trainer.num_threads=1 trainer.save_freq=1"
+)
+
+# Before the first run.
+LOOKING_AROUND = (
+    mistake("", 2, "Start with `rlctl train ppo`"),
+    mistake("help", 2, "→ --help"),
+    mistake("--versoin", 2, "→ --version"),
+    mistake("trian ppo --dry-run", 2, "→ train ppo --dry-run"),
+    mistake("ppo --dry-run", 2, "→ train ppo --dry-run"),
+    mistake("run ppo", 2, "→ train ppo"),
+    mistake("train", 2, "ppo", "grpo"),
+    mistake("train pop", 2, "→ train ppo"),
+    mistake("train gsm8k_ppo", 2, "→ train ppo --recipe gsm8k_ppo"),
+    mistake("train --recipe gsm8k_ppo", 2, "→ train ppo --recipe gsm8k_ppo"),
+    mistake("train ppo --recipe gms8k_ppo", 4, "→ train ppo --recipe gsm8k_ppo"),
+    mistake("train ppo mine.yaml", 3, "→ train ppo --recipe mine.yaml"),
+    mistake("show @last", 4, "there are no runs", "`rlctl train ppo` makes one"),
+    mistake("recipes list", 2, "→ recipes ls"),
+    mistake("config get trainer.seed", 2, "→ config why trainer.seed"),
+    mistake("config why trainer.totl_epochs", 4, "did you mean trainer.total_epochs?"),
+)
+
+SETTINGS = (
+    mistake(f"{DRY} trainer.total_epoch=1", 3, f"→ {DRY} trainer.total_epochs=1"),
+    mistake(f"{DRY} learning_rate=1e-6", 3, f"→ {DRY} actor_rollout_ref.actor.optim.lr=1e-6"),
+    mistake(f"{DRY} --lr 1e-6", 2, f"→ {DRY} actor_rollout_ref.actor.optim.lr=1e-6"),
+    mistake(f"{DRY} --trainer.total_epochs=1", 2, f"→ {DRY} trainer.total_epochs=1"),
+    mistake(f"{DRY} trainer.total_epochs = 1", 3, f"→ {DRY} trainer.total_epochs=1"),
+    mistake(f"{DRY} trainer.total_epochs 1", 3, f"→ {DRY} trainer.total_epochs=1"),
+    mistake(f"{DRY} trainer.total_epochs:1", 3, f"→ {DRY} trainer.total_epochs=1"),
+    mistake(f"{DRY} trainer.total_epochs=one", 3, "should be a whole number ≥ 1, not 'one'"),
+    mistake(f"{DRY} data.shuffle=yes", 3, f"→ {DRY} data.shuffle=true"),
+    mistake(f"{DRY} algorithm.adv_estimator=grop", 3, f"→ {DRY} algorithm.adv_estimator=grpo"),
+    mistake(f"{DRY} trainer.device=gpu", 3, f"→ {DRY} trainer.device=cuda"),
+    mistake("train ppo --dryrun", 2, f"→ {DRY}"),
+    mistake(
+        f"{DRY} actor_rollout_ref.actor.ppo_mini_batch_size=3", 3, "=2", "critic.ppo_mini_batch"
+    ),
+)
+
+FILES = (
+    mistake(f"{DRY} -r ppo data.train_files=trian.parquet", 3, "data.train_files=train.parquet"),
+    mistake(
+        f"{DRY} -r ppo data.train_files=train.parquet",
+        3,
+        "prep jsonl train.parquet --prompt-key question --answer-key answer",
+    ),
+    mistake(
+        f"{DRY} -r ppo data.train_files=questions.csv",
+        3,
+        "prep jsonl questions.csv --prompt-key question --answer-key answer",
+    ),
+    mistake(
+        f"{DRY} -r ppo data.train_files=qa.jsonl",
+        3,
+        "prep jsonl qa.jsonl --prompt-key question --answer-key answer",
+    ),
+    mistake(
+        f"{DRY} -r ppo actor_rollout_ref.model.path=./my-model",
+        3,
+        "there is no model folder './my-model'",
+    ),
+    mistake(f"{DRY} data.train_files=train.parquet", 3, "pass actor_rollout_ref.model.path="),
+    mistake("prep gsm8", 2, "→ prep gsm8k"),
+    mistake("prep jsonl", 2, "for example `rlctl prep jsonl questions.jsonl --prompt-key"),
+    mistake(
+        "prep jsonl questions.csv --prompt-key quesiton --answer-key answer --out o",
+        3,
+        "keys: question, answer",
+    ),
+    mistake("data missing.parquet", 2, "→ data show missing.parquet"),
+    mistake("data show missing.parquet", 4, "`rlctl prep arithmetic --out data` writes one"),
+    mistake("reward test score.py", 2, "for example `rlctl reward test --data"),
+    mistake("fit --model quickstart --device H10O", 2, "→ fit --model quickstart --device H100"),
+    mistake(f"train ppo --inline --name first {SMALL}", 0, "rlctl show first"),
+)
+
+# `first` is a finished run now.
+RUNS = (
+    mistake(f"train ppo --dry-run --name first {SMALL}", 5, "--name first-2 is free"),
+    mistake("show frist", 4, "→ show first"),
+    mistake("show", 2, "for example `rlctl show"),
+    mistake("resume first", 0, "trainer.total_training_steps=2 trains on"),
+    mistake("export model first", 4, "→ export first model"),
+    mistake("eval nope", 4, "`quickstart` is a model"),
+    mistake("generate quickstart", 2, 'for example `rlctl generate quickstart "Tom has'),
+    mistake("compare first frist", 4, "→ compare first first"),
+    mistake("logs first", 4, "workers of --inline print to the terminal"),
+    mistake("stop first", 0, "first: finished"),
+    mistake('runs --where "critic/score >"', 2, "example: state =="),
+    mistake("runs --sort scor", 2, "`rlctl show RUN --json` has all metrics"),
+    mistake("runs delete first", 2, "→ runs rm first"),
+    mistake("sweep ppo trainer.seed=1", 3, "give several values"),
+    mistake("doctor --fix", 2, "for example `rlctl doctor"),
+)
+
+
+class Shell:
+    """Terminal in which `rlctl` runs in the folder `cwd`."""
+
+    def __init__(self, cwd: Path, environment: dict[str, str]) -> None:
+        self._terminal, theirs = pty.openpty()
+        self._screen = pexpect.fdpexpect.fdspawn(
+            self._terminal, timeout=TIMEOUT_S, encoding="utf-8", maxread=1 << 16
+        )
+        self._process = FORKS.Process(target=_shell, args=(os.ttyname(theirs), cwd, environment))
+        self._process.start()
+        self._screen.expect_exact("$ ")
+        os.close(theirs)
+
+    def run(self, command: str) -> tuple[int, str]:
+        """Type `rlctl COMMAND`; return its exit code and what it printed, in one line."""
+        self._screen.sendline(f"rlctl {command}")
+        self._screen.expect(r"\[exit (-?\d+)\]\r\n\$ ")
+        assert isinstance(self._screen.match, re.Match)
+        printed = (self._screen.before or "").partition("\n")[2]
+        return int(self._screen.match[1]), " ".join(_STYLE.sub("", printed).split())
+
+    def close(self) -> None:
+        """End the shell."""
+        self._process.kill()
+        self._process.join()
+        self._screen.close()
+
+
+def _shell(terminal: str, cwd: Path, environment: dict[str, str]) -> NoReturn:
+    """Read command lines from the terminal and fork a process for each, until it is killed."""
+    die_with_parent()
+    os.setsid()
+    tty = os.open(terminal, os.O_RDWR)
+    for descriptor in range(3):
+        os.dup2(tty, descriptor)
+    while True:
+        os.write(1, b"$ ")
+        line = b""
+        while not line.endswith(b"\n"):
+            line += os.read(0, 4096)
+        words = shlex.split(line.decode())[1:]
+        if (pid := os.fork()) == 0:
+            die_with_parent()
+            sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115
+            sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
+            run_in_fork(words, cwd, environment)
+        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        os.write(1, f"[exit {code}]\n".encode())

@@ -1,0 +1,71 @@
+"""Environment that has the wheel alone, without an extra and without this checkout."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+UV = [sys.executable, "-m", "uv"]
+TIMEOUT_S = 600.0
+
+
+def run(*command: object, cwd: Path) -> str:
+    """Return the standard output of a successful command, without this checkout on its path."""
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run(
+        [str(each) for each in command],
+        cwd=cwd,
+        env=environment | {"COLUMNS": "200", "NO_COLOR": "1"},
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def install(folder: Path, extra: str = "") -> Path:
+    """Return the folder with the commands of a new environment: the wheel, or one extra more."""
+    run(*UV, "build", "--wheel", "--quiet", "--out-dir", folder, ROOT, cwd=folder)
+    run(*UV, "venv", "--quiet", "--python", sys.executable, folder / "venv", cwd=folder)
+    links = os.environ.get("PIP_FIND_LINKS")
+    run(
+        *[*UV, "pip", "install", "--quiet", "--python", folder / "venv/bin/python"],
+        *(["--find-links", links] if links else []),
+        *["--override", ROOT / "constraints.txt"],
+        f"{next(folder.glob('*.whl'))}{f'[{extra}]' if extra else ''}",
+        cwd=folder,
+    )
+    _copy_bytecode(folder / "venv")
+    return folder / "venv" / "bin"
+
+
+def train_one_step(settings: Sequence[str], folder: Path) -> str | None:
+    """Return None if `rlctl train ppo` on Ray makes a step of `settings`, which soak passes."""
+    del settings  # the quickstart's own: they need no file of the checkout
+    (folder / "wheel").mkdir()
+    command = ["train", "ppo", "trainer.total_training_steps=1", "--name", "one"]
+    run(install(folder / "wheel") / "rlctl", *command, cwd=folder / "wheel")
+    rows = (folder / "wheel/runs/quickstart/one/metrics.jsonl").read_text().splitlines()
+    return None if len(rows) == 2 else f"{len(rows)} rows of metrics"
+
+
+def _copy_bytecode(environment: Path) -> None:
+    """Copy bytecode of this environment's packages to another one.
+
+    Python uses it only for the source of the same time and size, and compiles others: torch and
+    transformers take 20 s.
+    """
+    ours = Path(sysconfig.get_path("purelib"))
+    theirs = environment / ours.relative_to(sys.prefix)
+    for source in ours.rglob("__pycache__/*.pyc"):
+        target = theirs / source.relative_to(ours)
+        if target.parent.parent.is_dir() and not target.exists():
+            target.parent.mkdir(exist_ok=True)
+            shutil.copyfile(source, target)

@@ -1,0 +1,186 @@
+"""Decoding steps of fixed shapes, recorded as by CUDA graphs and repeated from their buffers."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten
+from transformers import PreTrainedModel
+
+from rlctl.runtime.rollout.hf import HFEngine
+from rlctl.runtime.rollout.kv_slots import bucket
+from tests.generation import full_forward, prompts, sampling
+from tests.models import ARCHS, LIMITED, Arch, limited_model, tiny_model
+
+
+class Tape(TorchDispatchMode):
+    """Operations with the tensors that they read and wrote."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[tuple[Any, Any, Any, Any]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        self.calls.append((func, args, kwargs or {}, result))
+        return result
+
+    def replay(self) -> None:
+        """Repeat the operations on the same memory: no Python of the model runs."""
+        for func, args, kwargs, result in self.calls:
+            outputs = tree_flatten(result)[0]
+            inputs = {
+                each.untyped_storage().data_ptr()
+                for each in tree_flatten((args, kwargs))[0]
+                if isinstance(each, Tensor)
+            }
+            if func._schema.is_mutable:
+                func(*args, **kwargs)
+            elif not any(each.untyped_storage().data_ptr() in inputs for each in outputs):
+                again = tree_flatten(func(*args, **kwargs))[0]
+                for target, value in zip(outputs, again, strict=True):
+                    target.copy_(value)
+
+
+class Tapes:
+    """Recorder of a CPU that does what `CudaGraphs` does."""
+
+    def __init__(self) -> None:
+        self.num_captured = self.num_cleared = 0
+
+    def capture(self, work: Callable[[], None]) -> Callable[[], None]:
+        self.num_captured += 1
+        tape = Tape()
+        with tape:
+            work()
+        return tape.replay
+
+    def clear(self) -> None:
+        self.num_cleared += 1
+
+
+LIMITS = torch.tensor([3, 90, 1, 70, 5, 2, 64, 65, 9, 30, 130, 4])
+
+
+def generate(model: PreTrainedModel, max_num_seqs: int | None, tapes: Tapes | None) -> Any:
+    params = sampling(max_tokens=LIMITS, stop_token_ids=(), temperature=1.0)
+    engine = HFEngine(model, max_num_seqs, capturer=tapes)
+    return engine.generate(prompts(9, 1, 40, 17), params)
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize("max_num_seqs", [None, 5])
+def test_replayed_steps_are_the_steps_of_exact_shapes(arch: Arch, max_num_seqs: int | None) -> None:
+    tapes = Tapes()
+    expected, found = (generate(tiny_model(arch), max_num_seqs, each) for each in (None, tapes))
+    assert torch.equal(found.response_ids.values, expected.response_ids.values)
+    assert found.finish == expected.finish
+    torch.testing.assert_close(found.log_probs.values, expected.log_probs.values, atol=1e-5, rtol=0)
+    assert 0 < tapes.num_captured < int(LIMITS.max()) // 4
+
+
+@pytest.mark.parametrize("kind", LIMITED)
+@pytest.mark.parametrize("tapes", [None, Tapes()], ids=["exact", "fixed"])
+def test_windows_and_sinks(kind: str, tapes: Tapes | None) -> None:
+    model = limited_model(kind)
+    reference = copy.deepcopy(model)
+    found = generate(model, 5, tapes)
+    given = prompts(9, 1, 40, 17).rows()
+    rows = zip(found.response_ids.rows(), found.log_probs.rows(), strict=True)
+    for row, (response, log_probs) in enumerate(rows):
+        expected = full_forward(reference, given[row // 3], response, 1.0)
+        torch.testing.assert_close(log_probs, expected, atol=1e-4, rtol=0)
+
+
+def test_steps_are_recorded_once_for_many_batches() -> None:
+    tapes, model = Tapes(), tiny_model()
+    engine = HFEngine(model, None, capturer=tapes, keeps_cache=True)
+    params = sampling(max_tokens=6, stop_token_ids=())
+    first = engine.generate(prompts(9, 4), params)
+    captured = tapes.num_captured
+    engine.sleep()
+    again = engine.generate(prompts(9, 4), params)
+    assert torch.equal(again.response_ids.values, first.response_ids.values)
+    assert torch.equal(again.log_probs.values, first.log_probs.values)
+    assert tapes.num_captured == captured == 1
+
+
+def test_weights_that_are_written_in_place_are_used() -> None:
+    tapes, model, other = Tapes(), tiny_model(), tiny_model(seed=1)
+    params = sampling(max_tokens=6, stop_token_ids=())
+    engine = HFEngine(model, None, owned=True, capturer=tapes)
+    engine.generate(prompts(9, 4), params)
+    engine.load_weights((name, each.detach()) for name, each in other.named_parameters())
+    found = engine.generate(prompts(9, 4), params)
+    assert tapes.num_captured == 1
+    expected = HFEngine(other, None).generate(prompts(9, 4), params)
+    assert torch.equal(found.response_ids.values, expected.response_ids.values)
+
+
+def test_weights_that_have_moved_are_recorded_again() -> None:
+    tapes, model, other = Tapes(), tiny_model(), tiny_model(seed=1)
+    params = sampling(max_tokens=6, stop_token_ids=())
+    engine = HFEngine(model, None, capturer=tapes)
+    engine.generate(prompts(9, 4), params)
+    model.load_state_dict(other.state_dict(), assign=True)
+    found = engine.generate(prompts(9, 4), params)
+    assert tapes.num_captured == 2
+    expected = HFEngine(other, None).generate(prompts(9, 4), params)
+    assert torch.equal(found.response_ids.values, expected.response_ids.values)
+
+
+def test_sleep_frees_steps_and_cache() -> None:
+    tapes = Tapes()
+    engine = HFEngine(tiny_model(), None, capturer=tapes)
+    engine.generate(prompts(9, 4), sampling(max_tokens=3, stop_token_ids=()))
+    static = engine.static
+    assert static is not None
+    assert len(static) == 1
+    assert engine._running.cache.layers != []
+    cleared = tapes.num_cleared
+    engine.sleep()
+    assert len(static) == 0
+    assert engine._running.cache.layers == []
+    assert tapes.num_cleared == cleared + 1
+
+
+def test_a_model_that_cannot_be_recorded_decodes_without(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class Refusing(Tapes):
+        def capture(self, work: Callable[[], None]) -> Callable[[], None]:
+            super().capture(work)
+            raise RuntimeError("operation not permitted when stream is capturing\nmore")
+
+    tapes = Refusing()
+    expected, found = (generate(tiny_model(), None, each) for each in (None, tapes))
+    assert torch.equal(found.response_ids.values, expected.response_ids.values)
+    assert tapes.num_captured == 1
+    (message,) = [each.message for each in caplog.records if "CUDA graphs" in each.message]
+    assert message.endswith("operation not permitted when stream is capturing")
+
+
+def test_memory_that_runs_out_in_a_recording_frees_all_of_them() -> None:
+    class Full(Tapes):
+        def capture(self, work: Callable[[], None]) -> Callable[[], None]:
+            if self.num_captured == 1:
+                self.num_captured += 1
+                raise torch.OutOfMemoryError("CUDA out of memory")
+            return super().capture(work)
+
+    tapes = Full()
+    expected, found = (generate(tiny_model(), None, each) for each in (None, tapes))
+    assert torch.equal(found.response_ids.values, expected.response_ids.values)
+    assert tapes.num_captured > 2
+
+
+def test_sizes_of_steps_waste_a_third_at_most() -> None:
+    sizes = [bucket(count) for count in range(1, 600)]
+    assert all(count <= size < 1.5 * count + 1 for count, size in enumerate(sizes, 1))
+    assert len(set(sizes)) == 19

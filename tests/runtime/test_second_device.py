@@ -1,0 +1,221 @@
+"""Roles on a device whose tensors do not mix with those of the CPU: see tests/second_device.py."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from rlctl.recipes.compose import compose
+from rlctl.runtime.algorithms.ppo import PPO
+from rlctl.runtime.batch import Experience, LogProbs, Prompts, Ragged
+from rlctl.runtime.build import load_algorithm
+from rlctl.runtime.rank_info import RankInfo
+from rlctl.runtime.rollout.hf import HFEngine
+from rlctl.runtime.rollout.sampling_params import SamplingConfig
+from rlctl.runtime.workers.actor import ActorSpec, ActorWorker
+from rlctl.runtime.workers.critic import CriticSpec, CriticWorker
+from rlctl.tracking.metrics import to_floats
+from tests.distributed.ranks import rank_info
+from tests.generation import sampling
+from tests.models import tiny_model, write_tiny_model
+from tests.second_device import NAME, DeviceError, SecondDevice
+
+ROWS = 8
+ACTOR = "actor_rollout_ref.actor"
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    # `Module.to` would untie weights, because tensors of the second device are of another class.
+    return write_tiny_model(tmp_path_factory.mktemp("model"), tie_word_embeddings=False)
+
+
+@pytest.fixture(autouse=True)
+def _plain_adamw(monkeypatch: pytest.MonkeyPatch) -> None:
+    adamw: Any = (
+        torch.optim.AdamW
+    )  # its fused kernel is for real devices; eps: no sign of rounding errors
+
+    def build(parameters: Any, **options: Any) -> torch.optim.Optimizer:
+        return adamw(parameters, **options | {"fused": False, "eps": 1.0})
+
+    monkeypatch.setattr(torch.optim, "AdamW", build)
+
+
+def experience() -> Experience:
+    draw = torch.Generator().manual_seed(3)
+    lengths = torch.tensor([1, 12, 5, 20, 3, 8, 2, 15])
+    response_ids = Ragged(torch.randint(3, 60, (int(lengths.sum()),), generator=draw), lengths)
+
+    def values(shift: float = 0.0) -> Ragged:
+        return response_ids.like(
+            torch.randn(len(response_ids.values), generator=draw) * 0.3 + shift
+        )
+
+    prompts = [torch.randint(3, 60, (n,), generator=draw) for n in (3, 7, 5, 4)]
+    return Experience(
+        prompt_ids=Ragged.from_rows([each for each in prompts for _ in range(2)]),
+        group=torch.arange(ROWS) // 2,
+        rows=[],
+        response_ids=response_ids,
+        response_mask=response_ids.like(torch.ones(len(response_ids.values))),
+        rollout_log_probs=values(),
+        finish=["stop"] * ROWS,
+        scores=torch.zeros(ROWS),
+        components={},
+        failed=torch.zeros(ROWS, dtype=torch.bool),
+        rewards=values(),
+        old_log_probs=values(-4.0),
+        advantages=values(),
+        ref_log_probs=values(-4.0),
+        values=values(),
+        returns=values(),
+        is_weights=values(1.0),
+    )
+
+
+def actor(where: RankInfo, model: Path, *overrides: str) -> ActorWorker:
+    config = compose(
+        "grpo",
+        [
+            f"actor_rollout_ref.model.path={model}",
+            "actor_rollout_ref.rollout.name=hf",
+            f"{ACTOR}.use_kl_loss=true",
+            f"{ACTOR}.entropy_coeff=0.01",
+            f"{ACTOR}.ppo_max_token_len_per_gpu=40",
+            *overrides,
+        ],
+    ).config
+    part = config.actor_rollout_ref
+    sampling = SamplingConfig(part.rollout, 8, (2, 7))
+    algorithm = load_algorithm(config, num_steps=1)
+    return ActorWorker(where, ActorSpec(part.model, part.actor, sampling, 8, algorithm, 0))
+
+
+def on_both(
+    work: Callable[[RankInfo], dict[str, torch.Tensor]],
+) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor], SecondDevice]:
+    """Return the results of `work` on the CPU and on the second device."""
+    expected = work(rank_info())
+    with SecondDevice() as device:
+        found = work(dataclasses.replace(rank_info(), device=NAME))
+        found = {name: value.cpu() for name, value in found.items()}
+    return expected, found, device
+
+
+def check_equal(expected: dict[str, torch.Tensor], found: dict[str, torch.Tensor]) -> None:
+    assert expected.keys() == found.keys()
+    for name, value in expected.items():
+        torch.testing.assert_close(found[name], value, rtol=1e-5, atol=1e-6, msg=name)
+
+
+def log_probs(result: LogProbs) -> dict[str, torch.Tensor]:
+    fields = {name: value for name, value in vars(result).items() if value is not None}
+    return {name: value.values for name, value in fields.items()}
+
+
+@pytest.mark.parametrize(("mode", "share"), [("token-mean", True), ("seq-mean-token-mean", False)])
+def test_actor_learns(model: Path, mode: str, share: bool) -> None:
+    batch = experience() if share else experience().select(torch.tensor([0, 3, 5, 6]))
+
+    def work(where: RankInfo) -> dict[str, torch.Tensor]:
+        worker = actor(where, model, f"{ACTOR}.loss_agg_mode={mode}")
+        before = log_probs(worker.compute_log_probs(batch))
+        top = log_probs(worker.compute_base_log_probs(batch, top_k=3))
+        metrics = to_floats(worker.update(batch, lr=1e-2))
+        weights = {name: each.detach() for name, each in worker.policy.named_parameters()}
+        numbers = {name: torch.tensor(value) for name, value in metrics.items()}
+        return before | {f"base {name}": each for name, each in top.items()} | weights | numbers
+
+    expected, found, device = on_both(work)
+    check_equal(expected, found)
+    assert not [each for each in device.syncs if each.startswith(("nonzero", "index"))]
+
+
+@pytest.mark.parametrize("loss", ["gspo", "clip_cov"])
+def test_policy_losses(model: Path, loss: str) -> None:
+    batch = experience()
+
+    def work(where: RankInfo) -> dict[str, torch.Tensor]:
+        worker = actor(where, model, f"{ACTOR}.policy_loss.loss_mode={loss}")
+        worker.update(batch, lr=1e-2)
+        return {name: each.detach() for name, each in worker.policy.named_parameters()}
+
+    expected, found, _ = on_both(work)
+    check_equal(expected, found)
+
+
+def test_critic_learns(model: Path) -> None:
+    batch = experience()
+    overrides = [f"critic.model.path={model}", f"actor_rollout_ref.model.path={model}"]
+    config = compose("ppo", [*overrides, "critic.ppo_max_token_len_per_gpu=40"]).config
+    algorithm = load_algorithm(config, num_steps=1)
+    assert isinstance(algorithm, PPO)
+
+    def work(where: RankInfo) -> dict[str, torch.Tensor]:
+        worker = CriticWorker(where, CriticSpec(config.critic, algorithm, 0))
+        metrics = to_floats(worker.update(batch, lr=1e-2))
+        values = worker.compute_values(batch).values
+        return {"values": values} | {k: torch.tensor(v) for k, v in metrics.items()}
+
+    expected, found, _ = on_both(work)
+    check_equal(expected, found)
+
+
+@pytest.mark.parametrize("top_p", [1.0, 0.9])
+def test_engine_samples_and_waits_once_per_token(model: Path, top_p: float) -> None:
+    prompts = experience().prompt_ids.select(torch.arange(0, ROWS, 2))
+    batch = Prompts(prompt_ids=prompts, group=torch.arange(4), rows=[])
+    settings = (f"actor_rollout_ref.rollout.top_p={top_p}", "actor_rollout_ref.rollout.n=3")
+
+    def work(where: RankInfo) -> dict[str, torch.Tensor]:
+        worker = actor(where, model, *settings)
+        worker.start_engine()
+        worker.update_weights()
+        rollouts = worker.generate_sequences(batch, seed=1)
+        return {"ids": rollouts.response_ids.values, "lengths": rollouts.response_ids.lengths}
+
+    expected, found, device = on_both(work)
+    check_equal(expected, found)
+    waits = {each: n for each, n in device.syncs.items() if "running.py" in each}
+    assert max(waits.values()) <= int(expected["lengths"].max())
+
+
+def test_recorded_steps_wait_for_nothing() -> None:
+    prompts = experience().prompt_ids.select(torch.arange(0, ROWS, 2))
+    params = sampling(max_tokens=6, stop_token_ids=())
+    expected = HFEngine(tiny_model(), None).generate(prompts, params)
+    with SecondDevice() as device:
+
+        class Recorder:
+            def capture(self, work: Callable[[], None]) -> Callable[[], None]:
+                before = dict(device.syncs)
+                work()
+                assert device.syncs == before
+                return work
+
+            def clear(self) -> None: ...
+
+        model = tiny_model(tie_word_embeddings=False)
+        with torch.no_grad():
+            model.lm_head.weight.copy_(model.get_input_embeddings().weight)
+        torch.nn.Module.to(model, NAME)
+        engine = HFEngine(model, None, capturer=Recorder())
+        found = engine.generate(prompts.to(NAME), params)
+        assert engine.static is not None
+        assert len(engine.static) == 1
+    assert torch.equal(found.response_ids.values, expected.response_ids.values)
+
+
+def test_devices_do_not_mix() -> None:
+    with SecondDevice() as device:
+        x = torch.ones(3).to(NAME)
+        assert float((x + torch.tensor(1.0)).sum()) == 6.0
+        assert sum(device.syncs.values()) == 1
+        with pytest.raises(DeviceError, match="add has tensors of both devices"):
+            x + torch.ones(3)
