@@ -46,25 +46,25 @@ def _attention_error(
     exact = [each.detach().cpu().double().requires_grad_() for each in rounded]
     packing = Packing.from_lengths(torch.tensor(LENGTHS), device)
     query, key, value, sinks = rounded
-    reach = Reach(window, sinks if with_sinks else None)
-    out = packing.attend(0, query, key, value, 0.2, reach)
+    reach = Reach(0.2, window, sinks if with_sinks else None)
+    out = packing.attend(0, query, key, value, reach)
     (out.float() * weights.to(device, torch.float32)).sum().backward()
     query, key, value, sinks = exact
-    reach = Reach(window, sinks if with_sinks else None)
-    expected = _attend_by_row(query, key, value, 0.2, reach)
+    reach = Reach(0.2, window, sinks if with_sinks else None)
+    expected = _attend_by_row(query, key, value, reach)
     (expected * weights).sum().backward()
     pairs = [(out, expected), *((a.grad, b.grad) for a, b in zip(rounded, exact, strict=True))]
     errors = [relative(a, b) for a, b in pairs if a is not None and b is not None]
     return max(errors), LIMIT if dtype == torch.float32 else 2e-2
 
 
-def _attend_by_row(query: Tensor, key: Tensor, value: Tensor, scale: float, reach: Reach) -> Tensor:
+def _attend_by_row(query: Tensor, key: Tensor, value: Tensor, reach: Reach) -> Tensor:
     """Attend by the definition: (T, H, D), (T, K, D), (T, K, D) -> (T, H, D)."""
     parts = []
     repeat = query.shape[1] // key.shape[1]
     for q, k, v in zip(*(x.split(LENGTHS) for x in (query, key, value)), strict=True):
         k, v = k.repeat_interleave(repeat, 1), v.repeat_interleave(repeat, 1)
-        scores = scale * torch.einsum("qhd,khd->hqk", q, k)
+        scores = reach.scale * torch.einsum("qhd,khd->hqk", q, k)
         position = torch.arange(len(q))
         distance = position[:, None] - position
         hidden = (distance < 0) | (distance >= (reach.window or len(q)))

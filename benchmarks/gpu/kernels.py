@@ -18,7 +18,7 @@ from torch import Tensor
 from benchmarks.gpu.machine import peak_memory_gib, reset_peak_memory, seconds
 from benchmarks.gpu.recorder import Recorder, Settings
 from rlctl.runtime.model.attention import Packing
-from rlctl.runtime.model.kernels import FULL, Reach
+from rlctl.runtime.model.kernels import Reach
 from rlctl.runtime.ops import log_probs_from_logits
 
 HEADS, KV_HEADS, SIZE = 16, 8, 128
@@ -50,8 +50,8 @@ def _attentions(tokens: int, length: int, device: str, recorder: Recorder) -> di
     """Return functions (T, H, D), (T, K, D), (T, K, D) -> (T, H, D) by name."""
     packing = Packing.from_lengths(torch.full((tokens // length,), length), device)
     scale = SIZE**-0.5
-    found: dict[str, Attention] = {"packed": partial(_packed, packing, scale, FULL)}
-    found["sdpa on rectangles"] = partial(_rectangles, packing, scale, FULL)
+    found: dict[str, Attention] = {"packed": partial(_packed, packing, Reach(scale))}
+    found["sdpa on rectangles"] = partial(_rectangles, packing, Reach(scale))
     if find_spec("flash_attn") is not None and device == "cuda":
         found["flash-attn"] = partial(_flash_attn, packing, scale)
     elif length == tokens:
@@ -67,30 +67,30 @@ def _limited_attentions(
     window = TINY_WINDOW if settings.tiny else WINDOW
     sinks = torch.zeros(HEADS, device=settings.device)
     found: list[tuple[str, Attention, int]] = []
-    for what, reach in (("window", Reach(window)), ("window and sinks", Reach(window, sinks))):
+    scale = SIZE**-0.5
+    for what, reach in (
+        ("window", Reach(scale, window)),
+        ("window and sinks", Reach(scale, window, sinks)),
+    ):
         for name, attend in (
             ("packed", _packed),
             ("flex", _flex),
             ("dense on rectangles", _rectangles),
         ):
-            found.append((f"{name}, {what}", partial(attend, packing, SIZE**-0.5, reach), window))
+            found.append((f"{name}, {what}", partial(attend, packing, reach), window))
     return found
 
 
-def _packed(
-    packing: Packing, scale: float, reach: Reach, q: Tensor, k: Tensor, v: Tensor
-) -> Tensor:
-    return packing.attend(0, q, k, v, scale, reach)
+def _packed(packing: Packing, reach: Reach, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return packing.attend(0, q, k, v, reach)
 
 
-def _flex(packing: Packing, scale: float, reach: Reach, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    return packing.token_map.attend(q, k, v, scale, reach)
+def _flex(packing: Packing, reach: Reach, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return packing.token_map.attend(q, k, v, reach)
 
 
-def _rectangles(
-    packing: Packing, scale: float, reach: Reach, q: Tensor, k: Tensor, v: Tensor
-) -> Tensor:
-    return packing.attend_rectangles(q, k, v, scale, reach)
+def _rectangles(packing: Packing, reach: Reach, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return packing.attend_rectangles(q, k, v, reach)
 
 
 def _flash_attn(packing: Packing, scale: float, q: Tensor, k: Tensor, v: Tensor) -> Tensor:

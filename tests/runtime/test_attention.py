@@ -18,7 +18,7 @@ from rlctl.runtime.batch import Ragged
 from rlctl.runtime.model import kernels, shared_prompts
 from rlctl.runtime.model.attention import Packing, use_rlctl_attention
 from rlctl.runtime.model.causal_lm import PolicyModel
-from rlctl.runtime.model.kernels import FULL, Reach, choose_kernel
+from rlctl.runtime.model.kernels import Reach, choose_kernel
 from rlctl.runtime.model.sequences import Sequences, prompt_numbers
 from tests.models import ARCHS, LIMITED, WINDOW, Arch, limited_model, tiny_model
 
@@ -145,7 +145,7 @@ def test_attend_is_causal_softmax_attention() -> None:
     num_tokens = int(LENGTHS.sum())
     query = torch.randn(num_tokens, 4, 8, generator=generator, dtype=torch.float64)
     key, value = torch.randn(2, num_tokens, 2, 8, generator=generator, dtype=torch.float64)
-    out = Packing.from_lengths(LENGTHS, "cpu").attend(0, query, key, value, 0.3)
+    out = Packing.from_lengths(LENGTHS, "cpu").attend(0, query, key, value, Reach(0.3))
     start = 0
     for length in LENGTHS.tolist():
         for token in range(start, start + length):
@@ -164,8 +164,8 @@ def test_position_ids_with_empty_sequences() -> None:
     assert packing.position_ids.tolist() == [0, 1, 2, 0, 0, 1]
     x = torch.randn(6, 2, 4)
     torch.testing.assert_close(
-        packing.attend(0, x, x, x, 1.0),
-        Packing.from_lengths(torch.tensor([3, 1, 2]), "cpu").attend(0, x, x, x, 1.0),
+        packing.attend(0, x, x, x, Reach(1.0)),
+        Packing.from_lengths(torch.tensor([3, 1, 2]), "cpu").attend(0, x, x, x, Reach(1.0)),
     )
 
 
@@ -239,8 +239,8 @@ def test_flex_attention_computes_the_same(
     results = []
     for attend in (packing.attend, lambda _, *args: packing.token_map.attend(*args)):
         query, key, value, sinks = (each.clone().requires_grad_() for each in leaves)
-        reach = Reach(window, sinks if with_sinks else None)
-        out = attend(0, query, key, value, 0.3, reach)
+        reach = Reach(0.3, window, sinks if with_sinks else None)
+        out = attend(0, query, key, value, reach)
         inputs = [query, key, value, *([sinks] if with_sinks else [])]
         weights = torch.linspace(-1, 1, out.numel()).view_as(out)
         results.append([out, *torch.autograd.grad((out * weights).sum(), inputs)])
@@ -250,7 +250,7 @@ def test_flex_attention_computes_the_same(
 
 def test_kernels_are_chosen_by_what_they_compute(monkeypatch: pytest.MonkeyPatch) -> None:
     query, sinks = torch.empty(3, 4, 8), torch.zeros(4)
-    limits = (FULL, Reach(WINDOW), Reach(None, sinks), Reach(WINDOW, sinks))
+    limits = (Reach(1.0), Reach(1.0, WINDOW), Reach(1.0, None, sinks), Reach(1.0, WINDOW, sinks))
     assert [choose_kernel(query, each) for each in limits] == ["dense"] * 4
     monkeypatch.setattr(Tensor, "is_cuda", True)
     assert [choose_kernel(query, each) for each in limits] == ["dense"] + ["flex"] * 3

@@ -29,7 +29,6 @@ from transformers import AttentionInterface, PreTrainedModel
 
 from rlctl.errors import ConfigError, InternalError, Problem, raise_problems
 from rlctl.runtime.model.kernels import (
-    FULL,
     Reach,
     TokenMap,
     attend_dense,
@@ -49,15 +48,7 @@ _GROWTH, _SLACK = 1.35, 16
 class TokenAttention(Protocol):
     """Attention among the T tokens of one packed row: H query heads, K KV heads, D head size."""
 
-    def attend(
-        self,
-        layer: int,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        scale: float,
-        reach: Reach = FULL,
-    ) -> Tensor:
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, reach: Reach) -> Tensor:
         """Return softmax(scale · q kᵀ) v: (T, H, D), (T, K, D), (T, K, D) -> (T, H, D)."""
         ...
 
@@ -130,28 +121,18 @@ class Packing:
         """Length of the longest sequence."""
         return int(self.lengths.max())
 
-    def attend(
-        self,
-        layer: int,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        scale: float,
-        reach: Reach = FULL,
-    ) -> Tensor:
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, reach: Reach) -> Tensor:
         """Attend within sequences: (T, H, D), (T, K, D), (T, K, D) -> (T, H, D), for any layer."""
         del layer
         kernel = choose_kernel(query, reach)
         if kernel == "varlen":
             ends, longest = (self.boundaries, self.boundaries), (self.longest, self.longest)
-            return attend_varlen(query, key, value, scale, ends, longest, reach.window)
+            return attend_varlen(query, key, value, reach, ends, longest)
         if kernel == "flex":
-            return self.token_map.attend(query, key, value, scale, reach)
-        return self.attend_rectangles(query, key, value, scale, reach)
+            return self.token_map.attend(query, key, value, reach)
+        return self.attend_rectangles(query, key, value, reach)
 
-    def attend_rectangles(
-        self, query: Tensor, key: Tensor, value: Tensor, scale: float, reach: Reach = FULL
-    ) -> Tensor:
+    def attend_rectangles(self, query: Tensor, key: Tensor, value: Tensor, reach: Reach) -> Tensor:
         """Attend by `attend_dense`: (T, H, D), (T, K, D), (T, K, D) -> (T, H, D)."""
         query, key, value = (x.index_select(0, self.token_of_slot) for x in (query, key, value))
         sizes = [rectangle.rows * rectangle.width for rectangle in self.rectangles]
@@ -167,7 +148,7 @@ class Packing:
                 visible = causal_mask(rectangle.width, rectangle.width, reach.window, q.device)[
                     None, None
                 ]
-            part = attend_dense(q, k, v, scale, visible, reach.sinks)
+            part = attend_dense(q, k, v, reach, visible)
             parts.append(part.transpose(1, 2).flatten(0, 1))
         return torch.cat(parts).index_select(0, self.slot_of_token)
 
@@ -230,7 +211,7 @@ def _attention(
             hint="set layer_types and sliding_window in config.json to those of the model",
         )
     q, k, v = (x.squeeze(0).transpose(0, 1) for x in (query, key, value))  # (T, heads, D) views
-    return packing.attend(layer, q, k, v, scale, Reach(sliding_window, s_aux))[None], None
+    return packing.attend(layer, q, k, v, Reach(scale, sliding_window, s_aux))[None], None
 
 
 def layer_window(config: Any, layer: int) -> int | None:

@@ -25,24 +25,24 @@ Kernel = Literal["varlen", "flex", "dense"]
 
 
 class Reach(NamedTuple):
-    """Limits of a layer's attention beside causality.
+    """Scale and limits of a layer's attention beside causality.
 
-    A token attends to itself and to the `window` - 1 tokens before it. A sink is a logit that takes
-    part in the softmax of its head and has no value (Agarwal et al., gpt-oss, 2025).
+    Scores are multiplied by `scale`. A token attends to itself and to the `window` - 1 tokens
+    before it. A sink is a logit that takes part in the softmax of its head and has no value
+    (Agarwal et al., gpt-oss, 2025).
     """
 
+    scale: float
     window: int | None = None  # None: the entire context
     sinks: Tensor | None = None  # (H,)
-
-
-FULL = Reach()
 
 
 def choose_kernel(query: Tensor, reach: Reach) -> Kernel:
     """Return the kernel for `query` (T, H, D)."""
     if reach.sinks is None and has_varlen_kernel(query):
         return "varlen"
-    return "flex" if query.is_cuda and reach != FULL else "dense"
+    limited = reach.window is not None or reach.sinks is not None
+    return "flex" if query.is_cuda and limited else "dense"
 
 
 def has_varlen_kernel(query: Tensor) -> bool:
@@ -63,15 +63,15 @@ def attend_varlen(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    scale: float,
+    reach: Reach,
     ends: tuple[Tensor, Tensor],
     longest: tuple[int, int],
-    window: int | None = None,
 ) -> Tensor:
     """Run flash attention: (T, H, D), (N, K, D), (N, K, D) -> (T, H, D), half precision.
 
     `ends` are the boundaries (B + 1,) int32 of queries and of keys, `longest` the longest sequence
-    of each. The last query of a sequence attends to all its keys that the window permits.
+    of each. The last query of a sequence attends to all its keys that the window permits; sinks
+    are not supported.
     """
     from torch.nn.attention.varlen import varlen_attn
 
@@ -81,8 +81,11 @@ def attend_varlen(
     out = varlen_attn(
         *(query, key, value),
         *(*ends, *longest),
-        scale=scale,
-        window_size=(-1 if window is None else window - 1, 0),  # without the token itself
+        scale=reach.scale,
+        window_size=(
+            -1 if reach.window is None else reach.window - 1,
+            0,
+        ),  # without the token itself
         **options,
     )
     assert isinstance(out, Tensor)  # a pair only if auxiliary outputs are requested
@@ -90,32 +93,28 @@ def attend_varlen(
 
 
 def attend_dense(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    scale: float,
-    visible: Tensor | None,
-    sinks: Tensor | None = None,
+    query: Tensor, key: Tensor, value: Tensor, reach: Reach, visible: Tensor | None
 ) -> Tensor:
     """Attend in B rows of equal length: (B, H, L, D), (B, K, S, D), (B, K, S, D) -> (B, H, L, D).
 
-    `visible` is a mask (B or 1, 1, L, S) bool; None is causal attention with L = S.
+    `visible` is a mask (B or 1, 1, L, S) bool, which has the window of `reach`; None is causal
+    attention with L = S and without a window.
     """
-    if sinks is None:
+    if reach.sinks is None:
         return F.scaled_dot_product_attention(
             *(query, key, value),
             attn_mask=visible,
             is_causal=visible is None,
-            scale=scale,
+            scale=reach.scale,
             enable_gqa=query.shape[1] != key.shape[1],
         )
     length, num_keys = query.shape[2], key.shape[2]
     if visible is None:
         visible = causal_mask(length, num_keys, None, query.device)
     grouped = query.unflatten(1, (key.shape[1], -1))  # (B, K, H / K, L, D)
-    scores = torch.matmul(grouped * scale, key[:, :, None].transpose(-1, -2)).flatten(1, 2)
+    scores = torch.matmul(grouped * reach.scale, key[:, :, None].transpose(-1, -2)).flatten(1, 2)
     scores = scores.masked_fill(~visible, -torch.inf)
-    weights = softmax_with_sinks(scores, sinks[:, None]).to(query.dtype)
+    weights = softmax_with_sinks(scores, reach.sinks[:, None]).to(query.dtype)
     out = torch.matmul(weights.unflatten(1, (key.shape[1], -1)), value[:, :, None])
     return out.flatten(1, 2)
 
@@ -150,9 +149,7 @@ class TokenMap:
     position: Tensor  # (T,) int64: position in the sequence
     _masks: dict[int | None, Any] = field(default_factory=dict)  # BlockMask by window
 
-    def attend(
-        self, query: Tensor, key: Tensor, value: Tensor, scale: float, reach: Reach
-    ) -> Tensor:
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, reach: Reach) -> Tensor:
         """Run FlexAttention: (T, H, D), (T, K, D), (T, K, D) -> (T, H, D)."""
         from torch.nn.attention.flex_attention import AuxRequest, flex_attention
 
@@ -162,7 +159,7 @@ class TokenMap:
         out, aux = _compiled(flex_attention, device)(
             *(x.transpose(0, 1)[None] for x in (query, key, value)),
             block_mask=self._masks[reach.window],
-            scale=scale,
+            scale=reach.scale,
             enable_gqa=query.shape[1] != key.shape[1],
             return_aux=AuxRequest(lse=True),
         )

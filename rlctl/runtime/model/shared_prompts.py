@@ -16,7 +16,6 @@ from torch import Tensor
 
 from rlctl.runtime.model.attention import Packing, similar
 from rlctl.runtime.model.kernels import (
-    FULL,
     Reach,
     TokenMap,
     attend_dense,
@@ -139,23 +138,15 @@ class SharedPrompts:
             self.position_ids,
         )
 
-    def attend(
-        self,
-        layer: int,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        scale: float,
-        reach: Reach = FULL,
-    ) -> Tensor:
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, reach: Reach) -> Tensor:
         """See `TokenAttention`: (T, H, D), (T, K, D), (T, K, D) -> (T, H, D) of all tokens."""
         n = len(self.prompts.position_ids)
         kernel = choose_kernel(query, reach)
         if kernel == "varlen":
-            return self._attend_varlen(query, key, value, scale, reach.window)
+            return self._attend_varlen(query, key, value, reach)
         if kernel == "flex":
-            return self.token_map.attend(query, key, value, scale, reach)
-        first = self.prompts.attend(layer, query[:n], key[:n], value[:n], scale, reach)
+            return self.token_map.attend(query, key, value, reach)
+        first = self.prompts.attend(layer, query[:n], key[:n], value[:n], reach)
         parts, query = [], query[n:]
         for each in self.rectangles:
             # (rows, heads, width or context, D)
@@ -169,13 +160,11 @@ class SharedPrompts:
                 # All prompts end in the same column, so columns are as far apart as tokens.
                 visible = visible & causal_mask(each.width, each.context, reach.window, q.device)
             visible = visible.expand(each.rows, -1, -1, -1)
-            part = attend_dense(q.transpose(1, 2), k, v, scale, visible, reach.sinks)
+            part = attend_dense(q.transpose(1, 2), k, v, reach, visible)
             parts.append(part.transpose(1, 2).flatten(0, 1))
         return torch.cat([first, torch.cat(parts).index_select(0, self.slot_of_token)])
 
-    def _attend_varlen(
-        self, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None
-    ) -> Tensor:
+    def _attend_varlen(self, query: Tensor, key: Tensor, value: Tensor, reach: Reach) -> Tensor:
         """Run flash attention, whose last query of a row attends to all its keys.
 
         (N + T, H, D), (N + T, K, D), (N + T, K, D) -> (N + T, H, D), half precision.
@@ -184,7 +173,7 @@ class SharedPrompts:
         key, value = (torch.cat([x[:n], x.index_select(0, self.key_of_slot)]) for x in (key, value))
         first, second, *longest = self._varlen
         ends, most = (first, second), (longest[0], longest[1])
-        return attend_varlen(query, key, value, scale, ends, most, window)
+        return attend_varlen(query, key, value, reach, ends, most)
 
 
 def _rectangles(responses: Tensor, prompts: Tensor) -> list[Tensor]:

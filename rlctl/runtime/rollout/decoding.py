@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from rlctl.runtime.model.attention import TokenAttention
-from rlctl.runtime.model.kernels import FULL, Reach, softmax_with_sinks
+from rlctl.runtime.model.kernels import Reach, softmax_with_sinks
 from rlctl.runtime.rollout.kv_cache import KVCache
 from rlctl.runtime.rollout.kv_slots import Grid, OwnSlots
 
@@ -45,15 +45,7 @@ class Decode:
     cache: KVCache
     slots: Slots
 
-    def attend(
-        self,
-        layer: int,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        scale: float,
-        reach: Reach = FULL,
-    ) -> Tensor:
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, reach: Reach) -> Tensor:
         """Attend one new token per row: (R, H, D), (R, K, D), (R, K, D) -> (R, H, D).
 
         Scores over prompt and own tokens share one softmax, so this is plain attention over both.
@@ -70,7 +62,7 @@ class Decode:
         prompt_keys = held.prompt_keys[:num_groups, :, :num_prompt].flatten(0, 1)  # (G·K, P, D)
         prompt_values = held.prompt_values[:num_groups, :, :num_prompt].flatten(0, 1)
 
-        query = (query * scale).reshape(num_rows * num_heads, size)
+        query = (query * reach.scale).reshape(num_rows * num_heads, size)
         in_grid = query.index_select(0, grid.to_grid).view(num_groups * num_kv, -1, size)
         prompt_scores = torch.baddbmm(grid.bias, in_grid, prompt_keys.transpose(1, 2))
         prompt_scores = prompt_scores.view(-1, num_prompt).index_select(0, grid.to_rows)

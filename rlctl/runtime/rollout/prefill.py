@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from rlctl.runtime.model.attention import Packing
-from rlctl.runtime.model.kernels import FULL, Reach, attend_dense, causal_mask
+from rlctl.runtime.model.kernels import Reach, attend_dense, causal_mask
 from rlctl.runtime.ops import to_device
 from rlctl.runtime.rollout.kv_cache import KVCache
 
@@ -28,18 +28,10 @@ class Prefill:
     packing: Packing
     first: int
 
-    def attend(
-        self,
-        layer: int,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        scale: float,
-        reach: Reach = FULL,
-    ) -> Tensor:
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, reach: Reach) -> Tensor:
         """Attend T packed prompt tokens: (T, H, D), (T, K, D), (T, K, D) -> (T, H, D)."""
         self.cache.store_prompts(layer, self._group, self.packing.position_ids, key, value)
-        return self.packing.attend(layer, query, key, value, scale, reach)
+        return self.packing.attend(layer, query, key, value, reach)
 
     @cached_property
     def _group(self) -> Tensor:
@@ -66,15 +58,7 @@ class Extension:
         pairs = zip(self.held, self.chunks, strict=True)
         return torch.cat([torch.arange(held, held + size) for held, size in pairs])
 
-    def attend(
-        self,
-        layer: int,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        scale: float,
-        reach: Reach = FULL,
-    ) -> Tensor:
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, reach: Reach) -> Tensor:
         """Attend T packed tokens: (T, H, D), (T, K, D), (T, K, D) -> (T, H, D)."""
         sizes = torch.tensor(self.chunks)
         group = self.first + torch.arange(len(sizes)).repeat_interleave(sizes)
@@ -88,6 +72,6 @@ class Extension:
             keys, values = self.cache.prompt(layer, self.first + number, length)
             mask = causal_mask(len(part), length, reach.window, key.device)[None, None]
             q = part.transpose(0, 1)[None]  # (1, H, T, D)
-            out = attend_dense(q, keys[None], values[None], scale, mask, reach.sinks)
+            out = attend_dense(q, keys[None], values[None], reach, mask)
             parts.append(out[0].transpose(0, 1))
         return torch.cat(parts)
