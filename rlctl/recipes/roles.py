@@ -49,6 +49,11 @@ class Role:
         """Return the role's sharding settings; None where its model is not sharded."""
         return None if self.fsdp_key is None else _lookup(config, self.fsdp_key)
 
+    def ranks_per_row(self, config: Config) -> int:
+        """Return the number of ranks that compute the same rows."""
+        fsdp = self.fsdp(config)
+        return 1 if fsdp is None else fsdp.ranks_per_row
+
     def learner(self, config: Config) -> Actor | Critic | RewardModel:
         """Return the section with the training settings of a role that learns."""
         assert self.learns, f"{self.name} does not learn"

@@ -40,9 +40,12 @@ class Budget:
         key: config key that sets the limit, for messages.
         value: initial limit, ≥ 1.
         unit: "tokens" or "rows".
+        ranks_per_row: ranks that each compute a part of a row's tokens; a limit in tokens is that
+            of one rank.
     """
 
-    def __init__(self, key: str, value: int, unit: str) -> None:
+    def __init__(self, key: str, value: int, unit: str, ranks_per_row: int = 1) -> None:
+        self.ranks_per_row = ranks_per_row
         self.key = key
         self.value = self.size = value
         self.unit = unit
@@ -50,7 +53,9 @@ class Budget:
         self.num_retries = 0
 
     @classmethod
-    def for_passes(cls, prefix: str, max_tokens: int, max_rows: int | None) -> Budget:
+    def for_passes(
+        cls, prefix: str, max_tokens: int, max_rows: int | None, ranks_per_row: int = 1
+    ) -> Budget:
         """Build the limit of a role's forward passes: `max_rows` rows if given, else `max_tokens`.
 
         `prefix` is that of the config keys, such as "critic.ppo".
@@ -60,7 +65,7 @@ class Budget:
             if max_rows is None
             else ("micro_batch_size", max_rows, "rows")
         )
-        return cls(f"{prefix}_{name}_per_gpu", value, unit)
+        return cls(f"{prefix}_{name}_per_gpu", value, unit, ranks_per_row)
 
     def cut(self, counts: TokenCounts, at_least: int = 1) -> list[Tensor]:
         """Split B rows into micro-batches: (N,) int64 indices each.
@@ -68,7 +73,7 @@ class Budget:
         Returns at least `at_least` of them, or B if there are fewer rows.
         """
         if not self.by_rows:
-            return micro_batches(counts, self.size, at_least)
+            return micro_batches(counts, self.size * self.ranks_per_row, at_least)
         order = counts.order().flip(0)
         parts = max(at_least, ceil_div(len(order), self.size))
         return list(order.tensor_split(min(parts, len(order))))
@@ -95,9 +100,11 @@ class Budget:
                 "enable_gradient_checkpointing=true, or use more ranks or a larger device: "
                 "`rlctl fit --run @failed` finds settings that fit",
             )
-        before = min(
-            self.size, max(len(part) if self.by_rows else int(part.sum()) for part in parts)
+        sizes = (
+            len(part) if self.by_rows else ceil_div(int(part.sum()), self.ranks_per_row)
+            for part in parts
         )
+        before = min(self.size, max(sizes))
         after = before // 2
         if not alone or self.num_retries == _MAX_RETRIES:
             why = (

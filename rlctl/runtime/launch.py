@@ -13,6 +13,7 @@ from rlctl.debugging import call_limit
 from rlctl.errors import DeviceMemoryError
 from rlctl.monitoring.alarms import Alarms, Limits
 from rlctl.recipes import schema
+from rlctl.recipes.roles import trained_role
 from rlctl.runs.record import Last, recorded_end
 from rlctl.runs.run_dir import RunDir
 from rlctl.runs.sync import run_info
@@ -72,7 +73,7 @@ def train(
         roles, stream = stack.enter_context(
             with_generation(config, plan.tokenizer, roles, num_ranks, first, logs, show, reward)
         )
-        collector = _collector(plan)
+        collector, trained = _collector(plan), trained_role(config, plan.algorithm.needs)
         state = restore(start, plan.algorithm, collector, roles, on_phase)
         trackers.begin()
         run.update(state="running", total_steps=plan.num_steps)
@@ -90,7 +91,7 @@ def train(
             run=run,
             num_steps=plan.num_steps,
             num_devices=sum(plan.pool_sizes.values()),
-            num_ranks=num_ranks,
+            num_ranks=num_ranks // trained.ranks_per_row(config),
             max_response_length=config.data.max_response_length,
             on_phase=on_phase,
             profiler=StepProfiler(config.trainer.profile, pools, run, on_phase),

@@ -107,13 +107,19 @@ def rows_of(role: str) -> Rollouts:
 
 
 def gradient(
-    where: RankInfo, model: str, role: str, mode: str, num_micro_batches: int
+    where: RankInfo,
+    model: str,
+    role: str,
+    mode: str,
+    num_micro_batches: int,
+    overrides: tuple[str, ...] = (),
 ) -> tuple[torch.Tensor, dict[str, float]]:
     """Return the gradient that an update passes to the optimizer, flat, and its metrics."""
     sizes = [
         f"actor_rollout_ref.model.path={model}",
         f"actor_rollout_ref.actor.loss_agg_mode={mode}",
         *LOSS,
+        *overrides,
     ]
     if num_micro_batches > 1:
         rows = ROWS // where.world_size // num_micro_batches
@@ -150,8 +156,9 @@ def gradient(
 
     assert worker.learner.optimizer is not None
     worker.learner.optimizer.register_step_pre_hook(keep)
-    batch = rows_of(role)
-    mine = batch.chunk(split(batch, where.world_size, balanced=True))[where.rank]
+    batch, ranks_per_row = rows_of(role), worker.learner.model.ranks_per_row
+    parts = split(batch, where.world_size // ranks_per_row, balanced=True)
+    mine = batch.chunk(parts)[where.rank // ranks_per_row]
     metrics = worker.update(mine, lr=1e-3)
     return torch.cat(gradients), {name: metric.value for name, metric in metrics.items()}
 

@@ -29,8 +29,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def actor(where: RankInfo, model: str) -> ActorWorker:
-    config = compose("ppo", [f"actor_rollout_ref.model.path={model}", *LOSS]).config
+def actor(where: RankInfo, model: str, overrides: tuple[str, ...] = ()) -> ActorWorker:
+    config = compose("ppo", [f"actor_rollout_ref.model.path={model}", *LOSS, *overrides]).config
     rollout = config.actor_rollout_ref
     algorithm = PPO.from_config(config, num_steps=1)
     return ActorWorker(
@@ -42,13 +42,10 @@ def actor(where: RankInfo, model: str) -> ActorWorker:
 
 
 def update(worker: ActorWorker) -> None:
-    batch = experience()
-    worker.update(
-        batch.chunk(split(batch, worker.rank_info.world_size, balanced=True))[
-            worker.rank_info.rank
-        ],
-        lr=1e-3,
-    )
+    batch, where = experience(), worker.rank_info
+    ranks_per_row = worker.learner.model.ranks_per_row
+    parts = split(batch, where.world_size // ranks_per_row, balanced=True)
+    worker.update(batch.chunk(parts)[where.rank // ranks_per_row], lr=1e-3)
 
 
 def weights(worker: ActorWorker) -> torch.Tensor:

@@ -14,7 +14,8 @@ from rlctl.recipes.compose import compose
 from rlctl.recipes.schema import Config
 from rlctl.runtime.algorithms.base import Needs
 from rlctl.runtime.planning.devices import Devices
-from rlctl.runtime.planning.memory import ModelSize
+from rlctl.runtime.planning.memory import ModelSize, RoleMemory
+from rlctl.runtime.planning.mesh import check_sizes
 from rlctl.runtime.planning.model_files import check_weights
 from rlctl.runtime.planning.preflight import check_batches, check_model
 from rlctl.runtime.planning.role_memory import check_capacity, plan_memory
@@ -201,3 +202,30 @@ def test_a_teacher_with_another_tokenizer_is_refused(tmp_path: Path) -> None:
     [problem] = problems(other)
     key = "actor_rollout_ref.ref.model.path"
     assert problem.startswith(f"{key}: the tokenizer of {other} is not the actor's: the token")
+
+
+def test_ranks_that_share_rows_divide_the_pool_and_the_heads(model: Path) -> None:
+    """4 heads; the mini-batch of 4 rows goes to the 4 groups of 8 ranks."""
+    key = "actor_rollout_ref.actor.fsdp_config.ulysses_sequence_parallel_size"
+    sizes = ("actor_rollout_ref.actor.ppo_mini_batch_size=4", "actor_rollout_ref.rollout.n=1")
+    assert check_sizes(config(model, *sizes, f"{key}=2"), {"main": 8}, Needs.GROUPS) == []
+    [said] = check_sizes(config(model, *sizes, f"{key}=3"), {"main": 8}, Needs.NOTHING)
+    assert f"the mesh of the actor does not fit: {key}=3" in said.message
+    assert said.hint == "sizes that do: 1, 2, 4"
+    assert said.fix == (key, f"{key}=2")
+
+
+def test_ranks_that_share_rows_have_fewer_activations(model: Path) -> None:
+    def actor(*overrides: str) -> RoleMemory:
+        plan = plan_memory(
+            config(model, *overrides), Devices("cpu", 1, 2), {"main": 2}, Needs.GROUPS
+        )
+        return plan.known()[0]
+
+    key = "actor_rollout_ref.actor.fsdp_config.ulysses_sequence_parallel_size=2"
+    rows = "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=1"
+    alone = actor(rows, "actor_rollout_ref.actor.use_dynamic_bsz=false")
+    shared = actor(rows, "actor_rollout_ref.actor.use_dynamic_bsz=false", key)
+    assert shared.activations == alone.activations // 2
+    assert shared.logits == alone.logits // 2
+    assert shared.held == alone.held

@@ -101,7 +101,17 @@ class FSDP(Section):
     fsdp_size: CountOrAll = Field(
         description="ranks that share one copy of the parameters; -1 = all"
     )
+    ulysses_sequence_parallel_size: Count = Field(
+        description="ranks that compute the same rows, each a slice of their tokens: less memory "
+        "per rank for long rows; divides the ranks and the attention heads; token budgets are "
+        "multiplied by it"
+    )
     model_dtype: Literal["fp32", "bf16", "fp16"] = Field(description="dtype of the parameters")
+
+    @property
+    def ranks_per_row(self) -> int:
+        """Number of ranks that compute the same rows."""
+        return self.ulysses_sequence_parallel_size
 
 
 class PolicyLoss(Section):

@@ -44,10 +44,6 @@ SHARDING: tuple[Rule, ...] = (
         "{actor_rollout_ref.actor,actor_rollout_ref.model,critic.model}.use_remove_padding",
         "rows are always packed without padding, which is exact",
     ),
-    no_effect(
-        f"{_ROLES}{{.fsdp_config,}}.ulysses_sequence_parallel_size",
-        "each rank processes whole rows: the numbers are the same, long rows need more memory",
-    ),
     only(
         "{actor_rollout_ref.actor,critic}.{tensor_parallel_size,context_parallel_size}",
         (1,),

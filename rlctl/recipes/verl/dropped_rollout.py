@@ -159,7 +159,7 @@ REWARD: tuple[Rule, ...] = (
     ),
     no_effect(
         f"{_RM}.{{model.use_remove_padding,model.use_fused_kernels,model.use_shm,"
-        "ulysses_sequence_parallel_size,fsdp_config.forward_prefetch,fsdp_config.wrap_policy*}",
+        "fsdp_config.forward_prefetch,fsdp_config.wrap_policy*}",
         "it changes no number",
     ),
     only(f"{_RM}.model.external_lib", _EMPTY, "no module is imported", "write a plug-in"),

@@ -61,6 +61,14 @@ MOVED: tuple[tuple[str, str], ...] = (
     (f"{_TRAINED}.optim.warmup_steps_ratio", r"\1.optim.lr_warmup_steps_ratio"),
     ("critic.model.fsdp_config*", r"critic.fsdp_config\1"),
     ("critic.fsdp.*", r"critic.fsdp_config.\1"),
+    (
+        "{actor_rollout_ref.actor,actor_rollout_ref.ref,critic}.ulysses_sequence_parallel_size",
+        r"\1.fsdp_config.ulysses_sequence_parallel_size",
+    ),
+    (
+        "{reward.,}reward_model.ulysses_sequence_parallel_size",
+        "reward.reward_model.fsdp_config.ulysses_sequence_parallel_size",
+    ),
     ("trainer.max_{actor,critic}_ckpt_to_keep", "trainer.max_ckpt_to_keep"),
     ("trainer.resume_path", "trainer.resume_from_path"),
     (f"{_MODEL}.torch_dtype", r"\1.model.dtype"),
@@ -110,7 +118,11 @@ SFT_MOVED: tuple[tuple[str, str], ...] = (
     ("optim.clip_grad", "actor_rollout_ref.actor.grad_clip"),
     ("optim.*", r"actor_rollout_ref.actor.optim.\1"),
     ("engine.*", r"actor_rollout_ref.actor.fsdp_config.\1"),
-    ("{ulysses_sequence_parallel_size,use_remove_padding}", r"actor_rollout_ref.actor.\1"),
+    (
+        "ulysses_sequence_parallel_size",
+        "actor_rollout_ref.actor.fsdp_config.ulysses_sequence_parallel_size",
+    ),
+    ("use_remove_padding", "actor_rollout_ref.actor.use_remove_padding"),
     ("{trainer.checkpoint,checkpoint}*", r"actor_rollout_ref.actor.checkpoint\2"),
 )
 

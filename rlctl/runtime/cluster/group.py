@@ -53,9 +53,16 @@ class GroupTransport:
     """Implements `Transport`: the workers of one role, one in each of `processes`."""
 
     def __init__(
-        self, role: str, processes: Sequence[Any], gather: Gather, balanced: bool, order: Lock
+        self,
+        role: str,
+        processes: Sequence[Any],
+        gather: Gather,
+        balanced: bool,
+        order: Lock,
+        ranks_per_row: int = 1,
     ) -> None:
         self.role = role
+        self.ranks_per_row = ranks_per_row
         self.order = order  # of calls from several threads: equal in all processes of a pool
         self.processes = processes
         self.world_size = len(processes)
@@ -67,7 +74,7 @@ class GroupTransport:
         self, method: str, mode: Dispatch, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         """See `Transport`. Raises RlctlError when a worker fails or exceeds its deadline."""
-        if mode in (Dispatch.SPLIT, Dispatch.GROUPS):
+        if mode in (Dispatch.SPLIT, Dispatch.GROUPS, Dispatch.RANKS):
             batch, *rest = args
             if not isinstance(batch, Batch):
                 raise InternalError(
@@ -99,13 +106,15 @@ class GroupTransport:
         rest: Sequence[Any],
         kwargs: dict[str, Any],
     ) -> Any:
-        """Call `method` with the rows of each part (N,) on its worker; join the results."""
+        """Call `method` with the rows of each part (N,) on its workers; join the results."""
+        times = self.world_size // len(parts)
+        shards = [shard for shard in chunks(batch, parts) for _ in range(times)]
         with self.order:
             results = [
                 process.call_detached.options(num_returns=2).remote(
                     self.role, method, (shard, *rest), kwargs, self.inline_bytes
                 )
-                for process, shard in zip(self.processes, chunks(batch, parts), strict=True)
+                for process, shard in zip(self.processes, shards, strict=True)
             ]
         return self._join(results, method, parts, batch)
 
@@ -116,18 +125,24 @@ class GroupTransport:
         parts: Sequence[Tensor],
         batch: Batch,
     ) -> Any:
-        """Join detached results, whose values remain where they are."""
+        """Join detached results, one per part (N,); their values remain where they are.
+
+        Of several workers with the same part, the results of the first are used.
+        """
         rests = self.gather([rest for _, rest in results], f"{self.role}.{method}")
         attached = [
             attach(rest, StoredShard(values))
             for rest, (values, _) in zip(rests, results, strict=True)
         ]
-        return join(attached, parts, batch)
+        return join(attached[:: len(attached) // len(parts)], parts, batch)
 
     def _split(self, batch: Batch, mode: Dispatch) -> list[Tensor]:
+        if mode is Dispatch.RANKS:
+            return split(batch, self.world_size, self.balanced)
+        num_parts = self.world_size // self.ranks_per_row
         if mode is Dispatch.GROUPS and isinstance(batch, Prompts):
-            return split_groups(batch, self.world_size)
-        return split(batch, self.world_size, self.balanced)
+            return split_groups(batch, num_parts)
+        return split(batch, num_parts, self.balanced)
 
     def _send_same(
         self, method: str, mode: Dispatch, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -175,7 +190,10 @@ class Relay:
         kwargs: dict[str, Any],
         inline_bytes: int,
     ) -> tuple[dict[str, PackedRows] | None, Any]:
-        """Call `method` with the next `sizes[i]` rows on process i; return the result detached."""
+        """Call `method` on the processes, in order, with the next `sizes[i]` rows for part i.
+
+        Adjacent processes share a part where there are fewer parts. Returns the result detached.
+        """
         parts = list(torch.arange(len(batch)).split(list(sizes)))
         transport = self._transport(role)
         transport.inline_bytes = inline_bytes
@@ -186,7 +204,10 @@ class Relay:
 
 
 class RelayedTransport(GroupTransport):
-    """Implements `Transport` with relays, of which relay i serves the next `sizes[i]` ranks."""
+    """Implements `Transport` with relays, of which relay i serves the next `sizes[i]` ranks.
+
+    `ranks_per_row` divides all sizes.
+    """
 
     def __init__(
         self,
@@ -196,8 +217,9 @@ class RelayedTransport(GroupTransport):
         gather: Gather,
         balanced: bool,
         order: Lock,
+        ranks_per_row: int = 1,
     ) -> None:
-        super().__init__(role, relays, gather, balanced, order)
+        super().__init__(role, relays, gather, balanced, order, ranks_per_row)
         self.world_size = sum(sizes)
         ends = torch.tensor([0, *sizes]).cumsum(0).tolist()
         self.ranks = [slice(start, end) for start, end in pairwise(ends)]
@@ -221,15 +243,17 @@ class RelayedTransport(GroupTransport):
         kwargs: dict[str, Any],
     ) -> Any:
         """See `GroupTransport`; parts: (N,)."""
-        own = [torch.cat(list(parts[ranks])) for ranks in self.ranks]
-        sizes = [[len(part) for part in parts[ranks]] for ranks in self.ranks]
+        times = self.world_size // len(parts)  # ranks with the same part; they have one relay
+        each = [parts[ranks.start // times : ranks.stop // times] for ranks in self.ranks]
+        own = [torch.cat(list(these)) for these in each]
+        sizes = [[len(part) for part in these] for these in each]
         shards = chunks(batch, own)
         with self.order:
             results = [
                 relay.send_rows.options(num_returns=2).remote(
-                    self.role, method, shard, each, rest, kwargs, self.inline_bytes
+                    self.role, method, shard, rows, rest, kwargs, self.inline_bytes
                 )
-                for relay, shard, each in zip(self.processes, shards, sizes, strict=True)
+                for relay, shard, rows in zip(self.processes, shards, sizes, strict=True)
             ]
         return self._join(results, method, own, batch)
 

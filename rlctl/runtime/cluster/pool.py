@@ -103,13 +103,11 @@ class RayPool(Pool):
         """See `Pool`. Returns a handle of the group."""
         built = [process.build.remote(role, worker, *args, **kwargs) for process in self.processes]
         self._gather(built, f"building {role}", self.spec.start_timeout_s)
-        balanced, order = self.spec.balanced, self.order
+        shared = self.gather, self.spec.balanced, self.order, worker.ranks_per_row(*args, **kwargs)
         if not self.relays:
-            return bind(worker, GroupTransport(role, self.processes, self.gather, balanced, order))
+            return bind(worker, GroupTransport(role, self.processes, *shared))
         sizes = [len(each) for each in self._relayed()]
-        return bind(
-            worker, RelayedTransport(role, self.relays, sizes, self.gather, balanced, order)
-        )
+        return bind(worker, RelayedTransport(role, self.relays, sizes, *shared))
 
     def gather(self, results: list[ray.ObjectRef], what: str) -> list[Any]:
         """Return one result per process. Raises RlctlError after `call_timeout_s`."""

@@ -16,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutput
 
+from rlctl.runtime.model.sequence_parallel import SequenceGroup
 from rlctl.runtime.model.sequences import Sequences
 from rlctl.runtime.ops import log_probs_and_entropy, log_probs_of, sum_of_squared_probs
 
@@ -70,12 +71,21 @@ def _returning(module: nn.Module, output: BaseModelOutput) -> Iterator[None]:
         del module.forward  # the attribute of the instance, which hides the method of the class
 
 
-class PolicyModel(nn.Module):
+class PackedModel(nn.Module):
+    """A transformers model on packed sequences, which a group of ranks may compute together."""
+
+    def __init__(self, hf: PreTrainedModel) -> None:
+        super().__init__()
+        self.hf = hf
+        self.sequence_group: SequenceGroup | None = None  # None: this rank has all tokens
+        self.ranks_per_row = 1  # ranks with the same rows; their numbers are adjacent
+
+
+class PolicyModel(PackedModel):
     """Policy: log π(token | preceding tokens) at `temperature`."""
 
     def __init__(self, hf: PreTrainedModel, temperature: float) -> None:
-        super().__init__()
-        self.hf = hf
+        super().__init__(hf)
         self.temperature = temperature
 
     def forward(
@@ -90,6 +100,18 @@ class PolicyModel(nn.Module):
         Also the log-probs of the sequences' candidates, or those of the `top_k` most probable
         tokens, (T_response, K).
         """
+        wanted = (with_entropy, with_squares, top_k)
+        if self.sequence_group is None:
+            return self._outputs(sequences, *wanted)
+        own = self.sequence_group.slice(sequences)
+        log_probs, *others = self._outputs(own.sequences, *wanted)
+        joined = (own.join_tokens(each) if each is not None else None for each in others)
+        return PolicyOutputs(own.join_tokens(log_probs), *joined)
+
+    def _outputs(
+        self, sequences: Sequences, with_entropy: bool, with_squares: bool, top_k: int
+    ) -> PolicyOutputs:
+        """Return the outputs for the tokens of this rank: see `forward`."""
         output = run_backbone(self.hf.get_decoder(), sequences)
         hidden = predicting(output, sequences)
         output = _with_hidden_states(output, None)  # those of other positions are not kept
@@ -139,16 +161,22 @@ class PolicyModel(nn.Module):
             return self.hf(input_ids=ids[None], use_cache=False).logits.squeeze(0)
 
 
-class ValueModel(nn.Module):
+class ValueModel(PackedModel):
     """Value function V(preceding tokens): a linear head on the backbone, initialized to V = 0."""
 
     def __init__(self, hf: PreTrainedModel) -> None:
-        super().__init__()
-        self.hf = hf
+        super().__init__(hf)
         self.head = nn.Linear(hf.config.get_text_config().hidden_size, 1, dtype=hf.dtype)
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)
 
     def forward(self, sequences: Sequences) -> Tensor:
         """Return one value per response token: (T_response,) float32."""
+        if self.sequence_group is None:
+            return self._values(sequences)
+        own = self.sequence_group.slice(sequences)
+        return own.join_tokens(self._values(own.sequences))
+
+    def _values(self, sequences: Sequences) -> Tensor:
+        """Return the values (T_response,) for the tokens of this rank."""
         return self.head(predicting(run_backbone(self.hf, sequences), sequences))[:, 0].float()

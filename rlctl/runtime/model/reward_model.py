@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 
 from rlctl.errors import ConfigError
-from rlctl.runtime.model.causal_lm import run_backbone
+from rlctl.runtime.model.causal_lm import PackedModel, run_backbone
 from rlctl.runtime.model.fit import HEAD
 from rlctl.runtime.model.sequences import Sequences
 
@@ -20,7 +20,7 @@ def write_scale(config: PretrainedConfig, mean: float, std: float) -> None:
     setattr(config, STD, std)
 
 
-class RewardModel(nn.Module):
+class RewardModel(PackedModel):
     """Score of a conversation: a linear head without bias on the hidden state of its last token.
 
     Dropout is off, also in training: an update is divided into a pass without gradients and one
@@ -28,7 +28,7 @@ class RewardModel(nn.Module):
     """
 
     def __init__(self, hf: PreTrainedModel) -> None:
-        super().__init__()
+        super().__init__(hf)
         head = getattr(hf, HEAD, None)
         if not isinstance(head, nn.Linear):
             raise ConfigError(
@@ -38,10 +38,16 @@ class RewardModel(nn.Module):
         for module in hf.modules():
             if isinstance(module, nn.Dropout):
                 module.p = 0.0
-        self.hf = hf
 
     def forward(self, sequences: Sequences) -> Tensor:
         """Return one score per row: (B,) float32."""
+        if self.sequence_group is None:
+            return self._scores(sequences)
+        own = self.sequence_group.slice(sequences)
+        return own.join_rows(self._scores(own.sequences))
+
+    def _scores(self, sequences: Sequences) -> Tensor:
+        """Return the scores (B,) of the rows whose last token this rank has."""
         output = run_backbone(self.hf.base_model, sequences)
         assert output.last_hidden_state is not None, "every model without head returns them"
         hidden = output.last_hidden_state[0][sequences.last]

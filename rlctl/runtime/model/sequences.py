@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from rlctl.runtime.batch import Ragged
-from rlctl.runtime.model.attention import Packing
+from rlctl.runtime.model.attention import Packing, TokenAttention
 from rlctl.runtime.model.shared_prompts import SharedPrompts
 from rlctl.runtime.ops import first_rows, to_device
+
+
+class Packed(TokenAttention, Protocol):
+    """Attention among packed tokens, and their positions."""
+
+    @property
+    def position_ids(self) -> Tensor:
+        """Position of each token in its sequence: (T,) int64."""
+        ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -18,7 +28,7 @@ class Sequences:
     """B packed sequences; the output at `predictors[i]` predicts response token `targets[i]`."""
 
     ids: Tensor  # (T,) int64
-    packing: Packing | SharedPrompts
+    packing: Packed
     predictors: Tensor  # (T_response,) int64
     targets: Tensor  # (T_response,) int64
     last: Tensor  # (B,) int64: the last token of each row

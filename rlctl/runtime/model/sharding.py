@@ -26,21 +26,22 @@ from transformers import PreTrainedModel
 
 from rlctl.errors import ConfigError
 from rlctl.recipes import schema
+from rlctl.runtime.model.causal_lm import PackedModel
+from rlctl.runtime.model.sequence_parallel import SequenceGroup
 from rlctl.runtime.rank_info import RankInfo
 
 
 def shard(
-    model: nn.Module,
-    hf: PreTrainedModel,
-    rank_info: RankInfo,
-    fsdp: schema.FSDP,
-    compute_dtype: torch.dtype,
+    model: PackedModel, rank_info: RankInfo, fsdp: schema.FSDP, compute_dtype: torch.dtype
 ) -> None:
-    """Shard `model`, a wrapper of `hf`, block by block, in place; it is on its device already.
+    """Shard `model` block by block, in place; it is on its device already.
 
     Gradients are summed over ranks, not averaged: the learner divides once, by the global count.
-    Raises ConfigError if `fsdp_size` does not divide the number of ranks.
+    Raises ConfigError if the sizes of the mesh do not divide the number of ranks.
     """
+    model.ranks_per_row = fsdp.ranks_per_row
+    if fsdp.ulysses_sequence_parallel_size > 1:
+        model.sequence_group = _sequence_group(rank_info, fsdp.ulysses_sequence_parallel_size)
     if rank_info.world_size == 1 and compute_dtype == next(model.parameters()).dtype:
         return
     options = {
@@ -49,7 +50,7 @@ def shard(
         "reshard_after_forward": fsdp.reshard_after_forward,
         "offload_policy": CPUOffloadPolicy() if fsdp.param_offload else OffloadPolicy(),
     }
-    for block in [*decoder_layers(hf), model]:
+    for block in [*decoder_layers(model.hf), model]:
         sharded = fully_shard(block, **options)
         sharded.set_gradient_divide_factor(1.0)
         sharded.set_force_sum_reduction_for_comms(True)
@@ -79,6 +80,19 @@ def _mesh(rank_info: RankInfo, fsdp_size: int) -> DeviceMesh:
         (rank_info.world_size // fsdp_size, fsdp_size),
         mesh_dim_names=("replicate", "shard"),
     )
+
+
+def _sequence_group(rank_info: RankInfo, size: int) -> SequenceGroup:
+    """Return the group of `size` adjacent ranks that this rank is in. Collective."""
+    if rank_info.world_size % size:
+        raise ConfigError(
+            f"ulysses_sequence_parallel_size {size} does not divide the {rank_info.world_size} "
+            "ranks",
+            hint="use a divisor of the number of ranks",
+        )
+    shape = rank_info.world_size // size, size
+    mesh = init_device_mesh(rank_info.device, shape, mesh_dim_names=("data", "sequence"))
+    return SequenceGroup(mesh.get_group("sequence"), mesh.get_local_rank("sequence"), size)
 
 
 def is_sharded(model: nn.Module) -> bool:

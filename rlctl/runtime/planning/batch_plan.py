@@ -69,11 +69,13 @@ def plan_batches(plan: Plan) -> Batches:
 def _updates(plan: Plan, role: Role, n: int, mean_prompt: float) -> Updates:
     config, learner = plan.config, role.learner(plan.config)
     size, rows = learner.ppo_mini_batch_size, learner.ppo_mini_batch_size * n
-    rows_per_rank = rows // plan.pool_sizes[role.pool(config.trainer.placement) or ""]
-    max_rows = role.max_rows(config)
+    num_ranks = plan.pool_sizes[role.pool(config.trainer.placement) or ""]
+    rows_per_rank = rows * role.ranks_per_row(config) // num_ranks
+    max_rows, fsdp = role.max_rows(config), role.fsdp(config)
+    max_tokens = role.max_tokens(config) * (fsdp.ulysses_sequence_parallel_size if fsdp else 1)
 
     def micro_batches(response: float) -> int:
-        fitting = int(role.max_tokens(config) // (mean_prompt + response))
+        fitting = int(max_tokens // (mean_prompt + response))
         return ceil_div(rows_per_rank, max_rows or max(1, fitting))
 
     count = config.data.train_batch_size // size

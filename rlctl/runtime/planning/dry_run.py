@@ -21,6 +21,7 @@ from rlctl.runtime.data.tokenizer import render_prompt
 from rlctl.runtime.ops import ceil_div
 from rlctl.runtime.planning.batch_plan import Batches, plan_batches
 from rlctl.runtime.planning.memory import RoleMemory, device_memory
+from rlctl.runtime.planning.mesh import draw_mesh
 from rlctl.runtime.planning.plan import Plan, make_plan
 from rlctl.runtime.planning.reward_check import NUM_REWARD_ROWS
 from rlctl.runtime.planning.role_memory import PlannedRole
@@ -139,13 +140,16 @@ def _placement(plan: Plan) -> list[Placed]:
     placed: list[Placed] = []
     compiled = plan.config.actor_rollout_ref.actor.use_torch_compile
     for each in plan.memory.roles:
+        ranks, device = plan.pool_sizes[each.pool], plan.devices.kind
         if each.role.fsdp_key is None:
             strategy = "an engine in each process"
         else:
             strategy = "fsdp2" if each.storage.wrapped else "unsharded: one rank, one precision"
+            fsdp = each.role.fsdp(plan.config)
+            mesh = draw_mesh(fsdp, ranks) if fsdp else ""
+            strategy += f", {mesh}" if mesh else ""
             if compiled and each.role.kind in (ACTOR.kind, CRITIC.kind):
                 strategy += ", compiled layers"
-        ranks, device = plan.pool_sizes[each.pool], plan.devices.kind
         placed.append(Placed(each.role.name, each.pool, ranks, device, plan.num_threads, strategy))
     return placed
 

@@ -17,7 +17,7 @@ from rlctl.errors import ResourceError
 from rlctl.quickstart import NAME
 from rlctl.recipes import schema
 from rlctl.recipes.compose import Recipe
-from rlctl.recipes.roles import Role, built_roles, rollout_pool
+from rlctl.recipes.roles import ACTOR, Role, built_roles, rollout_pool
 from rlctl.runtime.algorithms.base import Algorithm, rows_per_prompt
 from rlctl.runtime.algorithms.references import routed_models
 from rlctl.runtime.build import load_algorithm
@@ -26,7 +26,8 @@ from rlctl.runtime.ops import ceil_div
 from rlctl.runtime.planning.devices import Devices, pool_sizes
 from rlctl.runtime.planning.gpus import Device
 from rlctl.runtime.planning.memory import ModelSize
-from rlctl.runtime.planning.preflight import check_batches, check_placement
+from rlctl.runtime.planning.mesh import check_sizes
+from rlctl.runtime.planning.preflight import check_placement
 from rlctl.runtime.planning.role_memory import GIB, plan_memory, read_size
 
 ENOUGH = 8192  # tokens of a micro-batch above which a GPU computes at its full speed
@@ -127,7 +128,7 @@ class Search:
         """Return the rows of an update on one rank: larger micro-batches change nothing."""
         actor, needs = self.config.actor_rollout_ref.actor, self.algorithm.needs
         rows = actor.ppo_mini_batch_size * rows_per_prompt(self.config, needs)
-        return max(1, ceil_div(rows, mesh.devices))
+        return max(1, ceil_div(rows * ACTOR.ranks_per_row(self.config), mesh.devices))
 
     def _largest(self, mesh: Mesh, name: str, savings: Mapping[str, Any]) -> Fit:
         """Return the fit with the most rows, by bisection: memory grows with the rows."""
@@ -136,7 +137,7 @@ class Search:
         engines = rollout_pool(self.config, self.algorithm.needs)
         problems = [
             *check_placement(self.config, devices, list(ranks), engines),
-            *check_batches(self.config, ranks, self.algorithm.needs),
+            *check_sizes(self.config, ranks, self.algorithm.needs),
         ]
         if problems:
             return Fit(mesh, name, 0, 0, 0, reason=problems[0].message)
@@ -172,7 +173,8 @@ class Search:
 
     def for_trial(self, fit: Fit) -> list[str]:
         """Return overrides for a batch that fills one micro-batch on each rank."""
-        n, ranks = rows_per_prompt(self.config, self.algorithm.needs), fit.mesh.devices
+        n = rows_per_prompt(self.config, self.algorithm.needs)
+        ranks = fit.mesh.devices // ACTOR.ranks_per_row(self.config)
         prompts = ceil_div(fit.rows * ranks, n)
         while prompts * n % ranks:
             prompts += 1
@@ -251,7 +253,9 @@ class Search:
         """Return the micro-batch limit of a role, in rows or tokens as configured."""
         prefix = f"{role.section}.{role.passes}"
         if role.max_rows(self.config) is None:
-            return {f"{prefix}_max_token_len_per_gpu": rows * self.longest}
+            fsdp = role.fsdp(self.config)
+            slices = fsdp.ulysses_sequence_parallel_size if fsdp else 1
+            return {f"{prefix}_max_token_len_per_gpu": ceil_div(rows * self.longest, slices)}
         return {role.max_rows_key or f"{prefix}_micro_batch_size_per_gpu": rows}
 
 

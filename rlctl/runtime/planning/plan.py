@@ -27,7 +27,7 @@ from rlctl.runtime.data.loader import PromptLoader, PromptSet
 from rlctl.runtime.data.pairs import Pairs
 from rlctl.runtime.data.row_table import Rows
 from rlctl.runtime.data.tokenizer import tokenizer_of
-from rlctl.runtime.planning import preflight
+from rlctl.runtime.planning import mesh, preflight
 from rlctl.runtime.planning.devices import Devices, pool_sizes
 from rlctl.runtime.planning.episode_check import check_rows
 from rlctl.runtime.planning.error_collector import ErrorCollector
@@ -193,7 +193,7 @@ def _check_roles(
             )
         )
     problems = preflight.check_placement(config, devices, list(ranks), engines)
-    errors.run(raise_problems, [*problems, *preflight.check_batches(config, ranks, needs)])
+    errors.run(raise_problems, [*problems, *mesh.check_sizes(config, ranks, needs)])
     memory = errors.run(plan_memory, config, devices, ranks, needs, routed_models(algorithm))
     if memory is not None:
         for warning in (*memory.warnings, *unusual_values(config, needs)):

@@ -36,7 +36,7 @@ def check_batches(config: schema.Config, ranks: Mapping[str, int], needs: Needs)
     for role in (each for each in needed_roles(config, needs) if each.learns):
         key, size = f"{role.section}.ppo_mini_batch_size", role.learner(config).ppo_mini_batch_size
         pool = role.pool(placement) or ""
-        num_ranks = ranks[pool]
+        num_ranks = max(1, ranks[pool] // role.ranks_per_row(config))  # with rows of their own
         if size > batch or batch % size:
             problems.append(
                 Problem(

@@ -140,7 +140,7 @@ def _work(role: Role, config: schema.Config, num_ranks: int, needs: Needs) -> Wo
     """Return the largest micro-batch of `role` on one rank.
 
     That is the token budget, or fewer tokens where a rank does not have as many, but at least one
-    row of the longest length.
+    row of the longest length, or the rank's slice of it.
     """
     data, n = config.data, rows_per_prompt(config, needs)
     kv_tokens = 0
@@ -151,9 +151,12 @@ def _work(role: Role, config: schema.Config, num_ranks: int, needs: Needs) -> Wo
     longest = data.max_prompt_length + data.max_response_length
     prompts = role.learner(config).ppo_mini_batch_size if role.learns else data.train_batch_size
     max_rows = role.max_rows(config)
-    budget = role.max_tokens(config) if max_rows is None else max_rows * longest
+    fsdp = role.fsdp(config)
+    slices = fsdp.ulysses_sequence_parallel_size if fsdp else 1
+    budget = role.max_tokens(config) * slices if max_rows is None else max_rows * longest
+    rows = ceil_div(prompts * n * role.ranks_per_row(config), num_ranks)
     return Work(
-        tokens=max(longest, min(budget, ceil_div(prompts * n, num_ranks) * longest)),
+        tokens=ceil_div(max(longest, min(budget, rows * longest)), slices),
         learns=role.learns,
         checkpointing=role.model(config).enable_gradient_checkpointing,
         has_logits=role.kind == "policy",

@@ -68,7 +68,7 @@ class RunContext:
     run: RunDir
     num_steps: int
     num_devices: int  # of all pools
-    num_ranks: int  # of the trained role
+    num_ranks: int  # of the trained role, with rows of their own
     max_response_length: int
     on_phase: Callable[[str], None]  # called when a phase begins
     profiler: StepProfiler

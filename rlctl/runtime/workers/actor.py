@@ -36,13 +36,7 @@ from rlctl.runtime.rollout.exchange import WeightVersions, exchange
 from rlctl.runtime.rollout.requests import Completion, Request, Slice
 from rlctl.runtime.rollout.sampling_params import SamplingConfig, to_rollouts
 from rlctl.runtime.rollout.startup import start_in_phases
-from rlctl.runtime.rollout.weight_sync import (
-    WHOLE,
-    Part,
-    WeightChannel,
-    to_buckets,
-    whole,
-)
+from rlctl.runtime.rollout.weight_sync import WHOLE, Part, WeightChannel, to_buckets, whole
 from rlctl.runtime.workers.base import ExportingWorker, prepare
 from rlctl.runtime.workers.dispatch import Dispatch, dispatch
 from rlctl.runtime.workers.learner import Learner
@@ -61,6 +55,11 @@ class ActorSpec:
     max_prompt_length: int
     algorithm: PolicyLoss
     seed: int
+
+    @property
+    def fsdp(self) -> schema.FSDP:
+        """See `ShardedSpec`."""
+        return self.actor.fsdp_config
 
 
 class ActorWorker(ExportingWorker, Actor):
@@ -89,15 +88,18 @@ class ActorWorker(ExportingWorker, Actor):
         self.engine_is_stale = True
         self.versions = WeightVersions()  # of the engine's weights
         actor, rollout = spec.actor, spec.sampling.rollout
+        ranks = spec.fsdp.ulysses_sequence_parallel_size
         self.budget = Budget.for_passes(
             f"{ACTOR.section}.ppo",
             actor.ppo_max_token_len_per_gpu,
             None if actor.use_dynamic_bsz else actor.ppo_micro_batch_size_per_gpu,
+            ranks,
         )
         self.infer_budget = Budget.for_passes(
             f"{ROLLOUT.section}.log_prob",
             rollout.log_prob_max_token_len_per_gpu,
             None if rollout.log_prob_use_dynamic_bsz else rollout.log_prob_micro_batch_size_per_gpu,
+            ranks,
         )
 
     def start_engine(self) -> None:
@@ -148,7 +150,7 @@ class ActorWorker(ExportingWorker, Actor):
         """See `Actor`."""
         return Published(self.learner.num_updates)
 
-    @dispatch(Dispatch.SPLIT)
+    @dispatch(Dispatch.RANKS)
     def generate_sequences(
         self, prompts: Prompts, seed: int, validate: bool = False, greedy: bool = False
     ) -> Rollouts:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, Protocol, TypeVar
 
 from torch import Tensor
 
@@ -38,14 +38,30 @@ def prepare(
     if compiled:
         check_compiler(rank_info.device)
         compile_layers(model.hf)
-    shard(model, model.hf, rank_info, fsdp, compute_dtype(settings, rank_info.device))
+    shard(model, rank_info, fsdp, compute_dtype(settings, rank_info.device))
     return model
 
 
+class ShardedSpec(Protocol):
+    """Settings of a worker that holds a model."""
+
+    @property
+    def fsdp(self) -> schema.FSDP:
+        """Sharding of the model."""
+        ...
+
+
 class ModelWorker(Worker, ModelRole):
-    """Base of workers that hold a model."""
+    """Base of workers that hold a model. Their first argument is their settings."""
 
     learner: Learner
+
+    @classmethod
+    def ranks_per_row(cls, *args: Any, **kwargs: Any) -> int:
+        """See `Worker`."""
+        del kwargs
+        spec: ShardedSpec = args[0]
+        return spec.fsdp.ranks_per_row
 
     @dispatch(Dispatch.RANK_ZERO)
     def pop_oom_retries(self) -> list[OomRetry]:

@@ -32,6 +32,11 @@ class CriticSpec:
     seed: int
     compiled: bool = False  # its layers, by torch.compile
 
+    @property
+    def fsdp(self) -> schema.FSDP:
+        """See `ShardedSpec`."""
+        return self.critic.fsdp_config
+
 
 class CriticWorker(LearningWorker, Critic):
     """Implements `Critic` on one rank."""
@@ -48,7 +53,10 @@ class CriticWorker(LearningWorker, Critic):
         self.learner = Learner(self.model, rank_info, critic.optim)
         max_rows = None if critic.use_dynamic_bsz else critic.ppo_micro_batch_size_per_gpu
         self.budget = Budget.for_passes(
-            f"{CRITIC.section}.ppo", critic.ppo_max_token_len_per_gpu, max_rows
+            f"{CRITIC.section}.ppo",
+            critic.ppo_max_token_len_per_gpu,
+            max_rows,
+            critic.fsdp_config.ulysses_sequence_parallel_size,
         )
 
     @dispatch(Dispatch.SPLIT)

@@ -36,6 +36,7 @@ class Dispatch(Enum):
 
     SPLIT = "split"  # the first argument is a batch; each worker gets some of its rows
     GROUPS = "groups"  # the same in order, and the rows of a group go to one worker
+    RANKS = "ranks"  # as SPLIT, and no workers share rows, whatever `Worker.ranks_per_row` says
     BROADCAST = "broadcast"  # all workers get the same arguments; the first one's result is used
     RANK_ZERO = "rank_zero"  # only the first worker is called
     EACH = "each"  # the first argument is a list with one item per worker, as is the result
@@ -69,6 +70,16 @@ class Worker:
 
     def __init__(self, rank_info: RankInfo) -> None:
         self.rank_info = rank_info
+
+    @classmethod
+    def ranks_per_row(cls, *args: Any, **kwargs: Any) -> int:
+        """Return the number of adjacent ranks that compute the same rows of a split batch.
+
+        Takes the arguments of the constructor but the first. The results of the first of these
+        ranks are used.
+        """
+        del args, kwargs
+        return 1
 
     @property
     def world_size(self) -> int:

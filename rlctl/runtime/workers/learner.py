@@ -127,7 +127,7 @@ class Learner:
         These are the `values` of the losses, B rows, or None if a loss has none.
         Without an unmasked token on any rank, or with a difference to the engine above
         `max_probs_diff`, weights and optimizer state stay as they are. The metrics cover this
-        rank's rows; the controller merges those of all ranks.
+        rank's rows; the controller merges those of all rows.
         """
 
         def add_gradient(part: B, sequences: Sequences) -> Loss:
@@ -163,7 +163,8 @@ class Learner:
         seconds = time.perf_counter() - begin
         if self.rank_info.device == "cuda":
             lengths = batch.num_tokens.tolist()
-            metrics.append(device_usage(self.model.hf.config, lengths, seconds, name))
+            config, ranks = self.model.hf.config, self.model.ranks_per_row
+            metrics.append(device_usage(config, lengths, seconds * ranks, name))
         parts, values = [each.values for each in losses if each.values is not None], None
         if len(parts) == len(losses):
             values = _in_order(parts, order, batch.response_ids.lengths)
@@ -258,7 +259,12 @@ class Learner:
         return self.sum_over_ranks(torch.tensor(values, dtype=torch.float64)).tolist()
 
     def sum_over_ranks(self, numbers: Tensor) -> Tensor:
-        """Return the sums of `numbers` (N,), on the CPU, over all ranks. Collective."""
+        """Return the sums of `numbers` (N,), on the CPU, over ranks with different rows.
+
+        Collective; in place.
+        """
+        if self.rank_info.rank % self.model.ranks_per_row:
+            numbers.zero_()  # the first rank with the same rows adds them
         if self.rank_info.world_size > 1:
             dist.all_reduce(numbers)
         return numbers

@@ -29,6 +29,11 @@ class ReferenceSpec:
     seed: int
     compiled: bool = False  # its layers, by torch.compile
 
+    @property
+    def fsdp(self) -> schema.FSDP:
+        """See `ShardedSpec`."""
+        return self.ref.fsdp_config
+
     @classmethod
     def from_config(cls, config: schema.Config, needs: Needs, model: schema.Model) -> Self:
         """Return the settings of a reference with `model` for an algorithm with these needs."""
@@ -51,7 +56,10 @@ class ReferenceWorker(ModelWorker, Reference):
         ref = spec.ref
         max_rows = None if ref.log_prob_use_dynamic_bsz else ref.log_prob_micro_batch_size_per_gpu
         self.budget = Budget.for_passes(
-            f"{REFERENCE.section}.log_prob", ref.log_prob_max_token_len_per_gpu, max_rows
+            f"{REFERENCE.section}.log_prob",
+            ref.log_prob_max_token_len_per_gpu,
+            max_rows,
+            fsdp.ulysses_sequence_parallel_size,
         )
 
     @dispatch(Dispatch.SPLIT)

@@ -31,6 +31,11 @@ class RewardModelSpec:
     reward_model: schema.RewardModel
     seed: int
 
+    @property
+    def fsdp(self) -> schema.FSDP:
+        """See `ShardedSpec`."""
+        return self.reward_model.fsdp_config
+
 
 @dataclass(frozen=True)
 class RewardLearnerSpec:
@@ -39,6 +44,11 @@ class RewardLearnerSpec:
     reward_model: schema.RewardModel
     algorithm: ScoreLoss
     seed: int
+
+    @property
+    def fsdp(self) -> schema.FSDP:
+        """See `ShardedSpec`."""
+        return self.reward_model.fsdp_config
 
 
 class RewardModelWorker(ModelWorker, RewardModel):
@@ -105,7 +115,8 @@ def _build(
 def _budget(settings: schema.RewardModel) -> Budget:
     if settings.use_dynamic_bsz or settings.micro_batch_size_per_gpu is None:
         key = f"{REWARD_MODEL.section}.forward_max_token_len_per_gpu"
-        return Budget(key, settings.forward_max_token_len_per_gpu, "tokens")
+        ranks = settings.fsdp_config.ulysses_sequence_parallel_size
+        return Budget(key, settings.forward_max_token_len_per_gpu, "tokens", ranks)
     assert REWARD_MODEL.max_rows_key is not None, "the table names the key"
     return Budget(REWARD_MODEL.max_rows_key, settings.micro_batch_size_per_gpu, "rows")
 

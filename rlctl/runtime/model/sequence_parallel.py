@@ -1,0 +1,178 @@
+"""Sequence parallelism: several ranks compute one packed row, each a slice of its tokens.
+
+All layers but attention process each token alone. Before attention, the ranks exchange their slices
+of tokens for slices of heads, and back after it (DeepSpeed Ulysses, arXiv 2309.14509), so attention
+sees all tokens. Its result, and the gradient summed over the ranks, equal those of one rank up to
+rounding.
+
+Axes: T packed tokens, S ranks, L = ⌈T / S⌉ tokens of each, H query heads, K KV heads, D head size.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import lcm
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor
+
+from rlctl.runtime.model.kernels import Reach
+from rlctl.runtime.model.sequences import Packed, Sequences
+from rlctl.runtime.ops import ceil_div
+
+
+@dataclass(frozen=True)
+class SequenceGroup:
+    """The S ranks that compute the same rows, and this rank's place among them."""
+
+    group: dist.ProcessGroup
+    rank: int
+    size: int
+
+    def slice(self, sequences: Sequences) -> Slice:
+        """Return this rank's tokens of `sequences`, which are equal on all ranks of the group.
+
+        The last slices are padded with token 0 up to the length of the first.
+        """
+        num_tokens = len(sequences.ids)
+        length = ceil_div(num_tokens, self.size)
+        start = self.rank * length
+        padding = (0, length * self.size - num_tokens)
+        ids, positions = (
+            F.pad(each, padding)[start : start + length]
+            for each in (sequences.ids, sequences.packing.position_ids)
+        )
+        of_tokens, of_rows = (
+            ((each >= start) & (each < start + length)).nonzero().squeeze(1)
+            for each in (sequences.predictors, sequences.last)
+        )
+        candidates = sequences.candidates
+        own = Sequences(
+            ids,
+            _SlicedAttention(sequences.packing, positions, num_tokens, self),
+            sequences.predictors[of_tokens] - start,
+            sequences.targets[of_tokens],
+            sequences.last[of_rows] - start,
+            candidates[of_tokens] if candidates is not None else None,
+        )
+        totals = len(sequences.targets), len(sequences.last)
+        return Slice(own, self, of_tokens, of_rows, *totals)
+
+
+@dataclass(frozen=True, eq=False)
+class Slice:
+    """One rank's tokens of some sequences."""
+
+    sequences: Sequences
+    group: SequenceGroup
+    of_tokens: Tensor  # (N,) int64: places of the own predictions among those of all ranks
+    of_rows: Tensor  # (M,) int64: rows whose last token is in the slice
+    num_tokens: int
+    num_rows: int
+
+    def join_tokens(self, own: Tensor) -> Tensor:
+        """Return the values of all response tokens from those of each rank: (N, …) -> (T, …).
+
+        The gradient of a rank's values is that of its own result: all ranks have the same loss.
+        """
+        return self._join(own, self.of_tokens, self.num_tokens)
+
+    def join_rows(self, own: Tensor) -> Tensor:
+        """Return the values of all rows from those of each rank: (M, …) -> (B, …)."""
+        return self._join(own, self.of_rows, self.num_rows)
+
+    def _join(self, own: Tensor, places: Tensor, total: int) -> Tensor:
+        apply: Any = _Join.apply
+        return apply(own, places, total, self.group.group)
+
+
+class _Join(torch.autograd.Function):
+    """Values of all ranks in their places."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, own: Tensor, places: Tensor, total: int, group: dist.ProcessGroup
+    ) -> Tensor:
+        """Map the values (N, …) at `places` (N,) of each rank to all values (total, …)."""
+        ctx.save_for_backward(places)
+        values = own.new_zeros(total, *own.shape[1:])
+        values[places] = own
+        dist.all_reduce(values, group=group)
+        return values
+
+    @staticmethod
+    def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
+        ctx: Any, gradient: Tensor
+    ) -> tuple[Tensor, None, None, None]:
+        """Map the gradient (total, …) to that of the own values (N, …)."""
+        (places,) = ctx.saved_tensors
+        return gradient[places], None, None, None
+
+
+class _Exchange(torch.autograd.Function):
+    """All-to-all: part i goes to rank i, and part i comes from there. Its own transpose."""
+
+    @staticmethod
+    def forward(ctx: Any, parts: Tensor, group: dist.ProcessGroup) -> Tensor:
+        """Exchange parts (S, …)."""
+        ctx.group = group
+        return _exchanged(parts, group)
+
+    @staticmethod
+    def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
+        ctx: Any, gradient: Tensor
+    ) -> tuple[Tensor, None]:
+        """Return the gradient (S, …) to where its values came from."""
+        return _exchanged(gradient, ctx.group), None
+
+
+def _exchanged(parts: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """Send part i of (S, …) to rank i; return the parts of all ranks (S, …)."""
+    parts = parts.contiguous()
+    received = torch.empty_like(parts)
+    dist.all_to_all_single(received, parts, group=group)
+    return received
+
+
+@dataclass(frozen=True, eq=False)
+class _SlicedAttention:
+    """Implements `TokenAttention` for a slice of the tokens of `packing`."""
+
+    packing: Packed
+    position_ids: Tensor  # (L,) int64
+    num_tokens: int
+    ranks: SequenceGroup
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, reach: Reach) -> Tensor:
+        """Attend to all tokens: (L, H, D), (L, K, D), (L, K, D) -> (L, H, D).
+
+        KV heads are repeated where S does not divide their number.
+        """
+        size, rank = self.ranks.size, self.ranks.rank
+        own_heads = query.shape[1] // size
+        times = lcm(key.shape[1], size) // key.shape[1]
+        repeated = (x.repeat_interleave(times, 1) if times > 1 else x for x in (key, value))
+        heads = [x.unflatten(1, (size, -1)) for x in (query, *repeated)]  # (L, S, heads / S, D)
+        widths = [x.shape[2:].numel() for x in heads]
+        parts = torch.cat([x.flatten(2) for x in heads], -1).transpose(0, 1)
+        tokens = self._exchange(parts).flatten(0, 1)[: self.num_tokens]
+        q, k, v = (
+            each.unflatten(1, x.shape[2:])
+            for each, x in zip(tokens.split(widths, -1), heads, strict=True)
+        )
+        if reach.sinks is not None:
+            own = slice(rank * own_heads, (rank + 1) * own_heads)
+            reach = reach._replace(sinks=reach.sinks[own])
+        out = self.packing.attend(layer, q, k, v, reach)  # (T, H / S, D)
+        length = len(query)
+        out = F.pad(out, (0, 0, 0, 0, 0, length * size - self.num_tokens))
+        back = self._exchange(out.unflatten(0, (size, length)))  # (S, L, H / S, D)
+        return back.transpose(0, 1).flatten(1, 2)
+
+    def _exchange(self, parts: Tensor) -> Tensor:
+        """Exchange parts (S, …) among the ranks."""
+        apply: Any = _Exchange.apply
+        return apply(parts, self.ranks.group)
