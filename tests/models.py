@@ -55,6 +55,12 @@ LIMITED: dict[str, dict[str, Any]] = {
     "gemma3_text": {"layer_types": ["sliding_attention", "full_attention"]},
     "gpt_oss": {"num_local_experts": 2, "num_experts_per_tok": 1},
 }
+# Mixtures of 4 experts, of which each token uses 2.
+MIXTURES: dict[str, dict[str, Any]] = {
+    "qwen3_moe": {"num_experts": 4, "moe_intermediate_size": 32, "norm_topk_prob": True},
+    "mixtral": {"num_local_experts": 4},
+    "olmoe": {"num_experts": 4},
+}
 
 SPECIAL_TOKENS = (
     "<|endoftext|>",
@@ -87,9 +93,18 @@ def tiny_model(arch: Arch = "qwen2", seed: int = 0, **overrides: Any) -> PreTrai
 
 def limited_model(kind: str) -> PreTrainedModel:
     """Build a model with windows of 8 tokens in one or both layers, and sinks in gpt_oss."""
-    settings = TINY | {"head_dim": 8, "sliding_window": WINDOW} | LIMITED[kind]
+    return _model_of(kind, {"head_dim": 8, "sliding_window": WINDOW} | LIMITED[kind])
+
+
+def mixture_model(kind: str, seed: int = 0, **overrides: Any) -> PreTrainedModel:
+    """Build a mixture of experts: a model of `MIXTURES`, float32."""
+    return _model_of(kind, {"num_experts_per_tok": 2} | MIXTURES[kind] | overrides, seed)
+
+
+def _model_of(kind: str, fields: dict[str, Any], seed: int = 0) -> PreTrainedModel:
+    settings = TINY | fields
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
+        torch.manual_seed(seed)
         config = AutoConfig.for_model(kind, **settings)
         model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
         with torch.no_grad():

@@ -37,7 +37,7 @@ from rlctl.runtime.rollout.sampling_params import SamplingConfig
 from rlctl.runtime.rollout.weight_sync import Bucket, Parameter
 from rlctl.runtime.workers.rollout import RolloutSpec, RolloutWorker
 from tests.generation import STOP, full_forward, prompts, sampling
-from tests.models import Arch, tiny_model
+from tests.models import Arch, mixture_model, tiny_model
 
 MAX_LENGTH = 192
 CHOOSES = {"auto", "vllm_server"}  # delegates to one of the others, or needs a server
@@ -299,6 +299,21 @@ def test_weights_by_name_without_a_policy(kind: Kind, arch: Arch, tied: bool) ->
             change(policy, seed=3)
             engine.load_weights(weights(policy))
             assert_agree(engine.generate(prompt_ids, sampling()), prompt_ids, policy)
+    finally:
+        engine.close()
+
+
+@pytest.mark.vllm
+@pytest.mark.parametrize("architecture", ["mixtral", "qwen3_moe"])
+def test_weights_of_mixtures_by_name(
+    architecture: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    kind = Kind("vllm", tmp_path_factory.mktemp(architecture))
+    policy, prompt_ids = mixture_model(architecture, seed=2), prompts(9, 1, 40, 17)
+    engine = kind.build(mixture_model(architecture), None)
+    try:
+        engine.load_weights(weights(policy))
+        assert_agree(engine.generate(prompt_ids, sampling()), prompt_ids, policy)
     finally:
         engine.close()
 

@@ -1,8 +1,10 @@
-"""Patches of vLLM 0.32.0 for CPUs: unpacked weights, and attention heads of any size."""
+"""Patches of vLLM 0.32.0 for CPUs: weights that can change, and attention heads of any size."""
 
 # pyright: reportMissingImports=false, reportMissingModuleSource=false
 # (an extra: types are checked where it is installed)
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -39,6 +41,29 @@ def keep_weights_unpacked() -> None:
         layer.cpu_linear = torch.nn.functional.linear  # pyright: ignore[reportArgumentType]
 
     layers.dispatch_cpu_unquantized_gemm = keep
+
+
+def pack_loaded_experts() -> None:
+    """Patch mixtures of experts to pack their weights at every load, not only at the first.
+
+    vLLM's kernel needs them packed, and a later load copies unpacked ones into their place.
+    """
+    from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import (
+        UnquantizedFusedMoEMethod,
+    )
+
+    set_up = UnquantizedFusedMoEMethod._setup_kernel
+    if getattr(set_up, "packs", False):
+        return
+
+    def set_up_packed(self: Any, layer: Any, w13: Tensor, w2: Tensor) -> None:
+        kernel = self.moe_kernel
+        set_up(self, layer, w13, w2)
+        if kernel is not None:  # else the call has packed them
+            kernel.fused_experts.process_weights_after_loading(layer)
+
+    set_up_packed.packs = True  # pyright: ignore[reportFunctionMemberAccess]
+    UnquantizedFusedMoEMethod._setup_kernel = set_up_packed
 
 
 def pad_attention_heads() -> None:

@@ -40,7 +40,12 @@ from rlctl.runtime.rollout.vllm.log_probs import report_full_log_probs
 from rlctl.runtime.rollout.vllm.requests import to_completion, vllm_params
 from rlctl.runtime.rollout.vllm.startup import prepare, start
 from rlctl.runtime.rollout.vllm.versions import check_installed
-from rlctl.runtime.rollout.vllm.weights import model_runner, share_parameters
+from rlctl.runtime.rollout.vllm.weights import (
+    as_in_files,
+    converted_model,
+    model_runner,
+    share_parameters,
+)
 
 if TYPE_CHECKING:
     from vllm import LLM, RequestOutput
@@ -86,6 +91,7 @@ class VLLMEngine:
         self.shared: dict[str, Tensor] | None = None  # policy parameters that are views of vLLM's
         if policy is not None and spec.rank_info.device == "cpu" and self.ranks_per_engine == 1:
             self.shared = share_parameters(runner.get_model(), policy)
+        self.converted = None if self.shared else converted_model(spec.model)
 
     @classmethod
     def check(cls, rollout: schema.Rollout, device: str, num_ranks: int) -> None:
@@ -233,7 +239,8 @@ class VLLMEngine:
             "load_weights was called while generate is in progress"
         )
         if self.shared is None:
-            self.llm.collective_rpc("reload_weights", kwargs={"weights_iterator": weights})
+            tensors = as_in_files(self.converted, weights)
+            self.llm.collective_rpc("reload_weights", kwargs={"weights_iterator": tensors})
         else:
             for name, value in weights:
                 view = self.shared[name]

@@ -5,9 +5,14 @@ Workers of a server with `--worker-extension-cls` import this module before they
 
 from __future__ import annotations
 
-from rlctl.runtime.rollout.vllm.cpu import keep_weights_unpacked, pad_attention_heads
+from rlctl.runtime.rollout.vllm.cpu import (
+    keep_weights_unpacked,
+    pack_loaded_experts,
+    pad_attention_heads,
+)
 
 keep_weights_unpacked()
+pack_loaded_experts()
 pad_attention_heads()
 
 

@@ -26,6 +26,7 @@ from rlctl.runtime.ops import ceil_div
 from rlctl.runtime.rollout.engine import EngineSpec
 from rlctl.runtime.rollout.vllm.cpu import (
     keep_weights_unpacked,
+    pack_loaded_experts,
     pad_attention_heads,
     padded_head_size,
 )
@@ -54,6 +55,7 @@ def prepare(spec: EngineSpec) -> None:
         _inspect_models_in_process()
         if on_cpu:
             keep_weights_unpacked()
+            pack_loaded_experts()
             pad_attention_heads()
 
 

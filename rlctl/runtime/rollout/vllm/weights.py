@@ -1,12 +1,19 @@
-"""Sharing of parameters between the policy and vLLM's model in the same process."""
+"""Parameters of the policy in vLLM's model: shared in one process, or by the names of files."""
 
 # pyright: reportMissingImports=false, reportMissingModuleSource=false
 # (an extra: types are checked where it is installed)
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor, nn
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.core_model_loading import revert_weight_conversion
+
+from rlctl.recipes import schema
 
 if TYPE_CHECKING:
     from vllm import LLM
@@ -15,6 +22,36 @@ if TYPE_CHECKING:
 def model_runner(llm: LLM) -> Any:
     """Return vLLM's model runner of this rank."""
     return llm.llm_engine.model_executor.driver_worker.model_runner
+
+
+def converted_model(model: schema.Model) -> PreTrainedModel | None:
+    """Return the model without data if its parameters differ from the tensors of its files.
+
+    transformers renames some and merges the experts of a mixture. None if they do not differ.
+    """
+    options = {"trust_remote_code": model.trust_remote_code}
+    config = AutoConfig.from_pretrained(model.path, **options, **model.override_config)
+    with torch.device("meta"):
+        built = AutoModelForCausalLM.from_config(config, **options)
+    conversions = get_model_conversion_mapping(built, add_legacy=False)
+    if not conversions:
+        return None
+    built._weight_conversions = conversions
+    return built
+
+
+def as_in_files(
+    model: PreTrainedModel | None, weights: Iterable[tuple[str, Tensor]]
+) -> Iterator[tuple[str, Tensor]]:
+    """Yield `weights` by names and shapes (N, ...) of the model's files, which vLLM's loaders know.
+
+    `model` is that of `converted_model`.
+    """
+    for name, value in weights:
+        if model is None:
+            yield name, value
+        else:
+            yield from revert_weight_conversion(model, {name: value}).items()
 
 
 def parameter_views(model: nn.Module, policy: nn.Module) -> dict[str, Tensor] | None:
