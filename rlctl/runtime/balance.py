@@ -34,19 +34,24 @@ def balance(costs: Tensor, parts: int, equal_size: bool) -> list[Tensor]:
     to B/parts rows; the remainder of that division goes to as many parts, one row each. (verl's
     Karmarkar-Karp variant for equal sizes is up to 1.3 % off.)
     """
-    size, spare = divmod(len(costs), parts)
-    cost = costs.tolist()
-    rows: list[list[int]] = [[] for _ in range(parts)]
+    size, spare = divmod(len(costs), parts) if equal_size else (len(costs), 0)
+    room = [size] * parts
+    order = costs.argsort(descending=True, stable=True)
+    part_of_row = torch.empty(len(costs), dtype=torch.int64)
     lightest = [(0.0, part) for part in range(parts)]
-    for row in costs.argsort(descending=True, stable=True).tolist():
-        load, part = heapq.heappop(lightest)
-        # Checked when popped, not when pushed: `spare` may have reached 0 in between.
-        while equal_size and len(rows[part]) >= size + (spare > 0):
-            load, part = heapq.heappop(lightest)
-        spare -= equal_size and len(rows[part]) == size
-        rows[part].append(row)
-        heapq.heappush(lightest, (load + cost[row], part))
-    return [torch.tensor(sorted(part), dtype=torch.int64) for part in rows]
+    chosen: list[int] = []
+    for cost in costs[order].tolist():
+        # Checked here, not when a row fills a part: `spare` may have reached 0 in between.
+        while room[lightest[0][1]] + (spare > 0) <= 0:
+            heapq.heappop(lightest)
+        load, part = lightest[0]
+        spare -= room[part] == 0
+        room[part] -= 1
+        chosen.append(part)
+        heapq.heapreplace(lightest, (load + cost, part))
+    part_of_row[order] = torch.tensor(chosen, dtype=torch.int64)
+    sizes = part_of_row.bincount(minlength=parts).tolist()
+    return list(part_of_row.argsort(stable=True).split(sizes))
 
 
 @dataclass(frozen=True, eq=False)

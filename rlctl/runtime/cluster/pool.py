@@ -41,7 +41,8 @@ from rlctl.runtime.workers.trace import TraceSpec
 
 LOG = logging.getLogger(__name__)
 
-RANKS_PER_RELAY = 32
+# A controller with R relays holds about R² references to values per step: 16 for 1,024 ranks.
+RANKS_PER_RELAY = 64
 
 
 @dataclass(frozen=True)
