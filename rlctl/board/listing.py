@@ -15,7 +15,7 @@ from rlctl.tracking.jsonl import METRICS_FILE
 
 @dataclass
 class Listing:
-    """Runs under `root`. Reading 10,000 of them takes a second.
+    """Runs under `root`, read again only where their files have changed.
 
     `version` changes with them: pages show the last list and are notified of a newer one.
     """
@@ -25,20 +25,34 @@ class Listing:
     _runs: Sequence[Run] = ()
     _seen: int = 0
     _reading: threading.Lock = field(default_factory=threading.Lock)
+    _store: RunStore = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._store = RunStore(self.root, save_later=True)
 
     def current(self) -> tuple[int, Sequence[Run]]:
-        """Return version and runs as last read."""
+        """Return version and runs as last read; wait for the first reading."""
         if not self.version:
-            self.read()
+            with self._reading:
+                if not self.version:
+                    self._read()
         return self.version, self._runs
 
     def read(self) -> int:
         """Read the runs again; return the version."""
         with self._reading:
-            runs = RunStore(self.root).runs()
-            stamps = (stamp(f"{run.path}/{METRICS_FILE}") for run in runs if run.state in ACTIVE)
-            seen = hash((tuple((run.key, run.state, run.labels) for run in runs), *stamps))
-            if seen != self._seen or not self.version:
-                self._runs, self._seen = runs, seen
-                self.version += 1
+            self._read()
             return self.version
+
+    def save(self) -> None:
+        """Store what was read in the index, which other commands and the next board read."""
+        with self._reading:
+            self._store.index.save()
+
+    def _read(self) -> None:
+        runs = self._store.runs()
+        stamps = (stamp(f"{run.path}/{METRICS_FILE}") for run in runs if run.state in ACTIVE)
+        seen = hash((tuple((run.key, run.state, run.labels) for run in runs), *stamps))
+        if seen != self._seen or not self.version:
+            self._runs, self._seen = runs, seen
+            self.version += 1

@@ -29,7 +29,7 @@ class Pages:
         text = "".join([__version__, *self.files.values()])
         self.digest = hashlib.sha256(text.encode()).hexdigest()[:12]
 
-    async def page(self, _: web.Request) -> web.Response:
+    def page(self) -> web.Response:
         """Return the page; which view it shows depends on the query of its address."""
         links = "\n".join(
             f'<script defer src="/static/{self.digest}/{name}"></script>' for name in _SCRIPTS

@@ -34,14 +34,14 @@ _MAX_BODY = 64 * 1024
 def make_app(views: Views, access: Access) -> web.Application:
     """Return the application. Raises MissingExtraError without plotly."""
     pages = Pages({"csrf": access.csrf, "read_only": access.read_only})
-    board = _Board(views, Actions())
+    board = _Board(views, Actions(), pages)
     app = web.Application(
         middlewares=[access.middleware(), _errors_as_json], client_max_size=_MAX_BODY
     )
     app.on_response_prepare.append(add_headers)
     app.add_routes(
         [
-            web.get("/", pages.page),
+            web.get("/", board.page),
             web.get("/static/{digest}/{name}", pages.static),
             web.get("/api/runs", board.runs),
             web.get("/api/view", board.view),
@@ -78,8 +78,17 @@ async def listen(app: web.Application, host: str, port: int) -> tuple[web.AppRun
 class _Board:
     """Request handlers; files are read in threads."""
 
-    def __init__(self, views: Views, actions: Actions) -> None:
-        self.views, self.actions = views, actions
+    def __init__(self, views: Views, actions: Actions, pages: Pages) -> None:
+        self.views, self.actions, self.pages = views, actions, pages
+        self._reading: set[asyncio.Task[None]] = set()
+
+    async def page(self, request: web.Request) -> web.Response:
+        """Return the page; read what it shows while the browser loads its scripts."""
+        if keys := request.query.getall("run", []):
+            task = asyncio.create_task(asyncio.to_thread(self.views.read_ahead, keys))
+            self._reading.add(task)
+            task.add_done_callback(self._reading.discard)
+        return self.pages.page()
 
     async def runs(self, request: web.Request) -> web.Response:
         given = request.query

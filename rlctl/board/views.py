@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
@@ -85,6 +86,12 @@ class Views:
             raise UsageError(f"a view shows 1 to {MAX_RUNS} runs, not {len(set(keys))}")
         runs = [self.run(key) for key in dict.fromkeys(keys)]
         return self._content(runs, None)
+
+    def read_ahead(self, keys: Sequence[str]) -> None:
+        """Read the metrics of runs that a page is about to ask for."""
+        for key in list(dict.fromkeys(keys))[:MAX_RUNS]:
+            with suppress(RlctlError, OSError):  # the page's own request reports it
+                self.metrics.of(self.run(key).path).read()
 
     def sweep(self, key: str) -> dict[str, Any]:
         """Return the view of a sweep: its search space and its first `MAX_RUNS` runs."""

@@ -40,7 +40,7 @@ _WORDS: dict[str, dict[str, tuple[str, ...]]] = {
     "rlctl recipes": {"list": ("ls",), "get": ("show",), "cat": ("show",)},
     "rlctl runs": {"delete": ("rm",), "remove": ("rm",)},
 }
-_EXAMPLE = re.compile(r"rlctl [^`\n]+?(?=\s{3,}|\n|`|$)")
+_EXAMPLE = re.compile(r"(?<!\()rlctl [^`\n]+?(?=\s{3,}|\n|`|$)")
 
 
 def explain(message: str, error: Any, words: Sequence[str]) -> Problem:

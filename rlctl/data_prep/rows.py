@@ -113,7 +113,8 @@ def existing_file(path: str | Path) -> Path:
     hint = (
         f"data files in {path.parent}: {', '.join(near)}"
         if near
-        else "create one with `rlctl prep gsm8k` or `rlctl prep arithmetic`"
+        else "create one with `rlctl new`, `rlctl prep gsm8k` or `rlctl prep arithmetic`"
+        + ("" if Path(given).is_absolute() else "; paths are relative to the current folder")
     )
     similar = closest(path.name, near)
     raise ConfigError(

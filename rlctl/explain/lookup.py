@@ -19,7 +19,7 @@ from rlctl.recipes.reference import KeyRow, key_rows, setting_rows
 from rlctl.recipes.slots import slot_with_setting
 from rlctl.recipes.verl.aliases import aliases
 from rlctl.recipes.verl.translate import translate
-from rlctl.suggest import did_you_mean
+from rlctl.suggest import nearest, question
 
 LIBRARIES = {"trl": "TRL", "openrlhf": "OpenRLHF"}
 
@@ -44,10 +44,19 @@ def explain(name: str) -> list[Explanation]:
             return found
     raise NotFoundError(
         f"nothing is named {name!r}",
-        hint=did_you_mean(name, known_names())
+        hint=question(_nearest(name))
         or "give a code (E-OOM), a metric (actor/entropy) or a key (optim.lr): "
         "`rlctl config keys WORD` searches keys",
     )
+
+
+def _nearest(name: str) -> list[str]:
+    """Return names similar to `name`, else those whose part after the last slash is."""
+    names = known_names()
+    if found := nearest(name, names):
+        return found
+    ends = nearest(name, {each.rpartition("/")[2] for each in names}, limit=1)
+    return [each for each in names if each.rpartition("/")[2] in ends][:3]
 
 
 def known_names() -> list[str]:

@@ -55,9 +55,9 @@ defaults: [{self.verb}_trainer, _self_]
 data:
   train_files: {_quoted(self.split("train"))}
   val_files: {_quoted(self.split("val"))}
-  train_batch_size: {batch}     # prompts of a step, of {self.num_rows}
-  max_prompt_length: {self.prompt_length}   # tokens; longer prompts are dropped and counted
-  max_response_length: {response}  # tokens; longer responses are cut off
+  train_batch_size: {batch:<7} # prompts of a step, of {self.num_rows}
+  max_prompt_length: {self.prompt_length:<6} # tokens; longer prompts are dropped and counted
+  max_response_length: {response:<4} # tokens; longer responses are cut off
 actor_rollout_ref:
   model: {{path: {_quoted(self.model)}}}
   actor:

@@ -24,13 +24,15 @@ SERIES = ("first", "last", "min", "max", "count")
 class Part:
     """File of a run's folder, the function that digests it, and the digest of a missing file.
 
-    `digest` receives the path, and for a file that `grows` the digest of its earlier content.
+    `digest` receives the path, and for a file that `grows` the digest of its earlier content. The
+    index keeps `small` digests in memory, too.
     """
 
     file: str
     digest: Callable[..., Any]
     absent: Any
     grows: bool = False
+    small: bool = False
 
 
 def _metrics_digest(path: Path, earlier: Mapping[str, Any] | None = None) -> dict[str, Any]:
@@ -48,8 +50,10 @@ def _record_digest(path: Path) -> dict[str, Any]:
         return {"record": None, "problem": str(error)}
 
 
-RECORD = Part(RECORD_FILE, _record_digest, None)
-LABELS = Part(LABELS_FILE, lambda path: dataclasses.asdict(read_labels(path.parent)), None)
+RECORD = Part(RECORD_FILE, _record_digest, None, small=True)
+LABELS = Part(
+    LABELS_FILE, lambda path: dataclasses.asdict(read_labels(path.parent)), None, small=True
+)
 _NO_METRICS = {
     "summary": dataclasses.asdict(RunSummary.from_rows([])),
     "series": {},

@@ -49,15 +49,23 @@ _LEVEL = 3  # of compression
 
 Key = tuple[str, ...]
 Kept = dict[str, tuple[str, bytes]]  # run -> stamp, compressed digest
+Fresh = tuple[str, str, Any]  # run, stamp, digest
 T = TypeVar("T")
 
 
 class Index:
-    """Index of the runs under `root`. Caches nothing where its file cannot be written."""
+    """Index of the runs under `root`. Stores nothing where its file cannot be written.
 
-    def __init__(self, root: Path) -> None:
+    New digests are stored at once, or with `save_later` by `save`, since storing them takes longer
+    than reading the files. Threads must not use an object at the same time.
+    """
+
+    def __init__(self, root: Path, save_later: bool = False) -> None:
         self.file = root / INDEX_FILE
+        self.save_later = save_later
         self._connection: sqlite3.Connection | None = None
+        self._memory: dict[str, dict[str, tuple[str, Any]]] = {}  # stamp, digest by file, run
+        self._unsaved: list[tuple[Part, list[Fresh]]] = []
 
     def read(
         self, part: Part, folders: Mapping[str, str], keys: Sequence[Key] | None = None
@@ -65,26 +73,50 @@ class Index:
         """Return the digest of `part` for each run in `folders` (id -> folder).
 
         A missing file has the digest `part.absent`. With `keys` (paths into the digest) return the
-        list of values at these paths instead, null where absent.
+        list of values at these paths instead, null where absent. A file that has not changed since
+        this object read it has the same digest object.
         """
-        dictionary, kept = self._guard(lambda: self._select(part, folders), (b"", {}))
+        memory = self._memory.setdefault(part.file, {}) if part.small else {}
         found: dict[str, Any] = {}
-        fresh: list[tuple[str, str, bytes]] = []
+        changed: dict[str, tuple[str, str]] = {}  # stamp, folder
         for run, folder in folders.items():
             now = stamp(f"{folder}/{part.file}")
+            then, digest = memory.get(run, (None, None))
+            found[run] = part.absent if now is None else digest
+            if now is not None and then != now:
+                changed[run] = now, folder
+        if changed:
+            read = self._read_changed(part, changed)
+            found |= read
+            if part.small:
+                memory |= {run: (now, read[run]) for run, (now, _) in changed.items()}
+        if keys is None:
+            return found
+        return {run: [_at(digest, key) for key in keys] for run, digest in found.items()}
+
+    def _read_changed(self, part: Part, changed: Mapping[str, tuple[str, str]]) -> dict[str, Any]:
+        """Return the stored or new digests of runs with a stamp and a folder each."""
+        dictionary, kept = self._guard(lambda: self._select(part, changed), (b"", {}))
+        found: dict[str, Any] = {}
+        fresh: list[Fresh] = []
+        for run, (now, folder) in changed.items():
             then, packed = kept.get(run, (None, b""))
-            if now is None:
-                digest = part.absent
-            elif then == now and (unpacked := _unpack(packed, dictionary)) is not None:
-                digest = unpacked
-            else:
-                earlier = _unpack(packed, dictionary) if part.grows else None
-                digest = _digest(part, Path(folder, part.file), earlier)
-                fresh.append((run, now, _json(digest)))
-            found[run] = digest if keys is None else [_at(digest, key) for key in keys]
+            unpacked = _unpack(packed, dictionary) if then == now or part.grows else None
+            if then != now or unpacked is None:
+                unpacked = _digest(part, Path(folder, part.file), unpacked)
+                fresh.append((run, now, unpacked))
+            found[run] = unpacked
         if fresh:
-            self._guard(lambda: self._keep(part, fresh), None)
+            self._unsaved.append((part, fresh))
+            if not self.save_later:
+                self.save()
         return found
+
+    def save(self) -> None:
+        """Store the digests that are not stored yet."""
+        for part, fresh in self._unsaved:
+            self._guard(lambda part=part, fresh=fresh: self._keep(part, fresh), None)
+        self._unsaved.clear()
 
     def forget_others(self, runs: Mapping[str, Any]) -> None:
         """Remove the digests of runs that no longer exist."""
@@ -103,6 +135,9 @@ class Index:
                     )
 
         self._guard(lambda: drop(self._open()), None)
+        for memory in self._memory.values():
+            for run in memory.keys() - runs.keys():
+                del memory[run]
 
     def clear(self) -> None:
         """Remove all digests."""
@@ -113,6 +148,8 @@ class Index:
                 connection.execute("DELETE FROM digests")
                 connection.execute("DELETE FROM dictionaries")
 
+        self._memory.clear()
+        self._unsaved.clear()
         self._guard(lambda: empty(self._open()), None)
 
     def _select(self, part: Part, runs: Mapping[str, Any]) -> tuple[bytes, Kept]:
@@ -134,16 +171,19 @@ class Index:
             ]
         return dictionary, {run: (kept, packed) for run, kept, packed in rows}
 
-    def _keep(self, part: Part, rows: Sequence[tuple[str, str, bytes]]) -> None:
+    def _keep(self, part: Part, rows: Sequence[Fresh]) -> None:
         with self._open() as connection:
             connection.execute("BEGIN IMMEDIATE")
             connection.execute(
-                "INSERT OR IGNORE INTO dictionaries VALUES (?, ?)", (part.file, rows[0][2])
+                "INSERT OR IGNORE INTO dictionaries VALUES (?, ?)", (part.file, _json(rows[0][2]))
             )
             dictionary = _dictionary(connection, part)
             connection.executemany(
                 "INSERT OR REPLACE INTO digests VALUES (?, ?, ?, ?)",
-                ((part.file, run, now, _pack(text, dictionary)) for run, now, text in rows),
+                (
+                    (part.file, run, now, _pack(_json(digest), dictionary))
+                    for run, now, digest in rows
+                ),
             )
 
     def _open(self) -> sqlite3.Connection:
@@ -184,7 +224,9 @@ def _connect(file: Path) -> sqlite3.Connection:
         with suppress(OSError):  # it exists, or cannot be written
             os.close(os.open(file, os.O_CREAT | os.O_EXCL, 0o600 | writable | writable << 1))
     connection = sqlite3.connect(
-        file if file.parent.is_dir() else ":memory:", timeout=_LOCK_TIMEOUT_S
+        file if file.parent.is_dir() else ":memory:",
+        timeout=_LOCK_TIMEOUT_S,
+        check_same_thread=False,
     )
     (version,) = connection.execute("PRAGMA user_version").fetchone()
     if version != _VERSION:

@@ -21,9 +21,9 @@ DEFAULT_ROOT = Path("runs")
 class RunStore:
     """All runs under `root`, in folders `<project>/<run>/`."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, save_later: bool = False) -> None:
         self.root = root
-        self.index = Index(root)
+        self.index = Index(root, save_later)
 
     @classmethod
     def at(cls, root: Path | None) -> RunStore:
@@ -48,7 +48,7 @@ class RunStore:
         # The process of a lost run may have finished it between the two checks.
         lost = {key: folders[key] for key, run in found.items() if run.state == "lost"}
         for key, record in self.index.read(RECORD, lost).items():
-            if record != records[key]:
+            if record is not records[key]:
                 found[key] = build_run(Path(folders[key]), record, labels[key])
         return sorted(
             found.values(), key=lambda run: (run.state in ACTIVE, run.created), reverse=True

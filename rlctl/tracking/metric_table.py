@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from rlctl.tracking.jsonl import OnBroken, Position, read_lines
 
 _ROWS = 4096  # of a table; bounds the memory of a reader that keeps only figures
+_BLOCK = 2**24  # bytes that Arrow parses at a time
 
 Column = NDArray[np.float64]
 
@@ -50,15 +51,64 @@ def metric_tables(
 ) -> Iterator[MetricTable]:
     """Yield the rows of a `metrics.jsonl` from `position`, oldest first; nothing without a file.
 
-    Broken lines are skipped as by `metric_rows`.
+    Broken lines are skipped as by `metric_rows`. Long files are parsed by Arrow on all cores, up to
+    the first line that only the reader of single lines understands.
     """
+    at = position or Position()
+    yield from _parsed_by_arrow(path, at)
     rows = _Rows()
-    for _ in read_lines(path, on_broken, rows.add, position):
+    for _ in read_lines(path, on_broken, rows.add, at):
         if rows.number == _ROWS:
             yield rows.table()
             rows.clear()
     if rows.number:
         yield rows.table()
+
+
+def _parsed_by_arrow(path: Path, at: Position) -> Iterator[MetricTable]:
+    """Yield the tables of whole blocks from `at` on, which moves with them."""
+    if not path.exists() or path.stat().st_size - at.offset < _BLOCK:
+        return
+    with path.open("rb") as file:
+        file.seek(at.offset)
+        while len(block := file.read(_BLOCK)) == _BLOCK:
+            block = block[: block.rfind(b"\n") + 1]
+            number = block.count(b"\n")
+            table = _arrow_table(block, number)
+            if table is None:
+                return
+            at.offset += len(block)
+            at.line += number
+            file.seek(at.offset)
+            yield table
+
+
+def _arrow_table(block: bytes, number: int) -> MetricTable | None:
+    """Return the table of `number` lines; None if some are not rows of plain numbers."""
+    import pyarrow as pa
+    from pyarrow import json
+
+    try:
+        found = json.read_json(pa.BufferReader(block))
+    except pa.ArrowInvalid:
+        return None
+    columns = dict(zip(found.column_names, found.columns, strict=True))
+    numeric = all(
+        pa.types.is_int64(each.type)
+        or pa.types.is_float64(each.type)
+        or pa.types.is_null(each.type)
+        for each in columns.values()
+    )
+    steps = columns.pop("step", None)
+    if not numeric or steps is None or not pa.types.is_int64(steps.type) or steps.null_count:
+        return None
+    if len(steps) != number:  # blank lines, or several objects in one
+        return None
+    values = np.empty((number, len(columns)))
+    for place, column in enumerate(columns.values()):
+        values[:, place] = column.to_numpy()  # null becomes NaN
+    values[np.isinf(values)] = np.nan
+    return MetricTable(steps.to_numpy(), list(columns), values)
 
 
 def finite_values(tables: Sequence[MetricTable], name: str) -> list[float]:

@@ -7,8 +7,10 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import urllib.request
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -21,6 +23,7 @@ from rlctl.board.views import Views
 from rlctl.errors import UsageError
 from rlctl.runs.labels import read_labels
 from rlctl.runs.report.curves import curves, rows_from
+from rlctl.runs.run import Run
 from rlctl.runs.run_dir import RunDir
 from rlctl.runs.store import RunStore
 from tests.board.serving import Served, serving
@@ -236,6 +239,29 @@ def test_rows_read_in_parts_equal_those_read_at_once(tmp_path: Path) -> None:
     tail = rows_from(live.tables, 7)
     assert tail["x"]["hours"] == pytest.approx([16 / 3600, 18 / 3600], rel=1e-4)
     assert tail["metrics"]["x"] == {"at": [0, 1], "y": [7, 8]}
+
+
+def test_the_first_page_waits_for_the_reading_under_way(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    began, may_end, readings = threading.Event(), threading.Event(), []
+    read = RunStore.runs
+
+    def slow(store: RunStore) -> list[Run]:
+        readings.append(store)
+        began.set()
+        assert may_end.wait(60)
+        return read(store)
+
+    monkeypatch.setattr(RunStore, "runs", slow)
+    listing = Views(root).listing
+    with ThreadPoolExecutor(2) as threads:
+        early = threads.submit(listing.read)
+        assert began.wait(60)
+        page = threads.submit(listing.current)
+        may_end.set()
+        assert early.result() == page.result()[0] == 1
+    assert len(readings) == 1
 
 
 def test_ctrl_c_ends_the_command_at_once(root: Path) -> None:

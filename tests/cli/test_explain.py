@@ -168,8 +168,9 @@ def test_verl_names_of_a_key() -> None:
     assert aliases("trainer.seed") == []
 
 
-def test_a_near_name_is_suggested(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["explain", "actor/entropi"]) == 4
+@pytest.mark.parametrize("given", ["actor/entropi", "entropi"])
+def test_a_near_name_is_suggested(given: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", given]) == 4
     assert "did you mean actor/entropy?" in capsys.readouterr().err
 
 

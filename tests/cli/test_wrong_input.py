@@ -36,6 +36,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize(
     ("words", "code", "message"),
     [
+        (["completion", "tcsh"], 2, "for example `rlctl completion zsh > ~/.zfunc/_rlctl`;"),
         (["train", "ppo", "--dry-run", "--name", LONG], 2, "has 300 bytes, and 200 are allowed"),
         (["train", "ppo", "--dry-run", "trainer.run_dir=/dev/null"], 7, "/null is not a folder"),
         (["train", "ppo", "trainer.seed=99999999999999999999999"], 3, "trainer.seed should be"),

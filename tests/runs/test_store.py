@@ -11,6 +11,8 @@ import pytest
 
 from rlctl.errors import NotFoundError, UsageError
 from rlctl.runs.details import details, overview, samples
+from rlctl.runs.digests import Part
+from rlctl.runs.index import Index
 from rlctl.runs.process import DriverProcess
 from rlctl.runs.run import Run
 from rlctl.runs.run_dir import RunDir
@@ -214,3 +216,23 @@ def test_samples_of_a_step_right_or_wrong(tmp_path):
     with pytest.raises(NotFoundError, match="of step 3") as caught:
         samples(found, 3, None)
     assert caught.value.problems[0].hint == "steps with samples: 0, 4"
+
+
+def test_index_reads_a_file_again_only_after_a_change(tmp_path):
+    run = RunDir.create(tmp_path, "p", "r", "ppo")
+    read = []
+
+    def digest(path):
+        read.append(path)
+        return len(read)
+
+    part, folders = Part("run.json", digest, None, small=True), {"p/r": str(run.path)}
+    index = Index(tmp_path, save_later=True)
+    assert [index.read(part, folders)["p/r"] for _ in range(2)] == [1, 1]
+    assert Index(tmp_path).read(part, folders)["p/r"] == 2  # nothing is stored yet
+    run.finish("finished", 0)
+    assert index.read(part, folders)["p/r"] == 3
+    index.save()
+    assert Index(tmp_path).read(part, folders)["p/r"] == 3  # read from the index
+    index.forget_others({})
+    assert index.read(part, folders)["p/r"] == 4

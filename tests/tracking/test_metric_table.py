@@ -65,3 +65,29 @@ def test_figure_is_the_first_metric_that_a_row_has(tmp_path: Path) -> None:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     (table,) = metric_tables(path)
     np.testing.assert_array_equal(table.figure(("new", "old")), [1.0, 3.0, np.nan])
+
+
+def test_long_files_are_parsed_by_arrow_with_the_same_result(tmp_path: Path, monkeypatch) -> None:
+    path = tmp_path / "metrics.jsonl"
+    plain = [
+        {"step": step, "a": step / 3, "b": step if step % 2 else 1e300, "n": None}
+        | ({"later": step, "big": 2**62} if step > 50 else {})
+        for step in range(100)
+    ]
+    texts = [json.dumps(row) for row in plain]
+    path.write_text("\n".join([*texts, *LINES, *texts]) + '\n{"step": 7, "a": 1}')
+
+    def read(block: int) -> tuple[list[int], dict[str, list[float]], list[int], Position, int]:
+        monkeypatch.setattr(metric_table, "_BLOCK", block)
+        broken: list[int] = []
+        position = Position()
+        tables = list(metric_tables(path, lambda _, lines: broken.extend(lines), position))
+        steps = [step for table in tables for step in table.steps.tolist()]
+        names = ("a", "b", "n", "later", "big", "c", "d")
+        columns = {name: [x for table in tables for x in table.column(name)] for name in names}
+        return steps, columns, broken, position, len(tables)
+
+    *expected, one = read(2**24)
+    *found, several = read(1000)
+    assert (one, several > 5) == (1, True)
+    np.testing.assert_equal(found, expected)
