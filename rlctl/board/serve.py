@@ -15,11 +15,11 @@ from pathlib import Path
 from urllib.parse import quote
 
 from rlctl.board.access import Access, is_loopback
-from rlctl.board.listing import Listing
 from rlctl.board.server import listen, make_app
-from rlctl.board.views import Views
+from rlctl.board.views import PAGE, Views
 from rlctl.errors import UsageError
 from rlctl.redaction import redact
+from rlctl.runs.listing import RunQuery
 
 _SHORTEST_TOKEN = 16  # characters
 _SAVE_S = 10.0  # between storing what was read
@@ -50,7 +50,7 @@ async def serve(root: Path, listening: Listening, open_page: bool, as_json: bool
     access = listening.access()
     views = Views(root)
     runner, port = await listen(make_app(views, access), listening.host, listening.port)
-    reading = asyncio.create_task(_read_early(views.listing))
+    reading = asyncio.create_task(_read_early(views))
     url = _url(listening.host, port, access.token)
     if as_json:
         fields = {"url": url, "port": port, "root": str(root.resolve()), "token": access.token}
@@ -69,17 +69,17 @@ async def serve(root: Path, listening: Listening, open_page: bool, as_json: bool
         await asyncio.to_thread(views.listing.save)
 
 
-async def _read_early(listing: Listing) -> None:
-    """Read the list before a browser asks for it; store its index once the page is shown."""
+async def _read_early(views: Views) -> None:
+    """Read the first page before a browser asks for it; store its index once it is shown."""
     gc.disable()  # a collection would traverse the records of all runs, which stay
     try:
-        await asyncio.to_thread(listing.read)
+        await asyncio.to_thread(views.runs, RunQuery(None, None, None, None, PAGE))
         gc.freeze()
     finally:
         gc.enable()
     while True:
         await asyncio.sleep(_SAVE_S)
-        await asyncio.to_thread(listing.save)
+        await asyncio.to_thread(views.listing.save)
 
 
 def _has_screen() -> bool:

@@ -6,6 +6,7 @@ import csv
 import os
 import shutil
 import subprocess
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -49,6 +50,7 @@ class Views:
     root: Path
     metrics: MetricsCache = field(default_factory=MetricsCache)
     listing: Listing = field(init=False)
+    _paging: threading.Lock = field(default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "listing", Listing(self.root))
@@ -69,7 +71,8 @@ class Views:
     def runs(self, query: RunQuery, offset: int = 0) -> dict[str, Any]:
         """Return `PAGE` runs from `offset` on, as `rlctl runs --json`; numbers of all of them."""
         version, every = self.listing.current()
-        page = query.page(RunStore(self.root), offset, every)
+        with self._paging:  # a second request finds the digests of the first in the index
+            page = query.page(RunStore(self.root), offset, every)
         rows = page.as_json()
         for row, run in zip(rows, page.runs, strict=True):
             row["key"], row["took"] = run.key, run.seconds

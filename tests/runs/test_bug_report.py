@@ -114,3 +114,5 @@ def test_the_command_lists_what_it_wrote(
     assert "wrote mine.zip" in shown.err
     assert main(["doctor", "mine.zip"]) == 2
     assert "needs --bug-report" in capsys.readouterr().err
+    assert main(["doctor", "--bug-report", "@last"]) == 2
+    assert "corrected: rlctl doctor --bug-report --run @last" in capsys.readouterr().err

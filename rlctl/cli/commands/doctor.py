@@ -64,6 +64,12 @@ def doctor(
 
     if not bug_report and (file is not None or run is not None):
         raise UsageError("a file or --run needs --bug-report", hint="rlctl doctor --bug-report")
+    if file is not None and file.suffix != ".zip":
+        raise UsageError(
+            f"the archive {str(file)!r} does not end in .zip",
+            hint="--run RUN names a run",
+            fix=(str(file), ("--run", str(file))),
+        )
     store = RunStore.at(root)
     chosen = store.find(run) if run is not None else None
     checks = [dataclasses.asdict(each) for each in examine(store.root)]
