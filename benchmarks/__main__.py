@@ -29,6 +29,7 @@ BENCHMARKS: dict[str, list[str]] = {
     "compose": [],
     "rollout": [],
     "weight_sync": [],
+    "adapter_sync": [],
     "pool_mode": [],
     "vllm_start": [],
     "runs": ["10000"],

@@ -86,7 +86,10 @@ def _trained(model: str, section: str) -> Iterator[Rule]:
         ((f"{section}.optim.lr_scheduler_type", _is_not("cosine")),),
     )
     yield Rule(
-        (f"{model}.lora_alpha", f"{model}.target_modules"), ((f"{model}.lora_rank", _is(0)),)
+        tuple(
+            f"{model}.{key}" for key in ("lora_alpha", "target_modules", "use_rslora", "use_dora")
+        ),
+        ((f"{model}.lora_rank", _is(0)),),
     )
 
 
@@ -147,6 +150,8 @@ RULES: tuple[Rule, ...] = (
         ((f"{_ROLLOUT}.mode", _is("async")), ("trainer.placement.rollout", _is(None))),
     ),
     Rule((f"{_ROLLOUT}.mode",), ((f"{_ROLLOUT}.multi_turn.enable", _is(True)),)),
+    Rule((f"{_ROLLOUT}.lora_merge",), (("actor_rollout_ref.model.lora_rank", _is(0)),)),
+    Rule((f"{_ROLLOUT}.lora_merge",), (("actor_rollout_ref.model.use_dora", _is(True)),)),
     Rule((f"{_ROLLOUT}.checkpoint_engine.*",), (("trainer.placement.rollout", _is(None)),)),
     Rule(
         (f"{_ROLLOUT}.multi_turn.[!e]*", f"{_ROLLOUT}.agent.*"),

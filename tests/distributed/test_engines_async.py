@@ -1,8 +1,12 @@
-"""Separate vLLM pool with `rollout.mode=async`: the same responses as in sync mode."""
+"""Separate vLLM pool with `rollout.mode=async`: the same responses as in sync mode.
+
+The policy has LoRA adapters, which the engines compute.
+"""
 
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
 
@@ -62,6 +66,8 @@ def stages(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Stage, St
         f"{MODEL}{folder}/model",
         "actor_rollout_ref.rollout.max_num_seqs=6",
         "actor_rollout_ref.rollout.val_kwargs.n=3",
+        "actor_rollout_ref.model.lora_rank=4",
+        "actor_rollout_ref.model.lora_alpha=32",
     ]
     whole = compose("grpo", [*model, "actor_rollout_ref.rollout.name=vllm"]).config
     single = compose(
@@ -73,11 +79,13 @@ def stages(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Stage, St
         ],
     ).config
     os.environ["PYTHONPATH"] = f"{folder}:{os.environ.get('PYTHONPATH', '')}"
+    sys.path.insert(0, str(folder))  # the trainer in this process reads what the engine takes
     with warm_workers(), ray_session(single.ray_kwargs.ray_init, 4, 1, 120.0, None):
         both = Stage(folder, single), Stage(folder, whole, num_engines=1)
         yield both
         for stage in both:
             stage.pool.close()
+    sys.path.remove(str(folder))
 
 
 def same(first: Rollouts, second: Rollouts) -> bool:

@@ -1,4 +1,4 @@
-"""LoRA: results equal peft's; only adapters train and are saved; engines get merged weights."""
+"""LoRA: results equal peft's; only adapters train and are saved; engines get what they lack."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from rlctl.recipes.compose import compose
 from rlctl.runtime.algorithms.ppo import PPO
 from rlctl.runtime.batch import Prompts, Ragged
 from rlctl.runtime.model.causal_lm import PolicyModel
+from rlctl.runtime.model.engine_weights import AdapterSync, EngineWeights, Selection
 from rlctl.runtime.model.load import load_model
 from rlctl.runtime.model.lora import add_adapters, merged_parameters, without_adapters
 from rlctl.runtime.model.sequences import Sequences
@@ -41,8 +42,8 @@ def config(model: Path | str, *more: str) -> Any:
     return compose("ppo", [f"actor_rollout_ref.model.path={model}", *LOSS, *LORA, *more]).config
 
 
-def actor(where: RankInfo, model: Path | str) -> ActorWorker:
-    given = config(model)
+def actor(where: RankInfo, model: Path | str, *more: str) -> ActorWorker:
+    given = config(model, *more)
     rollout = given.actor_rollout_ref
     algorithm = PPO.from_config(given, num_steps=1)
     worker = ActorWorker(
@@ -70,19 +71,23 @@ def update(worker: ActorWorker) -> None:
     )
 
 
-def test_log_probs_and_gradients_are_those_of_peft(model: Path) -> None:
-    spec = config(model).actor_rollout_ref.model
+@pytest.mark.parametrize("kind", [{}, {"use_rslora": True}, {"use_dora": True}])
+def test_log_probs_and_gradients_are_those_of_peft(model: Path, kind: dict[str, Any]) -> None:
+    more = [f"actor_rollout_ref.model.{name}=true" for name in kind]
+    spec = config(model, *more).actor_rollout_ref.model
     injected = load_model(spec, "policy", torch.float32, 0)
     base = PolicyModel(load_model(spec, "policy", torch.float32, 0), 1.0)
     add_adapters(injected, spec, seed=0)
     reference = peft.get_peft_model(
         AutoModelForCausalLM.from_pretrained(model),
-        peft.LoraConfig(r=4, lora_alpha=8, target_modules="all-linear", task_type="CAUSAL_LM"),
+        peft.LoraConfig(
+            r=4, lora_alpha=8, target_modules="all-linear", task_type="CAUSAL_LM", **kind
+        ),
     )
     torch.manual_seed(1)
     for name, parameter in injected.named_parameters():
         if "lora_" in name:
-            torch.nn.init.normal_(parameter, std=0.3)
+            torch.nn.init.normal_(parameter, std=0.3, mean=float("magnitude" in name))
             reference.get_parameter(f"base_model.model.{name}").data.copy_(parameter)
     assert (
         sum("lora_" in name for name, _ in injected.named_parameters())
@@ -139,11 +144,12 @@ def test_unknown_or_nonlinear_target_modules_are_an_error(model: Path) -> None:
         add_adapters(load_model(spec, "policy", torch.float32, 0), spec, 0)
 
 
-def update_and_resume(where: RankInfo, model: str, folder: Path) -> dict[str, Any]:
+def update_and_resume(where: RankInfo, model: str, folder: Path, *more: str) -> dict[str, Any]:
     """Update twice, generate, save, and resume in another worker; return what the test checks."""
-    worker = actor(where, model)
+    worker = actor(where, model, *more)
     batch = experience()
     untrained = worker.compute_log_probs(batch).log_probs.values
+    worker.update_weights()
     update(worker)
     begin_writing(folder)
     worker.save(folder / "actor")
@@ -158,7 +164,7 @@ def update_and_resume(where: RankInfo, model: str, folder: Path) -> dict[str, An
         .abs()
         .max()
     )
-    again = actor(where, model)
+    again = actor(where, model, *more)
     again.load(folder / "actor")
     update(again)
     trained = worker.compute_log_probs(batch).log_probs.values
@@ -177,21 +183,25 @@ def update_and_resume(where: RankInfo, model: str, folder: Path) -> dict[str, An
     }
 
 
-@pytest.mark.parametrize("num_ranks", [1, 2])
-def test_adapters_train_sync_resume_and_export(model: Path, tmp_path: Path, num_ranks: int) -> None:
-    found = on_ranks(num_ranks, update_and_resume, str(model), tmp_path)
+@pytest.mark.parametrize(("num_ranks", "dora"), [(1, False), (2, False), (2, True)])
+def test_adapters_train_sync_resume_and_export(
+    model: Path, tmp_path: Path, num_ranks: int, dora: bool
+) -> None:
+    more = f"actor_rollout_ref.model.use_dora={dora}"
+    found = on_ranks(num_ranks, update_and_resume, str(model), tmp_path, more)
+    num_parameters = (3 if dora else 2) * 7 * 2
     for each in found:
         assert each["moved"] > 1e-2
         assert each["base moved"] == 0
         assert each["mismatch"] < 1e-4
         assert each["resumed"] == 0
-        # A and B of seven linear layers in each of two blocks
-        assert each["in optimizer"] == 2 * 7 * 2
+        # A, B and magnitude of seven linear layers in each of two blocks
+        assert each["in optimizer"] == num_parameters
     saved = FileSystemReader(tmp_path / "actor").read_metadata().state_dict_metadata
-    assert sum(name.startswith("model.") for name in saved) == 28
+    assert sum(name.startswith("model.") for name in saved) == num_parameters
     assert all("lora_" in name for name in saved if name.startswith(("model.", "optimizer.state.")))
     adapter = load_file(tmp_path / "adapter" / "adapter_model.safetensors")
-    assert len(adapter) == 28
+    assert len(adapter) == num_parameters
     merged = AutoModelForCausalLM.from_pretrained(tmp_path / "huggingface")
     loaded = peft.PeftModel.from_pretrained(
         AutoModelForCausalLM.from_pretrained(model), str(tmp_path / "adapter")
@@ -202,3 +212,36 @@ def test_adapters_train_sync_resume_and_export(model: Path, tmp_path: Path, num_
         assert not torch.allclose(
             merged(ids).logits, AutoModelForCausalLM.from_pretrained(model)(ids).logits, atol=1e-3
         )
+
+
+@pytest.mark.parametrize("sync", list(AdapterSync))
+def test_changing_and_frozen_weights_are_all(model: Path, sync: AdapterSync) -> None:
+    """The frozen parameters do not change in training; without adapters there are none."""
+    spec = config(model, "actor_rollout_ref.model.target_modules=[q_proj,up_proj]")
+    hf = load_model(spec.actor_rollout_ref.model, "policy", torch.float32, 0)
+    full = EngineWeights(hf, sync)
+    assert not [*full.parameters(Selection.FROZEN)]
+    names = {name for name, _ in full.parameters(Selection.ALL)}
+    assert names == dict(hf.named_parameters()).keys()
+    add_adapters(hf, spec.actor_rollout_ref.model, 0)
+    weights = EngineWeights(hf, sync)
+    before = {name: value.clone() for name, value in weights.parameters(Selection.ALL)}
+    for name, parameter in hf.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.ones_(parameter)
+    after = dict(weights.parameters(Selection.ALL))
+    changing = {name for name, _ in weights.parameters(Selection.CHANGING)}
+    frozen = {name for name, _ in weights.parameters(Selection.FROZEN)}
+    assert changing | frozen == before.keys() == after.keys()
+    assert not changing & frozen
+    changed = {name for name in after if not torch.equal(after[name], before[name])}
+    assert changed
+    assert changed <= changing
+    whole = sync is AdapterSync.WHOLE
+    assert ("model.embed_tokens.weight" in frozen) is not whole
+    adapters = {name for name in after if "lora_" in name}
+    assert len(adapters) == (2 * 2 * 2 if sync is AdapterSync.ADAPTERS else 0)
+    assert adapters == changing or not adapters
+    if not weights.merges:
+        rows = [*weights.rows(Selection.ALL, 0)]
+        assert [name for name, *_ in rows] == [*after]

@@ -1,4 +1,7 @@
-"""Complete runs with vLLM: in this process, on Ray, and with one engine for two ranks."""
+"""Complete runs with vLLM: in this process, on Ray, and with one engine for two ranks.
+
+The policy has LoRA adapters, which vLLM computes.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +22,16 @@ pytestmark = [
 ]
 
 
+LORA = [
+    "actor_rollout_ref.model.lora_rank=6",
+    "actor_rollout_ref.model.use_rslora=true",
+    "actor_rollout_ref.actor.optim.lr=0.05",
+]
+
+
 def test_vllm_inline_on_ray_and_shared_by_two_ranks(tmp_path: Path, settings: list[str]) -> None:
     (tmp_path / "score.py").write_text(SCORE)
-    settings = [*settings, "actor_rollout_ref.rollout.name=vllm", "reward.num_processes=1"]
+    settings = [*settings, *LORA, "actor_rollout_ref.rollout.name=vllm", "reward.num_processes=1"]
     settings.append("reward.custom_reward_function.path=score.py")
     two_ranks = [
         "trainer.n_gpus_per_node=2",
@@ -53,17 +63,14 @@ def test_vllm_inline_on_ray_and_shared_by_two_ranks(tmp_path: Path, settings: li
         assert two[name] == pytest.approx(one[name])
 
 
-def test_vllm_receives_merged_adapters(tmp_path: Path, settings: list[str]) -> None:
-    lora = [f"actor_rollout_ref.model.{setting}" for setting in ("lora_rank=8", "lora_alpha=16")]
-    steep = [
-        "actor_rollout_ref.actor.optim.lr=0.05",
-        "actor_rollout_ref.actor.entropy_coeff=-1",
-        "trainer.total_training_steps=3",
-    ]
+def test_vllm_receives_merged_weights_of_dora(tmp_path: Path, settings: list[str]) -> None:
+    """After the first step they come without the parameters that no adapter changes."""
     settings = [
         *settings,
-        *lora,
-        *steep,
+        *LORA,
+        "actor_rollout_ref.model.use_dora=true",
+        "actor_rollout_ref.actor.entropy_coeff=-1",
+        "trainer.total_training_steps=3",
         "actor_rollout_ref.rollout.name=vllm",
         "actor_rollout_ref.rollout.n=4",
     ]

@@ -57,6 +57,9 @@ ELSEWHERE = {
 DEPENDENT = {
     "*.model.lora_alpha": "lora_rank",
     "*.model.target_modules": "lora_rank",
+    "*.model.use_rslora": "lora_rank",
+    "*.model.use_dora": "lora_rank",
+    "*.rollout.lora_merge": "lora_rank",
 }
 
 

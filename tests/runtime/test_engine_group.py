@@ -25,6 +25,7 @@ from rlctl.runtime.cluster.engine_group import EngineGroup
 from rlctl.runtime.cluster.engines import Engine, EngineProcesses
 from rlctl.runtime.cluster.open_turns import OpenTurn
 from rlctl.runtime.cluster.pool import PoolSpec
+from rlctl.runtime.model.engine_weights import Selection
 from rlctl.runtime.rollout.requests import Completion, Decoding, Request, Slice
 from rlctl.runtime.rollout.sampling_params import SamplingConfig
 from rlctl.runtime.rollout.weight_sync import WeightChannel
@@ -115,6 +116,7 @@ class Setup:
     def __init__(self, *scripts: Script, **settings: Any) -> None:
         self.events: list[tuple[str, dict[str, Any]]] = []
         self.synced: list[list[int]] = []  # engine numbers of each weight sync
+        self.selections: list[Selection] = []  # what it sends
         config = compose("grpo", ["actor_rollout_ref.rollout.n=1"]).config.actor_rollout_ref
         spec = RolloutSpec(config.model, SamplingConfig(config.rollout, 8, (2,)), 8, seed=1)
         self.pool = Processes(list(scripts), **settings)
@@ -125,6 +127,7 @@ class Setup:
 
     def send_weights(self, channel: WeightChannel) -> dict[int, str]:
         self.synced.append(sorted(vars(channel)["engines"]))
+        self.selections.append(channel.selection)
         return {}
 
     def generate(self) -> Rollouts:
@@ -174,6 +177,7 @@ def test_healthy_engines_share_the_requests_after_one_weight_sync() -> None:
     setup.group.mark_stale()
     assert_complete(setup.generate())
     assert setup.synced == [[0, 1], [0, 1]]
+    assert setup.selections == [Selection.ALL, Selection.CHANGING]
     assert setup.events == []
 
 
@@ -196,6 +200,7 @@ def test_requests_of_a_lost_engine_are_reassigned_and_it_restarts(
     assert setup.events[0][1]["requests"] == 2  # a synchronous engine holds two
     assert "rollout engine 0 is lost (" in caplog.text
     assert setup.synced == [[0, 1], [0]]  # the restarted engine needs the weights
+    assert setup.selections == [Selection.ALL] * 2
     assert_complete(setup.generate())
     assert [engine.num_failures for engine in setup.pool.engines] == [0, 0]
 

@@ -50,6 +50,7 @@ class Fake:
 
     loads: list[Ref] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)  # of the loads
+    buckets: list[list[str]] = field(default_factory=list)  # of the loads
     begun: list[int] = field(default_factory=list)  # keys
     cancelled: list[int] = field(default_factory=list)
     num_exchanges: int = 0
@@ -60,6 +61,7 @@ class Fake:
     def __call__(self, method: str, args: tuple[Any, ...]) -> Any:
         if method == "load_stored":
             self.versions.append(args[1])
+            self.buckets.append(args[0])
             self.loads.append(Ref(0.5, hangs=not self.loads_at_once))
             return self.loads[-1]
         if method == "exchange":
@@ -89,7 +91,9 @@ class Rolling(Setup):
         self.publish(10)
 
     def publish(self, version: int) -> None:
-        self.group.publish(PublishedWeights([], version, 0))
+        changing: Any = ["changing"]
+        frozen: Any = ["frozen"]
+        self.group.publish(PublishedWeights(changing, version, 0, frozen=frozen))
 
     def exchange(
         self, requests: Sequence[Request] = (), cancelled: Sequence[int] = ()
@@ -183,6 +187,8 @@ def test_a_failed_load_loses_the_engine_and_moves_its_turns(outcome: str) -> Non
     setup.exchange()  # starts the lost one
     setup.exchange()
     assert (again.versions, again.begun) == ([11], [])  # before it generates
+    assert again.buckets == [["frozen", "changing"]]
+    assert other.buckets == [["frozen", "changing"], ["changing"]]
     assert other.begun == [0]
     again.loaded()
     setup.exchange(turns([2]))

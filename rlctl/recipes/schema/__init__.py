@@ -14,11 +14,11 @@ from rlctl.recipes.schema.algorithm import (
 from rlctl.recipes.schema.critic import Critic
 from rlctl.recipes.schema.data import Data, WeightedFile
 from rlctl.recipes.schema.fields import Section
+from rlctl.recipes.schema.model import Model
 from rlctl.recipes.schema.policy import (
     FSDP,
     Actor,
     ActorRolloutRef,
-    Model,
     Optim,
     PolicyLoss,
     Ref,

@@ -8,7 +8,8 @@ from rlctl.recipes.schema.fields import (
     LossAggregation,
     PositiveFloat,
 )
-from rlctl.recipes.schema.policy import FSDP, Model, Optim, Updates
+from rlctl.recipes.schema.model import Model
+from rlctl.recipes.schema.policy import FSDP, Optim, Updates
 
 
 class Critic(Updates):

@@ -7,7 +7,8 @@ from typing import Literal
 from pydantic import Field
 
 from rlctl.recipes.schema.fields import Count, PositiveFloat, Section
-from rlctl.recipes.schema.policy import FSDP, Model, Optim
+from rlctl.recipes.schema.model import Model
+from rlctl.recipes.schema.policy import FSDP, Optim
 
 
 class RewardModel(Section):

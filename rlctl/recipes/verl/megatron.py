@@ -25,6 +25,7 @@ MOVED: tuple[tuple[str, str], ...] = (
     (f"{_MODEL}.override_config.model_config.*", r"\1.model.override_config.\2"),
     (f"{_LORA}.rank", r"\1.model.lora_rank"),
     (f"{_LORA}.alpha", r"\1.model.lora_alpha"),
+    ("actor_rollout_ref.model.lora.merge", "actor_rollout_ref.rollout.lora_merge"),
 )
 
 RULES: tuple[Rule, ...] = (

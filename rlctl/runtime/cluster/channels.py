@@ -12,6 +12,7 @@ import ray
 from rlctl.recipes import schema
 from rlctl.runtime.cluster.engines import failure_reason
 from rlctl.runtime.cluster.link import Link
+from rlctl.runtime.model.engine_weights import Selection
 from rlctl.runtime.rank_info import RankInfo
 from rlctl.runtime.rollout.weight_sync import Bucket, Part, uses_host_memory
 
@@ -22,14 +23,15 @@ def channel(
     sync_id: int,
     rank_info: RankInfo,
     members: Collection[int],
+    selection: Selection = Selection.ALL,
 ) -> StoreChannel:
     """Return the configured channel to `engines` (Ray handles by engine number).
 
     `members` are the numbers of all engines of the pool.
     """
     if uses_host_memory(rollout, rank_info.device):
-        return StoreChannel(engines, sync_id, rank_info)
-    return LinkChannel(engines, sync_id, rank_info, members)
+        return StoreChannel(engines, sync_id, rank_info, selection)
+    return LinkChannel(engines, sync_id, rank_info, members, selection)
 
 
 class StoreChannel:
@@ -40,8 +42,15 @@ class StoreChannel:
 
     device = "cpu"
 
-    def __init__(self, engines: dict[int, Any], sync_id: int, rank_info: RankInfo) -> None:
+    def __init__(
+        self,
+        engines: dict[int, Any],
+        sync_id: int,
+        rank_info: RankInfo,
+        selection: Selection = Selection.ALL,
+    ) -> None:
         self.engines = engines
+        self.selection = selection
         self.sync_id = sync_id
         self.rank_info = rank_info
         self.lost: dict[int, str] = {}  # reason by engine number
@@ -102,7 +111,8 @@ class PublishingChannel:
 
     device = "cpu"
 
-    def __init__(self) -> None:
+    def __init__(self, selection: Selection = Selection.ALL) -> None:
+        self.selection = selection
         self.stored: list[ray.ObjectRef] = []
         self.num_bytes = 0
 
@@ -121,13 +131,15 @@ class PublishingChannel:
 class PublishedWeights:
     """Weights in Ray's object store, from where engines load them at any time.
 
-    `buckets` has the `num_parts` parts of a bucket one after the other.
+    `buckets` has the `num_parts` parts of a bucket one after the other, and so has `frozen`: the
+    parameters that are published once, for engines without weights.
     """
 
     buckets: Sequence[ray.ObjectRef]
     version: int
     num_bytes: int
     num_parts: int = 1
+    frozen: Sequence[ray.ObjectRef] = ()
 
     @classmethod
     def join(cls, parts: Sequence[PublishedWeights]) -> PublishedWeights:
@@ -136,10 +148,14 @@ class PublishedWeights:
         num_bytes = sum(each.num_bytes for each in parts)
         return cls([*chain(*buckets)], parts[0].version, num_bytes, len(parts))
 
+    def buckets_for(self, selection: Selection) -> list[ray.ObjectRef]:
+        """Return the buckets of engines that lack `selection`: ALL or CHANGING."""
+        return [*(self.frozen if selection is Selection.ALL else ()), *self.buckets]
+
     def send(self, to: StoreChannel) -> dict[int, str]:
         """Send the weights to the engines of the channel `to`; return the lost ones, as it does."""
         store = StoreChannel(to.engines, to.sync_id, to.rank_info)
-        for bucket in self.buckets:
+        for bucket in self.buckets_for(to.selection):
             store.send_stored(bucket)
         store.num_buckets //= self.num_parts
         return store.close(self.version)
@@ -160,9 +176,14 @@ class LinkChannel(StoreChannel):
     links: ClassVar[dict[int, _CachedLink]] = {}
 
     def __init__(
-        self, engines: dict[int, Any], sync_id: int, rank_info: RankInfo, members: Collection[int]
+        self,
+        engines: dict[int, Any],
+        sync_id: int,
+        rank_info: RankInfo,
+        members: Collection[int],
+        selection: Selection = Selection.ALL,
     ) -> None:
-        super().__init__(engines, sync_id, rank_info)
+        super().__init__(engines, sync_id, rank_info, selection)
         self.device = rank_info.device
         self.members = members
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rlctl.runtime.agents.delegating import DelegatingActor
 from rlctl.runtime.batch import LogProbs, Prompts, Rollouts
+from rlctl.runtime.model.engine_weights import Selection
 from rlctl.runtime.roles import Published
 from rlctl.runtime.rollout.requests import Completion, Request, Slice
 from rlctl.runtime.workers.actor import ActorWorker
@@ -34,6 +36,7 @@ class DisaggregatedActor(DelegatingActor):
         self.engines = engines
         self.in_flight = in_flight
         self.published: PublishedWeights | None = None
+        self.frozen: PublishedWeights | None = None  # parameters that are published once
         self._lock = threading.Lock()  # of exchanges beside the trainer's thread
 
     def num_engines(self) -> int:
@@ -55,14 +58,21 @@ class DisaggregatedActor(DelegatingActor):
         """
         from rlctl.runtime.cluster.channels import PublishedWeights, PublishingChannel
 
-        parts = self.trainer.send_weights(PublishingChannel())
-        self.published = published = PublishedWeights.join(parts)
+        num_frozen_bytes = 0
+        if self.frozen is None:
+            frozen = self.trainer.send_weights(PublishingChannel(Selection.FROZEN))
+            self.frozen = PublishedWeights.join(frozen)
+            num_frozen_bytes = self.frozen.num_bytes
+        parts = self.trainer.send_weights(PublishingChannel(Selection.CHANGING))
+        published = replace(PublishedWeights.join(parts), frozen=self.frozen.buckets)
+        self.published = published
         if self.in_flight:
             self.engines.publish(published)
         else:
             self.engines.mark_stale()
         loading_s = self.engines.rolling.pop_seconds()
-        return Published(published.version, published.num_bytes, loading_s)
+        num_bytes = num_frozen_bytes + published.num_bytes
+        return Published(published.version, num_bytes, loading_s)
 
     def _send(self, channel: StoreChannel) -> dict[int, str]:
         """Send the trainer's weights; return the engines that any rank has lost, with reasons."""

@@ -17,6 +17,7 @@ from rlctl.runtime.cluster.engines import Engine, EngineProcesses, Request, fail
 from rlctl.runtime.cluster.open_turns import OpenTurn
 from rlctl.runtime.cluster.pool import gather
 from rlctl.runtime.cluster.rolling import RollingUpdate, is_stale
+from rlctl.runtime.model.engine_weights import Selection
 from rlctl.runtime.rollout.requests import Request as TurnRequest
 from rlctl.runtime.workers.rollout import RolloutSpec
 from rlctl.tracking.tracker import Event
@@ -165,7 +166,9 @@ class LiveEngines:
         handles = {engine.number: engine.handle for engine in stale}
         rank_info = replace(self.pool.spec.rank_info, timeout_s=timeout_s)
         members = [engine.number for engine in self.pool.engines]
-        way = channel(self.rollout, handles, sync_id, rank_info, members)
+        are_new = any(engine.version < 0 for engine in stale)
+        selection = Selection.ALL if are_new else Selection.CHANGING
+        way = channel(self.rollout, handles, sync_id, rank_info, members, selection)
         lost = send_weights(way)
         for engine, result in loading.items():
             late = "did not load its weights"

@@ -11,6 +11,7 @@ import ray
 
 from rlctl.runtime.cluster.channels import PublishedWeights
 from rlctl.runtime.cluster.engines import Engine, failure_reason
+from rlctl.runtime.model.engine_weights import Selection
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,7 +71,9 @@ class RollingUpdate:
             assert weights is not None, "advance comes after the first weights"
             # An engine that has just started has no weights at all.
             engine = min(stale, key=lambda each: each.version)
-            result = engine.handle.load_stored.remote(list(weights.buckets), weights.version)
+            selection = Selection.ALL if engine.version < 0 else Selection.CHANGING
+            buckets = weights.buckets_for(selection)
+            result = engine.handle.load_stored.remote(buckets, weights.version)
             self._loading = _Load(engine, engine.handle, result, version, time.monotonic())
         busy = None if self._loading is None else self._loading.engine
         return [each for each in engines if each.ready and each.version >= 0 and each is not busy]

@@ -1,12 +1,14 @@
 """LoRA adapters: W + lora_alpha / lora_rank · B A, W frozen (Hu et al. 2021, arXiv 2106.09685).
 
-`peft` injects them into the model's layers, so training needs no other code. Rollout engines and
-exports receive ordinary weights, base plus adapter, under the names of the model without adapters.
+rsLoRA divides by √lora_rank instead (Kalajdzievski 2023, arXiv 2312.03732), DoRA also learns the
+norm of the rows of W. `peft` injects adapters into the model's layers, so training needs no other
+code. Exports receive ordinary weights, base plus adapter, under the names of the model without
+adapters; rollout engines receive those or the adapters themselves: see `engine_weights`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
@@ -21,7 +23,8 @@ from rlctl.recipes import schema
 from rlctl.runtime.model.sharding import full_tensor
 
 _NAME = "default"  # peft's name of the only adapter
-_BASE, _A, _B = ".base_layer.", f".lora_A.{_NAME}.", f".lora_B.{_NAME}."
+_BASE, _MAGNITUDE = ".base_layer.", ".lora_magnitude_vector"
+_ADAPTERS = (".lora_A.", ".lora_B.", _MAGNITUDE)
 
 
 def check_peft() -> None:
@@ -53,6 +56,8 @@ def add_adapters(hf: nn.Module, model: schema.Model, seed: int) -> None:
     config = LoraConfig(
         r=model.lora_rank,
         lora_alpha=model.lora_alpha,
+        use_rslora=model.use_rslora,
+        use_dora=model.use_dora,
         target_modules=names[0] if names == ["all-linear"] else names,
         task_type="CAUSAL_LM",
         base_model_name_or_path=model.path,
@@ -64,7 +69,7 @@ def add_adapters(hf: nn.Module, model: schema.Model, seed: int) -> None:
     except ValueError as error:
         hint = "use all-linear, or names such as [q_proj, v_proj]"
         raise ConfigError(str(error).splitlines()[0], where="target_modules", hint=hint) from error
-    others = {name for name, layer in _adapted(hf).items() if not isinstance(layer, Linear)}
+    others = {name for name, layer in adapted_layers(hf).items() if not isinstance(layer, Linear)}
     if others:
         raise ConfigError(
             f"adapters require linear layers; {sorted(others)[0]} is not linear",
@@ -72,14 +77,14 @@ def add_adapters(hf: nn.Module, model: schema.Model, seed: int) -> None:
             hint="use all-linear",
         )
     for name, parameter in hf.named_parameters():
-        parameter.requires_grad_(_A in name or _B in name)
+        parameter.requires_grad_(is_adapter(name))
         if parameter.requires_grad:
             parameter.data = parameter.data.to(dtype)
 
 
 def has_adapters(module: nn.Module) -> bool:
     """Return True if the module has LoRA adapters."""
-    return bool(_adapted(module))
+    return bool(adapted_layers(module))
 
 
 @contextmanager
@@ -88,7 +93,7 @@ def without_adapters(module: nn.Module) -> Iterator[None]:
 
     peft's own switch would also change `requires_grad`, which the optimizer relies on.
     """
-    layers: list[Any] = list(_adapted(module).values())
+    layers: list[Any] = list(adapted_layers(module).values())
     try:
         for layer in layers:
             layer._disable_adapters = True
@@ -98,34 +103,68 @@ def without_adapters(module: nn.Module) -> Iterator[None]:
             layer._disable_adapters = False
 
 
-def merged_parameters(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Yield full parameters (N, ...) with adapters merged, by name without adapters. Collective."""
-    layers = _adapted(module)
+def merged_parameters(
+    module: nn.Module, wanted: Callable[[str], bool] = lambda _: True
+) -> Iterator[tuple[str, Tensor]]:
+    """Yield full parameters (N, ...) with adapters merged, by name without adapters. Collective.
+
+    Those whose name is not `wanted` are left out.
+    """
+    layers = adapted_layers(module)
     for name, parameter in module.named_parameters():
-        if _A in name or _B in name:
+        plain = engine_name(name)
+        if is_adapter(name) or not wanted(plain):
             continue
         prefix, base, leaf = name.partition(_BASE)
         value = full_tensor(parameter)
         if base and leaf == "weight":
-            value = value + _delta(layers[prefix]).to(value.dtype)
-        yield (f"{prefix}.{leaf}" if base else name), value
+            value = _merged(layers[prefix], value)
+        yield plain, value
 
 
-def _delta(layer: Any) -> Tensor:
-    """Return the adapter's change of the weight (out, in), in float32 and the layer's layout."""
+def _merged(layer: Any, weight: Tensor) -> Tensor:
+    """Return the full `weight` (out, in) of a layer with its adapter merged, in its layout.
+
+    LoRA adds the product V = W + s B A. DoRA (Liu et al. 2024, arXiv 2402.09353, eq. 5) also
+    scales its rows to the magnitude m that it learns: m V / ||V||.
+    """
     b, a = (
         full_tensor(layer.lora_B[_NAME].weight).float(),
         full_tensor(layer.lora_A[_NAME].weight).float(),
     )
     delta = layer.scaling[_NAME] * (b @ a)
-    return delta.T if layer.fan_in_fan_out else delta
+    if _NAME not in layer.lora_magnitude_vector:
+        return weight + (delta.T if layer.fan_in_fan_out else delta).to(weight.dtype)
+    value = (weight.T if layer.fan_in_fan_out else weight).float() + delta
+    magnitude = full_tensor(layer.lora_magnitude_vector[_NAME].weight).float()
+    value *= (magnitude / torch.linalg.norm(value, dim=1))[:, None]
+    return (value.T if layer.fan_in_fan_out else value).to(weight.dtype)
+
+
+def is_adapter(name: str) -> bool:
+    """Return True for the name of a parameter of an adapter, in the model or in a file."""
+    return any(each in name for each in _ADAPTERS)
+
+
+def engine_name(name: str) -> str:
+    """Return the name of a parameter for other programs.
+
+    For an adapter it is peft's name in a file, for others that in the model without adapters.
+    """
+    if not is_adapter(name):
+        return name.replace(_BASE, ".")
+    name = name.replace(f".{_NAME}.", ".")
+    return f"base_model.model.{name.removesuffix('.weight') if _MAGNITUDE in name else name}"
 
 
 def adapter_parameters(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Yield the full adapter matrices, (R, in) and (out, R), by peft's names. Collective."""
+    """Yield the full adapter matrices, (R, in) and (out, R), by peft's names. Collective.
+
+    With DoRA also the magnitudes (out,).
+    """
     for name, parameter in module.named_parameters():
-        if _A in name or _B in name:
-            yield f"base_model.model.{name.replace(f'.{_NAME}.', '.')}", full_tensor(parameter)
+        if is_adapter(name):
+            yield engine_name(name), full_tensor(parameter)
 
 
 def write_adapter(folder: Path, hf: PreTrainedModel, weights: Mapping[str, Tensor]) -> None:
@@ -142,7 +181,7 @@ def write_adapter(folder: Path, hf: PreTrainedModel, weights: Mapping[str, Tenso
     config[_NAME].save_pretrained(str(folder))
 
 
-def _adapted(module: nn.Module) -> dict[str, nn.Module]:
+def adapted_layers(module: nn.Module) -> dict[str, nn.Module]:
     """Return the layers with adapters, by name."""
     return {
         name: layer

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Generator
 
+import torch
 from transformers import PreTrainedModel
 
 from rlctl.errors import ConfigError, MissingExtraError
 from rlctl.recipes import schema
+from rlctl.runtime.model.engine_weights import AdapterSync
 from rlctl.runtime.rollout.engine import EngineSpec, RolloutEngine
 from rlctl.runtime.rollout.hf import HFEngine
 from rlctl.runtime.rollout.startup import run_startup, start_in_phases
@@ -22,6 +24,13 @@ class AutoEngine:
     def check(cls, rollout: schema.Rollout, device: str, num_ranks: int) -> None:
         """Validate the config for the selected engine."""
         select_engine(device).check(rollout, device, num_ranks)
+
+    @classmethod
+    def adapter_sync(
+        cls, rollout: schema.Rollout, model: schema.Model, dtype: torch.dtype, device: str
+    ) -> AdapterSync:
+        """See `PartialSync`."""
+        return select_engine(device).adapter_sync(rollout, model, dtype, device)
 
     @classmethod
     def from_spec(cls, spec: EngineSpec, policy: PreTrainedModel | None) -> RolloutEngine:

@@ -124,7 +124,8 @@ class RolloutEngine(Protocol):
         """Build the engine on `spec.rank_info`'s device, if possible without reading weights.
 
         `policy` is the training model if it is unsharded in this process and in `spec.dtype`: the
-        engine may use it directly or share its parameters. None: `load_weights` provides them.
+        engine may use it directly or share its parameters. It has adapters only if the engine
+        takes adapters. None: `load_weights` provides them.
 
         Raises:
             ConfigError: the engine does not support what `spec` asks for.
@@ -184,9 +185,11 @@ class RolloutEngine(Protocol):
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         """Load the policy's current weights: full parameters by their name in transformers.
 
-        Each has its full shape (N, ...); tied ones come once. `weights` yields one parameter at a
-        time, so there is no second copy of the model on the device; a tensor is valid until the
-        next one is requested. The iterator may involve collectives and must be exhausted, unless
+        Each has its full shape (N, ...); tied ones come once. After the first call, a `PartialSync`
+        may get a part of them, and adapters by peft's names after all others. `weights` yields one
+        parameter at a time, so there is no second copy of the model on the device; a tensor is
+        valid until the next one is requested. The iterator may involve collectives and must be
+        exhausted, unless
         the engine was built with a `policy`, whose tensors it shares. Caches computed with the old
         weights are dropped.
         """

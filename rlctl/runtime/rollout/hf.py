@@ -22,6 +22,7 @@ from rlctl.runtime.batch import Ragged
 from rlctl.runtime.budget import Budget, OomRetry, free_memory, is_oom
 from rlctl.runtime.model.attention import use_rlctl_attention
 from rlctl.runtime.model.load import load_model
+from rlctl.runtime.rollout.adapters import MERGES, merged_sync
 from rlctl.runtime.rollout.engine import (
     EngineSpec,
     Responses,
@@ -53,11 +54,13 @@ class HFEngine:
         on_oom: called when the batch size is reduced.
     """
 
+    adapter_sync = staticmethod(merged_sync)
+
     @staticmethod
     def unused_keys(config: schema.Config) -> dict[str, str]:
         """Return the config keys that this engine does not use, with reasons."""
-        reason = "it decodes with the actor's own model"
-        unused = dict.fromkeys(("gpu_memory_utilization", "max_num_batched_tokens"), reason)
+        keys = ("gpu_memory_utilization", "max_num_batched_tokens")
+        unused = dict.fromkeys(keys, "it decodes with the actor's own model") | MERGES
         if config.trainer.device == "cpu":
             of_graphs = ("enforce_eager", "free_cache_engine")
             unused |= dict.fromkeys(of_graphs, "there are no CUDA graphs on a CPU")
@@ -106,12 +109,8 @@ class HFEngine:
                 )
             )
         if rollout.engine_kwargs:
-            problems.append(
-                Problem(
-                    f"{section}.engine_kwargs is set, but the engine hf takes none",
-                    hint="leave it {}",
-                )
-            )
+            message = f"{section}.engine_kwargs is set, but the engine hf takes none"
+            problems.append(Problem(message, hint="leave it {}"))
         if rollout.mode == "async" and not rollout.multi_turn.enable:
             problems.append(
                 Problem(

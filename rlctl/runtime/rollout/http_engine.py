@@ -18,6 +18,7 @@ from transformers import AutoConfig
 from rlctl.errors import ConfigError, Problem, raise_problems
 from rlctl.recipes import schema
 from rlctl.runtime.batch import Ragged
+from rlctl.runtime.rollout.adapters import MERGES
 from rlctl.runtime.rollout.engine import (
     EngineSpec,
     Responses,
@@ -109,11 +110,11 @@ class HttpEngine(ABC):
     @staticmethod
     def unused_keys(config: schema.Config) -> dict[str, str]:
         """Return the config keys that this engine does not use, with reasons."""
-        if config.actor_rollout_ref.rollout.engine_kwargs.get("url") is None:
-            return {}
-        keys = ("gpu_memory_utilization", "max_num_batched_tokens", "enforce_eager")
-        reason = f"{ENGINE_KWARGS}.url is a running server"
-        return {f"actor_rollout_ref.rollout.{key}": reason for key in keys}
+        unused = dict(MERGES)
+        if config.actor_rollout_ref.rollout.engine_kwargs.get("url") is not None:
+            keys = ("gpu_memory_utilization", "max_num_batched_tokens", "enforce_eager")
+            unused |= dict.fromkeys(keys, f"{ENGINE_KWARGS}.url is a running server")
+        return {f"actor_rollout_ref.rollout.{key}": reason for key, reason in unused.items()}
 
     @abstractmethod
     def _complete(self, call: Call) -> Completion:

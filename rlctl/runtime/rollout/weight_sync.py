@@ -21,6 +21,7 @@ from torch import Tensor
 
 from rlctl.errors import ConfigError, RlctlError
 from rlctl.recipes import schema
+from rlctl.runtime.model.engine_weights import Selection
 
 T = TypeVar("T", covariant=True)  # result of a channel
 
@@ -181,6 +182,7 @@ class WeightChannel(Protocol[T]):
     """Transport of buckets to engines, used by every rank that sends a part."""
 
     device: str  # on which buckets must be
+    selection: Selection  # parameters that the receivers lack
 
     def send(self, bucket: Bucket, /) -> None:
         """Send a bucket; return once the next one may be built (few are in flight)."""

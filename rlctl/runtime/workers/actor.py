@@ -20,17 +20,14 @@ from rlctl.runtime.batch import Experience, LogProbs, Prompts, Ragged, Rollouts
 from rlctl.runtime.budget import Budget
 from rlctl.runtime.model.average import Average
 from rlctl.runtime.model.causal_lm import PolicyModel
+from rlctl.runtime.model.engine_weights import EngineWeights, Selection
 from rlctl.runtime.model.load import compute_dtype, load_model, master_dtype, with_local_path
-from rlctl.runtime.model.lora import (
-    add_adapters,
-    has_adapters,
-    merged_parameters,
-    without_adapters,
-)
+from rlctl.runtime.model.lora import add_adapters, without_adapters
 from rlctl.runtime.model.sequences import Sequences
-from rlctl.runtime.model.sharding import is_sharded, local_rows, shard_of
+from rlctl.runtime.model.sharding import is_sharded, shard_of
 from rlctl.runtime.rank_info import RankInfo
 from rlctl.runtime.roles import Actor, G, Published, R, Total
+from rlctl.runtime.rollout.adapters import adapter_sync
 from rlctl.runtime.rollout.engine import EngineSpec, RolloutEngine
 from rlctl.runtime.rollout.exchange import WeightVersions, exchange
 from rlctl.runtime.rollout.requests import Completion, Request, Slice
@@ -86,8 +83,11 @@ class ActorWorker(ExportingWorker, Actor):
         self.engine: RolloutEngine | None = None
         self._startup: Generator[str, None, None] | None = None
         self.engine_is_stale = True
+        self.engine_lacks = Selection.ALL  # while it is stale
         self.versions = WeightVersions()  # of the engine's weights
         actor, rollout = spec.actor, spec.sampling.rollout
+        sync = adapter_sync(rollout, spec.model, rank_info.device)
+        self.engine_weights = EngineWeights(policy.hf, sync)
         ranks = spec.fsdp.ulysses_sequence_parallel_size
         self.budget = Budget.for_passes(
             f"{ACTOR.section}.ppo",
@@ -129,9 +129,8 @@ class ActorWorker(ExportingWorker, Actor):
             seed=self.spec.seed,
             on_oom=lambda retry: self.learner.oom_retries.append(retry),
         )
-        # The engine cannot share a sharded model or one with adapters. It loads a plain model, into
-        # which weight syncs merge the adapters.
-        separate = is_sharded(self.policy) or has_adapters(self.policy)
+        # The engine cannot share a sharded model, or one with adapters that it does not compute.
+        separate = is_sharded(self.policy) or self.engine_weights.merges
         engine = load("engines", self.spec.sampling.rollout.name)
         self.engine = yield from start_in_phases(engine, spec, None if separate else self.policy.hf)
 
@@ -142,8 +141,8 @@ class ActorWorker(ExportingWorker, Actor):
         self.versions.now = self.learner.num_updates
         self.engine.wake()
         if self.engine_is_stale:
-            self.engine.load_weights(merged_parameters(self.policy.hf))
-            self.engine_is_stale = False
+            self.engine.load_weights(self.engine_weights.parameters(self.engine_lacks))
+            self.engine_is_stale, self.engine_lacks = False, Selection.CHANGING
 
     @dispatch(Dispatch.RANK_ZERO)
     def publish_weights(self) -> Published:
@@ -159,7 +158,7 @@ class ActorWorker(ExportingWorker, Actor):
         engine.wake()
         sampling = self.spec.sampling.params(prompts.group, seed, validate, greedy)
         responses = engine.generate(prompts.prompt_ids.to(self.rank_info.device), sampling)
-        self.engine_is_stale = engine.sleep()
+        self._let_sleep(engine)
         return to_rollouts(prompts, sampling.n, responses)
 
     @dispatch(Dispatch.EACH)
@@ -179,16 +178,20 @@ class ActorWorker(ExportingWorker, Actor):
     @dispatch(Dispatch.BROADCAST)
     def end_exchange(self) -> None:
         """Release the engine's memory until the next `update_weights`."""
-        self.engine_is_stale = self._ready_engine().sleep()
+        self._let_sleep(self._ready_engine())
+
+    def _let_sleep(self, engine: RolloutEngine) -> None:
+        if engine.sleep():
+            self.engine_is_stale, self.engine_lacks = True, Selection.ALL
 
     @dispatch(collect_fn=lambda _, results: list(chain(*results)))
     def send_weights(self, channel: WeightChannel[T]) -> list[T]:
         """Send the current weights, in compute dtype, to a channel; return the results of ranks.
 
-        Each rank sends its shards. Adapters are merged into whole parameters, which rank 0 sends.
+        Each rank sends its shards. If adapters are merged into whole parameters, rank 0 sends them.
         """
-        if has_adapters(self.policy.hf):
-            merged = merged_parameters(self.policy.hf)
+        if self.engine_weights.merges:
+            merged = self.engine_weights.parameters(channel.selection)
             if self.rank_info.rank > 0:
                 deque(merged, maxlen=0)  # merging is collective
                 return []
@@ -198,7 +201,7 @@ class ActorWorker(ExportingWorker, Actor):
             if shard is None:
                 return []
             part = Part(*shard)
-            rows = local_rows(self.policy.hf, part.index)
+            rows = self.engine_weights.rows(channel.selection, part.index)
         dtype = compute_dtype(self.spec.model, self.rank_info.device)
         megabytes = self.spec.sampling.rollout.checkpoint_engine.update_weights_bucket_megabytes
         buckets = to_buckets(rows, part, dtype, megabytes * 2**20, channel.device)

@@ -17,6 +17,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Generator, Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Self, cast
 
 import torch
@@ -36,6 +37,7 @@ from rlctl.runtime.rollout.engine import (
 from rlctl.runtime.rollout.loop import EngineLoop
 from rlctl.runtime.rollout.requests import Completion, Request
 from rlctl.runtime.rollout.startup import run_startup
+from rlctl.runtime.rollout.vllm.adapters import AdapterSlot, vllm_adapter_sync, without_adapters
 from rlctl.runtime.rollout.vllm.log_probs import report_full_log_probs
 from rlctl.runtime.rollout.vllm.requests import to_completion, vllm_params
 from rlctl.runtime.rollout.vllm.startup import prepare, start
@@ -66,6 +68,8 @@ class _Request:
 class VLLMEngine:
     """Engine that runs vLLM in this process: see `RolloutEngine`."""
 
+    adapter_sync = staticmethod(vllm_adapter_sync)
+
     @staticmethod
     def unused_keys(config: schema.Config) -> dict[str, str]:
         """Return the config keys that this engine does not use, with reasons."""
@@ -88,6 +92,7 @@ class VLLMEngine:
         report_full_log_probs(runner)
         self._open: dict[str, tuple[Request, int]] = {}  # vLLM's request id -> request, response
         self.loop = EngineLoop(self, spec.rank_info.num_threads) if spec.concurrent else None
+        self.adapter = AdapterSlot.from_spec(spec, runner)
         self.shared: dict[str, Tensor] | None = None  # policy parameters that are views of vLLM's
         if policy is not None and spec.rank_info.device == "cpu" and self.ranks_per_engine == 1:
             self.shared = share_parameters(runner.get_model(), policy)
@@ -173,7 +178,8 @@ class VLLMEngine:
                 {"prompt_token_ids": each.context_ids.tolist()} for each, _ in rows
             ]
             params = [vllm_params(each, index) for each, index in rows]
-            names = self.llm.enqueue(prompts, params, use_tqdm=False)
+            adapter = self.adapter and self.adapter.request
+            names = self.llm.enqueue(prompts, params, adapter, use_tqdm=False)
             # Outputs carry the id without its random suffix.
             keys = [name.partition("-")[0] for name in names]
             self._open |= dict(zip(keys, rows, strict=True))
@@ -238,15 +244,23 @@ class VLLMEngine:
         assert self.loop is None or self.loop.idle, (
             "load_weights was called while generate is in progress"
         )
+        adapter: dict[str, Tensor] = {}
+        base = without_adapters(weights, adapter)
+        if (first := next(base, None)) is not None:
+            self._load_base(chain([first], base))
+        if self.adapter and adapter:
+            self.adapter.load(adapter)
+        self.llm.reset_prefix_cache(reset_running_requests=True)
+
+    def _load_base(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         if self.shared is None:
             tensors = as_in_files(self.converted, weights)
             self.llm.collective_rpc("reload_weights", kwargs={"weights_iterator": tensors})
-        else:
-            for name, value in weights:
-                view = self.shared[name]
-                if view.data_ptr() != value.data_ptr():
-                    view.copy_(value)
-        self.llm.reset_prefix_cache(reset_running_requests=True)
+            return
+        for name, value in weights:
+            view = self.shared[name]
+            if view.data_ptr() != value.data_ptr():
+                view.copy_(value)
 
     def sleep(self) -> bool:
         """Drop weights and KV cache (vLLM's sleep level 2); no-op on a CPU."""

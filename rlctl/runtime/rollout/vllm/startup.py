@@ -24,7 +24,9 @@ from transformers import AutoConfig
 from rlctl.errors import ConfigError, ResourceError, RlctlError
 from rlctl.runtime.ops import ceil_div
 from rlctl.runtime.rollout.engine import EngineSpec
+from rlctl.runtime.rollout.vllm.adapters import MERGE_HINT, adapter_arguments, takes_adapters
 from rlctl.runtime.rollout.vllm.cpu import (
+    apply_one_adapter,
     keep_weights_unpacked,
     pack_loaded_experts,
     pad_attention_heads,
@@ -57,6 +59,7 @@ def prepare(spec: EngineSpec) -> None:
             keep_weights_unpacked()
             pack_loaded_experts()
             pad_attention_heads()
+            apply_one_adapter()
 
 
 def start(spec: EngineSpec) -> LLM:
@@ -83,7 +86,8 @@ def start(spec: EngineSpec) -> LLM:
             raise kind(
                 f"vLLM failed to start: {reason}",
                 where="actor_rollout_ref.rollout",
-                hint="check rollout.engine_kwargs, which are passed to vllm.LLM",
+                hint="check rollout.engine_kwargs, which are passed to vllm.LLM"
+                + (f"; or {MERGE_HINT}" if takes_adapters(spec) else ""),
             ) from error
         except RuntimeError as error:
             raise RlctlError(
@@ -125,6 +129,8 @@ def engine_arguments(spec: EngineSpec) -> dict[str, Any]:
             "gpu_memory_utilization": rollout.gpu_memory_utilization,
             "enable_sleep_mode": rollout.free_cache_engine,
         }
+    if takes_adapters(spec):
+        arguments |= adapter_arguments(spec.model)
     if spec.model.override_config:
         arguments["hf_overrides"] = dict(spec.model.override_config)
     if rank_info.world_size > 1:

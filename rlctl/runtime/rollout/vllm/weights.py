@@ -14,6 +14,7 @@ from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import revert_weight_conversion
 
 from rlctl.recipes import schema
+from rlctl.runtime.model.lora import engine_name, is_adapter
 
 if TYPE_CHECKING:
     from vllm import LLM
@@ -61,8 +62,8 @@ def parameter_views(model: nn.Module, policy: nn.Module) -> dict[str, Tensor] | 
     (`packed_modules_mapping`), and pads the vocabulary. Returns None if a parameter has no
     counterpart, because the layout differs or vLLM holds only a part of the model.
     """
-    targets = dict(model.named_parameters())
-    sources = dict(policy.named_parameters())
+    targets = {engine_name(name): value for name, value in model.named_parameters()}
+    sources = _base_parameters(policy)
     packed = {
         part: (name, parts)
         for name, parts in getattr(model, "packed_modules_mapping", {}).items()
@@ -95,12 +96,21 @@ def share_parameters(model: nn.Module, policy: nn.Module) -> dict[str, Tensor] |
 
     Returns views (N, ...) by name, or None if the layouts or dtypes differ: see `parameter_views`.
     """
-    views = parameter_views(model, policy)
+    views, parameters = parameter_views(model, policy), _base_parameters(policy)
     if views is None or any(
-        views[name].dtype != parameter.dtype for name, parameter in policy.named_parameters()
+        views[name].dtype != parameter.dtype for name, parameter in parameters.items()
     ):
         return None
-    for name, parameter in policy.named_parameters():
+    for name, parameter in parameters.items():
         views[name].copy_(parameter.data)
         parameter.data = views[name]
     return views
+
+
+def _base_parameters(policy: nn.Module) -> dict[str, nn.Parameter]:
+    """Return the parameters (N, ...) by name without adapters, whose own are left out."""
+    return {
+        engine_name(name): value
+        for name, value in policy.named_parameters()
+        if not is_adapter(name)
+    }

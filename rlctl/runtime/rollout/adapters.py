@@ -1,0 +1,48 @@
+"""Choice of what an engine receives of a policy with LoRA adapters."""
+
+from __future__ import annotations
+
+from typing import Protocol, runtime_checkable
+
+import torch
+
+from rlctl.plugins import load
+from rlctl.recipes import schema
+from rlctl.runtime.model.engine_weights import AdapterSync
+from rlctl.runtime.model.load import compute_dtype
+
+MERGES = {"lora_merge": "this engine always gets merged weights"}  # unused key of `rollout`
+
+
+@runtime_checkable
+class PartialSync(Protocol):
+    """Engine class whose `load_weights` takes a part of the weights and keeps the others."""
+
+    @staticmethod
+    def adapter_sync(
+        rollout: schema.Rollout, model: schema.Model, dtype: torch.dtype, device: str
+    ) -> AdapterSync:
+        """Return the form in which the engine takes `model`, computing in `dtype` on `device`."""
+        ...
+
+
+def merged_sync(
+    rollout: schema.Rollout, model: schema.Model, dtype: torch.dtype, device: str
+) -> AdapterSync:
+    """Return MERGED, for engines that do not compute adapters."""
+    del rollout, model, dtype, device
+    return AdapterSync.MERGED
+
+
+def adapter_sync(rollout: schema.Rollout, model: schema.Model, device: str) -> AdapterSync:
+    """Return the form in which the configured engine takes `model`.
+
+    An engine that is no `PartialSync` takes all weights each time. Without adapters it does not
+    matter.
+    """
+    if model.lora_rank == 0:
+        return AdapterSync.WHOLE
+    engine = load("engines", rollout.name)
+    if not isinstance(engine, PartialSync):
+        return AdapterSync.WHOLE
+    return engine.adapter_sync(rollout, model, compute_dtype(model, device), device)

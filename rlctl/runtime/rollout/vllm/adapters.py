@@ -1,0 +1,131 @@
+"""The policy's LoRA adapter in vLLM 0.32.0: one slot, which each weight sync fills in memory."""
+
+# pyright: reportMissingImports=false, reportMissingModuleSource=false
+# (an extra: types are checked where it is installed)
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Self
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from rlctl.errors import ConfigError
+from rlctl.recipes import schema
+from rlctl.runtime.model.engine_weights import AdapterSync
+from rlctl.runtime.model.lora import is_adapter
+from rlctl.runtime.rollout.engine import EngineSpec
+
+if TYPE_CHECKING:
+    from vllm.lora.request import LoRARequest
+
+_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # that vLLM allocates
+_ID = 1
+MERGE_HINT = "set actor_rollout_ref.rollout.lora_merge=true"
+
+
+def vllm_adapter_sync(
+    rollout: schema.Rollout, model: schema.Model, dtype: torch.dtype, device: str
+) -> AdapterSync:
+    """Return ADAPTERS if vLLM computes the adapters of `model`, else MERGED.
+
+    It has no DoRA, no kernels for float32 on a GPU, and no adapters of the head of some models.
+    """
+    merges = (
+        rollout.lora_merge
+        or model.use_dora
+        or model.lora_rank > _RANKS[-1]
+        or "lm_head" in model.target_modules
+        or (device == "cuda" and dtype is torch.float32)
+    )
+    return AdapterSync.MERGED if merges else AdapterSync.ADAPTERS
+
+
+def takes_adapters(spec: EngineSpec) -> bool:
+    """Return True if the engine gets the adapters of a policy, instead of merged weights."""
+    device = spec.rank_info.device
+    sync = vllm_adapter_sync(spec.rollout, spec.model, spec.dtype, device)
+    return spec.model.lora_rank > 0 and sync is AdapterSync.ADAPTERS
+
+
+def adapter_arguments(model: schema.Model) -> dict[str, Any]:
+    """Return the arguments of `vllm.LLM` for one adapter on the layers that `model` names."""
+    names = {name.rpartition(".")[2] for name in model.target_modules}
+    if names == {"all-linear"}:  # without peft, whose import takes seconds
+        config = AutoConfig.from_pretrained(
+            model.path, trust_remote_code=model.trust_remote_code, **model.override_config
+        )
+        with torch.device("meta"):
+            hf = AutoModelForCausalLM.from_config(config, trust_remote_code=model.trust_remote_code)
+        head = hf.get_output_embeddings()
+        linear = (name for name, each in hf.named_modules() if isinstance(each, nn.Linear))
+        names = {name.rpartition(".")[2] for name in linear if hf.get_submodule(name) is not head}
+    return {
+        "enable_lora": True,
+        "max_loras": 1,
+        "max_lora_rank": next(rank for rank in _RANKS if rank >= model.lora_rank),
+        "lora_target_modules": sorted(names),
+    }
+
+
+def without_adapters(
+    weights: Iterable[tuple[str, Tensor]], adapter: dict[str, Tensor]
+) -> Iterator[tuple[str, Tensor]]:
+    """Yield weights (N, ...) of the base, and add copies of those of adapters to `adapter`."""
+    for name, value in weights:
+        if is_adapter(name):
+            adapter[name] = value.clone()
+        else:
+            yield name, value
+
+
+class AdapterSlot:
+    """The slot of the adapter in the model `runner` of one rank; `request` selects it."""
+
+    def __init__(self, runner: Any, model: schema.Model) -> None:
+        from vllm.lora.peft_helper import PEFTHelper
+        from vllm.lora.request import LoRARequest
+
+        self.runner = runner
+        self.settings = PEFTHelper(
+            r=model.lora_rank,
+            lora_alpha=model.lora_alpha,
+            target_modules=list(model.target_modules),
+            use_rslora=model.use_rslora,
+        )
+        # The path is never read: the adapter is in the slot before the first request.
+        self.request: LoRARequest = LoRARequest("policy", _ID, "memory")
+
+    @classmethod
+    def from_spec(cls, spec: EngineSpec, runner: Any) -> Self | None:
+        """Return the slot of an engine that gets adapters, else None."""
+        return cls(runner, spec.model) if takes_adapters(spec) else None
+
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        """Replace the adapter by matrices (R, in), (out, R) under peft's names.
+
+        Raises ConfigError if the model's class in vLLM has no adapter for one of the layers.
+        """
+        from vllm.lora.lora_model import LoRAModel
+
+        manager = self.runner.lora_manager._adapter_manager
+        mapper = getattr(self.runner.get_model(), "hf_to_vllm_mapper", None)
+        adapter = LoRAModel.from_lora_tensors(
+            _ID,
+            dict(tensors),
+            self.settings,
+            device="cpu",
+            dtype=manager.lora_config.lora_dtype,
+            weights_mapper=mapper and mapper.get_rename_mapper(),
+        )
+        manager.remove_adapter(_ID)
+        manager.add_adapter(adapter)  # stacks query, key and value, as the model does
+        missing = sorted(adapter.loras.keys() - manager.modules.keys())
+        if missing:
+            raise ConfigError(
+                f"vLLM has no adapter for the layer {missing[0]} of this model",
+                where="actor_rollout_ref.model.target_modules",
+                hint=MERGE_HINT,
+            )
+        manager.activate_adapter(_ID)
