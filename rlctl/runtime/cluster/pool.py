@@ -33,16 +33,13 @@ from rlctl.debugging import reached_breakpoint
 from rlctl.errors import ResourceError, RlctlError
 from rlctl.runs.logs import format_tails
 from rlctl.runtime.cluster.group import GroupTransport, Relay, RelayedTransport
-from rlctl.runtime.cluster.pools import Pool, W
+from rlctl.runtime.cluster.pools import RANKS_PER_RELAY, Pool, W
 from rlctl.runtime.rank_info import RankInfo, process_resources
 from rlctl.runtime.workers.dispatch import bind
 from rlctl.runtime.workers.process import Process
 from rlctl.runtime.workers.trace import TraceSpec
 
 LOG = logging.getLogger(__name__)
-
-# A controller with R relays holds about R² references to values per step: 16 for 1,024 ranks.
-RANKS_PER_RELAY = 64
 
 
 @dataclass(frozen=True)

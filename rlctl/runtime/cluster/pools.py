@@ -13,6 +13,9 @@ from rlctl.runtime.workers.trace import TraceSpec
 if TYPE_CHECKING:
     from rlctl.runtime.cluster.engine_pool import EnginePool
 
+# A controller with R relays holds about R² references to values per step: 16 for 1,024 ranks.
+RANKS_PER_RELAY = 64
+
 W = TypeVar("W", bound=Worker)
 
 

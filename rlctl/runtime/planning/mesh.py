@@ -8,7 +8,7 @@ from rlctl.errors import ConfigError, Problem
 from rlctl.recipes import schema
 from rlctl.recipes.roles import Role, built_roles
 from rlctl.runtime.algorithms.base import Needs
-from rlctl.runtime.cluster.pool import RANKS_PER_RELAY
+from rlctl.runtime.cluster.pools import RANKS_PER_RELAY
 from rlctl.runtime.planning.preflight import check_batches, read_model_config
 
 _SEQUENCE = "ulysses_sequence_parallel_size"
