@@ -35,6 +35,7 @@ from rlctl.runtime.model.causal_lm import PolicyModel
 from rlctl.runtime.model.sequences import Sequences
 from rlctl.runtime.rank_info import RankInfo
 from rlctl.runtime.rollout.hf import HFEngine
+from rlctl.runtime.workers.heap import keep_freed_memory
 from rlctl.runtime.workers.learner import Learner
 
 PRODUCTS = ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm")
@@ -174,6 +175,7 @@ def main() -> None:
     parser.add_argument("--sizes", default=",".join(SHAPES))
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
+    keep_freed_memory()  # as in a worker
     for size in arguments.sizes.split(","):
         for natural in (False, True):
             measure(size, natural, arguments.runs, arguments.threads)

@@ -23,6 +23,7 @@ from rlctl.debugging import call_on_breakpoint, mark_breakpoints
 from rlctl.log import log_to_stderr
 from rlctl.runtime.batch.stored import PackedRows, detach
 from rlctl.runtime.rank_info import RankInfo
+from rlctl.runtime.workers.heap import keep_freed_memory
 from rlctl.runtime.workers.rng import seed_all
 from rlctl.runtime.workers.store import connect_store, listen, open_store
 from rlctl.runtime.workers.trace import Trace, TraceSpec
@@ -47,6 +48,8 @@ class Process:
             mark_breakpoints(rank_info.log_path)
             call_on_breakpoint(faulthandler.cancel_dump_traceback_later)
         torch.set_num_threads(rank_info.num_threads)
+        if rank_info.device == "cpu":
+            keep_freed_memory()
         seed_all(rank_info.seed + rank_info.rank)
         if rank_info.deterministic:
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
