@@ -164,10 +164,17 @@ class _Score(torch.autograd.Function):
         for start in range(0, len(logits), rows):
             part = slice(start, start + rows)
             z = _scaled(logits[part], temperature)
-            log_norm[part] = z.logsumexp(-1)
-            if with_entropy:
-                log_p = (z - log_norm[part, None]).clamp_(min=_LOG_ZERO)
-                entropy[part] = -log_p.exp().mul_(log_p).sum(-1)
+            if not with_entropy:
+                log_norm[part] = z.logsumexp(-1)
+                continue
+            # With d = z − max z: log Σ exp z = max z + log Σ exp d, and H = log Σ exp d − Σ p·d.
+            top = z.amax(-1)
+            d = (z - top[:, None]).clamp_(min=_LOG_ZERO)
+            weights = d.exp()
+            total = weights.sum(-1)
+            log_total = total.log()
+            log_norm[part] = top + log_total
+            entropy[part] = log_total - weights.mul_(d).sum(-1) / total
         picked = logits.gather(-1, targets[:, None]).squeeze(-1)
         ctx.save_for_backward(logits, targets, log_norm, entropy)
         ctx.temperature = temperature
@@ -191,14 +198,14 @@ class _Score(torch.autograd.Function):
             z = _scaled(logits[part], ctx.temperature)
             g = grad_log_probs[part, None] / ctx.temperature
             out = grad[part] if in_place else torch.empty_like(z)
-            dz = torch.sub(z, log_norm[part, None], out=out)  # log p
             if grad_entropy is not None:
+                dz = torch.sub(z, log_norm[part, None], out=out)  # log p
                 p = dz.clamp_(min=_LOG_ZERO).exp()
                 dz.add_(entropy[part, None]).mul_(grad_entropy[part, None] / ctx.temperature).add_(
                     g
                 ).mul_(p).neg_()
             else:
-                dz.exp_().mul_(-g)
+                dz = torch.softmax(z, -1, out=out).mul_(-g)  # a single pass for p
             dz.scatter_add_(-1, targets[part, None], g)
             if not in_place:
                 grad[part] = dz
