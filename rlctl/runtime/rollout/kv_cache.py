@@ -244,15 +244,16 @@ class KVCache:
 def _with_capacity(held: Tensor, slots: int, width: int) -> Tensor:
     """Return (S, K, L, D) with at least `slots` and `width` in axes 0 and 2, new slots zero.
 
-    A tensor that grows gets a quarter more slots than needed, because rows join a few at a time.
+    A tensor that gets more slots gets a quarter more than needed, because rows join a few at a
+    time. One that gets wider drops slots that are not needed: few rows are long.
     """
     if held.shape[0] >= slots and held.shape[2] >= width:
         return held
+    kept = min(slots, held.shape[0])
     if held.numel() and held.shape[0] < slots:
         slots += slots // 4
-    shape = (max(slots, held.shape[0]), held.shape[1], max(width, held.shape[2]), held.shape[3])
-    larger = held.new_zeros(shape)
-    larger[: held.shape[0], :, : held.shape[2]] = held
+    larger = held.new_zeros(slots, held.shape[1], max(width, held.shape[2]), held.shape[3])
+    larger[:kept, :, : held.shape[2]] = held[:kept]
     return larger
 
 
