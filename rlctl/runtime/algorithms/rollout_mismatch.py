@@ -76,17 +76,28 @@ def mismatch(tokens: SampledTokens) -> Metrics:
     ppl_diff = engine_row - trainer_row
     d_row = row_sum(d, row, num_rows).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
     rho = d.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
-    return {
-        PROBS_DIFF: Mean(float(diff.sum()), n),
-        "training/rollout_probs_diff_max": Max(float(diff.max())),
-        "training/rollout_probs_diff_std": Std(n, float(diff.sum()), float(diff.square().sum())),
-        "rollout_corr/kl": Mean(float(-d.sum()), n),
-        "rollout_corr/k3_kl": Mean(float((d.exp() - d - 1).sum()), n),
-        "rollout_corr/training_ppl": Mean(float((-trainer_row).exp().sum()), num_rows),
-        "rollout_corr/rollout_ppl": Mean(float((-engine_row).exp().sum()), num_rows),
-        "rollout_corr/log_ppl_diff": Mean(float(ppl_diff.sum()), num_rows),
-        "rollout_corr/log_ppl_abs_diff": Mean(float(ppl_diff.abs().sum()), num_rows),
-        "rollout_corr/ppl_ratio": Mean(float(ppl_diff.exp().sum()), num_rows),
-        "rollout_corr/chi2_token": Mean(float((rho.square() - 1).sum()), n),
-        "rollout_corr/chi2_seq": Mean(float(((2 * d_row).exp() - 1).sum()), num_rows),
+    of_tokens = {
+        PROBS_DIFF: diff,
+        "rollout_corr/kl": -d,
+        "rollout_corr/k3_kl": d.exp() - d - 1,
+        "rollout_corr/chi2_token": rho.square() - 1,
     }
+    of_rows = {
+        "rollout_corr/training_ppl": (-trainer_row).exp(),
+        "rollout_corr/rollout_ppl": (-engine_row).exp(),
+        "rollout_corr/log_ppl_diff": ppl_diff,
+        "rollout_corr/log_ppl_abs_diff": ppl_diff.abs(),
+        "rollout_corr/ppl_ratio": ppl_diff.exp(),
+        "rollout_corr/chi2_seq": (2 * d_row).exp() - 1,
+    }
+    values = of_tokens | of_rows
+    sums = torch.stack([*(each.sum() for each in values.values()), diff.square().sum(), diff.max()])
+    *totals, squares, largest = sums.tolist()  # waits for the device once
+    counts = [n] * len(of_tokens) + [num_rows] * len(of_rows)
+    metrics: Metrics = {
+        name: Mean(*pair)
+        for name, pair in zip(values, zip(totals, counts, strict=True), strict=True)
+    }
+    metrics["training/rollout_probs_diff_max"] = Max(largest)
+    metrics["training/rollout_probs_diff_std"] = Std(n, totals[0], squares)
+    return metrics
