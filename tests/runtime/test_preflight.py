@@ -20,7 +20,7 @@ from rlctl.runtime.planning.model_files import check_weights
 from rlctl.runtime.planning.preflight import check_batches, check_model
 from rlctl.runtime.planning.role_memory import check_capacity, plan_memory
 from rlctl.runtime.planning.role_models import check_role_models
-from tests.models import write_tiny_model
+from tests.models import mixture_model, write_tiny_model
 
 NEEDS = Needs.GROUPS | Needs.CRITIC
 CPU, ONE_RANK = Devices("cpu", 1, 1), {"main": 1}
@@ -213,6 +213,23 @@ def test_ranks_that_share_rows_divide_the_pool_and_the_heads(model: Path) -> Non
     assert f"the mesh of the actor does not fit: {key}=3" in said.message
     assert said.hint == "sizes that do: 1, 2, 4"
     assert said.fix == (key, f"{key}=2")
+
+
+def test_experts_are_divided_over_the_ranks_of_one_copy(model: Path, tmp_path: Path) -> None:
+    """4 experts; 4 ranks."""
+    mixture = tmp_path / "mixture"
+    mixture_model("mixtral").save_pretrained(mixture)
+    key = "actor_rollout_ref.actor.fsdp_config.expert_model_parallel_size"
+
+    def said(folder: Path, size: int, *more: str) -> str:
+        composed = config(folder, f"{key}={size}", *more)
+        return " ".join(str(each) for each in check_sizes(composed, {"main": 4}, Needs.NOTHING))
+
+    section = key.rpartition(".")[0]
+    assert said(mixture, 4) == said(mixture, 2, f"{section}.fsdp_size=2") == ""
+    assert "share one copy of the parameters (4)" in said(mixture, 2)
+    assert "does not divide the 0 experts" in said(model, 4)
+    assert "host memory" in said(mixture, 4, f"{section}.param_offload=true")
 
 
 def test_ranks_that_share_rows_have_fewer_activations(model: Path) -> None:

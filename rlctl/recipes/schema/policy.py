@@ -63,6 +63,10 @@ class FSDP(Section):
         "per rank for long rows; divides the ranks and the attention heads; token budgets are "
         "multiplied by it"
     )
+    expert_model_parallel_size: Count = Field(
+        description="ranks over which the experts of a mixture are divided: tokens travel to them, "
+        "instead of weights to tokens; 1, or the ranks that share one copy of the parameters"
+    )
     model_dtype: Literal["fp32", "bf16", "fp16"] = Field(description="dtype of the parameters")
 
     @property

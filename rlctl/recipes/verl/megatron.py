@@ -31,9 +31,14 @@ MOVED: tuple[tuple[str, str], ...] = (
 RULES: tuple[Rule, ...] = (
     no_effect(
         f"{_SECTION}.{{tensor_model_parallel_size,pipeline_model_parallel_size,"
-        "virtual_pipeline_model_parallel_size,context_parallel_size,expert_model_parallel_size,"
+        "virtual_pipeline_model_parallel_size,context_parallel_size,"
         "expert_tensor_parallel_size,sequence_parallel}",
         "FSDP2 shards the model over all ranks instead: the numbers are the same",
+    ),
+    no_effect(
+        f"{_SECTION}.expert_model_parallel_size",
+        "FSDP2 gathers the experts of a layer for each pass: the numbers are the same; "
+        "fsdp_config.expert_model_parallel_size lets tokens travel instead",
     ),
     only(f"{_MODEL}.override_config.{{model_config,moe_config}}", (None, {}), "config.json has it"),
     no_effect(f"{_SECTION}.grad_offload", "gradients are freed after each update"),

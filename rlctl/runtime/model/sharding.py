@@ -27,6 +27,7 @@ from transformers import PreTrainedModel
 from rlctl.errors import ConfigError
 from rlctl.recipes import schema
 from rlctl.runtime.model.causal_lm import PackedModel
+from rlctl.runtime.model.expert_parallel import shard_experts
 from rlctl.runtime.model.sequence_parallel import SequenceGroup
 from rlctl.runtime.rank_info import RankInfo
 
@@ -44,8 +45,12 @@ def shard(
         model.sequence_group = _sequence_group(rank_info, fsdp.ulysses_sequence_parallel_size)
     if rank_info.world_size == 1 and compute_dtype == next(model.parameters()).dtype:
         return
+    mesh, experts = _mesh(rank_info, fsdp.fsdp_size), set[nn.Parameter]()
+    if fsdp.expert_model_parallel_size > 1:
+        experts = shard_experts(model.hf, mesh, compute_dtype)
     options = {
-        "mesh": _mesh(rank_info, fsdp.fsdp_size),
+        "mesh": mesh,
+        "ignored_params": experts,
         "mp_policy": MixedPrecisionPolicy(param_dtype=compute_dtype, reduce_dtype=torch.float32),
         "reshard_after_forward": fsdp.reshard_after_forward,
         "offload_policy": CPUOffloadPolicy() if fsdp.param_offload else OffloadPolicy(),

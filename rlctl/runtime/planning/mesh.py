@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from transformers import PretrainedConfig
+
 from rlctl.errors import ConfigError, Problem
 from rlctl.recipes import schema
 from rlctl.recipes.roles import Role, built_roles
 from rlctl.runtime.algorithms.base import Needs
 from rlctl.runtime.cluster.pools import RANKS_PER_RELAY
 from rlctl.runtime.planning.preflight import check_batches, read_model_config
+from rlctl.runtime.workers.flops import MIXTURE_SIZES
 
 _SEQUENCE = "ulysses_sequence_parallel_size"
+_EXPERTS = "expert_model_parallel_size"
 
 
 def check_sizes(config: schema.Config, ranks: Mapping[str, int], needs: Needs) -> list[Problem]:
@@ -29,6 +33,8 @@ def check_meshes(config: schema.Config, ranks: Mapping[str, int], needs: Needs) 
         fsdp, pool = role.fsdp(config), role.pool(config.trainer.placement)
         if fsdp is not None and fsdp.ranks_per_row > 1:
             problems += _check(role, config, fsdp, pool or "", ranks[pool or ""])
+        if fsdp is not None and fsdp.expert_model_parallel_size > 1:
+            problems += _check_experts(role, config, fsdp, ranks[pool or ""])
     return problems
 
 
@@ -57,18 +63,60 @@ def _check(
     ]
 
 
+def _check_experts(
+    role: Role, config: schema.Config, fsdp: schema.FSDP, num_ranks: int
+) -> list[Problem]:
+    """Return the problem of experts that cannot be divided over the ranks of one role."""
+    key, size = f"{role.fsdp_key}.{_EXPERTS}", fsdp.expert_model_parallel_size
+    sharing = num_ranks if fsdp.fsdp_size == -1 else fsdp.fsdp_size
+    text = _text_config(role, config)
+    number = next((n for name in MIXTURE_SIZES if (n := getattr(text, name, None))), 0)
+    subject = f"the mesh of the {role.name} does not fit: {key}={size}"
+    if size != sharing:
+        return [
+            Problem(
+                f"{subject} is not the number of ranks that share one copy of the parameters "
+                f"({sharing})",
+                hint=f"{role.fsdp_key}.fsdp_size={size}, or {key}={sharing}, or 1",
+            )
+        ]
+    if text is not None and (not number or number % size):
+        return [
+            Problem(
+                f"{subject} does not divide the {number} experts of the model",
+                hint=f"{key}=1: the weights of a layer's experts are then gathered for each pass",
+                fix=(key, f"{key}=1"),
+            )
+        ]
+    if fsdp.param_offload:
+        offload = f"{role.fsdp_key}.param_offload"
+        return [
+            Problem(
+                f"{subject} keeps the experts on their ranks, and {offload}=true in host memory",
+                hint=f"{offload}=false, or {key}=1",
+            )
+        ]
+    return []
+
+
 def _num_heads(role: Role, config: schema.Config) -> int | None:
     """Return the attention heads of the role's model; None if they are unknown."""
+    return getattr(_text_config(role, config), "num_attention_heads", None)
+
+
+def _text_config(role: Role, config: schema.Config) -> PretrainedConfig | None:
+    """Return the config of the role's model; None if it cannot be read."""
     try:
         loaded = read_model_config(role.model(config), f"{role.model_key}.path")
     except ConfigError:
         return None  # reported by the checks of the model
-    return getattr(loaded.get_text_config(), "num_attention_heads", None)
+    return loaded.get_text_config()
 
 
 def draw_mesh(fsdp: schema.FSDP, num_ranks: int) -> str:
     """Return the sizes of a role's mesh in words, such as `data 2 × sequence 2`; empty for one."""
     size = fsdp.ulysses_sequence_parallel_size
-    if size == 1:
-        return ""
-    return f"data {num_ranks // fsdp.ranks_per_row} × sequence {size}"
+    sizes = [f"data {num_ranks // fsdp.ranks_per_row} × sequence {size}"] if size > 1 else []
+    if fsdp.expert_model_parallel_size > 1:
+        sizes.append(f"experts {fsdp.expert_model_parallel_size}")
+    return ", ".join(sizes)

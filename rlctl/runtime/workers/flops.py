@@ -13,8 +13,8 @@ from transformers import PretrainedConfig
 from rlctl.runtime.model.attention import layer_window
 from rlctl.tracking.metrics import Max, Mean, Metrics
 
-# Config attributes of mixture-of-experts models, in which a token does not use every weight.
-_MIXTURE_OF_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
+# Config attributes with the number of experts; a token does not use every one.
+MIXTURE_SIZES = ("num_experts", "num_local_experts", "n_routed_experts")
 
 
 # Dense bfloat16 FLOP/s from the vendors' data sheets; the first name that is part of the device's.
@@ -69,7 +69,7 @@ class DecoderShape:
             "intermediate_size",
         )
         if any(getattr(text, name, None) is None for name in sizes) or any(
-            getattr(text, name, None) for name in _MIXTURE_OF_EXPERTS
+            getattr(text, name, None) for name in MIXTURE_SIZES
         ):
             return None
         heads = text.num_attention_heads
