@@ -87,7 +87,8 @@ def _trained(model: str, section: str) -> Iterator[Rule]:
     )
     yield Rule(
         tuple(
-            f"{model}.{key}" for key in ("lora_alpha", "target_modules", "use_rslora", "use_dora")
+            f"{model}.{key}"
+            for key in ("lora_alpha", "target_modules", "use_rslora", "use_dora", "load_in_4bit")
         ),
         ((f"{model}.lora_rank", _is(0)),),
     )

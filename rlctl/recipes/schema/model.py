@@ -46,6 +46,9 @@ class Model(Section):
     use_rslora: bool = Field(
         description="scale adapters by lora_alpha / √lora_rank (rsLoRA), for high ranks"
     )
+    load_in_4bit: bool = Field(
+        description="keep the frozen base of adapters in 4 bits (QLoRA); less memory, slower"
+    )
     use_dora: bool = Field(
         description="also train the norms of the rows of adapted weights (DoRA); slower"
     )

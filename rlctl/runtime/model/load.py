@@ -18,6 +18,7 @@ from rlctl.recipes import schema
 from rlctl.runtime.budget import is_oom
 from rlctl.runtime.model.attention import use_rlctl_attention
 from rlctl.runtime.model.fit import REPORTING, misfits, quiet_loading
+from rlctl.runtime.model.four_bit import as_plain, four_bit_options, is_4bit
 from rlctl.storage import local
 
 Kind = Literal["policy", "backbone", "classifier", "new_classifier"]
@@ -50,6 +51,8 @@ def load_model(model: schema.Model, kind: Kind, dtype: torch.dtype, seed: int) -
     auto = auto_class(kind)
     options = {"trust_remote_code": model.trust_remote_code, "dtype": dtype}
     override = with_labels(model.override_config, kind)
+    if is_4bit(model):
+        options |= four_bit_options(dtype)
     try:
         if model.init == "auto":
             with quiet_loading(), torch.random.fork_rng(devices=[]):
@@ -74,6 +77,8 @@ def load_model(model: schema.Model, kind: Kind, dtype: torch.dtype, seed: int) -
             hint="give a folder with config.json and *.safetensors of a transformers architecture, "
             "or owner/name on the hub",
         ) from error
+    if is_4bit(model):
+        as_plain(loaded)
     use_rlctl_attention(loaded)
     return loaded
 

@@ -50,7 +50,6 @@ def add_adapters(hf: nn.Module, model: schema.Model, seed: int) -> None:
         return
     check_peft()
     from peft import LoraConfig, inject_adapter_in_model
-    from peft.tuners.lora import Linear
 
     names, dtype = list(model.target_modules), next(hf.parameters()).dtype
     config = LoraConfig(
@@ -69,7 +68,9 @@ def add_adapters(hf: nn.Module, model: schema.Model, seed: int) -> None:
     except ValueError as error:
         hint = "use all-linear, or names such as [q_proj, v_proj]"
         raise ConfigError(str(error).splitlines()[0], where="target_modules", hint=hint) from error
-    others = {name for name, layer in adapted_layers(hf).items() if not isinstance(layer, Linear)}
+    linear = {"Linear", "Linear4bit"}  # peft lacks the latter without bitsandbytes
+    layers = adapted_layers(hf).items()
+    others = {name for name, layer in layers if type(layer).__name__ not in linear}
     if others:
         raise ConfigError(
             f"adapters require linear layers; {sorted(others)[0]} is not linear",

@@ -28,6 +28,7 @@ from rlctl.errors import ConfigError
 from rlctl.recipes import schema
 from rlctl.runtime.model.causal_lm import PackedModel
 from rlctl.runtime.model.expert_parallel import shard_experts
+from rlctl.runtime.model.four_bit import dense
 from rlctl.runtime.model.sequence_parallel import SequenceGroup
 from rlctl.runtime.rank_info import RankInfo
 
@@ -128,7 +129,7 @@ def local_part(value: Tensor) -> Tensor:
 
 def full_tensor(parameter: Tensor) -> Tensor:
     """Return a parameter in its full shape (N, ...), detached. Collective."""
-    value = parameter.detach()
+    value = dense(parameter).detach()
     return value.full_tensor() if isinstance(value, DTensor) else value
 
 
@@ -151,7 +152,7 @@ def local_rows(model: nn.Module, part: int) -> Iterator[tuple[str, Tensor, int]]
     Part 0 has all rows of a parameter that is not sharded.
     """
     for name, parameter in model.named_parameters():
-        value = parameter.detach()
+        value = dense(parameter).detach()
         if isinstance(value, DTensor):
             yield name, value.to_local(), value.numel()
         else:
@@ -171,7 +172,10 @@ def trained_state(model: nn.Module) -> dict[str, Any]:
         if not parameter.requires_grad
     }
     return {
-        name: value for name, value in get_model_state_dict(model).items() if name not in frozen
+        name: value
+        for name, value in get_model_state_dict(model).items()
+        # The scales of a weight in 4 bits are named `<weight>.<scale>`.
+        if name not in frozen and name.partition(".weight.")[0] + ".weight" not in frozen
     }
 
 

@@ -44,6 +44,7 @@ _EXTRAS = {
     "report": "rlctl report",
     "board": "rlctl board",
     "peft": "LoRA adapters",
+    "qlora": "base of adapters in 4 bits",
     "math": "scorer of mathematics",
     "lm-eval": "rlctl eval --tasks",
     "s3": "s3:// addresses",

@@ -28,6 +28,7 @@ from rlctl.runtime.data.pairs import Pairs
 from rlctl.runtime.data.row_table import Rows
 from rlctl.runtime.data.tokenizer import tokenizer_of
 from rlctl.runtime.planning import mesh, preflight
+from rlctl.runtime.planning.adapter_check import check_adapters
 from rlctl.runtime.planning.devices import Devices, pool_sizes
 from rlctl.runtime.planning.episode_check import check_rows
 from rlctl.runtime.planning.error_collector import ErrorCollector
@@ -119,7 +120,7 @@ def make_plan(
         errors.run(preflight.check_software, config, devices)
     algorithm, memory = errors.run(load_algorithm, config, 1), None
     if algorithm is not None:
-        errors.run(preflight.check_adapters, config, algorithm.needs)
+        errors.run(check_adapters, config, devices, algorithm.needs)
         if devices is not None:
             memory = _check_roles(config, devices, algorithm, inline, errors)
     trained = ACTOR if algorithm is None else trained_role(config, algorithm.needs)
@@ -161,12 +162,9 @@ def _check_surroundings(config: schema.Config, run: Path | None, errors: ErrorCo
         errors.run(check_remote_copy, trainer.mirror, trainer.project_name, name, run)
     errors.run(load, "engines", config.actor_rollout_ref.rollout.name)
     if trainer.resume_mode == "resume_path" and trainer.resume_from_path is None:
-        errors.add(
-            ConfigError(
-                "trainer.resume_mode=resume_path needs trainer.resume_from_path",
-                hint="the folder of a checkpoint, such as …/step_000020",
-            )
-        )
+        message = "trainer.resume_mode=resume_path needs trainer.resume_from_path"
+        hint = "the folder of a checkpoint, such as …/step_000020"
+        errors.add(ConfigError(message, hint=hint))
     for unused in sorted(set(trainer.tracking.modes) - set(trainer.logger)):
         LOG.warning(
             f"trainer.tracking.modes.{unused} has no effect: {unused} is not in trainer.logger"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from enum import Flag
 from pathlib import Path
 
 import torch
@@ -17,7 +16,6 @@ from rlctl.recipes import schema
 from rlctl.recipes.roles import ACTOR, ROLES, ROLLOUT, Role, needed_roles, trained_role
 from rlctl.runtime.algorithms.base import Needs, rows_per_prompt
 from rlctl.runtime.model.compiled import check_compiler
-from rlctl.runtime.model.lora import check_peft
 from rlctl.runtime.planning.async_checks import check_async
 from rlctl.runtime.planning.devices import Devices
 from rlctl.runtime.planning.model_files import check_architecture
@@ -248,13 +246,6 @@ def _check_rollout_pool(config: schema.Config, pool: str) -> list[Problem]:
             )
         )
     return problems
-
-
-def check_adapters(config: schema.Config, needs: Flag) -> None:
-    """Raise `MissingExtraError` where LoRA adapters are trained and peft is not installed."""
-    roles = needed_roles(config, needs)
-    if any(role.model(config).lora_rank > 0 for role in roles):
-        check_peft()
 
 
 def check_disk(config: schema.Config, root: Path) -> bool:

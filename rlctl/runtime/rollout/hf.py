@@ -125,7 +125,8 @@ class HFEngine:
         """Build the engine around `policy`, or around a separate model if it is None."""
         model = policy
         if model is None:
-            model = load_model(spec.model, "policy", spec.dtype, spec.seed)
+            whole = spec.model.model_copy(update={"load_in_4bit": False})
+            model = load_model(whole, "policy", spec.dtype, spec.seed)
             nn.Module.to(model, spec.rank_info.device).requires_grad_(False)
         capturer = _capturer(spec)
         return cls(

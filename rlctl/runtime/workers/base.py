@@ -12,7 +12,8 @@ from rlctl.recipes import schema
 from rlctl.runtime.budget import OomRetry
 from rlctl.runtime.model.causal_lm import PolicyModel, ValueModel
 from rlctl.runtime.model.compiled import check_compiler, compile_layers
-from rlctl.runtime.model.load import compute_dtype
+from rlctl.runtime.model.four_bit import check_unsharded, is_4bit
+from rlctl.runtime.model.load import compute_dtype, master_dtype
 from rlctl.runtime.model.lora import adapter_parameters, merged_parameters, write_adapter
 from rlctl.runtime.model.probe import check_packing
 from rlctl.runtime.model.reward_model import RewardModel
@@ -33,6 +34,10 @@ def prepare(
     compiled: bool = False,
 ) -> M:
     """Move `model` to the rank's device, check it, and compile and shard it in place; return it."""
+    if is_4bit(settings):
+        check_unsharded(
+            rank_info.world_size, master_dtype(fsdp), compute_dtype(settings, rank_info.device)
+        )
     model = model.to(rank_info.device)
     check_packing(model)
     if compiled:

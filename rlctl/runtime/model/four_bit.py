@@ -1,0 +1,90 @@
+"""Base of a policy with adapters in 4 bits: QLoRA (Dettmers et al. 2023, arXiv 2305.14314).
+
+`bitsandbytes` stores the linear layers of the decoder as NF4 with quantized scales, and computes
+with the weights that they stand for. Engines and exports receive those weights.
+"""
+
+# pyright: reportMissingImports=false, reportMissingModuleSource=false
+# (an extra: types are checked where it is installed)
+from __future__ import annotations
+
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from rlctl.errors import ConfigError, MissingExtraError
+from rlctl.recipes import schema
+
+
+def is_4bit(model: schema.Model) -> bool:
+    """Return True if the linear layers of `model` are stored in 4 bits: it has adapters, too."""
+    return model.load_in_4bit and model.lora_rank > 0
+
+
+def check_bitsandbytes() -> None:
+    """Raise MissingExtraError if `bitsandbytes` is not installed."""
+    if find_spec("bitsandbytes") is None:
+        raise MissingExtraError(
+            "a base in 4 bits needs bitsandbytes, which is not installed",
+            where="load_in_4bit",
+            hint="pip install 'rlctl[qlora]'",
+        )
+
+
+def check_unsharded(num_ranks: int, master: torch.dtype, compute: torch.dtype) -> None:
+    """Raise ConfigError if FSDP would shard the model, or cast it: weights in 4 bits are opaque."""
+    if num_ranks > 1:
+        raise ConfigError(
+            f"a base in 4 bits is not sharded, and there are {num_ranks} ranks",
+            where="load_in_4bit",
+            hint="train on one device, or set load_in_4bit=false",
+        )
+    if master != compute:
+        raise ConfigError(
+            f"a base in 4 bits computes in the dtype of the other parameters, {master}, "
+            f"but model.dtype is {compute}",
+            where="load_in_4bit",
+            hint="set fsdp_config.model_dtype to the same dtype, such as bf16",
+        )
+
+
+def four_bit_options(dtype: torch.dtype) -> dict[str, Any]:
+    """Return the options of `from_pretrained` for a base in 4 bits that computes in `dtype`."""
+    check_bitsandbytes()
+    from transformers import BitsAndBytesConfig
+
+    config = BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_use_double_quant=True,
+        bnb_4bit_compute_dtype=dtype,
+    )
+    return {"quantization_config": config}
+
+
+def as_plain(hf: PreTrainedModel) -> None:
+    """Let transformers save the model as one without quantization, from the weights it is given.
+
+    Also keep its layers as they are: on some CPUs bitsandbytes packs them anew for inference.
+    """
+    model: Any = hf  # transformers' types lack what it adds to a quantized model
+    for layer in model.modules():
+        if hasattr(layer, "support_avx512bf16_for_cpu"):
+            layer.support_avx512bf16_for_cpu = False
+    del model.config.quantization_config
+    model.hf_quantizer = None
+    vars(model).pop("quantization_method", None)
+
+
+def dense(parameter: Tensor) -> Tensor:
+    """Return a parameter (N, ...); one stored in 4 bits as the weight that it stands for."""
+    state: Any = getattr(parameter, "quant_state", None)
+    if state is None:
+        return parameter
+    from bitsandbytes.functional import dequantize_4bit
+
+    value: Any = dequantize_4bit(parameter.data, state)
+    return value
