@@ -5,6 +5,7 @@ Axes: B rows, R tokens of the longest response, T tokens of all rows, V vocabula
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +21,7 @@ _CHUNK_GPU = 2**24
 _CHUNK_CPU = 2**20
 
 # Replaces log p = −inf of a forbidden token, so that p·log p is 0 instead of NaN.
-_LOG_ZERO = -1e4
+LOG_ZERO = -1e4
 
 
 def ceil_div(a: int, b: int) -> int:
@@ -139,8 +140,14 @@ def _chunk_rows(logits: Tensor) -> int:
     return max(1, (_CHUNK_GPU if logits.is_cuda else _CHUNK_CPU) // max(1, logits.shape[-1]))
 
 
-def _scaled(logits: Tensor, temperature: float) -> Tensor:
-    """Divide `logits` (..., V) by the temperature in fp32 or better; copy only if needed."""
+def chunks_of(logits: Tensor) -> Iterator[slice]:
+    """Yield slices of the rows of `logits` (T, V) to process at once; one if there are none."""
+    rows = _chunk_rows(logits)
+    return (slice(start, start + rows) for start in range(0, max(1, len(logits)), rows))
+
+
+def scaled(logits: Tensor, temperature: float) -> Tensor:
+    """Divide logits, such as (T, V), by the temperature in fp32 or better; copy only if needed."""
     exact = logits.to(torch.promote_types(logits.dtype, torch.float32))
     return exact if temperature == 1.0 else exact / temperature
 
@@ -163,13 +170,13 @@ class _Score(torch.autograd.Function):
         rows = _chunk_rows(logits)
         for start in range(0, len(logits), rows):
             part = slice(start, start + rows)
-            z = _scaled(logits[part], temperature)
+            z = scaled(logits[part], temperature)
             if not with_entropy:
                 log_norm[part] = z.logsumexp(-1)
                 continue
             # With d = z − max z: log Σ exp z = max z + log Σ exp d, and H = log Σ exp d − Σ p·d.
             top = z.amax(-1)
-            d = (z - top[:, None]).clamp_(min=_LOG_ZERO)
+            d = (z - top[:, None]).clamp_(min=LOG_ZERO)
             weights = d.exp()
             total = weights.sum(-1)
             log_total = total.log()
@@ -179,7 +186,7 @@ class _Score(torch.autograd.Function):
         ctx.save_for_backward(logits, targets, log_norm, entropy)
         ctx.temperature = temperature
         ctx.set_materialize_grads(False)  # an entropy that no loss uses costs nothing in backward
-        return _scaled(picked, temperature) - log_norm, entropy
+        return scaled(picked, temperature) - log_norm, entropy
 
     @staticmethod
     @once_differentiable
@@ -195,12 +202,12 @@ class _Score(torch.autograd.Function):
         rows = _chunk_rows(logits)
         for start in range(0, len(logits), rows):
             part = slice(start, start + rows)
-            z = _scaled(logits[part], ctx.temperature)
+            z = scaled(logits[part], ctx.temperature)
             g = grad_log_probs[part, None] / ctx.temperature
             out = grad[part] if in_place else torch.empty_like(z)
             if grad_entropy is not None:
                 dz = torch.sub(z, log_norm[part, None], out=out)  # log p
-                p = dz.clamp_(min=_LOG_ZERO).exp()
+                p = dz.clamp_(min=LOG_ZERO).exp()
                 dz.add_(entropy[part, None]).mul_(grad_entropy[part, None] / ctx.temperature).add_(
                     g
                 ).mul_(p).neg_()
@@ -237,7 +244,7 @@ def log_probs_from_logits(logits: Tensor, targets: Tensor, temperature: float = 
 
 def log_probs_of(logits: Tensor, ids: Tensor, temperature: float = 1.0) -> Tensor:
     """Return log softmax(logits/τ) of K tokens: logits (T, V), `ids` (T, K) int64 -> (T, K)."""
-    z = _scaled(logits, temperature)
+    z = scaled(logits, temperature)
     return z.gather(-1, ids) - z.logsumexp(-1, keepdim=True)
 
 
@@ -247,5 +254,5 @@ def sum_of_squared_probs(logits: Tensor, temperature: float = 1.0) -> Tensor:
 
     The probability that two samples agree; used by the optimal token baseline (arXiv 2602.07078).
     """
-    parts = (_scaled(part, temperature) for part in logits.split(_chunk_rows(logits)))
+    parts = (scaled(part, temperature) for part in logits.split(_chunk_rows(logits)))
     return torch.cat([((2 * z).logsumexp(-1) - 2 * z.logsumexp(-1)).exp() for z in parts])

@@ -114,6 +114,23 @@ def mortal(base):
 HF, VLLM = mortal(HFEngine), mortal(VLLMEngine)
 """
 RANKS = "trainer.n_gpus_per_node={}"
+# Two groups of ranks with the same rows, of which two have a slice each and two split each layer.
+MESH = [
+    *(
+        RANKS.format(8),
+        "ray_kwargs.ray_init.num_cpus=10",
+        "actor_rollout_ref.model.path=quickstart",
+    ),
+    *(
+        f"{section}.fsdp_config.{kind}_parallel_size=2"
+        for section in ("actor_rollout_ref.actor", "critic")
+        for kind in ("ulysses_sequence", "tensor_model")
+    ),
+]
+ONE_RANK = [
+    RANKS.format(1),
+    *(each.replace("size=2", "size=1") for each in MESH if "parallel_size" in each),
+]
 
 
 @dataclass(frozen=True)
@@ -161,6 +178,8 @@ SETUPS = {
     "ppo-ray-2": Setup("ppo", [*PPO, RANKS.format(2)]),
     "ppo-vllm-ray": Setup("ppo", [*PPO, *VLLM]),
     "ppo-vllm-ray-2": Setup("ppo", [*PPO, *VLLM, RANKS.format(2)]),
+    "ppo-mesh-8": Setup("ppo", [*PPO, *MESH]),
+    "ppo-mesh-8-to-1": Setup("ppo", [*PPO, *MESH], resume=ONE_RANK, exact=False),
     "ppo-ray-1-to-2": Setup("ppo", PPO, resume=[RANKS.format(2)], exact=False),
     "ppo-ray-2-to-1": Setup("ppo", [*PPO, RANKS.format(2)], resume=[RANKS.format(1)], exact=False),
 }
@@ -191,12 +210,24 @@ def _same_on_both_planes(recipe: str, settings: list[str], exact: bool, folder: 
     return ", ".join(_differing(first, second, exact)) or None
 
 
+def _same_on_a_mesh(folder: Path) -> str | None:
+    """Return what differs between runs on one rank and on eight that form a mesh."""
+    runs = []
+    for name, settings in {"alone": ONE_RANK, "mesh": []}.items():
+        command = ["train", "ppo", *SETTINGS, *PPO, *MESH, *settings, "--name", name]
+        ended = run(*command, cwd=folder)
+        assert ended.code == 0, ended.talk
+        runs.append(folder / "runs" / "quickstart" / name)
+    return ", ".join(_differing(runs[0], runs[1], exact=False)) or None
+
+
 # Proofs of their own: each returns None, or what is wrong.
 PROOFS: dict[str, Callable[[Path], str | None]] = {
     "engines/elastic": partial(soak_engines.join_and_leave, [*SETTINGS, *GRPO]),
     "engines/vllm-server": partial(soak_engines.train_on_servers, [*SETTINGS, *GRPO]),
     "wheel/train": partial(wheel.train_one_step, [*SETTINGS, *GRPO]),
     "wheel/lm-eval": partial(soak_lm_eval.evaluate_task, [*SETTINGS, *GRPO]),
+    "mesh/one-rank": _same_on_a_mesh,
     "data-plane/grpo": partial(_same_on_both_planes, "grpo", GRPO, True),
     "data-plane/ppo": partial(_same_on_both_planes, "ppo", PPO, False),
 }

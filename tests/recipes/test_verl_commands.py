@@ -137,7 +137,8 @@ def test_command_composes(command: str, estimator: str, n: int) -> None:
 
 def test_megatron_command_composes_under_fsdp() -> None:
     mesh = [f"{role}.megatron.{key}=2" for role in (ACTOR, "actor_rollout_ref.ref", "critic")
-            for key in ("tensor_model_parallel_size", "context_parallel_size")]  # fmt: skip
+            for key in ("tensor_model_parallel_size", "context_parallel_size",
+                        "pipeline_model_parallel_size")]  # fmt: skip
     recipe = compose(
         "ppo_trainer",
         [
@@ -159,7 +160,13 @@ def test_megatron_command_composes_under_fsdp() -> None:
     assert policy.actor.optim.lr_scheduler_type == "cosine"
     assert policy.model.lora_rank == 8
     assert policy.model.override_config == {"rope_theta": 10000}
-    assert any("FSDP2 shards the model over all ranks" in notice for notice in recipe.notices)
+    for fsdp in (
+        policy.actor.fsdp_config,
+        policy.ref.fsdp_config,
+        recipe.config.critic.fsdp_config,
+    ):
+        assert (fsdp.tensor_model_parallel_size, fsdp.ulysses_sequence_parallel_size) == (2, 2)
+    assert any("FSDP2 shards the model over these ranks" in notice for notice in recipe.notices)
 
 
 def test_first_grpo_command_composes_with_notices() -> None:

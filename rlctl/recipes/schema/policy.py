@@ -67,12 +67,16 @@ class FSDP(Section):
         description="ranks over which the experts of a mixture are divided: tokens travel to them, "
         "instead of weights to tokens; 1, or the ranks that share one copy of the parameters"
     )
+    tensor_model_parallel_size: Count = Field(
+        description="ranks that split each layer and the vocabulary: less memory per rank; divides "
+        "the ranks, the heads and the vocabulary"
+    )
     model_dtype: Literal["fp32", "bf16", "fp16"] = Field(description="dtype of the parameters")
 
     @property
     def ranks_per_row(self) -> int:
         """Number of ranks that compute the same rows."""
-        return self.ulysses_sequence_parallel_size
+        return self.ulysses_sequence_parallel_size * self.tensor_model_parallel_size
 
 
 class PolicyLoss(Section):

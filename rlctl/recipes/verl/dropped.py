@@ -44,11 +44,6 @@ SHARDING: tuple[Rule, ...] = (
         "{actor_rollout_ref.actor,actor_rollout_ref.model,critic.model}.use_remove_padding",
         "rows are always packed without padding, which is exact",
     ),
-    only(
-        "{actor_rollout_ref.actor,critic}.{tensor_parallel_size,context_parallel_size}",
-        (1,),
-        "training has no tensor or context parallelism",
-    ),
     no_effect(
         f"{_FSDP}.{{optimizer_offload,offload_policy,offload_params,cpu_offload}}",
         "the optimizer state stays on the device: the numbers are the same, it needs more memory",

@@ -21,6 +21,14 @@ _OFF = (None, False)
 MOVED: tuple[tuple[str, str], ...] = (
     (f"{_SECTION}.param_offload", r"\1.fsdp_config.param_offload"),
     (f"{_SECTION}.dtype", r"\1.fsdp_config.dtype"),
+    (
+        f"{_SECTION}.tensor_model_parallel_size",
+        r"\1.fsdp_config.tensor_model_parallel_size",
+    ),
+    (
+        f"{_SECTION}.context_parallel_size",
+        r"\1.fsdp_config.ulysses_sequence_parallel_size",
+    ),
     (f"{_OPTIM}.lr_decay_style", r"\1.optim.lr_scheduler_type"),
     (f"{_MODEL}.override_config.model_config.*", r"\1.model.override_config.\2"),
     (f"{_LORA}.rank", r"\1.model.lora_rank"),
@@ -30,10 +38,9 @@ MOVED: tuple[tuple[str, str], ...] = (
 
 RULES: tuple[Rule, ...] = (
     no_effect(
-        f"{_SECTION}.{{tensor_model_parallel_size,pipeline_model_parallel_size,"
-        "virtual_pipeline_model_parallel_size,context_parallel_size,"
+        f"{_SECTION}.{{pipeline_model_parallel_size,virtual_pipeline_model_parallel_size,"
         "expert_tensor_parallel_size,sequence_parallel}",
-        "FSDP2 shards the model over all ranks instead: the numbers are the same",
+        "FSDP2 shards the model over these ranks instead: the numbers are the same",
     ),
     no_effect(
         f"{_SECTION}.expert_model_parallel_size",

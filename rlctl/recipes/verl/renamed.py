@@ -65,6 +65,8 @@ MOVED: tuple[tuple[str, str], ...] = (
         "{actor_rollout_ref.actor,actor_rollout_ref.ref,critic}.ulysses_sequence_parallel_size",
         r"\1.fsdp_config.ulysses_sequence_parallel_size",
     ),
+    (f"{_TRAINED}.tensor_parallel_size", r"\1.fsdp_config.tensor_model_parallel_size"),
+    (f"{_TRAINED}.context_parallel_size", r"\1.fsdp_config.ulysses_sequence_parallel_size"),
     (
         "{reward.,}reward_model.ulysses_sequence_parallel_size",
         "reward.reward_model.fsdp_config.ulysses_sequence_parallel_size",

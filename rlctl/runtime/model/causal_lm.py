@@ -18,6 +18,7 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from rlctl.runtime.model.sequence_parallel import SequenceGroup
 from rlctl.runtime.model.sequences import Sequences
+from rlctl.runtime.model.vocabulary import Vocabulary
 from rlctl.runtime.ops import log_probs_and_entropy, log_probs_of, sum_of_squared_probs
 
 # Maximum elements of logits in memory (1 GiB in fp32); larger ones are processed in chunks that are
@@ -87,6 +88,7 @@ class PolicyModel(PackedModel):
     def __init__(self, hf: PreTrainedModel, temperature: float) -> None:
         super().__init__(hf)
         self.temperature = temperature
+        self.vocabulary: Vocabulary | None = None  # None: this rank has all logits
 
     def forward(
         self,
@@ -144,11 +146,35 @@ class PolicyModel(PackedModel):
     ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
         """Score a chunk: hidden (T, H), targets (T,) int64 -> the fields of `PolicyOutputs`."""
         logits = self._logits(output, hidden, targets)
+        if self.vocabulary is not None:
+            wanted = (with_entropy, with_squares, top_k)
+            return self._divided(self.vocabulary, logits, targets, candidates, wanted)
         scores = log_probs_and_entropy(logits, targets, self.temperature, with_entropy)
         squares = sum_of_squared_probs(logits, self.temperature) if with_squares else None
         ids = logits.topk(top_k).indices if top_k else candidates
         others = log_probs_of(logits, ids, self.temperature) if ids is not None else None
         return *scores, squares, ids, others
+
+    def _divided(
+        self,
+        vocabulary: Vocabulary,
+        logits: Tensor,
+        targets: Tensor,
+        candidates: Tensor | None,
+        wanted: tuple[bool, bool, int],
+    ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
+        """Score logits (T, V / N) of this rank's tokens: see `_score`."""
+        with_entropy, with_squares, top_k = wanted
+        others = vocabulary.top_k(logits, top_k) if top_k else candidates
+        ids = targets[:, None]
+        ids = ids if others is None else torch.cat([ids, others], -1)
+        found, entropy = vocabulary.log_probs_and_entropy(
+            logits, ids, self.temperature, with_entropy
+        )
+        squares = (
+            vocabulary.sum_of_squared_probs(logits, self.temperature) if with_squares else None
+        )
+        return found[:, 0], entropy, squares, others, found[:, 1:] if others is not None else None
 
     def _logits(self, output: BaseModelOutput, hidden: Tensor, ids: Tensor) -> Tensor:
         """Return the logits (T, V) of last hidden states (T, H).

@@ -30,6 +30,7 @@ from rlctl.runtime.model.causal_lm import PackedModel
 from rlctl.runtime.model.expert_parallel import shard_experts
 from rlctl.runtime.model.four_bit import dense
 from rlctl.runtime.model.sequence_parallel import SequenceGroup
+from rlctl.runtime.model.tensor_parallel import split_model
 from rlctl.runtime.rank_info import RankInfo
 
 
@@ -41,12 +42,17 @@ def shard(
     Gradients are summed over ranks, not averaged: the learner divides once, by the global count.
     Raises ConfigError if the sizes of the mesh do not divide the number of ranks.
     """
+    sequence, tensor = fsdp.ulysses_sequence_parallel_size, fsdp.tensor_model_parallel_size
+    _check_sizes(rank_info, fsdp)
     model.ranks_per_row = fsdp.ranks_per_row
-    if fsdp.ulysses_sequence_parallel_size > 1:
-        model.sequence_group = _sequence_group(rank_info, fsdp.ulysses_sequence_parallel_size)
     if rank_info.world_size == 1 and compute_dtype == next(model.parameters()).dtype:
         return
-    mesh, experts = _mesh(rank_info, fsdp.fsdp_size), set[nn.Parameter]()
+    mesh, experts = _mesh(rank_info, fsdp), set[nn.Parameter]()
+    if tensor > 1:
+        split_model(model, mesh["tensor"])
+        mesh = mesh[tuple(mesh.mesh_dim_names or ())[:-1]]
+    if sequence > 1:
+        model.sequence_group = _sequence_group(rank_info, sequence, tensor)
     if fsdp.expert_model_parallel_size > 1:
         experts = shard_experts(model.hf, mesh, compute_dtype)
     options = {
@@ -68,36 +74,43 @@ def decoder_layers(hf: PreTrainedModel) -> list[nn.Module]:
     return [module for module in hf.modules() if type(module).__name__ in names]
 
 
-def _mesh(rank_info: RankInfo, fsdp_size: int) -> DeviceMesh:
-    """Return a mesh (shard,) over all ranks, or (replicate, shard) for a smaller `fsdp_size`."""
+def _check_sizes(rank_info: RankInfo, fsdp: schema.FSDP) -> None:
+    """Raise ConfigError if the sizes of the mesh do not divide the number of ranks."""
+    ranks, tensor = rank_info.world_size, fsdp.tensor_model_parallel_size
+    for key, size, available in (
+        ("tensor_model_parallel_size", tensor, ranks),
+        ("ulysses_sequence_parallel_size", fsdp.ulysses_sequence_parallel_size, ranks // tensor),
+        ("fsdp_size", max(1, fsdp.fsdp_size), ranks // tensor),
+    ):
+        if available % size:
+            raise ConfigError(
+                f"the mesh does not fit: {key} {size} does not divide the {available} ranks",
+                hint="use a divisor of the number of ranks, or -1 for all ranks as fsdp_size",
+            )
+
+
+def _mesh(rank_info: RankInfo, fsdp: schema.FSDP) -> DeviceMesh:
+    """Return a mesh (replicate, shard, tensor); without dimensions that are not used.
+
+    There are replicas for an `fsdp_size` below the number of ranks.
+    """
     if not dist.is_initialized():  # one rank on a CPU joins no process group
         dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
-    if fsdp_size in (-1, rank_info.world_size):
-        return init_device_mesh(
-            rank_info.device, (rank_info.world_size,), mesh_dim_names=("shard",)
-        )
-    if rank_info.world_size % fsdp_size:
-        raise ConfigError(
-            f"fsdp_size {fsdp_size} does not divide the {rank_info.world_size} ranks",
-            hint="use a divisor of the number of ranks, or -1 for all",
-        )
-    return init_device_mesh(
-        rank_info.device,
-        (rank_info.world_size // fsdp_size, fsdp_size),
-        mesh_dim_names=("replicate", "shard"),
-    )
+    tensor = fsdp.tensor_model_parallel_size
+    rest = rank_info.world_size // tensor
+    shards = rest if fsdp.fsdp_size == -1 else fsdp.fsdp_size
+    sizes = {"shard": shards}
+    if shards < rest:
+        sizes = {"replicate": rest // shards, **sizes}
+    if tensor > 1:
+        sizes["tensor"] = tensor
+    return init_device_mesh(rank_info.device, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
 
 
-def _sequence_group(rank_info: RankInfo, size: int) -> SequenceGroup:
-    """Return the group of `size` adjacent ranks that this rank is in. Collective."""
-    if rank_info.world_size % size:
-        raise ConfigError(
-            f"ulysses_sequence_parallel_size {size} does not divide the {rank_info.world_size} "
-            "ranks",
-            hint="use a divisor of the number of ranks",
-        )
-    shape = rank_info.world_size // size, size
-    mesh = init_device_mesh(rank_info.device, shape, mesh_dim_names=("data", "sequence"))
+def _sequence_group(rank_info: RankInfo, size: int, tensor: int) -> SequenceGroup:
+    """Return the group of `size` ranks, `tensor` apart, that this rank is in. Collective."""
+    shape = rank_info.world_size // (size * tensor), size, tensor
+    mesh = init_device_mesh(rank_info.device, shape, mesh_dim_names=("data", "sequence", "tensor"))
     return SequenceGroup(mesh.get_group("sequence"), mesh.get_local_rank("sequence"), size)
 
 

@@ -7,7 +7,7 @@ framework's own memory and communication buffers are not included.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
 
@@ -86,6 +86,14 @@ class ModelSize:
             vocab=text.vocab_size,
         )
 
+    def split(self, ranks: int) -> Self:
+        """Return the sizes on one of `ranks` that split the layers; norms count as split, too."""
+        names = (
+            *("num_parameters", "num_trained", "largest_block", "outside_blocks"),
+            *("intermediate", "query", "key_value", "vocab"),
+        )
+        return replace(self, **{name: ceil_div(getattr(self, name), ranks) for name in names})
+
     @property
     def activations_per_token(self) -> int:
         """Numbers per token that one layer stores for the backward pass.
@@ -102,10 +110,11 @@ class Storage:
 
     master: int  # bytes per stored parameter
     compute: int  # bytes per parameter or activation in the forward pass
-    shards: int  # ranks that one copy of the parameters is split over
+    shards: int  # ranks that one copy of the parameters is divided over
     wrapped: bool  # by FSDP, which gathers blocks before use
     reshard: bool  # free gathered blocks after the forward pass
     offload: bool  # keep parameters and moments in host memory
+    tensor: int = 1  # ranks that split each layer
 
     @classmethod
     def unsharded(cls, dtype: torch.dtype) -> Self:
@@ -123,7 +132,9 @@ class Storage:
     ) -> Self:
         """Return the storage of a model that FSDP shards over `ranks` as configured."""
         wrapped = ranks > 1 or master != compute
-        shards = ranks if fsdp.fsdp_size == -1 else min(ranks, fsdp.fsdp_size)
+        tensor = fsdp.tensor_model_parallel_size
+        rest = max(1, ranks // tensor)
+        shards = rest if fsdp.fsdp_size == -1 else min(rest, fsdp.fsdp_size)
         return cls(
             master.itemsize,
             compute.itemsize,
@@ -131,6 +142,7 @@ class Storage:
             wrapped,
             fsdp.reshard_after_forward,
             wrapped and fsdp.param_offload,
+            tensor,
         )
 
 
@@ -183,35 +195,36 @@ def role_memory(role: str, size: ModelSize, storage: Storage, work: Work) -> Rol
 
     With checkpointing each layer stores its input, and one layer at a time all activations.
     """
+    part = size.split(storage.tensor)
     own, trained = (
         0 if storage.offload else ceil_div(number, storage.shards) * storage.master
-        for number in (size.num_parameters, size.num_trained)
+        for number in (part.num_parameters, part.num_trained)
     )
     has_own_engine = storage.wrapped or size.num_trained < size.num_parameters
     in_use = (
-        2 * size.largest_block + size.outside_blocks if storage.reshard else size.num_parameters
+        2 * part.largest_block + part.outside_blocks if storage.reshard else part.num_parameters
     )
-    layer = work.tokens * size.activations_per_token * storage.compute
+    layer = work.tokens * part.activations_per_token * storage.compute
     if not work.learns:
         activations = layer
     elif work.checkpointing:
         activations = size.num_layers * work.tokens * size.hidden * storage.compute + layer
     else:
         activations = size.num_layers * layer
-    rows = min(work.tokens, max(1, MAX_LOGITS // size.vocab)) if work.has_logits else 0
+    rows = min(work.tokens, max(1, MAX_LOGITS // part.vocab)) if work.has_logits else 0
     return RoleMemory(
         role=role,
         num_parameters=size.num_parameters,
         num_trained=size.num_trained,
         parameters=own + (trained if work.averages else 0),
         moments=2 * trained if work.learns else 0,
-        gathered=min(in_use, size.num_parameters) * storage.compute if storage.wrapped else 0,
+        gathered=min(in_use, part.num_parameters) * storage.compute if storage.wrapped else 0,
         engine_copy=size.num_parameters * storage.compute
         if has_own_engine and work.kv_tokens
         else 0,
         gradients=trained if work.learns else 0,
         activations=activations,
-        logits=rows * size.vocab * storage.compute * (2 if work.learns else 1),
+        logits=rows * part.vocab * storage.compute * (2 if work.learns else 1),
         kv_cache=2 * size.num_layers * size.key_value * work.kv_tokens * storage.compute,
     )
 

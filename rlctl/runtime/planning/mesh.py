@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from transformers import PretrainedConfig
 
@@ -11,10 +12,11 @@ from rlctl.recipes import schema
 from rlctl.recipes.roles import Role, built_roles
 from rlctl.runtime.algorithms.base import Needs
 from rlctl.runtime.cluster.pools import RANKS_PER_RELAY
+from rlctl.runtime.model.tensor_parallel import unsplittable
 from rlctl.runtime.planning.preflight import check_batches, read_model_config
 from rlctl.runtime.workers.flops import MIXTURE_SIZES
 
-_SEQUENCE = "ulysses_sequence_parallel_size"
+_SEQUENCE, _TENSOR = "ulysses_sequence_parallel_size", "tensor_model_parallel_size"
 _EXPERTS = "expert_model_parallel_size"
 
 
@@ -42,25 +44,53 @@ def _check(
     role: Role, config: schema.Config, fsdp: schema.FSDP, pool: str, num_ranks: int
 ) -> list[Problem]:
     """Return the problems of the mesh of one role on `num_ranks` ranks."""
-    key, size = f"{role.fsdp_key}.{_SEQUENCE}", fsdp.ulysses_sequence_parallel_size
-    heads = _num_heads(role, config)
-    sizes = range(1, num_ranks + 1)
-    fitting = [n for n in sizes if num_ranks % n == 0 and (not heads or heads % n == 0)]
-    if num_ranks > RANKS_PER_RELAY:
-        fitting = [n for n in fitting if RANKS_PER_RELAY % n == 0]
-    if size in fitting:
-        return []
-    near = max((n for n in fitting if n <= size), default=1)
-    counted = f"the {num_ranks} ranks of the pool {pool}"
-    if heads:
-        counted += f" and the {heads} attention heads of the model"
-    return [
-        Problem(
-            f"the mesh of the {role.name} does not fit: {key}={size} does not divide {counted}",
-            hint=f"sizes that do: {', '.join(map(str, fitting))}",
-            fix=(key, f"{key}={near}"),
+    tensor, sequence = fsdp.tensor_model_parallel_size, fsdp.ulysses_sequence_parallel_size
+    loaded = _text_config(role, config)
+    problems = [] if tensor == 1 else _check_split(role, config, tensor, loaded)
+    heads = getattr(loaded, "num_attention_heads", None)
+    heads = heads if heads and heads % tensor == 0 else None
+    limit = RANKS_PER_RELAY if num_ranks > RANKS_PER_RELAY else num_ranks
+    for name, size, others in ((_TENSOR, tensor, 1), (_SEQUENCE, sequence, tensor)):
+        fitting = [
+            n
+            for n in range(1, num_ranks + 1)
+            if num_ranks % (n * others) == 0
+            and limit % (n * others) == 0
+            and (name == _TENSOR or not heads or heads // others % n == 0)
+        ]
+        if size in fitting or num_ranks % others:
+            continue
+        counted = f"the {num_ranks // others} ranks of the pool {pool}"
+        if others > 1:
+            counted += f" for each of the {others} that split layers"
+        if heads and name == _SEQUENCE:
+            counted += f" and the {heads // others} attention heads of a rank"
+        key, near = f"{role.fsdp_key}.{name}", max((n for n in fitting if n <= size), default=1)
+        problems.append(
+            Problem(
+                f"the mesh of the {role.name} does not fit: {key}={size} must divide {counted}",
+                hint=f"sizes that do: {', '.join(map(str, fitting)) or 'none'}",
+                fix=(key, f"{key}={near}"),
+            )
         )
-    ]
+    return problems
+
+
+def _check_split(
+    role: Role, config: schema.Config, size: int, loaded: PretrainedConfig | None
+) -> list[Problem]:
+    """Return why `size` ranks cannot split the layers of the role's model."""
+    key, problems = f"{role.fsdp_key}.{_TENSOR}", list[Problem]()
+    if loaded is not None:
+        problems = unsplittable(loaded, size, role.kind == "policy")
+    if role.learns and role.model(config).lora_rank > 0:
+        text = f"LoRA adapters of layers that {size} ranks split are not supported"
+        problems.append(Problem(text, hint=f"{role.model_key}.lora_rank=0, or {key}=1"))
+    if config.actor_rollout_ref.actor.use_torch_compile and role.kind != "classifier":
+        text = f"layers that {size} ranks split cannot be compiled"
+        hint = f"actor_rollout_ref.actor.use_torch_compile=false, or {key}=1"
+        problems.append(Problem(text, hint=hint))
+    return [replace(each, where=key) for each in problems]
 
 
 def _check_experts(
@@ -99,11 +129,6 @@ def _check_experts(
     return []
 
 
-def _num_heads(role: Role, config: schema.Config) -> int | None:
-    """Return the attention heads of the role's model; None if they are unknown."""
-    return getattr(_text_config(role, config), "num_attention_heads", None)
-
-
 def _text_config(role: Role, config: schema.Config) -> PretrainedConfig | None:
     """Return the config of the role's model; None if it cannot be read."""
     try:
@@ -114,9 +139,14 @@ def _text_config(role: Role, config: schema.Config) -> PretrainedConfig | None:
 
 
 def draw_mesh(fsdp: schema.FSDP, num_ranks: int) -> str:
-    """Return the sizes of a role's mesh in words, such as `data 2 × sequence 2`; empty for one."""
-    size = fsdp.ulysses_sequence_parallel_size
-    sizes = [f"data {num_ranks // fsdp.ranks_per_row} × sequence {size}"] if size > 1 else []
+    """Return the sizes of a role's mesh, such as `data 2 × sequence 2`; empty for data only."""
+    named = {
+        "data": num_ranks // fsdp.ranks_per_row,
+        "sequence": fsdp.ulysses_sequence_parallel_size,
+        "tensor": fsdp.tensor_model_parallel_size,
+    }
+    used = [f"{name} {size}" for name, size in named.items() if size > 1 or name == "data"]
+    sizes = [" × ".join(used)] if len(used) > 1 else []
     if fsdp.expert_model_parallel_size > 1:
         sizes.append(f"experts {fsdp.expert_model_parallel_size}")
     return ", ".join(sizes)

@@ -188,9 +188,9 @@ class ActorWorker(ExportingWorker, Actor):
     def send_weights(self, channel: WeightChannel[T]) -> list[T]:
         """Send the current weights, in compute dtype, to a channel; return the results of ranks.
 
-        Each rank sends its shards. If adapters are merged into whole parameters, rank 0 sends them.
+        Each rank sends its shards; rank 0 whole parameters if adapters are merged or layers split.
         """
-        if self.engine_weights.merges:
+        if self.engine_weights.merges or self.spec.fsdp.tensor_model_parallel_size > 1:
             merged = self.engine_weights.parameters(channel.selection)
             if self.rank_info.rank > 0:
                 deque(merged, maxlen=0)  # merging is collective

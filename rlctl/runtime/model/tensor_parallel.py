@@ -1,0 +1,148 @@
+"""Tensor parallelism: each rank of a group has some heads, channels and tokens of the vocabulary.
+
+Linear layers are split as the model's class in transformers says (`base_model_tp_plan`), by torch's
+`parallelize_module`. All other parameters are whole on each rank, and get the same gradient there.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Iterator
+from typing import Any, cast
+
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_module
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    ParallelStyle,
+    RowwiseParallel,
+    parallelize_module,
+)
+from transformers import PreTrainedConfig
+
+from rlctl.errors import ConfigError, Problem, raise_problems
+from rlctl.runtime.model.causal_lm import PackedModel, PolicyModel
+from rlctl.runtime.model.vocabulary import Vocabulary
+
+_COLWISE, _ROWWISE, _PER_HEAD = "colwise", "rowwise", "replicated_with_grad_allreduce"
+_EMBEDDING = "embedding_rowwise"
+# Sizes that the group divides, by the name in config.json.
+_SIZES = {
+    "num_attention_heads": "attention heads",
+    "num_key_value_heads": "KV heads",
+    "intermediate_size": "channels of the feed-forward layers",
+    "vocab_size": "tokens of the vocabulary",
+}
+
+
+class _Replicated(ParallelStyle):
+    """Style of a module whose parameters are whole on each rank.
+
+    With `per_head`, the ranks have different heads of its input, which it processes alike.
+    """
+
+    def __init__(self, per_head: bool = False) -> None:
+        super().__init__()
+        self.placement = Shard(0) if per_head else Replicate()
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        def distributed(_: nn.Module, inputs: tuple[Tensor, ...], mesh: DeviceMesh) -> Any:
+            first, *rest = inputs
+            return DTensor.from_local(first, mesh, [self.placement], run_check=False), *rest
+
+        def local(_: nn.Module, output: DTensor, mesh: DeviceMesh) -> Tensor:
+            del mesh
+            return output.to_local()
+
+        return distribute_module(
+            module, device_mesh, input_fn=cast(Any, distributed), output_fn=cast(Any, local)
+        )
+
+
+def split_model(model: PackedModel, mesh: DeviceMesh) -> None:
+    """Split the parameters of `model` over the ranks of a mesh of one dimension, in place.
+
+    Raises ConfigError for a model that cannot be split. Collective.
+    """
+    hf, is_policy = model.hf, isinstance(model, PolicyModel)
+    raise_problems(unsplittable(hf.config, mesh.size(), is_policy))
+    embedding, head = hf.get_input_embeddings(), hf.get_output_embeddings()
+    tied = head is not None and head.weight is embedding.weight
+    # It warns of sums over two dimensions of a mesh, one after the other: the gradient norm.
+    logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
+    parallelize_module(model, mesh, dict(_styles(model, mesh.size())))
+    if isinstance(model, PolicyModel):
+        if tied and head is not None:
+            head.weight = embedding.weight
+        model.vocabulary = Vocabulary(mesh.get_group())
+
+
+def unsplittable(config: PreTrainedConfig, size: int, has_logits: bool) -> list[Problem]:
+    """Return why `size` ranks cannot share the layers of a model with this config.
+
+    With `has_logits` they share the vocabulary, too.
+    """
+    text = config.get_text_config()
+    plan = _plan(text)
+    unknown = sorted(set(plan.values()) - {_COLWISE, _ROWWISE, _PER_HEAD, _EMBEDDING})
+    if not plan or unknown:
+        why = (
+            f"splits layers by {', '.join(unknown)}" if plan else "does not say how to split layers"
+        )
+        return [
+            Problem(
+                f"a model of type {config.model_type} {why}: "
+                f"tensor_model_parallel_size={size} is not supported",
+                hint="use ulysses_sequence_parallel_size, or a dense model such as Llama or Qwen",
+            )
+        ]
+    sizes = {name: what for name, what in _SIZES.items() if has_logits or name != "vocab_size"}
+    found = {what: getattr(text, name, None) for name, what in sizes.items()}
+    return [
+        Problem(
+            f"tensor_model_parallel_size={size} does not divide the model's {number} {what}",
+            hint=f"sizes that do: {', '.join(str(n) for n in range(1, size) if number % n == 0)}",
+        )
+        for what, number in found.items()
+        if number and number % size
+    ]
+
+
+def _plan(config: PreTrainedConfig) -> dict[str, str]:
+    """Return the styles of layers, by patterns of their names in the decoder."""
+    return dict(getattr(config, "base_model_tp_plan", None) or {})
+
+
+def _styles(model: PackedModel, size: int) -> Iterator[tuple[str, ParallelStyle]]:
+    """Yield the name and style of each module of `model` that has parameters of its own."""
+    hf = model.hf
+    plan = {
+        re.compile(re.escape(name).replace(r"\*", r"\d+")): style
+        for name, style in _plan(hf.config.get_text_config()).items()
+    }
+    prefix = next(name for name, each in model.named_modules() if each is hf.get_decoder())
+    embedding, head = hf.get_input_embeddings(), hf.get_output_embeddings()
+    for name, module in model.named_modules():
+        own = name.removeprefix(f"{prefix}.")
+        style = next((style for pattern, style in plan.items() if pattern.fullmatch(own)), None)
+        if not list(module.parameters(recurse=False)):
+            continue
+        divisible = isinstance(module, nn.Embedding) and module.num_embeddings % size == 0
+        if module is embedding and divisible:
+            yield name, RowwiseParallel(input_layouts=Replicate(), output_layouts=Replicate())
+        elif module is head and isinstance(model, PolicyModel):
+            yield name, ColwiseParallel(output_layouts=Shard(-1))
+        elif style == _COLWISE:
+            yield name, ColwiseParallel()
+        elif style == _ROWWISE:
+            yield name, RowwiseParallel()
+        elif list(module.children()):
+            raise ConfigError(
+                f"{type(module).__name__} has parameters beside those of its layers, so "
+                "tensor_model_parallel_size is not supported",
+                hint="use ulysses_sequence_parallel_size",
+            )
+        else:
+            yield name, _Replicated(per_head=style == _PER_HEAD)
