@@ -68,7 +68,7 @@ def four_bit_options(dtype: torch.dtype) -> dict[str, Any]:
 def as_plain(hf: PreTrainedModel) -> None:
     """Let transformers save the model as one without quantization, from the weights it is given.
 
-    Also keep its layers as they are: on some CPUs bitsandbytes packs them anew for inference.
+    Also keep its layers as they are: on some CPUs bitsandbytes packs them again for inference.
     """
     model: Any = hf  # transformers' types lack what it adds to a quantized model
     for layer in model.modules():
