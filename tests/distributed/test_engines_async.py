@@ -68,6 +68,7 @@ def stages(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Stage, St
         "actor_rollout_ref.rollout.val_kwargs.n=3",
         "actor_rollout_ref.model.lora_rank=4",
         "actor_rollout_ref.model.lora_alpha=32",
+        "actor_rollout_ref.rollout.lora_merge=false",
     ]
     whole = compose("grpo", [*model, "actor_rollout_ref.rollout.name=vllm"]).config
     single = compose(

@@ -93,6 +93,7 @@ AHEAD = [
 ]
 POOL = ["trainer.placement.rollout=engines", "trainer.placement.pools={engines: 2}"]
 VLLM = ["actor_rollout_ref.rollout.name=vllm"]
+ADAPTERS = "actor_rollout_ref.rollout.lora_merge=false"
 LORA = ["actor_rollout_ref.model.lora_rank=4", "actor_rollout_ref.actor.optim.lr=1e-2"]
 # Engines that are killed in their 60th step, once per file `die-*` beside the module.
 MORTAL = """
@@ -171,9 +172,9 @@ SETUPS = {
     "ahead-inline": Setup("grpo", AHEAD, inline=True),
     "ahead-pool": Setup("grpo", [*AHEAD, *POOL]),
     "ahead-episodes-pool": Setup("grpo", [*AHEAD, *EPISODES, *POOL]),
-    "ahead-lora-vllm-pool": Setup("grpo", [*AHEAD, *LORA, *POOL, *VLLM]),
+    "ahead-lora-vllm-pool": Setup("grpo", [*AHEAD, *LORA, *POOL, *VLLM, ADAPTERS]),
     "lora-pool": Setup("grpo", [*GRPO, *LORA, *POOL]),
-    "lora-vllm-inline": Setup("grpo", [*GRPO, *LORA, *VLLM], inline=True),
+    "lora-vllm-inline": Setup("grpo", [*GRPO, *LORA, *VLLM, ADAPTERS], inline=True),
     "ppo-ray": Setup("ppo", PPO),
     "ppo-ray-2": Setup("ppo", [*PPO, RANKS.format(2)]),
     "ppo-vllm-ray": Setup("ppo", [*PPO, *VLLM]),

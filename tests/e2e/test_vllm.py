@@ -25,6 +25,7 @@ pytestmark = [
 LORA = [
     "actor_rollout_ref.model.lora_rank=6",
     "actor_rollout_ref.model.use_rslora=true",
+    "actor_rollout_ref.rollout.lora_merge=false",
     "actor_rollout_ref.actor.optim.lr=0.05",
 ]
 

@@ -202,9 +202,9 @@ class Rollout(Section):
     log_prob_use_dynamic_bsz: bool = Field(
         description="fill passes of the old log-probs up to the token budget"
     )
-    lora_merge: bool = Field(
+    lora_merge: bool | None = Field(
         description="send LoRA adapters merged into the weights; false = send adapters alone to "
-        "engines that compute them (vllm)"
+        "engines that compute them (vllm); null = merged on a CPU, where generation is then faster"
     )
     checkpoint_engine: CheckpointEngine
     engine_kwargs: dict[str, Any] = Field(
