@@ -9,7 +9,7 @@ from contextlib import nullcontext
 from dataclasses import fields
 from functools import partial
 from itertools import compress
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
@@ -19,7 +19,6 @@ from rlctl.errors import RlctlError
 from rlctl.runtime.agents.delegating import DelegatingActor
 from rlctl.runtime.agents.environments.protocol import Row
 from rlctl.runtime.agents.episode import EpisodeRun, EpisodeSettings
-from rlctl.runtime.agents.programs.endpoint import Endpoint
 from rlctl.runtime.agents.programs.program_run import ProgramRun
 from rlctl.runtime.agents.schedule import FIXED, Load, Schedule, TurnEngines, first_error
 from rlctl.runtime.batch import Prompts, Ragged, Rollouts
@@ -29,6 +28,9 @@ from rlctl.runtime.roles import Actor
 from rlctl.runtime.rollout.requests import Completion, Request, Slice
 from rlctl.runtime.rollout.sampling_params import SamplingConfig
 from rlctl.tracking.episodes import Episode
+
+if TYPE_CHECKING:
+    from rlctl.runtime.agents.programs.endpoint import Endpoint
 
 OnStates = Callable[[Mapping[str, int]], object]  # number of episodes by state; {} at the end
 
@@ -165,7 +167,11 @@ class AgentActor(DelegatingActor):
         decoding = params.decoding()
         seeds = params.row_seeds(len(rows)).tolist()
         own_ids = [ids.tolist() for ids in rows.prompt_ids.rows()]
-        endpoint = None if self.settings.kept_roles is None else Endpoint()
+        endpoint: Endpoint | None = None
+        if self.settings.kept_roles is not None:
+            from rlctl.runtime.agents.programs.endpoint import Endpoint
+
+            endpoint = Endpoint()
         first = int(prompts.group[0]) * params.n
         numbered = zip(rows.rows, own_ids, seeds, strict=True)
         return (

@@ -17,7 +17,6 @@ from rlctl.quickstart import real_path
 from rlctl.recipes import schema
 from rlctl.runtime.agents.environments.protocol import Turn
 from rlctl.runtime.agents.programs.chat_api import ApiError, ChatReply, ChatRequest
-from rlctl.runtime.agents.programs.endpoint import LOOPBACK, Endpoint
 from rlctl.runtime.data.tokenizer import encode_prompt, stop_token_ids, tokenizer_of
 from rlctl.runtime.model.load import compute_dtype, load_model, with_local_path
 from rlctl.runtime.rank_info import RankInfo
@@ -95,6 +94,8 @@ class JudgeWorker(Worker):
 
         With `one_host` only processes of this machine can reach it.
         """
+        from rlctl.runtime.agents.programs.endpoint import LOOPBACK, Endpoint
+
         (key,) = keys
         host = LOOPBACK if one_host else socket.gethostbyname(socket.gethostname())
         started, found = threading.Event(), list[str]()

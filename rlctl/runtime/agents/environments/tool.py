@@ -8,9 +8,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
-import jsonschema
-from jsonschema import validators
-
 from rlctl.errors import ConfigError
 from rlctl.runtime.agents.environments.protocol import ToolSchema
 
@@ -79,6 +76,9 @@ def argument_checker(tool: Tool) -> Callable[[Mapping[str, Any]], str | None]:
 
     Raises ConfigError if the schema of the tool's parameters is no JSON schema.
     """
+    import jsonschema
+    from jsonschema import validators
+
     parameters = tool.schema["function"].get("parameters") or {}
     base = jsonschema.Draft202012Validator
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import secrets
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -31,6 +32,11 @@ _REFUSED: dict[str, tuple[object, ...]] = {
     "functions": ([],),
     "function_call": ("auto",),
 }
+
+
+def new_key() -> str:
+    """Return a random API key."""
+    return f"rlctl-{secrets.token_urlsafe(24)}"
 
 
 class ApiError(Exception):

@@ -7,13 +7,18 @@ nothing else; without a valid key there is no access.
 from __future__ import annotations
 
 import json
-import secrets
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Protocol, Self
 
 from aiohttp import web
 
-from rlctl.runtime.agents.programs.chat_api import MODEL, ApiError, ChatReply, ChatRequest
+from rlctl.runtime.agents.programs.chat_api import (
+    MODEL,
+    ApiError,
+    ChatReply,
+    ChatRequest,
+    new_key,
+)
 from rlctl.runtime.agents.programs.messages_api import (
     error_body,
     message_body,
@@ -27,11 +32,6 @@ _MAX_BODY = 64 * 2**20  # bytes
 _SHUTDOWN_S = 1.0  # time that unfinished requests get at the end
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-
-
-def new_key() -> str:
-    """Return a random API key."""
-    return f"rlctl-{secrets.token_urlsafe(24)}"
 
 
 class Session(Protocol):

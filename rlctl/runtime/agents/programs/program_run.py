@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rlctl.errors import ConfigError
 from rlctl.runtime.agents.environments.pool import EnvironmentFailed, Timeouts
@@ -18,11 +18,13 @@ from rlctl.runtime.agents.environments.program import ENDPOINT
 from rlctl.runtime.agents.environments.protocol import Message, ToolSchema, Turn
 from rlctl.runtime.agents.episode import EpisodeRun, Sample, State, turn_seed
 from rlctl.runtime.agents.programs.chat_api import ApiError, ChatReply, ChatRequest, normalized
-from rlctl.runtime.agents.programs.endpoint import Endpoint
 from rlctl.runtime.agents.template_check import TOOL
 from rlctl.runtime.agents.tokens import Tokens
 from rlctl.runtime.rollout.requests import Completion, Request, next_key
 from rlctl.tracking import episodes
+
+if TYPE_CHECKING:
+    from rlctl.runtime.agents.programs.endpoint import Endpoint
 
 _TOO_LONG = "context_length_exceeded"  # OpenAI's code
 
