@@ -40,6 +40,11 @@ FORKS.set_forkserver_preload(
 )
 
 
+# Environment variable of commands whose cluster is on this machine, whatever its address: their
+# workers are forks, too. rlctl itself forks them for loopback addresses alone.
+ONE_MACHINE = "RLCTL_TEST_ONE_MACHINE"
+
+
 class Forked:
     """Running `rlctl` process in its own session, with part of the interface of `subprocess.Popen`.
 
@@ -139,7 +144,10 @@ def run_in_fork(arguments: list[str], cwd: Path, environment: dict[str, str]) ->
         os.memfd_create(marker)  # not closed; /proc/PID/environ is that of the first process
     signal.signal(signal.SIGINT, signal.default_int_handler)
     import rlctl.__main__
+    from rlctl.runtime.cluster import fork_server
 
+    if ONE_MACHINE in environment:
+        fork_server.on_this_machine = lambda _: True
     sys.argv = [str(rlctl.__main__.__file__), *arguments]
     sys.path[:0] = [str(cwd), *filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))]
     try:

@@ -25,13 +25,13 @@ from rlctl.data_prep.arithmetic import train_and_validation
 from rlctl.data_prep.rows import write_rows
 from rlctl.workers import ResourcePool, Worker, dispatch, session, spawn
 from tests.e2e.command import environment, metrics, rlctl
-from tests.forks import read_ray_variables
+from tests.forks import ONE_MACHINE, read_ray_variables
 from tests.models import write_tiny_model
 from tests.ports import free_port
 from tests.progress import wait_until
 
 TOKEN = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
-WITH_TOKEN: dict[str, Any] = {"more": TOKEN}
+WITH_TOKEN: dict[str, Any] = {"more": TOKEN | {ONE_MACHINE: "1"}}
 
 
 @pytest.fixture(scope="module")

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests.e2e.command import rlctl
 from tests.e2e.wheel import ROOT, TIMEOUT_S, install, run
 
 
@@ -19,9 +19,9 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.timeout(TIMEOUT_S)
 def test_wheel_and_checkout_have_the_same_recipes(installed: Path, tmp_path: Path) -> None:
-    command = ("-m", "rlctl", "recipes", "ls", "--json")
-    from_wheel = json.loads(run(installed / "python", *command, cwd=tmp_path))
-    from_checkout = json.loads(run(sys.executable, *command, cwd=ROOT))
+    command = ("recipes", "ls", "--json")
+    from_wheel = json.loads(run(installed / "python", "-m", "rlctl", *command, cwd=tmp_path))
+    from_checkout = json.loads(rlctl(*command, cwd=ROOT).stdout)
     assert [each["name"] for each in from_wheel] == [each["name"] for each in from_checkout]
     assert {"ppo", "grpo", "sft", "gsm8k_ppo"} <= {each["name"] for each in from_wheel}
 
@@ -30,7 +30,7 @@ def test_wheel_and_checkout_have_the_same_recipes(installed: Path, tmp_path: Pat
 def test_a_wheel_plans_the_quickstart_from_any_folder(installed: Path, tmp_path: Path) -> None:
     command = ("train", "ppo", "--dry-run", "--json", "trainer.n_gpus_per_node=1")
     from_wheel = json.loads(run(installed / "rlctl", *command, cwd=tmp_path))
-    from_checkout = json.loads(run(sys.executable, "-m", "rlctl", *command, cwd=ROOT))
+    from_checkout = json.loads(rlctl(*command, cwd=ROOT).stdout)
     assert from_wheel["batches"] == from_checkout["batches"]
     assert from_wheel["recipe"] == from_checkout["recipe"] == "ppo"
     assert not list(tmp_path.iterdir())

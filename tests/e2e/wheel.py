@@ -57,7 +57,7 @@ def train_one_step(settings: Sequence[str], folder: Path) -> str | None:
 
 
 def _copy_bytecode(environment: Path) -> None:
-    """Copy bytecode of this environment's packages to another one.
+    """Link bytecode of this environment's packages into another one; copy it to another disk.
 
     Python uses it only for the source of the same time and size, and compiles others: torch and
     transformers take 20 s.
@@ -68,4 +68,7 @@ def _copy_bytecode(environment: Path) -> None:
         target = theirs / source.relative_to(ours)
         if target.parent.parent.is_dir() and not target.exists():
             target.parent.mkdir(exist_ok=True)
-            shutil.copyfile(source, target)
+            try:
+                target.hardlink_to(source)  # Python replaces such a file, it does not change it
+            except OSError:
+                shutil.copyfile(source, target)
