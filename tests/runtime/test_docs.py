@@ -69,7 +69,7 @@ def test_the_recipe_for_users_of_trl_is_complete(tmp_path: Path) -> None:
 
 def test_the_site_builds_without_warnings_and_loads_nothing_from_elsewhere(tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "mkdocs", "build", "--quiet", "--site-dir", str(tmp_path / "site")],
+        [sys.executable, "-m", "mkdocs", "build", "--site-dir", str(tmp_path / "site")],
         cwd=FOLDER.parent,
         env=os.environ | {"NO_MKDOCS_2_WARNING": "1"},
         capture_output=True,
