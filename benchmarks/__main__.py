@@ -32,6 +32,7 @@ BENCHMARKS: dict[str, tuple[str, str]] = {
     "rollout": ("", "--runs 1 --sizes 1m"),
     "weight_sync": ("", "--runs 1 --sizes 1m --engines 1"),
     "adapter_sync": ("", "--runs 1 --sizes 1m"),
+    "memory": ("", "--cases fp32 --hidden 128 --layers 2 --vocabulary 1024"),
     "pool_mode": ("", "--runs 1 --sizes 1m --engines 1"),
     "vllm_start": ("", "--runs 1"),
     "runs": ("10000", "100"),

@@ -34,6 +34,7 @@ PARTS = {
     "throughput": 170.0,
     "curve": 60.0,
     "link": 20.0,
+    "memory": 40.0,
 }
 GRACE_S = 5.0  # after its deadline, before a part is killed
 

@@ -16,6 +16,7 @@ TITLES = {
     "steps": "Steps by phase",
     "curve": "Learning curve of the quickstart",
     "link": "Link of weight sync",
+    "memory": "Peak memory and plan",
 }
 _OWN = ("part", "table")
 

@@ -86,6 +86,10 @@ def _trained(model: str, section: str) -> Iterator[Rule]:
         ((f"{section}.optim.lr_scheduler_type", _is_not("cosine")),),
     )
     yield Rule(
+        (f"{model}.gradient_checkpointing_every_n_layers",),
+        ((f"{model}.enable_gradient_checkpointing", _is(False)),),
+    )
+    yield Rule(
         tuple(
             f"{model}.{key}"
             for key in ("lora_alpha", "target_modules", "use_rslora", "use_dora", "load_in_4bit")

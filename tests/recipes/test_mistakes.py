@@ -343,7 +343,7 @@ def test_incomplete_part_is_reported(tmp_path: Path) -> None:
     assert (
         problem.message
         == "critic.optim lacks betas, lr_warmup_steps, lr_warmup_steps_ratio, lr_scheduler_type "
-        "and 2 more"
+        "and 5 more"
     )
     assert problem.where == str(tmp_path / "optim" / "mine.yaml")
 

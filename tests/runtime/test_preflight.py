@@ -14,9 +14,10 @@ from rlctl.recipes.compose import compose
 from rlctl.recipes.schema import Config
 from rlctl.runtime.algorithms.base import Needs
 from rlctl.runtime.planning.devices import Devices
-from rlctl.runtime.planning.memory import ModelSize, RoleMemory
+from rlctl.runtime.planning.memory import RoleMemory
 from rlctl.runtime.planning.mesh import check_sizes
 from rlctl.runtime.planning.model_files import check_weights
+from rlctl.runtime.planning.model_size import ModelSize
 from rlctl.runtime.planning.preflight import check_batches, check_model
 from rlctl.runtime.planning.role_memory import check_capacity, plan_memory
 from rlctl.runtime.planning.role_models import check_role_models

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -35,16 +34,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny_model(tmp_path_factory.mktemp("model"), tie_word_embeddings=False)
 
 
-@pytest.fixture(autouse=True)
-def _plain_adamw(monkeypatch: pytest.MonkeyPatch) -> None:
-    adamw: Any = (
-        torch.optim.AdamW
-    )  # its fused kernel is for real devices; eps: no sign of rounding errors
-
-    def build(parameters: Any, **options: Any) -> torch.optim.Optimizer:
-        return adamw(parameters, **options | {"fused": False, "eps": 1.0})
-
-    monkeypatch.setattr(torch.optim, "AdamW", build)
+# The fused kernel is for real devices; eps: no sign of rounding errors.
+ADAMW = "optim.override_optimizer_config={fused: false, eps: 1.0}"
 
 
 def experience() -> Experience:
@@ -88,6 +79,7 @@ def actor(where: RankInfo, model: Path, *overrides: str) -> ActorWorker:
             f"{ACTOR}.use_kl_loss=true",
             f"{ACTOR}.entropy_coeff=0.01",
             f"{ACTOR}.ppo_max_token_len_per_gpu=40",
+            f"{ACTOR}.{ADAMW}",
             *overrides,
         ],
     ).config
@@ -153,7 +145,9 @@ def test_policy_losses(model: Path, loss: str) -> None:
 def test_critic_learns(model: Path) -> None:
     batch = experience()
     overrides = [f"critic.model.path={model}", f"actor_rollout_ref.model.path={model}"]
-    config = compose("ppo", [*overrides, "critic.ppo_max_token_len_per_gpu=40"]).config
+    config = compose(
+        "ppo", [*overrides, "critic.ppo_max_token_len_per_gpu=40", f"critic.{ADAMW}"]
+    ).config
     algorithm = load_algorithm(config, num_steps=1)
     assert isinstance(algorithm, PPO)
 

@@ -9,7 +9,8 @@ from rlctl.recipes.schema.fields import (
     PositiveFloat,
 )
 from rlctl.recipes.schema.model import Model
-from rlctl.recipes.schema.policy import FSDP, Optim, Updates
+from rlctl.recipes.schema.optim import Optim
+from rlctl.recipes.schema.policy import FSDP, Updates
 
 
 class Critic(Updates):

@@ -34,6 +34,14 @@ class Model(Section):
     enable_gradient_checkpointing: bool = Field(
         description="recompute activations in the backward pass: less memory, more time"
     )
+    gradient_checkpointing_every_n_layers: Count = Field(
+        description="decoder layers of which one is recomputed; 1 = all are, 2 = every other one: "
+        "more memory, less time"
+    )
+    enable_activation_offload: bool = Field(
+        description="keep what the backward pass needs in host memory until then, or with gradient "
+        "checkpointing the inputs of its layers; on CPUs it always is there"
+    )
     lora_rank: NonNegativeInt = Field(
         description="rank of the LoRA adapters; 0 = train all weights"
     )

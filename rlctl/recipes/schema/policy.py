@@ -8,10 +8,8 @@ from pydantic import Field
 
 from rlctl.recipes.schema.agents import Agent, MultiTurn
 from rlctl.recipes.schema.fields import (
-    Betas,
     Count,
     CountOrAll,
-    Fraction,
     LossAggregation,
     NonNegativeFloat,
     PositiveFloat,
@@ -21,37 +19,19 @@ from rlctl.recipes.schema.fields import (
     Text,
 )
 from rlctl.recipes.schema.model import Model
-
-
-class Optim(Section):
-    """AdamW and its learning rate schedule."""
-
-    lr: NonNegativeFloat = Field(description="peak learning rate of AdamW")
-    weight_decay: NonNegativeFloat = Field(description="decoupled weight decay")
-    betas: Betas = Field(description="AdamW's decay rates of the first and second moment")
-    lr_warmup_steps: Annotated[int, Field(ge=-1)] = Field(
-        description="steps of linear warm-up, the first with lr 0, counted from the role's first "
-        "update; -1 or 0 = by lr_warmup_steps_ratio"
-    )
-    lr_warmup_steps_ratio: Fraction = Field(
-        description="warm-up as a fraction of the steps that update the role, if lr_warmup_steps "
-        "is not set"
-    )
-    lr_scheduler_type: Literal["constant", "cosine", "linear"] = Field(
-        description="learning rate schedule after the warm-up"
-    )
-    min_lr_ratio: Fraction = Field(
-        description="final learning rate as a fraction of lr, for cosine and linear"
-    )
-    num_cycles: PositiveFloat = Field(
-        description="waves of the cosine; 0.5 = one fall from the peak to the minimum"
-    )
+from rlctl.recipes.schema.optim import Optim
 
 
 class FSDP(Section):
     """Fully sharded placement of one model's parameters."""
 
-    param_offload: bool = Field(description="keep parameters in host memory between uses")
+    param_offload: bool = Field(
+        description="keep parameters in host memory between uses, and the optimizer's state"
+    )
+    optimizer_offload: bool = Field(
+        description="keep the optimizer's state in host memory between updates; on CPUs it always "
+        "is there"
+    )
     reshard_after_forward: bool = Field(
         description="free gathered parameters after the forward pass: less memory, a second gather"
     )

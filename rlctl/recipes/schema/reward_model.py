@@ -8,7 +8,8 @@ from pydantic import Field
 
 from rlctl.recipes.schema.fields import Count, PositiveFloat, Section
 from rlctl.recipes.schema.model import Model
-from rlctl.recipes.schema.policy import FSDP, Optim
+from rlctl.recipes.schema.optim import Optim
+from rlctl.recipes.schema.policy import FSDP
 
 
 class RewardModel(Section):

@@ -45,8 +45,8 @@ SHARDING: tuple[Rule, ...] = (
         "rows are always packed without padding, which is exact",
     ),
     no_effect(
-        f"{_FSDP}.{{optimizer_offload,offload_policy,offload_params,cpu_offload}}",
-        "the optimizer state stays on the device: the numbers are the same, it needs more memory",
+        f"{_FSDP}.{{offload_policy,offload_params,cpu_offload}}",
+        "fsdp_config.param_offload and fsdp_config.optimizer_offload select host memory",
     ),
     no_effect(f"{_FSDP}.grad_offload", "gradients are freed after each update"),
     no_effect(
@@ -121,17 +121,6 @@ TRAINING: tuple[Rule, ...] = (
         "algorithm.rollout_correction.rollout_is_threshold={value}",
     ),
     only(
-        "{actor_rollout_ref.actor,critic}.optim.{optimizer,optimizer_impl}",
-        ("AdamW", "adamw", "torch.optim"),
-        "AdamW is the optimizer",
-    ),
-    only(
-        "{actor_rollout_ref.actor,critic}.optim.override_optimizer_config*",
-        _EMPTY,
-        "AdamW has betas and weight_decay as keys of its own",
-        "set optim.betas and optim.weight_decay",
-    ),
-    only(
         "{actor_rollout_ref.actor,critic}.optim.total_training_steps",
         (-1, None),
         "the schedule has the length of the run",
@@ -155,7 +144,7 @@ TRAINING: tuple[Rule, ...] = (
 MODEL: tuple[Rule, ...] = (
     no_effect(f"{_MODEL}.use_shm", _SPEED),
     no_effect(f"{_MODEL}.{{use_liger,use_fused_kernels,fused_kernel_options*}}", _SPEED),
-    no_effect(f"{_MODEL}.{{enable_activation_offload,tiled_mlp*}}", _MEMORY),
+    no_effect(f"{_MODEL}.tiled_mlp*", _MEMORY),
     no_effect(f"{_MODEL}.override_config.attn_implementation", _SPEED),
     only(
         f"{_MODEL}.external_lib",

@@ -19,7 +19,7 @@ _LORA = f"{_MODEL}.lora"
 _OFF = (None, False)
 
 MOVED: tuple[tuple[str, str], ...] = (
-    (f"{_SECTION}.param_offload", r"\1.fsdp_config.param_offload"),
+    (f"{_SECTION}.{{param_offload,optimizer_offload}}", r"\1.fsdp_config.\2"),
     (f"{_SECTION}.dtype", r"\1.fsdp_config.dtype"),
     (
         f"{_SECTION}.tensor_model_parallel_size",
@@ -49,10 +49,6 @@ RULES: tuple[Rule, ...] = (
     ),
     only(f"{_MODEL}.override_config.{{model_config,moe_config}}", (None, {}), "config.json has it"),
     no_effect(f"{_SECTION}.grad_offload", "gradients are freed after each update"),
-    no_effect(
-        f"{_SECTION}.optimizer_offload",
-        "the optimizer state stays on the device: the numbers are the same, it needs more memory",
-    ),
     no_effect(
         f"{_SECTION}.{{use_mbridge,vanilla_mbridge,use_dist_checkpointing,"
         "dist_checkpointing_path,dist_checkpointing_prefix,dist_ckpt_optim_fully_reshardable,"
@@ -112,7 +108,7 @@ RULES: tuple[Rule, ...] = (
     no_effect(
         f"{_OPTIM}.override_optimizer_config.{{optimizer_cpu_offload,optimizer_offload_fraction,"
         "overlap_cpu_optimizer_d2h_h2d,use_precision_aware_optimizer,use_distributed_optimizer}",
-        "the optimizer state stays on the device, in float32",
+        "fsdp_config.optimizer_offload=true keeps the optimizer's state in host memory",
     ),
     only(f"{_OPTIM}.{{lr_warmup_init,min_lr}}", (None, 0, 0.0), "it is 0", "set min_lr_ratio"),
     only(f"{_OPTIM}.weight_decay_incr_style", (None, "constant"), "weight decay is constant"),

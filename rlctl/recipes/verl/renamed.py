@@ -141,6 +141,8 @@ VALUES: tuple[tuple[str, dict[Any, Any]], ...] = (
     ("{actor_rollout_ref.actor,actor_rollout_ref.ref,critic}.fsdp_config.model_dtype", _DTYPES),
     (f"{_MODEL}.dtype", {"bf16": "bfloat16", "fp32": "float32", "fp16": "float16"}),
     (f"{_CORRECTION}.rollout_rs", _RS),
+    (f"{_TRAINED}.optim.optimizer", {"adamw": "AdamW", "adam": "AdamW"}),
+    (f"{_TRAINED}.optim.override_optimizer_config", {None: {}}),
     ("trainer.log_val_generations", {-1: 0}),
     distillation.VALUES,
     ("actor_rollout_ref.rollout.checkpoint_engine.backend", {"naive": "auto"}),

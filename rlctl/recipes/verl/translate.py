@@ -75,7 +75,7 @@ def translate(key: str, value: Any, where: str, *, sft: bool = False) -> Transla
         return _dropped(rule, given, value, where)
     word = value
     for pattern, words in VALUES:
-        if isinstance(value, str | int) and value in words and _matches(pattern, key, moved):
+        if isinstance(value, str | int | None) and value in words and _matches(pattern, key, moved):
             word = words[value]
     if (moved, word) == (key, value):
         return Translation(key, value)

@@ -45,6 +45,7 @@ _EXTRAS = {
     "board": "rlctl board",
     "peft": "LoRA adapters",
     "qlora": "base of adapters in 4 bits",
+    "torchao": "AdamW with moments in 8 bits",
     "math": "scorer of mathematics",
     "lm-eval": "rlctl eval --tasks",
     "s3": "s3:// addresses",

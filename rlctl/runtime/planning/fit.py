@@ -25,19 +25,21 @@ from rlctl.runtime.model.load import Kind
 from rlctl.runtime.ops import ceil_div
 from rlctl.runtime.planning.devices import Devices, pool_sizes
 from rlctl.runtime.planning.gpus import Device
-from rlctl.runtime.planning.memory import ModelSize
 from rlctl.runtime.planning.mesh import check_sizes
+from rlctl.runtime.planning.model_size import ModelSize
 from rlctl.runtime.planning.preflight import check_placement
 from rlctl.runtime.planning.role_memory import GIB, plan_memory, read_size
 
 ENOUGH = 8192  # tokens of a micro-batch above which a GPU computes at its full speed
 _FEWEST_SEQUENCES = 32  # that an engine decodes at a time
 # Ways to save memory, the fastest first.
-_SAVINGS: tuple[tuple[str, Mapping[str, bool]], ...] = (
-    ("none", {"checkpointing": False, "reshard": False, "offload": False}),
-    ("checkpointing", {"checkpointing": True, "reshard": False, "offload": False}),
-    ("checkpointing, reshard", {"checkpointing": True, "reshard": True, "offload": False}),
-    ("checkpointing, reshard, offload", {"checkpointing": True, "reshard": True, "offload": True}),
+_SAVINGS = (
+    "none",
+    "checkpointing",
+    "checkpointing, reshard",
+    "checkpointing, reshard, optimizer offload",
+    "checkpointing, reshard, optimizer offload, activation offload",
+    "checkpointing, reshard, offload",
 )
 # Changes of the training itself, which are proposed only where nothing else fits.
 _LORA = {"lora_rank": 32}
@@ -107,8 +109,9 @@ class Search:
         found: list[Fit] = []
         for fsdp_size in (mesh.per_node, -1) if mesh.nodes > 1 else (-1,):
             sharded = Mesh(mesh.nodes, mesh.per_node, fsdp_size)
-            for name, savings in _SAVINGS:
-                fit = self._largest(sharded, name, {**savings, **(extra or {})})
+            for savings in _SAVINGS:
+                names = savings.split(", ")
+                fit = self._largest(sharded, savings, {"savings": names, **(extra or {})})
                 found.append(fit)
                 if fit.reason or (fit.rows and fit.rows >= self._enough(mesh)):
                     return fit
@@ -219,7 +222,8 @@ class Search:
         return max(peaks.values())
 
     def _size_of(self, model: schema.Model, role: Role) -> ModelSize:
-        key = model.model_dump_json(exclude={"enable_gradient_checkpointing", "dtype"}), role.kind
+        others = {"enable_gradient_checkpointing", "enable_activation_offload", "dtype"}
+        key = model.model_dump_json(exclude=others), role.kind
         if key not in self.sizes:
             self.sizes[key] = read_size(model, role)
         return self.sizes[key]
@@ -234,13 +238,15 @@ class Search:
         found["actor_rollout_ref.rollout.max_num_seqs"] = savings["max_num_seqs"]
         for role in roles:
             if role.learns:
-                model = f"{role.model_key}.enable_gradient_checkpointing"
-                found[model] = savings["checkpointing"]
+                model, names = role.model_key, savings["savings"]
+                found[f"{model}.enable_gradient_checkpointing"] = "checkpointing" in names
+                found[f"{model}.enable_activation_offload"] = "activation offload" in names
+                found[f"{role.fsdp_key}.optimizer_offload"] = "optimizer offload" in names
             if role.learns and "lora_rank" in savings:
                 found[f"{role.model_key}.lora_rank"] = savings["lora_rank"]
             if role.fsdp_key is not None:
-                found[f"{role.fsdp_key}.reshard_after_forward"] = savings["reshard"]
-                found[f"{role.fsdp_key}.param_offload"] = savings["offload"]
+                found[f"{role.fsdp_key}.reshard_after_forward"] = "reshard" in savings["savings"]
+                found[f"{role.fsdp_key}.param_offload"] = "offload" in savings["savings"]
                 found[f"{role.fsdp_key}.fsdp_size"] = mesh.fsdp_size
             if role.fsdp_key is not None and "model_dtype" in savings:
                 found[f"{role.fsdp_key}.model_dtype"] = savings["model_dtype"]

@@ -1,107 +1,23 @@
 """Memory of one role on one device, estimated from the model's config; no weights are read.
 
-Parameters, gradients and moments are exact. Activations and gathered blocks are estimates for a
+Parameters and moments are exact. Activations, gradients and gathered blocks are estimates for a
 decoder with a gated feed-forward layer and an attention that stores no scores. Fragmentation, the
 framework's own memory and communication buffers are not included.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
 import torch
-from torch import nn
-from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
 
-from rlctl.errors import ConfigError, RlctlError
 from rlctl.recipes import schema
 from rlctl.runtime.model.causal_lm import MAX_LOGITS
-from rlctl.runtime.model.load import Kind, auto_class, with_labels
-from rlctl.runtime.model.lora import add_adapters
 from rlctl.runtime.ops import ceil_div
-from rlctl.storage import local
-
-# Names of the width of the feed-forward layer, by architecture.
-_INTERMEDIATE = ("intermediate_size", "ffn_dim", "n_inner", "d_ff")
-
-
-class UnknownSizeError(RlctlError):
-    """The size of a model is unknown before it is loaded."""
-
-
-@dataclass(frozen=True)
-class ModelSize:
-    """Layer sizes and parameter counts of a decoder."""
-
-    num_parameters: int
-    num_trained: int  # fewer than all with LoRA
-    largest_block: int  # parameters of the largest block; FSDP gathers one at a time
-    outside_blocks: int  # parameters of no block: embeddings, the last norm, the head
-    num_layers: int
-    hidden: int
-    intermediate: int
-    query: int  # heads × head size
-    key_value: int
-    vocab: int
-
-    @classmethod
-    def from_config(cls, model: schema.Model, kind: Kind) -> Self:
-        """Count the parameters of a model built on torch's meta device, value head included.
-
-        Raises `ConfigError` where transformers cannot build the model, and `UnknownSizeError`
-        where the model's code does not run on the meta device.
-        """
-        config = AutoConfig.from_pretrained(
-            local(model.path),
-            trust_remote_code=model.trust_remote_code,
-            **with_labels(model.override_config, kind),
-        )
-        built, text = build_on_meta(config, model, kind), config.get_text_config()
-        with torch.device("meta"):
-            add_adapters(built.base_model if kind == "new_classifier" else built, model, 0)
-        names = set(built._no_split_modules or ())
-        blocks = [_count(module) for module in built.modules() if type(module).__name__ in names]
-        head = text.hidden_size + 1 if kind == "backbone" else 0
-        total = _count(built) + head
-        heads = getattr(text, "num_attention_heads", None) or 1
-        head_dim = getattr(text, "head_dim", None) or text.hidden_size // heads
-        return cls(
-            num_parameters=total,
-            num_trained=sum(
-                parameter.numel() for parameter in built.parameters() if parameter.requires_grad
-            )
-            + head,
-            largest_block=max(blocks, default=total),
-            outside_blocks=max(0, total - sum(blocks)),  # some name a block and parts of it
-            num_layers=text.num_hidden_layers,
-            hidden=text.hidden_size,
-            intermediate=next(
-                (size for name in _INTERMEDIATE if (size := getattr(text, name, None))),
-                4 * text.hidden_size,
-            ),
-            query=heads * head_dim,
-            key_value=(getattr(text, "num_key_value_heads", None) or heads) * head_dim,
-            vocab=text.vocab_size,
-        )
-
-    def split(self, ranks: int) -> Self:
-        """Return the sizes on one of `ranks` that split the layers; norms count as split, too."""
-        names = (
-            *("num_parameters", "num_trained", "largest_block", "outside_blocks"),
-            *("intermediate", "query", "key_value", "vocab"),
-        )
-        return replace(self, **{name: ceil_div(getattr(self, name), ranks) for name in names})
-
-    @property
-    def activations_per_token(self) -> int:
-        """Numbers per token that one layer stores for the backward pass.
-
-        6·hidden (residual stream, norms), query, keys, values and their output, and 4·intermediate
-        (gate, its activation, up, their product).
-        """
-        return 6 * self.hidden + 2 * self.query + 2 * self.key_value + 4 * self.intermediate
+from rlctl.runtime.planning.model_size import ModelSize
+from rlctl.runtime.workers.optimizers import BLOCK
 
 
 @dataclass(frozen=True)
@@ -111,16 +27,18 @@ class Storage:
     master: int  # bytes per stored parameter
     compute: int  # bytes per parameter or activation in the forward pass
     shards: int  # ranks that one copy of the parameters is divided over
+    replicated: bool  # several groups of ranks have a copy each
     wrapped: bool  # by FSDP, which gathers blocks before use
     reshard: bool  # free gathered blocks after the forward pass
     offload: bool  # keep parameters and moments in host memory
+    optimizer_offload: bool = False  # keep moments in host memory between updates
     tensor: int = 1  # ranks that split each layer
 
     @classmethod
     def unsharded(cls, dtype: torch.dtype) -> Self:
         """Return the storage of a complete copy on every device, in the type of computation."""
         size = dtype.itemsize
-        return cls(size, size, shards=1, wrapped=False, reshard=False, offload=False)
+        return cls(size, size, 1, replicated=False, wrapped=False, reshard=False, offload=False)
 
     @classmethod
     def from_config(
@@ -129,8 +47,12 @@ class Storage:
         compute: torch.dtype,
         ranks: int,
         fsdp: schema.FSDP,
+        device: str,
     ) -> Self:
-        """Return the storage of a model that FSDP shards over `ranks` as configured."""
+        """Return the storage of a model that FSDP shards over `ranks` as configured.
+
+        On a CPU nothing is offloaded: it has the host's memory.
+        """
         wrapped = ranks > 1 or master != compute
         tensor = fsdp.tensor_model_parallel_size
         rest = max(1, ranks // tensor)
@@ -139,9 +61,11 @@ class Storage:
             master.itemsize,
             compute.itemsize,
             shards,
+            shards < rest,
             wrapped,
             fsdp.reshard_after_forward,
-            wrapped and fsdp.param_offload,
+            wrapped and fsdp.param_offload and device != "cpu",
+            fsdp.optimizer_offload and device != "cpu",
             tensor,
         )
 
@@ -152,10 +76,12 @@ class Work:
 
     tokens: int  # of a micro-batch; 0 without forward passes
     learns: bool
-    checkpointing: bool
     has_logits: bool
     kv_tokens: int  # in the engine's cache; 0 without an engine
+    recomputed: int = 0  # one of how many layers is recomputed in the backward pass; 0: none
+    offloads: bool = False  # activations to host memory
     averages: bool = False  # keeps a moving average of the trained parameters
+    state_bytes: float | None = None  # of the optimizer per parameter; None: two moments
 
 
 @dataclass(frozen=True)
@@ -170,9 +96,11 @@ class RoleMemory:
     gathered: int
     engine_copy: int
     gradients: int
-    activations: int
+    activations: int  # together with the logits
+    recomputing: int  # of a recomputed layer, when the logits are freed
     logits: int
     kv_cache: int
+    update: int  # state that an offloaded optimizer has on the device
 
     @property
     def held(self) -> int:
@@ -181,8 +109,9 @@ class RoleMemory:
 
     @property
     def passing(self) -> int:
-        """Temporary bytes: the larger of generation and learning, which take turns."""
-        return max(self.kv_cache, self.gradients + self.activations + self.logits)
+        """Temporary bytes: the largest of generation, backward pass and update: they take turns."""
+        backward = self.activations + max(self.recomputing, self.logits)
+        return max(self.kv_cache, self.gradients + max(backward, self.update))
 
     @property
     def peak(self) -> int:
@@ -193,7 +122,8 @@ class RoleMemory:
 def role_memory(role: str, size: ModelSize, storage: Storage, work: Work) -> RoleMemory:
     """Estimate the memory of one role.
 
-    With checkpointing each layer stores its input, and one layer at a time all activations.
+    A recomputed layer stores its input, and one layer at a time all activations; so does one whose
+    activations are offloaded. An offloaded optimizer has two blocks of state on the device.
     """
     part = size.split(storage.tensor)
     own, trained = (
@@ -205,28 +135,51 @@ def role_memory(role: str, size: ModelSize, storage: Storage, work: Work) -> Rol
         2 * part.largest_block + part.outside_blocks if storage.reshard else part.num_parameters
     )
     layer = work.tokens * part.activations_per_token * storage.compute
-    if not work.learns:
-        activations = layer
-    elif work.checkpointing:
-        activations = size.num_layers * work.tokens * size.hidden * storage.compute + layer
-    else:
-        activations = size.num_layers * layer
+    num_recomputed = ceil_div(size.num_layers, work.recomputed) if work.recomputed else 0
+    inputs = num_recomputed * work.tokens * size.hidden * storage.compute
+    activations = inputs + (size.num_layers - num_recomputed) * layer
+    if not work.learns or work.offloads:
+        activations = 0
+    elements = ceil_div(part.num_trained, storage.shards)
+    state = 2 * storage.master if work.state_bytes is None else work.state_bytes
+    moments = 0 if storage.offload or not work.learns else int(elements * state)
+    gradients = trained if work.learns else 0
+    if work.learns and storage.wrapped:
+        gradients += _reduced(part, storage)
+    update = 0
+    if storage.optimizer_offload:
+        block = max(BLOCK, ceil_div(part.largest_tensor, storage.shards))
+        moments, update = 0, min(moments, int(2 * block * state))
     rows = min(work.tokens, max(1, MAX_LOGITS // part.vocab)) if work.has_logits else 0
     return RoleMemory(
         role=role,
         num_parameters=size.num_parameters,
         num_trained=size.num_trained,
         parameters=own + (trained if work.averages else 0),
-        moments=2 * trained if work.learns else 0,
+        moments=moments,
         gathered=min(in_use, part.num_parameters) * storage.compute if storage.wrapped else 0,
         engine_copy=size.num_parameters * storage.compute
         if has_own_engine and work.kv_tokens
         else 0,
-        gradients=trained if work.learns else 0,
+        gradients=gradients,
         activations=activations,
+        recomputing=0 if activations and not num_recomputed else layer,
         logits=rows * part.vocab * storage.compute * (2 if work.learns else 1),
+        update=update,
         kv_cache=2 * size.num_layers * size.key_value * work.kv_tokens * storage.compute,
     )
+
+
+def _reduced(size: ModelSize, storage: Storage) -> int:
+    """Return the bytes of the gradients that FSDP has not reduced yet, and of their copies in fp32.
+
+    Those outside the blocks are reduced last. Replicas add their shards, all at the end.
+    """
+    share = size.num_trained / size.num_parameters
+    whole = size.outside_blocks * storage.compute
+    whole += size.largest_block * (storage.compute + 4) if storage.shards > 1 else 0
+    sums = 4 * ceil_div(size.num_parameters, storage.shards) if storage.replicated else 0
+    return int(share * (whole + sums))
 
 
 def device_memory(kind: str, processes_per_node: int) -> int:
@@ -244,28 +197,3 @@ def device_memory(kind: str, processes_per_node: int) -> int:
     if limit.is_file() and (text := limit.read_text().strip()) != "max":
         total = min(total, int(text))
     return total // processes_per_node
-
-
-def build_on_meta(config: PretrainedConfig, model: schema.Model, kind: Kind) -> PreTrainedModel:
-    """Build a model without data. Raises `ConfigError` and `UnknownSizeError`: see `ModelSize`."""
-    try:
-        with torch.device("meta"):
-            return auto_class(kind).from_config(config, trust_remote_code=model.trust_remote_code)
-    except (ValueError, ImportError) as error:  # no such class, or a package that it needs
-        raise ConfigError(
-            f"the model {model.path!r} cannot be built: {_first_line(error)}"
-        ) from error
-    except (RuntimeError, TypeError, AttributeError) as error:
-        # The model's own code computes with values, which the meta device does not have.
-        raise UnknownSizeError(
-            f"the memory of {model.path!r} is unknown before it is loaded: {_first_line(error)}"
-        ) from error
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
-
-
-def _count(module: nn.Module) -> int:
-    """Return the number of parameters, tied ones once."""
-    return sum(parameter.numel() for parameter in module.parameters())

@@ -16,7 +16,7 @@ from rlctl.runtime.data.tokenizer import tokenizer_of
 from rlctl.runtime.model.attention import use_rlctl_attention
 from rlctl.runtime.model.fit import check_fit
 from rlctl.runtime.model.load import Kind
-from rlctl.runtime.planning.memory import UnknownSizeError, build_on_meta
+from rlctl.runtime.planning.model_size import UnknownSizeError, build_on_meta
 from rlctl.storage import local
 
 _SINGLE_FILE, _INDEX = "model.safetensors", "model.safetensors.index.json"

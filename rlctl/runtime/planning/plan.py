@@ -35,7 +35,7 @@ from rlctl.runtime.planning.error_collector import ErrorCollector
 from rlctl.runtime.planning.model_runs import with_runs
 from rlctl.runtime.planning.reward_check import NUM_REWARD_ROWS, check_reward
 from rlctl.runtime.planning.role_memory import MemoryPlan, check_capacity, plan_memory
-from rlctl.runtime.planning.role_models import check_models, check_routes
+from rlctl.runtime.planning.role_models import check_models, check_optimizers, check_routes
 from rlctl.runtime.planning.unusual_values import unusual_values
 from rlctl.runtime.rank_info import default_threads
 from rlctl.runtime.rewards.specs import scored_sources
@@ -121,6 +121,7 @@ def make_plan(
     algorithm, memory = errors.run(load_algorithm, config, 1), None
     if algorithm is not None:
         errors.run(check_adapters, config, devices, algorithm.needs)
+        errors.run(check_optimizers, config, algorithm.needs)
         if devices is not None:
             memory = _check_roles(config, devices, algorithm, inline, errors)
     trained = ACTOR if algorithm is None else trained_role(config, algorithm.needs)

@@ -13,16 +13,16 @@ from rlctl.runtime.model.load import compute_dtype, master_dtype
 from rlctl.runtime.ops import ceil_div
 from rlctl.runtime.planning.devices import Devices
 from rlctl.runtime.planning.memory import (
-    ModelSize,
     RoleMemory,
     Storage,
-    UnknownSizeError,
     Work,
     device_memory,
     role_memory,
 )
+from rlctl.runtime.planning.model_size import ModelSize, UnknownSizeError
 from rlctl.runtime.planning.preflight import read_model_config
 from rlctl.runtime.rollout.sampling_params import num_requests
+from rlctl.runtime.workers.optimizers import bytes_per_parameter
 
 GIB = 2**30
 
@@ -79,7 +79,8 @@ def plan_memory(
         memory: RoleMemory | None = None
         try:
             size = (size_of or read_size)(model, role)
-            memory = role_memory(name, size, storage, _work(role, config, ranks[pool], needs))
+            work = _work(role, config, devices.kind, ranks[pool], needs)
+            memory = role_memory(name, size, storage, work)
         except UnknownSizeError as error:
             warnings.append(error.problems[0].message)
         roles.append(PlannedRole(role, pool, storage, memory))
@@ -133,10 +134,10 @@ def _storage(role: Role, config: schema.Config, device: str, num_ranks: int) -> 
     compute, fsdp = compute_dtype(role.model(config), device), role.fsdp(config)
     if fsdp is None:
         return Storage.unsharded(compute)
-    return Storage.from_config(master_dtype(fsdp), compute, num_ranks, fsdp)
+    return Storage.from_config(master_dtype(fsdp), compute, num_ranks, fsdp, device)
 
 
-def _work(role: Role, config: schema.Config, num_ranks: int, needs: Needs) -> Work:
+def _work(role: Role, config: schema.Config, device: str, num_ranks: int, needs: Needs) -> Work:
     """Return the largest micro-batch of `role` on one rank.
 
     That is the token budget, or fewer tokens where a rank does not have as many, but at least one
@@ -147,7 +148,8 @@ def _work(role: Role, config: schema.Config, num_ranks: int, needs: Needs) -> Wo
     if role is engine_role(config, needs):
         kv_tokens = _kv_tokens(config, num_ranks, needs)
     if role.passes is None:
-        return Work(0, learns=False, checkpointing=False, has_logits=False, kv_tokens=kv_tokens)
+        return Work(0, learns=False, has_logits=False, kv_tokens=kv_tokens)
+    model = role.model(config)
     longest = data.max_prompt_length + data.max_response_length
     prompts = role.learner(config).ppo_mini_batch_size if role.learns else data.train_batch_size
     max_rows = role.max_rows(config)
@@ -158,7 +160,10 @@ def _work(role: Role, config: schema.Config, num_ranks: int, needs: Needs) -> Wo
     return Work(
         tokens=ceil_div(max(longest, min(budget, rows * longest)), slices),
         learns=role.learns,
-        checkpointing=role.model(config).enable_gradient_checkpointing,
+        recomputed=model.enable_gradient_checkpointing
+        and model.gradient_checkpointing_every_n_layers,
+        offloads=model.enable_activation_offload and device != "cpu",
+        state_bytes=bytes_per_parameter(role.learner(config).optim) if role.learns else None,
         has_logits=role.kind == "policy",
         kv_tokens=kv_tokens,
         averages=role is ACTOR and Needs.AVERAGE in needs,

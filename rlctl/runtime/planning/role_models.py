@@ -14,6 +14,7 @@ from rlctl.runtime.algorithms.references import RoutesRows, routed_models
 from rlctl.runtime.data.tokenizer import tokenizer_of
 from rlctl.runtime.planning.model_files import check_architecture, check_tokenizer
 from rlctl.runtime.planning.preflight import read_model_config
+from rlctl.runtime.workers.optimizers import check_optimizer
 
 
 def check_role_models(
@@ -44,6 +45,16 @@ def check_role_models(
 def check_models(config: schema.Config, algorithm: Algorithm) -> None:
     """Raise ConfigError with the problems of all models beside the trained one."""
     raise_problems(check_role_models(config, algorithm.needs, routed_models(algorithm)))
+
+
+def check_optimizers(config: schema.Config, needs: Flag) -> None:
+    """Check the optimizers of the roles that learn.
+
+    Raises ConfigError, and MissingExtraError where a package is not installed.
+    """
+    for role in needed_roles(config, needs):
+        if role.learns:
+            check_optimizer(role.learner(config).optim, role.fsdp(config), role.section)
 
 
 def check_routes(algorithm: object, rows: Iterable[PromptRow]) -> None:

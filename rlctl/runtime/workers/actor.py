@@ -18,6 +18,7 @@ from rlctl.recipes.roles import ACTOR, ROLLOUT
 from rlctl.runtime.algorithms.base import Loss, Needs, PolicyLoss, training_temperature
 from rlctl.runtime.batch import Experience, LogProbs, Prompts, Ragged, Rollouts
 from rlctl.runtime.budget import Budget
+from rlctl.runtime.model.activations import save_activation_memory
 from rlctl.runtime.model.average import Average
 from rlctl.runtime.model.causal_lm import PolicyModel
 from rlctl.runtime.model.engine_weights import EngineWeights, Selection
@@ -71,13 +72,14 @@ class ActorWorker(ExportingWorker, Actor):
         self.spec = spec
         hf = load_model(spec.model, "policy", master_dtype(spec.actor.fsdp_config), spec.seed)
         add_adapters(hf, spec.model, spec.seed)
-        if spec.model.enable_gradient_checkpointing:
-            hf.gradient_checkpointing_enable({"use_reentrant": False})
+        save_activation_memory(hf, spec.model)
         temperature = training_temperature(spec.algorithm.needs, spec.sampling.rollout)
         policy = PolicyModel(hf, temperature)
         compiled = spec.actor.use_torch_compile
         self.policy = prepare(policy, spec.model, spec.actor.fsdp_config, rank_info, compiled)
-        self.learner = Learner(self.policy, rank_info, spec.actor.optim)
+        self.learner = Learner(
+            self.policy, rank_info, spec.actor.optim, spec.actor.fsdp_config.optimizer_offload
+        )
         if Needs.AVERAGE in spec.algorithm.needs:
             self.learner.average = Average(self.policy)
         self.engine: RolloutEngine | None = None

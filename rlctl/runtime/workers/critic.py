@@ -11,6 +11,7 @@ from rlctl.recipes.roles import CRITIC
 from rlctl.runtime.algorithms.base import Loss, ValueLoss
 from rlctl.runtime.batch import Ragged, Rollouts
 from rlctl.runtime.budget import Budget
+from rlctl.runtime.model.activations import save_activation_memory
 from rlctl.runtime.model.causal_lm import ValueModel
 from rlctl.runtime.model.load import load_model, master_dtype
 from rlctl.runtime.model.lora import add_adapters
@@ -45,12 +46,13 @@ class CriticWorker(LearningWorker, Critic):
         critic = spec.critic
         hf = load_model(critic.model, "backbone", master_dtype(critic.fsdp_config), spec.seed)
         add_adapters(hf, critic.model, spec.seed)
-        if critic.model.enable_gradient_checkpointing:
-            hf.gradient_checkpointing_enable({"use_reentrant": False})
+        save_activation_memory(hf, critic.model)
         self.spec = spec
         model, compiled = ValueModel(hf), spec.compiled
         self.model = prepare(model, critic.model, critic.fsdp_config, rank_info, compiled)
-        self.learner = Learner(self.model, rank_info, critic.optim)
+        self.learner = Learner(
+            self.model, rank_info, critic.optim, critic.fsdp_config.optimizer_offload
+        )
         max_rows = None if critic.use_dynamic_bsz else critic.ppo_micro_batch_size_per_gpu
         self.budget = Budget.for_passes(
             f"{CRITIC.section}.ppo",

@@ -33,6 +33,7 @@ from rlctl.runtime.roles import REFUSED
 from rlctl.runtime.workers.background import BackgroundWriter
 from rlctl.runtime.workers.flops import device_usage
 from rlctl.runtime.workers.learner_state import load_state, save_state
+from rlctl.runtime.workers.optimizers import build_optimizer, set_lr
 from rlctl.tracking.metrics import Mean, Metrics, Sum, merge
 
 B = TypeVar("B", bound=Rollouts)
@@ -47,21 +48,17 @@ class Learner:
         model: PolicyModel | ValueModel | RewardModel,
         rank_info: RankInfo,
         optim: schema.Optim | None,
+        offload: bool = False,
     ) -> None:
+        """Build the optimizer; with `offload` its state is in host memory between updates."""
         self.model = model
         self.rank_info = rank_info
         self.oom_retries: list[OomRetry] = []
         self.average: Average | None = None  # of the weights, saved with them
         self.optimizer: torch.optim.Optimizer | None = None
         if optim is not None:
-            betas = (optim.betas[0], optim.betas[1])
-            self.optimizer = torch.optim.AdamW(
-                [p for p in model.parameters() if p.requires_grad],
-                lr=optim.lr,
-                betas=betas,
-                weight_decay=optim.weight_decay,
-                fused=True,
-            )
+            trained = [each for each in model.parameters() if each.requires_grad]
+            self.optimizer = build_optimizer(trained, optim, offload)
             self.writer = BackgroundWriter(rank_info)
 
     @property
@@ -182,8 +179,7 @@ class Learner:
             scale = min(1.0, grad_clip / (norm + 1e-6)) / divisor
             gradients = local_gradients(self.model)
             torch._foreach_mul_(gradients, scale)  # pyright: ignore[reportPrivateImportUsage]
-            for group in self.optimizer.param_groups:
-                group["lr"] = lr
+            set_lr(self.optimizer, lr)
             self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         skipped = Sum(0.0 if finite or self.rank_info.rank else 1.0)

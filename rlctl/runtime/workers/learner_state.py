@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from rlctl.runtime.model.sharding import trained_state
 from rlctl.runtime.rank_info import RankInfo
 from rlctl.runtime.workers.background import BackgroundWriter
+from rlctl.runtime.workers.quantized_state import without_subclasses
 from rlctl.runtime.workers.rng import rng_state, set_rng_state
 
 _NO_DIST_WARNING = "torch.distributed is disabled"  # expected: one rank has no process group
@@ -72,7 +73,6 @@ def load_state(
     from torch.distributed.checkpoint.state_dict import (
         StateDictOptions,
         set_model_state_dict,
-        set_optimizer_state_dict,
     )
 
     from rlctl.runtime.workers.safe_load import load_into, read_metadata
@@ -82,11 +82,10 @@ def load_state(
     has_average = average is not None and any(name.startswith("average.") for name in saved)
     state = _state(model, optimizer, average if has_average else None, with_optimizer)
     warnings.filterwarnings("ignore", message=_NO_DIST_WARNING)
+    # Into the optimizer's own tensors: torch's setter would move them to the device of the weights.
     load_into(state, folder, no_dist=rank_info.world_size == 1)
     partial = StateDictOptions(strict=False)  # frozen weights are not saved
     set_model_state_dict(model, state["model"], options=partial)
-    if with_optimizer:
-        set_optimizer_state_dict(model, optimizer, state["optimizer"])
     rng_file = _rng_file(folder, rank_info)
     if rng_file.exists():
         set_rng_state(json.loads(rng_file.read_text()))
@@ -109,7 +108,9 @@ def _state(
     if average is not None:
         state["average"] = dict(average)
     if with_optimizer:
-        state["optimizer"] = get_optimizer_state_dict(model, optimizer)
+        found: dict[str, Any] = dict(get_optimizer_state_dict(model, optimizer))
+        each = {name: without_subclasses(values) for name, values in found["state"].items()}
+        state["optimizer"] = found | {"state": each}
     return state
 
 

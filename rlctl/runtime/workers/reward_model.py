@@ -11,6 +11,7 @@ from rlctl.recipes.roles import REWARD_LEARNER, REWARD_MODEL
 from rlctl.runtime.algorithms.base import Loss, ScoreLoss
 from rlctl.runtime.batch import Ragged, Rollouts
 from rlctl.runtime.budget import Budget
+from rlctl.runtime.model.activations import save_activation_memory
 from rlctl.runtime.model.load import Kind, load_model, master_dtype
 from rlctl.runtime.model.lora import add_adapters
 from rlctl.runtime.model.reward_model import RewardModel as Model
@@ -73,7 +74,9 @@ class RewardLearnerWorker(ExportingWorker, RewardLearner):
         self.spec = spec
         settings = spec.reward_model
         self.model = _build(settings, REWARD_LEARNER.kind, rank_info, spec.seed, learns=True)
-        self.learner = Learner(self.model, rank_info, settings.optim)
+        self.learner = Learner(
+            self.model, rank_info, settings.optim, settings.fsdp_config.optimizer_offload
+        )
         self.budget = _budget(settings)
 
     @dispatch(Dispatch.SPLIT)
@@ -105,8 +108,7 @@ def _build(
     hf = load_model(model, kind, master_dtype(settings.fsdp_config), seed)
     if learns:
         add_adapters(hf.base_model, model, seed)  # the head is trained as it is
-        if model.enable_gradient_checkpointing:
-            hf.gradient_checkpointing_enable({"use_reentrant": False})
+        save_activation_memory(hf, model)
     else:
         hf.requires_grad_(False)
     return prepare(Model(hf), model, settings.fsdp_config, rank_info)

@@ -1,0 +1,126 @@
+"""Sizes of a model, from its config alone: no weights are read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Self
+
+import torch
+from torch import nn
+from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
+
+from rlctl.errors import ConfigError, RlctlError
+from rlctl.recipes import schema
+from rlctl.runtime.model.load import Kind, auto_class, with_labels
+from rlctl.runtime.model.lora import add_adapters
+from rlctl.runtime.ops import ceil_div
+from rlctl.storage import local
+
+# Names of the width of the feed-forward layer, by architecture.
+_INTERMEDIATE = ("intermediate_size", "ffn_dim", "n_inner", "d_ff")
+
+
+class UnknownSizeError(RlctlError):
+    """The size of a model is unknown before it is loaded."""
+
+
+@dataclass(frozen=True)
+class ModelSize:
+    """Layer sizes and parameter counts of a decoder."""
+
+    num_parameters: int
+    num_trained: int  # fewer than all with LoRA
+    largest_block: int  # parameters of the largest block; FSDP gathers one at a time
+    outside_blocks: int  # parameters of no block: embeddings, the last norm, the head
+    largest_tensor: int  # trained parameters of the largest weight
+    num_layers: int
+    hidden: int
+    intermediate: int
+    query: int  # heads × head size
+    key_value: int
+    vocab: int
+
+    @classmethod
+    def from_config(cls, model: schema.Model, kind: Kind) -> Self:
+        """Count the parameters of a model built on torch's meta device, value head included.
+
+        Raises `ConfigError` where transformers cannot build the model, and `UnknownSizeError`
+        where the model's code does not run on the meta device.
+        """
+        config = AutoConfig.from_pretrained(
+            local(model.path),
+            trust_remote_code=model.trust_remote_code,
+            **with_labels(model.override_config, kind),
+        )
+        built, text = build_on_meta(config, model, kind), config.get_text_config()
+        with torch.device("meta"):
+            add_adapters(built.base_model if kind == "new_classifier" else built, model, 0)
+        names = set(built._no_split_modules or ())
+        blocks = [_count(module) for module in built.modules() if type(module).__name__ in names]
+        head = text.hidden_size + 1 if kind == "backbone" else 0
+        total = _count(built) + head
+        heads = getattr(text, "num_attention_heads", None) or 1
+        head_dim = getattr(text, "head_dim", None) or text.hidden_size // heads
+        return cls(
+            num_parameters=total,
+            num_trained=sum(
+                parameter.numel() for parameter in built.parameters() if parameter.requires_grad
+            )
+            + head,
+            largest_block=max(blocks, default=total),
+            outside_blocks=max(0, total - sum(blocks)),  # some name a block and parts of it
+            largest_tensor=max(
+                (each.numel() for each in built.parameters() if each.requires_grad), default=head
+            ),
+            num_layers=text.num_hidden_layers,
+            hidden=text.hidden_size,
+            intermediate=next(
+                (size for name in _INTERMEDIATE if (size := getattr(text, name, None))),
+                4 * text.hidden_size,
+            ),
+            query=heads * head_dim,
+            key_value=(getattr(text, "num_key_value_heads", None) or heads) * head_dim,
+            vocab=text.vocab_size,
+        )
+
+    def split(self, ranks: int) -> Self:
+        """Return the sizes on one of `ranks` that split the layers; norms count as split, too."""
+        names = (
+            *("num_parameters", "num_trained", "largest_block", "outside_blocks"),
+            *("intermediate", "query", "key_value", "vocab"),
+        )
+        return replace(self, **{name: ceil_div(getattr(self, name), ranks) for name in names})
+
+    @property
+    def activations_per_token(self) -> int:
+        """Numbers per token that one layer stores for the backward pass.
+
+        6·hidden (residual stream, norms), query, keys, values and their output, and 4·intermediate
+        (gate, its activation, up, their product).
+        """
+        return 6 * self.hidden + 2 * self.query + 2 * self.key_value + 4 * self.intermediate
+
+
+def build_on_meta(config: PretrainedConfig, model: schema.Model, kind: Kind) -> PreTrainedModel:
+    """Build a model without data. Raises `ConfigError` and `UnknownSizeError`: see `ModelSize`."""
+    try:
+        with torch.device("meta"):
+            return auto_class(kind).from_config(config, trust_remote_code=model.trust_remote_code)
+    except (ValueError, ImportError) as error:  # no such class, or a package that it needs
+        raise ConfigError(
+            f"the model {model.path!r} cannot be built: {_first_line(error)}"
+        ) from error
+    except (RuntimeError, TypeError, AttributeError) as error:
+        # The model's own code computes with values, which the meta device does not have.
+        raise UnknownSizeError(
+            f"the memory of {model.path!r} is unknown before it is loaded: {_first_line(error)}"
+        ) from error
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def _count(module: nn.Module) -> int:
+    """Return the number of parameters, tied ones once."""
+    return sum(parameter.numel() for parameter in module.parameters())

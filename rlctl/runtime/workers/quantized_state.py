@@ -1,0 +1,76 @@
+"""Quantized optimizer state of torchao (Dettmers et al. 2022, arXiv 2110.02861), for any ranks.
+
+torchao cuts each rank's shard of a weight into blocks of 256 values with one scale each, which
+depend on the number of ranks. Here no block crosses a row of a weight: FSDP shards rows, so a
+checkpoint can be loaded on any number of ranks.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from rlctl.runtime.model.sharding import local_part
+
+_FEWEST_ROWS = 256  # of a quantized weight: each rank has some
+
+
+class RowBlocks(Optimizer):
+    """Mixin for optimizers of torchao: quantize only weights whose rows are whole blocks."""
+
+    block_size: int
+
+    def _new_buffer(self, p: Tensor, signed: bool) -> Tensor:
+        """Return the zeros that one moment of `p` (N, ...) starts from."""
+        local = local_part(p.detach())
+        whole = all(
+            each.dim() > 1 and each[0].numel() % self.block_size == 0 for each in (p, local)
+        )
+        if not whole or p.shape[0] < _FEWEST_ROWS:
+            return torch.zeros_like(p)
+        subclass: Any = self
+        zeros: Tensor = subclass._subclass_zeros(local, signed, self.block_size)
+        return _like(p, zeros, p.shape)
+
+
+class Eager(Optimizer):
+    """Mixin: step without torch.compile, which needs a compiler and minutes on a CPU."""
+
+    def step(self, closure: Any = None) -> Any:
+        """Update all parameters."""
+        with torch.compiler.set_stance("force_eager"):
+            super().step(closure)
+
+
+def without_subclasses(state: dict[str, Any]) -> dict[str, Any]:
+    """Return the state of one parameter with codes and scales in place of quantized tensors.
+
+    They share memory with the state, so that a checkpoint loaded into them is in it.
+    """
+    found: dict[str, Any] = {}
+    for name, value in state.items():
+        local: Any = local_part(value) if isinstance(value, Tensor) else value
+        if isinstance(local, Tensor) and is_traceable_wrapper_subclass(local):
+            quantized: Any = local
+            rows = value.shape[0]
+            scale = quantized.scale.view(local.shape[0], -1)
+            found[f"{name}.codes"] = _like(value, quantized.codes, value.shape)
+            found[f"{name}.scale"] = _like(value, scale, torch.Size((rows, scale.shape[1])))
+        else:
+            found[name] = value
+    return found
+
+
+def _like(value: Tensor, local: Tensor, shape: torch.Size) -> Tensor:
+    """Return `local` (N, ...), this rank's part of a tensor of `shape`, sharded as `value` is."""
+    if not isinstance(value, DTensor):
+        return local
+    strides = torch.empty(shape, device="meta").stride()
+    return DTensor.from_local(
+        local, value.device_mesh, value.placements, run_check=False, shape=shape, stride=strides
+    )

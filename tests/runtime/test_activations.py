@@ -1,0 +1,62 @@
+"""Recomputed layers and offloaded activations change no bit of the gradient."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from rlctl.recipes.compose import compose
+from rlctl.runtime.batch import Ragged
+from rlctl.runtime.model.activations import save_activation_memory
+from rlctl.runtime.model.attention import use_rlctl_attention
+from rlctl.runtime.model.causal_lm import PolicyModel
+from rlctl.runtime.model.sequences import Sequences
+from tests.models import tiny_model
+from tests.second_device import NAME, SecondDevice
+
+MODEL = "actor_rollout_ref.model"
+LAYERS = 4
+
+
+def gradients(*overrides: str) -> tuple[list[Tensor], int, int]:
+    """Return gradients, number of layers that ran, and number of tensors copied to the host."""
+    settings = [f"{MODEL}.{each}" for each in ("enable_gradient_checkpointing=false", *overrides)]
+    hf = tiny_model(num_hidden_layers=LAYERS)
+    use_rlctl_attention(hf)
+    save_activation_memory(hf, compose("grpo", settings).config.actor_rollout_ref.model)
+    calls: list[int] = []
+    for number in range(LAYERS):
+        layer = hf.get_submodule(f"model.layers.{number}.mlp.up_proj")
+        layer.register_forward_hook(lambda *_: calls.append(1))
+    with SecondDevice() as device:
+        torch.nn.Module.to(hf, NAME)
+        prompts = Ragged.from_rows([[5, 6, 7], [8, 9]], torch.int64).to(NAME)
+        responses = Ragged.from_rows([[3, 4, 5, 6], [7, 8]], torch.int64).to(NAME)
+        outputs = PolicyModel(hf, 1.0)(Sequences.from_ragged(prompts, responses))
+        outputs.log_probs.sum().backward()
+        copies = sum(n for place, n in device.syncs.items() if "activations.py" in place)
+        return (
+            [each.grad.cpu() for each in hf.parameters() if each.grad is not None],
+            len(calls),
+            copies,
+        )
+
+
+def test_gradient_is_exact() -> None:
+    checkpointing = "enable_gradient_checkpointing=true"
+    offload = "enable_activation_offload=true"
+    other = "gradient_checkpointing_every_n_layers=2"
+    expected, calls, copies = gradients()
+    assert (calls, copies) == (LAYERS, 0)
+    num_inputs = gradients(checkpointing, offload)[2]
+    for overrides, num_calls in (
+        ([checkpointing], 2 * LAYERS),
+        ([checkpointing, other], 3 * LAYERS // 2),
+        ([offload], LAYERS),
+        ([checkpointing, offload], 2 * LAYERS),
+    ):
+        found, calls, copies = gradients(*overrides)
+        assert calls == num_calls
+        assert all(torch.equal(*each) for each in zip(expected, found, strict=True))
+        assert copies == 0 if offload not in overrides else copies >= num_inputs >= LAYERS
+    assert copies == num_inputs < gradients(offload)[2] / 4

@@ -1,0 +1,155 @@
+"""Optimizers by import path; their state in host memory changes no bit of the results."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from rlctl.errors import ConfigError
+from rlctl.recipes import schema
+from rlctl.recipes.compose import compose
+from rlctl.runtime.model.sharding import local_part
+from rlctl.runtime.rank_info import RankInfo
+from rlctl.runtime.workers import optimizers
+from rlctl.runtime.workers.background import await_written, begin_writing
+from rlctl.runtime.workers.optimizers import build_optimizer, check_optimizer, set_lr
+from tests.distributed.ranks import on_ranks
+from tests.distributed.test_state import actor, update, weights
+from tests.models import write_tiny_model
+from tests.second_device import NAME, SecondDevice, SecondTensor
+
+SHAPES = ((8, 4), (), (5,), (7, 8), (3,))
+SECTION = "actor_rollout_ref.actor"
+EIGHT_BITS = ("optimizer_impl=torchao.optim", "optimizer=AdamW8bit")
+
+
+class Counted(torch.optim.SGD):
+    """SGD with momentum that counts its steps, as a plug-in would."""
+
+    def step(self, closure: Any = None) -> None:
+        super().step(closure)
+        for group in self.param_groups:
+            for each in group["params"]:
+                self.state[each]["step"] = self.state[each].get("step", torch.tensor(0.0)) + 1
+
+
+def optim(*overrides: str) -> schema.Optim:
+    given = [f"{SECTION}.optim.{each}" for each in overrides]
+    return compose("grpo", given).config.actor_rollout_ref.actor.optim
+
+
+def parameters(device: str) -> list[nn.Parameter]:
+    draw = torch.Generator().manual_seed(1)
+    return [nn.Parameter(torch.randn(shape, generator=draw).to(device)) for shape in SHAPES]
+
+
+def train(given: schema.Optim, device: str, offload: bool) -> tuple[list[torch.Tensor], list[int]]:
+    """Return the parameters after four steps, and the elements on the device in each block."""
+    trained, on_device = parameters(device), []
+    optimizer = build_optimizer(trained, given, offload)
+
+    def count(*_: object) -> None:
+        states = optimizer.state.values()
+        tensors = [each for state in states for each in state.values()]
+        on_device.append(sum(each.numel() for each in tensors if isinstance(each, SecondTensor)))
+
+    optimizer.register_step_pre_hook(count)
+    draw = torch.Generator().manual_seed(2)
+    for step in range(4):
+        for each in trained:
+            each.grad = torch.randn(each.shape, generator=draw).to(device)
+        if step == 2:
+            trained[2].grad = None  # a parameter without a gradient is left alone
+        set_lr(optimizer, 1e-2 / (step + 1))
+        optimizer.step()
+    if offload:
+        held = [each for state in optimizer.state.values() for each in state.values()]
+        assert not [each for each in held if isinstance(each, SecondTensor) and each.dim()]
+    return [each.detach().cpu() for each in trained], on_device
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["override_optimizer_config={fused: false}"],
+        ["optimizer=Adamax"],
+        [
+            f"optimizer_impl={__name__}",
+            "optimizer=Counted",
+            "override_optimizer_config={fused: false, momentum: 0.9}",
+        ],
+    ],
+)
+def test_offload_is_exact(overrides: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four blocks, of which at most two are on the device."""
+    monkeypatch.setattr(optimizers, "BLOCK", 40)
+    given = optim(*overrides)
+    with SecondDevice():
+        plain, everything = train(given, NAME, offload=False)
+        offloaded, parts = train(given, NAME, offload=True)
+    for expected, found in zip(plain, offloaded, strict=True):
+        assert torch.equal(expected, found)
+    assert max(parts) < max(everything)
+    host, _ = train(given, "cpu", offload=True)  # the state is there already
+    assert all(torch.equal(*each) for each in zip(plain, host, strict=True))
+
+
+def test_optimizers_that_cannot_be_used_are_refused() -> None:
+    actor = compose("grpo", [f"{SECTION}.fsdp_config.optimizer_offload=true"]).config
+    offload = actor.actor_rollout_ref.actor.fsdp_config
+    for overrides, message in (
+        (["optimizer=AdamX"], "torch.optim has no optimizer 'AdamX'"),
+        (["optimizer_impl=no_such_module"], "the module 'no_such_module' of the optimizer"),
+        (["override_optimizer_config={epsilon: 1}"], "cannot be built: .*epsilon"),
+        (["optimizer=SGD"], "torch.optim.SGD keeps no number of steps"),
+        (["optimizer_impl=torchao.optim", "optimizer=AdamW4bit"], "AdamW4bit is not supported"),
+        (EIGHT_BITS, "the state of AdamW8bit cannot be in host memory"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            check_optimizer(optim(*overrides), offload, SECTION)
+    check_optimizer(optim(), offload, SECTION)
+
+
+def save_eight_bits(where: RankInfo, model: str, source: Path | None, folder: Path) -> list[Any]:
+    """Update, save and update again; return both weights, and the number of quantized moments."""
+    worker = actor(where, model, tuple(f"{SECTION}.optim.{each}" for each in EIGHT_BITS))
+    if source is not None:
+        worker.load(source)
+    update(worker)
+    saved = weights(worker)
+    worker.save(folder)
+    await_written([folder], timeout_s=60)
+    update(worker)
+    optimizer = worker.learner.optimizer
+    assert optimizer is not None
+    moments = [local_part(each["exp_avg"]) for each in optimizer.state.values()]
+    return [saved, weights(worker), sum(hasattr(each, "codes") for each in moments)]
+
+
+def load_eight_bits(where: RankInfo, model: str, folder: Path) -> Tensor:
+    worker = actor(where, model, tuple(f"{SECTION}.optim.{each}" for each in EIGHT_BITS))
+    worker.load(folder)
+    update(worker)
+    return weights(worker)
+
+
+def test_moments_in_eight_bits_are_saved_exactly(tmp_path: Path) -> None:
+    """On the same number of ranks bitwise, and on others up to rounding."""
+    pytest.importorskip("torchao")
+    model = str(write_tiny_model(tmp_path, hidden_size=256, intermediate_size=256))
+    begin_writing(tmp_path)
+    [(_, one, quantized)] = on_ranks(1, save_eight_bits, model, None, tmp_path / "one")
+    (_, two, same), _ = on_ranks(2, save_eight_bits, model, None, tmp_path / "two")
+    assert quantized == same > 4
+    assert (one - two).norm() <= 1e-4 * one.norm()
+    for source, expected in (("one", one), ("two", two)):
+        for ranks in (1, 2):
+            found = on_ranks(ranks, load_eight_bits, model, tmp_path / source)[0]
+            if source == ("one", "two")[ranks - 1]:
+                assert torch.equal(found, expected)
+            else:
+                assert (found - expected).norm() <= 1e-4 * expected.norm()
