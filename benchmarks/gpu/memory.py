@@ -1,4 +1,4 @@
-"""Part (g): peak memory of updates against the plan of `--dry-run`, and offload, which is exact."""
+"""Part (g): peak memory of updates beside the estimate of `--dry-run`, and offload, which is exact."""
 
 from __future__ import annotations
 

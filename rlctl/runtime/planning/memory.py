@@ -96,8 +96,8 @@ class RoleMemory:
     gathered: int
     engine_copy: int
     gradients: int
-    activations: int  # together with the logits
-    recomputing: int  # of a recomputed layer, when the logits are freed
+    activations: int
+    recomputing: int  # activations of one layer, which exist when the logits do not
     logits: int
     kv_cache: int
     update: int  # state that an offloaded optimizer has on the device
@@ -110,7 +110,7 @@ class RoleMemory:
     @property
     def passing(self) -> int:
         """Temporary bytes: the largest of generation, backward pass and update: they take turns."""
-        backward = self.activations + max(self.recomputing, self.logits)
+        backward = self.activations - self.recomputing + max(self.recomputing, self.logits)
         return max(self.kv_cache, self.gradients + max(backward, self.update))
 
     @property
@@ -140,12 +140,11 @@ def role_memory(role: str, size: ModelSize, storage: Storage, work: Work) -> Rol
     activations = inputs + (size.num_layers - num_recomputed) * layer
     if not work.learns or work.offloads:
         activations = 0
+    recomputing = 0 if activations and not num_recomputed else layer
     elements = ceil_div(part.num_trained, storage.shards)
     state = 2 * storage.master if work.state_bytes is None else work.state_bytes
     moments = 0 if storage.offload or not work.learns else int(elements * state)
-    gradients = trained if work.learns else 0
-    if work.learns and storage.wrapped:
-        gradients += _reduced(part, storage)
+    reduced = _reduced(part, storage) if storage.wrapped else 0
     update = 0
     if storage.optimizer_offload:
         block = max(BLOCK, ceil_div(part.largest_tensor, storage.shards))
@@ -161,9 +160,9 @@ def role_memory(role: str, size: ModelSize, storage: Storage, work: Work) -> Rol
         engine_copy=size.num_parameters * storage.compute
         if has_own_engine and work.kv_tokens
         else 0,
-        gradients=gradients,
-        activations=activations,
-        recomputing=0 if activations and not num_recomputed else layer,
+        gradients=trained + reduced if work.learns else 0,
+        activations=activations + recomputing,
+        recomputing=recomputing,
         logits=rows * part.vocab * storage.compute * (2 if work.learns else 1),
         update=update,
         kv_cache=2 * size.num_layers * size.key_value * work.kv_tokens * storage.compute,
