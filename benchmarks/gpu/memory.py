@@ -1,4 +1,4 @@
-"""Part (g): peak memory of updates beside the estimate of `--dry-run`, and offload, which is exact."""
+"""Part (g): peak memory of updates beside the estimate of `--dry-run`; offload is exact."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from benchmarks.gpu.work import pool, rank_info
 from benchmarks.memory import CASES, MIB, OFFLOADED, planned, run, write_model
 
 _LIMIT = 0.15  # difference of plan and peak
-_SIZES = {True: (128, 2, 512, 2), False: (1024, 16, 32768, 16)}  # hidden, layers, vocabulary, rows
+_SIZES = {True: (128, 2, 1024, 2), False: (1024, 16, 32768, 16)}  # hidden, layers, vocabulary, rows
 
 
 def measure(settings: Settings, recorder: Recorder) -> None:
