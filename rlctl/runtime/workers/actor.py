@@ -75,11 +75,9 @@ class ActorWorker(ExportingWorker, Actor):
         save_activation_memory(hf, spec.model)
         temperature = training_temperature(spec.algorithm.needs, spec.sampling.rollout)
         policy = PolicyModel(hf, temperature)
-        compiled = spec.actor.use_torch_compile
-        self.policy = prepare(policy, spec.model, spec.actor.fsdp_config, rank_info, compiled)
-        self.learner = Learner(
-            self.policy, rank_info, spec.actor.optim, spec.actor.fsdp_config.optimizer_offload
-        )
+        compiled, fsdp = spec.actor.use_torch_compile, spec.actor.fsdp_config
+        self.policy = prepare(policy, spec.model, fsdp, rank_info, compiled)
+        self.learner = Learner(self.policy, rank_info, spec.actor.optim, fsdp.optimizer_offload)
         if Needs.AVERAGE in spec.algorithm.needs:
             self.learner.average = Average(self.policy)
         self.engine: RolloutEngine | None = None
