@@ -148,6 +148,8 @@ def gradient(
 
     def keep(*_: object) -> None:
         for parameter in worker.learner.model.parameters():
+            if not parameter.requires_grad:  # the base of adapters
+                continue
             grad = parameter.grad
             assert grad is not None
             gradients.append(

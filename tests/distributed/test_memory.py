@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import pickle
 import resource
@@ -23,6 +24,7 @@ from rlctl.runtime.rank_info import RankInfo
 from rlctl.runtime.rollout.engine import Responses, SamplingParams
 from rlctl.runtime.rollout.sampling_params import SamplingConfig
 from rlctl.runtime.workers.actor import ActorSpec, ActorWorker
+from rlctl.runtime.workers.heap import MMAP_THRESHOLD, TOP_PAD, TRIM_THRESHOLD
 from tests.distributed.ranks import in_a_process
 from tests.distributed.test_gradient import LOSS
 from tests.models import write_tiny_model
@@ -129,8 +131,16 @@ def generate(worker: ActorWorker) -> Responses:
     )
 
 
+def return_freed_memory() -> None:
+    """Undo `keep_freed_memory`: the limits below are on all memory of the process."""
+    libc = ctypes.CDLL(None)
+    for parameter, value in ((TOP_PAD, 0), (TRIM_THRESHOLD, 2**17), (MMAP_THRESHOLD, 2**17)):
+        libc.mallopt(parameter, value)
+
+
 def passes_with_limits(where: RankInfo, model: str) -> dict[str, Any]:
     """Run passes with enough memory, with memory for half of a batch, and with too little."""
+    return_freed_memory()
     plenty = actor(where, model)
     plenty.start_engine()
     enough: dict[str, Any] = {

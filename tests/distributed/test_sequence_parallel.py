@@ -22,6 +22,7 @@ from tests.models import write_tiny_model
 
 ROLES = ("actor", "critic", "distill")
 NUM_RANKS = 4
+LORA = "actor_rollout_ref.model.lora_rank=4"
 
 
 def sharing(size: int) -> tuple[str, ...]:
@@ -40,6 +41,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 class Found(NamedTuple):
     gradients: list[Tensor]  # of each role, by two ranks for each row
+    adapters: Tensor  # of the actor's LoRA adapters, by two ranks for each row
     all_ranks: tuple[Tensor, dict[str, float]]  # of the actor, by all ranks for each row
     attention: list[Tensor]
     saved: Tensor
@@ -49,6 +51,7 @@ class Found(NamedTuple):
 
 def on_mesh(where: RankInfo, model: str, folder: Path) -> Found:
     two = [gradient(where, model, role, "token-mean", 2, sharing(2))[0] for role in ROLES]
+    adapters, _ = gradient(where, model, "actor", "token-mean", 2, (*sharing(2), LORA))
     four = gradient(where, model, "actor", "token-mean", 1, sharing(NUM_RANKS))
     group = torch.distributed.group.WORLD
     assert group is not None
@@ -62,7 +65,7 @@ def on_mesh(where: RankInfo, model: str, folder: Path) -> Found:
     second = actor(where, model, sharing(2))
     second.load(folder)
     update(second)
-    return Found(two, four, attention, saved, weights(first), weights(second))
+    return Found(two, adapters, four, attention, saved, weights(first), weights(second))
 
 
 def attend(group: SequenceGroup | None) -> list[Tensor]:
@@ -98,6 +101,7 @@ def test_ranks_that_share_rows_do_not_change_the_numbers(model: Path, tmp_path: 
     found = on_ranks(NUM_RANKS, on_mesh, str(model), folder)
 
     expected = [gradient(rank_info(), str(model), role, "token-mean", 1) for role in ROLES]
+    adapters, _ = gradient(rank_info(), str(model), "actor", "token-mean", 1, (LORA,))
     attention = attend(None)
     loaded = actor(rank_info(), str(model))
     loaded.load(folder)
@@ -105,6 +109,7 @@ def test_ranks_that_share_rows_do_not_change_the_numbers(model: Path, tmp_path: 
     for rank in found:
         for mine, (whole, _) in zip(rank.gradients, expected, strict=True):
             assert (whole - mine).norm() <= 1e-6 * whole.norm()
+        assert (adapters - rank.adapters).norm() <= 1e-6 * adapters.norm() > 0
         whole, metrics = expected[0]
         assert (whole - rank.all_ranks[0]).norm() <= 1e-6 * whole.norm()
         assert rank.all_ranks[1] == pytest.approx(metrics, rel=1e-5, abs=1e-7)

@@ -6,7 +6,7 @@ import ctypes
 import os
 
 # Parameters of mallopt in glibc's malloc.h.
-_TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD = -1, -2, -3
+TRIM_THRESHOLD, TOP_PAD, MMAP_THRESHOLD = -1, -2, -3
 _KEPT, _PAD = 2**30, 2**26  # bytes
 
 
@@ -21,6 +21,6 @@ def keep_freed_memory() -> None:
     given = [name for name in os.environ if name.startswith(("MALLOC_", "GLIBC_TUNABLES"))]
     if mallopt is None or given:
         return
-    mallopt(_MMAP_THRESHOLD, _KEPT)
-    mallopt(_TRIM_THRESHOLD, _KEPT)
-    mallopt(_TOP_PAD, _PAD)
+    mallopt(MMAP_THRESHOLD, _KEPT)
+    mallopt(TRIM_THRESHOLD, _KEPT)
+    mallopt(TOP_PAD, _PAD)
