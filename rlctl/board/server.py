@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import orjson
@@ -85,10 +85,13 @@ class _Board:
     async def page(self, request: web.Request) -> web.Response:
         """Return the page; read what it shows while the browser loads its scripts."""
         if keys := request.query.getall("run", []):
-            task = asyncio.create_task(asyncio.to_thread(self.views.read_ahead, keys))
-            self._reading.add(task)
-            task.add_done_callback(self._reading.discard)
+            self._read_ahead(keys)
         return self.pages.page()
+
+    def _read_ahead(self, keys: Sequence[str]) -> None:
+        task = asyncio.create_task(asyncio.to_thread(self.views.read_ahead, keys))
+        self._reading.add(task)
+        task.add_done_callback(self._reading.discard)
 
     async def runs(self, request: web.Request) -> web.Response:
         given = request.query
@@ -99,7 +102,9 @@ class _Board:
             given.get("cols") or None,
             PAGE,
         )
-        return await _json(self.views.runs, query, _number(request, "offset", 0))
+        found = await asyncio.to_thread(self.views.runs, query, _number(request, "offset", 0))
+        self._read_ahead([row["key"] for row in found["runs"][:1]])  # it is often opened next
+        return _response(found)
 
     async def view(self, request: web.Request) -> web.Response:
         if (sweep := request.query.get("sweep")) is not None:
@@ -168,7 +173,10 @@ class _Board:
 
 
 async def _json(read: Callable[..., Any], *arguments: Any) -> web.Response:
-    found = await asyncio.to_thread(read, *arguments)
+    return _response(await asyncio.to_thread(read, *arguments))
+
+
+def _response(found: Any) -> web.Response:
     body = orjson.dumps(found, default=str)
     return web.Response(body=body, content_type="application/json")
 
