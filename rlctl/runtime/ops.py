@@ -135,14 +135,9 @@ def row_mean(x: Tensor, mask: Tensor, row: Tensor, num_rows: int) -> Tensor:
     return row_sum(x * mask, row, num_rows) / row_sum(mask, row, num_rows).clamp(min=1.0)
 
 
-def _chunk_rows(logits: Tensor) -> int:
-    """Return the number of rows of `logits` (T, V) to process at once."""
-    return max(1, (_CHUNK_GPU if logits.is_cuda else _CHUNK_CPU) // max(1, logits.shape[-1]))
-
-
 def chunks_of(logits: Tensor) -> Iterator[slice]:
     """Yield slices of the rows of `logits` (T, V) to process at once; one if there are none."""
-    rows = _chunk_rows(logits)
+    rows = max(1, (_CHUNK_GPU if logits.is_cuda else _CHUNK_CPU) // max(1, logits.shape[-1]))
     return (slice(start, start + rows) for start in range(0, max(1, len(logits)), rows))
 
 
@@ -167,9 +162,7 @@ class _Score(torch.autograd.Function):
         dtype = torch.promote_types(logits.dtype, torch.float32)
         log_norm = torch.empty(len(logits), dtype=dtype, device=logits.device)
         entropy = torch.empty_like(log_norm if with_entropy else log_norm[:0])
-        rows = _chunk_rows(logits)
-        for start in range(0, len(logits), rows):
-            part = slice(start, start + rows)
+        for part in chunks_of(logits):
             z = scaled(logits[part], temperature)
             if not with_entropy:
                 log_norm[part] = z.logsumexp(-1)
@@ -199,9 +192,7 @@ class _Score(torch.autograd.Function):
             grad_log_probs = torch.zeros_like(log_norm)
         grad = torch.empty_like(logits)
         in_place = grad.dtype == log_norm.dtype
-        rows = _chunk_rows(logits)
-        for start in range(0, len(logits), rows):
-            part = slice(start, start + rows)
+        for part in chunks_of(logits):
             z = scaled(logits[part], ctx.temperature)
             g = grad_log_probs[part, None] / ctx.temperature
             out = grad[part] if in_place else torch.empty_like(z)
@@ -254,5 +245,5 @@ def sum_of_squared_probs(logits: Tensor, temperature: float = 1.0) -> Tensor:
 
     The probability that two samples agree; used by the optimal token baseline (arXiv 2602.07078).
     """
-    parts = (scaled(part, temperature) for part in logits.split(_chunk_rows(logits)))
+    parts = (scaled(logits[part], temperature) for part in chunks_of(logits))
     return torch.cat([((2 * z).logsumexp(-1) - 2 * z.logsumexp(-1)).exp() for z in parts])

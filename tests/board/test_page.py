@@ -20,6 +20,7 @@ from rlctl.sweeps.record import SweepDir, SweepRecord
 from rlctl.tracking.jsonl import JsonlTracker
 from rlctl.tracking.tracker import RunInfo
 from tests.board.serving import Served, serving
+from tests.progress import wait_until
 from tests.runs.browser import CHROMIUM
 from tests.runs.test_report import ACC, EVIL, sample, write_run
 from tests.sweeps.test_study import settings, study
@@ -165,14 +166,18 @@ def test_resume_starts_the_command_and_follows_the_run(
     run = RunDir.create(root, "demo", "halted", "ppo")
     run.finish("stopped", 143)
     program = tmp_path / "python"
-    program.write_text(f'#!/bin/sh\necho $$ "$@" > {tmp_path}/words\nexec sleep 600\n')
+    written = tmp_path / "words"
+    program.write_text(
+        f'#!/bin/sh\necho $$ "$@" > {written}.part\nmv {written}.part {written}\nexec sleep 600\n'
+    )
     program.chmod(0o700)
     monkeypatch.setattr(sys, "executable", str(program))
     page.goto(f"{board.url}/?run=demo/halted")
     page.get_by_role("button", name="resume halted").click()
     page.get_by_role("button", name="confirm").click()
     expect(page.locator("#status")).to_have_text("rlctl resume halted started")
-    pid, *words = (tmp_path / "words").read_text().split()
+    wait_until(written.exists, os.getpid(), "the start of rlctl resume")
+    pid, *words = written.read_text().split()
     try:
         assert words == ["-m", "rlctl", "resume", str(run.path.resolve())]
         run.update(state="running", process=DriverProcess.current(), ended=None)

@@ -20,6 +20,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from rlctl.errors import ConfigError
+from rlctl.runtime.model.exchange import exchange
 
 
 def expert_layers(model: nn.Module) -> Iterator[nn.Module]:
@@ -71,10 +72,9 @@ def _forward(
     received = torch.empty_like(sent)
     dist.all_to_all_single(received, sent, group=group)
     sizes = sent.tolist(), received.tolist()
-    apply: Any = _Exchange.apply
     top_k = top_k_index.shape[1]
-    rows = apply(hidden[order // top_k], *sizes, group)  # (R, H)
-    numbers = apply(expert % per_rank, *sizes, group)[:, None]  # (R, 1)
+    rows = exchange(hidden[order // top_k], *sizes, group)  # (R, H)
+    numbers = exchange(expert % per_rank, *sizes, group)[:, None]  # (R, 1)
     weights = {
         name: _own_part(parameter, mesh, dtype)
         for name, parameter in module.named_parameters(recurse=False)
@@ -83,7 +83,7 @@ def _forward(
     out = type(module).forward(local, rows, numbers, torch.ones_like(numbers, dtype=rows.dtype))
     # A rank without rows has gradients of 0: every rank steps with the same parameters.
     out = out + 0.0 * sum(each.flatten()[0] for each in weights.values())
-    back = apply(out, *reversed(sizes), group)
+    back = exchange(out, sizes[1], sizes[0], group)
     own = torch.empty_like(order)
     own[order] = torch.arange(len(order), device=order.device)
     weighted = back[own].unflatten(0, (-1, top_k)) * top_k_weights[..., None]
@@ -108,35 +108,6 @@ class _LocalExperts:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(vars(self)["module"], name)
-
-
-class _Exchange(torch.autograd.Function):
-    """All-to-all of rows: `sent[i]` of them go to rank i, `received[i]` come from there."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, rows: Tensor, sent: list[int], received: list[int], group: dist.ProcessGroup
-    ) -> Tensor:
-        """Exchange rows (N, …) for rows (R, …)."""
-        ctx.sizes, ctx.group = (sent, received), group
-        return _exchanged(rows, sent, received, group)
-
-    @staticmethod
-    def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
-        ctx: Any, gradient: Tensor
-    ) -> tuple[Tensor, None, None, None]:
-        """Return the gradient (R, …) to where its rows came from: (N, …)."""
-        sent, received = ctx.sizes
-        return _exchanged(gradient, received, sent, ctx.group), None, None, None
-
-
-def _exchanged(
-    rows: Tensor, sent: list[int], received: list[int], group: dist.ProcessGroup
-) -> Tensor:
-    """Send rows (N, …), sorted by rank; return the received ones (R, …)."""
-    out = rows.new_empty(sum(received), *rows.shape[1:])
-    dist.all_to_all_single(out, rows.contiguous(), received, sent, group=group)
-    return out
 
 
 class _SumGradients(torch.autograd.Function):

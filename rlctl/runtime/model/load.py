@@ -83,6 +83,15 @@ def load_model(model: schema.Model, kind: Kind, dtype: torch.dtype, seed: int) -
     return loaded
 
 
+def empty_model(model: schema.Model) -> PreTrainedModel:
+    """Build a policy on the meta device: modules and shapes of parameters, without data."""
+    config = AutoConfig.from_pretrained(
+        local(model.path), trust_remote_code=model.trust_remote_code, **model.override_config
+    )
+    with torch.device("meta"):
+        return auto_class("policy").from_config(config, trust_remote_code=model.trust_remote_code)
+
+
 def auto_class(kind: Kind) -> Any:
     """Return the class of transformers that builds models of `kind`."""
     return _CLASSES[kind]

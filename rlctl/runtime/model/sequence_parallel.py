@@ -19,6 +19,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
+from rlctl.runtime.model.exchange import exchange
 from rlctl.runtime.model.kernels import Reach
 from rlctl.runtime.model.sequences import Packed, Sequences
 from rlctl.runtime.ops import ceil_div
@@ -112,31 +113,6 @@ class _Join(torch.autograd.Function):
         return gradient[places], None, None, None
 
 
-class _Exchange(torch.autograd.Function):
-    """All-to-all: part i goes to rank i, and part i comes from there. Its own transpose."""
-
-    @staticmethod
-    def forward(ctx: Any, parts: Tensor, group: dist.ProcessGroup) -> Tensor:
-        """Exchange parts (S, …)."""
-        ctx.group = group
-        return _exchanged(parts, group)
-
-    @staticmethod
-    def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
-        ctx: Any, gradient: Tensor
-    ) -> tuple[Tensor, None]:
-        """Return the gradient (S, …) to where its values came from."""
-        return _exchanged(gradient, ctx.group), None
-
-
-def _exchanged(parts: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """Send part i of (S, …) to rank i; return the parts of all ranks (S, …)."""
-    parts = parts.contiguous()
-    received = torch.empty_like(parts)
-    dist.all_to_all_single(received, parts, group=group)
-    return received
-
-
 @dataclass(frozen=True, eq=False)
 class _SlicedAttention:
     """Implements `TokenAttention` for a slice of the tokens of `packing`."""
@@ -174,5 +150,5 @@ class _SlicedAttention:
 
     def _exchange(self, parts: Tensor) -> Tensor:
         """Exchange parts (S, …) among the ranks."""
-        apply: Any = _Exchange.apply
-        return apply(parts, self.ranks.group)
+        one_each = [1] * self.ranks.size
+        return exchange(parts, one_each, one_each, self.ranks.group)

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM
 
 from rlctl.errors import ConfigError
 from rlctl.recipes import schema
 from rlctl.runtime.model.engine_weights import AdapterSync
+from rlctl.runtime.model.load import empty_model
 from rlctl.runtime.model.lora import is_adapter
 from rlctl.runtime.rollout.engine import EngineSpec
 
@@ -53,11 +53,7 @@ def adapter_arguments(model: schema.Model) -> dict[str, Any]:
     """Return the arguments of `vllm.LLM` for one adapter on the layers that `model` names."""
     names = {name.rpartition(".")[2] for name in model.target_modules}
     if names == {"all-linear"}:  # without peft, whose import takes seconds
-        config = AutoConfig.from_pretrained(
-            model.path, trust_remote_code=model.trust_remote_code, **model.override_config
-        )
-        with torch.device("meta"):
-            hf = AutoModelForCausalLM.from_config(config, trust_remote_code=model.trust_remote_code)
+        hf = empty_model(model)
         head = hf.get_output_embeddings()
         linear = (name for name, each in hf.named_modules() if isinstance(each, nn.Linear))
         names = {name.rpartition(".")[2] for name in linear if hf.get_submodule(name) is not head}

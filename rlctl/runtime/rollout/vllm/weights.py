@@ -7,13 +7,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import PreTrainedModel
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import revert_weight_conversion
 
 from rlctl.recipes import schema
+from rlctl.runtime.model.load import empty_model
 from rlctl.runtime.model.lora import engine_name, is_adapter
 
 if TYPE_CHECKING:
@@ -30,10 +30,7 @@ def converted_model(model: schema.Model) -> PreTrainedModel | None:
 
     transformers renames some and merges the experts of a mixture. None if they do not differ.
     """
-    options = {"trust_remote_code": model.trust_remote_code}
-    config = AutoConfig.from_pretrained(model.path, **options, **model.override_config)
-    with torch.device("meta"):
-        built = AutoModelForCausalLM.from_config(config, **options)
+    built: Any = empty_model(model)
     conversions = get_model_conversion_mapping(built, add_legacy=False)
     if not conversions:
         return None
