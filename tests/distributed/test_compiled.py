@@ -5,6 +5,7 @@ The tests trace the layers as a run does, without building kernels, which takes 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -39,9 +40,12 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def traced(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Replace the kernels of compiled graphs by torch's own."""
+def traced(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Replace the kernels of compiled graphs by torch's own, in a worker as Ray starts it."""
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
+    monkeypatch.setenv("TORCHDYNAMO_DISABLE", "1")
+    with torch._dynamo.config.patch(disable=True):
+        yield
 
 
 def actor(where: RankInfo, model: Path | str, *overrides: str) -> ActorWorker:

@@ -37,6 +37,8 @@ def compile_layers(hf: PreTrainedModel) -> None:
     """
     import torch._dynamo.config as dynamo
 
+    dynamo.disable = False  # as it is in workers that compile nothing
+    os.environ.pop("TORCHDYNAMO_DISABLE", None)
     dynamo.recompile_limit = max(dynamo.recompile_limit, _MAX_GRAPHS)
     leave_out_of_graphs()
     for layer in decoder_layers(hf):
