@@ -9,66 +9,76 @@ import pytest
 from torch import Tensor
 
 from rlctl.runtime.rank_info import RankInfo
-from rlctl.runtime.workers.background import await_written, begin_writing
+from rlctl.runtime.workers.background import begin_writing
+from tests.distributed.meshes import (
+    NUM_RANKS,
+    PASSES,
+    Trained,
+    check_trained,
+    float64,
+    mesh,
+    train,
+)
 from tests.distributed.ranks import on_ranks, rank_info
 from tests.distributed.test_gradient import gradient
-from tests.distributed.test_state import actor, update, weights
-from tests.models import mixture_model, tiny_tokenizer
+from tests.distributed.test_state import actor, weights
+from tests.models import MIXTURES, mixture_model, tiny_tokenizer
 
-NUM_RANKS = 4
-FSDP = "actor_rollout_ref.actor.fsdp_config"
-
-
-def mesh(experts: int, *more: str) -> tuple[str, ...]:
-    sizes = f"fsdp_size={experts}", f"expert_model_parallel_size={experts}", *more
-    return tuple(f"{FSDP}.{each}" for each in sizes)
+# Other implementations do not compute in float64.
+EAGER = "actor_rollout_ref.model.override_config.experts_implementation=eager"
+# By two replicas, by one copy, by ranks that share rows, by ranks that split layers, by both.
+MESHES = (
+    mesh(experts=2),
+    mesh(experts=4),
+    mesh(experts=4, sequence=2),
+    mesh(tensor=2),
+    mesh(tensor=2, experts=2),
+)
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("model")
-    tokenizer = tiny_tokenizer()
-    tokenizer.save_pretrained(folder)
-    mixture_model("qwen3_moe", vocab_size=len(tokenizer)).save_pretrained(folder)
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a model of each kind."""
+    folder, tokenizer = tmp_path_factory.mktemp("models"), tiny_tokenizer()
+    for kind in MIXTURES:
+        tokenizer.save_pretrained(folder / kind)
+        mixture_model(kind, vocab_size=264).save_pretrained(folder / kind)
     return folder
 
 
 class Found(NamedTuple):
-    gradients: list[Tensor]  # by two replicas, by one copy, by ranks that share rows
-    saved: Tensor
-    updated: Tensor  # after the save
-    resumed: Tensor  # after the same update of what was saved
+    gradients: list[Tensor]  # by each mesh
+    others: list[Tensor]  # of the other models, by ranks that split layers
+    trained: Trained
+    loaded: Tensor  # weights on another mesh
 
 
-def on_mesh(where: RankInfo, model: str, folder: Path) -> Found:
-    meshes = mesh(2), mesh(4), mesh(4, "ulysses_sequence_parallel_size=2")
-    gradients = [gradient(where, model, "actor", "token-mean", 2, each)[0] for each in meshes]
-    first = actor(where, model, mesh(2))
-    update(first)
-    first.save(folder)
-    await_written([folder], timeout_s=60)
-    saved = weights(first)
-    update(first)
-    second = actor(where, model, mesh(4))
+def actors_gradient(where: RankInfo, model: Path, num_micro_batches: int, *more: str) -> Tensor:
+    settings = (*more, *PASSES, EAGER)
+    return gradient(where, str(model), "actor", "token-mean", num_micro_batches, settings)[0]
+
+
+def on_mesh(where: RankInfo, models: Path, folder: Path) -> Found:
+    first, *others = (models / kind for kind in MIXTURES)
+    with float64():
+        gradients = [actors_gradient(where, first, 2, *each) for each in MESHES]
+        of_others = [actors_gradient(where, each, 2, *mesh(tensor=2)) for each in others]
+    trained = train(where, str(first), folder, mesh(experts=2))
+    second = actor(where, str(first), mesh(tensor=2, experts=2))
     second.load(folder)
-    resumed = actor(where, model, mesh(2))
-    resumed.load(folder)
-    update(resumed)
-    assert (weights(second) == saved).all()
-    return Found(gradients, saved, weights(first), weights(resumed))
+    return Found(gradients, of_others, trained, weights(second))
 
 
-def test_divided_experts_do_not_change_the_numbers(model: Path, tmp_path: Path) -> None:
+def test_divided_experts_do_not_change_the_numbers(models: Path, tmp_path: Path) -> None:
     begin_writing(tmp_path)
     folder = tmp_path / "state"
-    found = on_ranks(NUM_RANKS, on_mesh, str(model), folder)
+    found = on_ranks(NUM_RANKS, on_mesh, models, folder)
 
-    whole, _ = gradient(rank_info(), str(model), "actor", "token-mean", 1)
-    loaded = actor(rank_info(), str(model))
-    loaded.load(folder)
+    with float64():
+        whole, *others = (actors_gradient(rank_info(), models / kind, 1) for kind in MIXTURES)
+    check_trained([rank.trained for rank in found], str(models / "qwen3_moe"), folder)
     for rank in found:
-        for mine in rank.gradients:
-            assert (whole - mine).norm() <= 1e-6 * whole.norm()
-        assert (rank.saved == weights(loaded)).all()
-        assert (rank.updated == rank.resumed).all()
-        assert (rank.updated != rank.saved).any()
+        expected = [*[whole] * len(MESHES), *others]
+        for mine, alone in zip([*rank.gradients, *rank.others], expected, strict=True):
+            assert (alone - mine).norm() <= 1e-6 * alone.norm() > 0
+        assert (rank.loaded == rank.trained.saved).all()

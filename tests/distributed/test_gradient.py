@@ -22,6 +22,7 @@ from rlctl.runtime.workers.actor import ActorSpec, ActorWorker
 from rlctl.runtime.workers.critic import CriticSpec, CriticWorker
 from rlctl.runtime.workers.dispatch import join, split
 from rlctl.tracking.metrics import to_floats
+from tests.configs import configured
 from tests.distributed.ranks import on_ranks, rank_info
 from tests.models import write_tiny_model
 
@@ -34,7 +35,8 @@ LOSS = (
     "actor_rollout_ref.actor.grad_clip=1000",
     "critic.grad_clip=1000",
 )
-RECIPES = ("distill", "online_dpo", "raft")  # roles of the actor with another algorithm than PPO
+# Roles of the actor with another algorithm than PPO.
+RECIPES = ("distill", "online_dpo", "raft", "sft", "dpo")
 Cut = tuple[int, int]  # ranks, micro-batches
 
 
@@ -85,7 +87,7 @@ def experience() -> Experience:
 def rows_of(role: str) -> Rollouts:
     """Return the rows that the role's update gets: those of pairs, those kept, or all."""
     batch = experience()
-    if role == "online_dpo":
+    if role in ("online_dpo", "dpo"):
         assert batch.ref_log_probs is not None
         assert batch.old_log_probs is not None
         fields = {each.name: getattr(batch, each.name) for each in dataclasses.fields(Scored)}
@@ -115,12 +117,8 @@ def gradient(
     overrides: tuple[str, ...] = (),
 ) -> tuple[torch.Tensor, dict[str, float]]:
     """Return the gradient that an update passes to the optimizer, flat, and its metrics."""
-    sizes = [
-        f"actor_rollout_ref.model.path={model}",
-        f"actor_rollout_ref.actor.loss_agg_mode={mode}",
-        *LOSS,
-        *overrides,
-    ]
+    given = [f"actor_rollout_ref.model.path={model}", *LOSS]
+    sizes = [f"actor_rollout_ref.actor.loss_agg_mode={mode}", *overrides]
     if num_micro_batches > 1:
         rows = ROWS // where.world_size // num_micro_batches
         sizes += [
@@ -132,8 +130,8 @@ def gradient(
             f"critic.ppo_micro_batch_size_per_gpu={max(1, rows)}",
         ]
     if role == "distill":
-        sizes.append("actor_rollout_ref.ref.model.path=teacher")
-    config = compose(role if role in RECIPES else "ppo", sizes).config
+        given.append("actor_rollout_ref.ref.model.path=teacher")
+    config = configured(role if role in RECIPES else "ppo", given, sizes)
     algorithm = load_algorithm(config, num_steps=1)
     if role == "critic":
         assert isinstance(algorithm, PPO)

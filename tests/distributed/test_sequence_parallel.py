@@ -14,22 +14,15 @@ from rlctl.runtime.model.kernels import Reach
 from rlctl.runtime.model.sequence_parallel import SequenceGroup
 from rlctl.runtime.model.sequences import Sequences
 from rlctl.runtime.rank_info import RankInfo
-from rlctl.runtime.workers.background import await_written, begin_writing
+from rlctl.runtime.workers.background import begin_writing
+from tests.distributed.meshes import NUM_RANKS, Trained, check_trained, mesh, train
 from tests.distributed.ranks import on_ranks, rank_info
 from tests.distributed.test_gradient import gradient
-from tests.distributed.test_state import actor, update, weights
 from tests.models import write_tiny_model
+from tests.numerics.test_reward_model import gradient as reward_gradient
 
-ROLES = ("actor", "critic", "distill")
-NUM_RANKS = 4
+ROLES = ("actor", "critic", "distill", "sft", "dpo")
 LORA = "actor_rollout_ref.model.lora_rank=4"
-
-
-def sharing(size: int) -> tuple[str, ...]:
-    return tuple(
-        f"{section}.fsdp_config.ulysses_sequence_parallel_size={size}"
-        for section in ("actor_rollout_ref.actor", "critic")
-    )
 
 
 @pytest.fixture(scope="module")
@@ -44,28 +37,19 @@ class Found(NamedTuple):
     adapters: Tensor  # of the actor's LoRA adapters, by two ranks for each row
     all_ranks: tuple[Tensor, dict[str, float]]  # of the actor, by all ranks for each row
     attention: list[Tensor]
-    saved: Tensor
-    updated: Tensor  # after the save
-    resumed: Tensor  # after the same update of what was saved
+    reward: Tensor  # the gradient of a reward model
+    trained: Trained
 
 
 def on_mesh(where: RankInfo, model: str, folder: Path) -> Found:
-    two = [gradient(where, model, role, "token-mean", 2, sharing(2))[0] for role in ROLES]
-    adapters, _ = gradient(where, model, "actor", "token-mean", 2, (*sharing(2), LORA))
-    four = gradient(where, model, "actor", "token-mean", 1, sharing(NUM_RANKS))
+    two = [gradient(where, model, role, "token-mean", 2, mesh(1, 2))[0] for role in ROLES]
+    adapters, _ = gradient(where, model, "actor", "token-mean", 2, (*mesh(1, 2), LORA))
+    four = gradient(where, model, "actor", "token-mean", 1, mesh(1, NUM_RANKS))
     group = torch.distributed.group.WORLD
     assert group is not None
     attention = attend(SequenceGroup(group, where.rank, NUM_RANKS))
-    first = actor(where, model, sharing(2))
-    update(first)
-    first.save(folder)
-    await_written([folder], timeout_s=60)
-    saved = weights(first)
-    update(first)
-    second = actor(where, model, sharing(2))
-    second.load(folder)
-    update(second)
-    return Found(two, adapters, four, attention, saved, weights(first), weights(second))
+    reward, _ = reward_gradient(where, model, None, mesh(1, 2))
+    return Found(two, adapters, four, attention, reward, train(where, model, folder, mesh(1, 2)))
 
 
 def attend(group: SequenceGroup | None) -> list[Tensor]:
@@ -103,9 +87,8 @@ def test_ranks_that_share_rows_do_not_change_the_numbers(model: Path, tmp_path: 
     expected = [gradient(rank_info(), str(model), role, "token-mean", 1) for role in ROLES]
     adapters, _ = gradient(rank_info(), str(model), "actor", "token-mean", 1, (LORA,))
     attention = attend(None)
-    loaded = actor(rank_info(), str(model))
-    loaded.load(folder)
-    alone = weights(loaded)
+    reward, _ = reward_gradient(rank_info(), str(model), None)
+    check_trained([rank.trained for rank in found], str(model), folder)
     for rank in found:
         for mine, (whole, _) in zip(rank.gradients, expected, strict=True):
             assert (whole - mine).norm() <= 1e-6 * whole.norm()
@@ -115,6 +98,4 @@ def test_ranks_that_share_rows_do_not_change_the_numbers(model: Path, tmp_path: 
         assert rank.all_ranks[1] == pytest.approx(metrics, rel=1e-5, abs=1e-7)
         for mine, whole in zip(rank.attention, attention, strict=True):
             torch.testing.assert_close(mine, whole)
-        assert torch.equal(rank.saved, alone)
-        assert torch.equal(rank.updated, rank.resumed)
-        assert not torch.equal(rank.updated, rank.saved)
+        assert (reward - rank.reward).norm() <= 1e-6 * reward.norm() > 0

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 
-from rlctl.recipes.compose import compose
 from rlctl.runtime.algorithms.ppo import PPO
 from rlctl.runtime.model.sharding import full_tensor
 from rlctl.runtime.rank_info import RankInfo
@@ -17,6 +16,7 @@ from rlctl.runtime.rollout.sampling_params import SamplingConfig
 from rlctl.runtime.workers.actor import ActorSpec, ActorWorker
 from rlctl.runtime.workers.background import await_written, begin_writing
 from rlctl.runtime.workers.dispatch import split
+from tests.configs import configured
 from tests.distributed.ranks import on_ranks, rank_info
 from tests.distributed.test_gradient import LOSS, experience
 from tests.models import write_tiny_model
@@ -30,7 +30,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def actor(where: RankInfo, model: str, overrides: tuple[str, ...] = ()) -> ActorWorker:
-    config = compose("ppo", [f"actor_rollout_ref.model.path={model}", *LOSS, *overrides]).config
+    config = configured("ppo", [f"actor_rollout_ref.model.path={model}", *LOSS], overrides)
     rollout = config.actor_rollout_ref
     algorithm = PPO.from_config(config, num_steps=1)
     return ActorWorker(

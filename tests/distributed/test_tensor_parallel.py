@@ -9,67 +9,69 @@ import pytest
 import torch
 from torch import Tensor
 
-from rlctl.runtime.model.lora import merged_parameters
 from rlctl.runtime.model.vocabulary import Vocabulary
 from rlctl.runtime.ops import sum_of_squared_probs
 from rlctl.runtime.rank_info import RankInfo
-from rlctl.runtime.workers.background import await_written, begin_writing
+from rlctl.runtime.workers.background import begin_writing
+from tests.distributed.meshes import (
+    EXACT,
+    NUM_RANKS,
+    PASSES,
+    Trained,
+    check_trained,
+    float64,
+    mesh,
+    train,
+)
 from tests.distributed.ranks import on_ranks, rank_info
 from tests.distributed.test_gradient import gradient
-from tests.distributed.test_state import actor, update, weights
 from tests.models import write_tiny_model
+from tests.numerics.test_reward_model import gradient as reward_gradient
 
-ROLES = ("actor", "critic", "distill")
-TOLERANCE = 5e-6  # ranks split the sums of matrix products, so float32 rounds them otherwise
-NUM_RANKS = 4
-
-
-def mesh(tensor: int, sequence: int = 1) -> tuple[str, ...]:
-    return tuple(
-        f"{section}.fsdp_config.{key}={size}"
-        for section in ("actor_rollout_ref.actor", "critic")
-        for key, size in (
-            ("tensor_model_parallel_size", tensor),
-            ("ulysses_sequence_parallel_size", sequence),
-        )
-    )
+ROLES = ("actor", "critic", "distill", "sft", "dpo")
+# Of meshes whose ranks all have the same rows.
+EXACT_MESHES = (("actor", mesh(4)), ("critic", mesh(4)), ("actor", mesh(2, 2)))
+# Of float32: ranks split the sums of matrix products, which are then rounded otherwise.
+TOLERANCE = 5e-6
+LORA = ("actor_rollout_ref.model.lora_rank=4", *PASSES)
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("model")
-    write_tiny_model(folder, "qwen3", vocab_size=264)  # even; with norms of each head
+    # With norms of each head; four ranks divide the vocabulary and the KV heads.
+    write_tiny_model(folder, "qwen3", vocab_size=264, num_key_value_heads=4)
     return folder
 
 
 class Found(NamedTuple):
+    exact: list[Tensor]  # gradients in float64, by ranks that all have the same rows
     gradients: list[Tensor]  # of each role, by two groups of two ranks
+    reward: Tensor  # of a reward model, by slices of rows and layers
     squares: Tensor  # Σ p² of random logits
     best: Tensor  # their three largest
-    all_ranks: tuple[Tensor, dict[str, float]]  # of the actor, by slices of rows and layers
-    saved: Tensor
-    engine: dict[str, Tensor]  # weights for the rollout engine
-    updated: Tensor  # after the save
-    resumed: Tensor  # after the same update of what was saved
+    rounded: tuple[Tensor, dict[str, float]]  # of the actor in float32, by slices of both
+    trained: Trained
+    adapters: Trained  # in float64
 
 
 def on_mesh(where: RankInfo, model: str, folder: Path) -> Found:
-    two = [gradient(where, model, role, "token-mean", 2, mesh(2))[0] for role in ROLES]
-    four = gradient(where, model, "actor", "token-mean", 1, mesh(2, 2))
+    with float64():
+        exact = [
+            gradient(where, model, role, "token-mean", 1, (*each, *PASSES))[0]
+            for role, each in EXACT_MESHES
+        ]
+        settings = (*mesh(2), *PASSES)
+        gradients = [gradient(where, model, role, "token-mean", 2, settings)[0] for role in ROLES]
+        reward = reward_gradient(where, model, None, (*mesh(2, 2), *PASSES))[0]
+        adapters = train(where, model, folder / "adapters", (*mesh(2), *LORA))
+    rounded = gradient(where, model, "actor", "token-mean", 1, mesh(2, 2))
     group = torch.distributed.group.WORLD
     assert group is not None
     vocabulary, own = Vocabulary(group), logits().chunk(NUM_RANKS, -1)[where.rank]
     squares, best = vocabulary.sum_of_squared_probs(own, 0.7), vocabulary.top_k(own, 3)
-    first = actor(where, model, mesh(2))
-    update(first)
-    first.save(folder)
-    await_written([folder], timeout_s=60)
-    saved, engine = weights(first), dict(merged_parameters(first.policy.hf))
-    update(first)
-    second = actor(where, model, mesh(2))
-    second.load(folder)
-    update(second)
-    return Found(two, squares, best, four, saved, engine, weights(first), weights(second))
+    trained = train(where, model, folder / "whole", mesh(2))
+    return Found(exact, gradients, reward, squares, best, rounded, trained, adapters)
 
 
 def logits() -> Tensor:
@@ -78,23 +80,28 @@ def logits() -> Tensor:
 
 def test_ranks_that_split_layers_do_not_change_the_numbers(model: Path, tmp_path: Path) -> None:
     begin_writing(tmp_path)
-    folder = tmp_path / "state"
-    found = on_ranks(NUM_RANKS, on_mesh, str(model), folder)
+    found = on_ranks(NUM_RANKS, on_mesh, str(model), tmp_path)
 
-    expected = [gradient(rank_info(), str(model), role, "token-mean", 1) for role in ROLES]
-    loaded = actor(rank_info(), str(model))
-    loaded.load(folder)
-    alone, engine = weights(loaded), dict(merged_parameters(loaded.policy.hf))
+    whole, metrics = gradient(rank_info(), str(model), "actor", "token-mean", 1)
+    check_trained([rank.trained for rank in found], str(model), tmp_path / "whole")
+    with float64():
+        alone = [gradient(rank_info(), str(model), each, "token-mean", 1, PASSES) for each in ROLES]
+        alone_reward = reward_gradient(rank_info(), str(model), None, PASSES)[0]
+        adapters = train(rank_info(), str(model), tmp_path / "alone", LORA)
+        check_trained([each.adapters for each in found], str(model), tmp_path / "adapters", LORA)
     for rank in found:
-        for mine, (whole, _) in zip(rank.gradients, expected, strict=True):
-            assert (whole - mine).norm() <= TOLERANCE * whole.norm()
+        assert (whole - rank.rounded[0]).norm() <= TOLERANCE * whole.norm()
+        assert rank.rounded[1] == pytest.approx(metrics, rel=1e-5, abs=1e-6)
+        for mine, (role, _) in zip(rank.exact, EXACT_MESHES, strict=True):
+            expected = alone[ROLES.index(role)][0]
+            assert (expected - mine).norm() <= EXACT * expected.norm()
+        for mine, (expected, _) in zip(rank.gradients, alone, strict=True):
+            assert (expected - mine).norm() <= 1e-6 * expected.norm() > 0
+        assert (alone_reward - rank.reward).norm() <= 1e-6 * alone_reward.norm() > 0
         torch.testing.assert_close(rank.squares, sum_of_squared_probs(logits(), 0.7))
         assert torch.equal(rank.best, logits().topk(3).indices)
-        whole, metrics = expected[0]
-        assert (whole - rank.all_ranks[0]).norm() <= TOLERANCE * whole.norm()
-        assert rank.all_ranks[1] == pytest.approx(metrics, rel=1e-5, abs=1e-6)
-        assert torch.equal(rank.saved, alone)
-        assert rank.engine.keys() == engine.keys()
-        assert all(torch.equal(rank.engine[name], engine[name]) for name in engine)
-        assert torch.equal(rank.updated, rank.resumed)
-        assert not torch.equal(rank.updated, rank.saved)
+        # After two updates of 1e-3 each: of A, the first gradient is zero.
+        for mine, expected in zip(rank.adapters[2:], adapters[2:], strict=True):
+            torch.testing.assert_close(mine, expected, rtol=0, atol=1e-6)
+        for name, expected in adapters.engine.items():
+            torch.testing.assert_close(rank.adapters.engine[name], expected, rtol=0, atol=1e-6)

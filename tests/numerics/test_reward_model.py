@@ -25,6 +25,7 @@ from rlctl.runtime.rank_info import RankInfo
 from rlctl.runtime.rewards.normalization import running_scale
 from rlctl.runtime.workers.dispatch import split
 from rlctl.runtime.workers.reward_model import RewardLearnerSpec, RewardLearnerWorker
+from tests.configs import configured
 from tests.distributed.ranks import on_ranks, rank_info
 from tests.models import write_tiny_model
 
@@ -143,12 +144,14 @@ def test_running_scale_is_that_of_all_scores() -> None:
     assert restored == scale
 
 
-def gradient(where: RankInfo, model: str, max_rows: int | None) -> tuple[torch.Tensor, float]:
+def gradient(
+    where: RankInfo, model: str, max_rows: int | None, more: tuple[str, ...] = ()
+) -> tuple[torch.Tensor, float]:
     """Return the gradient of an update, flat, and its loss."""
-    overrides = [f"reward.reward_model.model.path={model}", "reward.reward_model.grad_clip=1000"]
+    given = [f"reward.reward_model.model.path={model}", "reward.reward_model.grad_clip=1000"]
     if max_rows:
-        overrides.append(f"reward.reward_model.micro_batch_size_per_gpu={max_rows}")
-    config = compose("rm", overrides).config
+        more = (*more, f"reward.reward_model.micro_batch_size_per_gpu={max_rows}")
+    config = configured("rm", given, more)
     algorithm = load_algorithm(config, num_steps=1)
     worker = RewardLearnerWorker(
         where, RewardLearnerSpec(config.reward.reward_model, cast(Any, algorithm), 0)
@@ -168,7 +171,9 @@ def gradient(where: RankInfo, model: str, max_rows: int | None) -> tuple[torch.T
     batch = rows()
     scores = torch.randn(8, generator=torch.Generator().manual_seed(1))
     pairs, _ = with_coefficients(batch, scores, None, BradleyTerryParams())
-    mine = pairs.chunk(split(pairs, where.world_size, balanced=True))[where.rank]
+    ranks_per_row = worker.learner.model.ranks_per_row
+    parts = split(pairs, where.world_size // ranks_per_row, balanced=True)
+    mine = pairs.chunk(parts)[where.rank // ranks_per_row]
     metrics = worker.update(mine, lr=1e-3)
     return torch.cat(found), metrics["reward_model/loss"].value
 

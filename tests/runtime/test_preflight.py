@@ -232,6 +232,16 @@ def test_experts_are_divided_over_the_ranks_of_one_copy(model: Path, tmp_path: P
     assert "does not divide the 0 experts" in said(model, 4)
     assert "host memory" in said(mixture, 4, f"{section}.param_offload=true")
 
+    tensor = f"{section}.tensor_model_parallel_size=2"
+    assert said(mixture, 1, tensor) == said(mixture, 2, tensor) == ""
+    assert "=4 is not the number of ranks" in said(mixture, 4, tensor)
+    lora = "actor_rollout_ref.model.lora_rank=4"
+    assert said(mixture, 1, tensor, lora) == ""
+    dora = "actor_rollout_ref.model.use_dora=true"
+    assert "DoRA adapters of layers" in said(mixture, 1, tensor, lora, dora)
+    head = "actor_rollout_ref.model.target_modules=[q_proj,lm_head]"
+    assert "LoRA adapters of lm_head are not" in said(mixture, 1, tensor, lora, head)
+
 
 def test_ranks_that_share_rows_have_fewer_activations(model: Path) -> None:
     def actor(*overrides: str) -> RoleMemory:

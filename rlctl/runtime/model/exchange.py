@@ -1,4 +1,4 @@
-"""All-to-all exchange of rows between ranks, with a gradient.
+"""Exchanges of rows between ranks and sums over them, with gradients.
 
 torch's public version (`torch.distributed.nn.functional`) is deprecated, its successor private.
 """
@@ -50,3 +50,54 @@ def _exchanged(
     out = rows.new_empty(sum(received), *rows.shape[1:])
     dist.all_to_all_single(out, rows.contiguous(), received, sent, group=group)
     return out
+
+
+def summed(value: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """Return the sum of the values (N, …) of all ranks, which then compute the same loss."""
+    apply: Any = _Sum.apply
+    return apply(value, group)
+
+
+def with_summed_gradient(value: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """Return `value` (N, …), whose gradient is the sum of the gradients of all ranks."""
+    apply: Any = _SumGradients.apply
+    return apply(value, group)
+
+
+class _Sum(torch.autograd.Function):
+    """See `summed`: each rank's gradient is that of the sum."""
+
+    @staticmethod
+    def forward(ctx: Any, value: Tensor, group: dist.ProcessGroup) -> Tensor:
+        """Return the sum of the values (N, …)."""
+        del ctx
+        value = value.clone(memory_format=torch.contiguous_format)
+        dist.all_reduce(value, group=group)
+        return value
+
+    @staticmethod
+    def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
+        ctx: Any, gradient: Tensor
+    ) -> tuple[Tensor, None]:
+        """Return the gradient (N, …)."""
+        del ctx
+        return gradient, None
+
+
+class _SumGradients(torch.autograd.Function):
+    """See `with_summed_gradient`."""
+
+    @staticmethod
+    def forward(ctx: Any, value: Tensor, group: dist.ProcessGroup) -> Tensor:
+        """Return `value` (N, …)."""
+        ctx.group = group
+        return value.view_as(value)
+
+    @staticmethod
+    def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
+        ctx: Any, gradient: Tensor
+    ) -> tuple[Tensor, None]:
+        """Sum the gradients (N, …) of all ranks."""
+        gradient = gradient.clone(memory_format=torch.contiguous_format)
+        dist.all_reduce(gradient, group=ctx.group)
+        return gradient, None

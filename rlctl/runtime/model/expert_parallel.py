@@ -4,12 +4,16 @@ FSDP would gather the weights of all experts of a layer for every pass. Here a r
 its own experts the tokens of all ranks that share the weights (GShard, arXiv 2006.16668). A weight
 has the layout that FSDP would give it, so checkpoints and weight syncs see no difference.
 
-Axes: T tokens, H hidden size, E experts, K experts of a token, S ranks, R rows received.
+Ranks that split layers have the same tokens. Each computes those of its own experts, and their
+results are summed.
+
+Axes: T tokens, H hidden size, E experts, K experts of a token, R rows computed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -20,7 +24,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from rlctl.errors import ConfigError
-from rlctl.runtime.model.exchange import exchange
+from rlctl.runtime.model.exchange import exchange, summed, with_summed_gradient
 
 
 def expert_layers(model: nn.Module) -> Iterator[nn.Module]:
@@ -31,73 +35,106 @@ def expert_layers(model: nn.Module) -> Iterator[nn.Module]:
             yield module
 
 
-def shard_experts(model: nn.Module, mesh: DeviceMesh, dtype: torch.dtype) -> set[nn.Parameter]:
-    """Split the experts over the last dimension of `mesh`, in place; return their parameters.
+@dataclass(frozen=True)
+class _Layout:
+    """The E experts of a layer over a mesh: of replicas, of S shards, of N ranks that split layers.
 
-    They compute in `dtype`. The other dimension, if any, has replicas. Raises ConfigError if there
-    are no experts, or if the ranks do not divide their number.
+    The rank (s, n) has the (s·N + n)-th block of E / (S·N) experts, for the tokens of all shards;
+    those of the N ranks are the same.
     """
-    size, rank = mesh.size(mesh.ndim - 1), mesh.get_local_rank(mesh.ndim - 1)
+
+    mesh: DeviceMesh
+    block: int  # experts of a rank
+    dtype: torch.dtype  # of computation
+
+    def size(self, name: str) -> int:
+        """Return the size of a dimension of the mesh; 1 if it has none of this name."""
+        return self.mesh[name].size() if name in (self.mesh.mesh_dim_names or ()) else 1
+
+
+def shard_experts(model: nn.Module, mesh: DeviceMesh, dtype: torch.dtype) -> set[nn.Parameter]:
+    """Divide the experts over `mesh`, in place; return their parameters.
+
+    It has dimensions "shard" or "tensor" or both, and "replicate" if there are replicas. Experts
+    compute in `dtype`. Raises ConfigError if there are no experts, or if the ranks do not divide
+    their number.
+    """
+    names = mesh.mesh_dim_names or ()
+    number, index = 1, 0
+    for name in names:
+        if name != "replicate":
+            number, index = number * mesh[name].size(), index * mesh[name].size()
+            index += mesh[name].get_local_rank()
+    placements = [Replicate() if name == "replicate" else Shard(0) for name in names]
     found: set[nn.Parameter] = set()
     for module in list(expert_layers(model)):
-        number = int(module.num_experts)  # pyright: ignore[reportArgumentType]
-        if number % size:
-            raise ConfigError(f"{size} ranks do not divide the {number} experts of a layer")
+        total = int(module.num_experts)  # pyright: ignore[reportArgumentType]
+        if total % number:
+            raise ConfigError(f"{number} ranks do not divide the {total} experts of a layer")
         for name, whole in list(module.named_parameters(recurse=False)):
-            own = whole.detach().tensor_split(size)[rank].clone()
-            placements = [*[Replicate()] * (mesh.ndim - 1), Shard(0)]
+            own = whole.detach().tensor_split(number)[index].clone()
             value = DTensor.from_local(own, mesh, placements, run_check=False)
             sharded = nn.Parameter(value, requires_grad=whole.requires_grad)
             setattr(module, name, sharded)
             found.add(sharded)
-        module.forward = torch.compiler.disable(partial(_forward, module, mesh, dtype))
-    if not found:
-        raise ConfigError("the model has no experts", hint="expert_model_parallel_size=1")
+        layout = _Layout(mesh, total // number, dtype)
+        module.forward = torch.compiler.disable(partial(_forward, module, layout))
     return found
 
 
 def _forward(
     module: nn.Module,
-    mesh: DeviceMesh,
-    dtype: torch.dtype,
+    layout: _Layout,
     hidden: Tensor,
     top_k_index: Tensor,
     top_k_weights: Tensor,
 ) -> Tensor:
     """Return the weighted sum over each token's experts: (T, H), (T, K), (T, K) -> (T, H)."""
-    group, size = mesh.get_group(mesh.ndim - 1), mesh.size(mesh.ndim - 1)
-    per_rank = int(module.num_experts) // size  # pyright: ignore[reportArgumentType]
+    mesh, num_shards, num_parts = layout.mesh, layout.size("shard"), layout.size("tensor")
     expert, order = top_k_index.flatten().sort(stable=True)  # (T·K,), so by rank
-    sent = torch.bincount(expert // per_rank, minlength=size)
-    received = torch.empty_like(sent)
-    dist.all_to_all_single(received, sent, group=group)
-    sizes = sent.tolist(), received.tolist()
+    block = expert // layout.block
+    if num_parts > 1:
+        group = mesh.get_group("tensor")
+        hidden, top_k_weights = (with_summed_gradient(x, group) for x in (hidden, top_k_weights))
+        own = block % num_parts == mesh.get_local_rank("tensor")
+        expert, order, block = expert[own], order[own], block[own]
     top_k = top_k_index.shape[1]
-    rows = exchange(hidden[order // top_k], *sizes, group)  # (R, H)
-    numbers = exchange(expert % per_rank, *sizes, group)[:, None]  # (R, 1)
+    rows = hidden[order // top_k]  # (R, H)
+    sizes, numbers = None, expert % layout.block
+    if num_shards > 1:
+        group = mesh.get_group("shard")
+        sent = torch.bincount(block // num_parts, minlength=num_shards)
+        received = torch.empty_like(sent)
+        dist.all_to_all_single(received, sent, group=group)
+        sizes = sent.tolist(), received.tolist()
+        rows, numbers = exchange(rows, *sizes, group), exchange(numbers, *sizes, group)
+    out = _compute(module, layout, rows, numbers[:, None])
+    if sizes is not None:
+        out = exchange(out, sizes[1], sizes[0], mesh.get_group("shard"))
+    each = out.new_zeros(top_k_index.numel(), out.shape[-1]).index_copy(0, order, out)
+    result = (each.unflatten(0, (-1, top_k)) * top_k_weights[..., None]).sum(1).to(hidden.dtype)
+    return result if num_parts == 1 else summed(result, mesh.get_group("tensor"))
+
+
+def _compute(module: nn.Module, layout: _Layout, rows: Tensor, numbers: Tensor) -> Tensor:
+    """Return the outputs of this rank's experts `numbers` (R, 1) for rows (R, H)."""
     weights = {
-        name: _own_part(parameter, mesh, dtype)
+        name: _own_part(parameter, layout)
         for name, parameter in module.named_parameters(recurse=False)
     }
-    local: Any = _LocalExperts(module, per_rank, weights)
+    local: Any = _LocalExperts(module, layout.block, weights)
     out = type(module).forward(local, rows, numbers, torch.ones_like(numbers, dtype=rows.dtype))
-    # A rank without rows has gradients of 0: every rank steps with the same parameters.
-    out = out + 0.0 * sum(each.flatten()[0] for each in weights.values())
-    back = exchange(out, sizes[1], sizes[0], group)
-    own = torch.empty_like(order)
-    own[order] = torch.arange(len(order), device=order.device)
-    weighted = back[own].unflatten(0, (-1, top_k)) * top_k_weights[..., None]
-    return weighted.sum(1).to(hidden.dtype)
+    # A rank without rows has gradients of 0, for which the others wait.
+    return out + sum(each.flatten()[:0].sum() for each in (rows, *weights.values()))
 
 
-def _own_part(parameter: Tensor, mesh: DeviceMesh, dtype: torch.dtype) -> Tensor:
-    """Return this rank's experts (E / S, …); their gradient is summed over replicas."""
+def _own_part(parameter: Tensor, layout: _Layout) -> Tensor:
+    """Return this rank's experts (E / (S·N), …); their gradient is summed over replicas."""
     assert isinstance(parameter, DTensor)
     value = parameter.to_local()
-    if mesh.ndim > 1:
-        apply: Any = _SumGradients.apply
-        value = apply(value, mesh.get_group(0))
-    return value.to(dtype)
+    if layout.size("replicate") > 1:
+        value = with_summed_gradient(value, layout.mesh.get_group("replicate"))
+    return value.to(layout.dtype)
 
 
 class _LocalExperts:
@@ -108,22 +145,3 @@ class _LocalExperts:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(vars(self)["module"], name)
-
-
-class _SumGradients(torch.autograd.Function):
-    """Identity whose gradient is summed over the ranks of a group."""
-
-    @staticmethod
-    def forward(ctx: Any, value: Tensor, group: dist.ProcessGroup) -> Tensor:
-        """Return `value` (N, …)."""
-        ctx.group = group
-        return value.view_as(value)
-
-    @staticmethod
-    def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
-        ctx: Any, gradient: Tensor
-    ) -> tuple[Tensor, None]:
-        """Sum the gradients (N, …) of all ranks."""
-        gradient = gradient.contiguous()
-        dist.all_reduce(gradient, group=ctx.group)
-        return gradient, None

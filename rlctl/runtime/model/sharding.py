@@ -48,17 +48,24 @@ def shard(
     if rank_info.world_size == 1 and compute_dtype == next(model.parameters()).dtype:
         return
     mesh, experts = _mesh(rank_info, fsdp), set[nn.Parameter]()
+    if fsdp.expert_model_parallel_size > 1:
+        experts = shard_experts(model.hf, mesh, compute_dtype)
+        if not experts:
+            raise ConfigError("the model has no experts", hint="expert_model_parallel_size=1")
+    elif tensor > 1:
+        shard_experts(model.hf, mesh["tensor"], compute_dtype)
     if tensor > 1:
         split_model(model, mesh["tensor"])
         mesh = mesh[tuple(mesh.mesh_dim_names or ())[:-1]]
     if sequence > 1:
         model.sequence_group = _sequence_group(rank_info, sequence, tensor)
-    if fsdp.expert_model_parallel_size > 1:
-        experts = shard_experts(model.hf, mesh, compute_dtype)
     options = {
         "mesh": mesh,
         "ignored_params": experts,
-        "mp_policy": MixedPrecisionPolicy(param_dtype=compute_dtype, reduce_dtype=torch.float32),
+        "mp_policy": MixedPrecisionPolicy(
+            param_dtype=compute_dtype,
+            reduce_dtype=torch.promote_types(compute_dtype, torch.float32),
+        ),
         "reshard_after_forward": fsdp.reshard_after_forward,
         "offload_policy": CPUOffloadPolicy() if fsdp.param_offload else OffloadPolicy(),
     }

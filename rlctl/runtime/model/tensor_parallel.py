@@ -1,14 +1,15 @@
 """Tensor parallelism: each rank of a group has some heads, channels and tokens of the vocabulary.
 
 Linear layers are split as the model's class in transformers says (`base_model_tp_plan`), by torch's
-`parallelize_module`. All other parameters are whole on each rank, and get the same gradient there.
+`parallelize_module`, and their adapters with them. Each rank has some whole experts of a mixture:
+see `expert_parallel`. All other parameters are whole on each rank, and get the same gradient there.
 """
 
 from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, cast
 
 from torch import Tensor, nn
@@ -26,15 +27,21 @@ from rlctl.errors import ConfigError, Problem, raise_problems
 from rlctl.runtime.model.causal_lm import PackedModel, PolicyModel
 from rlctl.runtime.model.vocabulary import Vocabulary
 
-_COLWISE, _ROWWISE, _PER_HEAD = "colwise", "rowwise", "replicated_with_grad_allreduce"
-_EMBEDDING = "embedding_rowwise"
+# Styles of linear layers in transformers' plan: the layout of outputs, or of inputs.
+_COLWISE = {"colwise": Shard(-1), "colwise_gather_output": Replicate()}
+_ROWWISE = {"rowwise": Shard(-1), "rowwise_split_input": Replicate()}
+_PER_HEAD, _EXPERTS = "replicated_with_grad_allreduce", "moe_tp_experts"
+_STYLES = {*_COLWISE, *_ROWWISE, _PER_HEAD, _EXPERTS, "embedding_rowwise"}
 # Sizes that the group divides, by the name in config.json.
 _SIZES = {
     "num_attention_heads": "attention heads",
     "num_key_value_heads": "KV heads",
     "intermediate_size": "channels of the feed-forward layers",
+    "num_experts": "experts",
     "vocab_size": "tokens of the vocabulary",
 }
+# A layer with adapters, by peft's names: the layer, and which of its parts.
+_ADAPTED = re.compile(r"(.+)\.(base_layer|lora_A|lora_B)(?:\.\w+)?")
 
 
 class _Replicated(ParallelStyle):
@@ -52,9 +59,11 @@ class _Replicated(ParallelStyle):
             first, *rest = inputs
             return DTensor.from_local(first, mesh, [self.placement], run_check=False), *rest
 
-        def local(_: nn.Module, output: DTensor, mesh: DeviceMesh) -> Tensor:
+        def local(_: nn.Module, output: Any, mesh: DeviceMesh) -> Any:
             del mesh
-            return output.to_local()
+            if isinstance(output, DTensor):
+                return output.to_local()
+            return tuple(each.to_local() for each in output)  # of a router
 
         return distribute_module(
             module, device_mesh, input_fn=cast(Any, distributed), output_fn=cast(Any, local)
@@ -64,7 +73,8 @@ class _Replicated(ParallelStyle):
 def split_model(model: PackedModel, mesh: DeviceMesh) -> None:
     """Split the parameters of `model` over the ranks of a mesh of one dimension, in place.
 
-    Raises ConfigError for a model that cannot be split. Collective.
+    Those of experts are left to `shard_experts`. Raises ConfigError for a model that cannot be
+    split. Collective.
     """
     hf, is_policy = model.hf, isinstance(model, PolicyModel)
     raise_problems(unsplittable(hf.config, mesh.size(), is_policy))
@@ -86,7 +96,7 @@ def unsplittable(config: PreTrainedConfig, size: int, has_logits: bool) -> list[
     """
     text = config.get_text_config()
     plan = _plan(text)
-    unknown = sorted(set(plan.values()) - {_COLWISE, _ROWWISE, _PER_HEAD, _EMBEDDING})
+    unknown = sorted(set(plan.values()) - _STYLES)
     if not plan or unknown:
         why = (
             f"splits layers by {', '.join(unknown)}" if plan else "does not say how to split layers"
@@ -110,9 +120,20 @@ def unsplittable(config: PreTrainedConfig, size: int, has_logits: bool) -> list[
     ]
 
 
+def unsplittable_adapters(config: PreTrainedConfig, targets: Iterable[str]) -> list[str]:
+    """Return the `targets` of adapters whose layers are not split as the plan says."""
+    split = {name.rpartition(".")[2] for name in _plan(config.get_text_config())}
+    return [each for each in targets if each != "all-linear" and each not in split]
+
+
 def _plan(config: PreTrainedConfig) -> dict[str, str]:
-    """Return the styles of layers, by patterns of their names in the decoder."""
-    return dict(getattr(config, "base_model_tp_plan", None) or {})
+    """Return the styles of layers, by patterns of their names in the decoder.
+
+    Experts are divided, not split: the styles of their weights are left out.
+    """
+    plan: dict[str, str] = dict(getattr(config, "base_model_tp_plan", None) or {})
+    experts = tuple(f"{name}." for name, style in plan.items() if style == _EXPERTS)
+    return {name: style for name, style in plan.items() if not name.startswith(experts)}
 
 
 def _styles(model: PackedModel, size: int) -> Iterator[tuple[str, ParallelStyle]]:
@@ -125,19 +146,21 @@ def _styles(model: PackedModel, size: int) -> Iterator[tuple[str, ParallelStyle]
     prefix = next(name for name, each in model.named_modules() if each is hf.get_decoder())
     embedding, head = hf.get_input_embeddings(), hf.get_output_embeddings()
     for name, module in model.named_modules():
-        own = name.removeprefix(f"{prefix}.")
-        style = next((style for pattern, style in plan.items() if pattern.fullmatch(own)), None)
-        if not list(module.parameters(recurse=False)):
+        adapted = _ADAPTED.fullmatch(name)
+        layer, part = adapted.groups() if adapted else (name, "base_layer")
+        own = layer.removeprefix(f"{prefix}.")
+        style = next((style for pattern, style in plan.items() if pattern.fullmatch(own)), "")
+        if not list(module.parameters(recurse=False)) or style == _EXPERTS:
             continue
         divisible = isinstance(module, nn.Embedding) and module.num_embeddings % size == 0
         if module is embedding and divisible:
             yield name, RowwiseParallel(input_layouts=Replicate(), output_layouts=Replicate())
         elif module is head and isinstance(model, PolicyModel):
             yield name, ColwiseParallel(output_layouts=Shard(-1))
-        elif style == _COLWISE:
-            yield name, ColwiseParallel()
-        elif style == _ROWWISE:
-            yield name, RowwiseParallel()
+        elif style in _COLWISE and part != "lora_A":
+            yield name, ColwiseParallel(output_layouts=_COLWISE[style])
+        elif style in _ROWWISE and part != "lora_B":
+            yield name, RowwiseParallel(input_layouts=_ROWWISE[style])
         elif list(module.children()):
             raise ConfigError(
                 f"{type(module).__name__} has parameters beside those of its layers, so "

@@ -78,6 +78,7 @@ class Work:
     learns: bool
     has_logits: bool
     kv_tokens: int  # in the engine's cache; 0 without an engine
+    keeps_cache: bool = False  # during training
     recomputed: int = 0  # one of how many layers is recomputed in the backward pass; 0: none
     offloads: bool = False  # activations to host memory
     averages: bool = False  # keeps a moving average of the trained parameters
@@ -100,18 +101,21 @@ class RoleMemory:
     recomputing: int  # activations of one layer, which exist when the logits do not
     logits: int
     kv_cache: int
+    keeps_cache: bool  # during training
     update: int  # state that an offloaded optimizer has on the device
 
     @property
     def held(self) -> int:
         """Bytes held all the time."""
-        return self.parameters + self.moments + self.gathered + self.engine_copy
+        kept = self.kv_cache if self.keeps_cache else 0
+        return self.parameters + self.moments + self.gathered + self.engine_copy + kept
 
     @property
     def passing(self) -> int:
         """Temporary bytes: the largest of generation, backward pass and update: they take turns."""
         backward = self.activations - self.recomputing + max(self.recomputing, self.logits)
-        return max(self.kv_cache, self.gradients + max(backward, self.update))
+        cache = 0 if self.keeps_cache else self.kv_cache
+        return max(cache, self.gradients + max(backward, self.update))
 
     @property
     def peak(self) -> int:
@@ -165,6 +169,7 @@ def role_memory(role: str, size: ModelSize, storage: Storage, work: Work) -> Rol
         recomputing=recomputing,
         logits=rows * part.vocab * storage.compute * (2 if work.learns else 1),
         update=update,
+        keeps_cache=work.keeps_cache,
         kv_cache=2 * size.num_layers * size.key_value * work.kv_tokens * storage.compute,
     )
 

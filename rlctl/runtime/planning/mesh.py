@@ -12,7 +12,7 @@ from rlctl.recipes import schema
 from rlctl.recipes.roles import Role, built_roles
 from rlctl.runtime.algorithms.base import Needs
 from rlctl.runtime.cluster.pools import RANKS_PER_RELAY
-from rlctl.runtime.model.tensor_parallel import unsplittable
+from rlctl.runtime.model.tensor_parallel import unsplittable, unsplittable_adapters
 from rlctl.runtime.planning.preflight import check_batches, read_model_config
 from rlctl.runtime.workers.flops import MIXTURE_SIZES
 
@@ -84,8 +84,7 @@ def _check_split(
     if loaded is not None:
         problems = unsplittable(loaded, size, role.kind == "policy")
     if role.learns and role.model(config).lora_rank > 0:
-        text = f"LoRA adapters of layers that {size} ranks split are not supported"
-        problems.append(Problem(text, hint=f"{role.model_key}.lora_rank=0, or {key}=1"))
+        problems += _check_adapters(role, config, size, loaded)
     if config.actor_rollout_ref.actor.use_torch_compile and role.kind != "classifier":
         text = f"layers that {size} ranks split cannot be compiled"
         hint = f"actor_rollout_ref.actor.use_torch_compile=false, or {key}=1"
@@ -93,12 +92,28 @@ def _check_split(
     return [replace(each, where=key) for each in problems]
 
 
+def _check_adapters(
+    role: Role, config: schema.Config, size: int, loaded: PretrainedConfig | None
+) -> list[Problem]:
+    """Return why the adapters of layers that `size` ranks split are not supported."""
+    model, name = role.model(config), role.model_key
+    if model.use_dora:
+        text = f"DoRA adapters of layers that {size} ranks split are not supported"
+        return [Problem(text, hint=f"{name}.use_dora=false, or {role.fsdp_key}.{_TENSOR}=1")]
+    others = [] if loaded is None else unsplittable_adapters(loaded, model.target_modules)
+    if not others:
+        return []
+    text = f"LoRA adapters of {', '.join(others)} are not supported where {size} ranks split layers"
+    return [Problem(text, hint=f"{name}.target_modules=[all-linear]")]
+
+
 def _check_experts(
     role: Role, config: schema.Config, fsdp: schema.FSDP, num_ranks: int
 ) -> list[Problem]:
     """Return the problem of experts that cannot be divided over the ranks of one role."""
     key, size = f"{role.fsdp_key}.{_EXPERTS}", fsdp.expert_model_parallel_size
-    sharing = num_ranks if fsdp.fsdp_size == -1 else fsdp.fsdp_size
+    tensor = fsdp.tensor_model_parallel_size
+    sharing = num_ranks // tensor if fsdp.fsdp_size == -1 else fsdp.fsdp_size
     text = _text_config(role, config)
     number = next((n for name in MIXTURE_SIZES if (n := getattr(text, name, None))), 0)
     subject = f"the mesh of the {role.name} does not fit: {key}={size}"
@@ -110,10 +125,11 @@ def _check_experts(
                 hint=f"{role.fsdp_key}.fsdp_size={size}, or {key}={sharing}, or 1",
             )
         ]
-    if text is not None and (not number or number % size):
+    if text is not None and (not number or number % (size * tensor)):
+        also = f" times {_TENSOR}={tensor}" if tensor > 1 else ""
         return [
             Problem(
-                f"{subject} does not divide the {number} experts of the model",
+                f"{subject}{also} does not divide the {number} experts of the model",
                 hint=f"{key}=1: the weights of a layer's experts are then gathered for each pass",
                 fix=(key, f"{key}=1"),
             )

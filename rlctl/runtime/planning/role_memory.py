@@ -147,6 +147,8 @@ def _work(role: Role, config: schema.Config, device: str, num_ranks: int, needs:
     kv_tokens = 0
     if role is engine_role(config, needs):
         kv_tokens = _kv_tokens(config, num_ranks, needs)
+    # On a CPU engines keep no cache, with or without the setting.
+    keeps_cache = not config.actor_rollout_ref.rollout.free_cache_engine and device != "cpu"
     if role.passes is None:
         return Work(0, learns=False, has_logits=False, kv_tokens=kv_tokens)
     model = role.model(config)
@@ -166,6 +168,7 @@ def _work(role: Role, config: schema.Config, device: str, num_ranks: int, needs:
         state_bytes=bytes_per_parameter(role.learner(config).optim) if role.learns else None,
         has_logits=role.kind == "policy",
         kv_tokens=kv_tokens,
+        keeps_cache=keeps_cache,
         averages=role is ACTOR and Needs.AVERAGE in needs,
     )
 
