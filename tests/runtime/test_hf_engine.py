@@ -168,4 +168,5 @@ def test_fsdp2_with_unsharded_parameters(tmp_path: Path) -> None:
     finally:
         dist.destroy_process_group()
     assert torch.equal(responses.response_ids.values, expected.response_ids.values)
-    assert torch.equal(responses.log_probs.values, expected.log_probs.values)
+    difference = responses.log_probs.values - expected.log_probs.values
+    assert difference.abs().max() <= 1e-5  # the modules of FSDP, and fused layers

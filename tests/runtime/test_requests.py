@@ -140,7 +140,7 @@ def test_an_error_closes_all_requests(monkeypatch: pytest.MonkeyPatch) -> None:
     engine.submit([request(0, context(5), decoding=endless)])
     engine.step()
     with monkeypatch.context() as patch:
-        patch.setattr(model, "forward", lambda **_: 1 / 0)
+        patch.setattr(model.model.embed_tokens, "forward", lambda _: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             engine.step()
     assert engine.num_open == 0

@@ -9,7 +9,6 @@ and the LM head runs on last positions only. Requests join and leave between dec
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
-from itertools import groupby
 from typing import Self
 
 import torch
@@ -30,10 +29,12 @@ from rlctl.runtime.rollout.engine import (
     generate_by_requests,
     log_oom_retry,
 )
+from rlctl.runtime.rollout.fused import Passes
 from rlctl.runtime.rollout.graphs import Capturer, CudaGraphs, StaticDecoder
 from rlctl.runtime.rollout.parked import ParkedCaches
 from rlctl.runtime.rollout.requests import Completion, Request
-from rlctl.runtime.rollout.running import Finished, Part, Row, RunningRows
+from rlctl.runtime.rollout.rows import Finished, Part, parts_of, rows_of
+from rlctl.runtime.rollout.running import RunningRows
 
 
 class HFEngine:
@@ -90,7 +91,8 @@ class HFEngine:
         self._waiting: list[Part] = []
         self.static = StaticDecoder(model, capturer) if capturer is not None else None
         self._keeps_cache = keeps_cache
-        self._running = RunningRows(model, self.static)
+        self._passes = Passes(model)
+        self._running = RunningRows(self._passes, self.static)
         self._parked = ParkedCaches(int(max_parked_gigabytes * 2**30))
         self._training: list[nn.Module] | None = None  # modules to set back to training mode
 
@@ -153,6 +155,8 @@ class HFEngine:
             own = dict(self.model.named_parameters())
             for name, value in weights:
                 own[name].data.copy_(value)
+        if self._training is not None:
+            self._passes.refresh()
 
     def sleep(self) -> bool:
         """Drop kept caches, and unless `keeps_cache`, CUDA graphs and the memory of the cache."""
@@ -199,6 +203,7 @@ class HFEngine:
         if self._training is None:
             self._training = [module for module in self.model.modules() if module.training]
             self.model.eval()
+            self._passes.refresh()
         try:
             finished = self._step()
         except BaseException:
@@ -227,9 +232,9 @@ class HFEngine:
                 raise
             reason = str(error).splitlines()[0]
         # Outside of the handler: the error references the frames that hold the memory.
-        rows = list(dict.fromkeys(self._running.rows + _rows(joining)))
+        rows = list(dict.fromkeys(self._running.rows + rows_of(joining)))
         self._forget_rows()
-        self._waiting = _parts(rows) + self._waiting
+        self._waiting = parts_of(rows) + self._waiting
         self._parked.clear()
         lengths = torch.tensor([len(row.request.context_ids) + row.max_tokens for row in rows])
         self.on_oom(self.budget.halve([lengths], failed=0, alone=True, reason=reason))
@@ -266,12 +271,13 @@ class HFEngine:
     def _end_batch(self) -> None:
         """Empty the cache of the last rows, and restore the mode of the model."""
         cache = self._running.cache.emptied() if self.static is not None else None
-        self._running = RunningRows(self.model, self.static, cache)
+        self._passes = Passes(self.model)
+        self._running = RunningRows(self._passes, self.static, cache)
         self._restore_mode()
 
     def _forget_rows(self) -> None:
         """Free the running rows, their cache and the recorded steps."""
-        self._running = RunningRows(self.model, self.static)
+        self._running = RunningRows(self._passes, self.static)
         if self.static is not None:
             self.static.clear()
 
@@ -287,14 +293,3 @@ def _capturer(spec: EngineSpec) -> Capturer | None:
     if spec.rank_info.device != "cuda" or spec.rollout.enforce_eager:
         return None
     return CudaGraphs()
-
-
-def _rows(parts: Sequence[Part]) -> list[Row]:
-    return [Row(part.request, index) for part in parts for index in part.indices]
-
-
-def _parts(rows: Sequence[Row]) -> list[Part]:
-    """Group adjacent rows of a request."""
-    same = groupby(rows, key=lambda row: id(row.request))
-    groups = [list(group) for _, group in same]
-    return [Part(group[0].request, tuple(row.number for row in group)) for group in groups]

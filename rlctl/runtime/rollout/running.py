@@ -7,48 +7,21 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from rlctl.runtime.batch import Ragged
 from rlctl.runtime.model.attention import Packing
-from rlctl.runtime.rollout.decoding import Decode, next_logits
+from rlctl.runtime.rollout.decoding import Decode
+from rlctl.runtime.rollout.fused import Passes
 from rlctl.runtime.rollout.graphs import StaticDecoder
-from rlctl.runtime.rollout.kv_cache import KVCache, Saved
+from rlctl.runtime.rollout.kv_cache import KVCache
 from rlctl.runtime.rollout.prefill import Extension, Prefill
-from rlctl.runtime.rollout.requests import Completion, Decoding, Request
+from rlctl.runtime.rollout.requests import Completion, Decoding
+from rlctl.runtime.rollout.rows import Finished, Part, Row, rows_of
 from rlctl.runtime.rollout.sampling import sample
 
 # Approximate limit of a forward pass over prompts: more tokens cost memory and save no time.
 _PREFILL_TOKENS = 8192
 _FIRST_CAPACITY = 64
-
-
-class Row(NamedTuple):
-    """One response of a request."""
-
-    request: Request
-    number: int  # among the request's n
-
-    @property
-    def max_tokens(self) -> int:
-        """Limit of the response in tokens."""
-        return self.request.max_tokens[self.number]
-
-
-class Part(NamedTuple):
-    """Responses of one request that join together, and the cache of its first tokens, if any."""
-
-    request: Request
-    indices: tuple[int, ...]
-    saved: Saved | None = None
-
-
-class Finished(NamedTuple):
-    """Finished response, and the cache of its context if it was asked for."""
-
-    row: Row
-    completion: Completion
-    saved: Saved | None  # of the context and all response tokens but the last
 
 
 class _SameDecoding(NamedTuple):
@@ -60,7 +33,7 @@ class _SameDecoding(NamedTuple):
 
 
 class RunningRows:
-    """Rows that are being decoded by `model`, and their KV cache.
+    """Rows that are being decoded by passes of a model, and their KV cache.
 
     All tensors have one row per running response, in the order of the cache; which rows are active
     is tracked on the CPU. Random numbers depend on the row's seed and the position only. `static`
@@ -69,13 +42,13 @@ class RunningRows:
 
     def __init__(
         self,
-        model: PreTrainedModel,
+        passes: Passes,
         static: StaticDecoder | None = None,
         cache: KVCache | None = None,
     ) -> None:
-        self.model = model
+        self._passes = passes
         self._static = static
-        self.device = next(model.parameters()).device
+        self.device = next(passes.model.parameters()).device
         self.rows: list[Row] = []
         self.cache = cache or KVCache(padded=static is not None)
         self._limits = torch.empty(0, dtype=torch.int64)  # (R,) on the CPU
@@ -96,7 +69,7 @@ class RunningRows:
         parts = sorted(parts, key=lambda part: part.saved is not None)  # stable
         num_fresh = sum(part.saved is None for part in parts)
         first_row = len(self.rows)
-        rows = [Row(part.request, index) for part in parts for index in part.indices]
+        rows = rows_of(parts)
         lengths = torch.tensor([len(part.request.context_ids) for part in parts])
         per_part = torch.tensor([len(part.indices) for part in parts])
         limits = torch.tensor([row.max_tokens for row in rows])
@@ -165,7 +138,7 @@ class RunningRows:
             ids = [part.request.context_ids for part in parts[done : done + size]]
             keep = (packing.lengths.cumsum(0) - 1).to(self.device)
             tokens = torch.cat(ids).to(self.device)
-            logits.append(next_logits(self.model, tokens, packing.position_ids, attention, keep))
+            logits.append(self._passes.logits(tokens, packing.position_ids, attention, keep))
             done += size
         return logits
 
@@ -183,7 +156,7 @@ class RunningRows:
         keep = (torch.tensor(attention.chunks).cumsum(0) - 1).to(self.device)
         positions = attention.positions().to(self.device)
         ids = torch.cat(chunks).to(self.device)
-        return [next_logits(self.model, ids, positions, attention, keep)]
+        return [self._passes.logits(ids, positions, attention, keep)]
 
     def _decode(self, tokens: Tensor, positions: Tensor) -> Tensor:
         """Return the logits (R, V) of the next token of each row, from its last one (R,)."""
@@ -191,7 +164,7 @@ class RunningRows:
             logits = self._static.decode(tokens, positions, self.cache)
             if logits is not None:
                 return logits
-        return next_logits(self.model, tokens, positions, Decode(self.cache, self.cache))
+        return self._passes.logits(tokens, positions, Decode(self.cache, self.cache))
 
     def _add_tables(self, rows: Sequence[Row], first: int) -> None:
         """Add `rows` from row `first` on to the tables of random numbers and of responses."""

@@ -1,0 +1,208 @@
+"""Layers of small Llama-like models as plain functions of fused weights, for the engine `hf`.
+
+At a few rows a decoding step of a small model on a CPU is mostly the cost of calls: modules, hooks
+and small operations. Here q, k and v are one product, gate and up another, biases and residuals are
+added by the products, and the rotary embedding is read from a table. Results differ from those of
+the modules by rounding only.
+
+Axes: T tokens, C hidden size, H query heads, K key-value heads, D head size, I intermediate size,
+V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.activations import SiLUActivation
+
+from rlctl.runtime.model.attention import TokenAttention, layer_window
+from rlctl.runtime.model.kernels import Reach
+from rlctl.runtime.rollout.decoding import next_logits
+
+# Largest copies of weights in bytes. In larger models products take most of the time.
+_MAX_BYTES = 2**27
+# transformers' model types and the prefix of their classes.
+_FAMILIES = {"llama": "Llama", "qwen2": "Qwen2", "qwen3": "Qwen3"}
+# Rotary embeddings that depend on the position only, not on the longest of a pass.
+_FIXED_ROTARY = {"default", "linear", "llama3", "yarn"}
+_FIRST_POSITIONS = 1024
+# The modules of these models: transformers' own, and others.
+_PARTS = ("ForCausalLM", "Model", "DecoderLayer", "Attention", "MLP", "RMSNorm", "RotaryEmbedding")
+_PLAIN = (nn.Linear, nn.Embedding, nn.ModuleList, SiLUActivation)
+
+
+class _Layer(NamedTuple):
+    """Weights of a decoder layer."""
+
+    reach: Reach
+    input_norm: Tensor  # (C,)
+    qkv: Tensor  # (C, (H + 2K)·D)
+    qkv_bias: Tensor | None  # ((H + 2K)·D,)
+    head_norm: Tensor | None  # (H + K, D): of queries and keys
+    out: Tensor  # (H·D, C)
+    out_bias: Tensor | None
+    mlp_norm: Tensor  # (C,)
+    gate_up: Tensor  # (C, 2·I)
+    gate_up_bias: Tensor | None
+    down: Tensor  # (I, C)
+    down_bias: Tensor | None
+
+
+class FusedModel:
+    """Forward pass of a causal language model in float32 on a CPU, without gradients.
+
+    The weights that are joined are copies of those of `model`.
+    """
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self.model: Any = model
+        config = model.config
+        self._eps = torch.tensor(config.rms_norm_eps)
+        attention = self.model.model.layers[0].self_attn
+        self.head_size: int = attention.head_dim
+        self.num_heads: int = config.num_attention_heads
+        self.num_kv: int = config.num_key_value_heads
+        self._layers = [self._layer(i, each) for i, each in enumerate(self.model.model.layers)]
+        self._rotary = torch.empty(2, 0, 1, self.head_size)  # cos and sin by position
+
+    @staticmethod
+    def is_exact_for(model: PreTrainedModel) -> bool:
+        """Return True if the passes of `model` are exactly those of this class.
+
+        Its modules must be transformers' own, without adapters, hooks and replaced methods.
+        """
+        config = model.config
+        family = config.model_type
+        prefix = _FAMILIES.get(family)
+        if prefix is None or config.hidden_act != "silu":
+            return False
+        if config.rope_parameters.get("rope_type") not in _FIXED_ROTARY:
+            return False
+        parameters = list(model.parameters())
+        if any(each.dtype != torch.float32 or each.device.type != "cpu" for each in parameters):
+            return False
+        if 4 * sum(each.numel() for each in parameters) > _MAX_BYTES:
+            return False
+        path = f"transformers.models.{family}.modeling_{family}"
+        own = {(path, f"{prefix}{part}.forward") for part in _PARTS}
+        for module in model.modules():
+            forward = type(module).forward
+            is_own = (forward.__module__, forward.__qualname__) in own
+            if not (is_own or type(module) in _PLAIN) or "forward" in vars(module):
+                return False
+            hooks = module._forward_hooks or module._forward_pre_hooks
+            if hooks and not isinstance(module, nn.Embedding):  # which is called as a module
+                return False
+        return True
+
+    def logits(
+        self, tokens: Tensor, positions: Tensor, attention: TokenAttention, keep: Tensor | int
+    ) -> Tensor:
+        """Return the logits (N, V) of the tokens (T,) at indices `keep` (N,); 0 keeps all T."""
+        model = self.model
+        hidden = model.model.embed_tokens(tokens)  # (T, C)
+        cos, sin = self._embedding(positions)
+        rotated = (self.num_heads + self.num_kv) * self.head_size
+        for number, layer in enumerate(self._layers):
+            x = self._norm(hidden) * layer.input_norm
+            x = _product(x, layer.qkv, layer.qkv_bias)
+            value = x[:, rotated:].unflatten(1, (self.num_kv, -1))  # (T, K, D)
+            x = x[:, :rotated].unflatten(1, (-1, self.head_size))  # (T, H + K, D)
+            if layer.head_norm is not None:
+                x = self._norm(x) * layer.head_norm
+            x = (x * cos).addcmul_(x.roll(self.head_size // 2, 2), sin)
+            query, key = x[:, : self.num_heads], x[:, self.num_heads :]
+            x = attention.attend(number, query, key, value, layer.reach).flatten(1)
+            hidden = _add_product(hidden, x, layer.out, layer.out_bias)
+            x = self._norm(hidden) * layer.mlp_norm
+            gate, up = _product(x, layer.gate_up, layer.gate_up_bias).chunk(2, 1)
+            hidden = _add_product(hidden, F.silu(gate).mul_(up), layer.down, layer.down_bias)
+        if isinstance(keep, Tensor):
+            hidden = hidden[keep]
+        return model.lm_head(self._norm(hidden) * model.model.norm.weight)
+
+    def _norm(self, x: Tensor) -> Tensor:
+        """Return x divided by its root mean square over the last axis, (..., C) -> (..., C)."""
+        norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+        return x * torch.addcmul(self._eps, norm, norm, value=1 / x.shape[-1]).rsqrt_()
+
+    def _embedding(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Return cos and sin (T, 1, D) of the rotary embedding; sin has the sign of its half."""
+        longest = int(positions.max())
+        if longest >= self._rotary.shape[1]:
+            size = max(_FIRST_POSITIONS, 1 << longest.bit_length())
+            every = torch.arange(size)[None]
+            cos, sin = self.model.model.rotary_emb(self._rotary, every)  # (1, size, D)
+            half = self.head_size // 2
+            sin = torch.cat([-sin[..., :half], sin[..., half:]], -1)
+            self._rotary = torch.cat([cos, sin])[:, :, None]
+        cos, sin = self._rotary[:, positions]
+        return cos, sin
+
+    def _layer(self, number: int, layer: Any) -> _Layer:
+        attention, mlp = layer.self_attn, layer.mlp
+        qkv = [attention.q_proj, attention.k_proj, attention.v_proj]
+        gate_up = [mlp.gate_proj, mlp.up_proj]
+        head_norm = None
+        if hasattr(attention, "q_norm"):
+            of_queries = attention.q_norm.weight.detach().expand(self.num_heads, -1)
+            of_keys = attention.k_norm.weight.detach().expand(self.num_kv, -1)
+            head_norm = torch.cat([of_queries, of_keys])
+        return _Layer(
+            Reach(attention.scaling, layer_window(self.model.config, number)),
+            layer.input_layernorm.weight,
+            *_joined(qkv),
+            head_norm,
+            *_joined([attention.o_proj]),
+            layer.post_attention_layernorm.weight,
+            *_joined(gate_up),
+            *_joined([mlp.down_proj]),
+        )
+
+
+def _joined(layers: Sequence[nn.Linear]) -> tuple[Tensor, Tensor | None]:
+    """Return the weights (in, out) of layers with the same input as one, and their biases."""
+    biases = [each.bias.detach() for each in layers if each.bias is not None]
+    weights = [each.weight.detach() for each in layers]
+    weight = torch.cat(weights) if len(weights) > 1 else weights[0]
+    return weight.t(), torch.cat(biases) if biases else None
+
+
+def _product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Return x W + b: (T, in), (in, out), (out,) -> (T, out)."""
+    return torch.mm(x, weight) if bias is None else torch.addmm(bias, x, weight)
+
+
+def _add_product(hidden: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Return h + x W + b: (T, out), (T, in), (in, out), (out,) -> (T, out)."""
+    return torch.addmm(hidden if bias is None else hidden + bias, x, weight)
+
+
+class Passes:
+    """Forward passes of the engine: fused where that is the same, or else by the modules."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self.model = model
+        self._fused: FusedModel | None = None
+
+    @property
+    def is_fused(self) -> bool:
+        """True if the modules of the model are not called, except its embedding and head."""
+        return self._fused is not None
+
+    def refresh(self) -> None:
+        """Take over the weights of the model, which do not change until the next call."""
+        self._fused = FusedModel(self.model) if FusedModel.is_exact_for(self.model) else None
+
+    def logits(
+        self, tokens: Tensor, positions: Tensor, attention: TokenAttention, keep: Tensor | int = 0
+    ) -> Tensor:
+        """See `next_logits`."""
+        if self._fused is None:
+            return next_logits(self.model, tokens, positions, attention, keep)
+        return self._fused.logits(tokens, positions, attention, keep)
