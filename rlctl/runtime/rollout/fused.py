@@ -202,7 +202,7 @@ class Passes:
     def logits(
         self, tokens: Tensor, positions: Tensor, attention: TokenAttention, keep: Tensor | int = 0
     ) -> Tensor:
-        """See `next_logits`."""
+        """Return the logits (N, V) of the tokens (T,) at indices `keep` (N,); 0 keeps all T."""
         if self._fused is None:
             return next_logits(self.model, tokens, positions, attention, keep)
         return self._fused.logits(tokens, positions, attention, keep)
