@@ -68,6 +68,8 @@ FREE = (
     "*.fsdp_config.fsdp_size",
     "*.fsdp_config.ulysses_sequence_parallel_size",
     "*.fsdp_config.tensor_model_parallel_size",
+    "*.fsdp_config.pipeline_model_parallel_size",
+    "*.fsdp_config.pipeline_schedule",
     "*.fsdp_config.expert_model_parallel_size",
     "actor_rollout_ref.rollout.gpu_memory_utilization",
     "actor_rollout_ref.rollout.max_num_seqs",

@@ -51,12 +51,22 @@ class FSDP(Section):
         description="ranks that split each layer and the vocabulary: less memory per rank; divides "
         "the ranks, the heads and the vocabulary"
     )
+    pipeline_model_parallel_size: Count = Field(
+        description="ranks that each have some adjacent layers, through which micro-batches pass "
+        "one after the other: less memory per rank, little communication; divides the ranks; at "
+        "most the number of layers"
+    )
+    pipeline_schedule: Literal["1f1b", "gpipe"] = Field(
+        description="order of forward and backward passes in a pipeline: 1f1b holds the "
+        "activations of as many micro-batches as there are stages, gpipe those of all"
+    )
     model_dtype: Literal["fp32", "bf16", "fp16"] = Field(description="dtype of the parameters")
 
     @property
     def ranks_per_row(self) -> int:
         """Number of ranks that compute the same rows."""
-        return self.ulysses_sequence_parallel_size * self.tensor_model_parallel_size
+        sliced = self.ulysses_sequence_parallel_size * self.tensor_model_parallel_size
+        return sliced * self.pipeline_model_parallel_size
 
 
 class PolicyLoss(Section):

@@ -26,6 +26,10 @@ MOVED: tuple[tuple[str, str], ...] = (
         r"\1.fsdp_config.tensor_model_parallel_size",
     ),
     (
+        f"{_SECTION}.pipeline_model_parallel_size",
+        r"\1.fsdp_config.pipeline_model_parallel_size",
+    ),
+    (
         f"{_SECTION}.context_parallel_size",
         r"\1.fsdp_config.ulysses_sequence_parallel_size",
     ),
@@ -38,9 +42,9 @@ MOVED: tuple[tuple[str, str], ...] = (
 
 RULES: tuple[Rule, ...] = (
     no_effect(
-        f"{_SECTION}.{{pipeline_model_parallel_size,virtual_pipeline_model_parallel_size,"
-        "expert_tensor_parallel_size,sequence_parallel}",
-        "FSDP2 shards the model over these ranks instead: the numbers are the same",
+        f"{_SECTION}.{{virtual_pipeline_model_parallel_size,expert_tensor_parallel_size,"
+        "sequence_parallel}",
+        "it changes the speed and not the numbers; each stage is one block of layers",
     ),
     no_effect(
         f"{_SECTION}.expert_model_parallel_size",

@@ -9,12 +9,13 @@ from enum import Enum, auto
 from torch import Tensor, nn
 
 from rlctl.runtime.model.lora import (
-    adapted_layers,
+    FIRST_MATRIX,
     engine_name,
     has_adapters,
     is_adapter,
     merged_parameters,
 )
+from rlctl.runtime.model.pipeline_parallel import of_all_stages, parameter_names
 from rlctl.runtime.model.sharding import full_tensor, local_rows
 
 
@@ -59,9 +60,14 @@ class EngineWeights:
         if self.merges:
             yield from merged_parameters(self.module, selected)
             return
-        for name, parameter in self.module.named_parameters():
-            if selected(name):
-                yield engine_name(name), full_tensor(parameter)
+        own = (
+            (engine_name(name), full_tensor(parameter))
+            for name, parameter in self.module.named_parameters()
+            if selected(name)
+        )
+        yield from of_all_stages(
+            self.module, own, lambda name: engine_name(name) if selected(name) else None
+        )
 
     def rows(self, selection: Selection, part: int) -> Iterator[tuple[str, Tensor, int]]:
         """Yield rows (M, ...) as `local_rows` does, unless adapters are merged."""
@@ -81,7 +87,11 @@ class EngineWeights:
 
     def _changes(self) -> Callable[[str], bool]:
         """Return the test of names for parameters that change in the engine."""
-        layers = adapted_layers(self.module)
+        layers = {
+            name.partition(FIRST_MATRIX)[0]
+            for name in parameter_names(self.module)
+            if FIRST_MATRIX in name
+        }
         if not layers or self.sync is AdapterSync.WHOLE:
             return lambda _: True
         if self.sync is AdapterSync.ADAPTERS:

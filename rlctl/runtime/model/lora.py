@@ -20,11 +20,13 @@ from transformers import PreTrainedModel
 
 from rlctl.errors import ConfigError, MissingExtraError
 from rlctl.recipes import schema
+from rlctl.runtime.model.pipeline_parallel import of_all_stages
 from rlctl.runtime.model.sharding import full_tensor
 
 _NAME = "default"  # peft's name of the only adapter
+FIRST_MATRIX = ".lora_A."
 _BASE, _MAGNITUDE = ".base_layer.", ".lora_magnitude_vector"
-_ADAPTERS = (".lora_A.", ".lora_B.", _MAGNITUDE)
+_ADAPTERS = (FIRST_MATRIX, ".lora_B.", _MAGNITUDE)
 
 
 def check_peft() -> None:
@@ -111,10 +113,21 @@ def merged_parameters(
 
     Those whose name is not `wanted` are left out.
     """
+
+    def plain_name(name: str) -> str | None:
+        plain = engine_name(name)
+        return None if is_adapter(name) or not wanted(plain) else plain
+
+    yield from of_all_stages(module, _merged_parameters(module, plain_name), plain_name)
+
+
+def _merged_parameters(
+    module: nn.Module, plain_name: Callable[[str], str | None]
+) -> Iterator[tuple[str, Tensor]]:
+    """Yield those parameters (N, ...) of `merged_parameters` that this rank's layers have."""
     layers = adapted_layers(module)
     for name, parameter in module.named_parameters():
-        plain = engine_name(name)
-        if is_adapter(name) or not wanted(plain):
+        if (plain := plain_name(name)) is None:
             continue
         prefix, base, leaf = name.partition(_BASE)
         value = full_tensor(parameter)
@@ -163,9 +176,14 @@ def adapter_parameters(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
     With DoRA also the magnitudes (out,).
     """
-    for name, parameter in module.named_parameters():
-        if is_adapter(name):
-            yield engine_name(name), full_tensor(parameter)
+    own = (
+        (engine_name(name), full_tensor(parameter))
+        for name, parameter in module.named_parameters()
+        if is_adapter(name)
+    )
+    yield from of_all_stages(
+        module, own, lambda name: engine_name(name) if is_adapter(name) else None
+    )
 
 
 def write_adapter(folder: Path, hf: PreTrainedModel, weights: Mapping[str, Tensor]) -> None:

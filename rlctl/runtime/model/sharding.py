@@ -29,9 +29,12 @@ from rlctl.recipes import schema
 from rlctl.runtime.model.causal_lm import PackedModel
 from rlctl.runtime.model.expert_parallel import shard_experts
 from rlctl.runtime.model.four_bit import dense
+from rlctl.runtime.model.pipeline_parallel import Stage, split_layers, stage_of
 from rlctl.runtime.model.sequence_parallel import SequenceGroup
 from rlctl.runtime.model.tensor_parallel import split_model
 from rlctl.runtime.rank_info import RankInfo
+
+_FSDP = ("replicate", "shard")  # dimensions of a mesh
 
 
 def shard(
@@ -56,7 +59,9 @@ def shard(
         shard_experts(model.hf, mesh["tensor"], compute_dtype)
     if tensor > 1:
         split_model(model, mesh["tensor"])
-        mesh = mesh[tuple(mesh.mesh_dim_names or ())[:-1]]
+    if fsdp.pipeline_model_parallel_size > 1:
+        split_layers(model, _stage(mesh, fsdp, compute_dtype))
+    mesh = mesh[tuple(each for each in mesh.mesh_dim_names or () if each in _FSDP)]
     if sequence > 1:
         model.sequence_group = _sequence_group(rank_info, sequence, tensor)
     options = {
@@ -84,10 +89,13 @@ def decoder_layers(hf: PreTrainedModel) -> list[nn.Module]:
 def _check_sizes(rank_info: RankInfo, fsdp: schema.FSDP) -> None:
     """Raise ConfigError if the sizes of the mesh do not divide the number of ranks."""
     ranks, tensor = rank_info.world_size, fsdp.tensor_model_parallel_size
+    stages = fsdp.pipeline_model_parallel_size
+    sequence, rest = fsdp.ulysses_sequence_parallel_size, ranks // tensor // stages
     for key, size, available in (
         ("tensor_model_parallel_size", tensor, ranks),
-        ("ulysses_sequence_parallel_size", fsdp.ulysses_sequence_parallel_size, ranks // tensor),
-        ("fsdp_size", max(1, fsdp.fsdp_size), ranks // tensor),
+        ("pipeline_model_parallel_size", stages, ranks // tensor),
+        ("ulysses_sequence_parallel_size", sequence, rest),
+        ("fsdp_size", max(1, fsdp.fsdp_size), rest),
     ):
         if available % size:
             raise ConfigError(
@@ -97,21 +105,38 @@ def _check_sizes(rank_info: RankInfo, fsdp: schema.FSDP) -> None:
 
 
 def _mesh(rank_info: RankInfo, fsdp: schema.FSDP) -> DeviceMesh:
-    """Return a mesh (replicate, shard, tensor); without dimensions that are not used.
+    """Return a mesh (stage, replicate, shard, tensor); without dimensions that are not used.
 
-    There are replicas for an `fsdp_size` below the number of ranks.
+    There are replicas for an `fsdp_size` below the number of ranks. The ranks of a pipeline are
+    adjacent, and those of a stage are around slices of rows and of layers.
     """
     if not dist.is_initialized():  # one rank on a CPU joins no process group
         dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
     tensor = fsdp.tensor_model_parallel_size
-    rest = rank_info.world_size // tensor
+    stages = fsdp.pipeline_model_parallel_size
+    rest = rank_info.world_size // tensor // stages
     shards = rest if fsdp.fsdp_size == -1 else fsdp.fsdp_size
     sizes = {"shard": shards}
     if shards < rest:
         sizes = {"replicate": rest // shards, **sizes}
     if tensor > 1:
         sizes["tensor"] = tensor
-    return init_device_mesh(rank_info.device, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
+    if stages == 1:
+        names = tuple(sizes)
+        return init_device_mesh(rank_info.device, tuple(sizes.values()), mesh_dim_names=names)
+    per_stage = fsdp.ranks_per_row // stages
+    ranks = torch.arange(rank_info.world_size).view(-1, stages, per_stage).movedim(1, 0)
+    names = ("stage", *sizes)
+    return DeviceMesh(
+        rank_info.device, ranks.reshape(stages, *sizes.values()), mesh_dim_names=names
+    )
+
+
+def _stage(mesh: DeviceMesh, fsdp: schema.FSDP, dtype: torch.dtype) -> Stage:
+    """Return this rank's place in its pipeline, whose hidden states have `dtype`."""
+    group, index = mesh.get_group("stage"), mesh.get_local_rank("stage")
+    size = fsdp.pipeline_model_parallel_size
+    return Stage(group, index, size, fsdp.pipeline_schedule, dtype)
 
 
 def _sequence_group(rank_info: RankInfo, size: int, tensor: int) -> SequenceGroup:
@@ -160,17 +185,30 @@ def shard_of(model: nn.Module, rank: int) -> tuple[int, int] | None:
     """
     for parameter in model.parameters():
         if isinstance(parameter, DTensor):
-            mesh = parameter.device_mesh
-            replica = mesh.ndim > 1 and mesh.get_local_rank("replicate") > 0
-            return None if replica else (mesh.get_local_rank("shard"), mesh.size(mesh.ndim - 1))
+            mesh, stage = parameter.device_mesh, stage_of(model)
+            if mesh.ndim > 1 and mesh.get_local_rank("replicate") > 0:
+                return None
+            own, count = mesh.get_local_rank("shard"), mesh.size(mesh.ndim - 1)
+            if stage is None:
+                return own, count
+            return stage.index * count + own, stage.size * count
     return None if rank else (0, 1)
 
 
 def local_rows(model: nn.Module, part: int) -> Iterator[tuple[str, Tensor, int]]:
     """Yield the name of each parameter, its rows (M, ...) of `part`, and its number of elements.
 
-    Part 0 has all rows of a parameter that is not sharded.
+    Part 0 has all rows of a parameter that is not sharded. There are no rows of other stages.
     """
+    stage = stage_of(model)
+    if stage is not None:
+        own = dict(model.named_parameters())
+        for name, whole in stage.parameters.items():
+            rows = torch.empty(0, dtype=whole.dtype)
+            if whole.stage == stage.index:
+                rows = local_part(own[name].detach())
+            yield name, rows, whole.shape.numel()
+        return
     for name, parameter in model.named_parameters():
         value = dense(parameter).detach()
         if isinstance(value, DTensor):
@@ -207,5 +245,12 @@ def local_gradients(model: nn.Module) -> list[Tensor]:
 
 def total_norm(model: nn.Module) -> Tensor:
     """Return the 2-norm of all gradients over all ranks, a scalar. Collective."""
-    norm = torch.nn.utils.get_total_norm([p.grad for p in model.parameters() if p.grad is not None])
-    return norm.full_tensor() if isinstance(norm, DTensor) else norm
+    stage = stage_of(model)
+    gradients = [
+        each.grad
+        for name, each in model.named_parameters()
+        if each.grad is not None and not (stage and stage.repeats(name.removeprefix("hf.")))
+    ]
+    norm = torch.nn.utils.get_total_norm(gradients)
+    norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
+    return norm if stage is None else stage.norm(norm)

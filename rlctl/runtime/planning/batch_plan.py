@@ -73,10 +73,11 @@ def _updates(plan: Plan, role: Role, n: int, mean_prompt: float) -> Updates:
     rows_per_rank = rows * role.ranks_per_row(config) // num_ranks
     max_rows, fsdp = role.max_rows(config), role.fsdp(config)
     max_tokens = role.max_tokens(config) * (fsdp.ulysses_sequence_parallel_size if fsdp else 1)
+    stages = fsdp.pipeline_model_parallel_size if fsdp else 1  # each has one to work on
 
     def micro_batches(response: float) -> int:
         fitting = int(max_tokens // (mean_prompt + response))
-        return ceil_div(rows_per_rank, max_rows or max(1, fitting))
+        return max(stages, ceil_div(rows_per_rank, max_rows or max(1, fitting)))
 
     count = config.data.train_batch_size // size
     samples = Needs.GROUPS in plan.algorithm.needs

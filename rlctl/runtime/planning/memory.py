@@ -33,6 +33,7 @@ class Storage:
     offload: bool  # keep parameters and moments in host memory
     optimizer_offload: bool = False  # keep moments in host memory between updates
     tensor: int = 1  # ranks that split each layer
+    stages: int = 1  # ranks that have some layers each
 
     @classmethod
     def unsharded(cls, dtype: torch.dtype) -> Self:
@@ -54,8 +55,8 @@ class Storage:
         On a CPU nothing is offloaded: it has the host's memory.
         """
         wrapped = ranks > 1 or master != compute
-        tensor = fsdp.tensor_model_parallel_size
-        rest = max(1, ranks // tensor)
+        tensor, stages = fsdp.tensor_model_parallel_size, fsdp.pipeline_model_parallel_size
+        rest = max(1, ranks // tensor // stages)
         shards = rest if fsdp.fsdp_size == -1 else min(rest, fsdp.fsdp_size)
         return cls(
             master.itemsize,
@@ -67,6 +68,7 @@ class Storage:
             wrapped and fsdp.param_offload and device != "cpu",
             fsdp.optimizer_offload and device != "cpu",
             tensor,
+            stages,
         )
 
 
@@ -83,6 +85,8 @@ class Work:
     offloads: bool = False  # activations to host memory
     averages: bool = False  # keeps a moving average of the trained parameters
     state_bytes: float | None = None  # of the optimizer per parameter; None: two moments
+    in_flight: int = 1  # micro-batches whose activations a stage of a pipeline has
+    passed_on: int = 0  # micro-batches whose hidden states a stage receives and returns
 
 
 @dataclass(frozen=True)
@@ -129,7 +133,7 @@ def role_memory(role: str, size: ModelSize, storage: Storage, work: Work) -> Rol
     A recomputed layer stores its input, and one layer at a time all activations; so does one whose
     activations are offloaded. An offloaded optimizer has two blocks of state on the device.
     """
-    part = size.split(storage.tensor)
+    part = size.split(storage.tensor).stage(storage.stages)
     own, trained = (
         0 if storage.offload else ceil_div(number, storage.shards) * storage.master
         for number in (part.num_parameters, part.num_trained)
@@ -139,12 +143,13 @@ def role_memory(role: str, size: ModelSize, storage: Storage, work: Work) -> Rol
         2 * part.largest_block + part.outside_blocks if storage.reshard else part.num_parameters
     )
     layer = work.tokens * part.activations_per_token * storage.compute
-    num_recomputed = ceil_div(size.num_layers, work.recomputed) if work.recomputed else 0
+    num_recomputed = ceil_div(part.num_layers, work.recomputed) if work.recomputed else 0
     inputs = num_recomputed * work.tokens * size.hidden * storage.compute
-    activations = inputs + (size.num_layers - num_recomputed) * layer
+    activations = (inputs + (part.num_layers - num_recomputed) * layer) * work.in_flight
     if not work.learns or work.offloads:
         activations = 0
     recomputing = 0 if activations and not num_recomputed else layer
+    passed_on = 2 * work.passed_on * work.tokens * size.hidden * storage.compute
     elements = ceil_div(part.num_trained, storage.shards)
     state = 2 * storage.master if work.state_bytes is None else work.state_bytes
     moments = 0 if storage.offload or not work.learns else int(elements * state)
@@ -165,7 +170,7 @@ def role_memory(role: str, size: ModelSize, storage: Storage, work: Work) -> Rol
         if has_own_engine and work.kv_tokens
         else 0,
         gradients=trained + reduced if work.learns else 0,
-        activations=activations + recomputing,
+        activations=activations + recomputing + passed_on,
         recomputing=recomputing,
         logits=rows * part.vocab * storage.compute * (2 if work.learns else 1),
         update=update,

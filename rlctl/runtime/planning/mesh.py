@@ -12,12 +12,13 @@ from rlctl.recipes import schema
 from rlctl.recipes.roles import Role, built_roles
 from rlctl.runtime.algorithms.base import Needs
 from rlctl.runtime.cluster.pools import RANKS_PER_RELAY
+from rlctl.runtime.model import pipeline_parallel
 from rlctl.runtime.model.tensor_parallel import unsplittable, unsplittable_adapters
 from rlctl.runtime.planning.preflight import check_batches, read_model_config
 from rlctl.runtime.workers.flops import MIXTURE_SIZES
 
 _SEQUENCE, _TENSOR = "ulysses_sequence_parallel_size", "tensor_model_parallel_size"
-_EXPERTS = "expert_model_parallel_size"
+_EXPERTS, _PIPELINE = "expert_model_parallel_size", "pipeline_model_parallel_size"
 
 
 def check_sizes(config: schema.Config, ranks: Mapping[str, int], needs: Needs) -> list[Problem]:
@@ -45,24 +46,29 @@ def _check(
 ) -> list[Problem]:
     """Return the problems of the mesh of one role on `num_ranks` ranks."""
     tensor, sequence = fsdp.tensor_model_parallel_size, fsdp.ulysses_sequence_parallel_size
-    loaded = _text_config(role, config)
+    stages, loaded = fsdp.pipeline_model_parallel_size, _text_config(role, config)
     problems = [] if tensor == 1 else _check_split(role, config, tensor, loaded)
+    if stages > 1 and loaded is not None:
+        found = pipeline_parallel.unsplittable(loaded, stages)
+        problems += [replace(each, where=f"{role.fsdp_key}.{_PIPELINE}") for each in found]
     heads = getattr(loaded, "num_attention_heads", None)
     heads = heads if heads and heads % tensor == 0 else None
-    limit = RANKS_PER_RELAY if num_ranks > RANKS_PER_RELAY else num_ranks
-    for name, size, others in ((_TENSOR, tensor, 1), (_SEQUENCE, sequence, tensor)):
+    limit, per_stage = min(num_ranks, RANKS_PER_RELAY), tensor * sequence
+    sizes = (_TENSOR, tensor, 1), (_SEQUENCE, sequence, tensor), (_PIPELINE, stages, per_stage)
+    for name, size, others in sizes:
         fitting = [
             n
             for n in range(1, num_ranks + 1)
             if num_ranks % (n * others) == 0
             and limit % (n * others) == 0
-            and (name == _TENSOR or not heads or heads // others % n == 0)
+            and (name != _SEQUENCE or not heads or heads // others % n == 0)
         ]
         if size in fitting or num_ranks % others:
             continue
         counted = f"the {num_ranks // others} ranks of the pool {pool}"
         if others > 1:
-            counted += f" for each of the {others} that split layers"
+            counted += f" for each of the {others} that split "
+            counted += "layers" if name == _SEQUENCE else "layers and rows"
         if heads and name == _SEQUENCE:
             counted += f" and the {heads // others} attention heads of a rank"
         key, near = f"{role.fsdp_key}.{name}", max((n for n in fitting if n <= size), default=1)
@@ -112,8 +118,8 @@ def _check_experts(
 ) -> list[Problem]:
     """Return the problem of experts that cannot be divided over the ranks of one role."""
     key, size = f"{role.fsdp_key}.{_EXPERTS}", fsdp.expert_model_parallel_size
-    tensor = fsdp.tensor_model_parallel_size
-    sharing = num_ranks // tensor if fsdp.fsdp_size == -1 else fsdp.fsdp_size
+    rest = num_ranks // fsdp.tensor_model_parallel_size // fsdp.pipeline_model_parallel_size
+    sharing = rest if fsdp.fsdp_size == -1 else fsdp.fsdp_size
     text = _text_config(role, config)
     number = next((n for name in MIXTURE_SIZES if (n := getattr(text, name, None))), 0)
     subject = f"the mesh of the {role.name} does not fit: {key}={size}"
@@ -158,6 +164,7 @@ def draw_mesh(fsdp: schema.FSDP, num_ranks: int) -> str:
     """Return the sizes of a role's mesh, such as `data 2 × sequence 2`; empty for data only."""
     named = {
         "data": num_ranks // fsdp.ranks_per_row,
+        "pipeline": fsdp.pipeline_model_parallel_size,
         "sequence": fsdp.ulysses_sequence_parallel_size,
         "tensor": fsdp.tensor_model_parallel_size,
     }

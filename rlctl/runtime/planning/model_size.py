@@ -91,6 +91,25 @@ class ModelSize:
         )
         return replace(self, **{name: ceil_div(getattr(self, name), ranks) for name in names})
 
+    def stage(self, stages: int) -> Self:
+        """Return the sizes of the largest of `stages` with some layers each.
+
+        That is the first, with the embedding, or the last, with the head.
+        """
+        layers = ceil_div(self.num_layers, stages)
+        ends = self.outside_blocks
+        if stages > 1:
+            ends = min(ends, (self.vocab + 1) * self.hidden)
+        blocks = (self.num_parameters - self.outside_blocks) * layers
+        own = ceil_div(blocks, self.num_layers) + ends
+        return replace(
+            self,
+            num_parameters=own,
+            num_trained=ceil_div(self.num_trained * own, self.num_parameters),
+            outside_blocks=ends,
+            num_layers=layers,
+        )
+
     @property
     def activations_per_token(self) -> int:
         """Numbers per token that one layer stores for the backward pass.

@@ -23,6 +23,7 @@ from rlctl.runtime.planning.model_size import ModelSize, UnknownSizeError
 from rlctl.runtime.planning.preflight import read_model_config
 from rlctl.runtime.rollout.sampling_params import num_requests
 from rlctl.runtime.workers.optimizers import bytes_per_parameter
+from rlctl.runtime.workers.passes import most_in_run
 
 GIB = 2**30
 
@@ -159,9 +160,14 @@ def _work(role: Role, config: schema.Config, device: str, num_ranks: int, needs:
     slices = fsdp.ulysses_sequence_parallel_size if fsdp else 1
     budget = role.max_tokens(config) * slices if max_rows is None else max_rows * longest
     rows = ceil_div(prompts * n * role.ranks_per_row(config), num_ranks)
+    stages = fsdp.pipeline_model_parallel_size if fsdp else 1
+    tokens = max(longest, min(budget, ceil_div(rows, stages) * longest))
+    passed_on = 0 if stages == 1 else min(ceil_div(rows * longest, tokens), most_in_run(stages))
     return Work(
-        tokens=ceil_div(max(longest, min(budget, rows * longest)), slices),
+        tokens=ceil_div(tokens, slices),
         learns=role.learns,
+        in_flight=max(1, passed_on) if fsdp and fsdp.pipeline_schedule == "gpipe" else stages,
+        passed_on=passed_on,
         recomputed=model.enable_gradient_checkpointing
         and model.gradient_checkpointing_every_n_layers,
         offloads=model.enable_activation_offload and device != "cpu",

@@ -25,6 +25,7 @@ from rlctl.runtime.batch import LogProbs, Ragged, Rollouts
 from rlctl.runtime.budget import Budget, OomRetry, free_memory, is_oom
 from rlctl.runtime.model.average import Average
 from rlctl.runtime.model.causal_lm import PolicyModel, PolicyOutputs, ValueModel
+from rlctl.runtime.model.pipeline_parallel import stage_of
 from rlctl.runtime.model.reward_model import RewardModel
 from rlctl.runtime.model.sequences import Sequences, prompt_numbers
 from rlctl.runtime.model.sharding import local_gradients, reset_gradients, total_norm
@@ -34,6 +35,7 @@ from rlctl.runtime.workers.background import BackgroundWriter
 from rlctl.runtime.workers.flops import device_usage
 from rlctl.runtime.workers.learner_state import load_state, save_state
 from rlctl.runtime.workers.optimizers import build_optimizer, set_lr
+from rlctl.runtime.workers.passes import Compute, passes
 from rlctl.tracking.metrics import Mean, Metrics, Sum, merge
 
 B = TypeVar("B", bound=Rollouts)
@@ -81,9 +83,9 @@ class Learner:
         `per_row`. Returns them as ragged rows.
         """
 
-        def outputs(part: Rollouts, sequences: Sequences) -> tuple[Tensor, ...]:
+        def outputs(part: Rollouts, sequences: Sequences) -> tuple[tuple[Tensor, ...], None]:
             num_values = len(part) if per_row else len(part.response_ids.values)
-            return tuple(x[:num_values] for x in forward(sequences))  # the host does not wait
+            return tuple(x[:num_values] for x in forward(sequences)), None  # the host does not wait
 
         self.model.eval()
         with torch.no_grad():
@@ -127,14 +129,13 @@ class Learner:
         rank's rows; the controller merges those of all rows.
         """
 
-        def add_gradient(part: B, sequences: Sequences) -> Loss:
+        def losses_of(part: B, sequences: Sequences) -> tuple[Loss, Tensor]:
             result = loss(sequences, part) if len(part) else self._no_loss(sequences)
-            result.total.backward()
-            return replace(result, total=result.total.detach())
+            return replace(result, total=result.total.detach()), result.total
 
         begin = time.perf_counter()
         self.model.train()
-        losses, order = self._in_micro_batches(batch, budget, add_gradient)
+        losses, order = self._in_micro_batches(batch, budget, losses_of)
         kept = [each.num_tokens for each in losses if each.num_tokens is not None]
         diffs = [each.metrics.get(PROBS_DIFF, Mean(0, 0)) for each in losses]
         total, count, num_undivided, num_tokens, diff, compared = self._sum_over_ranks(
@@ -190,9 +191,9 @@ class Learner:
         }
 
     def _in_micro_batches(
-        self, batch: B, budget: Budget, compute: Callable[[B, Sequences], R]
+        self, batch: B, budget: Budget, compute: Compute[B, R]
     ) -> tuple[list[R], list[Tensor]]:
-        """Return the result of `compute` for each micro-batch, and the row indices of each.
+        """Return the result of `passes` for each micro-batch, and the row indices of each.
 
         After an out-of-memory error all micro-batches are computed again with half the limit,
         because an interrupted backward pass has already added part of its gradient.
@@ -204,10 +205,8 @@ class Learner:
             cut = self._cut(counts, budget)
             results: list[R] = []
             try:
-                for rows in cut:
-                    part = batch if len(batch) == len(rows) == 1 else batch.select(rows)
-                    part = part.to(self.rank_info.device)
-                    results.append(compute(part, self._sequences(part, counts.prompt[rows])))
+                parts = (self._packed(batch, rows, counts) for rows in cut)
+                results.extend(passes(self.model, parts, compute))  # one by one
                 return results, cut
             except RuntimeError as error:
                 if not is_oom(error):
@@ -229,21 +228,27 @@ class Learner:
         num_rows = len(counts.lengths)
         parts = budget.cut(counts) if num_rows else []
         if self.rank_info.world_size > 1:
-            most = torch.tensor(len(parts))
+            stage = stage_of(self.model)  # each stage has a micro-batch to work on
+            most = torch.tensor(max(len(parts), stage.size if stage else 0))
             dist.all_reduce(most, dist.ReduceOp.MAX)
             if len(parts) < min(int(most), num_rows):
                 parts = budget.cut(counts, at_least=int(most))
             parts += [torch.empty(0, dtype=torch.int64)] * (int(most) - len(parts))
         return parts
 
-    def _sequences(self, part: Rollouts, prompt_of_row: Tensor) -> Sequences:
-        """Pack the rows of a micro-batch; an empty one takes part in collectives with one token."""
+    def _packed(self, batch: B, rows: Tensor, counts: TokenCounts) -> tuple[B, Sequences]:
+        """Return the `rows` (N,) int64 of a micro-batch on the device, and pack them.
+
+        An empty micro-batch takes part in collectives with one token.
+        """
+        part = batch if len(batch) == len(rows) == 1 else batch.select(rows)
+        part = part.to(self.rank_info.device)
         if len(part):
-            return Sequences.from_ragged(
-                part.prompt_ids, part.response_ids, part.candidates, prompt_of_row
-            )
+            prompts, responses = part.prompt_ids, part.response_ids
+            of_row = counts.prompt[rows]
+            return part, Sequences.from_ragged(prompts, responses, part.candidates, of_row)
         token = Ragged.from_rows([[0]], torch.int64).to(self.rank_info.device)
-        return Sequences.from_ragged(token, token)
+        return part, Sequences.from_ragged(token, token)
 
     def _no_loss(self, sequences: Sequences) -> Loss:
         """Return the loss of an empty micro-batch: 0, with a graph of the whole model."""
