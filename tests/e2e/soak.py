@@ -128,9 +128,21 @@ MESH = [
         for kind in ("ulysses_sequence", "tensor_model")
     ),
 ]
+# Two pipelines of two stages.
+PIPELINE = [
+    *(
+        RANKS.format(4),
+        "ray_kwargs.ray_init.num_cpus=6",
+        "actor_rollout_ref.model.path=quickstart",
+    ),
+    *(
+        f"{section}.fsdp_config.pipeline_model_parallel_size=2"
+        for section in ("actor_rollout_ref.actor", "critic")
+    ),
+]
 ONE_RANK = [
     RANKS.format(1),
-    *(each.replace("size=2", "size=1") for each in MESH if "parallel_size" in each),
+    *(each.replace("size=2", "size=1") for each in (*MESH, *PIPELINE) if "parallel_size" in each),
 ]
 
 
@@ -180,6 +192,9 @@ SETUPS = {
     "ppo-vllm-ray": Setup("ppo", [*PPO, *VLLM]),
     "ppo-vllm-ray-2": Setup("ppo", [*PPO, *VLLM, RANKS.format(2)]),
     "ppo-mesh-8": Setup("ppo", [*PPO, *MESH]),
+    "ppo-pipeline-4": Setup("ppo", [*PPO, *PIPELINE]),
+    "ppo-pipeline-4-pool": Setup("ppo", [*PPO, *PIPELINE, *POOL]),
+    "ppo-pipeline-4-to-1": Setup("ppo", [*PPO, *PIPELINE], resume=ONE_RANK, exact=False),
     "ppo-mesh-8-to-1": Setup("ppo", [*PPO, *MESH], resume=ONE_RANK, exact=False),
     "ppo-ray-1-to-2": Setup("ppo", PPO, resume=[RANKS.format(2)], exact=False),
     "ppo-ray-2-to-1": Setup("ppo", [*PPO, RANKS.format(2)], resume=[RANKS.format(1)], exact=False),
@@ -211,15 +226,19 @@ def _same_on_both_planes(recipe: str, settings: list[str], exact: bool, folder: 
     return ", ".join(_differing(first, second, exact)) or None
 
 
-def _same_on_a_mesh(folder: Path) -> str | None:
-    """Return what differs between runs on one rank and on eight that form a mesh."""
+def _same_on_a_mesh(mesh: list[str], folder: Path) -> str | None:
+    """Return what differs between runs on one rank and on the ranks of `mesh`."""
     runs = []
     for name, settings in {"alone": ONE_RANK, "mesh": []}.items():
-        command = ["train", "ppo", *SETTINGS, *PPO, *MESH, *settings, "--name", name]
+        command = ["train", "ppo", *SETTINGS, *PPO, *mesh, *settings, "--name", name]
         ended = run(*command, cwd=folder)
         assert ended.code == 0, ended.talk
         runs.append(folder / "runs" / "quickstart" / name)
-    return ", ".join(_differing(runs[0], runs[1], exact=False)) or None
+    differing = _differing(runs[0], runs[1], exact=False)
+    for each in runs:  # the names are those of other meshes, too
+        shutil.rmtree(each)
+        shutil.rmtree(folder / "elsewhere" / "quickstart" / each.name)
+    return ", ".join(differing) or None
 
 
 # Proofs of their own: each returns None, or what is wrong.
@@ -228,7 +247,8 @@ PROOFS: dict[str, Callable[[Path], str | None]] = {
     "engines/vllm-server": partial(soak_engines.train_on_servers, [*SETTINGS, *GRPO]),
     "wheel/train": partial(wheel.train_one_step, [*SETTINGS, *GRPO]),
     "wheel/lm-eval": partial(soak_lm_eval.evaluate_task, [*SETTINGS, *GRPO]),
-    "mesh/one-rank": _same_on_a_mesh,
+    "mesh/one-rank": partial(_same_on_a_mesh, MESH),
+    "pipeline/one-rank": partial(_same_on_a_mesh, PIPELINE),
     "data-plane/grpo": partial(_same_on_both_planes, "grpo", GRPO, True),
     "data-plane/ppo": partial(_same_on_both_planes, "ppo", PPO, False),
 }

@@ -7,7 +7,14 @@ import shutil
 from pathlib import Path
 
 import pytest
-from transformers import AutoModelForCausalLM, GPT2Config, OPTConfig, PretrainedConfig, T5Config
+from transformers import (
+    AutoModelForCausalLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    OPTConfig,
+    PretrainedConfig,
+    T5Config,
+)
 
 from rlctl.errors import ConfigError, Problem
 from rlctl.recipes.compose import compose
@@ -214,6 +221,38 @@ def test_ranks_that_share_rows_divide_the_pool_and_the_heads(model: Path) -> Non
     assert f"the mesh of the actor does not fit: {key}=3" in said.message
     assert said.hint == "sizes that do: 1, 2, 4"
     assert said.fix == (key, f"{key}=2")
+
+
+def test_stages_divide_the_pool_and_have_layers(model: Path, tmp_path: Path) -> None:
+    """2 layers; the mini-batch of 4 rows goes to the 2 pipelines of 4 ranks."""
+    key = "actor_rollout_ref.actor.fsdp_config.pipeline_model_parallel_size"
+    sizes = ("actor_rollout_ref.actor.ppo_mini_batch_size=4", "actor_rollout_ref.rollout.n=1")
+
+    def said(size: int, folder: Path = model) -> str:
+        composed = config(folder, *sizes, f"{key}={size}")
+        return " ".join(str(each) for each in check_sizes(composed, {"main": 4}, Needs.GROUPS))
+
+    assert said(2) == ""
+    assert f"the mesh of the actor does not fit: {key}=3" in said(3)
+    assert "is more than the model's 2 layers" in said(4)
+    GPT2LMHeadModel(GPT2Config(n_layer=2, n_embd=8, n_head=2)).save_pretrained(tmp_path)
+    assert "its decoder is no chain of embed_tokens, layers, norm" in said(2, tmp_path)
+
+
+def test_a_stage_has_its_part_of_the_weights_and_all_micro_batches_in_flight(model: Path) -> None:
+    def actor(*overrides: str) -> RoleMemory:
+        rows = "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=1"
+        sizes = (rows, "actor_rollout_ref.actor.use_dynamic_bsz=false", *overrides)
+        devices = Devices("cpu", 1, 4)
+        return plan_memory(config(model, *sizes), devices, {"main": 4}, Needs.GROUPS).known()[0]
+
+    section = "actor_rollout_ref.actor.fsdp_config"
+    stages = f"{section}.pipeline_model_parallel_size=2"
+    alone, first = actor(), actor(stages)
+    assert alone.parameters < first.parameters < 2 * alone.parameters  # on 4 ranks, and on 2
+    assert first.num_parameters == alone.num_parameters
+    assert first.activations > alone.activations
+    assert actor(stages, f"{section}.pipeline_schedule=gpipe").activations > first.activations
 
 
 def test_experts_are_divided_over_the_ranks_of_one_copy(model: Path, tmp_path: Path) -> None:
