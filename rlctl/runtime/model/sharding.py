@@ -34,7 +34,7 @@ from rlctl.runtime.model.sequence_parallel import SequenceGroup
 from rlctl.runtime.model.tensor_parallel import split_model
 from rlctl.runtime.rank_info import RankInfo
 
-_FSDP = ("replicate", "shard")  # dimensions of a mesh
+_STAGE = "stage"  # dimension of a mesh
 
 
 def shard(
@@ -51,6 +51,8 @@ def shard(
     if rank_info.world_size == 1 and compute_dtype == next(model.parameters()).dtype:
         return
     mesh, experts = _mesh(rank_info, fsdp), set[nn.Parameter]()
+    stage = _stage(mesh, fsdp, compute_dtype) if fsdp.pipeline_model_parallel_size > 1 else None
+    mesh = mesh[tuple(each for each in mesh.mesh_dim_names or () if each != _STAGE)]
     if fsdp.expert_model_parallel_size > 1:
         experts = shard_experts(model.hf, mesh, compute_dtype)
         if not experts:
@@ -59,9 +61,9 @@ def shard(
         shard_experts(model.hf, mesh["tensor"], compute_dtype)
     if tensor > 1:
         split_model(model, mesh["tensor"])
-    if fsdp.pipeline_model_parallel_size > 1:
-        split_layers(model, _stage(mesh, fsdp, compute_dtype))
-    mesh = mesh[tuple(each for each in mesh.mesh_dim_names or () if each in _FSDP)]
+        mesh = mesh[tuple(mesh.mesh_dim_names or ())[:-1]]
+    if stage is not None:
+        split_layers(model, stage)
     if sequence > 1:
         model.sequence_group = _sequence_group(rank_info, sequence, tensor)
     options = {
@@ -126,7 +128,7 @@ def _mesh(rank_info: RankInfo, fsdp: schema.FSDP) -> DeviceMesh:
         return init_device_mesh(rank_info.device, tuple(sizes.values()), mesh_dim_names=names)
     per_stage = fsdp.ranks_per_row // stages
     ranks = torch.arange(rank_info.world_size).view(-1, stages, per_stage).movedim(1, 0)
-    names = ("stage", *sizes)
+    names = (_STAGE, *sizes)
     return DeviceMesh(
         rank_info.device, ranks.reshape(stages, *sizes.values()), mesh_dim_names=names
     )
@@ -134,7 +136,7 @@ def _mesh(rank_info: RankInfo, fsdp: schema.FSDP) -> DeviceMesh:
 
 def _stage(mesh: DeviceMesh, fsdp: schema.FSDP, dtype: torch.dtype) -> Stage:
     """Return this rank's place in its pipeline, whose hidden states have `dtype`."""
-    group, index = mesh.get_group("stage"), mesh.get_local_rank("stage")
+    group, index = mesh.get_group(_STAGE), mesh.get_local_rank(_STAGE)
     size = fsdp.pipeline_model_parallel_size
     return Stage(group, index, size, fsdp.pipeline_schedule, dtype)
 
