@@ -118,7 +118,8 @@ def _check_experts(
 ) -> list[Problem]:
     """Return the problem of experts that cannot be divided over the ranks of one role."""
     key, size = f"{role.fsdp_key}.{_EXPERTS}", fsdp.expert_model_parallel_size
-    rest = num_ranks // fsdp.tensor_model_parallel_size // fsdp.pipeline_model_parallel_size
+    tensor = fsdp.tensor_model_parallel_size
+    rest = num_ranks // tensor // fsdp.pipeline_model_parallel_size
     sharing = rest if fsdp.fsdp_size == -1 else fsdp.fsdp_size
     text = _text_config(role, config)
     number = next((n for name in MIXTURE_SIZES if (n := getattr(text, name, None))), 0)
