@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rlctl.runtime.cluster import fork_server
+from rlctl.runtime.cluster import fork_server, setup_worker
 from rlctl.runtime.rank_info import RankInfo
 from tests.distributed.ranks import in_a_process
 
@@ -64,3 +64,32 @@ def test_no_fork_with_ray_threads_or_a_cluster_of_several_machines(
     monkeypatch.setattr(fork_server.threading, "active_count", lambda: 2)
     fork_server.start()
     assert fork_server.python(None) == {}
+
+
+SEEN = """
+import json, os, sys
+print(json.dumps([sys.argv[1:], os.environ["OF"], sys.flags.isolated]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("context", "words", "isolated"),
+    [
+        ({"env_vars": {"OF": "${FOR_X}-${NOT_SET}"}}, ["--language=PYTHON"], 0),
+        ({"py_executable": f"{sys.executable} -I", "command_prefix": []}, ["--language=PYTHON"], 1),
+        # Left to Ray's own script.
+        ({"command_prefix": ["OF=x-", "&&", "export OF", "&&"]}, ["--language=PYTHON"], 0),
+    ],
+)
+def test_a_worker_starts_in_its_runtime_environment(
+    context: dict[str, object], words: list[str], isolated: int, tmp_path: Path
+) -> None:
+    (tmp_path / "worker.py").write_text(SEEN)
+    given = f"--serialized-runtime-env-context={json.dumps(context)}"
+    done = subprocess.run(
+        [sys.executable, setup_worker.__file__, tmp_path / "worker.py", "--a=b c", *words, given],
+        env=os.environ | {"FOR_X": "x", "OF": "x-"},
+        stdout=subprocess.PIPE,
+        check=True,
+    )
+    assert json.loads(done.stdout) == [["--a=b c"], "x-", isolated]

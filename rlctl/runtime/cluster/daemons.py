@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
+from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
@@ -16,7 +17,7 @@ def fewer_daemons(log_to_driver: bool) -> Iterator[None]:
     Each is a Python process that spends 0.5 to 1 s on imports, and `ray.init` waits for the
     dashboard's even if it is off. `ray.init` has no arguments for them. Ray's agent runs as in an
     installation without dashboard. The log monitor sends what workers print to this process; it
-    starts with `log_to_driver`.
+    starts with `log_to_driver`. Workers start by `setup_worker`.
     """
     with ExitStack() as patches:
         # An installation with another release of Ray may not have these names.
@@ -28,7 +29,11 @@ def fewer_daemons(log_to_driver: bool) -> Iterator[None]:
 def _patch_ray(patches: ExitStack, log_to_driver: bool) -> None:
     from ray._private import parameter, services, utils
 
-    settings: dict[str, Any] = {"no_monitor": True, "include_log_monitor": log_to_driver}
+    settings: dict[str, Any] = {
+        "no_monitor": True,
+        "include_log_monitor": log_to_driver,
+        "setup_worker_path": str(Path(__file__).with_name("setup_worker.py")),
+    }
     absent = ImportError("the dashboard is off")
     for each in (
         patch.object(parameter, "RayParams", partial(parameter.RayParams, **settings)),
