@@ -37,7 +37,7 @@ demo: $(READY)
 
 # Three test processes on two cores: starting a Ray cluster is mostly waiting.
 test: check
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not gpu" -n 3 --dist loadfile --no-loadscope-reorder
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not gpu and not soak" -n 3 --dist loadfile --no-loadscope-reorder
 
 check: $(STAMP)
 	$(BIN)/ruff check .
@@ -61,6 +61,7 @@ gpu:
 	$(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) -m benchmarks.gpu $(GPU_ARGS)
 
 soak: $(STAMP)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m soak
 	$(BIN)/python -m benchmarks.gpu --device cpu --tiny --minutes 20
 	$(BIN)/python -m tests.e2e.soak
 

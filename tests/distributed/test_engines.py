@@ -365,7 +365,9 @@ def test_weights_sync_by_links(stage: Stage) -> None:
 
 
 @pytest.mark.usefixtures("links")
-@pytest.mark.parametrize("what", ["fall", "fall before it is sent to", "freeze"])
+@pytest.mark.parametrize(
+    "what", ["fall", "fall before it is sent to", pytest.param("freeze", marks=pytest.mark.soak)]
+)
 def test_engine_lost_during_weight_sync_by_links_gets_a_new_link(
     stage: Stage, what: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -62,6 +62,7 @@ def test_two_ranks_learn_from_what_failed_episodes_leave(
 
 
 @pytest.mark.slow
+@pytest.mark.soak
 def test_a_killed_run_repeats_its_programs(program: list[str], tmp_path: Path) -> None:
     command = [
         *("train", "grpo", "--inline", *program, f"{ROLLOUT}.n=2", LOGGER),

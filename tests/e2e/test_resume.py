@@ -107,7 +107,9 @@ def assert_same(resumed: Path, straight: Path, why: str = "") -> None:
     assert responses(resumed) == responses(straight), why
 
 
-@pytest.mark.parametrize(("verb", "more"), [("ppo", PPO), ("grpo", GRPO)])
+@pytest.mark.parametrize(
+    ("verb", "more"), [("ppo", PPO), pytest.param("grpo", GRPO, marks=pytest.mark.soak)]
+)
 def test_killed_at_any_moment(verb: str, more: list[str], small: list[str], folder: Path) -> None:
     """Kill a run at three random moments, one after the other."""
     straight = train(verb, verb, [*small, *more], folder, "--inline")
@@ -142,6 +144,7 @@ def test_stopped_at_the_worst_moments(small: list[str], folder: Path) -> None:
     assert_same(stopped, straight, f"{doing}")
 
 
+@pytest.mark.soak
 def test_killed_lora_run(small: list[str], folder: Path) -> None:
     """Kill a run with LoRA on actor and critic after its first checkpoint."""
     more = [
@@ -353,7 +356,14 @@ def test_full_disk_keeps_earlier_checkpoints(finished: Path, folder: Path) -> No
     assert not list(copied.glob("checkpoints/.*"))
 
 
-@pytest.mark.parametrize(("name", "code"), [("SIGTERM", 143), ("SIGUSR1", 143), ("SIGINT", 130)])
+@pytest.mark.parametrize(
+    ("name", "code"),
+    [
+        ("SIGUSR1", 143),
+        pytest.param("SIGTERM", 143, marks=pytest.mark.soak),
+        pytest.param("SIGINT", 130, marks=pytest.mark.soak),
+    ],
+)
 def test_a_signal_finishes_the_step_and_saves(
     name: str, code: int, small: list[str], folder: Path
 ) -> None:

@@ -45,7 +45,10 @@ def record(run: Path) -> tuple[str, int]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.soak)],
+)
 def test_signal_stops_every_process(
     number: int, code: int, settings: list[str], tmp_path: Path
 ) -> None:

@@ -75,7 +75,7 @@ def generate(model: PreTrainedModel, max_num_seqs: int | None, tapes: Tapes | No
 
 
 @pytest.mark.parametrize("arch", ARCHS)
-@pytest.mark.parametrize("max_num_seqs", [None, 5])
+@pytest.mark.parametrize("max_num_seqs", [pytest.param(None, marks=pytest.mark.soak), 5])
 def test_replayed_steps_are_the_steps_of_exact_shapes(arch: Arch, max_num_seqs: int | None) -> None:
     tapes = Tapes()
     expected, found = (generate(tiny_model(arch), max_num_seqs, each) for each in (None, tapes))
@@ -86,7 +86,10 @@ def test_replayed_steps_are_the_steps_of_exact_shapes(arch: Arch, max_num_seqs: 
 
 
 @pytest.mark.parametrize("kind", LIMITED)
-@pytest.mark.parametrize("tapes", [None, Tapes()], ids=["exact", "fixed"])
+@pytest.mark.parametrize(
+    "tapes",
+    [pytest.param(None, id="exact", marks=pytest.mark.soak), pytest.param(Tapes(), id="fixed")],
+)
 def test_windows_and_sinks(kind: str, tapes: Tapes | None) -> None:
     model = limited_model(kind)
     reference = copy.deepcopy(model)
