@@ -84,6 +84,9 @@ CASES = {
     "4 ranks, fsdp_size 2": Case(ranks=4, fsdp=("fsdp_size=2",)),
     "tensor 2": Case(ranks=2, fsdp=("tensor_model_parallel_size=2",)),
     "tensor 2, all activations": Case(ranks=2, model=_ALL, fsdp=("tensor_model_parallel_size=2",)),
+    "sequence 2, all activations": Case(
+        ranks=2, model=_ALL, fsdp=("ulysses_sequence_parallel_size=2",)
+    ),
     "2 × tensor 2": Case(ranks=4, fsdp=("tensor_model_parallel_size=2",)),
 }
 # What is offloaded is in the host's memory on a CPU, with or without the setting. Each case has the

@@ -26,10 +26,9 @@ from tests.models import MIXTURES, mixture_model, tiny_tokenizer
 
 # Other implementations do not compute in float64.
 EAGER = "actor_rollout_ref.model.override_config.experts_implementation=eager"
-# By two replicas, by one copy, by ranks that share rows, by ranks that split layers, by both.
+# By two replicas, by ranks that share rows, by ranks that split layers, by both.
 MESHES = (
     mesh(experts=2),
-    mesh(experts=4),
     mesh(experts=4, sequence=2),
     mesh(tensor=2),
     mesh(tensor=2, experts=2),

@@ -282,6 +282,17 @@ def test_experts_are_divided_over_the_ranks_of_one_copy(model: Path, tmp_path: P
     assert "LoRA adapters of lm_head are not" in said(mixture, 1, tensor, lora, head)
 
 
+def test_a_cache_that_the_engine_keeps_is_held_during_training(model: Path) -> None:
+    def actor(*overrides: str) -> RoleMemory:
+        needs = Needs.GROUPS | Needs.ENGINE
+        plan = plan_memory(config(model, *overrides), Devices("cuda", 1, 1), ONE_RANK, needs)
+        return plan.known()[0]
+
+    freed, kept = actor(), actor("actor_rollout_ref.rollout.free_cache_engine=false")
+    assert kept.held == freed.held + freed.kv_cache > freed.held
+    assert kept.passing <= freed.passing < kept.passing + kept.kv_cache
+
+
 def test_ranks_that_share_rows_have_fewer_activations(model: Path) -> None:
     def actor(*overrides: str) -> RoleMemory:
         plan = plan_memory(

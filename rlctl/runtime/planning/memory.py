@@ -34,6 +34,7 @@ class Storage:
     optimizer_offload: bool = False  # keep moments in host memory between updates
     tensor: int = 1  # ranks that split each layer
     stages: int = 1  # ranks that have some layers each
+    gloo: bool = False  # collectives are gloo's, which work on copies and free them late
 
     @classmethod
     def unsharded(cls, dtype: torch.dtype) -> Self:
@@ -69,6 +70,7 @@ class Storage:
             fsdp.optimizer_offload and device != "cpu",
             tensor,
             stages,
+            gloo=device == "cpu",
         )
 
 
@@ -186,7 +188,8 @@ def _reduced(size: ModelSize, storage: Storage) -> int:
     """
     share = size.num_trained / size.num_parameters
     whole = size.outside_blocks * storage.compute
-    whole += size.largest_block * (storage.compute + 4) if storage.shards > 1 else 0
+    copies = 2 if storage.gloo else 1
+    whole += copies * size.largest_block * (storage.compute + 4) if storage.shards > 1 else 0
     sums = 4 * ceil_div(size.num_parameters, storage.shards) if storage.replicated else 0
     return int(share * (whole + sums))
 
