@@ -76,6 +76,9 @@ FREE = (
 )
 
 
+_REFERENCE = re.compile(r"\$\{([\w.]+)\}")  # a value that is another key's
+
+
 @dataclass(frozen=True)
 class Change:
     """A key whose value differs from the stored one."""
@@ -96,7 +99,8 @@ class Change:
 def recompose(folder: Path, overrides: Sequence[str] = ()) -> Recipe:
     """Compose the `config.yaml` of a run or checkpoint folder with overrides.
 
-    Keys keep their stored origins. Raises NotFoundError if there is no configuration, and
+    Keys keep their stored origins. Free keys that are defined as an overridden one, such as the
+    mesh of the reference, follow it. Raises NotFoundError if there is no configuration, and
     ConfigError as `compose` does.
     """
     from rlctl.recipes.compose import compose
@@ -105,6 +109,8 @@ def recompose(folder: Path, overrides: Sequence[str] = ()) -> Recipe:
     if not stored.is_file():
         hint = f"`rlctl runs rm {folder.name}` frees the name of a run that was killed at its start"
         raise NotFoundError(f"{folder.name} has no configuration", where=str(stored), hint=hint)
+    stored_chains = stored_origins(folder)
+    values = stored_values(folder) | _following(stored_chains, overrides)
     with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
 
         def renamed(where: str) -> str:
@@ -112,7 +118,7 @@ def recompose(folder: Path, overrides: Sequence[str] = ()) -> Recipe:
             return re.sub(rf"\S*{re.escape(Path(file.name).name)}(:\d+)?", str(stored), where)
 
         file.write("defaults: [ppo_trainer, _self_]\n")
-        yaml.safe_dump(nested(stored_values(folder)), file, allow_unicode=True)
+        yaml.safe_dump(nested(values), file, allow_unicode=True)
         file.flush()
         try:
             recipe = compose(file.name, overrides)
@@ -123,7 +129,6 @@ def recompose(folder: Path, overrides: Sequence[str] = ()) -> Recipe:
                     for each in error.problems
                 )
             ) from None
-    stored_chains = stored_origins(folder)
     origins: dict[str, list[Origin]] = {}
     for key, chain in recipe.origins.items():
         is_override = chain[-1].level == 3
@@ -131,6 +136,19 @@ def recompose(folder: Path, overrides: Sequence[str] = ()) -> Recipe:
         last = dataclasses.replace(chain[-1], where=renamed(chain[-1].where))
         origins[key] = [*earlier, last] if is_override or not earlier else earlier
     return dataclasses.replace(recipe, name=folder.name, path=stored, origins=origins)
+
+
+def _following(chains: Mapping[str, list[Origin]], overrides: Sequence[str]) -> dict[str, str]:
+    """Return the free keys that are defined as one of the overridden keys, with the reference."""
+    given = {each.partition("=")[0].lstrip("+") for each in overrides}
+    references = {key: str(chain[-1].value) for key, chain in chains.items() if chain}
+    return {
+        key: reference
+        for key, reference in references.items()
+        if (found := _REFERENCE.fullmatch(reference))
+        and found[1] in given
+        and Change(key, None, None).free
+    }
 
 
 def stored_values(folder: Path) -> dict[str, Any]:

@@ -1,5 +1,7 @@
 """Configuration of an earlier run whose files were damaged or edited."""
 
+import json
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,20 @@ def folder(tmp_path: Path) -> Path:
     container = compose("ppo", ["trainer.seed=7"]).container
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(container))
     return tmp_path
+
+
+def test_a_mesh_that_was_defined_as_another_follows_it(tmp_path: Path) -> None:
+    sizes = [f"actor_rollout_ref.{role}.fsdp_config" for role in ("actor", "ref")]
+    tensor, sequence = "tensor_model_parallel_size", "ulysses_sequence_parallel_size"
+    given = [f"{sizes[0]}.{tensor}=2", f"{sizes[0]}.{sequence}=2", f"{sizes[1]}.{sequence}=2"]
+    recipe = compose("ppo", given)
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(recipe.container))
+    chains = {key: [asdict(each) for each in chain] for key, chain in recipe.origins.items()}
+    (tmp_path / "origins.json").write_text(json.dumps(chains))
+    again = recompose(tmp_path, [f"{sizes[0]}.{tensor}=1", f"{sizes[0]}.{sequence}=1"])
+    assert again.config.actor_rollout_ref.ref.fsdp_config.tensor_model_parallel_size == 1
+    assert again.config.actor_rollout_ref.ref.fsdp_config.ulysses_sequence_parallel_size == 2
+    assert recompose(tmp_path).config == recipe.config
 
 
 def test_torn_origins_are_reported_and_replaced(
