@@ -228,13 +228,15 @@ def test_stages_divide_the_pool_and_have_layers(model: Path, tmp_path: Path) -> 
     key = "actor_rollout_ref.actor.fsdp_config.pipeline_model_parallel_size"
     sizes = ("actor_rollout_ref.actor.ppo_mini_batch_size=4", "actor_rollout_ref.rollout.n=1")
 
-    def said(size: int, folder: Path = model) -> str:
-        composed = config(folder, *sizes, f"{key}={size}")
+    def said(size: int, folder: Path = model, *more: str) -> str:
+        composed = config(folder, *sizes, f"{key}={size}", *more)
         return " ".join(str(each) for each in check_sizes(composed, {"main": 4}, Needs.GROUPS))
 
     assert said(2) == ""
     assert f"the mesh of the actor does not fit: {key}=3" in said(3)
     assert "is more than the model's 2 layers" in said(4)
+    compiled = "actor_rollout_ref.actor.use_torch_compile=true"
+    assert "layers of 2 stages cannot be compiled" in said(2, model, compiled)
     GPT2LMHeadModel(GPT2Config(n_layer=2, n_embd=8, n_head=2)).save_pretrained(tmp_path)
     assert "its decoder is no chain of embed_tokens, layers, norm" in said(2, tmp_path)
 

@@ -48,9 +48,8 @@ def _check(
     tensor, sequence = fsdp.tensor_model_parallel_size, fsdp.ulysses_sequence_parallel_size
     stages, loaded = fsdp.pipeline_model_parallel_size, _text_config(role, config)
     problems = [] if tensor == 1 else _check_split(role, config, tensor, loaded)
-    if stages > 1 and loaded is not None:
-        found = pipeline_parallel.unsplittable(loaded, stages)
-        problems += [replace(each, where=f"{role.fsdp_key}.{_PIPELINE}") for each in found]
+    if stages > 1:
+        problems += _check_stages(role, config, stages, loaded)
     heads = getattr(loaded, "num_attention_heads", None)
     heads = heads if heads and heads % tensor == 0 else None
     limit, per_stage = min(num_ranks, RANKS_PER_RELAY), tensor * sequence
@@ -93,6 +92,19 @@ def _check_split(
         problems += _check_adapters(role, config, size, loaded)
     if config.actor_rollout_ref.actor.use_torch_compile and role.kind != "classifier":
         text = f"layers that {size} ranks split cannot be compiled"
+        hint = f"actor_rollout_ref.actor.use_torch_compile=false, or {key}=1"
+        problems.append(Problem(text, hint=hint))
+    return [replace(each, where=key) for each in problems]
+
+
+def _check_stages(
+    role: Role, config: schema.Config, size: int, loaded: PretrainedConfig | None
+) -> list[Problem]:
+    """Return why the layers of the role's model cannot be divided over `size` stages."""
+    key = f"{role.fsdp_key}.{_PIPELINE}"
+    problems = [] if loaded is None else pipeline_parallel.unsplittable(loaded, size)
+    if config.actor_rollout_ref.actor.use_torch_compile and role.kind != "classifier":
+        text = f"layers of {size} stages cannot be compiled"
         hint = f"actor_rollout_ref.actor.use_torch_compile=false, or {key}=1"
         problems.append(Problem(text, hint=hint))
     return [replace(each, where=key) for each in problems]
