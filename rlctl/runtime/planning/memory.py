@@ -88,7 +88,7 @@ class Work:
     averages: bool = False  # keeps a moving average of the trained parameters
     state_bytes: float | None = None  # of the optimizer per parameter; None: two moments
     in_flight: int = 1  # micro-batches whose activations a stage of a pipeline has
-    passed_on: int = 0  # micro-batches whose hidden states a stage receives and returns
+    passed_on: int = 0  # micro-batches whose hidden states, or gradients of them, a stage has
 
 
 @dataclass(frozen=True)
@@ -151,7 +151,7 @@ def role_memory(role: str, size: ModelSize, storage: Storage, work: Work) -> Rol
     if not work.learns or work.offloads:
         activations = 0
     recomputing = 0 if activations and not num_recomputed else layer
-    passed_on = 2 * work.passed_on * work.tokens * size.hidden * storage.compute
+    passed_on = work.passed_on * work.tokens * size.hidden * storage.compute
     elements = ceil_div(part.num_trained, storage.shards)
     state = 2 * storage.master if work.state_bytes is None else work.state_bytes
     moments = 0 if storage.offload or not work.learns else int(elements * state)

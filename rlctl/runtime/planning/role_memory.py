@@ -162,12 +162,16 @@ def _work(role: Role, config: schema.Config, device: str, num_ranks: int, needs:
     rows = ceil_div(prompts * n * role.ranks_per_row(config), num_ranks)
     stages = fsdp.pipeline_model_parallel_size if fsdp else 1
     tokens = max(longest, min(budget, ceil_div(rows, stages) * longest))
-    passed_on = 0 if stages == 1 else min(ceil_div(rows * longest, tokens), most_in_run(stages))
+    num_parts = min(ceil_div(rows * longest, tokens), most_in_run(stages))
+    # Hidden states come in and go out, or have a gradient; between two stages that comes in, too.
+    copies = 0 if stages == 1 else 3 if role.learns and stages > 2 else 2
     return Work(
         tokens=ceil_div(tokens, slices),
         learns=role.learns,
-        in_flight=max(1, passed_on) if fsdp and fsdp.pipeline_schedule == "gpipe" else stages,
-        passed_on=passed_on,
+        in_flight=num_parts
+        if fsdp and stages > 1 and fsdp.pipeline_schedule == "gpipe"
+        else stages,
+        passed_on=copies * num_parts,
         recomputed=model.enable_gradient_checkpointing
         and model.gradient_checkpointing_every_n_layers,
         offloads=model.enable_activation_offload and device != "cpu",
