@@ -17,14 +17,14 @@ from rlctl.runtime.rank_info import RankInfo
 from rlctl.runtime.rollout.weight_sync import Bucket, Joined, Part, to_buckets
 from rlctl.runtime.workers.actor import ActorWorker
 from rlctl.runtime.workers.background import await_written, begin_writing
+from tests.distributed.meshes import NUM_RANKS, PASSES, SECTIONS, float64
 from tests.distributed.ranks import on_ranks, rank_info
 from tests.distributed.test_gradient import experience, gradient
 from tests.distributed.test_state import actor, update, weights
 from tests.models import write_tiny_model
+from tests.numerics.test_reward_model import gradient as reward_gradient
 
 ROLES = ("actor", "critic", "distill")
-TOLERANCE = 2e-6  # of five layers; without stages the difference is the same
-NUM_RANKS = 4
 LORA = "actor_rollout_ref.model.lora_rank=4"
 
 
@@ -32,7 +32,7 @@ def stages(number: int, schedule: str = "1f1b", **sizes: int) -> tuple[str, ...]
     sizes = {"pipeline_model": number, **sizes}
     return tuple(
         f"{section}.fsdp_config.{each}"
-        for section in ("actor_rollout_ref.actor", "critic")
+        for section in SECTIONS
         for each in (
             *(f"{kind}_parallel_size={size}" for kind, size in sizes.items()),
             f"pipeline_schedule={schedule}",
@@ -58,11 +58,11 @@ def buckets(worker: ActorWorker) -> list[Bucket]:
 
 
 class Found(NamedTuple):
-    two: list[tuple[Tensor, dict[str, float]]]  # of each role's own layers, by two stages
-    adapters: Tensor  # of the actor's LoRA adapters
+    two: list[Tensor]  # gradients of the own layers of each role, by two stages
+    reward: Tensor  # of a reward model
     four: tuple[Tensor, dict[str, float]]  # of the actor, by four stages
-    sliced: Tensor  # of the actor, by two stages of slices of rows
-    split: Tensor  # of the actor, by two stages of split layers
+    sliced: Tensor  # of the actor, by two stages with slices of rows
+    adapters: Tensor  # of the actor's LoRA adapters, by two stages of split layers
     log_probs: Tensor
     saved: Tensor
     engine: dict[str, Tensor]  # weights for the rollout engine
@@ -72,11 +72,17 @@ class Found(NamedTuple):
 
 
 def on_mesh(where: RankInfo, model: str, folder: Path) -> Found:
-    two = [gradient(where, model, role, "token-mean", 2, stages(2)) for role in ROLES]
-    adapters, _ = gradient(where, model, "actor", "token-mean", 2, (*stages(2), LORA))
-    four = gradient(where, model, "actor", "token-mean", 1, stages(4, "gpipe"))
-    sliced, _ = gradient(where, model, "actor", "token-mean", 1, stages(2, ulysses_sequence=2))
-    split, _ = gradient(where, model, "actor", "token-mean", 1, stages(2, tensor_model=2))
+    both = (*stages(2, tensor_model=2), LORA, *PASSES)
+    with float64():
+        two = [
+            gradient(where, model, role, "token-mean", 2, (*stages(2), *PASSES))[0]
+            for role in ROLES
+        ]
+        reward, _ = reward_gradient(where, model, None, (*stages(2, "gpipe"), *PASSES))
+        four = gradient(where, model, "actor", "token-mean", 1, (*stages(4, "gpipe"), *PASSES))
+        sliced = stages(2, ulysses_sequence=2)
+        sliced, _ = gradient(where, model, "actor", "token-mean", 1, (*sliced, *PASSES))
+        adapters, _ = gradient(where, model, "actor", "token-mean", 2, both)
     first = actor(where, model, stages(2))
     update(first)
     first.save(folder)
@@ -89,7 +95,7 @@ def on_mesh(where: RankInfo, model: str, folder: Path) -> Found:
     update(second)
     updated, resumed = weights(first), weights(second)
     return Found(
-        two, adapters, four, sliced, split, log_probs, saved, engine, sent, updated, resumed
+        two, reward, four, sliced, adapters, log_probs, saved, engine, sent, updated, resumed
     )
 
 
@@ -105,29 +111,32 @@ def test_stages_do_not_change_the_numbers(model: Path, tmp_path: Path) -> None:
     folder = tmp_path / "state"
     found = on_ranks(NUM_RANKS, on_mesh, str(model), folder)
 
-    expected = [gradient(rank_info(), str(model), role, "token-mean", 1) for role in ROLES]
-    adapters, _ = gradient(rank_info(), str(model), "actor", "token-mean", 1, (LORA,))
+    with float64():
+        expected = [
+            gradient(rank_info(), str(model), role, "token-mean", 1, settings)
+            for role, settings in (*((role, PASSES) for role in ROLES), ("actor", (LORA, *PASSES)))
+        ]
+        reward, _ = reward_gradient(rank_info(), str(model), None, PASSES)
     loaded = actor(rank_info(), str(model))
     loaded.load(folder)
     alone, engine = weights(loaded), dict(merged_parameters(loaded.policy.hf))
     tied = engine["model.embed_tokens.weight"].numel()
     log_probs = loaded.compute_log_probs(experience()).log_probs.values
 
-    def close(one: Tensor, other: Tensor, tolerance: float = TOLERANCE) -> None:
-        assert (one - other).norm() <= tolerance * one.norm() > 0
+    def close(one: Tensor, other: Tensor) -> None:
+        assert (one - other).norm() <= 1e-6 * one.norm() > 0
 
-    for number, role in enumerate(ROLES):
-        whole, metrics = expected[number]
-        for pair in (found[:2], found[2:]):
+    for pair in (found[:2], found[2:]):
+        for number, role in enumerate(ROLES):
             parts = [rank.two[number] for rank in pair]
-            close(whole, joined([each for each, _ in parts], 0 if role == "critic" else tied))
+            close(expected[number][0], joined(parts, 0 if role == "critic" else tied))
+        close(reward, torch.cat([each.reward for each in pair]))
     whole, metrics = expected[0]
     close(whole, joined([rank.four[0] for rank in found], tied))
     for rank in found:
         assert rank.four[1] == pytest.approx(metrics, rel=1e-5, abs=1e-7)
-    close(adapters, torch.cat([found[0].adapters, found[1].adapters]))
     close(whole, joined([found[0].sliced, found[2].sliced], tied))
-    close(whole, joined([found[0].split, found[2].split], tied), 5e-6)  # as without stages
+    close(expected[-1][0], torch.cat([found[0].adapters, found[2].adapters]))
     assert torch.equal(joined([each.saved for each in found[:2]], tied), alone)
     together = Joined()
     sent = [
