@@ -3,19 +3,23 @@
     python -m benchmarks.controller [--ranks 8,1024] [--tokens 256] [--steps 2] [--json]
 
 `--tokens` are those of a step in millions, in rows of 4,300 on average, 8 to a prompt. The ranks
-live in a few Ray actors, and so do the relays of 32 ranks each. Time is the CPU time of the
-controller's process, of all its threads, and its wall time outside of waits for ranks; memory is
-its own (USS) above that before the step. The best of the steps after the first counts.
+and the relays live in a few Ray actors. They make no tokens of responses: results have the lengths
+of their rows and a reference to an object in the store, which is all that the controller sees of
+them in a run, too. Time is the CPU time of the controller's process, of all its threads, and its
+wall time outside of waits for ranks; memory is its own (USS) above that before the step. The best
+of the steps after the first counts.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 import time
 from collections.abc import Callable
 from threading import Lock
 from typing import Any
 
+import numpy as np
 import psutil
 import ray
 import torch
@@ -25,9 +29,10 @@ from benchmarks.table import Row, in_fresh_process, parse_arguments, show
 from rlctl.data_prep.rows import PromptRow
 from rlctl.recipes.compose import compose
 from rlctl.runtime.algorithms.stats import rollout_metrics
-from rlctl.runtime.batch import LogProbs, Prompts, Ragged, Rollouts, Scores
-from rlctl.runtime.batch.stored import detach
+from rlctl.runtime.batch import Batch, LogProbs, Prompts, Ragged, Rollouts, Scores
+from rlctl.runtime.batch.stored import StoredRagged
 from rlctl.runtime.build import load_algorithm
+from rlctl.runtime.cluster import group
 from rlctl.runtime.cluster.group import GroupTransport, Relay, RelayedTransport
 from rlctl.runtime.cluster.pool import RANKS_PER_RELAY
 from rlctl.runtime.roles import G, R, Roles, Total
@@ -36,6 +41,40 @@ from rlctl.runtime.workers.dispatch import Dispatch, Worker, bind, dispatch
 from rlctl.tracking.metrics import Mean, Metrics
 
 PROMPT, RESPONSE, N, HOSTS = 204, 8192, 8, 4
+STORED_BYTES = 2**17  # of the object of a result: Ray keeps smaller ones in the caller's memory
+
+
+def without_tokens(result: Any, _: int) -> tuple[Any, Any]:
+    """Return the content of a shard, which no one reads, and `result` with references to it.
+
+    In place of `rlctl.runtime.batch.stored.detach`, which takes the values of the ragged fields.
+    """
+    def change(value: Any, name: str) -> Any:
+        if isinstance(value, tuple):
+            return tuple(change(each, f"{name}{i}.") for i, each in enumerate(value))
+        if not isinstance(value, Batch):
+            return value
+        refers = {x: StoredRagged.of_shard(rows.lengths, name + x) for x, rows in ragged(value)}
+        return dataclasses.replace(value, **refers)
+
+    rest = change(result, "")
+    return (None if isinstance(rest, dict) else np.zeros(STORED_BYTES, np.uint8)), rest
+
+
+def ragged(batch: Batch) -> list[tuple[str, Ragged]]:
+    """Return the ragged fields of a batch by name."""
+    fields = ((x.name, getattr(batch, x.name)) for x in dataclasses.fields(batch))
+    return [(name, value) for name, value in fields if isinstance(value, Ragged)]
+
+
+def tokens(lengths: torch.Tensor) -> Ragged:
+    """Return rows of `lengths` (B,) ones in the memory of one element."""
+    return Ragged(torch.ones(1).expand(int(lengths.sum())), lengths)
+
+
+def with_lengths(batch: Batch, lengths: torch.Tensor) -> Any:
+    """Return `batch` with `tokens` of `lengths` (B,) in its ragged fields."""
+    return dataclasses.replace(batch, **{name: tokens(lengths) for name, _ in ragged(batch)})
 
 
 class SimulatedActor(Worker):
@@ -56,28 +95,24 @@ class SimulatedActor(Worker):
         del validate, greedy
         draw = torch.Generator().manual_seed(seed + int(prompts.group.sum()))
         lengths = torch.randint(1, RESPONSE, (len(prompts) * N,), generator=draw)
-        ids = Ragged(torch.full((int(lengths.sum()),), 150_000), lengths)
-        ones = ids.like(torch.ones(len(ids.values)))
-        finish = ["stop"] * len(lengths)
-        return prompts.repeat(N).grow(
-            Rollouts,
-            response_ids=ids,
-            response_mask=ones,
-            rollout_log_probs=ids.like(ones.values * -0.5),
-            finish=finish,
-        )
+        names = ("response_ids", "response_mask", "rollout_log_probs")
+        fields: Any = {name: tokens(lengths) for name in names}
+        return prompts.repeat(N).grow(Rollouts, finish=["stop"] * len(lengths), **fields)
 
     @dispatch(Dispatch.SPLIT)
     def compute_log_probs(self, batch: Rollouts, top_k: int = 0) -> LogProbs:
         """Return equal log-probs."""
         del top_k
-        ids = batch.response_ids
-        return LogProbs(Ragged(torch.full((int(ids.lengths.sum()),), -0.5), ids.lengths), None)
+        return LogProbs(tokens(batch.response_ids.lengths), None)
 
     @dispatch(Dispatch.GROUPS)
     def map_groups(self, batch: G, function: Callable[[G, Total], R]) -> R:
-        """Compute the advantages."""
-        return function(batch, lambda numbers: numbers)
+        """Compute the advantages of responses of one token, and return them at full length."""
+        small = with_lengths(batch, torch.ones(len(batch), dtype=torch.int64))
+        result: Any = function(small, lambda numbers: numbers)
+        lengths = dict(ragged(batch))["response_ids"].lengths
+        found: Any = (with_lengths(result[0], lengths), result[1])
+        return found
 
     @dispatch(Dispatch.SPLIT)
     def update(self, batch: Rollouts, lr: float, limit: float | None = None) -> Metrics:
@@ -101,6 +136,7 @@ class Host:
 
     def __init__(self) -> None:
         torch.set_num_threads(1)
+        group.detach = without_tokens  # of relays
         self.actor = SimulatedActor()
         self.relays: dict[int, Relay] = {}
 
@@ -117,7 +153,7 @@ class Host:
         self, rank: int, role: str, method: str, args: Any, kwargs: Any, least: int
     ) -> Any:
         """See `Process`."""
-        return detach(self.call(rank, role, method, args, kwargs), least)
+        return without_tokens(self.call(rank, role, method, args, kwargs), least)
 
     def send(self, relay: int, *args: Any) -> Any:
         """See `Relay`."""
@@ -203,18 +239,17 @@ def measure(num_ranks: int, millions: int, num_steps: int) -> Row:
     num_prompts = millions * 10**6 // (N * (PROMPT + RESPONSE // 2))
     sizes = [f"data.train_batch_size={num_prompts}", f"actor_rollout_ref.rollout.n={N}"]
     sizes += [f"actor_rollout_ref.actor.ppo_mini_batch_size={num_prompts}"]
+    sizes += [f"data.max_response_length={RESPONSE}"]
     paths = ["data.train_files=none", "actor_rollout_ref.model.path=none"]
-    limit = f"data.max_response_length={RESPONSE}"
-    algorithm = load_algorithm(compose("grpo", [*paths, *sizes, limit]).config, 10)
-    store = max(2 * 2**30, 48 * millions * 10**6)
-    ray.init(num_cpus=2 * HOSTS, include_dashboard=False, object_store_memory=store)
+    algorithm = load_algorithm(compose("grpo", [*paths, *sizes]).config, 10)
+    ray.init(num_cpus=2 * HOSTS, include_dashboard=False, object_store_memory=2 * 2**30)
     actor: Any = handle(num_ranks)
     reward: Any = LengthReward()
     ids = Ragged(torch.full((num_prompts * PROMPT,), 7), torch.full((num_prompts,), PROMPT))
     row = PromptRow("simulated", [{"role": "user", "content": "?"}], "1")
     prompts = Prompts(ids, torch.arange(num_prompts), [row] * num_prompts)
     roles = Roles(actor, reward, reference_role=actor)
-    tokens = 0.0
+    count = 0.0
     best: list[tuple[float, float, float, float]] = []
     for step in range(1, num_steps + 2):
         watch = Watch()
@@ -226,7 +261,7 @@ def measure(num_ranks: int, millions: int, num_steps: int) -> Row:
         cpu, wall = time.process_time() - cpu, time.perf_counter() - begin
         watch.end.set()
         watch.join()
-        tokens = int(scored.num_tokens.sum()) / 1e6
+        count = int(scored.num_tokens.sum()) / 1e6
         if step > 1:
             own = wall - (WAITS[0] - waited)
             best.append((cpu - watch.cpu_s, own, (watch.peak - watch.before) / 2**20, wall))
@@ -235,7 +270,7 @@ def measure(num_ranks: int, millions: int, num_steps: int) -> Row:
     return {
         "ranks": str(num_ranks),
         "rows": num_prompts * N,
-        "tokens, M": tokens,
+        "tokens, M": count,
         "controller CPU s": cpu,
         "controller s": own,
         "controller MB": memory,

@@ -38,7 +38,7 @@ from rlctl.runtime.rollout.hf import HFEngine
 from rlctl.runtime.workers.heap import keep_freed_memory
 from rlctl.runtime.workers.learner import Learner
 
-PRODUCTS = ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm")
+PRODUCTS = ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "aten::baddbmm_")
 Form = tuple[tuple[int, ...], tuple[int, ...]]  # sizes and strides of a tensor
 Call = tuple[Any, tuple[Form, ...]]
 

@@ -20,8 +20,10 @@ from rlctl.runtime.batch import Batch, Prompts
 from rlctl.runtime.batch.stored import Fields, PackedRows, attach, detach
 from rlctl.runtime.workers.dispatch import Arguments, Dispatch, join, split, split_groups
 
-# Smaller results are sent with their values: Ray would keep them in the caller's memory anyway.
-INLINE_BYTES = 2**16
+# Results of a call that have fewer bytes in all are sent with their values: the controller computes
+# with them at once. So are those of a worker below the second limit, which Ray would keep in the
+# caller's memory anyway.
+INLINE_BYTES, _INLINE_BYTES_OF_WORKER = 2**20, 2**16
 
 
 class Gather(Protocol):
@@ -68,7 +70,7 @@ class GroupTransport:
         self.world_size = len(processes)
         self.gather = gather
         self.balanced = balanced  # split rows by compute cost
-        self.inline_bytes = INLINE_BYTES
+        self.inline_bytes = _inline_bytes(self.world_size)
 
     def send(
         self, method: str, mode: Dispatch, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -154,6 +156,11 @@ class GroupTransport:
         return self.gather(results, f"{self.role}.{method}")[0]
 
 
+def _inline_bytes(num_workers: int) -> int:
+    """Return the bytes of token fields from which on a worker's result is stored."""
+    return max(INLINE_BYTES // num_workers, min(INLINE_BYTES, _INLINE_BYTES_OF_WORKER))
+
+
 def chunks(batch: Batch, parts: Sequence[Tensor]) -> list[Batch]:
     """Return the rows of each part (N,), without the fields that stay on the controller."""
     sent = batch.without_local()
@@ -221,6 +228,7 @@ class RelayedTransport(GroupTransport):
     ) -> None:
         super().__init__(role, relays, gather, balanced, order, ranks_per_row)
         self.world_size = sum(sizes)
+        self.inline_bytes = _inline_bytes(self.world_size)
         ends = torch.tensor([0, *sizes]).cumsum(0).tolist()
         self.ranks = [slice(start, end) for start, end in pairwise(ends)]
 
