@@ -45,10 +45,8 @@ STORED_BYTES = 2**17  # of the object of a result: Ray keeps smaller ones in the
 
 
 def without_tokens(result: Any, _: int) -> tuple[Any, Any]:
-    """Return the content of a shard, which no one reads, and `result` with references to it.
+    """Return a shard's content that no one reads, and `result` referring to it; see `detach`."""
 
-    In place of `rlctl.runtime.batch.stored.detach`, which takes the values of the ragged fields.
-    """
     def change(value: Any, name: str) -> Any:
         if isinstance(value, tuple):
             return tuple(change(each, f"{name}{i}.") for i, each in enumerate(value))
