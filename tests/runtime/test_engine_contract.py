@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,10 @@ from rlctl.errors import ConfigError, MissingExtraError, RlctlError
 from rlctl.plugins import load, names
 from rlctl.recipes.compose import compose
 from rlctl.runtime.batch import Ragged
+from rlctl.runtime.model.attention import use_rlctl_attention
+from rlctl.runtime.model.causal_lm import PolicyModel
+from rlctl.runtime.model.routing import OWN, Routers, routing_shape
+from rlctl.runtime.model.sequences import Sequences
 from rlctl.runtime.rank_info import RankInfo
 from rlctl.runtime.rollout.engine import (
     EngineSpec,
@@ -137,15 +141,53 @@ def assert_agree(
         )  # of numbers down to -20, in float32
 
 
+def own_experts(policy: PreTrainedModel, prompt: Tensor, response: Tensor) -> Tensor:
+    """Return the experts that the trainer's model chooses for all tokens but the last."""
+    hf = copy.deepcopy(policy)
+    use_rlctl_attention(hf)
+    packed = Sequences.from_ragged(Ragged.from_rows([prompt]), Ragged.from_rows([response]))
+    packed = packed.recorded(Routers.of(hf).shape.dtype)
+    with torch.no_grad():
+        PolicyModel(hf, 1.0)(packed)
+    return packed.own_routing()[:-1]
+
+
 @pytest.mark.vllm
-def test_weights_of_mixtures_by_name(tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_weights_and_experts_of_mixtures(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Comes first: vLLM makes groups for experts only with the first model of a process."""
     kind = Kind("vllm", tmp_path_factory.mktemp("mixtral"))
-    policy, prompt_ids = mixture_model("mixtral", seed=2), prompts(9, 1, 40, 17)
-    engine = kind.build(mixture_model("mixtral"), None)
+    old, new = mixture_model("mixtral", seed=2), mixture_model("mixtral", seed=3)
+    prompt_ids = prompts(9, 1, 140, 17)  # responses to the long one share a block of the cache
+    mixture_model("mixtral").save_pretrained(kind.folder)
+    spec = replace(kind.spec(), routing=routing_shape(old))
+    engine = load("engines", kind.name).from_spec(spec, None)
     try:
-        engine.load_weights(weights(policy))
-        assert_agree(engine.generate(prompt_ids, sampling()), prompt_ids, policy)
+        engine.load_weights(weights(old))
+        found = engine.generate(prompt_ids, sampling())
+        assert_agree(found, prompt_ids, old)
+        assert found.routing is not None
+        for row, (experts, response) in enumerate(
+            zip(found.routing.rows(), found.response_ids.rows(), strict=True)
+        ):
+            expected = own_experts(old, prompt_ids.rows()[row // 3], response)
+            assert torch.equal(experts[:-1], expected)
+            assert (experts[-1] == OWN).all()
+        asked = requests(*LENGTHS, max_tokens=(12, 14))
+        contexts = {each.key: each.context_ids for each in asked}
+        engine.submit(asked)
+        for _ in range(5):
+            assert not engine.step()
+        progress = engine.progress()
+        engine.load_weights(weights(new))
+        done = [each for _ in range(20) for each in engine.step()]
+        assert len(done) == len(progress) == 2 * len(LENGTHS)
+        for each in done:  # computed tokens keep their experts
+            context, experts = contexts[each.key], each.routing
+            computed = len(context) + progress[each.key, each.index] - 1
+            before, after = (own_experts(hf, context, each.response_ids) for hf in (old, new))
+            assert not torch.equal(before[:computed], after[:computed])
+            assert torch.equal(experts[:computed], before[:computed])
+            assert torch.equal(experts[computed:-1], after[computed:])
     finally:
         engine.close()
 

@@ -20,6 +20,7 @@ from rlctl.errors import ConfigError, Problem
 from rlctl.recipes.compose import compose
 from rlctl.recipes.schema import Config
 from rlctl.runtime.algorithms.base import Needs
+from rlctl.runtime.build import load_algorithm
 from rlctl.runtime.planning.devices import Devices
 from rlctl.runtime.planning.memory import RoleMemory
 from rlctl.runtime.planning.mesh import check_sizes
@@ -28,6 +29,7 @@ from rlctl.runtime.planning.model_size import ModelSize
 from rlctl.runtime.planning.preflight import check_batches, check_model
 from rlctl.runtime.planning.role_memory import check_capacity, plan_memory
 from rlctl.runtime.planning.role_models import check_role_models
+from rlctl.runtime.planning.router_check import check_routers
 from tests.models import mixture_model, write_tiny_model
 
 NEEDS = Needs.GROUPS | Needs.CRITIC
@@ -293,6 +295,32 @@ def test_a_cache_that_the_engine_keeps_is_held_during_training(model: Path) -> N
     freed, kept = actor(), actor("actor_rollout_ref.rollout.free_cache_engine=false")
     assert kept.held == freed.held + freed.kv_cache > freed.held
     assert kept.passing <= freed.passing < kept.passing + kept.kv_cache
+
+
+def test_router_replay_needs_a_record(model: Path, tmp_path: Path) -> None:
+    mixture = tmp_path / "mixture"
+    mixture_model("olmoe").save_pretrained(mixture)
+    key = "actor_rollout_ref.actor.router_replay.mode"
+    server = "+actor_rollout_ref.rollout.engine_kwargs.url=http://localhost:1"
+
+    def said(folder: Path, mode: str, *more: str) -> str:
+        composed = config(folder, f"{key}={mode}", *more)
+        try:
+            check_routers(composed, "cpu", load_algorithm(composed, 1))
+        except ConfigError as error:
+            return " ".join(str(each) for each in error.problems)
+        return ""
+
+    assert said(model, "disabled") == said(mixture, "R2") == said(mixture, "R3") == ""
+    assert "type qwen2 has no routers" in said(model, "R3")
+    vllm_server = said(mixture, "R3", "actor_rollout_ref.rollout.name=vllm_server", server)
+    assert "vllm_server does not return the experts" in vllm_server
+    assert "bypass_mode" in said(mixture, "R2", "algorithm.rollout_correction.bypass_mode=true")
+    assert "raft has none" in said(mixture, "R2", "algorithm.name=raft")
+    assert "sft samples no responses" in said(mixture, "R3", "algorithm.name=sft")
+    override = "+actor_rollout_ref.model.override_config.router_aux_loss_coef"
+    assert "terms of the routers" in said(mixture, "disabled", f"{override}=0.01")
+    assert said(mixture, "disabled", f"{override}=0") == ""
 
 
 def test_ranks_that_share_rows_have_fewer_activations(model: Path) -> None:

@@ -97,6 +97,15 @@ class Updates(Section):
     data_loader_seed: Seed = Field(description="seed of the mini-batch shuffle")
 
 
+class RouterReplay(Section):
+    """Choice of experts of a mixture in training."""
+
+    mode: Literal["disabled", "R2", "R3"] = Field(
+        description="experts of tokens in updates of a mixture: disabled = chosen again in each "
+        "pass, R2 = those of the pass for old log-probs, R3 = those of the rollout engine"
+    )
+
+
 class Actor(Updates):
     """Training of the policy."""
 
@@ -130,6 +139,7 @@ class Actor(Updates):
         description="compile the decoder layers of actor, reference and critic: faster passes "
         "after a longer first step"
     )
+    router_replay: RouterReplay
     optim: Optim
     fsdp_config: FSDP
 

@@ -94,8 +94,13 @@ TRAINING: tuple[Rule, ...] = (
         "it is computed where the loss or the estimator needs it",
     ),
     needs("actor_rollout_ref.actor.freeze_vision_tower", missing.IMAGES, _OFF),
-    needs(f"{_ROLES}.router_replay.mode", missing.ROUTER_REPLAY, (None, "disabled")),
-    depends(f"{_ROLES}.router_replay*", "router replay is off"),
+    only(
+        "{actor_rollout_ref.ref,critic}.router_replay.mode",
+        (None, "disabled"),
+        "reference and critic choose their own experts",
+    ),
+    only(f"{_ROLES}.router_replay.{{record_file,replay_file}}", _EMPTY, "records are in memory"),
+    depends("{actor_rollout_ref.ref,critic}.router_replay*", "they choose their own experts"),
     no_effect(
         f"{_ROLES}.checkpoint.{{save_contents,async_save,strict}}",
         "checkpoints hold model, optimizer and state; `rlctl export` writes a Hugging Face folder",

@@ -62,7 +62,10 @@ ROLLOUT: tuple[Rule, ...] = (
     only(f"{_ROLLOUT}.use_fire_sampling", _OFF, "it is off"),
     only(f"{_ROLLOUT}.full_determinism", _OFF, "it is off", "set trainer.deterministic=true"),
     needs(f"{_ROLLOUT}.{{quantization,quantization_config_file}}", missing.QUANTIZATION, _EMPTY),
-    needs(f"{_ROLLOUT}.enable_rollout_routing_replay", missing.ROUTER_REPLAY, _OFF),
+    no_effect(
+        f"{_ROLLOUT}.enable_rollout_routing_replay",
+        "actor_rollout_ref.actor.router_replay.mode=R3 lets the engine record its experts",
+    ),
     needs(f"{_ROLLOUT}.{{over_sample_rate,partial_rollout}}", missing.OVER_SAMPLING, (0, *_OFF)),
     needs(f"{_ROLLOUT}.{{skip_rollout,skip.enable}}", missing.SKIPPED_ROLLOUTS, _OFF),
     depends(f"{_ROLLOUT}.{{skip_dump_dir,skip.*}}", "skipping rollouts is off"),

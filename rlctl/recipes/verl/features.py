@@ -53,9 +53,6 @@ DISTILLATION_LOSS = Feature(
     "distillation.distillation_loss.loss_mode=k1 with use_policy_gradient=true, or "
     "forward_kl_topk with use_policy_gradient=false",
 )
-ROUTER_REPLAY = Feature(
-    "router replay of mixture-of-experts models is not supported", "remove these keys"
-)
 QUANTIZATION = Feature(
     "quantized training and rollouts (QAT, fp8) are not supported",
     "remove these keys; actor_rollout_ref.model.dtype sets the compute dtype",

@@ -22,6 +22,7 @@ from rlctl.runtime.agents.episode import EpisodeRun, EpisodeSettings
 from rlctl.runtime.agents.programs.program_run import ProgramRun
 from rlctl.runtime.agents.schedule import FIXED, Load, Schedule, TurnEngines, first_error
 from rlctl.runtime.batch import Prompts, Ragged, Rollouts
+from rlctl.runtime.model.routing import RoutingShape
 from rlctl.runtime.ops import first_rows
 from rlctl.runtime.rewards.role import EarlyScoring, RuleReward
 from rlctl.runtime.roles import Actor
@@ -131,7 +132,8 @@ class AgentActor(DelegatingActor):
         self.engine_load.busy_s += schedule.load.busy_s
         self._check_failures(episodes)
         # One row stands for an episode where nothing is learned: the last that its program began.
-        rollouts = _rollouts(rows, runs, episodes, all_samples=not (validate or greedy))
+        shape, all_samples = self.sampling.routing, not (validate or greedy)
+        rollouts = _rollouts(rows, runs, episodes, shape, all_samples)
         if scoring is not None:
             scoring.finish(rollouts)
         return rollouts
@@ -150,7 +152,8 @@ class AgentActor(DelegatingActor):
         finally:
             states.subtract(each.state for each in runs)
         episodes = [each.result() for each in tasks]
-        return _rollouts(rows, runs, episodes, all_samples=not (validate or greedy))
+        shape, all_samples = self.sampling.routing, not (validate or greedy)
+        return _rollouts(rows, runs, episodes, shape, all_samples)
 
     def _runs(
         self,
@@ -242,10 +245,15 @@ async def _played(
 
 
 def _rollouts(
-    prompts: Prompts, runs: Sequence[EpisodeRun], episodes: Sequence[Episode], all_samples: bool
+    prompts: Prompts,
+    runs: Sequence[EpisodeRun],
+    episodes: Sequence[Episode],
+    shape: RoutingShape | None,
+    all_samples: bool,
 ) -> Rollouts:
     """Join the tokens of B episodes into a batch: their rows, or only the last of each.
 
+    `shape` is that of the tokens' experts where they are recorded.
     Rows of an episode share its record, and the group and row of its prompt in the B `prompts`.
     """
     samples = [each.samples if all_samples else each.samples[-1:] for each in runs]
@@ -270,5 +278,6 @@ def _rollouts(
         turn=Ragged.from_rows([each.turn for each in tokens], torch.int64),
         versions=Ragged.from_rows([each.versions for each in tokens], torch.int64),
         step_rewards=ids.like(rewards),
+        routing=Ragged.from_rows([each.whole_routing(shape) for each in tokens]) if shape else None,
         episodes=[episodes[i] for i in owner],
     )

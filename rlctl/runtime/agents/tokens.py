@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from rlctl.runtime.model.routing import OWN, RoutingShape
 from rlctl.runtime.rollout.requests import Completion
 
 
@@ -24,6 +25,7 @@ class Tokens:
     rewards: dict[int, float] = field(default_factory=dict)  # by position in the response
     versions: list[int] = field(default_factory=list)  # T: of the weights that wrote it
     seen: list[tuple[int, int]] = field(default_factory=list)  # per turn: its end, and a checksum
+    routing: Tensor | None = None  # (≤ P + T, L, K): see `Completion`; of tokens so far
 
     def context(self) -> Tensor:
         """Join prompt and response: (N,) int64, N = P + T."""
@@ -38,8 +40,24 @@ class Tokens:
         self.log_probs += completion.log_probs.tolist()
         self.turn += [turn] * len(written)
         self.versions += completion.versions
+        if completion.routing is not None:
+            self._add_routing(completion.routing)
         seen = _checksum(completion.response_ids, _checksum(context_ids))
         self.seen.append((len(self.response_ids), seen))
+
+    def _add_routing(self, routing: Tensor) -> None:
+        """Add the experts (N, L, K) of a request's tokens; earlier records of tokens stay."""
+        if self.routing is not None:
+            first, routing = self.routing, routing.clone()
+            again = routing[: len(first)]
+            again[:] = torch.where(first == OWN, again, first)
+        self.routing = routing
+
+    def whole_routing(self, shape: RoutingShape) -> Tensor:
+        """Return the experts (N, L, K) of all tokens; the model chooses for those without any."""
+        first = shape.none(0) if self.routing is None else self.routing
+        num_tokens = len(self.prompt_ids) + len(self.response_ids)
+        return torch.cat([first, shape.none(num_tokens - len(first))])
 
     def append_reply(self, ids: list[int], turn: int) -> None:
         """Append the ids of a reply, which are not trained on."""

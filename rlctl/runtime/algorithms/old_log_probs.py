@@ -12,11 +12,16 @@ from torch import Tensor
 from rlctl.runtime.algorithms.correction import Correction, proximal
 from rlctl.runtime.algorithms.rollout_mismatch import SampledTokens
 from rlctl.runtime.algorithms.stats import entropy_metric
-from rlctl.runtime.batch import Batch, Experience, LogProbs, Ragged
+from rlctl.runtime.batch import Batch, Experience, LogProbs, Ragged, Scored
 from rlctl.runtime.batch.stored import is_stored
 from rlctl.runtime.model.causal_lm import PolicyOutputs
 from rlctl.runtime.roles import Actor, Total
 from rlctl.tracking.metrics import Metrics
+
+
+def replayed(old: LogProbs, scored: Scored) -> tuple[LogProbs, Scored]:
+    """Return `old`, and the batch with the experts of its pass where they are recorded."""
+    return old, scored if old.routing is None else replace(scored, routing=old.routing)
 
 
 def first_update(

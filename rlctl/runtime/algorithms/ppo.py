@@ -34,7 +34,7 @@ from rlctl.runtime.algorithms.correction import Correction
 from rlctl.runtime.algorithms.divided import compute_advantages
 from rlctl.runtime.algorithms.kl_controllers import KLController, make_kl_controller
 from rlctl.runtime.algorithms.kl_estimators import KLEstimator, load_kl_estimator
-from rlctl.runtime.algorithms.old_log_probs import compared_with, corrected, first_update
+from rlctl.runtime.algorithms.old_log_probs import compared_with, corrected, first_update, replayed
 from rlctl.runtime.algorithms.policy_filtration import draw_rows
 from rlctl.runtime.algorithms.policy_losses.base import (
     ClipRange,
@@ -139,7 +139,7 @@ class PPO:
         if self.correction.bypass:
             old = LogProbs(scored.rollout_log_probs, None)
         elif not own_pass:
-            old = roles.actor.compute_log_probs(scored)
+            old, scored = replayed(roles.actor.compute_log_probs(scored), scored)
         ref = roles.reference.compute_log_probs(scored) if Needs.REFERENCE in self.needs else None
         values = roles.critic.compute_values(scored) if Needs.CRITIC in self.needs else None
         experience, metrics = compute_advantages(self, roles.actor, scored, old, ref, values)
@@ -171,11 +171,11 @@ class PPO:
     def in_own_pass(self) -> bool:
         """True if the old log-probs of a first mini-batch are those of its own forward pass.
 
-        They are needed before it for advantages and for weights of the global batch.
+        They are needed before it for advantages, weights of the global batch, and to be replayed.
         """
         before = self.algorithm.use_kl_in_reward or self.algorithm.use_pf_ppo
-        before |= Needs.SUM_PI_SQUARED in self.estimator.needs
-        return not (before or self.correction.needs_batch)
+        before |= Needs.SUM_PI_SQUARED in self.estimator.needs or self.correction.needs_batch
+        return not (before or self.actor.router_replay.mode == "R2")
 
     def loss(self, outputs: PolicyOutputs, batch: Rollouts) -> Loss:
         """Return pg − entropy_coeff · entropy + kl_loss_coef · KL(policy, reference), aggregated.

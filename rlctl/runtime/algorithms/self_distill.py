@@ -83,7 +83,7 @@ class SelfDistill(Distill):
     def teachers_view(self, scored: Scored) -> Scored:
         """Return the responses with prompts that contain the solution."""
         ids = [self._privileged(row) for row in scored.rows]
-        return replace(scored, prompt_ids=Ragged.from_rows(ids, torch.int64))
+        return replace(scored, prompt_ids=Ragged.from_rows(ids, torch.int64), routing=None)
 
     @cached_property
     def _tokenizer(self) -> PreTrainedTokenizerBase:

@@ -161,6 +161,8 @@ class Rollouts(Prompts):
     candidates: Ragged | None = dataclasses.field(default=None, kw_only=True)  # (T, K) token ids
     # Of asynchronous runs: steps that the weights of each token are older than the newest, int64.
     staleness: Ragged | None = dataclasses.field(default=None, kw_only=True)
+    # Of mixtures: experts of each token of prompt and response, (N, L, K), for router replay.
+    routing: Ragged | None = dataclasses.field(default=None, kw_only=True)
     episodes: list[Episode] = dataclasses.field(default_factory=list, kw_only=True, metadata=_LOCAL)
 
     @cached_property
@@ -215,6 +217,7 @@ class LogProbs(Batch):
     sum_pi_squared: Ragged | None = None  # (B rows) float32: Σ_v π(v)²
     candidates: Ragged | None = None  # (T, K) int64: the most probable tokens, best first
     candidate_log_probs: Ragged | None = None  # (T, K) float32
+    routing: Ragged | None = None  # (N, L, K): experts of all tokens, where they are recorded
 
 
 @dataclass(frozen=True, eq=False)

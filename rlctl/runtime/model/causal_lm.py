@@ -16,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutput
 
+from rlctl.runtime.model.routing import RoutedTokens
 from rlctl.runtime.model.sequence_parallel import SequenceGroup
 from rlctl.runtime.model.sequences import Sequences
 from rlctl.runtime.model.vocabulary import Vocabulary
@@ -42,11 +43,11 @@ class PolicyOutputs(NamedTuple):
 
 def run_backbone(backbone: nn.Module, sequences: Sequences) -> BaseModelOutput:
     """Return the outputs of a model without head, for all tokens."""
-    packing = sequences.packing
+    packing, routing = sequences.packing, sequences.routing
     return backbone(
         input_ids=sequences.ids[None],
         position_ids=packing.position_ids[None],
-        packing=packing,
+        packing=packing if routing is None else RoutedTokens(packing, routing),
         use_cache=False,
     )
 
@@ -107,6 +108,8 @@ class PolicyModel(PackedModel):
             return self._outputs(sequences, *wanted)
         own = self.sequence_group.slice(sequences)
         log_probs, *others = self._outputs(own.sequences, *wanted)
+        if sequences.routing is not None:
+            own.join_routing(sequences.routing)
         joined = (own.join_tokens(each) if each is not None else None for each in others)
         return PolicyOutputs(own.join_tokens(log_probs), *joined)
 

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from rlctl.runtime.model.exchange import exchange
 from rlctl.runtime.model.kernels import Reach
+from rlctl.runtime.model.routing import OWN, Routing
 from rlctl.runtime.model.sequences import Packed, Sequences
 from rlctl.runtime.ops import ceil_div
 
@@ -50,7 +51,12 @@ class SequenceGroup:
             ((each >= start) & (each < start + length)).nonzero().squeeze(1)
             for each in (sequences.predictors, sequences.last)
         )
-        candidates = sequences.candidates
+        candidates, routing = sequences.candidates, sequences.routing
+        if routing is not None:
+            given = routing.given
+            if given is not None:
+                given = F.pad(given, (0, 0, 0, 0, *padding), value=OWN)[start : start + length]
+            routing = Routing(given, routing.dtype)
         own = Sequences(
             ids,
             _SlicedAttention(sequences.packing, positions, num_tokens, self),
@@ -58,6 +64,7 @@ class SequenceGroup:
             sequences.targets[of_tokens],
             sequences.last[of_rows] - start,
             candidates[of_tokens] if candidates is not None else None,
+            routing,
         )
         totals = len(sequences.targets), len(sequences.last)
         return Slice(own, self, of_tokens, of_rows, *totals)
@@ -80,6 +87,15 @@ class Slice:
         The gradient of a rank's values is that of its own result: all ranks have the same loss.
         """
         return self._join(own, self.of_tokens, self.num_tokens)
+
+    def join_routing(self, routing: Routing) -> None:
+        """Set the choices of all tokens in `routing` from those of each rank."""
+        assert self.sequences.routing is not None
+        own = self.sequences.routing.own().int()  # NCCL does not add int16
+        first = self.group.rank * len(own)
+        total = len(own) * self.group.size
+        places = torch.arange(first, first + len(own), device=own.device)
+        routing.set_own(self._join(own, places, total))
 
     def join_rows(self, own: Tensor) -> Tensor:
         """Return the values of all rows from those of each rank: (M, …) -> (B, …)."""

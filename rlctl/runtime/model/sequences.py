@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
@@ -10,6 +10,7 @@ from torch import Tensor
 
 from rlctl.runtime.batch import Ragged
 from rlctl.runtime.model.attention import Packing, TokenAttention
+from rlctl.runtime.model.routing import OWN, Routing
 from rlctl.runtime.model.shared_prompts import SharedPrompts
 from rlctl.runtime.ops import first_rows, to_device
 
@@ -33,6 +34,9 @@ class Sequences:
     targets: Tensor  # (T_response,) int64
     last: Tensor  # (B,) int64: the last token of each row
     candidates: Tensor | None = None  # (T_response, K) int64: further tokens to score
+    routing: Routing | None = None  # experts of the tokens, of mixtures
+    # (N,) int64: packed token of each token of the rows, which may share prompts; None: the same.
+    token_of_rows: Tensor | None = None
 
     @classmethod
     def from_ragged(
@@ -41,18 +45,19 @@ class Sequences:
         response_ids: Ragged,
         candidates: Ragged | None = None,
         prompt_of_row: Tensor | None = None,
+        routing: Ragged | None = None,
     ) -> Sequences:
         """Pack prompts and responses of B rows, with `candidates` (T, K) for response tokens.
 
         Prompts must not be empty: the last prompt token predicts the first response token. Rows
         with the same number in `prompt_of_row` (B,), on the CPU, have the same prompt; its tokens
-        are computed once.
+        are computed once. `routing` (N, L, K) are the experts of the rows' tokens.
         """
         others = candidates.values if candidates is not None else None
         if prompt_of_row is not None:
             numbers, of_row = prompt_of_row.unique(return_inverse=True)
             if len(numbers) < len(of_row):
-                return cls._sharing(prompt_ids, response_ids, others, of_row)
+                return cls._sharing(prompt_ids, response_ids, others, of_row, routing)
         packed = concat_ragged(prompt_ids, response_ids)
         # A response token of row b follows the prompts of rows 0..b and all earlier responses.
         device, lengths = packed.values.device, response_ids.lengths
@@ -65,6 +70,7 @@ class Sequences:
             response_ids.values,
             to_device(packed.lengths.cumsum(0) - 1, device),
             others,
+            Routing(routing.values, routing.values.dtype) if routing is not None else None,
         )
 
     @classmethod
@@ -74,6 +80,7 @@ class Sequences:
         response_ids: Ragged,
         candidates: Tensor | None,
         prompt_of_row: Tensor,
+        routing: Ragged | None,
     ) -> Sequences:
         """Pack P prompts, then B responses; `prompt_of_row` (B,) is from 0 to P − 1."""
         device, lengths = response_ids.values.device, response_ids.lengths
@@ -90,22 +97,47 @@ class Sequences:
             before[row],
             len(prompts.values) + position - 1,
         )
+        packing = SharedPrompts.from_lengths(prompts.lengths, lengths, prompt_of_row, device)
+        given: Routing | None = None
+        if routing is not None:  # that of a prompt is equal in its rows
+            values = routing.values
+            packed = values.new_full((len(packing.position_ids), *values.shape[1:]), OWN)
+            packed[packing.key_of_slot] = values
+            given = Routing(packed, packed.dtype)
         return cls(
             torch.cat([prompts.values, response_ids.values]),
-            SharedPrompts.from_lengths(prompts.lengths, lengths, prompt_of_row, device),
+            packing,
             to_device(predictors, device),
             response_ids.values,
             to_device(torch.where(lengths > 0, starts + lengths - 1, before), device),
             candidates,
+            given,
+            packing.key_of_slot,
         )
 
+    def recorded(self, dtype: torch.dtype) -> Sequences:
+        """Return the same sequences, whose pass keeps the experts of tokens in `dtype`."""
+        return replace(self, routing=Routing(None, dtype))
 
-def prompt_numbers(prompt_ids: Ragged) -> Tensor:
-    """Number B prompts on the CPU: (B,) int64 from 0, equal for equal tokens."""
+    def own_routing(self) -> Tensor:
+        """Return the experts that the model chose for the tokens of the rows: (N, L, K)."""
+        assert self.routing is not None, "the pass records"
+        own = self.routing.own()
+        return own if self.token_of_rows is None else own[self.token_of_rows]
+
+
+def prompt_numbers(prompt_ids: Ragged, routing: Ragged | None = None) -> Tensor:
+    """Number B prompts on the CPU: (B,) int64 from 0, equal for equal tokens and experts.
+
+    `routing` (N, L, K) are those of the rows' tokens, prompts first.
+    """
     numbers: dict[bytes, int] = {}
-    return torch.tensor(
-        [numbers.setdefault(row.numpy().tobytes(), len(numbers)) for row in prompt_ids.rows()]
-    )
+    keys = [row.numpy().tobytes() for row in prompt_ids.rows()]
+    if routing is not None:
+        lengths = prompt_ids.lengths.tolist()
+        of_rows = zip(keys, routing.rows(), lengths, strict=True)
+        keys = [key + row[:length].numpy().tobytes() for key, row, length in of_rows]
+    return torch.tensor([numbers.setdefault(key, len(numbers)) for key in keys])
 
 
 def concat_ragged(first: Ragged, second: Ragged) -> Ragged:

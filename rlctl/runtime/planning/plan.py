@@ -27,7 +27,7 @@ from rlctl.runtime.data.loader import PromptLoader, PromptSet
 from rlctl.runtime.data.pairs import Pairs
 from rlctl.runtime.data.row_table import Rows
 from rlctl.runtime.data.tokenizer import tokenizer_of
-from rlctl.runtime.planning import mesh, preflight
+from rlctl.runtime.planning import mesh, preflight, router_check
 from rlctl.runtime.planning.adapter_check import check_adapters
 from rlctl.runtime.planning.devices import Devices, pool_sizes
 from rlctl.runtime.planning.episode_check import check_rows
@@ -122,6 +122,7 @@ def make_plan(
     if algorithm is not None:
         errors.run(check_adapters, config, devices, algorithm.needs)
         errors.run(check_optimizers, config, algorithm.needs)
+        errors.run(router_check.check_routers, config, devices and devices.kind, algorithm)
         if devices is not None:
             memory = _check_roles(config, devices, algorithm, inline, errors)
     trained = ACTOR if algorithm is None else trained_role(config, algorithm.needs)

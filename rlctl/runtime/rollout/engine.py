@@ -15,6 +15,7 @@ from rlctl.errors import ConfigError, Problem, raise_problems
 from rlctl.recipes import schema
 from rlctl.runtime.batch import Ragged
 from rlctl.runtime.budget import OomRetry
+from rlctl.runtime.model.routing import RoutingShape
 from rlctl.runtime.rank_info import RankInfo
 from rlctl.runtime.rollout.requests import (
     Completion,
@@ -44,6 +45,7 @@ class EngineSpec:
     number: int | None = None  # of the engine in a pool of its own; None: one per rank
     concurrent: bool = False  # `generate` will be called from several threads
     on_oom: Callable[[OomRetry], None] = log_oom_retry  # called when the batch size is reduced
+    routing: RoutingShape | None = None  # of the experts to record, for engines that record them
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,6 +100,16 @@ class Responses:
     response_ids: Ragged  # (B·n rows) int64, including the stop token, if any
     log_probs: Ragged  # (B·n rows) float32
     finish: list[str]  # B·n: "stop" = stop token, "length" = limit or end of the context
+    routing: Ragged | None = None  # (B·n rows of prompt and response): see `Completion`
+
+    def select(self, rows: Tensor) -> Responses:
+        """Return the responses at `rows` (N,) int64."""
+        return Responses(
+            self.response_ids.select(rows),
+            self.log_probs.select(rows),
+            [self.finish[row] for row in rows.tolist()],
+            None if self.routing is None else self.routing.select(rows),
+        )
 
 
 class RolloutEngine(Protocol):
@@ -236,10 +248,12 @@ def in_order(requests: Sequence[Request], completions: Iterable[Completion]) -> 
 
 def to_responses(rows: Sequence[Completion]) -> Responses:
     """Return the tokens of `rows`, in their order."""
+    routing = [row.routing for row in rows if row.routing is not None]
     return Responses(
         Ragged.from_rows([row.response_ids for row in rows], torch.int64),
         Ragged.from_rows([row.log_probs for row in rows], torch.float32),
         [row.finish for row in rows],
+        Ragged.from_rows(routing) if routing else None,
     )
 
 

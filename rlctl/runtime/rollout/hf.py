@@ -30,8 +30,9 @@ from rlctl.runtime.rollout.engine import (
     log_oom_retry,
 )
 from rlctl.runtime.rollout.fused import Passes
-from rlctl.runtime.rollout.graphs import Capturer, CudaGraphs, StaticDecoder
+from rlctl.runtime.rollout.graphs import Capturer, StaticDecoder, capturer_of
 from rlctl.runtime.rollout.parked import ParkedCaches
+from rlctl.runtime.rollout.recorded_rows import RecordedRows
 from rlctl.runtime.rollout.requests import Completion, Request
 from rlctl.runtime.rollout.rows import Finished, Part, parts_of, rows_of
 from rlctl.runtime.rollout.running import RunningRows
@@ -53,9 +54,10 @@ class HFEngine:
         capturer: recorder of decoding steps, which then have fixed shapes; None for exact shapes.
         keeps_cache: keep the recorded steps and the memory of the KV cache when asleep.
         on_oom: called when the batch size is reduced.
+        kind_of_rows: `RecordedRows` records the experts of tokens, without a `capturer`.
     """
 
-    adapter_sync = staticmethod(merged_sync)
+    adapter_sync, records_routing = staticmethod(merged_sync), True
 
     @staticmethod
     def unused_keys(config: schema.Config) -> dict[str, str]:
@@ -78,6 +80,7 @@ class HFEngine:
         capturer: Capturer | None = None,
         keeps_cache: bool = False,
         on_oom: Callable[[OomRetry], None] = log_oom_retry,
+        kind_of_rows: type[RunningRows] = RunningRows,
     ) -> None:
         use_rlctl_attention(model)
         self.model = model
@@ -91,8 +94,9 @@ class HFEngine:
         self._waiting: list[Part] = []
         self.static = StaticDecoder(model, capturer) if capturer is not None else None
         self._keeps_cache = keeps_cache
+        self._new_rows = kind_of_rows
         self._passes = Passes(model)
-        self._running = RunningRows(self._passes, self.static)
+        self._running = kind_of_rows(self._passes, self.static)
         self._parked = ParkedCaches(int(max_parked_gigabytes * 2**30))
         self._training: list[nn.Module] | None = None  # modules to set back to training mode
 
@@ -130,7 +134,7 @@ class HFEngine:
             whole = spec.model.model_copy(update={"load_in_4bit": False})
             model = load_model(whole, "policy", spec.dtype, spec.seed)
             nn.Module.to(model, spec.rank_info.device).requires_grad_(False)
-        capturer = _capturer(spec)
+        capturer = capturer_of(spec)
         return cls(
             model,
             spec.rollout.max_num_seqs,
@@ -139,6 +143,7 @@ class HFEngine:
             capturer=capturer,
             keeps_cache=capturer is not None and not spec.rollout.free_cache_engine,
             on_oom=spec.on_oom,
+            kind_of_rows=RunningRows if spec.routing is None else RecordedRows,
         )
 
     def progress(self) -> dict[tuple[int, int], int]:
@@ -272,12 +277,12 @@ class HFEngine:
         """Empty the cache of the last rows, and restore the mode of the model."""
         cache = self._running.cache.emptied() if self.static is not None else None
         self._passes = Passes(self.model)
-        self._running = RunningRows(self._passes, self.static, cache)
+        self._running = self._new_rows(self._passes, self.static, cache)
         self._restore_mode()
 
     def _forget_rows(self) -> None:
         """Free the running rows, their cache and the recorded steps."""
-        self._running = RunningRows(self._passes, self.static)
+        self._running = self._new_rows(self._passes, self.static)
         if self.static is not None:
             self.static.clear()
 
@@ -286,10 +291,3 @@ class HFEngine:
         for module in self._training or []:
             module.training = True
         self._training = None
-
-
-def _capturer(spec: EngineSpec) -> Capturer | None:
-    """Return the recorder of CUDA graphs; None on a CPU and with `enforce_eager`."""
-    if spec.rank_info.device != "cuda" or spec.rollout.enforce_eager:
-        return None
-    return CudaGraphs()

@@ -82,6 +82,9 @@ class Completion:
     # Runs of tokens by the weights that wrote them: version (updates of the policy since the run
     # began) and number of tokens.
     spans: tuple[tuple[int, int], ...] = ()
+    # (P + T, L, K): experts of the tokens of context and response, where the engine records them;
+    # `OWN` for tokens that this request did not compute, such as the last.
+    routing: Tensor | None = None
 
     @classmethod
     def of(

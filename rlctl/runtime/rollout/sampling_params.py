@@ -12,6 +12,8 @@ from transformers import PreTrainedTokenizerBase
 from rlctl.recipes import schema
 from rlctl.runtime.batch import Prompts, Rollouts
 from rlctl.runtime.data.tokenizer import stop_token_ids
+from rlctl.runtime.model.load import empty_model
+from rlctl.runtime.model.routing import RoutingShape, routing_shape
 from rlctl.runtime.ops import ceil_div
 from rlctl.runtime.rollout.engine import Responses, SamplingParams, random_streams
 
@@ -44,12 +46,19 @@ class SamplingConfig:
     rollout: schema.Rollout
     max_response_length: int
     stop_token_ids: tuple[int, ...]
+    routing: RoutingShape | None = None  # of the experts that engines record, for router replay
 
     @classmethod
     def from_config(cls, config: schema.Config, tokenizer: PreTrainedTokenizerBase) -> Self:
         """Return the sampling settings of a run."""
         policy, length = config.actor_rollout_ref, config.data.max_response_length
-        return cls(policy.rollout, length, stop_token_ids(tokenizer, policy.model.path))
+        replays = policy.actor.router_replay.mode == "R3"
+        return cls(
+            policy.rollout,
+            length,
+            stop_token_ids(tokenizer, policy.model.path),
+            routing_shape(empty_model(policy.model)) if replays else None,
+        )
 
     def params(self, prompts: Tensor, seed: int, validate: bool, greedy: bool) -> SamplingParams:
         """Build the sampling parameters of prompts with indices `prompts` (B,) in the batch.
@@ -90,4 +99,5 @@ def to_rollouts(prompts: Prompts, n: int, responses: Responses) -> Rollouts:
         response_mask=ids.like(torch.ones(len(ids.values))),
         rollout_log_probs=responses.log_probs.to("cpu"),
         finish=responses.finish,
+        routing=responses.routing,
     )

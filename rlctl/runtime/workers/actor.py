@@ -9,8 +9,6 @@ from itertools import chain
 from pathlib import Path
 from typing import TypeVar
 
-from torch import Tensor
-
 from rlctl.errors import InternalError
 from rlctl.plugins import load
 from rlctl.recipes import schema
@@ -38,6 +36,7 @@ from rlctl.runtime.rollout.weight_sync import WHOLE, Part, WeightChannel, to_buc
 from rlctl.runtime.workers.base import ExportingWorker, prepare
 from rlctl.runtime.workers.dispatch import Dispatch, dispatch
 from rlctl.runtime.workers.learner import Learner
+from rlctl.runtime.workers.scoring import install_routers, score, with_agreement
 from rlctl.tracking.metrics import Metrics
 
 T = TypeVar("T")
@@ -73,6 +72,7 @@ class ActorWorker(ExportingWorker, Actor):
         hf = load_model(spec.model, "policy", master_dtype(spec.actor.fsdp_config), spec.seed)
         add_adapters(hf, spec.model, spec.seed)
         save_activation_memory(hf, spec.model)
+        install_routers(hf, spec.actor.router_replay.mode)
         temperature = training_temperature(spec.algorithm.needs, spec.sampling.rollout)
         policy = PolicyModel(hf, temperature)
         compiled, fsdp = spec.actor.use_torch_compile, spec.actor.fsdp_config
@@ -128,6 +128,7 @@ class ActorWorker(ExportingWorker, Actor):
             max_length=self.spec.max_prompt_length + self.spec.sampling.max_response_length,
             seed=self.spec.seed,
             on_oom=lambda retry: self.learner.oom_retries.append(retry),
+            routing=self.spec.sampling.routing,
         )
         # The engine cannot share a sharded model, or one with adapters that it does not compute.
         separate = is_sharded(self.policy) or self.engine_weights.merges
@@ -213,23 +214,20 @@ class ActorWorker(ExportingWorker, Actor):
     def compute_log_probs(self, batch: Rollouts) -> LogProbs:
         """See `Actor`."""
         with_squares = Needs.SUM_PI_SQUARED in self.spec.algorithm.needs
-
-        def forward(sequences: Sequences) -> tuple[Tensor, ...]:
-            outputs = self.policy(sequences, with_entropy=True, with_squares=with_squares)
-            squares = [outputs.sum_pi_squared] if with_squares else []
-            return (outputs.log_probs, outputs.entropy, *squares)
-
-        return LogProbs(*self.learner.infer(batch, self.infer_budget, forward))
+        replay = self.spec.actor.router_replay.mode
+        return score(self.learner, self.policy, batch, self.infer_budget, with_squares, replay)
 
     @dispatch(Dispatch.SPLIT)
     def compute_base_log_probs(self, batch: Rollouts, top_k: int = 0) -> LogProbs:
         """See `Actor`."""
+        batch = replace(batch, routing=None)  # another policy chooses its own experts
         with without_adapters(self.policy):
             return self.learner.infer_policy(self.policy, batch, self.infer_budget, top_k)
 
     @dispatch(Dispatch.SPLIT)
     def compute_average_log_probs(self, batch: Rollouts, top_k: int = 0) -> LogProbs:
         """See `Actor`."""
+        batch = replace(batch, routing=None)
         with self._average().in_place_of_weights():
             return self.learner.infer_policy(self.policy, batch, self.infer_budget, top_k)
 
@@ -271,7 +269,7 @@ class ActorWorker(ExportingWorker, Actor):
 
         def loss(sequences: Sequences, part: Rollouts) -> Loss:
             outputs = self.policy(sequences, with_entropy=with_entropy)
-            found = self.spec.algorithm.loss(outputs, part)
+            found = with_agreement(self.spec.algorithm.loss(outputs, part), sequences)
             return replace(found, values=outputs.log_probs.detach()) if keep else found
 
         grad_clip = self.spec.actor.grad_clip

@@ -27,6 +27,7 @@ from rlctl.runtime.model.average import Average
 from rlctl.runtime.model.causal_lm import PolicyModel, PolicyOutputs, ValueModel
 from rlctl.runtime.model.pipeline_parallel import stage_of
 from rlctl.runtime.model.reward_model import RewardModel
+from rlctl.runtime.model.routing import has_routers
 from rlctl.runtime.model.sequences import Sequences, prompt_numbers
 from rlctl.runtime.model.sharding import local_gradients, reset_gradients, total_norm
 from rlctl.runtime.rank_info import RankInfo
@@ -76,24 +77,24 @@ class Learner:
         budget: Budget,
         forward: Callable[[Sequences], tuple[Tensor, ...]],
         per_row: bool = False,
+        num_whole: int = 0,
     ) -> tuple[Ragged, ...]:
         """Run `forward` without gradients in micro-batches; rows keep the order of `batch`.
 
         `forward` returns tensors (T,) of values per response token, or (B,) of values per row with
-        `per_row`. Returns them as ragged rows.
+        `per_row`; the last `num_whole` have values per token of prompts, too. Returns ragged rows.
         """
 
         def outputs(part: Rollouts, sequences: Sequences) -> tuple[tuple[Tensor, ...], None]:
-            num_values = len(part) if per_row else len(part.response_ids.values)
-            return tuple(x[:num_values] for x in forward(sequences)), None  # the host does not wait
+            return tuple(x if len(part) else x[:0] for x in forward(sequences)), None
 
         self.model.eval()
         with torch.no_grad():
             results, order = self._in_micro_batches(batch, budget, outputs)
-        lengths = batch.response_ids.lengths
-        if per_row:
-            lengths = torch.ones_like(lengths)
-        return tuple(_in_order(parts, order, lengths) for parts in zip(*results, strict=True))
+        lengths, values = batch.response_ids.lengths, list(zip(*results, strict=True))
+        sizes = [torch.ones_like(lengths) if per_row else lengths] * (len(values) - num_whole)
+        sizes += [batch.num_tokens] * num_whole
+        return tuple(_in_order(x, order, y) for x, y in zip(values, sizes, strict=True))
 
     def infer_policy(
         self, policy: PolicyModel, batch: Rollouts, budget: Budget, top_k: int
@@ -198,9 +199,9 @@ class Learner:
         After an out-of-memory error all micro-batches are computed again with half the limit,
         because an interrupted backward pass has already added part of its gradient.
         """
-        counts = TokenCounts(
-            batch.num_tokens, prompt_numbers(batch.prompt_ids), batch.prompt_ids.lengths
-        )
+        batch = batch if has_routers(self.model.hf) else replace(batch, routing=None)
+        numbers = prompt_numbers(batch.prompt_ids, batch.routing)
+        counts = TokenCounts(batch.num_tokens, numbers, batch.prompt_ids.lengths)
         while True:
             cut = self._cut(counts, budget)
             results: list[R] = []
@@ -244,9 +245,8 @@ class Learner:
         part = batch if len(batch) == len(rows) == 1 else batch.select(rows)
         part = part.to(self.rank_info.device)
         if len(part):
-            prompts, responses = part.prompt_ids, part.response_ids
-            of_row = counts.prompt[rows]
-            return part, Sequences.from_ragged(prompts, responses, part.candidates, of_row)
+            own = part.prompt_ids, part.response_ids, part.candidates, counts.prompt[rows]
+            return part, Sequences.from_ragged(*own, part.routing)
         token = Ragged.from_rows([[0]], torch.int64).to(self.rank_info.device)
         return part, Sequences.from_ragged(token, token)
 

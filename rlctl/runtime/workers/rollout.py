@@ -82,6 +82,7 @@ class RolloutWorker(Worker):
             number=spec.number,
             concurrent=rollout.mode == "async" and not rollout.multi_turn.enable,
             on_oom=self._restarted,
+            routing=spec.sampling.routing,
         )
         self.engine: RolloutEngine = load("engines", rollout.name).from_spec(engine_spec, None)
         self._arrived: queue.Queue[tuple[int, _Arrival]] = queue.Queue(maxsize=1)

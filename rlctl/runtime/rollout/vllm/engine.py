@@ -40,6 +40,7 @@ from rlctl.runtime.rollout.startup import run_startup
 from rlctl.runtime.rollout.vllm.adapters import AdapterSlot, vllm_adapter_sync, without_adapters
 from rlctl.runtime.rollout.vllm.log_probs import report_full_log_probs
 from rlctl.runtime.rollout.vllm.requests import to_completion, vllm_params
+from rlctl.runtime.rollout.vllm.routing import RoutedExperts
 from rlctl.runtime.rollout.vllm.startup import prepare, start
 from rlctl.runtime.rollout.vllm.versions import check_installed
 from rlctl.runtime.rollout.vllm.weights import (
@@ -68,7 +69,7 @@ class _Request:
 class VLLMEngine:
     """Engine that runs vLLM in this process: see `RolloutEngine`."""
 
-    adapter_sync = staticmethod(vllm_adapter_sync)
+    adapter_sync, records_routing = staticmethod(vllm_adapter_sync), True
 
     @staticmethod
     def unused_keys(config: schema.Config) -> dict[str, str]:
@@ -91,6 +92,7 @@ class VLLMEngine:
         runner = model_runner(llm)
         report_full_log_probs(runner)
         self._open: dict[str, tuple[Request, int]] = {}  # vLLM's request id -> request, response
+        self.routing = RoutedExperts(runner, spec.routing, spec.rank_info.device == "cpu")
         self.loop = EngineLoop(self, spec.rank_info.num_threads) if spec.concurrent else None
         self.adapter = AdapterSlot.from_spec(spec, runner)
         self.shared: dict[str, Tensor] | None = None  # policy parameters that are views of vLLM's
@@ -155,12 +157,7 @@ class VLLMEngine:
         responses = generate_by_requests(self, joined.prompt_ids, shared, self.max_length)
         if len(responses.finish) == num_rows:
             return responses
-        own = torch.arange(first, first + num_rows)
-        return Responses(
-            responses.response_ids.select(own),
-            responses.log_probs.select(own),
-            responses.finish[first : first + num_rows],
-        )
+        return responses.select(torch.arange(first, first + num_rows))
 
     @property
     def num_open(self) -> int:
@@ -183,6 +180,7 @@ class VLLMEngine:
             # Outputs carry the id without its random suffix.
             keys = [name.partition("-")[0] for name in names]
             self._open |= dict(zip(keys, rows, strict=True))
+            self.routing.begin(names)
 
     def step(self) -> list[Completion]:
         """Run one step of vLLM's scheduler: see `RolloutEngine.step`."""
@@ -195,7 +193,8 @@ class VLLMEngine:
         for output in outputs:
             if output.finished:
                 request, index = self._open.pop(output.request_id)
-                finished.append(to_completion(request, index, output))
+                completion = to_completion(request, index, output)
+                finished.append(self.routing.attach(completion, request, output))
         return finished
 
     def cancel(self, keys: Collection[int]) -> None:
@@ -204,6 +203,7 @@ class VLLMEngine:
         self.llm.llm_engine.abort_request(names)
         for name in names:
             del self._open[name]
+        self.routing.end(names)
 
     def progress(self) -> dict[tuple[int, int], int]:
         """See `InFlightEngine`."""
@@ -250,6 +250,7 @@ class VLLMEngine:
             self._load_base(chain([first], base))
         if self.adapter and adapter:
             self.adapter.load(adapter)
+        self.routing.keep(self._open, self.progress())
         self.llm.reset_prefix_cache(reset_running_requests=True)
 
     def _load_base(self, weights: Iterable[tuple[str, Tensor]]) -> None:

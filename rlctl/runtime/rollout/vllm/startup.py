@@ -128,6 +128,7 @@ def engine_arguments(spec: EngineSpec) -> dict[str, Any]:
             "enforce_eager": rollout.enforce_eager,
             "gpu_memory_utilization": rollout.gpu_memory_utilization,
             "enable_sleep_mode": rollout.free_cache_engine,
+            "enable_return_routed_experts": spec.routing is not None,
         }
     if takes_adapters(spec):
         arguments |= adapter_arguments(spec.model)
