@@ -24,7 +24,7 @@ from tests.distributed.test_state import actor, update, weights
 from tests.models import write_tiny_model
 from tests.numerics.test_reward_model import gradient as reward_gradient
 
-ROLES = ("actor", "critic", "distill")
+ROLES = ("actor", "critic")
 LORA = "actor_rollout_ref.model.lora_rank=4"
 
 
