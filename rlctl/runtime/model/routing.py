@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.overrides import TorchFunctionMode
 from transformers import PreTrainedModel
 
@@ -203,9 +204,15 @@ class _Choice(TorchFunctionMode):
         found = func(*args, **(kwargs or {}))
         if func is not torch.topk:
             return found
-        own = found[1]
+        split = found[1] if isinstance(found[1], DTensor) else None  # by ranks with equal tokens
+        own = found[1] if split is None else split.to_local()
         chosen = self.routing.choose(self.layer, own)
-        return found if chosen is own else (args[0].gather(-1, chosen), chosen)
+        if chosen is own:
+            return found
+        if split is not None:
+            mesh, placements = split.device_mesh, split.placements
+            chosen = DTensor.from_local(chosen, mesh, placements, run_check=False)
+        return args[0].gather(-1, chosen), chosen
 
 
 def _route(forward: Callable[..., Any], slot: _Slot, router: nn.Module, hidden: Tensor) -> Any:
