@@ -53,10 +53,7 @@ def names(kind: str) -> list[str]:
 
 def packages(kind: str) -> dict[str, str]:
     """Return the names of `kind`, sorted, and the package of each. Imports no plug-in."""
-    points = {
-        point.name: point.dist.name if point.dist else ""
-        for point in _entry_points(kind)
-    }
+    points = {point.name: point.dist.name if point.dist else "" for point in _entry_points(kind)}
     return dict(sorted(points.items()))
 
 
