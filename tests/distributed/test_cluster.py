@@ -115,6 +115,7 @@ class Where(Worker):
 
 
 @pytest.mark.slow
+@pytest.mark.soak
 def test_a_program_places_processes_on_each_node(address: str) -> None:
     with session(address), ResourcePool([1, 1]) as pool:
         ids = spawn(Where, pool).node()
@@ -197,7 +198,7 @@ def dashboard(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.mark.slow
 def test_job_runs_with_project_files(dashboard: str, settings: list[str], tmp_path: Path) -> None:
-    """The job receives the project's recipe and reward function; its log and exit code return."""
+    """The job receives the project's recipe and reward function; its log returns."""
     (tmp_path / "mine.yaml").write_text(
         "defaults: [grpo_trainer, _self_]\n"
         "reward: {custom_reward_function: {path: reward.py, name: score}}\n"
@@ -215,6 +216,12 @@ def test_job_runs_with_project_files(dashboard: str, settings: list[str], tmp_pa
     assert metrics(run)[-1]["critic/score/max"] > 0
     followed = rlctl("logs", "job", "-f", "--address", dashboard, cwd=tmp_path, **WITH_TOKEN)
     assert "step 1/1" in followed.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.soak
+def test_failed_job_returns_its_error(dashboard: str, settings: list[str], tmp_path: Path) -> None:
+    own = [text for text in settings if "address" not in text]
     bad = ("data.train_files=/nowhere/train.parquet", "--name", "bad", "--address", dashboard)
     done = rlctl("train", "grpo", *own, *bad, cwd=tmp_path, code=3, **WITH_TOKEN)
     assert "/nowhere/train.parquet" in done.stderr

@@ -94,6 +94,7 @@ def norm(where: RankInfo, model: str) -> float:
     return to_floats(worker.update(experience().select(rows), lr=1e-2))["actor/grad_norm"]
 
 
+@pytest.mark.soak
 def test_compiled_layers_are_sharded(model: Path) -> None:
     plain = to_floats(actor(rank_info(), model, PLAIN).update(experience(), lr=1e-2))
     assert on_ranks(2, norm, str(model)) == pytest.approx([plain["actor/grad_norm"]] * 2, rel=1e-4)

@@ -170,7 +170,7 @@ def test_engine_and_trainer_agree_after_ten_updates(alone: Observed, untied: Pat
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("ranks_per_engine", [1, 2])
+@pytest.mark.parametrize("ranks_per_engine", [pytest.param(1, marks=pytest.mark.soak), 2])
 def test_two_ranks_generate_the_responses_of_one(
     alone: Observed, tied: Path, ranks_per_engine: int
 ) -> None:

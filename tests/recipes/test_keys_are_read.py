@@ -33,6 +33,7 @@ ELSEWHERE = {
     "*.model.gradient_checkpointing_every_n_layers": "read with gradient checkpointing",
     "*.fsdp_config.reshard_after_forward": "read where a model is sharded over ranks",
     "*.fsdp_config.fsdp_size": "read where a model is sharded over ranks",
+    "*.fsdp_config.pipeline_schedule": "read where a model is sharded over ranks",
     "trainer.tracking.*": "read from the stored configuration, also by `runs sync`",
     "trainer.log_val_generations": "likewise",
     "trainer.max_skipped_updates": "read when an update was skipped",
