@@ -46,14 +46,19 @@ def declare(**attributes: Any) -> Callable[[P], P]:
     return set_attributes
 
 
+def entry_points_of(kind: str) -> EntryPoints:
+    """Return the entry points of `kind`, of all installed packages. Imports no plug-in."""
+    return _all_entry_points(tuple(sys.path)).select(group=f"rlctl.{kind}")
+
+
 def names(kind: str) -> list[str]:
     """Return the sorted names of the entry points of `kind`. Imports no plug-in."""
-    return sorted({point.name for point in _entry_points(kind)})
+    return sorted({point.name for point in entry_points_of(kind)})
 
 
 def packages(kind: str) -> dict[str, str]:
     """Return the names of `kind`, sorted, and the package of each. Imports no plug-in."""
-    points = {point.name: point.dist.name if point.dist else "" for point in _entry_points(kind)}
+    points = {point.name: point.dist.name if point.dist else "" for point in entry_points_of(kind)}
     return dict(sorted(points.items()))
 
 
@@ -65,7 +70,7 @@ def load(kind: str, name: str) -> Any:
     """
     if ":" in name:
         return _import(EntryPoint(name, name, f"rlctl.{kind}"))
-    points = {point.name: point for point in _entry_points(kind)}
+    points = {point.name: point for point in entry_points_of(kind)}
     if name not in points:
         raise ConfigError(
             f"unknown {_singular(kind)} {name!r}",
@@ -123,10 +128,6 @@ def suggestion(given: str, known: Sequence[str]) -> str:
     near = closest(given, known)
     listing = "known: " + (", ".join(sorted(known)) or "none")
     return f"did you mean {near!r}? {listing}" if near else listing
-
-
-def _entry_points(kind: str) -> EntryPoints:
-    return _all_entry_points(tuple(sys.path)).select(group=f"rlctl.{kind}")
 
 
 @cache

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -150,7 +150,7 @@ def _plugins() -> Iterator[str]:
         if slot.params:
             yield f"Settings in `{slot.section('NAME')}`."
         yield ""
-        for point in sorted(entry_points(group=f"rlctl.{kind}"), key=lambda point: point.name):
+        for point in sorted(plugins.entry_points_of(kind), key=lambda point: point.name):
             if point.dist is None or point.dist.name != "rlctl":
                 continue
             yield f"* `{point.name}`: {_first_line(point)}"

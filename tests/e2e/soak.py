@@ -119,31 +119,24 @@ def mortal(base):
 HF, VLLM = mortal(HFEngine), mortal(VLLMEngine)
 """
 RANKS = "trainer.n_gpus_per_node={}"
+
+
+def mesh_of(ranks: int, *kinds: str) -> list[str]:
+    """Return the settings of a mesh of `ranks` in which each kind of group has two."""
+    return [
+        *(RANKS.format(ranks), f"ray_kwargs.ray_init.num_cpus={ranks + 2}"),
+        "actor_rollout_ref.model.path=quickstart",
+        *(
+            f"{section}.fsdp_config.{kind}_parallel_size=2"
+            for section in ("actor_rollout_ref.actor", "critic")
+            for kind in kinds
+        ),
+    ]
+
+
 # Two groups of ranks with the same rows, of which two have a slice each and two split each layer.
-MESH = [
-    *(
-        RANKS.format(8),
-        "ray_kwargs.ray_init.num_cpus=10",
-        "actor_rollout_ref.model.path=quickstart",
-    ),
-    *(
-        f"{section}.fsdp_config.{kind}_parallel_size=2"
-        for section in ("actor_rollout_ref.actor", "critic")
-        for kind in ("ulysses_sequence", "tensor_model")
-    ),
-]
-# Two pipelines of two stages.
-PIPELINE = [
-    *(
-        RANKS.format(4),
-        "ray_kwargs.ray_init.num_cpus=6",
-        "actor_rollout_ref.model.path=quickstart",
-    ),
-    *(
-        f"{section}.fsdp_config.pipeline_model_parallel_size=2"
-        for section in ("actor_rollout_ref.actor", "critic")
-    ),
-]
+MESH = mesh_of(8, "ulysses_sequence", "tensor_model")
+PIPELINE = mesh_of(4, "pipeline_model")  # two pipelines of two stages
 ONE_RANK = [
     RANKS.format(1),
     *(each.replace("size=2", "size=1") for each in (*MESH, *PIPELINE) if "parallel_size" in each),

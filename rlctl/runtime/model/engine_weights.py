@@ -11,12 +11,13 @@ from torch import Tensor, nn
 from rlctl.runtime.model.lora import (
     FIRST_MATRIX,
     engine_name,
+    engine_parameters,
     has_adapters,
     is_adapter,
     merged_parameters,
 )
-from rlctl.runtime.model.pipeline_parallel import of_all_stages, parameter_names
-from rlctl.runtime.model.sharding import full_tensor, local_rows
+from rlctl.runtime.model.pipeline_parallel import parameter_names
+from rlctl.runtime.model.sharding import local_rows
 
 
 class AdapterSync(Enum):
@@ -60,14 +61,7 @@ class EngineWeights:
         if self.merges:
             yield from merged_parameters(self.module, selected)
             return
-        own = (
-            (engine_name(name), full_tensor(parameter))
-            for name, parameter in self.module.named_parameters()
-            if selected(name)
-        )
-        yield from of_all_stages(
-            self.module, own, lambda name: engine_name(name) if selected(name) else None
-        )
+        yield from engine_parameters(self.module, selected)
 
     def rows(self, selection: Selection, part: int) -> Iterator[tuple[str, Tensor, int]]:
         """Yield rows (M, ...) as `local_rows` does, unless adapters are merged."""

@@ -176,14 +176,23 @@ def adapter_parameters(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
     With DoRA also the magnitudes (out,).
     """
+    yield from engine_parameters(module, is_adapter)
+
+
+def engine_parameters(
+    module: nn.Module, wanted: Callable[[str], bool]
+) -> Iterator[tuple[str, Tensor]]:
+    """Yield the full parameters (N, ...) whose name is `wanted`, by `engine_name`. Collective."""
+
+    def name_of(name: str) -> str | None:
+        return engine_name(name) if wanted(name) else None
+
     own = (
-        (engine_name(name), full_tensor(parameter))
+        (given, full_tensor(parameter))
         for name, parameter in module.named_parameters()
-        if is_adapter(name)
+        if (given := name_of(name)) is not None
     )
-    yield from of_all_stages(
-        module, own, lambda name: engine_name(name) if is_adapter(name) else None
-    )
+    yield from of_all_stages(module, own, name_of)
 
 
 def write_adapter(folder: Path, hf: PreTrainedModel, weights: Mapping[str, Tensor]) -> None:

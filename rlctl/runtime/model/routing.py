@@ -233,8 +233,8 @@ def _routers(model: PreTrainedModel) -> Iterator[tuple[nn.Module, nn.Module]]:
                     yield layer, module
 
 
-def _shape(routers: list[nn.Module]) -> RoutingShape:
-    sizes = [(int(each.top_k), int(each.num_experts)) for each in routers]  # pyright: ignore[reportArgumentType]
+def _shape(routers: list[Any]) -> RoutingShape:
+    sizes = [(int(each.top_k), int(each.num_experts)) for each in routers]
     most = max(number for _, number in sizes)
     dtype = torch.int8 if most <= torch.iinfo(torch.int8).max + 1 else torch.int16
     return RoutingShape(len(routers), sizes[0][0], dtype)

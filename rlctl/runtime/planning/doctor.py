@@ -13,7 +13,6 @@ from collections.abc import Iterator, Mapping
 from importlib.metadata import (
     PackageNotFoundError,
     distribution,
-    entry_points,
     metadata,
     requires,
     version,
@@ -24,6 +23,7 @@ from pathlib import Path
 from packaging.requirements import Requirement
 
 from rlctl.errors import ConfigError, MissingExtraError
+from rlctl.plugins import entry_points_of
 from rlctl.runtime.planning.machine import (
     Check,
     bytecode_check,
@@ -180,7 +180,7 @@ def _packages() -> Iterator[Check]:
 def _extras_of_rlctl() -> Iterator[Check]:
     """Check the packages of the extras that no other check covers."""
     loggers = {
-        extra for point in entry_points(group="rlctl.loggers") for extra in point.extras
+        extra for point in entry_points_of("loggers") for extra in point.extras
     } | _OWN_CHECKS
     ready: list[str] = []
     missing: list[str] = []
@@ -229,7 +229,7 @@ def _torch_build(gpus: list[str]) -> Check:
 
 def _trackers() -> Iterator[Check]:
     """Check each logger and report the mode it would use; problems are warnings only."""
-    for point in entry_points(group="rlctl.loggers"):
+    for point in entry_points_of("loggers"):
         package = point.dist.name if point.dist else ""
         if find_spec(point.module.partition(".")[0]) is None:
             remedy = f"pip install --force-reinstall {package}"

@@ -13,6 +13,7 @@ from rlctl.recipes.roles import Role, built_roles
 from rlctl.runtime.algorithms.base import Needs
 from rlctl.runtime.cluster.pools import RANKS_PER_RELAY
 from rlctl.runtime.model import pipeline_parallel
+from rlctl.runtime.model.compiled import KEY as COMPILE_KEY
 from rlctl.runtime.model.tensor_parallel import unsplittable, unsplittable_adapters
 from rlctl.runtime.planning.preflight import check_batches, read_model_config
 from rlctl.runtime.workers.flops import MIXTURE_SIZES
@@ -90,10 +91,9 @@ def _check_split(
         problems = unsplittable(loaded, size, role.kind == "policy")
     if role.learns and role.model(config).lora_rank > 0:
         problems += _check_adapters(role, config, size, loaded)
-    if config.actor_rollout_ref.actor.use_torch_compile and role.kind != "classifier":
+    if _compiles(role, config):
         text = f"layers that {size} ranks split cannot be compiled"
-        hint = f"actor_rollout_ref.actor.use_torch_compile=false, or {key}=1"
-        problems.append(Problem(text, hint=hint))
+        problems.append(Problem(text, hint=f"{COMPILE_KEY}=false, or {key}=1"))
     return [replace(each, where=key) for each in problems]
 
 
@@ -103,11 +103,15 @@ def _check_stages(
     """Return why the layers of the role's model cannot be divided over `size` stages."""
     key = f"{role.fsdp_key}.{_PIPELINE}"
     problems = [] if loaded is None else pipeline_parallel.unsplittable(loaded, size)
-    if config.actor_rollout_ref.actor.use_torch_compile and role.kind != "classifier":
+    if _compiles(role, config):
         text = f"layers of {size} stages cannot be compiled"
-        hint = f"actor_rollout_ref.actor.use_torch_compile=false, or {key}=1"
-        problems.append(Problem(text, hint=hint))
+        problems.append(Problem(text, hint=f"{COMPILE_KEY}=false, or {key}=1"))
     return [replace(each, where=key) for each in problems]
+
+
+def _compiles(role: Role, config: schema.Config) -> bool:
+    """Return True if the layers of the role's model are compiled."""
+    return config.actor_rollout_ref.actor.use_torch_compile and role.kind != "classifier"
 
 
 def _check_adapters(
