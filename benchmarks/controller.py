@@ -30,7 +30,7 @@ from rlctl.data_prep.rows import PromptRow
 from rlctl.recipes.compose import compose
 from rlctl.runtime.algorithms.stats import rollout_metrics
 from rlctl.runtime.batch import Batch, LogProbs, Prompts, Ragged, Rollouts, Scores
-from rlctl.runtime.batch.stored import StoredRagged
+from rlctl.runtime.batch.stored import RowRefs, StoredRagged
 from rlctl.runtime.build import load_algorithm
 from rlctl.runtime.cluster import group
 from rlctl.runtime.cluster.group import GroupTransport, Relay, RelayedTransport
@@ -52,8 +52,9 @@ def without_tokens(result: Any, _: int) -> tuple[Any, Any]:
             return tuple(change(each, f"{name}{i}.") for i, each in enumerate(value))
         if not isinstance(value, Batch):
             return value
-        refers = {x: StoredRagged.of_shard(rows.lengths, name + x) for x, rows in ragged(value)}
-        return dataclasses.replace(value, **refers)
+        refs = RowRefs.of_shard(len(value))
+        fields = {x: StoredRagged(rows.lengths, name + x, refs) for x, rows in ragged(value)}
+        return dataclasses.replace(value, **fields)
 
     rest = change(result, "")
     return (None if isinstance(rest, dict) else np.zeros(STORED_BYTES, np.uint8)), rest

@@ -35,20 +35,24 @@ def balance(costs: Tensor, parts: int, equal_size: bool) -> list[Tensor]:
     Karmarkar-Karp variant for equal sizes is up to 1.3 % off.)
     """
     size, spare = divmod(len(costs), parts) if equal_size else (len(costs), 0)
-    room = [size] * parts
+    room = [size + (spare > 0)] * parts
     order = costs.argsort(descending=True, stable=True)
     part_of_row = torch.empty(len(costs), dtype=torch.int64)
     lightest = [(0.0, part) for part in range(parts)]
     chosen: list[int] = []
     for cost in costs[order].tolist():
-        # Checked here, not when a row fills a part: `spare` may have reached 0 in between.
-        while room[lightest[0][1]] + (spare > 0) <= 0:
-            heapq.heappop(lightest)
         load, part = lightest[0]
-        spare -= room[part] == 0
-        room[part] -= 1
         chosen.append(part)
-        heapq.heapreplace(lightest, (load + cost, part))
+        room[part] -= 1
+        if room[part]:
+            heapq.heapreplace(lightest, (load + cost, part))
+            continue
+        heapq.heappop(lightest)
+        spare -= 1
+        if spare == 0:  # the other parts get one row less
+            room = [each - 1 for each in room]
+            lightest = [each for each in lightest if room[each[1]]]
+            heapq.heapify(lightest)
     part_of_row[order] = torch.tensor(chosen, dtype=torch.int64)
     sizes = part_of_row.bincount(minlength=parts).tolist()
     return list(part_of_row.argsort(stable=True).split(sizes))

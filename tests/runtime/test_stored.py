@@ -57,15 +57,18 @@ def test_pickled_rows_have_the_references_of_their_own_shards_alone() -> None:
     parts = [stored(rollouts([n, n]))[0] for n in (1, 2, 3)]
     ids = Batch.concat(parts).select(torch.tensor([3, 2])).response_ids
     assert isinstance(ids, StoredRagged)
-    _, (_, shards, lengths, shard, row) = ids.__reduce__()
-    assert [len(shards), lengths.tolist(), shard.tolist(), row.tolist()] == [
-        1,
-        [2, 2],
-        [0, 0],
-        [1, 0],
-    ]
     read = pickle.loads(pickle.dumps(ids))
+    refs = read.refs
+    assert [len(refs.shards), refs.shard.tolist(), refs.row.tolist()] == [1, [0, 0], [1, 0]]
+    assert read.lengths.tolist() == [2, 2]
     assert read.values.tolist() == ids.values.tolist() == [1, 1, 0, 0]
+
+
+def test_fields_of_a_result_share_their_references() -> None:
+    """Selected, joined and pickled once for all fields."""
+    parts = [stored(rollouts([n, n]))[0] for n in (1, 2)]
+    found = pickle.loads(pickle.dumps(Batch.concat(parts).select(torch.tensor([3, 0]))))
+    assert found.response_ids.refs is found.prompt_ids.refs
 
 
 def test_small_local_rows_join_stored_ones_without_a_fetch() -> None:

@@ -152,7 +152,7 @@ class Rollouts(Prompts):
     response_ids: Ragged  # (B rows) int64
     response_mask: Ragged  # (B rows) float32: 1 = sampled by the policy, 0 = tool output
     rollout_log_probs: Ragged  # (B rows) float32, as reported by the rollout engine
-    finish: list[str]  # B: "stop" or "length"
+    finish: list[str] = dataclasses.field(metadata=_LOCAL)  # B: "stop" or "length"; not on workers
     # (B rows) int64: weights that wrote each token, in updates of the policy since the run began.
     versions: Ragged | None = dataclasses.field(default=None, kw_only=True)
     # Of episodes: turn of each token, int64; rewards of turns.

@@ -10,9 +10,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
+from operator import is_not
 from typing import Any, Protocol
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -61,25 +62,77 @@ class HeldShard:
         return self.fields
 
 
+class RowRefs:
+    """References to B rows in shards; the fields of a result share them.
+
+    Row i is row `row[i]` of `shards[shard[i]]`. The last selection and join are kept, because each
+    field asks for the same.
+    """
+
+    def __init__(self, shards: Sequence[Shard], shard: Tensor, row: Tensor) -> None:
+        """Refer to rows; `shard` and `row` are (B,) int32."""
+        self.shards = shards  # empty: the shard of the result that has these rows
+        self.shard, self.row = shard, row
+        self._last: tuple[tuple[object, ...], RowRefs] | None = None
+
+    @classmethod
+    def of_shard(cls, num_rows: int, shards: Sequence[Shard] = ()) -> RowRefs:
+        """Refer to all rows of the one shard in `shards`, or of one to come."""
+        numbers = torch.arange(num_rows, dtype=torch.int32)
+        return cls(shards, torch.zeros_like(numbers), numbers)
+
+    def select(self, index: Tensor) -> RowRefs:
+        """Return the references at `index` (N,) int64."""
+        columns = self.shard, self.row
+        return self._once(
+            (index,), lambda: RowRefs(self.shards, *(x.index_select(0, index) for x in columns))
+        )
+
+    def joined(self, others: Sequence[RowRefs]) -> RowRefs:
+        """Return these references and those of `others`, in order."""
+        return self._once(tuple(others), lambda: _join([self, *others]))
+
+    def in_shard(self, shard: Shard) -> RowRefs:
+        """Return these references to `shard`, which was to come."""
+        return self._once((shard,), lambda: RowRefs((shard,), self.shard, self.row))
+
+    def _once(self, key: tuple[object, ...], make: Callable[[], RowRefs]) -> RowRefs:
+        """Return `make()`, or the last result if it was made for the same objects."""
+        last = self._last
+        if last is None or len(last[0]) != len(key) or any(map(is_not, last[0], key)):
+            last = self._last = (key, make())
+        return last[1]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle row numbers, and the references of the shards that have these rows."""
+        used, shard = self.shard.unique(return_inverse=True)
+        shards = [self.shards[i] for i in used.tolist()] if self.shards else []
+        numbers = (Packed.from_tensor(each.long()) for each in (shard, self.row))
+        return _unpickled, (shards, *numbers)
+
+
+def _join(parts: Sequence[RowRefs]) -> RowRefs:
+    first = [0, *accumulate(len(each.shards) for each in parts)]
+    return RowRefs(
+        [shard for each in parts for shard in each.shards],
+        torch.cat([each.shard + start for each, start in zip(parts, first, strict=False)]),
+        torch.cat([each.row for each in parts]),
+    )
+
+
+def _unpickled(shards: Sequence[Shard], shard: Packed, row: Packed) -> RowRefs:
+    return RowRefs(shards, shard.tensor().int(), row.tensor().int())
+
+
 class StoredRagged(Ragged):
     """Rows in shards. `values` (T, ...) fetches them and keeps them."""
 
-    def __init__(
-        self, lengths: Tensor, name: str, shards: Sequence[Shard], shard: Tensor, row: Tensor
-    ) -> None:
-        """Row i is row `row[i]` of field `name` in `shards[shard[i]]`; all tensors are (B,)."""
-        vars(self).update(lengths=lengths, name=name, shards=shards, shard=shard, row=row)
-
-    @classmethod
-    def of_shard(cls, lengths: Tensor, name: str, shards: Sequence[Shard] = ()) -> StoredRagged:
-        """Return all rows, of `lengths` (B,), of the one shard in `shards`, or of one to come."""
-        numbers = torch.arange(len(lengths), dtype=torch.int32)
-        return cls(lengths, name, shards, torch.zeros_like(numbers), numbers)
+    def __init__(self, lengths: Tensor, name: str, refs: RowRefs) -> None:
+        """Refer to the rows `refs`, of `lengths` (B,) int64, of field `name`."""
+        vars(self).update(lengths=lengths, name=name, refs=refs)
 
     name: str
-    shards: Sequence[Shard]  # empty: of the result that has this field
-    shard: Tensor
-    row: Tensor
+    refs: RowRefs
 
     def __getattr__(self, name: str) -> Tensor:
         """Fetch `values` at their first use."""
@@ -89,15 +142,15 @@ class StoredRagged(Ragged):
         return values
 
     def _fetch(self) -> Tensor:
-        order, parts, lengths = list[Tensor](), list[Tensor](), self.lengths
-        for number in self.shard.unique().tolist():
-            rows = (self.shard == number).nonzero().flatten()
+        order, parts, refs = list[Tensor](), list[Tensor](), self.refs
+        for number in refs.shard.unique().tolist():
+            rows = (refs.shard == number).nonzero().flatten()
             order.append(rows)
-            parts.append(self.shards[number].fetch()[self.name].select(self.row[rows].long()))
+            parts.append(refs.shards[number].fetch()[self.name].select(refs.row[rows].long()))
         if not parts:
             return torch.empty(0)
         taken = torch.cat(order)
-        fetched = Ragged(torch.cat(parts), lengths[taken])
+        fetched = Ragged(torch.cat(parts), self.lengths[taken])
         is_ordered = bool((taken[1:] > taken[:-1]).all())
         return fetched.values if is_ordered else fetched.select(taken.argsort()).values
 
@@ -109,59 +162,33 @@ class StoredRagged(Ragged):
 
     def select(self, index: Tensor) -> Ragged:
         """See `Ragged`; `index`: (N,). Nothing is fetched."""
-        return StoredRagged(
-            self.lengths[index], self.name, self.shards, self.shard[index], self.row[index]
-        )
+        lengths = self.lengths.index_select(0, index)
+        return StoredRagged(lengths, self.name, self.refs.select(index))
 
     def to(self, device: torch.device | str) -> Ragged:
         """Return the same rows on `device`: themselves for the CPU, which fetches them if used."""
         return self if torch.device(device).type == "cpu" else super().to(device)
 
     def _joined(self, parts: Sequence[Ragged]) -> Ragged:
-        stored = [self._stored(each) for each in parts]
-        if any(each.name != self.name for each in stored):
+        first, *rest = (self._stored(each) for each in parts)
+        if any(each.name != self.name for each in (first, *rest)):
             return super()._joined(parts)
-        first = [0]
-        for each in stored:
-            first.append(first[-1] + len(each.shards))
-        return StoredRagged(
-            torch.cat([each.lengths for each in stored]),
-            self.name,
-            [shard for each in stored for shard in each.shards],
-            torch.cat([each.shard + start for each, start in zip(stored, first, strict=False)]),
-            torch.cat([each.row for each in stored]),
-        )
+        lengths = torch.cat([each.lengths for each in parts])
+        return StoredRagged(lengths, self.name, first.refs.joined([each.refs for each in rest]))
 
     def _stored(self, rows: Ragged) -> StoredRagged:
         """Return rows as they are, or small ones that came with their values in a shard."""
         if isinstance(rows, StoredRagged):
             return rows
         shard = HeldShard({self.name: PackedRows.from_ragged(rows)})
-        return StoredRagged.of_shard(rows.lengths, self.name, (shard,))
+        return StoredRagged(rows.lengths, self.name, RowRefs.of_shard(len(rows), (shard,)))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle row numbers, and the references of the shards that have these rows."""
-        used, shard = self.shard.unique(return_inverse=True)
-        shards = [self.shards[i] for i in used.tolist()] if self.shards else []
-        numbers = (self.lengths.numpy(), shard.int().numpy(), self.row.numpy())
-        return _unpickled, (self.name, shards, *numbers)
+        return _unpickled_rows, (Packed.from_tensor(self.lengths), self.name, self.refs)
 
 
-def _unpickled(
-    name: str,
-    shards: Sequence[Shard],
-    lengths: np.ndarray[Any, np.dtype[np.int64]],
-    shard: np.ndarray[Any, np.dtype[np.int32]],
-    row: np.ndarray[Any, np.dtype[np.int32]],
-) -> StoredRagged:
-    # Arrays in Ray's object store are read-only, which torch warns about.
-    return StoredRagged(
-        torch.from_numpy(lengths.copy()),
-        name,
-        shards,
-        torch.from_numpy(shard.copy()),
-        torch.from_numpy(row.copy()),
-    )
+def _unpickled_rows(lengths: Packed, name: str, refs: RowRefs) -> StoredRagged:
+    return StoredRagged(lengths.tensor(), name, refs)
 
 
 def detach(result: Any, min_bytes: int) -> tuple[dict[str, PackedRows] | None, Any]:
@@ -171,6 +198,7 @@ def detach(result: Any, min_bytes: int) -> tuple[dict[str, PackedRows] | None, A
     `min_bytes` of them has no shard (None) and keeps them.
     """
     fields: dict[str, PackedRows] = {}
+    refs: dict[int, RowRefs] = {}  # by number of rows
     num_bytes = 0
 
     def measure(_: str, value: Ragged) -> Ragged:
@@ -180,7 +208,9 @@ def detach(result: Any, min_bytes: int) -> tuple[dict[str, PackedRows] | None, A
 
     def take(name: str, value: Ragged) -> Ragged:
         fields[name] = PackedRows.from_ragged(value)
-        return StoredRagged.of_shard(value.lengths, name)
+        if len(value) not in refs:
+            refs[len(value)] = RowRefs.of_shard(len(value))
+        return StoredRagged(value.lengths, name, refs[len(value)])
 
     _map_ragged(result, measure)
     if not num_bytes or num_bytes < min_bytes:
@@ -192,9 +222,9 @@ def attach(result: Any, shard: Shard) -> Any:
     """Return a detached result with the reference to its shard."""
 
     def refer(_: str, value: Ragged) -> Ragged:
-        if not isinstance(value, StoredRagged) or value.shards:
+        if not isinstance(value, StoredRagged) or value.refs.shards:
             return value
-        return StoredRagged(value.lengths, value.name, (shard,), value.shard, value.row)
+        return StoredRagged(value.lengths, value.name, value.refs.in_shard(shard))
 
     return _map_ragged(result, refer)
 
