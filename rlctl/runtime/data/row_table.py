@@ -109,7 +109,8 @@ class Rows(Sequence[PromptRow]):
     ) -> None:
         self._batches, self._kinds, self._kind_of = batches, kinds, kind_of
         self._stops = list(accumulate(each.num_rows for each in batches))
-        self._index = np.arange(len(kind_of))  # (N,) ascending, into the rows of all batches
+        # (N,) ascending, into the rows of all batches. A search with another type would copy it.
+        self._index = np.arange(len(kind_of), dtype=np.min_scalar_type(len(kind_of)))
         self._alive: WeakValueDictionary[int, PromptRow] = WeakValueDictionary()
         self.digest = digest
 
@@ -171,12 +172,12 @@ class Rows(Sequence[PromptRow]):
         for part in parts:
             own = np.array([kinds.index(kind) for kind in part._kinds], np.int32)
             kind_of.append(own[part._kind_of])
-            index.append(part._index + start)
+            index.append(part._index.astype(np.int64) + start)
             start += len(part._kind_of)
         joined = cls(
             [each for part in parts for each in part._batches], kinds, np.concatenate(kind_of)
         )
-        joined._index = np.concatenate(index)
+        joined._index = np.concatenate(index).astype(joined._index.dtype)
         return joined
 
     def select(self, positions: np.ndarray | slice) -> Rows:
@@ -217,7 +218,7 @@ class Rows(Sequence[PromptRow]):
     def _decoded(self, decode: Callable[[_Batch | _Decoded], Sequence[T]]) -> Iterator[T]:
         first = 0
         for batch, stop in zip(self._batches, self._stops, strict=True):
-            last = int(np.searchsorted(self._index, stop))
+            last = int(self._index.searchsorted(self._index.dtype.type(stop)))
             if last > first:
                 rows, start = decode(batch), stop - batch.num_rows
                 yield from (rows[place - start] for place in self._index[first:last].tolist())
@@ -226,10 +227,10 @@ class Rows(Sequence[PromptRow]):
     def count_sources(self) -> Counter[str]:
         """Return the number of rows of each data source."""
         counts: Counter[str] = Counter()
-        for kind, count in zip(self._kinds, self._kind_counts(), strict=True):
-            if count:
-                counts[kind.data_source] += count
-        return counts
+        numbers = np.bincount(self._kind_of[self._index], minlength=len(self._kinds)).tolist()
+        for kind, count in zip(self._kinds, numbers, strict=True):
+            counts[kind.data_source] += count
+        return +counts  # without zeros
 
     def first_of_each_kind(self, count: int) -> list[PromptRow]:
         """Return the first `count` rows of each kind, in the order of all rows.
@@ -244,10 +245,8 @@ class Rows(Sequence[PromptRow]):
         """Return the positions of rows that were read from here and are held since."""
         # Unlike `items`, `valuerefs` returns a list at once: another thread may read rows.
         place_of = {id(ref()): ref.key for ref in self._alive.valuerefs()}
-        return np.searchsorted(self._index, [place_of[id(row)] for row in rows]).tolist()
-
-    def _kind_counts(self) -> list[int]:
-        return np.bincount(self._kind_of[self._index], minlength=len(self._kinds)).tolist()
+        places = np.array([place_of[id(row)] for row in rows], self._index.dtype)
+        return self._index.searchsorted(places).tolist()
 
 
 def _kind(row: PromptRow) -> Kind:
@@ -293,8 +292,9 @@ def _mapped(target: Path, keys: tuple[str, str]) -> list[_Batch]:
         mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     if mapped[-len(_END) :] != _END:
         raise ValueError("the file is incomplete")
-    batches = [_Batch(each, keys, mapped) for each in pa.ipc.open_stream(pa.py_buffer(mapped))]
-    for batch in batches:
-        batch.columns.validate()
-        batch.release()
+    batches: list[_Batch] = []
+    for each in pa.ipc.open_stream(pa.py_buffer(mapped)):
+        each.validate()
+        batches.append(_Batch(each, keys, mapped))
+        batches[-1].release()
     return batches
