@@ -31,6 +31,7 @@ BENCHMARKS: dict[str, tuple[str, str]] = {
     "compose": ("", "1"),
     "rollout": ("", "--runs 1 --sizes 1m"),
     "weight_sync": ("", "--runs 1 --sizes 1m --engines 1"),
+    "weight_sync_memory": ("", "--meshes FSDP --hidden 64 --layers 2"),
     "adapter_sync": ("", "--runs 1 --sizes 1m"),
     "memory": ("", "--cases fp32 --hidden 128 --layers 2 --vocabulary 1024"),
     "pool_mode": ("", "--runs 1 --sizes 1m --engines 1"),
