@@ -18,20 +18,24 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
 from importlib.metadata import EntryPoint, EntryPoints, entry_points
-from typing import Any, TypeVar
-
-from pydantic import BaseModel, ConfigDict, ValidationError
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from rlctl.errors import ConfigError, MissingExtraError, Problem
 from rlctl.suggest import closest
 
+if TYPE_CHECKING:
+    from rlctl.params import Params
+
 P = TypeVar("P")
 
 
-class Params(BaseModel):
-    """Base class of a plug-in's settings: fields with defaults, bounds and a `description`."""
+def __getattr__(name: str) -> Any:
+    """Import `Params` when it is used: most worker processes start in half the time without it."""
+    if name != "Params":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from rlctl.params import Params
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    return Params
 
 
 def declare(**attributes: Any) -> Callable[[P], P]:
@@ -98,6 +102,8 @@ def parse_params(plugin: Any, name: str, values: Mapping[str, Any], key: str) ->
                 f"{name} has no settings, given: {given}", where=key, hint="remove it"
             )
         return None
+    from pydantic import ValidationError
+
     try:
         # As JSON, so that the lists of YAML are valid tuples although the types are strict.
         return model.model_validate_json(json.dumps(dict(values), default=str))

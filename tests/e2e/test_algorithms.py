@@ -13,7 +13,11 @@ from tests.e2e.command import metrics, reproducible, rlctl
 from tests.e2e.killed_runs import SCORE, learned
 from tests.models import write_tiny_model
 
-SAMPLED = ["actor_rollout_ref.rollout.n=4", "reward.custom_reward_function.path=score.py"]
+SAMPLED = [
+    "actor_rollout_ref.rollout.n=4",
+    "reward.custom_reward_function.path=score.py",
+    "reward.num_processes=1",
+]
 # Recipe -> settings, and a metric that shows that it learned.
 CASES: dict[str, tuple[list[str], str]] = {
     "online_dpo": ([*SAMPLED, "algorithm.params.pairs=random"], "pairs/margin"),

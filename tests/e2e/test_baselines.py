@@ -50,6 +50,7 @@ def test_remax_subtracts_the_greedy_score(
         "algorithm.adv_estimator=remax",
         "actor_rollout_ref.rollout.n=2",
         f"reward.custom_reward_function.path={tmp_path}/letters.py",
+        "reward.num_processes=1",
         "reward.overlap=false",
         f"algorithm.overlong_buffer.enable={buffer}",
         "algorithm.overlong_buffer.len=4",

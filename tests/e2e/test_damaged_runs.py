@@ -31,6 +31,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory, shelf: Path) -> Path:
         *("trainer.test_freq=-1", "trainer.val_before_train=false", "trainer.save_freq=1"),
         *("trainer.num_threads=1", "trainer.critic_warmup=0", "trainer.max_ckpt_to_keep=null"),
         f"reward.custom_reward_function.path={folder}/score.py",
+        "reward.num_processes=1",
         "actor_rollout_ref.model.enable_gradient_checkpointing=false",
         cwd=folder,
     )

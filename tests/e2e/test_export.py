@@ -64,7 +64,8 @@ def trained(folder: Path, shelf: Path, base: Path) -> Path:
             "trainer.max_ckpt_to_keep=5",
             "trainer.project_name=quickstart",
         ),
-        *("trainer.num_threads=1", f"reward.custom_reward_function.path={folder}/reward.py"),
+        *("trainer.num_threads=1", "reward.num_processes=1"),
+        f"reward.custom_reward_function.path={folder}/reward.py",
     ]
     rlctl("train", "grpo", "--inline", "--name", "lora", *settings, *LORA, cwd=folder)
     return folder / RUNS / "lora"

@@ -45,6 +45,7 @@ def stale(settings: list[str], tmp_path: Path) -> list[str]:
     return [
         *settings,
         f"reward.custom_reward_function.path={tmp_path}/letters.py",
+        "reward.num_processes=1",
         f"actor_rollout_ref.rollout.name={__name__}:StaleEngine",
         "actor_rollout_ref.actor.optim.lr=0.02",
         "trainer.total_training_steps=3",

@@ -73,6 +73,7 @@ def small(settings: list[str]) -> list[str]:
         "trainer.test_freq=2",
         "data.max_response_length=8",
         "reward.custom_reward_function.path=score.py",
+        "reward.num_processes=1",
         LOGGER,
     ]
 

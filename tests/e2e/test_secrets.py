@@ -102,6 +102,7 @@ def overrides(folder: Path) -> list[str]:
         f"{KWARGS}.copy=${{reward.custom_reward_function.reward_kwargs.endpoint}}",
         f"{KWARGS}.out={folder}/seen.json",
         f"reward.custom_reward_function.path={folder}/reward.py",
+        "reward.num_processes=1",
     ]
 
 

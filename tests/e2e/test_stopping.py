@@ -118,17 +118,17 @@ def test_stop_from_another_shell_and_host(settings: list[str], tmp_path: Path) -
 
 @pytest.mark.slow
 def test_max_time_stops_a_run_that_resumes(settings: list[str], tmp_path: Path) -> None:
+    """The reward waits, so that the seconds cost the machine nothing."""
+    (tmp_path / "score.py").write_text(
+        "import time\n\ndef compute_score(**_):\n    time.sleep(0.1)\n    return 1.0\n"
+    )
+    reward = ["reward.custom_reward_function.path=score.py", "reward.num_processes=1"]
     run = tmp_path / "runs" / "quickstart" / "long"
     done = rlctl(
-        "train",
-        "grpo",
-        "--inline",
-        "--name",
-        "long",
-        "--max-time",
-        "8s",
+        *("train", "grpo", "--inline", "--name", "long", "--max-time", "8s"),
         *settings,
         *ENDLESS,
+        *reward,
         cwd=tmp_path,
     )
     assert "finishing the step and saving" in done.stderr
@@ -146,6 +146,7 @@ def test_retries_restart_a_crashed_run(settings: list[str], tmp_path: Path) -> N
     settings = [
         *settings,
         "reward.custom_reward_function.path=score.py",
+        "reward.num_processes=1",
         LOGGER,
         "trainer.save_freq=1",
         "trainer.total_training_steps=3",

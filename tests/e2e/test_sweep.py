@@ -67,6 +67,7 @@ def test_grid_is_pruned_and_its_best_trial_exported(settings: list[str], tmp_pat
     (tmp_path / "score.py").write_text(HELD_REWARD.format(condition=condition))
     own = [
         "reward.custom_reward_function.path=score.py",
+        "reward.num_processes=1",
         "reward.timeout_s=300",
         "trainer.total_training_steps=9",
         "trainer.val_before_train=false",
@@ -161,7 +162,11 @@ def test_interrupted_sweep_resumes(settings: list[str], tmp_path: Path) -> None:
     """
     condition = "num_steps >= 2 and not signalled"
     (tmp_path / "score.py").write_text(HELD_REWARD.format(condition=condition))
-    reward = ("reward.custom_reward_function.path=score.py", "reward.timeout_s=300")
+    reward = (
+        "reward.custom_reward_function.path=score.py",
+        "reward.num_processes=1",
+        "reward.timeout_s=300",
+    )
     own = [
         "trainer.total_training_steps=6",
         "trainer.test_freq=6",

@@ -28,7 +28,7 @@ def test_ppo_inline_on_ray_and_on_two_ranks(folder: Path, settings: list[str]) -
         "actor_rollout_ref.actor.entropy_coeff=0.01",
     ]
     rlctl("train", "ppo", "--inline", "--name", "inline", *settings, cwd=folder)
-    rlctl("train", "ppo", "--name", "ray", *settings, cwd=folder, process=True)
+    rlctl("train", "ppo", "--name", "ray", *settings, cwd=folder)
     rlctl("train", "ppo", "--name", "two", *settings, "trainer.n_gpus_per_node=2", cwd=folder)
     runs = folder / "runs" / "quickstart"
     assert reproducible(runs / "inline") == reproducible(runs / "ray")

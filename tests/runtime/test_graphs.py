@@ -65,7 +65,7 @@ class Tapes:
         self.num_cleared += 1
 
 
-LIMITS = torch.tensor([3, 90, 1, 70, 5, 2, 64, 65, 9, 30, 130, 4])
+LIMITS = torch.tensor([3, 130, 1, 33, 5, 2, 64, 65, 9, 30, 40, 4])
 
 
 def generate(model: PreTrainedModel, max_num_seqs: int | None, tapes: Tapes | None) -> Any:

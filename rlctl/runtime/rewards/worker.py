@@ -15,7 +15,6 @@ from multiprocessing.connection import Connection
 from typing import NamedTuple
 
 from rlctl.errors import ConfigError, RlctlError
-from rlctl.runtime.rewards.async_worker import serve_async
 from rlctl.runtime.rewards.functions import (
     Call,
     CallResult,
@@ -79,6 +78,8 @@ def _serve(connection: Connection) -> None:
             return
         _send(connection, {"traits": loaded[-1].traits})
     if connection.recv() == ASYNC:
+        from rlctl.runtime.rewards.async_worker import serve_async  # with asyncio, ssl and SQLite
+
         serve_async(connection, loaded, setup.timeout_s, setup.requests)
         return
     while True:
