@@ -26,18 +26,7 @@ from rlctl.runs.process import die_with_parent
 from tests.progress import wait_until
 
 FORKS = multiprocessing.get_context("forkserver")
-FORKS.set_forkserver_preload(
-    [
-        "rlctl.runtime",
-        "rlctl.cli.commands.train",
-        "rlctl.cli.commands.resume",
-        "rlctl.runtime.resume",
-        "rlctl.runtime.cluster.session",
-        "rlctl.sweeps.launch",
-        "transformers.models.auto.tokenization_auto",
-        # Not Ray: workers are forks of the commands.
-    ]
-)
+FORKS.set_forkserver_preload(["tests.preloaded"])
 
 
 # Environment variable of commands whose cluster is on this machine, whatever its address: their

@@ -3,8 +3,6 @@
 `rlctl` forks such a process itself, unless Ray is imported, as in commands that are forks
 (`tests.forks`) and in tests that use Ray in their own process. Without it a worker spends 5 s of
 CPU time on imports.
-
-`python -m tests.warm_workers DESCRIPTOR` is the process that forks.
 """
 
 from __future__ import annotations
@@ -13,15 +11,12 @@ import atexit
 import os
 import secrets
 import socket
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
-from pathlib import Path
 
-from rlctl.runs.process import die_with_parent
 from rlctl.runtime.cluster import fork_server
+from tests.forks import FORKS
 
 
 @cache
@@ -29,16 +24,15 @@ def address() -> str:
     """Start the process that forks, once for each process of tests; return its socket."""
     name = f"rlctl-tests-{secrets.token_hex(16)}"
     with fork_server.listening(name) as listener:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "tests.warm_workers", str(listener.fileno())],
-            cwd=Path(__file__).parents[1],
-            pass_fds=[listener.fileno()],
-            preexec_fn=die_with_parent,
-            start_new_session=True,
-            env=os.environ | {"PYTHONDONTWRITEBYTECODE": ""},
-        )
-    atexit.register(process.kill)
+        process = FORKS.Process(target=_serve, args=(listener,))
+        process.start()
+    atexit.register(process.kill)  # before multiprocessing would wait for it
     return name
+
+
+def _serve(listener: socket.socket) -> None:
+    os.setsid()
+    fork_server.serve(listener)
 
 
 @contextmanager
@@ -49,9 +43,3 @@ def warm_workers() -> Iterator[None]:
         yield
     finally:
         fork_server.use(None)
-
-
-if __name__ == "__main__":
-    import rlctl.runtime.resume  # noqa: F401  # what rlctl itself has imported
-
-    fork_server.serve(socket.socket(fileno=int(sys.argv[1])))

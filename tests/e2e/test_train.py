@@ -117,7 +117,7 @@ def test_grpo_then_eval_then_generate(folder: Path, settings: list[str], shelf: 
     assert any(not torch.equal(trained[name], value) for name, value in before.items())
     last = metrics(folder / "runs" / "quickstart" / "group")[-1]
     accuracy = "val-core/rlctl/arithmetic/acc/mean@1"
-    evaluated = json.loads(rlctl("eval", "group", "--json", cwd=folder, process=True).stdout)
+    evaluated = json.loads(rlctl("eval", "group", "--json", cwd=folder).stdout)
     assert evaluated[accuracy] == last[accuracy]
     asked = rlctl(
         "generate",

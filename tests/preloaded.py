@@ -1,0 +1,39 @@
+"""What forks of `tests.forks` have imported: all that commands and ranks import, but not Ray.
+
+Workers of Ray are forks of the commands. Nothing here starts a thread, with which no process can
+fork: not pyarrow, whose allocator has one.
+"""
+
+from __future__ import annotations
+
+import gc
+from importlib import import_module
+
+from rlctl.recipes.compose import compose
+
+NAMES = (
+    "fsspec",
+    "numpy.ma",
+    "pytest",
+    "torch.distributed.checkpoint.staging",
+    "torch.distributed.checkpoint.state_dict",
+    "transformers.models.auto.tokenization_auto",
+    "transformers.models.llama.modeling_llama",
+    "transformers.models.qwen2.modeling_qwen2",
+    "transformers.models.qwen3.modeling_qwen3",
+    "rlctl.cli.commands.resume",
+    "rlctl.cli.commands.train",
+    "rlctl.recipes.unused_keys",
+    "rlctl.runtime.cluster.session",
+    "rlctl.runtime.resume",
+    "rlctl.runtime.rewards.gsm8k",
+    "rlctl.runtime.rewards.judge",
+    "rlctl.sweeps.launch",
+    "rlctl.tracking.console",
+)
+
+for name in NAMES:
+    import_module(name)
+compose("ppo")  # fills caches of what a recipe is translated with
+gc.collect()
+gc.freeze()  # a collection in a fork would copy the pages of these objects
