@@ -52,7 +52,7 @@ def declare(**attributes: Any) -> Callable[[P], P]:
 
 def entry_points_of(kind: str) -> EntryPoints:
     """Return the entry points of `kind`, of all installed packages. Imports no plug-in."""
-    return _all_entry_points(tuple(sys.path)).select(group=f"rlctl.{kind}")
+    return _entry_points_of(kind, tuple(sys.path))
 
 
 def names(kind: str) -> list[str]:
@@ -134,6 +134,11 @@ def suggestion(given: str, known: Sequence[str]) -> str:
     near = closest(given, known)
     listing = "known: " + (", ".join(sorted(known)) or "none")
     return f"did you mean {near!r}? {listing}" if near else listing
+
+
+@cache
+def _entry_points_of(kind: str, path: tuple[str, ...]) -> EntryPoints:
+    return _all_entry_points(path).select(group=f"rlctl.{kind}")
 
 
 @cache
