@@ -9,7 +9,8 @@ from __future__ import annotations
 import gc
 from importlib import import_module
 
-from rlctl.recipes.compose import compose
+from rlctl.recipes.keys import schema_keys
+from rlctl.recipes.verl.translate import translate
 
 NAMES = (
     "fsspec",
@@ -34,6 +35,7 @@ NAMES = (
 
 for name in NAMES:
     import_module(name)
-compose("ppo")  # fills caches of what a recipe is translated with
+for key in schema_keys():
+    translate(key, None, "")  # fills the caches of patterns
 gc.collect()
 gc.freeze()  # a collection in a fork would copy the pages of these objects
