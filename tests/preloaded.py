@@ -1,4 +1,4 @@
-"""What forks of `tests.forks` have imported: all that commands and ranks import, but not Ray.
+"""Modules that commands and ranks import, in the process that `tests.forks` forks; not Ray.
 
 Workers of Ray are forks of the commands. Nothing here starts a thread, with which no process can
 fork: not pyarrow, whose allocator has one.
