@@ -19,6 +19,7 @@ from rlctl.runtime.budget import is_oom
 from rlctl.runtime.model.attention import use_rlctl_attention
 from rlctl.runtime.model.fit import REPORTING, misfits, quiet_loading
 from rlctl.runtime.model.four_bit import as_plain, four_bit_options, is_4bit
+from rlctl.runtime.model.onednn import use_onednn
 from rlctl.storage import local
 
 Kind = Literal["policy", "backbone", "classifier", "new_classifier"]
@@ -80,6 +81,7 @@ def load_model(model: schema.Model, kind: Kind, dtype: torch.dtype, seed: int) -
     if is_4bit(model):
         as_plain(loaded)
     use_rlctl_attention(loaded)
+    use_onednn(loaded)
     return loaded
 
 

@@ -3,7 +3,8 @@
 At a few rows a decoding step of a small model on a CPU is mostly the cost of calls: modules, hooks
 and small operations. Here q, k and v are one product, gate and up another, biases and residuals are
 added by the products, and the rotary embedding is read from a table. Results differ from those of
-the modules by rounding only.
+the modules by rounding only. Where oneDNN computes the products, a pass has a multiple of 32 tokens,
+so that few shapes occur; those at the end are not used.
 
 Axes: T tokens, C hidden size, H query heads, K key-value heads, D head size, I intermediate size,
 V vocabulary.
@@ -22,6 +23,7 @@ from transformers.activations import SiLUActivation
 
 from rlctl.runtime.model.attention import TokenAttention, layer_window
 from rlctl.runtime.model.kernels import Reach
+from rlctl.runtime.model.onednn import Linear, is_faster, product
 from rlctl.runtime.rollout.decoding import next_logits
 
 # Largest copies of weights in bytes. In larger models products take most of the time.
@@ -31,9 +33,10 @@ _FAMILIES = {"llama": "Llama", "qwen2": "Qwen2", "qwen3": "Qwen3"}
 # Rotary embeddings that depend on the position only, not on the longest of a pass.
 _FIXED_ROTARY = {"default", "linear", "llama3", "yarn"}
 _FIRST_POSITIONS = 1024
+_TOKENS_STEP = 32  # fewer tokens are not faster with oneDNN
 # The modules of these models: transformers' own, and others.
 _PARTS = ("ForCausalLM", "Model", "DecoderLayer", "Attention", "MLP", "RMSNorm", "RotaryEmbedding")
-_PLAIN = (nn.Linear, nn.Embedding, nn.ModuleList, SiLUActivation)
+_PLAIN = (nn.Linear, Linear, nn.Embedding, nn.ModuleList, SiLUActivation)
 
 
 class _Layer(NamedTuple):
@@ -104,7 +107,10 @@ class FusedModel:
         self, tokens: Tensor, positions: Tensor, attention: TokenAttention, keep: Tensor | int
     ) -> Tensor:
         """Return the logits (N, V) of the tokens (T,) at indices `keep` (N,); 0 keeps all T."""
-        model = self.model
+        model, count = self.model, len(tokens)
+        padding = -count % _TOKENS_STEP if is_faster() and count >= _TOKENS_STEP else 0
+        if padding:
+            tokens, positions = F.pad(tokens, (0, padding)), F.pad(positions, (0, padding))
         hidden = model.model.embed_tokens(tokens)  # (T, C)
         cos, sin = self._embedding(positions)
         rotated = (self.num_heads + self.num_kv) * self.head_size
@@ -116,15 +122,18 @@ class FusedModel:
             if layer.head_norm is not None:
                 x = self._norm(x) * layer.head_norm
             x = (x * cos).addcmul_(x.roll(self.head_size // 2, 2), sin)
-            query, key = x[:, : self.num_heads], x[:, self.num_heads :]
-            x = attention.attend(number, query, key, value, layer.reach).flatten(1)
+            query, key = x[:count, : self.num_heads], x[:count, self.num_heads :]
+            x = attention.attend(number, query, key, value[:count], layer.reach).flatten(1)
+            if padding:
+                x = F.pad(x, (0, 0, 0, padding))
             hidden = _add_product(hidden, x, layer.out, layer.out_bias)
             x = self._norm(hidden) * layer.mlp_norm
             gate, up = _product(x, layer.gate_up, layer.gate_up_bias).chunk(2, 1)
             hidden = _add_product(hidden, F.silu(gate).mul_(up), layer.down, layer.down_bias)
         if isinstance(keep, Tensor):
             hidden = hidden[keep]
-        return model.lm_head(self._norm(hidden) * model.model.norm.weight)
+        logits = model.lm_head(self._norm(hidden) * model.model.norm.weight)
+        return logits if isinstance(keep, Tensor) else logits[:count]
 
     def _norm(self, x: Tensor) -> Tensor:
         """Return x divided by its root mean square over the last axis, (..., C) -> (..., C)."""
@@ -175,11 +184,15 @@ def _joined(layers: Sequence[nn.Linear]) -> tuple[Tensor, Tensor | None]:
 
 def _product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """Return x W + b: (T, in), (in, out), (out,) -> (T, out)."""
+    if is_faster() and len(x) >= _TOKENS_STEP:
+        return product(x, weight.t(), bias)
     return torch.mm(x, weight) if bias is None else torch.addmm(bias, x, weight)
 
 
 def _add_product(hidden: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """Return h + x W + b: (T, out), (T, in), (in, out), (out,) -> (T, out)."""
+    if is_faster() and len(x) >= _TOKENS_STEP:
+        return product(x, weight.t(), bias, hidden)
     return torch.addmm(hidden if bias is None else hidden + bias, x, weight)
 
 

@@ -1,0 +1,115 @@
+"""Matrix products of linear layers by oneDNN, on AMD processors with AVX-512.
+
+torch computes float32 products on a CPU by MKL, which uses AVX2 on processors that are not Intel's:
+half the throughput. torch also ships oneDNN, which uses AVX-512 on both, and calls it for other
+types. Results differ by rounding.
+
+Axes: T tokens, I and O input and output features.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+_CPU_INFO = Path("/proc/cpuinfo")
+# Smaller products gain nothing.
+_MIN_TOKENS, _MIN_FEATURES = 32, 16
+# oneDNN and torch keep what they prepared for a shape, by default for 1,024 shapes each. Packed
+# batches have ever new numbers of tokens, and each shape takes 0.1 to 5 MB.
+_SHAPES_KEPT = "16"
+_CACHES = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY")
+
+
+@cache
+def is_faster() -> bool:
+    """Return True if oneDNN is faster than MKL on this machine."""
+    if not (torch.backends.mkldnn.is_available() and torch.backends.mkl.is_available()):
+        return False
+    if not hasattr(torch.ops.mkldnn, "_linear_pointwise") or not _CPU_INFO.exists():
+        return False
+    text = _CPU_INFO.read_text()
+    return "AuthenticAMD" in text and re.search(r"\bavx512f\b", text) is not None
+
+
+def use_onednn(model: nn.Module) -> None:
+    """Switch the linear layers of `model` to oneDNN, in place, where it is faster; idempotent."""
+    if not is_faster():
+        return
+    for name in _CACHES:
+        os.environ.setdefault(name, _SHAPES_KEPT)
+    for module in model.modules():
+        if type(module) is nn.Linear:
+            module.__class__ = Linear
+
+
+class Linear(nn.Linear):
+    """Linear layer in which oneDNN computes large float32 products on a CPU."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Return x Wᵀ + b: (..., I) -> (..., O)."""
+        weight = self.weight
+        if (
+            isinstance(weight, DTensor)
+            or isinstance(input, DTensor)
+            or not is_suitable(input, weight)
+            or torch.compiler.is_compiling()
+        ):
+            return F.linear(input, weight, self.bias)
+        flat = _Product.apply(input.flatten(0, -2), weight, self.bias)
+        return flat.unflatten(0, input.shape[:-1])
+
+
+def is_suitable(x: Tensor, weight: Tensor) -> bool:
+    """Return True if `product` accepts x (..., I) and W (O, I), and is faster with them."""
+    return (
+        x.dtype == weight.dtype == torch.float32
+        and x.device.type == "cpu"
+        and x.numel() >= _MIN_TOKENS * x.shape[-1]
+        and min(weight.shape) >= _MIN_FEATURES
+        and not torch.is_autocast_enabled("cpu")
+    )
+
+
+def product(
+    x: Tensor, weight: Tensor, bias: Tensor | None = None, add: Tensor | None = None
+) -> Tensor:
+    """Return x Wᵀ + b + a, without a gradient: (T, I), (O, I), (O,), (T, O) -> (T, O)."""
+    if add is not None:
+        return torch.ops.mkldnn._linear_pointwise.binary(x, add, weight, bias, "add")
+    return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
+
+
+class _Product(torch.autograd.Function):
+    """x Wᵀ + b: (T, I), (O, I), (O,) -> (T, O)."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        return product(x, weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
+        grad = grad_outputs[0].contiguous()  # (T, O)
+        x, weight = ctx.saved_tensors
+        of_x, of_weight, of_bias = ctx.needs_input_grad
+        return (
+            product(grad, weight.t()) if of_x else None,
+            _weight_gradient(grad, x) if of_weight else None,
+            grad.sum(0) if of_bias else None,
+        )
+
+
+def _weight_gradient(grad: Tensor, x: Tensor) -> Tensor:
+    """Return gᵀ x: (T, O), (T, I) -> (O, I). The smaller matrix comes first: that is faster."""
+    if grad.shape[1] <= x.shape[1]:
+        return product(grad.t(), x.t())
+    return product(x.t(), grad.t()).t()
