@@ -109,9 +109,9 @@ class FusedModel:
         """Return the logits (N, V) of the tokens (T,) at indices `keep` (N,); 0 keeps all T."""
         model, count = self.model, len(tokens)
         padding = -count % _TOKENS_STEP if is_faster() and count >= _TOKENS_STEP else 0
-        if padding:
-            tokens, positions = F.pad(tokens, (0, padding)), F.pad(positions, (0, padding))
         hidden = model.model.embed_tokens(tokens)  # (T, C)
+        if padding:
+            hidden, positions = F.pad(hidden, (0, 0, 0, padding)), F.pad(positions, (0, padding))
         cos, sin = self._embedding(positions)
         rotated = (self.num_heads + self.num_kv) * self.head_size
         for number, layer in enumerate(self._layers):
