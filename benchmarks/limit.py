@@ -4,8 +4,10 @@
 
 Records every matrix product of one update (micro-batches, forward, backward, clipping, AdamW) and
 of one generation, and repeats them alone, with random values and the same shapes and threads. A
-share of 100 % means that everything else costs nothing. Both alternate in one process; the figures
-are medians, in CPU time of the process and in wall-clock time.
+share of 100 % means that everything else costs nothing. Where oneDNN computes linear layers, a
+second share is that of the same products by torch's `mm`: it can be above 100 %. All alternate in
+one process; the figures are medians, in CPU time of the process and in wall-clock time. Products
+inside the kernel of attention are not counted.
 
 The models and prompts are those of `benchmarks.rollout`; lengths are even or lognormal with a
 median of 20 tokens and a longest of 256.
@@ -18,7 +20,8 @@ import statistics
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -32,6 +35,7 @@ from rlctl.runtime.batch import Ragged, Rollouts
 from rlctl.runtime.budget import Budget
 from rlctl.runtime.model.attention import use_rlctl_attention
 from rlctl.runtime.model.causal_lm import PolicyModel
+from rlctl.runtime.model.onednn import product, use_onednn
 from rlctl.runtime.model.sequences import Sequences
 from rlctl.runtime.rank_info import RankInfo
 from rlctl.runtime.rollout.hf import HFEngine
@@ -39,6 +43,7 @@ from rlctl.runtime.workers.heap import keep_freed_memory
 from rlctl.runtime.workers.learner import Learner
 
 PRODUCTS = ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "aten::baddbmm_")
+LINEAR = "mkldnn::_linear_pointwise"
 Form = tuple[tuple[int, ...], tuple[int, ...]]  # sizes and strides of a tensor
 Call = tuple[Any, tuple[Form, ...]]
 
@@ -58,14 +63,26 @@ class Recorder(TorchDispatchMode):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         """Count `func` if it is a matrix product, and run it."""
-        if func.name().split(".")[0] in PRODUCTS:
-            forms = tuple((tuple(x.shape), x.stride()) for x in args if isinstance(x, Tensor))
-            self.calls[func, forms] += 1
+        name = func.name().split(".")[0]
+        if name in PRODUCTS or name == LINEAR:
+            tensors = [x for x in args if isinstance(x, Tensor)]
+            if func.name() == f"{LINEAR}.binary":
+                tensors = [tensors[0], *tensors[2:]]  # the sum is left out
+            forms = tuple((tuple(x.shape), x.stride()) for x in tensors)
+            self.calls[product if name == LINEAR else func, forms] += 1
         return func(*args, **(kwargs or {}))
 
 
-def products(run: Callable[[], object]) -> Callable[[], None]:
-    """Return a function that computes the matrix products of `run`, and nothing else."""
+def by_mm(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Return x Wᵀ + b as torch computes it: (T, I), (O, I), (O,) -> (T, O)."""
+    return torch.mm(x, weight.t()) if bias is None else torch.addmm(bias, x, weight.t())
+
+
+def products(run: Callable[[], object]) -> tuple[Callable[[], None], Callable[[], None]]:
+    """Return functions that compute the matrix products of `run`, and nothing else.
+
+    The first does it as `run`, the second by torch's own products.
+    """
     with Recorder() as recorder:
         run()
     assert recorder.calls, "no matrix product was recorded"
@@ -79,31 +96,38 @@ def products(run: Callable[[], object]) -> Callable[[], None]:
                     for _ in range(index + 1 - len(found))
                 ]
 
-    def replay() -> None:
+    def replay(others: Callable[..., Tensor]) -> None:
         with torch.no_grad():
             for (func, forms), times in recorder.calls.items():
                 given = [inputs[form][index] for index, form in enumerate(forms)]
                 for _ in range(times):
-                    func(*given)
+                    (others if func is product else func)(*given)
 
-    return replay
+    return partial(replay, product), partial(replay, by_mm)
 
 
-def shares(run: Callable[[], object], runs: int) -> tuple[float, float, float]:
-    """Return the CPU seconds of `run`, and its share of matrix products by CPU and wall time."""
-    alone = products(run)
-    cpu, by_cpu, by_wall = [], [], []
+class Shares(NamedTuple):
+    """CPU seconds of a run, and the shares of its matrix products."""
+
+    seconds: float
+    by_cpu: float
+    by_wall: float
+    by_mm: float  # of CPU time, computed by torch's `mm`
+
+
+def shares(run: Callable[[], object], runs: int) -> Shares:
+    """Measure `run` and its matrix products in turns."""
+    alone, plain = products(run)
+    rows = []
     for _ in range(runs):
-        seconds = []
-        for function in (run, alone):
+        times = []
+        for function in (run, alone, plain):
             begin = (time.process_time(), time.perf_counter())
             function()
-            seconds.append((time.process_time() - begin[0], time.perf_counter() - begin[1]))
-        (own_cpu, own_wall), (least_cpu, least_wall) = seconds
-        cpu.append(own_cpu)
-        by_cpu.append(least_cpu / own_cpu)
-        by_wall.append(least_wall / own_wall)
-    return statistics.median(cpu), statistics.median(by_cpu), statistics.median(by_wall)
+            times.append((time.process_time() - begin[0], time.perf_counter() - begin[1]))
+        (cpu, wall), (least_cpu, least_wall), (plain_cpu, _) = times
+        rows.append((cpu, least_cpu / cpu, least_wall / wall, plain_cpu / cpu))
+    return Shares(*(statistics.median(column) for column in zip(*rows, strict=True)))
 
 
 def batch(size: str, natural: bool) -> Rollouts:
@@ -136,6 +160,7 @@ def measure(size: str, natural: bool, runs: int, threads: int) -> None:
     """Measure one size and print its line."""
     hf, given = build(size), batch(size, natural)
     use_rlctl_attention(hf)
+    use_onednn(hf)
     model = PolicyModel(hf, 1.0)
     learner = Learner(
         model,
@@ -157,14 +182,15 @@ def measure(size: str, natural: bool, runs: int, threads: int) -> None:
     }
     for name, run in parts.items():
         run()
-        seconds, by_cpu, by_wall = shares(run, runs)
+        found = shares(run, runs)
         lengths = "natural" if natural else "equal"
         print(
-            f"{size:5s} {lengths:8s} {name:11s} {seconds:8.2f} s of CPU time; "
-            f"matrix products {by_cpu:.0%} of it, {by_wall:.0%} of wall-clock time",
+            f"{size:5s} {lengths:8s} {name:11s} {found.seconds:8.2f} s of CPU time; "
+            f"matrix products {found.by_cpu:.0%} of it, {found.by_wall:.0%} of wall-clock time; "
+            f"by `mm` {found.by_mm:.0%}",
             flush=True,
         )
-        record(f"{size}, {lengths}, {name}: share of matrix products", by_cpu, "higher")
+        record(f"{size}, {lengths}, {name}: share of matrix products", found.by_cpu, "higher")
 
 
 def main() -> None:

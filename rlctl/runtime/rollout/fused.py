@@ -3,8 +3,8 @@
 At a few rows a decoding step of a small model on a CPU is mostly the cost of calls: modules, hooks
 and small operations. Here q, k and v are one product, gate and up another, biases and residuals are
 added by the products, and the rotary embedding is read from a table. Results differ from those of
-the modules by rounding only. Where oneDNN computes the products, a pass has a multiple of 32 tokens,
-so that few shapes occur; those at the end are not used.
+the modules by rounding only. Where oneDNN computes the products, zeros make their number of rows a
+multiple of 32, so that few shapes occur.
 
 Axes: T tokens, C hidden size, H query heads, K key-value heads, D head size, I intermediate size,
 V vocabulary.
