@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -47,7 +48,7 @@ class Counter(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def gradients(layer: nn.Module, x: Tensor, weights: Tensor) -> tuple[Tensor, ...]:
+def gradients(layer: Any, x: Tensor, weights: Tensor) -> tuple[Tensor, ...]:
     """Return the outputs of a layer, and the gradients of a sum of them."""
     x = x.detach().requires_grad_()
     out = layer(x)
@@ -129,3 +130,16 @@ def test_a_model_has_the_same_log_probs_in_training_and_decoding() -> None:
     assert counter.calls > 0
     assert found.shape == (77, 64)
     torch.testing.assert_close(found.log_softmax(-1), expected, atol=1e-5, rtol=0)
+
+
+def test_compiled_layers_use_it_too() -> None:
+    torch.manual_seed(0)
+    layer = nn.Sequential(nn.Linear(32, 64), nn.SiLU(), nn.Linear(64, 32))
+    x, weights = torch.randn(48, 32), torch.randn(48, 32)
+    expected = gradients(layer, x, weights)
+    onednn.use_onednn(layer)
+    with torch.profiler.profile() as profile:
+        found = gradients(torch.compile(layer, backend="aot_eager"), x, weights)
+    assert any(each.name == "rlctl::product" for each in profile.events() or ())
+    for mine, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(mine, theirs, atol=1e-4, rtol=1e-5)

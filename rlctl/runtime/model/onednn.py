@@ -61,7 +61,6 @@ class Linear(nn.Linear):
             isinstance(weight, DTensor)
             or isinstance(input, DTensor)
             or not is_suitable(input, weight)
-            or torch.compiler.is_compiling()
         ):
             return F.linear(input, weight, self.bias)
         flat = _Product.apply(input.flatten(0, -2), weight, self.bias)
@@ -85,7 +84,21 @@ def product(
     """Return x Wᵀ + b + a, without a gradient: (T, I), (O, I), (O,), (T, O) -> (T, O)."""
     if add is not None:
         return torch.ops.mkldnn._linear_pointwise.binary(x, add, weight, bias, "add")
+    if torch.compiler.is_compiling():
+        return _in_graphs(x, weight, bias)
     return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
+
+
+@torch.library.custom_op("rlctl::product", mutates_args=())
+def _in_graphs(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Return `product(x, weight, bias)`. `torch.compile` requires constants of oneDNN's own."""
+    return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
+
+
+@_in_graphs.register_fake
+def _shape(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    del bias
+    return x.new_empty(x.shape[0], weight.shape[0])
 
 
 class _Product(torch.autograd.Function):
