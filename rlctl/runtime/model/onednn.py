@@ -55,7 +55,7 @@ class Linear(nn.Linear):
     """Linear layer in which oneDNN computes large float32 products on a CPU."""
 
     def forward(self, input: Tensor) -> Tensor:
-        """Return x Wᵀ + b: (..., I) -> (..., O)."""
+        """Return x Wᵀ + b for x (B, T, I) or (T, I): (B, T, O) or (T, O)."""
         weight = self.weight
         if (
             isinstance(weight, DTensor)
