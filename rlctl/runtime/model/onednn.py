@@ -24,7 +24,7 @@ _CPU_INFO = Path("/proc/cpuinfo")
 # Smaller products gain nothing: a new shape takes 0.3 ms to prepare.
 _MIN_SIZE, _MIN_FEATURES = 2**25, 16  # of T x I x O
 # oneDNN and torch keep what they prepared for a shape, by default for 1,024 shapes each. Packed
-# batches have ever new numbers of tokens, and each shape takes 0.1 to 5 MB.
+# batches have ever new numbers of tokens: a process grew to 2 GB.
 _SHAPES_KEPT = "16"
 _CACHES = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY")
 
@@ -56,21 +56,18 @@ class Linear(nn.Linear):
 
     def forward(self, input: Tensor) -> Tensor:
         """Return x Wᵀ + b for x (B, T, I) or (T, I): (B, T, O) or (T, O)."""
-        weight = self.weight
-        if (
-            isinstance(weight, DTensor)
-            or isinstance(input, DTensor)
-            or not is_suitable(input, weight)
-        ):
-            return F.linear(input, weight, self.bias)
-        flat = _Product.apply(input.flatten(0, -2), weight, self.bias)
+        if not _is_suitable(input, self.weight):
+            return F.linear(input, self.weight, self.bias)
+        flat = _Product.apply(input.flatten(0, -2), self.weight, self.bias)
         return flat.unflatten(0, input.shape[:-1])
 
 
-def is_suitable(x: Tensor, weight: Tensor) -> bool:
+def _is_suitable(x: Tensor, weight: Tensor) -> bool:
     """Return True if `product` accepts x (..., I) and W (O, I), and is faster with them."""
     return (
-        x.dtype == weight.dtype == torch.float32
+        not isinstance(x, DTensor)
+        and not isinstance(weight, DTensor)
+        and x.dtype == weight.dtype == torch.float32
         and x.device.type == "cpu"
         and x.numel() * len(weight) >= _MIN_SIZE
         and min(weight.shape) >= _MIN_FEATURES

@@ -108,7 +108,7 @@ class FusedModel:
     ) -> Tensor:
         """Return the logits (N, V) of the tokens (T,) at indices `keep` (N,); 0 keeps all T."""
         model, count = self.model, len(tokens)
-        padding = -count % _TOKENS_STEP if is_faster() and count >= _TOKENS_STEP else 0
+        padding = -count % _TOKENS_STEP if _by_onednn(count) else 0
         hidden = model.model.embed_tokens(tokens)  # (T, C)
         if padding:
             hidden, positions = F.pad(hidden, (0, 0, 0, padding)), F.pad(positions, (0, padding))
@@ -182,16 +182,21 @@ def _joined(layers: Sequence[nn.Linear]) -> tuple[Tensor, Tensor | None]:
     return weight.t(), torch.cat(biases) if biases else None
 
 
+def _by_onednn(num_tokens: int) -> bool:
+    """Return True if oneDNN computes the products of as many tokens."""
+    return is_faster() and num_tokens >= _TOKENS_STEP
+
+
 def _product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """Return x W + b: (T, in), (in, out), (out,) -> (T, out)."""
-    if is_faster() and len(x) >= _TOKENS_STEP:
+    if _by_onednn(len(x)):
         return product(x, weight.t(), bias)
     return torch.mm(x, weight) if bias is None else torch.addmm(bias, x, weight)
 
 
 def _add_product(hidden: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """Return h + x W + b: (T, out), (T, in), (in, out), (out,) -> (T, out)."""
-    if is_faster() and len(x) >= _TOKENS_STEP:
+    if _by_onednn(len(x)):
         return product(x, weight.t(), bias, hidden)
     return torch.addmm(hidden if bias is None else hidden + bias, x, weight)
 
