@@ -105,11 +105,11 @@ class Ragged:
         return Ragged(torch.cat([each.values for each in parts]), lengths)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _unpacked, (Packed.from_tensor(self.values), self.lengths)
+        return _unpacked, (Packed.from_tensor(self.values), Packed.from_tensor(self.lengths))
 
 
-def _unpacked(values: Packed, lengths: Tensor) -> Ragged:  # in the smallest exact type
-    return Ragged(values.tensor(), lengths)
+def _unpacked(values: Packed, lengths: Packed) -> Ragged:  # in the smallest exact type
+    return Ragged(values.tensor(), lengths.tensor())
 
 
 def token_positions(starts: Tensor, lengths: Tensor) -> Tensor:
