@@ -37,7 +37,7 @@ demo: $(READY)
 
 # Three test processes on two cores: starting a Ray cluster is mostly waiting.
 test: check
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not gpu and not soak" -n 3 --dist loadfile --no-loadscope-reorder
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not gpu and not soak" --hypothesis-profile=ci -n 3 --dist loadfile --no-loadscope-reorder
 
 check: $(STAMP)
 	$(BIN)/ruff check .
