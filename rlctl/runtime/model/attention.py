@@ -42,7 +42,7 @@ NAME = "rlctl"
 _SLIDING = "sliding_attention"  # transformers' type of layers with a window
 # Sequences share a rectangle if the longest exceeds the shortest by at most this factor, or by
 # this many tokens.
-_GROWTH, _SLACK = 1.35, 16
+_GROWTH, _SLACK = 1.1, 4
 
 
 class TokenAttention(Protocol):

@@ -7,6 +7,7 @@ to separate rows up to rounding; gradients of the prompt's tokens are those of a
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -37,15 +38,7 @@ class _Rectangle:
     rows: int
     width: int
     context: int
-    queries: Tensor  # (rows·width,) int64: token in each slot
-    keys: Tensor  # (rows·context,) int64: token in each slot
     visible: Tensor  # (rows or 1, 1, width, context) bool
-
-    def to(self, device: torch.device | str, first: int) -> _Rectangle:
-        """Return the same on `device`, with queries that count from the token `first`."""
-        queries, keys, visible = self.queries - first, self.keys, self.visible
-        moved = (to_device(each, device) for each in (queries, keys, visible))
-        return _Rectangle(self.rows, self.width, self.context, *moved)
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,6 +56,8 @@ class SharedPrompts:
     prompt_of_row: Tensor  # (B,) int64, on the CPU
     key_of_slot: Tensor  # (Σ lengths,) int64: tokens of each prompt and response, one after another
     rectangles: tuple[_Rectangle, ...]
+    query_of_slot: Tensor  # (Σ rows·width,) int64: response token of each query in the rectangles
+    key_of_rectangle: Tensor  # (Σ rows·context,) int64: token of each key in the rectangles
     slot_of_token: Tensor  # (T,) int64: place of each response token in the rectangles
 
     @classmethod
@@ -94,14 +89,19 @@ class SharedPrompts:
             in_response < 0, prompt_starts[whose] + place, starts[whose] + in_response
         )
 
-        rectangles: list[_Rectangle] = []
+        rectangles, queries, rectangle_keys = list[_Rectangle](), list[Tensor](), list[Tensor]()
         slots, num_slots = torch.empty_like(tokens), 0
         for rows in _rectangles(responses, own_prompt):
-            each = _rectangle(responses[rows], starts[rows], own_prompt[rows], prompt_starts[rows])
-            real = (torch.arange(each.width) < responses[rows, None]).flatten()
-            slots[each.queries[real] - num_prompt] = num_slots + real.nonzero().squeeze(1)
+            visible, queries_, keys_ = _rectangle(
+                responses[rows], starts[rows], own_prompt[rows], prompt_starts[rows]
+            )
+            width, context = visible.shape[2:]
+            real = (torch.arange(width) < responses[rows, None]).flatten()
+            queries.append(queries_ - num_prompt)
+            rectangle_keys.append(keys_)
+            slots[queries[-1][real]] = num_slots + real.nonzero().squeeze(1)
             num_slots += len(real)
-            rectangles.append(each.to(device, num_prompt))
+            rectangles.append(_Rectangle(len(rows), width, context, to_device(visible, device)))
         return cls(
             packing,
             torch.cat([packing.position_ids, to_device(positions, device)]),
@@ -110,6 +110,8 @@ class SharedPrompts:
             prompt_of_row,
             to_device(keys, device),
             tuple(rectangles),
+            to_device(_joined(queries), device),
+            to_device(_joined(rectangle_keys), device),
             to_device(slots, device),
         )
 
@@ -147,20 +149,26 @@ class SharedPrompts:
         if kernel == "flex":
             return self.token_map.attend(query, key, value, reach)
         first = self.prompts.attend(layer, query[:n], key[:n], value[:n], reach)
-        parts, query = [], query[n:]
-        for each in self.rectangles:
+        # One selection for all rectangles: the gradient of each is as large as all tokens.
+        query = query[n:].index_select(0, self.query_of_slot)
+        key, value = (x.index_select(0, self.key_of_rectangle) for x in (key, value))
+        num_queries = [each.rows * each.width for each in self.rectangles]
+        num_keys = [each.rows * each.context for each in self.rectangles]
+        parts = []
+        for each, *qkv in zip(
+            self.rectangles,
+            query.split(num_queries),
+            key.split(num_keys),
+            value.split(num_keys),
+            strict=True,
+        ):
             # (rows, heads, width or context, D)
-            q = query.index_select(0, each.queries).unflatten(0, (each.rows, each.width))
-            k, v = (
-                x.index_select(0, each.keys).unflatten(0, (each.rows, each.context)).transpose(1, 2)
-                for x in (key, value)
-            )
+            q, k, v = (x.unflatten(0, (each.rows, -1)).transpose(1, 2) for x in qkv)
             visible = each.visible
             if reach.window is not None:
                 # All prompts end in the same column, so columns are as far apart as tokens.
                 visible = visible & causal_mask(each.width, each.context, reach.window, q.device)
-            visible = visible.expand(each.rows, -1, -1, -1)
-            part = attend_dense(q.transpose(1, 2), k, v, reach, visible)
+            part = attend_dense(q, k, v, reach, visible.expand(each.rows, -1, -1, -1))
             parts.append(part.transpose(1, 2).flatten(0, 1))
         return torch.cat([first, torch.cat(parts).index_select(0, self.slot_of_token)])
 
@@ -190,8 +198,12 @@ def _rectangles(responses: Tensor, prompts: Tensor) -> list[Tensor]:
 
 def _rectangle(
     responses: Tensor, starts: Tensor, prompts: Tensor, prompt_starts: Tensor
-) -> _Rectangle:
-    """Build the rectangle of N rows from the lengths and first tokens of each, (N,) int64."""
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Build the rectangle of N rows from the lengths and first tokens of each, (N,) int64.
+
+    Returns which keys are visible, (N or 1, 1, width, context) bool, the token of each query
+    (N·width,) and of each key (N·context,), int64.
+    """
     width, longest = int(responses.max()), int(prompts.max())
     column = torch.arange(width)
     tokens = starts[:, None] + torch.minimum(column, responses[:, None] - 1)
@@ -203,6 +215,9 @@ def _rectangle(
     causal = (column <= column[:, None]).expand(len(place), -1, -1)
     before = (place >= 0)[:, None].expand(-1, width, -1)
     visible = torch.cat([before, causal], 2)[:, None]
-    return _Rectangle(
-        len(responses), width, longest + width, tokens.flatten(), keys.flatten(), visible
-    )
+    return visible, tokens.flatten(), keys.flatten()
+
+
+def _joined(indices: Sequence[Tensor]) -> Tensor:
+    """Return index tensors (N,) int64, none or several, as one."""
+    return torch.cat([torch.empty(0, dtype=torch.int64), *indices])
