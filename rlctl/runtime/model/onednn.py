@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 _CPU_INFO = Path("/proc/cpuinfo")
+_OPERATORS = ("_linear_pointwise", "_reorder_linear_weight")
 # Smaller products gain nothing: a new shape takes 0.3 ms to prepare.
 _MIN_SIZE, _MIN_FEATURES = 2**25, 16  # of T x I x O
 # oneDNN and torch keep what they prepared for a shape, by default for 1,024 shapes each. Packed
@@ -34,7 +35,7 @@ def is_faster() -> bool:
     """Return True if oneDNN is faster than MKL on this machine."""
     if not (torch.backends.mkldnn.is_available() and torch.backends.mkl.is_available()):
         return False
-    if not hasattr(torch.ops.mkldnn, "_linear_pointwise") or not _CPU_INFO.exists():
+    if not all(hasattr(torch.ops.mkldnn, name) for name in _OPERATORS) or not _CPU_INFO.exists():
         return False
     text = _CPU_INFO.read_text()
     return "AuthenticAMD" in text and re.search(r"\bavx512f\b", text) is not None
@@ -75,10 +76,21 @@ def _is_suitable(x: Tensor, weight: Tensor) -> bool:
     )
 
 
+def prepared(weight: Tensor, num_rows: int) -> Tensor:
+    """Return a copy of W (O, I) for `product` alone, in oneDNN's layout for few rows of x.
+
+    With 16 rows products take about 0.7 of the time; from 256 on the layout does not matter.
+    """
+    return torch.ops.mkldnn._reorder_linear_weight(weight, num_rows)
+
+
 def product(
     x: Tensor, weight: Tensor, bias: Tensor | None = None, add: Tensor | None = None
 ) -> Tensor:
-    """Return x Wᵀ + b + a, without a gradient: (T, I), (O, I), (O,), (T, O) -> (T, O)."""
+    """Return x Wᵀ + b + a, without a gradient: (T, I), (O, I), (O,), (T, O) -> (T, O).
+
+    The weight may be `prepared`.
+    """
     if add is not None:
         return torch.ops.mkldnn._linear_pointwise.binary(x, add, weight, bias, "add")
     if torch.compiler.is_compiling():

@@ -3,8 +3,8 @@
 At a few rows a decoding step of a small model on a CPU is mostly the cost of calls: modules, hooks
 and small operations. Here q, k and v are one product, gate and up another, biases and residuals are
 added by the products, and the rotary embedding is read from a table. Results differ from those of
-the modules by rounding only. Where oneDNN computes the products, zeros make their number of rows a
-multiple of 32, so that few shapes occur.
+the modules by rounding only. Where oneDNN computes the products, zeros make their number of rows 16
+or a multiple of 32, so that few shapes occur.
 
 Axes: T tokens, C hidden size, H query heads, K key-value heads, D head size, I intermediate size,
 V vocabulary.
@@ -12,7 +12,6 @@ V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -23,7 +22,7 @@ from transformers.activations import SiLUActivation
 
 from rlctl.runtime.model.attention import TokenAttention, layer_window
 from rlctl.runtime.model.kernels import Reach
-from rlctl.runtime.model.onednn import Linear, is_faster, product
+from rlctl.runtime.model.onednn import Linear, is_faster, prepared, product
 from rlctl.runtime.rollout.decoding import next_logits
 
 # Largest copies of weights in bytes. In larger models products take most of the time.
@@ -33,27 +32,52 @@ _FAMILIES = {"llama": "Llama", "qwen2": "Qwen2", "qwen3": "Qwen3"}
 # Rotary embeddings that depend on the position only, not on the longest of a pass.
 _FIXED_ROTARY = {"default", "linear", "llama3", "yarn"}
 _FIRST_POSITIONS = 1024
-_TOKENS_STEP = 32  # fewer tokens are not faster with oneDNN
+_FEW, _TOKENS_STEP = 8, 32  # up to 8 tokens are not faster with oneDNN
 # The modules of these models: transformers' own, and others.
 _PARTS = ("ForCausalLM", "Model", "DecoderLayer", "Attention", "MLP", "RMSNorm", "RotaryEmbedding")
 _PLAIN = (nn.Linear, Linear, nn.Embedding, nn.ModuleList, SiLUActivation)
 
 
+class _Product(NamedTuple):
+    """Product of inputs with the weights of one or several linear layers."""
+
+    weight: Tensor  # (in, out)
+    bias: Tensor | None  # (out,)
+    prepared: Tensor | None  # the weight for oneDNN, where that is faster
+
+    @classmethod
+    def of(cls, *layers: nn.Linear) -> _Product:
+        """Join layers with the same input."""
+        biases = [each.bias.detach() for each in layers if each.bias is not None]
+        weights = [each.weight.detach() for each in layers]
+        weight = torch.cat(weights) if len(weights) > 1 else weights[0]
+        return cls(
+            weight.t(),
+            torch.cat(biases) if biases else None,
+            prepared(weight, _FEW) if is_faster() else None,
+        )
+
+    def __call__(self, x: Tensor, add: Tensor | None = None) -> Tensor:
+        """Return x W + b + a: (T, in), (T, out) -> (T, out)."""
+        weight, bias, for_onednn = self
+        if for_onednn is not None and len(x) > _FEW:
+            return product(x, for_onednn, bias, add)
+        if add is None:
+            return torch.mm(x, weight) if bias is None else torch.addmm(bias, x, weight)
+        return torch.addmm(add if bias is None else add + bias, x, weight)
+
+
 class _Layer(NamedTuple):
-    """Weights of a decoder layer."""
+    """Weights of a decoder layer; products with their numbers of inputs and outputs."""
 
     reach: Reach
     input_norm: Tensor  # (C,)
-    qkv: Tensor  # (C, (H + 2K)·D)
-    qkv_bias: Tensor | None  # ((H + 2K)·D,)
+    qkv: _Product  # C, (H + 2K)·D
     head_norm: Tensor | None  # (H + K, D): of queries and keys
-    out: Tensor  # (H·D, C)
-    out_bias: Tensor | None
+    out: _Product  # H·D, C
     mlp_norm: Tensor  # (C,)
-    gate_up: Tensor  # (C, 2·I)
-    gate_up_bias: Tensor | None
-    down: Tensor  # (I, C)
-    down_bias: Tensor | None
+    gate_up: _Product  # C, 2·I
+    down: _Product  # I, C
 
 
 class FusedModel:
@@ -71,6 +95,7 @@ class FusedModel:
         self.num_heads: int = config.num_attention_heads
         self.num_kv: int = config.num_key_value_heads
         self._layers = [self._layer(i, each) for i, each in enumerate(self.model.model.layers)]
+        self._head = _Product.of(self.model.lm_head)
         self._rotary = torch.empty(2, 0, 1, self.head_size)  # cos and sin by position
 
     @staticmethod
@@ -108,7 +133,7 @@ class FusedModel:
     ) -> Tensor:
         """Return the logits (N, V) of the tokens (T,) at indices `keep` (N,); 0 keeps all T."""
         model, count = self.model, len(tokens)
-        padding = -count % _TOKENS_STEP if _by_onednn(count) else 0
+        padding = _num_products(count) - count
         hidden = model.model.embed_tokens(tokens)  # (T, C)
         if padding:
             hidden, positions = F.pad(hidden, (0, 0, 0, padding)), F.pad(positions, (0, padding))
@@ -116,7 +141,7 @@ class FusedModel:
         rotated = (self.num_heads + self.num_kv) * self.head_size
         for number, layer in enumerate(self._layers):
             x = self._norm(hidden) * layer.input_norm
-            x = _product(x, layer.qkv, layer.qkv_bias)
+            x = layer.qkv(x)
             value = x[:, rotated:].unflatten(1, (self.num_kv, -1))  # (T, K, D)
             x = x[:, :rotated].unflatten(1, (-1, self.head_size))  # (T, H + K, D)
             if layer.head_norm is not None:
@@ -126,13 +151,13 @@ class FusedModel:
             x = attention.attend(number, query, key, value[:count], layer.reach).flatten(1)
             if padding:
                 x = F.pad(x, (0, 0, 0, padding))
-            hidden = _add_product(hidden, x, layer.out, layer.out_bias)
+            hidden = layer.out(x, hidden)
             x = self._norm(hidden) * layer.mlp_norm
-            gate, up = _product(x, layer.gate_up, layer.gate_up_bias).chunk(2, 1)
-            hidden = _add_product(hidden, F.silu(gate).mul_(up), layer.down, layer.down_bias)
+            gate, up = layer.gate_up(x).chunk(2, 1)
+            hidden = layer.down(F.silu(gate).mul_(up), hidden)
         if isinstance(keep, Tensor):
             hidden = hidden[keep]
-        logits = model.lm_head(self._norm(hidden) * model.model.norm.weight)
+        logits = self._head(self._norm(hidden) * model.model.norm.weight)
         return logits if isinstance(keep, Tensor) else logits[:count]
 
     def _norm(self, x: Tensor) -> Tensor:
@@ -155,8 +180,6 @@ class FusedModel:
 
     def _layer(self, number: int, layer: Any) -> _Layer:
         attention, mlp = layer.self_attn, layer.mlp
-        qkv = [attention.q_proj, attention.k_proj, attention.v_proj]
-        gate_up = [mlp.gate_proj, mlp.up_proj]
         head_norm = None
         if hasattr(attention, "q_norm"):
             of_queries = attention.q_norm.weight.detach().expand(self.num_heads, -1)
@@ -165,40 +188,20 @@ class FusedModel:
         return _Layer(
             Reach(attention.scaling, layer_window(self.model.config, number)),
             layer.input_layernorm.weight,
-            *_joined(qkv),
+            _Product.of(attention.q_proj, attention.k_proj, attention.v_proj),
             head_norm,
-            *_joined([attention.o_proj]),
+            _Product.of(attention.o_proj),
             layer.post_attention_layernorm.weight,
-            *_joined(gate_up),
-            *_joined([mlp.down_proj]),
+            _Product.of(mlp.gate_proj, mlp.up_proj),
+            _Product.of(mlp.down_proj),
         )
 
 
-def _joined(layers: Sequence[nn.Linear]) -> tuple[Tensor, Tensor | None]:
-    """Return the weights (in, out) of layers with the same input as one, and their biases."""
-    biases = [each.bias.detach() for each in layers if each.bias is not None]
-    weights = [each.weight.detach() for each in layers]
-    weight = torch.cat(weights) if len(weights) > 1 else weights[0]
-    return weight.t(), torch.cat(biases) if biases else None
-
-
-def _by_onednn(num_tokens: int) -> bool:
-    """Return True if oneDNN computes the products of as many tokens."""
-    return is_faster() and num_tokens >= _TOKENS_STEP
-
-
-def _product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Return x W + b: (T, in), (in, out), (out,) -> (T, out)."""
-    if _by_onednn(len(x)):
-        return product(x, weight.t(), bias)
-    return torch.mm(x, weight) if bias is None else torch.addmm(bias, x, weight)
-
-
-def _add_product(hidden: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Return h + x W + b: (T, out), (T, in), (in, out), (out,) -> (T, out)."""
-    if _by_onednn(len(x)):
-        return product(x, weight.t(), bias, hidden)
-    return torch.addmm(hidden if bias is None else hidden + bias, x, weight)
+def _num_products(num_tokens: int) -> int:
+    """Return the number of rows of the products for as many tokens."""
+    if not is_faster() or num_tokens <= _FEW:
+        return num_tokens
+    return 2 * _FEW if num_tokens <= 2 * _FEW else num_tokens + -num_tokens % _TOKENS_STEP
 
 
 class Passes:
