@@ -1,10 +1,11 @@
 """Layers of small Llama-like models as plain functions of fused weights, for the engine `hf`.
 
 At a few rows a decoding step of a small model on a CPU is mostly the cost of calls: modules, hooks
-and small operations. Here q, k and v are one product, gate and up another, biases and residuals are
-added by the products, and the rotary embedding is read from a table. Results differ from those of
-the modules by rounding only. Where oneDNN computes the products, zeros make their number of rows 16
-or a multiple of 32, so that few shapes occur.
+and small operations. Here q, k and v are one product, gate and up another, and both include the
+weights of the norm before them; biases and residuals are added by the products, and the rotary
+embedding is read from a table. Results differ from those of the modules by rounding only. Where
+oneDNN computes the products, zeros make their number of rows 16 or a multiple of 32, so that few
+shapes occur.
 
 Axes: T tokens, C hidden size, H query heads, K key-value heads, D head size, I intermediate size,
 V vocabulary.
@@ -12,6 +13,7 @@ V vocabulary.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -46,13 +48,14 @@ class _Product(NamedTuple):
     prepared: Tensor | None  # the weight for oneDNN, where that is faster
 
     @classmethod
-    def of(cls, *layers: nn.Linear) -> _Product:
-        """Join layers with the same input."""
+    def of(cls, layers: Sequence[nn.Linear], norm: Tensor | None = None) -> _Product:
+        """Join layers with the same input, which they multiply by `norm` (in,)."""
         biases = [each.bias.detach() for each in layers if each.bias is not None]
-        weights = [each.weight.detach() for each in layers]
-        weight = torch.cat(weights) if len(weights) > 1 else weights[0]
+        weight = torch.cat([each.weight.detach() for each in layers])  # (out, in)
+        if norm is not None:
+            weight *= norm
         return cls(
-            weight.t(),
+            weight.t().contiguous(),
             torch.cat(biases) if biases else None,
             prepared(weight, _FEW) if is_faster() else None,
         )
@@ -71,11 +74,9 @@ class _Layer(NamedTuple):
     """Weights of a decoder layer; products with their numbers of inputs and outputs."""
 
     reach: Reach
-    input_norm: Tensor  # (C,)
     qkv: _Product  # C, (H + 2K)·D
     head_norm: Tensor | None  # (H + K, D): of queries and keys
     out: _Product  # H·D, C
-    mlp_norm: Tensor  # (C,)
     gate_up: _Product  # C, 2·I
     down: _Product  # I, C
 
@@ -83,7 +84,7 @@ class _Layer(NamedTuple):
 class FusedModel:
     """Forward pass of a causal language model in float32 on a CPU, without gradients.
 
-    The weights that are joined are copies of those of `model`.
+    The weights of linear layers are copies of those of `model`.
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
@@ -95,7 +96,7 @@ class FusedModel:
         self.num_heads: int = config.num_attention_heads
         self.num_kv: int = config.num_key_value_heads
         self._layers = [self._layer(i, each) for i, each in enumerate(self.model.model.layers)]
-        self._head = _Product.of(self.model.lm_head)
+        self._head = _Product.of([self.model.lm_head], self.model.model.norm.weight)
         self._rotary = torch.empty(2, 0, 1, self.head_size)  # cos and sin by position
 
     @staticmethod
@@ -140,8 +141,7 @@ class FusedModel:
         cos, sin = self._embedding(positions)
         rotated = (self.num_heads + self.num_kv) * self.head_size
         for number, layer in enumerate(self._layers):
-            x = self._norm(hidden) * layer.input_norm
-            x = layer.qkv(x)
+            x = layer.qkv(self._norm(hidden))
             value = x[:, rotated:].unflatten(1, (self.num_kv, -1))  # (T, K, D)
             x = x[:, :rotated].unflatten(1, (-1, self.head_size))  # (T, H + K, D)
             if layer.head_norm is not None:
@@ -152,12 +152,11 @@ class FusedModel:
             if padding:
                 x = F.pad(x, (0, 0, 0, padding))
             hidden = layer.out(x, hidden)
-            x = self._norm(hidden) * layer.mlp_norm
-            gate, up = layer.gate_up(x).chunk(2, 1)
+            gate, up = layer.gate_up(self._norm(hidden)).chunk(2, 1)
             hidden = layer.down(F.silu(gate).mul_(up), hidden)
         if isinstance(keep, Tensor):
             hidden = hidden[keep]
-        logits = self._head(self._norm(hidden) * model.model.norm.weight)
+        logits = self._head(self._norm(hidden))
         return logits if isinstance(keep, Tensor) else logits[:count]
 
     def _norm(self, x: Tensor) -> Tensor:
@@ -180,6 +179,7 @@ class FusedModel:
 
     def _layer(self, number: int, layer: Any) -> _Layer:
         attention, mlp = layer.self_attn, layer.mlp
+        qkv = [attention.q_proj, attention.k_proj, attention.v_proj]
         head_norm = None
         if hasattr(attention, "q_norm"):
             of_queries = attention.q_norm.weight.detach().expand(self.num_heads, -1)
@@ -187,13 +187,11 @@ class FusedModel:
             head_norm = torch.cat([of_queries, of_keys])
         return _Layer(
             Reach(attention.scaling, layer_window(self.model.config, number)),
-            layer.input_layernorm.weight,
-            _Product.of(attention.q_proj, attention.k_proj, attention.v_proj),
+            _Product.of(qkv, layer.input_layernorm.weight),
             head_norm,
-            _Product.of(attention.o_proj),
-            layer.post_attention_layernorm.weight,
-            _Product.of(mlp.gate_proj, mlp.up_proj),
-            _Product.of(mlp.down_proj),
+            _Product.of([attention.o_proj]),
+            _Product.of([mlp.gate_proj, mlp.up_proj], layer.post_attention_layernorm.weight),
+            _Product.of([mlp.down_proj]),
         )
 
 
