@@ -35,7 +35,7 @@ from rlctl.runtime.batch import Ragged, Rollouts
 from rlctl.runtime.budget import Budget
 from rlctl.runtime.model.attention import use_rlctl_attention
 from rlctl.runtime.model.causal_lm import PolicyModel
-from rlctl.runtime.model.onednn import product, use_onednn
+from rlctl.runtime.model.onednn import prepared, product, use_onednn
 from rlctl.runtime.model.sequences import Sequences
 from rlctl.runtime.rank_info import RankInfo
 from rlctl.runtime.rollout.hf import HFEngine
@@ -44,7 +44,8 @@ from rlctl.runtime.workers.learner import Learner
 
 PRODUCTS = ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "aten::baddbmm_")
 LINEAR = "mkldnn::_linear_pointwise"
-Form = tuple[tuple[int, ...], tuple[int, ...]]  # sizes and strides of a tensor
+# Sizes and strides of a tensor; no strides: a weight that is prepared for oneDNN.
+Form = tuple[tuple[int, ...], tuple[int, ...] | None]
 Call = tuple[Any, tuple[Form, ...]]
 
 
@@ -68,7 +69,7 @@ class Recorder(TorchDispatchMode):
             tensors = [x for x in args if isinstance(x, Tensor)]
             if func.name() == f"{LINEAR}.binary":
                 tensors = [tensors[0], *tensors[2:]]  # the sum is left out
-            forms = tuple((tuple(x.shape), x.stride()) for x in tensors)
+            forms = tuple((tuple(x.shape), None if x.is_mkldnn else x.stride()) for x in tensors)
             self.calls[product if name == LINEAR else func, forms] += 1
         return func(*args, **(kwargs or {}))
 
@@ -90,16 +91,17 @@ def products(run: Callable[[], object]) -> tuple[Callable[[], None], Callable[[]
     for _, forms in recorder.calls:
         for index, (size, stride) in enumerate(forms):
             found = inputs.setdefault((size, stride), [])
-            if len(found) <= index:
-                found += [
-                    torch.empty_strided(size, stride).normal_()
-                    for _ in range(index + 1 - len(found))
-                ]
+            while len(found) <= index:
+                empty = torch.empty(size) if stride is None else torch.empty_strided(size, stride)
+                found.append(empty.normal_())
+    weights = {form: prepared(found[1], 1) for form, found in inputs.items() if form[1] is None}
 
     def replay(others: Callable[..., Tensor]) -> None:
         with torch.no_grad():
             for (func, forms), times in recorder.calls.items():
                 given = [inputs[form][index] for index, form in enumerate(forms)]
+                if others is product and forms[1] in weights:
+                    given[1] = weights[forms[1]]
                 for _ in range(times):
                     (others if func is product else func)(*given)
 
