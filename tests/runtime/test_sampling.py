@@ -15,7 +15,7 @@ def params(top_k: int = 0, top_p: float = 1.0, temperature: float = 1.0) -> Samp
 
 
 def test_tokens_of_probability_zero_are_never_sampled() -> None:
-    for size in (5, 1000, 50_000):
+    for size in (5, 1000, 50_000, 100_001):
         logits = torch.randn(1, size, generator=torch.Generator().manual_seed(0))
         logits[:, 0] = logits[:, size // 2 :] = -torch.inf
         for uniform in (0.0, 0.5, LARGEST, 1.0):
@@ -23,6 +23,19 @@ def test_tokens_of_probability_zero_are_never_sampled() -> None:
                 token, log_prob = sample(logits, torch.tensor([uniform]), top)
                 assert 0 < int(token) < size // 2
                 assert log_prob.isfinite().all()
+
+
+def test_blocks_are_sampled_as_all_tokens() -> None:
+    draw = torch.Generator().manual_seed(0)
+    logits = torch.randn(40, 2001, generator=draw)  # not a multiple of a block
+    uniforms = torch.rand(40, generator=draw)
+    blocked, _ = sample(logits, uniforms, params())
+    alone = [
+        int(sample(row[None], each[None], params())[0])
+        for row, each in zip(logits, uniforms, strict=True)
+    ]
+    assert blocked.tolist() == alone
+    assert blocked.unique().numel() > 30
 
 
 def test_worked_samples() -> None:

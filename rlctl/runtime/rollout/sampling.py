@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from rlctl.runtime.rollout.requests import Decoding
+
+# Tokens of a block; elements from which on two small sums are faster than one large.
+_BLOCK, _MIN_BLOCKED = 64, 2**16
 
 
 def sample(logits: Tensor, uniforms: Tensor | None, params: Decoding) -> tuple[Tensor, Tensor]:
@@ -22,11 +26,31 @@ def sample(logits: Tensor, uniforms: Tensor | None, params: Decoding) -> tuple[T
         return tokens, best - logits.logsumexp(-1)
     probs = torch.softmax(logits / params.temperature if params.temperature != 1 else logits, -1)
     if params.top_p == 1 and not 0 < params.top_k < probs.shape[1]:
-        cumulative = _cumulative(probs)
-        tokens = _invert(cumulative, uniforms * cumulative[:, -1])
+        tokens = _sample_all(probs, uniforms)
     else:
         tokens = _sample_top(probs, uniforms, params)
     return tokens, probs.gather(1, tokens[:, None]).squeeze(1).log()
+
+
+def _sample_all(probs: Tensor, uniforms: Tensor) -> Tensor:
+    """Sample tokens from probs (R, V) with uniforms (R,): (R,) int64.
+
+    With many tokens it samples a block of them, then a token of that block: a cumulative sum of all
+    adds them one by one.
+    """
+    num_rows, size = probs.shape
+    if probs.numel() < _MIN_BLOCKED:
+        cumulative = _cumulative(probs)
+        return _invert(cumulative, uniforms * cumulative[:, -1])
+    if size % _BLOCK:
+        probs = F.pad(probs, (0, -size % _BLOCK))
+    blocks = probs.view(num_rows, -1, _BLOCK)
+    cumulative = _cumulative(blocks.sum(-1))  # (R, V / block)
+    mass = uniforms * cumulative[:, -1]
+    block = _invert(cumulative, mass)
+    before = F.pad(cumulative, (1, 0)).gather(1, block[:, None]).squeeze(1)
+    inside = _cumulative(blocks[torch.arange(num_rows, device=block.device), block])
+    return (block * _BLOCK + _invert(inside, mass - before)).clamp_max(size - 1)
 
 
 def _sample_top(probs: Tensor, uniforms: Tensor, params: Decoding) -> Tensor:
