@@ -1,10 +1,10 @@
 """Time of a GRPO step of rlctl on Ray relative to a plain loop with the same model code.
 
-    python -m benchmarks.step [--steps 12]
+    python -m benchmarks.step [--steps 12] [--inline]
 
 Both start from the same weights and sample the same responses, so that every step does the same
-work; they alternate. The plain loop has no Ray, configuration or roles. Prints the ratio of the
-medians and the phases of rlctl's step.
+work; they alternate. The plain loop has no Ray, configuration or roles; with `--inline` rlctl has
+no Ray either. Prints the median of the ratios and the phases of rlctl's step.
 """
 
 from __future__ import annotations
@@ -149,9 +149,11 @@ def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=12)
-    steps = parser.parse_args().steps
+    parser.add_argument("--inline", action="store_true")
+    arguments = parser.parse_args()
+    steps, inline = arguments.steps, arguments.inline
     with tempfile.TemporaryDirectory() as folder:
-        plan = make_plan(compose("grpo", [*OVERRIDES, f"trainer.run_dir={folder}"]), inline=False)
+        plan = make_plan(compose("grpo", [*OVERRIDES, f"trainer.run_dir={folder}"]), inline=inline)
         torch.set_num_threads(plan.num_threads)  # as rlctl's worker
         clock = Clock(lambda _: None)
         bare, bare_s, rlctl_s, phases = Bare(plan), [], [], []
@@ -181,7 +183,7 @@ def main() -> None:
         f"rlctl {rlctl_median:.3f} s, bare {bare_median:.3f} s per step; "
         f"ratio {statistics.median(ratios):.3f} (median of {steps} pairs)"
     )
-    record("step over a bare loop", statistics.median(ratios), "lower")
+    record(f"step over a bare loop{', inline' * inline}", statistics.median(ratios), "lower")
     for name in phases[-1]:
         print(f"  {name:14s} {statistics.median(p[name] for p in phases[2:]):7.3f} s")
 
