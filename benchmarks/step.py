@@ -183,7 +183,8 @@ def main() -> None:
         f"rlctl {rlctl_median:.3f} s, bare {bare_median:.3f} s per step; "
         f"ratio {statistics.median(ratios):.3f} (median of {steps} pairs)"
     )
-    record(f"step over a bare loop{', inline' * inline}", statistics.median(ratios), "lower")
+    name = "step over a bare loop, inline" if inline else "step over a bare loop"
+    record(name, statistics.median(ratios), "lower")
     for name in phases[-1]:
         print(f"  {name:14s} {statistics.median(p[name] for p in phases[2:]):7.3f} s")
 

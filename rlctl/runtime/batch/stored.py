@@ -39,6 +39,13 @@ class PackedRows:
         starts, ends = self.offsets[rows], self.offsets[rows + 1]
         return self.values.tensor(token_positions(starts, ends - starts))
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _unpickled_fields, (self.values, Packed.from_tensor(self.offsets))
+
+
+def _unpickled_fields(values: Packed, offsets: Packed) -> PackedRows:
+    return PackedRows(values, offsets.tensor())
+
 
 Fields = Mapping[str, PackedRows]  # content of a shard, by name
 

@@ -18,6 +18,7 @@ attention implementation without a registered mask function.
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Protocol
@@ -94,12 +95,11 @@ class Packing:
             tokens.append(token.flatten())
             rectangles.append(_Rectangle(len(rows), width))
             num_slots += len(rows) * width
-        token_of_slot = torch.cat(tokens) if tokens else torch.empty(0, dtype=torch.int64)
         return cls(
             lengths,
             to_device(positions, device),
             tuple(rectangles),
-            to_device(token_of_slot, device),
+            to_device(join_indices(tokens), device),
             to_device(slots, device),
         )
 
@@ -151,6 +151,11 @@ class Packing:
             part = attend_dense(q, k, v, reach, visible)
             parts.append(part.transpose(1, 2).flatten(0, 1))
         return torch.cat(parts).index_select(0, self.slot_of_token)
+
+
+def join_indices(parts: Sequence[Tensor]) -> Tensor:
+    """Return index tensors (N,) int64, none or several, as one."""
+    return torch.cat([torch.empty(0, dtype=torch.int64), *parts])
 
 
 def similar(lengths: Tensor) -> list[Tensor]:

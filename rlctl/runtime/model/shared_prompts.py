@@ -7,7 +7,6 @@ to separate rows up to rounding; gradients of the prompt's tokens are those of a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -15,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from rlctl.runtime.model.attention import Packing, similar
+from rlctl.runtime.model.attention import Packing, join_indices, similar
 from rlctl.runtime.model.kernels import (
     Reach,
     TokenMap,
@@ -92,13 +91,13 @@ class SharedPrompts:
         rectangles, queries, rectangle_keys = list[_Rectangle](), list[Tensor](), list[Tensor]()
         slots, num_slots = torch.empty_like(tokens), 0
         for rows in _rectangles(responses, own_prompt):
-            visible, queries_, keys_ = _rectangle(
+            visible, query, key = _rectangle(
                 responses[rows], starts[rows], own_prompt[rows], prompt_starts[rows]
             )
             width, context = visible.shape[2:]
             real = (torch.arange(width) < responses[rows, None]).flatten()
-            queries.append(queries_ - num_prompt)
-            rectangle_keys.append(keys_)
+            queries.append(query - num_prompt)
+            rectangle_keys.append(key)
             slots[queries[-1][real]] = num_slots + real.nonzero().squeeze(1)
             num_slots += len(real)
             rectangles.append(_Rectangle(len(rows), width, context, to_device(visible, device)))
@@ -110,8 +109,8 @@ class SharedPrompts:
             prompt_of_row,
             to_device(keys, device),
             tuple(rectangles),
-            to_device(_joined(queries), device),
-            to_device(_joined(rectangle_keys), device),
+            to_device(join_indices(queries), device),
+            to_device(join_indices(rectangle_keys), device),
             to_device(slots, device),
         )
 
@@ -216,8 +215,3 @@ def _rectangle(
     before = (place >= 0)[:, None].expand(-1, width, -1)
     visible = torch.cat([before, causal], 2)[:, None]
     return visible, tokens.flatten(), keys.flatten()
-
-
-def _joined(indices: Sequence[Tensor]) -> Tensor:
-    """Return index tensors (N,) int64, none or several, as one."""
-    return torch.cat([torch.empty(0, dtype=torch.int64), *indices])

@@ -25,6 +25,7 @@ from transformers.activations import SiLUActivation
 from rlctl.runtime.model.attention import TokenAttention, layer_window
 from rlctl.runtime.model.kernels import Reach
 from rlctl.runtime.model.onednn import Linear, is_faster, prepared, product
+from rlctl.runtime.ops import ceil_div
 from rlctl.runtime.rollout.decoding import next_logits
 
 # Largest copies of weights in bytes. In larger models products take most of the time.
@@ -34,7 +35,7 @@ _FAMILIES = {"llama": "Llama", "qwen2": "Qwen2", "qwen3": "Qwen3"}
 # Rotary embeddings that depend on the position only, not on the longest of a pass.
 _FIXED_ROTARY = {"default", "linear", "llama3", "yarn"}
 _FIRST_POSITIONS = 1024
-_FEW, _TOKENS_STEP = 8, 32  # up to 8 tokens are not faster with oneDNN
+_FEW, _STEP = 8, 32  # up to 8 tokens are not faster with oneDNN
 # The modules of these models: transformers' own, and others.
 _PARTS = ("ForCausalLM", "Model", "DecoderLayer", "Attention", "MLP", "RMSNorm", "RotaryEmbedding")
 _PLAIN = (nn.Linear, Linear, nn.Embedding, nn.ModuleList, SiLUActivation)
@@ -134,7 +135,7 @@ class FusedModel:
     ) -> Tensor:
         """Return the logits (N, V) of the tokens (T,) at indices `keep` (N,); 0 keeps all T."""
         model, count = self.model, len(tokens)
-        padding = _num_products(count) - count
+        padding = _num_rows(count) - count
         hidden = model.model.embed_tokens(tokens)  # (T, C)
         if padding:
             hidden, positions = F.pad(hidden, (0, 0, 0, padding)), F.pad(positions, (0, padding))
@@ -195,11 +196,11 @@ class FusedModel:
         )
 
 
-def _num_products(num_tokens: int) -> int:
+def _num_rows(num_tokens: int) -> int:
     """Return the number of rows of the products for as many tokens."""
     if not is_faster() or num_tokens <= _FEW:
         return num_tokens
-    return 2 * _FEW if num_tokens <= 2 * _FEW else num_tokens + -num_tokens % _TOKENS_STEP
+    return 2 * _FEW if num_tokens <= 2 * _FEW else ceil_div(num_tokens, _STEP) * _STEP
 
 
 class Passes:
