@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -40,6 +41,15 @@ class _Rectangle:
     visible: Tensor  # (rows or 1, 1, width, context) bool
 
 
+class _Rectangles(NamedTuple):
+    """All responses in rectangles: S queries and U keys in all."""
+
+    shapes: list[_Rectangle]
+    tokens: Tensor  # (S,) int64: response token of each query
+    keys: Tensor  # (U,) int64: token of each key
+    slots: Tensor  # (T,) int64: query of each response token
+
+
 @dataclass(frozen=True, eq=False)
 class SharedPrompts:
     """P prompts and their B responses in one packed row: all prompts first, then all responses.
@@ -54,10 +64,6 @@ class SharedPrompts:
     response_lengths: Tensor  # (B,) int64, on the CPU
     prompt_of_row: Tensor  # (B,) int64, on the CPU
     key_of_slot: Tensor  # (Σ lengths,) int64: tokens of each prompt and response, one after another
-    rectangles: tuple[_Rectangle, ...]
-    query_of_slot: Tensor  # (Σ rows·width,) int64: response token of each query in the rectangles
-    key_of_rectangle: Tensor  # (Σ rows·context,) int64: token of each key in the rectangles
-    slot_of_token: Tensor  # (T,) int64: place of each response token in the rectangles
 
     @classmethod
     def from_lengths(
@@ -88,19 +94,6 @@ class SharedPrompts:
             in_response < 0, prompt_starts[whose] + place, starts[whose] + in_response
         )
 
-        rectangles, queries, rectangle_keys = list[_Rectangle](), list[Tensor](), list[Tensor]()
-        slots, num_slots = torch.empty_like(tokens), 0
-        for rows in _rectangles(responses, own_prompt):
-            visible, query, key = _rectangle(
-                responses[rows], starts[rows], own_prompt[rows], prompt_starts[rows]
-            )
-            width, context = visible.shape[2:]
-            real = (torch.arange(width) < responses[rows, None]).flatten()
-            queries.append(query - num_prompt)
-            rectangle_keys.append(key)
-            slots[queries[-1][real]] = num_slots + real.nonzero().squeeze(1)
-            num_slots += len(real)
-            rectangles.append(_Rectangle(len(rows), width, context, to_device(visible, device)))
         return cls(
             packing,
             torch.cat([packing.position_ids, to_device(positions, device)]),
@@ -108,11 +101,31 @@ class SharedPrompts:
             responses,
             prompt_of_row,
             to_device(keys, device),
-            tuple(rectangles),
-            to_device(join_indices(queries), device),
-            to_device(join_indices(rectangle_keys), device),
-            to_device(slots, device),
         )
+
+    @cached_property
+    def _rectangles(self) -> _Rectangles:
+        """The responses padded to rectangles, which only dense attention needs."""
+        prompts, responses = self.prompts.lengths, self.response_lengths
+        device = self.position_ids.device
+        own_prompt = prompts[self.prompt_of_row]
+        prompt_starts = (prompts.cumsum(0) - prompts)[self.prompt_of_row]
+        starts, num_prompt = responses.cumsum(0) - responses, int(prompts.sum())
+        shapes, tokens, keys = list[_Rectangle](), list[Tensor](), list[Tensor]()
+        slots, num_slots = torch.empty(int(responses.sum()), dtype=torch.int64), 0
+        for rows in _sets(responses, own_prompt):
+            visible, query, key = _rectangle(
+                responses[rows], num_prompt + starts[rows], own_prompt[rows], prompt_starts[rows]
+            )
+            width, context = visible.shape[2:]
+            real = (torch.arange(width) < responses[rows, None]).flatten()
+            tokens.append(query - num_prompt)
+            keys.append(key)
+            slots[tokens[-1][real]] = num_slots + real.nonzero().squeeze(1)
+            num_slots += len(real)
+            shapes.append(_Rectangle(len(rows), width, context, to_device(visible, device)))
+        indices = (join_indices(tokens), join_indices(keys), slots)
+        return _Rectangles(shapes, *(to_device(each, device) for each in indices))
 
     @cached_property
     def _varlen(self) -> tuple[Tensor, Tensor, int, int]:
@@ -149,13 +162,14 @@ class SharedPrompts:
             return self.token_map.attend(query, key, value, reach)
         first = self.prompts.attend(layer, query[:n], key[:n], value[:n], reach)
         # One selection for all rectangles: the gradient of each is as large as all tokens.
-        query = query[n:].index_select(0, self.query_of_slot)
-        key, value = (x.index_select(0, self.key_of_rectangle) for x in (key, value))
-        num_queries = [each.rows * each.width for each in self.rectangles]
-        num_keys = [each.rows * each.context for each in self.rectangles]
+        shapes, tokens, keys, slots = self._rectangles
+        query = query[n:].index_select(0, tokens)
+        key, value = (x.index_select(0, keys) for x in (key, value))
+        num_queries = [each.rows * each.width for each in shapes]
+        num_keys = [each.rows * each.context for each in shapes]
         parts = []
         for each, *qkv in zip(
-            self.rectangles,
+            shapes,
             query.split(num_queries),
             key.split(num_keys),
             value.split(num_keys),
@@ -169,7 +183,7 @@ class SharedPrompts:
                 visible = visible & causal_mask(each.width, each.context, reach.window, q.device)
             part = attend_dense(q, k, v, reach, visible.expand(each.rows, -1, -1, -1))
             parts.append(part.transpose(1, 2).flatten(0, 1))
-        return torch.cat([first, torch.cat(parts).index_select(0, self.slot_of_token)])
+        return torch.cat([first, torch.cat(parts).index_select(0, slots)])
 
     def _attend_varlen(self, query: Tensor, key: Tensor, value: Tensor, reach: Reach) -> Tensor:
         """Run flash attention, whose last query of a row attends to all its keys.
@@ -183,7 +197,7 @@ class SharedPrompts:
         return attend_varlen(query, key, value, reach, ends, most)
 
 
-def _rectangles(responses: Tensor, prompts: Tensor) -> list[Tensor]:
+def _sets(responses: Tensor, prompts: Tensor) -> list[Tensor]:
     """Return the rows (N,) int64 of each rectangle, for responses and their prompts (B,) tokens."""
     found: list[Tensor] = []
     for rows in similar(responses):
