@@ -177,8 +177,8 @@ def test_padding_stays_small() -> None:
         .clamp(1, 4000)
     )
     packing = Packing.from_lengths(lengths, "cpu")
-    assert len(packing.token_of_slot) <= 1.2 * int(lengths.sum())
-    assert sum(rectangle.rows for rectangle in packing.rectangles) == 500
+    assert len(packing.rectangles.tokens) <= 1.2 * int(lengths.sum())
+    assert sum(each.rows for each in packing.rectangles.shapes) == 500
 
 
 def test_no_mask_is_built(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,7 +21,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -62,20 +62,23 @@ class _Rectangle:
     width: int
 
 
+class _Rectangles(NamedTuple):
+    """All sequences in rectangles of S slots in total."""
+
+    shapes: list[_Rectangle]
+    tokens: Tensor  # (S,) int64: token in each slot; padding repeats the last token
+    slots: Tensor  # (T,) int64: slot of each token
+
+
 @dataclass(frozen=True, eq=False)
 class Packing:
     """B complete sequences in one packed row of T tokens, with causal attention within each.
 
-    Attention runs on rectangles of sequences of similar length, S slots in total. They are padded
-    on the right, which causal attention never reads, so they need no mask. Built once per
-    micro-batch and used by every layer.
+    Built once per micro-batch and used by every layer.
     """
 
     lengths: Tensor  # (B,) int64, on the CPU
     position_ids: Tensor  # (T,) int64: position of each token in its sequence
-    rectangles: tuple[_Rectangle, ...]
-    token_of_slot: Tensor  # (S,) int64: token in each slot; padding repeats the last token
-    slot_of_token: Tensor  # (T,) int64
 
     @classmethod
     def from_lengths(cls, lengths: Tensor, device: torch.device | str) -> Packing:
@@ -83,8 +86,18 @@ class Packing:
         lengths = lengths.cpu()
         starts = lengths.cumsum(0) - lengths
         positions = torch.arange(int(lengths.sum())) - starts.repeat_interleave(lengths)
-        rectangles, tokens, slots = [], [], torch.empty_like(positions)
-        num_slots = 0
+        return cls(lengths, to_device(positions, device))
+
+    @cached_property
+    def rectangles(self) -> _Rectangles:
+        """Rectangles of sequences of similar length, which only dense attention needs.
+
+        They are padded on the right, which causal attention never reads, so they need no mask.
+        """
+        lengths, device = self.lengths, self.position_ids.device
+        starts = lengths.cumsum(0) - lengths
+        shapes, tokens = list[_Rectangle](), list[Tensor]()
+        slots, num_slots = torch.empty(int(lengths.sum()), dtype=torch.int64), 0
         for rows in similar(lengths):
             width = int(lengths[rows[-1]])
             column = torch.arange(width)
@@ -93,14 +106,10 @@ class Packing:
             real = column < lengths[rows, None]
             slots[token[real]] = num_slots + real.flatten().nonzero().squeeze(1)
             tokens.append(token.flatten())
-            rectangles.append(_Rectangle(len(rows), width))
+            shapes.append(_Rectangle(len(rows), width))
             num_slots += len(rows) * width
-        return cls(
-            lengths,
-            to_device(positions, device),
-            tuple(rectangles),
-            to_device(join_indices(tokens), device),
-            to_device(slots, device),
+        return _Rectangles(
+            shapes, *(to_device(each, device) for each in (join_indices(tokens), slots))
         )
 
     @cached_property
@@ -134,11 +143,12 @@ class Packing:
 
     def attend_rectangles(self, query: Tensor, key: Tensor, value: Tensor, reach: Reach) -> Tensor:
         """Attend by `attend_dense`: (T, H, D), (T, K, D), (T, K, D) -> (T, H, D)."""
-        query, key, value = (x.index_select(0, self.token_of_slot) for x in (query, key, value))
-        sizes = [rectangle.rows * rectangle.width for rectangle in self.rectangles]
+        shapes, tokens, slots = self.rectangles
+        query, key, value = (x.index_select(0, tokens) for x in (query, key, value))
+        sizes = [rectangle.rows * rectangle.width for rectangle in shapes]
         parts = []
         for rectangle, *qkv in zip(
-            self.rectangles, query.split(sizes), key.split(sizes), value.split(sizes), strict=True
+            shapes, query.split(sizes), key.split(sizes), value.split(sizes), strict=True
         ):
             shape = (rectangle.rows, rectangle.width)
             # (rows, heads, width, D)
@@ -150,7 +160,7 @@ class Packing:
                 ]
             part = attend_dense(q, k, v, reach, visible)
             parts.append(part.transpose(1, 2).flatten(0, 1))
-        return torch.cat(parts).index_select(0, self.slot_of_token)
+        return torch.cat(parts).index_select(0, slots)
 
 
 def join_indices(parts: Sequence[Tensor]) -> Tensor:
