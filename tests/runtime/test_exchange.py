@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
-from rlctl.runtime.rollout.exchange import WeightVersions
-from rlctl.runtime.rollout.requests import Completion
+from rlctl.runtime.rollout.exchange import WeightVersions, exchange
+from rlctl.runtime.rollout.hf import HFEngine
+from rlctl.runtime.rollout.requests import Completion, Decoding, Request, Slice
+from rlctl.runtime.rollout.running import RunningRows
+from tests.models import tiny_model
 
 
 def spans(
@@ -14,7 +18,7 @@ def spans(
     """Finish a response; return the versions of its tokens."""
     ids = torch.zeros(num_tokens, dtype=torch.int64)
     completion = Completion(key, index, ids, torch.zeros(num_tokens), "stop")
-    return versions.stamp(completion).spans
+    return versions.stamped([completion])[0].spans
 
 
 def test_tokens_have_the_version_that_was_loaded_when_they_were_written() -> None:
@@ -40,6 +44,7 @@ def test_restarted_responses_have_the_version_of_the_restart() -> None:
     versions.switch(1, {(0, 0): 2, (0, 1): 3})
     assert spans(versions, 0, 5, index=1) == ((0, 3), (1, 2))
     versions.restart()
+    versions.stamped([])
     versions.switch(2, {(0, 0): 1})
     assert spans(versions, 0, 5) == ((1, 1), (2, 4))
 
@@ -50,3 +55,34 @@ def test_cancelled_requests_are_forgotten() -> None:
     versions.forget([0, 9])
     assert spans(versions, 1, 5) == ((0, 4), (1, 1))
     assert not versions._spans
+
+
+@pytest.mark.parametrize("num_steps", [0, 2])
+def test_responses_that_finish_before_memory_runs_out_are_complete(
+    num_steps: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first of three responses ends with the step whose next pass runs out of memory."""
+
+    def run(out_of_memory: bool) -> list[Completion]:
+        versions, advance = WeightVersions(), RunningRows.advance
+        engine = HFEngine(tiny_model(), None, on_oom=lambda _: versions.restart())
+        limits = (num_steps + 1, 6, 6)
+        request = Request(5, torch.arange(4), Decoding(1.0, 1.0, -1, ()), limits, (1, 2, 3))
+        exchange(engine, [request], Slice(num_steps), (), versions)
+        versions.switch(7, engine.progress())
+
+        def fail_once(rows: RunningRows) -> None:
+            monkeypatch.setattr(RunningRows, "advance", advance)
+            raise torch.OutOfMemoryError("out of memory")
+
+        if out_of_memory:
+            monkeypatch.setattr(RunningRows, "advance", fail_once)
+        done = exchange(engine, [], Slice(None), (), versions)
+        return sorted(done, key=lambda each: each.index)
+
+    plain, retried = run(False), run(True)
+    assert [(each.key, each.index) for each in retried] == [(5, 0), (5, 1), (5, 2)]
+    for before, after in zip(plain, retried, strict=True):
+        assert torch.equal(before.response_ids, after.response_ids)
+    assert retried[0].spans == plain[0].spans
+    assert retried[1].spans == ((7, 6),), "it was restarted with the new weights"

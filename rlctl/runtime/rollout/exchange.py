@@ -17,6 +17,7 @@ class WeightVersions:
     def __init__(self) -> None:
         self.now = 0  # version of the loaded weights
         self._spans: dict[tuple[int, int], list[tuple[int, int]]] = {}  # by key and index
+        self._dropped = dict[tuple[int, int], list[tuple[int, int]]]()  # by a restart in this step
 
     def switch(self, version: int, progress: Mapping[tuple[int, int], int]) -> None:
         """Note that weights of `version` are loaded while responses are open.
@@ -30,16 +31,25 @@ class WeightVersions:
         self.now = version
 
     def restart(self) -> None:
-        """Note that all open responses begin again: the engine has dropped their tokens."""
-        self._spans.clear()
+        """Note that all open responses begin again: the engine has dropped their tokens.
+
+        Responses that the current step has completed before are stamped as without the restart.
+        """
+        self._dropped, self._spans = self._spans, {}
 
     def forget(self, keys: Collection[int]) -> None:
         """Forget the responses of dropped requests."""
         self._spans = {place: spans for place, spans in self._spans.items() if place[0] not in keys}
 
-    def stamp(self, completion: Completion) -> Completion:
-        """Return a finished response with the versions of its tokens."""
-        spans = self._spans.pop((completion.key, completion.index), [])
+    def stamped(self, completions: Sequence[Completion]) -> list[Completion]:
+        """Return the responses that a step of the engine completed, with their tokens' versions."""
+        result = [self._with_spans(each) for each in completions]
+        self._dropped = {}
+        return result
+
+    def _with_spans(self, completion: Completion) -> Completion:
+        place = (completion.key, completion.index)
+        spans = self._dropped.pop(place, None) or self._spans.pop(place, [])
         rest = len(completion.response_ids) - sum(count for _, count in spans)
         if rest:
             spans.append((self.now, rest))
@@ -79,6 +89,6 @@ def exchange(
     steps = 0
     while engine.num_open and steps != limit.steps and (end is None or time.monotonic() < end):
         # At once: a later step may restart the open responses.
-        completions += map(versions.stamp, engine.step())
+        completions += versions.stamped(engine.step())
         steps += 1
     return completions

@@ -238,8 +238,9 @@ class HFEngine:
             reason = str(error).splitlines()[0]
         # Outside of the handler: the error references the frames that hold the memory.
         rows = list(dict.fromkeys(self._running.rows + rows_of(joining)))
+        done = {each.row for each in finished}
         self._forget_rows()
-        self._waiting = parts_of(rows) + self._waiting
+        self._waiting = parts_of([row for row in rows if row not in done]) + self._waiting
         self._parked.clear()
         lengths = torch.tensor([len(row.request.context_ids) + row.max_tokens for row in rows])
         self.on_oom(self.budget.halve([lengths], failed=0, alone=True, reason=reason))
