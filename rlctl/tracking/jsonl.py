@@ -94,6 +94,8 @@ class JsonlTracker:
             except OSError:
                 self._drop_oldest_samples()
                 raise
+            except (TypeError, ValueError) as error:  # they will never be JSON
+                log.warning("the validation samples of step %d are not written: %s", step, error)
             del self.pending_samples[step]
 
     def _drop_oldest_samples(self) -> None:
@@ -257,7 +259,7 @@ def _number(value: float) -> float | int | None:
 def _plain(sample: dict[str, Any]) -> dict[str, Any]:
     components = {name: _number(value) for name, value in sample["components"].items()}
     plain = sample | {"score": _number(sample["score"]), "components": components}
-    return plain | {"episode": _finite(sample["episode"])}
+    return plain | {name: _finite(sample[name]) for name in ("ground_truth", "episode")}
 
 
 def _finite(value: Any) -> Any:

@@ -89,6 +89,13 @@ def test_state_of_a_controller_is_restored_exactly() -> None:
     assert other.coef == controller.coef
 
 
+@pytest.mark.parametrize("kl", [math.nan, math.inf, -math.inf])
+def test_kl_that_is_not_finite_changes_nothing(kl: float) -> None:
+    controller = AdaptiveKL(0.001, target=0.1, horizon=100)
+    controller.update(kl, 10)
+    assert controller.coef == 0.001
+
+
 def test_fixed_controller_stays_constant() -> None:
     config = schema.KLControl(type="fixed", kl_coef=0.02, target_kl=0.1, horizon=100)
     controller = make_kl_controller(config)

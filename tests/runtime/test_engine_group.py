@@ -23,6 +23,7 @@ from rlctl.runtime.batch import Prompts, Ragged, Rollouts
 from rlctl.runtime.cluster import engine_group, engines, live_engines, rolling
 from rlctl.runtime.cluster.engine_group import EngineGroup
 from rlctl.runtime.cluster.engines import Engine, EngineProcesses
+from rlctl.runtime.cluster.engines import Request as PartialBatch
 from rlctl.runtime.cluster.open_turns import OpenTurn
 from rlctl.runtime.cluster.pool import PoolSpec
 from rlctl.runtime.model.engine_weights import Selection
@@ -309,6 +310,23 @@ def test_a_hung_engine_is_lost_after_the_call_timeout() -> None:
     assert_complete(setup.generate())
     assert setup.kinds()[0] == "engine_lost"
     assert setup.events[0][1]["reason"] == "it returned no result within 0.05 s"
+
+
+@pytest.mark.parametrize(("mode", "lost"), [("sync", False), ("async", True)])
+def test_the_time_of_a_request_begins_when_its_engine_is_free(
+    mode: str, lost: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two requests are sent at 0 s: one takes 60 s, the other is not done at 101 s."""
+    setup = Setup(healthy, num_engines=1, call_timeout_s=100.0)
+    setup.group.rollout = setup.group.rollout.model_copy(update={"mode": mode})
+    (engine,) = setup.pool.engines
+    first, second = (PartialBatch(number, prompts(), sent_at=0.0) for number in range(2))
+    engine.in_flight = {Ref(echoed(prompts())): first, Ref(hangs=True): second}
+    for seconds in (60.0, 101.0):
+        monkeypatch.setattr(time, "monotonic", lambda now=seconds: now)
+        setup.group._receive(results := {})
+        assert list(results) == ([0] if seconds == 60 else [])
+    assert (setup.kinds() == ["engine_lost"]) is lost
 
 
 def test_a_request_that_is_lost_with_three_engines_ends_the_run() -> None:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import logging
 import os
+from errno import ENOTEMPTY
+from math import nan
 from pathlib import Path
 from threading import Event
 from time import sleep
 from typing import Any, cast
 
 import pytest
+from safetensors import SafetensorError
 
 from rlctl.errors import ResourceError
 from rlctl.recipes.compose import compose
@@ -135,6 +138,53 @@ def test_failed_export_gives_the_checkpoint_up_although_the_state_is_written(
     case.saver.commit()
     case.saver._wait()
     assert (case.steps, case.saver.failure is None) == ([], False)
+
+
+def test_error_of_another_library_is_reported(tmp_path: Path) -> None:
+    def full(_: Path) -> None:
+        raise SafetensorError("Error while serializing: I/O error: No space left on device")
+
+    case = Case(tmp_path)
+    case.saver.begin(ControllerState(1, "id", {}, 0, {}), {"rollouts": full})
+    case.saver.commit()
+    with pytest.raises(ResourceError, match="step 1 was not written: SafetensorError"):
+        case.saver.close()
+    assert case.steps == []
+
+
+def test_state_that_is_not_finite_gives_the_checkpoint_up_and_metrics_do_not(
+    tmp_path: Path,
+) -> None:
+    case = Case(tmp_path)
+    case.saver.begin(ControllerState(1, "id", {"kl": {"coef": nan}}, 0, {}), {})
+    assert case.saver.failure is not None
+    ahead = {"weights": 1, "metrics": {"good": 0.5, "bad": nan}}
+    case.saver.begin(ControllerState(2, "id", {}, 0, {}, {"bad": nan}, ahead=ahead), {})
+    case.saver.commit()
+    case.saver.close()
+    state = ControllerState.read(case.saver.store.path(2))
+    assert state.metrics == {"bad": None}
+    assert state.ahead is not None
+    assert state.ahead["metrics"] == pytest.approx(ahead["metrics"], nan_ok=True)
+
+
+def test_checkpoint_is_complete_although_an_older_one_cannot_be_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    case = Case(tmp_path, "trainer.max_ckpt_to_keep=1")
+    case.save(1)
+
+    def refuse(_: object, step: int) -> None:
+        raise OSError(ENOTEMPTY, "Directory not empty")
+
+    monkeypatch.setattr(CheckpointStore, "remove", refuse)
+    case.save(2)
+    case.saver.close()
+    assert (case.steps, case.num_reported) == ([1, 2], 2)
+    assert "step 1 could not be removed" in caplog.text
+    monkeypatch.undo()
+    case.save(3)
+    assert case.steps == [3]
 
 
 def test_save_without_enough_space_fails_before_the_copy(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -119,6 +120,18 @@ def test_samples_wait_in_memory_while_the_disk_is_full(tmp_path):
         tracker.log(3, {"x": 1.0})
         for step in (1, 2):
             assert read_generations(generations_file(disk, step)) == one(f"{step}" * 5000)
+
+
+def test_ground_truth_may_be_anything_and_holds_up_no_later_sample(tmp_path, caplog):
+    tracker = started(tmp_path)
+    for step, truth in enumerate([{"answer": [math.nan, 2.0]}, {(1, 2): "a key"}, "5"], 1):
+        tracker.generations(step, [replace(one("x")[0], ground_truth=truth)])
+    assert not tracker.pending_samples
+    (sample,) = read_generations(generations_file(tmp_path, 1))
+    assert sample.ground_truth == {"answer": [None, 2.0]}
+    assert "the validation samples of step 2 are not written: keys must be str" in caplog.text
+    assert not generations_file(tmp_path, 2).exists()
+    assert len(read_generations(generations_file(tmp_path, 3))) == 1
 
 
 def test_samples_in_memory_are_bounded(tmp_path, monkeypatch, caplog):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -57,7 +58,9 @@ class AdaptiveKL(FixedKL):
     horizon: float
 
     def update(self, kl: float, num_rows: int) -> None:
-        """Raise β if `kl` is above the target, lower it otherwise."""
+        """Raise β if `kl` is above the target, lower it otherwise; NaN and infinities keep it."""
+        if not math.isfinite(kl):
+            return
         error = min(max(kl / self.target - 1, -0.2), 0.2)
         self.coef *= 1 + error * num_rows / self.horizon
 

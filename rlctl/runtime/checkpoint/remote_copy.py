@@ -208,11 +208,11 @@ def _plain_files(run: Path) -> dict[str, Path]:
         if part.name.startswith(".") or part.name == CHECKPOINTS:
             continue
         for file in [part] if part.is_file() else part.resolve().rglob("*"):
-            name = (
-                part.name
-                if file == part
-                else f"{part.name}/{file.relative_to(part.resolve()).as_posix()}"
-            )
+            name = part.name
+            if file != part:
+                if file.is_symlink():
+                    continue
+                name += f"/{file.relative_to(part.resolve()).as_posix()}"
             if file.is_file() and not file.name.startswith(".") and file.suffix not in _NOT_SENT:
                 found[name] = file
     return found

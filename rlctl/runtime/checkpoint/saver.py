@@ -117,7 +117,7 @@ class Saver:
             self.tokenizer.save_pretrained(aside / "huggingface")
             shutil.copyfile(self.run.path / CONFIG, aside / CONFIG)
             state.write(aside)
-        except (OSError, ResourceError) as error:
+        except (OSError, ValueError, ResourceError) as error:  # ValueError: the state is no JSON
             self._failed(step, error)
             return
         self._pending = step
@@ -176,11 +176,14 @@ class Saver:
         self.store.clear()
 
     def retain(self) -> None:
-        """Remove the checkpoints in the folder that retention does not keep."""
+        """Remove the checkpoints in the folder that retention does not keep, as far as possible."""
         metrics = {step: _metrics(self.store.path(step)) for step in self.store.steps()}
         for step in self.retention.to_delete(metrics):
-            self.store.remove(step)
-            self.run.event("checkpoint_removed", step=step)
+            try:
+                self.store.remove(step)
+                self.run.event("checkpoint_removed", step=step)
+            except OSError as error:
+                LOG.warning("the checkpoint of step %d could not be removed: %s", step, error)
 
     def _wait(self) -> None:
         if self._thread is not None:
@@ -196,11 +199,12 @@ class Saver:
             fsync(self.run.metrics)  # after a power failure no checkpoint is ahead of the metrics
             folder = self.store.finish(step)
             self.run.event("checkpoint", step=step, path=str(folder.relative_to(self.run.path)))
-            self.retain()
-            self.on_checkpoint()
-            self.longest_s = max(self.longest_s, time.monotonic() - self._began)
-        except (OSError, RlctlError) as error:
+        except Exception as error:  # such as safetensors' own: an unknown one is a failure, too
             self._failed(step, error)
+            return
+        self.longest_s = max(self.longest_s, time.monotonic() - self._began)
+        self.retain()
+        self.on_checkpoint()
 
     def _check_space(self, step: int) -> None:
         need = self.roles.trained().state_bytes() // 3  # the weights again, in `huggingface/`

@@ -12,6 +12,7 @@ import hashlib
 import json
 import math
 import shutil
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Self
@@ -51,24 +52,35 @@ class ControllerState:
     stream: dict[str, Any] | None = None  # of `schedule=eager`: see `StreamState`
 
     def write(self, folder: Path) -> None:
-        """Write `state.json` into `folder`, with null for metrics that are not finite."""
-        metrics = {
-            name: value if value is not None and math.isfinite(value) else None
-            for name, value in self.metrics.items()
-        }
-        (folder / STATE).write_text(
-            json.dumps(asdict(self) | {"metrics": metrics}, allow_nan=False) + "\n"
-        )
+        """Write `state.json` into `folder`, with null for metrics that are not finite.
+
+        Raises ValueError for another number that is not finite.
+        """
+        state = asdict(self) | {"metrics": _finite_or_none(self.metrics)}
+        if self.ahead is not None:
+            state["ahead"] = self.ahead | {"metrics": _finite_or_none(self.ahead["metrics"])}
+        (folder / STATE).write_text(json.dumps(state, allow_nan=False) + "\n")
 
     @classmethod
     def read(cls, folder: Path) -> Self:
         """Read `state.json`; raise `ConfigError` if `folder` is not a checkpoint of this format."""
         try:
-            return cls(**json.loads((folder / STATE).read_text()))
-        except (OSError, ValueError, TypeError) as error:
+            state = cls(**json.loads((folder / STATE).read_text()))
+            if state.ahead is not None:  # they are logged with the next step
+                metrics = state.ahead["metrics"].items()
+                state.ahead["metrics"] = {k: math.nan if v is None else v for k, v in metrics}
+            return state
+        except (OSError, ValueError, TypeError, LookupError, AttributeError) as error:
             raise ConfigError(
                 f"not an rlctl checkpoint: {type(error).__name__}: {error}", where=str(folder)
             ) from error
+
+
+def _finite_or_none(metrics: Mapping[str, float | None]) -> dict[str, float | None]:
+    return {
+        name: value if value is not None and math.isfinite(value) else None
+        for name, value in metrics.items()
+    }
 
 
 @dataclass(frozen=True)
@@ -129,7 +141,7 @@ class CheckpointStore:
         """Delete a checkpoint. It is renamed first, so a partly deleted one is never listed."""
         temporary = self.path(step).with_name(f".{self.path(step).name}.partial")
         self.path(step).rename(temporary)
-        shutil.rmtree(temporary)
+        shutil.rmtree(temporary, ignore_errors=True)  # `clear` removes what is left
 
     def latest_complete(self) -> tuple[int | None, list[str]]:
         """Return the latest step with an undamaged checkpoint, or None, and newer ones' damage."""

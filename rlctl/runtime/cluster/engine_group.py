@@ -118,6 +118,12 @@ class EngineGroup(LiveEngines):
                 return
             yield min(free, key=lambda engine: engine.load), self.waiting.popleft()
 
+    def _began(self, engine: Engine, request: Request) -> float:
+        """Return when an engine began a request; in mode `sync` it generates one at a time."""
+        if self.rollout.mode == "async":
+            return request.sent_at
+        return max(request.sent_at, engine.busy_until)
+
     def _receive(self, results: dict[int, Rollouts]) -> None:
         """Wait for any result or start and store the results; enforce the call timeout."""
         engines = self.pool.engines
@@ -144,5 +150,5 @@ class EngineGroup(LiveEngines):
                         engine.num_failures = 0
                     else:
                         self.mark_failed(engine, reason)
-                elif now - request.sent_at > limit:
+                elif now - self._began(engine, request) > limit:
                     self.mark_failed(engine, f"it returned no result within {limit:g} s")

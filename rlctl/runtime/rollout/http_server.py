@@ -82,6 +82,8 @@ class HttpServer:
                 parts.append(part)
                 if time.monotonic() > deadline:
                     raise TimeoutError
+            if response.length:  # `read1` does not check it
+                raise http.client.IncompleteRead(b"".join(parts), response.length)
         except TimeoutError as error:
             raise RlctlError(
                 f"{self.product} did not reply to {path} within {timeout_s:g} s",
