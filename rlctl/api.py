@@ -265,18 +265,19 @@ def _run(
 
     start, num_steps = planned.start, planned.plan.num_steps
     if planned.finished:
-        more = f"trainer.total_training_steps={num_steps * 2} trains on"
-        LOG.info("%s has already finished its %d steps: %s", folder.name, num_steps, more)
+        step = max(num_steps, start.step if start is not None else 0)
+        state = f"is at step {step} of" if step > num_steps else "has already finished its"
+        more = f"{num_steps} steps: trainer.total_training_steps={step * 2} trains on"
+        LOG.info("%s %s %s", folder.name, state, more)
         return open_run(folder)
     for line in planned.warnings:
         LOG.warning(line)
     for line in (*(f"changed: {each}" for each in planned.changes), *planned.notes):
         LOG.info(line)
     if start is not None:
-        where = "the beginning: it has no checkpoint"
+        where, resumed = "the beginning: it has no checkpoint", False
         if start.checkpoint is not None:
-            where = f"step {start.step} of {num_steps}"
-        resumed = start.run is not None and start.checkpoint is not None
+            where, resumed = f"step {start.step} of {num_steps}", start.run is not None
         name = planned.plan.config.trainer.experiment_name or "the new run"
         LOG.info("%s %s from %s", name, "resumes" if resumed else "starts", where)
     plan = planned.plan if progress else _without_console(planned.plan)

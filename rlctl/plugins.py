@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     from rlctl.params import Params
 
 P = TypeVar("P")
+
+_IN_FILES = ("rewards", "environments")  # kinds that files may define, too
 
 
 def __getattr__(name: str) -> Any:
@@ -73,12 +76,14 @@ def load(kind: str, name: str) -> Any:
     is not installed.
     """
     if ":" in name:
+        if (here := os.getcwd()) not in sys.path:
+            sys.path.append(here)  # at the end, so that its modules shadow nothing
         return _import(EntryPoint(name, name, f"rlctl.{kind}"))
     points = {point.name: point for point in entry_points_of(kind)}
     if name not in points:
         raise ConfigError(
             f"unknown {_singular(kind)} {name!r}",
-            hint=suggestion(name, list(points)) + ", or module:Name",
+            hint=suggestion(name, list(points)) + _forms(kind, name),
         )
     return _import(points[name])
 
@@ -136,6 +141,14 @@ def suggestion(given: str, known: Sequence[str]) -> str:
     return f"did you mean {near!r}? {listing}" if near else listing
 
 
+def _forms(kind: str, given: str) -> str:
+    """Return how a plug-in of `kind` is named without an entry point, as the end of a list."""
+    if kind not in _IN_FILES:
+        return ", or module:Name"
+    file = given if given.endswith(".py") else "FILE.py"
+    return f", {file}:NAME or module:NAME"
+
+
 @cache
 def _entry_points_of(kind: str, path: tuple[str, ...]) -> EntryPoints:
     return _all_entry_points(path).select(group=f"rlctl.{kind}")
@@ -180,7 +193,12 @@ def _import(point: EntryPoint) -> Any:
         missing = error.name or str(error)
         if point.module == missing or point.module.startswith(missing + "."):
             kind = _singular(point.group.removeprefix("rlctl."))
-            raise ConfigError(f"{kind} {point.value!r}: no module named {missing!r}") from error
+            raise ConfigError(
+                f"{kind} {point.value!r}: no module named {missing!r}",
+                hint=f"write {point.module[:-3]}:{point.attr}"
+                if point.module.endswith(".py")
+                else "the current folder and the installed packages are searched",
+            ) from error
         wanted = (
             f"'{point.dist.name}[{','.join(point.extras)}]'"
             if point.dist and point.extras

@@ -28,9 +28,12 @@ def test_unknown_name_raises_with_a_suggestion() -> None:
         plugins.load("rewards", "gms8k")
     assert (
         caught.value.problems[0].hint
-        == "did you mean 'gsm8k'? known: gsm8k, judge, judge_group, judge_pairs, math, or "
-        "module:Name"
+        == "did you mean 'gsm8k'? known: gsm8k, judge, judge_group, judge_pairs, math, "
+        "FILE.py:NAME or module:NAME"
     )
+    with pytest.raises(ConfigError) as caught:
+        plugins.load("environments", "game.py")
+    assert str(caught.value.problems[0].hint).endswith("game.py:NAME or module:NAME")
 
 
 def test_plugin_is_found_by_module_and_name() -> None:
@@ -40,6 +43,19 @@ def test_plugin_is_found_by_module_and_name() -> None:
     with pytest.raises(ConfigError, match=r"'rlctl.plugins' has no 'laod'") as caught:
         plugins.load("rewards", "rlctl.plugins:laod")
     assert "did you mean 'load'" in str(caught.value.problems[0].hint)
+
+
+def test_modules_of_the_current_folder_are_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "own_estimator.py").write_text("def plain(): ...\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    assert plugins.load("advantages", "own_estimator:plain").__module__ == "own_estimator"
+    assert sys.path[-1] == str(tmp_path)
+    with pytest.raises(ConfigError) as caught:
+        plugins.load("advantages", "own_estimator.py:plain")
+    assert caught.value.problems[0].hint == "write own_estimator:plain"
 
 
 def test_missing_package_raises_with_the_install_command(

@@ -58,6 +58,7 @@ def _empty_series() -> list[_Series]:
         _Series("reward", run_summary.REWARD, "{:.3f}".format),
         _Series("loss", run_summary.LOSS, "{:.4f}".format),
         _Series("kl", run_summary.KL, "{:.2g}".format),
+        _Series("update_kl", run_summary.UPDATE_KL, "{:.2g}".format, in_line=False),
         _Series("entropy", ("actor/entropy",), "{:.3g}".format, in_line=False),
         _Series("length", run_summary.LENGTH, "{:.0f}".format),
         _Series("turns", ("agent/turns/mean",), "{:.1f}".format),

@@ -12,7 +12,8 @@ Row = Mapping[str, float]
 # A figure is the first of these metrics that a row has: algorithms report different ones
 # (SFT has a loss and no reward).
 REWARD = ("critic/score/mean",)
-KL = ("actor/reward_kl_penalty", "actor/kl_loss", "actor/ppo_kl")
+KL = ("actor/reward_kl_penalty", "actor/kl_loss")  # to the reference
+UPDATE_KL = ("actor/ppo_kl",)  # of the updates of one step
 LOSS = ("train/loss",)
 THROUGHPUT = ("perf/throughput",)
 SECONDS = ("timing_s/step", "perf/time_per_step")

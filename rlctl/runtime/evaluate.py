@@ -164,7 +164,10 @@ def answer(config: schema.Config, chats: Sequence[list[dict[str, str]]], seed: i
     ids = [
         encode_prompt(tokenizer, chat, **config.data.apply_chat_template_kwargs) for chat in chats
     ]
-    data = config.data.model_copy(update={"max_prompt_length": max(map(len, ids))})
+    longest = max(map(len, ids))
+    if config.actor_rollout_ref.rollout.multi_turn.enable:  # environment and tools add to a prompt
+        longest = max(longest, config.data.max_prompt_length)
+    data = config.data.model_copy(update={"max_prompt_length": longest})
     with _roles(config.model_copy(update={"data": data}), tokenizer, []) as roles:
         roles.actor.update_weights()
         rollouts = roles.actor.generate_sequences(_to_prompts(rows, ids), seed=seed, validate=True)

@@ -15,7 +15,12 @@ from rlctl.runs import folders_elsewhere
 from rlctl.runs.provenance import installed_versions
 from rlctl.runs.record import RunRecord
 from rlctl.runs.run_dir import RECORD_FILE, RunDir, check_idle
-from rlctl.runtime.checkpoint.store import CheckpointStore, ControllerState, damage
+from rlctl.runtime.checkpoint.store import (
+    CheckpointStore,
+    ControllerState,
+    checkpoint_at,
+    damage,
+)
 from rlctl.runtime.cluster import fork_server
 from rlctl.runtime.launch import train
 from rlctl.runtime.planning.plan import Plan, make_plan
@@ -107,12 +112,7 @@ def plan_train(recipe: Recipe, inline: bool) -> ResumePlan:
 
 
 def _from_path(recipe: Recipe, trainer: schema.Trainer, inline: bool) -> ResumePlan:
-    if trainer.resume_from_path is None:
-        raise ConfigError(
-            "trainer.resume_mode=resume_path needs trainer.resume_from_path",
-            hint="the folder of a checkpoint, such as …/step_000020",
-        )
-    checkpoint = Path(trainer.resume_from_path).expanduser().absolute()
+    checkpoint = checkpoint_at(trainer.resume_from_path)
     if (problem := damage(checkpoint)) is not None:
         raise NotFoundError(f"no complete checkpoint: {problem}", where=str(checkpoint))
     plan, state = make_plan(recipe, inline), ControllerState.read(checkpoint)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,11 +15,14 @@ from rlctl.recipes import schema
 from rlctl.recipes.axes import Axis, axes_of, split_axes
 from rlctl.recipes.compose import Recipe, compose
 from rlctl.recipes.layers import leaves
+from rlctl.recipes.unused_keys import report_unused_keys
 from rlctl.redaction import SECRET
 from rlctl.runs.naming import check_free
 from rlctl.runtime.planning.plan import Plan, make_plan
 from rlctl.sweeps.cluster import run_resources
 from rlctl.sweeps.study import check_axes, num_trials, points
+
+_log = logging.getLogger(__name__)
 
 _MAX_CHECKED_POINTS = 32
 _VALIDATION = ("val-core/", "val-aux/")
@@ -68,6 +72,8 @@ def make_sweep_plan(verb: str, source: str, overrides: Sequence[str]) -> SweepPl
     recipe = compose(source, [*fixed, *_overrides(first)])
     raise_problems(_literal_secrets(recipe))
     plan = make_plan(recipe, inline=False)
+    for line in report_unused_keys(recipe, plan.roles, strict=False):
+        _log.warning(line)
     trainer = recipe.config.trainer
     raise_problems(_metric_problems(settings.metric, plan))
     check_free(Path(trainer.run_dir), trainer.project_name, trainer.experiment_name)

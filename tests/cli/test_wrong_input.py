@@ -62,6 +62,18 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (["runs", "restore", ""], 2, "the name of the run is empty"),
         (["sweep", "best", ""], 2, "the name of the sweep is empty"),
         (["show", LONG], 4, "no run is named"),
+        (["train", "sft", "--recipe", "gsm8k_ppo"], 2, "the recipe gsm8k_ppo is for `ppo`"),
+        (["sweep", "raft", "--recipe", "sft", "--dry-run"], 2, "the recipe sft is for `sft`"),
+        (["train", "ppo", "--dry-run", "data.val_files=[]"], 3, "data.val_files is an empty list"),
+        (
+            [
+                *("train", "ppo", "--dry-run", "trainer.resume_mode=resume_path"),
+                "trainer.resume_from_path=nope",
+            ],
+            4,
+            "there is no checkpoint in trainer.resume_from_path: nope",
+        ),
+        (["explain", "foo/bar", "actor/kl_loss"], 4, "nothing is named 'foo/bar'"),
         (["train", "ppo", "trainer.=3"], 3, "'trainer.' is not a key: a part of it is empty"),
         (["train", "ppo", "trainer..seed=3"], 3, "'trainer..seed' is not a key"),
         (

@@ -19,6 +19,14 @@ def test_eta_is_pace_of_latest_steps_times_steps_left():
     assert panel.line() == "step 29/100  eta 2m 22s"
 
 
+def test_kl_is_that_to_the_reference() -> None:
+    panel = Panel()
+    panel.add(1, {"actor/ppo_kl": 0.5}, at=0.0)
+    assert panel.line() == "step 1"
+    panel.add(2, {"actor/ppo_kl": 0.5, "actor/kl_loss": 0.25}, at=0.0)
+    assert panel.line() == "step 2  kl 0.25"
+
+
 def test_line_has_turns_and_outcomes_of_episodes():
     panel = Panel()
     row = {"agent/turns/mean": 3.25, "agent/outcome/length": 0.25, "agent/outcome/done": 0.75}

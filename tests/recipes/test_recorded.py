@@ -95,6 +95,13 @@ def test_errors_have_no_secrets(wrong: str) -> None:
     assert "planted-5" not in str(raised.value)
 
 
+def test_sweeps_name_axes_without_effect(caplog: pytest.LogCaptureFixture) -> None:
+    from rlctl.sweeps.plan import make_sweep_plan
+
+    make_sweep_plan("sft", "sft", ["algorithm.gamma=0.9,1.0"])
+    assert "algorithm.gamma has no effect" in caplog.text
+
+
 def test_sweeps_and_jobs_refuse_literal_secrets() -> None:
     from rlctl.cli import remote
     from rlctl.sweeps.plan import make_sweep_plan

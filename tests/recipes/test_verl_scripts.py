@@ -13,6 +13,7 @@ from rlctl.errors import ConfigError, NotFoundError
 from rlctl.recipes.compose import compose
 from rlctl.recipes.keys import schema_keys
 from rlctl.recipes.verl.config_names import recipe_of, settings_of
+from rlctl.recipes.verl.script import import_script
 from rlctl.recipes.verl.shell import Shell
 from rlctl.recipes.verl.translate import translate
 
@@ -100,6 +101,16 @@ def test_shell_reads_quotes_arrays_and_defaults() -> None:
         ["f", "1", "2 3", "x", "${oc.env:HOME}", "a $b", "q z"],
         ["g"],
     ]
+
+
+def test_other_commands_of_a_script_are_counted(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    command = "python3 -m verl.trainer.main_ppo data.train_files={}.parquet\n"
+    (tmp_path / "run.sh").write_text(command.format("first") + command.format("second"))
+    imported = import_script(tmp_path / "run.sh")
+    assert "second.parquet" in imported.text()
+    assert "2 commands of verl: this is the last one" in caplog.text
 
 
 def test_configuration_names(tmp_path: Path) -> None:

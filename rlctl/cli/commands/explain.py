@@ -45,12 +45,19 @@ def explain(
     from rich.text import Text
 
     from rlctl.cli.console import print_json, stdout
+    from rlctl.errors import NotFoundError, Problem
+    from rlctl.explain.lookup import Explanation
     from rlctl.explain.lookup import explain as look_up
 
-    found = [each for name in names for each in look_up(name)]
+    found, problems = list[Explanation](), list[Problem]()
+    for name in names:
+        try:
+            found += look_up(name)
+        except NotFoundError as error:
+            problems += error.problems
     if as_json:
         print_json([asdict(each) for each in found])
-        return
+        found = []
     width = max((len(label) for each in found for label in each.facts), default=0)
     for number, each in enumerate(found):
         if number:
@@ -59,3 +66,5 @@ def explain(
         stdout().print(f"  {each.text}", markup=False)
         for label, text in each.facts.items():
             stdout().print(f"  {label:{width}}  {text}", markup=False)
+    if problems:
+        raise NotFoundError(*problems)

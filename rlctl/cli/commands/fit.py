@@ -157,20 +157,22 @@ def _of_recipe(
     verb: str, words: list[str], model: str | None, recipe: str | None
 ) -> tuple[Recipe, list[str]]:
     """Compose the settings of `rlctl train`; return them and that command."""
-    from rlctl.cli.commands.train import starting_recipe
+    from rlctl.cli.commands.train import check_algorithm, starting_recipe
     from rlctl.recipes.compose import compose
     from rlctl.suggest import hydra_text
 
     given = list(words)
     if model is not None:
-        is_plain = re.fullmatch(r"[\w./:-]+", model)
+        is_plain = re.fullmatch(r"[\w./:-]+", model, re.ASCII)
         given.append(f"{_MODEL}={model}" if is_plain else hydra_text(_MODEL, model))
     source = starting_recipe(verb, given, recipe)
     # The search reads no data, and a recipe without data cannot be composed.
     needs_data = not any(word.startswith("data.train_files=") for word in given)
     data = ["data.train_files=[quickstart]"] if needs_data and source.endswith("_trainer") else []
     command = ["rlctl", "train", verb, *(["--recipe", recipe] if recipe else []), *given]
-    return compose(source, [*data, *given]), command
+    composed = compose(source, [*data, *given])
+    check_algorithm(verb, recipe, composed)
+    return composed, command
 
 
 def _of_run(name: str, words: list[str], root: Path | None) -> tuple[Recipe, list[str]]:

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from typer.core import TyperGroup
 
 from rlctl.cli import complete, remote
-from rlctl.cli.commands.train import RecipeOption, starting_recipe
+from rlctl.cli.commands.train import RecipeOption, check_algorithm, starting_recipe
 from rlctl.cli.options import DryRunJson, Json, Root
 from rlctl.cli.remote import Address, Detach
 from rlctl.cli.startup import announce
 from rlctl.suggest import hydra_text
+
+if TYPE_CHECKING:
+    from rlctl.recipes.compose import Recipe
 
 _VERBS = {
     "ppo": "PPO",
@@ -120,7 +123,7 @@ Examples:
   rlctl sweep {verb} 'actor_rollout_ref.actor.optim.lr=tag(log,interval(1e-5,1e-3))' \\
     --sampler tpe --trials 20 --pruner hyperband
 
-  rlctl sweep {verb} algorithm.gamma=0.99,1.0 --seeds 3 --dry-run
+  rlctl sweep {verb} actor_rollout_ref.actor.grad_clip=0.5,1.0 --seeds 3 --dry-run
 """
 
 
@@ -158,6 +161,8 @@ def _add(verb: str, help: str) -> None:
             *options,
             *([hydra_text("trainer.experiment_name", name)] if name is not None else []),
         ]
+        if verb != "ppo":  # which stands for no verb, too
+            check_algorithm(verb, recipe, _without_axes(source, settings))
         if address is None:
             _sweep(verb, source, settings, dry_run, as_json)
         else:
@@ -224,15 +229,18 @@ def _sweep(verb: str, source: str, settings: list[str], dry_run: bool, as_json: 
     sweep_view.print_sweep(done.sweep)
 
 
+def _without_axes(source: str, settings: list[str]) -> Recipe:
+    """Compose the settings that all trials share."""
+    from rlctl.recipes.axes import split_axes
+    from rlctl.recipes.compose import compose
+
+    return compose(source, split_axes(settings, source)[0])
+
+
 def _submit(verb: str, source: str, settings: list[str], address: str, detach: bool) -> None:
     """Submit the sweep as a Ray job.
 
     Only the grammar and the fixed settings are validated here; the cluster validates the trials.
     """
-    from rlctl.recipes.axes import split_axes
-    from rlctl.recipes.compose import compose
-
-    fixed, _ = split_axes(settings, source)
-    remote.submit(
-        address, detach, ["sweep", verb, "--recipe", source, *settings], compose(source, fixed)
-    )
+    words = ["sweep", verb, "--recipe", source, *settings]
+    remote.submit(address, detach, words, _without_axes(source, settings))

@@ -98,13 +98,15 @@ _VERBS = {
 # With these overrides the plain defaults apply: the quickstart's settings suit only its tiny model.
 _OWN = ("data.train_files=", "actor_rollout_ref.model.path=")
 _MODELS = {"rm": "reward.reward_model.model.path"}  # key of the trained model, if another one
+_NAMES = {"grpo": "ppo", "rm": "bradley_terry"}  # algorithm.name of a verb, if another one
+_RECIPES = {"ppo": "gsm8k_ppo", "grpo": "gsm8k_grpo"}  # an example for a verb, if another one
 
 _EXAMPLES = """
 Examples:
 
   rlctl train {verb}                                  the embedded quickstart, on a CPU
 
-  rlctl train {verb} --recipe gsm8k_ppo trainer.total_epochs=1
+  rlctl train {verb} --recipe {recipe} trainer.total_epochs=1
 
   rlctl train {verb} data.train_files=train.parquet data.val_files=test.parquet \\
     {model}=DIR
@@ -113,7 +115,11 @@ Examples:
 
 def _add(verb: str, help: str) -> None:
     @app.command(
-        verb, help=help, epilog=_EXAMPLES.format(verb=verb, model=_MODELS.get(verb, _OWN[1][:-1]))
+        verb,
+        help=help,
+        epilog=_EXAMPLES.format(
+            verb=verb, recipe=_RECIPES.get(verb, verb), model=_MODELS.get(verb, _OWN[1][:-1])
+        ),
     )
     def command(
         overrides: Overrides = None,
@@ -146,6 +152,7 @@ def _add(verb: str, help: str) -> None:
         limits = Limits(max_time, save_by, retries)
         with until_start(), problems_as_json(as_json):
             composed = _compose(source, settings)
+            check_algorithm(verb, recipe, composed)
         words = ["train", verb, "--recipe", source, *(["--strict"] if strict else []), *settings]
         if address is not None:
             if inline or dry_run or as_json:
@@ -188,6 +195,19 @@ def starting_recipe(verb: str, overrides: list[str], recipe: str | None) -> str:
         f"`--recipe {verb}` uses the quickstart's settings"
     )
     return f"{verb}_trainer"
+
+
+def check_algorithm(verb: str, given: str | None, recipe: Recipe) -> None:
+    """Refuse a `given` recipe of another verb's algorithm: the recipe decides, not the verb."""
+    if given is None:
+        return
+    name = recipe.config.algorithm.name
+    other = {_NAMES.get(each, each): each for each in reversed(_VERBS)}.get(name)
+    if other is not None and name != _NAMES.get(verb, verb):
+        raise UsageError(
+            f"the recipe {given} is for `{other}`, and the command says `{verb}`",
+            hint=f"use `{other}` with this recipe, or the recipe {verb}",
+        )
 
 
 def _verls_recipe(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +19,8 @@ from rlctl.recipes.suggestions import suggest_key
 from rlctl.recipes.verl.config_names import check_name, recipe_of, settings_of
 from rlctl.recipes.verl.settings import VerlSetting, VerlSettings
 from rlctl.recipes.verl.shell import Shell
+
+_log = logging.getLogger(__name__)
 
 _MODULE = re.compile(r"(?:[\w.]+\.)?(?:main_\w+|\w*sft_trainer|async_main_ppo|fully_async_main)\Z")
 _PLAIN = ("main_ppo", "main_dapo", "main_entropy", "async_main_ppo", "fully_async_main")
@@ -77,12 +80,18 @@ def import_script(path: Path) -> Imported:
 
 
 def _command(commands: list[list[str]], path: Path) -> tuple[str, list[str]]:
-    """Return module and arguments of the last command that starts verl."""
-    for words in reversed(commands):
+    """Return module and arguments of the last command that starts verl; warn about others."""
+    found = []
+    for words in commands:
         for position, word in enumerate(words):
             module = word.removesuffix(".py").replace("/", ".")
             if _MODULE.match(module) and position:
-                return module, words[position + 1 :]
+                found.append((module, words[position + 1 :]))
+                break
+    if len(found) > 1:
+        _log.warning("the script has %d commands of verl: this is the last one", len(found))
+    if found:
+        return found[-1]
     raise NotFoundError(
         Problem(
             "the script does not start a trainer of verl",

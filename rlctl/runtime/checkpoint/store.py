@@ -179,6 +179,22 @@ class CheckpointStore:
         return self.path(steps[-1] if step is None else step) / "huggingface"
 
 
+def checkpoint_at(resume_from_path: str | None) -> Path:
+    """Return the absolute folder of `trainer.resume_from_path`; its files are not checked.
+
+    Raises ConfigError without a path, and NotFoundError if it has no checkpoint.
+    """
+    hint = "the folder of a checkpoint, such as …/step_000020"
+    if resume_from_path is None:
+        message = "trainer.resume_mode=resume_path needs trainer.resume_from_path"
+        raise ConfigError(message, hint=hint)
+    folder = Path(resume_from_path).expanduser().absolute()
+    if not (folder / MANIFEST).is_file():
+        message = f"there is no checkpoint in trainer.resume_from_path: {resume_from_path}"
+        raise NotFoundError(message, hint=hint)
+    return folder
+
+
 def damage(folder: Path) -> str | None:
     """Return what is wrong with a checkpoint, or None.
 

@@ -80,6 +80,10 @@ class PromptSet:
         else handled by `data.truncation`. Raises ConfigError if no prompt remains, or for an
         over-long prompt with `truncation=error`.
         """
+        if not files:
+            key = "data.train_files" if split == TRAIN else "data.val_files"
+            hint = "name a file; data.val_files=null trains without validation"
+            raise ConfigError(f"{key} is an empty list", hint=hint)
         kwargs, limit = data.apply_chat_template_kwargs, data.max_prompt_length
         where = ", ".join(files)
 

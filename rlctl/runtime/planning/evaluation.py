@@ -19,6 +19,7 @@ from rlctl.runtime.checkpoint.store import CheckpointStore
 from rlctl.runtime.data import quickstart
 from rlctl.runtime.planning.model_runs import with_runs
 from rlctl.storage import is_url
+from rlctl.suggest import hydra_text
 
 _OF_MODEL = (
     "tokenizer_path=null",
@@ -76,8 +77,8 @@ def _run_config(run: Path, step: int | None, overrides: Sequence[str]) -> Config
 
 def _settings(role: Role, model: str) -> list[str]:
     """Return the overrides that make the folder `model` the model of `role`."""
-    values = (f"path={model}", *_OF_MODEL)
-    return [*(f"{role.model_key}.{each}" for each in values), "trainer.n_gpus_per_node=1"]
+    others = (f"{role.model_key}.{each}" for each in _OF_MODEL)
+    return [hydra_text(f"{role.model_key}.path", model), *others, "trainer.n_gpus_per_node=1"]
 
 
 def _trained(config: Config) -> Role:

@@ -22,6 +22,7 @@ from rlctl.runtime.algorithms.base import Algorithm, Needs
 from rlctl.runtime.algorithms.references import routed_models
 from rlctl.runtime.build import load_algorithm
 from rlctl.runtime.checkpoint.remote_copy import check_remote_copy
+from rlctl.runtime.checkpoint.store import checkpoint_at
 from rlctl.runtime.data import quickstart
 from rlctl.runtime.data.loader import PromptLoader, PromptSet
 from rlctl.runtime.data.pairs import Pairs
@@ -163,10 +164,8 @@ def _check_surroundings(config: schema.Config, run: Path | None, errors: ErrorCo
     if trainer.mirror is not None:
         errors.run(check_remote_copy, trainer.mirror, trainer.project_name, name, run)
     errors.run(load, "engines", config.actor_rollout_ref.rollout.name)
-    if trainer.resume_mode == "resume_path" and trainer.resume_from_path is None:
-        message = "trainer.resume_mode=resume_path needs trainer.resume_from_path"
-        hint = "the folder of a checkpoint, such as …/step_000020"
-        errors.add(ConfigError(message, hint=hint))
+    if trainer.resume_mode == "resume_path":
+        errors.run(checkpoint_at, trainer.resume_from_path)
     for unused in sorted(set(trainer.tracking.modes) - set(trainer.logger)):
         LOG.warning(
             f"trainer.tracking.modes.{unused} has no effect: {unused} is not in trainer.logger"
