@@ -101,24 +101,26 @@ def existing_file(path: str | Path) -> Path:
     given, path = str(path), Path(local(str(path))).expanduser()
     if path.is_file():
         return path
+    is_folder = path.is_dir()
+    folder = path if is_folder else path.parent
     near = (
         sorted(
-            each.name
-            for each in path.parent.glob("*")
+            str(each) if is_folder else each.name
+            for each in folder.glob("*")
             if each.suffix in (".parquet", ".jsonl", ".json")
         )
-        if path.parent.is_dir()
+        if folder.is_dir()
         else []
     )
     hint = (
-        f"data files in {path.parent}: {', '.join(near)}"
+        f"data files in {folder}: {', '.join(near)}"
         if near
         else "create one with `rlctl new`, `rlctl prep gsm8k` or `rlctl prep arithmetic`"
         + ("" if Path(given).is_absolute() else "; paths are relative to the current folder")
     )
-    similar = closest(path.name, near)
+    similar = None if is_folder else closest(path.name, near)
     raise ConfigError(
-        "the data file is a folder" if path.is_dir() else "the data file does not exist",
+        "the data file is a folder" if is_folder else "the data file does not exist",
         where=str(path),
         hint=hint,
         fix=(given, str(Path(given).with_name(similar))) if similar else None,
