@@ -37,7 +37,7 @@ from rlctl.data_prep.records import (
 )
 from rlctl.data_prep.row_columns import JSON_COLUMNS, arrow_tables
 from rlctl.data_prep.unsupported_columns import CHECKED, column_problems, unsupported_fields
-from rlctl.errors import ConfigError, Problem, ResourceError
+from rlctl.errors import ConfigError, Problem, cannot_write
 from rlctl.files import replacing
 from rlctl.storage import local
 from rlctl.suggest import closest
@@ -184,9 +184,7 @@ def write_rows(path: str | Path, rows: RowSource) -> None:
             for table in chain([first], tables):
                 writer.write_table(table)
     except OSError as error:
-        raise ResourceError(
-            f"cannot write the data file: {error.strerror or error}", where=str(path)
-        ) from error
+        raise cannot_write("the data file", path, error) from error
 
 
 def _json_batches(path: Path) -> Iterator[tuple[Any, list[str]]]:
