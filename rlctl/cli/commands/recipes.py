@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -89,7 +90,7 @@ def cp(
     except OSError as error:
         raise cannot_write("the recipe", target, error) from error
     typer.echo(target)
-    notice(f"edit it, then run: rlctl recipes check {target}")
+    notice(f"edit it, then run: rlctl recipes check {shlex.quote(str(target))}")
 
 
 @app.command(epilog="Example: rlctl recipes check mine.yaml --strict")
