@@ -16,8 +16,10 @@ The numbers are exit codes. All errors can be pickled and sent between processes
 from __future__ import annotations
 
 import errno
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import ClassVar
 
 from rlctl.redaction import redact, redact_word
@@ -156,6 +158,28 @@ def as_rlctl_error(error: BaseException) -> RlctlError | None:
             hint="`rlctl doctor` shows the free space",
         )
     return error if isinstance(error, RlctlError) else None
+
+
+def cannot_write(what: str, target: Path, error: OSError, hint: str | None = None) -> RlctlError:
+    """Return the error of a failed write of `target`, which messages call `what`.
+
+    A missing folder is a NotFoundError; refused access and a full disk are ResourceErrors. Unlike
+    `error`, it does not name the temporary file beside `target`.
+    """
+    if error.errno == errno.ENOENT and not target.parent.exists():
+        return NotFoundError(
+            f"the folder {target.parent} does not exist",
+            where=str(target),
+            hint=f"mkdir -p {shlex.quote(str(target.parent))}",
+        )
+    reason = error.strerror or str(error)
+    if error.errno in _NO_ACCESS:
+        return ResourceError(
+            f"the operating system refused access: {reason}",
+            where=str(target),
+            hint=hint or "check the owner, the permissions and the length of the name",
+        )
+    return ResourceError(f"cannot write {what}: {reason}", where=str(target), hint=hint)
 
 
 class DeviceMemoryError(ResourceError):

@@ -37,7 +37,7 @@ from rlctl.data_prep.records import (
 )
 from rlctl.data_prep.row_columns import JSON_COLUMNS, arrow_tables
 from rlctl.data_prep.unsupported_columns import CHECKED, column_problems, unsupported_fields
-from rlctl.errors import ConfigError, Problem, ResourceError
+from rlctl.errors import ConfigError, Problem, cannot_write
 from rlctl.files import replacing
 from rlctl.storage import local
 from rlctl.suggest import closest
@@ -101,24 +101,26 @@ def existing_file(path: str | Path) -> Path:
     given, path = str(path), Path(local(str(path))).expanduser()
     if path.is_file():
         return path
+    is_folder = path.is_dir()
+    folder = path if is_folder else path.parent
     near = (
         sorted(
-            each.name
-            for each in path.parent.glob("*")
+            str(each) if is_folder else each.name
+            for each in folder.glob("*")
             if each.suffix in (".parquet", ".jsonl", ".json")
         )
-        if path.parent.is_dir()
+        if folder.is_dir()
         else []
     )
     hint = (
-        f"data files in {path.parent}: {', '.join(near)}"
+        f"data files in {folder}: {', '.join(near)}"
         if near
         else "create one with `rlctl new`, `rlctl prep gsm8k` or `rlctl prep arithmetic`"
         + ("" if Path(given).is_absolute() else "; paths are relative to the current folder")
     )
-    similar = closest(path.name, near)
+    similar = None if is_folder else closest(path.name, near)
     raise ConfigError(
-        "the data file is a folder" if path.is_dir() else "the data file does not exist",
+        "the data file is a folder" if is_folder else "the data file does not exist",
         where=str(path),
         hint=hint,
         fix=(given, str(Path(given).with_name(similar))) if similar else None,
@@ -182,9 +184,7 @@ def write_rows(path: str | Path, rows: RowSource) -> None:
             for table in chain([first], tables):
                 writer.write_table(table)
     except OSError as error:
-        raise ResourceError(
-            f"cannot write the data file: {error.strerror or error}", where=str(path)
-        ) from error
+        raise cannot_write("the data file", path, error) from error
 
 
 def _json_batches(path: Path) -> Iterator[tuple[Any, list[str]]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -41,7 +42,7 @@ class NewRecipe:
     @property
     def command(self) -> str:
         """Command that starts the run."""
-        return f"rlctl train {self.verb} --recipe {self.path}"
+        return f"rlctl train {self.verb} --recipe {shlex.quote(str(self.path))}"
 
     def text(self) -> str:
         """Return the recipe as YAML with comments."""

@@ -19,7 +19,8 @@ from typing import Any
 
 import yaml
 
-from rlctl.errors import ConflictError, ResourceError
+from rlctl.errors import ConflictError, cannot_write
+from rlctl.files import replacing
 from rlctl.redaction import is_secret_name, redact, redact_value, register
 from rlctl.runs.provenance import installed_versions
 from rlctl.runs.run import Run
@@ -57,8 +58,8 @@ def write_bug_report(
     """Write the zip archive `target` and return its contents.
 
     `checks` are the results of `rlctl doctor`. Values of secret environment variables are replaced
-    wherever they appear. Raises ConflictError if `target` exists, ResourceError if it cannot be
-    written.
+    wherever they appear. Raises ConflictError if `target` exists, and the error of
+    `cannot_write`.
     """
     for name, value in os.environ.items():
         if is_secret_name(name):
@@ -66,21 +67,18 @@ def write_bug_report(
     parts = [*_about_the_machine(checks), *(_about(run) if run is not None else ())]
     items = [Item(name, len(text.encode()), remark) for name, text, remark in parts]
     parts.insert(0, ("README.txt", _readme(items, run), ""))
-    try:
-        with target.open("xb") as file, zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
-            target.chmod(0o600)
-            for name, text, _ in parts:
-                archive.writestr(f"{target.stem}/{name}", text)
-    except FileExistsError as error:
+    if target.exists():
         raise ConflictError(
             f"{target} already exists", hint="write to another file, or delete this one"
-        ) from error
+        )
+    try:
+        with replacing(target) as aside, zipfile.ZipFile(aside, "x", zipfile.ZIP_DEFLATED) as file:
+            aside.chmod(0o600)
+            for name, text, _ in parts:
+                file.writestr(f"{target.stem}/{name}", text)
     except OSError as error:
-        raise ResourceError(
-            f"cannot write the archive: {error.strerror or error}",
-            where=str(target),
-            hint="rlctl doctor --bug-report /tmp/report.zip",
-        ) from error
+        hint = "rlctl doctor --bug-report /tmp/report.zip"
+        raise cannot_write("the archive", target, error, hint) from error
     return items
 
 

@@ -25,6 +25,7 @@ from rlctl.runtime.data.loader import PromptSet
 from rlctl.runtime.data.pairs import Pairs
 from rlctl.runtime.data.tokenizer import encode_prompt, tokenizer_of
 from rlctl.runtime.planning.devices import inline_rank_info
+from rlctl.runtime.planning.evaluation import no_responses
 from rlctl.runtime.planning.preflight import check_model
 from rlctl.runtime.rewards.pool import RewardPool
 from rlctl.runtime.rewards.report import RewardReport, RewardResult
@@ -227,10 +228,7 @@ def generating_algorithm(config: schema.Config) -> Algorithm:
     """Return the algorithm of a policy. Raises UsageError for that of a reward model."""
     algorithm = load_algorithm(config, num_steps=1)
     if Needs.REWARD_LEARNER in algorithm.needs:
-        raise UsageError(
-            "a reward model generates no responses",
-            hint="rlctl reward test --model RUN|DIR scores responses with it",
-        )
+        raise no_responses()
     return algorithm
 
 

@@ -71,6 +71,14 @@ def test_suggestions_make_a_project_that_is_ready_to_start(here: Path) -> None:
     assert read_rows("mine/train.parquet")[0].prompt[0]["content"].endswith("1? Be brief.")
 
 
+def test_the_command_quotes_the_name_of_the_folder() -> None:
+    done = run("my sums", "--data", "sums.jsonl", "--yes")
+    assert done.exit_code == 0, done.output
+    command = "rlctl train grpo --recipe 'my sums/my sums.yaml'"
+    assert f"start      {command}" in done.stdout
+    assert f"# Start: {command}\n" in Path("my sums/my sums.yaml").read_text()
+
+
 def test_without_a_terminal_all_missing_options_are_one_error() -> None:
     nothing = error()
     assert isinstance(nothing, UsageError)

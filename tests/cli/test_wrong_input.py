@@ -113,6 +113,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             "such as val-core/rlctl/arithmetic/acc/mean@1",
         ),
         (["sweep", "ppo", "--dry-run", "algorithm.gamma=range(5,1)"], 3, "algorithm.gamma='range("),
+        (["report", "r", "-o", "missing/r.html"], 4, "error: the folder missing does not exist"),
         (["runs", "sync", "r", "--logger", "tensorboard"], 3, "configuration is damaged"),
     ],
     ids=lambda value: " ".join(value)[:60] if isinstance(value, list) else "",
@@ -160,6 +161,27 @@ def test_a_read_only_folder_of_runs(
     monkeypatch.setattr("rlctl.api.resume", lambda *_, **__: refuse(folder))
     assert main(words) == 7
     assert "Read-only file system" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("code", "shown"), [(errno.EROFS, "E-ACCESS"), (errno.EACCES, "E-ACCESS"), (28, "E-DISK")]
+)
+def test_a_report_that_cannot_be_written(
+    folder: Path,
+    code: int,
+    shown: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(code, os.strerror(code), ".x.html.123.tmp")
+
+    monkeypatch.setattr("rlctl.files.write_text", fail)
+    assert main(["report", "r", "-o", "x.html"]) == 7
+    error = capsys.readouterr().err
+    assert shown in error
+    assert "at: x.html" in error
+    assert ".tmp" not in error
 
 
 def test_train_and_sweep_refuse_a_folder_that_is_not_writable(

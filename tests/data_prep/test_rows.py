@@ -122,6 +122,17 @@ def test_missing_file_raises(tmp_path: Path) -> None:
         read_rows(tmp_path / "train.parquet")
 
 
+def test_the_files_of_a_folder_are_listed(tmp_path: Path) -> None:
+    folder = tmp_path / "data"
+    for name in ("data/val", "data/train", "data2"):
+        write_rows(tmp_path / f"{name}.parquet", [row()])
+    with pytest.raises(ConfigError) as caught:
+        read_rows(folder)
+    (problem,) = caught.value.problems
+    assert problem.hint == (f"data files in {folder}: {folder}/train.parquet, {folder}/val.parquet")
+    assert problem.fix is None
+
+
 def test_invalid_parquet_raises(tmp_path: Path) -> None:
     path = tmp_path / "x.parquet"
     path.write_text("question,answer\n")

@@ -15,6 +15,7 @@ from rlctl.recipes.keys import schema_keys
 from rlctl.recipes.layers import Origin, leaves
 from rlctl.recipes.search_path import library_recipes
 from rlctl.runs.run_dir import RunDir
+from tests.small_disk import fill, small_disk
 
 Captured = pytest.CaptureFixture[str]
 
@@ -171,7 +172,17 @@ def test_recipes_ls_show_and_cp(
     assert main(["recipes", "cp", "gsm8k_ppo"]) == 5
     assert main(["recipes", "cp", "grpo", "gsm8k_ppo.yaml", "--force"]) == 0
     assert compose("gsm8k_ppo.yaml").container == compose("grpo").container
-    assert main(["recipes", "cp", "grpo", "no/such/folder.yaml"]) == 7
+    assert main(["recipes", "cp", "grpo", "no/such/folder.yaml"]) == 4
+
+
+def test_a_copy_that_does_not_fit_leaves_no_file(capsys: Captured, tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", "size=64k") as disk:
+        filler = fill(disk)
+        assert main(["recipes", "cp", "grpo", str(disk / "mine.yaml")]) == 7
+        assert "cannot write the recipe: No space left on device" in capsys.readouterr().err
+        assert [each.name for each in disk.iterdir()] == ["filler"]
+        filler.unlink()
+        assert main(["recipes", "cp", "grpo", str(disk / "mine.yaml")]) == 0
 
 
 def test_recipes_check_passes_shipped_recipes_only(capsys: Captured, tmp_path: Path) -> None:

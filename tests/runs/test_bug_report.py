@@ -10,11 +10,12 @@ import pytest
 
 from rlctl import redaction
 from rlctl.__main__ import main
-from rlctl.errors import ConflictError, ResourceError
+from rlctl.errors import ConflictError, NotFoundError, ResourceError
 from rlctl.runs import bug_report
 from rlctl.runs.bug_report import write_bug_report
 from rlctl.runs.run import Run, read_run
 from rlctl.runs.run_dir import RunDir
+from tests.small_disk import fill, small_disk
 
 TOKEN = "hf_" + "Qz" * 17  # of a known shape
 PLAIN = "correct-Horse-9"  # only its name shows that it is a secret
@@ -95,8 +96,16 @@ def test_a_file_is_never_replaced(tmp_path: Path) -> None:
     with pytest.raises(ConflictError, match="already exists"):
         write_bug_report(target, CHECKS)
     assert target.read_text() == "mine"
-    with pytest.raises(ResourceError, match="cannot write the archive"):
+    with pytest.raises(NotFoundError, match="no/folder does not exist"):
         write_bug_report(tmp_path / "no" / "folder" / "a.zip", CHECKS)
+
+
+def test_a_full_disk_leaves_no_archive(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", "size=64k") as disk:
+        fill(disk)
+        with pytest.raises(ResourceError, match="cannot write the archive: No space left"):
+            write_bug_report(disk / "a.zip", CHECKS)
+        assert [each.name for each in disk.iterdir()] == ["filler"]
 
 
 def test_the_command_lists_what_it_wrote(

@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from rlctl.errors import ConflictError
+from rlctl.errors import ConflictError, ResourceError
 from rlctl.runs.run import Run, read_run
 from rlctl.runs.run_dir import RunDir
 from rlctl.runtime.checkpoint.export import MARKER, export
 from rlctl.runtime.checkpoint.store import CONFIG, CheckpointStore
+from tests.small_disk import small_disk
 
 
 @pytest.fixture
@@ -58,6 +59,18 @@ def test_force_keeps_a_folder_with_anything_else(run: Run, tmp_path: Path) -> No
         export(run, None, file, force=True)
     assert (thesis / "chapter1.tex").exists()
     assert (model / "notes" / "mine.txt").exists()
+
+
+def test_a_full_disk_is_one_line(run: Run, tmp_path: Path) -> None:
+    policy = CheckpointStore(run.path / "checkpoints").policy(None)
+    (policy / "model.safetensors").write_bytes(b"x" * 100_000)
+    with small_disk(tmp_path / "disk", "size=64k") as disk:
+        with pytest.raises(ResourceError) as caught:
+            export(run, None, disk / "model")
+        assert not list(disk.iterdir())
+    assert [str(each) for each in caught.value.problems] == [
+        f"cannot write {tmp_path}/disk/model/model.safetensors: No space left on device"
+    ]
 
 
 @pytest.mark.parametrize("target", [".", ".."])

@@ -180,6 +180,11 @@ def test_a_run_is_evaluated_on_its_pairs(root: Path) -> None:
     assert found == {name: pytest.approx(last[name], abs=1e-6) for name in found}
     with pytest.raises(UsageError, match="generates no responses"):
         api.generate("p/rm", ["hello"], root=root / "runs")
+    folder = root / "runs/p/rm/checkpoints/step_000003/huggingface"
+    with pytest.raises(UsageError, match="generates no responses"):
+        api.generate(folder, ["hello"])
+    with pytest.raises(UsageError, match="generates no responses"):
+        api.evaluate(folder)
 
 
 def reward_test(root: Path, *arguments: str) -> dict[str, Any]:

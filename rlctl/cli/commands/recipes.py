@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -73,7 +74,8 @@ def cp(
 ) -> None:
     """Copy a recipe to a file that you can edit and train with `--recipe FILE`."""
     from rlctl.cli.console import notice
-    from rlctl.errors import ConflictError, ResourceError
+    from rlctl.errors import ConflictError, cannot_write
+    from rlctl.files import write_text
     from rlctl.recipes.search_path import find_recipe
 
     source = find_recipe(recipe)
@@ -84,11 +86,11 @@ def cp(
             f"{target} exists", hint="choose another name, or overwrite it with --force"
         )
     try:
-        target.write_text(source.read_text(encoding="utf-8"), encoding="utf-8")
+        write_text(target, source.read_text(encoding="utf-8"))
     except OSError as error:
-        raise ResourceError(f"cannot write {target}: {error.strerror}") from error
+        raise cannot_write("the recipe", target, error) from error
     typer.echo(target)
-    notice(f"edit it, then run: rlctl recipes check {target}")
+    notice(f"edit it, then run: rlctl recipes check {shlex.quote(str(target))}")
 
 
 @app.command(epilog="Example: rlctl recipes check mine.yaml --strict")

@@ -55,7 +55,7 @@ def report(
     """
     from rlctl.api import find_run_or_sweep, open_run
     from rlctl.cli.console import notice
-    from rlctl.errors import ResourceError
+    from rlctl.errors import cannot_write
     from rlctl.files import write_text
     from rlctl.runs.compare import distinct
     from rlctl.runs.report.content import content
@@ -72,10 +72,7 @@ def report(
     try:
         write_text(target, text)
     except OSError as error:
-        raise ResourceError(
-            f"cannot write the report: {error}",
-            where=str(target),
-            hint="-o FILE writes to another place",
-        ) from error
+        hint = "-o FILE writes to another place"
+        raise cannot_write("the report", target, error, hint) from error
     typer.echo(target)
     notice(f"{len(text.encode()) / 1e6:.1f} MB; opens in any browser, without a network")

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from rlctl.errors import ConfigError, ConflictError, NotFoundError, ResourceError
+from rlctl.errors import ConfigError, ConflictError, NotFoundError, ResourceError, cannot_write
 from rlctl.files import replacing
 from rlctl.recipes.roles import ACTOR, REWARD_LEARNER, Role
 from rlctl.recipes.stored import recompose
@@ -84,8 +85,12 @@ def _aside(target: Path, force: bool) -> Iterator[Path]:
                 target.rename(old)
         if taken:
             shutil.rmtree(old)
+    except shutil.Error as error:  # one or more files that cannot be copied
+        source, _, text = error.args[0][0]
+        reason = re.sub(r"^\[Errno \d+\] |: '.*", "", text)  # without number and paths
+        raise ResourceError(f"cannot write {target / Path(source).name}: {reason}") from error
     except OSError as error:
-        raise ResourceError(f"cannot write {target}: {error}") from error
+        raise cannot_write(target.name, target, error) from error
 
 
 def _check_replaceable(target: Path, force: bool) -> None:

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from rlctl.errors import NotFoundError
+from rlctl.errors import NotFoundError, UsageError
 from rlctl.quickstart import FOLDERS
 from rlctl.recipes.compose import Recipe, compose
-from rlctl.recipes.roles import Role, trained_role
+from rlctl.recipes.roles import ACTOR, Role, trained_role
 from rlctl.recipes.schema import Config
 from rlctl.recipes.stored import recompose
 from rlctl.runs.run import Run
@@ -18,6 +18,7 @@ from rlctl.runtime.build import load_algorithm
 from rlctl.runtime.checkpoint.store import CheckpointStore
 from rlctl.runtime.data import quickstart
 from rlctl.runtime.planning.model_runs import with_runs
+from rlctl.runtime.planning.preflight import read_model_config
 from rlctl.storage import is_url
 from rlctl.suggest import hydra_text
 
@@ -39,7 +40,8 @@ def target_config(
     """Return the config that evaluates `target`: a run, a selector of one under `root`, or a model.
 
     A model folder, its URL or a bundled model gets the settings of `recipe`; a run has its own, and
-    its checkpoint of `step` (the latest if None). Raises NotFoundError without run or checkpoint.
+    its checkpoint of `step` (the latest if None). Raises NotFoundError without run or checkpoint,
+    and UsageError for the folder of a reward model and a recipe that generates.
     """
     if isinstance(target, Run):
         return _run_config(target.path, step, overrides)
@@ -65,7 +67,20 @@ def _is_model(target: str) -> bool:
 def _model_config(model: str, recipe: str | Path, overrides: Sequence[str]) -> Config:
     """Return the config of `recipe` with the folder `model` as its model."""
     role = _trained(compose(recipe, []).config)
-    return _resolve(compose(recipe, [*_settings(role, model), *overrides]))
+    config = _resolve(compose(recipe, [*_settings(role, model), *overrides]))
+    if role is ACTOR:
+        found = read_model_config(role.model(config), f"{role.model_key}.path").architectures or ()
+        if any(name.endswith("ForSequenceClassification") for name in found):
+            raise no_responses()
+    return config
+
+
+def no_responses() -> UsageError:
+    """Return the error of a reward model that should generate."""
+    return UsageError(
+        "a reward model generates no responses",
+        hint="rlctl reward test --model RUN|DIR scores responses with it",
+    )
 
 
 def _run_config(run: Path, step: int | None, overrides: Sequence[str]) -> Config:
