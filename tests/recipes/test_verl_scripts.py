@@ -61,7 +61,7 @@ def test_refused_keys_of_a_script_are_listed(
     assert main(["import", "verl", str(tmp_path / "run.sh")]) == 3
     shown = capsys.readouterr()
     assert "# refused: Ascend NPUs are not supported" in shown.out
-    assert "# not expanded: $(b)" in shown.out
+    assert "# not expanded: a=$(b)" in shown.out
     (tmp_path / "run.sh").write_text("python3 -m recipe.prime.main_prime a=1")
     assert main(["import", "verl", str(tmp_path / "run.sh")]) == 3
     (tmp_path / "run.sh").write_text("echo")
@@ -111,6 +111,32 @@ def test_other_commands_of_a_script_are_counted(
     imported = import_script(tmp_path / "run.sh")
     assert "second.parquet" in imported.text()
     assert "2 commands of verl: this is the last one" in caplog.text
+
+
+def test_conditions_and_loops_on_one_line_set_variables() -> None:
+    text = """
+        : "${MODEL:=Qwen/Qwen3-8B}"
+        if [ -z "${FILE:-}" ]; then FILE="$HOME/a.parquet"; fi
+        case $1 in
+          big) SIZE=1024;;
+          *) SIZE=64;;
+        esac
+        for lr in 1e-6 1e-5; do f $MODEL $FILE $SIZE $lr $(( ${WORLD:-8} / 4 )); done
+    """
+    shell = Shell(text)
+    expected = ["f", "Qwen/Qwen3-8B", "${oc.env:HOME}/a.parquet", "64", "1e-6", "2"]
+    assert expected in shell.read()
+    assert "for lr in 1e-6 1e-5" in shell.unread
+
+
+def test_values_that_only_a_shell_knows_are_left_out(tmp_path: Path) -> None:
+    (tmp_path / "run.sh").write_text(
+        "NAME=run_$(date)\n"
+        "python3 -m verl.trainer.main_ppo data.seed=3 trainer.experiment_name=$NAME\n"
+    )
+    imported = import_script(tmp_path / "run.sh")
+    assert imported.values == {"data.seed": 3}
+    assert imported.unread == ["trainer.experiment_name=run_$(date)"]
 
 
 def test_configuration_names(tmp_path: Path) -> None:

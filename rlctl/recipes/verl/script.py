@@ -74,8 +74,12 @@ def import_script(path: Path) -> Imported:
     name = options.get("name", default)
     if options:
         base = recipe_of(verb, options.get("path"), name)
-    imported = _translate(str(path), verb, base, [*settings_of(name, base), *overrides])
-    imported.unread = list(dict.fromkeys(shell.unread))
+    unread = list(dict.fromkeys(shell.unread))
+    open_ended = [each for each in overrides if any(text in each for text in unread)]
+    read = [each for each in overrides if each not in open_ended]
+    imported = _translate(str(path), verb, base, [*settings_of(name, base), *read])
+    others = [text for text in unread if not any(text in each for each in open_ended)]
+    imported.unread = [*open_ended, *others]
     return imported
 
 

@@ -1,7 +1,8 @@
 """Words of a shell script with its variables expanded, without running it.
 
 A subset of bash: assignments, arrays, `$NAME`, `${NAME:-default}`, `"${ARRAY[@]}"`, whole-number
-arithmetic, quotes, comments and continued lines. Conditions and loops are read from top to bottom.
+arithmetic, quotes, comments and continued lines. Conditions and loops are read from top to bottom,
+loops with their first value.
 An unset variable becomes OmegaConf's `${oc.env:NAME}`; what cannot be expanded is listed.
 """
 
@@ -24,6 +25,7 @@ _OPERATORS = {
     ast.Mod: operator.mod,
 }
 _ENDS = ";|&\n"
+_KEYWORDS = ("then", "do", "else", "{")  # a command follows
 
 
 @dataclass
@@ -55,13 +57,19 @@ class Shell:
                 self._assign(match[1], append=bool(match[2]))
             elif char in "()":
                 self._at += 1
+                self._finish(words)  # a subshell, or the pattern of a case
+                words = []
             else:
                 words += self._word()
+                words = [] if len(words) == 1 and words[0] in _KEYWORDS else words
         self._finish(words)
         return self.commands
 
     def _finish(self, words: list[str]) -> None:
-        if words:
+        if len(words) > 3 and words[0] == "for" and words[2] == "in":
+            self._values[words[1]] = words[3:4]
+            self.unread.append(" ".join(words))
+        elif words:
             self.commands.append(words)
 
     def _assign(self, name: str, *, append: bool) -> None:
@@ -139,7 +147,12 @@ class Shell:
             self._at = end
             default = Shell(f'"{match[4]}"' if '"' not in (match[4] or "") else match[4])
             default._values = self._values  # the same variables
-            return self._variable(match[1], bool(match[2]), default if match[3] else None)
+            values, several = self._variable(
+                match[1], bool(match[2]), default if match[3] else None
+            )
+            if match[3] == "=":
+                self._values[match[1]] = values
+            return values, several
         match = _NAME.match(self.text, self._at)
         if match is None:
             return ["$"], False
@@ -191,7 +204,10 @@ class Shell:
                 case _:
                     raise ValueError(text)
 
+        inner = Shell(f'"{text}"')
+        inner._values = self._values
+        expanded = inner._word()[0].replace("$", "")
         try:
-            return str(value(ast.parse(text.replace("$", "").strip(), mode="eval")))
+            return str(value(ast.parse(expanded.strip(), mode="eval")))
         except (KeyError, ValueError, SyntaxError, IndexError, ZeroDivisionError):
             return None
