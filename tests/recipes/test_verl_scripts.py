@@ -139,6 +139,16 @@ def test_values_that_only_a_shell_knows_are_left_out(tmp_path: Path) -> None:
     assert imported.unread == ["trainer.experiment_name=run_$(date)"]
 
 
+def test_keys_of_verl_that_become_one_are_compared(caplog: pytest.LogCaptureFixture) -> None:
+    words = ["trainer.max_actor_ckpt_to_keep=1", "trainer.max_critic_ckpt_to_keep={}"]
+    assert compose("ppo", [words[0], words[1].format(1)]).config.trainer.max_ckpt_to_keep == 1
+    assert not caplog.text
+    assert compose("ppo", [words[0], words[1].format(2)]).config.trainer.max_ckpt_to_keep == 2
+    assert "trainer.max_critic_ckpt_to_keep=2 replaces trainer.max_actor_ckpt_to_keep=1" in (
+        caplog.text
+    )
+
+
 def test_configuration_names(tmp_path: Path) -> None:
     assert recipe_of("ppo", "config", "ppo_trainer.yaml") == "ppo_trainer"
     assert recipe_of("sft", None, None) == "sft_trainer"

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from rlctl.errors import Problem
+from rlctl.log import warn_once
 from rlctl.recipes.verl import asynchronous, distillation
 from rlctl.recipes.verl.agreements import Agreement
 from rlctl.recipes.verl.rules import Feature
@@ -43,6 +45,7 @@ class VerlSettings:
     _combined: list[Problem] = field(default_factory=list)  # of settings that belong together
     _missing: dict[Feature, list[VerlSetting]] = field(default_factory=dict)
     _agreements: list[tuple[VerlSetting, Agreement]] = field(default_factory=list)
+    _renamed: dict[tuple[str, str], VerlSetting] = field(default_factory=dict)
 
     def translate(self, key: str, value: Any, where: str) -> Translation:
         """Translate one setting and record it if its name or value is verl's."""
@@ -67,10 +70,21 @@ class VerlSettings:
                 self._agreements.append((setting, result.agreement))
         elif result.renamed is not None:
             setting = VerlSetting("renamed", key, value, where, result.renamed)
+            self._warn_of_another(result.key, setting)
         else:
             return result
         self.found.append(setting)
         return result
+
+    def _warn_of_another(self, target: str | None, setting: VerlSetting) -> None:
+        """Warn if another key of the same file or command line gives `target` another value."""
+        if target is None:
+            return
+        source = re.split("[: ]", setting.where)[0]  # "override …" or "FILE:LINE"
+        before = self._renamed.setdefault((target, source), setting)
+        self._renamed[target, source] = setting
+        if before.key != setting.key and before.value != setting.value:
+            warn_once(f"{setting.given} replaces {before.given}: rlctl has {target} for both")
 
     def combined(
         self, look: Callable[[str], Any], is_set: Callable[[str], bool]
