@@ -33,6 +33,10 @@ _OF_THE_CLOCK = (
 )
 
 
+# Recipes that `rlctl train ppo` refuses, and the word for them.
+VERBS = {each: each for each in ("sft", "dpo", "online_dpo", "distill", "raft", "rm")}
+
+
 def environment() -> dict[str, str]:
     """Return the environment of a shell, without the variables that Ray set in this process.
 

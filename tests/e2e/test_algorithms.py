@@ -9,7 +9,7 @@ import pytest
 
 from rlctl.data_prep.arithmetic import generate
 from rlctl.data_prep.rows import write_rows
-from tests.e2e.command import metrics, reproducible, rlctl
+from tests.e2e.command import VERBS, metrics, reproducible, rlctl
 from tests.e2e.killed_runs import SCORE, learned
 from tests.models import write_tiny_model
 
@@ -55,7 +55,8 @@ def test_two_steps_and_an_exact_resume(recipe: str, folder: Path, settings: list
     more, metric = CASES[recipe]
     settings = [*settings, "data.max_response_length=8", "trainer.save_freq=1", *more]
     settings += ["trainer.val_before_train=false", "actor_rollout_ref.actor.optim.lr=1e-3"]
-    rlctl("train", "ppo", "--recipe", recipe, "--inline", "--name", recipe, *settings, cwd=folder)
+    verb = VERBS.get(recipe, "ppo")
+    rlctl("train", verb, "--recipe", recipe, "--inline", "--name", recipe, *settings, cwd=folder)
     run = folder / "runs" / "quickstart" / recipe
     assert [row["step"] for row in metrics(run)] == [1, 2]
     for row in metrics(run):

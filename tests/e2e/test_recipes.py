@@ -15,7 +15,7 @@ from rlctl.recipes.compose import compose
 from rlctl.recipes.roles import trained_role
 from rlctl.recipes.search_path import library_recipes
 from rlctl.runtime.build import load_algorithm
-from tests.e2e.command import metrics, rlctl
+from tests.e2e.command import VERBS, metrics, rlctl
 
 SMALL = [
     *("data.train_batch_size=4", "actor_rollout_ref.actor.ppo_mini_batch_size=2"),
@@ -50,7 +50,8 @@ def test_embedded_recipes_train_and_others_compose(name: str, tmp_path: Path) ->
         assert config.data.train_batch_size % size == 0
         return
     settings = [*SMALL, *MORE.get(name, [])]
-    rlctl("train", "ppo", "--recipe", name, "--name", "r", "--inline", *settings, cwd=tmp_path)
+    verb = VERBS.get(name, "ppo")
+    rlctl("train", verb, "--recipe", name, "--name", "r", "--inline", *settings, cwd=tmp_path)
     [run] = tmp_path.glob("runs/*/r")
     rows = metrics(run)
     assert [row["training/global_step"] for row in rows] == [1, 2]
