@@ -32,7 +32,7 @@ for step in (1, 2, 3):
     print("worker line", file=sys.stderr)
     print("data")
     tracker.log(step, {
-        "critic/score/mean": 0.3 * step, "actor/ppo_kl": 0.0021, "perf/throughput": 12345.6,
+        "critic/score/mean": 0.3 * step, "actor/kl_loss": 0.0021, "perf/throughput": 12345.6,
         "timing_s/step": 2.0, "timing_s/gen": 1.5, "timing_s/update_actor": 0.5,
         "response_length/mean": 100, "response_length/clip_ratio": 0.1,
     } | ({"ACC": 0.75} if step == 3 else {}))
