@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch._dynamo
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -133,13 +134,15 @@ def test_a_model_has_the_same_log_probs_in_training_and_decoding() -> None:
     torch.testing.assert_close(found.log_softmax(-1), expected, atol=1e-5, rtol=0)
 
 
-def test_compiled_layers_use_it_too() -> None:
+def test_compiled_layers_use_it_too(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     layer = nn.Sequential(nn.Linear(32, 64), nn.SiLU(), nn.Linear(64, 32))
     x, weights = torch.randn(48, 32), torch.randn(48, 32)
     expected = gradients(layer, x, weights)
     onednn.use_onednn(layer)
-    with torch.profiler.profile() as profile:
+    monkeypatch.delenv("TORCHDYNAMO_DISABLE", raising=False)  # which vLLM's engine sets on a CPU
+    torch._dynamo.reset()
+    with torch._dynamo.config.patch(disable=False), torch.profiler.profile() as profile:
         found = gradients(torch.compile(layer, backend="aot_eager"), x, weights)
     assert any(each.name == "rlctl::product" for each in profile.events() or ())
     for mine, theirs in zip(found, expected, strict=True):
