@@ -265,11 +265,12 @@ def _run(
 
     start, num_steps = planned.start, planned.plan.num_steps
     if planned.finished:
-        step = max(num_steps, start.step if start is not None else 0)
+        run = open_run(folder)
+        step = (run.record and run.record.total_steps) or num_steps
         state = f"is at step {step} of" if step > num_steps else "has already finished its"
         more = f"{num_steps} steps: trainer.total_training_steps={step * 2} trains on"
         LOG.info("%s %s %s", folder.name, state, more)
-        return open_run(folder)
+        return run
     for line in planned.warnings:
         LOG.warning(line)
     for line in (*(f"changed: {each}" for each in planned.changes), *planned.notes):
@@ -296,5 +297,4 @@ def _run_of(run: str | Path | Run, root: Path | None) -> Run:
     return open_run(run, root) if isinstance(run, str | Path) else run
 
 
-def _no_view(*_: object) -> None:
-    pass
+def _no_view(*_: object) -> None: ...

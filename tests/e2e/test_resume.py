@@ -326,6 +326,7 @@ def test_resume_mode(finished: Path, longer: Path, small: list[str], folder: Pat
         (["trainer.total_epochs=1"], "finished: 3 steps"),
         (["trainer.total_epochs=1"], "named has already finished its 3 steps"),
         (["trainer.total_epochs=3"], "named resumes from step 3 of 9"),
+        (["trainer.total_epochs=1"], "named is at step 9 of 3 steps"),
     ):
         assert words in run(*auto, *more, cwd=folder).talk
     assert [row["step"] for row in metrics(named)] == list(range(10))
