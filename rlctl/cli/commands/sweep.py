@@ -161,7 +161,7 @@ def _add(verb: str, help: str) -> None:
             *options,
             *([hydra_text("trainer.experiment_name", name)] if name is not None else []),
         ]
-        if verb != "ppo":  # which stands for no verb, too
+        if recipe is not None and verb != "ppo":  # `rlctl sweep` without a verb is `ppo`
             check_algorithm(verb, recipe, _without_axes(source, settings))
         if address is None:
             _sweep(verb, source, settings, dry_run, as_json)
