@@ -69,7 +69,7 @@ def test_the_watchdog_waits_for_a_process_in_a_breakpoint(
     expired: list[str] = []
     monkeypatch.setattr("rlctl.runtime.training.watchdog._CHECK_INTERVAL_S", 0.01)
     monkeypatch.setattr(Watchdog, "_expire", lambda _self: expired.append("killed"))
-    with Watchdog(3600, tmp_path / "stacks.txt", lambda: None) as watchdog:
+    with Watchdog(3600, tmp_path / "stacks.txt", lambda _: None) as watchdog:
         if where == "this process":
             breakpoint()
         elif where == "a worker":

@@ -34,6 +34,7 @@ def overview(run: Run) -> dict[str, Any]:
         "recipe": record.recipe if record else None,
         "ended": record.ended if record else None,
         "exit_code": record.exit_code if record else None,
+        "failure": record.failure if record else None,
         "total_steps": record.total_steps if record else None,
         "tags": list(run.labels.tags),
         "note": run.labels.note,

@@ -24,6 +24,7 @@ FIELDS: Mapping[str, Callable[[Run], Any]] = {
         name: lambda run, name=name: getattr(run.record, name, None)
         for name in ("id", "recipe", "ended", "exit_code", "total_steps", "attempts")
     },
+    "failure": lambda run: ((run.record and run.record.failure) or {}).get("message"),
     "host": lambda run: run.record.process.host if run.record else None,
 }
 SUMMARY_FIELDS = ("step", "metric", "first", "last", "best", "best_step", "seconds", "tokens")

@@ -13,7 +13,8 @@ from typing import Any, Literal
 
 import orjson
 
-from rlctl.errors import ConfigError, RlctlError, as_rlctl_error
+from rlctl.errors import ConfigError, InternalError, as_rlctl_error
+from rlctl.explain.entries import code_of
 from rlctl.files import write_text
 from rlctl.redaction import redact_texts, redact_word
 from rlctl.runs.process import DriverProcess
@@ -34,7 +35,8 @@ class RunRecord:
     SHA-256, `reward_code` each file or module of reward functions, `models` each model or tokenizer
     to a hash of its files, and `environment` each key that was read from the environment to a tag
     of its value; `trackers` maps a logger to the id that it assigned; `parent` is the checkpoint
-    that initialised the run, if any; `sweep` is the name of the sweep that started it.
+    that initialised the run, if any; `sweep` is the name of the sweep that started it. `failure`
+    is `failure_of` the error that ended the last attempt, None unless `state` is `failed`.
     """
 
     id: str
@@ -49,6 +51,7 @@ class RunRecord:
     versions: Mapping[str, str | None]
     state: State = "starting"
     exit_code: int | None = None
+    failure: Mapping[str, str | None] | None = None
     ended: str | None = None
     seconds: float | None = None
     began: float | None = None
@@ -93,9 +96,9 @@ class RunRecord:
 
 
 @contextmanager
-def recorded_end(report: Callable[[Last, int], object]) -> Iterator[None]:
-    """Call `report` with the final state and exit code however the block ends."""
-    state, code = "failed", 70
+def recorded_end(report: Callable[[Last, int, Exception | None], object]) -> Iterator[None]:
+    """Call `report` with the final state, exit code and error however the block ends."""
+    state, code, failure = "failed", InternalError.exit_code, None
     try:
         yield
         state, code = "finished", 0
@@ -105,12 +108,23 @@ def recorded_end(report: Callable[[Last, int], object]) -> Iterator[None]:
     except SystemExit as asked:  # `Terminated`, `TimeUp`
         state, code = "stopped", int(asked.code or 0)
         raise
-    except (RlctlError, OSError) as error:
+    except Exception as error:
         known = as_rlctl_error(error)
-        code = known.exit_code if known else code
+        code, failure = known.exit_code if known else code, error
         raise
     finally:
-        report(state, code)
+        report(state, code, failure)
+
+
+def failure_of(error: Exception) -> dict[str, str | None]:
+    """Return `code`, one-line `message` and `hint` of the first problem of an error."""
+    known = as_rlctl_error(error) or InternalError(
+        f"internal error: {type(error).__name__}: {error}",
+        hint="please report this bug; `rlctl --debug …` prints the traceback",
+    )
+    first = known.problems[0]
+    message = " ".join(first.message.split())
+    return {"code": code_of(first.message, known), "message": message, "hint": first.hint}
 
 
 def now() -> str:

@@ -23,7 +23,7 @@ from rlctl.runs.events import EVENTS_FILE, read_events
 from rlctl.runs.naming import check_free, fresh_name, remove_abandoned, taken, unfinished
 from rlctl.runs.process import DriverProcess, uptime
 from rlctl.runs.provenance import git_state, installed_versions
-from rlctl.runs.record import RunRecord, State, now
+from rlctl.runs.record import RunRecord, State, failure_of, now
 from rlctl.tracking.jsonl import METRICS_FILE, drop_torn_tail, generations_file
 
 if TYPE_CHECKING:
@@ -141,10 +141,12 @@ class RunDir:
         self.record = dataclasses.replace(self.record, **changes)
         self.record.write(self.path / RECORD_FILE)
 
-    def finish(self, state: State, exit_code: int) -> None:
-        """Record the final state: finished, failed or stopped."""
+    def finish(self, state: State, exit_code: int, error: Exception | None = None) -> None:
+        """Record the final state, finished, failed or stopped, and the error that caused it."""
+        failure = failure_of(error) if error is not None else None
+        end = {"state": state, "exit_code": exit_code, "failure": failure, "ended": now()}
         try:
-            self.update(state=state, exit_code=exit_code, ended=now(), seconds=self.seconds())
+            self.update(**end, seconds=self.seconds())
         except OSError as error:  # no room for a second file: `update` has set the record
             if error.errno not in FULL_DISK:
                 raise
@@ -212,6 +214,7 @@ class RunDir:
             process=DriverProcess.current(),
             state="starting",
             exit_code=None,
+            failure=None,
             ended=None,
             seconds=max((each.get("seconds", 0.0) for each in read_events(self.path)), default=0.0),
             began=uptime(),

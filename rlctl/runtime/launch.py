@@ -20,6 +20,7 @@ from rlctl.runs.sync import run_info
 from rlctl.runtime.algorithms.base import Needs, sampling_seed
 from rlctl.runtime.build import build_reward, build_roles
 from rlctl.runtime.checkpoint.remote_copy import keep_remote_copy
+from rlctl.runtime.cluster.health import OnLost
 from rlctl.runtime.cluster.inline import InlinePool
 from rlctl.runtime.cluster.pools import Pool, Pools
 from rlctl.runtime.planning.plan import Plan
@@ -153,13 +154,13 @@ def open_pools(
     logs: Path,
     on_phase: Callable[[str], None],
     event: Event,
-    on_lost: Callable[[], object] = lambda: None,
+    on_lost: OnLost = lambda _: None,
 ) -> Iterator[Pools]:
     """Start the pools of a run by name, or one pool in this process with `--inline`.
 
     Their processes log to files in `logs`, and their nodes are the event `placed`. Closes them at
     the end, and Ray if the run started it.
-    `on_lost` is called before the process exits because Ray has.
+    `on_lost` is called with the error before the process exits because Ray has.
     """
     with ExitStack() as stack:
         if plan.inline:
@@ -177,7 +178,7 @@ def _open_ray_pools(
     logs: Path,
     on_phase: Callable[[str], None],
     event: Event,
-    on_lost: Callable[[], object],
+    on_lost: OnLost,
     stack: ExitStack,
 ) -> Pools:
     from rlctl.runtime.cluster.engine_pool import EnginePool
@@ -254,7 +255,7 @@ def _load_trackers(config: schema.Config, run: RunDir, stack: ExitStack) -> Trac
     alarms = Alarms(limits, metric_rows(run.metrics))
     params = trainer.tracking.params
     trackers = Trackers.load(trainer.logger, run.event, timeouts, alarms, params)
-    stack.enter_context(recorded_end(trackers.finish))
+    stack.enter_context(recorded_end(lambda state, code, _: trackers.finish(state, code)))
     return trackers
 
 
@@ -274,9 +275,16 @@ def _watchdog(trainer: schema.Trainer, run: RunDir) -> Watchdog:
     )
 
 
-def _close(run: RunDir, started: float, on_end: OnEnd | None, state: Last, code: int) -> None:
+def _close(
+    run: RunDir,
+    started: float,
+    on_end: OnEnd | None,
+    state: Last,
+    code: int,
+    error: Exception | None,
+) -> None:
     """Record the final state, and report it to `on_end`."""
-    run.finish(state, code)
+    run.finish(state, code, error)
     if on_end is not None:
         on_end(run, state, time.monotonic() - started)
 

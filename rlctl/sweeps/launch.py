@@ -100,7 +100,7 @@ def _run(sweep: SweepDir, config: schema.Config, axes: Sequence[Axis], view: Vie
     if config.ray_kwargs.ray_init.address is None and "RAY_ADDRESS" not in os.environ:
         os.environ.setdefault(_RECONNECT_S, "10")
     with (
-        recorded_end(sweep.finish),
+        recorded_end(lambda state, code, _: sweep.finish(state, code)),
         ray_session(config.ray_kwargs.ray_init, cpus, 1, config.trainer.timeouts.ray_start_s, None),
     ):
         cluster = RayCluster(sweep.record, config)

@@ -11,7 +11,9 @@ import pexpect
 import pytest
 import yaml
 
+from rlctl.errors import ConfigError
 from rlctl.recipes.search_path import LIBRARY
+from rlctl.runs.record import failure_of
 from rlctl.runs.run_dir import RunDir
 from rlctl.runs.store import DEFAULT_ROOT
 from rlctl.tracking.jsonl import JsonlTracker
@@ -30,6 +32,7 @@ def sample(text: str, right: bool) -> Sample:
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("work") / "runs"
+    failure = failure_of(ConfigError("no column\nis here", hint="add one"))
     for minute, (name, state) in enumerate(
         [("first", "finished"), ("second", "failed"), ("third", "finished")]
     ):
@@ -57,6 +60,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
             ended=ended,
             seconds=30.0,
             total_steps=2,
+            failure=failure if state == "failed" else None,
         )
     (root / "demo" / "third" / "run.json").write_text("{")
     return root
@@ -80,7 +84,7 @@ def test_runs_prints_one_line_per_run_and_warns_of_damaged_records(root):
     assert cells[1][:2] == ["third", "broken"]
     assert [cells[2][index] for index in (0, 1, 3, 4, 5)] == [
         "second",
-        "failed",
+        "failed E-CONFIG",
         "30.0 s",
         "1/2",
         "25.0 % → 25.0 %",
@@ -125,6 +129,18 @@ def test_runs_json_limit_and_state(root):
     assert len(limited.stdout.splitlines()) == 2
     assert "2 more; --all shows them" in limited.stderr
     assert len(rlctl(root, "runs", "-n", "1", "--all").stdout.splitlines()) == 4
+
+
+def test_a_failed_run_shows_its_cause(root):
+    text = re.sub(r" +", " ", rlctl(root, "show", "second").stdout)
+    assert "failure no column is here (E-CONFIG)" in text
+    assert "help add one" in text
+    (only,) = json.loads(rlctl(root, "runs", "--where", "failure != null", "--json").stdout)
+    assert only["failure"] == {
+        "code": "E-CONFIG",
+        "message": "no column is here",
+        "hint": "add one",
+    }
 
 
 def test_the_default_root_is_run_dir_of_the_base_recipe():

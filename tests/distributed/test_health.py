@@ -24,7 +24,7 @@ others = set(psutil.Process().children(recursive=True))
 import subprocess
 for name in ("gcs_server", "raylet"):
     print(subprocess.Popen([f"{sys.argv[1]}/{name}", "600"]).pid)
-watch = health.RayHealth(others, lambda: Path(sys.argv[1], "lost").touch())
+watch = health.RayHealth(others, lambda error: Path(sys.argv[1], "lost").touch())
 watch.start(None)
 print("started", flush=True)
 blocked = threading.Lock()
@@ -38,7 +38,7 @@ from rlctl.errors import RlctlError
 from rlctl.recipes.compose import compose
 from rlctl.runtime.cluster.session import ray_session
 init = compose("ppo").config.ray_kwargs.ray_init
-with ray_session(init, 2, 1, 600.0, None, lambda: print("recorded", flush=True)):
+with ray_session(init, 2, 1, 600.0, None, lambda _: print("recorded", flush=True)):
     @ray.remote
     def wait():
         time.sleep(3600)

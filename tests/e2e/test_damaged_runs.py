@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rlctl.errors import ConfigError, NotFoundError
+from rlctl.errors import ConfigError, ConflictError, NotFoundError
 from rlctl.runs.run_dir import RunDir
 from rlctl.runtime.resume import ResumeOptions, ResumePlan, plan_resume
 from rlctl.runtime.training.run_folder import input_hashes, open_run
@@ -174,6 +174,17 @@ def test_keys_that_do_not_change_the_run_may_change(run: Path, tmp_path: Path) -
         assert (run / "rollouts").resolve() == elsewhere / "rollouts" / "p" / "r"
         assert plan(run).warnings == []
     assert not (elsewhere / "p" / "r").exists()
+
+
+def test_a_resume_that_fails_at_its_start_records_the_cause(run: Path, tmp_path: Path) -> None:
+    (tmp_path / "elsewhere/p/r/step_000009").mkdir(parents=True)
+    with pytest.raises(ConflictError):
+        reopened(plan(run, f"trainer.default_local_dir={tmp_path}/elsewhere"))
+    record = RunDir(run).record
+    assert (record.state, record.exit_code) == ("failed", 5)
+    assert record.failure is not None
+    assert record.failure["code"] == "E-EXISTS"
+    assert record.failure["message"].startswith("the folder has files of another run")
 
 
 def test_disk_without_inodes_costs_the_checkpoint_alone(run: Path, tmp_path: Path) -> None:

@@ -115,6 +115,7 @@ def test_failed_run_records_its_state_and_reports_its_end(tmp_path: Path, plan: 
     [folder] = (tmp_path / "runs").glob("*/r")
     run = RunDir(folder)
     assert (run.record.state, run.record.exit_code) == ("failed", DeviceMemoryError.exit_code)
+    assert run.record.failure == {"code": "E-OOM", "message": "no memory", "hint": None}
     assert ends == [("r", "failed")]
     assert '"proposed": 4' in (folder / "events.jsonl").read_text()
 

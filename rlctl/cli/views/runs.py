@@ -118,12 +118,18 @@ def _default_cells(run: Run) -> list[str | Text]:
     total = run.record.total_steps if run.record else None
     steps = "-" if summary.step is None else str(summary.step)
     return [
-        Text(run.state, style=COLOURS[run.state]),
+        Text(_state(run), style=COLOURS[run.state]),
         ago((datetime.now(UTC) - run.created).total_seconds()),
         duration(run.seconds) if run.seconds is not None else "-",
         f"{steps}/{total}" if total else steps,
         _validation(summary),
     ]
+
+
+def _state(run: Run) -> str:
+    """Return the state, of a failed run with the code of its error."""
+    failure = run.record.failure if run.record is not None else None
+    return f"{run.state} {failure['code']}" if failure is not None else run.state
 
 
 def _validation(summary: RunSummary) -> str:
@@ -198,6 +204,10 @@ def _facts(record: RunRecord) -> list[tuple[str, str]]:
     ]
     if record.exit_code is not None:
         facts.append(("exit code", str(record.exit_code)))
+    if record.failure is not None:
+        facts.append(("failure", "{message}  ({code})".format_map(record.failure)))
+        if record.failure["hint"]:
+            facts.append(("help", record.failure["hint"]))
     if record.git and (commit := record.git["commit"]):
         facts.append(
             ("commit", f"{commit[:12]}{' with changes' if record.git['diff_sha256'] else ''}")

@@ -21,6 +21,8 @@ _UNREACHABLE_S = 20.0  # a network may be gone for a moment
 _GRACE_S = 10.0  # for the main thread to end the run with an exception
 _DAEMONS = {"raylet": "raylet", "gcs_server": "GCS"}
 
+OnLost = Callable[[RlctlError], object]
+
 
 class RayHealth:
     """Thread that ends this process when Ray's GCS or raylet has exited.
@@ -28,12 +30,12 @@ class RayHealth:
     Of a cluster that this process started it watches the processes themselves, of another one the
     port of its GCS. The main thread may wait in a call that nothing can interrupt: it gets
     `_GRACE_S` to fail by itself, and `error` is then the reason; otherwise the thread calls
-    `on_lost`, kills all children and exits with code 1.
+    `on_lost` with it, kills all children and exits with code 1.
 
     `others` are children of this process that do not belong to Ray.
     """
 
-    def __init__(self, others: set[psutil.Process], on_lost: Callable[[], object]) -> None:
+    def __init__(self, others: set[psutil.Process], on_lost: OnLost) -> None:
         self._others = others
         self._on_lost = on_lost
         self._daemons: dict[psutil.Process, str] = {}
@@ -89,10 +91,11 @@ class RayHealth:
 
     def _exit(self) -> None:
         self._scan()
+        error = RlctlError(self.lost or "", hint=_HINT)
         with suppress(Exception):  # such as a full disk
-            self._on_lost()
+            self._on_lost(error)
         # Printed, not logged: the main thread may hold a logging lock.
-        print(f"error: {RlctlError(self.lost or '', hint=_HINT)}", file=sys.stderr, flush=True)
+        print(f"error: {error}", file=sys.stderr, flush=True)
         kill_and_exit(self.processes)
 
 

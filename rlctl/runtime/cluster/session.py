@@ -6,7 +6,7 @@ import atexit
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from importlib.util import find_spec
 from pathlib import Path
@@ -22,7 +22,7 @@ from rlctl.runtime import OPENMP_WAIT, SPIN_COUNT
 from rlctl.runtime.cluster import fork_server
 from rlctl.runtime.cluster.access import on_loopback, protect_token, require_token
 from rlctl.runtime.cluster.daemons import fewer_daemons
-from rlctl.runtime.cluster.health import RayHealth
+from rlctl.runtime.cluster.health import OnLost, RayHealth
 from rlctl.runtime.cluster.session_folder import remove_stale, session_folder
 
 # An empty PYTHONDONTWRITEBYTECODE lets workers cache bytecode: without it, importing torch and
@@ -50,7 +50,7 @@ def ray_session(
     num_threads: int,
     timeout_s: float,
     timeline: str | None,
-    on_lost: Callable[[], object] = lambda: None,
+    on_lost: OnLost = lambda _: None,
     log_to_driver: bool = False,
 ) -> Iterator[None]:
     """Connect to the cluster at `init.address` or RAY_ADDRESS, else start one on this machine.
@@ -59,8 +59,8 @@ def ray_session(
     the end; Ray sets RAY_ADDRESS in its jobs. Raises ResourceError with the tail of Ray's log if it
     does not start within `timeout_s`, and for a cluster that other machines reach without a token;
     RlctlError instead of an error in the block if Ray's GCS or raylet has exited. If the block does
-    not end by itself then, this process calls `on_lost` and exits with code 1. `log_to_driver`
-    prints what workers without a log file of their own print.
+    not end by itself then, this process calls `on_lost` with that error and exits with
+    code 1. `log_to_driver` prints what workers without a log file of their own print.
     """
     import ray
 

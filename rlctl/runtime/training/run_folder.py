@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from rlctl.recipes.recorded import environment_tags
 from rlctl.recipes.roles import ROLES
 from rlctl.runs.folders_elsewhere import place
 from rlctl.runs.provenance import data_hashes, installed_versions
+from rlctl.runs.record import Last, recorded_end
 from rlctl.runs.rewind import rewind
 from rlctl.runs.run_dir import RunDir
 from rlctl.runtime.checkpoint.store import CheckpointStore
@@ -35,11 +37,12 @@ def open_run(
     """
     if start is not None and start.run is not None:
         run = RunDir.reopen(start.run, start.force)
-        for part, folder in _folders_elsewhere(config.trainer).items():
-            if folder is not None or part != "rollouts":  # without a folder they are not written
-                place(run, part, folder)
-        _rewind(run, start)
-        _write_config(run, recipe, config, None, inputs)
+        with recorded_end(partial(_finish_failed, run)):
+            for part, folder in _folders_elsewhere(config.trainer).items():
+                if folder is not None or part != "rollouts":  # else they are not written
+                    place(run, part, folder)
+            _rewind(run, start)
+            _write_config(run, recipe, config, None, inputs)
         return run
     trainer = config.trainer
     with RunDir.creating(
@@ -53,6 +56,11 @@ def open_run(
             place(run, part, folder)
         _write_config(run, recipe, config, start.parent if start is not None else None, inputs)
     return run
+
+
+def _finish_failed(run: RunDir, state: Last, code: int, error: Exception | None) -> None:
+    if error is not None:
+        run.finish(state, code, error)
 
 
 def _folders_elsewhere(trainer: schema.Trainer) -> dict[str, str | None]:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Self
 
 from rlctl.debugging import on_breakpoint, reached_breakpoint
+from rlctl.errors import RlctlError
 from rlctl.runs.process import kill_and_exit
 
 _CHECK_INTERVAL_S = 1.0
@@ -20,13 +21,15 @@ class Watchdog:
     """Context with a thread that limits the duration of each phase.
 
     When a phase exceeds `limit_s`, it writes the stacks of all threads to the file `stacks`, calls
-    `on_expiry`, and kills the process and its children with exit code 1, because no exception can
-    interrupt a hung thread. Calls to other processes have earlier deadlines of their own, which end
-    the run with an exception. After a breakpoint in this process, or in one whose log is in the
-    folder of `stacks`, phases have no limit.
+    `on_expiry` with the error, and kills the process and its children with exit code 1, because no
+    exception can interrupt a hung thread. Calls to other processes have earlier deadlines of their
+    own, which end the run with an exception. After a breakpoint in this process, or in one whose
+    log is in the folder of `stacks`, phases have no limit.
     """
 
-    def __init__(self, limit_s: float, stacks: Path, on_expiry: Callable[[], object]) -> None:
+    def __init__(
+        self, limit_s: float, stacks: Path, on_expiry: Callable[[RlctlError], object]
+    ) -> None:
         self.limit_s = limit_s
         self.stacks = stacks
         self.on_expiry = on_expiry
@@ -57,13 +60,12 @@ class Watchdog:
     def _expire(self) -> None:
         with self.stacks.open("w") as file:
             faulthandler.dump_traceback(file)
-        self.on_expiry()
-        # Printed, not logged: the process exits below, and the hung thread may hold a logging lock.
-        print(
-            f"error: {self._phase} did not finish within {self.limit_s:g} s\n"
-            f"  at: {self.stacks} (stacks of all threads)\n"
-            "  help: trainer.timeouts.call_s sets the deadline",
-            file=sys.stderr,
-            flush=True,
+        error = RlctlError(
+            f"{self._phase} did not finish within {self.limit_s:g} s",
+            where=f"{self.stacks} (stacks of all threads)",
+            hint="trainer.timeouts.call_s sets the deadline",
         )
+        self.on_expiry(error)
+        # Printed, not logged: the process exits below, and the hung thread may hold a logging lock.
+        print(f"error: {error}", file=sys.stderr, flush=True)
         kill_and_exit()
