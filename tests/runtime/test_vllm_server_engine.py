@@ -18,7 +18,7 @@ from rlctl.errors import ConfigError, RlctlError
 from rlctl.recipes.compose import compose
 from rlctl.runtime.rollout.engine import EngineSpec, random_streams, to_requests
 from rlctl.runtime.rollout.sampling_params import SamplingConfig
-from rlctl.runtime.rollout.vllm.server import VLLMServer, VLLMServerEngine
+from rlctl.runtime.rollout.vllm_engine.server import VLLMServer, VLLMServerEngine
 from rlctl.runtime.workers.rollout import RolloutSpec
 from tests.distributed.ranks import rank_info
 from tests.generation import full_forward, prompts, sampling

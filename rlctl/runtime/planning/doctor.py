@@ -33,7 +33,7 @@ from rlctl.runtime.planning.machine import (
     shared_memory_checks,
     visible_gpus,
 )
-from rlctl.runtime.rollout.vllm.versions import check_versions, installed, pins
+from rlctl.runtime.rollout.vllm_engine.versions import check_versions, installed, pins
 from rlctl.tracking.loggers import examine as examine_loggers
 
 _OWN_LINES = ("torch", "transformers", "ray", "numpy")

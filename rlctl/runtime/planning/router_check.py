@@ -14,7 +14,7 @@ from rlctl.runtime.model.routing import SUPPORTED, routing_shape
 from rlctl.runtime.planning.model_size import UnknownSizeError, build_on_meta
 from rlctl.runtime.planning.preflight import read_model_config
 from rlctl.runtime.rollout.auto import AutoEngine, select_engine
-from rlctl.runtime.rollout.vllm.engine import VLLMEngine
+from rlctl.runtime.rollout.vllm_engine.engine import VLLMEngine
 
 _SECTION = "actor_rollout_ref.actor"
 _KEY = f"{_SECTION}.router_replay.mode"

@@ -13,8 +13,8 @@ from rlctl.runtime.model.engine_weights import AdapterSync
 from rlctl.runtime.rollout.engine import EngineSpec, RolloutEngine
 from rlctl.runtime.rollout.hf import HFEngine
 from rlctl.runtime.rollout.startup import run_startup, start_in_phases
-from rlctl.runtime.rollout.vllm.engine import VLLMEngine
-from rlctl.runtime.rollout.vllm.versions import check_installed
+from rlctl.runtime.rollout.vllm_engine.engine import VLLMEngine
+from rlctl.runtime.rollout.vllm_engine.versions import check_installed
 
 
 class AutoEngine:

@@ -37,13 +37,13 @@ from rlctl.runtime.rollout.engine import (
 from rlctl.runtime.rollout.loop import EngineLoop
 from rlctl.runtime.rollout.requests import Completion, Request
 from rlctl.runtime.rollout.startup import run_startup
-from rlctl.runtime.rollout.vllm.adapters import AdapterSlot, vllm_adapter_sync, without_adapters
-from rlctl.runtime.rollout.vllm.log_probs import report_full_log_probs
-from rlctl.runtime.rollout.vllm.requests import to_completion, vllm_params
-from rlctl.runtime.rollout.vllm.routing import RoutedExperts
-from rlctl.runtime.rollout.vllm.startup import prepare, start
-from rlctl.runtime.rollout.vllm.versions import check_installed
-from rlctl.runtime.rollout.vllm.weights import (
+from rlctl.runtime.rollout.vllm_engine import adapters
+from rlctl.runtime.rollout.vllm_engine.log_probs import report_full_log_probs
+from rlctl.runtime.rollout.vllm_engine.requests import to_completion, vllm_params
+from rlctl.runtime.rollout.vllm_engine.routing import RoutedExperts
+from rlctl.runtime.rollout.vllm_engine.startup import prepare, start
+from rlctl.runtime.rollout.vllm_engine.versions import check_installed
+from rlctl.runtime.rollout.vllm_engine.weights import (
     as_in_files,
     converted_model,
     model_runner,
@@ -69,7 +69,7 @@ class _Request:
 class VLLMEngine:
     """Engine that runs vLLM in this process: see `RolloutEngine`."""
 
-    adapter_sync, records_routing = staticmethod(vllm_adapter_sync), True
+    adapter_sync, records_routing = staticmethod(adapters.vllm_adapter_sync), True
 
     @staticmethod
     def unused_keys(config: schema.Config) -> dict[str, str]:
@@ -94,7 +94,7 @@ class VLLMEngine:
         self._open: dict[str, tuple[Request, int]] = {}  # vLLM's request id -> request, response
         self.routing = RoutedExperts(runner, spec.routing, spec.rank_info.device == "cpu")
         self.loop = EngineLoop(self, spec.rank_info.num_threads) if spec.concurrent else None
-        self.adapter = AdapterSlot.from_spec(spec, runner)
+        self.adapter = adapters.AdapterSlot.from_spec(spec, runner)
         self.shared: dict[str, Tensor] | None = None  # policy parameters that are views of vLLM's
         if policy is not None and spec.rank_info.device == "cpu" and self.ranks_per_engine == 1:
             self.shared = share_parameters(runner.get_model(), policy)
@@ -245,7 +245,7 @@ class VLLMEngine:
             "load_weights was called while generate is in progress"
         )
         adapter: dict[str, Tensor] = {}
-        base = without_adapters(weights, adapter)
+        base = adapters.without_adapters(weights, adapter)
         if (first := next(base, None)) is not None:
             self._load_base(chain([first], base))
         if self.adapter and adapter:

@@ -25,9 +25,9 @@ from rlctl.runtime.rollout.http_engine import (
 )
 from rlctl.runtime.rollout.http_server import HttpServer
 from rlctl.runtime.rollout.requests import Completion, Decoding, Request
-from rlctl.runtime.rollout.vllm.requests import vllm_arguments
+from rlctl.runtime.rollout.vllm_engine.requests import vllm_arguments
 
-_EXTENSION = "rlctl.runtime.rollout.vllm.server_extension.UnpackedWeights"
+_EXTENSION = "rlctl.runtime.rollout.vllm_engine.server_extension.UnpackedWeights"
 _KEY = "actor_rollout_ref.rollout"
 
 

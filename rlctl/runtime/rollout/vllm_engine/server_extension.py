@@ -5,7 +5,7 @@ Workers of a server with `--worker-extension-cls` import this module before they
 
 from __future__ import annotations
 
-from rlctl.runtime.rollout.vllm.cpu import (
+from rlctl.runtime.rollout.vllm_engine.cpu import (
     keep_weights_unpacked,
     pack_loaded_experts,
     pad_attention_heads,

@@ -24,8 +24,8 @@ from transformers import AutoConfig
 from rlctl.errors import ConfigError, ResourceError, RlctlError
 from rlctl.runtime.ops import ceil_div
 from rlctl.runtime.rollout.engine import EngineSpec
-from rlctl.runtime.rollout.vllm.adapters import MERGE_HINT, adapter_arguments, takes_adapters
-from rlctl.runtime.rollout.vllm.cpu import (
+from rlctl.runtime.rollout.vllm_engine.adapters import MERGE_HINT, adapter_arguments, takes_adapters
+from rlctl.runtime.rollout.vllm_engine.cpu import (
     apply_one_adapter,
     keep_weights_unpacked,
     pack_loaded_experts,
