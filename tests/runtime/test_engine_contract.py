@@ -45,7 +45,7 @@ from tests.models import Arch, mixture_model, tiny_model
 
 MAX_LENGTH = 192
 CHOOSES = {"auto", "vllm_server"}  # delegates to one of the others, or needs a server
-MARKS = {"vllm": pytest.mark.vllm}
+MARKS = {"vllm": pytest.mark.extra("vllm")}
 # Prompts whose responses are open when an engine loads weights.
 LENGTHS = (9, 1, 40)
 TO_END = Slice(None)
@@ -152,7 +152,7 @@ def own_experts(policy: PreTrainedModel, prompt: Tensor, response: Tensor) -> Te
     return packed.own_routing()[:-1]
 
 
-@pytest.mark.vllm
+@pytest.mark.extra("vllm")
 def test_weights_and_experts_of_mixtures(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Comes first: vLLM makes groups for experts only with the first model of a process."""
     kind = Kind("vllm", tmp_path_factory.mktemp("mixtral"))

@@ -137,9 +137,9 @@ def load_eight_bits(where: RankInfo, model: str, folder: Path) -> Tensor:
     return weights(worker)
 
 
+@pytest.mark.extra("torchao")
 def test_moments_in_eight_bits_are_saved_exactly(tmp_path: Path) -> None:
     """On the same number of ranks bitwise, and on others up to rounding."""
-    pytest.importorskip("torchao")
     model = str(write_tiny_model(tmp_path, hidden_size=256, intermediate_size=256))
     begin_writing(tmp_path)
     [(_, one, quantized)] = on_ranks(1, save_eight_bits, model, None, tmp_path / "one")

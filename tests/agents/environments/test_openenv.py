@@ -39,12 +39,12 @@ class Server:
     async def _session(self, socket: Any) -> None:
         assert socket.request.path == "/ws"
         self.sessions += 1
-        count = 0
+        count, is_refused = 0, self.sessions > CAPACITY
         try:
             async for text in socket:
                 message = json.loads(text)
                 data = message["data"]
-                if self.sessions > CAPACITY:
+                if is_refused:
                     error = {"message": "at capacity", "code": "CAPACITY_REACHED"}
                     await socket.send(json.dumps({"type": "error", "data": error}))
                     continue

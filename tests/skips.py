@@ -1,0 +1,58 @@
+"""Tests that may be skipped, and where. Any other skip fails the session (see `conftest.py`)."""
+
+from __future__ import annotations
+
+import shutil
+from fnmatch import fnmatch
+from importlib.util import find_spec
+
+from tests.runs.browser import CHROMIUM
+
+# Extras that `make test` does not install, and the module that shows their presence.
+EXTRAS = {"vllm": "vllm", "torchao": "torchao", "qlora": "bitsandbytes", "lm-eval": "lm_eval"}
+
+
+def _no(program: str) -> bool:
+    return shutil.which(program) is None
+
+
+# (reason of the skip, condition that allows it, tests)
+ALLOWED: list[tuple[str, bool, list[str]]] = [
+    *(
+        (f"the extra {extra} is not installed*", find_spec(module) is None, ["*"])
+        for extra, module in EXTRAS.items()
+    ),
+    (
+        "the engine sglang needs the package sglang*",
+        find_spec("sglang") is None,
+        ["tests/runtime/test_engine_contract.py::*"],
+    ),
+    (
+        "there is no Chromium here",
+        CHROMIUM is None,
+        ["tests/board/test_page.py::*", "tests/runs/test_report.py::*"],
+    ),
+    (
+        "needs Chromium to read the dashboard's page",
+        CHROMIUM is None,
+        ["tests/tracking/test_swanlab_watch.py::*"],
+    ),
+    *(
+        (f"{shell} is not installed", _no(shell), ["tests/cli/test_completion.py::*"])
+        for shell in ("zsh", "fish")
+    ),
+    ("a file system cannot be mounted here", True, ["tests/*"]),  # users, containers
+    ("this machine does not allow ptrace", True, ["tests/test_debugging.py::*"]),
+    ("this build of torch has no oneDNN", True, ["tests/runtime/test_onednn.py::*"]),
+    # Cases of parametrized tests that an engine does not have.
+    ("* cannot load weights in mid-response", True, ["tests/runtime/test_engine_contract.py::*"]),
+    ("vLLM reserves its memory at the start", True, ["tests/runtime/test_engine_contract.py::*"]),
+]
+
+
+def may_skip(test: str, reason: str) -> bool:
+    """Return True if `test` (a node id) may be skipped for `reason` on this machine."""
+    return any(
+        holds and fnmatch(reason, pattern) and any(fnmatch(test, each) for each in tests)
+        for pattern, holds, tests in ALLOWED
+    )
