@@ -87,6 +87,24 @@ def remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
+def step_name(step: int) -> str:
+    """Return the name of a file or folder of `step`, without a suffix."""
+    return f"step_{step:06d}"
+
+
+def step_of(name: str, suffix: str = "") -> int | None:
+    """Return the step in a name of `step_name` and `suffix`, None for another name."""
+    digits = name.removeprefix("step_").removesuffix(suffix)
+    known = digits.isascii() and digits.isdigit() and name == step_name(int(digits)) + suffix
+    return int(digits) if known else None
+
+
+def by_step(folder: Path, suffix: str = "") -> dict[int, Path]:
+    """Return what `folder` contains for each step, in order; ignore other names, such as copies."""
+    found = {step_of(path.name, suffix): path for path in folder.glob(f"step_*{suffix}")}
+    return {step: found[step] for step in sorted(step for step in found if step is not None)}
+
+
 def existing_parent(path: Path) -> Path:
     """Return `path`, or the nearest of its parents that exists."""
     return next(each for each in (path.absolute(), *path.absolute().parents) if each.exists())

@@ -61,5 +61,15 @@ def test_folder_with_files_is_not_replaced(tmp_path):
     assert (target / "kept").exists()
 
 
+def test_copies_of_a_step_are_no_steps(tmp_path):
+    names = ["step_000020", "step_1000000", "step_000003", "step_000020_1", "step_000020.bak"]
+    for name in (*names, "step_20", "step_", "step_٠٠٠٠٢٠", "step_0000020", "step_000020 (1)"):
+        (tmp_path / name).mkdir()
+    assert list(files.by_step(tmp_path)) == [3, 20, 1_000_000]
+    (tmp_path / "step_000004.jsonl").touch()
+    (tmp_path / "step_000004 (1).jsonl").touch()
+    assert files.by_step(tmp_path, ".jsonl") == {4: tmp_path / "step_000004.jsonl"}
+
+
 def test_free_space_of_a_path_that_does_not_exist_is_that_of_its_parent(tmp_path):
     assert files.free_space(tmp_path / "a" / "b") > 0

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rlctl.errors import NotFoundError
+from rlctl.files import by_step
 from rlctl.log import warn_once
 from rlctl.monitoring.run_summary import RunSummary
 from rlctl.runs.digests import SERIES
@@ -55,7 +56,7 @@ def details(run: Run) -> dict[str, Any]:
         "alarms": alarms(run),
         "generations": generation_steps(run.path),
         "profiles": profiles(run.path),
-        "checkpoints": sorted(folder.name for folder in run.path.glob("checkpoints/step_*")),
+        "checkpoints": [path.name for path in by_step(run.path / "checkpoints").values()],
     }
 
 
@@ -86,9 +87,7 @@ def changed_settings(folder: Path) -> dict[str, dict[str, Any]]:
 
 def generation_steps(folder: Path) -> list[int]:
     """Return the steps with validation samples in the folder of a run, sorted."""
-    return sorted(
-        int(path.stem.removeprefix("step_")) for path in folder.glob("generations/step_*.jsonl")
-    )
+    return list(by_step(folder / "generations", ".jsonl"))
 
 
 def profiles(folder: Path) -> list[str]:

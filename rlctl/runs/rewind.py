@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 
-from rlctl.files import write_bytes
+from rlctl.files import by_step, write_bytes
 from rlctl.runs.run_dir import CONFIG_FILE, RECORD_FILE, RunDir
 from rlctl.tracking.jsonl import METRICS_FILE, json_object
 
@@ -40,8 +40,8 @@ def rewind(run: RunDir, step: int | None) -> Rewound:
     folder = run.attempt / TAKEN_BACK
     lines = _Lines.split(run.metrics, last)
     for part in _BY_STEP:
-        for file in sorted((run.path / part).glob("step_*.jsonl")):
-            if int(file.stem.removeprefix("step_")) > last:
+        for number, file in by_step(run.path / part, ".jsonl").items():
+            if number > last:
                 (folder / part).mkdir(parents=True, exist_ok=True)
                 shutil.move(file, folder / part / file.name)
     if lines.taken:

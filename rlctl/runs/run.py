@@ -9,13 +9,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from rlctl.files import by_step
 from rlctl.monitoring.run_summary import RunSummary
 from rlctl.runs.digests import LABELS, METRICS, RECORD
 from rlctl.runs.labels import Labels
 from rlctl.runs.process import DriverProcess, uptime
 from rlctl.runs.record import RunRecord
 from rlctl.runs.run_dir import RECORD_FILE
-from rlctl.tracking.jsonl import METRICS_FILE, generations_file, read_generations, read_metrics
+from rlctl.tracking.jsonl import METRICS_FILE, read_generations, read_metrics
 from rlctl.tracking.tracker import Sample
 
 ACTIVE = ("running", "starting")
@@ -100,10 +101,9 @@ class Run:
 
     def samples(self, step: int | None = None) -> list[Sample]:
         """Return the validation samples of `step`, or of the last validation; [] without any."""
-        if step is not None:
-            return read_generations(generations_file(self.path, step))
-        files = sorted(self.path.glob("generations/step_*.jsonl"))
-        return read_generations(files[-1]) if files else []
+        files = by_step(self.path / "generations", ".jsonl")
+        chosen = max(files, default=None) if step is None else step
+        return read_generations(files[chosen]) if chosen in files else []
 
     @property
     def figures(self) -> tuple[RunSummary | None, str | None]:

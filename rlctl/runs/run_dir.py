@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from rlctl.errors import FULL_DISK, ConflictError, ResourceError
-from rlctl.files import append, overwrite, put_in_place, write_text
+from rlctl.files import append, overwrite, put_in_place, step_name, write_text
 from rlctl.redaction import redact_texts
 from rlctl.runs.events import EVENTS_FILE, read_events
 from rlctl.runs.naming import check_free, fresh_name, remove_abandoned, taken, unfinished
@@ -250,7 +250,7 @@ class RunDir:
 
     def checkpoint(self, step: int) -> Path:
         """Return the folder of a step's checkpoint."""
-        return self.path / "checkpoints" / f"step_{step:06d}"
+        return self.path / "checkpoints" / step_name(step)
 
 
 def check_idle(path: Path, record: RunRecord, force: bool = False) -> None:

@@ -21,7 +21,7 @@ from typing import Any
 import orjson
 
 from rlctl.errors import ConfigError
-from rlctl.files import replacing
+from rlctl.files import replacing, step_name
 from rlctl.log import warn_once
 from rlctl.tracking.episodes import Episode
 from rlctl.tracking.tracker import RunInfo, Sample
@@ -34,7 +34,7 @@ OnBroken = Callable[[str, Sequence[int]], object]  # message, numbers of the lin
 
 def generations_file(folder: Path, step: int) -> Path:
     """Return the file of the validation samples of `step` in a run's folder."""
-    return folder / "generations" / f"step_{step:06d}.jsonl"
+    return folder / "generations" / f"{step_name(step)}.jsonl"
 
 
 log = logging.getLogger(__name__)

@@ -2,9 +2,85 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
-from rlctl.runtime.checkpoint.remote_copy import _plain_files
+import pytest
+
+from rlctl.errors import ConflictError
+from rlctl.runs.run_dir import RunDir
+from rlctl.runtime.checkpoint.remote_copy import RemoteCopy, _plain_files, check_remote_copy
+from rlctl.runtime.checkpoint.remote_fetch import pull
+from rlctl.runtime.checkpoint.retention import Retention
+from rlctl.runtime.checkpoint.store import CONFIG, STATE, CheckpointStore
+
+EVERYTHING = Retention(None, None, True, 1)
+
+
+def save(run: RunDir, step: int, acc: float = 0.0) -> None:
+    store = CheckpointStore(run.path / "checkpoints")
+    aside = store.begin(step)
+    (aside / CONFIG).touch()
+    (aside / STATE).write_text(json.dumps({"metrics": {"acc": acc}}))
+    store.finish(step)
+
+
+def copied(run: RunDir, url: str, retention: Retention) -> list[int]:
+    copy = RemoteCopy(run, url, retention, 60.0)
+    save(run, max(copy.store.steps(), default=0) + 20)
+    run.finish("stopped", 0)
+    copy.close()
+    assert copy.failure is None
+    return CheckpointStore(Path(url.removeprefix("file://")) / "checkpoints").steps()
+
+
+@pytest.mark.parametrize(
+    ("retention", "left"),
+    [
+        (EVERYTHING, [20, 40, 60, 80]),
+        (Retention(2, None, True, 1), [60, 80]),
+        (Retention(1, "acc", True, 1), [20, 60, 80]),  # 60 still exists here
+    ],
+)
+def test_a_run_resumed_elsewhere_keeps_the_checkpoints_of_its_copy(
+    tmp_path: Path, retention: Retention, left: list[int]
+) -> None:
+    url = f"file://{tmp_path}/copy"
+    first = RunDir.create(tmp_path / "here", "p", "r", "ppo")
+    for step, acc in ((20, 0.9), (40, 0.5)):
+        save(first, step, acc)
+    assert copied(first, url, EVERYTHING) == [20, 40, 60]
+    (tmp_path / "copy/checkpoints/step_000062").mkdir()  # an upload that was interrupted
+    (tmp_path / "copy/checkpoints/step_000062/state.json").touch()
+    second = RunDir.reopen(pull(url, tmp_path / "there"), force=True)
+    store = CheckpointStore(second.path / "checkpoints")
+    assert store.steps() == [60]
+    assert copied(second, url, retention) == left
+    assert not (tmp_path / "copy/checkpoints/step_000062").exists()
+    store.set_aside_after(60, "aside")  # a resume from step 60 undoes step 80
+    save(second, 70)
+    assert 80 not in copied(second, url, EVERYTHING)
+
+
+def test_steps_above_six_digits_are_compared_as_numbers(tmp_path: Path) -> None:
+    run = RunDir.create(tmp_path / "here", "p", "r", "ppo")
+    save(run, 999_980)
+    url = f"file://{tmp_path}/copy"
+    copied(run, url, EVERYTHING)
+    save(run, 1_000_020)
+    copied(run, url, EVERYTHING)
+    assert CheckpointStore(pull(url, tmp_path / "there") / "checkpoints").steps() == [1_000_040]
+
+
+def test_a_folder_whose_copy_was_resumed_elsewhere_is_refused(tmp_path: Path) -> None:
+    run = RunDir.create(tmp_path / "here", "p", "r", "ppo")
+    url = f"file://{tmp_path}/copies/p/r"
+    copied(run, url, EVERYTHING)
+    check_remote_copy(f"file://{tmp_path}/copies", "p", "r", run.path)
+    second = RunDir.reopen(pull(url, tmp_path / "there"), force=True)
+    copied(second, url, EVERYTHING)
+    with pytest.raises(ConflictError, match="was resumed from its copy on"):
+        check_remote_copy(f"file://{tmp_path}/copies", "p", "r", run.path)
 
 
 def test_only_parts_of_a_run_may_be_links(tmp_path: Path) -> None:

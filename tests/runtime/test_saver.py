@@ -248,7 +248,7 @@ def test_killed_beside_a_rename_of_the_commit(
     assert sorted(each.name for each in store.folder.iterdir()) == [
         f"step_{step:06d}" for step in complete[-2:]
     ]
-    assert all(damage(each) is None for each in store.folders())
+    assert all(damage(each) is None for each in store.folders().values())
 
 
 def test_interrupted_setting_aside_leaves_no_checkpoint_after_a_moved_one(
@@ -268,7 +268,7 @@ def test_interrupted_setting_aside_leaves_no_checkpoint_after_a_moved_one(
     with pytest.raises(KeyboardInterrupt):
         store.set_aside_after(1, "aside")
     monkeypatch.undo()
-    assert [each.name for each in store.folders()] == [f"step_00000{step}" for step in (1, 2, 3)]
+    assert list(store.folders()) == [1, 2, 3]
     assert store.set_aside_after(1, "aside") == [2, 3]
 
 

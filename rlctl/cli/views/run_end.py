@@ -6,6 +6,7 @@ import os
 import shlex
 from pathlib import Path
 
+from rlctl.files import by_step
 from rlctl.monitoring.final_summary import print_summary
 from rlctl.runs.run_dir import RunDir
 from rlctl.runs.store import DEFAULT_ROOT
@@ -27,7 +28,7 @@ def _next_commands(run: RunDir, state: str) -> list[str]:
     if any(run.path.glob("generations/*")):
         commands.append(f"rlctl show {name} --samples")
     commands.append(f"rlctl report {name}")
-    if any(run.path.glob("checkpoints/step_*")):
+    if by_step(run.path / "checkpoints"):
         commands += [f"rlctl eval {name}", f"rlctl export {name} DIR"]
     return commands
 

@@ -14,6 +14,7 @@ from rich.text import Text
 
 from rlctl.cli.console import notice, stdout, table, warn
 from rlctl.errors import UsageError
+from rlctl.files import by_step
 from rlctl.monitoring.run_summary import RunSummary
 from rlctl.monitoring.text import ago, count, duration, percent_or_number, sparkline
 from rlctl.runs.details import alarms, changed_settings, generation_steps, profiles
@@ -247,7 +248,7 @@ def _figures(run: Run, summary: RunSummary | None) -> list[tuple[str, str]]:
 
 def _files(run: Run) -> list[tuple[str, str]]:
     steps = generation_steps(run.path)
-    checkpoints = sorted(folder.name for folder in run.path.glob("checkpoints/step_*"))
+    checkpoints = [path.name for path in by_step(run.path / "checkpoints").values()]
     facts = [("folder", str(run.path))]
     if steps:
         facts.append(("samples", f"steps {', '.join(map(str, steps))}  (--samples)"))

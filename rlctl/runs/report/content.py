@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rlctl import __version__
+from rlctl.files import by_step
 from rlctl.monitoring.run_summary import is_accuracy
 from rlctl.monitoring.text import count, duration, percent_or_number
 from rlctl.recipes.layers import MISSING
@@ -97,12 +98,9 @@ def notable_events(folder: Path) -> dict[str, Any]:
 
 def checkpoints(folder: Path) -> list[dict[str, Any]]:
     """Return step, size in bytes and path of each checkpoint of a run, oldest first."""
-    found = folder.glob("checkpoints/step_*")
-    steps = {path: path.name.removeprefix("step_") for path in sorted(found)}
     return [
-        {"step": int(step), "bytes": _num_bytes(path), "path": str(path.relative_to(folder))}
-        for path, step in steps.items()
-        if step.isdigit()
+        {"step": step, "bytes": _num_bytes(path), "path": str(path.relative_to(folder))}
+        for step, path in by_step(folder / "checkpoints").items()
     ]
 
 

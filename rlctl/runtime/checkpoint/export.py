@@ -16,7 +16,7 @@ from rlctl.recipes.roles import ACTOR, REWARD_LEARNER, Role
 from rlctl.recipes.stored import recompose
 from rlctl.runs.run import Run
 from rlctl.runtime.checkpoint.card import CARD, Kind, model_card
-from rlctl.runtime.checkpoint.store import CheckpointStore, ControllerState, damage, step_of
+from rlctl.runtime.checkpoint.store import CheckpointStore, ControllerState, damage
 from rlctl.runtime.data import quickstart
 from rlctl.runtime.model.lora import add_adapters, merged_parameters
 
@@ -45,7 +45,7 @@ def export(
         raise ConfigError(
             problem, where=str(checkpoint), hint="--step N exports another checkpoint"
         )
-    number = step_of(checkpoint)
+    number = ControllerState.read(checkpoint).step
     with _aside(target, force) as folder:
         source = checkpoint / _FOLDERS[kind]
         if kind == "adapter" and not source.is_dir():

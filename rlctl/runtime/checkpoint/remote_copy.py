@@ -10,7 +10,7 @@ import logging
 import os
 import shutil
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -18,10 +18,12 @@ from typing import Any
 
 from rlctl import storage
 from rlctl.errors import ConflictError, RlctlError
+from rlctl.files import step_name, step_of
 from rlctl.recipes import schema
 from rlctl.runs.record import RunRecord
 from rlctl.runs.run_dir import RECORD_FILE, RunDir
-from rlctl.runtime.checkpoint.store import MANIFEST, CheckpointStore
+from rlctl.runtime.checkpoint.retention import Retention, metrics_at, metrics_in
+from rlctl.runtime.checkpoint.store import MANIFEST, STATE, CheckpointStore
 
 LOG = logging.getLogger(__name__)
 
@@ -38,9 +40,8 @@ def keep_remote_copy(run: RunDir, trainer: schema.Trainer) -> Iterator[Callable[
     if trainer.mirror is None:
         yield lambda: None
         return
-    copy = RemoteCopy(
-        run, address(trainer.mirror, run.record.project, run.record.name), trainer.timeouts.mirror_s
-    )
+    url = address(trainer.mirror, run.record.project, run.record.name)
+    copy = RemoteCopy(run, url, Retention.from_config(trainer), trainer.timeouts.mirror_s)
     try:
         yield copy.push
     finally:
@@ -55,10 +56,13 @@ def address(mirror: str, project: str, name: str) -> str:
 class RemoteCopy:
     """Remote copy of one run, written by a thread; only `close` waits for it."""
 
-    def __init__(self, run: RunDir, url: str, timeout_s: float) -> None:
+    def __init__(self, run: RunDir, url: str, retention: Retention, timeout_s: float) -> None:
         self.run = run
         self.url = url
+        self.retention = retention
         self.timeout_s = timeout_s
+        self.store = CheckpointStore(run.path / CHECKPOINTS)
+        self._resumed = max(self.store.steps(), default=0)
         self.failure: str | None = None  # of the latest attempt
         self._sent: dict[str, tuple[int, int]] = {}  # relative name -> stamp when it was sent
         self._wanted = threading.Event()
@@ -113,6 +117,7 @@ class RemoteCopy:
         """Send new files and remove deleted ones; return the number of files sent."""
         fs, root = storage.open_url(self.url)
         remote = _names(fs, root)
+        steps = self.store.steps()  # first: the metrics that are sent reach as far as these
         local = _plain_files(self.run.path)
         new = {
             name: stamp
@@ -126,13 +131,14 @@ class RemoteCopy:
         ]
         if deleted:
             fs.rm([f"{root}/{name}" for name in deleted])
-        return len(new) + self._copy_checkpoints(fs, root, remote)
+        return len(new) + self._copy_checkpoints(fs, root, remote, steps)
 
-    def _copy_checkpoints(self, fs: Any, root: str, remote: set[str]) -> int:
-        store = CheckpointStore(self.run.path / CHECKPOINTS)
-        steps, number = store.steps(), 0
+    def _copy_checkpoints(self, fs: Any, root: str, remote: set[str], steps: Sequence[int]) -> int:
+        number = 0
         for step in reversed(steps):
-            folder = store.path(step)
+            folder = self.store.path(step)
+            if not (folder / MANIFEST).exists():  # removed by retention in the meantime
+                continue
             manifest = f"{CHECKPOINTS}/{folder.name}/{MANIFEST}"
             stamp = _stamp(folder / MANIFEST)
             if self._sent.get(manifest) == stamp:
@@ -146,20 +152,32 @@ class RemoteCopy:
                 number += _send_checkpoint(fs, f"{root}/{CHECKPOINTS}/{folder.name}", folder)
             self._sent[manifest] = stamp
         if steps:  # otherwise the remote checkpoints are the only ones
-            kept = {store.path(step).name for step in steps}
-            for name in {
-                name.split("/")[1] for name in remote if name.startswith(f"{CHECKPOINTS}/")
-            } - kept:
-                if f"{CHECKPOINTS}/{name}/{MANIFEST}" in remote:
-                    fs.rm_file(
-                        f"{root}/{CHECKPOINTS}/{name}/{MANIFEST}"
-                    )  # without its manifest it is no longer a checkpoint
-                fs.rm(f"{root}/{CHECKPOINTS}/{name}", recursive=True)
+            for step in self._to_remove(fs, root, remote, steps):
+                folder = f"{CHECKPOINTS}/{step_name(step)}"
+                if f"{folder}/{MANIFEST}" in remote:  # without it, it is no longer a checkpoint
+                    fs.rm_file(f"{root}/{folder}/{MANIFEST}")
+                fs.rm(f"{root}/{folder}", recursive=True)
         return number
+
+    def _to_remove(
+        self, fs: Any, root: str, remote: set[str], steps: Sequence[int]
+    ) -> Iterable[int]:
+        """Return the steps of remote checkpoints that are incomplete, undone or not retained.
+
+        Those before the step that this process started from need not exist here: a run that was
+        downloaded has its latest checkpoint alone. Retention then applies to all of both places.
+        """
+        earlier = {step for step in remote_steps(remote) if step <= self._resumed}
+        metrics = {step: metrics_at(self.store.path(step)) for step in steps}
+        for step in earlier.difference(steps):
+            file = f"{CHECKPOINTS}/{step_name(step)}/{STATE}"
+            metrics[step] = metrics_in(fs.cat_file(f"{root}/{file}")) if file in remote else {}
+        kept = (earlier | set(steps)).difference(self.retention.to_delete(metrics))
+        return _steps(remote).difference(steps, kept)
 
 
 def check_remote_copy(mirror: str, project: str, name: str | None, run: Path | None) -> None:
-    """Check that the storage can be reached and has no other run of that name.
+    """Check that the storage can be reached and has no other, or later, run of that name.
 
     Raises `ConflictError`, and the errors of `storage.local`.
     """
@@ -171,10 +189,21 @@ def check_remote_copy(mirror: str, project: str, name: str | None, run: Path | N
             return
         url = address(mirror, project, name)
         record = remote_record(url)
-    if record is not None and (run is None or record.id != RunRecord.read(run / RECORD_FILE).id):
+    if record is None:
+        return
+    local = RunRecord.read(run / RECORD_FILE) if run is not None else None
+    if local is None or record.id != local.id:
         hint = f"another --name, or `rlctl resume {url}` to resume that one"
         raise ConflictError(
             f"trainer.mirror has a copy of another run named {name!r}", where=url, hint=hint
+        )
+    if record.attempts > local.attempts:
+        raise ConflictError(
+            f"{name!r} was resumed from its copy on {record.process.host}; the copy has attempt "
+            f"{record.attempts}, and this folder attempt {local.attempts}",
+            where=url,
+            hint=f"`rlctl runs rm {name}`, then `rlctl resume {url}`; or resume this folder with "
+            "trainer.mirror=null",
         )
 
 
@@ -188,6 +217,17 @@ def remote_record(url: str) -> RunRecord | None:
         file = Path(folder) / RECORD_FILE
         file.write_bytes(fs.cat_file(f"{path}/{RECORD_FILE}"))
         return RunRecord.read(file)
+
+
+def remote_steps(names: Iterable[str]) -> set[int]:
+    """Return the steps of the complete checkpoints in a listing of relative names."""
+    return _steps(name for name in names if name.endswith(f"/{MANIFEST}"))
+
+
+def _steps(names: Iterable[str]) -> set[int]:
+    """Return the steps of the checkpoints to which files of these relative names belong."""
+    parts = [name.split("/") for name in names if name.startswith(f"{CHECKPOINTS}/")]
+    return {step for part in parts if (step := step_of(part[1])) is not None}
 
 
 def _names(fs: Any, root: str) -> set[str]:

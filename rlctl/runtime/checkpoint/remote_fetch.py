@@ -9,12 +9,12 @@ from typing import Any
 
 from rlctl import storage
 from rlctl.errors import ConflictError, NotFoundError
-from rlctl.files import replacing
+from rlctl.files import replacing, step_name
 from rlctl.runs.naming import check_free
 from rlctl.runs.record import RunRecord
 from rlctl.runs.run_dir import MODES, RECORD_FILE
-from rlctl.runtime.checkpoint.remote_copy import CHECKPOINTS, remote_record
-from rlctl.runtime.checkpoint.store import MANIFEST, CheckpointStore, damage
+from rlctl.runtime.checkpoint.remote_copy import CHECKPOINTS, remote_record, remote_steps
+from rlctl.runtime.checkpoint.store import CheckpointStore, damage
 
 LOG = logging.getLogger(__name__)
 
@@ -37,9 +37,7 @@ def pull(url: str, root: Path) -> Path:
         fs, path = storage.open_url(url)
         found = storage.listing(fs, path)
         target = root / record.project / record.name
-        steps = sorted(
-            (name.split("/")[1] for name in found.files if _is_manifest(name)), reverse=True
-        )
+        steps = sorted(remote_steps(found.files), reverse=True)
         if (target / RECORD_FILE).is_file() and RunRecord.read(
             target / RECORD_FILE
         ).id == record.id:
@@ -61,10 +59,10 @@ def pull(url: str, root: Path) -> Path:
     return target
 
 
-def _get_latest(fs: Any, found: storage.Listing, steps: list[str], target: Path) -> None:
+def _get_latest(fs: Any, found: storage.Listing, steps: list[int], target: Path) -> None:
     """Fetch the latest checkpoint that is undamaged."""
     for step in steps:
-        folder = f"{CHECKPOINTS}/{step}"
+        folder = f"{CHECKPOINTS}/{step_name(step)}"
         storage.get(
             fs, found, [name for name in found.files if name.startswith(f"{folder}/")], target
         )
@@ -75,17 +73,13 @@ def _get_latest(fs: Any, found: storage.Listing, steps: list[str], target: Path)
         shutil.rmtree(target / folder)
 
 
-def _check_not_behind(run: Path, steps: list[str], url: str) -> None:
+def _check_not_behind(run: Path, steps: list[int], url: str) -> None:
     """Raise `ConflictError` if the remote copy has a later checkpoint than the local run."""
-    local = CheckpointStore(run / CHECKPOINTS)
-    if steps and steps[0] > max((local.path(step).name for step in local.steps()), default=""):
+    if steps and steps[0] > max(CheckpointStore(run / CHECKPOINTS).steps(), default=0):
         hint = f"`rlctl runs rm {run.name}` moves the local run to the trash; then fetch again"
         raise ConflictError(
-            f"{run.name!r} exists here and is older than its copy at {url}, which has {steps[0]}",
+            f"{run.name!r} exists here and is older than its copy at {url}, "
+            f"which has a checkpoint of step {steps[0]}",
             where=str(run),
             hint=hint,
         )
-
-
-def _is_manifest(name: str) -> bool:
-    return name.startswith(f"{CHECKPOINTS}/step_") and name.endswith(f"/{MANIFEST}")

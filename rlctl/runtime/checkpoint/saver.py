@@ -1,4 +1,4 @@
-"""Saving of checkpoints during training, and their retention.
+"""Saving of checkpoints during training.
 
 The training step only copies the state. A thread waits for the workers' writes, completes the
 checkpoint and removes those that retention drops; one checkpoint at a time. A failed write is
@@ -13,16 +13,16 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
 from transformers import PreTrainedTokenizerBase
 
-from rlctl.errors import ConfigError, ResourceError, RlctlError
+from rlctl.errors import ResourceError, RlctlError
 from rlctl.files import free_space, fsync
 from rlctl.recipes import schema
 from rlctl.runs.run_dir import RunDir
+from rlctl.runtime.checkpoint.retention import Retention, metrics_at
 from rlctl.runtime.checkpoint.store import CONFIG, CheckpointStore, ControllerState
 from rlctl.runtime.roles import Roles
 from rlctl.runtime.workers.background import await_written
@@ -30,44 +30,6 @@ from rlctl.runtime.workers.background import await_written
 LOG = logging.getLogger(__name__)
 
 _ABANDON_S = 10.0  # time left for a write when the run ends by an error or a signal
-
-
-@dataclass(frozen=True)
-class Retention:
-    """Rule for the checkpoints to keep: the newest, and the best by a metric.
-
-    `newest` is their number; None: all. `metric` is None where no best ones are kept.
-    """
-
-    newest: int | None
-    metric: str | None
-    largest: bool
-    k: int
-
-    @classmethod
-    def from_config(cls, trainer: schema.Trainer) -> Retention:
-        """Return the retention set by `trainer.max_ckpt_to_keep` and `trainer.keep_best`."""
-        best = trainer.keep_best
-        return cls(trainer.max_ckpt_to_keep, best.metric, best.mode == "max", best.k)
-
-    def to_delete(self, metrics: Mapping[int, Mapping[str, float | None]]) -> list[int]:
-        """Return the steps whose checkpoints may be deleted, never the newest.
-
-        `metrics` maps each step with a checkpoint to its metrics. Of equal checkpoints the older
-        one counts as better.
-        """
-        steps = sorted(metrics)
-        if self.newest is None:
-            return []
-        values = {
-            step: value
-            for step in steps
-            if (value := metrics[step].get(self.metric or "")) is not None
-        }
-        best = sorted(
-            values, key=lambda step: (-values[step] if self.largest else values[step], step)
-        )[: self.k]
-        return [step for step in steps[: -self.newest] if step not in best]
 
 
 class Saver:
@@ -177,7 +139,7 @@ class Saver:
 
     def retain(self) -> None:
         """Remove the checkpoints in the folder that retention does not keep, as far as possible."""
-        metrics = {step: _metrics(self.store.path(step)) for step in self.store.steps()}
+        metrics = {step: metrics_at(self.store.path(step)) for step in self.store.steps()}
         for step in self.retention.to_delete(metrics):
             try:
                 self.store.remove(step)
@@ -236,11 +198,3 @@ class Saver:
         )
         self.run.event("checkpoint_failed", step=step, reason=reason)
         LOG.warning("%s; the run continues", self.failure.problems[0].message)
-
-
-def _metrics(checkpoint: Path) -> Mapping[str, float | None]:
-    """Return the metrics of a checkpoint's step; empty, so never best, if they cannot be read."""
-    try:
-        return ControllerState.read(checkpoint).metrics
-    except ConfigError:
-        return {}

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from rlctl.errors import ConfigError, NotFoundError
-from rlctl.files import put_in_place
+from rlctl.files import by_step, put_in_place, step_name
 from rlctl.runs.provenance import installed_versions
 from rlctl.runtime.workers.background import WRITING, begin_writing
 
@@ -91,16 +91,15 @@ class CheckpointStore:
 
     def path(self, step: int) -> Path:
         """Return the folder of the checkpoint of `step`."""
-        return self.folder / f"step_{step:06d}"
+        return self.folder / step_name(step)
 
     def steps(self) -> list[int]:
         """Return the steps with a completely written checkpoint, oldest first."""
-        return sorted(step_of(path.parent) for path in self.folder.glob(f"step_*/{MANIFEST}"))
+        return [step for step, path in self.folders().items() if (path / MANIFEST).exists()]
 
-    def folders(self) -> list[Path]:
-        """Return the folders of all checkpoints, also of damaged ones, oldest first."""
-        found = (path for path in self.folder.glob("step_*") if path.is_dir())
-        return sorted(found, key=step_of)
+    def folders(self) -> dict[int, Path]:
+        """Return the folder of each checkpoint, also of a damaged one, oldest first."""
+        return {step: path for step, path in by_step(self.folder).items() if path.is_dir()}
 
     def begin(self, step: int) -> Path:
         """Create an empty temporary folder for `step`, and remove those of interrupted writes."""
@@ -146,10 +145,10 @@ class CheckpointStore:
     def latest_complete(self) -> tuple[int | None, list[str]]:
         """Return the latest step with an undamaged checkpoint, or None, and newer ones' damage."""
         damaged: list[str] = []
-        for folder in reversed(self.folders()):
+        for step, folder in reversed(self.folders().items()):
             problem = damage(folder)
             if problem is None:
-                return step_of(folder), damaged
+                return step, damaged
             damaged.append(problem)
         return None, damaged
 
@@ -158,11 +157,11 @@ class CheckpointStore:
 
         The newest goes first: after an interruption, none is left that follows a moved one.
         """
-        later = [each for each in self.folders() if step_of(each) > step]
-        for each in reversed(later):
+        later = {number: path for number, path in self.folders().items() if number > step}
+        for path in reversed(later.values()):
             (self.folder / into).mkdir(exist_ok=True)
-            each.rename(self.folder / into / each.name)
-        return [step_of(each) for each in later]
+            path.rename(self.folder / into / path.name)
+        return list(later)
 
     def policy(self, step: int | None = None) -> Path:
         """Return the transformers folder of `step`, or of the latest checkpoint."""
@@ -222,11 +221,6 @@ def damage(folder: Path) -> str | None:
 def config_hash(folder: Path) -> str:
     """Return the SHA-256 of the configuration in the folder of a run or checkpoint."""
     return _digest(folder / CONFIG)
-
-
-def step_of(folder: Path) -> int:
-    """Return the step of the checkpoint in `folder`."""
-    return int(folder.name.removeprefix("step_"))
 
 
 def _digest(path: Path) -> str:

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from rlctl.errors import ConfigError
+from rlctl.files import step_name
 from rlctl.log import warn_once
 from rlctl.recipes import schema
 from rlctl.runs.run_dir import RunDir
@@ -43,7 +44,7 @@ class StepProfiler:
             pool.start_trace(self.spec, ranks)
         yield
         self.on_phase("writing profiles")
-        folder = (self.run.path / FOLDER / f"step_{step:06d}").absolute()
+        folder = (self.run.path / FOLDER / step_name(step)).absolute()
         files = [
             file
             for name, pool in self.pools.items()
