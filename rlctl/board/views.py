@@ -12,14 +12,13 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import psutil
 
 from rlctl.board.listing import Listing
 from rlctl.board.live_metrics import MetricsCache
-from rlctl.errors import MissingExtraError, NotFoundError, RlctlError, UsageError
+from rlctl.errors import NotFoundError, RlctlError, UsageError
 from rlctl.redaction import redact
 from rlctl.runs import details, logs
 from rlctl.runs.listing import RunQuery
@@ -33,6 +32,7 @@ from rlctl.runs.report.content import (
 from rlctl.runs.run import ACTIVE, Run, is_run, read_run
 from rlctl.runs.stacks import run_processes
 from rlctl.runs.store import RunStore
+from rlctl.sweeps import results
 from rlctl.sweeps.record import RECORD_FILE, SweepDir, sweeps
 from rlctl.terminal import visible
 
@@ -98,13 +98,13 @@ class Views:
 
     def sweep(self, key: str) -> dict[str, Any]:
         """Return the view of a sweep: its search space and its first `MAX_RUNS` runs."""
-        sweep, results = self._sweep(key), _results()
+        sweep = self._sweep(key)
         runs = results.runs_of(sweep)[:MAX_RUNS]
         return self._content(runs, results.search(sweep)) | {"state": sweep.state}
 
     def trials(self, key: str) -> dict[str, Any]:
         """Return the search space of a sweep, its state and the number of its runs."""
-        sweep, results = self._sweep(key), _results()
+        sweep = self._sweep(key)
         number = min(MAX_RUNS, len(results.runs_of(sweep)))
         return {"state": sweep.state, "search": results.search(sweep), "num_runs": number}
 
@@ -124,12 +124,9 @@ class Views:
 
     def sweeps(self) -> list[dict[str, Any]]:
         """Return the lines of `rlctl sweeps`."""
-        found = sweeps(self.root)
-        results = _results() if found else None
         return [
             results.overview(each) | {"key": f"{each.record.project}/{each.record.name}"}
-            for each in found
-            if results is not None
+            for each in sweeps(self.root)
         ]
 
     def update(self, key: str, epoch: int, rows: int) -> dict[str, Any]:
@@ -194,18 +191,6 @@ class Views:
             for each in found
         ]
         return {"processes": [each for each in used if each is not None], "problem": None}
-
-
-def _results() -> ModuleType:
-    """Return `rlctl.sweeps.results`. Raises MissingExtraError without Optuna."""
-    try:
-        from rlctl.sweeps import results
-    except ModuleNotFoundError as error:
-        raise MissingExtraError(
-            "the results of sweeps are read with Optuna, which is not installed",
-            hint="pip install 'rlctl[sweep]'",
-        ) from error
-    return results
 
 
 def _gpu_bytes() -> dict[int, int]:

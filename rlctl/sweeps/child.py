@@ -16,8 +16,7 @@ from rlctl.runs.process import start_rlctl
 from rlctl.runs.record import RunRecord
 from rlctl.runs.run import ACTIVE
 from rlctl.runs.run_dir import RECORD_FILE, SWEEP_VARIABLE
-from rlctl.sweeps.record import SweepDir
-from rlctl.sweeps.study import Trial
+from rlctl.sweeps.record import SweepDir, Trial
 from rlctl.tracking.jsonl import METRICS_FILE, read_metrics
 
 State = Literal["waiting", "running", "finished", "failed", "stopped"]

@@ -12,8 +12,7 @@ from rlctl.recipes.compose import compose
 from rlctl.runtime.build import load_algorithm
 from rlctl.runtime.planning.devices import Devices, pool_sizes
 from rlctl.runtime.rank_info import default_threads, process_resources
-from rlctl.sweeps.record import SweepRecord
-from rlctl.sweeps.study import Trial
+from rlctl.sweeps.record import SweepRecord, Trial
 
 
 class Cluster(Protocol):

@@ -17,7 +17,40 @@ from rlctl.runs.record import now
 from rlctl.runs.run_dir import MODES, Access
 
 RECORD_FILE = "sweep.json"
+TABLE_FILE = "trials.json"
 State = Literal["running", "finished", "failed", "stopped"]
+
+
+@dataclass(frozen=True)
+class Trial:
+    """Number of a trial and the overrides that set its values."""
+
+    number: int
+    overrides: Sequence[str]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """State of a trial: waiting, running, finished, pruned or failed.
+
+    `value` is its objective, `values` the reported values by step.
+    """
+
+    trial: Trial
+    state: str
+    value: float | None
+    values: Mapping[int, float]
+
+
+@dataclass(frozen=True)
+class TrialTable:
+    """Contents of `trials.json`: the state of the study, readable without Optuna.
+
+    `importances` are those of `Study.importances`.
+    """
+
+    outcomes: Sequence[Outcome]
+    importances: Mapping[str, float]
 
 
 @dataclass(frozen=True)
@@ -67,7 +100,7 @@ class SweepRecord:
 
 
 class SweepDir:
-    """Folder `runs/<project>/<sweep>/` with `sweep.json`, Optuna's study and logs of all runs."""
+    """Folder `runs/<project>/<sweep>/`: `sweep.json`, the study, its table and logs of all runs."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -81,13 +114,34 @@ class SweepDir:
         path.mkdir(MODES["owner"])
         path.chmod(MODES[access])
         (path / "logs").mkdir()
-        _write(path, record)
+        _write(path / RECORD_FILE, record)
         return cls(path)
 
     def update(self, **changes: Any) -> None:
         """Change fields of `sweep.json` atomically."""
         self.record = dataclasses.replace(self.record, **changes)
-        _write(self.path, self.record)
+        _write(self.path / RECORD_FILE, self.record)
+
+    def read_table(self) -> TrialTable | None:
+        """Return the state of the study; None before it is written, or if it is damaged."""
+        try:
+            raw: dict[str, Any] = json.loads((self.path / TABLE_FILE).read_text(encoding="utf-8"))
+            outcomes = [
+                Outcome(
+                    Trial(**each["trial"]),
+                    each["state"],
+                    each["value"],
+                    {int(step): value for step, value in each["values"].items()},
+                )
+                for each in raw["outcomes"]
+            ]
+            return TrialTable(outcomes, raw["importances"])
+        except (OSError, ValueError, TypeError, LookupError, AttributeError):
+            return None
+
+    def write_table(self, table: TrialTable) -> None:
+        """Replace `trials.json`."""
+        _write(self.path / TABLE_FILE, table)
 
     def finish(self, state: State, exit_code: int) -> None:
         """Record the final state and exit code."""
@@ -177,8 +231,5 @@ def names_sweep(root: Path, selector: str) -> bool:
     )
 
 
-def _write(path: Path, record: SweepRecord) -> None:
-    write_text(
-        path / RECORD_FILE,
-        json.dumps(dataclasses.asdict(record), indent=2, ensure_ascii=False) + "\n",
-    )
+def _write(path: Path, content: SweepRecord | TrialTable) -> None:
+    write_text(path, json.dumps(dataclasses.asdict(content), indent=2, ensure_ascii=False) + "\n")

@@ -21,8 +21,7 @@ from rlctl.recipes.layers import nested
 from rlctl.recipes.validate import lookup
 from rlctl.runs.run import Run
 from rlctl.runs.store import RunStore
-from rlctl.sweeps.record import SweepDir
-from rlctl.sweeps.study import Outcome, Study
+from rlctl.sweeps.record import Outcome, SweepDir, TrialTable
 from rlctl.tracking.jsonl import METRICS_FILE, read_metrics
 
 # Keys of a run's place and name, which are not part of the experiment.
@@ -63,30 +62,35 @@ class SweepResult:
     importances: Mapping[str, float]
 
 
-def open_study(sweep: SweepDir) -> Study:
-    """Open the study of a sweep; raise NotFoundError if there is none."""
+def read_table(sweep: SweepDir) -> TrialTable:
+    """Return the state of a sweep's study; raise NotFoundError if there is none.
+
+    Reads the study itself if an earlier version of rlctl has written no table. Raises
+    MissingExtraError if that needs Optuna, and it is not installed.
+    """
+    if (table := sweep.read_table()) is not None:
+        return table
     if not sweep.storage.exists():
         raise NotFoundError(f"the sweep {sweep.record.name} has no study", where=str(sweep.storage))
+    from rlctl.sweeps.study import Study
+
     _, axes = split_axes(sweep.record.axes, sweep.record.recipe)
-    return Study(
-        sweep.storage,
-        axes,
-        schema.Sweep.model_validate(sweep.record.settings),
-        sweep.record.total_steps,
-    )
+    settings = schema.Sweep.model_validate(sweep.record.settings)
+    study = Study(sweep.storage, axes, settings, sweep.record.total_steps)
+    return TrialTable(study.outcomes(), study.importances())
 
 
 def results(sweep: SweepDir) -> SweepResult:
     """Return the results of all trials; raise NotFoundError if the sweep has no study."""
-    study = open_study(sweep)
+    table = read_table(sweep)
     sign = -1.0 if sweep.record.settings["mode"] == "max" else 1.0
-    trials = [_result(sweep, outcome) for outcome in study.outcomes()]
+    trials = [_result(sweep, outcome) for outcome in table.outcomes]
 
     def rank(trial: TrialResult) -> tuple[bool, float, int]:
         value = trial.value if trial.value is not None else trial.best
         return trial.state != "finished", math.inf if value is None else sign * value, trial.number
 
-    return SweepResult(sweep, sorted(trials, key=rank), study.importances())
+    return SweepResult(sweep, sorted(trials, key=rank), table.importances)
 
 
 def best(sweep: SweepDir) -> TrialResult:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -14,8 +15,8 @@ from rlctl.runs.logs import format_tails
 from rlctl.runs.run_dir import RunDir
 from rlctl.sweeps.child import Child
 from rlctl.sweeps.cluster import Cluster
-from rlctl.sweeps.record import SweepDir
-from rlctl.sweeps.study import Study, Trial
+from rlctl.sweeps.record import SweepDir, Trial, TrialTable
+from rlctl.sweeps.study import Study
 
 POLL_S = 0.5
 
@@ -33,6 +34,7 @@ class Scheduler:
     on_change: Callable[[list[Child]], None]
     children: list[Child] = field(default_factory=list)
     ended: set[int] = field(default_factory=set)  # numbers of trials with a result
+    _table: TrialTable | None = None  # as written last
     _short_since: float | None = None
 
     def run(self) -> None:
@@ -46,7 +48,7 @@ class Scheduler:
         while self._more() or self._active() or self._processes():
             self._poll()
             self._start_runs()
-            self.on_change(self.children)
+            self._show()
             if self._processes():
                 time.sleep(POLL_S)
 
@@ -58,6 +60,14 @@ class Scheduler:
                 if child.poll() is not None:
                     child.state = "stopped"
             time.sleep(POLL_S / 5)
+        self._show()
+
+    def _show(self) -> None:
+        """Write the table of all trials if it has changed, and call `on_change`."""
+        outcomes = self.study.outcomes()
+        if self._table is None or self._table.outcomes != outcomes:
+            self._table = TrialTable(outcomes, self.study.importances())
+            self.sweep.write_table(self._table)
         self.on_change(self.children)
 
     def _processes(self) -> list[Child]:
@@ -158,7 +168,8 @@ class Scheduler:
         if trial.number in self.ended:
             return
         for step, value in sorted(self.values(trial).items()):
-            self.study.report(trial, step, value)
+            if step > 0:  # the validation before training says nothing about the trial's values
+                self.study.report(trial, step, value)
         if self.study.should_prune(trial):
             open_runs = [
                 child for child in self._runs_of(trial) if child.state in ("waiting", "running")
@@ -208,7 +219,11 @@ class Scheduler:
         else:
             for step, value in sorted(values.items()):
                 self.study.report(trial, step, value)
-            self._complete(trial, "finished", values[max(values)])
+            last = values[max(values)]
+            if math.isfinite(last):
+                self._complete(trial, "finished", last)
+            else:
+                self._complete(trial, "failed", reason="its last value is not finite")
 
     def _fail_without_metric(self, trial: Trial) -> None:
         """Fail a trial without values; raise ConfigError if no other trial has a value either."""

@@ -9,23 +9,30 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import optuna
-from optuna.distributions import (
-    BaseDistribution,
-    CategoricalDistribution,
-    FloatDistribution,
-    IntDistribution,
-)
-from optuna.trial import FrozenTrial, TrialState
-
-from rlctl.errors import ConfigError, Problem, raise_problems
+from rlctl.errors import ConfigError, MissingExtraError, Problem, raise_problems
 from rlctl.recipes.axes import Axis
 from rlctl.recipes.schema import Sweep
+from rlctl.sweeps.record import Outcome, Trial
+
+try:
+    import cmaes  # noqa: F401 (Optuna imports it when the sampler draws)
+    import optuna
+    from optuna.distributions import (
+        BaseDistribution,
+        CategoricalDistribution,
+        FloatDistribution,
+        IntDistribution,
+    )
+    from optuna.trial import FrozenTrial, TrialState
+except ModuleNotFoundError as error:
+    raise MissingExtraError(
+        f"sweeps need the package {error.name!r}, which is not installed",
+        hint="pip install 'rlctl[sweep]'",
+    ) from error
 
 _SAMPLERS: dict[str, Callable[[int], optuna.samplers.BaseSampler]] = {
     # All points of a grid are enqueued, so its sampler draws nothing.
@@ -39,27 +46,6 @@ _PRUNERS: dict[str, Callable[[int], optuna.pruners.BasePruner]] = {
     "median": lambda _: optuna.pruners.MedianPruner(n_startup_trials=3),
     "hyperband": lambda steps: optuna.pruners.HyperbandPruner(max_resource=steps),
 }
-
-
-@dataclass(frozen=True)
-class Trial:
-    """Number of a trial and the overrides that set its values."""
-
-    number: int
-    overrides: Sequence[str]
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """State of a trial: waiting, running, finished, pruned or failed.
-
-    `value` is its objective, `values` the reported values by step.
-    """
-
-    trial: Trial
-    state: str
-    value: float | None
-    values: Mapping[int, float]
 
 
 _STATES = {

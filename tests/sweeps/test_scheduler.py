@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from rlctl.errors import ConfigError
+from rlctl.errors import ConfigError, MissingExtraError
 from rlctl.runs.process import DriverProcess
 from rlctl.runs.run_dir import RunDir
-from rlctl.sweeps.record import SweepDir, SweepRecord
+from rlctl.sweeps.record import SweepDir, SweepRecord, Trial
+from rlctl.sweeps.results import best, overview, read_table, results, runs_of
 from rlctl.sweeps.scheduler import Scheduler
 from tests.sweeps.test_study import settings, study
 
@@ -26,12 +29,9 @@ class FreeCluster:
         raise AssertionError("no run is started")
 
 
-def test_unknown_metric_ends_the_sweep_after_the_first_trial(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level("INFO", "rlctl")
-    made, chosen = study(tmp_path, ["a=1,2,3"], metric="val/none"), settings(metric="val/none")
-    process = DriverProcess.current()
+def scheduler(folder: Path, axis: str, **changes: Any) -> Scheduler:
+    """Return the scheduler of a new sweep over `axis` whose first trial has been drawn."""
+    chosen = settings(**changes)
     record = SweepRecord(
         "s",
         "p",
@@ -39,7 +39,7 @@ def test_unknown_metric_ends_the_sweep_after_the_first_trial(
         "ppo",
         "ppo_trainer",
         [],
-        ["a=1,2,3"],
+        [axis],
         chosen.model_dump(),
         "",
         9,
@@ -47,15 +47,87 @@ def test_unknown_metric_ends_the_sweep_after_the_first_trial(
         [],
         "",
         "",
-        process,
+        DriverProcess.current(),
     )
-    sweep = SweepDir.create(tmp_path, record)
+    sweep = SweepDir.create(folder, record)
+    made = study(sweep.path, [axis], **changes)
     assert made.ask() is not None
-    run = RunDir.create(tmp_path, "p", "s-000", "ppo")
-    run.metrics.write_text('{"step": 9, "val-core/x/acc": 0.5}\n')
-    run.finish("finished", 0)
+    return Scheduler(sweep, chosen, made, FreeCluster(), lambda _: None)
+
+
+def write_run(folder: Path, trial: int, rows: str) -> RunDir:
+    """Write a run of a trial with the metrics `rows`."""
+    run = RunDir.create(folder, "p", f"s-{trial:03d}", "ppo")
+    run.metrics.write_text(rows)
+    return run
+
+
+def test_unknown_metric_ends_the_sweep_after_the_first_trial(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "rlctl")
+    made = scheduler(tmp_path, "a=1,2,3", metric="val/none")
+    write_run(tmp_path, 0, '{"step": 9, "val-core/x/acc": 0.5}\n').finish("finished", 0)
     with pytest.raises(
         ConfigError, match="no validation logged val/none; validation metrics: val-core/x/acc"
     ):
-        Scheduler(sweep, chosen, made, FreeCluster(), lambda _: None).run()
+        made.run()
     assert [line.split(":")[0] for line in caplog.messages] == ["trial 0 failed"]
+
+
+def test_trial_without_a_finite_value_fails_alone(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "rlctl")
+    made = scheduler(tmp_path, "a=1,2", metric="val/x")
+    for trial, value in enumerate(("null", "0.5")):  # null is NaN
+        rows = f'{{"step": 1, "val/x": 0.1}}\n{{"step": 2, "val/x": {value}}}\n'
+        write_run(tmp_path, trial, rows).finish("finished", 0)
+    made.run()
+    assert caplog.messages == [
+        "trial 0 failed: its last value is not finite",
+        "trial 1 finished: 0.5",
+    ]
+    ranked = results(made.sweep).trials
+    assert [(trial.number, trial.state) for trial in ranked] == [(1, "finished"), (0, "failed")]
+    assert (best(made.sweep).value, ranked[1].best) == (0.5, 0.1)
+
+
+def test_validation_before_training_prunes_no_trial(tmp_path: Path) -> None:
+    made = scheduler(tmp_path, "a=1,2,3,4", metric="val/x", pruner="median")
+    for trial in range(3):
+        rows = '{"step": 0, "val/x": 0.5}\n{"step": 1, "val/x": 0.6}\n'
+        write_run(tmp_path, trial, rows).finish("finished", 0)
+    last = write_run(tmp_path, 3, '{"step": 0, "val/x": 0.4}\n')
+    for trial in range(4):
+        if trial > 0:
+            assert made.study.ask() is not None
+        made._add(Trial(trial, [f"a={trial + 1}"]))
+    running = made.children[-1]
+    running.state = "running"
+    states = []
+    for rows in ("", '{"step": 1, "val/x": 0.3}\n'):
+        with last.metrics.open("a") as file:
+            file.write(rows)
+        running.read()
+        made._report(running.trial)
+        states.append(made.study.outcomes()[3].state)
+    assert states == ["running", "pruned"]
+
+
+def test_results_are_read_without_optuna(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = scheduler(tmp_path, "a=1,2", metric="val/x")
+    for trial in range(2):
+        write_run(tmp_path, trial, f'{{"step": 2, "val/x": 0.{trial}}}\n').finish("finished", 0)
+    made.run()
+    stored = made.sweep.read_table()
+    monkeypatch.delitem(sys.modules, "rlctl.sweeps.study")
+    monkeypatch.setitem(sys.modules, "optuna", None)
+    assert best(made.sweep).overrides == ["a=2"]
+    assert overview(made.sweep)["trials"] == {"finished": 2}
+    assert len(runs_of(made.sweep)) == 2
+    (made.sweep.path / "trials.json").write_text("{")
+    with pytest.raises(MissingExtraError, match=r"'optuna'.*\n.*rlctl\[sweep\]"):
+        best(made.sweep)
+    monkeypatch.undo()
+    assert read_table(made.sweep) == stored, "the study has the same values"

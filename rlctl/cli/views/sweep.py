@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from rlctl.sweeps.child import Child
     from rlctl.sweeps.launch import View
     from rlctl.sweeps.plan import SweepPlan
-    from rlctl.sweeps.record import SweepDir
+    from rlctl.sweeps.record import Outcome, SweepDir
     from rlctl.sweeps.results import TrialResult
-    from rlctl.sweeps.study import Outcome, Study
+    from rlctl.sweeps.study import Study
 
 _SAMPLED = re.compile(r"^-?\d+\.\d{5,}(e[+-]?\d+)?$")
 _COLOURS = {
