@@ -72,10 +72,10 @@ def require_token(address: str) -> None:
     `address` is the `host:port` of its GCS, Ray's control store. A cluster with TLS checks
     certificates instead. Raises ResourceError.
     """
-    import grpc
-
     if is_loopback(address) or os.environ.get("RAY_USE_TLS", "0") not in ("", "0"):
         return
+    import grpc
+
     with grpc.insecure_channel(address) as channel:
         try:
             channel.unary_unary("/ray.rpc.NodeInfoGcsService/CheckAlive")(b"", timeout=_PROBE_S)

@@ -20,7 +20,7 @@ from rlctl.recipes import schema
 from rlctl.runs.logs import format_tails
 from rlctl.runtime import OPENMP_WAIT, SPIN_COUNT
 from rlctl.runtime.cluster import fork_server
-from rlctl.runtime.cluster.access import on_loopback, protect_token, require_token
+from rlctl.runtime.cluster.access import is_loopback, on_loopback, protect_token, require_token
 from rlctl.runtime.cluster.daemons import fewer_daemons
 from rlctl.runtime.cluster.health import OnLost, RayHealth
 from rlctl.runtime.cluster.session_folder import remove_stale, session_folder
@@ -73,7 +73,8 @@ def ray_session(
         if address is None:
             folder = stack.enter_context(_local(options, init, num_cpus))
         else:
-            _require_cluster_packages(f"the Ray cluster at {address}")
+            if not is_loopback(address):  # such as the cluster of a sweep, for its trials
+                _require_cluster_packages(f"the Ray cluster at {address}")
             options["address"] = address
         ended = threading.Event()
         health = RayHealth(others, on_lost)
