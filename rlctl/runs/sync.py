@@ -149,9 +149,9 @@ def _send(run: RunDir, info: RunInfo, tracker: AsyncTracker, wanted: set[int], s
         tracker.wait_for_end(math.inf)
     if given is not None:
         run.update(trackers={**run.record.trackers, logger: given})
-    num_steps = len(steps) if full_replay else len(wanted)
+    num_steps = len(steps if full_replay else wanted) - len(tracker.missed - {None})
     run.event(SYNCED, tracker=logger, num_steps=num_steps)
-    if tracker.disabled_reason or tracker.num_failures:
+    if not tracker.delivered_everything:
         why = tracker.disabled_reason or tracker.last_error
         run.event(MISSED, tracker=logger, why=why, steps=tracker.missed_ranges())
         raise RlctlError(

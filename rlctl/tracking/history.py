@@ -6,6 +6,8 @@ import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
+from rlctl.errors import ConfigError
+from rlctl.log import warn_once
 from rlctl.tracking.async_tracker import History, TrackerCall
 from rlctl.tracking.jsonl import (
     METRICS_FILE,
@@ -50,7 +52,7 @@ def missing_steps(run: Path, logger: str, steps: Iterable[int]) -> set[int]:
 def history(run: RunInfo, steps: Collection[int]) -> History:
     """Return calls that replay the metrics and selected samples of `steps`, oldest first.
 
-    The calls raise ConfigError if the run's samples are damaged.
+    Samples that cannot be read are left out, with one warning for each file.
     """
     if not steps:
         return steps, ()
@@ -64,7 +66,11 @@ def history(run: RunInfo, steps: Collection[int]) -> History:
 def _replay_call(run: RunInfo, row: Mapping[str, float]) -> TrackerCall:
     step = int(row["step"])
     log = log_call(step, {name: value for name, value in row.items() if name != "step"})
-    selected = run.select_samples(read_generations(generations_file(run.folder, step)))
+    selected: list[Sample] = []
+    try:
+        selected = run.select_samples(read_generations(generations_file(run.folder, step)))
+    except (ConfigError, OSError) as error:
+        warn_once(f"the samples of step {step} are not replayed: {error}")
     if not selected:
         return log
     samples = sample_call(step, selected)
@@ -83,5 +89,8 @@ def log_call(step: int, metrics: Mapping[str, float]) -> TrackerCall:
 
 def sample_call(step: int, samples: Sequence[Sample]) -> TrackerCall:
     """Return a `Tracker.generations` call with the samples of a step, episodes as transcripts."""
-    shown = [with_transcript(each) for each in samples]
-    return TrackerCall("generations", step, lambda tracker: tracker.generations(step, shown))
+    return TrackerCall(
+        "generations",
+        step,
+        lambda tracker: tracker.generations(step, [with_transcript(each) for each in samples]),
+    )

@@ -157,7 +157,7 @@ def read_generations(path: Path) -> list[Sample]:
     """
     try:
         return [_sample(row) for row in read_lines(path)]
-    except TypeError as error:
+    except (TypeError, AttributeError) as error:
         raise ConfigError(f"a line is not a sample: {error}", where=str(path)) from error
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from rlctl.errors import ConflictError, RlctlError, UsageError
 from rlctl.runs.run_dir import RunDir
 from rlctl.runs.store import RunStore
 from rlctl.runs.sync import run_info, sync
-from rlctl.tracking.jsonl import JsonlTracker
+from rlctl.tracking.jsonl import JsonlTracker, generations_file, metric_rows, read_lines
 from rlctl.tracking.tensorboard import TensorBoardTracker
 from tests.tracking.real import tensorboard_curves
 
@@ -126,6 +127,38 @@ def test_interrupted_replay_is_completed_by_the_next_sync(run):
         sent_by(run)
     (run.path / "refused").unlink()
     assert sent_by(run) == ["start", *map(str, range(2, 10)), "finished"]
+
+
+def test_samples_that_cannot_be_read_are_skipped(run, caplog):
+    run.finish("finished", 0)
+    config = yaml.safe_load((run.path / "config.yaml").read_text())
+    config["trainer"]["log_val_generations"] = 1
+    (run.path / "config.yaml").write_text(yaml.safe_dump(config))
+    for step, line in ((3, '{"input": "1 + 1", "output": "2"}'), (4, '{"episode": "none"}')):
+        generations_file(run.path, step).parent.mkdir(exist_ok=True)
+        generations_file(run.path, step).write_text(line + "\n")
+    assert sent_by(run) == ["start", *map(str, range(1, 10)), "finished"]
+    assert [text.split(":")[0] for text in caplog.messages] == [
+        f"the samples of step {step} are not replayed" for step in (3, 4)
+    ]
+
+
+def test_steps_that_cannot_be_replayed_are_reported(run, monkeypatch):
+    run.finish("finished", 0)
+
+    def unreadable(path: Path):
+        if threading.current_thread() is not threading.main_thread():
+            yield {"step": 1, "x": 1.0}
+            raise PermissionError(path)
+        yield from metric_rows(path)
+
+    monkeypatch.setattr("rlctl.tracking.history.metric_rows", unreadable)
+    with pytest.raises(RlctlError, match="did not accept all steps"):
+        sent_by(run)
+    monkeypatch.undo()
+    events = list(read_lines(run.path / "events.jsonl"))[-2:]
+    assert [event["kind"] for event in events] == ["tracker_synced", "tracker_missed"]
+    assert (events[0]["num_steps"], events[1]["steps"]) == (1, [[2, 9]])
 
 
 def test_refused_steps_are_sent_by_the_next_sync(run):
