@@ -101,7 +101,11 @@ class Membership:
             self._fail(change, "the engines of this run are no clients of servers")
             return
         if request.action == "add":
-            change.groups = [request_group(self.pool.spec) for _ in range(request.count)]
+            try:
+                while len(change.groups) < request.count:
+                    change.groups.append(request_group(self.pool.spec))
+            except (RayError, ValueError, TypeError) as error:  # of Ray
+                self._fail(change, f"Ray did not accept the request: {error}")
             return
         try:
             check_drain(self._status(), request)
