@@ -27,6 +27,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tests.e2e.test_documentation import blocks, commands
+
 ROOT = Path(__file__).parents[1]
 PAGES = ("README.md", "docs/quickstart.md", "docs/tutorial.md")
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -34,7 +36,6 @@ EXTRAS = PROJECT["optional-dependencies"]
 # CUDA only, or tools of development.
 NOT_TRIED = {"vllm", "dev", "docs"}
 
-BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 # Makes a run of the pages short; with `--full` they run as they are written.
 SHORT = ["trainer.total_training_steps=2", "data.val_max_samples=16"]
 
@@ -199,21 +200,20 @@ class Stranger:
 
 
 def commands_of(page: str) -> Iterator[str]:
-    """Yield the commands in the blocks of a page in their order, without the targets of make."""
-    for language, block in BLOCK.findall((ROOT / page).read_text()):
-        for line in block.replace("\\\n", " ").splitlines() if not language else ():
-            command = re.sub(r"\s+#.*", "", line).strip()
-            if re.match(r"(rlctl|seq|python \w+\.py)\b", line):
+    """Yield the commands of a page in their order, except those of make and pip."""
+    for language, text in blocks(ROOT / page):
+        for command in commands(text) if not language else ():
+            if command.split()[0] in ("rlctl", "seq", "python"):
                 yield re.sub(r"\bRUN\b", "@last", command)
 
 
 def write_files(folder: Path) -> None:
     """Write the files that the pages show (their first line is a comment with the name)."""
     folder.mkdir()
-    text = "".join((ROOT / page).read_text() for page in PAGES)
-    for _, block in BLOCK.findall(text):
-        if name := re.match(r"# ([\w.]+)\n", block):
-            (folder / name[1]).write_text(block)
+    for page in PAGES:
+        for _, text in blocks(ROOT / page):
+            if name := re.match(r"# ([\w.]+)\n", text):
+                (folder / name[1]).write_text(text)
     shutil.copytree(ROOT / "tests" / "data" / "gsm8k", folder / "official")
 
 

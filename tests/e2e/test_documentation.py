@@ -25,7 +25,7 @@ DOCS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 FROM_SCRATCH = ("README.md", "tutorial.md")
 NAMES = ("RUN", "A", "B", "C", "ppo-261121")
 
-PROGRAMS = ("rlctl", "make", "pip", "python", "seq", "ray")
+PROGRAMS = ("rlctl", "make", "pip", "python", "seq", "ray", "source")
 SHORT = [
     "--inline",
     "data.train_batch_size=8",
@@ -47,6 +47,7 @@ APPENDED = {  # words that make a command short; the text of the document comes 
 NOT_RUN = {
     r"make demo": "it installs rlctl and runs `rlctl train ppo`, which the test runs in its place",
     r"make test": "it runs this test",
+    r"source": "it puts rlctl on the PATH of a shell",
     r"(pip|ray|python -m sglang)": "it installs packages or starts servers",
     r"rlctl .*(--address|s3://|http://|sglang)": "it needs a cluster, a bucket or a server",
     r"rlctl board": "it serves until Ctrl-C; tests/board runs it",
