@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING
 
 from rlctl.errors import ConfigError
 from rlctl.runtime.model.sharding import trained_state
@@ -80,6 +81,29 @@ def poison(kind: str, folder: Path, bomb: Bomb) -> None:
     else:
         prefix = {"tensor": "model.", "object": "optimizer.param_groups"}[kind]
         poison_entry(folder, bomb, first_entry(folder, prefix))
+
+
+class Attribute:
+    """Object that is pickled as an attribute of another, as Python 3.11.2 pickles members."""
+
+    def __init__(self, owner: object, name: str) -> None:
+        self.owner, self.name = owner, name
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return getattr, (self.owner, self.name)
+
+
+def test_only_members_of_enumerations_are_read_as_attributes(saved: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(saved, tmp_path / "copy")
+    found = read_metadata(folder)
+    found.planner_data = Attribute(_MEM_FORMAT_ENCODING, "TORCH_PRESERVE_FORMAT")
+    (folder / ".metadata").write_bytes(pickle.dumps(found))
+    member = read_metadata(folder).planner_data
+    assert member is _MEM_FORMAT_ENCODING.TORCH_PRESERVE_FORMAT
+    found.planner_data = Attribute(torch.Size, "count")
+    (folder / ".metadata").write_bytes(pickle.dumps(found))
+    with pytest.raises(ConfigError, match=r"refers to builtins\.getattr"):
+        read_metadata(folder)
 
 
 with_kind = pytest.mark.parametrize("kind", ["metadata", "tensor", "object"])

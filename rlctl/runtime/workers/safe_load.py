@@ -26,6 +26,14 @@ from torch.distributed.checkpoint.state_dict_loader import load
 
 from rlctl.errors import ConfigError, RlctlError
 
+
+def _member(kind: Any, name: str) -> Any:
+    """Return a member of an allowed enumeration; Python 3.11.2 pickles it as a `getattr`."""
+    if kind is not metadata._MEM_FORMAT_ENCODING:
+        raise pickle.UnpicklingError("it refers to builtins.getattr")
+    return kind[name]
+
+
 _CLASSES: dict[tuple[str, str], Any] = {
     (each.__module__, each.__qualname__): each
     for each in (
@@ -43,6 +51,7 @@ _CLASSES: dict[tuple[str, str], Any] = {
 } | {
     ("torch.serialization", "_get_layout"): torch.serialization._get_layout,
     ("pathlib", "PosixPath"): Path,
+    ("builtins", "getattr"): _member,
 }
 _HINT = "rlctl never writes this; nothing of the checkpoint was run. Use another checkpoint"
 _UNREADABLE = (OSError, EOFError, ValueError, TypeError, KeyError, IndexError, AttributeError)
