@@ -133,6 +133,10 @@ SETTINGS = (
 GPUS = (1, 4, 8, 16, 32)
 RECIPES = {
     "GRPO": ("gsm8k_grpo", []),
+    "GRPO with weights in bfloat16": (
+        "gsm8k_grpo",
+        [f"actor_rollout_ref.{role}.fsdp_config.model_dtype=bf16" for role in ("actor", "ref")],
+    ),
     "PPO, with a critic": ("gsm8k_ppo", []),
     "GRPO with LoRA of rank 16": ("gsm8k_grpo", ["actor_rollout_ref.model.lora_rank=16"]),
 }

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from rlctl.runtime.model.average import Average
+from rlctl.runtime.model.sharding import full_tensor
 from rlctl.runtime.rank_info import RankInfo
 from rlctl.runtime.workers.actor import ActorWorker
 from rlctl.runtime.workers.background import await_written, begin_writing
@@ -21,8 +22,10 @@ from tests.models import write_tiny_model
 DECAYS = (0.5, 0.75)
 
 
-def averaging(where: RankInfo, model: str) -> tuple[ActorWorker, Average]:
-    worker = actor(where, model)
+def averaging(
+    where: RankInfo, model: str, overrides: tuple[str, ...] = ()
+) -> tuple[ActorWorker, Average]:
+    worker = actor(where, model, overrides)
     worker.learner.average = Average(worker.policy)
     return worker, worker.learner.average
 
@@ -96,3 +99,26 @@ def test_a_checkpoint_without_an_average_starts_one(tmp_path: Path) -> None:
     worker, average = averaging(rank_info(), str(tmp_path / "model"))
     worker.load(tmp_path / "state")
     assert torch.equal(averaged_weights(worker, average), weights(one))
+
+
+def half_average(where: RankInfo, model: str) -> float:
+    """Return the change of the average after 200 steps towards weights of bfloat16 that differ."""
+    half = ("actor_rollout_ref.actor.fsdp_config.model_dtype=bf16",)
+    worker, average = averaging(where, model, half)
+    update(worker)
+    now = weights(worker)
+    name, value = next(iter(average.values.items()))
+    start = full_tensor(value).clone()
+    for _ in range(200):
+        worker.update_average(0.999)
+    before = averaged_weights(worker, average)
+    assert before.dtype == torch.bfloat16
+    assert torch.equal(weights(worker), now)
+    whole = full_tensor(worker.policy.get_parameter(name)).float() - start
+    return float((full_tensor(value) - start).norm() / whole.norm())
+
+
+def test_the_average_of_bfloat16_weights_is_float32(tmp_path: Path) -> None:
+    model = str(write_tiny_model(tmp_path))
+    for share in on_ranks(2, half_average, model):
+        assert share == pytest.approx(1 - 0.999**200, rel=1e-2)

@@ -42,14 +42,17 @@ def optim(*overrides: str) -> schema.Optim:
     return compose("grpo", given).config.actor_rollout_ref.actor.optim
 
 
-def parameters(device: str) -> list[nn.Parameter]:
+def parameters(device: str, dtype: torch.dtype = torch.float32) -> list[nn.Parameter]:
     draw = torch.Generator().manual_seed(1)
-    return [nn.Parameter(torch.randn(shape, generator=draw).to(device)) for shape in SHAPES]
+    values = [torch.randn(shape, generator=draw).to(dtype) for shape in SHAPES]
+    return [nn.Parameter(each.to(device)) for each in values]
 
 
-def train(given: schema.Optim, device: str, offload: bool) -> tuple[list[torch.Tensor], list[int]]:
+def train(
+    given: schema.Optim, device: str, offload: bool, dtype: torch.dtype = torch.float32
+) -> tuple[list[torch.Tensor], list[int]]:
     """Return the parameters after four steps, and the elements on the device in each block."""
-    trained, on_device = parameters(device), []
+    trained, on_device = parameters(device, dtype), []
     optimizer = build_optimizer(trained, given, offload)
 
     def count(*_: object) -> None:
@@ -61,7 +64,7 @@ def train(given: schema.Optim, device: str, offload: bool) -> tuple[list[torch.T
     draw = torch.Generator().manual_seed(2)
     for step in range(4):
         for each in trained:
-            each.grad = torch.randn(each.shape, generator=draw).to(device)
+            each.grad = torch.randn(each.shape, generator=draw).to(dtype).to(device)
         if step == 2:
             trained[2].grad = None  # a parameter without a gradient is left alone
         set_lr(optimizer, 1e-2 / (step + 1))
@@ -98,6 +101,77 @@ def test_offload_is_exact(overrides: list[str], monkeypatch: pytest.MonkeyPatch)
     assert all(torch.equal(*each) for each in zip(plain, host, strict=True))
 
 
+def test_offload_of_bfloat16_weights_is_exact(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(optimizers, "BLOCK", 40)
+    given = optim("override_optimizer_config={fused: false}")
+    with SecondDevice():
+        plain, _ = train(given, NAME, offload=False, dtype=torch.bfloat16)
+        offloaded, _ = train(given, NAME, offload=True, dtype=torch.bfloat16)
+    assert all(torch.equal(*each) for each in zip(plain, offloaded, strict=True))
+    whole, _ = train(given, "cpu", offload=False)
+    for expected, found in zip(whole, plain, strict=True):
+        assert found.dtype == torch.bfloat16
+        assert torch.allclose(expected, found.float(), rtol=2**-7, atol=1e-3)
+
+
+def test_bfloat16_weights_train_as_float32_ones() -> None:
+    """With equal gradients the weights are those of float32, rounded, at any learning rate."""
+    draw = torch.Generator().manual_seed(3)
+    start = (0.02 * torch.randn(64, 64, generator=draw)).bfloat16()
+    whole, half = nn.Parameter(start.float()), nn.Parameter(start.clone())
+    expected, found = (build_optimizer([each], optim(), False) for each in (whole, half))
+    drift = torch.rand(64, 64, generator=draw)
+    for _ in range(400):
+        half.grad = (drift + torch.randn(64, 64, generator=draw)).bfloat16()
+        whole.grad = half.grad.float()
+        for optimizer in (expected, found):
+            set_lr(optimizer, 1e-6)
+            optimizer.step()
+    low = found.state[half]["low_bits"]
+    bits = half.detach().float().view(torch.int32) + low
+    assert torch.equal(bits.view(torch.float32), whole)
+    assert (half.float() - whole).abs().max() <= 2**-8 * whole.abs().max()
+    changes = [float((each.detach().float() - start).mean()) for each in (whole, half)]
+    assert changes[0] < -1e-4
+    assert changes[1] == pytest.approx(changes[0], rel=0.03)
+    assert found.state[half]["exp_avg"].dtype == torch.float32
+
+
+HALF = (f"{SECTION}.fsdp_config.model_dtype=bf16",)
+
+
+def save_half(where: RankInfo, model: str, folder: Path) -> list[Tensor]:
+    """Update, save and update again; return the weights before and after the last update."""
+    worker = actor(where, model, HALF)
+    update(worker)
+    saved = weights(worker)
+    worker.save(folder)
+    await_written([folder], timeout_s=60)
+    update(worker)
+    return [saved, weights(worker)]
+
+
+def load_half(where: RankInfo, model: str, folder: Path) -> list[Tensor]:
+    worker = actor(where, model, HALF)
+    worker.load(folder)
+    loaded = weights(worker)
+    update(worker)
+    return [loaded, weights(worker)]
+
+
+def test_bfloat16_weights_are_restored_with_their_other_bits(tmp_path: Path) -> None:
+    model = str(write_tiny_model(tmp_path))
+    begin_writing(tmp_path)
+    saved = {ranks: on_ranks(ranks, save_half, model, tmp_path / str(ranks))[0] for ranks in (1, 2)}
+    assert saved[1][0].dtype == torch.bfloat16
+    for source, expected in saved.items():
+        for ranks in (1, 2):
+            found = on_ranks(ranks, load_half, model, tmp_path / str(source))[0]
+            assert torch.equal(found[0], expected[0])
+            if ranks == source:
+                assert torch.equal(found[1], expected[1])
+
+
 def test_optimizers_that_cannot_be_used_are_refused() -> None:
     actor = compose("grpo", [f"{SECTION}.fsdp_config.optimizer_offload=true"]).config
     offload = actor.actor_rollout_ref.actor.fsdp_config
@@ -112,6 +186,9 @@ def test_optimizers_that_cannot_be_used_are_refused() -> None:
         with pytest.raises(ConfigError, match=message):
             check_optimizer(optim(*overrides), offload, SECTION)
     check_optimizer(optim(), offload, SECTION)
+    half = offload.model_copy(update={"model_dtype": "fp16"})
+    with pytest.raises(ConfigError, match="fp16 cannot be trained"):
+        check_optimizer(optim(), half, SECTION)
 
 
 def save_eight_bits(where: RankInfo, model: str, source: Path | None, folder: Path) -> list[Any]:

@@ -297,6 +297,21 @@ def test_a_cache_that_the_engine_keeps_is_held_during_training(model: Path) -> N
     assert kept.passing <= freed.passing < kept.passing + kept.kv_cache
 
 
+def test_bfloat16_weights_have_float32_moments_and_their_other_bits(model: Path) -> None:
+    def actor(*overrides: str) -> RoleMemory:
+        devices = Devices("cuda", 1, 1)
+        return plan_memory(config(model, *overrides), devices, ONE_RANK, Needs.GROUPS).known()[0]
+
+    dtype = "actor_rollout_ref.model.dtype=bfloat16"
+    whole = actor(dtype)
+    half = actor(dtype, "actor_rollout_ref.actor.fsdp_config.model_dtype=bf16")
+    number = whole.num_parameters
+    assert (whole.parameters, whole.moments) == (4 * number, 8 * number)
+    assert (half.parameters, half.moments, half.gradients) == (2 * number, 10 * number, 2 * number)
+    assert half.gathered == 0 < whole.gathered
+    assert 0 < half.update <= 8 * number
+
+
 def test_router_replay_needs_a_record(model: Path, tmp_path: Path) -> None:
     mixture = tmp_path / "mixture"
     mixture_model("olmoe").save_pretrained(mixture)

@@ -60,7 +60,10 @@ class FSDP(Section):
         description="order of forward and backward passes in a pipeline: 1f1b holds the "
         "activations of as many micro-batches as there are stages, gpipe those of all"
     )
-    model_dtype: Literal["fp32", "bf16", "fp16"] = Field(description="dtype of the parameters")
+    model_dtype: Literal["fp32", "bf16", "fp16"] = Field(
+        description="dtype of the stored weights and gradients; moments are float32, bf16 trains "
+        "as fp32 does, and fp16 is for models that are not trained"
+    )
 
     @property
     def ranks_per_row(self) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,21 +15,21 @@ from rlctl.runtime.model.sharding import local_part, reshard
 class Average:
     """The average of the trained parameters; it starts as a copy of them.
 
-    It has their dtype and shards. Frozen parameters never differ, so they have none.
+    It is float32, sharded as they are. Frozen parameters never differ, so they have none.
     """
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
         self.values: dict[str, Any] = {
-            name: parameter.detach().clone() for name, parameter in self._parameters()
+            name: parameter.detach().to(torch.float32, copy=True)
+            for name, parameter in self._parameters()
         }
 
     @torch.no_grad()
     def update(self, decay: float) -> None:
         """Replace the average by `decay`·average + (1 − `decay`)·weights."""
-        reshard(self.model)
         for name, parameter in self._parameters():
-            local_part(self.values[name]).lerp_(local_part(parameter), 1 - decay)
+            local_part(self.values[name]).lerp_(local_part(parameter).float(), 1 - decay)
 
     @torch.no_grad()
     def restart(self) -> None:
@@ -38,21 +38,19 @@ class Average:
 
     @contextmanager
     def in_place_of_weights(self) -> Iterator[None]:
-        """Give the model the averaged weights within the block; no second copy is made."""
-        self._swap()
+        """Give the model the averaged weights within the block; a copy keeps its own."""
+        own = {name: local_part(each.detach()).clone() for name, each in self._parameters()}
+        self._set(self.values)
         try:
             yield
         finally:
-            self._swap()
+            self._set(own)
 
     @torch.no_grad()
-    def _swap(self) -> None:
-        reshard(self.model)  # else FSDP would use the weights that it has gathered
+    def _set(self, values: Mapping[str, Any]) -> None:
         for name, parameter in self._parameters():
-            own, other = local_part(parameter), local_part(self.values[name])
-            weights = own.clone()
-            own.copy_(other)
-            other.copy_(weights)
+            local_part(parameter).copy_(local_part(values[name]))
 
     def _parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        reshard(self.model)  # else FSDP would use the weights that it has gathered
         return (pair for pair in self.model.named_parameters() if pair[1].requires_grad)

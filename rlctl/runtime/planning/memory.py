@@ -19,6 +19,8 @@ from rlctl.runtime.ops import ceil_div
 from rlctl.runtime.planning.model_size import ModelSize
 from rlctl.runtime.workers.optimizers import BLOCK
 
+_FLOAT32 = 4  # bytes
+
 
 @dataclass(frozen=True)
 class Storage:
@@ -108,7 +110,7 @@ class RoleMemory:
     logits: int
     kv_cache: int
     keeps_cache: bool  # during training
-    update: int  # state that an offloaded optimizer has on the device
+    update: int  # of the optimizer: offloaded state on the device, a bfloat16 weight as float32
 
     @property
     def held(self) -> int:
@@ -137,7 +139,7 @@ def role_memory(role: str, size: ModelSize, storage: Storage, work: Work) -> Rol
     """
     part = size.split(storage.tensor).stage(storage.stages)
     own, trained = (
-        0 if storage.offload else ceil_div(number, storage.shards) * storage.master
+        0 if storage.offload else ceil_div(number, storage.shards)
         for number in (part.num_parameters, part.num_trained)
     )
     has_own_engine = storage.wrapped or size.num_trained < size.num_parameters
@@ -152,26 +154,27 @@ def role_memory(role: str, size: ModelSize, storage: Storage, work: Work) -> Rol
         activations = 0
     recomputing = 0 if activations and not num_recomputed else layer
     passed_on = work.passed_on * work.tokens * size.hidden * storage.compute
-    elements = ceil_div(part.num_trained, storage.shards)
-    state = 2 * storage.master if work.state_bytes is None else work.state_bytes
-    moments = 0 if storage.offload or not work.learns else int(elements * state)
+    state = 2 * _FLOAT32 if work.state_bytes is None else work.state_bytes
+    state += _FLOAT32 - storage.master  # the other bits of weights in bfloat16
+    moments = int(trained * state) if work.learns else 0
     reduced = _reduced(part, storage) if storage.wrapped else 0
-    update = 0
+    largest, update = ceil_div(part.largest_tensor, storage.shards), 0
     if storage.optimizer_offload:
-        block = max(BLOCK, ceil_div(part.largest_tensor, storage.shards))
-        moments, update = 0, min(moments, int(2 * block * state))
+        moments, update = 0, min(moments, int(2 * max(BLOCK, largest) * state))
+    if storage.master < _FLOAT32 and work.learns:  # a weight and its gradient in float32
+        update += 2 * _FLOAT32 * min(trained, largest)
     rows = min(work.tokens, max(1, MAX_LOGITS // part.vocab)) if work.has_logits else 0
     return RoleMemory(
         role=role,
         num_parameters=size.num_parameters,
         num_trained=size.num_trained,
-        parameters=own + (trained if work.averages else 0),
+        parameters=own * storage.master + (trained * _FLOAT32 if work.averages else 0),
         moments=moments,
         gathered=min(in_use, part.num_parameters) * storage.compute if storage.wrapped else 0,
         engine_copy=size.num_parameters * storage.compute
         if has_own_engine and work.kv_tokens
         else 0,
-        gradients=trained + reduced if work.learns else 0,
+        gradients=trained * storage.master + reduced if work.learns else 0,
         activations=activations + recomputing + passed_on,
         recomputing=recomputing,
         logits=rows * part.vocab * storage.compute * (2 if work.learns else 1),

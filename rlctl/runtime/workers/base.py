@@ -92,13 +92,14 @@ class LearningWorker(ModelWorker, LearningRole):
     def state_bytes(self) -> int:
         """Return the bytes of the weights, the optimizer's two moments and any average.
 
-        Those of all ranks together.
+        Each is float32, also for weights in bfloat16, whose rest the optimizer has. Those of all
+        ranks together.
         """
         trained = (
             parameter for parameter in self.learner.model.parameters() if parameter.requires_grad
         )
         copies = 3 if self.learner.average is None else 4
-        return copies * sum(parameter.numel() * parameter.element_size() for parameter in trained)
+        return 4 * copies * sum(parameter.numel() for parameter in trained)
 
 
 class ExportingWorker(LearningWorker, ExportingRole):

@@ -21,6 +21,7 @@ from rlctl.errors import ConfigError, MissingExtraError
 from rlctl.recipes import schema
 from rlctl.runtime.model.sharding import local_part
 from rlctl.runtime.workers.quantized_state import Eager, RowBlocks
+from rlctl.runtime.workers.split_weights import SplitWeights
 
 # Elements of a block of parameters whose state is on the device at a time (128 MiB in AdamW).
 BLOCK = 2**24
@@ -46,6 +47,8 @@ def build_optimizer(
     given = {name: value for name, value in common.items() if name in accepted}
     on_cpu = all(local_part(each).device.type == "cpu" for each in parameters)
     mixins: list[type[Optimizer]] = [_Offloaded] if offload and not on_cpu else []
+    if any(each.dtype == torch.bfloat16 for each in parameters):
+        mixins.append(SplitWeights)
     if _is_quantized(optim):
         mixins += [RowBlocks, *([Eager] if on_cpu else [])]
     if mixins:
@@ -71,6 +74,12 @@ def check_optimizer(optim: schema.Optim, fsdp: schema.FSDP | None, section: str)
             f"the state of {optim.optimizer} cannot be in host memory",
             where=f"{section}.fsdp_config",
             hint="optimizer_offload=false and param_offload=false, or another optimizer",
+        )
+    if fsdp is not None and fsdp.model_dtype == "fp16":
+        raise ConfigError(
+            "weights and gradients in fp16 cannot be trained: small gradients would be 0",
+            where=f"{section}.fsdp_config.model_dtype",
+            hint="fp32, or bf16 for less memory",
         )
     parameter = nn.Parameter(torch.zeros(2, 2))
     parameter.grad = torch.zeros(2, 2)
