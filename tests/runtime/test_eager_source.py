@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any, cast
 from unittest.mock import create_autospec
@@ -167,6 +167,37 @@ def test_groups_are_admitted_up_to_the_staleness() -> None:
     assert run.stream.submitted == list(range(12))
     assert metrics["async/weight_sync_gb"] == 1.0
     assert run.source.seconds["sync_weights"] == 0.5
+
+
+def test_groups_of_a_small_pool_of_prompts_fill_every_step() -> None:
+    """A stateful sampler has at most as many prompts as the data."""
+    run = Run(staleness=2)
+    loader, draw = run.collector.loader, run.collector.loader.draw
+    loader.draw = lambda position, count: [each % 4 for each in draw(position, min(count, 4))]
+    run.stream.finish(*range(9))
+    for step in range(1, 5):
+        assert len(run.take()[0]) == SIZE
+        run.learn()
+        assert len(run.stream.submitted) == (step + 3) * SIZE
+        run.stream.finish(*range(100))
+
+
+def test_rows_without_tokens_have_no_age() -> None:
+    run = Run(staleness=1)
+    run.step = 1
+    run.stream.finish(0, 1)
+    for group in run.stream.open:
+        if group.number == 2:
+            rows = written(group.prompts, 0, 0)
+            none = Ragged.from_rows([[]] * ROWS, torch.int64)
+            empty = replace(rows, versions=none, response_ids=none)
+            floats = none.like(torch.empty(0))
+            empty = replace(empty, response_mask=floats, rollout_log_probs=floats)
+            group.future.set_result(empty)
+    run.step = 0
+    numbers, metrics = run.take()
+    assert numbers == [0, 1, 2]
+    assert metrics["async/partial_responses"] == 0.0
 
 
 def test_a_step_takes_the_oldest_finished_groups_and_waits_for_those_that_get_too_old() -> None:

@@ -194,13 +194,13 @@ class Eager(RolloutSource):
     def _admit(self) -> None:
         """Submit as many groups as the staleness permits."""
         limit = min(self.max_staleness + self._learned + 1, self.last) * self.size
-        numbers = range(self.collector.position, limit)
-        if not numbers:
-            return
-        drawn = self.collector.loader.draw(numbers.start, len(numbers))
-        records = map(GroupRecord, numbers, drawn, repeat(self._learned))
-        self._groups += self._submit(list(records))
-        self.collector.position = limit
+        # A stateful sampler has different prompts for one step, not for several.
+        for start in range(self.collector.position, limit, self.size):
+            numbers = range(start, min(start + self.size, limit))
+            drawn = self.collector.loader.draw(start, len(numbers))
+            records = map(GroupRecord, numbers, drawn, repeat(self._learned))
+            self._groups += self._submit(list(records))
+            self.collector.position = numbers.stop
 
     def _submit(self, records: Sequence[GroupRecord]) -> list[_Group]:
         """Begin the responses of groups, with the random streams that their places give them."""
@@ -276,9 +276,11 @@ class Eager(RolloutSource):
         steps = [self._steps.get(each, self._learned) for each in versions.tolist()]
         weights = torch.tensor(steps)[token]
         scored, metrics = with_staleness(scored, step, weights, self.max_staleness)
-        first, last = written.values[written.offsets[:-1]], written.values[written.offsets[1:] - 1]
-        partial = first != last
-        return scored, metrics | {"async/partial_responses": float(partial.float().mean())}
+        some = written.lengths > 0
+        first = written.values[written.offsets[:-1][some]]
+        last = written.values[written.offsets[1:][some] - 1]
+        share = float((first != last).float().sum()) / max(len(written), 1)
+        return scored, metrics | {"async/partial_responses": share}
 
 
 def _joined(groups: Sequence[_Group]) -> Rollouts:

@@ -25,7 +25,7 @@ class SplitWeights(Optimizer):
     """
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:
+    def step(self, closure: Any = None) -> Any:
         """Update all parameters."""
         groups = self.param_groups
         for group in groups:

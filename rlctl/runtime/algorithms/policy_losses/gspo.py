@@ -19,8 +19,8 @@ def gspo(tokens: PolicyTokens, clip: ClipRange) -> tuple[Tensor, Metrics]:
     """Return PPO's clipped loss of the sequence ratio exp(mean_t d), on each token: (T,).
 
     GSPO-token, arXiv 2507.18071. The weight of a token is exp(min(lp − sg(lp) + sg(s), 10)), with s
-    the mean of d over its row, so each token has a gradient. No dual clip. Averaged over rows, as in
-    the paper.
+    the mean of d over its row, so each token has a gradient. No dual clip. Averaged over rows, as
+    in the paper.
     """
     d = tokens.log_ratio
     log_weight = tokens.log_probs - tokens.log_probs.detach() + tokens.mean_of_row(d).detach()
