@@ -13,6 +13,7 @@ from torch import Tensor
 from rlctl.recipes import schema
 from rlctl.runtime.batch import Experience, Prompts, Rollouts, Scored
 from rlctl.runtime.model.causal_lm import PolicyOutputs
+from rlctl.runtime.ops import ceil_div
 from rlctl.runtime.roles import Roles
 from rlctl.tracking.metrics import Metrics
 
@@ -178,28 +179,35 @@ def mini_batches(
     experience: Experience, rows_per_prompt: int, role: schema.Updates, step: int
 ) -> Sequence[Experience]:
     """Return the mini-batches of `ppo_epochs` passes over the batch of a step."""
-    cuts = mini_batch_rows(len(experience), rows_per_prompt, role, step)
+    cuts = mini_batch_rows(experience, rows_per_prompt, role, step)
     return experience.chunk(cuts) if len(cuts) > 1 else [experience]
 
 
 def mini_batch_rows(
-    num_rows: int, rows_per_prompt: int, role: schema.Updates, step: int
+    experience: Experience, rows_per_prompt: int, role: schema.Updates, step: int
 ) -> list[Tensor]:
-    """Return the rows of each mini-batch, (N,) int64, of `ppo_epochs` passes over a batch."""
-    size = role.ppo_mini_batch_size * rows_per_prompt
-    return group_batches(torch.arange(num_rows), size, role.ppo_epochs, _shuffle_seed(role, step))
+    """Return the rows of each mini-batch, (N,) int64, of `ppo_epochs` passes over a batch.
+
+    A batch that lacks rows, or has episodes with several, is cut between groups.
+    """
+    group, size = experience.group, role.ppo_mini_batch_size
+    sizes = group.unique(return_counts=True)[1]
+    if len(sizes) % size or bool((sizes != rows_per_prompt).any()):
+        return list(rows_of_groups(group, group, role, step))
+    rows, seed = torch.arange(len(group)), _shuffle_seed(role, step)
+    return group_batches(rows, size * rows_per_prompt, role.ppo_epochs, seed)
 
 
 def rows_of_groups(
-    groups: Tensor, kept: Tensor, actor: schema.Actor, step: int
+    groups: Tensor, kept: Tensor, role: schema.Updates, step: int
 ) -> Iterator[Tensor]:
     """Yield the rows of each mini-batch of groups, (N,) int64, for `ppo_epochs` passes.
 
     `groups` (B,) are those of all rows of the step, and `kept` (K,) those of the rows to learn
     from, in which the rows are counted. Mini-batches without such a row are left out.
     """
-    seed = _shuffle_seed(actor, step)
-    for part in group_batches(groups, actor.ppo_mini_batch_size, actor.ppo_epochs, seed):
+    seed = _shuffle_seed(role, step)
+    for part in group_batches(groups, role.ppo_mini_batch_size, role.ppo_epochs, seed):
         rows = torch.isin(kept, part).nonzero().flatten()
         if len(rows):
             yield rows
@@ -210,17 +218,19 @@ def _shuffle_seed(role: schema.Updates, step: int) -> int | None:
 
 
 def group_batches(group: Tensor, num_groups: int, epochs: int, seed: int | None) -> list[Tensor]:
-    """Return the groups of each mini-batch of `num_groups` groups, (N,) int64, for `epochs` passes.
+    """Return the groups of each mini-batch, (N,) int64, for `epochs` passes.
 
-    `group` (B,) are those of the rows. Each epoch is shuffled with its own seed, derived from
-    `seed`; None keeps the order.
+    `group` (B,) are those of the rows. If `num_groups` does not divide their number, mini-batches
+    are about as large and equal up to one group, so that no step is taken on a small remainder.
+    Each epoch is shuffled with its own seed, derived from `seed`; None keeps the order.
     """
     groups = group.unique()
+    count = max(1, ceil_div(2 * len(groups) - num_groups, 2 * num_groups))  # rounds a half down
     batches: list[Tensor] = []
     for epoch in range(epochs):
         order = torch.arange(len(groups))
         if seed is not None:
             draw = torch.Generator().manual_seed(seed + epoch)
             order = torch.randperm(len(groups), generator=draw)
-        batches += groups[order].split(num_groups)
+        batches += groups[order].tensor_split(count)
     return batches

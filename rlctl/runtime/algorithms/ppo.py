@@ -146,7 +146,7 @@ class PPO:
         if self.algorithm.use_pf_ppo:
             scores = self._with_penalty(scored.scores, scored)
             drawn = draw_rows(scores, self.algorithm.pf_ppo, step_seed(self.seed, step))
-            experience = experience.select(drawn)
+            experience = replace(experience.select(drawn), group=experience.group)  # cut as before
         updates: list[Metrics] = []
         if Needs.CRITIC in self.needs:
             for batch in mini_batches(experience, self.responses_per_prompt, self.critic, step):
@@ -154,7 +154,7 @@ class PPO:
         if learns:
             lr = self.actor_lr(step - self.critic_warmup - 1)
             if own_pass:  # the weights are those of the rollouts only until the first update
-                cuts = mini_batch_rows(len(experience), self.responses_per_prompt, self.actor, step)
+                cuts = mini_batch_rows(experience, self.responses_per_prompt, self.actor, step)
                 batches, found = first_update(experience, cuts, roles.actor, self.correction, lr)
                 updates += found
             else:
