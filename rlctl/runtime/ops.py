@@ -64,8 +64,10 @@ def masked_whiten(x: Tensor, mask: Tensor) -> Tensor:
     """Return (x − μ)·rsqrt(σ² + 1e-8) with the moments of unmasked entries.
 
     `x`, `mask` and the result have the same shape, such as (B, R); masked entries are transformed
-    too, not zeroed.
+    too, not zeroed. Fewer than two unmasked entries have no deviation: they are not divided.
     """
+    if float(mask.sum()) <= 1:
+        return x - masked_mean(x, mask)
     return (x - masked_mean(x, mask)) * torch.rsqrt(masked_var(x, mask) + EPS)
 
 

@@ -264,6 +264,39 @@ def test_an_estimator_is_pickled_by_reference() -> None:
     assert pickle.loads(pickle.dumps(gdpo)) == gdpo
 
 
+@pytest.mark.parametrize("num_tokens", [0, 1])
+@pytest.mark.parametrize("name", sorted(ESTIMATORS))
+def test_a_batch_without_tokens_to_learn_from_is_no_error(name: str, num_tokens: int) -> None:
+    """Rollout correction may reject all tokens but one: the update is then skipped."""
+    mask = torch.zeros(4, 3)
+    mask[0, :num_tokens] = 1
+    ones = torch.ones(4, 3)
+    inputs = AdvantageInputs(
+        rewards=ones,
+        mask=mask,
+        group=torch.tensor([0, 0, 1, 1]),
+        values=ones,
+        greedy_scores=torch.ones(4),
+        components={"a": torch.rand(4)},
+        log_probs=-ones,
+        sum_pi_squared=ones,
+        turn=torch.zeros(4, 3, dtype=torch.int64),
+        total=lambda numbers: numbers,
+    )
+    for given in (inputs, replace(inputs, total=None)):
+        advantages, returns = get_estimator(name)(given, PLAIN)
+        assert advantages[mask > 0].isfinite().all()
+        assert returns[mask > 0].isfinite().all()
+
+
+def test_a_group_of_one_episode_with_two_rows_has_no_opo_baseline() -> None:
+    ones = torch.ones(2, 2)
+    group = torch.zeros(2, dtype=torch.int64)
+    inputs = AdvantageInputs(ones / 2, ones, group, episode=torch.zeros(2, dtype=torch.int64))
+    advantages, _ = get_estimator("opo")(inputs, PLAIN)
+    assert advantages.tolist() == [[1.0, 1.0], [1.0, 1.0]]
+
+
 @pytest.mark.parametrize(
     "name", ["grpo", "grpo_passk", "rloo", "gpg", "gdpo", "reinforce_plus_plus_baseline"]
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,13 +14,14 @@ from torch import Tensor
 from rlctl.errors import ConfigError
 from rlctl.plugins import parse_params
 from rlctl.recipes.compose import compose
-from rlctl.runtime.algorithms.base import group_batches
+from rlctl.runtime.algorithms.base import group_batches, mini_batch_rows
 from rlctl.runtime.algorithms.online_dpo import OnlineDPO, OnlineDPOParams
 from rlctl.runtime.algorithms.pair_losses import PairParams, pair_loss, pair_rows
 from rlctl.runtime.algorithms.raft import RAFT, RaftParams
 from rlctl.runtime.batch import Ragged, Scored
 from rlctl.runtime.model.causal_lm import PolicyModel
 from rlctl.runtime.model.sequences import Sequences
+from rlctl.tracking.episodes import Episode
 from tests.models import tiny_model
 from tests.numerics.batches import scored_batch
 
@@ -138,10 +140,35 @@ def test_no_pair_gives_a_loss_without_count() -> None:
     assert {key: value.value for key, value in metrics.items()} == {"pairs/count": 0.0}
 
 
+@pytest.mark.parametrize("name", ["dpo", "simpo"])
+def test_a_pair_of_episodes_has_all_of_their_rows(name: str) -> None:
+    """Rows 0 and 2 are one episode: its value is that of both rows, joined."""
+    params, (scored, now, ref) = PairParams(**PARAMS[name]), batch()
+    first, second, third = Episode("done"), Episode("done"), Episode("done")
+    scored = replace(scored, episodes=[first, second, first, third])
+    reference = ref if params.uses_reference else None
+    rows, _ = pair_rows(scored, now, reference, torch.tensor([[0, 1], [3, 0]]), params)
+    x = torch.tensor([0, 0, 0, 1, 1, 0, 2, 2, 2])  # episode of each token
+    values = now.values.clone().requires_grad_()
+    each = values if reference is None else values - ref.values
+    mask = scored.response_mask.values
+    h = torch.stack([(each * mask)[x == number].sum() for number in range(3)])
+    if name == "simpo":
+        h = h / torch.stack([mask[x == number].sum() for number in range(3)])
+    total = params.losses(h[[0, 2]], h[[1, 0]]).sum()
+    (expected,) = torch.autograd.grad(total, values)
+    leaf = now.values.clone().requires_grad_()
+    loss = pair_loss(leaf, rows)
+    (found,) = torch.autograd.grad(loss.total, leaf)
+    assert loss.total.item() == pytest.approx(total.item(), abs=1e-5)
+    assert torch.allclose(found, expected, atol=1e-6)
+    assert loss.count == 2
+
+
 def make_pairs(kind: str, scores: list[float], group: list[int], step: int = 1) -> list[list[int]]:
     config = compose("online_dpo").config
     algorithm = OnlineDPO.from_config(config, 10, OnlineDPOParams.model_validate({"pairs": kind}))
-    scored: Any = SimpleNamespace(scores=torch.tensor(scores), group=torch.tensor(group))
+    scored = named(scores, group)
     return algorithm._pairs(scored, step).tolist()
 
 
@@ -156,14 +183,31 @@ def test_pairs_have_different_scores_and_one_prompt() -> None:
     assert make_pairs("all", [1.0, 1.0], [0, 0]) == []
 
 
+def named(scores: list[float], group: list[int], episode: list[int] | None = None) -> Any:
+    """Return a stand-in for scored rows; without `episode` each is one."""
+    own = torch.arange(len(scores)) if episode is None else torch.tensor(episode)
+    return SimpleNamespace(
+        scores=torch.tensor(scores), group=torch.tensor(group), episode_of_row=own
+    )
+
+
+def test_rows_of_an_episode_are_ranked_once() -> None:
+    """The best episode of a prompt has two rows, and rows of one episode are no pair."""
+    scored = named([1.0, 0.0, 1.0, 0.5], [0, 0, 0, 0], [0, 1, 0, 2])
+    config, algorithm = compose("raft").config, compose("online_dpo").config
+    raft = RAFT.from_config(config, 10, RaftParams(top_k=1))
+    assert raft.kept(scored).tolist() == [True, False, True, False]
+    dpo = OnlineDPO.from_config(algorithm, 10, OnlineDPOParams.model_validate({"pairs": "all"}))
+    assert dpo._pairs(scored, 1).tolist() == [[0, 1], [0, 3], [3, 1]]
+
+
 def test_rejection_keeps_the_best_of_each_prompt_above_the_threshold() -> None:
-    scores = torch.tensor([0.0, 1.0, 1.0, 0.3, 0.2, 0.1])
-    group = torch.tensor([4, 4, 4, 2, 2, 2])
+    scored = named([0.0, 1.0, 1.0, 0.3, 0.2, 0.1], [4, 4, 4, 2, 2, 2])
     config = compose("raft").config
 
     def kept(**params: Any) -> list[int]:
         algorithm = RAFT.from_config(config, 10, RaftParams.model_validate(params))
-        return algorithm.kept(scores, group).nonzero().flatten().tolist()
+        return algorithm.kept(scored).nonzero().flatten().tolist()
 
     assert kept() == [1, 3]
     assert kept(top_k=2) == [1, 2, 3, 4]
@@ -174,11 +218,32 @@ def test_rejection_keeps_the_best_of_each_prompt_above_the_threshold() -> None:
 
 def test_mini_batches_keep_groups_together() -> None:
     group = torch.tensor([0, 0, 3, 3, 5, 5, 6, 6])
-    assert [part.tolist() for part in group_batches(group, 3, 1, None)] == [[0, 3, 5], [6]]
+    assert [part.tolist() for part in group_batches(group, 3, 1, None)] == [[0, 3, 5, 6]]
     twice = [part.tolist() for part in group_batches(group, 2, 2, seed=3)]
     assert [len(part) for part in twice] == [2, 2, 2, 2]
     assert sorted(twice[0] + twice[1]) == sorted(twice[2] + twice[3]) == [0, 3, 5, 6]
     assert twice == [part.tolist() for part in group_batches(group, 2, 2, seed=3)]
+
+
+def test_batches_that_lack_rows_are_cut_between_groups() -> None:
+    size = "actor_rollout_ref.actor.ppo_mini_batch_size=2"
+    actor = compose("grpo", [size]).config.actor_rollout_ref.actor
+
+    def cut(*group: int) -> list[list[int]]:
+        batch: Any = SimpleNamespace(group=torch.tensor(group))
+        return [part.tolist() for part in mini_batch_rows(batch, 2, actor, 1)]
+
+    full = (0, 0, 1, 1, 2, 2, 3, 3)
+    assert cut(*full) == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    assert cut(0, 0, 1, 1, 2, 2, 3) == [[0, 1, 2, 3], [4, 5, 6]]
+    assert cut(0, 0, 1, 2, 2, 3, 3) == [[0, 1, 2], [3, 4, 5, 6]]
+    assert cut(0, 0, 1, 1, 4, 4, 4, 5, 6) == [[0, 1, 2, 3, 4, 5, 6], [7, 8]]
+    assert cut(0, 0, 1, 1, 2) == [[0, 1, 2, 3, 4]]  # no update by one row alone
+    assert cut(3, 3) == [[0, 1]]
+    one = actor.model_copy(update={"ppo_mini_batch_size": 4, "shuffle": True})
+    nine: Any = SimpleNamespace(group=torch.arange(9))  # two whole mini-batches and one row
+    rows = mini_batch_rows(nine, 1, one, 1)
+    assert sorted(len(part) for part in rows) == [4, 5]
 
 
 @pytest.mark.parametrize(

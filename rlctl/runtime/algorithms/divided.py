@@ -13,7 +13,7 @@ from rlctl.runtime.algorithms.token_rewards import KL_PENALTY
 from rlctl.runtime.batch import Batch, Experience, LogProbs, Ragged, Rollouts, Scored
 from rlctl.runtime.batch.stored import is_stored
 from rlctl.runtime.roles import Actor, Total
-from rlctl.tracking.metrics import Mean, Metrics
+from rlctl.tracking.metrics import Mean, Metric, Metrics
 
 _DIFF = "diff"
 
@@ -137,10 +137,14 @@ class _Compared(Rollouts):
 def mean_probs_diff(rollouts: Rollouts, log_probs: LogProbs, actor: Actor) -> float:
     """Return the mean of |π_train − π_rollout| of the unmasked tokens, 0 without any."""
     if not (is_stored(rollouts) or is_stored(log_probs)):
-        return _probs_diff(rollouts, log_probs.log_probs).value
+        return _value(_probs_diff(rollouts, log_probs.log_probs))
     own = {each.name: getattr(rollouts, each.name) for each in fields(Rollouts)}
     metrics = actor.map_groups(_Compared(**own, trainer=log_probs.log_probs), _compare)
-    return metrics[_DIFF].value
+    return _value(metrics[_DIFF])
+
+
+def _value(diff: Metric) -> float:
+    return 0.0 if isinstance(diff, Mean) and not diff.count else diff.value
 
 
 def _compare(batch: _Compared, _: Total) -> Metrics:

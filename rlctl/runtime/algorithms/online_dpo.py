@@ -32,6 +32,7 @@ from rlctl.runtime.algorithms.pair_losses import PairParams, PairRows, pair_loss
 from rlctl.runtime.algorithms.schedule import Schedule
 from rlctl.runtime.batch import Prompts, Ragged, Rollouts, Scored
 from rlctl.runtime.model.causal_lm import PolicyOutputs
+from rlctl.runtime.ops import first_rows
 from rlctl.runtime.roles import Roles
 from rlctl.tracking.metrics import Metrics, Sum, merge
 
@@ -97,7 +98,8 @@ class OnlineDPO(Stateless):
     def learn(self, scored: Scored, roles: Roles, step: int) -> Metrics:
         """Pair the responses and update the actor once per mini-batch; return metrics."""
         groups, pairs = scored.group, self._pairs(scored, step)  # (P, 2)
-        kept = pairs.unique()
+        episode = scored.episode_of_row
+        kept = torch.isin(episode, episode[pairs]).nonzero().flatten()
         scored, pairs = scored.select(kept), torch.searchsorted(kept, pairs)
         reference: Ragged | None = None
         if self.params.uses_reference and len(kept):
@@ -117,12 +119,12 @@ class OnlineDPO(Stateless):
         return pair_loss(outputs.log_probs, batch)
 
     def _pairs(self, scored: Scored, step: int) -> Tensor:
-        """Return the rows of better and worse responses to the same prompt: (P, 2) int64."""
+        """Return the first rows of better and worse episodes of a prompt: (P, 2) int64."""
         assert isinstance(self.params, OnlineDPOParams)
         draw = torch.Generator().manual_seed(step_seed(self.seed, step))
-        found = [torch.empty(0, 2, dtype=torch.int64)]
+        found, once = [torch.empty(0, 2, dtype=torch.int64)], first_rows(scored.episode_of_row)
         for group in scored.group.unique().tolist():
-            rows = (scored.group == group).nonzero().flatten()
+            rows = (once & (scored.group == group)).nonzero().flatten()
             gap = scored.scores[rows, None] - scored.scores[rows]  # (n, n)
             better = (gap > 0).nonzero()
             if len(better) and self.params.pairs == "best_worst":

@@ -19,7 +19,7 @@ from torch.nn.functional import logsigmoid
 from rlctl.plugins import Params
 from rlctl.runtime.algorithms.base import Loss
 from rlctl.runtime.batch import Ragged, Scored
-from rlctl.runtime.ops import masked_sum
+from rlctl.runtime.ops import group_sum, masked_sum
 from rlctl.tracking.metrics import Mean, Metrics, Sum
 
 
@@ -101,16 +101,22 @@ def pair_rows(
 ) -> tuple[PairRows, Metrics]:
     """Return rows with the derivatives of the sum of the pairs' losses, and metrics.
 
-    `pairs` (P, 2) int64 are chosen and rejected rows. h is the sum of log π − log π_ref over a
-    row's unmasked tokens; for simpo, the mean of log π.
+    `pairs` (P, 2) int64 are rows of chosen and rejected episodes. h is the sum of log π − log π_ref
+    over the unmasked tokens of all rows of an episode; for simpo, the mean of log π.
     """
+    episode = scored.episode_of_row
+
+    def over_episode(x: Tensor) -> Tensor:
+        return group_sum(x, episode, len(episode))[episode]
+
     mask = scored.response_mask
     kept = mask.values > 0
     sums = mask.like(torch.where(kept, log_probs.values, 0.0)).sums().double()  # (B,)
-    scale = torch.ones_like(sums) if params.uses_reference else 1 / mask.sums().clamp(min=1)
-    h = sums.requires_grad_() * scale
+    h = over_episode(sums.requires_grad_())
     if reference is not None:
-        h = h - mask.like(torch.where(kept, reference.values, 0.0)).sums()
+        h = h - over_episode(mask.like(torch.where(kept, reference.values, 0.0)).sums())
+    if not params.uses_reference:
+        h = h / over_episode(mask.sums()).clamp(min=1)
     chosen, rejected = h[pairs[:, 0]], h[pairs[:, 1]]
     losses = params.losses(chosen, rejected)
     rows = PairRows.derive(scored, sums, losses, pairs)

@@ -31,6 +31,7 @@ from rlctl.runtime.algorithms.schedule import Schedule
 from rlctl.runtime.algorithms.sft import negative_log_likelihood
 from rlctl.runtime.batch import Prompts, Rollouts, Scored
 from rlctl.runtime.model.causal_lm import PolicyOutputs
+from rlctl.runtime.ops import first_rows
 from rlctl.runtime.roles import Roles
 from rlctl.tracking.metrics import Mean, Metrics, merge
 
@@ -79,15 +80,17 @@ class RAFT(Stateless):
 
     def learn(self, scored: Scored, roles: Roles, step: int) -> Metrics:
         """Update the actor once per mini-batch with the responses that are kept."""
-        kept = self.kept(scored.scores, scored.group)
+        kept = self.kept(scored)
+        best = kept & first_rows(scored.episode_of_row)
+        num_kept = float(best.sum())
         metrics: Metrics = {
-            "raft/kept": Mean(float(kept.sum()), len(kept)),
+            "raft/kept": Mean(num_kept, int(scored.episode_of_row.max()) + 1),
             "raft/kept_prompts": Mean(
                 float(len(scored.group[kept].unique())), len(scored.group.unique())
             ),
         }
-        if kept.any():
-            metrics["raft/kept_score"] = Mean(float(scored.scores[kept].sum()), float(kept.sum()))
+        if num_kept:
+            metrics["raft/kept_score"] = Mean(float(scored.scores[best].sum()), num_kept)
         batch = scored.select(kept.nonzero().flatten())
         updates = [metrics]
         for rows in rows_of_groups(scored.group, batch.group, self.actor, step):
@@ -98,15 +101,16 @@ class RAFT(Stateless):
         """Return −Σ log π over the tokens of kept responses, and their number."""
         return negative_log_likelihood(outputs, batch)
 
-    def kept(self, scores: Tensor, group: Tensor) -> Tensor:
-        """Return a mask (B,) of the rows to learn from, by `scores` and `group`, (B,) each.
+    def kept(self, scored: Scored) -> Tensor:
+        """Return a mask (B,) of the rows to learn from.
 
-        They are the `top_k` best of each group with a score of at least `threshold`; of equal
-        scores, the first.
+        They are those of the `top_k` best episodes of each group with a score of at least
+        `threshold`; of equal scores, the first.
         """
-        best = torch.zeros_like(scores, dtype=torch.bool)
-        for number in group.unique():
-            rows = (group == number).nonzero().flatten()
+        scores, episode = scored.scores, scored.episode_of_row
+        once, best = first_rows(episode), torch.zeros_like(scores, dtype=torch.bool)
+        for number in scored.group.unique():
+            rows = (once & (scored.group == number)).nonzero().flatten()
             order = scores[rows].argsort(descending=True, stable=True)
-            best[rows[order][: self.params.top_k]] = True
+            best |= torch.isin(episode, episode[rows[order][: self.params.top_k]])
         return best if self.params.threshold is None else best & (scores >= self.params.threshold)

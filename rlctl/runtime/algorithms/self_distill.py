@@ -12,13 +12,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import ClassVar
+from typing import ClassVar, Self
 
 import torch
 from pydantic import Field
 from transformers import PreTrainedTokenizerBase
 
 from rlctl.data_prep.rows import PromptRow
+from rlctl.errors import ConfigError
 from rlctl.recipes import schema
 from rlctl.runtime.algorithms.base import Needs
 from rlctl.runtime.algorithms.distill import Distill, DistillParams
@@ -57,6 +58,21 @@ class SelfDistill(Distill):
     """Distillation from the initial or the averaged policy that knows the solution; immutable."""
 
     Params: ClassVar[type[DistillParams]] = SelfDistillParams
+
+    @classmethod
+    def from_config(cls, config: schema.Config, num_steps: int, params: DistillParams) -> Self:
+        """Build as `distill`. Raises ConfigError for episodes: their openings are not in the data.
+
+        The teacher's prompt is written from the row alone.
+        """
+        if config.actor_rollout_ref.rollout.multi_turn.enable:
+            raise ConfigError(
+                "algorithm.name=self_distill is for single responses: the prompt of an episode has "
+                "tools and an opening that the teacher's prompt would lack",
+                where="actor_rollout_ref.rollout.multi_turn.enable=true",
+                hint="algorithm.name=distill, or multi_turn.enable=false",
+            )
+        return super().from_config(config, num_steps, params)
 
     @staticmethod
     def check_teacher(config: schema.Config) -> None:

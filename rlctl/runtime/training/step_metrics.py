@@ -36,7 +36,7 @@ def speed_metrics(
         **{
             f"timing_per_token_ms/{name}": 1000 * phases[name] / n
             for name, n in per_token.items()
-            if name in phases
+            if n and name in phases
         },
         "perf/total_num_tokens": num_tokens,
         "perf/time_per_step": seconds,

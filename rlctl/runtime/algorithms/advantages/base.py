@@ -72,11 +72,11 @@ class AdvantageInputs:
             return masked_whiten(x, self.mask)
         exact = torch.where(self.mask > 0, x, 0.0).double()
         num_tokens, sum_x = self.total(torch.stack([self.mask.sum().double(), exact.sum()]))
-        mean = sum_x / num_tokens
+        mean = sum_x / num_tokens.clamp(min=1)
         squares = (exact - mean).square() * self.mask
         (sum_squares,) = self.total(squares.sum()[None])
         if num_tokens <= 1:
-            raise ValueError(f"a variance needs two unmasked tokens, got {float(num_tokens):g}")
+            return x - mean.to(x)
         scale = torch.rsqrt(sum_squares / (num_tokens - 1) + EPS)
         return (x - mean.to(x)) * scale.to(x)
 

@@ -20,11 +20,12 @@ def opo(inputs: AdvantageInputs, config: AdvantageConfig) -> tuple[Tensor, Tenso
     """Return s − Σ len·s / Σ len over the group, on every token: (B, R), twice.
 
     OPO, arXiv 2505.23585: the optimal baseline if gradients grow with the length. A group of one
-    has a baseline of 0, not its own score.
+    episode has a baseline of 0, not its own score.
     """
     dense, num_groups = dense_groups(inputs.group)
     lengths = inputs.mask.sum(-1)  # (B,)
     weight = group_sum(lengths, dense, num_groups).clamp(min=1.0)
     baseline = group_sum(lengths * inputs.scores, dense, num_groups) / weight
-    baseline = baseline.masked_fill(torch.bincount(dense, minlength=num_groups) == 1, 0.0)
+    size = torch.bincount(dense[inputs.counted], minlength=num_groups)
+    baseline = baseline.masked_fill(size == 1, 0.0)
     return on_tokens(inputs.scores - baseline[dense], inputs)
