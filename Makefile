@@ -76,6 +76,7 @@ soak: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m soak
 	$(BIN)/python -m benchmarks.gpu --device cpu --tiny --minutes 20
 	$(BIN)/python -m tests.e2e.soak
+	$(BIN)/python -m tests.e2e.combinations
 
 quickstart-model: $(STAMP)
 	$(BIN)/python -m rlctl.quickstart.make_model

@@ -112,7 +112,7 @@ def with_marker(marker: str) -> list[psutil.Process]:
         try:
             if process.status() != psutil.STATUS_ZOMBIE and (
                 process.environ().get("RLCTL_TEST_MARKER") == marker
-                or f"/memfd:{marker} (deleted)" in _open_files(process.pid)
+                or f"/memfd:{marker} (deleted)" in open_files(process.pid)
             ):
                 found.append(process)
         except (psutil.NoSuchProcess, psutil.AccessDenied):
@@ -120,7 +120,7 @@ def with_marker(marker: str) -> list[psutil.Process]:
     return found
 
 
-def _open_files(pid: int) -> list[str]:
+def open_files(pid: int) -> list[str]:
     """Return the files of the process's descriptors, also those without a path."""
     found = []
     with suppress(FileNotFoundError, ProcessLookupError, PermissionError):  # it has exited
@@ -149,6 +149,10 @@ def metrics(run: Path) -> list[dict[str, Any]]:
 def reproducible(run: Path) -> list[dict[str, Any]]:
     """Return the rows of metrics.jsonl without values that depend on the clock or machine."""
     return [
-        {name: value for name, value in row.items() if not name.startswith(_OF_THE_CLOCK)}
+        {
+            name: value
+            for name, value in row.items()
+            if not name.startswith(_OF_THE_CLOCK) and not name.endswith("/seconds")
+        }
         for row in metrics(run)
     ]
