@@ -36,6 +36,7 @@ from rlctl.runtime.rank_info import RankInfo, available_cores
 from rlctl.runtime.roles import Reward, Roles
 from rlctl.runtime.rollout.requests import Slice
 from rlctl.runtime.training.generation import with_episodes
+from rlctl.suggest import hydra_text
 
 MEDIAN_S, P99_S, NUM_TURNS = 0.2, 3.0, 4
 ROLLOUT = "actor_rollout_ref.rollout"
@@ -86,7 +87,7 @@ def episodes(engine: str, num: int, max_num_seqs: int) -> Iterator[tuple[AgentAc
         [
             "data.max_prompt_length=160",
             "data.max_response_length=512",
-            f"actor_rollout_ref.model.path={real_path('quickstart')}",
+            hydra_text("actor_rollout_ref.model.path", real_path("quickstart")),
             f"{ROLLOUT}.name={engine}",
             f"{ROLLOUT}.n=1",
             f"{ROLLOUT}.max_num_seqs={max_num_seqs}",

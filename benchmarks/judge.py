@@ -33,6 +33,7 @@ from rlctl.runtime.rewards.pool import RewardPool
 from rlctl.runtime.rewards.request_limits import RequestSettings
 from rlctl.runtime.roles import Roles
 from rlctl.runtime.training.generation import with_episodes
+from rlctl.suggest import hydra_text
 
 SLOW = """
 import time
@@ -88,7 +89,7 @@ def _collect(folder: Path, num_prompts: int, overlapped: str) -> tuple[float, li
             *(f"reward.custom_reward_function.path={folder}/slow.py", "reward.num_processes=8"),
             f"reward.overlap={overlapped}",
             "actor_rollout_ref.rollout.max_num_seqs=12",  # responses finish one after the other
-            f"actor_rollout_ref.model.path={real_path('quickstart')}",
+            hydra_text("actor_rollout_ref.model.path", real_path("quickstart")),
         ],
     ).config
     tokenizer = tokenizer_of(config.actor_rollout_ref.model)

@@ -26,6 +26,7 @@ from rlctl.runtime.rank_info import RankInfo
 from rlctl.runtime.roles import Reward, Roles
 from rlctl.runtime.rollout.engine import random_stream, random_streams
 from rlctl.runtime.training.generation import with_episodes
+from rlctl.suggest import hydra_text
 from tests.agents.quiz import write_quiz
 from tests.distributed.ranks import rank_info
 
@@ -48,7 +49,7 @@ def episodes(
             f"data.train_files=[{file}]",
             "data.max_prompt_length=64",
             "data.max_response_length=256",
-            f"actor_rollout_ref.model.path={real_path('quickstart')}",
+            hydra_text("actor_rollout_ref.model.path", real_path("quickstart")),
             f"{ROLLOUT}.name=hf",
             f"{ROLLOUT}.n={N}",
             f"{ROLLOUT}.multi_turn.enable=true",
@@ -132,7 +133,7 @@ def test_all_tokens_agree_to_1e_5(engine: str, tmp_path: Path) -> None:
     """Text like that of the model's training: its logits are not large, so rounding is small."""
     write_rows(tmp_path / "rows.parquet", gridworld(GridworldParams(train=12, val=1))["train"])
     overrides = [
-        f"actor_rollout_ref.model.path={real_path(AGENT)}",
+        hydra_text("actor_rollout_ref.model.path", real_path(AGENT)),
         f"{ROLLOUT}.name={engine}",
         f"{ROLLOUT}.n=1",
         f"{ROLLOUT}.agent.environment=gridworld",
