@@ -34,9 +34,13 @@ def replacing(target: Path, *, unique: bool = True, sync: bool = True) -> Iterat
 
 
 def put_in_place(aside: Path, target: Path, *, sync: bool = True) -> None:
-    """Rename `aside` to `target`. `sync` flushes its files first, and the parent folder after."""
+    """Rename `aside` to `target`. `sync` flushes its files first, and the parent folder after.
+
+    Empty files are not opened: a process that closes a file which it has locked loses the lock.
+    """
     if sync:
-        fsync(*(aside.rglob("*") if aside.is_dir() else ()), aside)
+        parts = aside.rglob("*") if aside.is_dir() else ()
+        fsync(*(part for part in parts if part.is_dir() or part.stat().st_size), aside)
     aside.replace(target)
     if sync:
         fsync(target.parent)

@@ -151,7 +151,7 @@ def test_a_run_that_has_ended_or_is_elsewhere_has_no_processes(tmp_path: Path) -
 def test_a_run_that_ends_during_the_look_has_no_processes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(DriverProcess, "alive", lambda _self: True)
+    monkeypatch.setattr(DriverProcess, "alive", lambda *_: True)
     with subprocess.Popen("true") as ended:
         ended.wait()
     driver = replace(DriverProcess.current(), pid=ended.pid)

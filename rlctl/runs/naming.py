@@ -14,11 +14,11 @@ import sys
 import time
 from pathlib import Path
 
-import psutil
-
 from rlctl.errors import ConflictError, ResourceError, UsageError
 from rlctl.files import existing_parent
+from rlctl.runs.process import is_locked
 
+_ABANDONED_S = 86400.0
 _LONGEST_NAME = 200  # bytes: file systems allow 255, and temporary names are longer
 
 
@@ -76,11 +76,24 @@ def unfinished(project: Path) -> Path:
 
 
 def remove_abandoned(project: Path) -> None:
-    """Remove the `unfinished` folders of processes of this host that were killed."""
+    """Remove the `unfinished` folders of processes of this host that were killed.
+
+    Their creators lock them at once; without a lock, only those of an earlier day are removed.
+    """
     for folder in project.glob(f"{glob.escape(_prefix())}*"):
         pid = folder.name.removeprefix(_prefix()).partition("-")[0]
-        if pid.isdigit() and not psutil.pid_exists(int(pid)):
+        if pid == str(os.getpid()):
+            continue
+        locked = is_locked(folder)
+        if locked is False or (locked is None and _age_s(folder) > _ABANDONED_S):
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def _age_s(folder: Path) -> float:
+    try:
+        return time.time() - folder.stat().st_mtime
+    except OSError:  # it has just got its name, or been removed
+        return 0.0
 
 
 def _prefix() -> str:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import errno
+import fcntl
 import os
 import signal
 import socket
@@ -14,10 +16,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import IO, NoReturn
+from typing import IO, Any, NoReturn
 
 import psutil
 
+LOCK_FILE = ".lock"  # of a folder, locked by its driver
+_LOCK_S = 1.0
 FORK_SERVER = "rlctl-forks"  # name of the process that forks a run's workers
 
 
@@ -26,26 +30,87 @@ class DriverProcess:
     """Process identified by pid, start time, host and boot, so that a reused pid is not confused.
 
     `started` is in clock ticks since boot on Linux (unaffected by clock changes), elsewhere in
-    seconds since the epoch.
+    seconds since the epoch. `pid_namespace` is the one in which `pid` counts, None for a record of
+    an earlier version.
     """
 
     pid: int
     started: float
     host: str
     boot_id: str
+    pid_namespace: str | None = None
 
     @classmethod
     def current(cls) -> DriverProcess:
         """Return the identity of this process."""
         started = _started(os.getpid())
         assert started is not None  # this process exists
-        return cls(os.getpid(), started, socket.gethostname(), _boot_id())
+        return cls(os.getpid(), started, socket.gethostname(), _boot_id(), _pid_namespace())
 
-    def alive(self) -> bool | None:
-        """Return True if the process is running; None if it is on another host."""
+    @classmethod
+    def from_dict(cls, fields: Mapping[str, Any]) -> DriverProcess:
+        """Return the process of a record; ignore fields written by a later version of rlctl."""
+        return cls(**{name: fields[name] for name in cls.__dataclass_fields__ if name in fields})
+
+    @property
+    def is_visible(self) -> bool:
+        """True if `pid` counts here: same host since its last boot, and same PID namespace."""
+        return (self.host, self.boot_id) == (socket.gethostname(), _boot_id()) and (
+            self.pid_namespace in (None, _pid_namespace())
+        )
+
+    def alive(self, folder: Path) -> bool | None:
+        """Return True if the process, which drives `folder`, is running; None if that is unknown.
+
+        Of a process in another container of this host the lock of the folder decides. Unknown are
+        processes on other hosts, and those in containers on a file system without locks.
+        """
+        if self.is_visible:
+            return _started(self.pid) == self.started
         if self.host != socket.gethostname():
             return None
-        return self.boot_id == _boot_id() and _started(self.pid) == self.started
+        locked = is_locked(folder)
+        return False if locked is None and self.boot_id != _boot_id() else locked
+
+
+def lock_folder(folder: Path) -> IO[bytes] | None:
+    """Lock a folder for this process until the returned file is closed or the process exits.
+
+    A file system without locks is no error. Returns None if another process has the lock.
+    """
+    file = (folder / LOCK_FILE).open("ab")
+    deadline = time.monotonic() + _LOCK_S  # `is_locked` of another process has it for a moment
+    while _lock(file, fcntl.LOCK_EX) is False:
+        if time.monotonic() > deadline:
+            file.close()
+            return None
+        time.sleep(_LOCK_S / 10)
+    return file
+
+
+def is_locked(folder: Path) -> bool | None:
+    """Return True if another process has locked the folder; None if that cannot be known.
+
+    A process that has the lock itself would lose it here.
+    """
+    try:
+        with (folder / LOCK_FILE).open("rb") as file:
+            taken = _lock(file, fcntl.LOCK_SH)
+    except OSError:
+        return None
+    return None if taken is None else not taken
+
+
+def _lock(file: IO[bytes], kind: int) -> bool | None:
+    """Return True if the file is locked now, False if another process has it; None: no locks.
+
+    POSIX locks belong to a process: forked children do not inherit them, unlike those of `flock`.
+    """
+    try:
+        fcntl.lockf(file, kind | fcntl.LOCK_NB)
+    except OSError as error:
+        return False if error.errno in (errno.EACCES, errno.EAGAIN) else None
+    return True
 
 
 def uptime() -> float:
@@ -109,6 +174,12 @@ def _started(pid: int) -> float | None:
         return None if process.status() == psutil.STATUS_ZOMBIE else process.create_time()
     except psutil.Error:
         return None
+
+
+@cache
+def _pid_namespace() -> str | None:
+    path = Path("/proc/self/ns/pid")
+    return str(path.readlink()) if path.is_symlink() else None
 
 
 @cache

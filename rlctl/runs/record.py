@@ -87,7 +87,7 @@ class RunRecord:
             raw: dict[str, Any] = orjson.loads(path.read_bytes())
             known = cls.__dataclass_fields__
             fields = {name: value for name, value in raw.items() if name in known}
-            fields["process"] = DriverProcess(**raw["process"])
+            fields["process"] = DriverProcess.from_dict(raw["process"])
             return cls(**fields)
         except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
             raise ConfigError(

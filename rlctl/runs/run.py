@@ -57,7 +57,7 @@ class Run:
             return "broken"
         return (
             "lost"
-            if self.record.state in ACTIVE and self.record.process.alive() is False
+            if self.record.state in ACTIVE and self.record.process.alive(self.path) is False
             else self.record.state
         )
 
@@ -82,7 +82,7 @@ class Run:
                 return record.seconds
             wall = datetime.fromisoformat(record.ended) - self.created  # of an earlier version
             return max(0.0, wall.total_seconds())
-        if record.began is not None and record.process.alive():
+        if record.began is not None and record.process.alive(self.path):
             return (record.seconds or 0.0) + uptime() - record.began
         summary, _ = self.figures
         return summary.seconds if summary is not None else None

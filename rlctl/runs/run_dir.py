@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import fcntl
 import hashlib
 import json
 import os
@@ -14,14 +13,14 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import IO, TYPE_CHECKING, Any, Literal, Self
 
 from rlctl.errors import FULL_DISK, ConflictError, ResourceError
 from rlctl.files import append, overwrite, put_in_place, step_name, write_text
 from rlctl.redaction import redact_texts
 from rlctl.runs.events import EVENTS_FILE, read_events
 from rlctl.runs.naming import check_free, fresh_name, remove_abandoned, taken, unfinished
-from rlctl.runs.process import DriverProcess, uptime
+from rlctl.runs.process import DriverProcess, lock_folder, uptime
 from rlctl.runs.provenance import git_state, installed_versions
 from rlctl.runs.record import RunRecord, State, failure_of, now
 from rlctl.tracking.jsonl import METRICS_FILE, drop_torn_tail, generations_file
@@ -50,6 +49,7 @@ class RunDir:
         self._began: float | None = None  # time.monotonic at the start of this process's attempt
         self._writing = threading.Lock()
         self._pending = b""  # events that did not fit on the disk
+        self._lock: IO[bytes] | None = None  # while this process drives the run
 
     @classmethod
     @contextmanager
@@ -86,10 +86,12 @@ class RunDir:
                 remove_abandoned(path.parent)
                 aside.mkdir(MODES["owner"])
                 aside.chmod(MODES[access])
+                lock = lock_folder(aside)
                 record.write(aside / RECORD_FILE)
                 for part in ("generations", "attempts", "checkpoints"):
                     (aside / part).mkdir()
                 run = cls(aside)
+                run._lock = lock
                 run.new_attempt()
             except OSError as error:
                 raise ResourceError(
@@ -121,19 +123,18 @@ class RunDir:
         """Open an existing run for its next attempt; this process becomes its driver.
 
         Raises ConflictError while another process drives the run or, without `force`, while it is
-        recorded as running on another host.
+        recorded as running where this cannot be checked.
         """
-        with (path / ".lock").open("w") as lock:
-            try:
-                # Held until the record names this process.
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
-                raise ConflictError(
-                    f"another process is resuming {path.name!r}", where=str(path)
-                ) from error
-            run = cls(path)
-            check_idle(run.path, run.record, force)
-            run.new_attempt()
+        before = RunRecord.read(path / RECORD_FILE)
+        check_idle(path, before, force)
+        lock = lock_folder(path)
+        run = cls(path)
+        if run.record.attempts != before.attempts or (
+            lock is None and before.process.alive(path) is not None
+        ):
+            raise ConflictError(f"another process is resuming {path.name!r}", where=str(path))
+        run._lock = lock
+        run.new_attempt()
         return run
 
     def update(self, **changes: Any) -> None:
@@ -153,6 +154,8 @@ class RunDir:
             overwrite(self.path / RECORD_FILE, self.record.text().encode())
         self.stop_request.unlink(missing_ok=True)
         self.event(state, exit_code=exit_code)
+        if self._lock is not None:
+            self._lock.close()
 
     def seconds(self) -> float:
         """Return the duration of all attempts so far, measured by the monotonic clock."""
@@ -254,9 +257,9 @@ class RunDir:
 
 
 def check_idle(path: Path, record: RunRecord, force: bool = False) -> None:
-    """Raise ConflictError if the driver is running or, without `force`, may run on another host."""
+    """Raise ConflictError if the driver is running or, without `force`, may run elsewhere."""
     process = record.process
-    alive = process.alive() if record.state in ("starting", "running") else False
+    alive = process.alive(path) if record.state in ("starting", "running") else False
     if alive or (alive is None and not force):
         status = "is running" if alive else "is recorded as running"
         hint = (

@@ -43,10 +43,10 @@ def run_processes(run: Run) -> list[RunProcess]:
     if run.record is None:
         raise ConfigError(run.problem or "no readable record", where=str(run.path))
     driver = run.record.process
-    alive = driver.alive()
-    if not alive:
-        there = f"runs on {driver.host}" if alive is None else f"is {run.state}"
-        hint = "run this command there" if alive is None else _LOGS
+    alive = driver.alive(run.path)
+    if not (alive and driver.is_visible):
+        there = f"is {run.state}" if alive is False else f"runs on {driver.host}"
+        hint = _LOGS if alive is False else "run this command there"
         raise ConflictError(f"{run.name} {there}", where=str(run.path), hint=hint)
     found: list[RunProcess] = []
     for process in _with_children(driver.pid):

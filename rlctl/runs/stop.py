@@ -23,11 +23,12 @@ _AGAIN_S = 1.5  # signals within one second count as one
 class StopTarget:
     """Run or sweep with its driver.
 
-    `state` reads the present state; `request` is the file for which the driver checks after each
-    step, None if it does not.
+    `folder` is the folder that it drives. `state` reads the present state; `request` is the file
+    for which the driver checks after each step, None if it does not.
     """
 
     name: str
+    folder: Path
     process: DriverProcess
     state: Callable[[], str]
     request: Path | None
@@ -37,21 +38,22 @@ def run_target(run: Run) -> StopTarget:
     """Return the target for a run; raise ConfigError without a readable record."""
     if run.record is None:
         raise ConfigError(run.problem or "no readable record", where=str(run.path))
-    return StopTarget(run.name, run.record.process, lambda: reread(run).state, run.path / STOP_FILE)
+    request, process = run.path / STOP_FILE, run.record.process
+    return StopTarget(run.name, run.path, process, lambda: reread(run).state, request)
 
 
 def request_stop(target: StopTarget, now: bool) -> None:
     """Ask the driver to finish its step, save and exit, or with `now` to exit at once.
 
-    No-op for an inactive run. A local driver gets a signal, one on another host the file `request`
-    on the shared disk. Raises UsageError where neither is possible.
+    No-op for an inactive run. A local driver gets a signal, one on another host or in another
+    container the file `request` on the shared disk. Raises UsageError where neither is possible.
     """
     if target.state() not in ACTIVE:
         return
-    alive = target.process.alive()
+    alive = target.process.alive(target.folder)
     if alive is False:  # it has exited since its state was read
         return
-    if alive:
+    if alive and target.process.is_visible:
         with suppress(ProcessLookupError):  # it has just exited
             os.kill(target.process.pid, signal.SIGTERM)
             if now:
@@ -70,7 +72,7 @@ def request_stop(target: StopTarget, now: bool) -> None:
 def wait(target: StopTarget, timeout_s: float) -> str:
     """Wait until the driver has exited; return the state. Raises RlctlError after `timeout_s`."""
     deadline = time.monotonic() + timeout_s
-    while (state := target.state()) in ACTIVE or target.process.alive():
+    while (state := target.state()) in ACTIVE or target.process.alive(target.folder):
         if time.monotonic() > deadline:
             place = f"process {target.process.pid} on {target.process.host}"
             raise RlctlError(

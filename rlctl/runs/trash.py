@@ -44,7 +44,7 @@ def check_removable(run: Run) -> None:
     """Raise ConflictError for an active run, here or on another host."""
     if run.state in ACTIVE:
         host = run.record.process.host if run.record else "?"
-        elsewhere = run.record is not None and run.record.process.alive() is None
+        elsewhere = run.record is not None and run.record.process.alive(run.path) is None
         hint = (
             "the state of a process on another host is unknown: --force removes the run"
             if elsewhere

@@ -52,7 +52,7 @@ class Child:
     def old_process(self) -> str | None:
         """Return a phrase about the run's process of an earlier, killed sweep if it is alive."""
         record = self.record
-        alive = record is not None and record.state in ACTIVE and record.process.alive()
+        alive = record is not None and record.state in ACTIVE and record.process.alive(self.folder)
         return (
             f"still runs as process {record.process.pid}" if record is not None and alive else None
         )

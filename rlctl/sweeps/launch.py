@@ -14,7 +14,7 @@ from rlctl.recipes.axes import Axis, split_axes
 from rlctl.recipes.compose import compose
 from rlctl.recipes.search_path import level_of
 from rlctl.runs.naming import fresh_name
-from rlctl.runs.process import DriverProcess
+from rlctl.runs.process import DriverProcess, lock_folder
 from rlctl.runs.record import now, recorded_end
 from rlctl.runtime.rank_info import available_cores
 from rlctl.sweeps.child import Child
@@ -99,7 +99,11 @@ def _run(sweep: SweepDir, config: schema.Config, axes: Sequence[Axis], view: Vie
     cpus = config.ray_kwargs.ray_init.num_cpus or max(available_cores(), num_processes(config))
     if config.ray_kwargs.ray_init.address is None and "RAY_ADDRESS" not in os.environ:
         os.environ.setdefault(_RECONNECT_S, "10")
+    lock = lock_folder(sweep.path)
+    if lock is None:
+        raise ConflictError(f"another process is resuming the sweep {sweep.record.name}")
     with (
+        lock,
         recorded_end(lambda state, code, _: sweep.finish(state, code)),
         ray_session(config.ray_kwargs.ray_init, cpus, 1, config.trainer.timeouts.ray_start_s, None),
     ):

@@ -91,7 +91,7 @@ class SweepRecord:
             raw: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
             known = {each.name for each in dataclasses.fields(cls)}
             fields: dict[str, Any] = {name: value for name, value in raw.items() if name in known}
-            fields["process"] = DriverProcess(**raw["process"])
+            fields["process"] = DriverProcess.from_dict(raw["process"])
             return cls(**fields)
         except (OSError, ValueError, TypeError, LookupError) as error:
             raise ConfigError(
@@ -165,7 +165,7 @@ class SweepDir:
         """Recorded state, or `lost` if the sweep should be running but its process is gone."""
         return (
             "lost"
-            if self.record.state == "running" and self.record.process.alive() is False
+            if self.record.state == "running" and self.record.process.alive(self.path) is False
             else self.record.state
         )
 

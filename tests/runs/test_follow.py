@@ -47,10 +47,10 @@ def test_run_that_finishes_during_a_look_is_not_lost(tmp_path: Path, monkeypatch
     assert RunStore(tmp_path).find("r").state == "lost"
     alive = DriverProcess.alive
 
-    def finish_first(process: DriverProcess) -> bool | None:
+    def finish_first(process: DriverProcess, folder: Path) -> bool | None:
         monkeypatch.setattr(DriverProcess, "alive", alive)
         run.finish("finished", 0)
-        return process.alive()
+        return process.alive(folder)
 
     for find in (lambda: RunStore(tmp_path).find("r"), lambda: RunStore(tmp_path).runs()[0]):
         run.update(state="running")
@@ -68,9 +68,9 @@ def test_request_to_a_run_that_has_just_exited_leaves_no_file(tmp_path: Path) ->
     )
     request = tmp_path / "stop"
     for now in (False, True):
-        request_stop(StopTarget("r", gone, lambda: "running", request), now)
+        request_stop(StopTarget("r", tmp_path, gone, lambda: "running", request), now)
         assert not request.exists()
-    request_stop(StopTarget("r", elsewhere, lambda: "running", request), now=False)
+    request_stop(StopTarget("r", tmp_path, elsewhere, lambda: "running", request), now=False)
     assert request.exists()
 
 

@@ -34,6 +34,7 @@ def test_new_run_has_folders_record_and_attempt(tmp_path):
     assert run.path.parent == tmp_path / "gsm8k"
     assert re.fullmatch(r"my_ppo-\d{6}-\d{6}-[a-z]{3}", run.path.name)
     assert sorted(each.name for each in run.path.iterdir()) == [
+        ".lock",
         "attempts",
         "checkpoints",
         "events.jsonl",

@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -9,16 +10,19 @@ from pathlib import Path
 
 import pytest
 
-from rlctl.errors import NotFoundError, UsageError
+from rlctl.errors import ConflictError, NotFoundError, UsageError
 from rlctl.runs.details import details, overview, samples
 from rlctl.runs.digests import Part
 from rlctl.runs.index import Index
 from rlctl.runs.process import DriverProcess
 from rlctl.runs.run import Run
 from rlctl.runs.run_dir import RunDir
+from rlctl.runs.stop import request_stop, run_target
 from rlctl.runs.store import RunStore
+from rlctl.runs.trash import check_removable
 from rlctl.tracking.jsonl import JsonlTracker
 from rlctl.tracking.tracker import RunInfo, Sample
+from tests.progress import wait_until
 
 ACC = "val-core/x/acc/mean@1"
 
@@ -124,14 +128,86 @@ def test_killed_run_is_lost(tmp_path):
     assert RunStore(tmp_path).find("@failed").name == "r"
 
 
-def test_process_is_alive():
+def test_process_is_alive(tmp_path):
     me = DriverProcess.current()
-    assert me.alive() is True
-    assert (
-        dataclasses.replace(me, started=me.started + 1).alive() is False
-    )  # the number went to another process
-    assert dataclasses.replace(me, boot_id="before the reboot").alive() is False
-    assert dataclasses.replace(me, host="elsewhere").alive() is None
+    assert me.alive(tmp_path) is True
+    replace = dataclasses.replace
+    assert replace(me, started=me.started + 1).alive(tmp_path) is False  # another process's number
+    assert replace(me, boot_id="before the reboot").alive(tmp_path) is False
+    assert replace(me, host="elsewhere").alive(tmp_path) is None
+    assert replace(me, pid_namespace="pid:[1]").alive(tmp_path) is None  # no locks
+    later = {**dataclasses.asdict(me), "field_of_a_later_version": 1}
+    assert DriverProcess.from_dict(later) == me
+
+
+CONTAINED = """
+import sys, time
+from dataclasses import replace
+from pathlib import Path
+from rlctl.runs.naming import unfinished
+from rlctl.runs.process import lock_folder
+from rlctl.runs.run_dir import RunDir
+run = RunDir.create(Path(sys.argv[1]), "p", "r", "ppo")
+process = run.record.process
+if sys.argv[2] == "record":
+    process = replace(process, pid=99999999, pid_namespace="pid:[1]")
+run.update(state="running", process=process)
+aside = unfinished(run.path.parent)
+aside.mkdir()
+lock = lock_folder(aside)
+print("ready", flush=True)
+time.sleep(3600)
+"""
+UNSHARE = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"]
+
+
+@pytest.mark.parametrize("how", ["record", "namespace"])
+def test_driver_in_another_container_is_alive_while_it_holds_its_lock(tmp_path, how):
+    prefix = UNSHARE if how == "namespace" else []
+    if prefix and (not shutil.which("unshare") or subprocess.run([*prefix, "true"]).returncode):
+        pytest.skip("this user cannot create a PID namespace")
+    driver = subprocess.Popen(
+        [*prefix, sys.executable, "-c", CONTAINED, str(tmp_path), how], stdout=-1, text=True
+    )
+    assert driver.stdout is not None
+    driver.stdout.readline()
+    run = RunStore(tmp_path).find("r")
+    assert run.record is not None
+    assert not run.record.process.is_visible
+    assert run.state == "running"
+    for force in (False, True):
+        with pytest.raises(ConflictError, match="'r' is running"):
+            RunDir.reopen(run.path, force)
+    with pytest.raises(ConflictError, match="the run r is running"):
+        check_removable(run)
+    request_stop(run_target(run), now=False)  # no signal: the number is that of another process
+    assert (run.path / "stop").exists()
+    RunDir.create(tmp_path, "p", "other", "ppo").finish("finished", 0)
+    assert len(list((tmp_path / "p").glob(".new-*"))) == 1
+    driver.kill()
+    driver.wait()
+    wait_until(lambda: RunStore(tmp_path).find("r").state == "lost", driver.pid, "the end")
+    RunDir.create(tmp_path, "p", "another", "ppo").finish("finished", 0)
+    assert list((tmp_path / "p").glob(".new-*")) == []
+    RunDir.reopen(run.path).finish("finished", 0)
+
+
+def test_of_two_processes_that_resume_a_run_one_succeeds(tmp_path):
+    run = make(tmp_path, "r", "failed", 1)
+    run.finish("failed", 1)
+    code = (
+        "import sys\nfrom pathlib import Path\nfrom rlctl.runs.run_dir import RunDir\n"
+        "try: run = RunDir.reopen(Path(sys.argv[1]))\n"
+        "except Exception as error: print(type(error).__name__, flush=True)\n"
+        "else: print('driving', flush=True)\ninput()"
+    )
+    command = [sys.executable, "-c", code, str(run.path)]
+    both = [subprocess.Popen(command, stdin=-1, stdout=-1, text=True) for _ in range(2)]
+    results = [process.stdout.readline().strip() for process in both if process.stdout]
+    for process in both:
+        process.communicate("\n")
+    assert sorted(results) == ["ConflictError", "driving"]
+    assert RunDir(run.path).record.attempts == 2
 
 
 def test_run_on_another_host_has_its_recorded_state(tmp_path):

@@ -28,7 +28,7 @@ def rm(
     store = RunStore.at(root)
     found = list({run.path.resolve(): run for run in map(store.find, runs)}.values())
     for run in found:
-        if not (force and run.record and run.record.process.alive() is None):
+        if not (force and run.record and run.record.process.alive(run.path) is None):
             trash.check_removable(run)
     for run in found:
         trash.remove(store.root, run)

@@ -64,5 +64,5 @@ def _stop_target(target: Run | SweepDir) -> StopTarget:
 
     if not isinstance(target, SweepDir):
         return run_target(target)
-    record = target.record
-    return StopTarget(record.name, record.process, lambda: SweepDir(target.path).state, None)
+    record, folder = target.record, target.path
+    return StopTarget(record.name, folder, record.process, lambda: SweepDir(folder).state, None)

@@ -103,4 +103,5 @@ def await_written(folders: Sequence[Path], timeout_s: float) -> None:
 def _reported(parent: Path) -> str:
     """Return the reason of the failure that a rank reported."""
     reasons = (file.read_text() for file in sorted(parent.glob(f"*/{FAILED}")))
-    return next(filter(None, reasons), "a rank could not write its part: the disk may be full")
+    cause = "the disk may be full" if parent.exists() else "its folder has been removed"
+    return next(filter(None, reasons), f"a rank could not write its part: {cause}")
