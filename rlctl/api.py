@@ -261,6 +261,7 @@ def _run(
     planned: ResumePlan, folder: Path, progress: bool, end_by: float | None, on_end: OnEnd | None
 ) -> Run:
     """Log where the run starts from, train it, and return it as the registry shows it."""
+    from rlctl.monitoring.text import plural
     from rlctl.runtime.launch import train
 
     start, num_steps = planned.start, planned.plan.num_steps
@@ -268,7 +269,7 @@ def _run(
         run = open_run(folder)
         step = (run.record and run.record.total_steps) or num_steps
         state = f"is at step {step} of" if step > num_steps else "has already finished its"
-        more = f"{num_steps} steps: trainer.total_training_steps={step * 2} trains on"
+        more = f"{plural(num_steps, 'step')}: trainer.total_training_steps={step * 2} trains on"
         LOG.info("%s %s %s", folder.name, state, more)
         return run
     for line in planned.warnings:

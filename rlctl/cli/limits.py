@@ -55,10 +55,10 @@ class Limits:
 
     @property
     def words(self) -> list[str]:
-        """The options as words of a command line."""
+        """The options as words of a command line, also in another time zone."""
         given = {
             "--max-time": self.max_time,
-            "--save-by": self.save_by,
+            "--save-by": self.save_by and _moment(self.save_by).isoformat(),
             "--retries": str(self.retries or ""),
         }
         return [word for option, value in given.items() if value for word in (option, value)]
@@ -117,14 +117,17 @@ def _duration(text: str) -> timedelta:
 
 def _moment(text: str) -> datetime:
     """Parse a point in time: a time of day is the next such, no time zone means local time."""
-    now = datetime.now().astimezone()
+    local = datetime.now()
+    now = local.astimezone()
     try:
         if re.fullmatch(r"\d\d?:\d\d(:\d\d)?", text):
             hours, minutes, *seconds = map(int, text.split(":"))
-            moment = now.replace(
+            # Without an offset until the day is known: it changes with daylight saving time.
+            today = local.replace(
                 hour=hours, minute=minutes, second=seconds[0] if seconds else 0, microsecond=0
             )
-            return moment if moment > now else moment + timedelta(days=1)
+            moment = today.astimezone()
+            return moment if moment > now else (today + timedelta(days=1)).astimezone()
         moment = datetime.fromisoformat(text).astimezone()
     except ValueError as error:
         raise UsageError(

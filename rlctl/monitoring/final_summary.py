@@ -18,7 +18,7 @@ from rlctl.monitoring.run_summary import (
     is_accuracy,
 )
 from rlctl.monitoring.safe_console import SafeConsole
-from rlctl.monitoring.text import count, duration, percent_or_number, sparkline
+from rlctl.monitoring.text import count, duration, percent_or_number, plural, sparkline
 
 _SHOWN = {"step", *REWARD, *LOSS, *SECONDS, *TOKENS}
 
@@ -34,12 +34,14 @@ def print_summary(
         for row in rows
     ]
     head = RunSummary.from_rows(rows)
-    steps = sum(row["step"] > 0 for row in rows)
+    # A run that starts from the checkpoint of another one first validates it, without a step.
+    trained = [row for row in rows if any(not name.startswith(("step", "val")) for name in row)]
+    steps = plural(len(trained), "step")
     console = SafeConsole(stderr=True, highlight=False)
     tokens = f", {count(head.tokens)} tokens" if head.tokens else ""
     colour = "bold green" if state == "finished" else "bold yellow"
     console.print(
-        Text.assemble((state, colour), f": {steps} steps in {duration(seconds)}{tokens}"),
+        Text.assemble((state, colour), f": {steps} in {duration(seconds)}{tokens}"),
         soft_wrap=True,
     )
     lines = _lines(head, folder, rows, next_commands)

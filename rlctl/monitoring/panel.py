@@ -94,6 +94,10 @@ class Panel:
         for series in self.series:
             if (value := figure(row, series.metrics)) is not None:
                 series.values.append(value)
+        self.add_validation(step, row)
+
+    def add_validation(self, step: int, row: Row) -> None:
+        """Add the validation of a step, if it has one, such as that of an earlier attempt."""
         if (metric := run_summary.validation_metric(row)) and self.validation is None:
             name = "val loss" if lower_is_better(metric) else "val acc"
             self.validation = _Series(

@@ -35,6 +35,11 @@ def format_resources(resources: Mapping[str, float]) -> str:
     return ", ".join(parts) or "nothing"
 
 
+def plural(number: int, noun: str) -> str:
+    """Return the number with its noun: 1 step, 2 steps."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
 def ago(seconds: float) -> str:
     """Format an age in one unit: just now, 5 min ago, 3 h ago, 2 days ago."""
     for unit, size in (("days", 86400), ("h", 3600), ("min", 60)):

@@ -6,7 +6,11 @@ They have their own file because only the driver of the run writes `run.json`.
 from __future__ import annotations
 
 import dataclasses
+import fcntl
 import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,22 +42,37 @@ def change_tags(folder: Path, changes: list[str]) -> Labels:
 
     Raises UsageError for a tag with spaces, commas or @.
     """
-    labels = read_labels(folder)
-    tags = list(labels.tags)
-    for change in changes:
-        tag = change.lstrip("+-^")
+    names = [change.lstrip("+-^") for change in changes]
+    for change, tag in zip(changes, names, strict=True):
         if not tag or any(char.isspace() or char in ",@" for char in tag):
             raise UsageError(
                 f"{change!r} is not a tag",
                 hint="a tag is one word without commas; `^TAG` removes one",
             )
-        tags = [each for each in tags if each != tag] + ([] if change[0] in "-^" else [tag])
-    return _write(folder, dataclasses.replace(labels, tags=tuple(tags)))
+    with _locked(folder):
+        labels = read_labels(folder)
+        tags = list(labels.tags)
+        for change, tag in zip(changes, names, strict=True):
+            tags = [each for each in tags if each != tag] + ([] if change[0] in "-^" else [tag])
+        return _write(folder, dataclasses.replace(labels, tags=tuple(tags)))
 
 
 def set_note(folder: Path, note: str) -> Labels:
     """Write the note; an empty one removes it."""
-    return _write(folder, dataclasses.replace(read_labels(folder), note=note))
+    with _locked(folder):
+        return _write(folder, dataclasses.replace(read_labels(folder), note=note))
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Exclude other changes of the labels, as far as the file system has locks."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        with suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def _write(folder: Path, labels: Labels) -> Labels:

@@ -26,9 +26,10 @@ def check_free(root: Path, project: str, name: str | None) -> None:
     """Raise the error that `RunDir.creating` would raise for these names; write nothing."""
     _check_root(root)
     for what, given in (("project", project), ("run", name)):
-        if given is not None and len(given.encode()) > _LONGEST_NAME:
+        if given is not None and len(os.fsencode(given)) > _LONGEST_NAME:
             raise UsageError(
-                f"the {what} name has {len(given.encode())} bytes, and {_LONGEST_NAME} are allowed",
+                f"the {what} name has {len(os.fsencode(given))} bytes, and {_LONGEST_NAME} are "
+                "allowed",
                 where="trainer.project_name" if what == "project" else "trainer.experiment_name",
                 hint="choose a shorter name; trainer.tracking.description holds longer text",
             )

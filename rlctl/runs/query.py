@@ -165,7 +165,10 @@ class Query:
             case ast.UnaryOp(op=ast.Not(), operand=operand):
                 return not self._value(operand, values)
             case ast.UnaryOp(operand=operand):
-                return -self._value(operand, values)
+                value = self._value(operand, values)
+                if not isinstance(value, int | float | None):
+                    raise _wrong(self.text, self._at(node), f"{value!r} has no negative")
+                return None if value is None else -value
             case ast.Compare(left=left, ops=ops, comparators=others):
                 sides = [self._value(side, values) for side in (left, *others)]
                 return all(

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from rlctl.errors import NotFoundError, Problem, UsageError
+from rlctl.log import warn_once
 from rlctl.monitoring.run_summary import lower_is_better
 from rlctl.runs.digests import CONFIG, LABELS, METRICS, RECORD
 from rlctl.runs.index import Index
@@ -159,10 +160,24 @@ def _names(run: Run) -> tuple[str, ...]:
 
 
 def _subfolders(folder: Path | str) -> Iterator[os.DirEntry[str]]:
-    """Yield the subfolders that are not hidden (the trash is)."""
+    """Yield the subfolders that are not hidden (the trash is) and whose names are UTF-8."""
     try:
         entries = os.scandir(folder)
     except OSError:
         return
     with entries:
-        yield from (entry for entry in entries if entry.is_dir() and not entry.name.startswith("."))
+        for entry in entries:
+            if entry.name.startswith(".") or not entry.is_dir():
+                continue
+            if not _is_text(entry.name):
+                warn_once(f"skipped a folder whose name is no UTF-8: {entry.path!a}; rename it")
+                continue
+            yield entry
+
+
+def _is_text(name: str) -> bool:
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from rlctl.errors import ConfigError, NotFoundError, Problem
+from rlctl.monitoring.text import plural
 from rlctl.recipes import schema
 from rlctl.recipes.compose import Recipe
 from rlctl.recipes.roles import needed_roles
@@ -117,6 +118,7 @@ def _from_path(recipe: Recipe, trainer: schema.Trainer, inline: bool) -> ResumeP
         raise NotFoundError(f"no complete checkpoint: {problem}", where=str(checkpoint))
     plan, state = make_plan(recipe, inline), ControllerState.read(checkpoint)
     _check_schedule(plan, state)
+    _check_steps_left(plan, state.step, is_new=True)
     parent = {"run": state.run, "step": state.step, "path": str(checkpoint)}
     differing = changes(checkpoint, recipe.recorded)
     return ResumePlan(
@@ -152,6 +154,7 @@ def _resume_run(run: Path, record: RunRecord, recipe: Recipe, options: ResumeOpt
     state = ControllerState.read(found.checkpoint) if found.checkpoint else None
     if state is not None:
         _check_schedule(plan, state)
+        _check_steps_left(plan, state.step, is_new=options.fork is not None)
     if options.fork and state is None:
         raise NotFoundError(
             f"{record.name!r} has no checkpoint for a fork to start from", where=str(run)
@@ -244,6 +247,17 @@ def _check_schedule(plan: Plan, state: ControllerState) -> None:
             f"learned from; with {size} per step the last of them would be {oldest} steps old",
             where=f"async_training.max_staleness={plan.config.async_training.max_staleness}",
             hint=f"async_training.max_staleness={oldest} or more",
+        )
+
+
+def _check_steps_left(plan: Plan, step: int, is_new: bool) -> None:
+    """Raise ConfigError for a checkpoint after the end, for a new run also for one at the end."""
+    if not plan.config.trainer.val_only and plan.num_steps < step + is_new:
+        raise ConfigError(
+            f"no step is left: the checkpoint is that of step {step}, and the run ends after "
+            f"{plural(plan.num_steps, 'step')}",
+            where="trainer.total_training_steps",
+            hint=f"it counts from the first step: give more than {step}",
         )
 
 

@@ -15,6 +15,7 @@ from rlctl.monitoring.alarms import Alarm
 from rlctl.monitoring.panel import PHASES, Panel
 from rlctl.monitoring.safe_console import SafeConsole
 from rlctl.monitoring.text import duration
+from rlctl.tracking.jsonl import METRICS_FILE, metric_rows
 from rlctl.tracking.tracker import RunInfo, Sample
 
 
@@ -37,6 +38,8 @@ class ConsoleTracker:
         self._end_startup_phase()
         self.started = True
         self.panel.name, self.panel.total_steps = run.name, run.total_steps
+        for row in metric_rows(run.folder / METRICS_FILE):
+            self.panel.add_validation(int(row["step"]), row)
 
     def phase(self, name: str) -> None:
         """Show the phase that begins; each phase of the startup also leaves a timed line."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
-from datetime import datetime, timedelta
+from datetime import datetime, timedelta, tzinfo
 from pathlib import Path
 
 import pytest
 import typer
 
+from rlctl.cli import limits
 from rlctl.cli.limits import Limits
 from rlctl.errors import UsageError
 
@@ -27,6 +28,29 @@ from rlctl.errors import UsageError
 )
 def test_valid_durations(text: str, seconds: int) -> None:
     assert Limits(text, None, 0).end_by() == pytest.approx(time.monotonic() + seconds, abs=5)
+
+
+@pytest.mark.parametrize(("day", "until"), [("2026-03-28", 9.0), ("2026-10-24", 11.0)])
+def test_a_time_of_day_after_a_change_of_the_clocks_is_that_of_its_day(
+    day: str, until: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Evening(datetime):
+        @classmethod
+        def now(cls, tz: tzinfo | None = None) -> Evening:  # noqa: ARG003
+            return cls.fromisoformat(f"{day}T20:00")
+
+    monkeypatch.setenv("TZ", "Europe/Berlin")
+    time.tzset()
+    monkeypatch.setattr(limits, "datetime", Evening)
+    try:
+        left = limits._moment("06:00") - Evening.now().astimezone()
+        words = Limits(None, "06:00", 2).words
+        assert words == ["--save-by", limits._moment("06:00").isoformat(), "--retries", "2"]
+        assert words[1].endswith(("+02:00", "+01:00"))  # the same moment in another time zone
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+    assert left.total_seconds() == until * 3600
 
 
 @pytest.mark.parametrize("text", ["", "90", "0s", "3h50", "m", "-5m", "1:5:00", "soon"])

@@ -74,6 +74,14 @@ def test_invalid_comparison_is_an_error():
         Query.parse("state > 3").value(VALUES)
 
 
+def test_a_negative_is_that_of_a_number():
+    missing, text = Query.parse("-step < 0"), Query.parse("-state == 1")
+    assert missing.value({missing.terms[0]: None}) is False
+    assert missing.value({missing.terms[0]: 3}) is True
+    with pytest.raises(UsageError, match="'failed' has no negative"):
+        text.value({text.terms[0]: "failed"})
+
+
 def test_a_column_is_one_value():
     assert Query.parse("best(train/loss)").term() == Term("train/loss", "best")
     series = [3.0, 2.0, 1.0, 5.0, 4]  # first, last, minimum, maximum, number

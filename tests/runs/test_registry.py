@@ -2,9 +2,11 @@
 
 import json
 import os
+import shutil
 import sqlite3
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -13,7 +15,7 @@ from rlctl.errors import ConflictError, NotFoundError, UsageError
 from rlctl.runs import digests, trash
 from rlctl.runs.compare import compare
 from rlctl.runs.index import INDEX_FILE
-from rlctl.runs.labels import Labels, change_tags, set_note
+from rlctl.runs.labels import Labels, change_tags, read_labels, set_note
 from rlctl.runs.listing import RunQuery
 from rlctl.runs.query_values import where
 from rlctl.runs.run_dir import RunDir
@@ -272,6 +274,25 @@ def test_removed_runs_can_be_restored(root):
     assert not (root / trash.TRASH).exists()
     with pytest.raises(NotFoundError):
         trash.restore(root, "a")
+
+
+def test_a_folder_without_a_readable_name_is_skipped(root, caplog):
+    before = [run.name for run in RunStore(root).runs()]
+    bad = root / "p" / os.fsdecode(b"copy\xff")
+    shutil.copytree(next((root / "p").glob("*")), bad, symlinks=True)
+    try:
+        assert [run.name for run in RunStore(root).runs()] == before
+        assert RunStore(root).find("@last").name == before[0]
+        assert "whose name is no UTF-8" in caplog.text
+    finally:
+        shutil.rmtree(bad)
+
+
+def test_tags_that_are_added_at_the_same_time_are_all_kept(root):
+    folder = next(run.path for run in RunStore(root).runs())
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda number: change_tags(folder, [f"t{number}"]), range(40)))
+    assert {f"t{number}" for number in range(40)} <= set(read_labels(folder).tags)
 
 
 def test_active_runs_are_not_removed(root):

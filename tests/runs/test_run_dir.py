@@ -121,7 +121,7 @@ def test_existing_name_is_a_conflict_with_a_suggestion(tmp_path):
     RunDir.create(tmp_path, "other", "r", "ppo")  # the same name in another project is another run
 
 
-@pytest.mark.parametrize("name", ["", "a/b", "..", ".hidden", "-n", "@last", "a\nb"])
+@pytest.mark.parametrize("name", ["", "a/b", "..", ".hidden", "-n", "@last", "a\nb", "a\udcff"])
 def test_invalid_folder_names_are_refused(tmp_path, name):
     with pytest.raises(UsageError):
         check_free(tmp_path, "p", name)

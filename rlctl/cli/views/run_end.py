@@ -38,5 +38,8 @@ def _selector(run: RunDir) -> str:
     name, root = run.record.name, run.path.parent.parent
     usual = Path(os.environ.get("RLCTL_RUNS") or DEFAULT_ROOT)
     same_name = [each for each in root.iterdir() if (each / name).is_dir()]
-    found = root.resolve() == usual.resolve() and len(same_name) == 1
+    try:
+        found = root.samefile(usual) and len(same_name) == 1
+    except OSError:  # also where the working folder no longer exists
+        found = False
     return shlex.quote(name if found else str(run.path))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import shlex
 import shutil
 import subprocess
@@ -37,9 +38,9 @@ def submit(address: str, name: str, words: Sequence[str], project: Path) -> None
     """Submit `rlctl WORDS` as job `name` to the cluster at `address`.
 
     `address` is `auto`, `ray://host:10001` or `http://host:8265`. The job's working folder is a
-    copy of `project`: files that git does not ignore, or without git all but caches, environments
-    and runs. Raises UsageError if it is too large, ConflictError if the name is in use, and
-    ResourceError if the cluster cannot be reached.
+    copy of `project`: tracked files and others that git does not ignore, or without git all files,
+    in both cases but for untracked caches, builds and runs. Raises UsageError if it is too large,
+    ConflictError if the name is in use, and ResourceError if the cluster cannot be reached.
     """
     client = _client(address)
     with _packed(project) as folder:
@@ -128,30 +129,30 @@ def _packed(project: Path) -> Iterator[Path]:
 
 
 def _files(project: Path) -> list[Path]:
-    """Return the relative paths of the files that belong to a project."""
-    command = [
-        "git",
-        "-C",
-        str(project),
-        "ls-files",
-        "--cached",
-        "--others",
-        "--exclude-standard",
-        "-z",
-    ]
+    """Return the relative paths of the files that belong to a project.
+
+    These are the tracked ones, and others that git does not ignore, without caches, runs and hidden
+    ones. Of a tracked link to a folder, or a submodule, they are the files in it.
+    """
     try:
-        listed = subprocess.run(
-            command, capture_output=True, text=True, check=True, timeout=_REPLY_S
-        ).stdout.split("\0")
-        found = [Path(name) for name in listed if name]
+        tracked = _listed(project, "--cached")
+        others = _listed(project, "--others", "--exclude-standard")
     except (OSError, subprocess.SubprocessError):
-        found = [path.relative_to(project) for path in project.rglob("*")]
-    return [
+        tracked, others = [], [path.relative_to(project) for path in project.rglob("*")]
+    for folder in [path for path in tracked if (project / path).is_dir()]:
+        others += [path.relative_to(project) for path in (project / folder).rglob("*")]
+    usual = [
         path
-        for path in found
-        if (project / path).is_file()
-        and not any(part in _NOT_PACKED or part.startswith(".") for part in path.parts)
+        for path in others
+        if not any(part in _NOT_PACKED or part.startswith(".") for part in path.parts)
     ]
+    return [path for path in dict.fromkeys([*tracked, *usual]) if (project / path).is_file()]
+
+
+def _listed(project: Path, *options: str) -> list[Path]:
+    command = ["git", "-C", str(project), "ls-files", "-z", *options]
+    done = subprocess.run(command, capture_output=True, check=True, timeout=_REPLY_S)
+    return [Path(os.fsdecode(name)) for name in done.stdout.split(b"\0") if name]
 
 
 def _client(address: str) -> JobSubmissionClient:

@@ -156,13 +156,16 @@ class Trainer:
                 metrics = self._train(step)
                 if self._due(self.config.test_freq, step):
                     metrics |= self._validate(step)
-                self.stopping.check(self.saver.longest_s)
-                saved = self._due(self.config.save_freq, step) or self.stopping.asked
+                is_last = step == self.context.num_steps
+                if not is_last:  # after the last step there is nothing left to stop
+                    self.stopping.check(self.saver.longest_s)
+                stops = self.stopping.asked and not is_last
+                saved = self._due(self.config.save_freq, step) or stops
                 if saved:
                     metrics |= self._save(step, metrics)
                 self.context.trackers.log(step, metrics)
                 self.saver.commit()
-                if self.stopping.asked:
+                if self.stopping.asked and not is_last:
                     if not saved:  # the request came after the check above
                         self._save(step, metrics)
                         self.saver.commit()
@@ -244,7 +247,12 @@ class Trainer:
         if self.config.rollout_data_dir is None:
             return {}
         begin = time.perf_counter()
-        write_samples(self.context.run.rollouts(step), to_samples(scored, self.context.tokenizer))
+        try:
+            samples = to_samples(scored, self.context.tokenizer)
+            write_samples(self.context.run.rollouts(step), samples)
+        except (OSError, TypeError, ValueError) as error:  # a full disk, or no JSON
+            logger.warning("the responses of step %d are not written: %s", step, error)
+            self.context.run.event("rollouts_not_written", step=step, reason=str(error))
         return {"timing_s/dump_rollout_generations": time.perf_counter() - begin}
 
     def _stop_on_skipped_updates(
