@@ -261,7 +261,6 @@ def _run(
     planned: ResumePlan, folder: Path, progress: bool, end_by: float | None, on_end: OnEnd | None
 ) -> Run:
     """Log where the run starts from, train it, and return it as the registry shows it."""
-    from rlctl.monitoring.text import plural
     from rlctl.runtime.launch import train
 
     start, num_steps = planned.start, planned.plan.num_steps
@@ -269,8 +268,8 @@ def _run(
         run = open_run(folder)
         step = (run.record and run.record.total_steps) or num_steps
         state = f"is at step {step} of" if step > num_steps else "has already finished its"
-        more = f"{plural(num_steps, 'step')}: trainer.total_training_steps={step * 2} trains on"
-        LOG.info("%s %s %s", folder.name, state, more)
+        more = f"{num_steps} step{'s' * (num_steps != 1)}: trainer.total_training_steps={step * 2}"
+        LOG.info("%s %s %s trains on", folder.name, state, more)
         return run
     for line in planned.warnings:
         LOG.warning(line)
