@@ -80,14 +80,18 @@ class Access:
         return _same(given, self.token or "")
 
     def _signed_in(self, request: web.Request) -> web.Response:
-        """Return a redirect to the same page without the token, which a cookie keeps."""
-        rest = request.rel_url.without_query_params("token")
+        """Return a redirect to the page without the token, which a cookie keeps.
+
+        A path as `//host/` would lead to another host. The cookie must come with a link of another
+        site, so it is not strict: such links only read, and changes need the page's secret.
+        """
+        rest = request.rel_url.without_query_params("token").with_path("/", keep_query=True)
         response = web.Response(status=303, headers={"Location": str(rest)})
         response.set_cookie(
             _cookie(request),
             self.token or "",
             httponly=True,
-            samesite="Strict",
+            samesite="Lax",
             max_age=_COOKIE_AGE_S,
         )
         return response

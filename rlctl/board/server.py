@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -29,6 +28,7 @@ from rlctl.runs.report.page import page as report_page
 
 _STATUS: dict[type[RlctlError], int] = {UsageError: 400, NotFoundError: 404, ConflictError: 409}
 _MAX_BODY = 64 * 1024
+_MAX_DIGITS = 15
 
 
 def make_app(views: Views, access: Access) -> web.Application:
@@ -101,7 +101,10 @@ class _Board:
             given.get("sort") or None,
             given.get("cols") or None,
             PAGE,
+            given.get("group") or None,
         )
+        if query.group not in (None, "project", "sweep"):
+            raise UsageError(f"cannot group by {query.group!r}", hint="project or sweep")
         found = await asyncio.to_thread(self.views.runs, query, _number(request, "offset", 0))
         self._read_ahead([row["key"] for row in found["runs"][:1]])  # it is often opened next
         return _response(found)
@@ -163,7 +166,7 @@ class _Board:
 
     async def act(self, request: web.Request) -> web.Response:
         try:
-            given = json.loads(await request.read())
+            given = orjson.loads(await request.read())  # refuses lone surrogates and deep nesting
             key, action, text = (str(given[name]) for name in ("run", "action", "text"))
         except (ValueError, TypeError, LookupError) as error:
             raise UsageError("an action takes JSON with run, action and text") from error
@@ -206,6 +209,6 @@ def _number(request: web.Request, name: str, default: int | None = None) -> Any:
     given = request.query.get(name)
     if not given:
         return default
-    if not given.isascii() or not given.isdigit():
-        raise UsageError(f"{name}={given!r} is not a number")
+    if not given.isascii() or not given.isdigit() or len(given) > _MAX_DIGITS:
+        raise UsageError(f"{name}={given[:40]!r} is not a number of at most {_MAX_DIGITS} digits")
     return int(given)

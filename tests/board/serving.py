@@ -32,7 +32,7 @@ class Served:
         self, path: str, body: Any = None, headers: dict[str, str] | None = None
     ) -> tuple[int, str]:
         """Return status and text of a response; `body` makes it a POST."""
-        data = None if body is None else json.dumps(body).encode()
+        data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
         request = urllib.request.Request(self.url + path, data, headers or {})
         try:
             with urllib.request.urlopen(request, timeout=60) as response:

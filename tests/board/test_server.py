@@ -11,6 +11,7 @@ import threading
 import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from http.client import HTTPConnection
 from pathlib import Path
 
 import pytest
@@ -145,6 +146,23 @@ def test_actions_that_the_state_forbids(board: Served) -> None:
     assert board.request("/api/jobs/9")[0] == 404
 
 
+@pytest.mark.parametrize("text", [b'"\\ud800"', b"[" * 30_000])
+def test_text_that_is_not_valid_json_is_refused(board: Served, text: bytes) -> None:
+    body = b'{"run": "demo/first", "action": "note", "text": ' + text + b"}"
+    headers = {"X-CSRF-Token": board.access.csrf}
+    status, said = board.request("/api/act", body, headers)
+    assert (status, json.loads(said)["error"]) == (
+        400,
+        "an action takes JSON with run, action and text",
+    )
+
+
+def test_numbers_have_a_limit(board: Served) -> None:
+    status, said = board.request(f"/api/runs?offset={10**23}")
+    assert status == 400
+    assert "at most 15 digits" in json.loads(said)["error"]
+
+
 def test_resume_starts_the_command(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     run = RunStore(root).find("first")
     monkeypatch.setattr(sys, "executable", "/bin/echo")
@@ -170,6 +188,12 @@ def test_a_token_is_required_where_others_can_connect(root: Path) -> None:
         opener = urllib.request.build_opener(urllib.request.HTTPCookieProcessor())
         with opener.open(f"{served.url}/?run=demo/first&token={TOKEN}") as response:
             assert response.url == f"{served.url}/?run=demo/first"
+        connection = HTTPConnection(served.url.removeprefix("http://"))
+        connection.request("GET", f"////attacker.example/?run=a&token={TOKEN}")
+        signed_in = connection.getresponse()
+        assert signed_in.headers["Location"] == "/?run=a"
+        # A link of another site must also bring the cookie that it has just set.
+        assert "SameSite=Lax" in signed_in.headers["Set-Cookie"]
         with opener.open(f"{served.url}/api/runs") as response:
             assert json.load(response)["total"] == 2
 
